@@ -1,0 +1,65 @@
+# Every task by name; `make` lists them.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.PHONY: help setup run build test check fmt bench demo proof sim docs clean
+
+# Outside the source tree, so that a fresh clone finds what an earlier one built.
+ifndef BATON_CACHE_DIR
+BATON_CACHE_DIR := $(or $(XDG_CACHE_HOME),$(or $(HOME),/root)/.cache)/baton
+endif
+CARGO_TARGET_DIR ?= $(BATON_CACHE_DIR)/target
+TIER ?= quick
+BATON_TIER := $(TIER)
+export BATON_CACHE_DIR CARGO_TARGET_DIR BATON_TIER
+
+ifeq ($(filter $(TIER),quick proof),)
+$(error TIER is '$(TIER)', and there are quick and proof)
+endif
+ifeq ($(shell command -v cargo),)
+ifneq ($(filter-out help,$(MAKECMDGOALS)),)
+$(error cargo is missing: install Rust 1.91 or newer with rustup (https://rustup.rs))
+endif
+endif
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-7s %s\n", $$1, $$2}' Makefile
+	@echo; echo "  TIER=quick|proof   how thorough the tests are (now: $(TIER))"
+	@echo "  cache              $(BATON_CACHE_DIR)"
+
+setup: ## get runsc, the root file system and the agent into the cache (needs root)
+	@scripts/setup
+
+run: setup ## set up, build and serve on 127.0.0.1:8080
+	@scripts/run
+
+build: ## build the server, optimised
+	cargo build --release --locked --bin baton
+
+test: setup ## check the style, then run every test; the last line counts them
+	@scripts/test
+
+check: ## style, lints and licences, without running anything
+	@scripts/check
+
+fmt: ## format the sources
+	cargo fmt --all
+
+bench: setup ## measure, with bare runsc beside it (ROWS="1 3 4" chooses)
+	@. "$(BATON_CACHE_DIR)/env"; export BATON_BENCH_ROWS="$(ROWS)"; cargo bench --locked --quiet --bench budgets
+
+demo: setup ## hand a running command between two servers, one SIGTERM and one kill -9 included
+	@scripts/demo
+
+proof: ## the tests in full: more seeds, more cuts, more moves (SEEDS=20000)
+	@$(MAKE) --no-print-directory test TIER=proof
+	@$(MAKE) --no-print-directory sim SEEDS=$(or $(SEEDS),20000)
+
+sim: ## the simulation alone, optimised (SEEDS=2000; SEED=n replays one)
+	@SEEDS=$(or $(SEEDS),2000) cargo test --locked --profile sim --test sim -- --nocapture
+
+docs: ## write again what is generated: docs/configuration.md, docs/plan.md
+	@BATON_WRITE_DOCS=1 cargo test --quiet --locked --test world the_page_of_
+
+clean: ## remove what cargo built; runsc and the root file system stay
+	cargo clean

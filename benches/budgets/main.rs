@@ -1,0 +1,93 @@
+//! `make bench`: what the server costs, with bare `runsc` timed beside it in the same run.
+//! One module per group of rows of `docs/budgets.md`; `BATON_BENCH_ROWS="1 3 4"` chooses rows.
+
+#![expect(clippy::disallowed_methods, reason = "a stopwatch and a client in their own right, not an instance")]
+
+mod bare;
+mod basics;
+mod blackout;
+mod client;
+mod crowd;
+mod growth;
+mod large;
+mod moves;
+mod place;
+mod process;
+mod table;
+mod tape;
+
+use anyhow::{Context, Result, bail};
+
+use crate::{place::Place, table::Table};
+
+/// Row 2 is not here: there is no warm pool yet.
+const ROWS: [u32; 13] = [1, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14];
+
+fn main() -> Result<()> {
+    let rows = wanted()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(async {
+        tokio::select! {
+            measured = measure(&rows) => measured,
+            _ = tokio::signal::ctrl_c() => bail!("interrupted"),
+        }
+    })
+}
+
+/// What `cargo bench` adds of its own (`--bench`) says nothing here.
+fn wanted() -> Result<Vec<u32>> {
+    let text = std::env::var("BATON_BENCH_ROWS").unwrap_or_default();
+    let words: Vec<_> = text.split([' ', ',']).filter(|word| !word.is_empty()).collect();
+    if words.is_empty() {
+        return Ok(ROWS.to_vec());
+    }
+    let read = |word: &&str| match word.parse() {
+        Ok(2) => bail!("row 2 is of the warm pool, which is still to come"),
+        Ok(row) if ROWS.contains(&row) => Ok(row),
+        Ok(_) | Err(_) => bail!("BATON_BENCH_ROWS names {word}, and the rows are {ROWS:?}"),
+    };
+    words.iter().map(read).collect()
+}
+
+async fn measure(rows: &[u32]) -> Result<()> {
+    let mut table = Table::default();
+    println!("{}", place::machine());
+    let place = Place::open().await?;
+    let measured = all(&place, rows, &mut table).await;
+    let closed = place.close().await;
+    table.print();
+    measured?;
+    closed
+}
+
+async fn all(place: &Place, rows: &[u32], table: &mut Table) -> Result<()> {
+    let any = |of: &[u32]| rows.iter().any(|row| of.contains(row));
+    if any(&[1, 3, 4]) {
+        basics::measure(place, rows, table).await.context("rows 1, 3 and 4")?;
+    }
+    if any(&[5, 6]) {
+        moves::store_and_restore(place, table).await.context("rows 5 and 6")?;
+    }
+    if any(&[7]) {
+        moves::handoff(place, table).await.context("row 7")?;
+    }
+    if any(&[8]) {
+        moves::handoff_over_a_bucket(place, table).await.context("row 8")?;
+    }
+    if any(&[9]) {
+        blackout::measure(place, table).await.context("row 9")?;
+    }
+    if any(&[10, 14]) {
+        growth::measure(place, rows, table).await.context("rows 10 and 14")?;
+    }
+    if any(&[11]) {
+        large::measure(place, table).await.context("row 11")?;
+    }
+    if any(&[12]) {
+        crowd::measure(place, table).await.context("row 12")?;
+    }
+    if any(&[13]) {
+        moves::takeover(place, table).await.context("row 13")?;
+    }
+    Ok(())
+}

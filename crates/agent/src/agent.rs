@@ -1,0 +1,315 @@
+//! Frames in, effects and frames out: what each frame means to the agent.
+
+use std::{collections::BTreeMap, os::fd::AsFd, time::Duration};
+
+use baton_protocol::{
+    agent::{self, Assign, Exit, Hello, KEPT_EXITS, MAX_EXECS, Restored, State},
+    frame::{self, Frame, Kind, MAX_PAYLOAD, Marker, Stream, VERSION},
+};
+use nix::sys::signal::Signal;
+use rustix::io;
+use serde::Serialize;
+
+use crate::{
+    exec::{self, Exec},
+    input::Taken,
+    intake::Intake,
+    outbox::Outbox,
+    output::{CHUNK, Output},
+    poll::{Poll, Source},
+    ran::Ran,
+    spawn::{self, Shared},
+};
+
+pub use events::Sent;
+
+mod events;
+
+#[derive(Debug)]
+pub struct Agent {
+    poll: Poll,
+    intake: Intake,
+    pub outbox: Outbox,
+    execs: BTreeMap<u32, Exec>,
+    shared: Shared,
+    is_assigned: bool,
+    attached: bool,
+    last_request: u64,
+    last_exec: u32,
+    /// The exec whose turn it is to send.
+    turn: u32,
+    ran: Ran,
+    scratch: Vec<u8>,
+}
+
+impl Agent {
+    pub fn new(poll: Poll, now: Duration) -> Self {
+        let mut agent = Self {
+            poll,
+            intake: Intake::default(),
+            outbox: Outbox::default(),
+            execs: BTreeMap::new(),
+            shared: Shared::default(),
+            is_assigned: false,
+            attached: true,
+            last_request: 0,
+            last_exec: 0,
+            turn: 0,
+            ran: Ran::new(now),
+            scratch: vec![0; CHUNK],
+        };
+        let hello = Hello { version: VERSION, build: env!("CARGO_PKG_VERSION").to_owned() };
+        agent.answer(Kind::Hello, 0, &hello);
+        agent
+    }
+
+    pub fn poll(&self) -> &Poll {
+        &self.poll
+    }
+
+    /// Reads from the server once; `false` when it is gone.
+    pub fn listen(&mut self, from: impl AsFd) -> bool {
+        match io::read(from, &mut self.scratch[..]) {
+            Ok(0) => return false,
+            Ok(count) => self.intake.push(&self.scratch[..count]),
+            Err(io::Errno::AGAIN | io::Errno::INTR) => return true,
+            Err(_) => return false,
+        }
+        loop {
+            match self.intake.next_frame() {
+                Ok(Some(frame)) => self.apply(&frame),
+                Ok(None) => return true,
+                Err(broken) => self.outbox.log(&format!("{broken}; looking for the marker")),
+            }
+        }
+    }
+
+    fn apply(&mut self, frame: &Frame) {
+        if !self.is_assigned && !matches!(frame.kind, Kind::Assign | Kind::Ping) {
+            self.outbox.log(&format!("{:?} before the assignment was ignored", frame.kind));
+            return;
+        }
+        match frame.kind {
+            Kind::Assign => self.assign(frame),
+            Kind::Exec => self.exec(frame),
+            Kind::Stdin | Kind::StdinEof => self.stdin(frame),
+            Kind::Ack => self.ack(frame),
+            Kind::Credit => self.on_output(frame, |output, frame| output.set_credit(frame.offset)),
+            Kind::Replay => self.on_output(frame, |output, frame| output.replay(frame.offset, frame.sequence)),
+            Kind::Signal => self.signal(frame),
+            Kind::Resize => self.resize(frame),
+            Kind::Attached | Kind::Detached => {
+                self.attached = frame.kind == Kind::Attached;
+                let numbers: Vec<u32> = self.execs.keys().copied().collect();
+                numbers.into_iter().for_each(|number| self.watch(number));
+                self.forget_old();
+            }
+            Kind::Resync => self.resync(frame),
+            Kind::List => {
+                let state = self.state();
+                self.answer(Kind::Execs, frame.sequence, &state);
+            }
+            Kind::Restored | Kind::Forked => match serde_json::from_slice::<Restored>(&frame.payload) {
+                Ok(restored) => self.shared.env.extend(restored.env),
+                Err(error) => self.outbox.log(&format!("{:?} was not understood: {error}", frame.kind)),
+            },
+            Kind::Ping => {
+                let answers = self.outbox.answers();
+                frame::encode(answers, Kind::Pong, Stream::Stdin, 0, 0, frame.sequence, &[&frame.payload]);
+            }
+            Kind::Hello
+            | Kind::Started
+            | Kind::Data
+            | Kind::Eof
+            | Kind::Exit
+            | Kind::ResyncAck
+            | Kind::Pong
+            | Kind::Log
+            | Kind::StdinAck
+            | Kind::Execs => self.outbox.log(&format!("{:?} is not for the agent", frame.kind)),
+        }
+    }
+
+    fn assign(&mut self, frame: &Frame) {
+        let assign = serde_json::from_slice::<Assign>(&frame.payload).ok();
+        let Some((inverted, assign)) = assign.and_then(|assign| Some((bytes_of(&assign.marker_inverted)?, assign)))
+        else {
+            self.outbox.log("the assignment was not understood");
+            return;
+        };
+        if self.is_assigned {
+            self.outbox.log("a second assignment was ignored");
+            return;
+        }
+        let marker: Marker = inverted.map(|byte| !byte);
+        self.intake.set_marker(marker);
+        self.shared = Shared { env: assign.env, cwd: assign.cwd };
+        if let Some(name) = assign.hostname {
+            // Outside a sandbox that is not ours to change.
+            if std::process::id() == 1 {
+                let _ = rustix::system::sethostname(name.as_bytes());
+            }
+        }
+        self.is_assigned = true;
+    }
+
+    fn exec(&mut self, frame: &Frame) {
+        if frame.sequence <= self.last_request || self.execs.contains_key(&frame.exec) {
+            return;
+        }
+        self.last_request = frame.sequence;
+        self.last_exec = self.last_exec.max(frame.exec);
+        let refusal = match serde_json::from_slice::<agent::Exec>(&frame.payload) {
+            Err(_) => "The agent does not understand the command".to_owned(),
+            Ok(asked) if self.make_room() => {
+                let (number, request) = (frame.exec, frame.sequence);
+                let exec = match spawn::spawn(&asked, number, &self.shared) {
+                    Ok(spawned) => Exec::started(&asked, number, request, spawned, self.ran.total()),
+                    Err(error) => Exec::failed(&asked, number, request, error),
+                };
+                if exec.is_running() {
+                    exec.emit_started(self.outbox.answers());
+                } else {
+                    exec.emit_exit(self.outbox.answers());
+                }
+                self.execs.insert(number, exec);
+                self.watch(number);
+                return;
+            }
+            Ok(_) => format!("There are {MAX_EXECS} commands already"),
+        };
+        let exit = Exit { error: Some(refusal), ..Exit::default() };
+        exec::emit_exit(self.outbox.answers(), frame.exec, frame.sequence, &exit);
+    }
+
+    /// There is room for one more command, if need be where the oldest ended one was.
+    fn make_room(&mut self) -> bool {
+        if self.execs.len() >= MAX_EXECS {
+            self.forget_ended(KEPT_EXITS);
+        }
+        self.execs.len() < MAX_EXECS
+    }
+
+    fn stdin(&mut self, frame: &Frame) {
+        let Some(exec) = self.execs.get_mut(&frame.exec) else { return };
+        let taken = match frame.kind == Kind::Stdin {
+            true => exec.stdin.take(frame.offset, &frame.payload),
+            false => exec.stdin.end(frame.offset),
+        };
+        let flushed = exec.stdin.flush(&self.poll, Source::Stdin(frame.exec));
+        if taken == Taken::Gap {
+            self.outbox.log(&format!("stdin of exec {} has a gap before {}", frame.exec, frame.offset));
+        }
+        self.check(flushed, frame.exec);
+    }
+
+    fn ack(&mut self, frame: &Frame) {
+        let Some(exec) = self.execs.get_mut(&frame.exec) else { return };
+        match frame.stream {
+            Stream::Exit => exec.exit_acked |= exec.exit.is_some(),
+            Stream::Stdout => exec.stdout.ack(frame.offset),
+            Stream::Stderr => exec.stderr.ack(frame.offset),
+            Stream::Stdin | Stream::Tree => {}
+        }
+        self.watch(frame.exec);
+    }
+
+    fn on_output(&mut self, frame: &Frame, change: impl Fn(&mut Output, &Frame)) {
+        if let Some(output) = self.execs.get_mut(&frame.exec).and_then(|exec| exec.output(frame.stream)) {
+            change(output, frame);
+        }
+    }
+
+    fn signal(&mut self, frame: &Frame) {
+        let Some(signal) = i32::try_from(frame.offset).ok().and_then(|number| Signal::try_from(number).ok()) else {
+            self.outbox.log(&format!("there is no signal {}", frame.offset));
+            return;
+        };
+        if frame.stream == Stream::Tree {
+            self.signal_tree(frame.exec, signal);
+        } else if let Some(exec) = self.execs.get(&frame.exec).filter(|exec| exec.is_running()) {
+            exec.signal(signal);
+        }
+    }
+
+    fn resize(&mut self, frame: &Frame) {
+        if let Some(terminal) = self.execs.get(&frame.exec).and_then(Exec::terminal) {
+            let _ = spawn::resize(terminal, frame.offset as u16, (frame.offset >> 32) as u16);
+        }
+    }
+
+    fn resync(&mut self, frame: &Frame) {
+        let resync = serde_json::from_slice::<agent::Resync>(&frame.payload).ok();
+        let Some(nonce) = resync.and_then(|resync| bytes_of(&resync.nonce)) else {
+            self.outbox.log("the resync was not understood");
+            return;
+        };
+        self.outbox.restart(nonce.to_vec());
+        let state = self.state();
+        self.answer(Kind::ResyncAck, frame.sequence, &state);
+        self.execs.values_mut().for_each(Exec::resync);
+    }
+
+    fn state(&self) -> State {
+        let execs = self.execs.values().map(Exec::state).collect();
+        State { version: VERSION, last_request: self.last_request, last_exec: self.last_exec, execs }
+    }
+
+    fn answer(&mut self, kind: Kind, sequence: u64, answer: &impl Serialize) {
+        let payload = serde_json::to_vec(answer).unwrap_or_default();
+        if payload.len() <= MAX_PAYLOAD {
+            frame::encode(self.outbox.answers(), kind, Stream::Stdin, 0, 0, sequence, &[&payload]);
+        }
+    }
+
+    fn watch(&mut self, number: u32) {
+        let Some(exec) = self.execs.get_mut(&number) else { return };
+        if exec.is_done() {
+            self.remove(number);
+            return;
+        }
+        let watched = exec.watch(&self.poll, self.attached);
+        self.check(watched, number);
+    }
+
+    /// The kernel cannot watch one more stream: the command goes on without.
+    fn check(&mut self, watched: io::Result<()>, number: u32) {
+        if let Err(error) = watched {
+            self.outbox.log(&format!("a stream of exec {number} cannot be watched: {error}"));
+            if let Some(exec) = self.execs.get_mut(&number) {
+                exec.close(&self.poll);
+            }
+        }
+    }
+
+    fn forget_old(&mut self) {
+        if !self.attached {
+            self.forget_ended(KEPT_EXITS);
+        }
+    }
+
+    /// Keeps the newest `kept` of the ended commands.
+    fn forget_ended(&mut self, kept: usize) {
+        let ended: Vec<u32> = self.execs.values().filter(|exec| !exec.is_running()).map(|exec| exec.number).collect();
+        let old = ended.len().saturating_sub(kept);
+        ended.into_iter().take(old).for_each(|number| self.remove(number));
+    }
+
+    fn remove(&mut self, number: u32) {
+        if let Some(mut exec) = self.execs.remove(&number) {
+            exec.close(&self.poll);
+        }
+    }
+}
+
+fn bytes_of(hex: &str) -> Option<[u8; 16]> {
+    let digits = hex.as_bytes().as_chunks::<2>().0;
+    if hex.len() != 32 || !hex.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+        return None;
+    }
+    let mut bytes = [0; 16];
+    for (byte, digits) in bytes.iter_mut().zip(digits) {
+        *byte = u8::from_str_radix(str::from_utf8(digits).ok()?, 16).ok()?;
+    }
+    Some(bytes)
+}

@@ -1,0 +1,161 @@
+//! What is no frame: children end, streams move, time passes.
+
+use std::{os::fd::AsFd, time::Duration};
+
+use baton_protocol::frame::Stream;
+use nix::sys::signal::Signal;
+use rustix::{
+    io,
+    process::{WaitOptions, wait},
+};
+
+use super::Agent;
+use crate::{
+    exec::{Exec, Sweep},
+    output::CHUNK,
+    poll::Source,
+    tree,
+};
+
+/// How often a killed tree is looked at again, and how far apart.
+const SWEEPS: u32 = 200;
+const BETWEEN_SWEEPS: Duration = Duration::from_millis(25);
+/// How often the clock is read, so that a jump can be told from time that passed.
+const STEP_WITH_DEADLINE: Duration = Duration::from_millis(250);
+const STEP: Duration = Duration::from_millis(500);
+/// After so much quiet, unused memory goes back: it would lie in every checkpoint.
+const QUIET: Duration = Duration::from_millis(100);
+
+/// How far sending came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sent {
+    All,
+    /// The server's pipe is full.
+    Full,
+    /// There is more, but others must have their turn.
+    Part,
+}
+
+impl Agent {
+    /// Takes every child that ended, whoever's it was.
+    pub fn reap(&mut self) {
+        while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
+            let pid = pid.as_raw_nonzero().get();
+            let Some(exec) = self.execs.values_mut().find(|exec| exec.pid == pid && exec.is_running()) else {
+                continue;
+            };
+            exec.end(status.exit_status(), status.terminating_signal(), self.ran.total());
+            exec.emit_exit(self.outbox.answers());
+        }
+        self.forget_old();
+    }
+
+    /// A command's stream can be read or written.
+    pub fn ready(&mut self, source: Source) {
+        let number = match source {
+            Source::Stdin(number) | Source::Stdout(number) | Source::Stderr(number) => number,
+            Source::FromServer | Source::ToServer | Source::Children => return,
+        };
+        let Some(exec) = self.execs.get_mut(&number) else { return };
+        let flushed = match source {
+            Source::Stdin(_) => exec.stdin.flush(&self.poll, source),
+            Source::Stdout(_) => {
+                exec.stdout.fill(&self.poll, &mut self.scratch, self.attached);
+                Ok(())
+            }
+            Source::Stderr(_) => {
+                exec.stderr.fill(&self.poll, &mut self.scratch, self.attached);
+                Ok(())
+            }
+            Source::FromServer | Source::ToServer | Source::Children => Ok(()),
+        };
+        self.check(flushed, number);
+        self.watch(number);
+    }
+
+    /// Sends what may be sent, for a while.
+    pub fn send(&mut self, to: impl AsFd) -> io::Result<Sent> {
+        for _ in 0..4 {
+            self.refill();
+            if !self.outbox.is_waiting() {
+                return Ok(Sent::All);
+            }
+            if !self.outbox.write(&to)? {
+                return Ok(Sent::Full);
+            }
+        }
+        Ok(Sent::Part)
+    }
+
+    /// News of stdin, then output, a frame from each stream in turn.
+    fn refill(&mut self) {
+        let Some(out) = self.outbox.refill() else { return };
+        self.execs.values_mut().for_each(|exec| exec.emit_stdin(out));
+        let most = out.len() + 2 * CHUNK;
+        let turns = self.execs.range(self.turn..).chain(self.execs.range(..self.turn));
+        let turns: Vec<u32> = turns.map(|(number, _)| *number).collect();
+        let mut done = Vec::new();
+        for number in turns {
+            let Some(exec) = self.execs.get_mut(&number) else { continue };
+            let has_sent =
+                exec.stdout.emit(number, Stream::Stdout, out) | exec.stderr.emit(number, Stream::Stderr, out);
+            if has_sent && exec.is_done() {
+                done.push(number);
+            }
+            if out.len() >= most {
+                self.turn = number.wrapping_add(1);
+                break;
+            }
+        }
+        done.into_iter().for_each(|number| self.remove(number));
+    }
+
+    /// Time passed: deadlines, and what a kill left alive.
+    pub fn tick(&mut self, now: Duration) {
+        self.ran.step(now);
+        let ran = self.ran.total();
+        let is_due = |exec: &mut Exec| exec.take_deadline(ran) || exec.sweep.is_some_and(|sweep| sweep.at <= ran);
+        let due: Vec<u32> = self.execs.values_mut().filter_map(|exec| is_due(exec).then_some(exec.number)).collect();
+        due.into_iter().for_each(|number| self.signal_tree(number, Signal::SIGKILL));
+    }
+
+    /// Signals the command and all that descends from it. What is killed is looked for again
+    /// later: it may have been starting something just then.
+    pub(super) fn signal_tree(&mut self, number: u32, signal: Signal) {
+        let Some(exec) = self.execs.get(&number) else { return };
+        let is_alive = exec.is_running();
+        let is_reused = self.execs.values().any(|other| other.number != number && other.pid == exec.pid);
+        let pid = (exec.pid > 1 && !is_reused).then_some(exec.pid);
+        let found = tree::signal(tree::Root { exec: number, pid, is_alive }, signal);
+        let at = self.ran.total() + BETWEEN_SWEEPS;
+        if let Some(exec) = self.execs.get_mut(&number)
+            && signal == Signal::SIGKILL
+        {
+            let left = exec.sweep.map_or(SWEEPS, |sweep| sweep.left - 1);
+            exec.sweep = (found && left > 0).then_some(Sweep { left, at });
+        }
+    }
+
+    /// How long nothing may happen before the agent has to look again.
+    pub fn patience(&self) -> Option<Duration> {
+        let ran = self.ran.total();
+        let of_execs = self.execs.values().filter_map(|exec| {
+            let sweep = exec.sweep.map(|sweep| sweep.at.saturating_sub(ran));
+            let deadline = exec.time_left(ran).map(|left| left.min(STEP_WITH_DEADLINE));
+            let step = exec.is_running().then_some(STEP);
+            sweep.into_iter().chain(deadline).chain(step).min()
+        });
+        of_execs.chain(self.is_slack().then_some(QUIET)).min()
+    }
+
+    fn is_slack(&self) -> bool {
+        self.outbox.is_slack() || self.execs.values().any(Exec::is_slack)
+    }
+
+    /// Nothing happened for a while.
+    pub fn tidy(&mut self) {
+        self.intake.tidy();
+        self.outbox.tidy();
+        self.execs.values_mut().for_each(Exec::tidy);
+    }
+}

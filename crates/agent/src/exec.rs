@@ -1,0 +1,240 @@
+//! One command: its streams, its exit status, and when it may be forgotten.
+
+use std::{os::fd::BorrowedFd, time::Duration};
+
+use baton_protocol::{
+    agent::{self, ExecState, Exit},
+    frame::{self, Kind, Stream},
+    id::ExecId,
+};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use rustix::{
+    io,
+    termios::{LocalModes, SpecialCodeIndex, tcgetattr, tcgetpgrp},
+};
+
+use crate::{
+    input::Input,
+    output::Output,
+    poll::{Poll, Source},
+    spawn::Spawned,
+};
+
+/// A later look at a killed tree.
+#[derive(Clone, Copy, Debug)]
+pub struct Sweep {
+    pub left: u32,
+    pub at: Duration,
+}
+
+#[derive(Debug)]
+pub struct Exec {
+    pub number: u32,
+    pub exec_id: ExecId,
+    /// The number of the request that started it.
+    pub request: u64,
+    pub pid: i32,
+    pub is_terminal: bool,
+    pub stdin: Input,
+    pub stdout: Output,
+    pub stderr: Output,
+    pub exit: Option<Exit>,
+    pub exit_acked: bool,
+    /// When it began and when its time is up, in time the sandbox really ran.
+    began: Duration,
+    deadline: Option<Duration>,
+    pub timed_out: bool,
+    /// Its tree was killed and will be looked at again.
+    pub sweep: Option<Sweep>,
+}
+
+impl Exec {
+    pub fn started(asked: &agent::Exec, number: u32, request: u64, spawned: Spawned, ran: Duration) -> Self {
+        let is_terminal = asked.pty.is_some();
+        Self {
+            number,
+            exec_id: asked.exec_id.clone(),
+            request,
+            pid: spawned.pid,
+            is_terminal,
+            stdin: Input::new(spawned.stdin, is_terminal),
+            stdout: Output::new(Some(spawned.stdout)),
+            stderr: Output::new(spawned.stderr),
+            exit: None,
+            exit_acked: false,
+            began: ran,
+            deadline: asked.timeout_ms.map(|span| ran.saturating_add(Duration::from_millis(span))),
+            timed_out: false,
+            sweep: None,
+        }
+    }
+
+    /// A command that never began.
+    pub fn failed(asked: &agent::Exec, number: u32, request: u64, error: String) -> Self {
+        Self {
+            number,
+            exec_id: asked.exec_id.clone(),
+            request,
+            pid: 0,
+            is_terminal: asked.pty.is_some(),
+            stdin: Input::new(None, false),
+            stdout: Output::new(None),
+            stderr: Output::new(None),
+            exit: Some(Exit { error: Some(error), ..Exit::default() }),
+            exit_acked: false,
+            began: Duration::ZERO,
+            deadline: None,
+            timed_out: false,
+            sweep: None,
+        }
+    }
+
+    /// The command's own process ended; its streams may go on.
+    pub fn end(&mut self, code: Option<i32>, signal: Option<i32>, ran: Duration) {
+        self.deadline = None;
+        self.exit = Some(Exit {
+            code,
+            signal,
+            error: None,
+            timed_out: self.timed_out,
+            duration_ms: ran.saturating_sub(self.began).as_millis() as u64,
+        });
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.exit.is_none()
+    }
+
+    /// Time left until its deadline.
+    pub fn time_left(&self, ran: Duration) -> Option<Duration> {
+        self.deadline.map(|deadline| deadline.saturating_sub(ran))
+    }
+
+    /// Its time is up; told once.
+    pub fn take_deadline(&mut self, ran: Duration) -> bool {
+        let is_up = self.deadline.is_some_and(|deadline| deadline <= ran);
+        if is_up {
+            self.deadline = None;
+            self.timed_out = true;
+        }
+        is_up
+    }
+
+    pub fn output(&mut self, stream: Stream) -> Option<&mut Output> {
+        match stream {
+            Stream::Stdout => Some(&mut self.stdout),
+            Stream::Stderr => Some(&mut self.stderr),
+            Stream::Stdin | Stream::Exit | Stream::Tree => None,
+        }
+    }
+
+    /// The agent's side of its terminal, if it has one that is still open.
+    pub fn terminal(&self) -> Option<BorrowedFd<'_>> {
+        self.stdout.source().filter(|_| self.is_terminal)
+    }
+
+    /// Delivers `signal` as if from outside; in a terminal to the job in front, as a key would.
+    pub fn signal(&self, signal: Signal) {
+        if let Some(terminal) = self.terminal() {
+            if let Ok(front) = tcgetpgrp(terminal) {
+                let _ = kill(Pid::from_raw(-front.as_raw_nonzero().get()), signal);
+                return;
+            }
+            // Not every kernel tells which job that is; then the key itself is pressed.
+            if let Some(key) = key_of(signal, terminal) {
+                let _ = io::write(terminal, &[key]);
+                return;
+            }
+        }
+        let _ = kill(Pid::from_raw(-self.pid), signal);
+    }
+
+    /// Everything about it was delivered.
+    pub fn is_done(&self) -> bool {
+        self.exit_acked && self.stdout.is_done() && self.stderr.is_done()
+    }
+
+    pub fn watch(&mut self, poll: &Poll, attached: bool) -> io::Result<()> {
+        self.stdout.watch(poll, Source::Stdout(self.number), attached)?;
+        self.stderr.watch(poll, Source::Stderr(self.number), attached)
+    }
+
+    pub fn resync(&mut self) {
+        self.stdout.resync();
+        self.stderr.resync();
+        self.stdin.ack_due = false;
+        self.stdin.gone_due = false;
+    }
+
+    /// Appends the news about stdin.
+    pub fn emit_stdin(&mut self, out: &mut Vec<u8>) {
+        let offset = self.stdin.written();
+        if std::mem::take(&mut self.stdin.ack_due) {
+            frame::encode(out, Kind::StdinAck, Stream::Stdin, self.number, offset, 0, &[]);
+        }
+        if std::mem::take(&mut self.stdin.gone_due) {
+            frame::encode(out, Kind::StdinAck, Stream::Exit, self.number, offset, 0, &[]);
+        }
+    }
+
+    pub fn emit_started(&self, out: &mut Vec<u8>) {
+        let pid = self.pid.unsigned_abs().into();
+        frame::encode(out, Kind::Started, Stream::Stdin, self.number, pid, self.request, &[]);
+    }
+
+    pub fn emit_exit(&self, out: &mut Vec<u8>) {
+        if let Some(exit) = &self.exit {
+            emit_exit(out, self.number, self.request, exit);
+        }
+    }
+
+    pub fn state(&self) -> ExecState {
+        ExecState {
+            exec: self.number,
+            exec_id: self.exec_id.clone(),
+            pid: self.pid,
+            pty: self.is_terminal,
+            stdin: self.stdin.taken(),
+            stdin_closed: self.stdin.is_closed(),
+            stdout: self.stdout.range(),
+            stderr: self.stderr.range(),
+            exit: self.exit.clone(),
+        }
+    }
+
+    pub fn close(&mut self, poll: &Poll) {
+        self.stdin.close(poll);
+        self.stdout.close(poll);
+        self.stderr.close(poll);
+    }
+
+    pub fn is_slack(&self) -> bool {
+        self.stdout.is_slack() || self.stderr.is_slack()
+    }
+
+    pub fn tidy(&mut self) {
+        self.stdout.tidy();
+        self.stderr.tidy();
+    }
+}
+
+/// The key that sends `signal`, as the terminal is set now.
+fn key_of(signal: Signal, terminal: BorrowedFd<'_>) -> Option<u8> {
+    let key = [
+        (Signal::SIGINT, SpecialCodeIndex::VINTR),
+        (Signal::SIGQUIT, SpecialCodeIndex::VQUIT),
+        (Signal::SIGTSTP, SpecialCodeIndex::VSUSP),
+    ]
+    .into_iter()
+    .find_map(|(sent, key)| (sent == signal).then_some(key))?;
+    let modes = tcgetattr(terminal).ok()?;
+    modes.local_modes.contains(LocalModes::ISIG).then(|| modes.special_codes[key])
+}
+
+pub fn emit_exit(out: &mut Vec<u8>, exec: u32, request: u64, exit: &Exit) {
+    let payload = serde_json::to_vec(exit).unwrap_or_default();
+    frame::encode(out, Kind::Exit, Stream::Exit, exec, 0, request, &[&payload]);
+}

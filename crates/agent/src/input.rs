@@ -1,0 +1,173 @@
+//! The stdin of a command: what the server sent and the command has not yet taken.
+
+use std::{collections::VecDeque, os::fd::OwnedFd};
+
+use rustix::{
+    io::{self, Errno},
+    termios,
+};
+
+use crate::poll::{Poll, Source};
+
+/// So much waits for a command that does not read; the sender keeps the rest.
+pub const MOST_HELD: usize = 1 << 20;
+
+/// What became of bytes for stdin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// All of it that was new, as far as there was room.
+    Yes,
+    /// Bytes before these never came.
+    Gap,
+    /// Nobody reads them any more.
+    Closed,
+}
+
+#[derive(Debug)]
+pub struct Input {
+    to: Option<OwnedFd>,
+    is_terminal: bool,
+    watched: bool,
+    held: VecDeque<u8>,
+    /// Everything below is either written or held.
+    taken: u64,
+    /// The end was announced and is not yet passed on.
+    ending: bool,
+    /// Where the end was passed on.
+    ended_at: Option<u64>,
+    /// A terminal's line is complete: one end-of-file character suffices.
+    at_line_start: bool,
+    pub ack_due: bool,
+    pub gone_due: bool,
+}
+
+impl Input {
+    pub fn new(to: Option<OwnedFd>, is_terminal: bool) -> Self {
+        Self {
+            to,
+            is_terminal,
+            watched: false,
+            held: VecDeque::new(),
+            taken: 0,
+            ending: false,
+            ended_at: None,
+            at_line_start: true,
+            ack_due: false,
+            gone_due: false,
+        }
+    }
+
+    pub fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    /// So many bytes are in the command's pipe or beyond.
+    pub fn written(&self) -> u64 {
+        self.taken - self.held.len() as u64
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.to.is_none()
+    }
+
+    /// Takes what is new of `bytes`, which begin at `offset`. Safe to repeat.
+    pub fn take(&mut self, offset: u64, bytes: &[u8]) -> Taken {
+        let end = offset.saturating_add(bytes.len() as u64);
+        if end <= self.taken {
+            self.ack_due = true;
+            return Taken::Yes;
+        }
+        if self.to.is_none() {
+            self.gone_due = true;
+            return Taken::Closed;
+        }
+        if offset > self.taken || self.ending {
+            return Taken::Gap;
+        }
+        let fresh = &bytes[(self.taken - offset) as usize..];
+        let room = MOST_HELD - self.held.len();
+        let fresh = &fresh[..fresh.len().min(room)];
+        self.held.extend(fresh);
+        self.taken += fresh.len() as u64;
+        Taken::Yes
+    }
+
+    /// Stdin ends at `offset`. Safe to repeat.
+    pub fn end(&mut self, offset: u64) -> Taken {
+        if self.ended_at == Some(offset) {
+            return Taken::Yes;
+        }
+        if self.to.is_none() {
+            return Taken::Closed;
+        }
+        if offset != self.taken {
+            return Taken::Gap;
+        }
+        self.ending = true;
+        Taken::Yes
+    }
+
+    /// Writes as much as the command's pipe takes, and waits for room if that is not all.
+    pub fn flush(&mut self, poll: &Poll, source: Source) -> io::Result<()> {
+        let Some(to) = &self.to else { return Ok(()) };
+        while !self.held.is_empty() {
+            let (front, _) = self.held.as_slices();
+            match io::write(to, front) {
+                Ok(0) | Err(Errno::AGAIN) => return self.watch(poll, source, true),
+                Ok(count) => {
+                    self.at_line_start = front[count - 1] == b'\n';
+                    self.held.drain(..count);
+                    self.ack_due = true;
+                }
+                Err(Errno::INTR) => {}
+                Err(_) => {
+                    self.close(poll);
+                    self.gone_due = true;
+                    return Ok(());
+                }
+            }
+        }
+        self.held = VecDeque::new();
+        if self.ending {
+            if self.is_terminal {
+                // The first ends a begun line, the second is the end itself.
+                let eof =
+                    termios::tcgetattr(to).map_or(4, |modes| modes.special_codes[termios::SpecialCodeIndex::VEOF]);
+                let ends = if self.at_line_start { &[eof][..] } else { &[eof, eof] };
+                if let Err(Errno::AGAIN | Errno::INTR) = io::write(to, ends) {
+                    return self.watch(poll, source, true);
+                }
+                self.at_line_start = true;
+            }
+            self.ending = false;
+            self.ended_at = Some(self.taken);
+            if !self.is_terminal {
+                self.close(poll);
+                return Ok(());
+            }
+        }
+        self.watch(poll, source, false)
+    }
+
+    fn watch(&mut self, poll: &Poll, source: Source, wanted: bool) -> io::Result<()> {
+        if let Some(to) = &self.to {
+            if wanted && !self.watched {
+                poll.watch_output(to, source)?;
+            } else if !wanted && self.watched {
+                poll.forget(to);
+            }
+            self.watched = wanted;
+        }
+        Ok(())
+    }
+
+    pub fn close(&mut self, poll: &Poll) {
+        if let Some(to) = self.to.take()
+            && self.watched
+        {
+            poll.forget(to);
+        }
+        self.held = VecDeque::new();
+        self.ending = false;
+    }
+}

@@ -1,0 +1,244 @@
+//! What comes from the server: bytes in, whole frames out, whatever was cut on the way.
+//!
+//! ```text
+//!   whole frames ── part of a frame ── marker ── marker ── whole frames
+//!        taken          dropped        passed over            taken
+//! ```
+//! After a restore the old pipe may end in the middle of a frame. The sandbox's marker says
+//! where the new server begins; without it nothing after a broken frame is believed.
+
+use baton_protocol::frame::{Broken, Decoder, Frame, Marker};
+
+#[derive(Debug, Default)]
+pub struct Intake {
+    decoder: Decoder,
+    marker: Option<Marker>,
+    /// Where in the pending bytes the next marker begins, once it was seen.
+    cut: Option<usize>,
+    /// So many pending bytes are known to begin no marker.
+    searched: usize,
+    /// The frame border is unknown: only a marker helps.
+    lost: bool,
+}
+
+impl Intake {
+    pub fn set_marker(&mut self, marker: Marker) {
+        self.marker = Some(marker);
+        self.cut = None;
+        self.searched = 0;
+    }
+
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.decoder.push(bytes);
+    }
+
+    /// The next whole frame, `None` until more bytes come. An error is told once; then
+    /// everything is dropped up to the next marker.
+    pub fn next_frame(&mut self) -> Result<Option<Frame>, Broken> {
+        loop {
+            self.search();
+            let Some(cut) = self.cut else {
+                if self.lost {
+                    self.forget();
+                    return Ok(None);
+                }
+                return match self.take(usize::MAX) {
+                    Err(broken) => {
+                        self.lost = true;
+                        Err(broken)
+                    }
+                    taken => taken,
+                };
+            };
+            if !self.lost
+                && let Ok(Some(frame)) = self.take(cut)
+            {
+                return Ok(Some(frame));
+            }
+            let end = self.cut.take().unwrap_or(0) + size_of::<Marker>();
+            self.decoder.skip(end);
+            self.searched = 0;
+            self.lost = false;
+        }
+    }
+
+    /// Gives back memory when nothing is pending.
+    pub fn tidy(&mut self) {
+        if self.decoder.pending().is_empty() {
+            *self = Self { marker: self.marker, lost: self.lost, ..Self::default() };
+        }
+    }
+
+    fn take(&mut self, limit: usize) -> Result<Option<Frame>, Broken> {
+        let before = self.decoder.pending().len();
+        let taken = self.decoder.next_frame_within(limit);
+        let count = before - self.decoder.pending().len();
+        self.searched = self.searched.saturating_sub(count);
+        self.cut = self.cut.map(|cut| cut - count);
+        taken
+    }
+
+    fn search(&mut self) {
+        let (Some(marker), None) = (self.marker, self.cut) else { return };
+        let pending = self.decoder.pending();
+        self.cut = pending[self.searched..]
+            .windows(marker.len())
+            .position(|window| window[0] == marker[0] && window == marker)
+            .map(|at| self.searched + at);
+        self.searched = (pending.len() + 1).saturating_sub(marker.len()).max(self.searched);
+    }
+
+    /// Drops what cannot be the beginning of a marker.
+    fn forget(&mut self) {
+        let keep = if self.marker.is_some() { size_of::<Marker>() - 1 } else { 0 };
+        let count = self.decoder.pending().len().saturating_sub(keep);
+        self.decoder.skip(count);
+        self.searched = self.searched.saturating_sub(count);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_protocol::frame::Kind;
+    use proptest::{prelude::*, sample::Index};
+
+    use super::*;
+
+    fn any_frame() -> impl Strategy<Value = Frame> {
+        let payload = prop::collection::vec(any::<u8>(), 0..120);
+        (any::<u32>(), any::<u64>(), payload)
+            .prop_map(|(exec, offset, payload)| Frame::new(Kind::Stdin).exec(exec).offset(offset).payload(payload))
+    }
+
+    fn bytes_of(frames: &[Frame]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        frames.iter().for_each(|frame| frame.encode(&mut bytes));
+        bytes
+    }
+
+    /// Pushes the bytes in pieces of the given sizes and takes all there is after each.
+    fn feed(intake: &mut Intake, bytes: &[u8], pieces: &[usize]) -> Vec<Frame> {
+        let (mut frames, mut rest) = (Vec::new(), bytes);
+        for piece in pieces.iter().cycle() {
+            let (now, later) = rest.split_at((*piece).min(rest.len()));
+            intake.push(now);
+            loop {
+                match intake.next_frame() {
+                    Ok(Some(frame)) => frames.push(frame),
+                    Ok(None) => break,
+                    Err(_) => {}
+                }
+            }
+            rest = later;
+            if rest.is_empty() {
+                break;
+            }
+        }
+        frames
+    }
+
+    fn intake(marker: Marker) -> Intake {
+        let mut intake = Intake::default();
+        intake.set_marker(marker);
+        intake
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(4000))]
+
+        #[test]
+        fn after_any_cut_whole_frames_were_taken_once_and_all_after_the_markers_is_understood(
+            marker in any::<Marker>(),
+            // Frames of the old server, each after some markers: it may have resynced itself.
+            old in prop::collection::vec((0usize..3, any_frame()), 0..6),
+            new in prop::collection::vec((0usize..3, any_frame()), 1..4),
+            cut in any::<Index>(),
+            pieces in prop::collection::vec(1usize..100, 1..20),
+        ) {
+            let (mut bytes, mut ends) = (Vec::new(), Vec::new());
+            for (markers, frame) in &old {
+                bytes.extend(marker.repeat(*markers));
+                frame.encode(&mut bytes);
+                ends.push(bytes.len());
+            }
+            let cut = cut.index(bytes.len() + 1);
+            bytes.truncate(cut);
+            bytes.extend(marker.repeat(2));
+            for (markers, frame) in &new {
+                frame.encode(&mut bytes);
+                bytes.extend(marker.repeat(*markers));
+            }
+            let whole = ends.iter().filter(|end| **end <= cut).count();
+            let wanted: Vec<Frame> =
+                old[..whole].iter().chain(&new).map(|(_, frame)| frame.clone()).collect();
+            prop_assert_eq!(feed(&mut intake(marker), &bytes, &pieces), wanted);
+        }
+
+        #[test]
+        fn after_damage_nothing_is_believed_until_the_marker(
+            marker in any::<Marker>(),
+            old in prop::collection::vec(any_frame(), 1..6),
+            new in any_frame(),
+            place in any::<Index>(),
+            bit in 0u8..8,
+            pieces in prop::collection::vec(1usize..100, 1..20),
+        ) {
+            let mut bytes = bytes_of(&old);
+            let at = place.index(bytes.len());
+            bytes[at] ^= 1 << bit;
+            bytes.extend(marker.repeat(2));
+            new.encode(&mut bytes);
+            let mut wanted = Vec::new();
+            let mut end = 0;
+            for frame in &old {
+                end += bytes_of(std::slice::from_ref(frame)).len();
+                if end <= at {
+                    wanted.push(frame.clone());
+                }
+            }
+            wanted.push(new);
+            prop_assert_eq!(feed(&mut intake(marker), &bytes, &pieces), wanted);
+        }
+
+        #[test]
+        fn garbage_is_dropped_and_does_not_pile_up(
+            marker in any::<Marker>(),
+            garbage in prop::collection::vec(any::<u8>(), 32..2000),
+            new in any_frame(),
+            pieces in prop::collection::vec(1usize..300, 1..20),
+        ) {
+            let mut intake = intake(marker);
+            // Too long for any frame, so that it is lost at once.
+            prop_assert!(feed(&mut intake, &[&[0xff; 32], &garbage[..]].concat(), &pieces).is_empty());
+            prop_assert!(intake.decoder.pending().len() < 16);
+            let bytes = [marker.to_vec(), bytes_of(std::slice::from_ref(&new))].concat();
+            prop_assert_eq!(feed(&mut intake, &bytes, &pieces), [new]);
+        }
+    }
+
+    #[test]
+    fn a_marker_learnt_in_the_middle_holds_for_what_was_already_there() {
+        let (marker, mut intake) = ([0x5a; 16], Intake::default());
+        let frames = [1, 2, 3].map(|number| Frame::new(Kind::Ping).sequence(number));
+        let mut bytes = bytes_of(&frames[..2]);
+        bytes.truncate(bytes.len() - 5);
+        bytes.extend(marker.repeat(2));
+        frames[2].encode(&mut bytes);
+        intake.push(&bytes);
+        assert_eq!(intake.next_frame(), Ok(Some(frames[0].clone())));
+        intake.set_marker(marker);
+        assert_eq!(intake.next_frame(), Ok(Some(frames[2].clone())));
+        assert_eq!(intake.next_frame(), Ok(None));
+    }
+
+    #[test]
+    fn a_broken_frame_is_told_once_and_tidying_does_not_find_the_way_back() {
+        let mut intake = intake([0x5a; 16]);
+        intake.push(&[0xff; 100]);
+        assert_eq!(intake.next_frame(), Err(Broken::TooLong(u32::MAX)));
+        assert_eq!(intake.next_frame(), Ok(None));
+        intake.tidy();
+        intake.push(&bytes_of(&[Frame::new(Kind::Ping)]));
+        assert_eq!(intake.next_frame(), Ok(None));
+    }
+}

@@ -1,0 +1,131 @@
+//! The agent: PID 1 of every sandbox. It starts commands and carries their streams, on one
+//! thread, over frames on stdin and stdout.
+//!
+//! ```text
+//!            frames                       pipes, terminals
+//!  server ───────────▶ intake ─▶ agent ─────────────────────▶ commands
+//!         ◀─────────── outbox ◀─ execs ◀─────────────────────
+//! ```
+//! Its children are hostile, and so may be what it is told: nothing of either ends it. When the
+//! server is gone, it goes too.
+
+mod agent;
+mod exec;
+mod input;
+mod intake;
+mod outbox;
+mod output;
+mod poll;
+mod ran;
+mod ring;
+mod seal;
+mod spawn;
+mod tree;
+mod users;
+
+use std::{process::ExitCode, time::Duration};
+
+use nix::sys::{
+    signal::{SigSet, Signal},
+    signalfd::{SfdFlags, SignalFd},
+};
+use rustix::{
+    fs::{OFlags, fcntl_getfl, fcntl_setfl},
+    process::{Resource, Rlimit},
+    stdio::{stdin, stdout},
+};
+
+use crate::{
+    agent::{Agent, Sent},
+    poll::{Poll, Source},
+};
+
+/// Three descriptors for each of a thousand commands.
+const DESCRIPTORS: u64 = 4096;
+
+type Failure = Box<dyn std::error::Error>;
+
+fn main() -> ExitCode {
+    let served = seal::into_memory().and_then(|()| run());
+    if std::process::id() != 1 {
+        tree::kill_all();
+    }
+    match served {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("agent: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Serves until the server is gone.
+fn run() -> Result<(), Failure> {
+    // No signal of a child's means anything to the agent, only that one ended.
+    SigSet::all().thread_block()?;
+    let children =
+        SignalFd::with_flags(&SigSet::from(Signal::SIGCHLD), SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
+    if std::process::id() != 1 {
+        // As the first process it inherits orphans by nature.
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+    }
+    raise_descriptors();
+    std::env::set_current_dir("/")?;
+    for fd in [stdin(), stdout()] {
+        fcntl_setfl(fd, fcntl_getfl(fd)? | OFlags::NONBLOCK)?;
+        let _ = rustix::pipe::fcntl_setpipe_size(fd, 1 << 20);
+    }
+
+    let poll = Poll::new()?;
+    poll.watch_input(stdin(), Source::FromServer)?;
+    poll.watch_input(&children, Source::Children)?;
+    let mut agent = Agent::new(poll, ran::now());
+    let (mut listens, mut waits) = (true, false);
+    loop {
+        let sent = agent.send(stdout())?;
+        if waits != (sent == Sent::Full) {
+            waits = !waits;
+            match waits {
+                true => agent.poll().watch_output(stdout(), Source::ToServer)?,
+                false => agent.poll().forget(stdout()),
+            }
+        }
+        if agent.outbox.is_full() == listens {
+            listens = !listens;
+            match listens {
+                true => agent.poll().watch_input(stdin(), Source::FromServer)?,
+                false => agent.poll().forget(stdin()),
+            }
+        }
+        let patience = if sent == Sent::Part { Some(Duration::ZERO) } else { agent.patience() };
+        let ready = agent.poll().wait(patience)?;
+        agent.tick(ran::now());
+        if ready.is_empty() && sent == Sent::All {
+            agent.tidy();
+        }
+        for source in ready {
+            match source {
+                Source::FromServer => {
+                    if !agent.listen(stdin()) {
+                        return Ok(());
+                    }
+                }
+                Source::ToServer => {}
+                Source::Children => {
+                    while let Ok(Some(_)) = children.read_signal() {}
+                    agent.reap();
+                }
+                Source::Stdin(_) | Source::Stdout(_) | Source::Stderr(_) => agent.ready(source),
+            }
+        }
+    }
+}
+
+fn raise_descriptors() {
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    let wanted = limit.maximum.map_or(DESCRIPTORS, |most| most.min(DESCRIPTORS));
+    if limit.current.is_some_and(|current| current < wanted) {
+        let raised = Rlimit { current: Some(wanted), maximum: limit.maximum };
+        let _ = rustix::process::setrlimit(Resource::Nofile, raised);
+    }
+}

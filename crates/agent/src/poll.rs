@@ -1,0 +1,108 @@
+//! Which file descriptors the agent waits for, and what each of them is.
+
+use std::{
+    os::fd::{AsFd, OwnedFd},
+    time::Duration,
+};
+
+use rustix::{
+    buffer::spare_capacity,
+    event::{Timespec, epoll},
+    io,
+};
+
+/// What a file descriptor is to the agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    FromServer,
+    ToServer,
+    /// A child ended.
+    Children,
+    Stdin(u32),
+    Stdout(u32),
+    Stderr(u32),
+}
+
+impl Source {
+    fn number(self) -> u64 {
+        let (exec, kind) = match self {
+            Source::FromServer => (0, 0),
+            Source::ToServer => (0, 1),
+            Source::Children => (0, 2),
+            Source::Stdin(exec) => (exec, 3),
+            Source::Stdout(exec) => (exec, 4),
+            Source::Stderr(exec) => (exec, 5),
+        };
+        u64::from(exec) << 8 | kind
+    }
+
+    fn from_number(number: u64) -> Option<Self> {
+        let exec = (number >> 8) as u32;
+        match number & 0xff {
+            0 => Some(Source::FromServer),
+            1 => Some(Source::ToServer),
+            2 => Some(Source::Children),
+            3 => Some(Source::Stdin(exec)),
+            4 => Some(Source::Stdout(exec)),
+            5 => Some(Source::Stderr(exec)),
+            _ => None,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub struct Poll {
+    epoll: OwnedFd,
+}
+
+impl Poll {
+    pub fn new() -> io::Result<Self> {
+        Ok(Self { epoll: epoll::create(epoll::CreateFlags::CLOEXEC)? })
+    }
+
+    /// Reports `source` whenever `fd` can be read.
+    pub fn watch_input(&self, fd: impl AsFd, source: Source) -> io::Result<()> {
+        epoll::add(&self.epoll, fd, epoll::EventData::new_u64(source.number()), epoll::EventFlags::IN)
+    }
+
+    /// Reports `source` whenever `fd` can be written.
+    pub fn watch_output(&self, fd: impl AsFd, source: Source) -> io::Result<()> {
+        epoll::add(&self.epoll, fd, epoll::EventData::new_u64(source.number()), epoll::EventFlags::OUT)
+    }
+
+    /// A descriptor must be taken out before it is closed: a copy of it may live on.
+    pub fn forget(&self, fd: impl AsFd) {
+        let _ = epoll::delete(&self.epoll, fd);
+    }
+
+    /// What is ready; nothing after `timeout`.
+    pub fn wait(&self, timeout: Option<Duration>) -> io::Result<Vec<Source>> {
+        let timeout = timeout
+            .map(|span| Timespec { tv_sec: span.as_secs().min(3600) as i64, tv_nsec: i64::from(span.subsec_nanos()) });
+        let mut events = Vec::with_capacity(64);
+        match epoll::wait(&self.epoll, spare_capacity(&mut events), timeout.as_ref()) {
+            Ok(_) | Err(io::Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(events.iter().filter_map(|event| Source::from_number(event.data.u64())).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_source_comes_back_as_it_went_in() {
+        for source in [
+            Source::FromServer,
+            Source::ToServer,
+            Source::Children,
+            Source::Stdin(0),
+            Source::Stdout(u32::MAX),
+            Source::Stderr(7),
+        ] {
+            assert_eq!(Source::from_number(source.number()), Some(source));
+        }
+    }
+}

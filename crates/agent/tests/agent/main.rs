@@ -1,0 +1,10 @@
+//! The agent as the server sees it: a real process, real pipes, real commands.
+
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::wildcard_enum_match_arm)]
+
+mod flow;
+mod lifecycle;
+mod probe;
+mod stdin;
+mod terminal;
+mod trees;

@@ -1,0 +1,53 @@
+//! Sandboxes from Rust: create or attach, run commands, move, over one WebSocket that mends itself.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), baton_client::Error> {
+//! use baton_client::{Exec, Options, Sandbox};
+//!
+//! let sandbox = Sandbox::create("ws://127.0.0.1:8080", Options::default()).await?;
+//! let done = sandbox.exec(Exec::argv(["echo", "hello"])).await?.collect().await?;
+//! assert_eq!(done.stdout, b"hello\n");
+//! sandbox.kill().await
+//! # }
+//! ```
+//!
+//! ```text
+//!   Sandbox ──commands──▶ link: one task, owns the socket ──▶ server
+//!      ▲                    │ one session per connection
+//!      └────── mirror ◀─────┤   what the server said last
+//!   Running ◀── pipes ◀─────┘   output in order, once, bounded
+//! ```
+//!
+//! A dropped connection is taken up again where it was: commands go on, and each byte of their
+//! output and input arrives once. What cannot be taken up ends with a typed [`Error`].
+
+mod connect;
+mod error;
+mod exec;
+mod link;
+mod mirror;
+mod options;
+mod pipe;
+mod running;
+mod sandbox;
+mod seam;
+mod session;
+mod stdin;
+mod verdict;
+mod wire;
+
+pub use baton_protocol::{
+    event::{ExecView, Output, Status, Token, Update},
+    id::{CheckpointId, ExecId, InstanceId, SandboxId, SnapshotName},
+    request::{Config, Idle, Language, Offsets},
+};
+
+pub use self::{
+    error::Error,
+    exec::Outcome,
+    mirror::Place,
+    options::{Connection, Exec, Options},
+    pipe::Chunk,
+    running::{Collected, Control, OutputStream, Running},
+    sandbox::{Checkpoint, Sandbox},
+};

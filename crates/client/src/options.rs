@@ -1,0 +1,137 @@
+//! What a caller may choose: the sandbox, the connection, one command.
+
+use std::{collections::BTreeMap, fmt, time::Duration};
+
+use baton_protocol::{
+    agent::Pty,
+    id::ExecId,
+    request::{self, Command, Config, Language},
+};
+
+/// How [`Sandbox::create`](crate::Sandbox::create) makes a sandbox and speaks with it.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    pub config: Config,
+    pub connection: Connection,
+}
+
+/// How to reach the server, and how patiently.
+#[derive(Clone)]
+pub struct Connection {
+    /// Sent as `X-API-Key`.
+    pub api_key: Option<String>,
+    /// Sent with every handshake, as for a proxy in front of the server.
+    pub headers: Vec<(String, String)>,
+    /// After a drop: for how long to try again. `None` never tries.
+    pub reconnect_for: Option<Duration>,
+    /// One handshake may take so long.
+    pub connect_within: Duration,
+    /// From the call of create or attach to a running sandbox.
+    pub start_within: Duration,
+    /// A checkpoint, snapshot, fork, handoff or kill may take so long.
+    pub answer_within: Duration,
+    /// The server pings every ten seconds: after so much silence it is gone.
+    pub silence: Duration,
+}
+
+impl Default for Connection {
+    fn default() -> Self {
+        Self {
+            api_key: None,
+            headers: Vec::new(),
+            reconnect_for: Some(Duration::from_secs(300)),
+            connect_within: Duration::from_secs(15),
+            start_within: Duration::from_secs(120),
+            answer_within: Duration::from_secs(600),
+            silence: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Keys and headers open doors: they are not printed.
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection").field("reconnect_for", &self.reconnect_for).finish_non_exhaustive()
+    }
+}
+
+/// One command.
+///
+/// ```
+/// # use baton_client::{Exec, Language};
+/// # use std::time::Duration;
+/// let build = Exec::argv(["make", "-j2"]).cwd("/src").env("CI", "1").timeout(Duration::from_secs(60));
+/// let sum = Exec::code(Language::Python, "print(1 + 1)");
+/// ```
+#[derive(Clone)]
+pub struct Exec(pub(crate) request::Exec);
+
+impl Exec {
+    pub fn argv<S: Into<String>>(argv: impl IntoIterator<Item = S>) -> Self {
+        Self::of(Command::Argv(argv.into_iter().map(Into::into).collect()))
+    }
+
+    pub fn code(language: Language, code: impl Into<String>) -> Self {
+        Self::of(Command::Code { language, code: code.into() })
+    }
+
+    fn of(command: Command) -> Self {
+        Self(request::Exec {
+            exec_id: None,
+            command,
+            env: BTreeMap::new(),
+            cwd: None,
+            user: None,
+            stdin: false,
+            pty: None,
+            timeout: None,
+        })
+    }
+
+    /// Its name; without one it gets a random one.
+    pub fn id(mut self, id: ExecId) -> Self {
+        self.0.exec_id = Some(id);
+        self
+    }
+
+    pub fn env(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.0.env.insert(name.into(), value.into());
+        self
+    }
+
+    pub fn cwd(mut self, directory: impl Into<String>) -> Self {
+        self.0.cwd = Some(directory.into());
+        self
+    }
+
+    /// A user's name or number inside the sandbox.
+    pub fn user(mut self, user: impl Into<String>) -> Self {
+        self.0.user = Some(user.into());
+        self
+    }
+
+    /// Its stdin stays open for [`write_stdin`](crate::Running::write_stdin); otherwise it is empty.
+    pub fn stdin(mut self) -> Self {
+        self.0.stdin = true;
+        self
+    }
+
+    /// It runs on a terminal of this size; all its output is then stdout. Opens stdin too.
+    pub fn pty(mut self, cols: u16, rows: u16) -> Self {
+        self.0.pty = Some(Pty { cols: cols.max(1), rows: rows.max(1) });
+        self.stdin()
+    }
+
+    /// It is killed after this much time in which the sandbox really ran.
+    pub fn timeout(mut self, span: Duration) -> Self {
+        self.0.timeout = Some(span);
+        self
+    }
+}
+
+/// Code and environment of a caller belong in no log.
+impl fmt::Debug for Exec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Exec").field("exec_id", &self.0.exec_id).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,259 @@
+//! One stream of output between the connection and its reader: in order, once, bounded.
+//!
+//! ```text
+//!   acked ≤ taken ≤ received        offsets in the stream
+//!           └ queue ┘
+//! ```
+//! The server sends at most a window past what was acknowledged, and only what the reader
+//! took is acknowledged: a slow reader slows the command down, not the connection.
+
+use std::{
+    collections::VecDeque,
+    task::{Context, Poll, Waker},
+};
+
+use bytes::Bytes;
+
+/// An acknowledgement goes out after this much.
+pub(crate) const ACK_EVERY: u64 = 256 << 10;
+/// More than any window the server grants: past this the socket is not read until the reader caught up.
+pub(crate) const FLOOD: usize = 4 << 20;
+
+/// A part of a command's output.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Chunk {
+    Data(Bytes),
+    /// The bytes `from..to` were not kept anywhere: nobody listened for too long.
+    Gap {
+        from: u64,
+        to: u64,
+    },
+    /// The sandbox went back to an older checkpoint: what follows are the bytes from `to` on, again.
+    Rewound {
+        to: u64,
+    },
+}
+
+#[derive(Debug)]
+struct Item {
+    chunk: Chunk,
+    /// Where the reader stands after it.
+    end: u64,
+    /// How often the stream had been rewound when it came.
+    rewinds: u32,
+    /// Its place among the items of both streams.
+    order: u64,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Pipe {
+    queue: VecDeque<Item>,
+    buffered: usize,
+    received: u64,
+    taken: u64,
+    acked: u64,
+    rewinds: u32,
+    discarded: bool,
+    ended: bool,
+    waker: Option<Waker>,
+}
+
+/// Bytes between what came and this frame are missing, and nobody said so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Hole;
+
+impl Pipe {
+    pub(crate) fn starting_at(offset: u64) -> Self {
+        Self { received: offset, taken: offset, acked: offset, ..Self::default() }
+    }
+
+    /// What was there before is simply left out; repeated bytes are dropped.
+    pub(crate) fn push(&mut self, offset: u64, mut bytes: Bytes, order: u64) -> Result<(), Hole> {
+        if offset > self.received {
+            return Err(Hole);
+        }
+        let known = self.received - offset;
+        if known >= bytes.len() as u64 {
+            return Ok(());
+        }
+        let bytes = bytes.split_off(known as usize);
+        self.received += bytes.len() as u64;
+        self.put(Chunk::Data(bytes), order);
+        Ok(())
+    }
+
+    pub(crate) fn gap(&mut self, to: u64, order: u64) {
+        if to > self.received {
+            let from = self.received;
+            self.received = to;
+            self.put(Chunk::Gap { from, to }, order);
+        }
+    }
+
+    pub(crate) fn rewind(&mut self, to: u64, order: u64) {
+        if to < self.received {
+            self.rewinds += 1;
+            self.received = to;
+            self.taken = self.taken.min(to);
+            self.acked = self.acked.min(to);
+            self.put(Chunk::Rewound { to }, order);
+        }
+    }
+
+    fn put(&mut self, chunk: Chunk, order: u64) {
+        if self.discarded || self.ended {
+            self.taken = self.received;
+            return;
+        }
+        if let Chunk::Data(bytes) = &chunk {
+            self.buffered += bytes.len();
+        }
+        self.queue.push_back(Item { chunk, end: self.received, rewinds: self.rewinds, order });
+        self.wake();
+    }
+
+    pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Chunk>> {
+        match self.pop() {
+            Some(chunk) => Poll::Ready(Some(chunk)),
+            None if self.ended || self.discarded => Poll::Ready(None),
+            None => {
+                self.waker = Some(context.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+
+    fn pop(&mut self) -> Option<Chunk> {
+        let item = self.queue.pop_front()?;
+        if let Chunk::Data(bytes) = &item.chunk {
+            self.buffered -= bytes.len();
+        }
+        // An item from before a rewind moves the reader, but not what counts for the server.
+        if item.rewinds == self.rewinds {
+            self.taken = item.end;
+        }
+        Some(item.chunk)
+    }
+
+    /// Where its next item stands among the items of both streams.
+    pub(crate) fn order(&self) -> Option<u64> {
+        self.queue.front().map(|item| item.order)
+    }
+
+    /// Nobody will read it: the command must not wait for that.
+    pub(crate) fn discard(&mut self) {
+        self.discarded = true;
+        self.queue.clear();
+        self.buffered = 0;
+        self.taken = self.received;
+        self.wake();
+    }
+
+    /// No more will come.
+    pub(crate) fn end(&mut self) {
+        self.ended = true;
+        self.wake();
+    }
+
+    fn wake(&mut self) {
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+
+    pub(crate) fn is_ack_due(&self) -> bool {
+        self.taken >= self.acked + ACK_EVERY
+    }
+
+    /// The offset to acknowledge now.
+    pub(crate) fn ack(&mut self) -> u64 {
+        self.acked = self.acked.max(self.taken);
+        self.acked
+    }
+
+    /// Everything that came, read or not: the server may forget it.
+    pub(crate) fn received(&self) -> u64 {
+        self.received
+    }
+
+    /// After a reconnect the server counts from what was named to it.
+    pub(crate) fn named(&mut self) -> u64 {
+        self.acked = self.received;
+        self.received
+    }
+
+    /// It is full beyond what the server may send, and nobody takes from it.
+    pub(crate) fn is_flooded(&self) -> bool {
+        self.buffered > FLOOD
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn taken(pipe: &mut Pipe) -> Vec<Chunk> {
+        std::iter::from_fn(|| pipe.pop()).collect()
+    }
+
+    fn data(text: &'static str) -> Chunk {
+        Chunk::Data(Bytes::from_static(text.as_bytes()))
+    }
+
+    #[test]
+    fn repeated_bytes_arrive_once() {
+        let mut pipe = Pipe::default();
+        for (offset, text) in [(0, "abc"), (0, "abc"), (1, "bcd"), (4, "e"), (2, "c")] {
+            pipe.push(offset, Bytes::from(text), 0).unwrap();
+        }
+        assert_eq!(taken(&mut pipe), [data("abc"), data("d"), data("e")]);
+        assert_eq!(pipe.ack(), 5);
+    }
+
+    #[test]
+    fn a_hole_is_not_passed_over() {
+        let mut pipe = Pipe::default();
+        assert_eq!(pipe.push(1, Bytes::from_static(b"x"), 0), Err(Hole));
+        pipe.gap(10, 0);
+        pipe.push(10, Bytes::from_static(b"x"), 0).unwrap();
+        assert_eq!(taken(&mut pipe), [Chunk::Gap { from: 0, to: 10 }, data("x")]);
+    }
+
+    #[test]
+    fn only_what_was_read_is_acknowledged() {
+        let mut pipe = Pipe::default();
+        let half = Bytes::from(vec![0; ACK_EVERY as usize / 2]);
+        for n in 0..4 {
+            pipe.push(n * half.len() as u64, half.clone(), n).unwrap();
+        }
+        assert!(!pipe.is_ack_due());
+        pipe.pop();
+        assert!(!pipe.is_ack_due());
+        pipe.pop();
+        assert!(pipe.is_ack_due());
+        assert_eq!(pipe.ack(), ACK_EVERY);
+        assert!(!pipe.is_ack_due());
+    }
+
+    #[test]
+    fn what_nobody_reads_is_acknowledged_as_it_comes() {
+        let mut pipe = Pipe::default();
+        pipe.push(0, Bytes::from_static(b"ab"), 0).unwrap();
+        pipe.discard();
+        pipe.push(2, Bytes::from(vec![0; ACK_EVERY as usize]), 0).unwrap();
+        assert!(pipe.is_ack_due() && pipe.queue.is_empty());
+        assert_eq!(pipe.ack(), ACK_EVERY + 2);
+    }
+
+    #[test]
+    fn after_a_rewind_the_older_items_confirm_nothing() {
+        let mut pipe = Pipe::default();
+        pipe.push(0, Bytes::from_static(b"abcd"), 0).unwrap();
+        pipe.rewind(2, 1);
+        pipe.push(2, Bytes::from_static(b"CDE"), 2).unwrap();
+        assert_eq!(pipe.pop(), Some(data("abcd")));
+        assert_eq!(pipe.ack(), 0);
+        assert_eq!(taken(&mut pipe), [Chunk::Rewound { to: 2 }, data("CDE")]);
+        assert_eq!(pipe.ack(), 5);
+    }
+}

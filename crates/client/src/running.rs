@@ -1,0 +1,207 @@
+//! A command that runs: its output, its input, its end.
+
+use std::{
+    future::poll_fn,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use baton_protocol::{event::Output, id::ExecId, request::Request};
+use bytes::Bytes;
+use futures::Stream;
+use tokio::sync::mpsc;
+
+use crate::{
+    Error,
+    exec::{Exec, Outcome, Stage},
+    link::Command,
+    pipe::Chunk,
+};
+
+/// Dropping it leaves the command running; its output is then thrown away.
+#[derive(Debug)]
+pub struct Running {
+    control: Control,
+    stdout: Option<OutputStream>,
+    stderr: Option<OutputStream>,
+}
+
+/// Everything a command wrote, and how it ended.
+#[derive(Clone, Debug, Default)]
+pub struct Collected {
+    pub stdout: Vec<u8>,
+    pub stderr: Vec<u8>,
+    pub outcome: Outcome,
+    /// How many bytes were not kept anywhere and are missing here.
+    pub lost: u64,
+}
+
+impl Running {
+    pub(crate) fn new(exec: Arc<Exec>, commands: mpsc::Sender<Command>) -> Self {
+        Self {
+            stdout: Some(OutputStream { exec: exec.clone(), output: Output::Stdout }),
+            stderr: Some(OutputStream { exec: exec.clone(), output: Output::Stderr }),
+            control: Control { exec, commands },
+        }
+    }
+
+    pub fn id(&self) -> &ExecId {
+        &self.control.exec.id
+    }
+
+    /// The next piece of output, in the order the pieces came; `None` when no more will come.
+    /// Leaves out a stream that was taken.
+    pub async fn next(&mut self) -> Option<(Output, Chunk)> {
+        let outputs: Vec<Output> =
+            [&self.stdout, &self.stderr].into_iter().flatten().map(|stream| stream.output).collect();
+        poll_fn(|context| self.control.exec.poll_any(&outputs, context)).await
+    }
+
+    /// Its stdout as a stream of its own. Read it or drop it: unread, it holds the command back.
+    pub fn take_stdout(&mut self) -> Option<OutputStream> {
+        self.stdout.take()
+    }
+
+    /// Its stderr as a stream of its own. Read it or drop it: unread, it holds the command back.
+    pub fn take_stderr(&mut self) -> Option<OutputStream> {
+        self.stderr.take()
+    }
+
+    /// Waits for its end. Output that was neither read nor taken is thrown away.
+    /// Non-zero exit codes are outcomes, not errors. May be called again.
+    pub async fn wait(&mut self) -> Result<Outcome, Error> {
+        (self.stdout, self.stderr) = (None, None);
+        self.control.ended().await
+    }
+
+    /// Reads everything it writes, and waits for its end.
+    pub async fn collect(mut self) -> Result<Collected, Error> {
+        let mut collected = Collected::default();
+        while let Some((output, chunk)) = self.next().await {
+            let bytes = match output {
+                Output::Stdout => &mut collected.stdout,
+                Output::Stderr => &mut collected.stderr,
+            };
+            match chunk {
+                Chunk::Data(data) => bytes.extend_from_slice(&data),
+                Chunk::Gap { from, to } => collected.lost += to - from,
+                // With a gap before it the place is not known; then all is kept.
+                Chunk::Rewound { to } if collected.lost == 0 => bytes.truncate(to as usize),
+                Chunk::Rewound { .. } => {}
+            }
+        }
+        collected.outcome = self.wait().await?;
+        Ok(collected)
+    }
+
+    /// A handle of its own for input and signals, to use while the output is being read.
+    pub fn control(&self) -> Control {
+        self.control.clone()
+    }
+
+    /// See [`Control::write_stdin`].
+    pub async fn write_stdin(&self, bytes: impl Into<Bytes>) -> Result<(), Error> {
+        self.control.write_stdin(bytes).await
+    }
+
+    /// See [`Control::close_stdin`].
+    pub fn close_stdin(&self) {
+        self.control.close_stdin();
+    }
+
+    /// See [`Control::signal`].
+    pub async fn signal(&self, name: &str) -> Result<(), Error> {
+        self.control.signal(name).await
+    }
+
+    /// See [`Control::kill`].
+    pub async fn kill(&self) -> Result<(), Error> {
+        self.control.kill().await
+    }
+
+    /// See [`Control::resize`].
+    pub async fn resize(&self, cols: u16, rows: u16) -> Result<(), Error> {
+        self.control.resize(cols, rows).await
+    }
+}
+
+/// Input and signals of a command.
+#[derive(Clone, Debug)]
+pub struct Control {
+    exec: Arc<Exec>,
+    commands: mpsc::Sender<Command>,
+}
+
+impl Control {
+    /// Waits while a mebibyte is on its way. Each byte arrives once, also over a reconnect.
+    /// The command must have been started with [`stdin`](crate::Exec::stdin).
+    pub async fn write_stdin(&self, bytes: impl Into<Bytes>) -> Result<(), Error> {
+        self.exec.write_stdin(bytes.into()).await
+    }
+
+    /// The command reads the end after everything written before.
+    pub fn close_stdin(&self) {
+        self.exec.close_stdin();
+    }
+
+    /// Sends a signal such as `"INT"`, at most once: a drop at the wrong moment loses it.
+    pub async fn signal(&self, name: &str) -> Result<(), Error> {
+        self.tell(Request::Signal { exec_id: self.exec.id.clone(), signal: name.to_owned() }).await
+    }
+
+    /// Kills its whole process tree. Asked again after a reconnect for as long as it runs.
+    pub async fn kill(&self) -> Result<(), Error> {
+        self.exec.want_kill();
+        self.tell(Request::KillProcess { exec_id: Some(self.exec.id.clone()) }).await
+    }
+
+    /// Its terminal has a new size.
+    pub async fn resize(&self, cols: u16, rows: u16) -> Result<(), Error> {
+        self.tell(Request::Resize { exec_id: self.exec.id.clone(), cols: cols.max(1), rows: rows.max(1) }).await
+    }
+
+    /// To a command that is over nothing is said.
+    async fn tell(&self, request: Request) -> Result<(), Error> {
+        if let Stage::Ended(end) = &*self.exec.stage.borrow() {
+            return end.clone().map(|_| ());
+        }
+        let sent = self.commands.send(Command::Tell(request)).await;
+        sent.map_err(|_| Error::Ended("its sandbox was let go".into()))
+    }
+
+    async fn ended(&self) -> Result<Outcome, Error> {
+        let mut stage = self.exec.stage.subscribe();
+        match stage.wait_for(|stage| matches!(stage, Stage::Ended(_))).await.as_deref() {
+            Ok(Stage::Ended(end)) => end.clone(),
+            Ok(Stage::Asked | Stage::Started) | Err(_) => Err(Error::Ended("its sandbox was let go".into())),
+        }
+    }
+}
+
+/// One stream of a command's output. Dropped, the rest is thrown away and does not hold the command back.
+#[derive(Debug)]
+pub struct OutputStream {
+    exec: Arc<Exec>,
+    output: Output,
+}
+
+impl OutputStream {
+    pub async fn next(&mut self) -> Option<Chunk> {
+        poll_fn(|context| self.exec.poll_one(self.output, context)).await
+    }
+}
+
+impl Stream for OutputStream {
+    type Item = Chunk;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Chunk>> {
+        self.exec.poll_one(self.output, context)
+    }
+}
+
+impl Drop for OutputStream {
+    fn drop(&mut self) {
+        self.exec.discard(self.output);
+    }
+}

@@ -1,0 +1,308 @@
+//! The handle of one sandbox.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use baton_protocol::{
+    event::{ExecView, Status, Token, Update},
+    id::{CheckpointId, ExecId, InstanceId, SandboxId, SnapshotName},
+    request::{Offsets, Request},
+};
+use tokio::{
+    sync::{Notify, broadcast, mpsc, oneshot, watch},
+    task::JoinSet,
+};
+
+use crate::{
+    Error, Exec, Options, Running,
+    connect::{Address, Cookies},
+    exec::{self, Stage},
+    link::{Command, Link, Sent},
+    mirror::{Mirror, Place},
+    options::Connection,
+    seam,
+};
+
+/// Requests that wait for a connection.
+const COMMANDS: usize = 64;
+/// Updates kept for a reader that is behind.
+const UPDATES: usize = 256;
+
+/// One sandbox, over one connection that mends itself.
+///
+/// Dropping it closes the connection; the sandbox lives on until its idle time is over.
+#[derive(Debug)]
+pub struct Sandbox {
+    place: Place,
+    answer_within: Duration,
+    commands: mpsc::Sender<Command>,
+    look: Arc<Notify>,
+    mirror: watch::Receiver<Mirror>,
+    updates: broadcast::Sender<Update>,
+    /// Holds the one task; it ends with this handle.
+    _link: JoinSet<()>,
+}
+
+/// How to take a checkpoint.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Checkpoint {
+    /// Running commands are part of it. Without this it is refused while one runs.
+    pub live: bool,
+    /// The sandbox goes on here afterwards. Without this the session ends.
+    pub keep_running: bool,
+}
+
+impl Sandbox {
+    /// A new sandbox, running.
+    pub async fn create(url: &str, options: Options) -> Result<Self, Error> {
+        Self::open(url, None, options).await
+    }
+
+    /// An existing one, wherever it is, running.
+    pub async fn attach(url: &str, id: SandboxId, token: Token) -> Result<Self, Error> {
+        Self::attach_with(url, id, token, Connection::default()).await
+    }
+
+    pub async fn attach_with(url: &str, id: SandboxId, token: Token, connection: Connection) -> Result<Self, Error> {
+        let options = Options { connection, ..Options::default() };
+        Self::open(url, Some(Place { id, token }), options).await
+    }
+
+    async fn open(url: &str, place: Option<Place>, options: Options) -> Result<Self, Error> {
+        let Connection { start_within, answer_within, .. } = options.connection;
+        let (commands, receiver) = mpsc::channel(COMMANDS);
+        let (sender, mut mirror) = watch::channel(Mirror::of(place));
+        let updates = broadcast::Sender::new(UPDATES);
+        let look = Arc::new(Notify::new());
+        let link = Link {
+            address: Address::parse(url)?,
+            options: options.connection,
+            config: options.config,
+            cookies: Cookies::default(),
+            commands: receiver,
+            look: look.clone(),
+            mirror: sender,
+            updates: updates.clone(),
+            execs: BTreeMap::new(),
+        };
+        let mut task = JoinSet::new();
+        task.spawn(link.run());
+        let started = mirror.wait_for(|mirror| mirror.sessions > 0 || mirror.end.is_some());
+        let place = match seam::timeout(start_within, started).await {
+            None => return Err(Error::Timeout(start_within)),
+            Some(Err(_)) => return Err(Error::Ended("its task stopped".into())),
+            Some(Ok(mirror)) => match (&mirror.end, &mirror.place) {
+                (Some(error), _) => return Err(error.clone()),
+                (None, Some(place)) => place.clone(),
+                (None, None) => return Err(Error::Protocol("the sandbox runs and has no id".into())),
+            },
+        };
+        Ok(Self { place, answer_within, commands, look, mirror, updates, _link: task })
+    }
+
+    pub fn id(&self) -> &SandboxId {
+        &self.place.id
+    }
+
+    /// Whoever has it may attach: keep it like a password.
+    pub fn token(&self) -> &Token {
+        &self.place.token
+    }
+
+    /// What the server said last.
+    pub fn status(&self) -> Option<Status> {
+        self.mirror.borrow().status()
+    }
+
+    /// The instance the sandbox is on.
+    pub fn instance(&self) -> Option<InstanceId> {
+        self.mirror.borrow().instance.clone()
+    }
+
+    /// Whether there is a connection just now. Nobody needs to look: requests wait for one.
+    pub fn is_connected(&self) -> bool {
+        self.mirror.borrow().is_open
+    }
+
+    /// Every update from now on, as it comes.
+    pub fn updates(&self) -> broadcast::Receiver<Update> {
+        self.updates.subscribe()
+    }
+
+    /// The commands the sandbox knew when the connection began.
+    pub fn execs(&self) -> Vec<ExecView> {
+        self.mirror.borrow().execs.clone()
+    }
+
+    /// Starts a command. [`Error::Refused`] if it cannot be.
+    pub async fn exec(&self, exec: Exec) -> Result<Running, Error> {
+        let mut request = exec.0;
+        let id = match &request.exec_id {
+            Some(id) => id.clone(),
+            None => {
+                let text = format!("x{:016x}", seam::dice());
+                ExecId::parse(&text).map_err(|error| Error::Protocol(error.to_string()))?
+            }
+        };
+        request.exec_id = Some(id.clone());
+        self.run(exec::Exec::new(id, Some(request), Offsets::default(), self.look.clone())).await
+    }
+
+    /// Follows a command that runs already, or has ended unread, from these offsets on.
+    pub async fn follow(&self, id: &ExecId, from: Offsets) -> Result<Running, Error> {
+        if !self.mirror.borrow().execs.iter().any(|view| view.exec_id == *id) {
+            let message = "the sandbox knows no such command".to_owned();
+            return Err(Error::Refused { status: Status::ExecutionError, message });
+        }
+        self.run(exec::Exec::new(id.clone(), None, from, self.look.clone())).await
+    }
+
+    async fn run(&self, exec: exec::Exec) -> Result<Running, Error> {
+        let exec = Arc::new(exec);
+        let mut stage = exec.stage.subscribe();
+        let running = Running::new(exec.clone(), self.commands.clone());
+        self.command(Command::Exec(exec)).await?;
+        let answered = stage.wait_for(|stage| !matches!(stage, Stage::Asked));
+        match seam::timeout(self.answer_within, answered).await {
+            None => Err(Error::Timeout(self.answer_within)),
+            Some(Ok(stage)) => match &*stage {
+                Stage::Ended(Err(error)) => Err(error.clone()),
+                Stage::Asked | Stage::Started | Stage::Ended(Ok(_)) => Ok(running),
+            },
+            Some(Err(_)) => Err(self.end()),
+        }
+    }
+
+    /// Saves memory and files; the session ends, and the sandbox can be attached again anywhere.
+    pub async fn checkpoint(&self) -> Result<CheckpointId, Error> {
+        self.checkpoint_with(Checkpoint::default()).await
+    }
+
+    pub async fn checkpoint_with(&self, how: Checkpoint) -> Result<CheckpointId, Error> {
+        let request = Request::Checkpoint { live: how.live, keep_running: how.keep_running };
+        let answers = [Status::Checkpointed, Status::CheckpointError, Status::ExecutionInProgressError];
+        let answer = self.ask(request, |mirror, sent| mirror.since(sent.heard, &answers).cloned()).await?;
+        match answer {
+            Update { status: Status::Checkpointed, checkpoint_id: Some(id), .. } => Ok(id),
+            Update { status: Status::Checkpointed, .. } => Err(Error::Protocol("a checkpoint without an id".into())),
+            refused => Err(Error::of(&refused)),
+        }
+    }
+
+    /// Keeps the file system under a name, for new sandboxes to start from.
+    pub async fn snapshot(&self, name: &SnapshotName) -> Result<(), Error> {
+        let request = Request::Snapshot { name: name.clone(), full: false };
+        let answer = self
+            .ask(request, |mirror, sent| {
+                let made = mirror
+                    .since(sent.heard, &[Status::FilesystemSnapshotCreated])
+                    .filter(|update| update.snapshot.as_ref().is_none_or(|made| made == name));
+                made.or_else(|| mirror.since(sent.heard, &[Status::FilesystemSnapshotError])).cloned()
+            })
+            .await?;
+        if answer.status == Status::FilesystemSnapshotCreated { Ok(()) } else { Err(Error::of(&answer)) }
+    }
+
+    /// Copies of this sandbox, each to be attached.
+    pub async fn fork(&self, count: u32) -> Result<Vec<Place>, Error> {
+        let refusals = [Status::Error, Status::CheckpointError, Status::CreationError];
+        self.ask(Request::Fork { count }, |mirror, sent| {
+            let copies = mirror.forked_since(sent.heard).map(|copies| {
+                let place = |copy: &baton_protocol::event::Copied| Place {
+                    id: copy.sandbox_id.clone(),
+                    token: copy.sandbox_token.clone(),
+                };
+                Ok(copies.iter().map(place).collect())
+            });
+            copies.or_else(|| mirror.since(sent.heard, &refusals).map(|update| Err(Error::of(update))))
+        })
+        .await?
+    }
+
+    /// Leaves the instance it is on, and is running again, wherever that is, when this returns.
+    pub async fn handoff(&self) -> Result<(), Error> {
+        let refusals = [Status::Error, Status::CheckpointError];
+        self.wait(Request::Handoff, |mirror, sent| {
+            if mirror.sessions > sent.session {
+                return Some(Ok(()));
+            }
+            let refused = mirror.since(sent.heard, &refusals).map(Error::of);
+            refused.or_else(|| mirror.end.clone()).map(Err)
+        })
+        .await
+    }
+
+    /// Ends and deletes the sandbox, and this session with it. One that is gone already is no error.
+    pub async fn kill(&self) -> Result<(), Error> {
+        loop {
+            let ended = self.wait(Request::KillSandbox, |mirror, sent| match &mirror.end {
+                Some(Error::Ended(_) | Error::NotFound) => Some(Ok(true)),
+                Some(error) => Some(Err(error.clone())),
+                None => match mirror.since(sent.heard, &[Status::KillError]) {
+                    Some(refused) => Some(Err(Error::of(refused))),
+                    // The request may be lost with its connection. To ask twice does no harm.
+                    None => (mirror.sessions > sent.session).then_some(Ok(false)),
+                },
+            });
+            match ended.await {
+                Ok(true) | Err(Error::Ended(_) | Error::NotFound) => return Ok(()),
+                Ok(false) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Closes the connection politely and leaves the sandbox as it is.
+    pub async fn close(mut self) {
+        if self.command(Command::Close).await.is_ok() {
+            let closed = self.mirror.wait_for(|mirror| mirror.end.is_some());
+            let _ = seam::timeout(Duration::from_secs(5), closed).await;
+        }
+    }
+
+    /// An answer that only the session can bring in which the question was asked.
+    async fn ask<T>(&self, request: Request, answer: impl Fn(&Mirror, Sent) -> Option<T>) -> Result<T, Error> {
+        self.wait(request, |mirror, sent| {
+            if let Some(answer) = answer(mirror, sent) {
+                return Some(Ok(answer));
+            }
+            if let Some(error) = &mirror.end {
+                return Some(Err(error.clone()));
+            }
+            let lost = !mirror.is_open || mirror.sessions > sent.session;
+            lost.then(|| Err(Error::Connection("it broke before the answer came".into())))
+        })
+        .await
+    }
+
+    /// Sends a request, then waits until something can be said about it.
+    async fn wait<T>(
+        &self,
+        request: Request,
+        answer: impl Fn(&Mirror, Sent) -> Option<Result<T, Error>>,
+    ) -> Result<T, Error> {
+        let answered = async {
+            let (sent, was_sent) = oneshot::channel();
+            self.command(Command::Ask { request, sent }).await?;
+            let Ok(sent) = was_sent.await else { return Err(self.end()) };
+            let mut mirror = self.mirror.clone();
+            let mut found = None;
+            let waited = mirror
+                .wait_for(|mirror| {
+                    found = answer(mirror, sent);
+                    found.is_some()
+                })
+                .await
+                .is_ok();
+            if waited { found.unwrap_or_else(|| Err(self.end())) } else { Err(self.end()) }
+        };
+        seam::timeout(self.answer_within, answered).await.unwrap_or(Err(Error::Timeout(self.answer_within)))
+    }
+
+    async fn command(&self, command: Command) -> Result<(), Error> {
+        self.commands.send(command).await.map_err(|_| self.end())
+    }
+
+    fn end(&self) -> Error {
+        self.mirror.borrow().end.clone().unwrap_or_else(|| Error::Ended("its task stopped".into()))
+    }
+}

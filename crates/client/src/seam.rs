@@ -1,0 +1,62 @@
+//! Time and dice of a client: nothing else here asks the system for either.
+
+use std::{
+    future::Future,
+    hash::{BuildHasher, RandomState},
+    time::Duration,
+};
+
+pub(crate) use tokio::time::Instant;
+
+/// The shortest and the longest pause before another try.
+const SHORTEST: Duration = Duration::from_millis(100);
+const LONGEST: Duration = Duration::from_secs(5);
+
+#[expect(clippy::disallowed_methods, reason = "this is the seam")]
+pub(crate) fn now() -> Instant {
+    Instant::now()
+}
+
+pub(crate) async fn sleep_until(moment: Instant) {
+    tokio::time::sleep_until(moment).await;
+}
+
+/// The work's result, or nothing; the work is dropped then.
+#[expect(clippy::disallowed_methods, reason = "this is the seam")]
+pub(crate) async fn timeout<T>(span: Duration, work: impl Future<Output = T>) -> Option<T> {
+    tokio::time::timeout(span, work).await.ok()
+}
+
+/// No two are alike; not for secrets.
+pub(crate) fn dice() -> u64 {
+    // The standard library seeds its hashers from the system, on every platform.
+    RandomState::new().hash_one(0_u8)
+}
+
+/// How long to wait before try number `attempt`, counted from 0.
+pub(crate) fn pause(attempt: u32, dice: u64) -> Duration {
+    let ceiling = LONGEST.min(SHORTEST.saturating_mul(2_u32.saturating_pow(attempt.saturating_add(1))));
+    let share = (dice >> 32) as f64 / f64::from(u32::MAX);
+    SHORTEST + (ceiling - SHORTEST).mul_f64(share)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_and_stay_within_their_bounds() {
+        assert_eq!(pause(0, 0), SHORTEST);
+        assert_eq!(pause(0, u64::MAX), 2 * SHORTEST);
+        assert_eq!(pause(3, u64::MAX), 16 * SHORTEST);
+        for attempt in [6, 31, 32, u32::MAX] {
+            assert_eq!(pause(attempt, u64::MAX), LONGEST);
+            assert_eq!(pause(attempt, 0), SHORTEST);
+        }
+    }
+
+    #[test]
+    fn dice_differ() {
+        assert_ne!(dice(), dice());
+    }
+}

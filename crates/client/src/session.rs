@@ -1,0 +1,267 @@
+//! One connection, from its handshake to its end: routes events to commands and callers.
+
+mod execs;
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use baton_protocol::{
+    binary::{self, Chunk},
+    event::{Event, Output, PROTOCOL, Status, Update},
+    frame::Stream,
+    id::ExecId,
+    request::{Data, Request, Stdin},
+};
+use bytes::Bytes;
+
+use crate::{
+    Error,
+    exec::Exec,
+    link::{Command, Link, Sent},
+    mirror::Place,
+    seam::{self, Instant},
+    stdin::Part,
+    verdict::{Said, Verdict},
+    wire::{Turn, Wire},
+};
+
+/// After its last word the server closes at once.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+pub(crate) struct Session<'a> {
+    link: &'a mut Link,
+    wire: Wire,
+    said: Said,
+    /// RUNNING came: requests may go.
+    is_running: bool,
+    by_number: HashMap<u32, Arc<Exec>>,
+    numbers: HashMap<ExecId, u32>,
+    /// Commands asked for in this session and not answered yet, in order.
+    asked: VecDeque<ExecId>,
+    /// The text of a refusal that named nobody.
+    unclear: Option<String>,
+    /// The reader of this one must catch up before anything more is read.
+    flooded: Option<Arc<Exec>>,
+    give_up: Option<Instant>,
+    silent_at: Instant,
+    leave_at: Option<Instant>,
+}
+
+enum End {
+    Verdict(Verdict),
+    Closed(Option<u16>),
+    Broken(String),
+    Left,
+}
+
+impl<'a> Session<'a> {
+    pub(crate) fn new(link: &'a mut Link, wire: Wire, give_up: Option<Instant>) -> Self {
+        let silent_at = seam::now() + link.options.silence;
+        Self {
+            link,
+            wire,
+            said: Said::default(),
+            is_running: false,
+            by_number: HashMap::new(),
+            numbers: HashMap::new(),
+            asked: VecDeque::new(),
+            unclear: None,
+            flooded: None,
+            give_up,
+            silent_at,
+            leave_at: None,
+        }
+    }
+
+    pub(crate) async fn run(mut self) -> Verdict {
+        match self.converse().await {
+            End::Verdict(verdict) => {
+                self.wire.close().await;
+                verdict
+            }
+            End::Left => {
+                self.wire.close().await;
+                Verdict::Fatal(Error::Ended("it was closed".into()))
+            }
+            End::Closed(code) => {
+                self.wire.answer_close().await;
+                self.said.verdict(code.or(Some(1005)), "")
+            }
+            End::Broken(cause) => self.said.verdict(None, &cause),
+        }
+    }
+
+    async fn converse(&mut self) -> End {
+        loop {
+            if self.flooded.as_ref().is_some_and(|exec| !exec.is_flooded()) {
+                self.flooded = None;
+            }
+            let listen = self.flooded.is_none();
+            if !listen {
+                self.silent_at = seam::now() + self.link.options.silence;
+            }
+            let look = self.link.look.clone();
+            let deadline = self.deadline();
+            tokio::select! {
+                turn = self.wire.turn(listen) => {
+                    if !matches!(turn, Turn::Wrote) {
+                        self.silent_at = seam::now() + self.link.options.silence;
+                    }
+                    match turn {
+                        Turn::Wrote => self.feed(),
+                        Turn::Alive => {}
+                        Turn::Text(text) => {
+                            if let Some(verdict) = self.event(&text) {
+                                return End::Verdict(verdict);
+                            }
+                        }
+                        Turn::Binary(bytes) => {
+                            if let Err(error) = self.output(bytes) {
+                                return End::Verdict(Verdict::Fatal(error));
+                            }
+                        }
+                        Turn::Closed(code) => return End::Closed(code),
+                        Turn::Broken(cause) => return End::Broken(cause),
+                    }
+                }
+                command = self.link.commands.recv(), if self.is_running && self.wire.has_room() => match command {
+                    Some(Command::Close) | None => return End::Left,
+                    Some(command) => self.command(command),
+                },
+                () = look.notified() => self.feed(),
+                () = seam::sleep_until(deadline) => return End::Broken("the server fell silent".into()),
+            }
+        }
+    }
+
+    fn deadline(&self) -> Instant {
+        let give_up = self.give_up.filter(|_| !self.is_running);
+        [self.leave_at, give_up].into_iter().flatten().fold(self.silent_at, Instant::min)
+    }
+
+    fn command(&mut self, command: Command) {
+        match command {
+            Command::Exec(exec) => self.exec(exec),
+            Command::Ask { request, sent } => {
+                let mirror = self.link.mirror.borrow();
+                let _ = sent.send(Sent { heard: mirror.heard(), session: mirror.sessions });
+                drop(mirror);
+                self.wire.say(&request);
+            }
+            Command::Tell(request) => self.wire.say(&request),
+            Command::Close => {}
+        }
+    }
+
+    /// Sends what became due: acknowledgements and stdin.
+    fn feed(&mut self) {
+        if !self.is_running {
+            return;
+        }
+        for exec in self.link.execs.values() {
+            if let Some(offsets) = exec.take_ack() {
+                self.wire.say(&Request::Ack { exec_id: exec.id.clone(), offsets });
+            }
+            let Some(number) = self.numbers.get(&exec.id) else { continue };
+            while self.wire.has_room()
+                && let Some(part) = exec.next_stdin()
+            {
+                match part {
+                    Part::Data { offset, bytes } => {
+                        let chunk = Chunk { stream: Stream::Stdin, exec: *number, offset, payload: &bytes };
+                        self.wire.send(chunk.encode());
+                    }
+                    Part::Eof { offset } => self.wire.say(&Request::Stdin(Stdin {
+                        exec_id: Some(exec.id.clone()),
+                        data: Data::Text(String::new()),
+                        eof: true,
+                        offset: Some(offset),
+                    })),
+                }
+            }
+        }
+    }
+
+    fn output(&mut self, bytes: Bytes) -> Result<(), Error> {
+        let chunk = Chunk::decode(&bytes).map_err(|error| Error::Protocol(error.to_string()))?;
+        let output = match chunk.stream {
+            Stream::Stdout => Output::Stdout,
+            Stream::Stderr => Output::Stderr,
+            Stream::Stdin | Stream::Exit | Stream::Tree => return Ok(()),
+        };
+        let Some(exec) = self.by_number.get(&chunk.exec) else { return Ok(()) };
+        let offset = chunk.offset;
+        let pushed = exec
+            .push(output, offset, bytes.slice(binary::HEADER..))
+            .map_err(|_| Error::Protocol("bytes of the output are missing".into()))?;
+        if pushed.flooded {
+            self.flooded = Some(exec.clone());
+        }
+        if pushed.ack
+            && let Some(offsets) = exec.take_ack()
+        {
+            self.wire.say(&Request::Ack { exec_id: exec.id.clone(), offsets });
+        }
+        Ok(())
+    }
+
+    fn event(&mut self, text: &str) -> Option<Verdict> {
+        // What is not known is of a newer server, and not for us.
+        match Event::parse(text).ok()? {
+            Event::StatusUpdate(update) => return self.update(update),
+            Event::SandboxId { sandbox_id, sandbox_token } => self
+                .link
+                .mirror
+                .send_modify(|mirror| mirror.place = Some(Place { id: sandbox_id, token: sandbox_token })),
+            Event::Hello { protocol, instance, .. } => {
+                if protocol != PROTOCOL {
+                    let text = format!("the server speaks version {protocol}");
+                    return Some(Verdict::Fatal(Error::Protocol(text)));
+                }
+                self.link.mirror.send_modify(|mirror| mirror.instance = Some(instance));
+            }
+            Event::Error { message } => self.said.error(message),
+            Event::StdinAck { exec_id, offset } => {
+                if let Some(exec) = self.link.execs.get(&exec_id) {
+                    exec.stdin_ack(offset);
+                }
+            }
+            Event::OutputGap { exec_id, stream, to, .. } => {
+                if let Some(exec) = self.link.execs.get(&exec_id) {
+                    exec.gap(stream, to);
+                }
+            }
+            Event::OutputRewound { exec_id, stream, to } => {
+                if let Some(exec) = self.link.execs.get(&exec_id) {
+                    exec.rewind(stream, to);
+                }
+            }
+            Event::Forked { sandboxes } => self.link.mirror.send_modify(|mirror| mirror.forked(sandboxes)),
+            // What it means for each command is said of each; and in this dialect output is binary.
+            Event::RolledBack { .. } | Event::Stdout { .. } | Event::Stderr { .. } => {}
+        }
+        None
+    }
+
+    fn update(&mut self, update: Update) -> Option<Verdict> {
+        let verdict = self.said.update(&update);
+        if self.said.is_last() && self.leave_at.is_none() {
+            self.leave_at = Some(seam::now() + LAST_WORDS);
+        }
+        #[expect(clippy::wildcard_enum_match_arm, reason = "the other statuses are only mirrored")]
+        match update.status {
+            Status::Running if !self.is_running => self.begin(update.execs.as_deref()),
+            Status::ExecutionRunning => self.started(&update),
+            Status::ExecutionDone => self.done(&update),
+            Status::ExecutionError | Status::ExecutionUnsupportedLanguageError => self.refused(&update),
+            Status::StdinError => self.stdin_refused(&update),
+            _ => {}
+        }
+        let _ = self.link.updates.send(update.clone());
+        self.link.mirror.send_modify(|mirror| mirror.update(update));
+        verdict
+    }
+}

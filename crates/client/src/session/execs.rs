@@ -1,0 +1,157 @@
+//! The commands of one connection: asked for, taken up, ended, refused.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use baton_protocol::{
+    event::{ExecView, Status, Update},
+    id::ExecId,
+    request::{Offsets, Request},
+};
+
+use super::Session;
+use crate::{
+    Error,
+    exec::{Exec, Outcome},
+};
+
+impl Session<'_> {
+    pub(super) fn exec(&mut self, exec: Arc<Exec>) {
+        if self.link.execs.contains_key(&exec.id) {
+            let message = "the exec id is in use".to_owned();
+            exec.ended(Err(Error::Refused { status: Status::ExecutionError, message }));
+            return;
+        }
+        self.link.execs.insert(exec.id.clone(), exec.clone());
+        if exec.request.is_some() {
+            self.ask(&exec);
+            return;
+        }
+        let number = self.link.mirror.borrow().execs.iter().find(|view| view.exec_id == exec.id).map(|view| view.exec);
+        if let Some(number) = number {
+            self.number(number, &exec);
+        }
+        let (offsets, _) = exec.resume();
+        self.wire.say(&Request::Reconnect { offsets: BTreeMap::from([(exec.id.clone(), offsets)]) });
+    }
+
+    fn ask(&mut self, exec: &Exec) {
+        if let Some(request) = &exec.request {
+            self.asked.push_back(exec.id.clone());
+            self.wire.say(&Request::Exec(Box::new(request.clone())));
+        }
+    }
+
+    fn number(&mut self, number: u32, exec: &Arc<Exec>) {
+        self.by_number.insert(number, exec.clone());
+        self.numbers.insert(exec.id.clone(), number);
+    }
+
+    /// RUNNING: takes up every command where it was left.
+    pub(super) fn begin(&mut self, views: Option<&[ExecView]>) {
+        self.is_running = true;
+        let mut offsets: BTreeMap<ExecId, Offsets> = BTreeMap::new();
+        let execs: Vec<Arc<Exec>> = self.link.execs.values().cloned().collect();
+        for exec in execs {
+            let view = views.unwrap_or_default().iter().find(|view| view.exec_id == exec.id);
+            match view {
+                Some(view) => {
+                    self.number(view.exec, &exec);
+                    exec.started();
+                    exec.stdin_ack(view.stdin);
+                }
+                // The request was lost with the last connection: ask again.
+                None if exec.is_asked() => {
+                    self.ask(&exec);
+                    continue;
+                }
+                None if views.is_some() => {
+                    let error = "the sandbox does not know the command any more".to_owned();
+                    exec.ended(Ok(Outcome { error: Some(error), ..Outcome::default() }));
+                    self.link.execs.remove(&exec.id);
+                    continue;
+                }
+                None => {}
+            }
+            let (received, kill) = exec.resume();
+            offsets.insert(exec.id.clone(), received);
+            if kill {
+                self.wire.say(&Request::KillProcess { exec_id: Some(exec.id.clone()) });
+            }
+        }
+        if !offsets.is_empty() {
+            self.wire.say(&Request::Reconnect { offsets });
+        }
+        self.link.mirror.send_modify(|mirror| {
+            mirror.sessions += 1;
+            mirror.is_open = true;
+            mirror.execs = views.unwrap_or_default().to_vec();
+        });
+        self.feed();
+    }
+
+    pub(super) fn started(&mut self, update: &Update) {
+        let (Some(id), Some(number)) = (&update.exec_id, update.exec) else { return };
+        let Some(exec) = self.link.execs.get(id).cloned() else { return };
+        self.asked.retain(|asked| asked != id);
+        self.number(number, &exec);
+        exec.started();
+        self.feed();
+    }
+
+    pub(super) fn done(&mut self, update: &Update) {
+        let Some(exec) = update.exec_id.as_ref().and_then(|id| self.link.execs.remove(id)) else { return };
+        self.forget(&exec);
+        // Everything is here: the server need not keep it.
+        self.wire.say(&Request::Ack { exec_id: exec.id.clone(), offsets: exec.received() });
+        exec.ended(Ok(Outcome::of(update)));
+    }
+
+    /// A command did not start, or is gone; or, without a name, something else was not right.
+    pub(super) fn refused(&mut self, update: &Update) {
+        if let Some(id) = &update.exec_id {
+            self.lost(id, update);
+            return;
+        }
+        match (self.asked.front().cloned(), self.asked.len(), self.link.execs.len()) {
+            (None, ..) => {}
+            // There is nothing else it could be about.
+            (Some(id), 1, 1) => self.lost(&id, update),
+            // It may be about any of them, or about input. Of those named now the server names what it does not know.
+            (Some(_), ..) => {
+                self.unclear = update.message.clone();
+                let offsets = self.asked.iter().map(|id| (id.clone(), Offsets::default())).collect();
+                self.wire.say(&Request::Reconnect { offsets });
+            }
+        }
+    }
+
+    fn lost(&mut self, id: &ExecId, update: &Update) {
+        let Some(exec) = self.link.execs.remove(id) else { return };
+        self.asked.retain(|asked| asked != id);
+        self.forget(&exec);
+        let message = update.message.clone();
+        exec.ended(if exec.is_asked() {
+            Err(Error::of(&Update { message: self.unclear.take().or(message), ..update.clone() }))
+        } else {
+            let message = message.unwrap_or_else(|| "the command is gone".to_owned());
+            Ok(Outcome { error: Some(message), ..Outcome::default() })
+        });
+    }
+
+    /// Nobody reads it any more. Without a name it is about the only one that has input under way, if that is so.
+    pub(super) fn stdin_refused(&mut self, update: &Update) {
+        let mut about = self.link.execs.values().filter(|exec| match &update.exec_id {
+            Some(id) => exec.id == *id,
+            None => exec.has_stdin_under_way(),
+        });
+        if let (Some(exec), None) = (about.next(), about.next()) {
+            exec.stdin_over();
+        }
+    }
+
+    fn forget(&mut self, exec: &Exec) {
+        if let Some(number) = self.numbers.remove(&exec.id) {
+            self.by_number.remove(&number);
+        }
+    }
+}

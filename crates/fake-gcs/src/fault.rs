@@ -1,0 +1,191 @@
+//! What goes wrong, when, and how often; and the text for it on the command line.
+
+use std::{num::NonZeroU32, str::FromStr, time::Duration};
+
+/// The request a fault waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    Any,
+    /// A whole object in one request.
+    Write,
+    /// The start of a resumable upload.
+    Start,
+    /// The bytes of a resumable upload.
+    Put,
+    /// Content.
+    Read,
+    /// Attributes.
+    Get,
+    List,
+    Delete,
+    Compose,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The work is done, the reply is lost.
+    Lost,
+    /// The connection is dropped before anything is done.
+    Drop,
+    /// No answer, ever.
+    Hang,
+    Delay(Duration),
+    /// An HTTP status, or its gRPC likeness.
+    Status(u16),
+    /// The connection breaks after so many bytes of the body.
+    Cut(usize),
+    /// So many bytes of a resumable upload are kept, then 503.
+    Keep(usize),
+    /// One bit of what is read is wrong.
+    Flip,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Times {
+    Forever,
+    Exactly(NonZeroU32),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    pub op: Op,
+    pub kind: Kind,
+    /// Only objects whose name contains this; empty is all.
+    pub object: String,
+    pub times: Times,
+}
+
+impl Fault {
+    /// Happens once, to any object.
+    pub fn new(op: Op, kind: Kind) -> Self {
+        Self { op, kind, object: String::new(), times: Times::Exactly(NonZeroU32::MIN) }
+    }
+
+    pub fn on(mut self, object: &str) -> Self {
+        object.clone_into(&mut self.object);
+        self
+    }
+
+    /// Zero is for ever.
+    pub fn times(mut self, times: u32) -> Self {
+        self.times = NonZeroU32::new(times).map_or(Times::Forever, Times::Exactly);
+        self
+    }
+}
+
+/// The first fault that fits, used up by one.
+pub(crate) fn take(faults: &mut Vec<Fault>, op: Op, object: &str) -> Option<Kind> {
+    let at =
+        faults.iter().position(|fault| (fault.op == op || fault.op == Op::Any) && object.contains(&fault.object))?;
+    let kind = faults[at].kind;
+    if let Times::Exactly(times) = faults[at].times {
+        match NonZeroU32::new(times.get() - 1) {
+            Some(left) => faults[at].times = Times::Exactly(left),
+            None => drop(faults.remove(at)),
+        }
+    }
+    Some(kind)
+}
+
+/// Why a text is not a fault.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{0}; a fault is OP:KIND[:VALUE][,object=TEXT][,times=N|forever] with \
+     OP any, write, start, put, read, get, list, delete or compose and \
+     KIND lost, drop, hang, delay:2s, status:503, cut:512KiB, keep:512KiB or flip"
+)]
+pub struct Malformed(String);
+
+/// Reads `OP:KIND[:VALUE][,object=TEXT][,times=N|forever]`, for example `write:lost,object=lock.json,times=3`.
+pub fn parse_fault(text: &str) -> Result<Fault, Malformed> {
+    let mut parts = text.split(',');
+    let mut what = parts.next().unwrap_or_default().splitn(3, ':');
+    let op = what.next().unwrap_or_default();
+    let op = match op {
+        "any" => Op::Any,
+        "write" => Op::Write,
+        "start" => Op::Start,
+        "put" => Op::Put,
+        "read" => Op::Read,
+        "get" => Op::Get,
+        "list" => Op::List,
+        "delete" => Op::Delete,
+        "compose" => Op::Compose,
+        _ => return Err(Malformed(format!("{op:?} is no request"))),
+    };
+    let (kind, value) = (what.next().unwrap_or_default(), what.next());
+    let kind = match (kind, value) {
+        ("lost", None) => Kind::Lost,
+        ("drop", None) => Kind::Drop,
+        ("hang", None) => Kind::Hang,
+        ("flip", None) => Kind::Flip,
+        ("delay", Some(value)) => {
+            Kind::Delay(humantime::parse_duration(value).map_err(|_| Malformed(format!("{value:?} is no duration")))?)
+        }
+        ("status", Some(value)) => Kind::Status(number(value)?),
+        ("cut", Some(value)) => Kind::Cut(bytes(value)?),
+        ("keep", Some(value)) => Kind::Keep(bytes(value)?),
+        _ => return Err(Malformed(format!("{kind:?} is no fault, or its value is missing or too much"))),
+    };
+    let mut fault = Fault::new(op, kind);
+    for part in parts {
+        match part.split_once('=') {
+            Some(("object", name)) => name.clone_into(&mut fault.object),
+            Some(("times", "forever")) => fault.times = Times::Forever,
+            Some(("times", count)) => fault.times = Times::Exactly(number(count)?),
+            _ => return Err(Malformed(format!("{part:?} is neither object nor times"))),
+        }
+    }
+    Ok(fault)
+}
+
+fn number<T: FromStr>(text: &str) -> Result<T, Malformed> {
+    text.parse().map_err(|_| Malformed(format!("{text:?} is no number that fits")))
+}
+
+fn bytes(text: &str) -> Result<usize, Malformed> {
+    let units = [("KiB", 10), ("MiB", 20), ("GiB", 30)];
+    let unit = units.iter().find_map(|(unit, shift)| text.strip_suffix(unit).map(|count| (count, shift)));
+    let (count, shift) = unit.unwrap_or((text, &0));
+    let count: usize = number(count)?;
+    count.checked_mul(1 << shift).ok_or_else(|| Malformed(format!("{text:?} is too much")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_is_read_as_it_is_written() {
+        assert_eq!(parse_fault("write:lost").unwrap(), Fault::new(Op::Write, Kind::Lost));
+        assert_eq!(
+            parse_fault("put:cut:512KiB,object=pages.img,times=3").unwrap(),
+            Fault::new(Op::Put, Kind::Cut(512 << 10)).on("pages.img").times(3)
+        );
+        assert_eq!(
+            parse_fault("any:delay:30ms,times=forever").unwrap(),
+            Fault::new(Op::Any, Kind::Delay(Duration::from_millis(30))).times(0)
+        );
+        assert_eq!(parse_fault("list:status:429").unwrap(), Fault::new(Op::List, Kind::Status(429)));
+        for bad in
+            ["", "write", "walk:lost", "write:lost:1", "read:cut", "read:cut:x", "any:flip,times=0", "any:flip,x"]
+        {
+            let error = parse_fault(bad).unwrap_err().to_string();
+            assert!(error.contains("OP:KIND"), "{bad:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_fault_happens_as_often_as_it_says_to_the_objects_it_names() {
+        let mut faults = vec![Fault::new(Op::Write, Kind::Lost).on("lock").times(2)];
+        assert_eq!(take(&mut faults, Op::Read, "lock.json"), None);
+        assert_eq!(take(&mut faults, Op::Write, "metadata.json"), None);
+        assert_eq!(take(&mut faults, Op::Write, "a/lock.json"), Some(Kind::Lost));
+        assert_eq!(take(&mut faults, Op::Write, "a/lock.json"), Some(Kind::Lost));
+        assert_eq!(take(&mut faults, Op::Write, "a/lock.json"), None);
+        let mut faults = vec![Fault::new(Op::Any, Kind::Drop).times(0)];
+        for _ in 0..5 {
+            assert_eq!(take(&mut faults, Op::List, ""), Some(Kind::Drop));
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! gRPC: get, list, delete and compose over HTTP/2.
+
+use axum::{
+    body::{Body, Bytes},
+    extract::{Path, State},
+    http::{HeaderMap, HeaderValue},
+};
+use http_body_util::{BodyExt, Full};
+use prost::Message;
+
+use crate::{
+    Shared, drop_connection,
+    fault::Op,
+    json::{Reply, reply},
+    objects::{About, Condition, Object, Query, Refusal},
+    proto,
+};
+
+/// Five bytes before every message: not compressed, and its length.
+const PREFIX: usize = 5;
+const LONGEST_PAGE: usize = 1000;
+
+pub async fn serve(State(state): State<Shared>, Path(method): Path<String>, body: Body) -> Reply {
+    let Ok(body) = body.collect().await else { return refuse(&Refusal::Unavailable) };
+    let mut body = body.to_bytes();
+    if body.len() < PREFIX {
+        return refuse(&Refusal::Invalid("No message."));
+    }
+    match call(&state, &method, body.split_off(PREFIX)).await {
+        Ok(answer) => {
+            let mut message = vec![0];
+            message.extend_from_slice(&u32::try_from(answer.len()).unwrap_or(u32::MAX).to_be_bytes());
+            message.extend_from_slice(&answer);
+            let mut trailers = HeaderMap::new();
+            trailers.insert("grpc-status", HeaderValue::from_static("0"));
+            let body = Full::new(Bytes::from(message)).with_trailers(async move { Some(Ok(trailers)) });
+            framed(reply(200, Body::new(body)))
+        }
+        Err(refusal) => refuse(&refusal),
+    }
+}
+
+async fn call(state: &Shared, method: &str, message: Bytes) -> Result<Vec<u8>, Refusal> {
+    match method {
+        "GetObject" => {
+            let asked: proto::GetObject = decode(message)?;
+            let lose = state.receive(Op::Get, &asked.object).await?.lose_reply;
+            let condition = Condition { is: asked.if_generation_match, is_not: asked.if_generation_not_match };
+            let bucket = bucket(&asked.bucket);
+            let objects = state.objects();
+            let object = objects.get(bucket, &asked.object)?;
+            condition.check(Some(object))?;
+            answer(lose, &describe(bucket, &asked.object, object))
+        }
+        "DeleteObject" => {
+            let asked: proto::DeleteObject = decode(message)?;
+            let lose = state.receive(Op::Delete, &asked.object).await?.lose_reply;
+            let condition = Condition { is: asked.if_generation_match, is_not: asked.if_generation_not_match };
+            state.objects().delete(bucket(&asked.bucket), &asked.object, condition)?;
+            answer(lose, &proto::Empty {})
+        }
+        "ListObjects" => {
+            let asked: proto::ListObjects = decode(message)?;
+            let lose = state.receive(Op::List, &asked.prefix).await?.lose_reply;
+            answer(lose, &list(state, &asked)?)
+        }
+        "ComposeObject" => {
+            let asked: proto::ComposeObject = decode(message)?;
+            let target = asked.destination.ok_or(Refusal::Invalid("No destination."))?;
+            let lose = state.receive(Op::Compose, &target.name).await?.lose_reply;
+            let pinned = |generation| (generation != 0).then_some(generation);
+            let sources: Vec<_> = asked.sources.into_iter().map(|s| (s.name, pinned(s.generation))).collect();
+            let content_type = (!target.content_type.is_empty()).then_some(target.content_type);
+            let about = About { content_type, metadata: target.metadata, crc32c: None };
+            let condition = Condition { is: asked.if_generation_match, is_not: None };
+            let bucket = bucket(&target.bucket);
+            let object = state.objects().compose(bucket, &target.name, &sources, &about, condition)?;
+            answer(lose, &describe(bucket, &target.name, &object))
+        }
+        _ => Err(Refusal::Unimplemented),
+    }
+}
+
+fn list(state: &Shared, asked: &proto::ListObjects) -> Result<proto::Listed, Refusal> {
+    let bucket = bucket(&asked.parent);
+    let continued = !asked.page_token.is_empty();
+    let objects = state.objects();
+    let limit = usize::try_from(asked.page_size).unwrap_or(0);
+    let query = Query {
+        prefix: &asked.prefix,
+        start: if continued { &asked.page_token } else { &asked.lexicographic_start },
+        after: continued,
+        limit: if limit == 0 { LONGEST_PAGE } else { limit.min(LONGEST_PAGE) },
+    };
+    let (page, more) = objects.list(bucket, query)?;
+    let last = page.last().filter(|_| more).map(|(name, _)| (*name).to_owned());
+    Ok(proto::Listed {
+        objects: page.into_iter().map(|(name, object)| describe(bucket, name, object)).collect(),
+        next_page_token: last.unwrap_or_default(),
+    })
+}
+
+fn describe(bucket: &str, name: &str, object: &Object) -> proto::Object {
+    let since = object.updated.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let time = proto::Timestamp {
+        seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
+        nanos: i32::try_from(since.subsec_nanos()).unwrap_or(0),
+    };
+    proto::Object {
+        name: name.to_owned(),
+        bucket: format!("projects/_/buckets/{bucket}"),
+        generation: object.generation,
+        metageneration: 1,
+        storage_class: "STANDARD".to_owned(),
+        size: i64::try_from(object.data.len()).unwrap_or(i64::MAX),
+        content_type: object.content_type.clone(),
+        create_time: Some(time.clone()),
+        checksums: Some(proto::Checksums { crc32c: Some(object.crc32c) }),
+        update_time: Some(time),
+        metadata: object.metadata.clone(),
+    }
+}
+
+fn answer(lose: bool, message: &impl Message) -> Result<Vec<u8>, Refusal> {
+    if lose {
+        drop_connection();
+    }
+    Ok(message.encode_to_vec())
+}
+
+fn decode<T: Message + Default>(message: Bytes) -> Result<T, Refusal> {
+    T::decode(message).map_err(|_| Refusal::Invalid("Malformed message."))
+}
+
+/// `projects/_/buckets/NAME` is what the client says.
+fn bucket(resource: &str) -> &str {
+    resource.rsplit('/').next().unwrap_or(resource)
+}
+
+fn refuse(refusal: &Refusal) -> Reply {
+    let (code, message) = match refusal {
+        Refusal::NoBucket => ("5", "The specified bucket does not exist."),
+        Refusal::NoObject(_) => ("5", "No such object."),
+        Refusal::Precondition => ("9", "At least one of the pre-conditions you specified did not hold."),
+        Refusal::NotModified => ("10", "Not modified."),
+        Refusal::Invalid(why) => ("3", *why),
+        Refusal::TooMany | Refusal::Status(429) => ("8", "Rate limit."),
+        Refusal::Unimplemented => ("12", "Not implemented."),
+        Refusal::Status(401) => ("16", "A fault was asked for."),
+        Refusal::Status(403) => ("7", "A fault was asked for."),
+        Refusal::Unavailable | Refusal::Status(_) => ("14", "Try again."),
+    };
+    let mut answer = framed(reply(200, Body::empty()));
+    answer.headers_mut().insert("grpc-status", HeaderValue::from_static(code));
+    answer.headers_mut().insert("grpc-message", HeaderValue::from_static(message));
+    answer
+}
+
+fn framed(mut answer: Reply) -> Reply {
+    answer.headers_mut().insert("content-type", HeaderValue::from_static("application/grpc"));
+    answer
+}

@@ -1,0 +1,186 @@
+//! A Cloud Storage server in this process: tests run against it, and two servers on one machine can be tried with it.
+//!
+//! It speaks both transports of the official client on one port: the JSON API over HTTP/1.1
+//! (`json`, `resumable`) and gRPC over HTTP/2 (`grpc`, `proto`). Objects lie in memory (`objects`).
+//! What can go wrong goes wrong on demand (`fault`).
+
+#![expect(clippy::disallowed_methods, reason = "a server in its own right: its time is not an instance's")]
+
+mod fault;
+mod grpc;
+mod json;
+mod objects;
+mod proto;
+mod resumable;
+
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    routing::{get, post},
+    serve::ListenerExt,
+};
+use tokio::{net::TcpListener, task::JoinSet};
+
+pub use fault::{Fault, Kind, Malformed, Op, Times, parse_fault};
+use objects::{Objects, Refusal};
+
+/// How the server behaves from the start.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Added to every request.
+    pub latency: Duration,
+    /// How soon the same object may be written again; sooner is answered with 429.
+    pub write_interval: Option<Duration>,
+    pub faults: Vec<Fault>,
+    /// The buckets there are. Empty: every bucket anybody names.
+    pub buckets: Vec<String>,
+}
+
+/// A running server; it ends with this value.
+#[derive(Debug)]
+pub struct FakeGcs {
+    shared: Shared,
+    server: JoinSet<()>,
+}
+
+pub(crate) type Shared = Arc<State>;
+
+#[derive(Debug)]
+pub(crate) struct State {
+    url: String,
+    objects: Mutex<Objects>,
+    faults: Mutex<Vec<Fault>>,
+    latency: Mutex<Duration>,
+    requests: AtomicU64,
+}
+
+impl FakeGcs {
+    /// Listens on `addr` (port 0 is any free one) and serves at once.
+    pub async fn start(addr: SocketAddr, options: Options) -> io::Result<Self> {
+        let listener = TcpListener::bind(addr).await?;
+        let shared = Arc::new(State {
+            url: format!("http://{}", listener.local_addr()?),
+            objects: Mutex::new(Objects::new(options.buckets, options.write_interval)),
+            faults: Mutex::new(options.faults),
+            latency: Mutex::new(options.latency),
+            requests: AtomicU64::new(0),
+        });
+        let routes = Router::new()
+            .route("/storage/v1/b/{bucket}/o/{*object}", get(json::read))
+            .route("/upload/storage/v1/b/{bucket}/o", post(json::upload).put(resumable::put))
+            .route("/google.storage.v2.Storage/{method}", post(grpc::serve))
+            .layer(axum::extract::DefaultBodyLimit::disable())
+            .with_state(shared.clone());
+        // Without it small gRPC answers wait 40 ms for a delayed acknowledgement.
+        let listener = listener.tap_io(|socket| drop(socket.set_nodelay(true)));
+        let mut server = JoinSet::new();
+        server.spawn(async move { drop(axum::serve(listener, routes).await) });
+        Ok(Self { shared, server })
+    }
+
+    /// The endpoint for both clients.
+    pub fn url(&self) -> &str {
+        &self.shared.url
+    }
+
+    pub fn add_fault(&self, fault: Fault) {
+        lock(&self.shared.faults).push(fault);
+    }
+
+    /// Faults that have not happened yet, or not as often as they should.
+    pub fn faults_left(&self) -> Vec<Fault> {
+        lock(&self.shared.faults).clone()
+    }
+
+    pub fn clear_faults(&self) {
+        lock(&self.shared.faults).clear();
+    }
+
+    pub fn set_latency(&self, latency: Duration) {
+        *lock(&self.shared.latency) = latency;
+    }
+
+    pub fn set_write_interval(&self, interval: Option<Duration>) {
+        lock(&self.shared.objects).set_write_interval(interval);
+    }
+
+    /// Requests received so far.
+    pub fn requests(&self) -> u64 {
+        self.shared.requests.load(Ordering::SeqCst)
+    }
+
+    /// What an object holds, past all faults.
+    pub fn content(&self, bucket: &str, name: &str) -> Option<bytes::Bytes> {
+        lock(&self.shared.objects).get(bucket, name).ok().map(|object| object.data.clone())
+    }
+
+    /// Puts an object there, past all faults and conditions.
+    pub fn put(&self, bucket: &str, name: &str, data: impl Into<bytes::Bytes>) {
+        lock(&self.shared.objects).force(bucket, name, data.into());
+    }
+
+    /// Serves until the task is gone, which is for ever.
+    pub async fn run(mut self) {
+        self.server.join_next().await;
+    }
+}
+
+/// What a handler has to do beside its work.
+#[derive(Debug, Default)]
+pub(crate) struct Plan {
+    /// The reply is lost after the work was done.
+    lose_reply: bool,
+    /// The connection breaks after so many bytes.
+    cut: Option<usize>,
+    /// So many bytes of an upload are kept, then 503.
+    keep: Option<usize>,
+    /// A bit of the body is wrong.
+    flip: bool,
+}
+
+impl State {
+    /// Counts a request, lets it wait, and applies the fault that is due, if any.
+    pub(crate) async fn receive(&self, op: Op, object: &str) -> Result<Plan, Refusal> {
+        self.requests.fetch_add(1, Ordering::SeqCst);
+        let latency = *lock(&self.latency);
+        if !latency.is_zero() {
+            tokio::time::sleep(latency).await;
+        }
+        let due = fault::take(&mut lock(&self.faults), op, object);
+        let mut plan = Plan::default();
+        match due {
+            None => {}
+            Some(Kind::Lost) => plan.lose_reply = true,
+            Some(Kind::Drop) => drop_connection(),
+            Some(Kind::Hang) => std::future::pending().await,
+            Some(Kind::Delay(span)) => tokio::time::sleep(span).await,
+            Some(Kind::Status(code)) => return Err(Refusal::Status(code)),
+            Some(Kind::Cut(bytes)) => plan.cut = Some(bytes),
+            Some(Kind::Keep(bytes)) => plan.keep = Some(bytes),
+            Some(Kind::Flip) => plan.flip = true,
+        }
+        Ok(plan)
+    }
+
+    pub(crate) fn objects(&self) -> MutexGuard<'_, Objects> {
+        lock(&self.objects)
+    }
+}
+
+/// Ends the connection's task, and with it the connection, without an answer and without a panic message.
+pub(crate) fn drop_connection() -> ! {
+    std::panic::resume_unwind(Box::new("the connection is dropped"))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,70 @@
+//! The binary WebSocket frame of `baton.v1`: output to the client, stdin from it.
+//!
+//! ```text
+//!  ┌────────┬────────────┬──────────────┬─────────┐
+//!  │ stream │ exec (u32) │ offset (u64) │ payload │   big endian
+//!  └────────┴────────────┴──────────────┴─────────┘
+//! ```
+
+use crate::frame::Stream;
+
+pub const HEADER: usize = 13;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chunk<'a> {
+    pub stream: Stream,
+    pub exec: u32,
+    pub offset: u64,
+    pub payload: &'a [u8],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Malformed {
+    #[error("A binary message is at least {HEADER} bytes long.")]
+    TooShort,
+    #[error("The first byte of a binary message is 0 (stdin), 1 (stdout) or 2 (stderr).")]
+    Stream,
+}
+
+impl<'a> Chunk<'a> {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(HEADER + self.payload.len());
+        out.push(self.stream as u8);
+        out.extend_from_slice(&self.exec.to_be_bytes());
+        out.extend_from_slice(&self.offset.to_be_bytes());
+        out.extend_from_slice(self.payload);
+        out
+    }
+
+    pub fn decode(bytes: &'a [u8]) -> Result<Self, Malformed> {
+        let Some((header, payload)) = bytes.split_first_chunk::<HEADER>() else { return Err(Malformed::TooShort) };
+        let stream = match header[0] {
+            0 => Stream::Stdin,
+            1 => Stream::Stdout,
+            2 => Stream::Stderr,
+            _ => return Err(Malformed::Stream),
+        };
+        let exec = header[1..5].iter().fold(0, |sum, byte| sum << 8 | u32::from(*byte));
+        let offset = header[5..13].iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
+        Ok(Self { stream, exec, offset, payload })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_comes_back_as_it_was() {
+        let chunk = Chunk { stream: Stream::Stderr, exec: 0x0102_0304, offset: 1 << 40, payload: b"\xff\0x" };
+        let bytes = chunk.encode();
+        assert_eq!(bytes[..HEADER], [2, 1, 2, 3, 4, 0, 0, 1, 0, 0, 0, 0, 0]);
+        assert_eq!(Chunk::decode(&bytes), Ok(chunk));
+    }
+
+    #[test]
+    fn what_is_short_or_of_no_stream_is_malformed() {
+        assert_eq!(Chunk::decode(&[1; 12]), Err(Malformed::TooShort));
+        assert_eq!(Chunk::decode(&[3; 13]), Err(Malformed::Stream));
+    }
+}

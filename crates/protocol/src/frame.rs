@@ -1,0 +1,290 @@
+//! Frames between the server and the agent: bytes in, frames out, and nothing else.
+//!
+//! This format lies inside checkpoints, so it outlasts every other one. Types
+//! are only added; a newer server speaks to the agent of an older checkpoint.
+//!
+//! ```text
+//!  0        4   5   6   7   8        12         20         28     32
+//!  ┌────────┬───┬───┬───┬───┬────────┬──────────┬──────────┬──────┬─────────┐
+//!  │ length │ver│typ│str│ 0 │  exec  │  offset  │ sequence │ crc  │ payload │
+//!  └────────┴───┴───┴───┴───┴────────┴──────────┴──────────┴──────┴─────────┘
+//!   length = of the payload; little endian; crc = CRC32C of all but itself
+//! ```
+
+/// The version this code speaks and writes.
+pub const VERSION: u8 = 1;
+pub const HEADER: usize = 32;
+/// No frame carries more.
+pub const MAX_PAYLOAD: usize = 1 << 20;
+/// What ends any partial frame on its way to the agent: chosen once per sandbox, never inside a payload.
+pub type Marker = [u8; 16];
+
+/// What a frame is about. Numbers are for ever.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Kind {
+    // To the agent.
+    /// Who it is from now on ([`crate::agent::Assign`]). Once, before anything else.
+    Assign = 1,
+    /// Start a command ([`crate::agent::Exec`]); `sequence` is the request's number.
+    Exec = 2,
+    /// Bytes for a command's stdin from `offset` on.
+    Stdin = 3,
+    /// The command's stdin ends at `offset`.
+    StdinEof = 4,
+    /// The client has everything below `offset` of `stream`; on stream `Exit`, the exit status.
+    Ack = 5,
+    /// The agent may send `stream` up to `offset`.
+    Credit = 6,
+    /// Send `stream` again from `offset`; what follows carries `sequence` in its data frames.
+    Replay = 7,
+    /// Deliver the signal whose number is `offset`; stream `Tree` means the whole tree.
+    Signal = 8,
+    /// New window size: columns in the low half of `offset`, rows in the high half.
+    Resize = 9,
+    /// Somebody reads: a full ring holds its command back.
+    Attached = 10,
+    /// Nobody reads any more: the ring drops its oldest bytes instead.
+    Detached = 11,
+    /// Begin anew after a restore ([`crate::agent::Resync`]).
+    Resync = 12,
+    /// Answered by `Execs`.
+    List = 13,
+    /// It was restored on another instance ([`crate::agent::Restored`]).
+    Restored = 14,
+    /// It is a copy of another sandbox ([`crate::agent::Restored`]).
+    Forked = 15,
+    /// Answered by `Pong` with the same sequence.
+    Ping = 16,
+
+    // From the agent.
+    /// It is up ([`crate::agent::Hello`]).
+    Hello = 64,
+    /// The command runs; `offset` is its process id, `sequence` the request's number.
+    Started = 65,
+    /// Bytes of `stream` from `offset` on; `sequence` is that of the last `Replay`.
+    Data = 66,
+    /// `stream` ends at `offset`.
+    Eof = 67,
+    /// The command ended or never began ([`crate::agent::Exit`]).
+    Exit = 68,
+    /// First frame after a resync ([`crate::agent::State`]).
+    ResyncAck = 69,
+    Pong = 70,
+    /// A line for the log, as text.
+    Log = 71,
+    /// Everything below `offset` of the command's stdin was taken; stream `Exit`: nobody reads it any more.
+    StdinAck = 72,
+    /// Answer to `List` ([`crate::agent::State`]).
+    Execs = 73,
+}
+
+impl Kind {
+    pub const ALL: [Kind; 26] = [
+        Kind::Assign,
+        Kind::Exec,
+        Kind::Stdin,
+        Kind::StdinEof,
+        Kind::Ack,
+        Kind::Credit,
+        Kind::Replay,
+        Kind::Signal,
+        Kind::Resize,
+        Kind::Attached,
+        Kind::Detached,
+        Kind::Resync,
+        Kind::List,
+        Kind::Restored,
+        Kind::Forked,
+        Kind::Ping,
+        Kind::Hello,
+        Kind::Started,
+        Kind::Data,
+        Kind::Eof,
+        Kind::Exit,
+        Kind::ResyncAck,
+        Kind::Pong,
+        Kind::Log,
+        Kind::StdinAck,
+        Kind::Execs,
+    ];
+
+    pub fn from_number(number: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| *kind as u8 == number)
+    }
+
+    /// Written by the agent, not to it.
+    pub fn is_from_agent(self) -> bool {
+        self as u8 >= 64
+    }
+}
+
+/// Which of a command's streams a frame is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Stream {
+    /// Also where a frame is about no stream.
+    Stdin = 0,
+    Stdout = 1,
+    Stderr = 2,
+    /// The exit status, in `Ack`.
+    Exit = 3,
+    /// The command and all that descends from it, in `Signal`.
+    Tree = 4,
+}
+
+impl Stream {
+    pub const ALL: [Stream; 5] = [Stream::Stdin, Stream::Stdout, Stream::Stderr, Stream::Exit, Stream::Tree];
+
+    pub fn from_number(number: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|stream| *stream as u8 == number)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frame {
+    pub kind: Kind,
+    pub stream: Stream,
+    pub exec: u32,
+    pub offset: u64,
+    pub sequence: u64,
+    pub payload: Vec<u8>,
+}
+
+/// Why bytes are not a frame. After one of these the stream has no known frame border any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Broken {
+    #[error("a frame announces {0} bytes, the most is {MAX_PAYLOAD}")]
+    TooLong(u32),
+    #[error("a frame's checksum does not match")]
+    Checksum,
+}
+
+impl Frame {
+    pub fn new(kind: Kind) -> Self {
+        Self { kind, stream: Stream::Stdin, exec: 0, offset: 0, sequence: 0, payload: Vec::new() }
+    }
+
+    pub fn exec(mut self, exec: u32) -> Self {
+        self.exec = exec;
+        self
+    }
+
+    pub fn stream(mut self, stream: Stream) -> Self {
+        self.stream = stream;
+        self
+    }
+
+    pub fn offset(mut self, offset: u64) -> Self {
+        self.offset = offset;
+        self
+    }
+
+    pub fn sequence(mut self, sequence: u64) -> Self {
+        self.sequence = sequence;
+        self
+    }
+
+    pub fn payload(mut self, payload: impl Into<Vec<u8>>) -> Self {
+        self.payload = payload.into();
+        self
+    }
+
+    /// Appends the frame's bytes.
+    ///
+    /// # Panics
+    /// If the payload is longer than [`MAX_PAYLOAD`]: the caller cuts, nobody else can.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        encode(out, self.kind, self.stream, self.exec, self.offset, self.sequence, &[&self.payload]);
+    }
+}
+
+/// Appends a frame whose payload lies in several pieces (a ring wraps around).
+pub fn encode(out: &mut Vec<u8>, kind: Kind, stream: Stream, exec: u32, offset: u64, sequence: u64, payload: &[&[u8]]) {
+    let length: usize = payload.iter().map(|piece| piece.len()).sum();
+    assert!(length <= MAX_PAYLOAD, "a frame of {length} bytes");
+    let mut header = [0; HEADER];
+    header[0..4].copy_from_slice(&(length as u32).to_le_bytes());
+    header[4..7].copy_from_slice(&[VERSION, kind as u8, stream as u8]);
+    header[8..12].copy_from_slice(&exec.to_le_bytes());
+    header[12..20].copy_from_slice(&offset.to_le_bytes());
+    header[20..28].copy_from_slice(&sequence.to_le_bytes());
+    let crc = payload.iter().fold(crc32c::crc32c(&header[..28]), |crc, piece| crc32c::crc32c_append(crc, piece));
+    header[28..32].copy_from_slice(&crc.to_le_bytes());
+    out.reserve(HEADER + length);
+    out.extend_from_slice(&header);
+    for piece in payload {
+        out.extend_from_slice(piece);
+    }
+}
+
+/// Cuts a byte stream into frames. Give it bytes with [`push`](Self::push), take frames with [`next`](Self::next).
+#[derive(Debug, Default)]
+pub struct Decoder {
+    buffer: Vec<u8>,
+    start: usize,
+}
+
+impl Decoder {
+    pub fn push(&mut self, bytes: &[u8]) {
+        if self.start > 0 && (self.start == self.buffer.len() || self.start >= 4 * MAX_PAYLOAD) {
+            self.buffer.drain(..self.start);
+            self.start = 0;
+        }
+        self.buffer.extend_from_slice(bytes);
+    }
+
+    /// The next whole frame; `None` until more bytes come. Frames of a kind or stream that this
+    /// code does not know are passed over. On an error nothing is consumed: the border is unknown.
+    pub fn next_frame(&mut self) -> Result<Option<Frame>, Broken> {
+        self.next_frame_within(usize::MAX)
+    }
+
+    /// The same, but only frames that end within the first `limit` pending bytes.
+    pub fn next_frame_within(&mut self, limit: usize) -> Result<Option<Frame>, Broken> {
+        let last = self.start.saturating_add(limit).min(self.buffer.len());
+        loop {
+            let bytes = &self.buffer[self.start..last];
+            let Some(header) = bytes.first_chunk::<HEADER>() else { return Ok(None) };
+            let word = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+            let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
+            let length = word(0);
+            if length as usize > MAX_PAYLOAD {
+                return Err(Broken::TooLong(length));
+            }
+            let end = HEADER + length as usize;
+            let Some(payload) = bytes.get(HEADER..end) else { return Ok(None) };
+            if crc32c::crc32c_append(crc32c::crc32c(&header[..28]), payload) != word(28) {
+                return Err(Broken::Checksum);
+            }
+            let known = Kind::from_number(header[5]).zip(Stream::from_number(header[6]));
+            let frame = known.map(|(kind, stream)| Frame {
+                kind,
+                stream,
+                exec: word(8),
+                offset: long(12),
+                sequence: long(20),
+                payload: payload.to_vec(),
+            });
+            self.start += end;
+            if frame.is_some() {
+                return Ok(frame);
+            }
+        }
+    }
+
+    /// What was pushed and not yet taken.
+    pub fn pending(&self) -> &[u8] {
+        &self.buffer[self.start..]
+    }
+
+    /// Throws away the first `count` pending bytes.
+    pub fn skip(&mut self, count: usize) {
+        self.start = (self.start + count).min(self.buffer.len());
+    }
+
+    /// The place of `needle` in the pending bytes.
+    pub fn find(&self, needle: &[u8; 16]) -> Option<usize> {
+        self.pending().windows(16).position(|window| window == needle)
+    }
+}

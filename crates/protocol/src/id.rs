@@ -1,0 +1,239 @@
+//! Names as parsed types. A path or an object name is only ever built from these.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Why a text is not a name. The text itself is left out: it may be long or hostile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not a valid {what}: {rule}")]
+pub struct Invalid {
+    pub what: &'static str,
+    pub rule: &'static str,
+}
+
+macro_rules! name {
+    ($(#[$doc:meta])* $type:ident, $what:literal, $rule:literal, $holds:expr) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+        #[serde(try_from = "String", into = "String")]
+        pub struct $type(String);
+
+        impl $type {
+            pub fn parse(text: &str) -> Result<Self, Invalid> {
+                let holds: fn(&str) -> bool = $holds;
+                if holds(text) {
+                    Ok(Self(text.to_owned()))
+                } else {
+                    Err(Invalid { what: $what, rule: $rule })
+                }
+            }
+
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl TryFrom<String> for $type {
+            type Error = Invalid;
+            fn try_from(text: String) -> Result<Self, Invalid> {
+                Self::parse(&text)
+            }
+        }
+
+        impl std::str::FromStr for $type {
+            type Err = Invalid;
+            fn from_str(text: &str) -> Result<Self, Invalid> {
+                Self::parse(text)
+            }
+        }
+
+        impl From<$type> for String {
+            fn from(name: $type) -> String {
+                name.0
+            }
+        }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+    };
+}
+
+name!(
+    /// A sandbox, for as long as it exists anywhere.
+    SandboxId, "sandbox id", "it is `sandbox-` and a version 4 UUID",
+    |text| text.strip_prefix("sandbox-").is_some_and(is_uuid4)
+);
+name!(
+    /// One running server process; new at every start.
+    InstanceId, "instance id", "it is `inst-` and 32 hex digits",
+    |text| text.strip_prefix("inst-").is_some_and(|rest| is_hex(rest, 32))
+);
+name!(
+    /// One committed or once tried checkpoint: `<sandbox_id>-<epoch>-<seq>-<nonce>`.
+    CheckpointId, "checkpoint id", "it is `<sandbox id>-<epoch>-<seq>-<nonce>`",
+    |text| CheckpointId::parts(text).is_some()
+);
+name!(
+    /// One command inside a sandbox, as the client calls it.
+    ExecId, "exec id", "1 to 64 letters, digits, `.`, `_` or `-`, beginning with a letter or digit",
+    |text| is_word(text, 64, |c| c.is_ascii_alphanumeric())
+);
+name!(
+    /// A filesystem snapshot.
+    SnapshotName, "snapshot name",
+    "1 to 63 lower-case letters, digits, `.`, `_` or `-`, beginning with a letter or digit",
+    |text| is_word(text, 63, |c| c.is_ascii_lowercase() || c.is_ascii_digit())
+);
+name!(
+    /// A fresh value for one attempt at one write, or for one request.
+    Nonce, "nonce", "32 hex digits",
+    |text| is_hex(text, 32)
+);
+
+impl SandboxId {
+    pub fn from_uuid(uuid: &str) -> Result<Self, Invalid> {
+        Self::parse(&format!("sandbox-{uuid}"))
+    }
+}
+
+impl InstanceId {
+    pub fn from_bits(bits: [u8; 16]) -> Self {
+        Self(format!("inst-{}", hex(&bits)))
+    }
+}
+
+impl Nonce {
+    pub fn from_bits(bits: [u8; 16]) -> Self {
+        Self(hex(&bits))
+    }
+}
+
+impl CheckpointId {
+    pub fn new(sandbox: &SandboxId, epoch: u64, seq: u64, nonce: &Nonce) -> Self {
+        Self(format!("{sandbox}-{epoch}-{seq}-{nonce}"))
+    }
+
+    /// The sandbox whose state this is.
+    pub fn sandbox(&self) -> SandboxId {
+        SandboxId(self.0[..SANDBOX_ID_LEN].to_owned())
+    }
+
+    pub fn epoch(&self) -> u64 {
+        Self::parts(&self.0).map_or(0, |(epoch, _)| epoch)
+    }
+
+    pub fn seq(&self) -> u64 {
+        Self::parts(&self.0).map_or(0, |(_, seq)| seq)
+    }
+
+    fn parts(text: &str) -> Option<(u64, u64)> {
+        let (sandbox, rest) = text.split_at_checked(SANDBOX_ID_LEN)?;
+        SandboxId::parse(sandbox).ok()?;
+        let mut parts = rest.strip_prefix('-')?.split('-');
+        let (epoch, seq, nonce) = (parts.next()?, parts.next()?, parts.next()?);
+        if parts.next().is_some() || !is_hex(nonce, 32) {
+            return None;
+        }
+        Some((number(epoch)?, number(seq)?))
+    }
+}
+
+const SANDBOX_ID_LEN: usize = "sandbox-".len() + 36;
+
+/// Decimal in the one form we write: no sign, no leading zero.
+fn number(text: &str) -> Option<u64> {
+    let value: u64 = text.parse().ok()?;
+    (value.to_string() == text).then_some(value)
+}
+
+fn is_uuid4(text: &str) -> bool {
+    text.len() == 36
+        && text.bytes().enumerate().all(|(at, byte)| match at {
+            8 | 13 | 18 | 23 => byte == b'-',
+            14 => byte == b'4',
+            19 => matches!(byte, b'8' | b'9' | b'a' | b'b'),
+            _ => matches!(byte, b'0'..=b'9' | b'a'..=b'f'),
+        })
+}
+
+fn is_hex(text: &str, len: usize) -> bool {
+    text.len() == len && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+fn is_word(text: &str, longest: usize, allowed: fn(char) -> bool) -> bool {
+    text.len() <= longest
+        && text.starts_with(allowed)
+        && text.chars().all(|c| allowed(c) || matches!(c, '.' | '_' | '-'))
+}
+
+pub fn hex(bytes: &[u8]) -> String {
+    use fmt::Write;
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: &str = "sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab";
+
+    #[test]
+    fn a_sandbox_id_is_its_prefix_and_a_version_4_uuid() {
+        assert_eq!(SandboxId::parse(ID).unwrap().as_str(), ID);
+        let long = "a".repeat(4096);
+        for bad in [
+            "",
+            "sandbox-",
+            "../x",
+            "..%2f",
+            "/etc/passwd",
+            long.as_str(),
+            "sandbox-\0",
+            "sandbox-x\n",
+            "sandbox-0B9F5A52-6F0E-4B1C-9D3E-0123456789AB",
+            "sandbox-0b9f5a52-6f0e-1b1c-9d3e-0123456789ab",
+            "sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab\n",
+            "sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789aｂ",
+            " sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab",
+        ] {
+            assert!(SandboxId::parse(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_checkpoint_id_tells_its_sandbox_epoch_and_seq() {
+        let sandbox = SandboxId::parse(ID).unwrap();
+        let id = CheckpointId::new(&sandbox, 7, 12, &Nonce::from_bits([0xab; 16]));
+        assert_eq!(CheckpointId::parse(id.as_str()).unwrap(), id);
+        assert_eq!((id.sandbox(), id.epoch(), id.seq()), (sandbox, 7, 12));
+        for bad in ["-1-2", "-07-1-", "-1-+2-", "-1-2-zz", "/../x"] {
+            assert!(CheckpointId::parse(&format!("{ID}{bad}")).is_err(), "{bad:?}");
+        }
+        assert!(CheckpointId::parse("ｓandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab-1-2-3").is_err());
+    }
+
+    #[test]
+    fn names_cannot_climb_or_hide() {
+        for bad in ["", ".", "..", "../x", "a/b", "a\\b", "-x", "_x", "a b", "a\0", "A", "é"] {
+            assert!(SnapshotName::parse(bad).is_err(), "{bad:?}");
+        }
+        assert!(SnapshotName::parse(&"a".repeat(63)).is_ok());
+        assert!(SnapshotName::parse(&"a".repeat(64)).is_err());
+        assert!(SnapshotName::parse("py3.11_numpy-2").is_ok());
+        assert!(ExecId::parse("Build-7").is_ok());
+    }
+
+    #[test]
+    fn a_bad_name_inside_json_is_an_error_that_names_the_kind() {
+        let error = serde_json::from_str::<SandboxId>("\"../x\"").unwrap_err().to_string();
+        assert!(error.contains("sandbox id"), "{error}");
+        assert!(!error.contains("../x"), "{error}");
+    }
+}

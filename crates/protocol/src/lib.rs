@@ -1,0 +1,18 @@
+//! What baton's parts say to each other. No I/O, no clock, no randomness.
+//!
+//! | module | between whom |
+//! |---|---|
+//! | [`request`], [`event`], [`binary`] | a client and the server, over a WebSocket |
+//! | [`metadata`], [`lock`], [`manifest`] | instances and operators, through the bucket |
+//! | [`frame`], [`agent`] | the server and the agent inside a sandbox, over two pipes |
+//! | [`id`] | everybody |
+
+pub mod agent;
+pub mod binary;
+pub mod event;
+pub mod frame;
+pub mod id;
+pub mod lock;
+pub mod manifest;
+pub mod metadata;
+pub mod request;

@@ -1,0 +1,182 @@
+//! `metadata.json`: what is wanted (clients and operators) and a view of what is so.
+//!
+//! Two pens write one object: clients and operators everything but `status` and
+//! `latest_sandbox_checkpoint`, the lease holder only those two. Keys this code
+//! does not know are kept.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::id::{CheckpointId, InstanceId, Nonce, SandboxId, SnapshotName};
+
+/// An object above this is refused.
+pub const MAX_BYTES: usize = 64 << 10;
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Metadata {
+    #[serde(flatten)]
+    pub spec: Spec,
+    #[serde(default)]
+    pub latest_sandbox_checkpoint: Option<Latest>,
+    #[serde(default)]
+    pub status: Status,
+}
+
+/// Everything the API and operators write.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Spec {
+    pub sandbox_id: SandboxId,
+    pub created_timestamp: String,
+    /// Seconds; `None` is never.
+    #[serde(default)]
+    pub idle_timeout: Option<u64>,
+    #[serde(default)]
+    pub enable_sandbox_checkpoint: bool,
+    #[serde(default)]
+    pub enable_sandbox_handoff: bool,
+    #[serde(default)]
+    pub enable_idle_timeout_auto_checkpoint: bool,
+    #[serde(default)]
+    pub filesystem_snapshot_name: Option<SnapshotName>,
+    #[serde(default)]
+    pub from_checkpoint: Option<CheckpointId>,
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    #[serde(default)]
+    pub cwd: Option<String>,
+    #[serde(default)]
+    pub limits: Map<String, Value>,
+    /// Seconds after which it is deleted; `None` leaves it to the operator's default.
+    #[serde(default)]
+    pub ttl: Option<u64>,
+    #[serde(default)]
+    pub on_incompatible: OnIncompatible,
+    pub token_sha256: String,
+    #[serde(default)]
+    pub lock_bucket: Option<String>,
+    pub desired_state: DesiredState,
+    #[serde(default)]
+    pub placement: Option<InstanceId>,
+    #[serde(default)]
+    pub requests: BTreeMap<Nonce, Request>,
+    /// Keys of somebody else's, kept as they are.
+    #[serde(flatten)]
+    pub unknown: Map<String, Value>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DesiredState {
+    Running,
+    Checkpointed,
+    HandedOff,
+    Deleted,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnIncompatible {
+    #[default]
+    Fail,
+    Files,
+}
+
+/// A wish that is fulfilled once and answered under its nonce.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Request {
+    Snapshot {
+        name: SnapshotName,
+        #[serde(default)]
+        full: bool,
+    },
+    Checkpoint {},
+}
+
+/// A copy of the head in the lock, for people. Nothing is restored from it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Latest {
+    pub bucket: Option<String>,
+    pub path: String,
+}
+
+/// A view of what is so, written by the lease holder at resting phases.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    #[serde(default)]
+    pub phase: Phase,
+    #[serde(default)]
+    pub reason: String,
+    #[serde(default)]
+    pub message: String,
+    #[serde(default)]
+    pub instance: Option<InstanceId>,
+    #[serde(default)]
+    pub epoch: u64,
+    #[serde(default)]
+    pub observed_spec_sha256: String,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub answers: BTreeMap<Nonce, Answer>,
+    #[serde(default)]
+    pub updated: String,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// Nobody has started it yet.
+    #[default]
+    Pending,
+    Running,
+    Checkpointed,
+    Failed,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    Ok(Done),
+    Error { reason: String, message: String },
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Done {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint_id: Option<CheckpointId>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<SnapshotName>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paused_ms: Option<u64>,
+}
+
+impl Spec {
+    /// A sandbox that is wanted on `placement`, with every default.
+    pub fn new(sandbox_id: SandboxId, token_sha256: String, created_timestamp: String, placement: InstanceId) -> Self {
+        Self {
+            sandbox_id,
+            created_timestamp,
+            idle_timeout: Some(300),
+            enable_sandbox_checkpoint: false,
+            enable_sandbox_handoff: false,
+            enable_idle_timeout_auto_checkpoint: false,
+            filesystem_snapshot_name: None,
+            from_checkpoint: None,
+            labels: BTreeMap::new(),
+            env: BTreeMap::new(),
+            cwd: None,
+            limits: Map::new(),
+            ttl: None,
+            on_incompatible: OnIncompatible::Fail,
+            token_sha256,
+            lock_bucket: None,
+            desired_state: DesiredState::Running,
+            placement: Some(placement),
+            requests: BTreeMap::new(),
+            unknown: Map::new(),
+        }
+    }
+}

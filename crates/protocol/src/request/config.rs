@@ -1,0 +1,136 @@
+//! The first message on `/create`: what kind of sandbox is wanted.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use serde_json::{Map, Value, json};
+
+use super::{
+    Refusal,
+    fields::{Fields, Wrong, wrong},
+};
+use crate::{
+    event::{Status, Token},
+    id::{CheckpointId, SnapshotName},
+    metadata::OnIncompatible,
+};
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Config {
+    /// `None` leaves it to the server.
+    pub idle_timeout: Option<Idle>,
+    pub enable_checkpoint: bool,
+    pub enable_sandbox_handoff: bool,
+    pub enable_idle_timeout_auto_checkpoint: bool,
+    pub filesystem_snapshot_name: Option<SnapshotName>,
+    pub labels: BTreeMap<String, String>,
+    pub env: BTreeMap<String, String>,
+    pub cwd: Option<String>,
+    /// Some limit was asked for.
+    pub limits: bool,
+    pub ttl: Option<Duration>,
+    pub on_incompatible: OnIncompatible,
+    pub from_checkpoint: Option<CheckpointId>,
+    pub source_token: Option<Token>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Idle {
+    Never,
+    After(Duration),
+}
+
+impl Config {
+    pub(super) fn read(fields: &Fields<'_>) -> Result<Self, Refusal> {
+        Self::read_fields(fields).map_err(|wrong| Refusal::of(Status::CreationError, wrong.message))
+    }
+
+    fn read_fields(fields: &Fields<'_>) -> Result<Self, Wrong> {
+        let idle_timeout = if fields.is_null("idle_timeout") {
+            Some(Idle::Never)
+        } else {
+            fields.duration("idle_timeout")?.map(Idle::After)
+        };
+        let on_incompatible = match fields.string("on_incompatible")?.as_deref() {
+            None | Some("fail") => OnIncompatible::Fail,
+            Some("files") => OnIncompatible::Files,
+            Some(_) => return Err(wrong("on_incompatible", "\"fail\" or \"files\"")),
+        };
+        let limits: Option<BTreeMap<String, serde::de::IgnoredAny>> = fields.optional("limits", "an object")?;
+        let env = fields.strings("env")?;
+        check_env(&env)?;
+        let cwd = fields.string("cwd")?;
+        if cwd.as_ref().is_some_and(|cwd| !cwd.starts_with('/') || cwd.contains('\0')) {
+            return Err(wrong("cwd", "an absolute path"));
+        }
+        Ok(Self {
+            idle_timeout,
+            enable_checkpoint: fields.flag("enable_checkpoint")?,
+            enable_sandbox_handoff: fields.flag("enable_sandbox_handoff")?,
+            enable_idle_timeout_auto_checkpoint: fields.flag("enable_idle_timeout_auto_checkpoint")?,
+            filesystem_snapshot_name: fields.name("filesystem_snapshot_name")?,
+            labels: fields.strings("labels")?,
+            env,
+            cwd,
+            limits: limits.is_some_and(|limits| !limits.is_empty()),
+            ttl: fields.duration("ttl")?,
+            on_incompatible,
+            from_checkpoint: fields.name("from_checkpoint")?,
+            source_token: fields.string("source_token")?.map(Token),
+        })
+    }
+
+    pub(super) fn to_json(&self) -> Map<String, Value> {
+        let mut map = Map::new();
+        let mut set = |name: &str, value: Value| map.insert(name.to_owned(), value);
+        match self.idle_timeout {
+            None => {}
+            Some(Idle::Never) => drop(set("idle_timeout", Value::Null)),
+            Some(Idle::After(span)) => drop(set("idle_timeout", seconds(span))),
+        }
+        for (name, flag) in [
+            ("enable_checkpoint", self.enable_checkpoint),
+            ("enable_sandbox_handoff", self.enable_sandbox_handoff),
+            ("enable_idle_timeout_auto_checkpoint", self.enable_idle_timeout_auto_checkpoint),
+        ] {
+            if flag {
+                set(name, json!(true));
+            }
+        }
+        if let Some(name) = &self.filesystem_snapshot_name {
+            set("filesystem_snapshot_name", json!(name));
+        }
+        if !self.labels.is_empty() {
+            set("labels", json!(self.labels));
+        }
+        if !self.env.is_empty() {
+            set("env", json!(self.env));
+        }
+        if let Some(cwd) = &self.cwd {
+            set("cwd", json!(cwd));
+        }
+        if let Some(ttl) = self.ttl {
+            set("ttl", seconds(ttl));
+        }
+        if self.on_incompatible == OnIncompatible::Files {
+            set("on_incompatible", json!("files"));
+        }
+        if let Some(id) = &self.from_checkpoint {
+            set("from_checkpoint", json!(id));
+        }
+        if let Some(token) = &self.source_token {
+            set("source_token", json!(token));
+        }
+        map
+    }
+}
+
+/// Whole seconds as a whole number, as people write them.
+pub(super) fn seconds(span: Duration) -> Value {
+    if span.subsec_nanos() == 0 { json!(span.as_secs()) } else { json!(span.as_secs_f64()) }
+}
+
+/// The kernel has no way to hold other names and values.
+pub(super) fn check_env(env: &BTreeMap<String, String>) -> Result<(), Wrong> {
+    let bad = |(name, value): (&String, &String)| name.is_empty() || name.contains(['=', '\0']) || value.contains('\0');
+    if env.iter().any(bad) { Err(wrong("env", "an object of strings without NUL, names without `=`")) } else { Ok(()) }
+}

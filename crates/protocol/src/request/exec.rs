@@ -1,0 +1,180 @@
+//! Requests about one command: start it, feed it, signal it.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use serde_json::{Map, Value, json};
+
+use super::{
+    Refusal,
+    config::{check_env, seconds},
+    fields::{Fields, Wrong, wrong},
+};
+use crate::{agent::Pty, event::Status, id::ExecId};
+
+/// Start a command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exec {
+    pub exec_id: Option<ExecId>,
+    pub command: Command,
+    pub env: BTreeMap<String, String>,
+    pub cwd: Option<String>,
+    pub user: Option<String>,
+    pub stdin: bool,
+    pub pty: Option<Pty>,
+    pub timeout: Option<Duration>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Command {
+    Argv(Vec<String>),
+    Code { language: Language, code: String },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Language {
+    Python,
+    Bash,
+}
+
+impl Language {
+    pub fn parse(text: &str) -> Option<Self> {
+        match text {
+            "python" => Some(Self::Python),
+            "bash" => Some(Self::Bash),
+            _ => None,
+        }
+    }
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Python => "python",
+            Self::Bash => "bash",
+        }
+    }
+}
+
+impl Exec {
+    /// As the plain dialect starts it.
+    pub fn plain(language: Language, code: String) -> Self {
+        Self {
+            exec_id: None,
+            command: Command::Code { language, code },
+            env: BTreeMap::new(),
+            cwd: None,
+            user: None,
+            stdin: true,
+            pty: None,
+            timeout: None,
+        }
+    }
+
+    /// `{"language", "code"}`: every other field is of the longer form.
+    pub(super) fn read_plain(fields: &Fields<'_>) -> Result<Self, Refusal> {
+        let error = |wrong: Wrong| Refusal::of(Status::ExecutionError, wrong.message);
+        let (language, code) = read_code(fields)?;
+        Ok(Self { exec_id: fields.name("exec_id").map_err(error)?, ..Self::plain(language, code) })
+    }
+
+    pub(super) fn read(fields: &Fields<'_>) -> Result<Self, Refusal> {
+        let error = |wrong: Wrong| Refusal::of(Status::ExecutionError, wrong.message);
+        let command = if fields.has("argv") {
+            Command::Argv(read_argv(fields).map_err(error)?)
+        } else {
+            let (language, code) = read_code(fields)?;
+            Command::Code { language, code }
+        };
+        Self::read_rest(fields, command).map_err(error)
+    }
+
+    fn read_rest(fields: &Fields<'_>, command: Command) -> Result<Self, Wrong> {
+        let env = fields.strings("env")?;
+        check_env(&env)?;
+        let text = |field| {
+            let text = fields.string(field)?;
+            if text.as_ref().is_some_and(|text| text.is_empty() || text.contains('\0')) {
+                return Err(wrong(field, "a text without NUL"));
+            }
+            Ok(text)
+        };
+        let pty: Option<Pty> = fields.optional("pty", "an object with `cols` and `rows` from 1 to 65535")?;
+        if pty.is_some_and(|pty| pty.cols == 0 || pty.rows == 0) {
+            return Err(wrong("pty", "an object with `cols` and `rows` from 1 to 65535"));
+        }
+        Ok(Self {
+            exec_id: fields.name("exec_id")?,
+            command,
+            env,
+            cwd: text("cwd")?,
+            user: text("user")?,
+            stdin: fields.flag("stdin")?,
+            pty,
+            timeout: fields.duration("timeout")?,
+        })
+    }
+
+    pub(super) fn to_json(&self) -> Map<String, Value> {
+        let mut map = Map::new();
+        let mut set = |name: &str, value: Value| map.insert(name.to_owned(), value);
+        match &self.command {
+            Command::Argv(argv) => drop(set("argv", json!(argv))),
+            Command::Code { language, code } => {
+                set("language", json!(language.as_str()));
+                set("code", json!(code));
+            }
+        }
+        if let Some(exec_id) = &self.exec_id {
+            set("exec_id", json!(exec_id));
+        }
+        let code = matches!(self.command, Command::Code { .. });
+        let bare = self.env.is_empty() && self.cwd.is_none() && self.user.is_none();
+        if code && bare && self.stdin && self.pty.is_none() && self.timeout.is_none() {
+            return map;
+        }
+        let mut set = |name: &str, value: Value| map.insert(name.to_owned(), value);
+        set("action", json!("exec"));
+        if !self.env.is_empty() {
+            set("env", json!(self.env));
+        }
+        if let Some(cwd) = &self.cwd {
+            set("cwd", json!(cwd));
+        }
+        if let Some(user) = &self.user {
+            set("user", json!(user));
+        }
+        if self.stdin {
+            set("stdin", json!(true));
+        }
+        if let Some(pty) = &self.pty {
+            set("pty", json!(pty));
+        }
+        if let Some(timeout) = self.timeout {
+            set("timeout", seconds(timeout));
+        }
+        map
+    }
+}
+
+fn read_argv(fields: &Fields<'_>) -> Result<Vec<String>, Wrong> {
+    const EXPECTED: &str = "a list of at least one string, without NUL";
+    let argv: Vec<String> = fields.required("argv", EXPECTED)?;
+    if argv.is_empty() || argv[0].is_empty() || argv.iter().any(|word| word.contains('\0')) {
+        return Err(wrong("argv", EXPECTED));
+    }
+    Ok(argv)
+}
+
+fn read_code(fields: &Fields<'_>) -> Result<(Language, String), Refusal> {
+    let error = |wrong: Wrong| Refusal::of(Status::ExecutionError, wrong.message);
+    let language: String = fields.required("language", "\"python\" or \"bash\"").map_err(error)?;
+    let Some(language) = Language::parse(&language) else {
+        return Err(Refusal::of(
+            Status::ExecutionUnsupportedLanguageError,
+            "Unsupported language: `language` must be \"python\" or \"bash\".",
+        ));
+    };
+    let code: String = fields.required("code", "a string").map_err(error)?;
+    if code.contains('\0') {
+        return Err(error(wrong("code", "a text without NUL")));
+    }
+    Ok((language, code))
+}

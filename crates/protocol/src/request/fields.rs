@@ -1,0 +1,216 @@
+//! The fields of one JSON object, looked at one by one, so that an error names its field.
+//!
+//! Only fields somebody asks for are kept, and those as the text they were: a hostile
+//! message costs no more memory than its own length, however deep or wide it is.
+
+use std::{collections::BTreeMap, fmt, time::Duration};
+
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor},
+};
+use serde_json::value::RawValue;
+
+/// Every field name of every request.
+const KNOWN: [&str; 38] = [
+    "action",
+    "argv",
+    "code",
+    "cols",
+    "count",
+    "cwd",
+    "data",
+    "enable_checkpoint",
+    "enable_idle_timeout_auto_checkpoint",
+    "enable_sandbox_handoff",
+    "encoding",
+    "env",
+    "eof",
+    "event",
+    "exec_id",
+    "filesystem_snapshot_name",
+    "from_checkpoint",
+    "full",
+    "idle_timeout",
+    "keep_running",
+    "labels",
+    "language",
+    "limits",
+    "live",
+    "name",
+    "offset",
+    "offsets",
+    "on_incompatible",
+    "pty",
+    "rows",
+    "signal",
+    "source_token",
+    "stderr",
+    "stdin",
+    "stdout",
+    "timeout",
+    "ttl",
+    "user",
+];
+
+#[derive(Debug)]
+pub struct Fields<'a>(BTreeMap<&'static str, &'a RawValue>);
+
+/// A field that is not what it should be.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Wrong {
+    pub field: &'static str,
+    pub message: String,
+}
+
+impl<'a> Fields<'a> {
+    /// `None` when the text is no JSON object.
+    pub fn parse(text: &'a str) -> Option<Self> {
+        serde_json::from_str(text).ok()
+    }
+
+    pub fn has(&self, field: &'static str) -> bool {
+        debug_assert!(KNOWN.contains(&field), "{field} is missing in KNOWN");
+        self.0.contains_key(field)
+    }
+
+    /// `null` counts as absent.
+    pub fn optional<T: DeserializeOwned>(&self, field: &'static str, expected: &str) -> Result<Option<T>, Wrong> {
+        match self.raw(field) {
+            None => Ok(None),
+            Some(raw) if raw.get() == "null" => Ok(None),
+            Some(raw) => match serde_json::from_str(raw.get()) {
+                Ok(value) => Ok(Some(value)),
+                Err(_) => Err(wrong(field, expected)),
+            },
+        }
+    }
+
+    pub fn required<T: DeserializeOwned>(&self, field: &'static str, expected: &str) -> Result<T, Wrong> {
+        self.optional(field, expected)?.ok_or_else(|| Wrong { field, message: format!("`{field}` is missing.") })
+    }
+
+    pub fn flag(&self, field: &'static str) -> Result<bool, Wrong> {
+        Ok(self.optional(field, "true or false")?.unwrap_or(false))
+    }
+
+    pub fn string(&self, field: &'static str) -> Result<Option<String>, Wrong> {
+        self.optional(field, "a string")
+    }
+
+    /// A name of one of the parsed types; its own rule is part of the text.
+    pub fn name<T: std::str::FromStr<Err = crate::id::Invalid>>(
+        &self,
+        field: &'static str,
+    ) -> Result<Option<T>, Wrong> {
+        let Some(text) = self.string(field)? else { return Ok(None) };
+        text.parse().map(Some).map_err(|invalid| Wrong { field, message: format!("`{field}` is {invalid}.") })
+    }
+
+    pub fn strings(&self, field: &'static str) -> Result<BTreeMap<String, String>, Wrong> {
+        Ok(self.optional(field, "an object of strings")?.unwrap_or_default())
+    }
+
+    /// Seconds as a number, or a text such as `5m`; more than nothing.
+    pub fn duration(&self, field: &'static str) -> Result<Option<Duration>, Wrong> {
+        const EXPECTED: &str = "a positive number of seconds or a duration such as \"5m\"";
+        let Some(given) = self.optional::<Span>(field, EXPECTED)? else { return Ok(None) };
+        let span = match given {
+            Span::Seconds(seconds) => Duration::try_from_secs_f64(seconds).ok(),
+            Span::Text(text) if text.len() <= 64 => humantime::parse_duration(&text).ok(),
+            Span::Text(_) => None,
+        };
+        // A hundred years are enough, and no sum of them overflows.
+        let longest = Duration::from_secs(100 * 365 * 86_400);
+        match span {
+            Some(span) if !span.is_zero() && span <= longest => Ok(Some(span)),
+            Some(_) | None => Err(wrong(field, EXPECTED)),
+        }
+    }
+
+    pub fn is_null(&self, field: &'static str) -> bool {
+        self.raw(field).is_some_and(|raw| raw.get() == "null")
+    }
+
+    fn raw(&self, field: &'static str) -> Option<&'a RawValue> {
+        debug_assert!(KNOWN.contains(&field), "{field} is missing in KNOWN");
+        self.0.get(field).copied()
+    }
+}
+
+pub fn wrong(field: &'static str, expected: &str) -> Wrong {
+    Wrong { field, message: format!("`{field}` must be {expected}.") }
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Span {
+    Seconds(f64),
+    Text(String),
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Fields<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Object;
+        impl<'de> Visitor<'de> for Object {
+            type Value = Fields<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut fields = BTreeMap::new();
+                while let Some(key) = map.next_key::<String>()? {
+                    match KNOWN.iter().find(|known| **known == key) {
+                        // Of a field given twice the last counts.
+                        Some(known) => {
+                            fields.insert(*known, map.next_value()?);
+                        }
+                        None => {
+                            map.next_value::<IgnoredAny>()?;
+                        }
+                    }
+                }
+                Ok(Fields(fields))
+            }
+        }
+        deserializer.deserialize_map(Object)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_object_has_fields() {
+        for text in ["", "[]", "1", "null", "\"x\"", "{", "{} {}", "{\"a\":1e999}x", "\u{0}"] {
+            assert!(Fields::parse(text).is_none(), "{text:?}");
+        }
+        assert!(Fields::parse("{}").is_some());
+    }
+
+    #[test]
+    fn depth_and_repetition_are_harmless() {
+        let deep = format!("{{\"x\":{}{},\"code\":\"a\",\"code\":\"b\"}}", "[".repeat(100_000), "]".repeat(100_000));
+        let fields = Fields::parse(&deep).unwrap();
+        assert_eq!(fields.string("code"), Ok(Some("b".into())));
+        let deep = format!("{{\"code\":{}{}}}", "[".repeat(100_000), "]".repeat(100_000));
+        assert!(Fields::parse(&deep).unwrap().string("code").is_err());
+    }
+
+    #[test]
+    fn a_duration_is_seconds_or_a_text() {
+        let read = |text: &str| Fields::parse(&format!("{{\"ttl\":{text}}}")).unwrap().duration("ttl");
+        assert_eq!(read("2"), Ok(Some(Duration::from_secs(2))));
+        assert_eq!(read("0.5"), Ok(Some(Duration::from_millis(500))));
+        assert_eq!(read("\"5m\""), Ok(Some(Duration::from_secs(300))));
+        assert_eq!(read("null"), Ok(None));
+        for bad in ["0", "-1", "1e300", "123456789012345678901234567890", "\"\"", "\"soon\"", "true", "[]", "\"9999y\""]
+        {
+            let error = read(bad).unwrap_err();
+            assert!(error.message.starts_with("`ttl` must be a positive number"), "{bad}: {}", error.message);
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! What a client says: one enum, read from one JSON text.
+//!
+//! The messages carry no common tag: `{"language","code"}` starts a command,
+//! `{"event":"stdin"}` feeds it, `{"action":…}` asks for the rest, and what has none
+//! of these is the config of a new sandbox. Unknown fields are ignored; a known one
+//! of the wrong type is refused by name.
+
+mod config;
+mod exec;
+mod fields;
+
+use std::{collections::BTreeMap, fmt};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use self::fields::{Fields, Wrong, wrong};
+pub use self::{
+    config::{Config, Idle},
+    exec::{Command, Exec, Language},
+};
+use crate::{
+    event::Status,
+    id::{ExecId, SnapshotName},
+};
+
+/// Most copies one fork makes.
+pub const MAX_FORKS: u32 = 64;
+
+#[derive(Clone, PartialEq, Eq)]
+pub enum Request {
+    /// Only the first message on `/create` may be one.
+    Config(Box<Config>),
+    Exec(Box<Exec>),
+    Stdin(Stdin),
+    KillProcess {
+        exec_id: Option<ExecId>,
+    },
+    Signal {
+        exec_id: ExecId,
+        signal: String,
+    },
+    Resize {
+        exec_id: ExecId,
+        cols: u16,
+        rows: u16,
+    },
+    Checkpoint {
+        live: bool,
+        keep_running: bool,
+    },
+    Snapshot {
+        name: SnapshotName,
+        full: bool,
+    },
+    Fork {
+        count: u32,
+    },
+    Handoff,
+    KillSandbox,
+    Reconnect {
+        offsets: BTreeMap<ExecId, Offsets>,
+    },
+    Ack {
+        exec_id: ExecId,
+        offsets: Offsets,
+    },
+}
+
+/// Bytes for a command.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Stdin {
+    pub exec_id: Option<ExecId>,
+    pub data: Data,
+    pub eof: bool,
+    /// Where in the command's stdin the bytes belong; without it, at the end of what came before.
+    pub offset: Option<u64>,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+pub enum Data {
+    Text(String),
+    /// Not decoded yet.
+    Base64(String),
+}
+
+/// How much of a command's output a client has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Offsets {
+    #[serde(default)]
+    pub stdout: u64,
+    #[serde(default)]
+    pub stderr: u64,
+}
+
+/// A typed no to a request.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct Refusal {
+    pub status: Status,
+    pub message: String,
+    /// It was no request at all: ten of these end the session.
+    pub malformed: bool,
+}
+
+impl Refusal {
+    pub fn of(status: Status, message: impl Into<String>) -> Self {
+        Self { status, message: message.into(), malformed: false }
+    }
+
+    pub fn malformed(message: impl Into<String>) -> Self {
+        Self { status: Status::Error, message: message.into(), malformed: true }
+    }
+}
+
+impl From<Wrong> for Refusal {
+    fn from(wrong: Wrong) -> Self {
+        Self::of(Status::Error, wrong.message)
+    }
+}
+
+impl Request {
+    pub fn parse(text: &str) -> Result<Self, Refusal> {
+        let Some(fields) = Fields::parse(text) else {
+            return Err(Refusal::malformed("A message must be one JSON object."));
+        };
+        if fields.has("action") {
+            return Self::read_action(&fields);
+        }
+        if fields.has("event") {
+            let event: String = fields.required("event", "a string")?;
+            return match event.as_str() {
+                "stdin" => Self::read_stdin(&fields),
+                _ => Err(Refusal::of(Status::Error, "Unknown event: the only one a client sends is \"stdin\".")),
+            };
+        }
+        if fields.has("language") || fields.has("code") {
+            return Ok(Self::Exec(Box::new(Exec::read_plain(&fields)?)));
+        }
+        Ok(Self::Config(Box::new(Config::read(&fields)?)))
+    }
+
+    fn read_action(fields: &Fields<'_>) -> Result<Self, Refusal> {
+        let action: String = fields.required("action", "a string")?;
+        Ok(match action.as_str() {
+            "exec" => Self::Exec(Box::new(Exec::read(fields)?)),
+            "kill_process" => Self::KillProcess {
+                exec_id: fields
+                    .name("exec_id")
+                    .map_err(|wrong| Refusal::of(Status::ExecutionForceKillError, wrong.message))?,
+            },
+            "signal" => Self::Signal {
+                exec_id: exec_id(fields)?,
+                signal: fields.required("signal", "a signal's name such as \"INT\"")?,
+            },
+            "resize" => {
+                let size = |field| match fields.required::<u16>(field, "a number from 1 to 65535")? {
+                    0 => Err(wrong(field, "a number from 1 to 65535")),
+                    size => Ok(size),
+                };
+                Self::Resize { exec_id: exec_id(fields)?, cols: size("cols")?, rows: size("rows")? }
+            }
+            "checkpoint" => {
+                let flag =
+                    |name| fields.flag(name).map_err(|wrong| Refusal::of(Status::CheckpointError, wrong.message));
+                Self::Checkpoint { live: flag("live")?, keep_running: flag("keep_running")? }
+            }
+            "snapshot_filesystem" => {
+                let error = |wrong: Wrong| Refusal::of(Status::FilesystemSnapshotError, wrong.message);
+                let Some(name) = fields.name("name").map_err(error)? else {
+                    return Err(Refusal::of(Status::FilesystemSnapshotError, "`name` is missing."));
+                };
+                Self::Snapshot { name, full: fields.flag("full").map_err(error)? }
+            }
+            "fork" => {
+                let expected = "a number from 1 to 64";
+                match fields.optional::<u32>("count", expected)?.unwrap_or(1) {
+                    count @ 1..=MAX_FORKS => Self::Fork { count },
+                    _ => return Err(wrong("count", expected).into()),
+                }
+            }
+            "handoff" => Self::Handoff,
+            "kill_sandbox" => Self::KillSandbox,
+            "reconnect" => Self::Reconnect {
+                offsets: fields
+                    .optional("offsets", "an object of `{\"stdout\": N, \"stderr\": M}` by exec id")?
+                    .unwrap_or_default(),
+            },
+            "ack" => Self::Ack {
+                exec_id: exec_id(fields)?,
+                offsets: Offsets {
+                    stdout: fields.optional("stdout", "an offset")?.unwrap_or(0),
+                    stderr: fields.optional("stderr", "an offset")?.unwrap_or(0),
+                },
+            },
+            _ => return Err(Refusal::of(Status::Error, "Unknown action.")),
+        })
+    }
+
+    fn read_stdin(fields: &Fields<'_>) -> Result<Self, Refusal> {
+        let error = |wrong: Wrong| Refusal::of(Status::StdinError, wrong.message);
+        let eof = fields.flag("eof").map_err(error)?;
+        let data = fields.string("data").map_err(error)?;
+        let data = match (data, eof) {
+            (Some(data), _) => data,
+            (None, true) => String::new(),
+            (None, false) => return Err(Refusal::of(Status::StdinError, "`data` is missing.")),
+        };
+        let data = match fields.string("encoding").map_err(error)?.as_deref() {
+            None | Some("utf-8") => Data::Text(data),
+            Some("base64") => Data::Base64(data),
+            Some(_) => return Err(error(wrong("encoding", "\"utf-8\" or \"base64\""))),
+        };
+        let exec_id = fields.name("exec_id").map_err(error)?;
+        let offset = fields.optional("offset", "an offset").map_err(error)?;
+        Ok(Self::Stdin(Stdin { exec_id, data, eof, offset }))
+    }
+
+    pub fn to_json(&self) -> String {
+        let mut map = Map::new();
+        let mut set = |name: &str, value: Value| map.insert(name.to_owned(), value);
+        match self {
+            Self::Config(config) => map = config.to_json(),
+            Self::Exec(exec) => map = exec.to_json(),
+            Self::Stdin(stdin) => {
+                set("event", json!("stdin"));
+                match &stdin.data {
+                    Data::Text(text) => drop(set("data", json!(text))),
+                    Data::Base64(text) => {
+                        set("data", json!(text));
+                        set("encoding", json!("base64"));
+                    }
+                }
+                if stdin.eof {
+                    set("eof", json!(true));
+                }
+                if let Some(offset) = stdin.offset {
+                    set("offset", json!(offset));
+                }
+                if let Some(exec_id) = &stdin.exec_id {
+                    set("exec_id", json!(exec_id));
+                }
+            }
+            Self::KillProcess { exec_id } => {
+                set("action", json!("kill_process"));
+                if let Some(exec_id) = exec_id {
+                    set("exec_id", json!(exec_id));
+                }
+            }
+            Self::Signal { exec_id, signal } => {
+                set("action", json!("signal"));
+                set("exec_id", json!(exec_id));
+                set("signal", json!(signal));
+            }
+            Self::Resize { exec_id, cols, rows } => {
+                set("action", json!("resize"));
+                set("exec_id", json!(exec_id));
+                set("cols", json!(cols));
+                set("rows", json!(rows));
+            }
+            Self::Checkpoint { live, keep_running } => {
+                set("action", json!("checkpoint"));
+                if *live {
+                    set("live", json!(true));
+                }
+                if *keep_running {
+                    set("keep_running", json!(true));
+                }
+            }
+            Self::Snapshot { name, full } => {
+                set("action", json!("snapshot_filesystem"));
+                set("name", json!(name));
+                if *full {
+                    set("full", json!(true));
+                }
+            }
+            Self::Fork { count } => {
+                set("action", json!("fork"));
+                set("count", json!(count));
+            }
+            Self::Handoff => drop(set("action", json!("handoff"))),
+            Self::KillSandbox => drop(set("action", json!("kill_sandbox"))),
+            Self::Reconnect { offsets } => {
+                set("action", json!("reconnect"));
+                if !offsets.is_empty() {
+                    set("offsets", json!(offsets));
+                }
+            }
+            Self::Ack { exec_id, offsets } => {
+                set("action", json!("ack"));
+                set("exec_id", json!(exec_id));
+                set("stdout", json!(offsets.stdout));
+                set("stderr", json!(offsets.stderr));
+            }
+        }
+        Value::Object(map).to_string()
+    }
+
+    /// For the log: what kind of request it is, and nothing of what is in it.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Config(_) => "config",
+            Self::Exec(_) => "exec",
+            Self::Stdin(_) => "stdin",
+            Self::KillProcess { .. } => "kill_process",
+            Self::Signal { .. } => "signal",
+            Self::Resize { .. } => "resize",
+            Self::Checkpoint { .. } => "checkpoint",
+            Self::Snapshot { .. } => "snapshot_filesystem",
+            Self::Fork { .. } => "fork",
+            Self::Handoff => "handoff",
+            Self::KillSandbox => "kill_sandbox",
+            Self::Reconnect { .. } => "reconnect",
+            Self::Ack { .. } => "ack",
+        }
+    }
+}
+
+/// Code and input of a client belong in no log.
+impl fmt::Debug for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Request({})", self.word())
+    }
+}
+
+impl fmt::Debug for Stdin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Stdin(…)")
+    }
+}
+
+impl fmt::Debug for Data {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Data(…)")
+    }
+}
+
+fn exec_id(fields: &Fields<'_>) -> Result<ExecId, Refusal> {
+    fields.name("exec_id")?.ok_or_else(|| Refusal::of(Status::Error, "`exec_id` is missing."))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,77 @@
+//! What is refused, and with which status.
+
+use super::*;
+
+fn refused(text: &str) -> Refusal {
+    Request::parse(text).expect_err(text)
+}
+
+#[test]
+fn what_is_no_object_is_malformed() {
+    for text in ["", "hello", "[]", "17", "null", "\"exec\"", "{\"code\":", "{}{}"] {
+        assert!(refused(text).malformed, "{text}");
+    }
+}
+
+#[test]
+fn a_message_without_a_tag_is_a_config() {
+    let Ok(Request::Config(config)) = Request::parse(r#"{"idle_timeout":"5m","unknown":[1,{}]}"#) else { panic!() };
+    assert_eq!(config.idle_timeout, Some(Idle::After(std::time::Duration::from_secs(300))));
+    let Ok(Request::Config(config)) = Request::parse(r#"{"idle_timeout":null,"cwd":null}"#) else { panic!() };
+    assert_eq!((config.idle_timeout, config.cwd), (Some(Idle::Never), None));
+}
+
+#[test]
+fn a_config_field_of_the_wrong_type_is_named() {
+    for (text, field) in [
+        (r#"{"idle_timeout":-1}"#, "idle_timeout"),
+        (r#"{"idle_timeout":[]}"#, "idle_timeout"),
+        (r#"{"enable_checkpoint":"yes"}"#, "enable_checkpoint"),
+        (r#"{"enable_sandbox_handoff":1}"#, "enable_sandbox_handoff"),
+        (r#"{"filesystem_snapshot_name":"../x"}"#, "filesystem_snapshot_name"),
+        (r#"{"labels":{"a":1}}"#, "labels"),
+        (r#"{"env":{"A=B":"x"}}"#, "env"),
+        (r#"{"cwd":"relative"}"#, "cwd"),
+        (r#"{"limits":7}"#, "limits"),
+        (r#"{"on_incompatible":"try"}"#, "on_incompatible"),
+        (r#"{"from_checkpoint":"x"}"#, "from_checkpoint"),
+    ] {
+        let refusal = refused(text);
+        assert_eq!((refusal.status, refusal.malformed), (Status::CreationError, false), "{text}");
+        assert!(refusal.message.starts_with(&format!("`{field}`")), "{text}: {}", refusal.message);
+    }
+}
+
+#[test]
+fn a_refusal_has_the_status_of_what_was_tried() {
+    for (text, status) in [
+        (r#"{"language":"perl","code":"1"}"#, Status::ExecutionUnsupportedLanguageError),
+        (r#"{"language":"python"}"#, Status::ExecutionError),
+        (r#"{"code":"1"}"#, Status::ExecutionError),
+        (r#"{"language":7,"code":"1"}"#, Status::ExecutionError),
+        (r#"{"action":"exec","argv":[]}"#, Status::ExecutionError),
+        (r#"{"action":"exec","argv":["a\u0000"]}"#, Status::ExecutionError),
+        (r#"{"action":"exec","argv":["a"],"pty":{"cols":0,"rows":1}}"#, Status::ExecutionError),
+        (r#"{"action":"exec","argv":["a"],"timeout":"later"}"#, Status::ExecutionError),
+        (r#"{"action":"exec","argv":["a"],"exec_id":"../x"}"#, Status::ExecutionError),
+        (r#"{"event":"stdin"}"#, Status::StdinError),
+        (r#"{"event":"stdin","data":7}"#, Status::StdinError),
+        (r#"{"event":"output"}"#, Status::Error),
+        (r#"{"action":"dance"}"#, Status::Error),
+        (r#"{"action":7}"#, Status::Error),
+        (r#"{"action":"signal","exec_id":"a"}"#, Status::Error),
+        (r#"{"action":"ack","exec_id":"a","stdout":-1}"#, Status::Error),
+        (r#"{"action":"fork","count":0}"#, Status::Error),
+        (r#"{"action":"checkpoint","live":"x"}"#, Status::CheckpointError),
+        (r#"{"action":"snapshot_filesystem","name":"../x"}"#, Status::FilesystemSnapshotError),
+    ] {
+        let refusal = refused(text);
+        assert_eq!((refusal.status, refusal.malformed), (status, false), "{text}: {}", refusal.message);
+    }
+}
+
+#[test]
+fn a_request_prints_nothing_of_its_content() {
+    let request = Request::parse(r#"{"language":"bash","code":"secret"}"#).unwrap();
+    assert_eq!(format!("{request:?}"), "Request(exec)");
+}

@@ -1,0 +1,273 @@
+//! What the agent says, and what the client says it has.
+
+use super::*;
+
+impl Commands {
+    /// Takes one frame. Whether it was the agent's first answer on this link.
+    pub fn hear(&mut self, frame: &Frame, speaker: &mut Speaker) -> bool {
+        match frame.kind {
+            Kind::Started => self.started(frame.exec, speaker),
+            Kind::Data => self.data(frame, speaker),
+            Kind::Eof => self.eof(frame, speaker),
+            Kind::Exit => self.exit(frame, speaker),
+            Kind::StdinAck => self.stdin_ack(frame, speaker),
+            Kind::Execs => {
+                // The agent is not trusted to be well-formed; the runtime has checked and ends it if not.
+                let Ok(state) = serde_json::from_slice::<agent::State>(&frame.payload) else { return false };
+                if !self.is_known {
+                    self.learn(state);
+                    return true;
+                }
+                self.compare(&state, speaker);
+            }
+            Kind::Assign
+            | Kind::Exec
+            | Kind::Stdin
+            | Kind::StdinEof
+            | Kind::Ack
+            | Kind::Credit
+            | Kind::Replay
+            | Kind::Signal
+            | Kind::Resize
+            | Kind::Attached
+            | Kind::Detached
+            | Kind::Resync
+            | Kind::List
+            | Kind::Restored
+            | Kind::Forked
+            | Kind::Ping
+            | Kind::Hello
+            | Kind::ResyncAck
+            | Kind::Pong
+            | Kind::Log => {}
+        }
+        false
+    }
+
+    fn started(&mut self, number: u32, speaker: &mut Speaker) {
+        let Some(command) = self.known.get(&number).filter(|command| command.delivery.is_some()) else { return };
+        let running = Update {
+            exec_id: Some(command.exec_id.clone()),
+            exec: Some(number),
+            ..Update::new(Status::ExecutionRunning)
+        };
+        speaker.say(&Event::StatusUpdate(running));
+    }
+
+    fn data(&mut self, frame: &Frame, speaker: &mut Speaker) {
+        let Some(output) = output_of(frame.stream) else { return };
+        let Some(command) = self.known.get_mut(&frame.exec) else { return };
+        let Some(delivery) = &mut command.delivery else { return };
+        let is_muted = delivery.is_muted;
+        let flow = delivery.flow(output);
+        let Some(taken) = flow.take(frame.offset, frame.sequence, frame.payload.len()) else { return };
+        if is_muted {
+            self.pass_on(frame.exec, output, u64::MAX);
+            return;
+        }
+        if let Some((from, to)) = taken.gap {
+            speaker.say(&Event::OutputGap { exec_id: command.exec_id.clone(), stream: output, from, to });
+        }
+        speaker.output(frame.exec, output, taken.offset, &frame.payload[taken.skip..], flow);
+        if command.ask_after.is_some_and(|(out, err)| delivery.stdout.next() >= out && delivery.stderr.next() >= err) {
+            command.ask_after = None;
+            self.line.send(Frame::new(Kind::List));
+        }
+        self.finish(frame.exec, speaker);
+    }
+
+    fn eof(&mut self, frame: &Frame, speaker: &mut Speaker) {
+        let Some(output) = output_of(frame.stream) else { return };
+        let Some(command) = self.known.get_mut(&frame.exec) else { return };
+        let Some(delivery) = &mut command.delivery else { return };
+        let is_muted = delivery.is_muted;
+        let flow = delivery.flow(output);
+        let gap = flow.end(frame.offset, frame.sequence);
+        if !is_muted {
+            if let Some((from, to)) = gap {
+                speaker.say(&Event::OutputGap { exec_id: command.exec_id.clone(), stream: output, from, to });
+            }
+            if flow.has_ended() {
+                speaker.output_end(frame.exec, output, flow);
+            }
+        }
+        self.finish(frame.exec, speaker);
+        self.forget_if_over(frame.exec);
+    }
+
+    fn exit(&mut self, frame: &Frame, speaker: &mut Speaker) {
+        let Ok(exit) = serde_json::from_slice::<agent::Exit>(&frame.payload) else { return };
+        let Some(command) = self.known.get_mut(&frame.exec) else { return };
+        command.is_running = false;
+        command.input.close();
+        tracing::info!(
+            exec = frame.exec,
+            code = exit.code,
+            signal = exit.signal,
+            started = exit.error.is_none(),
+            duration_ms = exit.duration_ms,
+            "a command ended"
+        );
+        if let Some(error) = &exit.error {
+            let events = exec_refusal(Some(command.exec_id.clone()), error);
+            let followed = command.delivery.is_some();
+            self.known.remove(&frame.exec);
+            self.line.send(Frame::new(Kind::Ack).exec(frame.exec).stream(Stream::Exit));
+            if followed {
+                speaker.say_all(&events);
+            }
+            return;
+        }
+        if std::mem::take(&mut command.tell_end) {
+            speaker.say(&done(frame.exec, &command.exec_id, &exit));
+        }
+        if let Some(before) = &mut command.before {
+            before.exit = Some(exit.clone());
+        }
+        if let Some(delivery) = command.delivery.as_mut().filter(|delivery| !delivery.is_done()) {
+            delivery.exited(exit);
+            command.ask_at = Some(self.clock.now() + SETTLE);
+        }
+        self.finish(frame.exec, speaker);
+    }
+
+    /// Tells the end if all that comes before it was told.
+    fn finish(&mut self, number: u32, speaker: &mut Speaker) {
+        let Some(command) = self.known.get_mut(&number) else { return };
+        let Some(delivery) = &mut command.delivery else { return };
+        let Some(exit) = delivery.take_exit() else { return };
+        (command.ask_at, command.ask_after) = (None, None);
+        speaker.say(&done(number, &command.exec_id, &exit));
+        // Its pong confirms that the end arrived.
+        self.ping(speaker);
+    }
+
+    /// The agent has told how far the streams go of commands that ended.
+    fn compare(&mut self, state: &agent::State, speaker: &mut Speaker) {
+        for told in &state.execs {
+            let Some(command) = self.known.get_mut(&told.exec) else { continue };
+            let Some(delivery) = command.delivery.as_mut().filter(|delivery| delivery.has_exited()) else { continue };
+            if delivery.compare(told.stdout.to, told.stderr.to) {
+                command.ask_after = Some((told.stdout.to, told.stderr.to));
+            }
+            self.finish(told.exec, speaker);
+        }
+    }
+
+    fn stdin_ack(&mut self, frame: &Frame, speaker: &mut Speaker) {
+        let Some(command) = self.known.get_mut(&frame.exec) else { return };
+        if frame.stream == Stream::Exit {
+            // A plain client does not count its bytes, and many commands leave some unread.
+            if command.input.close() && speaker.is_v1 {
+                let refusal = Refusal::of(Status::StdinError, NOT_READ);
+                speaker.refuse_about(&refusal, Some(command.exec_id.clone()));
+            }
+            return;
+        }
+        command.input.took(frame.offset);
+        if speaker.is_v1 && command.input.is_open {
+            speaker.say(&Event::StdinAck { exec_id: command.exec_id.clone(), offset: frame.offset });
+        }
+        self.feed(frame.exec);
+    }
+
+    /// Sends a ping that carries how far every command has come.
+    pub fn ping(&self, speaker: &mut Speaker) -> u64 {
+        speaker.flush();
+        let deliveries = self.known.values().filter_map(|command| command.delivery.as_ref());
+        speaker.wire.ping(deliveries.map(Delivery::mark).collect())
+    }
+
+    /// A pong: a plain client has everything up to the marks; of any client, the ends it was told.
+    pub fn confirm(&mut self, marks: &[Mark], is_v1: bool) {
+        for mark in marks {
+            let delivery = self.known.get_mut(&mark.exec).and_then(|command| command.delivery.as_mut());
+            if delivery.is_some_and(|delivery| mark.done && delivery.heard()) {
+                self.line.send(Frame::new(Kind::Ack).exec(mark.exec).stream(Stream::Exit));
+            }
+            if !is_v1 {
+                self.pass_on(mark.exec, Output::Stdout, mark.stdout);
+                self.pass_on(mark.exec, Output::Stderr, mark.stderr);
+            }
+            self.forget_if_over(mark.exec);
+        }
+    }
+
+    /// A client of `baton.v1` says what it has.
+    pub fn ack(&mut self, exec_id: &ExecId, offsets: Offsets) {
+        // A late ack of a command that is over is no error.
+        if let Some(number) = self.find(exec_id) {
+            self.pass_on(number, Output::Stdout, offsets.stdout);
+            self.pass_on(number, Output::Stderr, offsets.stderr);
+        }
+    }
+
+    fn pass_on(&mut self, number: u32, output: Output, offset: u64) {
+        let Some(delivery) = self.known.get_mut(&number).and_then(|command| command.delivery.as_mut()) else { return };
+        let flow = delivery.flow(output);
+        if let Some(confirmed) = flow.confirm(offset) {
+            let stream = match output {
+                Output::Stdout => Stream::Stdout,
+                Output::Stderr => Stream::Stderr,
+            };
+            let credit = flow.credit();
+            self.line.send(Frame::new(Kind::Ack).exec(number).stream(stream).offset(confirmed));
+            self.line.send(Frame::new(Kind::Credit).exec(number).stream(stream).offset(credit));
+        }
+        self.forget_if_over(number);
+    }
+
+    fn forget_if_over(&mut self, number: u32) {
+        let over = |command: &Command| command.delivery.as_ref().is_some_and(Delivery::is_over);
+        if self.known.get(&number).is_some_and(|command| !command.is_running && over(command)) {
+            self.known.remove(&number);
+        }
+    }
+
+    /// How far the client has come with what it follows.
+    pub fn marks(&self) -> Vec<Mark> {
+        let deliveries = self.known.values().filter_map(|command| command.delivery.as_ref());
+        let confirmed = |delivery: &Delivery| Mark {
+            stdout: delivery.stdout.confirmed(),
+            stderr: delivery.stderr.confirmed(),
+            ..delivery.mark()
+        };
+        deliveries.filter(|delivery| !delivery.is_muted).map(confirmed).collect()
+    }
+
+    pub fn wake_at(&self) -> Option<Moment> {
+        self.known.values().filter_map(|command| command.ask_at).min()
+    }
+
+    /// Asks how far the streams of ended commands go, where it is time.
+    pub fn ask_due(&mut self) {
+        let now = self.clock.now();
+        let mut due = false;
+        for command in self.known.values_mut() {
+            due |= command.ask_at.take_if(|at| *at <= now).is_some();
+        }
+        if due {
+            self.line.send(Frame::new(Kind::List));
+        }
+    }
+}
+
+fn output_of(stream: Stream) -> Option<Output> {
+    match stream {
+        Stream::Stdout => Some(Output::Stdout),
+        Stream::Stderr => Some(Output::Stderr),
+        Stream::Stdin | Stream::Exit | Stream::Tree => None,
+    }
+}
+
+fn done(number: u32, exec_id: &ExecId, exit: &agent::Exit) -> Event {
+    Event::StatusUpdate(Update {
+        exec_id: Some(exec_id.clone()),
+        exec: Some(number),
+        exit_code: exit.code,
+        signal: exit.signal,
+        timed_out: exit.timed_out,
+        duration_ms: Some(exit.duration_ms),
+        ..Update::new(Status::ExecutionDone)
+    })
+}

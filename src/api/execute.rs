@@ -1,0 +1,265 @@
+//! `POST /execute`: one command in a fresh sandbox, its output as the answer's body.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    body::{self, Body},
+    extract::{ConnectInfo, Query, Request, State},
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use baton_protocol::{
+    agent,
+    event::Output,
+    frame::{Frame, Kind, Stream},
+    id::{ExecId, SandboxId},
+    metadata::Spec,
+    request::{Exec, Language},
+};
+use bytes::Bytes;
+use serde::Deserialize;
+use tokio::sync::{mpsc, oneshot};
+use tracing::Instrument;
+
+use super::{
+    Api, command,
+    input::Input,
+    limits,
+    linger::Peer,
+    output::{Delivery, WINDOW},
+    sentence, token,
+    wire::MAX_MESSAGE,
+};
+use crate::{
+    runtime::Link,
+    storage::board::{Attached, Follower, Passing},
+};
+
+/// For the code to arrive.
+const BODY_WITHIN: Duration = Duration::from_secs(30);
+const SETTLE: Duration = Duration::from_millis(20);
+const NO_ROOM: &str = "The server has no room for another sandbox.";
+
+#[derive(Deserialize)]
+pub struct ExecuteQuery {
+    language: Option<String>,
+}
+
+type Refused = (StatusCode, String);
+
+pub async fn execute(
+    State(api): State<Arc<Api>>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
+    Query(query): Query<ExecuteQuery>,
+    request: Request,
+) -> Result<Response, Response> {
+    let headers = request.headers();
+    let plain = |status: StatusCode| status.into_response();
+    api.admit(headers, peer, None).map_err(plain)?;
+    limits::check_key(headers, &api.settings).map_err(plain)?;
+    let refuse = |status: StatusCode, text: &str| (status, text.to_owned()).into_response();
+    let Some(language) = query.language.as_deref().and_then(Language::parse) else {
+        let text = "Unsupported language: `language` must be \"python\" or \"bash\".";
+        return Err(refuse(StatusCode::UNPROCESSABLE_ENTITY, text));
+    };
+    let read = api.clock.timeout(BODY_WITHIN, body::to_bytes(request.into_body(), MAX_MESSAGE)).await;
+    let code = match read {
+        Ok(Ok(code)) => code,
+        Ok(Err(_)) => return Err(refuse(StatusCode::PAYLOAD_TOO_LARGE, "The code is longer than 16 MiB.")),
+        Err(_) => return Err(refuse(StatusCode::REQUEST_TIMEOUT, "The code did not arrive in time.")),
+    };
+    let code = String::from_utf8(code.into()).ok().filter(|code| !code.contains('\0'));
+    let Some(code) = code else {
+        return Err(refuse(StatusCode::UNPROCESSABLE_ENTITY, "The code must be UTF-8 without NUL."));
+    };
+    let mut exec = Exec::plain(language, code);
+    exec.stdin = false;
+    let (started, start) = oneshot::channel();
+    let (output, chunks) = mpsc::channel::<Bytes>(4);
+    let id = api.clock.sandbox_id();
+    let span = tracing::info_span!("execute", sandbox = %id);
+    let tasks = api.tasks.clone();
+    // A task of its own: the sandbox is deleted also when the caller goes away in the middle.
+    tasks.spawn(
+        async move {
+            let mut started = Some(started);
+            if let Err(refused) = run(&api, &id, &exec, &mut started, output).await
+                && let Some(started) = started
+            {
+                let _ = started.send(Err(refused));
+            }
+        }
+        .instrument(span),
+    );
+    match start.await {
+        Ok(Ok(())) => {
+            let chunks = futures::stream::unfold(chunks, |mut chunks| async move {
+                chunks.recv().await.map(|chunk| (Ok::<_, std::io::Error>(chunk), chunks))
+            });
+            let kind = [(header::CONTENT_TYPE, "text/plain; charset=utf-8")];
+            Ok((kind, Body::from_stream(chunks)).into_response())
+        }
+        Ok(Err(refused)) => Err(refused.into_response()),
+        Err(_) => Err(plain(StatusCode::INTERNAL_SERVER_ERROR)),
+    }
+}
+
+type Started = Option<oneshot::Sender<Result<(), Refused>>>;
+
+/// Makes the sandbox, runs the command, deletes the sandbox whatever happened.
+async fn run(
+    api: &Arc<Api>,
+    id: &SandboxId,
+    exec: &Exec,
+    started: &mut Started,
+    output: mpsc::Sender<Bytes>,
+) -> Result<(), Refused> {
+    let unavailable = |text: &str| (StatusCode::SERVICE_UNAVAILABLE, text.to_owned());
+    if api.is_draining() {
+        return Err(unavailable("The server is shutting down."));
+    }
+    let presence = api.board.admit(id, api.settings.max_sandboxes).ok_or_else(|| unavailable(NO_ROOM))?;
+    let follower = api.board.follow(id);
+    // Nobody is ever given the token.
+    let hash = token::sha256(&token::fresh(&*api.clock).0);
+    let spec = Spec::new(id.clone(), hash, api.clock.timestamp(), api.settings.instance.clone());
+    api.records.create(&spec).await.map_err(|error| unavailable(&sentence(&error)))?;
+    api.board.nudge(id);
+    let ran = Running { api, id, presence, follower }.run(exec, started, output).await;
+    api.delete(id).await;
+    ran
+}
+
+struct Running<'a> {
+    api: &'a Arc<Api>,
+    id: &'a SandboxId,
+    #[expect(dead_code, reason = "held so that the sandbox has somebody")]
+    presence: Attached,
+    follower: Follower,
+}
+
+impl Running<'_> {
+    async fn run(mut self, exec: &Exec, started: &mut Started, output: mpsc::Sender<Bytes>) -> Result<(), Refused> {
+        let gone = (StatusCode::SERVICE_UNAVAILABLE, "The sandbox has ended.".to_owned());
+        let wait = self.api.settings.handoff_wait;
+        let opened = tokio::select! {
+            opened = self.api.clock.timeout(wait, self.open()) => opened,
+            () = output.closed() => return Ok(()),
+        };
+        let link = opened.map_err(|_| (gone.0, "The sandbox did not start in time.".to_owned()))??;
+        let api = self.api;
+        tokio::select! {
+            ended = follow_command(api, link, exec, started, &output) => ended.ok_or(gone)?,
+            () = self.left() => Err(gone),
+            () = api.closing.cancelled() => Err(gone),
+            () = output.closed() => Ok(()),
+        }
+    }
+
+    async fn open(&mut self) -> Result<Link, Refused> {
+        loop {
+            match self.follower.next().await.passing {
+                Passing::Running { .. } => {
+                    if let Some(link) = self.api.execs.open(self.id) {
+                        return Ok(link);
+                    }
+                }
+                Passing::Failed { message, .. } => return Err((StatusCode::SERVICE_UNAVAILABLE, message)),
+                Passing::Left { .. } | Passing::LeaseLost { .. } => {
+                    return Err((StatusCode::SERVICE_UNAVAILABLE, "The sandbox has ended.".to_owned()));
+                }
+                Passing::Acquiring
+                | Passing::Acquired
+                | Passing::ReleaseRequested
+                | Passing::Checkpointing { .. }
+                | Passing::CheckpointFailed { .. }
+                | Passing::Fenced { .. }
+                | Passing::Unfenced
+                | Passing::Progress { .. } => {}
+            }
+        }
+    }
+
+    async fn left(&mut self) {
+        while !matches!(self.follower.next().await.passing, Passing::Left { .. } | Passing::LeaseLost { .. }) {}
+    }
+}
+
+/// `None`: the link closed first.
+async fn follow_command(
+    api: &Api,
+    mut link: Link,
+    exec: &Exec,
+    started: &mut Started,
+    output: &mpsc::Sender<Bytes>,
+) -> Option<Result<(), Refused>> {
+    const NUMBER: u32 = 1;
+    let exec_id = ExecId::parse("execute").ok()?;
+    let start = match command::start(exec, &exec_id, false) {
+        Ok(start) => start,
+        Err(refusal) => return Some(Err((StatusCode::UNPROCESSABLE_ENTITY, refusal.message))),
+    };
+    let to = |kind, stream| Frame::new(kind).exec(NUMBER).stream(stream);
+    link.to_agent.send(Frame::new(Kind::Exec).exec(NUMBER).sequence(1).payload(start.payload)).await.ok()?;
+    for stream in [Stream::Stdout, Stream::Stderr] {
+        link.to_agent.send(to(Kind::Credit, stream).offset(WINDOW)).await.ok()?;
+    }
+    let mut input = Input::new(false);
+    if !start.prelude.is_empty() {
+        input.prelude(start.prelude);
+    }
+    let mut delivery = Delivery::new(NUMBER, exec_id);
+    let mut ask = false;
+    loop {
+        while let Some(frame) = input.next_frame(NUMBER) {
+            link.to_agent.send(frame).await.ok()?;
+        }
+        if delivery.take_exit().is_some() {
+            return Some(Ok(()));
+        }
+        let frame = tokio::select! {
+            frame = link.from_agent.recv() => frame?,
+            () = api.clock.sleep(SETTLE), if ask => {
+                ask = false;
+                link.to_agent.send(Frame::new(Kind::List)).await.ok()?;
+                continue;
+            }
+        };
+        let stream = match frame.stream {
+            Stream::Stderr => Output::Stderr,
+            Stream::Stdout | Stream::Stdin | Stream::Exit | Stream::Tree => Output::Stdout,
+        };
+        if frame.kind == Kind::Started {
+            if let Some(started) = started.take() {
+                let _ = started.send(Ok(()));
+            }
+        } else if frame.kind == Kind::Data {
+            let flow = delivery.flow(stream);
+            let Some(taken) = flow.take(frame.offset, frame.sequence, frame.payload.len()) else { continue };
+            output.send(Bytes::from(frame.payload).slice(taken.skip..)).await.ok()?;
+            if let Some(confirmed) = flow.confirm(u64::MAX) {
+                let credit = flow.credit();
+                link.to_agent.send(to(Kind::Ack, frame.stream).offset(confirmed)).await.ok()?;
+                link.to_agent.send(to(Kind::Credit, frame.stream).offset(credit)).await.ok()?;
+            }
+            ask = delivery.has_exited();
+        } else if frame.kind == Kind::Eof {
+            delivery.flow(stream).end(frame.offset, frame.sequence);
+        } else if frame.kind == Kind::StdinAck {
+            input.took(frame.offset);
+        } else if frame.kind == Kind::Exit {
+            let exit: agent::Exit = serde_json::from_slice(&frame.payload).ok()?;
+            tracing::info!(code = exit.code, signal = exit.signal, duration_ms = exit.duration_ms, "a command ended");
+            if let Some(error) = exit.error {
+                return Some(Err((StatusCode::INTERNAL_SERVER_ERROR, error)));
+            }
+            delivery.exited(exit);
+            ask = true;
+        } else if frame.kind == Kind::Execs {
+            let state: agent::State = serde_json::from_slice(&frame.payload).ok()?;
+            if let Some(told) = state.execs.iter().find(|told| told.exec == NUMBER) {
+                ask = delivery.compare(told.stdout.to, told.stderr.to);
+            }
+        }
+    }
+}

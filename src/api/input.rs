@@ -1,0 +1,179 @@
+//! The stdin of one command: what the client sent and the agent has not yet taken. Pure.
+
+use std::collections::VecDeque;
+
+use baton_protocol::frame::{Frame, Kind, Stream};
+
+/// So much may be on its way to a command that does not read; the agent keeps no more.
+const WINDOW: u64 = 1 << 20;
+const PIECE: usize = 256 << 10;
+
+#[derive(Debug, Default)]
+pub struct Input {
+    /// The command reads a stdin of the client's.
+    pub is_open: bool,
+    /// The client has announced the end.
+    ended: bool,
+    end_passed_on: bool,
+    /// Passed on to the agent.
+    sent: u64,
+    taken: u64,
+    /// How much of what was passed on before this session is still on its way is not known.
+    doubt: Doubt,
+    pending: VecDeque<u8>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Doubt {
+    #[default]
+    None,
+    Open,
+    /// The agent was asked.
+    Asked,
+}
+
+/// Why bytes are not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum No {
+    Closed,
+    /// Bytes before these never came.
+    Gap,
+}
+
+impl Input {
+    pub fn new(is_open: bool) -> Self {
+        Self { is_open, ..Self::default() }
+    }
+
+    /// Of a command begun before this session.
+    pub fn resumed(taken: u64, is_open: bool) -> Self {
+        Self { is_open, sent: taken, taken: taken.saturating_sub(WINDOW), doubt: Doubt::Open, ..Self::default() }
+    }
+
+    /// Bytes that come before everything of the client's.
+    pub fn prelude(&mut self, bytes: Vec<u8>) {
+        self.pending = bytes.into();
+        self.ended = !self.is_open;
+    }
+
+    /// Where the next byte belongs.
+    pub fn end(&self) -> u64 {
+        self.sent + self.pending.len() as u64
+    }
+
+    pub fn waiting(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// Takes what is new of `bytes`. Without an offset they belong at the end.
+    pub fn push(&mut self, offset: Option<u64>, bytes: &[u8], eof: bool) -> Result<(), No> {
+        let offset = offset.unwrap_or_else(|| self.end());
+        if offset > self.end() {
+            return Err(No::Gap);
+        }
+        let fresh = bytes.get((self.end() - offset) as usize..).unwrap_or_default();
+        if !fresh.is_empty() && (!self.is_open || self.ended) {
+            return Err(No::Closed);
+        }
+        self.pending.extend(fresh);
+        self.ended |= eof;
+        Ok(())
+    }
+
+    pub fn took(&mut self, offset: u64) {
+        self.doubt = Doubt::None;
+        self.taken = self.taken.max(offset.min(self.sent));
+    }
+
+    /// Nobody reads it any more. Whether anything was lost by that.
+    pub fn close(&mut self) -> bool {
+        let lost = self.is_open && self.end() > self.taken;
+        self.is_open = false;
+        self.pending = VecDeque::new();
+        self.end_passed_on = true;
+        lost
+    }
+
+    /// The next frame that may go to the agent.
+    pub fn next_frame(&mut self, exec: u32) -> Option<Frame> {
+        if self.doubt != Doubt::None && !self.pending.is_empty() {
+            // Bytes it has already make the agent say how far they got: none at all will do.
+            let ask = Frame::new(Kind::Stdin).exec(exec).stream(Stream::Stdin).offset(self.sent);
+            return (std::mem::replace(&mut self.doubt, Doubt::Asked) == Doubt::Open).then_some(ask);
+        }
+        let room = (self.taken + WINDOW).saturating_sub(self.sent) as usize;
+        let count = self.pending.len().min(room).min(PIECE);
+        if count > 0 {
+            let payload: Vec<u8> = self.pending.drain(..count).collect();
+            let frame = Frame::new(Kind::Stdin).exec(exec).stream(Stream::Stdin).offset(self.sent).payload(payload);
+            self.sent += count as u64;
+            if self.pending.is_empty() {
+                self.pending = VecDeque::new();
+            }
+            return Some(frame);
+        }
+        if self.ended && self.pending.is_empty() && !std::mem::replace(&mut self.end_passed_on, true) {
+            return Some(Frame::new(Kind::StdinEof).exec(exec).stream(Stream::Stdin).offset(self.sent));
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_goes_once_and_the_end_after_them() {
+        let mut input = Input::new(true);
+        assert_eq!(input.push(Some(0), b"abc", false), Ok(()));
+        assert_eq!(input.push(Some(1), b"bcd", true), Ok(()));
+        assert_eq!(input.push(Some(9), b"x", false), Err(No::Gap));
+        assert_eq!(input.push(None, b"x", false), Err(No::Closed));
+        let frame = input.next_frame(7).unwrap();
+        assert_eq!((frame.kind, frame.exec, frame.offset, frame.payload.as_slice()), (Kind::Stdin, 7, 0, &b"abcd"[..]));
+        let frame = input.next_frame(7).unwrap();
+        assert_eq!((frame.kind, frame.offset), (Kind::StdinEof, 4));
+        assert!(input.next_frame(7).is_none());
+    }
+
+    #[test]
+    fn a_command_that_does_not_read_gets_no_more_than_a_window() {
+        let mut input = Input::new(true);
+        input.push(None, &vec![1; 3 << 20], false).unwrap();
+        let mut sent = 0;
+        while let Some(frame) = input.next_frame(1) {
+            assert_eq!(frame.offset, sent);
+            sent += frame.payload.len() as u64;
+        }
+        assert_eq!((sent, input.waiting()), (WINDOW, 2 << 20));
+        input.took(100);
+        assert_eq!(input.next_frame(1).unwrap().payload.len(), 100);
+        assert!(input.close());
+        assert!(!input.close(), "it was lost already");
+    }
+
+    #[test]
+    fn of_a_resumed_command_it_is_asked_first_how_much_there_is_room_for() {
+        let mut input = Input::resumed(5 << 20, true);
+        assert!(input.next_frame(1).is_none());
+        input.push(None, b"more", false).unwrap();
+        let ask = input.next_frame(1).unwrap();
+        assert_eq!((ask.offset, ask.payload.len()), (5 << 20, 0));
+        assert!(input.next_frame(1).is_none());
+        // The command reads nothing: the agent holds a whole window.
+        input.took(4 << 20);
+        assert!(input.next_frame(1).is_none());
+        input.took((4 << 20) + 3);
+        assert_eq!(input.next_frame(1).unwrap().payload, b"mor");
+    }
+
+    #[test]
+    fn a_prelude_to_a_closed_stdin_ends_it() {
+        let mut input = Input::new(false);
+        input.prelude(b"code".to_vec());
+        assert_eq!(input.next_frame(1).unwrap().payload, b"code");
+        assert_eq!(input.next_frame(1).unwrap().kind, Kind::StdinEof);
+        assert_eq!(input.push(None, b"x", false), Err(No::Closed));
+    }
+}

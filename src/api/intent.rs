@@ -1,0 +1,230 @@
+//! What a request means for the spec: a change, or a refusal with the documented text. Pure.
+
+use baton_protocol::{
+    event::Status,
+    id::{InstanceId, Nonce},
+    metadata::{self, DesiredState, Spec},
+    request::{Config, Idle, Refusal},
+};
+
+pub const NO_CHECKPOINT: &str = "Checkpointing is not enabled on the server.";
+pub const NO_HANDOFF: &str = "Sandbox handoff requires checkpointing to be enabled.";
+pub const NO_AUTO_CHECKPOINT: &str = "Idle timeout auto checkpoint requires checkpointing to be enabled.";
+pub const NO_SNAPSHOT: &str = "Filesystem snapshot is not enabled on the server.";
+pub const EXEC_IN_PROGRESS: &str = "Cannot checkpoint while an execution is in progress.";
+const NOT_CHECKPOINTABLE: &str = "The sandbox was not created with checkpointing enabled.";
+const NO_LIMITS: &str = "`limits` is not supported on this server.";
+const NO_FORK: &str = "Starting from a checkpoint is not supported on this server.";
+const TOO_LARGE: &str = "The config is too large: labels, env and cwd share 32 KiB.";
+/// Leaves room in `metadata.json` for status and requests.
+const MOST_BYTES: usize = 32 << 10;
+
+/// What this server can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Abilities {
+    pub checkpoint: bool,
+    pub snapshot: bool,
+}
+
+/// Fills in what the client asked for.
+pub fn create(mut spec: Spec, config: &Config, can: Abilities, idle: Option<u64>) -> Result<Spec, Refusal> {
+    let refuse = |message: &str| Err(Refusal::of(Status::CreationError, message));
+    if config.enable_checkpoint && !can.checkpoint {
+        return refuse(NO_CHECKPOINT);
+    }
+    if config.enable_sandbox_handoff && !config.enable_checkpoint {
+        return refuse(NO_HANDOFF);
+    }
+    if config.enable_idle_timeout_auto_checkpoint && !config.enable_checkpoint {
+        return refuse(NO_AUTO_CHECKPOINT);
+    }
+    if config.filesystem_snapshot_name.is_some() && !can.snapshot {
+        return refuse(NO_SNAPSHOT);
+    }
+    if config.limits {
+        return refuse(NO_LIMITS);
+    }
+    if config.from_checkpoint.is_some() {
+        return refuse(NO_FORK);
+    }
+    let size = |map: &std::collections::BTreeMap<String, String>| -> usize {
+        map.iter().map(|(name, value)| name.len() + value.len() + 8).sum()
+    };
+    if size(&config.labels) + size(&config.env) + config.cwd.as_ref().map_or(0, String::len) > MOST_BYTES {
+        return refuse(TOO_LARGE);
+    }
+    spec.idle_timeout = match config.idle_timeout {
+        None => idle,
+        Some(Idle::Never) => None,
+        Some(Idle::After(span)) => Some(whole_seconds(span)),
+    };
+    spec.enable_sandbox_checkpoint = config.enable_checkpoint;
+    spec.enable_sandbox_handoff = config.enable_sandbox_handoff;
+    spec.enable_idle_timeout_auto_checkpoint = config.enable_idle_timeout_auto_checkpoint;
+    spec.filesystem_snapshot_name.clone_from(&config.filesystem_snapshot_name);
+    spec.labels.clone_from(&config.labels);
+    spec.env.clone_from(&config.env);
+    spec.cwd.clone_from(&config.cwd);
+    spec.ttl = config.ttl.map(whole_seconds);
+    spec.on_incompatible = config.on_incompatible;
+    Ok(spec)
+}
+
+/// Part of a second counts as a whole one: nothing ends earlier than it was asked to.
+fn whole_seconds(span: std::time::Duration) -> u64 {
+    span.as_secs() + u64::from(span.subsec_nanos() > 0)
+}
+
+/// An attach wants it to run here. Whether there is anything to write; deleted is final.
+pub fn attach(spec: &mut Spec, here: &InstanceId) -> bool {
+    let so = spec.desired_state == DesiredState::Running && spec.placement.as_ref() == Some(here);
+    if so || spec.desired_state == DesiredState::Deleted {
+        return false;
+    }
+    spec.desired_state = DesiredState::Running;
+    spec.placement = Some(here.clone());
+    true
+}
+
+/// Another state is wanted. Whether there is anything to write; deleted is final.
+pub fn desire(spec: &mut Spec, state: DesiredState) -> bool {
+    if spec.desired_state == state || spec.desired_state == DesiredState::Deleted {
+        return false;
+    }
+    spec.desired_state = state;
+    true
+}
+
+/// This session's checkpoint failed: it runs on, unless somebody wants something else by now.
+pub fn take_back(spec: &mut Spec, here: &InstanceId) -> bool {
+    let ours = spec.desired_state == DesiredState::Checkpointed && spec.placement.as_ref() == Some(here);
+    if ours {
+        spec.desired_state = DesiredState::Running;
+    }
+    ours
+}
+
+/// A wish that is answered under its nonce.
+pub fn wish(spec: &mut Spec, nonce: &Nonce, wish: &metadata::Request) -> bool {
+    spec.requests.insert(nonce.clone(), wish.clone()).is_none()
+}
+
+/// The wish was answered, or nobody waits for the answer.
+pub fn settle(spec: &mut Spec, nonce: &Nonce) -> bool {
+    spec.requests.remove(nonce).is_some()
+}
+
+/// Whether a checkpoint may be asked for.
+pub fn checkpoint(spec: &Spec, live: bool, running: bool, can: Abilities) -> Result<(), Refusal> {
+    if !can.checkpoint {
+        return Err(Refusal::of(Status::CheckpointError, NO_CHECKPOINT));
+    }
+    if !spec.enable_sandbox_checkpoint {
+        return Err(Refusal::of(Status::CheckpointError, NOT_CHECKPOINTABLE));
+    }
+    if running && !live {
+        return Err(Refusal::of(Status::ExecutionInProgressError, EXEC_IN_PROGRESS));
+    }
+    Ok(())
+}
+
+pub fn snapshot(can: Abilities) -> Result<(), Refusal> {
+    if can.snapshot { Ok(()) } else { Err(Refusal::of(Status::FilesystemSnapshotError, NO_SNAPSHOT)) }
+}
+
+/// Whether the sandbox can leave this instance and be had again.
+pub fn handoff(spec: &Spec) -> Result<(), Refusal> {
+    if spec.enable_sandbox_checkpoint { Ok(()) } else { Err(Refusal::of(Status::Error, NO_HANDOFF)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use baton_protocol::id::SandboxId;
+
+    use super::*;
+
+    const ALL: Abilities = Abilities { checkpoint: true, snapshot: true };
+    const NONE: Abilities = Abilities { checkpoint: false, snapshot: false };
+
+    fn here() -> InstanceId {
+        InstanceId::from_bits([1; 16])
+    }
+
+    fn spec() -> Spec {
+        let id = SandboxId::parse("sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab").unwrap();
+        Spec::new(id, String::new(), String::new(), here())
+    }
+
+    fn refused(config: Config, can: Abilities) -> String {
+        create(spec(), &config, can, Some(300)).unwrap_err().message
+    }
+
+    #[test]
+    fn what_the_server_or_the_config_lacks_is_refused_with_its_text() {
+        let checkpoint = Config { enable_checkpoint: true, ..Config::default() };
+        assert_eq!(refused(checkpoint.clone(), NONE), NO_CHECKPOINT);
+        let handoff = Config { enable_sandbox_handoff: true, ..Config::default() };
+        assert_eq!(refused(handoff, ALL), NO_HANDOFF);
+        let auto = Config { enable_idle_timeout_auto_checkpoint: true, ..Config::default() };
+        assert_eq!(refused(auto, ALL), NO_AUTO_CHECKPOINT);
+        let name = "x".parse().ok();
+        assert_eq!(refused(Config { filesystem_snapshot_name: name, ..Config::default() }, NONE), NO_SNAPSHOT);
+        let labels = [("a".to_owned(), "b".repeat(MOST_BYTES))].into();
+        assert_eq!(refused(Config { labels, ..Config::default() }, ALL), TOO_LARGE);
+        assert!(create(spec(), &checkpoint, ALL, None).unwrap().enable_sandbox_checkpoint);
+    }
+
+    #[test]
+    fn the_idle_time_is_the_clients_or_the_servers() {
+        let idle = |idle_timeout| {
+            create(spec(), &Config { idle_timeout, ..Config::default() }, NONE, Some(300)).unwrap().idle_timeout
+        };
+        assert_eq!(idle(None), Some(300));
+        assert_eq!(idle(Some(Idle::Never)), None);
+        assert_eq!(idle(Some(Idle::After(Duration::from_millis(1500)))), Some(2));
+    }
+
+    #[test]
+    fn nothing_is_written_over_deleted() {
+        let mut spec = spec();
+        spec.desired_state = DesiredState::Deleted;
+        assert!(!attach(&mut spec, &InstanceId::from_bits([2; 16])));
+        assert!(!desire(&mut spec, DesiredState::Checkpointed));
+        assert!(!take_back(&mut spec, &here()));
+        assert_eq!(spec.desired_state, DesiredState::Deleted);
+    }
+
+    #[test]
+    fn an_attach_writes_only_what_is_not_so_already() {
+        let mut spec = spec();
+        assert!(!attach(&mut spec, &here()));
+        spec.desired_state = DesiredState::HandedOff;
+        assert!(attach(&mut spec, &here()));
+        assert!(attach(&mut spec, &InstanceId::from_bits([2; 16])));
+        assert_eq!(spec.placement, Some(InstanceId::from_bits([2; 16])));
+    }
+
+    #[test]
+    fn only_the_own_wish_is_taken_back() {
+        let mut spec = spec();
+        assert!(!take_back(&mut spec, &here()), "somebody wants it running already");
+        spec.desired_state = DesiredState::Checkpointed;
+        assert!(!take_back(&mut spec, &InstanceId::from_bits([2; 16])), "it is wanted elsewhere");
+        assert!(take_back(&mut spec, &here()));
+        assert_eq!(spec.desired_state, DesiredState::Running);
+    }
+
+    #[test]
+    fn a_checkpoint_needs_the_server_the_sandbox_and_silence() {
+        let mut spec = spec();
+        let told = |spec: &Spec, live, running, can| checkpoint(spec, live, running, can).map_err(|no| no.status);
+        assert_eq!(told(&spec, false, false, ALL), Err(Status::CheckpointError));
+        spec.enable_sandbox_checkpoint = true;
+        assert_eq!(told(&spec, false, false, NONE), Err(Status::CheckpointError));
+        assert_eq!(told(&spec, false, true, ALL), Err(Status::ExecutionInProgressError));
+        assert_eq!(told(&spec, true, true, ALL), Ok(()));
+        assert_eq!(told(&spec, false, false, ALL), Ok(()));
+    }
+}

@@ -1,0 +1,78 @@
+//! A session's end of the link to the agent: frames wait in a queue instead of the session waiting for room.
+
+use std::collections::VecDeque;
+
+use baton_protocol::frame::Frame;
+
+use crate::runtime::Link;
+
+#[derive(Debug)]
+pub enum Turn {
+    Frame(Frame),
+    /// Something was passed on.
+    Sent,
+    /// The container has ended.
+    Closed,
+}
+
+#[derive(Debug, Default)]
+pub struct Line {
+    link: Option<Link>,
+    outbox: VecDeque<Frame>,
+    waiting: usize,
+}
+
+impl Line {
+    pub fn open(&mut self, link: Link) {
+        *self = Self { link: Some(link), ..Self::default() };
+    }
+
+    /// What the container's end takes with it.
+    pub fn close(&mut self) {
+        *self = Self::default();
+    }
+
+    pub fn is_open(&self) -> bool {
+        self.link.is_some()
+    }
+
+    pub fn send(&mut self, frame: Frame) {
+        if self.link.is_some() {
+            self.waiting += frame.payload.len();
+            self.outbox.push_back(frame);
+        }
+    }
+
+    /// Payload that waits to be taken by the sandbox.
+    pub fn waiting(&self) -> usize {
+        self.waiting
+    }
+
+    /// A frame that is there already.
+    pub fn try_next(&mut self) -> Option<Frame> {
+        self.link.as_mut()?.from_agent.try_recv().ok()
+    }
+
+    /// Passes on what waits, and with `listen` waits for the agent too. Without a link it waits
+    /// for ever. May be cancelled.
+    pub async fn turn(&mut self, listen: bool) -> Turn {
+        let Some(Link { to_agent, from_agent }) = &mut self.link else { return std::future::pending().await };
+        let permit = tokio::select! {
+            frame = from_agent.recv(), if listen => return frame.map_or(Turn::Closed, Turn::Frame),
+            permit = to_agent.reserve(), if !self.outbox.is_empty() => permit,
+            else => return std::future::pending().await,
+        };
+        let Ok(permit) = permit else {
+            // The container has ended.
+            return Turn::Closed;
+        };
+        let mut permit = Some(permit);
+        while let Some(place) = permit.take() {
+            let Some(frame) = self.outbox.pop_front() else { break };
+            self.waiting -= frame.payload.len();
+            place.send(frame);
+            permit = to_agent.try_reserve().ok();
+        }
+        Turn::Sent
+    }
+}

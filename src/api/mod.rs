@@ -1,0 +1,255 @@
+//! The front end: WebSockets and a few plain endpoints.
+//!
+//! The API writes what is wanted into the records, nudges the board and follows it; bytes
+//! of commands go to and from the agent by frames. It never makes or ends a container.
+
+pub mod close;
+mod command;
+mod commands;
+mod execute;
+mod input;
+pub mod intent;
+pub mod limits;
+mod linger;
+mod link;
+mod list;
+mod marks;
+pub mod output;
+mod registry;
+mod session;
+mod speaker;
+pub mod tell;
+pub mod token;
+mod wire;
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    Json, Router,
+    extract::{ConnectInfo, Path, Query, State, WebSocketUpgrade, ws::WebSocket},
+    http::{HeaderMap, StatusCode},
+    response::{IntoResponse, Response},
+    routing::{any, get, post},
+};
+use baton_protocol::id::{InstanceId, SandboxId};
+use serde::Deserialize;
+use serde_json::json;
+use tokio::{net::TcpListener, sync::watch};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use self::{intent::Abilities, limits::Limiter, linger::Peer, registry::Registry};
+use crate::{
+    clock::SharedClock,
+    runtime::Execs,
+    storage::{board::Board, records, records::Records},
+};
+
+/// What the API is told once, at start.
+#[derive(Debug)]
+pub struct Settings {
+    pub instance: InstanceId,
+    pub version: &'static str,
+    pub runsc_version: String,
+    /// Seconds, for sandboxes that do not say; `None` is never.
+    pub idle_timeout: Option<u64>,
+    pub max_sandboxes: usize,
+    /// Empty: everybody may create.
+    pub api_keys: Vec<String>,
+    pub admin_key: Option<String>,
+    /// Pages that may connect; `*` is all.
+    pub origins: Vec<String>,
+    pub rate_limit: Option<limits::Rate>,
+    /// Requests come through a proxy that says in `X-Forwarded-For` whom it saw.
+    pub is_proxied: bool,
+    /// True from the moment the instance is on its way out.
+    pub drain: watch::Receiver<bool>,
+    pub handoff_wait: Duration,
+}
+
+#[derive(Debug)]
+pub struct Api {
+    settings: Settings,
+    clock: SharedClock,
+    records: Records,
+    board: Arc<Board>,
+    execs: Arc<dyn Execs>,
+    registry: Arc<Registry>,
+    limiter: Limiter,
+    marks: marks::Shelf,
+    /// Every session and everything it leaves to do.
+    tasks: TaskTracker,
+    closing: CancellationToken,
+}
+
+impl Api {
+    pub fn new(
+        settings: Settings,
+        clock: SharedClock,
+        records: Records,
+        board: Arc<Board>,
+        execs: Arc<dyn Execs>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            settings,
+            clock,
+            records,
+            board,
+            execs,
+            registry: Arc::default(),
+            limiter: Limiter::default(),
+            marks: marks::Shelf::default(),
+            tasks: TaskTracker::new(),
+            closing: CancellationToken::new(),
+        })
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities { checkpoint: self.records.can_checkpoint(), snapshot: self.records.can_snapshot() }
+    }
+
+    fn is_draining(&self) -> bool {
+        *self.settings.drain.borrow()
+    }
+
+    /// Origin and rate, before anything else.
+    fn admit(&self, headers: &HeaderMap, peer: Peer, id: Option<&str>) -> Result<(), StatusCode> {
+        limits::check_origin(headers, &self.settings.origins)?;
+        let Some(rate) = self.settings.rate_limit else { return Ok(()) };
+        let now = self.clock.now();
+        let caller = limits::caller(headers, &peer.0.ip().to_string(), self.settings.is_proxied);
+        let admitted = self.limiter.admit(rate, &caller, now)
+            && id.is_none_or(|id| self.limiter.admit(rate, &id.chars().take(64).collect::<String>(), now));
+        if admitted { Ok(()) } else { Err(StatusCode::TOO_MANY_REQUESTS) }
+    }
+}
+
+pub fn router(api: Arc<Api>) -> Router {
+    Router::new()
+        .route("/", get(|| async { Json(json!({"message": "Server is running"})) }))
+        .route("/status", get(status))
+        .route("/create", any(create))
+        .route("/attach/{sandbox_id}", any(attach))
+        .route("/execute", post(execute::execute))
+        .route("/sandboxes", get(list::list))
+        .route("/sandboxes/{sandbox_id}", get(list::view))
+        .with_state(api)
+}
+
+/// Serves until `shutdown`; then ends the sessions that are left, which takes a few seconds at most.
+pub async fn serve(
+    listener: TcpListener,
+    api: Arc<Api>,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+) -> std::io::Result<()> {
+    let app = router(api.clone()).into_make_service_with_connect_info::<Peer>();
+    let listener = linger::Lingering::new(listener, api.clock.clone(), api.tasks.clone());
+    let (closing, clock) = (api.closing.clone(), api.clock.clone());
+    let server = axum::serve(listener, app).with_graceful_shutdown(async move {
+        shutdown.await;
+        closing.cancel();
+    });
+    let late = async {
+        api.closing.cancelled().await;
+        clock.sleep(Duration::from_secs(5)).await;
+    };
+    let served = tokio::select! {
+        served = server => served,
+        // A client that keeps its connection open does not keep the server.
+        () = late => Ok(()),
+    };
+    api.tasks.close();
+    let _ = clock.timeout(Duration::from_secs(5), api.tasks.wait()).await;
+    served
+}
+
+async fn status(State(api): State<Arc<Api>>) -> Response {
+    let draining = api.is_draining();
+    let can = api.abilities();
+    let body = json!({
+        "status": if draining { "draining" } else { "ok" },
+        "instance": api.settings.instance,
+        "version": api.settings.version,
+        "sandboxes": api.board.held(),
+        "capabilities": {
+            "checkpoint": can.checkpoint,
+            "handoff": can.checkpoint,
+            "snapshot": can.snapshot,
+            "runsc": api.settings.runsc_version,
+        },
+    });
+    (if draining { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK }, Json(body)).into_response()
+}
+
+async fn create(
+    State(api): State<Arc<Api>>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
+    headers: HeaderMap,
+    upgrade: WebSocketUpgrade,
+) -> Result<Response, StatusCode> {
+    api.admit(&headers, peer, None)?;
+    limits::check_key(&headers, &api.settings)?;
+    Ok(accept(&api.clone(), upgrade, move |socket, is_v1| session::create(api, socket, is_v1)))
+}
+
+#[derive(Deserialize)]
+struct AttachQuery {
+    sandbox_token: Option<String>,
+}
+
+async fn attach(
+    State(api): State<Arc<Api>>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
+    Path(sandbox_id): Path<String>,
+    Query(query): Query<AttachQuery>,
+    headers: HeaderMap,
+    upgrade: WebSocketUpgrade,
+) -> Result<Response, StatusCode> {
+    api.admit(&headers, peer, Some(&sandbox_id))?;
+    let token = query
+        .sandbox_token
+        .or_else(|| limits::header_text(&headers, "x-sandbox-token"))
+        .or_else(|| limits::offered(&headers, "baton.token."));
+    // What is no id was never given out: nothing is looked up for it.
+    let id = SandboxId::parse(&sandbox_id).ok();
+    Ok(accept(&api.clone(), upgrade, move |socket, is_v1| session::attach(api, socket, is_v1, id, token)))
+}
+
+/// Upgrades at once; the dialect is the subprotocol. Offers that carry a token or key are never echoed.
+fn accept<F>(
+    api: &Arc<Api>,
+    upgrade: WebSocketUpgrade,
+    session: impl FnOnce(WebSocket, bool) -> F + Send + 'static,
+) -> Response
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let upgrade = upgrade
+        .max_message_size(wire::MAX_MESSAGE)
+        .max_frame_size(wire::MAX_MESSAGE)
+        .protocols(["baton.v1", "baton.plain"]);
+    let is_v1 = upgrade.selected_protocol().is_some_and(|name| name == "baton.v1");
+    let tasks = api.tasks.clone();
+    // Tracked, so that the end of the server waits for the end of the session.
+    upgrade.on_upgrade(move |socket| tasks.track_future(session(socket, is_v1)))
+}
+
+/// What went wrong with the records, as a client may hear it: no path, no object's name.
+fn sentence(error: &records::Error) -> String {
+    use crate::storage::store;
+    match error {
+        records::Error::InvalidSpec(_) => "InvalidSpec: the metadata of the sandbox cannot be read.".to_owned(),
+        records::Error::OtherStore(_) => {
+            "OtherStore: this server is configured for another bucket than that of the sandbox.".to_owned()
+        }
+        records::Error::NotConfigured(text) => text.clone(),
+        records::Error::Store(error) => match error {
+            store::Error::Denied { .. } => "Storage refuses access: an operator has to act.".to_owned(),
+            store::Error::Conflict(_) | store::Error::RateLimited(_) | store::Error::Unavailable { .. } => {
+                "Storage does not answer at the moment: try again.".to_owned()
+            }
+            store::Error::NotFound(_) | store::Error::Damaged { .. } | store::Error::Other { .. } => {
+                "Storage failed.".to_owned()
+            }
+        },
+    }
+}

@@ -1,0 +1,326 @@
+//! How far the output of one command has come: read, sent, confirmed, and when it is done.
+//! Pure: bytes and offsets in, bytes and offsets out.
+//!
+//! ```text
+//!   confirmed ──── sent ──── next ──────────▶ credit = confirmed + window
+//!     the client     said to    taken from       the agent may
+//!     has it         the client the agent        send so far
+//! ```
+//! `next - sent` is at most the beginning of one UTF-8 character.
+
+use baton_protocol::{agent, event::Output, id::ExecId};
+
+/// So much of a stream may be on its way without the client having confirmed it.
+pub const WINDOW: u64 = 1 << 20;
+/// Confirmations are passed on in steps of this, or when all is confirmed.
+const STEP: u64 = 64 << 10;
+
+/// How far a client had come with a command when a ping was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark {
+    pub exec: u32,
+    pub stdout: u64,
+    pub stderr: u64,
+    /// Its end was told.
+    pub done: bool,
+}
+
+/// One stream.
+#[derive(Debug, Default)]
+pub struct Flow {
+    next: u64,
+    confirmed: u64,
+    passed_on: u64,
+    /// Frames must carry this number; `None` takes every frame.
+    replay: Option<u64>,
+    ends_at: Option<u64>,
+    /// The beginning of a character.
+    held: Vec<u8>,
+}
+
+/// What a data frame brings.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Taken {
+    /// These bytes are lost; they come before the rest.
+    pub gap: Option<(u64, u64)>,
+    /// Where the new bytes begin in the stream and in the payload.
+    pub offset: u64,
+    pub skip: usize,
+}
+
+impl Flow {
+    /// Begins at `offset` with what carries `replay`.
+    pub fn resumed(offset: u64, replay: u64) -> Self {
+        Self { next: offset, confirmed: offset, passed_on: offset, replay: Some(replay), ..Self::default() }
+    }
+
+    /// What of a frame is new; `None`: nothing.
+    pub fn take(&mut self, offset: u64, sequence: u64, len: usize) -> Option<Taken> {
+        if self.replay.is_some_and(|replay| replay != sequence) {
+            return None;
+        }
+        let end = offset.saturating_add(len as u64);
+        if end <= self.next {
+            return None;
+        }
+        let gap = (offset > self.next).then_some((self.next, offset));
+        if gap.is_some() {
+            self.held.clear();
+            self.confirmed = offset;
+        }
+        let start = offset.max(self.next);
+        self.next = end;
+        Some(Taken { gap, offset: start, skip: (start - offset) as usize })
+    }
+
+    /// The stream ends at `offset`. Returns what was lost before it.
+    pub fn end(&mut self, offset: u64, sequence: u64) -> Option<(u64, u64)> {
+        if self.replay.is_some_and(|replay| replay != sequence) {
+            return None;
+        }
+        self.ends_at = Some(offset);
+        let gap = (offset > self.next).then_some((self.next, offset));
+        self.next = self.next.max(offset);
+        gap
+    }
+
+    pub fn has_ended(&self) -> bool {
+        self.ends_at.is_some()
+    }
+
+    pub fn next(&self) -> u64 {
+        self.next
+    }
+
+    pub fn sent(&self) -> u64 {
+        self.next - self.held.len() as u64
+    }
+
+    pub fn confirmed(&self) -> u64 {
+        self.confirmed
+    }
+
+    /// Text of `bytes`, which follow what was decoded before. What is no UTF-8 becomes U+FFFD.
+    pub fn decode(&mut self, bytes: &[u8]) -> String {
+        let joined;
+        let mut rest = if self.held.is_empty() {
+            bytes
+        } else {
+            self.held.extend_from_slice(bytes);
+            joined = std::mem::take(&mut self.held);
+            &joined
+        };
+        let mut text = String::with_capacity(rest.len());
+        loop {
+            let error = match std::str::from_utf8(rest) {
+                Ok(valid) => {
+                    text.push_str(valid);
+                    return text;
+                }
+                Err(error) => error,
+            };
+            let (valid, after) = rest.split_at(error.valid_up_to());
+            text.push_str(&String::from_utf8_lossy(valid));
+            let Some(bad) = error.error_len() else {
+                self.held = after.to_vec();
+                return text;
+            };
+            text.push('\u{fffd}');
+            rest = &after[bad..];
+        }
+    }
+
+    /// The character that was begun and will never be completed.
+    pub fn decode_rest(&mut self) -> Option<String> {
+        (!std::mem::take(&mut self.held).is_empty()).then(|| '\u{fffd}'.to_string())
+    }
+
+    /// The client has everything below `offset`. `Some`: tell the agent now.
+    pub fn confirm(&mut self, offset: u64) -> Option<u64> {
+        self.confirmed = self.confirmed.max(offset.min(self.sent()));
+        let due = self.confirmed >= self.passed_on + STEP || self.confirmed == self.next;
+        (due && self.confirmed > self.passed_on).then(|| {
+            self.passed_on = self.confirmed;
+            self.confirmed
+        })
+    }
+
+    pub fn credit(&self) -> u64 {
+        self.confirmed + WINDOW
+    }
+}
+
+/// One command, as far as this session tells the client about it.
+#[derive(Debug)]
+pub struct Delivery {
+    pub exec: u32,
+    pub exec_id: ExecId,
+    pub stdout: Flow,
+    pub stderr: Flow,
+    exit: Option<agent::Exit>,
+    /// Nothing of it is told any more; what comes is confirmed unseen.
+    pub is_muted: bool,
+    is_done: bool,
+    /// The client has heard the end.
+    is_heard: bool,
+    settled: bool,
+}
+
+impl Delivery {
+    pub fn new(exec: u32, exec_id: ExecId) -> Self {
+        Self {
+            exec,
+            exec_id,
+            stdout: Flow::default(),
+            stderr: Flow::default(),
+            exit: None,
+            is_muted: false,
+            is_done: false,
+            is_heard: false,
+            settled: false,
+        }
+    }
+
+    pub fn flow(&mut self, output: Output) -> &mut Flow {
+        match output {
+            Output::Stdout => &mut self.stdout,
+            Output::Stderr => &mut self.stderr,
+        }
+    }
+
+    pub fn exited(&mut self, exit: agent::Exit) {
+        self.exit = Some(exit);
+    }
+
+    pub fn has_exited(&self) -> bool {
+        self.exit.is_some()
+    }
+
+    /// The agent has told how far the streams go, after the command's end. Whether more is to come.
+    pub fn compare(&mut self, stdout: u64, stderr: u64) -> bool {
+        self.settled = self.stdout.next >= stdout && self.stderr.next >= stderr;
+        !self.settled
+    }
+
+    /// The end can be told: the command ended and all it wrote was taken.
+    pub fn take_exit(&mut self) -> Option<agent::Exit> {
+        let all = self.settled || (self.stdout.has_ended() && self.stderr.has_ended());
+        if self.is_done || !all {
+            return None;
+        }
+        let exit = self.exit.take()?;
+        self.is_done = true;
+        Some(exit)
+    }
+
+    pub fn is_done(&self) -> bool {
+        self.is_done
+    }
+
+    /// The client has heard the end. Whether that is news.
+    pub fn heard(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_heard, true)
+    }
+
+    pub fn mark(&self) -> Mark {
+        Mark { exec: self.exec, stdout: self.stdout.sent(), stderr: self.stderr.sent(), done: self.is_done }
+    }
+
+    /// Nothing will ever come of it again, and the client has it all.
+    pub fn is_over(&self) -> bool {
+        let over = |flow: &Flow| flow.ends_at.is_some_and(|end| flow.confirmed >= end);
+        self.is_heard && over(&self.stdout) && over(&self.stderr)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn taken(gap: Option<(u64, u64)>, offset: u64, skip: usize) -> Option<Taken> {
+        Some(Taken { gap, offset, skip })
+    }
+
+    #[test]
+    fn every_byte_is_taken_once_and_a_gap_is_seen() {
+        let mut flow = Flow::default();
+        assert_eq!(flow.take(0, 0, 10), taken(None, 0, 0));
+        assert_eq!(flow.take(4, 0, 6), None);
+        assert_eq!(flow.take(4, 0, 10), taken(None, 10, 6));
+        assert_eq!(flow.take(20, 0, 5), taken(Some((14, 20)), 20, 0));
+        assert_eq!(flow.end(30, 0), Some((25, 30)));
+        assert_eq!(flow.confirmed(), 20);
+    }
+
+    #[test]
+    fn frames_of_another_replay_are_not_taken() {
+        let mut flow = Flow::resumed(100, 7);
+        assert_eq!(flow.take(100, 6, 10), None);
+        assert_eq!(flow.end(100, 6), None);
+        assert!(!flow.has_ended());
+        assert_eq!(flow.take(100, 7, 10), Some(Taken { gap: None, offset: 100, skip: 0 }));
+    }
+
+    #[test]
+    fn a_client_confirms_no_more_than_it_was_sent_and_the_agent_hears_it_in_steps() {
+        let mut flow = Flow::default();
+        flow.take(0, 0, 1 << 20);
+        assert_eq!(flow.confirm(10), None);
+        assert_eq!(flow.confirm(STEP), Some(STEP));
+        assert_eq!(flow.credit(), STEP + WINDOW);
+        assert_eq!(flow.confirm(u64::MAX), Some(1 << 20));
+        assert_eq!(flow.confirm(u64::MAX), None);
+        assert_eq!(flow.confirm(5), None);
+    }
+
+    #[test]
+    fn a_begun_character_counts_as_not_sent() {
+        let mut flow = Flow::default();
+        flow.take(0, 0, 3);
+        assert_eq!(flow.decode("aé".as_bytes().split_at(2).0), "a");
+        assert_eq!((flow.sent(), flow.next()), (2, 3));
+        assert_eq!(flow.decode_rest().as_deref(), Some("\u{fffd}"));
+        assert_eq!(flow.decode_rest(), None);
+    }
+
+    #[test]
+    fn the_end_is_told_once_after_all_output() {
+        let mut delivery = Delivery::new(1, ExecId::parse("a").unwrap());
+        delivery.exited(agent::Exit { code: Some(0), ..agent::Exit::default() });
+        assert_eq!(delivery.take_exit(), None);
+        delivery.stdout.take(0, 0, 5);
+        delivery.stdout.end(5, 0);
+        assert_eq!(delivery.take_exit(), None);
+        assert!(delivery.compare(5, 3), "stderr is behind");
+        delivery.stderr.take(0, 0, 3);
+        assert!(!delivery.compare(5, 3));
+        assert!(delivery.take_exit().is_some());
+        assert_eq!(delivery.take_exit(), None);
+        assert!(!delivery.is_over());
+        delivery.stderr.end(3, 0);
+        delivery.stdout.confirm(5);
+        delivery.stderr.confirm(3);
+        assert!(!delivery.is_over(), "the client has not heard the end");
+        assert!(delivery.heard() && !delivery.heard());
+        assert!(delivery.is_over());
+    }
+
+    proptest! {
+        #[test]
+        fn text_is_the_same_wherever_it_is_cut(bytes in prop::collection::vec(prop_oneof![any::<u8>(), 0xc0..=0xf5u8, 0x80..=0xbfu8], 0..60), cuts in prop::collection::vec(0usize..60, 0..8)) {
+            let mut cuts: Vec<_> = cuts.into_iter().map(|cut| cut.min(bytes.len())).chain([0, bytes.len()]).collect();
+            cuts.sort_unstable();
+            let mut flow = Flow::default();
+            let mut text: String = cuts.windows(2).map(|cut| {
+                flow.take(cut[0] as u64, 0, cut[1] - cut[0]);
+                let text = flow.decode(&bytes[cut[0]..cut[1]]);
+                assert!(flow.next() - flow.sent() < 4);
+                text
+            }).collect();
+            text.extend(flow.decode_rest());
+            prop_assert_eq!(text, String::from_utf8_lossy(&bytes));
+        }
+    }
+}

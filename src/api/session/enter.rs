@@ -1,0 +1,257 @@
+//! The way in: the first message of a create, the token of an attach, and the place.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::extract::ws::WebSocket;
+use baton_protocol::{
+    agent,
+    event::{Event, PROTOCOL, Status, Update},
+    id::SandboxId,
+    metadata::{DesiredState, Spec},
+    request::{Config, Refusal, Request},
+};
+use futures::stream::FuturesUnordered;
+use tracing::Instrument;
+
+use super::{Session, Wishes};
+use crate::{
+    api::{
+        Api,
+        close::Close,
+        commands::Commands,
+        intent, sentence,
+        speaker::Speaker,
+        tell::{Stage, Story},
+        token,
+        wire::{MAX_FRAME, Turn, Wire},
+    },
+    clock::Moment,
+};
+
+/// How long a new client may take for its config.
+const FIRST_WITHIN: Duration = Duration::from_secs(3);
+/// A refusal that some clients answer by coming back at once is told this much later.
+const LATE: Duration = Duration::from_millis(500);
+const NO_ROOM: &str = "The server has no room for another sandbox.";
+const DENIED: &str = "The sandbox token is missing or wrong.";
+
+/// What a create begins with.
+enum First {
+    /// Nothing came in time.
+    Silence,
+    Message(Result<Request, Refusal>),
+    End(super::End),
+}
+
+pub async fn create(api: Arc<Api>, socket: WebSocket, is_v1: bool) {
+    let id = api.clock.sandbox_id();
+    let span = tracing::info_span!("session", sandbox = %id);
+    begin(api, socket, is_v1, id).instrument(span).await;
+}
+
+async fn begin(api: Arc<Api>, socket: WebSocket, is_v1: bool, id: SandboxId) {
+    let mut speaker = greet(&api, socket, is_v1);
+    speaker.say(&Event::status(Status::Creating));
+    let mut malformed = 0;
+    let (config, request) = match first(&api, &mut speaker, &mut malformed).await {
+        First::Silence => (Config::default(), None),
+        First::Message(Ok(Request::Config(config))) => (*config, None),
+        First::Message(Err(refusal)) if refusal.status == Status::CreationError => {
+            return refuse(speaker, &refusal, Close::Fatal).await;
+        }
+        First::Message(other) => (Config::default(), Some(other)),
+        First::End(super::End::Close(close)) => return speaker.wire.close(close).await,
+        First::End(super::End::Gone) => return speaker.wire.leave().await,
+    };
+    let token = token::fresh(&*api.clock);
+    let bare = Spec::new(id.clone(), token::sha256(&token.0), api.clock.timestamp(), api.settings.instance.clone());
+    let spec = match intent::create(bare, &config, api.abilities(), api.settings.idle_timeout) {
+        Ok(spec) => spec,
+        Err(refusal) => return refuse(speaker, &refusal, Close::Fatal).await,
+    };
+    let error = |message: &str| Refusal::of(Status::CreationError, message);
+    if api.is_draining() {
+        return refuse(speaker, &error("The server is shutting down."), Close::Fatal).await;
+    }
+    let Some(presence) = api.board.admit(&id, api.settings.max_sandboxes) else {
+        return refuse(speaker, &error(NO_ROOM), Close::Fatal).await;
+    };
+    // Nobody else can know the id yet, so the place is free.
+    let Some(seat) = api.registry.admit(&id, &api.clock).await else {
+        return refuse(speaker, &error("The sandbox could not be created."), Close::Fatal).await;
+    };
+    let follower = api.board.follow(&id);
+    if let Err(failure) = api.records.create(&spec).await {
+        tracing::warn!(error = %failure, "a sandbox could not be written");
+        return refuse(speaker, &error(&sentence(&failure)), Close::Fatal).await;
+    }
+    tracing::info!("a sandbox is wanted");
+    api.board.nudge(&id);
+    let mut story = Story::new(Stage::Creating, is_v1);
+    story.has_handoff = spec.enable_sandbox_handoff;
+    Session {
+        commands: Commands::new(api.clock.clone()),
+        patience: Some(patience(&api)),
+        marks: api.marks.take(&id),
+        token: Some(token),
+        waiting: request.into_iter().collect(),
+        api,
+        id,
+        spec,
+        speaker,
+        story,
+        boot: None,
+        seat,
+        presence,
+        follower,
+        knocks: vec![],
+        malformed,
+        work: FuturesUnordered::new(),
+        wishes: Wishes::default(),
+    }
+    .run()
+    .await;
+}
+
+pub async fn attach(api: Arc<Api>, socket: WebSocket, is_v1: bool, id: Option<SandboxId>, token: Option<String>) {
+    let speaker = greet(&api, socket, is_v1);
+    let Some(id) = id else { return not_found(speaker).await };
+    let span = tracing::info_span!("session", sandbox = %id);
+    come_back(api, speaker, id, token).instrument(span).await;
+}
+
+async fn come_back(api: Arc<Api>, mut speaker: Speaker, id: SandboxId, token: Option<String>) {
+    if api.is_draining() {
+        api.clock.sleep(LATE).await;
+        return speaker.wire.close(Close::Restart).await;
+    }
+    let error = |message: &str| Refusal::of(Status::RestoreError, message);
+    let found = match api.records.find(&id).await {
+        Ok(found) => found,
+        Err(failure) => {
+            speaker.say(&Event::status(Status::Restoring));
+            return refuse(speaker, &error(&sentence(&failure)), Close::Fatal).await;
+        }
+    };
+    let Some(found) = found else {
+        if api.records.can_checkpoint() {
+            speaker.say(&Event::status(Status::Restoring));
+        }
+        return not_found(speaker).await;
+    };
+    // Before this nothing is written, and nobody else is disturbed.
+    if !token::matches(token.as_deref(), &found.spec.token_sha256) {
+        return refuse(speaker, &Refusal::of(Status::PermissionDenialError, DENIED), Close::Fatal).await;
+    }
+    let Some(seat) = api.registry.admit(&id, &api.clock).await else {
+        api.clock.sleep(LATE).await;
+        let message = Some("Another client is attached to the sandbox.".to_owned());
+        speaker.say(&Event::StatusUpdate(Update { message, ..Update::new(Status::InUse) }));
+        return speaker.wire.close(Close::Unavailable).await;
+    };
+    let Some(presence) = api.board.admit(&id, api.settings.max_sandboxes) else {
+        speaker.say(&Event::status(Status::Restoring));
+        return refuse(speaker, &error(NO_ROOM), Close::Fatal).await;
+    };
+    let follower = api.board.follow(&id);
+    let here = api.settings.instance.clone();
+    let spec = match api.records.edit(&id, &move |spec| intent::attach(spec, &here)).await {
+        Ok(Some(spec)) if spec.desired_state != DesiredState::Deleted => spec,
+        Ok(_) => {
+            if api.records.can_checkpoint() {
+                speaker.say(&Event::status(Status::Restoring));
+            }
+            return not_found(speaker).await;
+        }
+        Err(failure) => {
+            speaker.say(&Event::status(Status::Restoring));
+            return refuse(speaker, &error(&sentence(&failure)), Close::Fatal).await;
+        }
+    };
+    let mut story = Story::new(Stage::Attaching, speaker.is_v1);
+    story.has_handoff = spec.enable_sandbox_handoff;
+    let mut session = Session {
+        commands: Commands::new(api.clock.clone()),
+        patience: Some(patience(&api)),
+        marks: api.marks.take(&id),
+        token: None,
+        waiting: [].into(),
+        id,
+        spec,
+        speaker,
+        story,
+        boot: None,
+        seat,
+        presence,
+        follower,
+        knocks: vec![],
+        malformed: 0,
+        work: FuturesUnordered::new(),
+        wishes: Wishes::default(),
+        api,
+    };
+    // Here already: it answers, unless it is just about to leave, which the board then tells.
+    match session.api.execs.open(&session.id) {
+        Some(link) => session.commands.open(link, &mut session.speaker),
+        None => {
+            let restoring = session.story.restoring();
+            session.speaker.say_all(&restoring);
+        }
+    }
+    session.api.board.nudge(&session.id);
+    session.run().await;
+}
+
+fn greet(api: &Api, socket: WebSocket, is_v1: bool) -> Speaker {
+    let mut speaker = Speaker::new(Wire::new(socket, api.clock.clone()), is_v1, api.clock.clone());
+    if is_v1 {
+        speaker.say(&Event::Hello {
+            protocol: PROTOCOL,
+            max_frame: MAX_FRAME as u64,
+            max_execs: agent::MAX_EXECS as u32,
+            instance: api.settings.instance.clone(),
+        });
+    }
+    speaker
+}
+
+/// How long a session waits for its sandbox.
+fn patience(api: &Api) -> Moment {
+    api.clock.now() + api.settings.handoff_wait
+}
+
+async fn refuse(mut speaker: Speaker, refusal: &Refusal, close: Close) {
+    speaker.refuse(refusal);
+    speaker.wire.close(close).await;
+}
+
+async fn not_found(mut speaker: Speaker) {
+    speaker.say(&Event::status(Status::NotFound));
+    speaker.wire.close(Close::Unavailable).await;
+}
+
+async fn first(api: &Api, speaker: &mut Speaker, malformed: &mut u32) -> First {
+    let until = api.clock.now() + FIRST_WITHIN;
+    loop {
+        let turn = tokio::select! {
+            turn = speaker.wire.turn(true) => turn,
+            () = api.clock.sleep_until(until) => return First::Silence,
+            () = api.closing.cancelled() => return First::End(super::End::Close(Close::Restart)),
+        };
+        let refusal = match turn {
+            Turn::Wrote | Turn::Pong(_) => continue,
+            Turn::Text(text) => match Request::parse(&text) {
+                Err(refusal) if refusal.malformed => refusal,
+                parsed => return First::Message(parsed),
+            },
+            Turn::Binary(_) => Refusal::malformed("The first message must be text."),
+            Turn::Broken(close) => return First::End(super::End::Close(close)),
+            Turn::Gone => return First::End(super::End::Gone),
+        };
+        speaker.refuse(&refusal);
+        *malformed += 1;
+        if *malformed >= super::MOST_MALFORMED {
+            return First::End(super::End::Close(Close::BadData));
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! What the reconciler posts, and what the session makes of it.
+
+use baton_protocol::event::{Event, Status, Update};
+
+use super::{End, Session, wish::What};
+use crate::{
+    api::{
+        close::Close,
+        intent,
+        tell::{Stage, Then},
+    },
+    storage::board::{Boot, Passing},
+};
+
+impl Session {
+    pub(super) fn posted(&mut self, passing: &Passing) -> Option<End> {
+        if let Passing::Running { boot } = passing {
+            self.boot = Some(boot.clone());
+        }
+        let answer = self.story.tell(passing);
+        self.speaker.say_all(&answer.events);
+        if self.story.stage != Stage::Open && self.story.is_acquired() {
+            // It is ours and something happens: from here the reconciler's own time limits hold.
+            self.patience = Some(self.api.clock.now() + self.api.settings.handoff_wait);
+        }
+        match answer.then {
+            Then::Stay => None,
+            Then::Enter => {
+                // Posted just before this session saw for itself that it runs: nothing new.
+                let is_known = self.story.stage == Stage::Open && self.commands.line.is_open();
+                if !is_known && let Some(link) = self.api.execs.open(&self.id) {
+                    self.commands.open(link, &mut self.speaker);
+                }
+                None
+            }
+            Then::AskAgain => {
+                self.commands.line.close();
+                self.boot = None;
+                let here = self.api.settings.instance.clone();
+                self.edit(What::AskAgain, move |spec| intent::attach(spec, &here));
+                None
+            }
+            Then::TakeBack => {
+                let here = self.api.settings.instance.clone();
+                self.edit(What::TakeBack, move |spec| intent::take_back(spec, &here));
+                None
+            }
+            Then::Close(close) => {
+                if self.story.stage == Stage::Open {
+                    tracing::info!(code = close.code(), "a sandbox left its session");
+                }
+                Some(End::Close(close))
+            }
+        }
+    }
+
+    /// The agent has answered: the sandbox is the client's.
+    pub(super) fn opened(&mut self) -> Option<End> {
+        self.patience = None;
+        let mut running = Update::new(Status::Running);
+        match std::mem::replace(&mut self.story.stage, Stage::Open) {
+            Stage::Creating => {
+                if let Some(sandbox_token) = self.token.take() {
+                    self.speaker.say(&Event::SandboxId { sandbox_id: self.id.clone(), sandbox_token });
+                }
+            }
+            Stage::Attaching | Stage::Open => {
+                if self.speaker.is_v1 {
+                    running.execs = Some(self.commands.views());
+                }
+                match self.boot.take() {
+                    None | Some(Boot::Fresh | Boot::Restored { rolled_back: false, .. }) => {}
+                    Some(Boot::Restored { checkpoint_id, age_ms, rolled_back: true }) => {
+                        self.speaker.say(&Event::RolledBack { checkpoint_id, age_ms });
+                    }
+                    Some(Boot::Files { .. }) => {
+                        let message = "Only the files of the last checkpoint could be used; no command survived.";
+                        running.message = Some(message.to_owned());
+                    }
+                }
+            }
+        }
+        tracing::info!("a session is open");
+        self.speaker.say(&Event::StatusUpdate(running));
+        while let Some(waiting) = self.waiting.pop_front() {
+            if let Some(end) = self.take(waiting) {
+                return Some(end);
+            }
+        }
+        None
+    }
+
+    /// The container has ended. The board tells why, and what comes of it, unless another one
+    /// is there already.
+    pub(super) fn unlinked(&mut self) -> Option<End> {
+        self.commands.line.close();
+        if !self.seat.is_taken()
+            && let Some(link) = self.api.execs.open(&self.id)
+        {
+            self.commands.open(link, &mut self.speaker);
+            return None;
+        }
+        if self.story.stage == Stage::Attaching {
+            let restoring = self.story.restoring();
+            self.speaker.say_all(&restoring);
+        }
+        self.patience.get_or_insert(self.api.clock.now() + self.api.settings.handoff_wait);
+        None
+    }
+
+    /// Nothing came of it in time.
+    pub(super) fn give_up(&mut self) -> End {
+        let (status, message) = match self.story.stage {
+            Stage::Creating => (Status::CreationError, "The sandbox did not start in time."),
+            Stage::Attaching => (Status::RestoreError, "The sandbox was not released or restored in time."),
+            Stage::Open => (Status::Error, "The sandbox has ended."),
+        };
+        if self.story.stage == Stage::Attaching {
+            let restoring = self.story.restoring();
+            self.speaker.say_all(&restoring);
+        }
+        self.speaker.say_all(&Event::refusal(status, message));
+        End::Close(Close::Fatal)
+    }
+}

@@ -1,0 +1,270 @@
+//! One WebSocket, from RUNNING asked for to the close frame: an actor that waits for many
+//! things at once and does them one at a time.
+//!
+//! ```text
+//!   client ──requests──▶ ask ──spec──▶ records, nudge ──▶ (reconciler)
+//!   client ◀──events──── tell ◀──────── board ◀──posts─── (reconciler)
+//!   client ◀─▶ commands ◀─frames─▶ agent
+//! ```
+//! Nothing in the loop waits for the store or the client: store calls are futures of
+//! their own, and what the client does not read yet stops the sandbox, not the loop.
+
+mod ask;
+mod enter;
+mod follow;
+mod wish;
+
+use std::{collections::VecDeque, sync::Arc};
+
+use baton_protocol::{
+    binary::Chunk,
+    event::{Status, Token},
+    frame::{Frame, Stream},
+    id::SandboxId,
+    metadata::Spec,
+    request::{Refusal, Request},
+};
+use bytes::Bytes;
+use futures::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
+
+pub use self::enter::{attach, create};
+use self::wish::{Done, Wishes};
+use super::{
+    Api,
+    close::Close,
+    commands::Commands,
+    link,
+    marks::Marks,
+    registry::{Knock, Seat},
+    speaker::Speaker,
+    tell::{Stage, Story},
+    wire::Turn,
+};
+use crate::{
+    clock::Moment,
+    storage::board::{Attached, Boot, Follower, Posted},
+};
+
+/// After so many messages that were none the session ends.
+const MOST_MALFORMED: u32 = 10;
+/// So many requests wait for the sandbox to run; then the client has to.
+const MOST_WAITING: usize = 64;
+/// So many bytes wait for the sandbox to take them; then the client has to.
+const MOST_WAITING_BYTES: usize = 1 << 20;
+
+/// How a session ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Close(Close),
+    /// The client closed or is not there any more.
+    Gone,
+}
+
+/// What the loop hears.
+enum Heard {
+    Turn(Turn),
+    Posted(Posted),
+    Agent(link::Turn),
+    Knock(Option<Knock>),
+    Done(Box<Done>),
+    Timer,
+    Closing,
+}
+
+struct Session {
+    api: Arc<Api>,
+    id: SandboxId,
+    spec: Spec,
+    /// Until it was told.
+    token: Option<Token>,
+    speaker: Speaker,
+    commands: Commands,
+    story: Story,
+    boot: Option<Boot>,
+    seat: Seat,
+    presence: Attached,
+    follower: Follower,
+    /// Came before the sandbox ran.
+    waiting: VecDeque<Result<Request, Refusal>>,
+    knocks: Vec<(u64, Knock)>,
+    malformed: u32,
+    work: FuturesUnordered<BoxFuture<'static, Done>>,
+    wishes: Wishes,
+    marks: Marks,
+    /// Until when it must run, or say why not.
+    patience: Option<Moment>,
+}
+
+impl Session {
+    async fn run(mut self) {
+        let end = loop {
+            if let Some(end) = self.hear().await {
+                break end;
+            }
+        };
+        self.finish(end).await;
+    }
+
+    /// Waits for the next thing to happen, and does what follows from it.
+    async fn hear(&mut self) -> Option<End> {
+        let held_back = self.waiting.len() >= MOST_WAITING || self.commands.waiting() >= MOST_WAITING_BYTES;
+        if held_back {
+            self.speaker.wire.excuse();
+        }
+        let has_room = self.speaker.wire.has_room();
+        let wake_at = self.wake_at();
+        let heard = tokio::select! {
+            turn = self.speaker.wire.turn(!held_back && has_room) => Heard::Turn(turn),
+            posted = self.follower.next() => Heard::Posted(posted),
+            turn = self.commands.line.turn(has_room) => Heard::Agent(turn),
+            knock = self.seat.knock() => Heard::Knock(knock),
+            Some(done) = self.work.next(), if !self.work.is_empty() => Heard::Done(Box::new(done)),
+            () = self.api.clock.sleep_until(wake_at) => Heard::Timer,
+            () = self.api.closing.cancelled() => Heard::Closing,
+        };
+        let end = match heard {
+            Heard::Turn(turn) => self.turn(turn),
+            Heard::Posted(posted) => self.posted(&posted.passing),
+            Heard::Agent(link::Turn::Frame(frame)) => self.frame(&frame),
+            Heard::Agent(link::Turn::Closed) => self.unlinked(),
+            Heard::Agent(link::Turn::Sent) | Heard::Timer => None,
+            Heard::Knock(Some(knock)) => {
+                let number = self.commands.ping(&mut self.speaker);
+                self.knocks.push((number, knock));
+                None
+            }
+            // The client did not answer, and another one has its place.
+            Heard::Knock(None) => Some(End::Close(Close::Unavailable)),
+            Heard::Done(done) => self.done(*done),
+            Heard::Closing => Some(End::Close(Close::Restart)),
+        };
+        end.or_else(|| self.look_at_the_clock())
+    }
+
+    fn wake_at(&self) -> Moment {
+        let wakes = [self.speaker.wake_at(), self.commands.wake_at(), self.wishes.look_at(), self.patience];
+        wakes.into_iter().flatten().fold(self.speaker.wire.wake_at(), Moment::min)
+    }
+
+    fn look_at_the_clock(&mut self) -> Option<End> {
+        self.speaker.flush_due();
+        self.commands.ask_due();
+        self.look_for_answers();
+        if self.speaker.wire.is_gone() {
+            return Some(End::Gone);
+        }
+        if self.speaker.wire.is_ping_due() {
+            self.commands.ping(&mut self.speaker);
+        }
+        let now = self.api.clock.now();
+        if self.patience.is_some_and(|patience| now >= patience) { Some(self.give_up()) } else { None }
+    }
+
+    fn turn(&mut self, turn: Turn) -> Option<End> {
+        match turn {
+            Turn::Wrote => None,
+            Turn::Text(text) => {
+                self.api.board.touch(&self.id);
+                match Request::parse(&text) {
+                    Err(refusal) if refusal.malformed => self.complain(&refusal),
+                    parsed => self.take(parsed),
+                }
+            }
+            Turn::Binary(bytes) => {
+                self.api.board.touch(&self.id);
+                self.binary(&bytes)
+            }
+            Turn::Pong(marks) => {
+                self.commands.confirm(&marks, self.speaker.is_v1);
+                let ponged = self.speaker.wire.ponged();
+                for (_, knock) in self.knocks.extract_if(.., |(number, _)| *number <= ponged) {
+                    // Who knocked may have left meanwhile.
+                    let _ = knock.send(());
+                }
+                None
+            }
+            Turn::Broken(close) => Some(End::Close(close)),
+            Turn::Gone => Some(End::Gone),
+        }
+    }
+
+    /// What is no message at all.
+    fn complain(&mut self, refusal: &Refusal) -> Option<End> {
+        self.speaker.refuse(refusal);
+        self.malformed += 1;
+        (self.malformed >= MOST_MALFORMED).then_some(End::Close(Close::BadData))
+    }
+
+    fn binary(&mut self, bytes: &Bytes) -> Option<End> {
+        if !self.speaker.is_v1 {
+            return self.complain(&Refusal::malformed("A message must be text: this client asked for no `baton.v1`."));
+        }
+        let chunk = match Chunk::decode(bytes) {
+            Ok(chunk) if chunk.stream == Stream::Stdin => chunk,
+            Ok(_) => return self.complain(&Refusal::malformed("A client sends binary messages for stdin only.")),
+            Err(malformed) => return self.complain(&Refusal::malformed(malformed.to_string())),
+        };
+        if self.story.stage != Stage::Open || self.story.is_leaving() {
+            self.speaker.refuse(&Refusal::of(Status::ExecutionError, "The sandbox takes no input now."));
+            return None;
+        }
+        if let Err(refusal) = self.commands.stdin_of(chunk.exec, Some(chunk.offset), chunk.payload, false) {
+            let about = self.commands.name_of(chunk.exec);
+            self.refuse_stdin(&refusal, about);
+        }
+        None
+    }
+
+    /// Answers now, or keeps it until the sandbox runs.
+    fn take(&mut self, parsed: Result<Request, Refusal>) -> Option<End> {
+        if self.story.stage != Stage::Open {
+            self.waiting.push_back(parsed);
+            return None;
+        }
+        match parsed {
+            Ok(request) => self.ask(request),
+            Err(refusal) => {
+                self.refuse_unread(&refusal);
+                None
+            }
+        }
+    }
+
+    fn frame(&mut self, frame: &Frame) -> Option<End> {
+        let mut end = None;
+        if self.commands.hear(frame, &mut self.speaker) {
+            end = self.opened();
+        }
+        // What is there already is taken in one go, as far as the client has room.
+        while end.is_none()
+            && self.speaker.wire.has_room()
+            && let Some(frame) = self.commands.line.try_next()
+        {
+            if self.commands.hear(&frame, &mut self.speaker) {
+                end = self.opened();
+            }
+        }
+        end
+    }
+
+    async fn finish(mut self, end: End) {
+        self.speaker.flush();
+        let marks = self.commands.marks();
+        if !marks.is_empty() {
+            self.api.marks.keep(&self.id, marks);
+        }
+        if self.token.is_some() {
+            // Nobody can ever come back to it.
+            self.api.delete(&self.id).await;
+        }
+        let Self { speaker, seat, presence, follower, commands, work, .. } = self;
+        // The place is free before the client hears the end: it may come back at once.
+        drop((seat, presence, follower, commands));
+        match end {
+            End::Close(close) => speaker.wire.close(close).await,
+            End::Gone => speaker.wire.leave().await,
+        }
+        // Begun writes are seen through, with the time limits of the records.
+        work.for_each(|_| async {}).await;
+    }
+}

@@ -1,0 +1,199 @@
+//! Writing what is wanted, and waiting for the answers to wishes, without the loop waiting.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use baton_protocol::{
+    event::{Event, Status, Update},
+    id::{Nonce, SandboxId},
+    metadata::{self, Answer, DesiredState, Metadata, Spec},
+};
+
+use super::{End, Session};
+use crate::{
+    api::{Api, close::Close, intent, sentence},
+    clock::Moment,
+    storage::records,
+};
+
+/// Between looks for an answer: first soon, then less often.
+const SOON: Duration = Duration::from_millis(50);
+const RARELY: Duration = Duration::from_secs(1);
+/// An answer that has not come by then is not waited for.
+const ANSWER_WITHIN: Duration = Duration::from_secs(15 * 60);
+
+/// What a write of the spec was for.
+#[derive(Clone, Debug)]
+pub enum What {
+    Kill,
+    Checkpoint,
+    /// After a checkpoint that failed.
+    TakeBack,
+    Handoff,
+    AskAgain,
+    Wish(Nonce),
+    Settle,
+}
+
+/// What became of a store call.
+pub enum Done {
+    Edited(What, Result<Option<Spec>, records::Error>),
+    Looked(Result<Option<Metadata>, records::Error>),
+}
+
+#[derive(Debug)]
+struct Wish {
+    wish: metadata::Request,
+    until: Moment,
+}
+
+/// One-shot wishes of this session that are not answered yet.
+#[derive(Debug, Default)]
+pub struct Wishes {
+    open: BTreeMap<Nonce, Wish>,
+    look_at: Option<Moment>,
+    pause: Duration,
+}
+
+impl Wishes {
+    pub fn look_at(&self) -> Option<Moment> {
+        self.look_at
+    }
+}
+
+impl Session {
+    /// Writes the spec beside the loop, and nudges when that is done.
+    pub(super) fn edit(&mut self, what: What, change: impl Fn(&mut Spec) -> bool + Send + Sync + 'static) {
+        let (api, id) = (self.api.clone(), self.id.clone());
+        self.work.push(Box::pin(async move {
+            let edited = api.records.edit(&id, &change).await;
+            api.board.nudge(&id);
+            Done::Edited(what, edited)
+        }));
+    }
+
+    /// Asks for something that is done once and answered.
+    pub(super) fn wish(&mut self, wish: metadata::Request) {
+        let nonce = self.api.clock.nonce();
+        let until = self.api.clock.now() + ANSWER_WITHIN;
+        self.wishes.open.insert(nonce.clone(), Wish { wish: wish.clone(), until });
+        let asked = nonce.clone();
+        self.edit(What::Wish(nonce), move |spec| intent::wish(spec, &asked, &wish));
+    }
+
+    pub(super) fn done(&mut self, done: Done) -> Option<End> {
+        match done {
+            Done::Edited(what, Ok(spec)) => self.edited(what, spec),
+            Done::Edited(what, Err(error)) => {
+                tracing::warn!(%error, ?what, "the spec could not be written");
+                self.not_edited(&what, &sentence(&error))
+            }
+            Done::Looked(looked) => {
+                self.looked(looked);
+                None
+            }
+        }
+    }
+
+    fn edited(&mut self, what: What, spec: Option<Spec>) -> Option<End> {
+        if let Some(spec) = spec {
+            self.spec = spec;
+        } else if matches!(what, What::AskAgain) {
+            self.spec.desired_state = DesiredState::Deleted;
+        }
+        match what {
+            What::TakeBack => Some(End::Close(Close::Fatal)),
+            What::AskAgain if self.spec.desired_state == DesiredState::Deleted => {
+                self.speaker.say(&Event::status(Status::NotFound));
+                Some(End::Close(Close::Unavailable))
+            }
+            What::Wish(_) => {
+                self.wishes.pause = SOON;
+                self.wishes.look_at = Some(self.api.clock.now() + SOON);
+                None
+            }
+            What::Kill | What::Checkpoint | What::Handoff | What::AskAgain | What::Settle => None,
+        }
+    }
+
+    fn not_edited(&mut self, what: &What, message: &str) -> Option<End> {
+        let (status, end) = match what {
+            What::Kill => {
+                self.story.asked = None;
+                (Status::KillError, None)
+            }
+            What::Checkpoint => (Status::CheckpointError, Some(End::Close(Close::Fatal))),
+            // The client has heard that its checkpoint failed; the reconciler will try again.
+            What::TakeBack => return Some(End::Close(Close::Fatal)),
+            What::AskAgain => (Status::RestoreError, Some(End::Close(Close::Fatal))),
+            What::Handoff => (Status::Error, None),
+            What::Wish(nonce) => {
+                let wish = self.wishes.open.remove(nonce)?;
+                (failure_of(&wish.wish), None)
+            }
+            What::Settle => return None,
+        };
+        self.speaker.say_all(&Event::refusal(status, message));
+        end
+    }
+
+    pub(super) fn look_for_answers(&mut self) {
+        let now = self.api.clock.now();
+        if self.wishes.look_at.take_if(|at| *at <= now).is_none() {
+            return;
+        }
+        let (api, id) = (self.api.clone(), self.id.clone());
+        self.work.push(Box::pin(async move { Done::Looked(api.records.find(&id).await) }));
+    }
+
+    fn looked(&mut self, looked: Result<Option<Metadata>, records::Error>) {
+        let now = self.api.clock.now();
+        let mut answers = looked.ok().flatten().map(|found| found.status.answers).unwrap_or_default();
+        let open = std::mem::take(&mut self.wishes.open);
+        for (nonce, wish) in open {
+            let event = match answers.remove(&nonce) {
+                None if now < wish.until => {
+                    self.wishes.open.insert(nonce, wish);
+                    continue;
+                }
+                None => Event::refusal(failure_of(&wish.wish), "No answer came in time.").to_vec(),
+                Some(Answer::Error { message, .. }) => Event::refusal(failure_of(&wish.wish), &message).to_vec(),
+                Some(Answer::Ok(done)) => {
+                    let update = match wish.wish {
+                        metadata::Request::Snapshot { name, .. } => {
+                            Update { snapshot: Some(name), ..Update::new(Status::FilesystemSnapshotCreated) }
+                        }
+                        metadata::Request::Checkpoint {} => {
+                            Update { checkpoint_id: done.checkpoint_id, ..Update::new(Status::Checkpointed) }
+                        }
+                    };
+                    vec![Event::StatusUpdate(update)]
+                }
+            };
+            self.speaker.say_all(&event);
+            self.edit(What::Settle, move |spec| intent::settle(spec, &nonce));
+        }
+        if !self.wishes.open.is_empty() {
+            self.wishes.pause = (self.wishes.pause * 2).clamp(SOON, RARELY);
+            self.wishes.look_at = Some(now + self.wishes.pause);
+        }
+    }
+}
+
+impl Api {
+    /// Nobody will ever have it: it is to go. Errors are the reconciler's to mend, which ends
+    /// what no session ever attached to.
+    pub(in crate::api) async fn delete(&self, id: &SandboxId) {
+        let deleted = self.records.edit(id, &|spec| intent::desire(spec, DesiredState::Deleted)).await;
+        if let Err(error) = deleted {
+            tracing::warn!(%error, "a sandbox that nobody has could not be deleted");
+        }
+        self.board.nudge(id);
+    }
+}
+
+fn failure_of(wish: &metadata::Request) -> Status {
+    match wish {
+        metadata::Request::Snapshot { .. } => Status::FilesystemSnapshotError,
+        metadata::Request::Checkpoint {} => Status::CheckpointError,
+    }
+}

@@ -1,0 +1,179 @@
+//! Says events and output in the dialect of the client.
+//!
+//! Output that arrives within two milliseconds is joined, so that one `print` is one
+//! event; any other event comes after the output before it.
+
+use std::time::Duration;
+
+use axum::extract::ws::Message;
+use baton_protocol::{
+    binary::{self, Chunk},
+    event::{Event, Output},
+    frame::Stream,
+    id::ExecId,
+    request::Refusal,
+};
+
+use super::{output::Flow, wire::Wire};
+use crate::clock::{Moment, SharedClock};
+
+const JOIN: Duration = Duration::from_millis(2);
+/// So much is not held back to be joined.
+const ENOUGH: usize = 16 << 10;
+/// Longest text of one event: JSON may make six bytes of one.
+const MOST_TEXT: usize = 128 << 10;
+/// Longest payload of one binary frame.
+const MOST_BYTES: usize = 512 << 10;
+
+#[derive(Debug)]
+struct Joined {
+    exec: u32,
+    output: Output,
+    offset: u64,
+    said: Said,
+    due: Moment,
+}
+
+#[derive(Debug)]
+enum Said {
+    Text(String),
+    Bytes(Vec<u8>),
+}
+
+impl Said {
+    fn len(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::Bytes(bytes) => bytes.len(),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub struct Speaker {
+    pub wire: Wire,
+    pub is_v1: bool,
+    clock: SharedClock,
+    joined: Option<Joined>,
+}
+
+impl Speaker {
+    pub fn new(wire: Wire, is_v1: bool, clock: SharedClock) -> Self {
+        Self { wire, is_v1, clock, joined: None }
+    }
+
+    pub fn say(&mut self, event: &Event) {
+        self.flush();
+        self.wire.say(event);
+    }
+
+    pub fn say_all(&mut self, events: &[Event]) {
+        self.flush();
+        self.wire.say_all(events);
+    }
+
+    pub fn refuse(&mut self, refusal: &Refusal) {
+        self.refuse_about(refusal, None);
+    }
+
+    /// Says no to something about one command.
+    pub fn refuse_about(&mut self, refusal: &Refusal, exec_id: Option<ExecId>) {
+        let mut events = Event::refusal(refusal.status, &refusal.message);
+        if let Event::StatusUpdate(update) = &mut events[0] {
+            update.exec_id = exec_id;
+        }
+        self.say_all(&events);
+    }
+
+    /// Bytes of a command from `offset` on. `flow` keeps the beginning of a cut character.
+    pub fn output(&mut self, exec: u32, output: Output, offset: u64, bytes: &[u8], flow: &mut Flow) {
+        let other = self.joined.as_ref().is_some_and(|joined| (joined.exec, joined.output) != (exec, output));
+        if other || bytes.len() >= ENOUGH {
+            self.flush();
+        }
+        if self.is_v1 && bytes.len() >= ENOUGH {
+            self.send_bytes(exec, output, offset, bytes);
+            return;
+        }
+        let said = if self.is_v1 { Said::Bytes(bytes.to_vec()) } else { Said::Text(flow.decode(bytes)) };
+        self.join(exec, output, offset, said);
+    }
+
+    /// The stream has ended: a character that was begun is none.
+    pub fn output_end(&mut self, exec: u32, output: Output, flow: &mut Flow) {
+        if !self.is_v1
+            && let Some(text) = flow.decode_rest()
+        {
+            self.join(exec, output, flow.next(), Said::Text(text));
+        }
+    }
+
+    fn join(&mut self, exec: u32, output: Output, offset: u64, said: Said) {
+        if said.len() == 0 {
+            return;
+        }
+        let joined = match self.joined.take_if(|joined| (joined.exec, joined.output) == (exec, output)) {
+            None => {
+                self.flush();
+                Joined { exec, output, offset, said, due: self.clock.now() + JOIN }
+            }
+            Some(mut joined) => {
+                match (&mut joined.said, said) {
+                    (Said::Text(text), Said::Text(more)) => text.push_str(&more),
+                    (Said::Bytes(bytes), Said::Bytes(more)) => bytes.extend_from_slice(&more),
+                    (Said::Text(_) | Said::Bytes(_), _) => {}
+                }
+                joined
+            }
+        };
+        let enough = joined.said.len() >= ENOUGH;
+        self.joined = Some(joined);
+        if enough {
+            self.flush();
+        }
+    }
+
+    /// When the joined output has waited long enough.
+    pub fn wake_at(&self) -> Option<Moment> {
+        self.joined.as_ref().map(|joined| joined.due)
+    }
+
+    pub fn flush_due(&mut self) {
+        if self.joined.as_ref().is_some_and(|joined| self.clock.now() >= joined.due) {
+            self.flush();
+        }
+    }
+
+    pub fn flush(&mut self) {
+        let Some(joined) = self.joined.take() else { return };
+        match joined.said {
+            Said::Bytes(bytes) => self.send_bytes(joined.exec, joined.output, joined.offset, &bytes),
+            Said::Text(text) => {
+                let mut rest = text;
+                while !rest.is_empty() {
+                    let more = rest.split_off(rest.floor_char_boundary(MOST_TEXT));
+                    let data = std::mem::replace(&mut rest, more);
+                    let size = data.len();
+                    let event = match joined.output {
+                        Output::Stdout => Event::Stdout { data },
+                        Output::Stderr => Event::Stderr { data },
+                    };
+                    self.wire.output(Message::Text(event.to_json().into()), size);
+                }
+            }
+        }
+    }
+
+    fn send_bytes(&mut self, exec: u32, output: Output, offset: u64, bytes: &[u8]) {
+        let stream = match output {
+            Output::Stdout => Stream::Stdout,
+            Output::Stderr => Stream::Stderr,
+        };
+        for (at, payload) in bytes.chunks(MOST_BYTES).enumerate() {
+            let offset = offset + (at * MOST_BYTES) as u64;
+            let chunk = Chunk { stream, exec, offset, payload }.encode();
+            debug_assert_eq!(chunk.len(), binary::HEADER + payload.len());
+            self.wire.output(Message::Binary(chunk.into()), payload.len());
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! What a session says when something happens to its sandbox: the table of the scenarios. Pure.
+//!
+//! The session speaks first where it asked (CREATING, RESTORING, KILLING, CHECKPOINTING);
+//! everything here follows what the reconciler posted. Words that are never taken back
+//! (DELETING, LOCK_*, DELETED) are said only when the sandbox has left.
+
+use baton_protocol::{
+    event::{Event, Status, Update},
+    id::CheckpointId,
+};
+
+use super::close::Close;
+use crate::storage::board::{Passing, Why};
+
+/// How a session came to its sandbox, until it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    Creating,
+    Attaching,
+    Open,
+}
+
+/// What this session itself has asked for, of what ends it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asked {
+    Checkpoint,
+    Kill,
+}
+
+/// What to say and to do about something posted.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Answer {
+    pub events: Vec<Event>,
+    pub then: Then,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Then {
+    #[default]
+    Stay,
+    /// It runs here: open the link.
+    Enter,
+    /// It left before this session had it: ask for it again.
+    AskAgain,
+    /// Its own checkpoint failed: want it running again, then close.
+    TakeBack,
+    Close(Close),
+}
+
+/// What a session has said so far.
+#[derive(Clone, Debug)]
+pub struct Story {
+    pub stage: Stage,
+    pub is_v1: bool,
+    /// The spec allows handoff: only then there is talk of locks.
+    pub has_handoff: bool,
+    pub asked: Option<Asked>,
+    restoring: bool,
+    acquiring: bool,
+    acquired: bool,
+    /// Why a checkpoint that ends the session is under way.
+    checkpointing: Option<Why>,
+    /// Which wish has failed and was told so.
+    failed: Option<Why>,
+    fenced: bool,
+}
+
+impl Story {
+    pub fn new(stage: Stage, is_v1: bool) -> Self {
+        Self {
+            stage,
+            is_v1,
+            has_handoff: false,
+            asked: None,
+            restoring: false,
+            acquiring: false,
+            acquired: false,
+            checkpointing: None,
+            failed: None,
+            fenced: false,
+        }
+    }
+
+    /// A checkpoint that ends the session is under way: commands and input are refused.
+    pub fn is_leaving(&self) -> bool {
+        self.asked.is_some() || self.checkpointing.is_some()
+    }
+
+    pub fn is_acquired(&self) -> bool {
+        self.acquired
+    }
+
+    /// The client asked for a checkpoint and was told CHECKPOINTING.
+    pub fn ask_checkpoint(&mut self) {
+        self.asked = Some(Asked::Checkpoint);
+        self.checkpointing = Some(Why::Checkpointed);
+        self.failed = None;
+    }
+
+    /// RESTORING, once.
+    pub fn restoring(&mut self) -> Vec<Event> {
+        if std::mem::replace(&mut self.restoring, true) { vec![] } else { vec![Event::status(Status::Restoring)] }
+    }
+
+    pub fn tell(&mut self, passing: &Passing) -> Answer {
+        match passing {
+            Passing::Acquiring => self.lock(Status::LockAcquiring),
+            Passing::Acquired => self.lock(Status::LockAcquired),
+            Passing::Running { .. } => Answer { events: vec![], then: Then::Enter },
+            Passing::Failed { message, .. } => self.fail(message),
+            Passing::ReleaseRequested => {
+                self.failed = None;
+                self.when_open(self.has_handoff, Status::LockReleaseRequested)
+            }
+            Passing::Checkpointing { why } => self.checkpoint(*why),
+            Passing::CheckpointFailed { why, message, .. } => self.checkpoint_failed(*why, message),
+            Passing::Left { why, checkpoint_id } => self.leave(*why, checkpoint_id.as_ref()),
+            Passing::Fenced { message } => {
+                self.fenced = true;
+                let update = Update { message: Some(message.clone()), ..Update::new(Status::Paused) };
+                let open = self.stage == Stage::Open && self.is_v1;
+                stay(if open { vec![Event::StatusUpdate(update)] } else { vec![] })
+            }
+            Passing::Unfenced => {
+                let was = std::mem::replace(&mut self.fenced, false);
+                self.when_open(was && self.is_v1, Status::Running)
+            }
+            Passing::LeaseLost { message } => self.lose(message),
+            Passing::Progress { .. } => Answer::default(),
+        }
+    }
+
+    fn when_open(&self, holds: bool, status: Status) -> Answer {
+        stay(if holds && self.stage == Stage::Open { vec![Event::status(status)] } else { vec![] })
+    }
+
+    fn lock(&mut self, status: Status) -> Answer {
+        if self.stage == Stage::Open {
+            return Answer::default();
+        }
+        let said = if status == Status::LockAcquiring { &mut self.acquiring } else { &mut self.acquired };
+        if std::mem::replace(said, true) {
+            return Answer::default();
+        }
+        let mut events = if self.stage == Stage::Attaching { self.restoring() } else { vec![] };
+        if self.has_handoff {
+            events.push(Event::status(status));
+        }
+        stay(events)
+    }
+
+    fn fail(&mut self, message: &str) -> Answer {
+        let events = match self.stage {
+            Stage::Creating => Event::refusal(Status::CreationError, message).to_vec(),
+            Stage::Attaching | Stage::Open => {
+                let mut events = if self.stage == Stage::Attaching { self.restoring() } else { vec![] };
+                events.extend(Event::refusal(Status::RestoreError, message));
+                events
+            }
+        };
+        close(events, Close::Fatal)
+    }
+
+    fn checkpoint(&mut self, why: Why) -> Answer {
+        if self.stage != Stage::Open {
+            return Answer::default();
+        }
+        let told = self.checkpointing == Some(why) || self.failed == Some(why);
+        self.checkpointing = Some(why);
+        stay(if told { vec![] } else { vec![Event::status(Status::Checkpointing)] })
+    }
+
+    fn checkpoint_failed(&mut self, why: Why, message: &str) -> Answer {
+        if self.stage != Stage::Open || self.asked == Some(Asked::Kill) {
+            self.checkpointing = None;
+            return Answer::default();
+        }
+        self.checkpointing = None;
+        if self.asked == Some(Asked::Checkpoint) && why == Why::Checkpointed {
+            self.asked = None;
+            return Answer { events: Event::refusal(Status::CheckpointError, message).to_vec(), then: Then::TakeBack };
+        }
+        if self.failed.replace(why) == Some(why) {
+            return Answer::default();
+        }
+        stay(Event::refusal(Status::CheckpointError, message).to_vec())
+    }
+
+    fn leave(&mut self, why: Why, checkpoint_id: Option<&CheckpointId>) -> Answer {
+        match self.stage {
+            Stage::Open => self.leave_open(why, checkpoint_id),
+            Stage::Creating => {
+                let message = "The sandbox ended before it was ready.";
+                close(Event::refusal(Status::CreationError, message).to_vec(), Close::Fatal)
+            }
+            Stage::Attaching => match why {
+                Why::Deleted => {
+                    let mut events = self.restoring();
+                    events.push(Event::status(Status::NotFound));
+                    close(events, Close::Unavailable)
+                }
+                Why::Drain => close(vec![], Close::Restart),
+                // The begun action has ended; what this session wants comes next.
+                Why::Checkpointed | Why::HandedOff | Why::Waiter | Why::Idle => {
+                    (self.acquiring, self.acquired) = (false, false);
+                    Answer { events: self.restoring(), then: Then::AskAgain }
+                }
+            },
+        }
+    }
+
+    fn leave_open(&mut self, why: Why, checkpoint_id: Option<&CheckpointId>) -> Answer {
+        let checkpointed = || {
+            let update = Update { checkpoint_id: checkpoint_id.cloned(), ..Update::new(Status::Checkpointed) };
+            Event::StatusUpdate(update)
+        };
+        let began = self.checkpointing.take().is_some() || self.failed.is_some();
+        if self.asked == Some(Asked::Kill) || why == Why::Deleted {
+            let mut events = self.deletion(None);
+            if self.asked == Some(Asked::Kill) {
+                events.push(Event::status(Status::Killed));
+            }
+            return close(events, Close::Normal);
+        }
+        let mut events = vec![];
+        match why {
+            Why::Checkpointed | Why::Waiter => {
+                if !began {
+                    events.push(Event::status(Status::Checkpointing));
+                }
+                events.extend(self.deletion(None));
+                events.push(checkpointed());
+                close(events, Close::Normal)
+            }
+            Why::Idle => {
+                events.extend(self.deletion(None));
+                if began && checkpoint_id.is_some() {
+                    events.push(checkpointed());
+                }
+                close(events, Close::Normal)
+            }
+            Why::HandedOff | Why::Drain => {
+                if checkpoint_id.is_some() {
+                    if !began {
+                        events.push(Event::status(Status::Checkpointing));
+                    }
+                    events.push(checkpointed());
+                } else if !began {
+                    events.extend(self.deletion(Some("The server is shutting down and this sandbox cannot move.")));
+                }
+                close(events, Close::Restart)
+            }
+            Why::Deleted => close(self.deletion(None), Close::Normal),
+        }
+    }
+
+    fn deletion(&self, message: Option<&str>) -> Vec<Event> {
+        let mut events = vec![Event::status(Status::Deleting)];
+        if self.has_handoff {
+            events.extend([Event::status(Status::LockReleasing), Event::status(Status::LockReleased)]);
+        }
+        let deleted = Update { message: message.map(str::to_owned), ..Update::new(Status::Deleted) };
+        events.push(Event::StatusUpdate(deleted));
+        events
+    }
+
+    fn lose(&mut self, message: &str) -> Answer {
+        match self.stage {
+            Stage::Creating | Stage::Attaching => self.fail(message),
+            Stage::Open if self.is_v1 => {
+                close(Event::refusal(Status::LockRenewalError, message).to_vec(), Close::Restart)
+            }
+            // The status would stop existing clients from following.
+            Stage::Open => close(vec![], Close::Restart),
+        }
+    }
+}
+
+fn stay(events: Vec<Event>) -> Answer {
+    Answer { events, then: Then::Stay }
+}
+
+fn close(events: Vec<Event>, close: Close) -> Answer {
+    Answer { events, then: Then::Close(close) }
+}
+
+#[cfg(test)]
+mod tests;

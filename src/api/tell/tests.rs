@@ -1,0 +1,175 @@
+//! The scenarios, as a session tells them.
+
+use super::*;
+use crate::storage::board::Boot;
+
+const CHECKPOINT: &str = "sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab-1-2-00112233445566778899aabbccddeeff";
+
+fn open() -> Story {
+    Story::new(Stage::Open, false)
+}
+
+fn with_handoff(mut story: Story) -> Story {
+    story.has_handoff = true;
+    story
+}
+
+fn left(why: Why, checkpointed: bool) -> Passing {
+    Passing::Left { why, checkpoint_id: checkpointed.then(|| CheckpointId::parse(CHECKPOINT).unwrap()) }
+}
+
+fn failed(why: Why) -> Passing {
+    Passing::CheckpointFailed { why, reason: "NoSpace".into(), message: "no".into() }
+}
+
+/// The words without their prefix, and what happens at the end.
+fn hear(story: &mut Story, posted: &[Passing]) -> (String, Then) {
+    let mut words = vec![];
+    for (at, passing) in posted.iter().enumerate() {
+        let answer = story.tell(passing);
+        words.extend(answer.events.iter().map(|event| {
+            if let Event::StatusUpdate(update) = event {
+                return update.status.as_str()["SANDBOX_".len()..].to_owned();
+            }
+            assert!(matches!(event, Event::Error { .. }), "{event:?}");
+            "E".to_owned()
+        }));
+        if at + 1 == posted.len() {
+            return (words.join(" "), answer.then);
+        }
+        assert_eq!(answer.then, Then::Stay, "after {passing:?}");
+    }
+    unreachable!("something is posted")
+}
+
+#[track_caller]
+fn tells(mut story: Story, posted: &[Passing], words: &str, then: Then) {
+    assert_eq!(hear(&mut story, posted), (words.to_owned(), then));
+}
+
+const NORMAL: Then = Then::Close(Close::Normal);
+const RESTART: Then = Then::Close(Close::Restart);
+const FATAL: Then = Then::Close(Close::Fatal);
+
+#[test]
+fn locks_are_talked_of_only_with_handoff() {
+    let running = Passing::Running { boot: Boot::Fresh };
+    let posted = [Passing::Acquiring, Passing::Acquired, running];
+    tells(Story::new(Stage::Creating, false), &posted, "", Then::Enter);
+    let create = with_handoff(Story::new(Stage::Creating, false));
+    tells(create, &posted, "LOCK_ACQUIRING LOCK_ACQUIRED", Then::Enter);
+    let attach = with_handoff(Story::new(Stage::Attaching, false));
+    tells(attach, &posted, "RESTORING LOCK_ACQUIRING LOCK_ACQUIRED", Then::Enter);
+    tells(Story::new(Stage::Attaching, false), &posted, "RESTORING", Then::Enter);
+}
+
+#[test]
+fn what_does_not_start_is_an_error_of_its_kind() {
+    let failed = [Passing::Failed { reason: "Lost".into(), message: "The state is lost.".into() }];
+    tells(Story::new(Stage::Creating, false), &failed, "CREATION_ERROR E", FATAL);
+    tells(Story::new(Stage::Attaching, false), &failed, "RESTORING RESTORE_ERROR E", FATAL);
+    let lost = [Passing::Acquiring, Passing::Acquired, Passing::LeaseLost { message: "taken".into() }];
+    let attach = with_handoff(Story::new(Stage::Attaching, false));
+    tells(attach, &lost, "RESTORING LOCK_ACQUIRING LOCK_ACQUIRED RESTORE_ERROR E", FATAL);
+}
+
+#[test]
+fn a_checkpoint_ends_the_session_that_asked_for_it() {
+    let mut story = open();
+    story.ask_checkpoint();
+    let posted = [Passing::Checkpointing { why: Why::Checkpointed }, left(Why::Checkpointed, true)];
+    tells(story.clone(), &posted, "DELETING DELETED CHECKPOINTED", NORMAL);
+    let locked = with_handoff(story);
+    tells(locked, &posted, "DELETING LOCK_RELEASING LOCK_RELEASED DELETED CHECKPOINTED", NORMAL);
+    tells(open(), &posted, "CHECKPOINTING DELETING DELETED CHECKPOINTED", NORMAL);
+}
+
+#[test]
+fn a_failed_checkpoint_closes_only_the_session_that_asked() {
+    let mut story = open();
+    story.ask_checkpoint();
+    let posted = [Passing::Checkpointing { why: Why::Checkpointed }, failed(Why::Checkpointed)];
+    tells(story, &posted, "CHECKPOINT_ERROR E", Then::TakeBack);
+    tells(open(), &posted, "CHECKPOINTING CHECKPOINT_ERROR E", Then::Stay);
+}
+
+#[test]
+fn a_failure_is_heard_once_per_wish() {
+    let again = [Passing::Checkpointing { why: Why::Waiter }, failed(Why::Waiter)];
+    let mut story = with_handoff(open());
+    assert_eq!(hear(&mut story, &again), ("CHECKPOINTING CHECKPOINT_ERROR E".into(), Then::Stay));
+    assert!(!story.is_leaving());
+    assert_eq!(hear(&mut story, &again), (String::new(), Then::Stay));
+    assert_eq!(
+        hear(&mut story, &[Passing::ReleaseRequested, again[0].clone(), again[1].clone()]),
+        ("LOCK_RELEASE_REQUESTED CHECKPOINTING CHECKPOINT_ERROR E".into(), Then::Stay)
+    );
+    assert_eq!(
+        hear(&mut story, &[again[0].clone(), left(Why::Waiter, true)]),
+        ("DELETING LOCK_RELEASING LOCK_RELEASED DELETED CHECKPOINTED".into(), NORMAL)
+    );
+}
+
+#[test]
+fn a_handoff_is_told_on_the_old_instance() {
+    let posted = [Passing::ReleaseRequested, Passing::Checkpointing { why: Why::Waiter }, left(Why::Waiter, true)];
+    tells(
+        with_handoff(open()),
+        &posted,
+        "LOCK_RELEASE_REQUESTED CHECKPOINTING DELETING LOCK_RELEASING LOCK_RELEASED DELETED CHECKPOINTED",
+        NORMAL,
+    );
+}
+
+#[test]
+fn a_kill_is_told_to_the_one_who_asked() {
+    let mut story = open();
+    story.asked = Some(Asked::Kill);
+    tells(story.clone(), &[left(Why::Deleted, false)], "DELETING DELETED KILLED", NORMAL);
+    tells(open(), &[left(Why::Deleted, false)], "DELETING DELETED", NORMAL);
+    let posted = [failed(Why::Checkpointed), left(Why::Deleted, false)];
+    tells(with_handoff(story), &posted, "DELETING LOCK_RELEASING LOCK_RELEASED DELETED KILLED", NORMAL);
+}
+
+#[test]
+fn an_idle_end_tells_of_a_checkpoint_only_when_one_was_made() {
+    tells(open(), &[left(Why::Idle, false)], "DELETING DELETED", NORMAL);
+    tells(open(), &[left(Why::Idle, true)], "DELETING DELETED", NORMAL);
+    let posted = [Passing::Checkpointing { why: Why::Idle }, left(Why::Idle, true)];
+    tells(open(), &posted, "CHECKPOINTING DELETING DELETED CHECKPOINTED", NORMAL);
+}
+
+#[test]
+fn at_drain_a_client_is_left_to_follow() {
+    for why in [Why::Drain, Why::HandedOff] {
+        let posted = [Passing::Checkpointing { why }, left(why, true)];
+        tells(with_handoff(open()), &posted, "CHECKPOINTING CHECKPOINTED", RESTART);
+        tells(open(), &[left(why, false)], "DELETING DELETED", RESTART);
+        tells(open(), &[Passing::Checkpointing { why }, left(why, false)], "CHECKPOINTING", RESTART);
+    }
+}
+
+#[test]
+fn a_lost_lease_is_named_only_in_v1() {
+    let lost = [Passing::LeaseLost { message: "taken".into() }];
+    tells(open(), &lost, "", RESTART);
+    tells(Story::new(Stage::Open, true), &lost, "LOCK_RENEWAL_ERROR E", RESTART);
+}
+
+#[test]
+fn a_pause_is_told_only_in_v1() {
+    let posted = [Passing::Unfenced, Passing::Fenced { message: "unreachable".into() }, Passing::Unfenced];
+    tells(open(), &posted, "", Then::Stay);
+    tells(Story::new(Stage::Open, true), &posted, "PAUSED RUNNING", Then::Stay);
+}
+
+#[test]
+fn what_leaves_before_it_was_had_is_asked_for_again() {
+    for why in [Why::Checkpointed, Why::HandedOff, Why::Waiter, Why::Idle] {
+        tells(Story::new(Stage::Attaching, false), &[left(why, true)], "RESTORING", Then::AskAgain);
+    }
+    let gone = Then::Close(Close::Unavailable);
+    tells(Story::new(Stage::Attaching, false), &[left(Why::Deleted, false)], "RESTORING NOT_FOUND", gone);
+    tells(Story::new(Stage::Attaching, false), &[left(Why::Drain, true)], "", RESTART);
+    tells(Story::new(Stage::Creating, false), &[left(Why::Drain, false)], "CREATION_ERROR E", FATAL);
+}

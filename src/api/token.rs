@@ -1,0 +1,62 @@
+//! Tokens and keys: made once, kept only as a hash, compared in constant time.
+
+use baton_protocol::{event::Token, id};
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+use crate::clock::Clock;
+
+/// 256 bits that let their bearer attach.
+pub fn fresh(clock: &dyn Clock) -> Token {
+    let mut bits = [0; 32];
+    clock.fill(&mut bits);
+    Token(id::hex(&bits))
+}
+
+/// What is stored of a token.
+pub fn sha256(token: &str) -> String {
+    id::hex(&Sha256::digest(token.as_bytes()))
+}
+
+/// Whether `token` has the stored hash. No token matches an empty hash.
+pub fn matches(token: Option<&str>, stored: &str) -> bool {
+    // A missing token costs the same time as a wrong one.
+    let given = sha256(token.unwrap_or_default());
+    let equal: bool = given.as_bytes().ct_eq(stored.to_ascii_lowercase().as_bytes()).into();
+    equal && token.is_some()
+}
+
+/// Whether `given` is one of `keys`; how long that takes says nothing about them.
+pub fn is_one_of(given: Option<&str>, keys: &[String]) -> bool {
+    let given = sha256(given.unwrap_or_default());
+    keys.iter().fold(false, |found, key| found | bool::from(given.as_bytes().ct_eq(sha256(key).as_bytes())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::SystemClock;
+
+    #[test]
+    fn a_token_is_long_fresh_and_matches_only_its_own_hash() {
+        let (one, other) = (fresh(&SystemClock), fresh(&SystemClock));
+        assert_eq!(one.0.len(), 64);
+        assert_ne!(one, other);
+        assert!(matches(Some(&one.0), &sha256(&one.0)));
+        assert!(matches(Some(&one.0), &sha256(&one.0).to_uppercase()));
+        for bad in [None, Some(""), Some(other.0.as_str()), Some(&one.0[..63])] {
+            assert!(!matches(bad, &sha256(&one.0)));
+        }
+        assert!(!matches(None, &sha256("")));
+        assert!(!matches(Some(""), ""));
+    }
+
+    #[test]
+    fn a_key_is_one_of_the_keys_or_nothing() {
+        let keys = ["alpha".to_owned(), "beta".to_owned()];
+        assert!(is_one_of(Some("beta"), &keys));
+        assert!(!is_one_of(Some("gamma"), &keys));
+        assert!(!is_one_of(None, &keys));
+        assert!(!is_one_of(Some(""), &[]));
+    }
+}

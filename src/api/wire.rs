@@ -1,0 +1,265 @@
+//! One WebSocket: a bounded queue out, messages in, pings and the proper end.
+//!
+//! Nothing here waits for the client except [`Wire::close`], which has a time limit:
+//! what cannot be sent yet stands in the queue, and the session looks at
+//! [`Wire::has_room`] before it takes more.
+
+use std::{
+    collections::VecDeque,
+    future::poll_fn,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::extract::ws::{CloseFrame, Message, WebSocket};
+use baton_protocol::event::Event;
+use bytes::Bytes;
+use futures::{SinkExt, StreamExt};
+
+use super::{close::Close, output::Mark};
+use crate::clock::{Moment, SharedClock};
+
+/// The longest message a client may send.
+pub const MAX_MESSAGE: usize = 16 << 20;
+/// What a client's library takes by default; every frame is smaller.
+pub const MAX_FRAME: usize = 1 << 20;
+/// Above this nothing more is taken from the sandbox.
+const QUEUE_BYTES: usize = 1 << 20;
+const QUEUE_MESSAGES: usize = 1024;
+/// A ping goes out after so much silence, and after so much output.
+pub const PING_EVERY: Duration = Duration::from_secs(10);
+const PING_BYTES: u64 = 256 << 10;
+/// No sign of life for so long after a ping: the client is gone.
+const PONG_WITHIN: Duration = Duration::from_secs(10);
+/// For the last events, the close frame and the client's answer to it.
+const CLOSE_WITHIN: Duration = Duration::from_secs(2);
+
+#[derive(Debug)]
+pub enum Turn {
+    /// Something was written: there may be room again.
+    Wrote,
+    Text(String),
+    Binary(Bytes),
+    /// The client has everything sent before some ping; these are the newest marks it confirms.
+    Pong(Vec<Mark>),
+    /// What came is no WebSocket message, or too long a one. Nothing more can be read.
+    Broken(Close),
+    /// The client closed, or its connection broke.
+    Gone,
+}
+
+#[derive(Debug)]
+struct Sent {
+    number: u64,
+    at: Moment,
+    marks: Vec<Mark>,
+}
+
+pub struct Wire {
+    socket: WebSocket,
+    clock: SharedClock,
+    queue: VecDeque<Message>,
+    queued: usize,
+    unflushed: bool,
+    pings: VecDeque<Sent>,
+    last_ping: u64,
+    ping_at: Moment,
+    since_ping: u64,
+    /// The client's last sign of life.
+    alive_at: Moment,
+}
+
+impl std::fmt::Debug for Wire {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Wire").field("queued", &self.queued).finish_non_exhaustive()
+    }
+}
+
+impl Wire {
+    pub fn new(socket: WebSocket, clock: SharedClock) -> Self {
+        let now = clock.now();
+        Self {
+            socket,
+            clock,
+            queue: VecDeque::new(),
+            queued: 0,
+            unflushed: false,
+            pings: VecDeque::new(),
+            last_ping: 0,
+            ping_at: now + PING_EVERY,
+            since_ping: 0,
+            alive_at: now,
+        }
+    }
+
+    pub fn say(&mut self, event: &Event) {
+        self.push(Message::Text(event.to_json().into()));
+    }
+
+    pub fn say_all(&mut self, events: &[Event]) {
+        for event in events {
+            self.say(event);
+        }
+    }
+
+    /// One piece of output, however it is encoded.
+    pub fn output(&mut self, message: Message, bytes: usize) {
+        self.since_ping += bytes as u64;
+        self.push(message);
+    }
+
+    fn push(&mut self, message: Message) {
+        self.queued += size(&message);
+        self.queue.push_back(message);
+    }
+
+    pub fn has_room(&self) -> bool {
+        self.queued < QUEUE_BYTES && self.queue.len() < QUEUE_MESSAGES
+    }
+
+    pub fn is_ping_due(&self) -> bool {
+        self.since_ping >= PING_BYTES || self.clock.now() >= self.ping_at
+    }
+
+    /// Its pong will confirm `marks`. Returns the ping's number.
+    pub fn ping(&mut self, marks: Vec<Mark>) -> u64 {
+        let now = self.clock.now();
+        self.last_ping += 1;
+        self.since_ping = 0;
+        self.ping_at = now + PING_EVERY;
+        self.pings.push_back(Sent { number: self.last_ping, at: now, marks });
+        self.push(Message::Ping(Bytes::copy_from_slice(&self.last_ping.to_be_bytes())));
+        self.last_ping
+    }
+
+    /// The newest ping that was answered.
+    pub fn ponged(&self) -> u64 {
+        self.pings.front().map_or(self.last_ping, |ping| ping.number - 1)
+    }
+
+    /// When the next ping is due, or the client must count as gone.
+    pub fn wake_at(&self) -> Moment {
+        self.gone_at().map_or(self.ping_at, |gone| gone.min(self.ping_at))
+    }
+
+    pub fn is_gone(&self) -> bool {
+        self.gone_at().is_some_and(|gone| self.clock.now() >= gone)
+    }
+
+    fn gone_at(&self) -> Option<Moment> {
+        self.pings.front().map(|ping| ping.at.max(self.alive_at) + PONG_WITHIN)
+    }
+
+    /// Nobody listened to the client for a while: its silence says nothing.
+    pub fn excuse(&mut self) {
+        self.alive_at = self.clock.now();
+    }
+
+    /// Sends what can be sent; then, with `listen`, waits for the client too. May be cancelled.
+    pub async fn turn(&mut self, listen: bool) -> Turn {
+        poll_fn(|context| self.poll_turn(context, listen)).await
+    }
+
+    fn poll_turn(&mut self, context: &mut Context<'_>, listen: bool) -> Poll<Turn> {
+        match self.poll_write(context) {
+            Ok(true) => return Poll::Ready(Turn::Wrote),
+            Ok(false) => {}
+            Err(_) => return Poll::Ready(Turn::Gone),
+        }
+        if !listen {
+            return Poll::Pending;
+        }
+        loop {
+            let Poll::Ready(read) = self.socket.poll_next_unpin(context) else { return Poll::Pending };
+            self.alive_at = self.clock.now();
+            return Poll::Ready(match read {
+                Some(Ok(Message::Text(text))) => Turn::Text(text.as_str().to_owned()),
+                Some(Ok(Message::Binary(bytes))) => Turn::Binary(bytes),
+                Some(Ok(Message::Pong(number))) => match self.take_pong(&number) {
+                    Some(marks) => Turn::Pong(marks),
+                    None => continue,
+                },
+                // The library answers by itself.
+                Some(Ok(Message::Ping(_))) => continue,
+                Some(Ok(Message::Close(_))) | None => Turn::Gone,
+                Some(Err(error)) => fault(&error).map_or(Turn::Gone, Turn::Broken),
+            });
+        }
+    }
+
+    /// Whether anything went from the queue to the socket.
+    fn poll_write(&mut self, context: &mut Context<'_>) -> Result<bool, axum::Error> {
+        let mut wrote = false;
+        while !self.queue.is_empty() {
+            match self.socket.poll_ready_unpin(context) {
+                Poll::Ready(ready) => ready?,
+                Poll::Pending => return Ok(wrote),
+            }
+            let Some(message) = self.queue.pop_front() else { break };
+            self.queued -= size(&message);
+            let is_ping = matches!(message, Message::Ping(_));
+            self.socket.start_send_unpin(message)?;
+            self.unflushed = true;
+            wrote = true;
+            // A client that takes output slowly is alive; a ping alone proves nothing.
+            if !is_ping {
+                self.alive_at = self.clock.now();
+            }
+        }
+        if self.unflushed
+            && let Poll::Ready(flushed) = self.socket.poll_flush_unpin(context)
+        {
+            flushed?;
+            self.unflushed = false;
+        }
+        Ok(wrote)
+    }
+
+    fn take_pong(&mut self, payload: &[u8]) -> Option<Vec<Mark>> {
+        let number = u64::from_be_bytes(payload.try_into().ok()?);
+        let mut marks = None;
+        while self.pings.front().is_some_and(|ping| ping.number <= number) {
+            marks = self.pings.pop_front().map(|ping| ping.marks);
+        }
+        marks
+    }
+
+    /// Says the last words, closes, and waits a bounded time for the client's answer.
+    pub async fn close(mut self, close: Close) {
+        self.push(Message::Close(Some(CloseFrame { code: close.code(), reason: "".into() })));
+        let clock = self.clock.clone();
+        let _ = clock
+            .timeout(CLOSE_WITHIN, async { while !matches!(self.turn(self.queue.is_empty()).await, Turn::Gone) {} })
+            .await;
+    }
+
+    /// Ends without a word of its own: the client has closed or is not there.
+    pub async fn leave(mut self) {
+        let clock = self.clock.clone();
+        let _ = clock.timeout(CLOSE_WITHIN, async { while let Some(Ok(_)) = self.socket.next().await {} }).await;
+    }
+}
+
+fn size(message: &Message) -> usize {
+    match message {
+        Message::Text(text) => text.len(),
+        Message::Binary(bytes) | Message::Ping(bytes) | Message::Pong(bytes) => bytes.len(),
+        Message::Close(_) => 0,
+    }
+}
+
+/// How to answer what could not be read; `None`: the connection itself broke.
+fn fault(error: &axum::Error) -> Option<Close> {
+    use tokio_tungstenite::tungstenite::{Error, error::ProtocolError};
+    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = source {
+        match error.downcast_ref::<Error>() {
+            Some(Error::Capacity(_)) => return Some(Close::TooBig),
+            Some(Error::Utf8(_)) => return Some(Close::BadData),
+            Some(Error::Protocol(ProtocolError::ResetWithoutClosingHandshake)) => return None,
+            Some(Error::Protocol(_)) => return Some(Close::Protocol),
+            _ => source = error.source(),
+        }
+    }
+    None
+}

@@ -1,0 +1,118 @@
+//! `baton config --check`: tries every store that is configured, the way it will be used.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use crate::{
+    clock::{SharedClock, SystemClock},
+    config::Config,
+    storage::{
+        layout::{Artifact, StorageSettings},
+        stores::{Need, Probe, Refusal, Stores},
+    },
+};
+
+/// The most the whole check may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A line per store, and whether all is well.
+pub async fn check(config: &Config) -> (String, bool) {
+    let clock: SharedClock = Arc::new(SystemClock);
+    let stores = Stores::open(&storage_settings(config), &clock);
+    let tried = clock.timeout(PATIENCE, async { (stores.probe().await, stores.check(Need::Checkpoint).await) }).await;
+    match tried {
+        Ok((probes, verdict)) => report(&probes, verdict),
+        Err(elapsed) => (format!("storage: {elapsed}\n"), false),
+    }
+}
+
+fn report(probes: &[Probe], verdict: Result<(), Refusal>) -> (String, bool) {
+    let mut text: String = probes.iter().map(line).collect();
+    let mut well = probes.iter().all(|probe| probe.result.is_ok());
+    match verdict {
+        Ok(()) => text.push_str("Sandboxes can outlive this instance.\n"),
+        Err(Refusal::NoCheckpoints) if probes.is_empty() => {
+            text.push_str("No storage is configured: every sandbox ends with its instance.\n");
+        }
+        Err(refusal) => {
+            well = false;
+            text.push_str(&format!("{refusal}\n"));
+        }
+    }
+    (text, well)
+}
+
+fn line(probe: &Probe) -> String {
+    let what = match probe.artifact {
+        Artifact::Lock => "locks",
+        Artifact::Metadata => "metadata",
+        Artifact::Checkpoints => "checkpoints",
+        Artifact::Snapshots => "snapshots",
+    };
+    let place = probe.bucket.as_ref().map_or_else(|| "a directory".to_owned(), |bucket| format!("bucket {bucket}"));
+    match &probe.result {
+        Ok(()) => format!("{what:12} {place}: works\n"),
+        Err(error) => format!("{what:12} {place}: {error}\n"),
+    }
+}
+
+/// What the variables say about storage, in storage's own terms.
+pub(super) fn storage_settings(config: &Config) -> StorageSettings {
+    let path = |text: &Option<String>| text.as_ref().map(PathBuf::from);
+    let variables = &config.storage;
+    StorageSettings {
+        metadata_bucket: variables.metadata_bucket.clone(),
+        metadata_mount: path(&variables.metadata_mount),
+        lock_bucket: variables.lock_bucket.clone(),
+        checkpoint_bucket: variables.checkpoint_bucket.clone(),
+        checkpoint_mount: path(&variables.checkpoint_mount),
+        snapshot_bucket: variables.snapshot_bucket.clone(),
+        snapshot_mount: path(&variables.snapshot_mount),
+        all_mount: path(&variables.all_mount),
+        gcs_endpoint: config.gcs_endpoint.clone(),
+        call_timeout: config.lease.call,
+        ..StorageSettings::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(variables: &[(&str, &str)]) -> Config {
+        let lookup =
+            |name: &str| variables.iter().find(|(variable, _)| *variable == name).map(|(_, value)| (*value).to_owned());
+        Config::from_env(lookup).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_directory_works_and_nothing_is_left_in_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let config = config(&[("CHECKPOINT_AND_RESTORE_PATH", directory.path().to_str().unwrap())]);
+        let (text, well) = check(&config).await;
+        assert!(well, "{text}");
+        assert_eq!(text.lines().filter(|line| line.ends_with("works")).count(), 4, "{text}");
+        assert!(
+            !directory.path().join("probes").exists()
+                || std::fs::read_dir(directory.path().join("probes")).unwrap().next().is_none()
+        );
+    }
+
+    #[tokio::test]
+    async fn without_storage_it_says_what_that_means() {
+        let (text, well) = check(&config(&[])).await;
+        assert_eq!((text.as_str(), well), ("No storage is configured: every sandbox ends with its instance.\n", true));
+    }
+
+    #[tokio::test]
+    async fn half_a_configuration_and_a_bucket_out_of_reach_are_not_well() {
+        let (text, well) = check(&config(&[("SANDBOX_CHECKPOINT_MOUNT_PATH", "/dev/null/x")])).await;
+        assert!(!well, "{text}");
+        let unreachable = [
+            ("SANDBOX_METADATA_BUCKET", "b"),
+            ("SANDBOX_CHECKPOINT_BUCKET", "b"),
+            ("BATON_GCS_ENDPOINT", "http://127.0.0.1:1"),
+        ];
+        let (text, well) = check(&config(&unreachable)).await;
+        assert!(!well && text.contains("locks        bucket b: storage"), "{text}");
+    }
+}

@@ -1,0 +1,57 @@
+//! The flags of `baton serve`, made from the table of variables.
+
+use clap::{Arg, ArgMatches, Command, FromArgMatches};
+
+use crate::config::{self, Preset};
+
+/// The flags that were given, by the name of their variable.
+#[derive(Clone, Debug, Default)]
+pub struct Given(pub config::Flags);
+
+impl clap::Args for Given {
+    fn augment_args(command: Command) -> Command {
+        config::SECTIONS.iter().fold(command, |command, section| {
+            let flags = section.variables.iter().filter_map(|variable| Some((variable, variable.flag()?)));
+            command.next_help_heading(section.title).args(flags.map(|(variable, flag)| {
+                let default = match variable.preset {
+                    Preset::Unset => String::new(),
+                    Preset::Is(text) => format!(" [default: {text}]"),
+                    Preset::Found(how) => format!(" [default: {how}]"),
+                };
+                let warning =
+                    if variable.kind.is_secret() { "; other users of this machine can see flags" } else { "" };
+                Arg::new(variable.name)
+                    .long(flag)
+                    .value_name("VALUE")
+                    .help(format!("{}{warning} [env: {}]{default}", variable.meaning, variable.name))
+                    .long_help(format!(
+                        "{}: {}{warning} [env: {}]{default}",
+                        variable.meaning,
+                        variable.kind.expects(),
+                        variable.name
+                    ))
+            }))
+        })
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for Given {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let mut given = Self::default();
+        given.update_from_arg_matches(matches)?;
+        Ok(given)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        for variable in config::all().filter(|variable| variable.flag().is_some()) {
+            if let Some(value) = matches.get_one::<String>(variable.name) {
+                self.0.insert(variable.name, value.clone());
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,76 @@
+//! Finds what a sandbox is made of: runsc, a root file system, the agent.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+use crate::config::Config;
+
+const SETUP: &str = "run `scripts/setup`, which gets everything a sandbox needs";
+
+#[derive(Clone, Debug)]
+pub struct Pieces {
+    pub runsc: PathBuf,
+    pub rootfs: PathBuf,
+    pub rootfs_digest: String,
+    pub agent: PathBuf,
+}
+
+impl Pieces {
+    pub fn find(config: &Config) -> Result<Self> {
+        let rootfs = match &config.rootfs {
+            Some(path) => path.clone(),
+            None => config.cache_dir.join("rootfs/current"),
+        };
+        let rootfs = rootfs
+            .canonicalize()
+            .with_context(|| format!("there is no root file system at {}: {SETUP}", rootfs.display()))?;
+        if !rootfs.is_dir() {
+            bail!("the root file system {} is not a directory", rootfs.display());
+        }
+        if rootfs == Path::new("/") {
+            bail!("BATON_ROOTFS is this machine's own root file system; sandboxes need one of their own: {SETUP}");
+        }
+        let rootfs_digest = match rootfs.file_name().and_then(|name| name.to_str()).filter(|name| is_digest(name)) {
+            Some(name) => name.to_owned(),
+            None => crate::runtime::rootfs::digest(&rootfs)
+                .with_context(|| format!("the root file system {} cannot be read", rootfs.display()))?,
+        };
+        Ok(Self { runsc: runsc(config)?, rootfs, rootfs_digest, agent: agent(config)? })
+    }
+}
+
+fn runsc(config: &Config) -> Result<PathBuf> {
+    if let Some(path) = &config.runsc {
+        return existing(path.clone(), "BATON_RUNSC names no file");
+    }
+    let builds = config.cache_dir.join("runsc");
+    let mut found: Vec<_> = std::fs::read_dir(&builds)
+        .map(|entries| {
+            entries.flatten().map(|entry| entry.path().join("runsc")).filter(|path| path.is_file()).collect()
+        })
+        .unwrap_or_default();
+    found.sort();
+    found.pop().with_context(|| format!("there is no runsc in {}: {SETUP}", builds.display()))
+}
+
+fn agent(config: &Config) -> Result<PathBuf> {
+    if let Some(path) = &config.agent {
+        return existing(path.clone(), "BATON_AGENT names no file");
+    }
+    let beside = std::env::current_exe().ok().map(|exe| exe.with_file_name("baton-agent"));
+    let cached = config.cache_dir.join("agent/baton-agent");
+    let found = [Some(cached), beside].into_iter().flatten().find(|path| path.is_file());
+    found.with_context(|| format!("the agent was not found: {SETUP}"))
+}
+
+fn existing(path: PathBuf, sentence: &str) -> Result<PathBuf> {
+    if !path.is_file() {
+        bail!("{sentence}: {}", path.display());
+    }
+    Ok(path)
+}
+
+fn is_digest(name: &str) -> bool {
+    name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit())
+}

@@ -1,0 +1,41 @@
+//! The terminal we were started on: its size, and raw mode that is always taken back.
+
+use std::io::{self, IsTerminal};
+
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+
+pub fn is_stdin() -> bool {
+    io::stdin().is_terminal()
+}
+
+/// Columns and rows, of whichever of our streams is a terminal.
+pub fn size() -> Option<(u16, u16)> {
+    let size = tcgetwinsize(io::stdout()).or_else(|_| tcgetwinsize(io::stdin())).ok()?;
+    (size.ws_col > 0 && size.ws_row > 0).then_some((size.ws_col, size.ws_row))
+}
+
+/// Every key goes to the command as it is, for as long as this lives. Dropping it, also in a panic,
+/// puts the terminal back as it was.
+#[derive(Debug)]
+pub struct Raw(Termios);
+
+impl Raw {
+    /// `None` when stdin is no terminal.
+    pub fn enter() -> io::Result<Option<Self>> {
+        if !is_stdin() {
+            return Ok(None);
+        }
+        let before = tcgetattr(io::stdin())?;
+        let mut raw = before.clone();
+        raw.make_raw();
+        tcsetattr(io::stdin(), OptionalActions::Now, &raw)?;
+        Ok(Some(Self(before)))
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        // Nobody is left to tell if the terminal is gone.
+        let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.0);
+    }
+}

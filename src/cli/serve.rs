@@ -1,0 +1,216 @@
+//! `baton serve`: hands each room its tools, runs them, and drains.
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::{Context, Result};
+use tokio::{
+    net::TcpListener,
+    signal::unix::{Signal, SignalKind, signal},
+    sync::watch,
+};
+use tokio_util::sync::CancellationToken;
+
+use super::pieces::Pieces;
+use crate::{
+    api::{self, Api},
+    clock::{SharedClock, SystemClock},
+    config::Config,
+    reconciler::{self, Rhythm, Tools, desired::Drain},
+    runtime::{Containers, Lifecycle, Settings, predecessor, sign},
+    storage::{
+        board::Board,
+        checkpoints::Checkpoints,
+        memory::Memory,
+        records::{Durable, Records},
+        rules::{Identity, Times},
+        stores::Stores,
+    },
+};
+
+/// How long sandboxes that did not fit into the drain time may take to be let go.
+const LAST_CALL: Duration = Duration::from_secs(1);
+
+pub async fn serve(config: Config) -> Result<()> {
+    let clock: SharedClock = Arc::new(SystemClock);
+    let pieces = Pieces::find(&config)?;
+    let listener = TcpListener::bind(config.listen)
+        .await
+        .with_context(|| format!("cannot listen on {}: choose another with BATON_LISTEN", config.listen))?;
+    let containers = Arc::new(Containers::open(settings(&config, &pieces)?, clock.clone()).await?);
+    let who = Identity { me: clock.instance_id(), predecessor: predecessor(&config.state_dir) };
+    sign(&config.state_dir, &who.me)
+        .with_context(|| format!("the state directory {} is not writable", config.state_dir.display()))?;
+
+    let times = times(&config);
+    let board = Board::new(clock.clone());
+    let stores = Stores::open(&super::check::storage_settings(&config), &clock);
+    let checkpoints = stores.checkpoints.clone().map(|at| Checkpoints::new(at.store, at.bucket, clock.clone()));
+    let records = records(stores, &clock, times);
+    let (drain, drain_seen) = watch::channel(Drain::No);
+    let (leaving, leaving_seen) = watch::channel(false);
+    let tools = Arc::new(Tools {
+        who: who.clone(),
+        clock: clock.clone(),
+        records: records.clone(),
+        board: board.clone(),
+        lifecycle: containers.clone(),
+        checkpoints,
+        staging: config.state_dir.join("staging"),
+        times,
+        drain: drain_seen,
+        rhythm: rhythm(&config),
+    });
+    let api = Api::new(
+        api_settings(&config, &who, &containers.facts().runsc_version, leaving_seen),
+        clock.clone(),
+        records,
+        board,
+        containers.clone(),
+    );
+    say_hello(&config, &who, &listener)?;
+
+    let (stop_api, stop_reconciler) = (CancellationToken::new(), CancellationToken::new());
+    let front = api::serve(listener, api, stop_api.clone().cancelled_owned());
+    let back = reconciler::run(tools, stop_reconciler.clone());
+    let end = async {
+        wait_for_a_signal().await?;
+        tracing::info!(within = ?config.drain, "draining; a second signal ends at once");
+        leaving.send_replace(true);
+        drain.send_replace(Drain::Draining);
+        clock.sleep(config.drain).await;
+        tracing::warn!("the drain time is up; what is left is let go with its last checkpoint");
+        drain.send_replace(Drain::Over);
+        clock.sleep(LAST_CALL).await;
+        Ok::<_, anyhow::Error>(())
+    };
+    let halves = async {
+        tokio::select! {
+            served = front => served.context("the listener failed"),
+            () = async {
+                tokio::select! {
+                    () = back => {}
+                    _ = end => stop_reconciler.cancel(),
+                }
+                stop_api.cancel();
+                std::future::pending::<()>().await
+            } => Ok(()),
+        }
+    };
+    let outcome = tokio::select! {
+        outcome = halves => outcome,
+        () = second_signal() => {
+            tracing::warn!("a second signal: ending at once");
+            Ok(())
+        }
+    };
+    containers.close().await;
+    outcome
+}
+
+fn records(stores: Stores, clock: &SharedClock, times: Times) -> Records {
+    let durable = match (&stores.lock, &stores.metadata, &stores.checkpoints) {
+        (Some(lock), Some(metadata), Some(_)) => Some(Durable {
+            locks: lock.store.clone(),
+            metadata: metadata.store.clone(),
+            lock_bucket: lock.bucket.clone(),
+        }),
+        _ => None,
+    };
+    // Nothing makes snapshots yet, so a request for one is refused, with or without a place for them.
+    let can_snapshot = false;
+    let memory = Arc::new(Memory::new(clock.clone()));
+    Records::new(clock.clone(), memory, durable, can_snapshot, times).checked_by(stores)
+}
+
+fn settings(config: &Config, pieces: &Pieces) -> Result<Settings> {
+    Ok(Settings {
+        exe: std::env::current_exe().context("this program cannot find itself")?,
+        runsc: pieces.runsc.clone(),
+        state_dir: config.state_dir.clone(),
+        rootfs: pieces.rootfs.clone(),
+        rootfs_digest: pieces.rootfs_digest.clone(),
+        agent: pieces.agent.clone(),
+        detach_grace: config.detach_grace,
+        confirm: config.lease.confirm,
+        cpu_features: (!config.cpu_features.is_empty()).then(|| config.cpu_features.clone()),
+    })
+}
+
+fn times(config: &Config) -> Times {
+    let lease = &config.lease;
+    Times {
+        renew: lease.renew,
+        retry: lease.retry,
+        call: lease.call,
+        hold: lease.hold,
+        takeover: lease.takeover,
+        waiter: lease.waiter,
+        beat: lease.beat,
+        handoff_wait: lease.handoff_wait,
+        frozen: lease.frozen,
+    }
+}
+
+fn rhythm(config: &Config) -> Rhythm {
+    let lease = &config.lease;
+    Rhythm {
+        lock_soon: lease.look_soon,
+        lock: lease.look,
+        soon: lease.soon,
+        metadata: lease.look_at_metadata,
+        unattended: Rhythm::DEFAULT.unattended,
+    }
+}
+
+fn api_settings(config: &Config, who: &Identity, runsc: &str, drain: watch::Receiver<bool>) -> api::Settings {
+    api::Settings {
+        instance: who.me.clone(),
+        version: env!("CARGO_PKG_VERSION"),
+        runsc_version: runsc.to_owned(),
+        idle_timeout: Some(300),
+        max_sandboxes: config.max_sandboxes,
+        api_keys: config.api_keys.iter().map(|key| key.reveal().clone()).collect(),
+        admin_key: config.admin_key.as_ref().map(|key| key.reveal().clone()),
+        origins: config.origins.clone(),
+        rate_limit: config.rate_limit.map(|rate| api::limits::Rate {
+            burst: rate.count,
+            per_second: f64::from(rate.count) / rate.per.as_secs_f64(),
+        }),
+        is_proxied: config.on_cloud_run,
+        drain,
+        handoff_wait: config.lease.handoff_wait,
+    }
+}
+
+fn say_hello(config: &Config, who: &Identity, listener: &TcpListener) -> Result<()> {
+    let address = listener.local_addr().context("the listener has no address")?;
+    tracing::info!(%address, instance = %who.me, version = env!("CARGO_PKG_VERSION"), "serving");
+    if config.api_keys.is_empty() {
+        tracing::info!("BATON_API_KEYS is not set: whoever reaches this address may create sandboxes");
+    }
+    Ok(())
+}
+
+async fn wait_for_a_signal() -> Result<()> {
+    let (mut term, mut interrupt) = signals()?;
+    tokio::select! {
+        _ = term.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    Ok(())
+}
+
+async fn second_signal() {
+    let Ok((mut term, mut interrupt)) = signals() else { return std::future::pending().await };
+    for _ in 0..2 {
+        tokio::select! {
+            _ = term.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    }
+}
+
+fn signals() -> Result<(Signal, Signal)> {
+    let hear = |kind| signal(kind).context("signals cannot be heard");
+    Ok((hear(SignalKind::terminate())?, hear(SignalKind::interrupt())?))
+}

@@ -1,0 +1,204 @@
+//! Time and randomness of one instance. Nothing else asks the system for either,
+//! so that a simulation can give each instance a clock of its own, run it faster,
+//! freeze it, or replay its dice.
+
+use std::{
+    fmt,
+    future::Future,
+    ops::{Add, Sub},
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use async_trait::async_trait;
+use baton_protocol::id::{InstanceId, Nonce, SandboxId};
+
+/// A moment on one instance's own clock: time since boot, suspended time included.
+/// Moments of two machines must never be compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Moment(pub Duration);
+
+impl Add<Duration> for Moment {
+    type Output = Moment;
+    fn add(self, span: Duration) -> Moment {
+        Moment(self.0.saturating_add(span))
+    }
+}
+
+impl Sub<Moment> for Moment {
+    type Output = Duration;
+    /// Zero if `earlier` is in truth later.
+    fn sub(self, earlier: Moment) -> Duration {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
+#[async_trait]
+pub trait Clock: fmt::Debug + Send + Sync + 'static {
+    fn now(&self) -> Moment;
+    /// For people and for records; no decision compares it with another machine's.
+    fn wall(&self) -> SystemTime;
+    async fn sleep_until(&self, moment: Moment);
+    fn fill(&self, bytes: &mut [u8]);
+    /// Whether blocking work gets a thread of its own. A simulation has none: threads end in no fixed order.
+    fn has_threads(&self) -> bool {
+        true
+    }
+}
+
+pub type SharedClock = Arc<dyn Clock>;
+
+/// The time given to something ran out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no answer within {}", humantime::format_duration(*.0))]
+pub struct Elapsed(pub Duration);
+
+impl dyn Clock {
+    pub async fn sleep(&self, span: Duration) {
+        self.sleep_until(self.now() + span).await;
+    }
+
+    /// The work's result, or [`Elapsed`]; the work is dropped then.
+    pub async fn timeout<T>(&self, span: Duration, work: impl Future<Output = T>) -> Result<T, Elapsed> {
+        tokio::select! {
+            biased;
+            done = work => Ok(done),
+            () = self.sleep(span) => Err(Elapsed(span)),
+        }
+    }
+
+    pub fn bits(&self) -> [u8; 16] {
+        let mut bits = [0; 16];
+        self.fill(&mut bits);
+        bits
+    }
+
+    pub fn nonce(&self) -> Nonce {
+        Nonce::from_bits(self.bits())
+    }
+
+    pub fn instance_id(&self) -> InstanceId {
+        InstanceId::from_bits(self.bits())
+    }
+
+    pub fn sandbox_id(&self) -> SandboxId {
+        let uuid = uuid::Builder::from_random_bytes(self.bits()).into_uuid();
+        SandboxId::from_uuid(&uuid.to_string()).expect("a random UUID is of version 4")
+    }
+
+    /// `span` and up to a fifth more, so that instances do not march in step.
+    pub fn jittered(&self, span: Duration) -> Duration {
+        let mut dice = [0; 4];
+        self.fill(&mut dice);
+        span + span.mul_f64(f64::from(u32::from_le_bytes(dice)) / f64::from(u32::MAX) / 5.0)
+    }
+
+    /// RFC 3339, as it stands in records.
+    pub fn timestamp(&self) -> String {
+        humantime::format_rfc3339_seconds(self.wall()).to_string()
+    }
+}
+
+/// The machine's own clock and entropy.
+#[derive(Debug, Default)]
+pub struct SystemClock;
+
+#[async_trait]
+impl Clock for SystemClock {
+    fn now(&self) -> Moment {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        Moment(Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs() as u32))
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "this is the seam")]
+    fn wall(&self) -> SystemTime {
+        SystemTime::now()
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "this is the seam")]
+    async fn sleep_until(&self, moment: Moment) {
+        // Tokio's timer does not count suspended time: look again after each sleep.
+        loop {
+            let left = moment - self.now();
+            if left.is_zero() {
+                return;
+            }
+            tokio::time::sleep(left).await;
+        }
+    }
+
+    fn fill(&self, bytes: &mut [u8]) {
+        let mut filled = 0;
+        while filled < bytes.len() {
+            match rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty()) {
+                Ok(count) => filled += count,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => panic!("the kernel has no randomness: {error}"),
+            }
+        }
+    }
+}
+
+/// Tokio's clock, which tests may pause, with dice that fall the same way every time.
+#[derive(Debug)]
+pub struct TestClock {
+    start: tokio::time::Instant,
+    dice: std::sync::Mutex<u64>,
+}
+
+impl TestClock {
+    #[expect(clippy::disallowed_methods, reason = "this is the seam")]
+    pub fn new(seed: u64) -> Self {
+        Self { start: tokio::time::Instant::now(), dice: std::sync::Mutex::new(seed) }
+    }
+}
+
+#[async_trait]
+impl Clock for TestClock {
+    fn now(&self) -> Moment {
+        Moment(Duration::from_secs(1_000) + self.start.elapsed())
+    }
+
+    fn wall(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000) + self.start.elapsed()
+    }
+
+    async fn sleep_until(&self, moment: Moment) {
+        tokio::time::sleep_until(self.start + (moment - Moment(Duration::from_secs(1_000)))).await;
+    }
+
+    fn fill(&self, bytes: &mut [u8]) {
+        // SplitMix64: small, and good enough for names in a test.
+        let mut state = self.dice.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        for chunk in bytes.chunks_mut(8) {
+            *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mut word = *state;
+            word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            word ^= word >> 31;
+            chunk.copy_from_slice(&word.to_le_bytes()[..chunk.len()]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_system_clock_counts_and_its_dice_differ() {
+        let clock: SharedClock = Arc::new(SystemClock);
+        let before = clock.now();
+        assert_ne!(clock.nonce(), clock.nonce());
+        assert!(clock.now() >= before);
+        assert!(clock.sandbox_id().as_str().starts_with("sandbox-"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_timeout_drops_the_work_and_says_how_long_it_waited() {
+        let clock: SharedClock = Arc::new(TestClock::new(1));
+        let waited = clock.timeout(Duration::from_secs(2), std::future::pending::<()>()).await;
+        assert_eq!(waited.unwrap_err().to_string(), "no answer within 2s");
+        assert_eq!(clock.timeout(Duration::from_secs(2), async { 7 }).await, Ok(7));
+    }
+}

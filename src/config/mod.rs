@@ -1,0 +1,255 @@
+//! Every setting of the server, read once into one immutable value. Nothing else reads the environment.
+//!
+//! A flag comes before a variable, a variable before the default; an empty one counts as not
+//! set. Nothing here touches the world: whether a bucket or a file is there shows when it is needed.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::PathBuf,
+    time::Duration,
+};
+
+use serde::Serialize;
+
+use crate::telemetry::Redacted;
+
+mod document;
+mod lease;
+mod parse;
+mod table;
+
+pub use document::document;
+pub use lease::LeaseTimes;
+pub use parse::{Limit, Limits, Rate};
+pub use table::{Kind, Preset, SECTIONS, Section, Variable, all, find};
+
+/// Where a value comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    Default,
+    Variable,
+    Flag,
+}
+
+/// One setting as it is in force; secrets are already covered.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Setting {
+    pub name: &'static str,
+    /// `None` is not set.
+    pub value: Option<String>,
+    pub source: Source,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    #[error("{name} is '{value}', but it must be {expects}")]
+    Bad { name: String, value: String, expects: &'static str },
+    #[error("{0}")]
+    Conflict(String),
+}
+
+/// The storage variables as they were given; `storage` decides what they mean together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StorageVariables {
+    pub metadata_bucket: Option<String>,
+    pub metadata_mount: Option<String>,
+    pub lock_bucket: Option<String>,
+    pub checkpoint_bucket: Option<String>,
+    pub checkpoint_mount: Option<String>,
+    pub snapshot_bucket: Option<String>,
+    pub snapshot_mount: Option<String>,
+    pub all_mount: Option<String>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub listen: SocketAddr,
+    pub admin_listen: Option<SocketAddr>,
+    pub api_keys: Vec<Redacted<String>>,
+    pub admin_key: Option<Redacted<String>>,
+    pub origins: Vec<String>,
+    /// `None` is no limit.
+    pub rate_limit: Option<Rate>,
+
+    pub max_sandboxes: usize,
+    pub limits: Limits,
+    pub detach_grace: Duration,
+    pub drain: Duration,
+
+    pub state_dir: PathBuf,
+    pub cache_dir: PathBuf,
+    /// `None`: look for it, as the table says.
+    pub runsc: Option<PathBuf>,
+    pub rootfs: Option<PathBuf>,
+    pub agent: Option<PathBuf>,
+    /// Empty: all that this machine has.
+    pub cpu_features: Vec<String>,
+    pub rootfs_cache: u64,
+    pub runtimes: Vec<PathBuf>,
+    pub store_runtime: bool,
+    pub log: String,
+    pub on_cloud_run: bool,
+
+    pub storage: StorageVariables,
+    pub gcs_endpoint: Option<String>,
+    pub hmac_key: Option<Redacted<String>>,
+    pub keep_checkpoints: u32,
+    /// `None` is off, here and below.
+    pub checkpoint_every: Option<Duration>,
+    pub sweep: Option<Duration>,
+    pub retention: Option<Duration>,
+
+    pub lease: LeaseTimes,
+
+    settings: Vec<Setting>,
+}
+
+/// Flags by the name of their variable.
+pub type Flags = BTreeMap<&'static str, String>;
+
+/// The environment of this process; the only place that asks for it.
+#[expect(clippy::disallowed_methods, reason = "this is the seam")]
+pub fn process_environment(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+}
+
+impl Config {
+    pub fn from_env(lookup: impl Fn(&str) -> Option<String>) -> Result<Self, Error> {
+        Self::read(&Flags::new(), lookup)
+    }
+
+    pub fn read(flags: &Flags, lookup: impl Fn(&str) -> Option<String>) -> Result<Self, Error> {
+        let mut from = Reader { flags, lookup: &lookup, settings: Vec::new() };
+        let on_cloud_run = from.optional("K_SERVICE", parse::text)?.is_some();
+        let port = from.optional("PORT", parse::port)?;
+        let listen = from.required("BATON_LISTEN", parse::address)?;
+        let secrets = |text: &str| parse::names(text).map(|keys| keys.into_iter().map(Redacted::new).collect());
+        let secret = |text: &str| Some(Redacted::new(text.to_owned()));
+        let state_dir = from.optional("BATON_STATE_DIR", parse::path)?;
+        let state_dir = state_dir.unwrap_or_else(|| from.home("XDG_STATE_HOME", ".local/state", "/run"));
+        let cache_dir = from.optional("BATON_CACHE_DIR", parse::path)?;
+        let cache_dir = cache_dir.unwrap_or_else(|| from.home("XDG_CACHE_HOME", ".cache", "/var/cache"));
+        let config = Self {
+            listen: port.map_or(listen, |port| SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), port)),
+            admin_listen: from.optional("BATON_ADMIN_LISTEN", parse::address)?,
+            api_keys: from.optional("BATON_API_KEYS", secrets)?.unwrap_or_default(),
+            admin_key: from.optional("BATON_ADMIN_KEY", secret)?,
+            origins: from.optional("BATON_ORIGINS", parse::names)?.unwrap_or_default(),
+            rate_limit: from.required("BATON_RATE_LIMIT", parse::rate)?,
+            max_sandboxes: from.required("BATON_MAX_SANDBOXES", parse::count)? as usize,
+            limits: from.optional("BATON_LIMITS", parse::limits)?.unwrap_or_default(),
+            detach_grace: from.required("BATON_DETACH_GRACE", parse::span)?,
+            drain: from.required("BATON_DRAIN", parse::span)?,
+            state_dir,
+            cache_dir,
+            runsc: from.optional("BATON_RUNSC", parse::path)?,
+            rootfs: from.optional("BATON_ROOTFS", parse::path)?,
+            agent: from.optional("BATON_AGENT", parse::path)?,
+            cpu_features: from.optional("BATON_CPU_FEATURES", parse::names)?.unwrap_or_default(),
+            rootfs_cache: from.required("BATON_ROOTFS_CACHE", parse::size)?,
+            runtimes: from.optional("BATON_RUNTIMES", parse::paths)?.unwrap_or_default(),
+            store_runtime: from.required("BATON_STORE_RUNTIME", parse::yes_no)?,
+            log: from.required("BATON_LOG", parse::text)?,
+            on_cloud_run,
+            storage: StorageVariables {
+                metadata_bucket: from.optional("SANDBOX_METADATA_BUCKET", parse::text)?,
+                metadata_mount: from.optional("SANDBOX_METADATA_MOUNT_PATH", parse::text)?,
+                lock_bucket: from.optional("SANDBOX_LOCK_BUCKET", parse::text)?,
+                checkpoint_bucket: from.optional("SANDBOX_CHECKPOINT_BUCKET", parse::text)?,
+                checkpoint_mount: from.optional("SANDBOX_CHECKPOINT_MOUNT_PATH", parse::text)?,
+                snapshot_bucket: from.optional("FILESYSTEM_SNAPSHOT_BUCKET", parse::text)?,
+                snapshot_mount: from.optional("FILESYSTEM_SNAPSHOT_MOUNT_PATH", parse::text)?,
+                all_mount: from.optional("CHECKPOINT_AND_RESTORE_PATH", parse::text)?,
+            },
+            gcs_endpoint: from.optional("BATON_GCS_ENDPOINT", parse::url)?,
+            hmac_key: from.optional("BATON_HMAC_KEY", secret)?,
+            keep_checkpoints: from.required("BATON_KEEP_CHECKPOINTS", parse::count)?,
+            checkpoint_every: from.required("BATON_CHECKPOINT_EVERY", parse::span_or_off)?,
+            sweep: from.required("BATON_SWEEP", parse::span_or_off)?,
+            retention: from.required("BATON_RETENTION", parse::span_or_off)?,
+            lease: from.lease(on_cloud_run)?,
+            settings: in_order_of_the_table(from.settings),
+        };
+        Ok(config)
+    }
+
+    /// Every variable of the table, in its order.
+    pub fn settings(&self) -> &[Setting] {
+        &self.settings
+    }
+}
+
+fn in_order_of_the_table(mut settings: Vec<Setting>) -> Vec<Setting> {
+    settings.sort_by_key(|setting| all().position(|variable| variable.name == setting.name));
+    settings
+}
+
+struct Reader<'a> {
+    flags: &'a Flags,
+    lookup: &'a dyn Fn(&str) -> Option<String>,
+    settings: Vec<Setting>,
+}
+
+impl Reader<'_> {
+    fn optional<T>(&mut self, name: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Option<T>, Error> {
+        let variable = find(name).expect("every name is in the table; a test reads them all");
+        let set = |text: String| Some(text.trim().to_owned()).filter(|text| !text.is_empty());
+        let given = match self.flags.get(name) {
+            Some(flag) => set(flag.clone()).map(|text| (text, Source::Flag)),
+            None => (self.lookup)(name).and_then(set).map(|text| (text, Source::Variable)),
+        };
+        let (text, source) = match (given, variable.preset) {
+            (Some((text, source)), _) => (Some(text), source),
+            (None, Preset::Is(text)) => (Some(text.to_owned()), Source::Default),
+            (None, Preset::Unset | Preset::Found(_)) => (None, Source::Default),
+        };
+        let shown = text.clone().map(|text| if variable.kind.is_secret() { "(redacted)".to_owned() } else { text });
+        self.settings.push(Setting { name: variable.name, value: shown.clone(), source });
+        let Some(text) = text else { return Ok(None) };
+        parse(&text).map(Some).ok_or_else(|| Error::Bad {
+            name: match (source, variable.flag()) {
+                (Source::Flag, Some(flag)) => format!("--{flag}"),
+                (Source::Default | Source::Variable | Source::Flag, _) => name.to_owned(),
+            },
+            value: shown.unwrap_or_default(),
+            expects: variable.kind.expects(),
+        })
+    }
+
+    fn required<T>(&mut self, name: &str, parse: impl Fn(&str) -> Option<T>) -> Result<T, Error> {
+        Ok(self.optional(name, parse)?.expect("the table has a default for it; a test reads them all"))
+    }
+
+    /// The user's own directory of a kind, and notes it as what is in force.
+    fn home(&mut self, variable: &str, below_home: &str, without_home: &str) -> PathBuf {
+        let set = |name: &str| (self.lookup)(name).filter(|text| text.starts_with('/')).map(PathBuf::from);
+        let base = set(variable)
+            .or_else(|| set("HOME").filter(|home| home.parent().is_some()).map(|home| home.join(below_home)))
+            .unwrap_or_else(|| PathBuf::from(without_home));
+        let path = base.join("baton");
+        if let Some(setting) = self.settings.last_mut() {
+            setting.value = Some(path.display().to_string());
+        }
+        path
+    }
+
+    fn lease(&mut self, on_cloud_run: bool) -> Result<LeaseTimes, Error> {
+        let renew = self.required("BATON_RENEW", parse::span)?;
+        let hold = self.required("BATON_HOLD", parse::span)?;
+        let takeover = self.required("BATON_TAKEOVER", parse::span)?;
+        let handoff_wait = self.required("BATON_HANDOFF_WAIT", parse::span)?;
+        let scale = self.required("BATON_TIME_SCALE", parse::factor)?;
+        if on_cloud_run && scale != 1.0 {
+            let why = "BATON_TIME_SCALE is for tests and is refused on Cloud Run: unset it";
+            return Err(Error::Conflict(why.to_owned()));
+        }
+        let times = LeaseTimes { renew, hold, takeover, handoff_wait, ..LeaseTimes::default() };
+        times.check().map_err(Error::Conflict)?;
+        Ok(times.scaled(scale))
+    }
+}
+
+#[cfg(test)]
+mod tests;

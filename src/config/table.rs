@@ -1,0 +1,398 @@
+//! The table of every variable the server reads: name, what it may hold, default, meaning.
+//! `baton config`, the flags of `baton serve` and `docs/configuration.md` are made from it.
+
+use Preset::{Found, Is, Unset};
+
+/// What a variable may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Text,
+    Secret,
+    Secrets,
+    Names,
+    Path,
+    Paths,
+    Port,
+    Address,
+    Url,
+    YesNo,
+    Count,
+    Factor,
+    Size,
+    Span,
+    SpanOrOff,
+    Rate,
+    Limits,
+}
+
+impl Kind {
+    pub const fn expects(self) -> &'static str {
+        match self {
+            Self::Text | Self::Secret => "text",
+            Self::Secrets | Self::Names => "a list separated by commas",
+            Self::Path => "a path",
+            Self::Paths => "paths separated by colons",
+            Self::Port => "a port such as 8080",
+            Self::Address => "an address with a port such as 127.0.0.1:8080",
+            Self::Url => "a URL such as http://127.0.0.1:4443",
+            Self::YesNo => "true or false",
+            Self::Count => "a whole number above zero",
+            Self::Factor => "a number from 0.02 to 50",
+            Self::Size => "a size such as 512MiB or 10GiB",
+            Self::Span => "a duration such as 500ms, 15s or 2m",
+            Self::SpanOrOff => "a duration such as 90s or 30days, or off",
+            Self::Rate => "a rate such as 10/s or 100/m, or off",
+            Self::Limits => "limits such as memory=512MiB/2GiB,cpus=1/4,pids=256 (default/ceiling)",
+        }
+    }
+
+    pub const fn is_secret(self) -> bool {
+        matches!(self, Self::Secret | Self::Secrets)
+    }
+}
+
+/// What holds when nobody says anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Preset {
+    Unset,
+    Is(&'static str),
+    /// Found out at start; the text says how.
+    Found(&'static str),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Variable {
+    pub name: &'static str,
+    flag: &'static str,
+    pub kind: Kind,
+    pub preset: Preset,
+    pub meaning: &'static str,
+}
+
+impl Variable {
+    /// The flag of `baton serve`, without its dashes. What only the platform sets has none.
+    pub fn flag(&self) -> Option<&'static str> {
+        Some(self.flag).filter(|flag| !flag.is_empty())
+    }
+}
+
+pub fn find(name: &str) -> Option<&'static Variable> {
+    all().find(|variable| variable.name == name)
+}
+
+pub fn all() -> impl Iterator<Item = &'static Variable> {
+    SECTIONS.iter().flat_map(|section| section.variables)
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Section {
+    pub title: &'static str,
+    pub variables: &'static [Variable],
+}
+
+const fn variable(
+    name: &'static str,
+    flag: &'static str,
+    kind: Kind,
+    preset: Preset,
+    meaning: &'static str,
+) -> Variable {
+    Variable { name, flag, kind, preset, meaning }
+}
+
+pub const SECTIONS: &[Section] = &[
+    Section {
+        title: "Who may call",
+        variables: &[
+            variable(
+                "PORT",
+                "port",
+                Kind::Port,
+                Unset,
+                "Listen on this port of all addresses, whatever BATON_LISTEN says; Cloud Run sets it",
+            ),
+            variable("BATON_LISTEN", "listen", Kind::Address, Is("127.0.0.1:8080"), "Listen here"),
+            variable(
+                "BATON_ADMIN_LISTEN",
+                "admin-listen",
+                Kind::Address,
+                Unset,
+                "Serve what needs the admin key here and nowhere else",
+            ),
+            variable(
+                "BATON_API_KEYS",
+                "api-keys",
+                Kind::Secrets,
+                Unset,
+                "Keys of which a create or an execute must show one; unset, whoever reaches the server may",
+            ),
+            variable(
+                "BATON_ADMIN_KEY",
+                "admin-key",
+                Kind::Secret,
+                Unset,
+                "Key that opens the list of sandboxes; unset, the list is closed",
+            ),
+            variable(
+                "BATON_ORIGINS",
+                "origins",
+                Kind::Names,
+                Unset,
+                "Web origins that may connect, or *; callers that are no web page send none and may",
+            ),
+            variable(
+                "BATON_RATE_LIMIT",
+                "rate-limit",
+                Kind::Rate,
+                Is("10/s"),
+                "Wrong tokens and keys that are answered, per sandbox and per address; further ones are refused unread",
+            ),
+        ],
+    },
+    Section {
+        title: "Room for sandboxes",
+        variables: &[
+            variable(
+                "BATON_MAX_SANDBOXES",
+                "max-sandboxes",
+                Kind::Count,
+                Is("64"),
+                "Sandboxes on this instance at one time",
+            ),
+            variable(
+                "BATON_LIMITS",
+                "limits",
+                Kind::Limits,
+                Unset,
+                "Defaults and ceilings of what a sandbox may use: memory, cpus, pids, disk, files",
+            ),
+            variable(
+                "BATON_DETACH_GRACE",
+                "detach-grace",
+                Kind::Span,
+                Is("60s"),
+                "How long output waits for a client that went away, before the oldest is dropped",
+            ),
+            variable(
+                "BATON_DRAIN",
+                "drain",
+                Kind::Span,
+                Is("8s"),
+                "How long the server may take to let its sandboxes go after SIGTERM; Cloud Run allows 10s",
+            ),
+        ],
+    },
+    Section {
+        title: "On this machine",
+        variables: &[
+            variable(
+                "BATON_STATE_DIR",
+                "state-dir",
+                Kind::Path,
+                Found("$XDG_STATE_HOME/baton, else ~/.local/state/baton, else /run/baton"),
+                "Sockets, bundles, what sandboxes write, checkpoints on their way; one server each",
+            ),
+            variable(
+                "BATON_CACHE_DIR",
+                "cache-dir",
+                Kind::Path,
+                Found("$XDG_CACHE_HOME/baton, else ~/.cache/baton, else /var/cache/baton"),
+                "What can be made or fetched again; scripts/setup fills it",
+            ),
+            variable(
+                "BATON_RUNSC",
+                "runsc",
+                Kind::Path,
+                Found("the pinned build in the cache"),
+                "The runsc to use; a checkpoint restores only with the same version",
+            ),
+            variable(
+                "BATON_ROOTFS",
+                "rootfs",
+                Kind::Path,
+                Found("rootfs/current in the cache"),
+                "Base root file system of sandboxes; nothing may change it while it is used",
+            ),
+            variable(
+                "BATON_AGENT",
+                "agent",
+                Kind::Path,
+                Found("beside the server, else in the cache"),
+                "The static program that is process 1 of every sandbox",
+            ),
+            variable(
+                "BATON_CPU_FEATURES",
+                "cpu-features",
+                Kind::Names,
+                Unset,
+                "CPU features that sandboxes may see, so that a checkpoint restores on other CPUs; unset, all of this machine",
+            ),
+            variable(
+                "BATON_ROOTFS_CACHE",
+                "rootfs-cache",
+                Kind::Size,
+                Is("10GiB"),
+                "Root file systems kept in the cache, the least used dropped first",
+            ),
+            variable(
+                "BATON_RUNTIMES",
+                "runtimes",
+                Kind::Paths,
+                Unset,
+                "Further runsc binaries, for checkpoints of their versions",
+            ),
+            variable(
+                "BATON_STORE_RUNTIME",
+                "store-runtime",
+                Kind::YesNo,
+                Is("false"),
+                "Keep the runsc of every checkpoint beside it in storage",
+            ),
+            variable("BATON_LOG", "log", Kind::Text, Is("info"), "What is logged, as a tracing filter"),
+            variable(
+                "K_SERVICE",
+                "",
+                Kind::Text,
+                Unset,
+                "Set by Cloud Run: log lines are JSON then, and BATON_TIME_SCALE is refused",
+            ),
+        ],
+    },
+    Section {
+        title: "Storage",
+        variables: &[
+            variable(
+                "SANDBOX_METADATA_BUCKET",
+                "sandbox-metadata-bucket",
+                Kind::Text,
+                Unset,
+                "Bucket of locks and metadata; comes before the mount",
+            ),
+            variable(
+                "SANDBOX_METADATA_MOUNT_PATH",
+                "sandbox-metadata-mount-path",
+                Kind::Path,
+                Unset,
+                "Directory of locks and metadata, on a local file system",
+            ),
+            variable("SANDBOX_LOCK_BUCKET", "sandbox-lock-bucket", Kind::Text, Unset, "Bucket of the locks alone"),
+            variable(
+                "SANDBOX_CHECKPOINT_BUCKET",
+                "sandbox-checkpoint-bucket",
+                Kind::Text,
+                Unset,
+                "Bucket of checkpoints",
+            ),
+            variable(
+                "SANDBOX_CHECKPOINT_MOUNT_PATH",
+                "sandbox-checkpoint-mount-path",
+                Kind::Path,
+                Unset,
+                "Directory of checkpoints; comes before the bucket",
+            ),
+            variable(
+                "FILESYSTEM_SNAPSHOT_BUCKET",
+                "filesystem-snapshot-bucket",
+                Kind::Text,
+                Unset,
+                "Bucket of snapshots",
+            ),
+            variable(
+                "FILESYSTEM_SNAPSHOT_MOUNT_PATH",
+                "filesystem-snapshot-mount-path",
+                Kind::Path,
+                Unset,
+                "Directory of snapshots; comes before the bucket",
+            ),
+            variable(
+                "CHECKPOINT_AND_RESTORE_PATH",
+                "checkpoint-and-restore-path",
+                Kind::Path,
+                Unset,
+                "Directory for every mount above that is not set",
+            ),
+            variable(
+                "BATON_GCS_ENDPOINT",
+                "gcs-endpoint",
+                Kind::Url,
+                Unset,
+                "A Cloud Storage server to use in place of the real one, without credentials",
+            ),
+            variable(
+                "BATON_HMAC_KEY",
+                "hmac-key",
+                Kind::Secret,
+                Unset,
+                "Key that signs the manifests of checkpoints and snapshots",
+            ),
+            variable(
+                "BATON_KEEP_CHECKPOINTS",
+                "keep-checkpoints",
+                Kind::Count,
+                Is("2"),
+                "Committed checkpoints kept per sandbox",
+            ),
+            variable(
+                "BATON_CHECKPOINT_EVERY",
+                "checkpoint-every",
+                Kind::SpanOrOff,
+                Is("off"),
+                "Checkpoint running sandboxes this often, so that less is lost with an instance",
+            ),
+            variable(
+                "BATON_SWEEP",
+                "sweep",
+                Kind::SpanOrOff,
+                Is("60s"),
+                "How often the store is searched for sandboxes that nobody looks after",
+            ),
+            variable(
+                "BATON_RETENTION",
+                "retention",
+                Kind::SpanOrOff,
+                Is("off"),
+                "Delete sandboxes without a ttl of their own after this time",
+            ),
+        ],
+    },
+    Section {
+        title: "The lease",
+        variables: &[
+            variable(
+                "BATON_RENEW",
+                "renew",
+                Kind::Span,
+                Is("5s"),
+                "How often an instance renews its hold on a sandbox",
+            ),
+            variable(
+                "BATON_HOLD",
+                "hold",
+                Kind::Span,
+                Is("15s"),
+                "How long a sandbox may run after the last renewal that succeeded",
+            ),
+            variable(
+                "BATON_TAKEOVER",
+                "takeover",
+                Kind::Span,
+                Is("30s"),
+                "How long a lease must stand still before another instance may take it",
+            ),
+            variable(
+                "BATON_HANDOFF_WAIT",
+                "handoff-wait",
+                Kind::Span,
+                Is("120s"),
+                "How long an attach waits for a living owner to let go",
+            ),
+            variable(
+                "BATON_TIME_SCALE",
+                "time-scale",
+                Kind::Factor,
+                Is("1"),
+                "For tests: all times of the lease and of storage calls, multiplied",
+            ),
+        ],
+    },
+];

@@ -1,0 +1,237 @@
+//! The guard: a small process beside the server that stops containers when their time is up.
+//!
+//! It reads orders on stdin and reports on stdout ([`wire`]). It starts nothing, asks nobody,
+//! and outlives the server just long enough to kill what the server left.
+//!
+//! ```text
+//!   arm ──▶ Running ──deadline, fence──▶ Stopping ──every thread stands──▶ Stopped
+//!              │  ▲                         │                                │
+//!              │  └──────── resume ─────────┼────────────────────────────────┘
+//!              └─not synced──▶ Killed ◀─────┘ not confirmed in time
+//! ```
+
+pub mod process;
+pub mod wire;
+
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+    path::PathBuf,
+    process::ExitCode,
+    time::Duration,
+};
+
+use process::Process;
+use rustix::{
+    event::{PollFd, PollFlags, Timespec},
+    process::Signal,
+};
+use wire::{Order, Report, Told};
+
+/// How often it looks at the clock although no deadline is near: a machine that slept wakes late.
+const TICK: Duration = Duration::from_millis(250);
+/// How often it looks for a state file that is not there yet.
+const SEEK: Duration = Duration::from_millis(5);
+/// How often it looks whether all threads stand.
+const CONFIRM: Duration = Duration::from_millis(1);
+/// How long it seeks containers that were just starting when the server died.
+const LAST_SEEK: Duration = Duration::from_secs(1);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Running,
+    Stopping { until: Duration },
+    Stopped,
+    Killed,
+}
+
+#[derive(Debug)]
+struct Container {
+    state_file: PathBuf,
+    deadline: Duration,
+    confirm: Duration,
+    synced: bool,
+    sentry: Option<Process>,
+    state: State,
+}
+
+#[derive(Debug, Default)]
+struct Guard {
+    containers: BTreeMap<String, Container>,
+    reports: Vec<Report>,
+}
+
+/// Runs until the server closes stdin or dies; then every container it knows is dead.
+pub fn main() -> ExitCode {
+    // Both are refused without the right; it guards at ordinary priority then.
+    let _ = rustix::process::setpriority_process(None, -15);
+    let _ = std::fs::write("/proc/self/oom_score_adj", "-900");
+    let mut guard = Guard::default();
+    let served = guard.serve();
+    guard.end();
+    if served.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn now() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs() as u32)
+}
+
+impl Guard {
+    fn serve(&mut self) -> io::Result<()> {
+        let mut output = io::stdout().lock();
+        let (mut pending, mut chunk) = (Vec::new(), [0; 4096]);
+        loop {
+            let wait = self.tick(now());
+            for report in self.reports.drain(..) {
+                output.write_all(format!("{report}\n").as_bytes())?;
+            }
+            output.flush()?;
+            let timeout = wait.and_then(|wait| Timespec::try_from(wait).ok());
+            let stdin = rustix::stdio::stdin();
+            match rustix::event::poll(&mut [PollFd::new(&stdin, PollFlags::IN)], timeout.as_ref()) {
+                Ok(0) | Err(rustix::io::Errno::INTR) => continue,
+                Ok(_) => {}
+                Err(error) => return Err(error.into()),
+            }
+            let count = rustix::io::read(stdin, &mut chunk)?;
+            if count == 0 {
+                return Ok(());
+            }
+            pending.extend_from_slice(&chunk[..count]);
+            while let Some(end) = pending.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = pending.drain(..=end).collect();
+                if let Ok(order) = String::from_utf8_lossy(&line[..end]).parse() {
+                    self.obey(order, now());
+                }
+            }
+        }
+    }
+
+    fn obey(&mut self, order: Order, now: Duration) {
+        match order {
+            Order::Arm { container, deadline, confirm, state_file } => {
+                let armed =
+                    Container { state_file, deadline, confirm, synced: false, sentry: None, state: State::Running };
+                self.containers.insert(container.clone(), armed);
+                self.report(Told::Armed, container);
+            }
+            Order::Extend { container, deadline } => {
+                if let Some(known) = self.containers.get_mut(&container) {
+                    known.deadline = deadline;
+                }
+            }
+            Order::Synced { container } => {
+                if let Some(known) = self.containers.get_mut(&container) {
+                    known.synced = true;
+                }
+            }
+            Order::Fence { container } => {
+                let Some(known) = self.containers.get_mut(&container) else { return };
+                known.deadline = known.deadline.min(now);
+                let told = if known.state == State::Stopped { Some(Told::Fenced) } else { known.tick(now) };
+                if let Some(what) = told {
+                    self.report(what, container);
+                }
+            }
+            Order::Resume { container, deadline } => {
+                let Some(known) = self.containers.get_mut(&container) else { return };
+                if known.state == State::Killed || deadline <= now {
+                    let what = if known.state == State::Killed { Told::Killed } else { Told::Fenced };
+                    return self.report(what, container);
+                }
+                (known.deadline, known.state) = (deadline, State::Running);
+                known.seek();
+                if let Some(sentry) = &known.sentry {
+                    let _ = sentry.signal(Signal::CONT);
+                }
+                self.report(Told::Resumed, container);
+            }
+            Order::Disarm { container } => {
+                self.containers.remove(&container);
+                self.report(Told::Disarmed, container);
+            }
+        }
+    }
+
+    fn report(&mut self, what: Told, container: String) {
+        self.reports.push(Report { what, container });
+    }
+
+    /// Does what is due, and says how long nothing will be.
+    fn tick(&mut self, now: Duration) -> Option<Duration> {
+        let mut wait: Option<Duration> = None;
+        for (name, container) in &mut self.containers {
+            if let Some(what) = container.tick(now) {
+                self.reports.push(Report { what, container: name.clone() });
+            }
+            let next = match container.state {
+                State::Running if container.sentry.is_none() => SEEK,
+                State::Running => container.deadline.saturating_sub(now).min(TICK),
+                State::Stopping { .. } => CONFIRM,
+                State::Stopped | State::Killed => continue,
+            };
+            wait = Some(wait.map_or(next, |wait| wait.min(next)));
+        }
+        wait
+    }
+
+    /// The server is gone: so is everything it ran.
+    fn end(&mut self) {
+        let until = now() + LAST_SEEK;
+        loop {
+            for container in self.containers.values_mut() {
+                container.seek();
+                if let Some(sentry) = &container.sentry {
+                    let _ = sentry.signal(Signal::KILL);
+                }
+            }
+            self.containers.retain(|_, container| container.sentry.is_none());
+            if self.containers.is_empty() || now() >= until {
+                return;
+            }
+            std::thread::sleep(SEEK);
+        }
+    }
+}
+
+impl Container {
+    fn tick(&mut self, now: Duration) -> Option<Told> {
+        match self.state {
+            State::Running => {
+                self.seek();
+                if now < self.deadline {
+                    return None;
+                }
+                // Without a process there is nothing to stop yet; it is met as soon as it shows.
+                let sentry = self.sentry.as_ref()?;
+                if self.synced && sentry.signal(Signal::STOP).is_ok() {
+                    self.state = State::Stopping { until: now + self.confirm };
+                    return self.tick(now);
+                }
+                self.kill()
+            }
+            State::Stopping { until } => {
+                let sentry = self.sentry.as_ref()?;
+                if sentry.is_stopped() {
+                    self.state = State::Stopped;
+                    return Some(Told::Fenced);
+                }
+                if now < until { None } else { self.kill() }
+            }
+            State::Stopped | State::Killed => None,
+        }
+    }
+
+    fn seek(&mut self) {
+        if self.sentry.is_none() {
+            self.sentry = process::pids(&self.state_file).and_then(|pids| Process::open(pids.sentry).ok());
+        }
+    }
+
+    fn kill(&mut self) -> Option<Told> {
+        let _ = self.sentry.as_ref()?.signal(Signal::KILL);
+        self.state = State::Killed;
+        Some(Told::Killed)
+    }
+}

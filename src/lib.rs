@@ -1,0 +1,23 @@
+//! baton: stateful code sandboxes that move between instances.
+//!
+//! ```text
+//!             Request            spec (CAS)           changes
+//!  client ──────────────▶ api ──────────────▶ storage ─────────▶ reconciler ──Action──▶ runtime ──▶ runsc
+//!    ▲                     │ ▲                  │ ▲                   │  ▲                 │
+//!    └────── Event ────────┘ └──── board ───────┘ └──── status ───────┘  └────── Seen ─────┘
+//!    ▲                     ▲                                                               │
+//!    └─── stdin, output ───┴──────────────────── frames, bytes only ───────────────────────┘
+//! ```
+//!
+//! The API writes what is *wanted*; the reconciler makes it *so*; they meet in storage
+//! and on the board, and never call each other. `tests/world/rooms.rs` holds the rooms apart.
+
+pub mod api;
+pub mod cli;
+pub mod clock;
+pub mod config;
+pub mod guard;
+pub mod reconciler;
+pub mod runtime;
+pub mod storage;
+pub mod telemetry;

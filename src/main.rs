@@ -1,0 +1,43 @@
+//! Parses the command line and hands it to its verb.
+
+use std::process::ExitCode;
+
+use baton::{
+    cli::{self, Cli, Verb},
+    config::{self, Config},
+    telemetry,
+};
+use clap::Parser;
+
+fn main() -> ExitCode {
+    // These two become small processes of their own, before anything else is set up.
+    let mut arguments = std::env::args_os().skip(1);
+    match arguments.next().as_deref().and_then(|verb| verb.to_str()) {
+        Some("guard") => return baton::guard::main(),
+        Some(baton::runtime::spawn::VERB) => return baton::runtime::spawn::die_with(arguments),
+        Some(_) | None => {}
+    }
+    match run(Cli::parse()) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("baton: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: Cli) -> anyhow::Result<ExitCode> {
+    match cli.verb {
+        Verb::Run(args) => cli::run::main(args),
+        Verb::Config(args) => cli::config::run(&args),
+        Verb::Dev { verb } => tokio::runtime::Runtime::new()?.block_on(cli::dev::run(verb)).map(|()| ExitCode::SUCCESS),
+        Verb::Serve(args) => {
+            rustls::crypto::ring::default_provider().install_default().ok();
+            let config = Config::read(&args.flags.0, config::process_environment)?;
+            let style = if config.on_cloud_run { telemetry::Style::CloudLogging } else { telemetry::Style::Plain };
+            telemetry::init(&config.log, style)?;
+            let runtime = tokio::runtime::Runtime::new()?;
+            runtime.block_on(cli::serve::serve(config)).map(|()| ExitCode::SUCCESS)
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! One short function per action. Each may be interrupted anywhere: the next look finds what
+//! it left, and the plan goes on from there.
+
+use std::future::Future;
+
+use baton_protocol::id::CheckpointId;
+
+use super::{
+    desired::Drain,
+    plan::{Action, Desired, Observed, Saved, Standing},
+    sandbox::Sandbox,
+};
+use crate::{
+    runtime::{self, Container, Start},
+    storage::{
+        board::{Boot, Passing, Why},
+        lease::{self, Lapse, LockFile},
+        records::{self, Place},
+    },
+};
+
+const LOST: &str = "The sandbox ended without a checkpoint; its state is lost.";
+
+/// How an action can end badly.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// The world has moved on: look again, at once.
+    Look,
+    /// It may succeed later.
+    Passing(String),
+    /// It will not succeed until the spec changes or somebody asks again.
+    Refused { reason: String, message: String },
+}
+
+impl From<lease::Error> for Failure {
+    fn from(error: lease::Error) -> Self {
+        match error {
+            lease::Error::Changed | lease::Error::Missing => Self::Look,
+            error @ (lease::Error::Garbled(_) | lease::Error::Store(_)) => Self::Passing(error.to_string()),
+        }
+    }
+}
+
+impl From<Lapse> for Failure {
+    fn from(_: Lapse) -> Self {
+        Self::Look
+    }
+}
+
+impl From<records::Error> for Failure {
+    fn from(error: records::Error) -> Self {
+        Self::Passing(error.to_string())
+    }
+}
+
+impl From<runtime::Error> for Failure {
+    fn from(error: runtime::Error) -> Self {
+        match error {
+            runtime::Error::NotIn(_) => Self::Look,
+            runtime::Error::Refused { reason, message } => Self::Refused { reason: reason.to_owned(), message },
+            error @ (runtime::Error::Failed { .. }
+            | runtime::Error::TimedOut { .. }
+            | runtime::Error::NoSpace { .. }) => Self::Passing(error.to_string()),
+        }
+    }
+}
+
+pub(super) type Done = Result<(), Failure>;
+
+impl Sandbox {
+    pub(super) async fn act(&mut self, action: Action, desired: Desired, seen: &Observed) -> Done {
+        match action {
+            Action::Acquire => self.acquire(desired).await,
+            Action::Wait => self.wait().await,
+            Action::Withdraw => Ok(self.lock_file()?.withdraw().await?),
+            Action::Renew => self.renew().await,
+            Action::Create => self.create().await,
+            Action::Refuse => self.refuse(seen),
+            Action::Fence => self.fence().await,
+            Action::Resume => self.resume().await,
+            Action::Remove => self.remove(seen).await,
+            Action::Release => self.release(seen).await,
+            Action::Purge => self.purge().await,
+            Action::Restore => self.restore().await,
+            Action::Checkpoint => self.checkpoint().await,
+            Action::Save => self.save().await,
+            Action::Snapshot => self.snapshot().await,
+            // Every sandbox starts from the base, which is always here.
+            Action::Extract => Ok(()),
+            Action::Rest => Ok(()),
+        }
+    }
+
+    async fn acquire(&mut self, desired: Desired) -> Done {
+        self.tell_acquiring();
+        self.lock_file()?.acquire(desired == Desired::Running).await?;
+        self.tools.board.post(&self.id, Passing::Acquired);
+        Ok(())
+    }
+
+    async fn wait(&mut self) -> Done {
+        self.tell_acquiring();
+        self.lock_file()?.wait().await?;
+        self.beat_due = self.tools.clock.now() + self.tools.times.beat;
+        Ok(())
+    }
+
+    async fn renew(&mut self) -> Done {
+        self.lock_file()?.renew().await?;
+        self.extend().await;
+        Ok(())
+    }
+
+    async fn create(&mut self) -> Done {
+        let start = self.start()?;
+        let (tools, id) = (self.tools.clone(), self.id.clone());
+        let began = tools.clock.now();
+        self.boot = Some(Boot::Fresh);
+        let created = self.under_lease(async { tools.lifecycle.create(&id, &start).await }).await?;
+        created.map_err(|error| refused("CreateFailed", error))?;
+        self.ran = true;
+        tracing::info!(sandbox = %self.id, took = ?(tools.clock.now() - began), "created");
+        self.tell_running(Boot::Fresh).await;
+        Ok(())
+    }
+
+    fn refuse(&mut self, seen: &Observed) -> Done {
+        let (reason, message) = if seen.standing == Standing::Missing {
+            ("LockMissing", "The sandbox's lock is missing; an operator has to repair it.")
+        } else {
+            ("Lost", LOST)
+        };
+        Err(Failure::Refused { reason: reason.to_owned(), message: message.to_owned() })
+    }
+
+    async fn fence(&mut self) -> Done {
+        Ok(self.tools.lifecycle.fence(&self.id).await?)
+    }
+
+    async fn resume(&mut self) -> Done {
+        // A container goes on only under a lease that was just proven.
+        self.renew().await?;
+        Ok(self.tools.lifecycle.resume(&self.id).await?)
+    }
+
+    async fn remove(&mut self, seen: &Observed) -> Done {
+        self.tools.lifecycle.remove(&self.id).await?;
+        self.boot = None;
+        if seen.standing != Standing::Ours {
+            self.ran = false;
+            self.tell_lost();
+        }
+        Ok(())
+    }
+
+    async fn release(&mut self, seen: &Observed) -> Done {
+        let lost = seen.saved == Saved::Lost && self.told.running;
+        self.free(None).await?;
+        if lost {
+            self.report_failed("Lost", LOST).await;
+        }
+        self.tell_left(None);
+        Ok(())
+    }
+
+    async fn purge(&mut self) -> Done {
+        let place = self.found.as_ref().map_or(Place::Memory, |found| found.place);
+        if place == Place::Durable {
+            self.lock_file()?.purging().await?;
+            self.erase_checkpoints().await?;
+        }
+        self.tools.records.erase(&self.id, place).await?;
+        if place == Place::Durable {
+            self.bury().await?;
+        } else {
+            self.lock = None;
+        }
+        self.found = None;
+        self.tell_left(None);
+        Ok(())
+    }
+
+    async fn erase_checkpoints(&self) -> Done {
+        let Some(checkpoints) = &self.tools.checkpoints else { return Ok(()) };
+        let erase = async {
+            for id in checkpoints.list(&self.id).await? {
+                checkpoints.erase(&id).await?;
+            }
+            Ok::<_, crate::storage::store::Error>(())
+        };
+        erase.await.map_err(|error| Failure::Passing(error.to_string()))
+    }
+
+    pub(super) fn start(&mut self) -> Result<Start, Failure> {
+        let deadline = self.lock_file()?.held().ok_or(Failure::Look)?.deadline;
+        let marker = *self.marker.get_or_insert_with(|| self.tools.clock.bits());
+        let spec = &self.found.as_ref().ok_or(Failure::Look)?.metadata.spec;
+        Ok(Start { marker, env: spec.env.clone(), cwd: spec.cwd.clone(), rootfs: None, deadline })
+    }
+
+    /// Does work that needs the lease while renewing it, and tells the guard of every new deadline.
+    /// Work that is not done when the drain time is up is dropped: what is stored must be let go.
+    pub(super) async fn under_lease<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Failure> {
+        let (tools, id) = (self.tools.clone(), self.id.clone());
+        let lock = self.lock_file()?;
+        let mut deadlines = lock.deadline();
+        deadlines.mark_unchanged();
+        let forward = async {
+            while deadlines.changed().await.is_ok() {
+                let deadline = *deadlines.borrow_and_update();
+                if let Some(deadline) = deadline
+                    && let Err(error) = tools.lifecycle.extend(&id, deadline).await
+                {
+                    tracing::debug!(sandbox = %id, %error, "the guard knows nothing of it yet");
+                }
+            }
+            std::future::pending::<()>().await;
+        };
+        let mut drain = tools.drain.clone();
+        let time_is_up = async move {
+            if drain.wait_for(|drain| *drain == Drain::Over).await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        };
+        tokio::select! {
+            biased;
+            done = lock.hold(work) => Ok(done?),
+            () = forward => Err(Failure::Look),
+            () = time_is_up => Err(Failure::Look),
+        }
+    }
+
+    pub(super) fn lock_file(&mut self) -> Result<&mut LockFile, Failure> {
+        self.lock.as_mut().ok_or(Failure::Look)
+    }
+
+    fn tell_acquiring(&mut self) {
+        if !std::mem::replace(&mut self.told.acquiring, true) {
+            self.tools.board.post(&self.id, Passing::Acquiring);
+        }
+    }
+
+    /// Whoever fenced it, and whenever.
+    pub(super) fn tell_fence(&mut self, container: Container) {
+        let fenced = container == Container::Fenced;
+        if self.told.running
+            && fenced != self.told.fenced
+            && matches!(container, Container::Fenced | Container::Running)
+        {
+            self.told.fenced = fenced;
+            let message = "The sandbox stands still until its lease can be renewed.".to_owned();
+            self.tools.board.post(&self.id, if fenced { Passing::Fenced { message } } else { Passing::Unfenced });
+        }
+    }
+
+    /// A start that was broken off may have succeeded all the same.
+    pub(super) async fn tell_started(&mut self, seen: &Observed) {
+        if seen.standing == Standing::Ours
+            && seen.container == Container::Running
+            && let Some(boot) = self.boot.take()
+        {
+            self.tell_running(boot).await;
+        }
+    }
+
+    pub(super) async fn tell_running(&mut self, boot: Boot) {
+        self.boot = None;
+        // Nobody was idle while waiting for it.
+        self.tools.board.touch(&self.id);
+        self.told.running = true;
+        self.tools.board.post(&self.id, Passing::Running { boot });
+        self.report_running().await;
+    }
+
+    pub(super) fn tell_lost(&mut self) {
+        if std::mem::take(&mut self.told).running {
+            let message = "Another instance took the sandbox over.".to_owned();
+            self.tools.board.post(&self.id, Passing::LeaseLost { message });
+        }
+    }
+
+    pub(super) fn tell_left(&mut self, checkpoint_id: Option<CheckpointId>) {
+        self.told = super::sandbox::Told::default();
+        if self.why == Why::Idle {
+            self.refuse_until_asked();
+        }
+        self.tools.board.post(&self.id, Passing::Left { why: self.why, checkpoint_id });
+    }
+}
+
+/// A start that failed is not tried again until somebody asks.
+fn refused(reason: &str, error: runtime::Error) -> Failure {
+    match error {
+        runtime::Error::Refused { reason, message } => Failure::Refused { reason: reason.to_owned(), message },
+        error @ (runtime::Error::Failed { .. }
+        | runtime::Error::TimedOut { .. }
+        | runtime::Error::NoSpace { .. }
+        | runtime::Error::NotIn(_)) => Failure::Refused { reason: reason.to_owned(), message: error.to_string() },
+    }
+}

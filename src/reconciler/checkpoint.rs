@@ -1,0 +1,426 @@
+//! A checkpoint, as one transaction: until the one write that commits it the sandbox can always
+//! go on, and it does on any failure.
+//!
+//! ```text
+//!   pause ──▶ image ──▶ hash, upload, manifest ──▶ commit (and release) ──▶ tell ──▶ remove
+//!     └──────────┴───────────────┴── any failure: resume, tell, keep everything
+//! ```
+
+use std::{
+    path::{Path, PathBuf},
+    sync::{
+        OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use baton_protocol::{
+    id::{CheckpointId, SandboxId, hex},
+    lock::Head,
+    manifest::{self, Rootfs, Runsc},
+};
+
+use super::{
+    Tools,
+    act::{Done, Failure},
+    sandbox::Sandbox,
+};
+use crate::{
+    clock::SharedClock,
+    storage::{
+        board::{Board, Boot, Passing, Why},
+        files,
+        lease::{self, Released},
+        store,
+    },
+};
+
+/// What becomes of the sandbox once its image is on the local disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum After {
+    Paused,
+    Running,
+}
+
+impl Sandbox {
+    /// Commits a checkpoint and frees the lease, in one write.
+    pub(super) async fn checkpoint(&mut self) -> Done {
+        let why = self.why;
+        if why == Why::Waiter {
+            self.tools.board.post(&self.id, Passing::ReleaseRequested);
+        }
+        self.tools.board.post(&self.id, Passing::Checkpointing { why });
+        let head = match self.save_image(After::Paused).await {
+            Ok((head, _)) => head,
+            Err(failure) => return self.go_on(why, failure).await,
+        };
+        let checkpoint_id = head.checkpoint_id.clone();
+        match self.free(Some(head)).await? {
+            Released::Freed => {
+                self.tell_left(Some(checkpoint_id.clone()));
+                self.tools.lifecycle.remove(&self.id).await?;
+                self.report_checkpointed(&checkpoint_id).await;
+            }
+            Released::Lost => {
+                self.tools.lifecycle.remove(&self.id).await?;
+                self.tell_lost();
+            }
+        }
+        Ok(())
+    }
+
+    /// Frees the lease, sending again until it is settled: after the first try nothing may run
+    /// under this epoch any more, and what is uploaded stays.
+    pub(super) async fn free(&mut self, head: Option<Head>) -> Result<Released, Failure> {
+        let tools = self.tools.clone();
+        let ran = self.ran;
+        loop {
+            match self.lock_file()?.release(head.clone(), ran).await {
+                Ok(released) => {
+                    self.ran = false;
+                    return Ok(released);
+                }
+                // [14] There is nothing to free: the container stands still and is kept.
+                Err(lease::Error::Missing) => return Err(Failure::Look),
+                Err(error) => {
+                    tracing::warn!(sandbox = %self.id, %error, "the release is not settled yet");
+                    tools.clock.sleep(tools.clock.jittered(tools.times.retry)).await;
+                }
+            }
+        }
+    }
+
+    /// Leaves the tombstone, sending again until that is settled: nobody else would finish the purge.
+    pub(super) async fn bury(&mut self) -> Done {
+        let tools = self.tools.clone();
+        loop {
+            match self.lock_file()?.bury().await {
+                Ok(Released::Freed | Released::Lost) => return Ok(()),
+                Err(lease::Error::Missing) => return Err(Failure::Look),
+                Err(error) => {
+                    tracing::warn!(sandbox = %self.id, %error, "the purge is not settled yet");
+                    tools.clock.sleep(tools.clock.jittered(tools.times.retry)).await;
+                }
+            }
+        }
+    }
+
+    /// The sandbox is as it was; those who asked hear why.
+    async fn go_on(&mut self, why: Why, failure: Failure) -> Done {
+        let (reason, message) = match &failure {
+            Failure::Look => return Err(failure),
+            Failure::Passing(message) => ("CheckpointFailed".to_owned(), message.clone()),
+            Failure::Refused { reason, message } => (reason.clone(), message.clone()),
+        };
+        if let Err(error) = self.tools.lifecycle.resume(&self.id).await {
+            tracing::error!(sandbox = %self.id, %error, "it does not go on yet");
+        }
+        self.tools.board.post(&self.id, Passing::CheckpointFailed { why, reason, message });
+        Err(failure)
+    }
+
+    /// Everything before the commit: the image is stored. The head to commit, and how long the
+    /// sandbox stood still if it runs on.
+    pub(super) async fn save_image(&mut self, after: After) -> Result<(Head, Duration), Failure> {
+        let tools = self.tools.clone();
+        let id = self.id.clone();
+        let checkpoints = tools.checkpoints.clone().ok_or_else(not_configured)?;
+        let lock = self.lock_file()?.lock().cloned().ok_or(Failure::Look)?;
+        let marker = self.marker.ok_or(Failure::Look)?;
+        let seq = lock.head.as_ref().map_or(0, |head| head.seq) + 1;
+        let checkpoint_id = CheckpointId::new(&id, lock.epoch, seq, &tools.clock.nonce());
+        let facts = tools.lifecycle.facts();
+        let draft = manifest::Checkpoint {
+            version: manifest::VERSION,
+            checkpoint_id: checkpoint_id.clone(),
+            sandbox_id: id.clone(),
+            epoch: lock.epoch,
+            seq,
+            parent: lock.head.map(|head| head.checkpoint_id),
+            files: Vec::new(),
+            runsc: Runsc {
+                version: facts.runsc_version,
+                platform: facts.platform,
+                flags: facts.flags,
+                sha256: Some(facts.runsc_sha256),
+            },
+            cpu_features: facts.cpu_features,
+            oci_sha256: facts.oci_sha256,
+            agent_marker: hex(&marker),
+            created: tools.clock.timestamp(),
+            rootfs: Rootfs { digest: facts.rootfs_digest.clone(), base_digest: facts.rootfs_digest, archive: None },
+        };
+        let image = Staging::new(&tools, &checkpoint_id);
+        let work = async {
+            image.make().await?;
+            let began = tools.clock.now();
+            tools.lifecycle.pause(&id).await?;
+            tools.lifecycle.checkpoint(&id, image.path()).await?;
+            if after == After::Running {
+                tools.lifecycle.resume(&id).await?;
+            }
+            let paused = tools.clock.now() - began;
+            let progress = Steps::new(&tools.board, &id, "upload");
+            let tell = |done, total| progress.tell(done, total);
+            let head = checkpoints.store(image.path(), draft, &tell).await.map_err(stored)?;
+            Ok((head, paused))
+        };
+        // A wish for deletion cancels a checkpoint whose commit was not sent.
+        let cancelled = self.deletion();
+        let work = async {
+            tokio::select! {
+                biased;
+                stored = work => stored,
+                () = cancelled => Err(Failure::Look),
+            }
+        };
+        let head = self.under_lease(work).await;
+        image.wipe().await;
+        self.look_again();
+        head?
+    }
+
+    /// Starts from the committed head: only what verifies, and only with what it was made with.
+    pub(super) async fn restore(&mut self) -> Done {
+        let tools = self.tools.clone();
+        let id = self.id.clone();
+        let checkpoints = tools.checkpoints.clone().ok_or_else(not_configured)?;
+        let head = self.lock_file()?.lock().and_then(|lock| lock.head.clone()).ok_or(Failure::Look)?;
+        if !checkpoints.holds(&head) {
+            return Err(refusal("OtherStore", "The checkpoint lies in another bucket than this instance uses."));
+        }
+        let rolled_back = self.lock_file()?.before().behind;
+        let mut start = self.start()?;
+        let image = Staging::new(&tools, &head.checkpoint_id);
+        let deadlines = self.lock_file()?.deadline();
+        let booted = OnceLock::new();
+        let work = async {
+            let manifest = checkpoints.manifest(&head).await.map_err(fetched)?;
+            compatible(&manifest, &tools.lifecycle.facts())?;
+            start.marker = marker(&manifest.agent_marker)
+                .ok_or_else(|| refusal("Damaged", "The manifest of the checkpoint has no agent marker."))?;
+            let at = humantime::parse_rfc3339(&manifest.created).ok();
+            let age = at.and_then(|at| tools.clock.wall().duration_since(at).ok());
+            let age_ms = age.map_or(0, |age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX));
+            let boot = Boot::Restored { checkpoint_id: head.checkpoint_id.clone(), age_ms, rolled_back };
+            let _ = booted.set((start.marker, boot));
+            image.make().await?;
+            let progress = Steps::new(&tools.board, &id, "download");
+            let tell = |done, total| progress.tell(done, total);
+            checkpoints.fetch(&manifest, image.path(), &tell).await.map_err(fetched)?;
+            // The way here may have been long, and the lease was renewed on it.
+            start.deadline = (*deadlines.borrow()).ok_or(Failure::Look)?;
+            tools.lifecycle.restore(&id, &start, image.path()).await?;
+            Ok::<_, Failure>(())
+        };
+        let restored = self.under_lease(work).await;
+        image.wipe().await;
+        // Even if this was broken off the container may run, and then with this marker.
+        if let Some((marker, boot)) = booted.into_inner() {
+            (self.marker, self.boot) = (Some(marker), Some(boot));
+        }
+        restored?.map_err(|failure| match failure {
+            // A start that failed is not tried again until somebody asks.
+            Failure::Passing(message) => Failure::Refused { reason: "RestoreFailed".to_owned(), message },
+            failure @ (Failure::Look | Failure::Refused { .. }) => failure,
+        })?;
+        self.ran = true;
+        self.untidy = true;
+        if let Some(boot) = self.boot.take() {
+            self.tell_running(boot).await;
+        }
+        Ok(())
+    }
+}
+
+/// The first thing in which this instance differs from what the checkpoint was made with.
+fn compatible(manifest: &manifest::Checkpoint, here: &crate::runtime::Facts) -> Result<(), Failure> {
+    let missing: Vec<_> =
+        manifest.cpu_features.iter().filter(|feature| !here.cpu_features.contains(feature)).cloned().collect();
+    if manifest.version != manifest::VERSION {
+        Err(refusal("OtherVersion", "The checkpoint was written by a later version of this server."))
+    } else if manifest.runsc.version != here.runsc_version || manifest.runsc.platform != here.platform {
+        let message = format!(
+            "The checkpoint needs runsc {} on {}, this instance has {} on {}.",
+            manifest.runsc.version, manifest.runsc.platform, here.runsc_version, here.platform
+        );
+        Err(refusal("OtherRuntime", &message))
+    } else if !missing.is_empty() {
+        Err(refusal("OtherCpu", &format!("This machine's CPU lacks what the checkpoint uses: {}.", missing.join(" "))))
+    } else if manifest.rootfs.digest != here.rootfs_digest {
+        Err(refusal("OtherRootfs", "The checkpoint was made on another root file system than this instance has."))
+    } else if manifest.oci_sha256 != here.oci_sha256 {
+        Err(refusal("OtherSpec", "The checkpoint was made with another container layout than this instance uses."))
+    } else {
+        Ok(())
+    }
+}
+
+fn marker(text: &str) -> Option<[u8; 16]> {
+    let mut marker = [0; 16];
+    if text.len() != 32 {
+        return None;
+    }
+    for (at, byte) in marker.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(text.get(2 * at..2 * at + 2)?, 16).ok()?;
+    }
+    Some(marker)
+}
+
+fn refusal(reason: &str, message: &str) -> Failure {
+    Failure::Refused { reason: reason.to_owned(), message: message.to_owned() }
+}
+
+fn not_configured() -> Failure {
+    refusal("NotCheckpointable", crate::storage::records::CHECKPOINT_NOT_ENABLED)
+}
+
+fn stored(error: store::Error) -> Failure {
+    Failure::Passing(format!("The checkpoint could not be stored: {error}."))
+}
+
+fn fetched(error: store::Error) -> Failure {
+    match error {
+        store::Error::Damaged { .. } => refusal("Damaged", &format!("The checkpoint cannot be used: {error}.")),
+        store::Error::NotFound(_) => refusal("CheckpointMissing", &format!("The checkpoint is not there: {error}.")),
+        error @ (store::Error::Conflict(_)
+        | store::Error::RateLimited(_)
+        | store::Error::Unavailable { .. }
+        | store::Error::Denied { .. }
+        | store::Error::Other { .. }) => Failure::Passing(format!("The checkpoint could not be fetched: {error}.")),
+    }
+}
+
+/// Tells of a transfer now and then: often enough for a person, too rarely to crowd out phases.
+struct Steps<'a> {
+    board: &'a Board,
+    id: &'a SandboxId,
+    what: &'static str,
+    told: AtomicU64,
+}
+
+const STEP: u64 = 64 << 20;
+
+impl<'a> Steps<'a> {
+    fn new(board: &'a Board, id: &'a SandboxId, what: &'static str) -> Self {
+        Self { board, id, what, told: AtomicU64::new(0) }
+    }
+
+    fn tell(&self, done: u64, total: u64) {
+        if done / STEP > self.told.fetch_max(done / STEP, Ordering::Relaxed) {
+            self.board.post(self.id, Passing::Progress { what: self.what.to_owned(), done, total });
+        }
+    }
+}
+
+/// A directory for one image on its way; gone when the way is done.
+struct Staging {
+    path: PathBuf,
+    clock: SharedClock,
+}
+
+/// A local disk that does not answer for so long is given up.
+const STALL: Duration = Duration::from_secs(30);
+
+impl Staging {
+    fn new(tools: &Tools, id: &CheckpointId) -> Self {
+        Self { path: tools.staging.join(id.as_str()), clock: tools.clock.clone() }
+    }
+
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    async fn make(&self) -> Result<(), Failure> {
+        self.wipe().await;
+        let made = self.beside(|path| std::fs::create_dir_all(path)).await;
+        made.map_err(|error| Failure::Passing(format!("There is no place for the checkpoint's files: {error}.")))
+    }
+
+    async fn wipe(&self) {
+        match self.beside(|path| std::fs::remove_dir_all(path)).await {
+            Ok(()) | Err(store::Error::NotFound(_)) => {}
+            Err(error) => tracing::warn!(%error, "a staged image is left over"),
+        }
+    }
+
+    async fn beside(&self, work: fn(&Path) -> std::io::Result<()>) -> store::Result<()> {
+        let path = self.path.clone();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let key = name.clone();
+        files::beside(&self.clock, &name, STALL, &|_| {}, move |_| {
+            work(&path).map_err(|error| files::local_error(&key, &error))
+        })
+        .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::Facts;
+    use baton_protocol::id::Nonce;
+
+    fn facts() -> Facts {
+        Facts {
+            runsc_version: "one".to_owned(),
+            runsc_sha256: String::new(),
+            platform: "systrap".to_owned(),
+            flags: Vec::new(),
+            cpu_features: vec!["avx".to_owned(), "sse".to_owned()],
+            oci_sha256: "spec".to_owned(),
+            rootfs_digest: "root".to_owned(),
+        }
+    }
+
+    fn manifest() -> manifest::Checkpoint {
+        let sandbox_id = SandboxId::parse("sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab").unwrap();
+        manifest::Checkpoint {
+            version: manifest::VERSION,
+            checkpoint_id: CheckpointId::new(&sandbox_id, 1, 1, &Nonce::from_bits([1; 16])),
+            sandbox_id,
+            epoch: 1,
+            seq: 1,
+            parent: None,
+            files: Vec::new(),
+            runsc: Runsc { version: "one".to_owned(), platform: "systrap".to_owned(), flags: Vec::new(), sha256: None },
+            cpu_features: vec!["sse".to_owned()],
+            oci_sha256: "spec".to_owned(),
+            agent_marker: "0f".repeat(16),
+            created: String::new(),
+            rootfs: Rootfs { digest: "root".to_owned(), base_digest: "root".to_owned(), archive: None },
+        }
+    }
+
+    fn reason(manifest: &manifest::Checkpoint) -> Option<String> {
+        match compatible(manifest, &facts()) {
+            Ok(()) => None,
+            Err(Failure::Refused { reason, .. }) => Some(reason),
+            Err(failure) => panic!("{failure:?}"),
+        }
+    }
+
+    #[test]
+    fn each_difference_has_its_own_reason() {
+        assert_eq!(reason(&manifest()), None, "fewer CPU features than here are fine");
+        let with = |change: fn(&mut manifest::Checkpoint)| {
+            let mut other = manifest();
+            change(&mut other);
+            reason(&other)
+        };
+        assert_eq!(with(|m| m.version = 2).as_deref(), Some("OtherVersion"));
+        assert_eq!(with(|m| m.runsc.version = "two".to_owned()).as_deref(), Some("OtherRuntime"));
+        assert_eq!(with(|m| m.runsc.platform = "kvm".to_owned()).as_deref(), Some("OtherRuntime"));
+        assert_eq!(with(|m| m.cpu_features.push("amx".to_owned())).as_deref(), Some("OtherCpu"));
+        assert_eq!(with(|m| m.rootfs.digest = "other".to_owned()).as_deref(), Some("OtherRootfs"));
+        assert_eq!(with(|m| m.oci_sha256 = "other".to_owned()).as_deref(), Some("OtherSpec"));
+    }
+
+    #[test]
+    fn a_marker_is_thirty_two_hex_digits() {
+        assert_eq!(marker(&"0f".repeat(16)), Some([15; 16]));
+        assert_eq!(marker("0f"), None);
+        assert_eq!(marker(&"é".repeat(16)), None);
+    }
+}

@@ -1,0 +1,165 @@
+//! What one instance should bring about for one sandbox: a pure function, first match wins.
+
+use std::time::Duration;
+
+use baton_protocol::metadata::DesiredState;
+
+use super::plan::{Desired, Saved};
+use crate::storage::board::Why;
+
+/// All that the wish depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct Wish {
+    /// What the spec says.
+    pub spec: DesiredState,
+    /// The lock says that a purge has begun.
+    pub purging: bool,
+    /// We hold the lease.
+    pub held: bool,
+    /// Another instance waits, and its entry is fresh.
+    pub waited_for: bool,
+    /// The spec allows handoff.
+    pub movable: bool,
+    /// It lives in a store that others see.
+    pub persistent: bool,
+    pub drain: Drain,
+    pub idle: bool,
+    /// The idle end shall keep the state.
+    pub checkpoint_when_idle: bool,
+    /// `placement` names this instance.
+    pub placed_here: bool,
+    /// A session asked here, or the sweep just took it.
+    pub asked_here: bool,
+    pub saved: Saved,
+    /// The last try failed for good.
+    pub refused: bool,
+}
+
+/// Whether this instance is on its way out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Drain {
+    #[default]
+    No,
+    Draining,
+    /// The time for it is up.
+    Over,
+}
+
+/// What to bring about, and what to tell those who ask why it left.
+pub fn desired(wish: &Wish) -> (Desired, Why) {
+    if wish.spec == DesiredState::Deleted || wish.purging {
+        return (Desired::Deleted, Why::Deleted);
+    }
+    if wish.held && wish.movable && wish.waited_for {
+        return (Desired::HandedOff, Why::Waiter);
+    }
+    match (wish.drain, wish.persistent) {
+        (Drain::No, _) => {}
+        (Drain::Draining, true) => return (Desired::HandedOff, Why::Drain),
+        (Drain::Over, true) => return (Desired::Dropped, Why::Drain),
+        (Drain::Draining | Drain::Over, false) => return (Desired::Ended, Why::Drain),
+    }
+    // Nobody else can ever run it and nothing is left of it: only its record remains to be wiped.
+    if !wish.persistent && wish.refused && wish.saved != Saved::Checkpoint {
+        return (Desired::Ended, Why::Idle);
+    }
+    if wish.held && wish.idle {
+        let end = if wish.checkpoint_when_idle { Desired::Checkpointed } else { Desired::Ended };
+        return (end, Why::Idle);
+    }
+    match wish.spec {
+        DesiredState::HandedOff => (Desired::HandedOff, Why::HandedOff),
+        DesiredState::Checkpointed => (Desired::Checkpointed, Why::Checkpointed),
+        DesiredState::Running if wish.held || (wish.placed_here && wish.asked_here) => {
+            (Desired::Running, Why::HandedOff)
+        }
+        DesiredState::Running | DesiredState::Deleted => (Desired::HandedOff, Why::HandedOff),
+    }
+}
+
+/// How long until the sandbox counts as idle; zero means it does now, `None` that it never will as things stand.
+pub fn idle_in(timeout: Option<Duration>, since_active: Duration, running_execs: u32) -> Option<Duration> {
+    if running_execs > 0 {
+        return None;
+    }
+    Some(timeout?.saturating_sub(since_active))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SPECS: [DesiredState; 4] =
+        [DesiredState::Running, DesiredState::Checkpointed, DesiredState::HandedOff, DesiredState::Deleted];
+
+    fn all() -> impl Iterator<Item = Wish> {
+        SPECS.into_iter().flat_map(|spec| {
+            [Drain::No, Drain::Draining, Drain::Over].into_iter().flat_map(move |drain| {
+                [Saved::Nothing, Saved::Checkpoint, Saved::Lost].into_iter().flat_map(move |saved| {
+                    (0..1024u16).map(move |bits| {
+                        let bit = |n: u16| bits >> n & 1 == 1;
+                        Wish {
+                            spec,
+                            drain,
+                            saved,
+                            purging: bit(0),
+                            held: bit(1),
+                            waited_for: bit(2),
+                            movable: bit(3),
+                            persistent: bit(4),
+                            idle: bit(5),
+                            checkpoint_when_idle: bit(6),
+                            placed_here: bit(7),
+                            asked_here: bit(8),
+                            refused: bit(9),
+                        }
+                    })
+                })
+            })
+        })
+    }
+
+    #[test]
+    fn deletion_comes_before_everything_and_from_nothing_else() {
+        for wish in all() {
+            let asked = wish.spec == DesiredState::Deleted || wish.purging;
+            assert_eq!(desired(&wish).0 == Desired::Deleted, asked, "{wish:?}");
+        }
+    }
+
+    #[test]
+    fn a_fresh_waiter_moves_only_what_may_move_and_is_held() {
+        for wish in all().filter(|w| desired(w).1 == Why::Waiter) {
+            assert!(wish.held && wish.movable && wish.waited_for);
+        }
+    }
+
+    #[test]
+    fn nothing_starts_on_an_instance_that_drains() {
+        assert!(all().filter(|w| w.drain != Drain::No).all(|w| desired(&w).0 != Desired::Running));
+    }
+
+    #[test]
+    fn a_persistent_sandbox_ends_only_by_idling_without_a_checkpoint() {
+        for wish in all().filter(|w| w.persistent && desired(w).0 == Desired::Ended) {
+            assert!(wish.held && wish.idle && !wish.checkpoint_when_idle, "{wish:?}");
+        }
+    }
+
+    #[test]
+    fn running_needs_the_lease_or_somebody_who_asked_here() {
+        for wish in all().filter(|w| desired(w).0 == Desired::Running) {
+            assert!(wish.held || (wish.placed_here && wish.asked_here), "{wish:?}");
+            assert_eq!(wish.spec, DesiredState::Running);
+        }
+    }
+
+    #[test]
+    fn a_running_command_keeps_a_sandbox_from_being_idle() {
+        let minute = Some(Duration::from_secs(60));
+        assert_eq!(idle_in(minute, Duration::from_secs(90), 1), None);
+        assert_eq!(idle_in(minute, Duration::from_secs(90), 0), Some(Duration::ZERO));
+        assert_eq!(idle_in(minute, Duration::from_secs(20), 0), Some(Duration::from_secs(40)));
+        assert_eq!(idle_in(None, Duration::from_secs(20), 0), None);
+    }
+}

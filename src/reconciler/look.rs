@@ -1,0 +1,265 @@
+//! Looking: what storage, the container and the board say, as one value for wish and plan.
+
+use std::time::Duration;
+
+use baton_protocol::{
+    id::hex,
+    metadata::{DesiredState, Metadata, Phase, Spec, Status},
+};
+use sha2::{Digest, Sha256};
+
+use super::{
+    desired::{Wish, idle_in},
+    plan::{Observed, Saved, Standing},
+    sandbox::{LockRead, Sandbox},
+};
+use crate::{
+    runtime::{self, Container, Seen},
+    storage::{
+        lease::{self, LockFile},
+        records::{self, Looked, Place},
+        rules::Stand,
+    },
+};
+
+impl Sandbox {
+    /// Reads what is due: the metadata, the lock, and our own lease if it needs renewing.
+    pub(super) async fn look(&mut self) {
+        let now = self.tools.clock.now();
+        if now >= self.metadata_due {
+            self.metadata_due = now + self.tools.rhythm.metadata;
+            self.look_at_metadata().await;
+        }
+        let Some(lock) = &mut self.lock else { return };
+        let holds = matches!(lock.stand(), Some(Stand::Ours));
+        if holds && now >= lock.next_renewal() {
+            let renewed = lock.renew().await;
+            self.note(renewed);
+            self.extend().await;
+        } else if now >= self.lock_due || self.lock_read == LockRead::Never {
+            let read = lock.read().await;
+            self.note(read);
+        }
+        self.lock_due = self.tools.clock.now() + self.lock_rhythm();
+        // A waiter that shows no sign of life is passed over.
+        if let Some(lock) = self.lock.as_mut().filter(|lock| lock.is_waiting() && now >= self.beat_due) {
+            self.beat_due = now + self.tools.times.beat;
+            let beaten = lock.wait().await;
+            self.note(beaten);
+        }
+    }
+
+    pub(super) async fn look_at_metadata(&mut self) {
+        let known = self.found.as_ref().map(|found| (found.version.clone(), found.place));
+        let known = known.as_ref().map(|(version, place)| (version, *place));
+        match self.tools.records.look(&self.id, known).await {
+            Ok(Some(Looked::Unchanged)) => {}
+            Ok(Some(Looked::Found(found))) => {
+                self.spec_sha256 = spec_sha256(&found.metadata.spec);
+                if self.lock.is_none() {
+                    self.lock = self.tools.records.lock_file(&self.id, found.place, &self.tools.who).ok();
+                }
+                self.found = Some(*found);
+            }
+            Ok(None) if !self.is_held() => self.found = None,
+            // Deleting needs the wish `deleted`: an object that is merely gone is made anew.
+            Ok(None) => {
+                if let Some((record, place)) = self.remembered()
+                    && let Err(error) = self.tools.records.recreate(&record, place).await
+                {
+                    tracing::warn!(sandbox = %self.id, %error, "the metadata is gone and cannot be made anew");
+                }
+            }
+            Err(error @ (records::Error::InvalidSpec(_) | records::Error::OtherStore(_))) => {
+                tracing::warn!(sandbox = %self.id, %error, "the last good spec stays in force");
+            }
+            Err(error) => tracing::warn!(sandbox = %self.id, %error, "the metadata cannot be read"),
+        }
+    }
+
+    /// The metadata as we know it, with a status of our own: an older one is not ours to write.
+    fn remembered(&self) -> Option<(Metadata, Place)> {
+        let found = self.found.as_ref()?;
+        let status = Status {
+            phase: if self.told.running { Phase::Running } else { Phase::Pending },
+            instance: Some(self.tools.who.me.clone()),
+            epoch: self.lock.as_ref()?.held()?.epoch,
+            observed_spec_sha256: self.spec_sha256.clone(),
+            updated: self.tools.clock.timestamp(),
+            ..Status::default()
+        };
+        Some((Metadata { status, ..found.metadata.clone() }, found.place))
+    }
+
+    pub(super) fn note(&mut self, read: lease::Result<()>) {
+        self.lock_read = match read {
+            Ok(()) | Err(lease::Error::Changed) => LockRead::Good,
+            Err(lease::Error::Missing) => LockRead::Missing,
+            Err(error @ (lease::Error::Garbled(_) | lease::Error::Store(_))) => {
+                tracing::warn!(sandbox = %self.id, %error, "the lock cannot be read or written");
+                LockRead::Failed
+            }
+        };
+    }
+
+    /// Tells the guard until when the container may run.
+    pub(super) async fn extend(&self) {
+        let deadline = self.lock.as_ref().and_then(|lock| *lock.deadline().borrow());
+        let Some(deadline) = deadline else { return };
+        match self.tools.lifecycle.extend(&self.id, deadline).await {
+            Ok(()) | Err(runtime::Error::NotIn(_)) => {}
+            Err(error) => tracing::error!(sandbox = %self.id, %error, "the guard does not take the deadline"),
+        }
+    }
+
+    /// Everything wish and plan depend on; `None` when there is no such sandbox.
+    pub(super) fn observe(&mut self, seen: Seen) -> Option<(Wish, Observed)> {
+        let standing = self.standing();
+        if matches!(standing, Standing::Ours | Standing::Late)
+            && matches!(seen.container, Container::Running | Container::Paused | Container::Fenced)
+        {
+            // Also when the action that started it was broken off.
+            self.ran = true;
+        }
+        let now = self.tools.clock.now();
+        let busy = seen.running_execs > 0 || seen.container == Container::Fenced;
+        if busy || self.was_busy {
+            self.busy_at = now;
+        }
+        self.was_busy = busy;
+        let presence = self.tools.board.presence(&self.id);
+        let unattended = !presence.ever_attached && now - presence.known_since >= self.tools.rhythm.unattended;
+        let idle = self.is_idle(seen, unattended);
+        let Some(found) = &self.found else {
+            // Without a record only our own remains are left to remove.
+            return (seen.container != Container::Absent).then(|| self.nothing_known(seen));
+        };
+        let spec = &found.metadata.spec;
+        let lock = self.lock.as_ref().and_then(LockFile::lock);
+        let persistent = spec.enable_sandbox_checkpoint;
+        let saved = self.saved();
+        let refused = self
+            .refused
+            .as_ref()
+            .is_some_and(|(spec, asked)| *spec == self.spec_sha256 && *asked == self.tools.board.asked(&self.id));
+        let wish = Wish {
+            spec: spec.desired_state,
+            purging: lock.is_some_and(|lock| lock.purging),
+            held: matches!(standing, Standing::Ours | Standing::Late),
+            waited_for: self.lock.as_ref().is_some_and(LockFile::is_waited_for),
+            movable: spec.enable_sandbox_handoff,
+            persistent,
+            drain: *self.tools.drain.borrow(),
+            idle,
+            checkpoint_when_idle: spec.enable_idle_timeout_auto_checkpoint && persistent,
+            placed_here: spec.placement.as_ref() == Some(&self.tools.who.me),
+            asked_here: presence.attached,
+            saved,
+            refused,
+        };
+        let observed = Observed {
+            standing,
+            container: seen.container,
+            saved,
+            checkpointable: persistent,
+            may_wait: spec.enable_sandbox_handoff && lock.is_some_and(|lock| lock.lease.is_some()),
+            owed_checkpoint: self.owes_checkpoint(),
+            owed_snapshot: self.owes_snapshot(),
+            owed_rootfs: false,
+            waiting: self.lock.as_ref().is_some_and(LockFile::is_waiting),
+            refused,
+        };
+        Some((wish, observed))
+    }
+
+    pub(super) fn nothing_known(&self, seen: Seen) -> (Wish, Observed) {
+        let wish = Wish {
+            spec: DesiredState::HandedOff,
+            purging: false,
+            held: false,
+            waited_for: false,
+            movable: false,
+            persistent: true,
+            drain: *self.tools.drain.borrow(),
+            idle: false,
+            checkpoint_when_idle: false,
+            placed_here: false,
+            asked_here: false,
+            saved: Saved::Nothing,
+            refused: true,
+        };
+        let observed = Observed {
+            standing: Standing::Free,
+            container: seen.container,
+            saved: Saved::Nothing,
+            checkpointable: false,
+            may_wait: false,
+            owed_checkpoint: false,
+            owed_snapshot: false,
+            owed_rootfs: false,
+            waiting: false,
+            refused: true,
+        };
+        (wish, observed)
+    }
+
+    pub(super) fn standing(&self) -> Standing {
+        let stand = self.lock.as_ref().and_then(LockFile::stand);
+        match (self.lock_read, stand) {
+            (LockRead::Missing, _) => Standing::Missing,
+            (_, Some(Stand::Ours)) => Standing::Ours,
+            (_, Some(Stand::Late)) => Standing::Late,
+            (LockRead::Never | LockRead::Failed, _) | (LockRead::Good, None) => Standing::Unknown,
+            (LockRead::Good, Some(Stand::Free)) => Standing::Free,
+            // [9] A tombstone is nobody's to take.
+            (LockRead::Good, Some(Stand::Theirs | Stand::Purged)) => Standing::Theirs,
+        }
+    }
+
+    /// What there is to start from. Our own acquisition has set `ran`; what counts is whether it ran.
+    pub(super) fn saved(&self) -> Saved {
+        let Some(file) = &self.lock else { return Saved::Nothing };
+        let Some(lock) = file.lock() else { return Saved::Nothing };
+        let ran = if self.is_held() { self.ran || file.before().ran } else { lock.ran };
+        match (&lock.head, ran) {
+            (Some(_), _) => Saved::Checkpoint,
+            (None, true) => Saved::Lost,
+            (None, false) => Saved::Nothing,
+        }
+    }
+
+    pub(super) fn is_held(&self) -> bool {
+        matches!(self.standing(), Standing::Ours | Standing::Late)
+    }
+
+    pub(super) fn idle_in(&self, seen: Seen) -> Option<Duration> {
+        let spec = &self.found.as_ref()?.metadata.spec;
+        let active_at = self.tools.board.presence(&self.id).active_at.max(self.busy_at);
+        let timeout = spec.idle_timeout.map(Duration::from_secs);
+        idle_in(timeout, self.tools.clock.now() - active_at, seen.running_execs)
+    }
+
+    /// Nothing happened for the idle time. An end that has begun goes on, unless somebody comes.
+    pub(super) fn is_idle(&mut self, seen: Seen, unattended: bool) -> bool {
+        let asked = self.tools.board.asked(&self.id);
+        if seen.container == Container::Running {
+            let idle = unattended || self.idle_in(seen).is_some_and(|left| left.is_zero());
+            self.idle_under = idle.then_some(asked);
+        }
+        self.idle_under == Some(asked)
+    }
+
+    pub(super) fn lock_rhythm(&self) -> Duration {
+        let rhythm = &self.tools.rhythm;
+        let presence = self.tools.board.presence(&self.id);
+        let left_lately =
+            !presence.attached && presence.ever_attached && self.tools.clock.now() - presence.active_at < rhythm.soon;
+        let contends = !self.is_held();
+        if left_lately || contends { rhythm.lock_soon } else { rhythm.lock }
+    }
+}
+
+fn spec_sha256(spec: &Spec) -> String {
+    let bytes = serde_json::to_vec(spec).unwrap_or_default();
+    hex(&Sha256::digest(&bytes))
+}

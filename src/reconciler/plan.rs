@@ -1,0 +1,404 @@
+//! The plan: from what is wanted and what is so to the one next step. Reads nothing, changes nothing.
+//!
+//! ```text
+//!            asked to run                        asked to checkpoint / hand off
+//!   Free ──Acquire──▶ Ours ──Create|Restore──▶ Running ──Checkpoint──▶ Free, Stopped
+//!     ▲                                           │ ▲                       │Remove
+//!     │                               lease late  ▼ │ Renew, Resume         ▼
+//!     └──────Release|Purge── Absent ◀──Remove── Fenced                   Absent
+//! ```
+//!
+//! Rules that hold for every row; the tests check each of them on the whole state space:
+//!
+//! 1. Without the lease the only change we make is to remove our own copy.
+//! 2. One action per pass. The next pass looks again before it acts again.
+//! 3. Nothing is removed because something else is impossible.
+//! 4. A wish that was refused is not tried again until it changes.
+
+use crate::runtime::Container;
+
+/// What this instance should bring about for one sandbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Desired {
+    /// Run here.
+    Running,
+    /// Keep the state, run nowhere.
+    Checkpointed,
+    /// Somebody waits elsewhere, we were told to let go, or it is not for us.
+    HandedOff,
+    /// Idle for too long, and no checkpoint was wanted.
+    Ended,
+    /// This instance drains and its time is up: let go, keep what is stored.
+    Dropped,
+    /// Forget it, in storage too.
+    Deleted,
+}
+
+/// Everything the planner may know, read fresh at the top of each pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Observed {
+    pub standing: Standing,
+    pub container: Container,
+    pub saved: Saved,
+    /// The spec allows checkpoints.
+    pub checkpointable: bool,
+    /// The spec allows handoff, somebody holds the lease, and so a waiter is heard.
+    pub may_wait: bool,
+    /// A checkpoint of the running sandbox was asked for.
+    pub owed_checkpoint: bool,
+    /// A snapshot was asked for and does not exist yet.
+    pub owed_snapshot: bool,
+    /// The root file system is not on this instance yet.
+    pub owed_rootfs: bool,
+    /// We are named as waiter in the lock.
+    pub waiting: bool,
+    /// The last try at this very spec failed for good, and nobody asked since.
+    pub refused: bool,
+}
+
+/// How we stand to the lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Standing {
+    /// It could not be read. We keep what we have; the guard watches our deadline.
+    Unknown,
+    /// There is none, although there is metadata. Nobody may make one up.
+    Missing,
+    /// No lease, or another's that we have watched long enough; and no fresh waiter but us.
+    Free,
+    /// Another's lease, or another's turn to take it.
+    Theirs,
+    /// It carries our epoch, and our deadline has not passed.
+    Ours,
+    /// It carries our epoch as far as we know, but our deadline has passed.
+    Late,
+}
+
+/// What storage has of the sandbox's memory and files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Saved {
+    /// It never ran, so there is nothing to lose.
+    Nothing,
+    Checkpoint,
+    /// It ran, and left no checkpoint. Starting over silently would be a lie.
+    Lost,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Action {
+    /// Register as waiter.
+    Wait,
+    Withdraw,
+    Acquire,
+    /// Prove that the late lease is still ours.
+    Renew,
+    Extract,
+    Create,
+    Restore,
+    /// Say for good why this cannot run; it stays as it is.
+    Refuse,
+    /// Let the guard stop it.
+    Fence,
+    /// Let it go on, whoever stopped it.
+    Resume,
+    Snapshot,
+    /// Commit a checkpoint and go on running.
+    Save,
+    /// Commit a checkpoint and free the lease, in one write; the container stops.
+    Checkpoint,
+    Remove,
+    Release,
+    Purge,
+    /// Nothing to do until something changes.
+    Rest,
+}
+
+pub fn plan(desired: Desired, seen: &Observed) -> Action {
+    use {Action::*, Container as C, Desired as D, Standing::*};
+    match (seen.standing, seen.container, desired) {
+        (Unknown, _, _) => Rest,
+        (Missing | Late, C::Running | C::Paused, _) => Fence,
+        (Missing, C::Absent | C::Fenced, D::Running) if !seen.refused => Refuse,
+        (Missing, _, _) => Rest,
+        (Late, _, _) => Renew,
+
+        (Free | Theirs, C::Partial | C::Running | C::Paused | C::Fenced | C::Stopped, _) => Remove,
+        (Free | Theirs, C::Absent, D::Checkpointed | D::HandedOff | D::Ended | D::Dropped) if seen.waiting => Withdraw,
+        (Free | Theirs, C::Absent, D::Running) if seen.waiting && seen.refused => Withdraw,
+        (Theirs, C::Absent, D::Running) if seen.may_wait && !seen.waiting && !seen.refused => Wait,
+        (Theirs, C::Absent, _) => Rest,
+        (Free, C::Absent, D::Running) if seen.refused => Rest,
+        (Free, C::Absent, D::Running | D::Deleted) => Acquire,
+        (Free, C::Absent, D::Checkpointed | D::HandedOff | D::Ended | D::Dropped) => Rest,
+
+        (Ours, C::Partial | C::Stopped, _) => Remove,
+
+        (Ours, C::Absent, D::Running) if seen.refused => Release,
+        (Ours, C::Absent, D::Running) if seen.saved == Saved::Lost => Refuse,
+        (Ours, C::Absent, D::Running) if seen.owed_rootfs => Extract,
+        (Ours, C::Absent, D::Running) if seen.saved == Saved::Checkpoint => Restore,
+        (Ours, C::Absent, D::Running) => Create,
+        (Ours, C::Absent, D::Checkpointed | D::HandedOff | D::Dropped) => Release,
+        (Ours, C::Absent, D::Ended) if seen.saved == Saved::Checkpoint => Release,
+        (Ours, C::Absent, D::Ended | D::Deleted) => Purge,
+
+        (Ours, C::Running | C::Paused | C::Fenced, D::Ended | D::Dropped | D::Deleted) => Remove,
+        (Ours, C::Fenced, _) => Resume,
+        (Ours, C::Running | C::Paused, D::Checkpointed | D::HandedOff) if seen.checkpointable && !seen.refused => {
+            Checkpoint
+        }
+        (Ours, C::Paused, D::Running | D::Checkpointed | D::HandedOff) => Resume,
+        (Ours, C::Running, _) if seen.owed_snapshot => Snapshot,
+        (Ours, C::Running, _) if seen.owed_checkpoint && seen.checkpointable => Save,
+        (Ours, C::Running, D::Running | D::Checkpointed | D::HandedOff) => Rest,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DESIRED: [Desired; 6] = [
+        Desired::Running,
+        Desired::Checkpointed,
+        Desired::HandedOff,
+        Desired::Ended,
+        Desired::Dropped,
+        Desired::Deleted,
+    ];
+    const STANDINGS: [Standing; 6] =
+        [Standing::Unknown, Standing::Missing, Standing::Free, Standing::Theirs, Standing::Ours, Standing::Late];
+    const CONTAINERS: [Container; 6] = [
+        Container::Absent,
+        Container::Partial,
+        Container::Running,
+        Container::Paused,
+        Container::Fenced,
+        Container::Stopped,
+    ];
+    const SAVED: [Saved; 3] = [Saved::Nothing, Saved::Checkpoint, Saved::Lost];
+
+    /// Every state the planner can be shown.
+    fn all() -> impl Iterator<Item = (Desired, Observed)> {
+        DESIRED.into_iter().flat_map(|desired| {
+            STANDINGS.into_iter().flat_map(move |standing| {
+                CONTAINERS.into_iter().flat_map(move |container| {
+                    SAVED.into_iter().flat_map(move |saved| {
+                        (0..128u8).map(move |bits| {
+                            let bit = |n: u8| bits >> n & 1 == 1;
+                            let seen = Observed {
+                                standing,
+                                container,
+                                saved,
+                                checkpointable: bit(0),
+                                owed_checkpoint: bit(1),
+                                owed_snapshot: bit(2),
+                                owed_rootfs: bit(3),
+                                waiting: bit(4),
+                                refused: bit(5),
+                                may_wait: bit(6),
+                            };
+                            (desired, seen)
+                        })
+                    })
+                })
+            })
+        })
+    }
+
+    /// The world as it is after `action` succeeded. `None` once the record is gone.
+    fn after(action: Action, mut world: Observed) -> Option<Observed> {
+        match action {
+            Action::Wait => world.waiting = true,
+            Action::Withdraw => world.waiting = false,
+            Action::Acquire => (world.standing, world.waiting) = (Standing::Ours, false),
+            Action::Renew => world.standing = Standing::Ours,
+            Action::Release => world.standing = Standing::Free,
+            Action::Extract => world.owed_rootfs = false,
+            Action::Create | Action::Restore | Action::Resume => world.container = Container::Running,
+            Action::Refuse => world.refused = true,
+            Action::Fence => world.container = Container::Fenced,
+            Action::Snapshot => world.owed_snapshot = false,
+            Action::Save => (world.owed_checkpoint, world.saved) = (false, Saved::Checkpoint),
+            Action::Checkpoint => {
+                world.container = Container::Stopped;
+                world.saved = Saved::Checkpoint;
+                world.standing = Standing::Free;
+            }
+            Action::Remove => {
+                let had_run = !matches!(world.container, Container::Absent | Container::Partial);
+                if had_run && world.saved == Saved::Nothing {
+                    world.saved = Saved::Lost;
+                }
+                world.container = Container::Absent;
+            }
+            Action::Purge => return None,
+            Action::Rest => {}
+        }
+        Some(world)
+    }
+
+    /// Follows the plan until it rests; the actions taken and the last world.
+    fn settle(desired: Desired, start: Observed) -> (Vec<Action>, Option<Observed>) {
+        let (mut world, mut path) = (Some(start), vec![]);
+        while let Some(seen) = world {
+            let action = plan(desired, &seen);
+            if action == Action::Rest {
+                break;
+            }
+            path.push(action);
+            assert!(path.len() <= 8, "no rest: {desired:?} {start:?} {path:?}");
+            world = after(action, seen);
+        }
+        (path, world)
+    }
+
+    #[test]
+    fn without_the_lease_we_only_remove_our_own_copy() {
+        for (desired, seen) in all().filter(|(_, o)| matches!(o.standing, Standing::Free | Standing::Theirs)) {
+            let action = plan(desired, &seen);
+            assert!(
+                matches!(action, Action::Remove | Action::Acquire | Action::Wait | Action::Withdraw | Action::Rest),
+                "{desired:?} {seen:?} -> {action:?}"
+            );
+            if seen.standing == Standing::Theirs {
+                assert_ne!(action, Action::Acquire, "stole a held lease: {desired:?} {seen:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn not_knowing_or_being_late_destroys_nothing() {
+        let unsure = [Standing::Unknown, Standing::Late, Standing::Missing];
+        for (desired, seen) in all().filter(|(_, o)| unsure.contains(&o.standing)) {
+            let action = plan(desired, &seen);
+            assert!(matches!(action, Action::Rest | Action::Fence | Action::Renew | Action::Refuse));
+        }
+    }
+
+    #[test]
+    fn a_missing_lock_is_never_acquired_and_its_container_is_kept_fenced() {
+        for (desired, start) in all().filter(|(_, o)| o.standing == Standing::Missing) {
+            let (path, end) = settle(desired, start);
+            assert!(path.iter().all(|action| matches!(action, Action::Fence | Action::Refuse)));
+            let end = end.unwrap();
+            if matches!(start.container, Container::Running | Container::Paused) {
+                assert_eq!(end.container, Container::Fenced);
+            } else {
+                assert_eq!(end.container, start.container);
+            }
+        }
+    }
+
+    /// The contract `act` relies on: what must be true before each action is chosen.
+    #[test]
+    fn each_action_has_its_precondition() {
+        for (desired, o) in all() {
+            let ours = o.standing == Standing::Ours;
+            let absent = o.container == Container::Absent;
+            let live = o.container == Container::Running;
+            let action = plan(desired, &o);
+            let starts = ours && absent && desired == Desired::Running && !o.refused;
+            let holds = match action {
+                Action::Wait => {
+                    o.standing == Standing::Theirs
+                        && absent
+                        && desired == Desired::Running
+                        && !o.waiting
+                        && o.may_wait
+                        && !o.refused
+                }
+                Action::Withdraw => o.waiting && absent && (desired != Desired::Running || o.refused),
+                Action::Acquire => o.standing == Standing::Free && absent,
+                Action::Renew => o.standing == Standing::Late && !live,
+                Action::Fence => {
+                    matches!(o.standing, Standing::Late | Standing::Missing)
+                        && (live || o.container == Container::Paused)
+                }
+                Action::Resume => ours && matches!(o.container, Container::Paused | Container::Fenced),
+                Action::Extract => starts && o.owed_rootfs && o.saved != Saved::Lost,
+                Action::Create => starts && !o.owed_rootfs && o.saved == Saved::Nothing,
+                Action::Restore => starts && !o.owed_rootfs && o.saved == Saved::Checkpoint,
+                Action::Refuse => {
+                    (starts && o.saved == Saved::Lost)
+                        || (o.standing == Standing::Missing
+                            && (absent || o.container == Container::Fenced)
+                            && desired == Desired::Running)
+                }
+                Action::Snapshot => ours && live && o.owed_snapshot,
+                Action::Save => ours && live && o.owed_checkpoint && o.checkpointable,
+                Action::Checkpoint => {
+                    ours && o.checkpointable
+                        && matches!(o.container, Container::Running | Container::Paused)
+                        && matches!(desired, Desired::Checkpointed | Desired::HandedOff)
+                }
+                Action::Remove => !absent,
+                Action::Release => ours && absent,
+                Action::Purge => ours && absent && matches!(desired, Desired::Deleted | Desired::Ended),
+                Action::Rest => true,
+            };
+            assert!(holds, "{desired:?} {o:?} -> {action:?}");
+        }
+    }
+
+    #[test]
+    fn every_state_comes_to_rest() {
+        assert_eq!(all().count(), 82_944);
+        let longest = all().map(|(desired, start)| settle(desired, start).0.len()).max();
+        assert!(longest <= Some(6), "{longest:?}");
+    }
+
+    #[test]
+    fn rest_is_where_it_was_asked_to_be() {
+        let known = |o: &Observed| !matches!(o.standing, Standing::Unknown | Standing::Missing);
+        for (desired, seen) in all().filter(|(d, o)| known(o) && plan(*d, o) == Action::Rest) {
+            let running_here = seen.standing == Standing::Ours && seen.container == Container::Running;
+            let gone = seen.standing != Standing::Ours && seen.container == Container::Absent;
+            let stays = running_here && (!seen.checkpointable || seen.refused);
+            let ok = match desired {
+                Desired::Running => {
+                    running_here || (gone && (seen.waiting != seen.refused || !(seen.waiting || seen.may_wait)))
+                }
+                Desired::Checkpointed | Desired::HandedOff => (gone && !seen.waiting) || stays,
+                Desired::Ended | Desired::Dropped => gone && !seen.waiting,
+                Desired::Deleted => gone,
+            };
+            assert!(ok, "{desired:?} {seen:?}");
+        }
+    }
+
+    #[test]
+    fn only_an_end_or_a_deletion_loses_a_running_sandbox() {
+        for (desired, start) in all().filter(|(d, o)| {
+            matches!(d, Desired::Running | Desired::Checkpointed | Desired::HandedOff)
+                && matches!(o.standing, Standing::Ours | Standing::Late)
+                && matches!(o.container, Container::Running | Container::Paused | Container::Fenced)
+        }) {
+            let end = settle(desired, start).1.expect("never purged");
+            let kept = end.saved == Saved::Checkpoint || end.container == Container::Running;
+            assert!(kept, "{desired:?} {start:?} -> {end:?}");
+        }
+    }
+
+    #[test]
+    fn a_committed_checkpoint_is_purged_only_by_a_deletion() {
+        for (desired, start) in all().filter(|(d, o)| *d != Desired::Deleted && o.saved == Saved::Checkpoint) {
+            assert!(settle(desired, start).1.is_some(), "{desired:?} {start:?}");
+        }
+    }
+
+    #[test]
+    fn a_sandbox_that_nobody_may_wait_for_is_never_waited_for() {
+        assert!(all().all(|(d, o)| o.may_wait || plan(d, &o) != Action::Wait));
+    }
+
+    #[test]
+    fn a_refused_wish_is_not_tried_again() {
+        for (desired, start) in all().filter(|(_, o)| o.refused) {
+            let tried = settle(desired, start).0;
+            assert!(!tried.iter().any(|action| matches!(
+                action,
+                Action::Create | Action::Restore | Action::Extract | Action::Checkpoint | Action::Refuse | Action::Wait
+            )));
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! Requests under a nonce: done once, answered once, also when the answer is a no.
+
+use std::collections::BTreeMap;
+
+use baton_protocol::{
+    id::Nonce,
+    metadata::{Answer, Done as Fulfilled, Latest, Request},
+};
+
+use super::{
+    act::{Done, Failure},
+    checkpoint::After,
+    sandbox::Sandbox,
+};
+use crate::storage::layout;
+
+impl Sandbox {
+    /// A checkpoint of the running sandbox was asked for and not answered yet.
+    pub(super) fn owes_checkpoint(&self) -> bool {
+        self.unanswered(|request| matches!(request, Request::Checkpoint {})).next().is_some()
+    }
+
+    pub(super) fn owes_snapshot(&self) -> bool {
+        self.unanswered(|request| matches!(request, Request::Snapshot { .. })).next().is_some()
+    }
+
+    fn unanswered(&self, kind: fn(&Request) -> bool) -> impl Iterator<Item = Nonce> + '_ {
+        let metadata = self.found.as_ref().map(|found| &found.metadata);
+        metadata.into_iter().flat_map(move |metadata| {
+            let open = metadata
+                .spec
+                .requests
+                .iter()
+                .filter(move |(nonce, request)| kind(request) && !metadata.status.answers.contains_key(*nonce));
+            open.map(|(nonce, _)| nonce.clone())
+        })
+    }
+
+    /// Commits a checkpoint and goes on running; one checkpoint answers all who asked for one.
+    pub(super) async fn save(&mut self) -> Done {
+        let nonces: Vec<_> = self.unanswered(|request| matches!(request, Request::Checkpoint {})).collect();
+        let (head, paused) = match self.save_image(After::Running).await {
+            Ok(saved) => saved,
+            Err(Failure::Look) => return Err(Failure::Look),
+            Err(Failure::Passing(message)) => return self.answer_no(nonces, "CheckpointFailed", &message).await,
+            Err(Failure::Refused { reason, message }) => return self.answer_no(nonces, &reason, &message).await,
+        };
+        let latest = Latest { bucket: head.bucket.clone(), path: layout::checkpoint_prefix(&head.checkpoint_id) };
+        let fulfilled = Fulfilled {
+            checkpoint_id: Some(head.checkpoint_id.clone()),
+            paused_ms: u64::try_from(paused.as_millis()).ok(),
+            ..Fulfilled::default()
+        };
+        self.lock_file()?.commit(head).await?;
+        self.untidy = true;
+        self.answer(nonces, &Answer::Ok(fulfilled), Some(&latest)).await
+    }
+
+    /// This server makes no snapshots: a no is an answer too.
+    pub(super) async fn snapshot(&mut self) -> Done {
+        let nonces = self.unanswered(|request| matches!(request, Request::Snapshot { .. })).collect();
+        self.answer_no(nonces, "NotSupported", "Filesystem snapshot is not enabled on the server.").await
+    }
+
+    /// A container that could not be paused or saved must go on before anything else.
+    async fn answer_no(&mut self, nonces: Vec<Nonce>, reason: &str, message: &str) -> Done {
+        if let Err(error) = self.tools.lifecycle.resume(&self.id).await {
+            tracing::debug!(sandbox = %self.id, %error, "there was nothing to resume");
+        }
+        let answer = Answer::Error { reason: reason.to_owned(), message: message.to_owned() };
+        self.answer(nonces, &answer, None).await
+    }
+
+    async fn answer(&mut self, nonces: Vec<Nonce>, answer: &Answer, latest: Option<&Latest>) -> Done {
+        let epoch = self.lock_file()?.lock().map_or(0, |lock| lock.epoch);
+        let open = self.found.as_ref().map(|found| found.metadata.spec.requests.clone()).unwrap_or_default();
+        self.tools
+            .records
+            .report(&self.id, epoch, &|status, copy| {
+                // Answers whose request is gone were heard.
+                let heard: BTreeMap<_, _> = std::mem::take(&mut status.answers);
+                status.answers = heard.into_iter().filter(|(nonce, _)| open.contains_key(nonce)).collect();
+                status.answers.extend(nonces.iter().map(|nonce| (nonce.clone(), answer.clone())));
+                if let Some(latest) = latest {
+                    *copy = Some(latest.clone());
+                }
+            })
+            .await?;
+        self.look_again();
+        Ok(())
+    }
+
+    /// Erases checkpoints that neither the head nor the one before it names. Those of our own epoch
+    /// stay: one of them may be on its way.
+    pub(super) async fn tidy(&mut self) -> Done {
+        self.untidy = false;
+        let Some(checkpoints) = self.tools.checkpoints.clone() else { return Ok(()) };
+        self.lock_file()?.renew().await?;
+        self.extend().await;
+        let lock = self.lock_file()?.lock().cloned().ok_or(Failure::Look)?;
+        let named: Vec<_> =
+            [&lock.head, &lock.prev_head].into_iter().flatten().map(|head| head.checkpoint_id.clone()).collect();
+        let id = self.id.clone();
+        let erased = self
+            .under_lease(async {
+                for old in checkpoints.list(&id).await? {
+                    if old.epoch() < lock.epoch && !named.contains(&old) && !checkpoints.is_pinned(&old).await? {
+                        checkpoints.erase(&old).await?;
+                    }
+                }
+                Ok::<_, crate::storage::store::Error>(())
+            })
+            .await?;
+        if let Err(error) = erased {
+            tracing::warn!(sandbox = %self.id, %error, "old checkpoints are left for the next time");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,293 @@
+//! One sandbox on this instance: look, plan, act, report, look again, until nothing of it is here.
+
+use std::{sync::Arc, time::Duration};
+
+use baton_protocol::{
+    frame::Marker,
+    id::{Nonce, SandboxId},
+    metadata::DesiredState,
+};
+
+use super::{
+    Bell, Tools,
+    act::Failure,
+    desired::desired,
+    plan::{Action, Desired, Observed, Standing, plan},
+};
+use crate::{
+    clock::Moment,
+    runtime::{Container, Seen},
+    storage::{
+        board::{Boot, Passing, Why},
+        lease::LockFile,
+        records::Found,
+        rules::Stand,
+    },
+};
+
+#[derive(Debug)]
+pub(super) struct Sandbox {
+    pub(super) id: SandboxId,
+    pub(super) tools: Arc<Tools>,
+    pub(super) bell: Arc<Bell>,
+    /// The last good metadata.
+    pub(super) found: Option<Found>,
+    pub(super) spec_sha256: String,
+    pub(super) lock: Option<LockFile>,
+    pub(super) lock_read: LockRead,
+    pub(super) metadata_due: Moment,
+    pub(super) lock_due: Moment,
+    /// What ends partial frames on the way to the agent; for the sandbox's whole life.
+    pub(super) marker: Option<Marker>,
+    /// There may be checkpoints that nothing names any more.
+    pub(super) untidy: bool,
+    /// It ran here under the lease we hold.
+    pub(super) ran: bool,
+    /// How a start that nobody has been told of came about.
+    pub(super) boot: Option<Boot>,
+    /// The spec and the number of sessions under which a wish failed for good.
+    pub(super) refused: Option<(String, u64)>,
+    /// How many sessions had come when it began to end for being idle.
+    pub(super) idle_under: Option<u64>,
+    /// When a command was last seen to run.
+    pub(super) busy_at: Moment,
+    pub(super) was_busy: bool,
+    pub(super) told: Told,
+    pub(super) why: Why,
+    backoff: Option<Backoff>,
+    pub(super) beat_due: Moment,
+    pub(super) contention: Option<Contention>,
+}
+
+/// What sessions have been told, so that nothing is told twice or out of order.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Told {
+    pub(super) acquiring: bool,
+    pub(super) running: bool,
+    pub(super) fenced: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LockRead {
+    Never,
+    Good,
+    Failed,
+    Missing,
+}
+
+/// Since when we want what another has, and the lease as it was then.
+#[derive(Clone, Debug)]
+pub(super) struct Contention {
+    pub(super) since: Moment,
+    pub(super) lease: Option<Nonce>,
+}
+
+/// An action that failed in passing is not tried again before its time.
+#[derive(Clone, Copy, Debug)]
+struct Backoff {
+    action: Action,
+    until: Moment,
+    delay: Duration,
+}
+
+/// No loop turns faster without an event.
+const SHORTEST_REST: Duration = Duration::from_millis(5);
+/// Before an action that met a changed world is tried on what was read since.
+const LOOK_DELAY: Duration = Duration::from_millis(5);
+const FIRST_DELAY: Duration = Duration::from_secs(1);
+const LONGEST_DELAY: Duration = Duration::from_secs(60);
+
+impl Sandbox {
+    pub(super) fn new(id: SandboxId, tools: Arc<Tools>, bell: Arc<Bell>) -> Self {
+        let now = tools.clock.now();
+        Self {
+            id,
+            tools,
+            bell,
+            found: None,
+            spec_sha256: String::new(),
+            lock: None,
+            lock_read: LockRead::Never,
+            metadata_due: now,
+            lock_due: now,
+            marker: None,
+            untidy: false,
+            ran: false,
+            boot: None,
+            refused: None,
+            idle_under: None,
+            busy_at: now,
+            was_busy: false,
+            told: Told::default(),
+            why: Why::HandedOff,
+            backoff: None,
+            beat_due: now,
+            contention: None,
+        }
+    }
+
+    pub(super) async fn run(mut self) {
+        loop {
+            self.look().await;
+            let seen = *self.tools.lifecycle.watch(&self.id).borrow();
+            self.tell_fence(seen.container);
+            let Some((wish, observed)) = self.observe(seen) else { break };
+            self.tell_started(&observed).await;
+            self.tools.board.hold(&self.id, wish.held || seen.container != Container::Absent);
+            let (desired, why) = desired(&wish);
+            self.why = why;
+            if let Some(refusal) = self.turned_away(desired, &wish, &observed) {
+                self.settle(Action::Wait, Err(refusal)).await;
+                continue;
+            }
+            let action = plan(desired, &observed);
+            if action == Action::Rest || self.must_wait(action) {
+                if self.is_finished(&observed, desired) {
+                    break;
+                }
+                if self.untidy && observed.standing == Standing::Ours {
+                    let tidied = self.tidy().await;
+                    self.settle(Action::Rest, tidied).await;
+                    continue;
+                }
+                self.rest(seen).await;
+                continue;
+            }
+            tracing::debug!(sandbox = %self.id, ?desired, ?observed, ?action, "plan");
+            let outcome = self.act(action, desired, &observed).await;
+            self.settle(action, outcome).await;
+        }
+        // A purge whose last answer was lost ends here.
+        if self.told.running {
+            self.tell_left(None);
+        }
+        self.tools.board.hold(&self.id, false);
+        self.tools.board.forget(&self.id);
+    }
+
+    /// Ends when the sandbox is wanted deleted. Watches by itself, while an action is under way.
+    pub(super) fn deletion(&self) -> impl Future<Output = ()> + Send + 'static {
+        let (tools, id, bell) = (self.tools.clone(), self.id.clone(), self.bell.clone());
+        async move {
+            loop {
+                tokio::select! {
+                    biased;
+                    () = bell.heard() => {}
+                    () = tools.clock.sleep(tools.rhythm.metadata) => {}
+                }
+                if let Ok(Some(metadata)) = tools.records.find(&id).await
+                    && metadata.spec.desired_state == DesiredState::Deleted
+                {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Nothing that was read counts any more.
+    pub(super) fn look_again(&mut self) {
+        let now = self.tools.clock.now();
+        (self.metadata_due, self.lock_due) = (now, now);
+    }
+
+    /// Nothing of it is here and nobody here wants it.
+    fn is_finished(&self, observed: &Observed, desired: Desired) -> bool {
+        let purged = self.lock.as_ref().and_then(LockFile::stand) == Some(Stand::Purged);
+        let away = matches!(observed.standing, Standing::Free | Standing::Theirs | Standing::Missing);
+        let asked = self.tools.board.presence(&self.id).attached && desired == Desired::Running && !observed.refused;
+        observed.container == Container::Absent && !observed.waiting && (purged || (away && !asked))
+    }
+
+    /// Waits until something may have changed.
+    async fn rest(&mut self, seen: Seen) {
+        let tools = self.tools.clone();
+        let clock = &tools.clock;
+        let now = clock.now();
+        let mut until = self.metadata_due.min(self.lock_due);
+        if let Some(lock) = self.lock.as_ref().filter(|_| self.standing() == Standing::Ours) {
+            until = until.min(lock.next_renewal());
+        }
+        if let Some(backoff) = &self.backoff {
+            until = until.min(backoff.until.max(now));
+        }
+        if let Some(left) = self.idle_in(seen).filter(|_| seen.container == Container::Running) {
+            until = until.min(now + left);
+        }
+        let mut container = tools.lifecycle.watch(&self.id);
+        if *container.borrow_and_update() != seen {
+            return;
+        }
+        let mut drain = tools.drain.clone();
+        drain.mark_unchanged();
+        let place = self.found.as_ref().map(|found| found.place);
+        let stored = async {
+            match place {
+                Some(place) => tools.records.changed(&self.id, place).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = self.bell.heard() => (self.metadata_due, self.lock_due) = (now, now),
+            () = stored => (self.metadata_due, self.lock_due) = (now, now),
+            _ = container.changed() => {}
+            _ = drain.changed() => {}
+            () = clock.sleep_until(until.max(now + SHORTEST_REST)) => {}
+        }
+    }
+
+    fn must_wait(&self, action: Action) -> bool {
+        self.backoff.is_some_and(|backoff| backoff.action == action && self.tools.clock.now() < backoff.until)
+    }
+
+    /// What follows from how an action went.
+    async fn settle(&mut self, action: Action, outcome: Result<(), Failure>) {
+        match outcome {
+            Ok(()) => {
+                self.backoff = None;
+                return;
+            }
+            Err(Failure::Look) => {
+                self.back_off(action, LOOK_DELAY, LONGEST_DELAY);
+            }
+            Err(Failure::Passing(message)) => {
+                // What stands still for want of a renewal is not made to wait longer than that takes.
+                let renews = matches!(action, Action::Renew | Action::Resume);
+                let longest = if renews { self.tools.times.retry } else { LONGEST_DELAY };
+                let again_in = self.back_off(action, FIRST_DELAY.min(longest), longest);
+                tracing::warn!(sandbox = %self.id, ?action, message, ?again_in, "an action failed");
+            }
+            Err(Failure::Refused { reason, message }) => {
+                tracing::warn!(sandbox = %self.id, ?action, reason, message, "a wish was refused");
+                self.refuse_until_asked();
+                self.told.running = false;
+                // The status is the holder's to write.
+                if self.is_held() {
+                    self.report_failed(&reason, &message).await;
+                }
+                self.tools.board.post(&self.id, Passing::Failed { reason, message });
+            }
+        }
+        self.lock_due = self.tools.clock.now();
+    }
+
+    /// The same action waits from now on, twice as long each time.
+    fn back_off(&mut self, action: Action, first: Duration, longest: Duration) -> Duration {
+        let delay = match self.backoff {
+            Some(backoff) if backoff.action == action => (backoff.delay * 2).clamp(first, longest),
+            Some(_) | None => first,
+        };
+        let until = self.tools.clock.now() + self.tools.clock.jittered(delay);
+        self.backoff = Some(Backoff { action, until, delay });
+        delay
+    }
+
+    /// This spec is not tried again until it changes or a session comes.
+    pub(super) fn refuse_until_asked(&mut self) {
+        self.refused = Some((self.spec_sha256.clone(), self.tools.board.asked(&self.id)));
+    }
+
+    pub(super) fn spec_sha256(&self) -> &str {
+        &self.spec_sha256
+    }
+}

@@ -1,0 +1,255 @@
+//! The channel to the agent of one container: two pipes, one task each, frames in between.
+//!
+//! ```text
+//!   Link (API) ──allowed frames──▶ writer ──stdin──▶ agent
+//!   Link (API) ◀──bounded queue─── reader ◀─stdout── agent     reader ──▶ News (runtime)
+//! ```
+//!
+//! The agent is not trusted: what it sends is bounded, and a broken frame ends the container.
+//! A link that is full stops the reader, and so the agent. That also holds back answers to
+//! the runtime; it may, because the API grants the agent no more credit than it has room for,
+//! and the runtime waits for answers only while no link is open or with a time limit.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use baton_protocol::{
+    agent::{self, MAX_EXECS},
+    frame::{Frame, Kind, MAX_PAYLOAD, Marker},
+    id::hex,
+};
+use serde::Serialize;
+use tokio::{
+    process::{ChildStdin, ChildStdout},
+    sync::{mpsc, watch},
+};
+use tokio_util::task::TaskTracker;
+
+use super::{Error, Link, Result, Start, reader::Reader, writer::Writer};
+use crate::clock::SharedClock;
+
+/// How many frames wait in a link on either side.
+pub const LINK_FRAMES: usize = 32;
+/// Sequence numbers of the runtime's own pings begin here; the API's stay below.
+pub const OWN: u64 = 1 << 63;
+/// How long a resync waits before it is repeated.
+const RESYNC: Duration = Duration::from_secs(1);
+
+/// What the agent has told the runtime.
+#[derive(Debug, Default)]
+pub struct News {
+    /// Its frame version, from `Hello`.
+    pub version: Option<u8>,
+    pub pong: u64,
+    /// The nonce of the resync it has answered.
+    pub resynced: Option<[u8; 16]>,
+    pub running: BTreeSet<u32>,
+    /// It speaks no more, or nonsense, and why.
+    pub broken: Option<&'static str>,
+}
+
+impl News {
+    /// Takes the agent's own list of what runs.
+    pub fn learn(&mut self, state: &agent::State) {
+        let running = state.execs.iter().filter(|exec| exec.exit.is_none());
+        self.running = running.map(|exec| exec.exec).take(MAX_EXECS).collect();
+    }
+}
+
+/// What the runtime tells the writer.
+#[derive(Debug)]
+pub enum Control {
+    Bytes(Vec<u8>),
+    Link(mpsc::Receiver<Frame>),
+    /// The container has ended.
+    End,
+}
+
+#[derive(Debug)]
+pub struct Channel {
+    clock: SharedClock,
+    control: mpsc::UnboundedSender<Control>,
+    link: Arc<watch::Sender<Option<mpsc::Sender<Frame>>>>,
+    gate: watch::Sender<bool>,
+    hunt: watch::Sender<Option<[u8; 16]>>,
+    news: watch::Receiver<News>,
+    pings: std::sync::atomic::AtomicU64,
+}
+
+impl Channel {
+    /// Its tasks end with the pipes, or when the channel is dropped.
+    pub fn start(
+        stdin: ChildStdin,
+        stdout: ChildStdout,
+        clock: SharedClock,
+        detach_grace: Duration,
+        tasks: &TaskTracker,
+    ) -> Self {
+        let (control, orders) = mpsc::unbounded_channel();
+        let (news, heard) = watch::channel(News::default());
+        let (gate, gated) = watch::channel(true);
+        let (hunt, hunted) = watch::channel(None);
+        let link = Arc::new(watch::channel(None).0);
+        let reader = Reader::new(stdout, link.subscribe(), hunted, news);
+        let writer = Writer::new(stdin, orders, gated, link.clone(), clock.clone(), detach_grace);
+        tasks.spawn(reader.run());
+        tasks.spawn(writer.run());
+        Self { clock, control, link, gate, hunt, news: heard, pings: 0.into() }
+    }
+
+    pub fn news(&self) -> watch::Receiver<News> {
+        self.news.clone()
+    }
+
+    /// Opens the one link; an earlier one closes. `None` when the channel has ended.
+    pub fn open(&self) -> Option<Link> {
+        let (to_agent, frames) = mpsc::channel(LINK_FRAMES);
+        let (output, from_agent) = mpsc::channel(LINK_FRAMES);
+        // In this order: a writer that ends now either closes this output or refuses these frames.
+        self.link.send_replace(Some(output));
+        if self.control.send(Control::Link(frames)).is_err() {
+            self.link.send_replace(None);
+            return None;
+        }
+        Some(Link { to_agent, from_agent })
+    }
+
+    /// Closes the link, for good.
+    pub fn close(&self) {
+        let _ = self.control.send(Control::End);
+    }
+
+    /// Closed, frames of the API wait.
+    pub fn set_gate(&self, open: bool) {
+        self.gate.send_replace(open);
+    }
+
+    /// The agent becomes the agent of one sandbox. Done when it has answered.
+    pub async fn assign(&self, start: &Start, limit: Duration) -> Result<()> {
+        let assign = agent::Assign {
+            marker_inverted: hex(&start.marker.map(|byte| !byte)),
+            env: start.env.clone(),
+            cwd: start.cwd.clone(),
+            hostname: None,
+        };
+        self.send(&with_json(Kind::Assign, &assign)?);
+        let ping = self.ping();
+        self.heard("create", limit, |news| news.version.is_some() && news.pong >= ping).await
+    }
+
+    /// Begins anew after a restore. Repeated with a fresh nonce until the agent answers.
+    pub async fn resync(&self, start: &Start, limit: Duration) -> Result<()> {
+        let until = self.clock.now() + limit;
+        loop {
+            let nonce = self.clock.bits();
+            self.hunt.send_replace(Some(nonce));
+            self.send_bytes(resync_bytes(&start.marker, &nonce)?);
+            let wait = RESYNC.min(until - self.clock.now());
+            match self.heard("restore", wait, |news| news.resynced == Some(nonce)).await {
+                Err(Error::TimedOut { .. }) if self.clock.now() < until => {}
+                Err(Error::TimedOut { what, .. }) => return Err(Error::TimedOut { what, after: limit }),
+                ended => {
+                    ended?;
+                    break;
+                }
+            }
+        }
+        self.send(&with_json(Kind::Restored, &agent::Restored { env: start.env.clone() })?);
+        self.ping();
+        Ok(())
+    }
+
+    /// Writes a frame: an agent that was stopped or restored wakes only then.
+    pub fn ping(&self) -> u64 {
+        let ping = OWN + 1 + self.pings.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        self.send(&Frame::new(Kind::Ping).sequence(ping));
+        ping
+    }
+
+    /// Waits until the agent has answered a ping.
+    pub async fn ponged(&self, ping: u64, limit: Duration) -> Result<()> {
+        self.heard("resume", limit, |news| news.pong >= ping).await
+    }
+
+    async fn heard(&self, what: &'static str, limit: Duration, is_so: impl Fn(&News) -> bool) -> Result<()> {
+        let mut news = self.news.clone();
+        let told = self.clock.timeout(limit, news.wait_for(|news| news.broken.is_some() || is_so(news))).await;
+        match told {
+            Ok(Ok(news)) => match news.broken {
+                None => Ok(()),
+                Some(why) => Err(Error::Failed { what, why: why.to_owned() }),
+            },
+            Ok(Err(_)) => Err(Error::Failed { what, why: "the agent has ended".to_owned() }),
+            Err(elapsed) => Err(Error::TimedOut { what, after: elapsed.0 }),
+        }
+    }
+
+    fn send(&self, frame: &Frame) {
+        let mut bytes = Vec::new();
+        frame.encode(&mut bytes);
+        self.send_bytes(bytes);
+    }
+
+    fn send_bytes(&self, bytes: Vec<u8>) {
+        // The writer is gone only when the container is; its end is told elsewhere.
+        let _ = self.control.send(Control::Bytes(bytes));
+    }
+}
+
+/// What may come from the API. Everything else is the runtime's own to say.
+pub fn is_allowed(frame: &Frame) -> bool {
+    let kind = matches!(
+        frame.kind,
+        Kind::Exec
+            | Kind::Stdin
+            | Kind::StdinEof
+            | Kind::Ack
+            | Kind::Credit
+            | Kind::Replay
+            | Kind::Signal
+            | Kind::Resize
+            | Kind::List
+    ) || (frame.kind == Kind::Ping && frame.sequence < OWN);
+    kind && frame.payload.len() <= MAX_PAYLOAD
+}
+
+fn with_json(kind: Kind, payload: &impl Serialize) -> Result<Frame> {
+    let refused = |message: String| Error::Refused { reason: "TooLarge", message };
+    let payload = serde_json::to_vec(payload).map_err(|error| refused(error.to_string()))?;
+    if payload.len() > MAX_PAYLOAD {
+        return Err(refused("the environment of the sandbox is too large".to_owned()));
+    }
+    Ok(Frame::new(kind).payload(payload))
+}
+
+fn resync_bytes(marker: &Marker, nonce: &[u8; 16]) -> Result<Vec<u8>> {
+    let mut bytes = [*marker, *marker].concat();
+    with_json(Kind::Resync, &agent::Resync { nonce: hex(nonce) })?.encode(&mut bytes);
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_runtime_assigns_resyncs_and_attaches() {
+        let refused: Vec<_> = Kind::ALL.into_iter().filter(|kind| !is_allowed(&Frame::new(*kind))).collect();
+        let own = [Kind::Assign, Kind::Attached, Kind::Detached, Kind::Resync, Kind::Restored, Kind::Forked];
+        assert_eq!(refused.iter().filter(|kind| !kind.is_from_agent()).copied().collect::<Vec<_>>(), own);
+        assert!(Kind::ALL.into_iter().filter(|kind| kind.is_from_agent()).all(|kind| refused.contains(&kind)));
+    }
+
+    #[test]
+    fn what_would_not_fit_into_a_frame_is_not_allowed() {
+        assert!(!is_allowed(&Frame::new(Kind::Stdin).payload(vec![0; MAX_PAYLOAD + 1])));
+        assert!(!is_allowed(&Frame::new(Kind::Ping).sequence(OWN)));
+    }
+
+    #[test]
+    fn a_resync_never_carries_marker_or_nonce_as_they_are() {
+        let (marker, nonce) = ([7; 16], [9; 16]);
+        let bytes = resync_bytes(&marker, &nonce).unwrap();
+        assert_eq!(bytes[..32], [7; 32]);
+        assert!(!bytes[32..].windows(16).any(|window| window == marker || window == nonce));
+    }
+}

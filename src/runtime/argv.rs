@@ -1,0 +1,98 @@
+//! Every command line of runsc. Pure.
+
+use std::{ffi::OsString, path::Path};
+
+pub const PLATFORM: &str = "systrap";
+
+/// The flags a checkpoint depends on: it restores only where they are the same.
+pub const FLAGS: [&str; 4] = ["--platform=systrap", "--network=none", "--ignore-cgroups", "--overlay2=root:dir"];
+
+/// One thing asked of runsc.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb<'a> {
+    Run { bundle: &'a Path },
+    Restore { bundle: &'a Path, image: &'a Path },
+    Pause,
+    Resume,
+    Checkpoint { image: &'a Path },
+    Tar { archive: &'a Path },
+    Delete,
+}
+
+impl Verb<'_> {
+    /// For people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Verb::Run { .. } => "create",
+            Verb::Restore { .. } => "restore",
+            Verb::Pause => "pause",
+            Verb::Resume => "resume",
+            Verb::Checkpoint { .. } => "checkpoint",
+            Verb::Tar { .. } => "snapshot",
+            Verb::Delete => "remove",
+        }
+    }
+}
+
+/// The arguments after `runsc`.
+pub fn line(root: &Path, overlay: &Path, log: &Path, verb: Verb<'_>, container: &str) -> Vec<OsString> {
+    let mut overlay2 = OsString::from("--overlay2=root:dir=");
+    overlay2.push(overlay);
+    let mut line: Vec<OsString> = vec!["--root".into(), root.into()];
+    line.extend(["--platform=systrap", "--network=none", "--ignore-cgroups"].map(OsString::from));
+    line.extend([overlay2, "--log".into(), log.into(), "--log-format=json".into()]);
+    let mut add = |words: &[&str]| line.extend(words.iter().map(OsString::from));
+    match verb {
+        Verb::Run { .. } => add(&["run", "--bundle"]),
+        Verb::Restore { .. } => add(&["restore", "--bundle"]),
+        Verb::Pause => add(&["pause"]),
+        Verb::Resume => add(&["resume"]),
+        Verb::Checkpoint { .. } => add(&["checkpoint", "--leave-running", "--compression=none", "--image-path"]),
+        Verb::Tar { .. } => add(&["tar", "rootfs-upper", "--file"]),
+        Verb::Delete => add(&["delete", "--force"]),
+    }
+    match verb {
+        Verb::Run { bundle } => line.push(bundle.into()),
+        Verb::Restore { bundle, image } => line.extend([bundle.into(), "--image-path".into(), image.into()]),
+        Verb::Checkpoint { image } => line.push(image.into()),
+        Verb::Tar { archive } => line.push(archive.into()),
+        Verb::Pause | Verb::Resume | Verb::Delete => {}
+    }
+    line.push(container.into());
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(verb: Verb<'_>) -> String {
+        let words = line(Path::new("/s/runsc"), Path::new("/s/overlay"), Path::new("/s/log"), verb, "c1");
+        words.iter().map(|word| word.to_str().unwrap()).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn every_command_line_begins_with_the_same_flags_and_ends_with_the_container() {
+        let global = "--root /s/runsc --platform=systrap --network=none --ignore-cgroups \
+                      --overlay2=root:dir=/s/overlay --log /s/log --log-format=json";
+        let (bundle, image) = (Path::new("/s/b"), Path::new("/s/i"));
+        for (verb, expected) in [
+            (Verb::Run { bundle }, "run --bundle /s/b c1"),
+            (Verb::Restore { bundle, image }, "restore --bundle /s/b --image-path /s/i c1"),
+            (Verb::Pause, "pause c1"),
+            (Verb::Resume, "resume c1"),
+            (Verb::Checkpoint { image }, "checkpoint --leave-running --compression=none --image-path /s/i c1"),
+            (Verb::Tar { archive: image }, "tar rootfs-upper --file /s/i c1"),
+            (Verb::Delete, "delete --force c1"),
+        ] {
+            assert_eq!(text(verb), format!("{global} {expected}"));
+        }
+    }
+
+    #[test]
+    fn nothing_is_ever_detached() {
+        let bundle = Path::new("/s/b");
+        assert!(!text(Verb::Run { bundle }).contains("detach"));
+        assert!(!text(Verb::Restore { bundle, image: bundle }).contains("detach"));
+    }
+}

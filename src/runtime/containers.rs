@@ -1,0 +1,223 @@
+//! The real containers: what is here of each sandbox, and the two traits over it.
+//!
+//! Every action runs to its end in a task of its own, also when its caller has gone, and
+//! only one at a time per sandbox. A fence waits for nobody.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    future::Future,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use async_trait::async_trait;
+use baton_protocol::id::SandboxId;
+use tokio::sync::watch;
+use tokio_util::task::TaskTracker;
+
+use super::{
+    Container, Error, Execs, Facts, Lifecycle, Link, Result, Seen, Start, guard_link::GuardLink, life, live::Live,
+    opening, runsc::Runsc, settings::Settings,
+};
+use crate::clock::{Moment, SharedClock};
+
+/// Everything an action needs.
+#[derive(Debug)]
+pub(super) struct Tools {
+    pub settings: Arc<Settings>,
+    pub clock: SharedClock,
+    pub runsc: Runsc,
+    pub guard: GuardLink,
+    pub tasks: TaskTracker,
+}
+
+/// The place of one sandbox.
+#[derive(Debug)]
+pub(super) struct Slot {
+    pub id: SandboxId,
+    pub seen: watch::Sender<Seen>,
+    turn: tokio::sync::Mutex<()>,
+    /// The container's name for runsc, from the first thing made for it to the last one wiped.
+    pub name: Mutex<Option<String>>,
+    pub live: Mutex<Option<Arc<Live>>>,
+}
+
+impl Slot {
+    fn new(id: SandboxId) -> Self {
+        let (seen, _) = watch::channel(Seen::NOTHING);
+        Self { id, seen, turn: tokio::sync::Mutex::default(), name: Mutex::default(), live: Mutex::default() }
+    }
+
+    pub fn live(&self) -> Option<Arc<Live>> {
+        lock(&self.live).clone()
+    }
+
+    pub fn show(&self, container: Container) {
+        self.seen.send_modify(|seen| *seen = Seen { container, running_execs: 0 });
+    }
+}
+
+/// runsc starts in another directory than its caller.
+fn absolute(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).map_err(|error| Error::Failed { what: "naming a file", why: error.to_string() })
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// With so many places, those that nobody needs are cleared away before a new one is made.
+const MANY: usize = 128;
+
+/// Nothing of it is here and nobody looks at it.
+fn is_forgettable(slot: &Arc<Slot>) -> bool {
+    Arc::strong_count(slot) == 1 && slot.seen.receiver_count() == 0 && lock(&slot.name).is_none()
+}
+
+/// The containers of this instance. They end with the process.
+#[derive(Debug)]
+pub struct Containers {
+    tools: Arc<Tools>,
+    facts: Facts,
+    slots: Mutex<BTreeMap<SandboxId, Arc<Slot>>>,
+    /// Held as long as we are here: one server per state directory.
+    _state_dir: File,
+}
+
+impl Containers {
+    /// Takes the state directory, wipes what a predecessor left there, looks at runsc and
+    /// starts the guard. `clock` must be the machine's: the guard reads the same one.
+    pub async fn open(settings: Settings, clock: SharedClock) -> Result<Self> {
+        let (settings, state_dir) = opening::take(settings).await?;
+        let (runsc, facts) = opening::probe(&settings, &clock).await?;
+        let tasks = TaskTracker::new();
+        let guard = GuardLink::start(settings.clone(), clock.clone(), &tasks);
+        let guard = guard.map_err(|error| Error::Failed { what: "guard", why: error.to_string() })?;
+        let tools = Arc::new(Tools { settings, clock, runsc, guard, tasks });
+        Ok(Self { tools, facts, slots: Mutex::default(), _state_dir: state_dir })
+    }
+
+    /// Removes every container and mount. What cannot be removed dies with the process, or is
+    /// wiped at the next start.
+    pub async fn close(&self) {
+        for id in self.here() {
+            if let Err(error) = self.remove(&id).await {
+                tracing::warn!(sandbox = %id, %error, "a container could not be removed");
+            }
+        }
+        opening::give_back(self.tools.settings.clone()).await;
+    }
+
+    fn slot(&self, id: &SandboxId) -> Arc<Slot> {
+        let mut slots = lock(&self.slots);
+        if slots.len() >= MANY && !slots.contains_key(id) {
+            slots.retain(|_, slot| !is_forgettable(slot));
+        }
+        slots.entry(id.clone()).or_insert_with(|| Arc::new(Slot::new(id.clone()))).clone()
+    }
+
+    fn known(&self, id: &SandboxId) -> Option<Arc<Slot>> {
+        lock(&self.slots).get(id).cloned()
+    }
+
+    /// Runs an action when it is its turn, and to its end whatever becomes of the caller.
+    async fn act<F>(&self, id: &SandboxId, action: impl FnOnce(Arc<Tools>, Arc<Slot>) -> F) -> Result<()>
+    where
+        F: Future<Output = Result<()>> + Send + 'static,
+    {
+        let slot = self.slot(id);
+        let action = action(self.tools.clone(), slot.clone());
+        let task = self.tools.tasks.spawn(async move {
+            let _turn = slot.turn.lock().await;
+            action.await
+        });
+        task.await.unwrap_or_else(|error| Err(Error::Failed { what: "an action", why: error.to_string() }))
+    }
+
+    fn forget(&self, id: &SandboxId) {
+        let mut slots = lock(&self.slots);
+        if slots.get(id).is_some_and(is_forgettable) {
+            slots.remove(id);
+        }
+    }
+}
+
+impl Drop for Containers {
+    /// Without [`close`](Self::close) first, the containers at least do not outlive their owner.
+    fn drop(&mut self) {
+        for slot in lock(&self.slots).values() {
+            if let Some(live) = slot.live() {
+                live.doomed.cancel();
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl Lifecycle for Containers {
+    fn watch(&self, id: &SandboxId) -> watch::Receiver<Seen> {
+        self.slot(id).seen.subscribe()
+    }
+
+    fn here(&self) -> Vec<SandboxId> {
+        let slots = lock(&self.slots);
+        slots.values().filter(|slot| lock(&slot.name).is_some()).map(|slot| slot.id.clone()).collect()
+    }
+
+    fn facts(&self) -> Facts {
+        self.facts.clone()
+    }
+
+    async fn create(&self, id: &SandboxId, start: &Start) -> Result<()> {
+        let start = start.clone();
+        self.act(id, |tools, slot| async move { life::start(&tools, &slot, &start, None).await }).await
+    }
+
+    async fn restore(&self, id: &SandboxId, start: &Start, image: &Path) -> Result<()> {
+        let (start, image) = (start.clone(), absolute(image)?);
+        self.act(id, |tools, slot| async move { life::start(&tools, &slot, &start, Some(&image)).await }).await
+    }
+
+    async fn pause(&self, id: &SandboxId) -> Result<()> {
+        self.act(id, |tools, slot| async move { life::pause(&tools, &slot).await }).await
+    }
+
+    async fn resume(&self, id: &SandboxId) -> Result<()> {
+        self.act(id, |tools, slot| async move { life::resume(&tools, &slot).await }).await
+    }
+
+    async fn checkpoint(&self, id: &SandboxId, image: &Path) -> Result<()> {
+        let image = absolute(image)?;
+        self.act(id, |tools, slot| async move { life::checkpoint(&tools, &slot, &image).await }).await
+    }
+
+    async fn snapshot(&self, id: &SandboxId, archive: &Path) -> Result<()> {
+        let archive = absolute(archive)?;
+        self.act(id, |tools, slot| async move { life::snapshot(&tools, &slot, &archive).await }).await
+    }
+
+    async fn remove(&self, id: &SandboxId) -> Result<()> {
+        let removed = self.act(id, |tools, slot| async move { life::remove(&tools, &slot).await }).await;
+        self.forget(id);
+        removed
+    }
+
+    async fn extend(&self, id: &SandboxId, deadline: Moment) -> Result<()> {
+        let live = self.known(id).and_then(|slot| slot.live()).ok_or(Error::NotIn("here"))?;
+        live.extend(&self.tools, deadline);
+        Ok(())
+    }
+
+    async fn fence(&self, id: &SandboxId) -> Result<()> {
+        let live = self.known(id).and_then(|slot| slot.live()).ok_or(Error::NotIn("here"))?;
+        self.tools.guard.fence(&live.name, live.fence.clone()).await.map(drop)
+    }
+}
+
+impl Execs for Containers {
+    fn open(&self, id: &SandboxId) -> Option<Link> {
+        let live = self.known(id)?.live()?;
+        if live.has_ended() { None } else { live.channel.open() }
+    }
+}

@@ -1,0 +1,303 @@
+//! A runtime without containers: the two traits over simulated sandboxes, with faults on demand.
+//!
+//! It knows only the clock it is given, so a paused one makes it deterministic, and a
+//! sandbox costs one task. Its sandboxes answer with the frames of the real agent
+//! ([`machine`] says which commands they know), are fenced at their deadline, and their
+//! checkpoints are files that another fake restores.
+
+pub mod machine;
+mod output;
+mod sandbox;
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use baton_protocol::id::{SandboxId, hex};
+use machine::Machine;
+use sandbox::{Order, Orders, Sandbox};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{Container, Error, Execs, Facts, IMAGE_FILES, Lifecycle, Link, Result, Seen, Start, agent::LINK_FRAMES};
+use crate::clock::{Moment, SharedClock};
+
+/// What an action meets the next time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// It fails and leaves everything as it was.
+    Fail,
+    /// It fails for good.
+    Refuse,
+    NoSpace,
+    /// It hangs until its timeout ends it.
+    Hang,
+    /// It succeeds, later.
+    Delay(Duration),
+}
+
+/// How long an action that hangs takes to be given up.
+pub const GIVEN_UP_AFTER: Duration = Duration::from_secs(60);
+
+#[derive(Debug)]
+struct Slot {
+    seen: Arc<watch::Sender<Seen>>,
+    turn: Arc<tokio::sync::Mutex<()>>,
+    orders: Option<Orders>,
+}
+
+#[derive(Debug)]
+pub struct FakeContainers {
+    clock: SharedClock,
+    facts: Facts,
+    detach_grace: Duration,
+    slots: Mutex<BTreeMap<SandboxId, Slot>>,
+    faults: Mutex<BTreeMap<&'static str, VecDeque<Fault>>>,
+    tasks: TaskTracker,
+    ended: CancellationToken,
+}
+
+impl FakeContainers {
+    pub fn new(clock: SharedClock) -> Self {
+        let text = |text: &str| text.to_owned();
+        let facts = Facts {
+            runsc_version: text("fake-1"),
+            runsc_sha256: text("fake"),
+            platform: text("fake"),
+            flags: Vec::new(),
+            cpu_features: vec![text("fpu")],
+            oci_sha256: text("fake"),
+            rootfs_digest: text("fake"),
+        };
+        Self {
+            clock,
+            facts,
+            detach_grace: Duration::from_secs(60),
+            slots: Mutex::default(),
+            faults: Mutex::default(),
+            tasks: TaskTracker::new(),
+            ended: CancellationToken::new(),
+        }
+    }
+
+    pub fn with_facts(mut self, facts: Facts) -> Self {
+        self.facts = facts;
+        self
+    }
+
+    pub fn with_detach_grace(mut self, detach_grace: Duration) -> Self {
+        self.detach_grace = detach_grace;
+        self
+    }
+
+    /// The next time `action` (`create`, `restore`, `pause`, `resume`, `checkpoint`, `snapshot`,
+    /// `remove`, `fence`) is asked for it meets this. Several are met one after the other.
+    pub fn inject(&self, action: &'static str, fault: Fault) {
+        lock(&self.faults).entry(action).or_default().push_back(fault);
+    }
+
+    /// The container ends by itself, as when its agent crashes.
+    pub fn end(&self, id: &SandboxId) {
+        if let Some(orders) = lock(&self.slots).get(id).and_then(|slot| slot.orders.clone()) {
+            let _ = orders.send(Order::End);
+        }
+    }
+
+    /// The instance dies: every sandbox is gone at once and nothing answers any more.
+    pub fn kill(&self) {
+        self.ended.cancel();
+    }
+
+    async fn meet(&self, action: &'static str) -> Result<()> {
+        let fault = lock(&self.faults).get_mut(action).and_then(VecDeque::pop_front);
+        match fault {
+            None => Ok(()),
+            Some(Fault::Fail) => Err(Error::Failed { what: action, why: "a fault was injected".to_owned() }),
+            Some(Fault::Refuse) => {
+                Err(Error::Refused { reason: "Injected", message: "a fault was injected".to_owned() })
+            }
+            Some(Fault::NoSpace) => Err(Error::NoSpace { what: action }),
+            Some(Fault::Hang) => {
+                self.clock.sleep(GIVEN_UP_AFTER).await;
+                Err(Error::TimedOut { what: action, after: GIVEN_UP_AFTER })
+            }
+            Some(Fault::Delay(span)) => {
+                self.clock.sleep(span).await;
+                Ok(())
+            }
+        }
+    }
+
+    fn with_slot<T>(&self, id: &SandboxId, look: impl FnOnce(&mut Slot) -> T) -> T {
+        let mut slots = lock(&self.slots);
+        look(slots.entry(id.clone()).or_insert_with(|| Slot {
+            seen: Arc::new(watch::channel(Seen::NOTHING).0),
+            turn: Arc::default(),
+            orders: None,
+        }))
+    }
+
+    async fn turn(&self, id: &SandboxId) -> tokio::sync::OwnedMutexGuard<()> {
+        let turn = self.with_slot(id, |slot| slot.turn.clone());
+        turn.lock_owned().await
+    }
+
+    fn start(&self, id: &SandboxId, machine: Machine, deadline: Moment) {
+        self.with_slot(id, |slot| {
+            let (orders, queue) = mpsc::unbounded_channel();
+            let sandbox = Sandbox::new(machine, deadline, self.clock.clone(), slot.seen.clone(), self.detach_grace);
+            let run = sandbox.run(queue);
+            let ended = self.ended.clone();
+            slot.orders = Some(orders);
+            self.tasks.spawn(async move {
+                tokio::select! {
+                    biased;
+                    () = ended.cancelled() => {}
+                    () = run => {}
+                }
+            });
+        });
+    }
+
+    /// Has the sandbox's task do something, if there is one.
+    async fn order<T>(&self, id: &SandboxId, order: impl FnOnce(oneshot::Sender<Result<T>>) -> Order) -> Result<T> {
+        let orders = self.with_slot(id, |slot| slot.orders.clone()).ok_or(Error::NotIn("here"))?;
+        let (answer, answered) = oneshot::channel();
+        orders.send(order(answer)).map_err(|_| Error::NotIn("here"))?;
+        answered.await.map_err(|_| Error::NotIn("here"))?
+    }
+
+    fn is_absent(&self, id: &SandboxId) -> Result<()> {
+        match self.with_slot(id, |slot| slot.seen.borrow().container) {
+            Container::Absent => Ok(()),
+            Container::Partial | Container::Running | Container::Paused | Container::Fenced | Container::Stopped => {
+                Err(Error::NotIn("absent"))
+            }
+        }
+    }
+}
+
+impl Drop for FakeContainers {
+    fn drop(&mut self) {
+        self.ended.cancel();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn failed(what: &'static str, why: impl ToString) -> Error {
+    Error::Failed { what, why: why.to_string() }
+}
+
+#[async_trait]
+impl Lifecycle for FakeContainers {
+    fn watch(&self, id: &SandboxId) -> watch::Receiver<Seen> {
+        self.with_slot(id, |slot| slot.seen.subscribe())
+    }
+
+    fn here(&self) -> Vec<SandboxId> {
+        let slots = lock(&self.slots);
+        let here = slots.iter().filter(|(_, slot)| slot.seen.borrow().container != Container::Absent);
+        here.map(|(id, _)| id.clone()).collect()
+    }
+
+    fn facts(&self) -> Facts {
+        self.facts.clone()
+    }
+
+    async fn create(&self, id: &SandboxId, start: &Start) -> Result<()> {
+        let _turn = self.turn(id).await;
+        self.is_absent(id)?;
+        self.meet("create").await?;
+        self.start(id, Machine::new(start), start.deadline);
+        self.order(id, Order::Look).await
+    }
+
+    async fn restore(&self, id: &SandboxId, start: &Start, image: &Path) -> Result<()> {
+        let _turn = self.turn(id).await;
+        self.is_absent(id)?;
+        self.meet("restore").await?;
+        let saved = std::fs::read(image.join(IMAGE_FILES[0])).map_err(|error| failed("restore", error))?;
+        let machine: Machine = serde_json::from_slice(&saved).map_err(|error| failed("restore", error))?;
+        if machine.marker != hex(&start.marker) {
+            return Err(Error::TimedOut { what: "restore", after: GIVEN_UP_AFTER });
+        }
+        self.start(id, machine.restored(), start.deadline);
+        self.order(id, Order::Look).await
+    }
+
+    async fn pause(&self, id: &SandboxId) -> Result<()> {
+        let _turn = self.turn(id).await;
+        self.meet("pause").await?;
+        self.order(id, Order::Pause).await
+    }
+
+    async fn resume(&self, id: &SandboxId) -> Result<()> {
+        let _turn = self.turn(id).await;
+        self.meet("resume").await?;
+        self.order(id, Order::Resume).await
+    }
+
+    async fn checkpoint(&self, id: &SandboxId, image: &Path) -> Result<()> {
+        let _turn = self.turn(id).await;
+        self.meet("checkpoint").await?;
+        let saved = self.order(id, Order::Save).await?;
+        let write = || {
+            std::fs::create_dir_all(image)?;
+            IMAGE_FILES
+                .iter()
+                .zip([&saved[..], b"meta", b"pages"])
+                .try_for_each(|(name, bytes)| std::fs::write(image.join(name), bytes))
+        };
+        write().map_err(|error: std::io::Error| failed("checkpoint", error))
+    }
+
+    async fn snapshot(&self, id: &SandboxId, archive: &Path) -> Result<()> {
+        let _turn = self.turn(id).await;
+        self.meet("snapshot").await?;
+        self.order(id, Order::Look).await?;
+        // An empty archive: two blocks of zeros.
+        std::fs::write(archive, [0; 1024]).map_err(|error| failed("snapshot", error))
+    }
+
+    async fn remove(&self, id: &SandboxId) -> Result<()> {
+        let _turn = self.turn(id).await;
+        self.meet("remove").await?;
+        if let Some(orders) = self.with_slot(id, |slot| slot.orders.take()) {
+            let _ = orders.send(Order::End);
+            // Its task drops the queue with its last word.
+            orders.closed().await;
+        }
+        self.with_slot(id, |slot| slot.seen.send_replace(Seen::NOTHING));
+        let mut slots = lock(&self.slots);
+        if slots.get(id).is_some_and(|slot| slot.seen.receiver_count() == 0 && Arc::strong_count(&slot.turn) <= 2) {
+            slots.remove(id);
+        }
+        Ok(())
+    }
+
+    async fn extend(&self, id: &SandboxId, deadline: Moment) -> Result<()> {
+        self.order(id, |answer| Order::Extend(deadline, answer)).await
+    }
+
+    async fn fence(&self, id: &SandboxId) -> Result<()> {
+        self.meet("fence").await?;
+        self.order(id, Order::Fence).await
+    }
+}
+
+impl Execs for FakeContainers {
+    fn open(&self, id: &SandboxId) -> Option<Link> {
+        let orders = lock(&self.slots).get(id)?.orders.clone()?;
+        let (to_agent, frames) = mpsc::channel(LINK_FRAMES);
+        let (output, from_agent) = mpsc::channel(LINK_FRAMES);
+        orders.send(Order::Link(frames, output)).ok()?;
+        Some(Link { to_agent, from_agent })
+    }
+}

@@ -1,0 +1,330 @@
+//! The server's side of the guard: starts it, tells it what to watch, hears what it did.
+//!
+//! The guard is the one child that must outlive the server: it has no death signal and its
+//! own process group, and ends when its stdin does. If it dies, nobody would stop a
+//! container in time: so everything is stopped at once, then a new guard takes over.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    path::{Path, PathBuf},
+    process::Stdio,
+    sync::Arc,
+    time::Duration,
+};
+
+use rustix::process::Signal;
+use tokio::{
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines},
+    process::{Child, ChildStdin, ChildStdout, Command},
+    sync::{mpsc, oneshot, watch},
+};
+use tokio_util::task::TaskTracker;
+
+use super::{Error, Result, settings::Settings};
+use crate::{
+    clock::{Moment, SharedClock},
+    guard::{
+        process::{self, Process},
+        wire::{Order, Report, Told},
+    },
+};
+
+/// What the guard did to a container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fence {
+    /// Nothing.
+    Running,
+    Fenced,
+    Killed,
+}
+
+/// An order of an action, and where its answer goes.
+#[derive(Debug)]
+struct Wish {
+    order: Order,
+    answered: Option<oneshot::Sender<watch::Receiver<Fence>>>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    state_file: PathBuf,
+    deadline: Duration,
+    synced: bool,
+    fence: watch::Sender<Fence>,
+    /// Who waits for `armed` or `disarmed`.
+    answered: Option<oneshot::Sender<watch::Receiver<Fence>>>,
+}
+
+#[derive(Clone, Debug)]
+pub struct GuardLink {
+    wishes: mpsc::UnboundedSender<Wish>,
+    clock: SharedClock,
+    settings: Arc<Settings>,
+}
+
+/// How long an answer of the guard may take; it is one line through two pipes.
+const ANSWER: Duration = Duration::from_secs(5);
+
+impl GuardLink {
+    /// Starts the guard. It ends when the last link is dropped.
+    pub fn start(settings: Arc<Settings>, clock: SharedClock, tasks: &TaskTracker) -> io::Result<Self> {
+        let (wishes, queue) = mpsc::unbounded_channel();
+        let first = start(&settings)?;
+        let keeper = Keeper { settings: settings.clone(), clock: clock.clone(), queue, entries: BTreeMap::new() };
+        tasks.spawn(keeper.keep(first));
+        Ok(Self { wishes, clock, settings })
+    }
+
+    /// Has a container watched before it starts.
+    pub async fn arm(&self, container: &str, state_file: PathBuf, deadline: Moment) -> Result<watch::Receiver<Fence>> {
+        let (container, confirm) = (container.to_owned(), self.settings.confirm);
+        self.ask(Order::Arm { container, deadline: deadline.0, confirm, state_file }).await
+    }
+
+    pub async fn disarm(&self, container: &str) -> Result<()> {
+        self.ask(Order::Disarm { container: container.to_owned() }).await.map(drop)
+    }
+
+    pub fn extend(&self, container: &str, deadline: Moment) {
+        self.tell(Order::Extend { container: container.to_owned(), deadline: deadline.0 }, None);
+    }
+
+    pub fn synced(&self, container: &str) {
+        self.tell(Order::Synced { container: container.to_owned() }, None);
+    }
+
+    /// Done when the container stands or is dead.
+    pub async fn fence(&self, container: &str, mut fence: watch::Receiver<Fence>) -> Result<Fence> {
+        self.tell(Order::Fence { container: container.to_owned() }, None);
+        let limit = self.settings.confirm + ANSWER;
+        let told = self.clock.timeout(limit, fence.wait_for(|fence| *fence != Fence::Running)).await;
+        match told {
+            Ok(Ok(told)) => Ok(*told),
+            Ok(Err(_)) => Err(Error::NotIn("guarded")),
+            Err(elapsed) => Err(Error::TimedOut { what: "fence", after: elapsed.0 }),
+        }
+    }
+
+    /// Lets a fenced container go on until `deadline`.
+    pub async fn resume(&self, container: &str, deadline: Moment, mut fence: watch::Receiver<Fence>) -> Result<()> {
+        self.tell(Order::Resume { container: container.to_owned(), deadline: deadline.0 }, None);
+        match self.clock.timeout(ANSWER, fence.wait_for(|fence| *fence != Fence::Fenced)).await {
+            Ok(Ok(told)) if *told == Fence::Running => Ok(()),
+            Ok(_) => Err(Error::NotIn("alive")),
+            Err(elapsed) => Err(Error::TimedOut { what: "resume", after: elapsed.0 }),
+        }
+    }
+
+    async fn ask(&self, order: Order) -> Result<watch::Receiver<Fence>> {
+        let (answered, answer) = oneshot::channel();
+        self.tell(order, Some(answered));
+        match self.clock.timeout(ANSWER, answer).await {
+            Ok(Ok(fence)) => Ok(fence),
+            Ok(Err(_)) => Err(Error::Failed { what: "guard", why: "the guard is gone".to_owned() }),
+            Err(elapsed) => Err(Error::TimedOut { what: "guard", after: elapsed.0 }),
+        }
+    }
+
+    fn tell(&self, order: Order, answered: Option<oneshot::Sender<watch::Receiver<Fence>>>) {
+        // Nobody listens only when this instance is ending.
+        let _ = self.wishes.send(Wish { order, answered });
+    }
+}
+
+#[derive(Debug)]
+struct Running {
+    child: Child,
+    stdin: ChildStdin,
+    reports: Lines<BufReader<ChildStdout>>,
+}
+
+fn start(settings: &Settings) -> io::Result<Running> {
+    let mut command = Command::new(&settings.exe);
+    // Its directory tells people whose guard it is.
+    command.arg("guard").env_clear().current_dir(&settings.state_dir).process_group(0);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+    let missing = || io::Error::other("the guard has no pipes");
+    let (stdin, stdout) = (child.stdin.take().ok_or_else(missing)?, child.stdout.take().ok_or_else(missing)?);
+    Ok(Running { child, stdin, reports: BufReader::new(stdout).lines() })
+}
+
+impl Running {
+    async fn tell(&mut self, order: &Order) -> io::Result<()> {
+        self.stdin.write_all(format!("{order}\n").as_bytes()).await
+    }
+}
+
+/// The one task that talks to the guard.
+#[derive(Debug)]
+struct Keeper {
+    settings: Arc<Settings>,
+    clock: SharedClock,
+    queue: mpsc::UnboundedReceiver<Wish>,
+    entries: BTreeMap<String, Entry>,
+}
+
+impl Keeper {
+    async fn keep(mut self, mut guard: Running) {
+        loop {
+            if self.serve(&mut guard).await.is_ok() {
+                // The instance ends: the guard sees the end of its stdin, kills what is left and leaves.
+                drop(guard.stdin);
+                let _ = self.clock.timeout(ANSWER, guard.child.wait()).await;
+                return;
+            }
+            tracing::error!("the guard has died: every container is stopped until there is a new one");
+            let _ = guard.child.kill().await;
+            let ran = self.fence_all().await;
+            guard = self.start_again().await;
+            if self.take_over(&mut guard, &ran).await.is_ok() {
+                tracing::info!(containers = self.entries.len(), "a new guard has taken over");
+            }
+        }
+    }
+
+    /// Until nobody needs a guard any more, or an error when it is dead.
+    async fn serve(&mut self, guard: &mut Running) -> io::Result<()> {
+        loop {
+            tokio::select! {
+                wish = self.queue.recv() => match wish {
+                    Some(wish) => {
+                        let order = self.note(wish);
+                        guard.tell(&order).await?;
+                    }
+                    None => return Ok(()),
+                },
+                line = guard.reports.next_line() => match line? {
+                    Some(line) => self.hear(&line),
+                    None => return Err(io::ErrorKind::UnexpectedEof.into()),
+                },
+            }
+        }
+    }
+
+    /// Keeps what a new guard would have to be told.
+    fn note(&mut self, Wish { order, answered }: Wish) -> Order {
+        match &order {
+            Order::Arm { container, deadline, state_file, .. } => {
+                let (fence, _) = watch::channel(Fence::Running);
+                let entry =
+                    Entry { state_file: state_file.clone(), deadline: *deadline, synced: false, fence, answered };
+                self.entries.insert(container.clone(), entry);
+            }
+            Order::Extend { container, deadline } | Order::Resume { container, deadline } => {
+                if let Some(entry) = self.entries.get_mut(container) {
+                    entry.deadline = *deadline;
+                }
+            }
+            Order::Synced { container } => {
+                if let Some(entry) = self.entries.get_mut(container) {
+                    entry.synced = true;
+                }
+            }
+            Order::Fence { .. } => {}
+            Order::Disarm { container } => {
+                if let Some(entry) = self.entries.get_mut(container) {
+                    entry.answered = answered;
+                } else if let Some(answered) = answered {
+                    let _ = answered.send(watch::channel(Fence::Killed).1);
+                }
+            }
+        }
+        order
+    }
+
+    fn hear(&mut self, line: &str) {
+        let Ok(Report { what, container }) = line.parse() else { return };
+        let Some(entry) = self.entries.get_mut(&container) else { return };
+        match what {
+            Told::Armed => {}
+            Told::Fenced => {
+                entry.fence.send_if_modified(|fence| {
+                    *fence == Fence::Running && {
+                        *fence = Fence::Fenced;
+                        true
+                    }
+                });
+            }
+            Told::Killed => drop(entry.fence.send_replace(Fence::Killed)),
+            Told::Resumed => drop(entry.fence.send_replace(Fence::Running)),
+            Told::Disarmed => {}
+        }
+        if matches!(what, Told::Armed | Told::Disarmed)
+            && let Some(answered) = entry.answered.take()
+        {
+            let _ = answered.send(entry.fence.subscribe());
+        }
+        if what == Told::Disarmed {
+            self.entries.remove(&container);
+        }
+    }
+
+    /// Stops every container without a guard's help; says which ones ran.
+    async fn fence_all(&self) -> Vec<String> {
+        let running = self.entries.iter().filter(|(_, entry)| *entry.fence.borrow() == Fence::Running);
+        let stopped = running.map(async |(name, entry)| (name.clone(), stop(&entry.state_file, &self.clock).await));
+        let stopped = futures::future::join_all(stopped).await;
+        let until = self.clock.now() + self.settings.confirm;
+        for (container, sentry) in &stopped {
+            if let Some(sentry) = sentry {
+                while !sentry.is_stopped() && self.clock.now() < until {
+                    self.clock.sleep(Duration::from_millis(1)).await;
+                }
+                if !sentry.is_stopped() {
+                    let _ = sentry.signal(Signal::KILL);
+                }
+            }
+            if let Some(entry) = self.entries.get(container) {
+                entry.fence.send_replace(Fence::Fenced);
+            }
+        }
+        stopped.into_iter().map(|(container, _)| container).collect()
+    }
+
+    async fn start_again(&self) -> Running {
+        loop {
+            match start(&self.settings) {
+                Ok(guard) => return guard,
+                Err(error) => tracing::error!(%error, "the guard does not start"),
+            }
+            self.clock.sleep(Duration::from_millis(200)).await;
+        }
+    }
+
+    async fn take_over(&self, guard: &mut Running, ran: &[String]) -> io::Result<()> {
+        for (name, entry) in &self.entries {
+            let (container, deadline, state_file) = (name.clone(), entry.deadline, entry.state_file.clone());
+            let confirm = self.settings.confirm;
+            guard.tell(&Order::Arm { container: container.clone(), deadline, confirm, state_file }).await?;
+            if entry.synced {
+                guard.tell(&Order::Synced { container: container.clone() }).await?;
+            }
+            let goes_on = ran.contains(name) && deadline > self.clock.now().0;
+            let order = if goes_on { Order::Resume { container, deadline } } else { Order::Fence { container } };
+            guard.tell(&order).await?;
+        }
+        Ok(())
+    }
+}
+
+/// `None` when it has not started yet: the next guard meets it.
+async fn stop(state_file: &Path, clock: &SharedClock) -> Option<Process> {
+    let pids = seek(state_file, clock, Duration::from_millis(200)).await?;
+    let sentry = Process::open(pids.sentry).ok()?;
+    let _ = sentry.signal(Signal::STOP);
+    Some(sentry)
+}
+
+/// The processes of a container that has started. runsc writes the file anew from time to
+/// time, and for a moment it is not whole.
+pub(super) async fn seek(state_file: &Path, clock: &SharedClock, limit: Duration) -> Option<process::Pids> {
+    let until = clock.now() + limit;
+    loop {
+        let found = process::pids(state_file);
+        if found.is_some() || clock.now() >= until || !state_file.exists() {
+            return found;
+        }
+        clock.sleep(Duration::from_millis(1)).await;
+    }
+}

@@ -1,0 +1,157 @@
+//! Reads what the agent says: to the link what is the API's, into the news what is ours.
+
+use baton_protocol::{
+    agent::{self, MAX_EXECS},
+    frame::{Decoder, Frame, Kind},
+};
+use tokio::{
+    io::AsyncReadExt,
+    process::ChildStdout,
+    sync::{mpsc, watch},
+};
+
+use super::agent::{News, OWN};
+
+/// One read. The size of reads decides the speed, not the size of frames.
+const READ: usize = 256 << 10;
+
+#[derive(Debug)]
+pub struct Reader {
+    stdout: ChildStdout,
+    decoder: Decoder,
+    link: watch::Receiver<Option<mpsc::Sender<Frame>>>,
+    hunt: watch::Receiver<Option<[u8; 16]>>,
+    /// The nonce that was found: what follows it is in step.
+    found: Option<[u8; 16]>,
+    news: watch::Sender<News>,
+}
+
+impl Reader {
+    pub fn new(
+        stdout: ChildStdout,
+        link: watch::Receiver<Option<mpsc::Sender<Frame>>>,
+        hunt: watch::Receiver<Option<[u8; 16]>>,
+        news: watch::Sender<News>,
+    ) -> Self {
+        Self { stdout, decoder: Decoder::default(), link, hunt, found: None, news }
+    }
+
+    pub async fn run(mut self) {
+        let why = self.read().await;
+        self.news.send_modify(|news| news.broken = Some(why));
+    }
+
+    async fn read(&mut self) -> &'static str {
+        let mut chunk = vec![0; READ];
+        loop {
+            match self.stdout.read(&mut chunk).await {
+                Ok(0) => return "the agent has ended",
+                Ok(count) => self.decoder.push(&chunk[..count]),
+                Err(_) => return "the agent's output cannot be read",
+            }
+            if !self.is_in_step() {
+                continue;
+            }
+            loop {
+                match self.decoder.next_frame() {
+                    Ok(Some(frame)) => {
+                        if let Err(why) = self.take(frame).await {
+                            return why;
+                        }
+                    }
+                    Ok(None) => break,
+                    Err(_) => return "the agent sent a broken frame",
+                }
+                // A new resync was begun: what is left is of the time before.
+                if !self.is_in_step() {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// After a restore everything is thrown away until the nonce of the latest resync.
+    fn is_in_step(&mut self) -> bool {
+        let Some(nonce) = *self.hunt.borrow() else { return true };
+        if self.found == Some(nonce) {
+            return true;
+        }
+        if let Some(place) = self.decoder.find(&nonce) {
+            self.decoder.skip(place + nonce.len());
+            self.found = Some(nonce);
+            return true;
+        }
+        let rest = self.decoder.pending().len().saturating_sub(nonce.len() - 1);
+        self.decoder.skip(rest);
+        false
+    }
+
+    async fn take(&mut self, frame: Frame) -> Result<(), &'static str> {
+        match frame.kind {
+            Kind::Hello => {
+                let hello: agent::Hello = parse(&frame)?;
+                self.news.send_modify(|news| news.version = Some(hello.version));
+            }
+            Kind::ResyncAck => {
+                let state: agent::State = parse(&frame)?;
+                self.news.send_modify(|news| {
+                    news.learn(&state);
+                    news.version = Some(state.version);
+                    news.resynced = self.found;
+                });
+            }
+            Kind::Pong if frame.sequence >= OWN => self.news.send_modify(|news| news.pong = frame.sequence),
+            // For whoever looks for a fault in the agent; cut, and with nothing that a terminal obeys.
+            Kind::Log => {
+                let text = String::from_utf8_lossy(&frame.payload[..frame.payload.len().min(200)]);
+                tracing::debug!(agent = %text.escape_debug(), "the agent says");
+            }
+            Kind::Started => {
+                self.news.send_if_modified(|news| news.running.len() < MAX_EXECS && news.running.insert(frame.exec));
+                self.pass(frame).await;
+            }
+            Kind::Exit => {
+                self.news.send_if_modified(|news| news.running.remove(&frame.exec));
+                self.pass(frame).await;
+            }
+            Kind::Execs => {
+                let state: agent::State = parse(&frame)?;
+                self.news.send_modify(|news| news.learn(&state));
+                self.pass(frame).await;
+            }
+            Kind::Data | Kind::Eof | Kind::Pong | Kind::StdinAck => self.pass(frame).await,
+            Kind::Assign
+            | Kind::Exec
+            | Kind::Stdin
+            | Kind::StdinEof
+            | Kind::Ack
+            | Kind::Credit
+            | Kind::Replay
+            | Kind::Signal
+            | Kind::Resize
+            | Kind::Attached
+            | Kind::Detached
+            | Kind::Resync
+            | Kind::List
+            | Kind::Restored
+            | Kind::Forked
+            | Kind::Ping => return Err("the agent sent a frame that is not its to send"),
+        }
+        Ok(())
+    }
+
+    /// To the link, when there is room; nowhere, when there is no link: the agent keeps
+    /// what was not acknowledged. A newer link ends the wait for room in the old one.
+    async fn pass(&mut self, frame: Frame) {
+        let Some(link) = self.link.borrow_and_update().clone() else { return };
+        tokio::select! {
+            biased;
+            _ = link.send(frame) => {}
+            _ = self.link.changed() => {}
+        }
+    }
+}
+
+fn parse<'a, T: serde::Deserialize<'a>>(frame: &'a Frame) -> Result<T, &'static str> {
+    serde_json::from_slice(&frame.payload).map_err(|_| "the agent sent a frame that cannot be read")
+}

@@ -1,0 +1,134 @@
+//! Runs one runsc command: with a timeout, never while the container is fenced, and with
+//! its error text taken from the log it writes, never from its output.
+
+use std::{
+    io,
+    path::Path,
+    process::Stdio,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use serde::Deserialize;
+use tokio::{io::AsyncReadExt, process::Child, sync::watch};
+
+use super::{
+    Error, Result,
+    argv::{self, Verb},
+    guard_link::Fence,
+    settings::Settings,
+    spawn::Spawner,
+};
+use crate::clock::SharedClock;
+
+/// No more of a log is ever read.
+const LOG_READ: u64 = 64 << 10;
+
+#[derive(Debug)]
+pub struct Runsc {
+    settings: Arc<Settings>,
+    clock: SharedClock,
+    spawner: Spawner,
+    calls: AtomicU64,
+}
+
+#[derive(Deserialize)]
+struct LogLine {
+    #[serde(default)]
+    msg: String,
+    #[serde(default)]
+    level: String,
+}
+
+impl Runsc {
+    pub fn new(settings: Arc<Settings>, clock: SharedClock, spawner: Spawner) -> Self {
+        Self { settings, clock, spawner, calls: AtomicU64::new(0) }
+    }
+
+    /// Starts a container attached to this process: it lives as long as the returned child.
+    pub async fn attach(&self, verb: Verb<'_>, container: &str, log: &Path) -> Result<Child> {
+        let line = argv::line(&self.settings.root(), &self.settings.overlay(), log, verb, container);
+        let stdio = [Stdio::piped(), Stdio::piped(), Stdio::piped()];
+        let started = self.spawner.spawn(self.settings.runsc.as_os_str(), &line, stdio).await;
+        started.map_err(|error| Error::Failed { what: verb.name(), why: format!("runsc does not start: {error}") })
+    }
+
+    /// Runs a short command to its end. A fence ends it first: while the sentry is stopped it would hang.
+    pub async fn call(
+        &self,
+        verb: Verb<'_>,
+        container: &str,
+        limit: Duration,
+        fence: Option<watch::Receiver<Fence>>,
+    ) -> Result<()> {
+        let what = verb.name();
+        let log = self.settings.logs().join(format!("{container}-{}", self.calls.fetch_add(1, Ordering::Relaxed)));
+        let line = argv::line(&self.settings.root(), &self.settings.overlay(), &log, verb, container);
+        let stdio = [Stdio::null(), Stdio::null(), Stdio::null()];
+        let started = self.spawner.spawn(self.settings.runsc.as_os_str(), &line, stdio).await;
+        let mut child =
+            started.map_err(|error| Error::Failed { what, why: format!("runsc does not start: {error}") })?;
+        let fenced = async {
+            match fence {
+                Some(mut fence) => drop(fence.wait_for(|fence| *fence != Fence::Running).await),
+                None => std::future::pending().await,
+            }
+        };
+        let ended = tokio::select! {
+            biased;
+            ended = self.clock.timeout(limit, child.wait()) => ended,
+            () = fenced => {
+                end(&mut child).await;
+                let _ = tokio::fs::remove_file(&log).await;
+                return Err(Error::Failed { what, why: "the sandbox was stopped in the middle of it".to_owned() });
+            }
+        };
+        let result = match ended {
+            Ok(Ok(status)) if status.success() => Ok(()),
+            Ok(Ok(_)) => Err(Error::Failed { what, why: self.why(&log).await }),
+            Ok(Err(error)) => Err(Error::Failed { what, why: error.to_string() }),
+            Err(elapsed) => {
+                end(&mut child).await;
+                Err(Error::TimedOut { what, after: elapsed.0 })
+            }
+        };
+        let _ = tokio::fs::remove_file(&log).await;
+        result
+    }
+
+    /// The last error in a log, without the paths of this machine.
+    pub async fn why(&self, log: &Path) -> String {
+        let text = read(log).await.unwrap_or_default();
+        let lines = serde_json::Deserializer::from_slice(&text).into_iter::<LogLine>();
+        let errors = lines.map_while(std::result::Result::ok).filter(|line| matches!(&*line.level, "error" | "fatal"));
+        let last = errors.last().map_or_else(|| "runsc gives no reason".to_owned(), |line| line.msg);
+        let hidden = [&self.settings.state_dir, &self.settings.rootfs, &self.settings.runsc];
+        let plain = hidden.iter().fold(last, |text, path| text.replace(&*path.to_string_lossy(), "…"));
+        plain.chars().take(400).collect()
+    }
+
+    /// The output of `runsc` with these words, for the probe at start.
+    pub async fn ask(&self, words: &[&str]) -> io::Result<String> {
+        let words: Vec<_> = words.iter().map(Into::into).collect();
+        let stdio = [Stdio::null(), Stdio::piped(), Stdio::piped()];
+        let child = self.spawner.spawn(self.settings.runsc.as_os_str(), &words, stdio).await?;
+        let limit = Duration::from_secs(20);
+        let output = self.clock.timeout(limit, child.wait_with_output()).await.map_err(io::Error::other)??;
+        // `help` of a verb exits with an error and writes to stderr: what counts is what it says.
+        Ok(String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
+    }
+}
+
+async fn read(log: &Path) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    tokio::fs::File::open(log).await?.take(LOG_READ).read_to_end(&mut text).await?;
+    Ok(text)
+}
+
+async fn end(child: &mut Child) {
+    // It may have ended by itself; after SIGKILL the wait is short.
+    let _ = child.kill().await;
+}

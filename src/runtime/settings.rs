@@ -1,0 +1,54 @@
+//! What the runtime is told once, by `main`: it reads no environment of its own.
+
+use std::{path::PathBuf, time::Duration};
+
+/// Where everything is.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// This program itself: it is also the guard and the wrapper that dies with the server.
+    pub exe: PathBuf,
+    pub runsc: PathBuf,
+    /// Sockets, bundles and overlays; one server at a time. A short path: sockets lie below it.
+    pub state_dir: PathBuf,
+    /// The base root file system, never changed while it is used.
+    pub rootfs: PathBuf,
+    pub rootfs_digest: String,
+    /// The static program that becomes PID 1 of every sandbox.
+    pub agent: PathBuf,
+    /// How long output is held back for a client that may come again.
+    pub detach_grace: Duration,
+    /// How long the guard waits until every thread of a stopped container stands.
+    pub confirm: Duration,
+    /// What a checkpoint may ask of a CPU; `None` is all this machine has.
+    pub cpu_features: Option<Vec<String>>,
+}
+
+impl Settings {
+    /// runsc's own directory.
+    pub fn root(&self) -> PathBuf {
+        self.state_dir.join("runsc")
+    }
+
+    /// Where what sandboxes write to their files lies, in unlinked files.
+    pub fn overlay(&self) -> PathBuf {
+        self.state_dir.join("overlay")
+    }
+
+    /// The log files of runsc's short commands.
+    pub fn logs(&self) -> PathBuf {
+        self.state_dir.join("logs")
+    }
+
+    pub fn bundles(&self) -> PathBuf {
+        self.state_dir.join("bundles")
+    }
+
+    pub fn bundle(&self, container: &str) -> PathBuf {
+        self.bundles().join(container)
+    }
+
+    /// Where runsc writes down what it knows of a container.
+    pub fn state_file(&self, container: &str) -> PathBuf {
+        self.root().join(format!("{container}_sandbox:{container}.state"))
+    }
+}

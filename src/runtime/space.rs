@@ -1,0 +1,64 @@
+//! Room for an image before it is written, and a look at it afterwards: runsc writes no
+//! checksums, and an image cut short by a full disk may come with success.
+
+use std::{
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use super::{Error, Result};
+
+/// What an image consists of.
+pub const FILES: [&str; 3] = ["checkpoint.img", "pages_meta.img", "pages.img"];
+
+/// On top of what the sandbox holds: the kernel's own state.
+const MARGIN: u64 = 32 << 20;
+
+/// Makes the fresh directory and refuses when the sandbox's memory and files would not fit.
+pub async fn make_room(image: PathBuf, sentry: i32) -> Result<()> {
+    let checked = tokio::task::spawn_blocking(move || {
+        fs::create_dir_all(&image)?;
+        if fs::read_dir(&image)?.next().is_some() {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        let disk = rustix::fs::statvfs(&image)?;
+        Ok((disk.f_bavail.saturating_mul(disk.f_frsize), held(sentry)?))
+    });
+    match checked.await.map_err(io::Error::other).flatten() {
+        Ok((free, held)) if free < held + held / 16 + MARGIN => Err(Error::NoSpace { what: "a checkpoint" }),
+        Ok(_) => Ok(()),
+        Err(error) => Err(Error::Failed { what: "checkpoint", why: error.kind().to_string() }),
+    }
+}
+
+/// What the sandbox's memory and changed files take: all of it lies in unlinked files of the sentry.
+fn held(sentry: i32) -> io::Result<u64> {
+    let mut files = std::collections::BTreeMap::new();
+    for entry in fs::read_dir(format!("/proc/{sentry}/fd"))? {
+        if let Ok(file) = fs::metadata(entry?.path())
+            && file.is_file()
+            && file.nlink() == 0
+        {
+            files.insert((file.dev(), file.ino()), file.blocks() * 512);
+        }
+    }
+    Ok(files.values().sum())
+}
+
+pub async fn verify(image: &Path) -> Result<()> {
+    for name in FILES {
+        let size = tokio::fs::metadata(image.join(name)).await.map_or(0, |file| file.len());
+        if size == 0 {
+            return Err(Error::Failed { what: "checkpoint", why: format!("{name} is missing or empty") });
+        }
+    }
+    Ok(())
+}
+
+/// Takes back what was begun.
+pub async fn wipe_image(image: &Path) {
+    for name in FILES {
+        let _ = tokio::fs::remove_file(image.join(name)).await;
+    }
+}

@@ -1,0 +1,85 @@
+//! Starts processes that die with the server, from the one thread that lives as long as it.
+//!
+//! The kernel sends the death signal when the *thread* that started a child ends, so no
+//! child may come from a pool. The signal is set by the child itself: it is our own binary
+//! under the verb [`VERB`], which then becomes the real program.
+
+use std::{
+    ffi::{OsStr, OsString},
+    io,
+    os::unix::process::CommandExt,
+    path::PathBuf,
+    process::{ExitCode, Stdio},
+    sync::mpsc,
+};
+
+use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+use tokio::{
+    process::{Child, Command},
+    runtime::Handle,
+    sync::oneshot,
+};
+
+pub const VERB: &str = "die-with";
+
+type Job = (Command, oneshot::Sender<io::Result<Child>>);
+
+#[derive(Debug)]
+pub struct Spawner {
+    exe: PathBuf,
+    jobs: mpsc::Sender<Job>,
+}
+
+impl Spawner {
+    /// Call it inside a tokio runtime. Dropped, it ends its thread and with it every child.
+    pub fn start(exe: PathBuf) -> io::Result<Self> {
+        let (jobs, queue) = mpsc::channel::<Job>();
+        let runtime = Handle::current();
+        std::thread::Builder::new().name("spawn".to_owned()).spawn(move || {
+            let _inside = runtime.enter();
+            for (mut command, started) in queue {
+                let _ = started.send(command.spawn());
+            }
+        })?;
+        Ok(Self { exe, jobs })
+    }
+
+    /// Starts `program` with an empty environment. It is killed when the server ends or the
+    /// returned child is dropped.
+    pub async fn spawn(
+        &self,
+        program: &OsStr,
+        arguments: &[OsString],
+        [stdin, stdout, stderr]: [Stdio; 3],
+    ) -> io::Result<Child> {
+        let mut command = Command::new(&self.exe);
+        command.arg(VERB).arg(std::process::id().to_string()).arg("--").arg(program).args(arguments);
+        command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").current_dir("/");
+        command.stdin(stdin).stdout(stdout).stderr(stderr).kill_on_drop(true);
+        let (started, child) = oneshot::channel();
+        let ended = || io::Error::other("the spawning thread has ended");
+        self.jobs.send((command, started)).map_err(|_| ended())?;
+        child.await.map_err(|_| ended())?
+    }
+}
+
+/// The verb: `die-with PPID -- PROGRAM ARGUMENT…`. Returns only if it could not become the program.
+pub fn die_with(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    let parent = arguments.next().and_then(|word| word.to_str()?.parse::<i32>().ok());
+    let program = arguments.next().filter(|word| word == "--").and(arguments.next());
+    let (Some(parent), Some(program)) = (parent, program) else {
+        eprintln!("usage: baton {VERB} PPID -- PROGRAM [ARGUMENT…]");
+        return ExitCode::from(2);
+    };
+    if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
+        eprintln!("cannot ask for a death signal: {error}");
+        return ExitCode::FAILURE;
+    }
+    // The parent may have died before the signal was asked for.
+    if getppid().map(|pid| pid.as_raw_nonzero().get()) != Some(parent) {
+        return ExitCode::FAILURE;
+    }
+    let error = std::process::Command::new(&program).args(arguments).exec();
+    eprintln!("cannot start {}: {error}", program.display());
+    ExitCode::FAILURE
+}

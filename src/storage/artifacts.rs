@@ -1,0 +1,257 @@
+//! Checkpoints on their way into storage and out of it: hashed, in parallel, manifest last, verified.
+//!
+//! ```text
+//!  hash ─▶ files, each only if absent ─▶ manifest, only if absent ─▶ (the lock names it: committed)
+//!  (the lock names it) ─▶ manifest, by its hash ─▶ files, by the hashes in it ─▶ runsc
+//! ```
+
+use std::{
+    collections::BTreeSet,
+    path::Path,
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use baton_protocol::{
+    id::{CheckpointId, hex},
+    manifest,
+};
+use bytes::Bytes;
+use futures::future::{BoxFuture, try_join_all};
+use sha2::{Digest as _, Sha256};
+
+use super::{
+    files,
+    layout::{Image, Object, checkpoint_prefix},
+    store::{Digest, Error, If, Poll, Progress, Result, Store},
+};
+use crate::clock::SharedClock;
+
+/// Reading a local file may stall no longer than this.
+const STALL: Duration = Duration::from_secs(30);
+/// How often something that failed in passing is begun anew, and the first pause before it.
+const ATTEMPTS: u32 = 5;
+const PAUSE: Duration = Duration::from_millis(200);
+/// What the service wants when it was asked too often.
+const LONG_PAUSE: Duration = Duration::from_secs(1);
+const LOOK_AGAIN: Duration = Duration::from_millis(250);
+
+/// Bytes done, and bytes in all.
+pub type Total<'a> = &'a (dyn Fn(u64, u64) + Send + Sync);
+
+/// The files of a checkpoint in `folder`, each read once.
+pub async fn hash(clock: &SharedClock, folder: &Path) -> Result<Vec<manifest::File>> {
+    let mut files: Vec<BoxFuture<'_, Result<manifest::File>>> = Vec::new();
+    for image in Image::ALL {
+        files.push(Box::pin(async move {
+            let name = image.file_name();
+            let Digest { size, sha256, crc32c } = files::digest(clock, &folder.join(name), STALL, &|_| {}).await?;
+            Ok(manifest::File { name: name.to_owned(), size, sha256, crc32c })
+        }));
+    }
+    try_join_all(files).await
+}
+
+/// Stores the files in `folder` as the manifest describes them, then the manifest. Safe to repeat.
+/// Returns the manifest's SHA-256, by which the lock will name it.
+pub async fn upload(
+    store: &dyn Store,
+    clock: &SharedClock,
+    folder: &Path,
+    manifest: &manifest::Checkpoint,
+    progress: Total<'_>,
+) -> Result<String> {
+    let id = &manifest.checkpoint_id;
+    let key = Object::CheckpointManifest(id).key();
+    let wrong = |error: serde_json::Error| Error::Other { key: key.clone(), why: error.to_string() };
+    let bytes = Bytes::from(serde_json::to_vec_pretty(manifest).map_err(wrong)?);
+    let tally = Tally::new(manifest, progress);
+    let mut files: Vec<BoxFuture<'_, Result<()>>> = Vec::new();
+    for (at, (image, digest)) in images(manifest)?.into_iter().enumerate() {
+        let (tally, key) = (&tally, Object::Image(id, image).key());
+        files.push(Box::pin(async move {
+            let file = folder.join(image.file_name());
+            send(store, clock, &key, &file, &digest, &|done| tally.tell(at, done)).await
+        }));
+    }
+    try_join_all(files).await?;
+    put_once(store, clock, &key, &bytes).await?;
+    Ok(hex(&Sha256::digest(&bytes)))
+}
+
+/// The manifest the lock names, if it is that very one.
+pub async fn manifest(
+    store: &dyn Store,
+    clock: &SharedClock,
+    id: &CheckpointId,
+    sha256: &str,
+) -> Result<manifest::Checkpoint> {
+    let key = Object::CheckpointManifest(id).key();
+    let bytes = wait_for(store, clock, &key).await?;
+    let damaged = |why: String| Error::Damaged { key: key.clone(), why };
+    if hex(&Sha256::digest(&bytes)) != sha256 {
+        return Err(damaged("it is not the one the lock names".to_owned()));
+    }
+    let manifest: manifest::Checkpoint = serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
+    if manifest.checkpoint_id != *id {
+        return Err(damaged("it describes another checkpoint".to_owned()));
+    }
+    images(&manifest)?;
+    Ok(manifest)
+}
+
+/// Fetches the files a manifest describes into `folder`. Each appears only if it is what the manifest says.
+pub async fn download(
+    store: &dyn Store,
+    clock: &SharedClock,
+    manifest: &manifest::Checkpoint,
+    folder: &Path,
+    progress: Total<'_>,
+) -> Result<()> {
+    let id = &manifest.checkpoint_id;
+    let tally = Tally::new(manifest, progress);
+    let mut files: Vec<BoxFuture<'_, Result<()>>> = Vec::new();
+    for (at, (image, digest)) in images(manifest)?.into_iter().enumerate() {
+        let (tally, key) = (&tally, Object::Image(id, image).key());
+        files.push(Box::pin(async move {
+            let file = folder.join(image.file_name());
+            fetch(store, clock, &key, &file, &digest, &|done| tally.tell(at, done)).await
+        }));
+    }
+    try_join_all(files).await.map(|_| ())
+}
+
+/// Erases a checkpoint that nothing names any more, the manifest first: what is left then is no checkpoint. Safe to repeat.
+pub async fn purge(store: &dyn Store, clock: &SharedClock, id: &CheckpointId) -> Result<()> {
+    let manifest = Object::CheckpointManifest(id).key();
+    erase(store, clock, &manifest).await?;
+    let prefix = checkpoint_prefix(id);
+    loop {
+        let page = patiently(clock, || store.list(&prefix, None)).await?;
+        for entry in &page.entries {
+            erase(store, clock, &entry.key).await?;
+        }
+        if !page.more {
+            return Ok(());
+        }
+    }
+}
+
+async fn erase(store: &dyn Store, clock: &SharedClock, key: &str) -> Result<()> {
+    match patiently(clock, || store.delete(key, If::Any)).await {
+        // Gone already, perhaps by an attempt whose answer was lost.
+        Err(Error::NotFound(_)) => Ok(()),
+        erased => erased,
+    }
+}
+
+/// One file into storage, only if absent; tried again while that may help.
+pub async fn send(
+    store: &dyn Store,
+    clock: &SharedClock,
+    key: &str,
+    file: &Path,
+    digest: &Digest,
+    progress: Progress<'_>,
+) -> Result<()> {
+    patiently(clock, || store.upload(key, file, If::Absent, digest, progress)).await.map(drop)
+}
+
+/// One file out of storage; tried again while that may help.
+pub async fn fetch(
+    store: &dyn Store,
+    clock: &SharedClock,
+    key: &str,
+    file: &Path,
+    digest: &Digest,
+    progress: Progress<'_>,
+) -> Result<()> {
+    patiently(clock, || store.download(key, file, digest, progress)).await
+}
+
+/// A small object that is written once. The same content already there is as good: it is our own, from an
+/// attempt whose answer was lost.
+pub async fn put_once(store: &dyn Store, clock: &SharedClock, key: &str, bytes: &Bytes) -> Result<()> {
+    patiently(clock, || Box::pin(put_or_find(store, key, bytes))).await
+}
+
+async fn put_or_find(store: &dyn Store, key: &str, bytes: &Bytes) -> Result<()> {
+    let error = match store.put(key, bytes.clone(), If::Absent).await {
+        Ok(_) => return Ok(()),
+        Err(error) => error,
+    };
+    if !matches!(error, Error::Conflict(_) | Error::Unavailable { .. }) {
+        return Err(error);
+    }
+    match store.poll(key, None).await? {
+        Poll::Changed(there, _) if there == *bytes => Ok(()),
+        Poll::Changed(..) => Err(Error::Conflict(key.to_owned())),
+        Poll::Unchanged | Poll::Missing => Err(error),
+    }
+}
+
+/// A small object somebody named: where caches lie in between it may show a little later.
+async fn wait_for(store: &dyn Store, clock: &SharedClock, key: &str) -> Result<Bytes> {
+    let start = clock.now();
+    loop {
+        let found = patiently(clock, || store.poll(key, None)).await?;
+        if let Poll::Changed(bytes, _) = found {
+            return Ok(bytes);
+        }
+        if clock.now() - start >= store.settles_within() {
+            return Err(Error::NotFound(key.to_owned()));
+        }
+        clock.sleep(LOOK_AGAIN).await;
+    }
+}
+
+/// Tries again after a passing error, a few times, with growing pauses.
+async fn patiently<'a, T>(clock: &SharedClock, work: impl Fn() -> BoxFuture<'a, Result<T>>) -> Result<T> {
+    let mut pause = PAUSE;
+    for _ in 1..ATTEMPTS {
+        match work().await {
+            Err(error) if error.is_passing() => {
+                let least = if matches!(error, Error::RateLimited(_)) { LONG_PAUSE } else { PAUSE };
+                clock.sleep(clock.jittered(pause.max(least))).await;
+                pause *= 2;
+            }
+            done => return done,
+        }
+    }
+    work().await
+}
+
+/// What the manifest says of each file of a checkpoint: these files, each once, and no other name.
+fn images(manifest: &manifest::Checkpoint) -> Result<Vec<(Image, Digest)>> {
+    let mut seen = BTreeSet::new();
+    let found = manifest.files.iter().map(|file| {
+        let image = Image::ALL.into_iter().find(|image| image.file_name() == file.name)?;
+        let digest = Digest { size: file.size, sha256: file.sha256.clone(), crc32c: file.crc32c };
+        seen.insert(file.name.clone()).then_some((image, digest))
+    });
+    let found: Option<Vec<_>> = found.collect();
+    found.filter(|files| files.len() == Image::ALL.len()).ok_or_else(|| Error::Damaged {
+        key: Object::CheckpointManifest(&manifest.checkpoint_id).key(),
+        why: "its files are not those of a checkpoint".to_owned(),
+    })
+}
+
+/// Adds up the progress of files that move side by side.
+struct Tally<'a> {
+    done: Vec<AtomicU64>,
+    total: u64,
+    progress: Total<'a>,
+}
+
+impl<'a> Tally<'a> {
+    fn new(manifest: &manifest::Checkpoint, progress: Total<'a>) -> Self {
+        let total = manifest.files.iter().map(|file| file.size).sum();
+        Self { done: manifest.files.iter().map(|_| AtomicU64::new(0)).collect(), total, progress }
+    }
+
+    fn tell(&self, file: usize, done: u64) {
+        self.done[file].store(done, Ordering::Relaxed);
+        let sum = self.done.iter().map(|done| done.load(Ordering::Relaxed)).sum();
+        (self.progress)(sum, self.total);
+    }
+}

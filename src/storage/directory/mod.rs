@@ -1,0 +1,212 @@
+//! A store in a directory of a local file system, shared by any number of processes of one machine.
+//!
+//! ```text
+//!  <root>/<key>                     the object: plain bytes, so that an editor can change it
+//!  <root>/.baton/tokens/<xx>/<hash> a random token, new with every write of ours to that key
+//!  <root>/.baton/locks/<xx>         held (flock) from check to rename; never deleted
+//!  <root>/.baton/drafts/            files not yet whole
+//! ```
+//!
+//! The version of an object is the hash of its content and its token. A write of ours changes the
+//! token, so that content which comes back is still new; an editor's write changes the hash. The
+//! token is written before the object is renamed into place: a reader without the lock may then see
+//! old content under a new token, which no compare-and-set accepts unless that very content returns.
+
+pub(super) mod list;
+pub(super) mod tree;
+mod watch;
+
+use std::{fs::File, io::Write, path::Path, path::PathBuf, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use tokio::sync::Semaphore;
+
+use self::{tree::Tree, watch::Watch};
+use super::{
+    files,
+    store::{Digest, Error, If, Page, Poll, Progress, Result, Store, Version, Written, check_key, check_small},
+};
+use crate::clock::{Moment, SharedClock};
+
+/// A disk may take its time to sync; one that takes longer is as good as unreachable.
+const PATIENCE: Duration = Duration::from_secs(10);
+const STALL: Duration = Duration::from_secs(30);
+const PAGE: usize = 1000;
+/// Calls at once, so that a hanging disk does not eat the threads of everybody.
+const CALLS: usize = 64;
+
+#[derive(Debug)]
+pub struct Directory {
+    clock: SharedClock,
+    tree: Arc<Tree>,
+    watch: Arc<Watch>,
+    calls: Arc<Semaphore>,
+    page: usize,
+    patience: Duration,
+}
+
+impl Directory {
+    /// Touches nothing: what is wrong with the directory shows at use.
+    pub fn new(root: impl Into<PathBuf>, clock: SharedClock) -> Self {
+        let root = root.into();
+        Self {
+            watch: Arc::new(Watch::new(root.clone())),
+            tree: Arc::new(Tree::new(root, clock.clone())),
+            clock,
+            calls: Arc::new(Semaphore::new(CALLS)),
+            page: PAGE,
+            patience: PATIENCE,
+        }
+    }
+
+    /// Lists in pages of `page` entries.
+    pub fn with_page(mut self, page: usize) -> Self {
+        self.page = page;
+        self
+    }
+
+    /// How long one call on a small object may take.
+    pub fn with_patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+
+    pub fn root(&self) -> &Path {
+        self.tree.root()
+    }
+
+    fn deadline(&self) -> Moment {
+        self.clock.now() + self.patience
+    }
+
+    /// Blocking work on the tree, off the event loop and bounded in time. Left alone it still comes to its end.
+    async fn call<T: Send + 'static>(
+        &self,
+        key: &str,
+        work: impl FnOnce(&Tree) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (calls, tree) = (self.calls.clone(), self.tree.clone());
+        let unavailable = |why: String| Error::Unavailable { key: key.to_owned(), why };
+        let work = async {
+            let permit = calls.acquire_owned().await.map_err(|error| unavailable(error.to_string()))?;
+            let task = tokio::task::spawn_blocking(move || {
+                let done = work(&tree);
+                drop(permit);
+                done
+            });
+            task.await.map_err(|error| unavailable(error.to_string()))?
+        };
+        self.clock.timeout(self.patience, work).await.map_err(|elapsed| unavailable(elapsed.to_string()))?
+    }
+
+    /// Blocking work that takes as long as it takes, while it moves.
+    async fn transfer<T: Send + 'static>(
+        &self,
+        key: &str,
+        progress: Progress<'_>,
+        work: impl FnOnce(&Tree, &files::Reporter) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let tree = self.tree.clone();
+        files::beside(&self.clock, key, STALL, progress, move |reporter| work(&tree, reporter)).await
+    }
+}
+
+#[async_trait]
+impl Store for Directory {
+    async fn poll(&self, key: &str, known: Option<&Version>) -> Result<Poll> {
+        check_key(key)?;
+        let (name, known, watch) = (key.to_owned(), known.cloned(), self.watch.clone());
+        self.call(key, move |tree| {
+            watch.looked(&name);
+            let Some(seen) = tree.look(&name)? else { return Ok(Poll::Missing) };
+            if known.as_ref() == Some(&seen.version) {
+                return Ok(Poll::Unchanged);
+            }
+            check_small(&name, seen.size)?;
+            Ok(Poll::Changed(seen.bytes.into(), seen.version))
+        })
+        .await
+    }
+
+    async fn put(&self, key: &str, bytes: Bytes, condition: If) -> Result<Written> {
+        check_key(key)?;
+        check_small(key, bytes.len() as u64)?;
+        let (name, deadline) = (key.to_owned(), self.deadline());
+        self.call(key, move |tree| {
+            let mut draft = tree.draft(&name)?;
+            draft.write_all(&bytes).map_err(|error| files::local_error(&name, &error))?;
+            tree.publish(&name, draft, &condition, tree::mark(&bytes), deadline)
+        })
+        .await
+    }
+
+    async fn delete(&self, key: &str, condition: If) -> Result<()> {
+        check_key(key)?;
+        let (name, deadline) = (key.to_owned(), self.deadline());
+        self.call(key, move |tree| tree.remove(&name, &condition, deadline)).await
+    }
+
+    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
+        let (prefix, after, page) = (prefix.to_owned(), after.map(str::to_owned), self.page);
+        let name = prefix.clone();
+        self.call(&name, move |tree| list::page(tree.root(), &prefix, after.as_deref(), page, &|key| tree.look(key)))
+            .await
+    }
+
+    async fn upload(
+        &self,
+        key: &str,
+        file: &Path,
+        condition: If,
+        digest: &Digest,
+        progress: Progress<'_>,
+    ) -> Result<Written> {
+        check_key(key)?;
+        let (name, path, digest) = (key.to_owned(), file.to_owned(), digest.clone());
+        let (clock, patience) = (self.clock.clone(), self.patience);
+        self.transfer(key, progress, move |tree, reporter| {
+            let mut source = File::open(path).map_err(|error| files::local_error(&name, &error))?;
+            let mut draft = tree.draft(&name)?;
+            digest.verify(&name, &files::copy(&name, &mut source, &mut draft, reporter)?)?;
+            reporter.go_on(&name)?;
+            let mark = tree::mark_of_file(draft.path()).map_err(|error| files::local_error(&name, &error))?;
+            match tree.publish(&name, draft, &condition, mark, clock.now() + patience) {
+                Err(Error::Conflict(_)) if condition == If::Absent => same(tree, &name, &digest, reporter),
+                published => published,
+            }
+        })
+        .await
+    }
+
+    async fn download(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {
+        check_key(key)?;
+        let (name, target, digest) = (key.to_owned(), file.to_owned(), digest.clone());
+        self.transfer(key, progress, move |tree, reporter| {
+            let mut source = tree.open(&name)?;
+            let mut draft = files::draft(&name, &target)?;
+            let found = files::copy(&name, &mut source, &mut draft, reporter)?;
+            files::settle(&name, draft, &target, &digest, &found, reporter)
+        })
+        .await
+    }
+
+    async fn changed(&self, key: &str) {
+        let (name, watch) = (key.to_owned(), self.watch.clone());
+        let watching = self.call(key, move |_| check_key(&name).map(|()| watch.watch(&name))).await;
+        match watching {
+            Ok(Some(watching)) => watching.changed().await,
+            Ok(None) | Err(_) => std::future::pending().await,
+        }
+    }
+}
+
+/// What is there already, if it is the same.
+fn same(tree: &Tree, key: &str, digest: &Digest, reporter: &files::Reporter) -> Result<Written> {
+    let conflict = || Error::Conflict(key.to_owned());
+    let seen = tree.look(key)?.ok_or_else(conflict)?;
+    if seen.size != digest.size || files::copy(key, &mut tree.open(key)?, std::io::sink(), reporter)? != *digest {
+        return Err(conflict());
+    }
+    Ok(Written { version: seen.version, updated: None })
+}

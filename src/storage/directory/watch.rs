@@ -1,0 +1,195 @@
+//! Notices changes in a directory store at once, whoever makes them.
+//!
+//! One inotify instance per store: the kernel grants a user few of them. Each waiting call watches
+//! one name in one folder: its object's, or the first folder on the way that does not exist yet.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use futures::StreamExt;
+use inotify::{EventMask, EventOwned, Inotify, WatchDescriptor, WatchMask, Watches};
+use tokio::{
+    sync::{Notify, futures::OwnedNotified},
+    task::JoinSet,
+};
+
+/// Remembered looks; when there are more all are forgotten, which only costs a wake-up.
+const LOOKS: usize = 4096;
+
+#[derive(Debug)]
+pub struct Watch {
+    root: PathBuf,
+    /// What an object looked like when it was last read, as a hint: was it touched since?
+    looks: Mutex<HashMap<String, Look>>,
+    kernel: Mutex<Option<Kernel>>,
+    waiting: Arc<Mutex<Waiting>>,
+}
+
+/// Inode, size, modification and change time.
+type Look = Option<(u64, u64, i64, i64, i64, i64)>;
+
+#[derive(Debug)]
+struct Kernel {
+    watches: Watches,
+    /// The reader of events; ends with the store.
+    _reader: JoinSet<()>,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    folders: HashMap<WatchDescriptor, Folder>,
+}
+
+#[derive(Debug, Default)]
+struct Folder {
+    names: BTreeMap<String, Name>,
+}
+
+#[derive(Debug, Default)]
+struct Name {
+    bell: Arc<Notify>,
+    calls: usize,
+}
+
+impl Watch {
+    pub fn new(root: PathBuf) -> Self {
+        Self { root, looks: Mutex::default(), kernel: Mutex::default(), waiting: Arc::default() }
+    }
+
+    /// Somebody reads the object now: a change after this is news.
+    pub fn looked(&self, key: &str) {
+        let look = look(&self.root.join(key));
+        let mut looks = lock(&self.looks);
+        if looks.len() >= LOOKS {
+            looks.clear();
+        }
+        looks.insert(key.to_owned(), look);
+    }
+
+    /// A watch for changes of the object since it was last read; `None` where the kernel cannot tell.
+    pub fn watch(self: &Arc<Self>, key: &str) -> Option<Watching> {
+        let known = lock(&self.looks).get(key).copied();
+        let mut watching = self.add(key)?;
+        // After the watch stands, so that nothing falls between the last read and now.
+        watching.is_news = known.is_some_and(|known| known != look(&self.root.join(key)));
+        Some(watching)
+    }
+
+    fn add(self: &Arc<Self>, key: &str) -> Option<Watching> {
+        let path = self.root.join(key);
+        let mut kernel = lock(&self.kernel);
+        if kernel.is_none() {
+            *kernel = self.start();
+        }
+        let watches = &mut kernel.as_mut()?.watches;
+        let mask = WatchMask::CLOSE_WRITE
+            | WatchMask::CREATE
+            | WatchMask::DELETE
+            | WatchMask::MOVED_FROM
+            | WatchMask::MOVED_TO
+            | WatchMask::DELETE_SELF
+            | WatchMask::MOVE_SELF
+            | WatchMask::ONLYDIR;
+        for folder in path.ancestors().skip(1) {
+            let mut waiting = lock(&self.waiting);
+            let Ok(descriptor) = watches.add(folder, mask) else { continue };
+            let name = path.strip_prefix(folder).ok()?.components().next()?.as_os_str().to_str()?.to_owned();
+            let entry = waiting.folders.entry(descriptor.clone()).or_default().names.entry(name.clone()).or_default();
+            entry.calls += 1;
+            let heard = Box::pin(entry.bell.clone().notified_owned());
+            return Some(Watching { heard, watch: self.clone(), descriptor, name, is_news: false });
+        }
+        None
+    }
+
+    fn start(&self) -> Option<Kernel> {
+        let mut events = Inotify::init().ok()?.into_event_stream(vec![0; 16 << 10]).ok()?;
+        let watches = events.watches();
+        let waiting = self.waiting.clone();
+        let mut reader = JoinSet::new();
+        reader.spawn(async move {
+            while let Some(Ok(event)) = events.next().await {
+                lock(&waiting).hear(&event);
+            }
+        });
+        Some(Kernel { watches, _reader: reader })
+    }
+}
+
+impl Waiting {
+    fn hear(&mut self, event: &EventOwned) {
+        if event.mask.contains(EventMask::Q_OVERFLOW) {
+            self.folders.values().for_each(Folder::wake);
+            return;
+        }
+        if let Some(folder) = self.folders.get(&event.wd) {
+            match event.name.as_ref().and_then(|name| name.to_str()) {
+                Some(name) => folder.names.get(name).into_iter().for_each(|name| name.bell.notify_waiters()),
+                None => folder.wake(),
+            }
+        }
+        if event.mask.contains(EventMask::IGNORED) {
+            self.folders.remove(&event.wd);
+        }
+    }
+}
+
+impl Folder {
+    fn wake(&self) {
+        self.names.values().for_each(|name| name.bell.notify_waiters());
+    }
+}
+
+/// One waiting call; the last one of a folder takes the watch away.
+#[derive(Debug)]
+pub struct Watching {
+    heard: Pin<Box<OwnedNotified>>,
+    watch: Arc<Watch>,
+    descriptor: WatchDescriptor,
+    name: String,
+    is_news: bool,
+}
+
+impl Watching {
+    pub async fn changed(mut self) {
+        if !self.is_news {
+            self.heard.as_mut().await;
+        }
+    }
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        let mut kernel = lock(&self.watch.kernel);
+        let mut waiting = lock(&self.watch.waiting);
+        let Some(folder) = waiting.folders.get_mut(&self.descriptor) else { return };
+        if let Some(name) = folder.names.get_mut(&self.name) {
+            name.calls -= 1;
+            if name.calls == 0 {
+                folder.names.remove(&self.name);
+            }
+        }
+        if folder.names.is_empty() {
+            waiting.folders.remove(&self.descriptor);
+            if let Some(kernel) = kernel.as_mut() {
+                // A folder that is gone took its watch along.
+                let _ = kernel.watches.remove(self.descriptor.clone());
+            }
+        }
+    }
+}
+
+fn look(path: &Path) -> Look {
+    let about = fs::symlink_metadata(path).ok()?;
+    Some((about.ino(), about.size(), about.mtime(), about.mtime_nsec(), about.ctime(), about.ctime_nsec()))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

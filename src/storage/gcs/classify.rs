@@ -1,0 +1,122 @@
+//! What an error of either transport means to the caller.
+
+use google_cloud_gax::error::rpc::Code;
+
+use crate::storage::store::Error;
+
+type Raw = google_cloud_storage::Error;
+
+/// The answer to a conditional read of what the reader already has.
+pub fn is_unchanged(error: &Raw) -> bool {
+    error.http_status_code() == Some(304)
+}
+
+pub fn is_too_fast(error: &Raw) -> bool {
+    error.http_status_code() == Some(429) || has_code(error, &[Code::ResourceExhausted])
+}
+
+pub fn error(key: &str, error: &Raw) -> Error {
+    let owned = || key.to_owned();
+    let why = || explain(error);
+    let status = error.http_status_code();
+    // gRPC answers come with status 200 when they come with one at all.
+    let is = |codes: &[u16]| status.is_some_and(|status| codes.contains(&status));
+    if is(&[404]) || has_code(error, &[Code::NotFound]) {
+        // An absent bucket must not look like an absent object: that would say the sandbox is gone.
+        return if why().contains("bucket does not exist") {
+            Error::Denied { key: owned(), why: why() }
+        } else {
+            Error::NotFound(owned())
+        };
+    }
+    if is(&[412]) || has_code(error, &[Code::FailedPrecondition]) {
+        return Error::Conflict(owned());
+    }
+    if is_too_fast(error) {
+        return Error::RateLimited(owned());
+    }
+    if is(&[401, 403]) || has_code(error, &[Code::PermissionDenied, Code::Unauthenticated]) {
+        return Error::Denied { key: owned(), why: why() };
+    }
+    if is(&[400]) && why().contains("CRC32C") {
+        return Error::Damaged { key: owned(), why: why() };
+    }
+    let passing =
+        [Code::Unavailable, Code::Internal, Code::DeadlineExceeded, Code::Aborted, Code::Cancelled, Code::Unknown];
+    let server_side = status.is_some_and(|status| status == 408 || status >= 500) || has_code(error, &passing);
+    let on_the_way = status.is_none()
+        && (error.is_io() || error.is_timeout() || error.is_connect() || error.is_transport() || error.is_exhausted());
+    if server_side || on_the_way || error.is_transient_and_before_rpc() {
+        return Error::Unavailable { key: owned(), why: why() };
+    }
+    if error.is_authentication() {
+        return Error::Denied { key: owned(), why: why() };
+    }
+    if error.is_deserialization() {
+        // The library says it like this when a checksum does not match.
+        return Error::Damaged { key: owned(), why: why() };
+    }
+    Error::Other { key: owned(), why: why() }
+}
+
+fn has_code(error: &Raw, codes: &[Code]) -> bool {
+    error.status().is_some_and(|status| codes.contains(&status.code))
+}
+
+/// The whole chain of causes, and what the service said, in one line of bounded length.
+fn explain(error: &Raw) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(inner) = cause {
+        text = format!("{text}: {inner}");
+        cause = inner.source();
+    }
+    if let Some(said) = error.http_payload().and_then(|payload| std::str::from_utf8(payload).ok()) {
+        text = format!("{text}: {said}");
+    }
+    text.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(400).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use google_cloud_gax::error::rpc::Status;
+
+    use super::*;
+
+    fn http(status: u16, text: &'static str) -> Error {
+        error("k", &Raw::http(status, Default::default(), text.into()))
+    }
+
+    fn grpc(code: Code, text: &str) -> Error {
+        error("k", &Raw::service(Status::default().set_code(code).set_message(text)))
+    }
+
+    #[test]
+    fn both_transports_mean_the_same_by_the_same() {
+        assert!(matches!(http(404, "No such object: b/k"), Error::NotFound(_)));
+        assert!(matches!(grpc(Code::NotFound, "No such object."), Error::NotFound(_)));
+        assert!(matches!(http(412, ""), Error::Conflict(_)));
+        assert!(matches!(grpc(Code::FailedPrecondition, ""), Error::Conflict(_)));
+        assert!(matches!(http(429, ""), Error::RateLimited(_)));
+        assert!(matches!(grpc(Code::ResourceExhausted, ""), Error::RateLimited(_)));
+        for status in [408, 500, 502, 503, 504] {
+            assert!(matches!(http(status, ""), Error::Unavailable { .. }), "{status}");
+        }
+        for code in [Code::Unavailable, Code::Internal, Code::DeadlineExceeded, Code::Unknown] {
+            assert!(matches!(grpc(code, ""), Error::Unavailable { .. }), "{code:?}");
+        }
+        for status in [401, 403] {
+            assert!(matches!(http(status, ""), Error::Denied { .. }), "{status}");
+        }
+        assert!(matches!(grpc(Code::PermissionDenied, ""), Error::Denied { .. }));
+        assert!(matches!(http(400, "Provided CRC32C doesn't match"), Error::Damaged { .. }));
+        assert!(matches!(http(400, "what?"), Error::Other { .. }));
+    }
+
+    #[test]
+    fn an_absent_bucket_is_not_an_absent_object() {
+        let said = "The specified bucket does not exist.";
+        assert!(matches!(http(404, said), Error::Denied { .. }));
+        assert!(matches!(grpc(Code::NotFound, said), Error::Denied { .. }));
+    }
+}

@@ -1,0 +1,100 @@
+//! Files out of the bucket: to a draft, verified, and only then under their name.
+//!
+//! The library hands out bytes before it has compared the checksum, and begins anew where a
+//! connection broke. So nothing is a file before the stream has ended and its SHA-256 is right.
+
+use std::{io::Write, path::Path, sync::Arc, sync::atomic::AtomicBool, sync::atomic::Ordering};
+
+use bytes::Bytes;
+use google_cloud_storage::read_resume_policy::{ReadResumePolicyExt, Recommended};
+use tokio::sync::mpsc;
+
+use super::{Gcs, classify, client};
+use crate::storage::{
+    files::{self, Sum, local_error},
+    store::{Digest, Error, Progress, Result},
+};
+
+/// Chunks on their way from the network to the disk.
+const UNDER_WAY: usize = 16;
+const RESUMES: u32 = 50;
+
+impl Gcs {
+    pub(super) async fn fetch_file(
+        &self,
+        key: &str,
+        file: &Path,
+        digest: &Digest,
+        progress: Progress<'_>,
+    ) -> Result<()> {
+        let (chunks, feed) = mpsc::channel(UNDER_WAY);
+        let whole = Arc::new(AtomicBool::new(false));
+        let fetching = self.fetch(key, chunks, whole.clone());
+        let (name, target, digest) = (key.to_owned(), file.to_owned(), digest.clone());
+        // The network is given up first; then the writer ends by itself, and no draft is left behind.
+        let storing = files::beside(&self.clock, key, 2 * self.stall_timeout, progress, move |reporter| {
+            store(&name, &target, &digest, feed, &whole, reporter)
+        });
+        tokio::pin!(fetching, storing);
+        tokio::select! {
+            biased;
+            fetched = &mut fetching => {
+                let stored = storing.await;
+                fetched.and(stored)
+            },
+            stored = &mut storing => stored,
+        }
+    }
+
+    /// Sends the content on; `whole` is set when it ended as it should.
+    async fn fetch(&self, key: &str, chunks: mpsc::Sender<Bytes>, whole: Arc<AtomicBool>) -> Result<()> {
+        let stalled = |late: crate::clock::Elapsed| Error::Unavailable { key: key.to_owned(), why: late.to_string() };
+        let failed = |error| classify::error(key, &error);
+        let start = async {
+            let clients = self.connection.clients(key).await?;
+            let request = clients
+                .data
+                .read_object(&self.bucket, key)
+                .with_retry_policy(client::transfer_retry())
+                .with_read_resume_policy(Recommended.with_attempt_limit(RESUMES));
+            request.send().await.map_err(failed)
+        };
+        let mut response = self.clock.timeout(self.stall_timeout, start).await.map_err(stalled)??;
+        while let Some(chunk) = self.clock.timeout(self.stall_timeout, response.next()).await.map_err(stalled)? {
+            if chunks.send(chunk.map_err(failed)?).await.is_err() {
+                // The other side has given up and says why.
+                return Ok(());
+            }
+        }
+        whole.store(true, Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+/// Writes chunks to a draft as they come. Blocks.
+fn store(
+    key: &str,
+    target: &Path,
+    digest: &Digest,
+    mut feed: mpsc::Receiver<Bytes>,
+    whole: &AtomicBool,
+    reporter: &files::Reporter,
+) -> Result<()> {
+    let failed = |error: std::io::Error| local_error(key, &error);
+    let mut draft = files::draft(key, target)?;
+    let mut sum = Sum::default();
+    while let Some(chunk) = feed.blocking_recv() {
+        reporter.go_on(key)?;
+        sum.add(&chunk);
+        if sum.size() > digest.size {
+            let why = format!("more than {} bytes", digest.size);
+            return Err(Error::Damaged { key: key.to_owned(), why });
+        }
+        draft.write_all(&chunk).map_err(failed)?;
+        reporter.tell(sum.size());
+    }
+    if !whole.load(Ordering::SeqCst) {
+        return Err(Error::Unavailable { key: key.to_owned(), why: "it ended early".to_owned() });
+    }
+    files::settle(key, draft, target, digest, &sum.finish(), reporter)
+}

@@ -1,0 +1,170 @@
+//! How often one object is written: the service allows about one write per second.
+//!
+//! A bucket of tokens per object: one per second, four at most, since a handoff writes the lock
+//! three times in a row. A renewal leaves one token for a commit, a waiter two.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use crate::{
+    clock::{Moment, SharedClock},
+    storage::store::{Error, Result, Urgency},
+};
+
+/// How long an object rests after the service said that it is written too often.
+pub const PENALTY: Duration = Duration::from_secs(1);
+/// Objects remembered; more than this and those at rest are forgotten.
+const REMEMBERED: usize = 1024;
+
+#[derive(Debug)]
+pub struct Pace {
+    per_second: f64,
+    burst: f64,
+    objects: Mutex<HashMap<String, Tokens>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Tokens {
+    left: f64,
+    counted: Moment,
+    barred_until: Moment,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self::new(1.0, 4.0)
+    }
+}
+
+impl Pace {
+    pub fn new(per_second: f64, burst: f64) -> Self {
+        Self { per_second, burst, objects: Mutex::default() }
+    }
+
+    fn count(&self, tokens: &mut Tokens, now: Moment) {
+        let grown = (now - tokens.counted).as_secs_f64() * self.per_second;
+        tokens.left = (tokens.left + grown).min(self.burst);
+        tokens.counted = now;
+    }
+
+    /// How long until a write of this urgency may be sent; zero takes a token.
+    fn spend(&self, tokens: &mut Tokens, urgency: Urgency, now: Moment) -> Duration {
+        self.count(tokens, now);
+        let needed = match urgency {
+            Urgency::Commit => 1.0,
+            Urgency::Renewal => 2.0,
+            Urgency::Waiter => 3.0,
+        };
+        let barred = tokens.barred_until - now;
+        if tokens.left >= needed && barred.is_zero() {
+            tokens.left -= 1.0;
+            return Duration::ZERO;
+        }
+        barred.max(Duration::from_secs_f64(((needed - tokens.left) / self.per_second).max(0.001)))
+    }
+
+    /// Waits for the turn of a write; `RateLimited` if it does not come by the deadline.
+    pub async fn turn(&self, clock: &SharedClock, key: &str, urgency: Urgency, deadline: Moment) -> Result<()> {
+        loop {
+            let now = clock.now();
+            let wait = self.take(key, urgency, now);
+            if wait.is_zero() {
+                return Ok(());
+            }
+            if now + wait >= deadline {
+                return Err(Error::RateLimited(key.to_owned()));
+            }
+            clock.sleep(wait).await;
+        }
+    }
+
+    fn take(&self, key: &str, urgency: Urgency, now: Moment) -> Duration {
+        let mut objects = self.objects();
+        if objects.len() > REMEMBERED {
+            objects.retain(|_, tokens| {
+                self.count(tokens, now);
+                tokens.left < self.burst || tokens.barred_until > now
+            });
+        }
+        let full = Tokens { left: self.burst, counted: now, barred_until: now };
+        self.spend(objects.entry(key.to_owned()).or_insert(full), urgency, now)
+    }
+
+    /// Nothing is written to the object before `moment`.
+    pub fn bar(&self, key: &str, moment: Moment) {
+        if let Some(tokens) = self.objects().get_mut(key) {
+            tokens.barred_until = tokens.barred_until.max(moment);
+        }
+    }
+
+    fn objects(&self) -> MutexGuard<'_, HashMap<String, Tokens>> {
+        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::clock::TestClock;
+
+    const FAR: Moment = Moment(Duration::from_secs(1 << 30));
+
+    #[tokio::test(start_paused = true)]
+    async fn four_writes_go_at_once_and_then_one_a_second() {
+        let clock: SharedClock = Arc::new(TestClock::new(1));
+        let (pace, start) = (Pace::default(), clock.now());
+        for _ in 0..4 {
+            pace.turn(&clock, "k", Urgency::Commit, FAR).await.unwrap();
+        }
+        assert_eq!(clock.now(), start);
+        for second in 1..5 {
+            pace.turn(&clock, "k", Urgency::Commit, FAR).await.unwrap();
+            let passed = (clock.now() - start).as_secs_f64();
+            assert!((passed - f64::from(second)).abs() < 0.05, "{second}: {passed}");
+        }
+        pace.turn(&clock, "other", Urgency::Waiter, clock.now()).await.expect("each object has its own");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_commit_goes_before_a_renewal_and_that_before_a_waiter() {
+        let clock: SharedClock = Arc::new(TestClock::new(1));
+        let pace = Pace::default();
+        let now = clock.now();
+        for _ in 0..2 {
+            pace.turn(&clock, "k", Urgency::Waiter, now).await.unwrap();
+        }
+        assert!(pace.turn(&clock, "k", Urgency::Waiter, now).await.is_err(), "two are left for others");
+        pace.turn(&clock, "k", Urgency::Renewal, now).await.unwrap();
+        assert!(pace.turn(&clock, "k", Urgency::Renewal, now).await.is_err(), "one is left for a commit");
+        pace.turn(&clock, "k", Urgency::Commit, now).await.unwrap();
+        assert!(pace.turn(&clock, "k", Urgency::Commit, now).await.is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_object_that_was_written_too_often_rests() {
+        let clock: SharedClock = Arc::new(TestClock::new(1));
+        let pace = Pace::default();
+        pace.turn(&clock, "k", Urgency::Commit, FAR).await.unwrap();
+        let until = clock.now() + PENALTY;
+        pace.bar("k", until);
+        assert!(pace.turn(&clock, "k", Urgency::Commit, clock.now()).await.is_err());
+        pace.turn(&clock, "k", Urgency::Commit, FAR).await.unwrap();
+        assert!(clock.now() >= until);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn objects_at_rest_are_forgotten() {
+        let clock: SharedClock = Arc::new(TestClock::new(1));
+        let pace = Pace::default();
+        for number in 0..3000 {
+            pace.turn(&clock, &number.to_string(), Urgency::Commit, FAR).await.unwrap();
+            clock.sleep(Duration::from_millis(10)).await;
+        }
+        assert!(pace.objects().len() <= REMEMBERED + 1, "{}", pace.objects().len());
+    }
+}

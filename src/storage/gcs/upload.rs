@@ -1,0 +1,225 @@
+//! Files into the bucket: from disk, never through a buffer of the library.
+//!
+//! The library's buffered upload stores short objects when a connection breaks. Reading from the
+//! file at the offset the service asks for, with the checksum known beforehand, cannot: the service
+//! compares. The SHA-256 is added up while the file is read, and the last piece is held back until
+//! it matches, so that a file which is not what it should be never becomes an object.
+
+use std::{
+    fs::File,
+    io,
+    os::unix::fs::FileExt,
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use bytes::Bytes;
+use google_cloud_gax::options::RequestOptionsBuilder;
+use google_cloud_storage::streaming_source::{Seek, SizeHint, StreamingSource};
+use tokio::sync::watch;
+
+use super::{Gcs, classify, client, wanted_generation, written};
+use crate::storage::{
+    files::{Sum, local_error},
+    store::{Digest, Error, If, Progress, Result, Written},
+};
+
+/// Read at once, off the event loop.
+const PIECE: u64 = 1 << 20;
+/// From this size on an upload that is cut goes on where it was, instead of from the start.
+const RESUMABLE: usize = 8 << 20;
+/// What an object is said to hold, among its own attributes.
+const SHA256: &str = "baton-sha256";
+
+impl Gcs {
+    pub(super) async fn send_file(
+        &self,
+        key: &str,
+        file: &Path,
+        condition: &If,
+        digest: &Digest,
+        progress: Progress<'_>,
+    ) -> Result<Written> {
+        let (moved, mut news) = watch::channel(News::default());
+        let source = Source::open(key, file, digest.clone(), moved).await?;
+        let clients = self.bounded(key, self.connection.clients(key)).await?;
+        let mut request = clients
+            .data
+            .write_object(&self.bucket, key, source)
+            .set_metadata([(SHA256, digest.sha256.as_str())])
+            .with_known_crc32c(digest.crc32c)
+            .with_resumable_upload_threshold(RESUMABLE)
+            .with_retry_policy(client::transfer_retry());
+        if let Some(generation) = wanted_generation(key, condition)? {
+            request = request.set_if_generation_match(generation);
+        }
+        let sending = request.send_unbuffered();
+        tokio::pin!(sending);
+        let answer = loop {
+            tokio::select! {
+                biased;
+                answer = &mut sending => break answer,
+                changed = news.changed() => {
+                    let News { done, wrong } = news.borrow_and_update().clone();
+                    if let Some(why) = wrong {
+                        return Err(Error::Damaged { key: key.to_owned(), why });
+                    }
+                    if changed.is_err() {
+                        // The source is gone: only the answer is missing, and that for a while at most.
+                        break self.clock.timeout(self.stall_timeout, &mut sending).await.map_err(|late| {
+                            Error::Unavailable { key: key.to_owned(), why: late.to_string() }
+                        })?;
+                    }
+                    progress(done);
+                }
+                () = self.clock.sleep(self.stall_timeout) => {
+                    let stall = humantime::format_duration(self.stall_timeout);
+                    return Err(Error::Unavailable { key: key.to_owned(), why: format!("nothing moved for {stall}") });
+                }
+            }
+        };
+        if let Some(why) = news.borrow().wrong.clone() {
+            return Err(Error::Damaged { key: key.to_owned(), why });
+        }
+        match answer {
+            Ok(object) => {
+                progress(digest.size);
+                Ok(written(&object))
+            }
+            Err(error) => {
+                let error = classify::error(key, &error);
+                if matches!(error, Error::Conflict(_)) && *condition == If::Absent {
+                    return self.settle(key, digest).await;
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// What is there already: our own, perhaps from an attempt whose answer was lost, or another's?
+    async fn settle(&self, key: &str, digest: &Digest) -> Result<Written> {
+        let work = async {
+            let clients = self.connection.clients(key).await?;
+            let request = clients.control.get_object().set_bucket(&self.bucket).set_object(key);
+            let object = request
+                .with_retry_policy(client::small_retry())
+                .send()
+                .await
+                .map_err(|error| classify::error(key, &error))?;
+            let same = object.metadata.get(SHA256) == Some(&digest.sha256)
+                && object.size.unsigned_abs() == digest.size
+                && object.checksums.as_ref().and_then(|sums| sums.crc32c) == Some(digest.crc32c);
+            if same { Ok(written(&object)) } else { Err(Error::Conflict(key.to_owned())) }
+        };
+        self.bounded(key, work).await
+    }
+}
+
+/// What the source tells while the library pulls at it.
+#[derive(Clone, Debug, Default)]
+struct News {
+    done: u64,
+    /// The file is not what it should be.
+    wrong: Option<String>,
+}
+
+struct Source {
+    digest: Digest,
+    position: u64,
+    read: Arc<Mutex<Reading>>,
+    news: watch::Sender<News>,
+}
+
+impl Source {
+    async fn open(key: &str, file: &Path, digest: Digest, news: watch::Sender<News>) -> Result<Self> {
+        let (name, path) = (key.to_owned(), file.to_owned());
+        let opened = tokio::task::spawn_blocking(move || {
+            let failed = |error: io::Error| local_error(&name, &error);
+            let file = File::open(path).map_err(failed)?;
+            let size = file.metadata().map_err(failed)?.len();
+            Ok((file, size))
+        });
+        let broken = |error: tokio::task::JoinError| Error::Other { key: key.to_owned(), why: error.to_string() };
+        let (file, size) = opened.await.map_err(broken)??;
+        if size == 0 {
+            digest.verify(key, &Digest::of(b""))?;
+        } else {
+            digest.verify(key, &Digest { size, ..digest.clone() })?;
+        }
+        let read = Reading { key: key.to_owned(), file, sum: Sum::default() };
+        Ok(Self { digest, position: 0, read: Arc::new(Mutex::new(read)), news })
+    }
+}
+
+/// The file and the sum of its first bytes. The library may drop a read under way, so the sum is
+/// only ever touched here, off the event loop, where nothing is dropped in the middle.
+struct Reading {
+    key: String,
+    file: File,
+    sum: Sum,
+}
+
+impl Reading {
+    /// The bytes from `position` on, and how far the file has been summed. The last ones only if the sum is right.
+    fn piece(&mut self, position: u64, digest: &Digest) -> io::Result<(Bytes, u64)> {
+        let bytes = self.bytes(position, digest)?;
+        // Usually one turn. None if these bytes are sent again, more if a read before was dropped and not yet made.
+        while self.sum.size() < position + bytes.len() as u64 {
+            let summed = self.sum.size();
+            match summed.checked_sub(position) {
+                Some(known) => self.sum.add(&bytes[known as usize..]),
+                None => {
+                    let missing = self.bytes(summed, digest)?;
+                    self.sum.add(&missing);
+                }
+            }
+            if self.sum.size() == digest.size {
+                digest.verify(&self.key, &self.sum.clone().finish()).map_err(io::Error::other)?;
+            }
+        }
+        Ok((bytes.into(), self.sum.size()))
+    }
+
+    fn bytes(&self, position: u64, digest: &Digest) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; (digest.size - position).min(PIECE) as usize];
+        self.file.read_exact_at(&mut bytes, position)?;
+        Ok(bytes)
+    }
+}
+
+impl StreamingSource for Source {
+    type Error = io::Error;
+
+    async fn next(&mut self) -> Option<io::Result<Bytes>> {
+        let position = self.position;
+        if position >= self.digest.size {
+            return None;
+        }
+        let (read, digest) = (self.read.clone(), self.digest.clone());
+        let reading = tokio::task::spawn_blocking(move || {
+            read.lock().unwrap_or_else(PoisonError::into_inner).piece(position, &digest)
+        });
+        let piece = reading.await.map_err(io::Error::other).and_then(|piece| piece);
+        self.news.send_modify(|news| match &piece {
+            Ok((_, summed)) => news.done = *summed,
+            Err(error) => news.wrong = Some(error.to_string()),
+        });
+        Some(piece.map(|(bytes, _)| {
+            self.position += bytes.len() as u64;
+            bytes
+        }))
+    }
+
+    async fn size_hint(&self) -> io::Result<SizeHint> {
+        Ok(SizeHint::with_exact(self.digest.size))
+    }
+}
+
+impl Seek for Source {
+    type Error = io::Error;
+
+    async fn seek(&mut self, offset: u64) -> io::Result<()> {
+        self.position = offset;
+        Ok(())
+    }
+}

@@ -1,0 +1,413 @@
+//! The one writer of one `lock.json` on this instance: reads it, writes it, settles what a
+//! lost answer left open, and knows until when its holder may run.
+//!
+//! Every write is a compare-and-set on the version last seen, carries a fresh nonce that was
+//! noted with its send instant *before* it was sent, and is settled by reading when its answer
+//! was lost. Dropping a call in the middle is safe: the next one reads first.
+
+use std::{future::Future, pin::pin, sync::Arc, time::SystemTime};
+
+use baton_protocol::{
+    id::Nonce,
+    lock::{Head, Lock},
+};
+use tokio::sync::watch;
+
+use super::{
+    rules::{self, Held, Identity, Sight, Stand, Times},
+    store::{self, If, Poll, Store, Urgency, Version},
+};
+use crate::clock::{Moment, SharedClock};
+
+/// By what the caller can do about it.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Look again: the lock is not what the write was made from.
+    #[error("the lock was changed by somebody else")]
+    Changed,
+    /// Nobody may make up a new one.
+    #[error("the lock does not exist")]
+    Missing,
+    #[error("the lock cannot be understood: {0}")]
+    Garbled(String),
+    #[error(transparent)]
+    Store(#[from] store::Error),
+}
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why work that needs the lease was dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Lapse {
+    /// It may still be ours; the guard has stopped the container.
+    #[error("the lease could not be renewed in time")]
+    Late,
+    /// Another instance has it.
+    #[error("another instance took the lease")]
+    Lost,
+}
+
+/// How an attempt to free the lease ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Released {
+    Freed,
+    /// Another instance has it, and nothing of ours was committed.
+    Lost,
+}
+
+/// What the lock said when we acquired it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Before {
+    pub ran: bool,
+    pub behind: bool,
+}
+
+#[derive(Debug)]
+pub struct LockFile {
+    store: Arc<dyn Store>,
+    key: String,
+    who: Identity,
+    clock: SharedClock,
+    times: Times,
+    known: Option<(Lock, Version)>,
+    sight: Sight,
+    held: Option<Held>,
+    before: Before,
+    /// The store's time and our own at the last write: they advance together.
+    updated: Option<(SystemTime, Moment)>,
+    /// Nonces of this epoch's writes with the instant each was sent.
+    attempts: Vec<(Nonce, Moment)>,
+    /// A write was sent whose outcome is not known.
+    unsettled: bool,
+    next_renewal: Moment,
+    deadline: watch::Sender<Option<Moment>>,
+}
+
+impl LockFile {
+    pub fn new(store: Arc<dyn Store>, key: String, who: Identity, clock: SharedClock, times: Times) -> Self {
+        let next_renewal = clock.now();
+        Self {
+            store,
+            key,
+            who,
+            clock,
+            times,
+            known: None,
+            sight: Sight::default(),
+            held: None,
+            before: Before::default(),
+            updated: None,
+            attempts: Vec::new(),
+            unsettled: false,
+            next_renewal,
+            deadline: watch::Sender::new(None),
+        }
+    }
+
+    /// The lock as last read or written.
+    pub fn lock(&self) -> Option<&Lock> {
+        self.known.as_ref().map(|(lock, _)| lock)
+    }
+
+    /// How we stand to the lock as last read or written.
+    pub fn stand(&self) -> Option<Stand> {
+        let lock = self.lock()?;
+        Some(rules::stand(lock, &self.who, self.held.as_ref(), &self.sight, &self.times, self.clock.now()))
+    }
+
+    /// Another instance waits and its entry is fresh.
+    pub fn is_waited_for(&self) -> bool {
+        self.lock().is_some_and(|lock| self.sight.is_waited_for(lock, &self.who.me))
+    }
+
+    pub fn is_waiting(&self) -> bool {
+        self.lock().and_then(|lock| lock.waiter.as_ref()).is_some_and(|waiter| waiter.instance == self.who.me)
+    }
+
+    /// What the lock said when we acquired it.
+    pub fn before(&self) -> Before {
+        self.before
+    }
+
+    pub fn held(&self) -> Option<&Held> {
+        self.held.as_ref()
+    }
+
+    pub fn next_renewal(&self) -> Moment {
+        self.next_renewal
+    }
+
+    /// Until when the container may run, and whenever that changes.
+    pub fn deadline(&self) -> watch::Receiver<Option<Moment>> {
+        self.deadline.subscribe()
+    }
+
+    /// Reads the lock and settles every write whose outcome was open.
+    pub async fn read(&mut self) -> Result<()> {
+        let known = self.known.as_ref().map(|(_, version)| version);
+        let polled = self.clock.timeout(self.times.call, self.store.poll(&self.key, known)).await;
+        let polled = polled.unwrap_or_else(|elapsed| Err(self.unanswered(elapsed)));
+        match polled {
+            Ok(Poll::Unchanged) => {}
+            Ok(Poll::Changed(bytes, version)) => {
+                let lock = serde_json::from_slice(&bytes).map_err(|error| {
+                    self.sight.missed();
+                    Error::Garbled(error.to_string())
+                })?;
+                self.known = Some((lock, version));
+            }
+            Ok(Poll::Missing) => {
+                // A conditional write cannot be applied any more either.
+                self.unsettled = false;
+                self.known = None;
+                self.sight.missed();
+                return Err(Error::Missing);
+            }
+            Err(error) => {
+                self.sight.missed();
+                return Err(error.into());
+            }
+        }
+        self.unsettled = false;
+        if let Some((lock, _)) = &self.known {
+            self.sight.saw(lock, self.clock.now());
+            let (epoch, op) = (lock.epoch, lock.lease.as_ref().map(|lease| lease.op.clone()));
+            if let Some(op) = op {
+                self.applied(&op, epoch);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the lease under a new epoch. `runs`: in order to run the sandbox.
+    pub async fn acquire(&mut self, runs: bool) -> Result<()> {
+        let op = self.clock.nonce();
+        let lock = self.current()?;
+        let before = Before { ran: lock.ran, behind: lock.behind };
+        let next = rules::acquired(lock, &self.who.me, op.clone(), &self.times, runs);
+        self.before = before;
+        self.send(next, &op, Urgency::Commit, |lock| is_op(lock, &op)).await
+    }
+
+    /// Proves that the lease is still ours, and so extends it.
+    pub async fn renew(&mut self) -> Result<()> {
+        self.next_renewal = self.clock.now() + self.times.retry;
+        if self.unsettled {
+            self.read().await?;
+        }
+        let op = self.clock.nonce();
+        let next = rules::renewed(self.current()?, op.clone());
+        match self.send(next, &op, Urgency::Renewal, |lock| is_op(lock, &op)).await {
+            // [8] Somebody registered as waiter in between: it is merged, and written again at once.
+            Err(Error::Changed) if matches!(self.stand(), Some(Stand::Ours | Stand::Late)) => {
+                let op = self.clock.nonce();
+                let next = rules::renewed(self.current()?, op.clone());
+                self.send(next, &op, Urgency::Renewal, |lock| is_op(lock, &op)).await
+            }
+            sent => sent,
+        }
+    }
+
+    /// Makes `head` the committed checkpoint and keeps the lease.
+    pub async fn commit(&mut self, head: Head) -> Result<()> {
+        let op = self.clock.nonce();
+        let next = rules::committed(self.current()?, op.clone(), head);
+        self.send(next, &op, Urgency::Commit, |lock| is_op(lock, &op)).await
+    }
+
+    /// [11] Frees the lease, with `head` as the last commit in the same write. `ran`: it ran under
+    /// this lease. One way: once this was called nothing runs under this epoch any more, whatever
+    /// the answer. Safe to repeat until it succeeds or the lease proves lost.
+    pub async fn release(&mut self, head: Option<Head>, ran: bool) -> Result<Released> {
+        let Some(held) = self.held else { return Ok(Released::Lost) };
+        if self.unsettled {
+            self.read().await?;
+        }
+        let lock = self.lock().ok_or(Error::Missing)?;
+        let ours = lock.epoch == held.epoch;
+        if ours && lock.lease.is_none() {
+            self.held = None;
+            return Ok(Released::Freed);
+        }
+        if !ours || lock.lease.as_ref().is_none_or(|lease| lease.owner != self.who.me) {
+            self.held = None;
+            return Ok(Released::Lost);
+        }
+        let op = self.clock.nonce();
+        self.let_go(rules::released(lock, head, ran || self.before.behind), &op).await?;
+        Ok(Released::Freed)
+    }
+
+    /// [13] Marks that a purge has begun.
+    pub async fn purging(&mut self) -> Result<()> {
+        let op = self.clock.nonce();
+        let next = rules::purging(self.current()?, op.clone());
+        self.send(next, &op, Urgency::Commit, |lock| is_op(lock, &op)).await
+    }
+
+    /// [13] Ends a purge: only the tombstone is left. One way, and safe to repeat, like a release.
+    pub async fn bury(&mut self) -> Result<Released> {
+        let Some(held) = self.held else { return Ok(Released::Lost) };
+        if self.unsettled {
+            self.read().await?;
+        }
+        let lock = self.lock().ok_or(Error::Missing)?;
+        let ours = lock.epoch == held.epoch;
+        if ours && lock.purged {
+            self.held = None;
+            return Ok(Released::Freed);
+        }
+        if !ours || lock.lease.as_ref().is_none_or(|lease| lease.owner != self.who.me) {
+            self.held = None;
+            return Ok(Released::Lost);
+        }
+        let op = self.clock.nonce();
+        self.let_go(rules::tombstone(lock), &op).await?;
+        Ok(Released::Freed)
+    }
+
+    /// Registers as waiter, or shows that we still wait.
+    pub async fn wait(&mut self) -> Result<()> {
+        let op = self.clock.nonce();
+        let next = rules::waited(self.current()?, &self.who.me, op.clone(), &self.times);
+        let registered = |lock: &Lock| lock.waiter.as_ref().is_some_and(|waiter| waiter.op == op);
+        self.send(next, &op, Urgency::Waiter, registered).await
+    }
+
+    pub async fn withdraw(&mut self) -> Result<()> {
+        let op = self.clock.nonce();
+        let me = self.who.me.clone();
+        let next = rules::withdrawn(self.current()?, &me);
+        let gone = |lock: &Lock| lock.waiter.as_ref().is_none_or(|waiter| waiter.instance != me);
+        self.send(next, &op, Urgency::Waiter, gone).await
+    }
+
+    /// Polls `work` and the renewals in one future, so that neither outlives the other. A failed
+    /// renewal is only late; the work is dropped when the deadline has passed or the lease is lost.
+    pub async fn hold<T>(&mut self, work: impl Future<Output = T>) -> std::result::Result<T, Lapse> {
+        let mut work = pin!(work);
+        let clock = self.clock.clone();
+        loop {
+            let deadline = self.held.map_or(clock.now(), |held| held.deadline);
+            tokio::select! {
+                biased;
+                done = &mut work => return Ok(done),
+                () = clock.sleep_until(self.next_renewal.min(deadline)) => {}
+            }
+            // The work goes on while the renewal is under way, and a renewal is never cut off.
+            let mut done = None;
+            {
+                let mut renewal = pin!(self.renew());
+                loop {
+                    tokio::select! {
+                        biased;
+                        _ = &mut renewal => break,
+                        result = &mut work, if done.is_none() => done = Some(result),
+                    }
+                }
+            }
+            match (self.stand(), done) {
+                (Some(Stand::Ours), Some(done)) => return Ok(done),
+                (Some(Stand::Ours), None) => {}
+                (Some(Stand::Late) | None, _) => return Err(Lapse::Late),
+                (Some(Stand::Free | Stand::Theirs | Stand::Purged), _) => return Err(Lapse::Lost),
+            }
+        }
+    }
+
+    /// The lock a write is made from; while an earlier write is open, none.
+    fn current(&self) -> Result<&Lock> {
+        if self.unsettled {
+            return Err(Error::Changed);
+        }
+        self.lock().ok_or(Error::Missing)
+    }
+
+    async fn let_go(&mut self, next: Lock, op: &Nonce) -> Result<()> {
+        let epoch = next.epoch;
+        if let Some(held) = &mut self.held {
+            held.released = true;
+        }
+        self.deadline.send_replace(None);
+        self.send(next, op, Urgency::Commit, |lock| lock.epoch == epoch && lock.lease.is_none()).await?;
+        self.held = None;
+        Ok(())
+    }
+
+    /// Sends one write and settles it. `applied` recognises it in a lock that was read.
+    async fn send(&mut self, next: Lock, op: &Nonce, urgency: Urgency, applied: impl Fn(&Lock) -> bool) -> Result<()> {
+        let (_, version) = self.known.as_ref().ok_or(Error::Missing)?;
+        let bytes = serde_json::to_vec(&next).map_err(|error| Error::Garbled(error.to_string()))?;
+        let sent = self.clock.now();
+        self.attempts.push((op.clone(), sent));
+        self.unsettled = true;
+        let put = self.store.put_as(&self.key, bytes.into(), If::Is(version.clone()), urgency);
+        let answer = self.clock.timeout(self.times.call, put).await;
+        match answer.unwrap_or_else(|elapsed| Err(self.unanswered(elapsed))) {
+            Ok(written) => {
+                self.sight.saw(&next, self.clock.now());
+                let (epoch, holds) = (next.epoch, is_op(&next, op));
+                self.known = Some((next, written.version));
+                self.unsettled = false;
+                if holds {
+                    self.applied(op, epoch);
+                }
+                if let Some(updated) = written.updated {
+                    self.compare_clocks(updated);
+                }
+                Ok(())
+            }
+            // The client library turns success into a conflict when an answer was lost: only a read decides.
+            Err(error @ (store::Error::Conflict(_) | store::Error::Unavailable { .. })) => {
+                self.read().await?;
+                if self.lock().is_some_and(&applied) {
+                    return Ok(());
+                }
+                Err(if matches!(error, store::Error::Conflict(_)) { Error::Changed } else { error.into() })
+            }
+            Err(error) => {
+                self.unsettled = false;
+                Err(error.into())
+            }
+        }
+    }
+
+    /// [3] The write with this nonce is in force under `epoch`: the deadline counts from when it was
+    /// sent. Also how an acquisition whose answer was lost is found to have succeeded.
+    fn applied(&mut self, op: &Nonce, epoch: u64) {
+        let Some(sent) = self.attempts.iter().find(|(nonce, _)| nonce == op).map(|(_, sent)| *sent) else { return };
+        let deadline = sent + self.times.hold;
+        let held = match self.held {
+            // [11] One way: whatever a late read shows, this epoch is over.
+            Some(held) if held.epoch == epoch && held.released => return,
+            Some(held) if held.epoch == epoch => Held { deadline: held.deadline.max(deadline), ..held },
+            Some(_) | None => Held { epoch, deadline, released: false },
+        };
+        self.held = Some(held);
+        self.next_renewal = sent + self.clock.jittered(self.times.renew);
+        self.attempts.retain(|(_, at)| *at >= sent);
+        self.deadline.send_replace(Some(held.deadline));
+    }
+
+    /// [7] If the store's clock ran well ahead of ours, this machine was frozen: what ran here may
+    /// have been taken over meanwhile. The deadline counts as passed; fencing comes first, then a renewal.
+    fn compare_clocks(&mut self, updated: SystemTime) {
+        let now = self.clock.now();
+        if let Some((before, then)) = self.updated.replace((updated, now))
+            && let Ok(theirs) = updated.duration_since(before)
+            && theirs > (now - then) + self.times.frozen
+            && let Some(held) = self.held.as_mut().filter(|held| !held.released)
+        {
+            held.deadline = now;
+            self.deadline.send_replace(Some(now));
+        }
+    }
+
+    fn unanswered(&self, elapsed: crate::clock::Elapsed) -> store::Error {
+        store::Error::Unavailable { key: self.key.clone(), why: elapsed.to_string() }
+    }
+}
+
+fn is_op(lock: &Lock, op: &Nonce) -> bool {
+    lock.lease.as_ref().is_some_and(|lease| lease.op == *op)
+}

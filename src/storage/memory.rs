@@ -1,0 +1,186 @@
+//! The store of sandboxes that are not to outlive their instance, and of tests.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::Write,
+    ops::Bound,
+    path::Path,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use tokio::sync::watch;
+
+use super::{
+    files,
+    store::{Digest, Entry, Error, If, Page, Poll, Progress, Result, Store, Version, Written, check_key, check_small},
+};
+use crate::clock::SharedClock;
+
+const PAGE: usize = 1000;
+const STALL: Duration = Duration::from_secs(30);
+
+#[derive(Debug)]
+pub struct Memory {
+    clock: SharedClock,
+    page: usize,
+    objects: Mutex<BTreeMap<String, Object>>,
+    /// Writes and deletions so far; the source of versions, and what watchers wait on.
+    count: watch::Sender<u64>,
+}
+
+#[derive(Clone, Debug)]
+struct Object {
+    bytes: Bytes,
+    version: Version,
+}
+
+impl Memory {
+    pub fn new(clock: SharedClock) -> Self {
+        Self { clock, page: PAGE, objects: Mutex::default(), count: watch::Sender::new(0) }
+    }
+
+    /// Lists in pages of `page` entries.
+    pub fn with_page(mut self, page: usize) -> Self {
+        self.page = page;
+        self
+    }
+
+    fn objects(&self) -> MutexGuard<'_, BTreeMap<String, Object>> {
+        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Must be called with the objects locked, so that versions are unique.
+    fn next(&self) -> u64 {
+        self.count.send_modify(|count| *count += 1);
+        *self.count.borrow()
+    }
+
+    fn version(&self, key: &str) -> Option<Version> {
+        self.objects().get(key).map(|object| object.version.clone())
+    }
+
+    /// What is there already, if it is the same.
+    fn same(&self, key: &str, digest: &Digest) -> Result<Written> {
+        let there = self.objects().get(key).cloned();
+        let same = there.filter(|object| Digest::of(&object.bytes) == *digest);
+        let same = same.ok_or_else(|| Error::Conflict(key.to_owned()))?;
+        Ok(Written { version: same.version, updated: None })
+    }
+
+    fn write(&self, key: &str, bytes: Bytes, condition: &If) -> Result<Written> {
+        let mut objects = self.objects();
+        if !condition.holds(objects.get(key).map(|object| &object.version)) {
+            return Err(Error::Conflict(key.to_owned()));
+        }
+        let version = Version(self.next().to_string());
+        objects.insert(key.to_owned(), Object { bytes, version: version.clone() });
+        Ok(Written { version, updated: Some(self.clock.wall()) })
+    }
+}
+
+#[async_trait]
+impl Store for Memory {
+    async fn poll(&self, key: &str, known: Option<&Version>) -> Result<Poll> {
+        check_key(key)?;
+        let Some(Object { bytes, version }) = self.objects().get(key).cloned() else { return Ok(Poll::Missing) };
+        if known == Some(&version) {
+            return Ok(Poll::Unchanged);
+        }
+        check_small(key, bytes.len() as u64)?;
+        Ok(Poll::Changed(bytes, version))
+    }
+
+    async fn put(&self, key: &str, bytes: Bytes, condition: If) -> Result<Written> {
+        check_key(key)?;
+        check_small(key, bytes.len() as u64)?;
+        self.write(key, bytes, &condition)
+    }
+
+    async fn delete(&self, key: &str, condition: If) -> Result<()> {
+        check_key(key)?;
+        let mut objects = self.objects();
+        let Some(object) = objects.get(key) else { return Err(Error::NotFound(key.to_owned())) };
+        if !condition.holds(Some(&object.version)) {
+            return Err(Error::Conflict(key.to_owned()));
+        }
+        objects.remove(key);
+        self.next();
+        Ok(())
+    }
+
+    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
+        let objects = self.objects();
+        let from = match after {
+            Some(after) if after >= prefix => Bound::Excluded(after),
+            Some(_) | None => Bound::Included(prefix),
+        };
+        let mut found = objects
+            .range::<str, _>((from, Bound::Unbounded))
+            .take_while(|(key, _)| key.starts_with(prefix))
+            .map(|(key, object)| Entry {
+                key: key.clone(),
+                version: object.version.clone(),
+                size: object.bytes.len() as u64,
+            });
+        let entries = found.by_ref().take(self.page).collect();
+        Ok(Page { entries, more: found.next().is_some() })
+    }
+
+    async fn upload(
+        &self,
+        key: &str,
+        file: &Path,
+        condition: If,
+        digest: &Digest,
+        progress: Progress<'_>,
+    ) -> Result<Written> {
+        check_key(key)?;
+        let (name, path, digest) = (key.to_owned(), file.to_owned(), digest.clone());
+        let wanted = digest.clone();
+        let bytes = files::beside(&self.clock, key, STALL, progress, move |reporter| {
+            let mut bytes = Vec::new();
+            let mut source = File::open(path).map_err(|error| files::local_error(&name, &error))?;
+            digest.verify(&name, &files::copy(&name, &mut source, &mut bytes, reporter)?)?;
+            Ok(Bytes::from(bytes))
+        })
+        .await?;
+        match self.write(key, bytes, &condition) {
+            Err(Error::Conflict(_)) if condition == If::Absent => self.same(key, &wanted),
+            written => written,
+        }
+    }
+
+    async fn download(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {
+        check_key(key)?;
+        let Some(bytes) = self.objects().get(key).map(|object| object.bytes.clone()) else {
+            return Err(Error::NotFound(key.to_owned()));
+        };
+        let (name, target, digest) = (key.to_owned(), file.to_owned(), digest.clone());
+        files::beside(&self.clock, key, STALL, progress, move |reporter| {
+            let mut draft = files::draft(&name, &target)?;
+            let mut sum = files::Sum::default();
+            for chunk in bytes.chunks(files::CHUNK) {
+                reporter.go_on(&name)?;
+                sum.add(chunk);
+                draft.write_all(chunk).map_err(|error| files::local_error(&name, &error))?;
+                reporter.tell(sum.size());
+            }
+            files::settle(&name, draft, &target, &digest, &sum.finish(), reporter)
+        })
+        .await
+    }
+
+    async fn changed(&self, key: &str) {
+        let mut count = self.count.subscribe();
+        let known = self.version(key);
+        while self.version(key) == known {
+            if count.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+}

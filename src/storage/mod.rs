@@ -1,0 +1,17 @@
+//! The bucket and what lies in it, and the board between the rooms of one instance.
+
+pub mod artifacts;
+pub mod board;
+pub mod checkpoints;
+pub mod directory;
+pub mod files;
+pub mod gcs;
+pub mod layout;
+pub mod lease;
+pub mod memory;
+pub mod mount;
+pub mod mounted;
+pub mod records;
+pub mod rules;
+pub mod store;
+pub mod stores;

@@ -1,0 +1,303 @@
+//! A mounted bucket as a store for things that are written once.
+//!
+//! Such a mount can neither lock nor rename with a condition, and shows a file to others only after
+//! it was closed and caches have caught up. So an object is written straight to its final name, its
+//! `close` is checked (there it becomes an object), and a reader that was told of a name waits for
+//! it. Comparing and setting is refused: lock and metadata cannot live here.
+
+use std::{
+    fmt,
+    fs::{self, File},
+    io::{self, Read, Write},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+
+use super::{
+    directory::{
+        list,
+        tree::{self, Seen},
+    },
+    files::{self, Reporter, local_error},
+    store::{Digest, Error, If, Page, Poll, Progress, Result, SMALL, Store, Version, Written, check_key, check_small},
+};
+use crate::clock::SharedClock;
+
+const PAGE: usize = 1000;
+const STALL: Duration = Duration::from_secs(60);
+/// How long the caches of a mount may hide a new file.
+const SETTLES: Duration = Duration::from_secs(60);
+const LOOK_AGAIN: Duration = Duration::from_millis(250);
+
+/// What is asked of the operating system; a test puts a slow or failing one in between.
+pub trait Disk: fmt::Debug + Send + Sync + 'static {
+    /// A new file; with `replace` also over an old one.
+    fn create(&self, path: &Path, replace: bool) -> io::Result<Box<dyn Sheet>>;
+    fn open(&self, path: &Path) -> io::Result<Box<dyn Read + Send>>;
+    fn size(&self, path: &Path) -> io::Result<u64>;
+}
+
+/// A file that is being written.
+pub trait Sheet: Write + Send {
+    /// The one moment at which it becomes an object, or does not.
+    fn close(self: Box<Self>) -> io::Result<()>;
+}
+
+/// The machine's own files.
+#[derive(Debug, Default)]
+pub struct Files;
+
+impl Disk for Files {
+    fn create(&self, path: &Path, replace: bool) -> io::Result<Box<dyn Sheet>> {
+        let mut options = File::options();
+        options.write(true);
+        if replace {
+            options.create(true).truncate(true)
+        } else {
+            options.create_new(true)
+        };
+        Ok(Box::new(options.open(path)?))
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Box<dyn Read + Send>> {
+        Ok(Box::new(File::open(path)?))
+    }
+
+    fn size(&self, path: &Path) -> io::Result<u64> {
+        let about = fs::metadata(path)?;
+        if about.is_file() { Ok(about.len()) } else { Err(io::ErrorKind::NotFound.into()) }
+    }
+}
+
+impl Sheet for File {
+    fn close(self: Box<Self>) -> io::Result<()> {
+        // Dropping a file would swallow what close says.
+        Ok(nix::unistd::close(*self)?)
+    }
+}
+
+#[derive(Debug)]
+pub struct Mounted {
+    clock: SharedClock,
+    root: PathBuf,
+    disk: Arc<dyn Disk>,
+    page: usize,
+    settles: Duration,
+}
+
+impl Mounted {
+    pub fn new(root: impl Into<PathBuf>, clock: SharedClock) -> Self {
+        Self { clock, root: root.into(), disk: Arc::new(Files), page: PAGE, settles: SETTLES }
+    }
+
+    pub fn with_disk(mut self, disk: Arc<dyn Disk>) -> Self {
+        self.disk = disk;
+        self
+    }
+
+    /// Lists in pages of `page` entries.
+    pub fn with_page(mut self, page: usize) -> Self {
+        self.page = page;
+        self
+    }
+
+    /// How long a reader waits for a file it was told of.
+    pub fn with_settling(mut self, settles: Duration) -> Self {
+        self.settles = settles;
+        self
+    }
+
+    async fn call<T: Send + 'static>(
+        &self,
+        key: &str,
+        progress: Progress<'_>,
+        work: impl FnOnce(&Shelf, &Reporter) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let shelf = Shelf { root: self.root.clone(), disk: self.disk.clone() };
+        files::beside(&self.clock, key, STALL, progress, move |reporter| work(&shelf, reporter)).await
+    }
+}
+
+fn refused(key: &str) -> Error {
+    let why = "a mounted bucket cannot compare and set; set SANDBOX_METADATA_BUCKET".to_owned();
+    Error::Other { key: key.to_owned(), why }
+}
+
+fn is_settling(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::StaleNetworkFileHandle)
+}
+
+/// The blocking half.
+struct Shelf {
+    root: PathBuf,
+    disk: Arc<dyn Disk>,
+}
+
+impl Shelf {
+    fn look(&self, key: &str) -> Result<Option<Seen>> {
+        let path = self.root.join(key);
+        let seen = self.disk.size(&path).and_then(|size| {
+            let mut bytes = Vec::new();
+            if size <= SMALL {
+                self.disk.open(&path)?.take(SMALL).read_to_end(&mut bytes)?;
+            }
+            let mark = if size <= SMALL { tree::mark(&bytes) } else { tree::large_mark(size) };
+            Ok(Seen { version: Version(mark), size, bytes })
+        });
+        match seen {
+            Ok(seen) => Ok(Some(seen)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(local_error(key, &error)),
+        }
+    }
+
+    /// Writes under the final name. What fails, or is not what it should be, is taken away again.
+    fn write(&self, key: &str, condition: &If, fill: impl FnOnce(&mut dyn Write) -> Result<String>) -> Result<Written> {
+        let path = self.root.join(key);
+        let replace = match condition {
+            If::Any => true,
+            If::Absent => false,
+            If::Is(_) => return Err(refused(key)),
+        };
+        let failed = |error: io::Error| local_error(key, &error);
+        fs::create_dir_all(path.parent().unwrap_or(&self.root)).map_err(failed)?;
+        let mut sheet = match self.disk.create(&path, replace) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                return Err(Error::Conflict(key.to_owned()));
+            }
+            created => created.map_err(failed)?,
+        };
+        let filled = fill(&mut *sheet);
+        let closed = sheet.close().map_err(failed);
+        match filled.and_then(|mark| closed.map(|()| mark)) {
+            Ok(mark) => Ok(Written { version: Version(mark), updated: None }),
+            Err(error) => {
+                // Nobody knows the name yet: the manifest would have come last.
+                drop(fs::remove_file(&path));
+                Err(error)
+            }
+        }
+    }
+
+    fn digest(&self, key: &str, reporter: &Reporter) -> Result<Digest> {
+        let mut file = self.disk.open(&self.root.join(key)).map_err(|error| local_error(key, &error))?;
+        files::copy(key, &mut *file, io::sink(), reporter)
+    }
+}
+
+#[async_trait]
+impl Store for Mounted {
+    async fn poll(&self, key: &str, known: Option<&Version>) -> Result<Poll> {
+        check_key(key)?;
+        let (name, known) = (key.to_owned(), known.cloned());
+        self.call(key, &|_| {}, move |shelf, _| {
+            let Some(seen) = shelf.look(&name)? else { return Ok(Poll::Missing) };
+            if known.as_ref() == Some(&seen.version) {
+                return Ok(Poll::Unchanged);
+            }
+            check_small(&name, seen.size)?;
+            Ok(Poll::Changed(seen.bytes.into(), seen.version))
+        })
+        .await
+    }
+
+    async fn put(&self, key: &str, bytes: Bytes, condition: If) -> Result<Written> {
+        check_key(key)?;
+        check_small(key, bytes.len() as u64)?;
+        let name = key.to_owned();
+        self.call(key, &|_| {}, move |shelf, _| {
+            shelf.write(&name, &condition, |sheet| {
+                sheet.write_all(&bytes).map_err(|error| local_error(&name, &error))?;
+                Ok(tree::mark(&bytes))
+            })
+        })
+        .await
+    }
+
+    async fn delete(&self, key: &str, condition: If) -> Result<()> {
+        check_key(key)?;
+        if condition != If::Any {
+            return Err(refused(key));
+        }
+        let name = key.to_owned();
+        self.call(key, &|_| {}, move |shelf, _| {
+            fs::remove_file(shelf.root.join(&name)).map_err(|error| local_error(&name, &error))
+        })
+        .await
+    }
+
+    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
+        let (prefix, after, page) = (prefix.to_owned(), after.map(str::to_owned), self.page);
+        let name = prefix.clone();
+        self.call(&name, &|_| {}, move |shelf, _| {
+            list::page(&shelf.root, &prefix, after.as_deref(), page, &|key| shelf.look(key))
+        })
+        .await
+    }
+
+    async fn upload(
+        &self,
+        key: &str,
+        file: &Path,
+        condition: If,
+        digest: &Digest,
+        progress: Progress<'_>,
+    ) -> Result<Written> {
+        check_key(key)?;
+        let (name, path, digest) = (key.to_owned(), file.to_owned(), digest.clone());
+        self.call(key, progress, move |shelf, reporter| {
+            let mut source = File::open(path).map_err(|error| local_error(&name, &error))?;
+            let written = shelf.write(&name, &condition, |sheet| {
+                let found = files::copy(&name, &mut source, sheet, reporter)?;
+                digest.verify(&name, &found)?;
+                reporter.go_on(&name)?;
+                Ok(tree::large_mark(found.size))
+            });
+            match written {
+                Err(Error::Conflict(_)) if condition == If::Absent => {
+                    if shelf.digest(&name, reporter)? != digest {
+                        return Err(Error::Conflict(name));
+                    }
+                }
+                Ok(_) => {}
+                Err(error) => return Err(error),
+            }
+            let seen = shelf.look(&name)?.map(|seen| seen.version);
+            // Not visible yet, though closed: its size is known all the same.
+            Ok(Written { version: seen.unwrap_or(Version(tree::large_mark(digest.size))), updated: None })
+        })
+        .await
+    }
+
+    async fn download(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {
+        check_key(key)?;
+        let deadline = self.clock.now() + self.settles;
+        loop {
+            let (name, target, digest) = (key.to_owned(), file.to_owned(), digest.clone());
+            let fetched = self.call(key, progress, move |shelf, reporter| {
+                let mut source = match shelf.disk.open(&shelf.root.join(&name)) {
+                    Err(error) if is_settling(&error) => return Ok(false),
+                    opened => opened.map_err(|error| local_error(&name, &error))?,
+                };
+                let mut draft = files::draft(&name, &target)?;
+                let found = files::copy(&name, &mut *source, &mut draft, reporter)?;
+                files::settle(&name, draft, &target, &digest, &found, reporter).map(|()| true)
+            });
+            if fetched.await? {
+                return Ok(());
+            }
+            if self.clock.now() >= deadline {
+                return Err(Error::NotFound(key.to_owned()));
+            }
+            self.clock.sleep(LOOK_AGAIN).await;
+        }
+    }
+
+    fn settles_within(&self) -> Duration {
+        self.settles
+    }
+}

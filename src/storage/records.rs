@@ -1,0 +1,406 @@
+//! The typed records of a sandbox, wherever they lie: a persistent sandbox in the configured
+//! store, any other in this instance's memory. Same code, same keys.
+
+use std::sync::Arc;
+
+use baton_protocol::{
+    id::SandboxId,
+    lock::Lock,
+    metadata::{Latest, MAX_BYTES, Metadata, Spec, Status},
+};
+use bytes::Bytes;
+use serde_json::{Map, Value};
+
+use super::{
+    layout::{self, Object},
+    lease::LockFile,
+    rules::{Identity, Times},
+    store::{self, If, Poll, Store, Version},
+    stores::{Need, Refusal, Stores},
+};
+use crate::clock::SharedClock;
+
+/// By what the caller can do about it.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Somebody has to mend the object; nothing was changed.
+    #[error("InvalidSpec: {0}")]
+    InvalidSpec(String),
+    /// It was made where this instance does not look.
+    #[error("OtherStore: {0}")]
+    OtherStore(String),
+    /// What the request needs is not configured.
+    #[error("{0}")]
+    NotConfigured(String),
+    #[error(transparent)]
+    Store(#[from] store::Error),
+}
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Where persistent sandboxes lie.
+#[derive(Clone, Debug)]
+pub struct Durable {
+    pub locks: Arc<dyn Store>,
+    pub metadata: Arc<dyn Store>,
+    /// Recorded in the metadata, so that an instance that looks elsewhere notices.
+    pub lock_bucket: Option<String>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Records {
+    clock: SharedClock,
+    memory: Arc<dyn Store>,
+    durable: Option<Durable>,
+    can_snapshot: bool,
+    times: Times,
+    /// Asked before something durable is made.
+    stores: Option<Stores>,
+}
+
+/// Which of the stores a sandbox lies in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    Memory,
+    Durable,
+}
+
+/// Metadata as it was read.
+#[derive(Clone, Debug)]
+pub struct Found {
+    pub metadata: Metadata,
+    pub version: Version,
+    pub place: Place,
+}
+
+type Shelf<'a> = &'a Arc<dyn Store>;
+
+/// How often a write is made anew on top of somebody else's before it is given up.
+const TRIES: usize = 20;
+/// How often a new object is sent again; a client waits for it.
+const NEW_TRIES: usize = 3;
+
+pub const CHECKPOINT_NOT_ENABLED: &str = "Checkpointing is not enabled on the server.";
+
+impl Records {
+    pub fn new(
+        clock: SharedClock,
+        memory: Arc<dyn Store>,
+        durable: Option<Durable>,
+        can_snapshot: bool,
+        times: Times,
+    ) -> Self {
+        Self { clock, memory, durable, can_snapshot, times, stores: None }
+    }
+
+    /// Refuses what is durable where these stores cannot hold it, as when a mount cannot lock.
+    pub fn checked_by(mut self, stores: Stores) -> Self {
+        self.stores = Some(stores);
+        self
+    }
+
+    pub fn can_checkpoint(&self) -> bool {
+        self.durable.is_some()
+    }
+
+    pub fn can_snapshot(&self) -> bool {
+        self.can_snapshot
+    }
+
+    /// Writes a new sandbox's lock, then its metadata: no acquire ever creates a lock.
+    pub async fn create(&self, spec: &Spec) -> Result<()> {
+        let place = if spec.enable_sandbox_checkpoint { Place::Durable } else { Place::Memory };
+        let (locks, metadata) = self.stores(place)?;
+        if let Some(stores) = self.stores.as_ref().filter(|_| place == Place::Durable) {
+            stores.check(Need::Checkpoint).await.map_err(|refusal| match refusal {
+                Refusal::Unreachable(error) => Error::Store(error),
+                Refusal::NoCheckpoints | Refusal::NoSnapshots | Refusal::NotLocal => {
+                    Error::NotConfigured(refusal.to_string())
+                }
+            })?;
+        }
+        let id = &spec.sandbox_id;
+        let mut spec = spec.clone();
+        spec.lock_bucket = self.lock_bucket(place);
+        self.put_new(locks, &lock_key(id), &Lock::new(id.clone())).await?;
+        let record = Metadata { spec, latest_sandbox_checkpoint: None, status: Status::default() };
+        self.put_new(metadata, &metadata_key(id), &record).await
+    }
+
+    /// `None`: no such sandbox.
+    pub async fn find(&self, id: &SandboxId) -> Result<Option<Metadata>> {
+        Ok(self.look(id, None).await?.and_then(Looked::found).map(|found| found.metadata))
+    }
+
+    /// What changed since `known`. `None`: no such sandbox.
+    pub async fn look(&self, id: &SandboxId, known: Option<(&Version, Place)>) -> Result<Option<Looked>> {
+        for place in [Place::Memory, Place::Durable] {
+            let Ok((_, metadata)) = self.stores(place) else { continue };
+            let version = known.filter(|(_, at)| *at == place).map(|(version, _)| version);
+            match self.poll(metadata, &metadata_key(id), version).await? {
+                Poll::Unchanged => return Ok(Some(Looked::Unchanged)),
+                Poll::Missing => {}
+                Poll::Changed(bytes, version) => {
+                    let metadata = parse(id, &bytes)?;
+                    self.check_place(&metadata.spec, place)?;
+                    return Ok(Some(Looked::Found(Box::new(Found { metadata, version, place }))));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// The API's and the operators' pen: changes the spec. `change` is applied again when somebody
+    /// else wrote in between and returns false when there is nothing to write. `None`: no such sandbox.
+    pub async fn edit(
+        &self,
+        id: &SandboxId,
+        change: &(dyn Fn(&mut Spec) -> bool + Send + Sync),
+    ) -> Result<Option<Spec>> {
+        self.rewrite(id, &|record| change(&mut record.spec)).await.map(|record| record.map(|record| record.spec))
+    }
+
+    /// The lease holder's pen: changes the view of what is so, never over that of a later epoch.
+    pub async fn report(
+        &self,
+        id: &SandboxId,
+        epoch: u64,
+        change: &(dyn Fn(&mut Status, &mut Option<Latest>) + Send + Sync),
+    ) -> Result<()> {
+        let updated = self.clock.timestamp();
+        self.rewrite(id, &|record| {
+            if record.status.epoch > epoch {
+                return false;
+            }
+            let before = (record.status.clone(), record.latest_sandbox_checkpoint.clone());
+            change(&mut record.status, &mut record.latest_sandbox_checkpoint);
+            record.status.epoch = epoch;
+            let changed = before != (record.status.clone(), record.latest_sandbox_checkpoint.clone());
+            if changed {
+                record.status.updated.clone_from(&updated);
+            }
+            changed
+        })
+        .await
+        .map(drop)
+    }
+
+    /// Writes metadata that somebody deleted under a running sandbox. Not over what is there by now.
+    pub async fn recreate(&self, record: &Metadata, place: Place) -> Result<()> {
+        let (_, metadata) = self.stores(place)?;
+        match self.put(metadata, &metadata_key(&record.spec.sandbox_id), record, If::Absent).await {
+            Ok(()) | Err(store::Error::Conflict(_)) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Erases the metadata; in memory the lock too, since nobody else can ever have seen it.
+    pub async fn erase(&self, id: &SandboxId, place: Place) -> Result<()> {
+        let (locks, metadata) = self.stores(place)?;
+        self.delete(metadata, &metadata_key(id)).await?;
+        if place == Place::Memory {
+            self.delete(locks, &lock_key(id)).await?;
+        }
+        Ok(())
+    }
+
+    /// The sandboxes of this instance's memory and of the store, after `after`, in order; and whether there are more.
+    pub async fn list(&self, after: Option<&SandboxId>) -> Result<(Vec<SandboxId>, bool)> {
+        let mut ids = std::collections::BTreeSet::new();
+        let mut more = false;
+        // A listing is cut where the shorter page ends, so that nothing between is passed over.
+        let mut end: Option<SandboxId> = None;
+        for place in [Place::Memory, Place::Durable] {
+            let Ok((_, metadata)) = self.stores(place) else { continue };
+            let after = after.map(metadata_key);
+            let listing = metadata.list(PREFIX, after.as_deref());
+            let page = match self.clock.timeout(self.times.call * 5, listing).await {
+                Ok(page) => page?,
+                Err(elapsed) => return Err(unanswered(PREFIX, elapsed).into()),
+            };
+            let found: Vec<_> = page.entries.iter().filter_map(|entry| id_of(&entry.key)).collect();
+            if page.more {
+                more = true;
+                let last = page.entries.last().and_then(|entry| layout::sandbox_of(&entry.key));
+                end = match (end, last) {
+                    (Some(one), Some(other)) => Some(one.min(other)),
+                    (one, other) => one.or(other),
+                };
+            }
+            ids.extend(found);
+        }
+        let within = |id: &SandboxId| end.as_ref().is_none_or(|end| id <= end);
+        Ok((ids.into_iter().filter(within).collect(), more))
+    }
+
+    /// The writer of a sandbox's lock.
+    pub fn lock_file(&self, id: &SandboxId, place: Place, who: &Identity) -> Result<LockFile> {
+        let (locks, _) = self.stores(place)?;
+        Ok(LockFile::new(locks.clone(), lock_key(id), who.clone(), self.clock.clone(), self.times))
+    }
+
+    /// Ends when lock or metadata may have changed; never, where the store cannot tell.
+    pub async fn changed(&self, id: &SandboxId, place: Place) {
+        let Ok((locks, metadata)) = self.stores(place) else { return std::future::pending().await };
+        let (lock_key, metadata_key) = (lock_key(id), metadata_key(id));
+        tokio::select! {
+            biased;
+            () = locks.changed(&lock_key) => {}
+            () = metadata.changed(&metadata_key) => {}
+        }
+    }
+
+    /// Where locks and where metadata lie.
+    fn stores(&self, place: Place) -> Result<(Shelf<'_>, Shelf<'_>)> {
+        match (place, &self.durable) {
+            (Place::Memory, _) => Ok((&self.memory, &self.memory)),
+            (Place::Durable, Some(durable)) => Ok((&durable.locks, &durable.metadata)),
+            (Place::Durable, None) => Err(Error::NotConfigured(CHECKPOINT_NOT_ENABLED.to_owned())),
+        }
+    }
+
+    fn lock_bucket(&self, place: Place) -> Option<String> {
+        match place {
+            Place::Memory => None,
+            Place::Durable => self.durable.as_ref().and_then(|durable| durable.lock_bucket.clone()),
+        }
+    }
+
+    fn check_place(&self, spec: &Spec, place: Place) -> Result<()> {
+        let here = self.lock_bucket(place);
+        if spec.lock_bucket == here {
+            return Ok(());
+        }
+        let name = |bucket: &Option<String>| bucket.clone().unwrap_or_else(|| "a directory".to_owned());
+        Err(Error::OtherStore(format!(
+            "its lock lies in {}, this instance looks in {}",
+            name(&spec.lock_bucket),
+            name(&here)
+        )))
+    }
+
+    async fn rewrite(
+        &self,
+        id: &SandboxId,
+        change: &(dyn Fn(&mut Metadata) -> bool + Send + Sync),
+    ) -> Result<Option<Metadata>> {
+        let key = metadata_key(id);
+        let mut last = None;
+        for _ in 0..TRIES {
+            let Some(Looked::Found(mut found)) = self.look(id, None).await? else { return Ok(None) };
+            if !change(&mut found.metadata) {
+                return Ok(Some(found.metadata));
+            }
+            let (_, store) = self.stores(found.place)?;
+            match self.put(store, &key, &found.metadata, If::Is(found.version)).await {
+                Ok(()) => return Ok(Some(found.metadata)),
+                // Read again; if it was applied after all, `change` finds nothing left to write.
+                Err(error) if matches!(error, store::Error::Conflict(_)) || error.is_passing() => {
+                    if error.is_passing() {
+                        self.clock.sleep(self.clock.jittered(self.times.retry)).await;
+                    }
+                    last = Some(error);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(last.unwrap_or(store::Error::Conflict(key)).into())
+    }
+
+    /// A new object under a name that only we know: a conflict is our own lost answer.
+    async fn put_new(&self, store: &Arc<dyn Store>, key: &str, record: &impl serde::Serialize) -> Result<()> {
+        let mut tries = 0;
+        loop {
+            match self.put(store, key, record, If::Absent).await {
+                Ok(()) | Err(store::Error::Conflict(_)) => return Ok(()),
+                Err(error) if error.is_passing() && tries < NEW_TRIES => {
+                    tries += 1;
+                    self.clock.sleep(self.clock.jittered(self.times.retry)).await;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    async fn put(
+        &self,
+        store: &Arc<dyn Store>,
+        key: &str,
+        record: &impl serde::Serialize,
+        condition: If,
+    ) -> store::Result<()> {
+        let bytes = serde_json::to_vec_pretty(record)
+            .map_err(|error| store::Error::Other { key: key.to_owned(), why: error.to_string() })?;
+        let put = store.put(key, Bytes::from(bytes), condition);
+        match self.clock.timeout(self.times.call, put).await {
+            Ok(written) => written.map(drop),
+            Err(elapsed) => Err(unanswered(key, elapsed)),
+        }
+    }
+
+    async fn poll(&self, store: &Arc<dyn Store>, key: &str, known: Option<&Version>) -> store::Result<Poll> {
+        match self.clock.timeout(self.times.call, store.poll(key, known)).await {
+            Ok(polled) => polled,
+            Err(elapsed) => Err(unanswered(key, elapsed)),
+        }
+    }
+
+    async fn delete(&self, store: &Arc<dyn Store>, key: &str) -> Result<()> {
+        match self.clock.timeout(self.times.call, store.delete(key, If::Any)).await {
+            Ok(Ok(()) | Err(store::Error::NotFound(_))) => Ok(()),
+            Ok(Err(error)) => Err(error.into()),
+            Err(elapsed) => Err(unanswered(key, elapsed).into()),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub enum Looked {
+    Unchanged,
+    Found(Box<Found>),
+}
+
+impl Looked {
+    fn found(self) -> Option<Found> {
+        match self {
+            Self::Found(found) => Some(*found),
+            Self::Unchanged => None,
+        }
+    }
+}
+
+/// Reads `metadata.json` as somebody may have left it. A broken `status` is only a broken view.
+pub fn parse(id: &SandboxId, bytes: &[u8]) -> Result<Metadata> {
+    let invalid = |why: String| Error::InvalidSpec(why);
+    if bytes.len() > MAX_BYTES {
+        return Err(invalid(format!("metadata.json is {} bytes long, the most is {MAX_BYTES}", bytes.len())));
+    }
+    let mut record: Map<String, Value> = serde_json::from_slice(bytes)
+        .map_err(|error| invalid(format!("metadata.json is not a JSON object: {error}")))?;
+    let status = record.remove("status").and_then(|status| serde_json::from_value(status).ok());
+    let latest = record.remove("latest_sandbox_checkpoint").and_then(|latest| serde_json::from_value(latest).ok());
+    let spec: Spec = serde_json::from_value(Value::Object(record)).map_err(|error| invalid(error.to_string()))?;
+    if spec.sandbox_id != *id {
+        return Err(invalid("sandbox_id is not that of this sandbox".to_owned()));
+    }
+    Ok(Metadata { spec, latest_sandbox_checkpoint: latest.flatten(), status: status.unwrap_or_default() })
+}
+
+/// What every key of a sandbox begins with.
+const PREFIX: &str = "sandboxes/";
+
+fn lock_key(id: &SandboxId) -> String {
+    Object::Lock(id).key()
+}
+
+fn metadata_key(id: &SandboxId) -> String {
+    Object::Metadata(id).key()
+}
+
+fn id_of(key: &str) -> Option<SandboxId> {
+    layout::sandbox_of(key).filter(|id| metadata_key(id) == key)
+}
+
+fn unanswered(key: &str, elapsed: crate::clock::Elapsed) -> store::Error {
+    store::Error::Unavailable { key: key.to_owned(), why: elapsed.to_string() }
+}

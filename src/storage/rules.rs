@@ -1,0 +1,351 @@
+//! The rules of the lock: each write as a pure function from the lock that was read to the
+//! lock that is wanted, and each judgement as one from what was seen to what it means.
+//! Numbers in brackets are those of the rules in `docs/lease.md`.
+
+use std::time::Duration;
+
+use baton_protocol::{
+    id::{InstanceId, Nonce},
+    lock::{Head, Lease, Lock, Waiter},
+};
+
+use crate::clock::Moment;
+
+/// The lease's constants, already scaled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Times {
+    pub renew: Duration,
+    /// Between tries at a renewal that failed.
+    pub retry: Duration,
+    /// The longest a call for a small object may take.
+    pub call: Duration,
+    pub hold: Duration,
+    pub takeover: Duration,
+    pub waiter: Duration,
+    pub beat: Duration,
+    pub handoff_wait: Duration,
+    /// How far the store's clock may run ahead of ours between two writes.
+    pub frozen: Duration,
+}
+
+impl Times {
+    pub const DEFAULT: Times = Times {
+        renew: Duration::from_secs(5),
+        retry: Duration::from_secs(1),
+        call: Duration::from_secs(2),
+        hold: Duration::from_secs(15),
+        takeover: Duration::from_secs(30),
+        waiter: Duration::from_secs(60),
+        beat: Duration::from_secs(20),
+        handoff_wait: Duration::from_secs(120),
+        frozen: Duration::from_secs(3),
+    };
+}
+
+/// Who we are, and whom we may inherit from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    pub me: InstanceId,
+    /// [6] The last instance on this state directory. Its containers are gone for certain, so its
+    /// leases need not be watched.
+    pub predecessor: Option<InstanceId>,
+}
+
+/// [9] A new epoch. The head stays what it is; whoever waited has had his turn.
+/// `runs`: the owner means to run it, so from here on "no head" means "lost", and a head that
+/// is not replaced is behind.
+pub fn acquired(lock: &Lock, me: &InstanceId, op: Nonce, times: &Times, runs: bool) -> Lock {
+    let mut next = lock.clone();
+    next.epoch += 1;
+    next.ran |= runs;
+    next.behind |= runs;
+    next.waiter = None;
+    next.lease = Some(Lease {
+        owner: me.clone(),
+        renew: 0,
+        op,
+        hold_ms: millis(times.hold),
+        takeover_ms: millis(times.takeover),
+    });
+    next
+}
+
+/// [2] Every write of the owner changes `renew` and carries a fresh nonce; the waiter is copied.
+pub fn renewed(lock: &Lock, op: Nonce) -> Lock {
+    let mut next = lock.clone();
+    if let Some(lease) = &mut next.lease {
+        lease.renew += 1;
+        lease.op = op;
+    }
+    next
+}
+
+/// A new head, in the same write that proves the lease.
+pub fn committed(lock: &Lock, op: Nonce, head: Head) -> Lock {
+    let mut next = renewed(lock, op);
+    next.prev_head = next.head.replace(head);
+    next
+}
+
+/// [11] Free again, the last commit in the same write. Without one the head is behind, if it ran.
+pub fn released(lock: &Lock, head: Option<Head>, behind: bool) -> Lock {
+    let mut next = Lock { lease: None, behind: behind && head.is_none(), ..lock.clone() };
+    if let Some(head) = head {
+        next.prev_head = next.head.replace(head);
+    }
+    next
+}
+
+/// [13] From here on the sandbox can only be purged.
+pub fn purging(lock: &Lock, op: Nonce) -> Lock {
+    Lock { purging: true, ..renewed(lock, op) }
+}
+
+/// [13] What is left after a purge: a small stone that keeps the epoch.
+pub fn tombstone(lock: &Lock) -> Lock {
+    Lock { purged: true, purging: false, lease: None, waiter: None, head: None, prev_head: None, ..lock.clone() }
+}
+
+/// [12] Our name in the waiter slot; `lease` is copied unchanged.
+pub fn waited(lock: &Lock, me: &InstanceId, op: Nonce, times: &Times) -> Lock {
+    let beat = match &lock.waiter {
+        Some(waiter) if waiter.instance == *me => waiter.beat + 1,
+        Some(_) | None => 0,
+    };
+    let waiter = Waiter { instance: me.clone(), op, beat, ttl_ms: millis(times.waiter) };
+    Lock { waiter: Some(waiter), ..lock.clone() }
+}
+
+pub fn withdrawn(lock: &Lock, me: &InstanceId) -> Lock {
+    let mut next = lock.clone();
+    if next.waiter.as_ref().is_some_and(|waiter| waiter.instance == *me) {
+        next.waiter = None;
+    }
+    next
+}
+
+/// Our own memory of a lease that we acquired.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    pub epoch: u64,
+    /// [3] Send instant of the last applied own write, plus hold.
+    pub deadline: Moment,
+    /// [4, 11] A release or the end of a purge was sent: nothing runs under this epoch any more.
+    pub released: bool,
+}
+
+/// What watching a lock has shown so far; kept across refused attaches.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sight {
+    lease: Option<(u64, Nonce)>,
+    lease_for: Duration,
+    waiter: Option<(InstanceId, Nonce, u64)>,
+    waiter_for: Duration,
+    last: Option<Moment>,
+}
+
+impl Sight {
+    /// A read succeeded. Only time between two reads in a row counts.
+    pub fn saw(&mut self, lock: &Lock, now: Moment) {
+        let passed = self.last.map_or(Duration::ZERO, |last| now - last);
+        let lease = lock.lease.as_ref().map(|lease| (lock.epoch, lease.op.clone()));
+        self.lease_for = if lease == self.lease { self.lease_for + passed } else { Duration::ZERO };
+        self.lease = lease;
+        let waiter = lock.waiter.as_ref().map(|w| (w.instance.clone(), w.op.clone(), w.beat));
+        self.waiter_for = if waiter == self.waiter { self.waiter_for + passed } else { Duration::ZERO };
+        self.waiter = waiter;
+        self.last = Some(now);
+    }
+
+    /// A read failed: the time until the next one shows nothing.
+    pub fn missed(&mut self) {
+        self.last = None;
+    }
+
+    /// The lease has stood unchanged for the larger of our takeover time and its own.
+    pub fn is_abandoned(&self, lock: &Lock, times: &Times) -> bool {
+        lock.lease
+            .as_ref()
+            .is_some_and(|lease| self.lease_for >= times.takeover.max(Duration::from_millis(lease.takeover_ms)))
+    }
+
+    /// Somebody else waits, and is still there as far as we can tell.
+    pub fn is_waited_for(&self, lock: &Lock, me: &InstanceId) -> bool {
+        lock.waiter
+            .as_ref()
+            .is_some_and(|waiter| waiter.instance != *me && self.waiter_for < Duration::from_millis(waiter.ttl_ms))
+    }
+}
+
+/// How an instance stands to a lock that it has read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stand {
+    /// Erased for good.
+    Purged,
+    Free,
+    Theirs,
+    Ours,
+    Late,
+}
+
+pub fn stand(lock: &Lock, who: &Identity, held: Option<&Held>, sight: &Sight, times: &Times, now: Moment) -> Stand {
+    if lock.purged {
+        return Stand::Purged;
+    }
+    if let Some(lease) = &lock.lease {
+        let ours = held.filter(|held| lease.owner == who.me && held.epoch == lock.epoch && !held.released);
+        if let Some(held) = ours {
+            return if now < held.deadline { Stand::Ours } else { Stand::Late };
+        }
+        let inherited = who.predecessor.as_ref() == Some(&lease.owner);
+        if !inherited && !sight.is_abandoned(lock, times) {
+            return Stand::Theirs;
+        }
+    }
+    if sight.is_waited_for(lock, &who.me) { Stand::Theirs } else { Stand::Free }
+}
+
+fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use baton_protocol::id::SandboxId;
+
+    const T: Times = Times::DEFAULT;
+
+    fn at(seconds: u64) -> Moment {
+        Moment(Duration::from_secs(seconds))
+    }
+
+    fn me() -> InstanceId {
+        InstanceId::from_bits([1; 16])
+    }
+
+    fn other() -> InstanceId {
+        InstanceId::from_bits([2; 16])
+    }
+
+    fn who(n: u8) -> Identity {
+        Identity { me: InstanceId::from_bits([n; 16]), predecessor: None }
+    }
+
+    fn op(n: u8) -> Nonce {
+        Nonce::from_bits([n; 16])
+    }
+
+    fn free() -> Lock {
+        Lock::new(SandboxId::parse("sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab").unwrap())
+    }
+
+    #[test]
+    fn an_acquisition_raises_the_epoch_keeps_the_head_and_clears_the_waiter() {
+        let waiting = waited(&free(), &me(), op(9), &T);
+        let held = acquired(&waiting, &me(), op(1), &T, true);
+        assert_eq!((held.epoch, held.ran, held.waiter.is_none()), (1, true, true));
+        let again = acquired(&released(&held, None, true), &other(), op(2), &T, false);
+        assert_eq!((again.epoch, again.ran), (2, true));
+    }
+
+    #[test]
+    fn every_write_of_the_owner_changes_renew_and_copies_the_waiter() {
+        let held = waited(&acquired(&free(), &me(), op(1), &T, true), &other(), op(5), &T);
+        let next = renewed(&held, op(2));
+        let (before, after) = (held.lease.unwrap(), next.lease.unwrap());
+        assert_eq!((before.renew + 1, after.op), (after.renew, op(2)));
+        assert_eq!(next.waiter, held.waiter);
+    }
+
+    #[test]
+    fn a_lease_is_late_from_its_deadline_on_and_never_ours_after_a_release() {
+        let lock = acquired(&free(), &me(), op(1), &T, true);
+        let sight = Sight::default();
+        let mut held = Held { epoch: 1, deadline: at(15), released: false };
+        assert_eq!(stand(&lock, &who(1), Some(&held), &sight, &T, at(14)), Stand::Ours);
+        assert_eq!(stand(&lock, &who(1), Some(&held), &sight, &T, at(15)), Stand::Late);
+        held.released = true;
+        assert_eq!(stand(&lock, &who(1), Some(&held), &sight, &T, at(14)), Stand::Theirs);
+        held = Held { epoch: 2, deadline: at(15), released: false };
+        assert_eq!(stand(&lock, &who(1), Some(&held), &sight, &T, at(14)), Stand::Theirs);
+    }
+
+    #[test]
+    fn a_takeover_needs_the_same_lease_watched_for_the_larger_time_without_gaps() {
+        let lock = acquired(&free(), &other(), op(1), &T, true);
+        let mut sight = Sight::default();
+        sight.saw(&lock, at(0));
+        sight.saw(&lock, at(29));
+        assert_eq!(stand(&lock, &who(1), None, &sight, &T, at(29)), Stand::Theirs);
+        sight.missed();
+        sight.saw(&lock, at(100));
+        assert_eq!(stand(&lock, &who(1), None, &sight, &T, at(100)), Stand::Theirs, "blind time counted");
+        sight.saw(&lock, at(101));
+        assert_eq!(stand(&lock, &who(1), None, &sight, &T, at(101)), Stand::Free);
+        sight.saw(&renewed(&lock, op(2)), at(102));
+        assert_eq!(stand(&lock, &who(1), None, &sight, &T, at(102)), Stand::Theirs);
+
+        let mut slow = lock.clone();
+        slow.lease.as_mut().unwrap().takeover_ms = 60_000;
+        let mut sight = Sight::default();
+        sight.saw(&slow, at(0));
+        sight.saw(&slow, at(59));
+        assert_eq!(stand(&slow, &who(1), None, &sight, &T, at(59)), Stand::Theirs);
+    }
+
+    #[test]
+    fn a_fresh_waiter_comes_first_and_a_stale_one_does_not() {
+        let lock = waited(&free(), &other(), op(1), &T);
+        let mut sight = Sight::default();
+        sight.saw(&lock, at(0));
+        assert_eq!(stand(&lock, &who(1), None, &sight, &T, at(0)), Stand::Theirs);
+        assert_eq!(stand(&lock, &who(2), None, &sight, &T, at(0)), Stand::Free);
+        sight.saw(&lock, at(60));
+        assert_eq!(stand(&lock, &who(1), None, &sight, &T, at(60)), Stand::Free);
+        sight.saw(&waited(&lock, &other(), op(2), &T), at(61));
+        assert_eq!(stand(&lock, &who(1), None, &sight, &T, at(61)), Stand::Theirs);
+    }
+
+    #[test]
+    fn a_tombstone_keeps_the_epoch_and_belongs_to_nobody() {
+        let lock = tombstone(&purging(&acquired(&free(), &me(), op(1), &T, true), op(2)));
+        assert_eq!((lock.epoch, lock.purged, lock.lease.is_none()), (1, true, true));
+        assert_eq!(stand(&lock, &who(1), None, &Sight::default(), &T, at(0)), Stand::Purged);
+    }
+
+    #[test]
+    fn a_predecessors_lease_is_inherited_without_waiting_but_not_past_a_fresh_waiter() {
+        let lock = acquired(&free(), &other(), op(1), &T, true);
+        let heir = Identity { me: me(), predecessor: Some(other()) };
+        assert_eq!(stand(&lock, &heir, None, &Sight::default(), &T, at(0)), Stand::Free);
+        let third = InstanceId::from_bits([3; 16]);
+        let lock = waited(&lock, &third, op(2), &T);
+        assert_eq!(stand(&lock, &heir, None, &Sight::default(), &T, at(0)), Stand::Theirs);
+    }
+
+    #[test]
+    fn a_head_is_behind_from_the_start_of_a_run_until_the_run_is_committed() {
+        let running = acquired(&free(), &me(), op(1), &T, true);
+        assert!(running.behind);
+        assert!(released(&running, None, true).behind, "it ran and was not committed");
+        assert!(!released(&running, None, false).behind, "it never started");
+        let head = Head {
+            seq: 1,
+            epoch: 1,
+            checkpoint_id: baton_protocol::id::CheckpointId::new(&free().sandbox_id, 1, 1, &op(7)),
+            bucket: None,
+            manifest_sha256: String::new(),
+        };
+        let stored = released(&running, Some(head.clone()), true);
+        assert_eq!((stored.behind, stored.head), (false, Some(head.clone())));
+        assert!(committed(&running, op(2), head).behind, "it runs on after a commit that keeps the lease");
+    }
+
+    #[test]
+    fn only_our_own_name_is_withdrawn() {
+        let lock = waited(&free(), &other(), op(1), &T);
+        assert_eq!(withdrawn(&lock, &me()), lock);
+        assert_eq!(withdrawn(&lock, &other()).waiter, None);
+    }
+}

@@ -1,0 +1,159 @@
+//! The stores of one instance, as its settings say, and what a request may ask of them.
+//!
+//! Opening them touches nothing, so that the server always starts; what is wrong shows when a
+//! request needs it, with the reason.
+
+use std::{path::PathBuf, sync::Arc};
+
+use super::{
+    directory::Directory,
+    gcs::{Connection, Gcs},
+    layout::{Artifact, Place, StorageSettings, place},
+    mount::{Mount, is_local},
+    store::{self, If, Poll, Store},
+};
+use crate::clock::SharedClock;
+
+/// A store, and the name it goes by in records.
+#[derive(Clone, Debug)]
+pub struct Opened {
+    pub store: Arc<dyn Store>,
+    /// `None` where there is only a mount.
+    pub bucket: Option<String>,
+}
+
+/// `None` where nothing is configured.
+#[derive(Clone, Debug)]
+pub struct Stores {
+    pub lock: Option<Opened>,
+    pub metadata: Option<Opened>,
+    pub checkpoints: Option<Opened>,
+    pub snapshots: Option<Opened>,
+    clock: SharedClock,
+    /// Directories in which something is compared and set.
+    mounts: Vec<PathBuf>,
+}
+
+/// What came of trying one store.
+#[derive(Debug)]
+pub struct Probe {
+    pub artifact: Artifact,
+    pub bucket: Option<String>,
+    pub result: store::Result<()>,
+}
+
+/// What a request needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// Also handoff, and all that outlives an instance.
+    Checkpoint,
+    Snapshot,
+}
+
+/// Why a request cannot have it, in words for a client.
+#[derive(Debug, thiserror::Error)]
+pub enum Refusal {
+    #[error("Checkpointing is not enabled on the server.")]
+    NoCheckpoints,
+    #[error("Filesystem snapshot is not enabled on the server.")]
+    NoSnapshots,
+    #[error(
+        "Checkpointing is not enabled on the server: locks and metadata need a local file system \
+         or a bucket, a mounted bucket or network file system cannot lock. Set SANDBOX_METADATA_BUCKET."
+    )]
+    NotLocal,
+    /// It may work later.
+    #[error("Storage cannot be reached: {0}")]
+    Unreachable(#[source] store::Error),
+}
+
+impl Stores {
+    pub fn open(settings: &StorageSettings, clock: &SharedClock) -> Self {
+        let connection = Arc::new(Connection::new(settings.gcs_endpoint.clone()));
+        let bucket = |bucket: String| {
+            let store = Gcs::new(connection.clone(), &bucket, clock.clone())
+                .with_timeouts(settings.call_timeout, settings.stall_timeout);
+            Opened { store: Arc::new(store), bucket: Some(bucket) }
+        };
+        let mut mounts = Vec::new();
+        let mut open = |artifact| {
+            place(artifact, settings).map(|place| match (place, artifact) {
+                (Place::Bucket(name), _) => bucket(name),
+                (Place::Mounted(path), Artifact::Lock | Artifact::Metadata) => {
+                    mounts.push(path.clone());
+                    Opened { store: Arc::new(Directory::new(path, clock.clone())), bucket: None }
+                }
+                (Place::Mounted(path), Artifact::Checkpoints | Artifact::Snapshots) => {
+                    Opened { store: Arc::new(Mount::new(path, clock.clone())), bucket: None }
+                }
+            })
+        };
+        let (lock, metadata) = (open(Artifact::Lock), open(Artifact::Metadata));
+        let (checkpoints, snapshots) = (open(Artifact::Checkpoints), open(Artifact::Snapshots));
+        Self { lock, metadata, checkpoints, snapshots, clock: clock.clone(), mounts }
+    }
+
+    /// All of it in one store, as ephemeral sandboxes and tests have it.
+    pub fn of(store: &Arc<dyn Store>, clock: &SharedClock) -> Self {
+        let opened = || Some(Opened { store: store.clone(), bucket: None });
+        Self {
+            lock: opened(),
+            metadata: opened(),
+            checkpoints: opened(),
+            snapshots: opened(),
+            clock: clock.clone(),
+            mounts: Vec::new(),
+        }
+    }
+
+    /// Tries each store that is configured, the way it will be used. Leaves nothing behind if it can.
+    pub async fn probe(&self) -> Vec<Probe> {
+        let opened = [&self.lock, &self.metadata, &self.checkpoints, &self.snapshots];
+        let mut probes = Vec::new();
+        for (artifact, opened) in Artifact::ALL.into_iter().zip(opened) {
+            let Some(Opened { store, bucket }) = opened else { continue };
+            let key = format!("probes/{}", self.clock.nonce());
+            let result = match artifact {
+                Artifact::Lock | Artifact::Metadata => try_register(&**store, &key).await,
+                Artifact::Checkpoints | Artifact::Snapshots => try_shelf(&**store, &key).await,
+            };
+            probes.push(Probe { artifact, bucket: bucket.clone(), result });
+        }
+        probes
+    }
+
+    /// Whether a request can have what it needs, without asking any bucket.
+    pub async fn check(&self, need: Need) -> Result<(), Refusal> {
+        match need {
+            Need::Snapshot => self.snapshots.as_ref().map(|_| ()).ok_or(Refusal::NoSnapshots),
+            Need::Checkpoint => {
+                if self.lock.is_none() || self.metadata.is_none() || self.checkpoints.is_none() {
+                    return Err(Refusal::NoCheckpoints);
+                }
+                for mount in &self.mounts {
+                    if !is_local(&self.clock, mount).await.map_err(Refusal::Unreachable)? {
+                        return Err(Refusal::NotLocal);
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Create, compare and set, delete: what lock and metadata need.
+async fn try_register(store: &dyn Store, key: &str) -> store::Result<()> {
+    let first = store.put(key, "1".into(), If::Absent).await?.version;
+    let second = store.put(key, "2".into(), If::Is(first)).await?.version;
+    match store.poll(key, Some(&second)).await? {
+        Poll::Unchanged => store.delete(key, If::Is(second)).await,
+        Poll::Changed(..) | Poll::Missing => Err(store::Error::Conflict(key.to_owned())),
+    }
+}
+
+/// Write once, list, delete: what checkpoints and snapshots need.
+async fn try_shelf(store: &dyn Store, key: &str) -> store::Result<()> {
+    store.put(key, "1".into(), If::Absent).await?;
+    store.list(key, None).await?;
+    store.delete(key, If::Any).await
+}

@@ -1,0 +1,232 @@
+//! What the server says about itself: log lines for a person on a terminal, JSON in the
+//! shape of Cloud Logging on Cloud Run; and [`Redacted`], for what no line may hold.
+
+use std::{
+    fmt,
+    io::{self, IsTerminal},
+};
+
+use serde_json::{Map, Value, json};
+use tracing::{
+    Event, Level, Subscriber,
+    field::{Field, Visit},
+};
+use tracing_subscriber::{
+    EnvFilter,
+    fmt::{
+        FmtContext, FormatEvent, FormattedFields, MakeWriter,
+        format::{JsonFields, Writer},
+    },
+    registry::LookupSpan,
+};
+
+/// A secret. It can be used, but neither printed nor logged nor written by accident.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Redacted<T>(T);
+
+impl<T> Redacted<T> {
+    pub fn new(secret: T) -> Self {
+        Self(secret)
+    }
+
+    /// The one way in; look for this word to see where a secret is used.
+    pub fn reveal(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T> fmt::Debug for Redacted<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(redacted)")
+    }
+}
+
+impl<T> fmt::Display for Redacted<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(redacted)")
+    }
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Style {
+    /// For a person.
+    Plain,
+    /// One JSON object per line, as Cloud Logging reads it.
+    CloudLogging,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("BATON_LOG is '{filter}', which is not a filter such as info or baton::api=debug,warn ({why})")]
+    Filter { filter: String, why: String },
+    #[error("logging was already started in this process")]
+    Started,
+}
+
+/// Starts logging to standard error, once per process.
+pub fn init(filter: &str, style: Style) -> Result<(), Error> {
+    let colours = io::stderr().is_terminal();
+    let subscriber = subscriber(filter, style, colours, io::stderr)?;
+    tracing::subscriber::set_global_default(subscriber).map_err(|_| Error::Started)
+}
+
+/// The subscriber of [`init`] with any writer; tests read what was written.
+pub fn subscriber<W>(
+    filter: &str,
+    style: Style,
+    colours: bool,
+    writer: W,
+) -> Result<Box<dyn Subscriber + Send + Sync>, Error>
+where
+    W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
+{
+    let parsed = EnvFilter::try_new(filter)
+        .map_err(|error| Error::Filter { filter: filter.to_owned(), why: error.to_string() })?;
+    let base = tracing_subscriber::fmt().with_env_filter(parsed).with_writer(writer);
+    Ok(match style {
+        Style::Plain => Box::new(base.with_ansi(colours).with_target(false).finish()),
+        Style::CloudLogging => {
+            Box::new(base.with_ansi(false).fmt_fields(JsonFields::new()).event_format(CloudLogging).finish())
+        }
+    })
+}
+
+/// `severity` and `message` are the names Cloud Logging looks for; it adds the time itself.
+#[derive(Debug)]
+struct CloudLogging;
+
+impl<S> FormatEvent<S, JsonFields> for CloudLogging
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, JsonFields>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        let mut line = Map::new();
+        line.insert("severity".to_owned(), json!(severity(*event.metadata().level())));
+        line.insert("target".to_owned(), json!(event.metadata().target()));
+        // Outer spans first, so that the nearest one wins, and the event over all.
+        for span in context.event_scope().into_iter().flat_map(|scope| scope.from_root()) {
+            if let Some(fields) = span.extensions().get::<FormattedFields<JsonFields>>()
+                && let Ok(Value::Object(fields)) = serde_json::from_str(&fields.fields)
+            {
+                line.extend(fields);
+            }
+        }
+        event.record(&mut Fields(&mut line));
+        writeln!(writer, "{}", Value::Object(line))
+    }
+}
+
+fn severity(level: Level) -> &'static str {
+    match level {
+        Level::ERROR => "ERROR",
+        Level::WARN => "WARNING",
+        Level::INFO => "INFO",
+        _ => "DEBUG",
+    }
+}
+
+struct Fields<'a>(&'a mut Map<String, Value>);
+
+impl Fields<'_> {
+    fn put(&mut self, field: &Field, value: Value) {
+        self.0.insert(field.name().to_owned(), value);
+    }
+}
+
+impl Visit for Fields<'_> {
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.put(field, json!(value));
+    }
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.put(field, json!(value));
+    }
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.put(field, json!(value));
+    }
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.put(field, json!(value));
+    }
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.put(field, json!(value));
+    }
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.put(field, json!(format!("{value:?}")));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Page(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Page {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Page {
+        fn of(filter: &str, style: Style, work: impl FnOnce()) -> String {
+            let page = Page::default();
+            let pen = page.clone();
+            let subscriber = subscriber(filter, style, false, move || pen.clone()).unwrap();
+            tracing::subscriber::with_default(subscriber, work);
+            String::from_utf8(page.0.lock().unwrap().clone()).unwrap()
+        }
+    }
+
+    #[test]
+    fn a_secret_is_never_printed() {
+        let key = Redacted::new("hunter2");
+        let page = Page::of("info", Style::Plain, || tracing::info!(%key, ?key, "who goes there"));
+        assert!(page.contains("who goes there") && !page.contains("hunter2"), "{page}");
+        assert_eq!(*key.reveal(), "hunter2");
+    }
+
+    #[test]
+    fn a_line_for_cloud_logging_has_severity_message_and_the_fields_of_its_spans() {
+        let page = Page::of("info", Style::CloudLogging, || {
+            let span = tracing::info_span!("pass", sandbox = "sandbox-1", epoch = 7);
+            let _inside = span.enter();
+            tracing::warn!(action = "create", took = 1.5, again = true, "slow\nstore");
+        });
+        let line: Value = serde_json::from_str(&page).unwrap();
+        assert_eq!(page.lines().count(), 1);
+        assert_eq!(
+            (&line["severity"], &line["message"], &line["sandbox"]),
+            (&json!("WARNING"), &json!("slow\nstore"), &json!("sandbox-1"))
+        );
+        assert_eq!(
+            (&line["epoch"], &line["action"], &line["took"], &line["again"]),
+            (&json!(7), &json!("create"), &json!(1.5), &json!(true))
+        );
+    }
+
+    #[test]
+    fn the_filter_decides_what_is_written() {
+        let page = Page::of("warn", Style::Plain, || {
+            tracing::info!("quiet");
+            tracing::error!("loud");
+        });
+        assert!(page.contains("loud") && !page.contains("quiet"), "{page}");
+    }
+
+    #[test]
+    fn a_bad_filter_is_named_with_its_variable() {
+        let error = subscriber("baton=loud", Style::Plain, false, io::sink).err().unwrap().to_string();
+        assert!(error.starts_with("BATON_LOG is 'baton=loud'"), "{error}");
+    }
+}

@@ -1,0 +1,16 @@
+//! The command line and the client as a person meets them: the real binary on real sockets and
+//! terminals, against a scripted server, and the client against the server itself.
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::wildcard_enum_match_arm)]
+
+#[allow(dead_code, reason = "shared with the tests of the wire")]
+#[path = "../wire/agent.rs"]
+mod agent;
+mod pipes;
+#[allow(dead_code, reason = "shared with the tests of the client")]
+#[path = "../../crates/client/tests/client/script.rs"]
+mod script;
+mod server;
+mod terminal;
+#[allow(dead_code, reason = "shared with the tests of the wire")]
+#[path = "../wire/world.rs"]
+mod world;

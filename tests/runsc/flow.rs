@@ -1,0 +1,94 @@
+//! Much output, many commands, tiny and huge writes: all of it through a real server.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::{
+    place::clock,
+    servers::{Machine, Server},
+    wire::{Dialect, Heard, Socket},
+};
+
+fn resident_kib(server: &Server) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("a process has memory");
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+#[tokio::test]
+async fn a_client_that_never_reads_costs_the_server_less_than_eight_mebibytes() {
+    let machine = Machine::with_a_directory().await;
+    let server = machine.server("a").await;
+    let (mut socket, _) = Socket::create(&server, Dialect::Plain, json!({})).await;
+    // A first command, so that what every session needs is there already.
+    socket.run("bash", "head -c 3000000 /dev/zero | tr '\\0' x").await;
+    let before = resident_kib(&server);
+    socket.send(json!({"language": "bash", "code": "yes"})).await;
+    socket.status("EXECUTION_RUNNING").await;
+    // Nobody reads from here on: whatever the server took by now, and takes later, is what it costs.
+    let mut most = 0;
+    for _ in 0..40 {
+        clock().sleep(Duration::from_millis(100)).await;
+        most = most.max(resident_kib(&server));
+    }
+    assert!(most < before + 8 * 1024, "{before} KiB grew to {most} KiB");
+    drop(socket);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn two_hundred_commands_run_at_once_in_one_sandbox() {
+    const MANY: usize = 200;
+    let machine = Machine::with_a_directory().await;
+    let server = machine.server("a").await;
+    let (mut socket, _) = Socket::create(&server, Dialect::V1, json!({})).await;
+    for number in 0..MANY {
+        let argv = ["bash", "-c", "read line; exit $line"];
+        socket.send(json!({"action": "exec", "exec_id": format!("n-{number}"), "argv": argv, "stdin": true})).await;
+    }
+    for _ in 0..MANY {
+        socket.status("EXECUTION_RUNNING").await;
+    }
+    // All of them run: none has had its line yet.
+    assert!(!socket.story.iter().any(|status| status == "EXECUTION_DONE"));
+    for number in 0..MANY {
+        let line = format!("{}\n", number % 100);
+        socket.send(json!({"event": "stdin", "exec_id": format!("n-{number}"), "data": line})).await;
+    }
+    for _ in 0..MANY {
+        let done = socket.status("EXECUTION_DONE").await;
+        let number: u64 = done["exec_id"].as_str().unwrap().trim_start_matches("n-").parse().unwrap();
+        assert_eq!(done["exit_code"], json!(number % 100), "{done}");
+    }
+    socket.kill().await;
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn single_bytes_and_whole_mebibytes_arrive_as_they_were_written() {
+    let machine = Machine::with_a_directory().await;
+    let server = machine.server("a").await;
+    let (mut socket, _) = Socket::create(&server, Dialect::Plain, json!({})).await;
+    let (ones, _) = socket.run("python", "import os\nfor i in range(3000): os.write(1, b'%d' % (i % 10))").await;
+    assert_eq!(ones, "0123456789".repeat(300));
+    let code = "import os\nfor i in range(6):\n  left = b'%07d\\n' % i * 131072\n  while left: left = left[os.write(1, left):]";
+    let (blocks, _) = socket.run("python", code).await;
+    let wanted: String = (0..6).map(|i| format!("{i:07}\n").repeat(131_072)).collect();
+    assert!(blocks == wanted, "{} bytes instead of {}", blocks.len(), wanted.len());
+
+    // One print is one event, however it is flushed.
+    socket.send(json!({"language": "python", "code": "print('one', 'line', 2, sep=' - ')"})).await;
+    let mut events = vec![];
+    loop {
+        match socket.next().await {
+            Heard::Event(event) if event["event"] == "stdout" => events.push(event["data"].clone()),
+            Heard::Event(event) if event["status"] == "SANDBOX_EXECUTION_DONE" => break,
+            Heard::Event(_) | Heard::Bytes(_) => {}
+            Heard::End(code) => panic!("closed with {code:?}"),
+        }
+    }
+    assert_eq!(events, [json!("one - line - 2\n")]);
+    socket.kill().await;
+    server.stop().await;
+}

@@ -1,0 +1,142 @@
+//! An agent that was taken over: it may harm its own sandbox, and nothing else.
+
+use std::{os::unix::fs::PermissionsExt, path::PathBuf, time::Duration};
+
+use baton::runtime::{Container, Execs, Lifecycle, Settings};
+use baton_protocol::frame::{Frame, Kind, Stream};
+
+use crate::{
+    client::{Client, command},
+    place::{Place, clock, sandbox, start},
+};
+
+/// Speaks just enough of the protocol to be taken for an agent.
+const HEAD: &str = r#"#!/usr/bin/python3
+import os, struct, json, time
+def crc(data):
+    c = 0xffffffff
+    for byte in data:
+        c ^= byte
+        for _ in range(8):
+            c = (c >> 1) ^ (0x82f63b78 if c & 1 else 0)
+    return c ^ 0xffffffff
+def frame(kind, payload=b'', sequence=0, exec=0, length=None):
+    head = struct.pack('<IBBBBIQQ', len(payload) if length is None else length, 1, kind, 0, 0, exec, 0, sequence)
+    return head + struct.pack('<I', crc(head + payload)) + payload
+def say(data):
+    while data:
+        data = data[os.write(1, data):]
+def read(count):
+    data = b''
+    while len(data) < count:
+        more = os.read(0, count - len(data))
+        if not more: os._exit(0)
+        data += more
+    return data
+def hear():
+    head = read(32)
+    length, _, kind = struct.unpack('<IBB', head[:6])
+    return kind, struct.unpack('<Q', head[20:28])[0], read(length)
+def greet():
+    say(frame(64, json.dumps({'version': 1}).encode()))
+    while True:
+        kind, sequence, _ = hear()
+        if kind == 16:
+            say(frame(70, sequence=sequence))
+            return
+"#;
+
+async fn place_with(agent: &str) -> (Place, tempfile::NamedTempFile) {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), format!("{HEAD}{agent}\n")).unwrap();
+    std::fs::set_permissions(file.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let path: PathBuf = file.path().to_owned();
+    (Place::with(|settings| Settings { agent: path, ..settings }).await, file)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_talks_nonsense_never_becomes_an_agent() {
+    for nonsense in [
+        "say(b'hello' * 100); time.sleep(600)",
+        "say(frame(64, b'not json')); time.sleep(600)",
+        "say(frame(64, length=0xffffffff)); time.sleep(600)",
+        "say(frame(1)); time.sleep(600)",
+        "os._exit(3)",
+    ] {
+        let (place, _agent) = place_with(nonsense).await;
+        let id = sandbox();
+        let error = place.containers.create(&id, &start()).await.unwrap_err().to_string();
+        assert!(error.starts_with("create failed: the agent"), "{nonsense}: {error}");
+        assert_eq!(place.containers.watch(&id).borrow().container, Container::Absent);
+        place.close().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_breaks_a_frame_later_ends_its_container() {
+    let (place, _agent) = place_with("greet(); hear(); say(b'x' * 64); time.sleep(600)").await;
+    let id = sandbox();
+    place.containers.create(&id, &start()).await.unwrap();
+    let mut seen = place.containers.watch(&id);
+    let link = place.containers.open(&id).unwrap();
+    seen.wait_for(|seen| seen.container == Container::Stopped).await.unwrap();
+    clock().timeout(Duration::from_secs(20), link.to_agent.closed()).await.expect("its link closes");
+    assert!(place.containers.open(&id).is_none());
+    place.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_claims_many_commands_is_counted_to_the_limit() {
+    let flood = "greet(); say(b''.join(frame(65, exec=n) for n in range(1, 1501)));
+while True:
+    kind, sequence, _ = hear()
+    if kind == 16: say(frame(70, sequence=sequence))";
+    let (place, _agent) = place_with(flood).await;
+    let id = sandbox();
+    place.containers.create(&id, &start()).await.unwrap();
+    let mut seen = place.containers.watch(&id);
+    seen.wait_for(|seen| seen.running_execs == 1024).await.unwrap();
+    // It still answers, and can be removed while it does not listen.
+    let link = place.containers.open(&id).unwrap();
+    link.to_agent.send(Frame::new(Kind::Ping).sequence(3)).await.unwrap();
+    assert_eq!(seen.borrow().running_execs, 1024);
+    place.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_link_that_nobody_reads_holds_the_agent_back_and_nothing_else() {
+    let place = Place::new().await;
+    let (id, other) = (sandbox(), sandbox());
+    place.containers.create(&id, &start()).await.unwrap();
+    let link = place.containers.open(&id).unwrap();
+    let asked = serde_json::to_vec(&command(&["seq", "1000000000"])).unwrap();
+    link.to_agent.send(Frame::new(Kind::Exec).exec(1).sequence(1).payload(asked)).await.unwrap();
+    let credit = Frame::new(Kind::Credit).exec(1).stream(Stream::Stdout).offset(u64::MAX);
+    link.to_agent.send(credit).await.unwrap();
+    crate::place::eventually("the link is full", || link.from_agent.len() == link.from_agent.max_capacity()).await;
+    // Neither its own life nor another sandbox hangs on it.
+    place.containers.pause(&id).await.unwrap();
+    place.containers.resume(&id).await.unwrap();
+    place.containers.create(&other, &start()).await.unwrap();
+    let mut client = Client::attached(clock(), &*place.containers, &other);
+    let exec = client.exec(command(&["echo", "free"]), None).await;
+    assert_eq!(client.done(exec).await.stdout.bytes, b"free\n");
+    place.containers.remove(&id).await.unwrap();
+    place.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_the_grace_nobody_is_waited_for() {
+    let grace = Duration::from_millis(300);
+    let place = Place::with(|settings| Settings { detach_grace: grace, ..settings }).await;
+    let id = sandbox();
+    place.containers.create(&id, &start()).await.unwrap();
+    let mut client = Client::attached(clock(), &*place.containers, &id);
+    // More than a ring holds while somebody is there to read it.
+    let exec = client.exec(command(&["head", "-c", "6000000", "/dev/zero"]), None).await;
+    client.until("it runs", |client| client.execs[&exec].started).await;
+    drop(client);
+    let mut seen = place.containers.watch(&id);
+    seen.wait_for(|seen| seen.running_execs == 0).await.unwrap();
+    place.close().await;
+}

@@ -1,0 +1,26 @@
+//! The runtime over the real runsc, and its fake held to the same suite.
+//!
+//! `BATON_RUNSC`, `BATON_TEST_ROOTFS` and `BATON_AGENT` say where the pieces are; `make test`
+//! sets them. At most two tests at a time run containers.
+#![allow(clippy::disallowed_methods, reason = "tests look at the world, the environment and the time too")]
+#![allow(clippy::unwrap_used, clippy::wildcard_enum_match_arm, reason = "a test that is surprised ends")]
+
+mod client;
+mod crash;
+mod cut_off;
+mod drain;
+mod fake;
+mod fence;
+mod files;
+mod flow;
+mod gate;
+mod guard;
+mod handoff;
+mod hostile;
+mod leftovers;
+mod moves;
+mod place;
+mod servers;
+mod stored;
+mod suite;
+mod wire;

@@ -1,0 +1,145 @@
+//! Where a test with real containers happens: a state directory of its own, one of two permits.
+
+use std::{
+    fs::File,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use baton::{
+    clock::{SharedClock, SystemClock},
+    guard::process::Process,
+    runtime::{Containers, Settings, Start},
+};
+use baton_protocol::id::SandboxId;
+
+pub fn clock() -> SharedClock {
+    Arc::new(SystemClock)
+}
+
+pub fn piece(variable: &str) -> PathBuf {
+    let found = std::env::var_os(variable).map(PathBuf::from).filter(|path| path.exists());
+    found.unwrap_or_else(|| panic!("{variable} names nothing that exists: run `scripts/setup`, then `make test`"))
+}
+
+pub fn settings(state_dir: &Path) -> Settings {
+    Settings {
+        exe: env!("CARGO_BIN_EXE_baton").into(),
+        runsc: piece("BATON_RUNSC"),
+        state_dir: state_dir.to_owned(),
+        rootfs: piece("BATON_TEST_ROOTFS"),
+        rootfs_digest: "test".to_owned(),
+        agent: piece("BATON_AGENT"),
+        detach_grace: Duration::from_secs(60),
+        confirm: Duration::from_secs(2),
+        cpu_features: None,
+    }
+}
+
+/// One of two, given back when dropped: containers are heavy, and the tests many.
+#[derive(Debug)]
+pub struct Permit(#[expect(dead_code, reason = "held, not read")] File);
+
+pub async fn permit() -> Permit {
+    let taken = tokio::task::spawn_blocking(|| {
+        loop {
+            for number in 0..2 {
+                let path = std::env::temp_dir().join(format!("baton-test-permit-{number}"));
+                let file = File::options().create(true).truncate(false).write(true).open(path).unwrap();
+                if file.try_lock().is_ok() {
+                    return Permit(file);
+                }
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    });
+    taken.await.unwrap()
+}
+
+#[derive(Debug)]
+pub struct Place {
+    pub containers: Arc<Containers>,
+    pub directory: tempfile::TempDir,
+    _permit: Permit,
+}
+
+impl Place {
+    pub async fn new() -> Self {
+        Self::with(|settings| settings).await
+    }
+
+    /// With settings changed; `state_dir` names the directory of this place already.
+    pub async fn with(change: impl FnOnce(Settings) -> Settings) -> Self {
+        let permit = permit().await;
+        let directory = directory();
+        let containers = Containers::open(change(settings(directory.path())), clock()).await.unwrap();
+        Self { containers: Arc::new(containers), directory, _permit: permit }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Sentry and gofer of everything that runs here.
+    pub fn processes(&self) -> Vec<Process> {
+        processes(self.directory.path())
+    }
+
+    pub async fn close(self) {
+        self.containers.close().await;
+        assert_eq!(processes(self.directory.path()).len(), 0, "nothing runs any more");
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // After a failed test too: a mount would keep the directory.
+        unmount(self.directory.path());
+    }
+}
+
+pub fn unmount(state_dir: &Path) {
+    let _ = std::process::Command::new("umount").arg("-l").arg(state_dir.join("runsc/null-netns")).output();
+}
+
+pub fn directory() -> tempfile::TempDir {
+    tempfile::Builder::new().prefix("bt").tempdir().unwrap()
+}
+
+/// Every living process that names this state directory as its root.
+pub fn processes(state_dir: &Path) -> Vec<Process> {
+    let root = format!("--root={}", state_dir.join("runsc").display());
+    let all = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let ours = pids.filter(|pid| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.split(|byte| *byte == 0).any(|word| word == root.as_bytes())
+    });
+    ours.filter_map(|pid| Process::open(pid).ok()).filter(|process| !process.has_ended()).collect()
+}
+
+pub fn start() -> Start {
+    Start {
+        marker: clock().bits(),
+        env: [("BATON_TEST".to_owned(), "yes".to_owned())].into(),
+        cwd: None,
+        rootfs: None,
+        deadline: clock().now() + Duration::from_secs(600),
+    }
+}
+
+pub fn sandbox() -> SandboxId {
+    clock().sandbox_id()
+}
+
+/// Waits for what must come true, for as long as a slow machine may need.
+pub async fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    for _ in 0..10_000 {
+        if is_so() {
+            return;
+        }
+        clock().sleep(Duration::from_millis(2)).await;
+    }
+    panic!("it never came true: {what}");
+}

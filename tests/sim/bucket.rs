@@ -1,0 +1,296 @@
+//! The bucket all instances share, and each instance's unreliable way to it.
+
+use std::{
+    collections::BTreeMap,
+    ops::Bound,
+    path::Path,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, SystemTime},
+};
+
+use async_trait::async_trait;
+use baton::storage::store::{Digest, Entry, Error, If, Page, Poll, Progress, Result, Store, Version, Written};
+use bytes::Bytes;
+use tokio::{
+    sync::oneshot,
+    time::{Instant, sleep},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    clock::Machine,
+    dice::Dice,
+    mistakes::Mistake,
+    oracle::Oracle,
+    weather::{Kind, Weather},
+};
+
+#[derive(Clone, Debug)]
+struct Object {
+    bytes: Bytes,
+    version: u64,
+    written: Instant,
+    before: Option<Bytes>,
+}
+
+/// What the service holds. Every change is shown to the oracle as it happens.
+#[derive(Debug)]
+pub struct Bucket {
+    objects: Mutex<BTreeMap<String, Object>>,
+    count: AtomicU64,
+    oracle: Arc<Oracle>,
+    /// Requests on their way: they arrive even if whoever sent them has died.
+    under_way: TaskTracker,
+    start: Instant,
+}
+
+impl Bucket {
+    pub fn new(oracle: Arc<Oracle>) -> Arc<Self> {
+        let (start, count) = (Instant::now(), AtomicU64::new(0));
+        Arc::new(Self { objects: Mutex::default(), count, oracle, under_way: TaskTracker::new(), start })
+    }
+
+    pub fn get(&self, key: &str) -> Option<Bytes> {
+        self.objects.lock().unwrap().get(key).map(|object| object.bytes.clone())
+    }
+
+    /// As an operator writes: whatever is there.
+    pub fn overwrite(&self, key: &str, bytes: Bytes) {
+        self.put(key, bytes, &If::Any, "operator").unwrap();
+    }
+
+    pub fn delete(&self, key: &str, condition: &If, who: &str) -> Result<()> {
+        let mut objects = self.objects.lock().unwrap();
+        let Some(object) = objects.get(key) else { return Err(Error::NotFound(key.to_owned())) };
+        if !condition.holds(Some(&version(object.version))) {
+            return Err(Error::Conflict(key.to_owned()));
+        }
+        objects.remove(key);
+        drop(objects);
+        self.oracle.deleted(key, who);
+        Ok(())
+    }
+
+    fn put(&self, key: &str, bytes: Bytes, condition: &If, who: &str) -> Result<Written> {
+        let mut objects = self.objects.lock().unwrap();
+        let there = objects.get(key).cloned();
+        if !condition.holds(there.as_ref().map(|object| version(object.version)).as_ref()) {
+            return Err(Error::Conflict(key.to_owned()));
+        }
+        let number = self.count.fetch_add(1, Ordering::SeqCst) + 1;
+        let before = there.as_ref().map(|object| object.bytes.clone());
+        let object = Object { bytes: bytes.clone(), version: number, written: Instant::now(), before: before.clone() };
+        objects.insert(key.to_owned(), object);
+        drop(objects);
+        self.oracle.written(key, before.as_ref(), &bytes, who, self);
+        Ok(Written { version: version(number), updated: Some(self.wall()) })
+    }
+
+    fn wall(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(1_900_000_000) + self.start.elapsed()
+    }
+
+    fn written_lately(&self, key: &str) -> bool {
+        let objects = self.objects.lock().unwrap();
+        objects.get(key).is_some_and(|object| object.written.elapsed() < Duration::from_secs(1))
+    }
+}
+
+fn version(number: u64) -> Version {
+    Version(number.to_string())
+}
+
+/// One process's way to the bucket.
+#[derive(Debug)]
+pub struct Way {
+    pub bucket: Arc<Bucket>,
+    pub weather: Arc<Weather>,
+    pub at: usize,
+    pub machine: Arc<Machine>,
+    /// The instance, as the oracle knows it.
+    pub name: String,
+    pub dice: Dice,
+    /// The process is dead: nothing is sent any more.
+    pub gone: CancellationToken,
+    pub mistake: Option<Mistake>,
+}
+
+/// What becomes of one request.
+#[derive(Clone, Copy, Debug)]
+struct Fate {
+    /// Until it reaches the bucket; `None`: it never does.
+    arrives: Option<Duration>,
+    answer: Answer,
+    answered: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    True,
+    Busy,
+    Silence,
+    Twisted,
+}
+
+impl Way {
+    fn strikes(&self, kind: Kind) -> bool {
+        self.weather.strikes(kind, self.at, &self.dice)
+    }
+
+    fn fate(&self) -> Fate {
+        let latency = if self.strikes(Kind::Slow) { self.dice.millis(5, 8_000) } else { self.dice.millis(5, 60) };
+        let latency = self.weather.at_most(latency);
+        let (there, answered) = (Some(latency / 2), latency);
+        if self.strikes(Kind::Cut) {
+            let arrives = there.filter(|_| self.dice.falls(25));
+            let answered = self.weather.at_most(self.dice.millis(5, 10_000));
+            return Fate { arrives, answer: Answer::Silence, answered };
+        }
+        if self.strikes(Kind::Busy) {
+            return Fate { arrives: None, answer: Answer::Busy, answered };
+        }
+        if self.strikes(Kind::Down) {
+            return Fate { arrives: None, answer: Answer::Silence, answered };
+        }
+        if self.strikes(Kind::ReplyLost) {
+            return Fate { arrives: there, answer: Answer::Silence, answered };
+        }
+        if self.strikes(Kind::ReplyTwisted) {
+            return Fate { arrives: there, answer: Answer::Twisted, answered };
+        }
+        if self.strikes(Kind::Late) {
+            let arrives = Some(self.weather.at_most(self.dice.millis(500, 30_000)));
+            return Fate { arrives, answer: Answer::Silence, answered: self.weather.at_most(self.dice.seconds(1, 8)) };
+        }
+        Fate { arrives: there, answer: Answer::True, answered }
+    }
+
+    async fn leave(&self) {
+        self.machine.process_moves().await;
+        if self.gone.is_cancelled() {
+            std::future::pending::<()>().await;
+        }
+        self.bucket.oracle.called(&self.name);
+    }
+
+    /// A change on its way: it arrives by itself.
+    async fn send<T: Send + 'static>(
+        &self,
+        key: &str,
+        change: impl FnOnce(&Bucket) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.leave().await;
+        let fate = self.fate();
+        if self.strikes(Kind::Paced) && self.bucket.written_lately(key) {
+            sleep(fate.answered).await;
+            self.machine.process_moves().await;
+            return Err(Error::RateLimited(key.to_owned()));
+        }
+        let (answer, mut answered) = oneshot::channel();
+        if let Some(arrives) = fate.arrives {
+            let bucket = self.bucket.clone();
+            self.bucket.under_way.spawn(async move {
+                sleep(arrives).await;
+                let _ = answer.send(change(&bucket));
+            });
+        }
+        sleep(fate.answered).await;
+        self.machine.process_moves().await;
+        match fate.answer {
+            Answer::Busy => Err(Error::RateLimited(key.to_owned())),
+            Answer::Silence => Err(silent(key)),
+            Answer::Twisted => Err(Error::Conflict(key.to_owned())),
+            Answer::True => answered.try_recv().unwrap_or_else(|_| Err(silent(key))),
+        }
+    }
+
+    /// A question: it changes nothing.
+    async fn ask<T>(&self, key: &str, question: impl FnOnce(&Bucket) -> Result<T>) -> Result<T> {
+        self.leave().await;
+        let fate = self.fate();
+        sleep(fate.answered / 2).await;
+        let found = question(&self.bucket);
+        sleep(fate.answered - fate.answered / 2).await;
+        self.machine.process_moves().await;
+        match fate.answer {
+            Answer::True | Answer::Twisted => found,
+            Answer::Busy => Err(Error::RateLimited(key.to_owned())),
+            Answer::Silence => Err(silent(key)),
+        }
+    }
+}
+
+fn silent(key: &str) -> Error {
+    Error::Unavailable { key: key.to_owned(), why: "silence".to_owned() }
+}
+
+#[async_trait]
+impl Store for Way {
+    async fn poll(&self, key: &str, known: Option<&Version>) -> Result<Poll> {
+        let mistake = self.mistake;
+        let object = self.ask(key, |bucket| Ok(bucket.objects.lock().unwrap().get(key).cloned())).await?;
+        let Some(object) = object else { return Ok(Poll::Missing) };
+        if known == Some(&version(object.version)) {
+            return Ok(Poll::Unchanged);
+        }
+        let bytes = match mistake {
+            Some(mistake) => mistake.read(key, &object.bytes, object.before.as_ref(), &self.name, &self.dice),
+            None => object.bytes,
+        };
+        Ok(Poll::Changed(bytes, version(object.version)))
+    }
+
+    async fn put(&self, key: &str, bytes: Bytes, condition: If) -> Result<Written> {
+        let (name, at, mistake) = (self.name.clone(), key.to_owned(), self.mistake);
+        let condition = if mistake == Some(Mistake::NoConditions) { If::Any } else { condition };
+        let bytes = mistake.map_or(bytes.clone(), |mistake| mistake.write(key, &bytes));
+        self.send(key, move |bucket| bucket.put(&at, bytes, &condition, &name)).await
+    }
+
+    async fn delete(&self, key: &str, condition: If) -> Result<()> {
+        let (name, at) = (self.name.clone(), key.to_owned());
+        self.send(key, move |bucket| bucket.delete(&at, &condition, &name)).await
+    }
+
+    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
+        let from = after.map_or(Bound::Included(prefix), Bound::Excluded);
+        self.ask(prefix, |bucket| {
+            let objects = bucket.objects.lock().unwrap();
+            let found = objects.range::<str, _>((from, Bound::Unbounded)).filter(|(key, _)| key.starts_with(prefix));
+            let entry = |(key, object): (&String, &Object)| Entry {
+                key: key.clone(),
+                version: version(object.version),
+                size: object.bytes.len() as u64,
+            };
+            Ok(Page { entries: found.map(entry).collect(), more: false })
+        })
+        .await
+    }
+
+    async fn upload(&self, key: &str, file: &Path, condition: If, digest: &Digest, _: Progress<'_>) -> Result<Written> {
+        let bytes =
+            std::fs::read(file).map_err(|error| Error::Other { key: key.to_owned(), why: error.to_string() })?;
+        digest.verify(key, &Digest::of(&bytes))?;
+        let (name, at, digest) = (self.name.clone(), key.to_owned(), digest.clone());
+        if self.mistake == Some(Mistake::UploadsNothing) && self.dice.falls(30) {
+            return Ok(Written { version: version(0), updated: None });
+        }
+        self.send(key, move |bucket| match bucket.put(&at, bytes.into(), &condition, &name) {
+            Err(Error::Conflict(key)) => match bucket.get(&key) {
+                Some(there) if Digest::of(&there) == digest => Ok(Written { version: version(0), updated: None }),
+                Some(_) | None => Err(Error::Conflict(key)),
+            },
+            written => written,
+        })
+        .await
+    }
+
+    async fn download(&self, key: &str, file: &Path, digest: &Digest, _: Progress<'_>) -> Result<()> {
+        let bytes = self.ask(key, |bucket| bucket.get(key).ok_or_else(|| Error::NotFound(key.to_owned()))).await?;
+        digest.verify(key, &Digest::of(&bytes))?;
+        std::fs::write(file, bytes).map_err(|error| Error::Other { key: key.to_owned(), why: error.to_string() })
+    }
+}

@@ -1,0 +1,216 @@
+//! Clients: they come from all sides, ask for things, drop off, and at the end each wants an answer.
+
+use std::{sync::Arc, time::Duration};
+
+use baton::storage::{board::Passing, layout::Object, records};
+use baton_protocol::{
+    id::SandboxId,
+    metadata::{DesiredState, Spec},
+};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use crate::{dice::Dice, process::Process, weather::MACHINES, world::World};
+
+/// How long after the last fault everything must be as it is wanted.
+const SETTLES_WITHIN: Duration = Duration::from_secs(120);
+
+/// What an attach came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Answer {
+    Running,
+    Failed(String),
+    Left,
+    LeaseLost,
+    NotFound,
+    Unwritten(String),
+    /// The instance died, or the client had enough.
+    None,
+}
+
+/// Comes and goes until it is ended.
+pub async fn live(world: Arc<World>, id: SandboxId, dice: Dice) {
+    loop {
+        sleep(dice.seconds(0, 45)).await;
+        world.keep_copy(&id);
+        if let Some(process) = world.process(dice.below(MACHINES as u64) as usize) {
+            let stay = Instant::now() + dice.seconds(1, 150);
+            if process.seats.lock().unwrap().insert(id.clone()) {
+                visit(&world, &process, &id, &dice, stay).await;
+                process.seats.lock().unwrap().remove(&id);
+            }
+        }
+    }
+}
+
+/// What `/attach` does after the token was found right, and a client that now and then asks for something.
+async fn visit(world: &World, process: &Process, id: &SandboxId, dice: &Dice, stay: Instant) {
+    let board = &process.tools.board;
+    let (_attached, mut follower) = (board.attach(id), board.follow(id));
+    let begun = tokio::select! {
+        biased;
+        () = process.gone.cancelled() => return,
+        begun = begin(process, id) => begun,
+    };
+    if begun.is_err() {
+        return;
+    }
+    let mut asks_at = Instant::now() + dice.seconds(1, 100);
+    loop {
+        let passing = tokio::select! {
+            biased;
+            () = process.gone.cancelled() => return,
+            posted = follower.next() => posted.passing,
+            () = sleep_until(stay) => return,
+            () = sleep_until(asks_at) => {
+                asks_at = Instant::now() + dice.seconds(1, 100);
+                ask(process, id, dice).await;
+                continue;
+            }
+        };
+        world.ground.oracle.heard(process.at, process.name(), id, &passing);
+        if answer(&passing).is_some_and(|answer| answer != Answer::Running) {
+            return;
+        }
+    }
+}
+
+async fn begin(process: &Process, id: &SandboxId) -> Result<(), Answer> {
+    let me = process.tools.who.me.clone();
+    let change = |spec: &mut Spec| {
+        let so = spec.desired_state == DesiredState::Running && spec.placement.as_ref() == Some(&me);
+        if so || spec.desired_state == DesiredState::Deleted {
+            return false;
+        }
+        spec.desired_state = DesiredState::Running;
+        spec.placement = Some(me.clone());
+        true
+    };
+    match process.tools.records.edit(id, &change).await {
+        Ok(Some(spec)) if spec.desired_state != DesiredState::Deleted => {
+            process.tools.board.nudge(id);
+            Ok(())
+        }
+        Ok(_) => Err(Answer::NotFound),
+        Err(error) => Err(Answer::Unwritten(error.to_string())),
+    }
+}
+
+async fn ask(process: &Process, id: &SandboxId, dice: &Dice) {
+    let state = match dice.below(4) {
+        0 => DesiredState::Checkpointed,
+        1 => DesiredState::HandedOff,
+        _ => return process.tools.board.touch(id),
+    };
+    let change = |spec: &mut Spec| {
+        let changes = spec.desired_state != DesiredState::Deleted && spec.desired_state != state;
+        if changes {
+            spec.desired_state = state;
+        }
+        changes
+    };
+    let edit = process.tools.records.edit(id, &change);
+    tokio::select! {
+        biased;
+        () = process.gone.cancelled() => {}
+        // A client hears of an edit that failed and goes on.
+        _ = edit => process.tools.board.nudge(id),
+    }
+}
+
+fn answer(passing: &Passing) -> Option<Answer> {
+    match passing {
+        Passing::Running { .. } => Some(Answer::Running),
+        Passing::Failed { reason, .. } => Some(Answer::Failed(reason.clone())),
+        Passing::Left { .. } => Some(Answer::Left),
+        Passing::LeaseLost { .. } => Some(Answer::LeaseLost),
+        Passing::Acquiring
+        | Passing::Acquired
+        | Passing::ReleaseRequested
+        | Passing::Checkpointing { .. }
+        | Passing::CheckpointFailed { .. }
+        | Passing::Fenced { .. }
+        | Passing::Unfenced
+        | Passing::Progress { .. } => None,
+    }
+}
+
+/// One last client per sandbox, and then everything must be as it is wanted.
+pub async fn ask_at_the_end(world: &Arc<World>) {
+    let end = Instant::now() + SETTLES_WITHIN;
+    let ids = world.ground.ids.clone();
+    let asking = ids.iter().map(|id| {
+        let process = world.process(world.dice.below(MACHINES as u64) as usize).expect("all are up");
+        ask_one(world.clone(), process, id.clone(), end)
+    });
+    futures::future::join_all(asking.collect::<Vec<_>>()).await;
+}
+
+async fn ask_one(world: Arc<World>, process: Arc<Process>, id: SandboxId, end: Instant) {
+    let oracle = &world.ground.oracle;
+    let board = &process.tools.board;
+    let lock = oracle.lock(&id);
+    let movable = world
+        .ground
+        .bucket
+        .get(&Object::Metadata(&id).key())
+        .and_then(|bytes| records::parse(&id, &bytes).ok())
+        .is_some_and(|metadata| metadata.spec.enable_sandbox_handoff);
+    let (_attached, mut follower) = (board.attach(&id), board.follow(&id));
+    let got = timeout(end - Instant::now(), async {
+        if let Err(refusal) = begin(&process, &id).await {
+            return refusal;
+        }
+        loop {
+            // Here already: the session talks to it without being told.
+            if oracle.running(&id) == [process.at] {
+                return Answer::Running;
+            }
+            let Ok(posted) = timeout(Duration::from_millis(500), follower.next()).await else { continue };
+            let passing = posted.passing;
+            oracle.heard(process.at, process.name(), &id, &passing);
+            match answer(&passing) {
+                // It was just about to go: the client comes back.
+                Some(Answer::Left | Answer::LeaseLost) => {
+                    if let Err(refusal) = begin(&process, &id).await {
+                        return refusal;
+                    }
+                }
+                Some(answer) => return answer,
+                None => {}
+            }
+        }
+    });
+    let got = got.await.unwrap_or(Answer::None);
+    oracle.note(format!("the last client got {got:?}"));
+    if got == Answer::NotFound {
+        for at in 0..MACHINES {
+            if let Some(process) = world.process(at) {
+                process.tools.board.nudge(&id);
+            }
+        }
+    }
+    while Instant::now() < end {
+        board.touch(&id);
+        sleep((end - Instant::now()).min(Duration::from_secs(5))).await;
+    }
+    let running = oracle.running(&id);
+    let expected = match (&got, &lock) {
+        (Answer::Running, _) => running == [process.at],
+        (Answer::Failed(reason), Some(_)) if reason == "RunningElsewhere" => !movable && running.len() <= 1,
+        (Answer::Failed(reason), Some(lock)) if reason == "Lost" => lock.head.is_none() && running.is_empty(),
+        (Answer::Failed(reason), Some(lock)) if lock.purged || lock.purging => {
+            reason == "Deleted" && running.is_empty()
+        }
+        (Answer::Failed(reason), None) => reason == "LockMissing" && running.is_empty(),
+        (Answer::NotFound, _) => {
+            let purged = oracle.lock(&id).is_some_and(|lock| lock.purged);
+            let gone = world.ground.bucket.get(&Object::Metadata(&id).key()).is_none();
+            // Without its lock it cannot be purged, and without metadata it runs on where it is.
+            lock.is_none() || if purged { running.is_empty() } else { gone }
+        }
+        (Answer::Failed(_) | Answer::Left | Answer::LeaseLost | Answer::Unwritten(_) | Answer::None, _) => false,
+    };
+    if !expected {
+        oracle.wrong(format!("two minutes after the last fault: {got:?}, it executes on {running:?}"));
+    }
+}

@@ -1,0 +1,168 @@
+//! A machine's time: its own offset and rate, and the ways in which it can stand still.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::{Duration, SystemTime},
+};
+
+use async_trait::async_trait;
+use baton::clock::{Clock, Moment};
+use tokio::{sync::Notify, time::Instant};
+
+use crate::dice::Dice;
+
+/// What stands still.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Still {
+    /// The server's process alone; its guard goes on.
+    Process,
+    /// The whole machine, while its clock goes on.
+    Machine,
+    /// The whole machine and its clock.
+    Clock,
+}
+
+/// How long a guard that was frozen may take to act.
+pub const TICK: Duration = Duration::from_millis(250);
+
+#[derive(Debug)]
+pub struct Machine {
+    start: Instant,
+    offset: Duration,
+    rate: f64,
+    still: Mutex<Option<Still>>,
+    /// Wakes in order, which a watch does not.
+    moved: Notify,
+    /// How long the clock has stood still so far, and since when it does.
+    stopped: Mutex<(Duration, Option<Instant>)>,
+    /// Until when a thawed container may run although another has the lease: its clock stood.
+    excused_until: Mutex<Instant>,
+}
+
+impl Machine {
+    pub fn new(start: Instant, offset: Duration, rate: f64) -> Arc<Self> {
+        Arc::new(Self {
+            start,
+            offset,
+            rate,
+            still: Mutex::new(None),
+            moved: Notify::new(),
+            stopped: Mutex::default(),
+            excused_until: Mutex::new(start),
+        })
+    }
+
+    pub fn freeze(&self, still: Still) {
+        *self.still.lock().unwrap() = Some(still);
+        if still == Still::Clock {
+            self.stopped.lock().unwrap().1.get_or_insert_with(Instant::now);
+        }
+    }
+
+    pub fn thaw(&self) {
+        let mut stopped = self.stopped.lock().unwrap();
+        // [I3'] The guard needs a tick; if its clock stood, the next renewal shows it, which comes before the deadline.
+        let mut excused = TICK;
+        if let Some(since) = stopped.1.take() {
+            stopped.0 += since.elapsed();
+            excused = Duration::from_secs(20);
+        }
+        if self.is_still() {
+            *self.excused_until.lock().unwrap() = Instant::now() + excused;
+        }
+        drop(stopped);
+        *self.still.lock().unwrap() = None;
+        self.moved.notify_waiters();
+    }
+
+    /// Nothing on it moves, containers included.
+    pub fn is_still(&self) -> bool {
+        matches!(*self.still.lock().unwrap(), Some(Still::Machine | Still::Clock))
+    }
+
+    pub fn is_excused(&self) -> bool {
+        Instant::now() < *self.excused_until.lock().unwrap()
+    }
+
+    /// Ends when the server's process can go on.
+    pub async fn process_moves(&self) {
+        self.wait(|still| still.is_none()).await;
+    }
+
+    async fn guard_moves(&self) {
+        self.wait(|still| !matches!(still, Some(Still::Machine | Still::Clock))).await;
+    }
+
+    async fn wait(&self, moves: impl Fn(Option<Still>) -> bool) {
+        loop {
+            let moved = self.moved.notified();
+            let still = *self.still.lock().unwrap();
+            if moves(still) {
+                return;
+            }
+            moved.await;
+        }
+    }
+
+    fn elapsed(&self) -> Duration {
+        let (stopped, since) = *self.stopped.lock().unwrap();
+        let real = self.start.elapsed().saturating_sub(stopped);
+        real.saturating_sub(since.map_or(Duration::ZERO, |since| since.elapsed()))
+    }
+
+    pub fn now(&self) -> Moment {
+        Moment(Duration::from_secs(1_000) + self.offset + self.elapsed().mul_f64(self.rate))
+    }
+}
+
+/// The clock of one process of a machine: of the server, or of its guard with the containers.
+#[derive(Debug)]
+pub struct View {
+    pub machine: Arc<Machine>,
+    pub is_guard: bool,
+    pub dice: Dice,
+    /// Nonces that count up instead of being drawn: one of the mistakes.
+    pub counter: Option<Mutex<u64>>,
+}
+
+#[async_trait]
+impl Clock for View {
+    fn now(&self) -> Moment {
+        self.machine.now()
+    }
+
+    fn wall(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000) + self.machine.now().0
+    }
+
+    async fn sleep_until(&self, moment: Moment) {
+        loop {
+            let left = moment - self.now();
+            if left.is_zero() {
+                return;
+            }
+            tokio::time::sleep(left.div_f64(self.machine.rate) + Duration::from_nanos(10)).await;
+            if self.is_guard {
+                self.machine.guard_moves().await;
+            } else {
+                self.machine.process_moves().await;
+            }
+        }
+    }
+
+    fn fill(&self, bytes: &mut [u8]) {
+        match &self.counter {
+            Some(counter) if bytes.len() == 16 => {
+                let mut count = counter.lock().unwrap();
+                *count += 1;
+                bytes.fill(0);
+                bytes[..8].copy_from_slice(&count.to_le_bytes());
+            }
+            Some(_) | None => self.dice.fill(bytes),
+        }
+    }
+
+    fn has_threads(&self) -> bool {
+        false
+    }
+}

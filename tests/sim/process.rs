@@ -1,0 +1,135 @@
+//! One run of the server on a machine: the real reconciler with everything around it simulated.
+
+use std::{
+    collections::BTreeSet,
+    path::Path,
+    sync::{Arc, Mutex},
+};
+
+use baton::{
+    clock::SharedClock,
+    reconciler::{self, Rhythm, Tools, desired::Drain},
+    storage::{
+        board::Board,
+        checkpoints::Checkpoints,
+        memory::Memory,
+        records::{Durable, Records},
+        rules::{Identity, Times},
+        store::Store,
+    },
+};
+use baton_protocol::id::{InstanceId, SandboxId};
+use tokio::{sync::watch, task::JoinSet};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    bucket::{Bucket, Way},
+    clock::{Machine, View},
+    dice::Dice,
+    mistakes::Mistake,
+    oracle::Oracle,
+    runtime::Runtime,
+    weather::Weather,
+};
+
+#[derive(Debug)]
+pub struct Process {
+    pub at: usize,
+    pub tools: Arc<Tools>,
+    pub runtime: Arc<Runtime>,
+    pub drain: watch::Sender<Drain>,
+    /// It is dead.
+    pub gone: CancellationToken,
+    tasks: Mutex<JoinSet<()>>,
+    /// One session per sandbox is admitted.
+    pub seats: Mutex<BTreeSet<SandboxId>>,
+}
+
+/// What every process of a world is given.
+#[derive(Debug)]
+pub struct Ground {
+    pub oracle: Arc<Oracle>,
+    pub weather: Arc<Weather>,
+    pub bucket: Arc<Bucket>,
+    pub machines: Vec<Arc<Machine>>,
+    pub staging: tempfile::TempDir,
+    pub ids: Vec<SandboxId>,
+    pub mistake: Option<Mistake>,
+}
+
+impl Process {
+    pub fn start(ground: &Ground, at: usize, predecessor: Option<InstanceId>, dice: &Dice) -> Arc<Self> {
+        let mistake = ground.mistake;
+        let machine = ground.machines[at].clone();
+        let view = |is_guard, counter| View { machine: machine.clone(), is_guard, dice: dice.fork(), counter };
+        let counted = (mistake == Some(Mistake::CountedNonces)).then(|| Mutex::new(0));
+        let me = InstanceId::from_bits(<dyn baton::clock::Clock>::bits(&view(false, None)));
+        let clock: SharedClock = Arc::new(view(false, counted));
+        let guard: SharedClock = Arc::new(view(mistake != Some(Mistake::GuardHangsToo), None));
+        let gone = CancellationToken::new();
+        let weather = ground.weather.clone();
+        let runtime =
+            Arc::new(Runtime::new(guard, weather.clone(), at, machine.clone(), dice.fork(), gone.clone(), mistake));
+        let way: Arc<dyn Store> = Arc::new(Way {
+            bucket: ground.bucket.clone(),
+            weather,
+            at,
+            machine: machine.clone(),
+            name: me.as_str().to_owned(),
+            dice: dice.fork(),
+            gone: gone.clone(),
+            mistake,
+        });
+        let times = mistake.map_or(Times::DEFAULT, Mistake::times);
+        let durable = Durable { locks: way.clone(), metadata: way.clone(), lock_bucket: None };
+        let memory = Arc::new(Memory::new(clock.clone()));
+        let (drain, drain_seen) = watch::channel(Drain::No);
+        let rhythm = if mistake == Some(Mistake::NoRest) {
+            Rhythm { lock: std::time::Duration::from_millis(1), ..Rhythm::DEFAULT }
+        } else {
+            Rhythm::DEFAULT
+        };
+        let tools = Arc::new(Tools {
+            who: Identity { me: me.clone(), predecessor },
+            records: Records::new(clock.clone(), memory, Some(durable), true, times),
+            board: Board::new(clock.clone()),
+            lifecycle: runtime.clone(),
+            checkpoints: Some(Checkpoints::new(way, None, clock.clone())),
+            staging: staging(ground.staging.path(), at),
+            clock,
+            times,
+            drain: drain_seen,
+            rhythm,
+        });
+        let watched = ground.ids.iter().map(|id| (id.clone(), runtime.truth(id))).collect();
+        ground.oracle.begins(at, me.as_str(), &machine, watched);
+        let mut tasks = JoinSet::new();
+        for id in &ground.ids {
+            let (mut seen, id, oracle, runtime) =
+                (runtime.truth(id), id.clone(), ground.oracle.clone(), runtime.clone());
+            tasks.spawn(async move {
+                while seen.changed().await.is_ok() {
+                    oracle.look(&id);
+                    runtime.show(&id);
+                }
+            });
+        }
+        tasks.spawn(reconciler::run(tools.clone(), CancellationToken::new()));
+        Arc::new(Self { at, tools, runtime, drain, gone, tasks: Mutex::new(tasks), seats: Mutex::default() })
+    }
+
+    pub fn name(&self) -> &str {
+        self.tools.who.me.as_str()
+    }
+
+    /// `kill -9`: its containers die with it, and nothing is told to anybody.
+    pub fn kill(&self) {
+        self.gone.cancel();
+        self.runtime.kill();
+        self.tasks.lock().unwrap().abort_all();
+    }
+}
+
+fn staging(root: &Path, at: usize) -> std::path::PathBuf {
+    root.join(at.to_string())
+}

@@ -1,0 +1,73 @@
+//! Names and sentences of the trace, and what a commit must look like.
+
+use baton::storage::{
+    board::{Boot, Passing},
+    layout::{self, Image, Object},
+};
+use baton_protocol::{
+    id::{CheckpointId, SandboxId},
+    lock::{Head, Lock},
+    manifest,
+};
+
+use crate::bucket::Bucket;
+
+/// [I1, I2] What is wrong with a commit.
+pub fn committed(old: &Lock, new: &Lock, who: &str, bucket: &Bucket) -> Option<String> {
+    let Some(head) = &new.head else { return Some("I1: the head was dropped".to_owned()) };
+    if old.lease.as_ref().is_none_or(|lease| lease.owner.as_str() != who) || head.epoch != old.epoch {
+        return Some(format!("I2: {} was committed without the lease", head.checkpoint_id));
+    }
+    if head.seq != old.head.as_ref().map_or(0, |head| head.seq) + 1 || new.prev_head != old.head {
+        return Some(format!("I1: {} does not follow its predecessor", head.checkpoint_id));
+    }
+    stored(head, old.head.as_ref().map(|head| &head.checkpoint_id), bucket)
+}
+
+fn stored(head: &Head, parent: Option<&CheckpointId>, bucket: &Bucket) -> Option<String> {
+    let id = &head.checkpoint_id;
+    let bytes = bucket.get(&Object::CheckpointManifest(id).key());
+    let Some(manifest) = bytes.and_then(|bytes| serde_json::from_slice::<manifest::Checkpoint>(&bytes).ok()) else {
+        return Some(format!("I1: {id} was committed and has no manifest"));
+    };
+    if manifest.parent.as_ref() != parent {
+        return Some(format!("I1: {id} has another parent than the head before it"));
+    }
+    let missing = Image::ALL.into_iter().find(|image| bucket.get(&Object::Image(id, *image).key()).is_none());
+    missing.map(|image| format!("I1: {id} was committed without {}", image.file_name()))
+}
+
+pub fn lock_of(key: &str) -> Option<SandboxId> {
+    layout::sandbox_of(key).filter(|id| Object::Lock(id).key() == key)
+}
+
+pub fn sandbox_of_checkpoint(key: &str) -> Option<SandboxId> {
+    let id = layout::checkpoint_of(key)?;
+    SandboxId::parse(id.as_str().get(..44)?).ok()
+}
+
+pub fn last(key: &str) -> &str {
+    key.rsplit_once("/sandbox-").map_or(key, |(_, rest)| rest)
+}
+
+pub fn short(id: &SandboxId) -> String {
+    id.as_str().chars().skip(8).take(4).collect()
+}
+
+pub fn brief(passing: &Passing) -> String {
+    match passing {
+        Passing::Failed { reason, message } => format!("Failed {reason}: {message}"),
+        Passing::Left { why, checkpoint_id } => format!("Left {why:?}, checkpoint {}", checkpoint_id.is_some()),
+        Passing::CheckpointFailed { why, reason, message } => format!("CheckpointFailed {why:?} {reason}: {message}"),
+        Passing::Running { boot: Boot::Restored { rolled_back, .. } } => format!("Running, rolled back {rolled_back}"),
+        other @ (Passing::Running { .. }
+        | Passing::Acquiring
+        | Passing::Acquired
+        | Passing::ReleaseRequested
+        | Passing::Checkpointing { .. }
+        | Passing::Fenced { .. }
+        | Passing::Unfenced
+        | Passing::LeaseLost { .. }
+        | Passing::Progress { .. }) => format!("{other:?}"),
+    }
+}

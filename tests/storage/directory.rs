@@ -1,0 +1,144 @@
+//! What is special to a directory: operators edit it, other processes write it, the kernel tells.
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use baton::storage::{
+    directory::Directory,
+    store::{Error, If, Poll, Store},
+};
+
+use crate::suite::clock;
+
+const KEY: &str = "sandboxes/x/metadata.json";
+
+fn open(root: &Path) -> Directory {
+    Directory::new(root, clock())
+}
+
+#[tokio::test]
+async fn an_editors_write_is_a_new_version_whether_in_place_or_by_rename() {
+    let root = tempfile::tempdir().unwrap();
+    let store = open(root.path());
+    let path = root.path().join(KEY);
+    let first = store.put(KEY, "{}".into(), If::Absent).await.unwrap().version;
+    assert_eq!(std::fs::read(&path).unwrap(), b"{}", "the object is plain");
+    std::fs::write(&path, "{\"a\":1}").unwrap();
+    let Poll::Changed(bytes, second) = store.poll(KEY, Some(&first)).await.unwrap() else { panic!() };
+    assert_eq!(bytes, "{\"a\":1}");
+    assert!(matches!(store.put(KEY, "lost".into(), If::Is(first)).await, Err(Error::Conflict(_))));
+    let beside = root.path().join("sandboxes/x/.metadata.json.swp");
+    std::fs::write(&beside, "{\"a\":2}").unwrap();
+    std::fs::rename(&beside, &path).unwrap();
+    assert!(matches!(store.poll(KEY, Some(&second)).await.unwrap(), Poll::Changed(..)));
+    let Poll::Changed(_, third) = store.poll(KEY, None).await.unwrap() else { panic!() };
+    store.put(KEY, "{}".into(), If::Is(third)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_file_somebody_put_there_is_an_object() {
+    let root = tempfile::tempdir().unwrap();
+    let store = open(root.path());
+    std::fs::create_dir_all(root.path().join("sandboxes/x")).unwrap();
+    std::fs::write(root.path().join(KEY), "by hand").unwrap();
+    let Poll::Changed(_, version) = store.poll(KEY, None).await.unwrap() else { panic!() };
+    assert_eq!(store.list("sandboxes/", None).await.unwrap().entries[0].version, version);
+    store.delete(KEY, If::Is(version)).await.unwrap();
+    assert!(!root.path().join("sandboxes").exists(), "empty folders go with the last object");
+}
+
+#[tokio::test]
+async fn drafts_of_the_dead_are_swept_and_those_of_the_living_are_not() {
+    let root = tempfile::tempdir().unwrap();
+    let drafts = root.path().join(".baton/drafts");
+    std::fs::create_dir_all(&drafts).unwrap();
+    for (name, age) in [("dead", 25), ("living", 1)] {
+        let file = std::fs::File::create(drafts.join(name)).unwrap();
+        file.set_modified(std::time::SystemTime::now() - Duration::from_secs(age * 3600)).unwrap();
+    }
+    open(root.path()).put(KEY, "1".into(), If::Absent).await.unwrap();
+    let left: Vec<_> = std::fs::read_dir(&drafts).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["living"]);
+}
+
+#[tokio::test]
+async fn a_change_by_another_store_an_editor_or_a_deletion_is_noticed_at_once() {
+    let root = tempfile::tempdir().unwrap();
+    let (here, there) = (Arc::new(open(root.path())), open(root.path()));
+    let path = root.path().join(KEY);
+    // Neither the object nor its folders exist yet.
+    notices(&here, async { drop(there.put(KEY, "1".into(), If::Absent).await.unwrap()) }).await;
+    assert!(matches!(here.poll(KEY, None).await.unwrap(), Poll::Changed(..)));
+    notices(&here, async { drop(there.put(KEY, "2".into(), If::Any).await.unwrap()) }).await;
+    notices(&here, async { std::fs::write(&path, "edited").unwrap() }).await;
+    notices(&here, async { std::fs::remove_file(&path).unwrap() }).await;
+}
+
+/// Watching ends after the change and not before.
+async fn notices(store: &Arc<Directory>, change: impl Future<Output = ()>) {
+    store.poll(KEY, None).await.unwrap();
+    let watching = store.changed(KEY);
+    tokio::pin!(watching);
+    let early = tokio::time::timeout(Duration::from_millis(50), &mut watching).await;
+    assert!(early.is_err(), "nothing has changed yet");
+    change.await;
+    // Far below any rhythm of polling, far above a busy machine's delay.
+    tokio::time::timeout(Duration::from_secs(20), &mut watching).await.expect("the change is noticed");
+}
+
+#[tokio::test]
+async fn a_change_between_the_read_and_the_watch_is_not_missed() {
+    let root = tempfile::tempdir().unwrap();
+    let (here, there) = (open(root.path()), open(root.path()));
+    there.put(KEY, "1".into(), If::Absent).await.unwrap();
+    here.poll(KEY, None).await.unwrap();
+    there.put(KEY, "2".into(), If::Any).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(20), here.changed(KEY)).await.expect("it is old news");
+}
+
+#[tokio::test]
+async fn a_lock_file_held_by_a_stopped_process_makes_the_store_unavailable_not_stuck() {
+    let root = tempfile::tempdir().unwrap();
+    let (store, hurried) = (open(root.path()), open(root.path()).with_patience(Duration::from_millis(500)));
+    store.put(KEY, "1".into(), If::Absent).await.unwrap();
+    let mut held = Vec::new();
+    for entry in std::fs::read_dir(root.path().join(".baton/locks")).unwrap() {
+        let file = std::fs::File::open(entry.unwrap().path()).unwrap();
+        file.lock().unwrap();
+        held.push(file);
+    }
+    store.poll(KEY, None).await.expect("readers need no lock");
+    let error = hurried.put(KEY, "2".into(), If::Any).await.unwrap_err();
+    assert!(error.is_passing(), "{error:?}");
+    drop(held);
+    store.put(KEY, "3".into(), If::Any).await.unwrap();
+}
+
+/// The other half of the test below: it runs in a process of its own.
+#[tokio::test]
+#[ignore = "started by six_processes_lose_no_increment"]
+async fn one_process_of_six() {
+    let root = std::env::var("BATON_TEST_ROOT").expect("the root is given");
+    let store = open(Path::new(&root));
+    for _ in 0..100 {
+        crate::cases::increment(&store, "sum").await;
+    }
+}
+
+#[tokio::test]
+async fn six_processes_lose_no_increment() {
+    let root = tempfile::tempdir().unwrap();
+    let store = open(root.path());
+    store.put("sum", "0".into(), If::Absent).await.unwrap();
+    let mut children = Vec::new();
+    for _ in 0..6 {
+        let mut command = tokio::process::Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "directory::one_process_of_six", "--ignored", "--nocapture"]);
+        command.env("BATON_TEST_ROOT", root.path()).kill_on_drop(true).stdout(std::process::Stdio::null());
+        children.push(command.spawn().unwrap());
+    }
+    for mut child in children {
+        let ended = tokio::time::timeout(Duration::from_secs(120), child.wait()).await.expect("it ends");
+        assert!(ended.unwrap().success());
+    }
+    assert!(matches!(store.poll("sum", None).await.unwrap(), Poll::Changed(bytes, _) if bytes == "600"));
+}

@@ -1,0 +1,354 @@
+//! Cloud Storage when things go wrong: each trap of the service and of its client library, once.
+
+use std::{
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use baton::storage::{
+    gcs::{Connection, Gcs},
+    store::{Digest, Error, If, Poll, Store, Urgency, Version},
+};
+use baton_fake_gcs::{FakeGcs, Fault, Kind, Op};
+use bytes::Bytes;
+
+use crate::{
+    cases::noise,
+    suite::{BUCKET, clock, fake_gcs, gcs_on},
+};
+
+const KEY: &str = "sandboxes/x/lock.json";
+const NO_PROGRESS: &(dyn Fn(u64) + Send + Sync) = &|_| {};
+
+/// Short enough for a test that waits for it to pass.
+const SHORT: Duration = Duration::from_millis(400);
+
+fn impatient(fake: &FakeGcs) -> Gcs {
+    let patience = Duration::from_secs(20);
+    // A first call makes the clients, which may take longer than a short call may.
+    gcs_on(fake).with_timeouts(SHORT, patience)
+}
+
+async fn read(store: &Gcs) -> (Bytes, Version) {
+    let Poll::Changed(bytes, version) = store.poll(KEY, None).await.unwrap() else { panic!("it is there") };
+    (bytes, version)
+}
+
+/// A file of this size, and the folder it lies in.
+fn file(size: usize) -> (tempfile::TempDir, PathBuf, Bytes, Digest) {
+    let folder = tempfile::tempdir().unwrap();
+    let bytes = noise(size as u64, size);
+    let path = folder.path().join("source");
+    std::fs::write(&path, &bytes).unwrap();
+    let digest = Digest::of(&bytes);
+    (folder, path, bytes.into(), digest)
+}
+
+#[tokio::test]
+async fn a_create_whose_reply_is_lost_is_ambiguous_and_a_read_settles_it() {
+    let fake = fake_gcs().await;
+    let store = gcs_on(&fake);
+    fake.add_fault(Fault::new(Op::Write, Kind::Lost));
+    let error = store.put(KEY, "nonce 1".into(), If::Absent).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. } | Error::Conflict(_)), "{error:?}");
+    assert_eq!(read(&store).await.0, "nonce 1");
+}
+
+#[tokio::test]
+async fn an_update_whose_reply_is_lost_is_ambiguous_and_a_read_settles_it() {
+    let fake = fake_gcs().await;
+    let store = gcs_on(&fake);
+    let first = store.put(KEY, "nonce 1".into(), If::Absent).await.unwrap().version;
+    fake.add_fault(Fault::new(Op::Write, Kind::Lost));
+    let error = store.put(KEY, "nonce 2".into(), If::Is(first.clone())).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. } | Error::Conflict(_)), "{error:?}");
+    let (bytes, version) = read(&store).await;
+    assert_eq!(bytes, "nonce 2");
+    assert_ne!(version, first);
+    store.put(KEY, "nonce 3".into(), If::Is(version)).await.expect("it goes on from what was read");
+}
+
+#[tokio::test]
+async fn a_delete_whose_reply_is_lost_is_ambiguous_and_a_read_settles_it() {
+    let fake = fake_gcs().await;
+    let store = gcs_on(&fake);
+    let first = store.put(KEY, "1".into(), If::Absent).await.unwrap().version;
+    fake.add_fault(Fault::new(Op::Delete, Kind::Lost));
+    let error = store.delete(KEY, If::Is(first)).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. } | Error::NotFound(_)), "{error:?}");
+    assert_eq!(store.poll(KEY, None).await.unwrap(), Poll::Missing);
+}
+
+#[tokio::test]
+async fn a_write_that_never_arrived_changes_nothing() {
+    let fake = fake_gcs().await;
+    let store = gcs_on(&fake);
+    for kind in [Kind::Drop, Kind::Status(503), Kind::Status(500)] {
+        fake.add_fault(Fault::new(Op::Write, kind));
+        let error = store.put(KEY, "1".into(), If::Absent).await.unwrap_err();
+        assert!(error.is_passing(), "{kind:?}: {error:?}");
+        assert_eq!(store.poll(KEY, None).await.unwrap(), Poll::Missing);
+    }
+}
+
+#[tokio::test]
+async fn reads_and_listings_are_tried_again() {
+    let fake = fake_gcs().await;
+    let store = gcs_on(&fake);
+    store.put(KEY, "1".into(), If::Absent).await.unwrap();
+    for kind in [Kind::Drop, Kind::Status(503), Kind::Cut(0)] {
+        fake.add_fault(Fault::new(Op::Read, kind));
+        assert_eq!(read(&store).await.0, "1");
+        assert_eq!(fake.faults_left(), [], "{kind:?} has happened");
+    }
+    for kind in [Kind::Drop, Kind::Status(503)] {
+        fake.add_fault(Fault::new(Op::List, kind));
+        assert_eq!(store.list("sandboxes/", None).await.unwrap().entries.len(), 1);
+        assert_eq!(fake.faults_left(), [], "{kind:?} has happened");
+    }
+    fake.add_fault(Fault::new(Op::Read, Kind::Status(503)).times(0));
+    assert!(store.poll(KEY, None).await.unwrap_err().is_passing(), "but not for ever");
+}
+
+#[tokio::test]
+async fn after_too_many_writes_the_object_rests_for_a_second() {
+    let fake = fake_gcs().await;
+    let store = gcs_on(&fake);
+    fake.add_fault(Fault::new(Op::Write, Kind::Status(429)));
+    let start = Instant::now();
+    let error = store.put(KEY, "1".into(), If::Absent).await.unwrap_err();
+    assert!(matches!(error, Error::RateLimited(_)), "{error:?}");
+    store.put("another", "1".into(), If::Absent).await.expect("others do not wait");
+    store.put(KEY, "1".into(), If::Absent).await.unwrap();
+    assert!(start.elapsed() >= Duration::from_secs(1), "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn one_object_is_written_four_times_at_once_and_then_once_a_second() {
+    let fake = fake_gcs().await;
+    let store = gcs_on(&fake);
+    let start = Instant::now();
+    for number in 0..6 {
+        store.put(KEY, number.to_string().into(), If::Any).await.unwrap();
+    }
+    assert!(start.elapsed() >= Duration::from_millis(1900), "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn a_write_that_cannot_have_its_turn_in_time_is_not_sent() {
+    let fake = fake_gcs().await;
+    // No token comes back while a busy machine takes its time.
+    let store = gcs_on(&fake).with_write_rate(1e-6, 4.0);
+    for _ in 0..2 {
+        store.put_as(KEY, "waiter".into(), If::Any, Urgency::Waiter).await.unwrap();
+    }
+    let store = store.with_timeouts(SHORT, SHORT);
+    let before = fake.requests();
+    let error = store.put_as(KEY, "waiter".into(), If::Any, Urgency::Waiter).await.unwrap_err();
+    assert!(matches!(error, Error::RateLimited(_)), "{error:?}");
+    assert_eq!(fake.requests(), before, "it was never sent: nothing to settle");
+}
+
+#[tokio::test]
+async fn an_unchanged_object_costs_one_request_without_content() {
+    let fake = fake_gcs().await;
+    let store = gcs_on(&fake);
+    let version = store.put(KEY, "1".into(), If::Absent).await.unwrap().version;
+    let before = fake.requests();
+    assert_eq!(store.poll(KEY, Some(&version)).await.unwrap(), Poll::Unchanged);
+    assert_eq!(fake.requests(), before + 1);
+}
+
+#[tokio::test]
+async fn the_time_of_a_write_is_the_services() {
+    let fake = fake_gcs().await;
+    let written = gcs_on(&fake).put(KEY, "1".into(), If::Absent).await.unwrap();
+    let age = written.updated.expect("the service tells it").elapsed().unwrap_or_default();
+    assert!(age < Duration::from_secs(60), "{age:?}");
+}
+
+#[tokio::test]
+async fn a_call_that_hangs_ends_in_time_and_holds_up_no_other() {
+    let fake = fake_gcs().await;
+    let store = gcs_on(&fake);
+    let version = store.put(KEY, "1".into(), If::Absent).await.unwrap().version;
+    store.list("", None).await.unwrap();
+    let hurried = impatient(&fake);
+    for op in [Op::Read, Op::Write, Op::Delete, Op::List] {
+        fake.add_fault(Fault::new(op, Kind::Hang).on("sandboxes/").times(0));
+    }
+    let late = |answer: Option<Error>, what: &str| {
+        assert!(matches!(answer, Some(Error::Unavailable { .. })), "{what}: {answer:?}");
+    };
+    let hanging = async {
+        late(hurried.poll(KEY, Some(&version)).await.err(), "poll");
+        late(hurried.put(KEY, "2".into(), If::Any).await.err(), "put");
+        late(hurried.delete(KEY, If::Any).await.err(), "delete");
+        late(hurried.list("sandboxes/", None).await.err(), "list");
+    };
+    let other = async {
+        for number in 0..20 {
+            store.put(&format!("elsewhere/{number}"), "1".into(), If::Absent).await.unwrap();
+        }
+    };
+    tokio::join!(hanging, other);
+    fake.clear_faults();
+    assert_eq!(read(&store).await.0, "1");
+}
+
+#[tokio::test]
+async fn a_bucket_that_does_not_exist_is_not_an_empty_one() {
+    let fake = fake_gcs().await;
+    let connection = Arc::new(Connection::new(Some(fake.url().to_owned())));
+    let store = Gcs::new(connection, "elsewhere", clock()).with_timeouts(Duration::from_secs(20), SHORT);
+    for error in [
+        store.poll(KEY, None).await.unwrap_err(),
+        store.put(KEY, "1".into(), If::Absent).await.unwrap_err(),
+        store.list("sandboxes/", None).await.unwrap_err(),
+    ] {
+        assert!(matches!(error, Error::Denied { .. }), "{error:?}");
+        assert!(error.to_string().contains("bucket does not exist"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_service_that_is_not_there_is_a_passing_error_with_a_reason() {
+    let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let connection = Arc::new(Connection::new(Some(format!("http://{address}"))));
+    let store = Gcs::new(connection, BUCKET, clock());
+    for error in [
+        store.poll(KEY, None).await.unwrap_err(),
+        store.put(KEY, "1".into(), If::Absent).await.unwrap_err(),
+        store.delete(KEY, If::Any).await.unwrap_err(),
+        store.list("", None).await.unwrap_err(),
+    ] {
+        assert!(error.is_passing() && error.to_string().len() > 40, "{error}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_forbidden_is_for_an_operator() {
+    let fake = fake_gcs().await;
+    let store = gcs_on(&fake);
+    fake.add_fault(Fault::new(Op::Any, Kind::Status(403)).times(0));
+    for error in [
+        store.poll(KEY, None).await.unwrap_err(),
+        store.put(KEY, "1".into(), If::Absent).await.unwrap_err(),
+        store.delete(KEY, If::Any).await.unwrap_err(),
+    ] {
+        assert!(matches!(error, Error::Denied { .. }) && !error.is_passing(), "{error:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_upload_that_is_cut_goes_on_and_what_is_stored_is_whole() {
+    // Below the border of resumable uploads, and far above it.
+    for (size, op) in [(3 << 20, Op::Write), (20 << 20, Op::Put)] {
+        let (_folder, path, bytes, digest) = file(size);
+        for cut in [0, 1, 300 << 10, 1 << 20, (2 << 20) + 77] {
+            let fake = fake_gcs().await;
+            let store = gcs_on(&fake);
+            fake.add_fault(Fault::new(op, Kind::Cut(cut)).times(2));
+            store.upload("pages.img", &path, If::Absent, &digest, NO_PROGRESS).await.unwrap();
+            assert_eq!(fake.faults_left(), [], "both cuts have happened");
+            assert!(fake.content(BUCKET, "pages.img").unwrap() == bytes, "{size} bytes cut at {cut}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_upload_of_which_the_service_keeps_a_part_goes_on_from_there() {
+    let (_folder, path, bytes, digest) = file(20 << 20);
+    let fake = fake_gcs().await;
+    fake.add_fault(Fault::new(Op::Put, Kind::Keep(5 << 20)));
+    fake.add_fault(Fault::new(Op::Put, Kind::Keep(1)));
+    fake.add_fault(Fault::new(Op::Put, Kind::Status(503)));
+    fake.add_fault(Fault::new(Op::Start, Kind::Status(503)));
+    gcs_on(&fake).upload("pages.img", &path, If::Absent, &digest, NO_PROGRESS).await.unwrap();
+    assert_eq!(fake.faults_left(), []);
+    assert!(fake.content(BUCKET, "pages.img").unwrap() == bytes);
+}
+
+#[tokio::test]
+async fn an_upload_whose_reply_is_lost_is_settled_as_done() {
+    for (size, op) in [(3 << 20, Op::Write), (20 << 20, Op::Put)] {
+        let (_folder, path, bytes, digest) = file(size);
+        let fake = fake_gcs().await;
+        fake.add_fault(Fault::new(op, Kind::Lost));
+        gcs_on(&fake).upload("pages.img", &path, If::Absent, &digest, NO_PROGRESS).await.unwrap();
+        assert_eq!(fake.faults_left(), []);
+        assert!(fake.content(BUCKET, "pages.img").unwrap() == bytes);
+    }
+}
+
+#[tokio::test]
+async fn an_upload_that_stands_still_fails_and_leaves_nothing() {
+    let (_folder, path, _, digest) = file(20 << 20);
+    let fake = fake_gcs().await;
+    fake.add_fault(Fault::new(Op::Put, Kind::Hang).times(0));
+    let store = gcs_on(&fake).with_timeouts(Duration::from_secs(20), SHORT);
+    let error = store.upload("pages.img", &path, If::Absent, &digest, NO_PROGRESS).await.unwrap_err();
+    assert!(error.is_passing(), "{error:?}");
+    assert_eq!(fake.content(BUCKET, "pages.img"), None);
+}
+
+#[tokio::test]
+async fn a_download_that_is_cut_goes_on_and_is_whole() {
+    let (folder, _, bytes, digest) = file(20 << 20);
+    let fake = fake_gcs().await;
+    let store = gcs_on(&fake);
+    fake.put(BUCKET, "pages.img", bytes.clone());
+    for cut in [0, 1, 300_000, 19 << 20] {
+        let back = folder.path().join("back");
+        fake.add_fault(Fault::new(Op::Read, Kind::Cut(cut)).times(3));
+        store.download("pages.img", &back, &digest, NO_PROGRESS).await.unwrap();
+        assert!(std::fs::read(&back).unwrap() == bytes, "cut at {cut}");
+        std::fs::remove_file(&back).unwrap();
+        fake.clear_faults();
+    }
+}
+
+#[tokio::test]
+async fn a_download_that_stands_still_ends_and_leaves_nothing() {
+    let (_source, _, bytes, digest) = file(1 << 20);
+    let target = tempfile::tempdir().unwrap();
+    let fake = fake_gcs().await;
+    fake.put(BUCKET, "pages.img", bytes);
+    fake.add_fault(Fault::new(Op::Read, Kind::Hang).times(0));
+    let store = gcs_on(&fake).with_timeouts(Duration::from_secs(20), SHORT);
+    let error = store.download("pages.img", &target.path().join("back"), &digest, NO_PROGRESS).await.unwrap_err();
+    assert!(error.is_passing(), "{error:?}");
+    assert_eq!(std::fs::read_dir(target.path()).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn a_flipped_bit_is_never_published_nor_polled() {
+    let (_source, _, bytes, digest) = file(3 << 20);
+    let target = tempfile::tempdir().unwrap();
+    let fake = fake_gcs().await;
+    let store = gcs_on(&fake);
+    fake.put(BUCKET, "pages.img", bytes);
+    fake.put(BUCKET, KEY, "small");
+    fake.add_fault(Fault::new(Op::Read, Kind::Flip).times(0));
+    let error = store.download("pages.img", &target.path().join("back"), &digest, NO_PROGRESS).await.unwrap_err();
+    assert!(matches!(error, Error::Damaged { .. }), "{error:?}");
+    assert!(!target.path().join("back").exists());
+    let error = store.poll(KEY, None).await.unwrap_err();
+    assert!(matches!(error, Error::Damaged { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn an_object_that_rotted_in_the_bucket_is_never_published() {
+    let (_source, _, bytes, digest) = file(3 << 20);
+    let target = tempfile::tempdir().unwrap();
+    let fake = fake_gcs().await;
+    let mut rotten = bytes.to_vec();
+    rotten[1 << 20] ^= 0x10;
+    // Its own checksum is right: only the digest of the manifest can tell.
+    fake.put(BUCKET, "pages.img", rotten);
+    let back = target.path().join("back");
+    let error = gcs_on(&fake).download("pages.img", &back, &digest, NO_PROGRESS).await.unwrap_err();
+    assert!(matches!(error, Error::Damaged { .. }), "{error:?}");
+    assert_eq!(std::fs::read_dir(target.path()).unwrap().count(), 0);
+}

@@ -1,0 +1,12 @@
+//! The stores: one suite over every implementation, then what is special to each.
+#![allow(clippy::disallowed_methods, clippy::unwrap_used)]
+
+mod artifacts;
+mod cases;
+mod directory;
+mod faults;
+mod footprint;
+mod mounted;
+mod scale;
+mod stores;
+mod suite;

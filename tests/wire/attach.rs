@@ -1,0 +1,209 @@
+//! Coming back: tokens, places, and what goes on where it was left.
+
+use std::{sync::Arc, time::Duration};
+
+use baton::storage::board::{Boot, Passing};
+
+use crate::{
+    agent::Container,
+    client::{Client, V1, connect},
+    plain::http,
+    world::{World, until},
+};
+
+#[tokio::test]
+async fn an_attach_here_needs_only_the_token() {
+    let world = World::new().await;
+    let first = Client::running(&world, "{}").await;
+    let (id, token) = (first.id().clone(), first.token.clone().unwrap());
+    drop(first);
+    let path = format!("/attach/{id}");
+    let protocols = format!("baton.plain, baton.token.{token}");
+    for headers in [[("x-sandbox-token", token.as_str())], [("sec-websocket-protocol", protocols.as_str())]] {
+        let mut client = Client::new(connect(&world, &path, &headers).await.unwrap());
+        client.hears("RUNNING").await;
+        client.exec("out \"back\"").await;
+        client.hears("EXECUTION_RUNNING out:back EXECUTION_DONE").await;
+        client.socket.close(None).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_or_missing_token_is_denied_before_anything_else() {
+    let world = World::new().await;
+    let mut owner = Client::running(&world, "{}").await;
+    let path = format!("/attach/{}", owner.id());
+    let writes = world.writes();
+    let token = owner.token.clone().unwrap();
+    for query in ["", "?sandbox_token=", "?sandbox_token=wrong", &format!("?sandbox_token={}", &token[..63])] {
+        let mut client = Client::new(connect(&world, &format!("{path}{query}"), &[]).await.unwrap());
+        client.hears("PERMISSION_DENIAL_ERROR E close:4000").await;
+    }
+    let mut client = Client::new(connect(&world, &path, &V1).await.unwrap());
+    client.hears("hello PERMISSION_DENIAL_ERROR E close:4000").await;
+    // The owner noticed nothing and still has the stream.
+    owner.exec("out \"mine\"").await;
+    owner.hears("EXECUTION_RUNNING out:mine EXECUTION_DONE").await;
+    assert_eq!(world.writes(), writes);
+}
+
+#[tokio::test]
+async fn many_bad_tokens_write_nothing() {
+    let world = World::new().await;
+    let owner = Client::running(&world, "{}").await;
+    let (path, writes) = (format!("/attach/{}?sandbox_token=guess", owner.id()), world.writes());
+    let guess = |_| async {
+        let mut client = Client::new(connect(&world, &path, &[]).await.unwrap());
+        client.hears("PERMISSION_DENIAL_ERROR E close:4000").await;
+    };
+    futures::StreamExt::for_each_concurrent(futures::stream::iter(0..500), 16, guess).await;
+    assert_eq!(world.writes(), writes);
+}
+
+#[tokio::test]
+async fn what_was_never_there_is_not_found() {
+    let unknown = "sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab";
+    let world = World::new().await;
+    let mut client = Client::new(connect(&world, &format!("/attach/{unknown}"), &[]).await.unwrap());
+    client.hears("NOT_FOUND close:1011").await;
+    for bad in ["..%2f..%2fetc", "sandbox-x", "%00", "a%0Ab", "sandbox-0B9F5A52-6F0E-4B1C-9D3E-0123456789AB"] {
+        let mut client = Client::new(connect(&world, &format!("/attach/{bad}"), &[]).await.unwrap());
+        client.hears("NOT_FOUND close:1011").await;
+    }
+    let long = "a".repeat(4096);
+    let mut client = Client::new(connect(&world, &format!("/attach/{long}"), &[]).await.unwrap());
+    client.hears("NOT_FOUND close:1011").await;
+    let world = World::with_storage().await;
+    let mut client = Client::new(connect(&world, &format!("/attach/{unknown}"), &[]).await.unwrap());
+    client.hears("RESTORING NOT_FOUND close:1011").await;
+    assert_eq!(http(&world, "GET /attach/x", &[], "").await.0, 400);
+}
+
+#[tokio::test]
+async fn a_living_client_keeps_its_place() {
+    let world = World::new().await;
+    let mut first = Client::running(&world, "{}").await;
+    let begun = std::time::Instant::now();
+    let newcomer = first.again(&world, &[]).await;
+    // The first client answers pings while it reads.
+    first.exec("wait 1500\nout \"undisturbed\"").await;
+    let (_, ()) = tokio::join!(
+        async {
+            let mut newcomer = newcomer;
+            newcomer.hears("IN_USE close:1011").await;
+            assert!(begun.elapsed() >= Duration::from_millis(500), "a refusal that clients answer at once comes late");
+        },
+        first.hears("EXECUTION_RUNNING out:undisturbed EXECUTION_DONE")
+    );
+}
+
+#[tokio::test]
+async fn a_dead_client_gives_way() {
+    let world = World::new().await;
+    // It does not read, so it answers no ping.
+    let mut dead = Client::running(&world, "{}").await;
+    let mut newcomer = dead.again(&world, &[]).await;
+    newcomer.hears("RUNNING").await;
+    newcomer.exec("out \"mine now\"").await;
+    newcomer.hears("EXECUTION_RUNNING out:mine_now EXECUTION_DONE").await;
+    dead.hears("close:1011").await;
+}
+
+#[tokio::test]
+async fn a_client_that_answers_no_ping_counts_as_gone() {
+    let world = World::new().await;
+    let client = Client::running(&world, "{}").await;
+    assert!(world.board.presence(client.id()).attached);
+    until(async || {
+        world.clock.skip(Duration::from_secs(5));
+        !world.board.presence(client.id()).attached
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn nothing_of_an_earlier_command_is_sent_until_it_is_asked_for() {
+    let world = World::new().await;
+    let mut client = Client::running(&world, "{}").await;
+    client.exec("out \"before\"\nwait 50\nout \" after\"\nwait 400\nout \" live\"").await;
+    client.hears("EXECUTION_RUNNING out:before").await;
+    let mut again = client.again(&world, &[]).await;
+    client.cut();
+    again.hears("RUNNING").await;
+    again.says(r#"{"action":"reconnect"}"#).await;
+    again.hears("EXECUTION_RUNNING").await;
+    let text = again.stdout().await;
+    // What was not confirmed may come twice; nothing may be missing.
+    assert!(text.ends_with("before after live"), "{text}");
+    again.says(r#"{"action":"reconnect"}"#).await;
+    again.exec("out \"next\"").await;
+    again.hears("EXECUTION_RUNNING out:next EXECUTION_DONE").await;
+}
+
+#[tokio::test]
+async fn a_reconnect_with_nothing_to_resume_is_simply_open() {
+    let world = World::new().await;
+    let mut client = Client::running(&world, "{}").await;
+    client.exec("out \"x\"").await;
+    client.hears("EXECUTION_RUNNING out:x EXECUTION_DONE").await;
+    // The end is confirmed by the pong of a ping that came with it.
+    let reading = async { drop(client.next().await) };
+    tokio::select! {
+        () = until(async || world.agent().lock().unwrap().starts().is_empty()) => {}
+        () = reading => panic!("nothing more is said"),
+    }
+    let mut again = client.again(&world, &[]).await;
+    client.socket.close(None).await.unwrap();
+    again.says(r#"{"action":"reconnect"}"#).await;
+    again.hears("RUNNING").await;
+    again.exec("out \"y\"").await;
+    again.hears("EXECUTION_RUNNING out:y EXECUTION_DONE").await;
+}
+
+#[tokio::test]
+async fn a_command_of_another_session_can_be_killed() {
+    let world = World::new().await;
+    let mut client = Client::running(&world, "{}").await;
+    client.exec("sleep").await;
+    client.hears("EXECUTION_RUNNING").await;
+    let mut again = client.again(&world, &[]).await;
+    client.cut();
+    again.hears("RUNNING").await;
+    again.exec("out \"x\"").await;
+    again.hears("EXECUTION_ERROR E").await;
+    again.says(r#"{"action":"kill_process"}"#).await;
+    again.hears("EXECUTION_FORCE_KILLED EXECUTION_DONE").await;
+}
+
+#[tokio::test]
+async fn a_container_that_is_replaced_is_entered_anew() {
+    let world = World::new().await;
+    let mut client = Client::running(&world, "{}").await;
+    client.exec("sleep").await;
+    client.hears("EXECUTION_RUNNING").await;
+    // Told twice: nothing new.
+    world.board.post(client.id(), Passing::Running { boot: Boot::Fresh });
+    client.says(r#"{"action":"dance"}"#).await;
+    client.hears("ERROR E").await;
+    world.containers.0.lock().unwrap().insert(client.id().clone(), Container::start(Arc::default()));
+    client.hears("EXECUTION_ERROR E RUNNING").await;
+    client.exec("out \"anew\"").await;
+    client.hears("EXECUTION_RUNNING out:anew EXECUTION_DONE").await;
+}
+
+#[tokio::test]
+async fn bytes_that_were_dropped_meanwhile_are_named() {
+    let world = World::new().await;
+    let mut client = Client::running(&world, "{}").await;
+    client.exec("out \"0123456789\"\nsleep").await;
+    client.hears("EXECUTION_RUNNING").await;
+    let mut again = client.again(&world, &[]).await;
+    // Nothing of it is confirmed: the first client reads no more and answers no ping.
+    again.hears("RUNNING").await;
+    drop(again.socket);
+    // Long after: nobody read, and the oldest went.
+    world.agent().lock().unwrap().drop_oldest(1, 4);
+    let mut late = client.again(&world, &[]).await;
+    late.says(r#"{"action":"reconnect"}"#).await;
+    late.hears("RUNNING EXECUTION_RUNNING gap:0-4 out:456789").await;
+}

@@ -1,0 +1,80 @@
+//! Who may knock: keys, origins, rates, and the list that only an admin sees.
+
+use baton::api::limits::Rate;
+
+use crate::{
+    client::{Client, connect},
+    plain::http,
+    world::{Plan, World},
+};
+
+fn plan(change: fn(&mut baton::api::Settings)) -> Plan {
+    Plan { has_storage: false, can_snapshot: false, change }
+}
+
+#[tokio::test]
+async fn a_key_is_needed_where_keys_are_set() {
+    let world = World::with(plan(|settings| settings.api_keys = vec!["alpha".into(), "beta".into()])).await;
+    for headers in [&[][..], &[("x-api-key", "gamma")], &[("sec-websocket-protocol", "baton.v1, baton.key.gamma")]] {
+        assert_eq!(connect(&world, "/create", headers).await.err(), Some(401));
+    }
+    assert_eq!(http(&world, "POST /execute?language=bash", &[], "exit 0").await.0, 401);
+    for headers in [&[("x-api-key", "beta")], &[("sec-websocket-protocol", "baton.plain, baton.key.alpha")]] {
+        let mut client = Client::new(connect(&world, "/create", headers).await.unwrap());
+        client.hears("CREATING").await;
+    }
+    assert_eq!(http(&world, "POST /execute?language=bash", &[("x-api-key", "beta")], "exit 0").await.0, 200);
+    // An attach has its own token.
+    let path = "/attach/sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab";
+    assert!(connect(&world, path, &[]).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_page_that_is_not_listed_cannot_connect() {
+    let world = World::with(plan(|settings| settings.origins = vec!["https://app.example".into()])).await;
+    for path in ["/create", "/attach/sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab"] {
+        assert_eq!(connect(&world, path, &[("origin", "https://evil.example")]).await.err(), Some(403));
+        assert!(connect(&world, path, &[("origin", "https://app.example")]).await.is_ok());
+        assert!(connect(&world, path, &[]).await.is_ok());
+    }
+    let evil = [("origin", "null")];
+    assert_eq!(http(&world, "POST /execute?language=bash", &evil, "exit 0").await.0, 403);
+    assert_eq!(http(&world, "GET /sandboxes", &evil, "").await.0, 403);
+}
+
+#[tokio::test]
+async fn who_comes_too_often_is_turned_away_before_the_upgrade() {
+    let world = World::with(plan(|settings| settings.rate_limit = Some(Rate { burst: 5, per_second: 0.001 }))).await;
+    let mut refused = 0;
+    for _ in 0..10 {
+        let path = "/attach/sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab?sandbox_token=guess";
+        refused += u32::from(connect(&world, path, &[]).await.err() == Some(429));
+    }
+    assert_eq!(refused, 5);
+    assert_eq!(world.writes(), 0);
+}
+
+#[tokio::test]
+async fn only_an_admin_sees_the_list() {
+    let world = World::with(plan(|settings| settings.admin_key = Some("root".into()))).await;
+    let blue = Client::running(&world, r#"{"labels":{"team":"blue"}}"#).await;
+    let _red = Client::running(&world, r#"{"labels":{"team":"red"}}"#).await;
+    let key = [("x-api-key", "root")];
+    for headers in [&[][..], &[("x-api-key", "guess")]] {
+        assert_eq!(http(&world, "GET /sandboxes", headers, "").await.0, 401);
+        assert_eq!(http(&world, &format!("GET /sandboxes/{}", blue.id()), headers, "").await.0, 401);
+    }
+    let json = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
+    let (status, body) = http(&world, "GET /sandboxes", &key, "").await;
+    assert_eq!((status, json(&body)["sandboxes"].as_array().unwrap().len()), (200, 2));
+    let (_, body) = http(&world, "GET /sandboxes?label=team=blue", &key, "").await;
+    assert_eq!(json(&body)["sandboxes"][0]["sandbox_id"], blue.id().as_str());
+    assert!(!body.contains("token"));
+    let (status, body) = http(&world, &format!("GET /sandboxes/{}", blue.id()), &key, "").await;
+    assert_eq!((status, &json(&body)["labels"]["team"]), (200, &serde_json::json!("blue")));
+    assert_eq!(http(&world, "GET /sandboxes/..%2fx", &key, "").await.0, 404);
+    assert_eq!(http(&world, "GET /sandboxes?after=x", &key, "").await.0, 400);
+    let world = World::new().await;
+    assert_eq!(http(&world, "GET /sandboxes", &key, "").await.0, 403);
+    assert_eq!(http(&world, "GET /", &[], "").await, (200, r#"{"message":"Server is running"}"#.into()));
+}

@@ -1,0 +1,346 @@
+//! A server on a real socket, with a memory store, a double that plays the reconciler on the
+//! board, and a clock that tests can move forward.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, SystemTime},
+};
+
+use async_trait::async_trait;
+use baton::{
+    api::{self, Api, Settings},
+    clock::{Clock, Moment, SharedClock, SystemClock},
+    storage::{
+        board::{Board, Boot, Passing, Why},
+        memory::Memory,
+        records::{Durable, Records},
+        rules::Times,
+        store::{self, Digest, If, Page, Poll, Progress, Store, Version, Written},
+    },
+};
+use baton_protocol::{
+    id::{CheckpointId, InstanceId, Nonce, SandboxId},
+    metadata::DesiredState,
+};
+use bytes::Bytes;
+use tokio::{
+    net::TcpListener,
+    sync::{oneshot, watch},
+};
+
+use crate::agent::{Agent, Container, Containers};
+
+/// Real time, and what tests add to it.
+#[derive(Debug)]
+pub struct SkipClock(watch::Sender<Duration>);
+
+impl SkipClock {
+    pub fn skip(&self, span: Duration) {
+        self.0.send_modify(|ahead| *ahead += span);
+    }
+}
+
+#[async_trait]
+impl Clock for SkipClock {
+    fn now(&self) -> Moment {
+        SystemClock.now() + *self.0.borrow()
+    }
+    fn wall(&self) -> SystemTime {
+        SystemClock.wall() + *self.0.borrow()
+    }
+    async fn sleep_until(&self, moment: Moment) {
+        let mut ahead = self.0.subscribe();
+        loop {
+            ahead.mark_unchanged();
+            let left = moment - self.now();
+            if left.is_zero() {
+                return;
+            }
+            tokio::select! {
+                () = tokio::time::sleep(left) => {}
+                _ = ahead.changed() => {}
+            }
+        }
+    }
+    fn fill(&self, bytes: &mut [u8]) {
+        SystemClock.fill(bytes);
+    }
+}
+
+/// A store that counts what is written.
+#[derive(Debug)]
+struct Counted {
+    store: Memory,
+    writes: Arc<AtomicU64>,
+}
+
+#[async_trait]
+impl Store for Counted {
+    async fn poll(&self, key: &str, known: Option<&Version>) -> store::Result<Poll> {
+        self.store.poll(key, known).await
+    }
+    async fn put(&self, key: &str, bytes: Bytes, condition: If) -> store::Result<Written> {
+        self.writes.fetch_add(1, Ordering::SeqCst);
+        self.store.put(key, bytes, condition).await
+    }
+    async fn delete(&self, key: &str, condition: If) -> store::Result<()> {
+        self.writes.fetch_add(1, Ordering::SeqCst);
+        self.store.delete(key, condition).await
+    }
+    async fn list(&self, prefix: &str, after: Option<&str>) -> store::Result<Page> {
+        self.store.list(prefix, after).await
+    }
+    async fn upload(
+        &self,
+        key: &str,
+        file: &std::path::Path,
+        condition: If,
+        digest: &Digest,
+        progress: Progress<'_>,
+    ) -> store::Result<Written> {
+        self.store.upload(key, file, condition, digest, progress).await
+    }
+    async fn download(
+        &self,
+        key: &str,
+        file: &std::path::Path,
+        digest: &Digest,
+        progress: Progress<'_>,
+    ) -> store::Result<()> {
+        self.store.download(key, file, digest, progress).await
+    }
+}
+
+/// How the reconciler's double behaves.
+#[derive(Clone, Debug, Default)]
+pub struct Script {
+    /// Starts fail with this text.
+    pub start_fails: Option<&'static str>,
+    /// Nudges for a start are left alone.
+    pub start_waits: bool,
+    pub checkpoint_fails: bool,
+    /// A checkpoint takes until [`World::go_on`].
+    pub checkpoint_waits: bool,
+}
+
+pub struct World {
+    pub address: SocketAddr,
+    pub clock: Arc<SkipClock>,
+    pub board: Arc<Board>,
+    pub records: Records,
+    pub containers: Arc<Containers>,
+    pub instance: InstanceId,
+    pub script: Arc<Mutex<Script>>,
+    pub writes: Arc<AtomicU64>,
+    pub drain: watch::Sender<bool>,
+    stop: Option<oneshot::Sender<()>>,
+    server: tokio::task::JoinHandle<()>,
+    reconciler: tokio::task::JoinHandle<()>,
+}
+
+/// What a world is made with, beside the defaults.
+pub struct Plan {
+    pub has_storage: bool,
+    pub can_snapshot: bool,
+    pub change: fn(&mut Settings),
+}
+
+impl World {
+    /// Everything ephemeral.
+    pub async fn new() -> Self {
+        Self::with(Plan { has_storage: false, can_snapshot: false, change: |_| {} }).await
+    }
+
+    pub async fn with_storage() -> Self {
+        Self::with(Plan { has_storage: true, can_snapshot: true, change: |_| {} }).await
+    }
+
+    pub async fn with(plan: Plan) -> Self {
+        let clock = Arc::new(SkipClock(watch::Sender::new(Duration::ZERO)));
+        let shared: SharedClock = clock.clone();
+        let board = Board::new(shared.clone());
+        let writes = Arc::new(AtomicU64::new(0));
+        let store =
+            || -> Arc<dyn Store> { Arc::new(Counted { store: Memory::new(shared.clone()), writes: writes.clone() }) };
+        let durable = plan.has_storage.then(|| Durable { locks: store(), metadata: store(), lock_bucket: None });
+        let records = Records::new(shared.clone(), store(), durable, plan.can_snapshot, Times::DEFAULT);
+        let containers = Arc::new(Containers::default());
+        let instance = shared.instance_id();
+        let (drain, draining) = watch::channel(false);
+        let mut settings = Settings {
+            instance: instance.clone(),
+            version: "0.0.0",
+            runsc_version: "none".into(),
+            idle_timeout: Some(300),
+            max_sandboxes: 100,
+            api_keys: vec![],
+            admin_key: None,
+            origins: vec![],
+            rate_limit: None,
+            is_proxied: false,
+            drain: draining,
+            handoff_wait: Duration::from_secs(120),
+        };
+        (plan.change)(&mut settings);
+        let api = Api::new(settings, shared, records.clone(), board.clone(), containers.clone());
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let server = tokio::spawn(async move {
+            api::serve(listener, api, async move { drop(stopped.await) }).await.unwrap();
+        });
+        let script = Arc::new(Mutex::new(Script::default()));
+        let double = Reconciler {
+            board: board.clone(),
+            records: records.clone(),
+            containers: containers.clone(),
+            instance: instance.clone(),
+            script: script.clone(),
+        };
+        let reconciler = tokio::spawn(double.run());
+        Self {
+            address,
+            clock,
+            board,
+            records,
+            containers,
+            instance,
+            script,
+            writes,
+            drain,
+            stop: Some(stop),
+            server,
+            reconciler,
+        }
+    }
+
+    pub fn writes(&self) -> u64 {
+        self.writes.load(Ordering::SeqCst)
+    }
+
+    pub fn set(&self, change: impl FnOnce(&mut Script)) {
+        change(&mut self.script.lock().unwrap());
+    }
+
+    /// The agent of the only sandbox here.
+    pub fn agent(&self) -> Arc<Mutex<Agent>> {
+        self.containers.0.lock().unwrap().values().next().expect("a sandbox").agent.clone()
+    }
+
+    pub fn count(&self) -> usize {
+        self.containers.0.lock().unwrap().len()
+    }
+
+    /// It leaves, for a reason of the reconciler's own.
+    pub fn leave(&self, id: &SandboxId, why: Why, checkpointed: bool) {
+        self.containers.0.lock().unwrap().remove(id);
+        self.board.hold(id, false);
+        let checkpoint_id = checkpointed.then(|| checkpoint_id(id));
+        self.board.post(id, Passing::Left { why, checkpoint_id });
+    }
+
+    /// The server ends, its sessions with it.
+    pub async fn stop(mut self) {
+        self.reconciler.abort();
+        drop(self.stop.take());
+        (&mut self.server).await.unwrap();
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.server.abort();
+        self.reconciler.abort();
+    }
+}
+
+/// Waits until `holds`, looking every few milliseconds.
+pub async fn until(mut holds: impl AsyncFnMut() -> bool) {
+    let waiting = async {
+        while !holds().await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), waiting).await.expect("it never came to be");
+}
+
+pub fn checkpoint_id(id: &SandboxId) -> CheckpointId {
+    CheckpointId::new(id, 1, 1, &Nonce::from_bits([7; 16]))
+}
+
+struct Reconciler {
+    board: Arc<Board>,
+    records: Records,
+    containers: Arc<Containers>,
+    instance: InstanceId,
+    script: Arc<Mutex<Script>>,
+}
+
+impl Reconciler {
+    async fn run(self) {
+        // What lies in checkpoints.
+        let mut stored = std::collections::BTreeMap::new();
+        loop {
+            let id = self.board.next_nudge().await;
+            let Ok(Some(found)) = self.records.find(&id).await else { continue };
+            let script = self.script.lock().unwrap().clone();
+            let here = self.containers.0.lock().unwrap().contains_key(&id);
+            match found.spec.desired_state {
+                DesiredState::Deleted => {
+                    let removed = self.containers.0.lock().unwrap().remove(&id);
+                    self.board.hold(&id, false);
+                    let _ = self.records.erase(&id, place(found.spec.enable_sandbox_checkpoint)).await;
+                    if removed.is_some() {
+                        self.board.post(&id, Passing::Left { why: Why::Deleted, checkpoint_id: None });
+                    }
+                }
+                DesiredState::Running if !here && found.spec.placement.as_ref() == Some(&self.instance) => {
+                    if script.start_waits || !self.board.presence(&id).attached {
+                        continue;
+                    }
+                    self.board.post(&id, Passing::Acquiring);
+                    self.board.post(&id, Passing::Acquired);
+                    if let Some(message) = script.start_fails {
+                        let (reason, message) = ("Refused".into(), message.into());
+                        self.board.post(&id, Passing::Failed { reason, message });
+                        continue;
+                    }
+                    self.board.hold(&id, true);
+                    let agent = stored.remove(&id).unwrap_or_default();
+                    self.containers.0.lock().unwrap().insert(id.clone(), Container::start(agent));
+                    self.board.post(&id, Passing::Running { boot: Boot::Fresh });
+                }
+                DesiredState::Checkpointed | DesiredState::HandedOff if here => {
+                    let handed_off = found.spec.desired_state == DesiredState::HandedOff;
+                    let why = if handed_off { Why::HandedOff } else { Why::Checkpointed };
+                    self.board.post(&id, Passing::Checkpointing { why });
+                    if script.checkpoint_fails {
+                        let (reason, message) = ("NoSpace".into(), "There is no space left.".into());
+                        self.board.post(&id, Passing::CheckpointFailed { why, reason, message });
+                        continue;
+                    }
+                    while self.script.lock().unwrap().checkpoint_waits {
+                        tokio::time::sleep(Duration::from_millis(5)).await;
+                    }
+                    if let Some(container) = self.containers.0.lock().unwrap().remove(&id) {
+                        stored.insert(id.clone(), container.agent.clone());
+                    }
+                    self.board.hold(&id, false);
+                    self.board.post(&id, Passing::Left { why, checkpoint_id: Some(checkpoint_id(&id)) });
+                    // Somebody may want it back already.
+                    self.board.nudge(&id);
+                }
+                DesiredState::Running | DesiredState::Checkpointed | DesiredState::HandedOff => {}
+            }
+        }
+    }
+}
+
+fn place(is_durable: bool) -> baton::storage::records::Place {
+    use baton::storage::records::Place;
+    if is_durable { Place::Durable } else { Place::Memory }
+}

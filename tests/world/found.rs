@@ -1,0 +1,126 @@
+//! What the simulation found, as stories: each failed before it was mended (`docs/proof.md`).
+
+use std::time::Duration;
+
+use baton::{
+    runtime::{Container, fake::Fault as Broken},
+    storage::{
+        board::{Boot, Passing},
+        store::{If, Poll, Store},
+    },
+};
+use baton_protocol::metadata::DesiredState;
+
+use crate::{
+    instances::{World, movable, persistent},
+    stage::Fault,
+};
+
+fn is_failed(passing: &Passing, with: &str) -> bool {
+    matches!(passing, Passing::Failed { reason, .. } if reason == with)
+}
+
+#[tokio::test(start_paused = true)]
+async fn metadata_put_back_after_a_purge_raises_nothing_from_the_tombstone() {
+    let world = World::new();
+    let one = world.instance();
+    let mut visit = one.create(persistent).await;
+    visit.until_running().await;
+    let id = visit.id.clone();
+    let key = format!("sandboxes/{id}/metadata.json");
+    let Poll::Changed(copy, _) = one.store.poll(&key, None).await.unwrap() else { panic!("it is there") };
+    one.edit(&id, |spec| spec.desired_state = DesiredState::Deleted).await;
+    visit.until_left().await;
+    drop(visit);
+    one.store.put(&key, copy, If::Any).await.unwrap();
+    let epoch = world.lock(&id).await.unwrap().epoch;
+    let mut visit = one.attach(&id).await;
+    visit.until(|passing| is_failed(passing, "Deleted")).await;
+    one.edit(&id, |spec| spec.desired_state = DesiredState::Deleted).await;
+    world.after(60).await;
+    let lock = world.lock(&id).await.unwrap();
+    assert_eq!((lock.epoch, lock.purged), (epoch, true));
+    one.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_purge_whose_last_write_was_refused_is_finished_all_the_same() {
+    let world = World::new();
+    let one = world.instance();
+    let mut visit = one.create(persistent).await;
+    visit.until_running().await;
+    let id = visit.id.clone();
+    // The first is the mark that a purge has begun, the second the tombstone.
+    one.store.next_lock_put(Fault::AnswerLost);
+    one.store.next_lock_put(Fault::Refused);
+    one.edit(&id, |spec| spec.desired_state = DesiredState::Deleted).await;
+    visit.until_left().await;
+    assert!(world.lock(&id).await.unwrap().purged);
+    one.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_attach_to_a_fenced_sandbox_without_a_lock_is_answered_and_it_is_kept() {
+    let world = World::new();
+    let one = world.instance();
+    let mut visit = one.create(persistent).await;
+    visit.until_running().await;
+    let id = visit.id.clone();
+    one.store.delete(&format!("sandboxes/{id}/lock.json"), If::Any).await.unwrap();
+    visit.until(|passing| is_failed(passing, "LockMissing")).await;
+    let mut again = one.attach(&id).await;
+    again.until(|passing| is_failed(passing, "LockMissing")).await;
+    assert_eq!(one.container(&id), Container::Fenced);
+    one.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restore_that_was_broken_off_late_still_makes_checkpoints_that_restore() {
+    let world = World::new();
+    let (one, two) = (world.instance(), world.instance());
+    let mut visit = one.create(movable).await;
+    visit.until_running().await;
+    let id = visit.id.clone();
+    one.edit(&id, |spec| spec.desired_state = DesiredState::Checkpointed).await;
+    visit.until_left().await;
+    drop(visit);
+    // Its container starts while a renewal hangs over the deadline: the restore is broken off after that.
+    two.containers.inject("restore", Broken::Delay(Duration::from_millis(14_500)));
+    let mut visit = two.attach(&id).await;
+    visit.until(|passing| matches!(passing, Passing::Acquired)).await;
+    for _ in 0..5 {
+        two.store.next_lock_put(Fault::Hangs);
+    }
+    let told = visit.until_running().await;
+    assert!(matches!(told.last(), Some(Passing::Running { boot: Boot::Restored { .. } })), "{told:?}");
+    two.edit(&id, |spec| spec.desired_state = DesiredState::Checkpointed).await;
+    visit.until_left().await;
+    drop(visit);
+    one.attach(&id).await.until_running().await;
+    one.stop().await;
+    two.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiting_for_a_sandbox_is_not_idling() {
+    let world = World::new();
+    let (one, two) = (world.instance(), world.instance());
+    let mut visit = one
+        .create(|spec| {
+            movable(spec);
+            spec.idle_timeout = Some(20);
+        })
+        .await;
+    visit.until_running().await;
+    let id = visit.id.clone();
+    one.edit(&id, |spec| spec.desired_state = DesiredState::Checkpointed).await;
+    visit.until_left().await;
+    drop(visit);
+    one.attach(&id).await.until_running().await;
+    one.die().await;
+    let mut visit = two.attach(&id).await;
+    visit.until_running().await;
+    world.after(15).await;
+    assert_eq!(two.container(&id), Container::Running, "the idle time begins when it runs");
+    two.stop().await;
+}

@@ -1,0 +1,209 @@
+//! Several instances on one store, each with its own board, containers and reconciler.
+
+use std::{sync::Arc, time::Duration};
+
+use baton::{
+    clock::{Moment, SharedClock, TestClock},
+    reconciler::{self, Rhythm, Tools, desired::Drain},
+    runtime::{Container, Lifecycle, fake::FakeContainers},
+    storage::{
+        board::{Attached, Board, Follower, Passing},
+        checkpoints::Checkpoints,
+        memory::Memory,
+        records::{Durable, Records},
+        rules::{Identity, Times},
+        store::{Poll, Store},
+    },
+};
+use baton_protocol::{
+    id::SandboxId,
+    lock::Lock,
+    metadata::{DesiredState, Metadata, Spec},
+};
+use tokio::{sync::watch, task::JoinSet};
+use tokio_util::sync::CancellationToken;
+
+use crate::stage::Stage;
+
+/// One store, one time, any number of instances.
+pub struct World {
+    pub clock: SharedClock,
+    store: Arc<dyn Store>,
+    staging: tempfile::TempDir,
+}
+
+impl World {
+    pub fn new() -> Self {
+        let clock: SharedClock = Arc::new(TestClock::new(3));
+        let store = Arc::new(Memory::new(clock.clone()));
+        Self { clock, store, staging: tempfile::tempdir().unwrap() }
+    }
+
+    pub fn instance(&self) -> Instance {
+        self.heir_of(None)
+    }
+
+    /// An instance on the state directory of another, which is gone.
+    pub fn heir_of(&self, predecessor: Option<&Instance>) -> Instance {
+        let clock = self.clock.clone();
+        let who = Identity {
+            me: clock.instance_id(),
+            predecessor: predecessor.map(|instance| instance.tools.who.me.clone()),
+        };
+        let board = Board::new(clock.clone());
+        let stage = Stage::new(self.store.clone());
+        let store: Arc<dyn Store> = stage.clone();
+        let durable = Durable { locks: store.clone(), metadata: store.clone(), lock_bucket: None };
+        let memory = Arc::new(Memory::new(clock.clone()));
+        let records = Records::new(clock.clone(), memory, Some(durable), true, Times::DEFAULT);
+        let containers = Arc::new(FakeContainers::new(clock.clone()));
+        let (drain, drain_seen) = watch::channel(Drain::No);
+        let tools = Arc::new(Tools {
+            staging: self.staging.path().join(who.me.as_str()),
+            who,
+            checkpoints: Some(Checkpoints::new(store, None, clock.clone())),
+            clock,
+            records,
+            board: board.clone(),
+            lifecycle: containers.clone(),
+            times: Times::DEFAULT,
+            drain: drain_seen,
+            rhythm: Rhythm::DEFAULT,
+        });
+        let (mut tasks, stop) = (JoinSet::new(), CancellationToken::new());
+        tasks.spawn(reconciler::run(tools.clone(), stop.clone()));
+        Instance { tools, store: stage, board, containers, drain, stop, tasks }
+    }
+
+    /// The lock as it lies in the store.
+    pub async fn lock(&self, id: &SandboxId) -> Option<Lock> {
+        match self.store.poll(&format!("sandboxes/{id}/lock.json"), None).await.unwrap() {
+            Poll::Changed(bytes, _) => Some(serde_json::from_slice(&bytes).unwrap()),
+            Poll::Unchanged | Poll::Missing => None,
+        }
+    }
+
+    pub async fn after(&self, seconds: u64) {
+        self.clock.sleep(Duration::from_secs(seconds)).await;
+    }
+}
+
+pub struct Instance {
+    pub tools: Arc<Tools>,
+    /// Its own way to the store, which can be broken.
+    pub store: Arc<Stage>,
+    pub board: Arc<Board>,
+    pub containers: Arc<FakeContainers>,
+    pub drain: watch::Sender<Drain>,
+    stop: CancellationToken,
+    tasks: JoinSet<()>,
+}
+
+/// A session's place in the world, without a socket.
+pub struct Visit {
+    pub id: SandboxId,
+    pub began: Moment,
+    follower: Follower,
+    _attached: Attached,
+}
+
+impl Instance {
+    /// What `/create` does, up to the nudge.
+    pub async fn create(&self, change: impl Fn(&mut Spec)) -> Visit {
+        let tools = &self.tools;
+        let id = tools.clock.sandbox_id();
+        let mut spec = Spec::new(id.clone(), String::new(), tools.clock.timestamp(), tools.who.me.clone());
+        change(&mut spec);
+        tools.records.create(&spec).await.unwrap();
+        self.visit(&id)
+    }
+
+    /// What `/attach` does after the token was found right.
+    pub async fn attach(&self, id: &SandboxId) -> Visit {
+        let me = self.tools.who.me.clone();
+        self.edit(id, |spec| {
+            spec.desired_state = DesiredState::Running;
+            spec.placement = Some(me.clone());
+        })
+        .await;
+        self.visit(id)
+    }
+
+    fn visit(&self, id: &SandboxId) -> Visit {
+        let (follower, attached) = (self.board.follow(id), self.board.attach(id));
+        self.board.nudge(id);
+        Visit { id: id.clone(), began: self.tools.clock.now(), follower, _attached: attached }
+    }
+
+    pub async fn edit(&self, id: &SandboxId, change: impl Fn(&mut Spec) + Send + Sync) {
+        let change = |spec: &mut Spec| {
+            change(spec);
+            true
+        };
+        self.tools.records.edit(id, &change).await.unwrap().expect("it exists");
+        self.board.nudge(id);
+    }
+
+    pub async fn metadata(&self, id: &SandboxId) -> Option<Metadata> {
+        self.tools.records.find(id).await.unwrap()
+    }
+
+    pub fn container(&self, id: &SandboxId) -> Container {
+        self.containers.watch(id).borrow().container
+    }
+
+    /// `kill -9`: the containers die with it, and nothing is told to anybody.
+    pub async fn die(mut self) -> Self {
+        self.containers.kill();
+        self.tasks.shutdown().await;
+        self
+    }
+
+    /// Ends the loops of an instance whose test is over.
+    pub async fn stop(mut self) {
+        self.stop.cancel();
+        self.tasks.shutdown().await;
+    }
+
+    /// The reconciler came to its end by itself, as it does when it has drained.
+    pub async fn drained(&mut self) {
+        self.tasks.join_next().await.expect("it ran").unwrap();
+    }
+}
+
+impl Visit {
+    pub async fn next(&mut self) -> Passing {
+        self.follower.next().await.passing
+    }
+
+    /// Everything told up to and with the first that `last` accepts; each wait is bounded.
+    pub async fn until(&mut self, last: impl Fn(&Passing) -> bool) -> Vec<Passing> {
+        let mut told = Vec::new();
+        loop {
+            let next = tokio::time::timeout(Duration::from_secs(600), self.next()).await;
+            told.push(next.unwrap_or_else(|_| panic!("nothing more was told after {told:?}")));
+            if told.last().is_some_and(&last) {
+                return told;
+            }
+        }
+    }
+
+    pub async fn until_running(&mut self) -> Vec<Passing> {
+        self.until(|passing| matches!(passing, Passing::Running { .. })).await
+    }
+
+    pub async fn until_left(&mut self) -> Vec<Passing> {
+        self.until(|passing| matches!(passing, Passing::Left { .. })).await
+    }
+}
+
+/// Makes it one that outlives its instance.
+pub fn persistent(spec: &mut Spec) {
+    spec.enable_sandbox_checkpoint = true;
+}
+
+/// … and that may move while it runs.
+pub fn movable(spec: &mut Spec) {
+    persistent(spec);
+    spec.enable_sandbox_handoff = true;
+}

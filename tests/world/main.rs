@@ -1,0 +1,13 @@
+//! The world without runsc: several instances, simulated time, faults on demand; and the
+//! source tree itself, its rooms and its pages.
+#![allow(clippy::disallowed_methods, clippy::unwrap_used)]
+
+mod found;
+mod instances;
+mod lease;
+mod plan_table;
+mod readme;
+mod reconcile;
+mod requests;
+mod rooms;
+mod stage;

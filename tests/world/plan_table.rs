@@ -1,0 +1,172 @@
+//! `docs/plan.md` is the planner's table, worked out over its whole state space.
+
+use std::{collections::BTreeMap, env, fmt::Write, fs, path::Path};
+
+use baton::{
+    reconciler::plan::{Action, Desired, Observed, Saved, Standing, plan},
+    runtime::Container,
+};
+
+/// A standing, a container, and the actions with their conditions.
+type Place = (usize, usize, Vec<(String, String)>);
+
+const STANDINGS: [Standing; 6] =
+    [Standing::Unknown, Standing::Missing, Standing::Free, Standing::Theirs, Standing::Ours, Standing::Late];
+const CONTAINERS: [Container; 6] = [
+    Container::Absent,
+    Container::Partial,
+    Container::Running,
+    Container::Paused,
+    Container::Fenced,
+    Container::Stopped,
+];
+const DESIRED: [Desired; 6] =
+    [Desired::Running, Desired::Checkpointed, Desired::HandedOff, Desired::Ended, Desired::Dropped, Desired::Deleted];
+const SAVED: [Saved; 3] = [Saved::Nothing, Saved::Checkpoint, Saved::Lost];
+const FLAGS: [&str; 7] =
+    ["checkpointable", "may wait", "owed checkpoint", "owed snapshot", "owed rootfs", "waiting", "refused"];
+
+/// What decides within one cell: what is saved, and the flags.
+type Rest = (usize, u8);
+
+fn observed(standing: Standing, container: Container, (saved, flags): Rest) -> Observed {
+    let flag = |n: u8| flags >> n & 1 == 1;
+    Observed {
+        standing,
+        container,
+        saved: SAVED[saved],
+        checkpointable: flag(0),
+        may_wait: flag(1),
+        owed_checkpoint: flag(2),
+        owed_snapshot: flag(3),
+        owed_rootfs: flag(4),
+        waiting: flag(5),
+        refused: flag(6),
+    }
+}
+
+fn all_of_the_rest() -> impl Iterator<Item = Rest> {
+    (0..SAVED.len()).flat_map(|saved| (0..1u8 << FLAGS.len()).map(move |flags| (saved, flags)))
+}
+
+/// Every action of a cell, with the states that lead to it, in the order they are met.
+fn cell(standing: Standing, container: Container, desired: Desired) -> Vec<(Action, Vec<Rest>)> {
+    let mut found: Vec<(Action, Vec<Rest>)> = Vec::new();
+    for rest in all_of_the_rest() {
+        let action = plan(desired, &observed(standing, container, rest));
+        match found.iter_mut().find(|(known, _)| *known == action) {
+            Some((_, states)) => states.push(rest),
+            None => found.push((action, vec![rest])),
+        }
+    }
+    found
+}
+
+fn names(cell: &[(Action, Vec<Rest>)]) -> String {
+    cell.iter().map(|(action, _)| format!("{action:?}")).collect::<Vec<_>>().join(" · ")
+}
+
+/// What all of some states have in common.
+struct Common {
+    /// Flags and the value they have.
+    flags: Vec<(usize, bool)>,
+    saved: Vec<usize>,
+}
+
+impl Common {
+    fn of(states: &[Rest]) -> Self {
+        let flags = (0..FLAGS.len()).filter_map(|bit| {
+            let set = states.iter().filter(|(_, flags)| flags >> bit & 1 == 1).count();
+            (set == states.len() || set == 0).then_some((bit, set > 0))
+        });
+        let saved = (0..SAVED.len()).filter(|at| states.iter().any(|(saved, _)| saved == at));
+        Self { flags: flags.collect(), saved: saved.collect() }
+    }
+
+    fn holds(&self, (saved, flags): &Rest) -> bool {
+        self.saved.contains(saved) && self.flags.iter().all(|(bit, set)| (flags >> bit & 1 == 1) == *set)
+    }
+
+    /// In words, without what is true anyway.
+    fn words(&self, anyway: &Self) -> String {
+        let flags = self.flags.iter().filter(|flag| !anyway.flags.contains(flag));
+        let mut words: Vec<_> =
+            flags.map(|(bit, set)| format!("{}{}", if *set { "" } else { "not " }, FLAGS[*bit])).collect();
+        if self.saved != anyway.saved {
+            let saved: Vec<_> = self.saved.iter().map(|at| format!("{:?}", SAVED[*at])).collect();
+            words.push(format!("saved: {}", saved.join(" or ")));
+        }
+        if words.is_empty() { "otherwise".to_owned() } else { words.join(", ") }
+    }
+}
+
+/// The actions of a cell, in an order in which the first whose condition holds is the one.
+fn decisions(mut cell: Vec<(Action, Vec<Rest>)>) -> Vec<(String, String)> {
+    let mut lines = Vec::new();
+    while !cell.is_empty() {
+        let left: Vec<Rest> = cell.iter().flat_map(|(_, states)| states.clone()).collect();
+        let tells = |(_, states): &(Action, Vec<Rest>)| {
+            let common = Common::of(states);
+            left.iter().filter(|rest| common.holds(rest)).count() == states.len()
+        };
+        let at = cell.iter().position(tells).expect("one condition at a time decides");
+        let (action, states) = cell.remove(at);
+        lines.push((format!("{action:?}"), Common::of(&states).words(&Common::of(&left))));
+    }
+    lines
+}
+
+fn document() -> String {
+    let mut page = String::from(
+        "# The plan\n\n\
+         From how an instance stands to the lock, the container it has and what is wanted, to the one next step.\n\
+         This page is worked out from `src/reconciler/plan.rs`; `make docs` writes it again.\n\n",
+    );
+    let _ = writeln!(page, "| standing | container | {} |", DESIRED.map(|desired| format!("{desired:?}")).join(" | "));
+    let _ = writeln!(page, "|---|---|{}", "---|".repeat(DESIRED.len()));
+    for standing in STANDINGS {
+        // Containers with which the same is done share a row.
+        let mut rows: Vec<(Vec<String>, Vec<String>)> = Vec::new();
+        for container in CONTAINERS {
+            let cells: Vec<_> = DESIRED.iter().map(|desired| names(&cell(standing, container, *desired))).collect();
+            match rows.iter_mut().find(|(_, known)| *known == cells) {
+                Some((containers, _)) => containers.push(format!("{container:?}")),
+                None => rows.push((vec![format!("{container:?}")], cells)),
+            }
+        }
+        for (containers, cells) in rows {
+            let containers =
+                if containers.len() == CONTAINERS.len() { "any".to_owned() } else { containers.join(", ") };
+            let _ = writeln!(page, "| {standing:?} | {containers} | {} |", cells.join(" | "));
+        }
+    }
+    page.push_str("\nWhere a cell names several actions, the first whose condition holds is the one:\n\n| standing | container | wanted | action | when |\n|---|---|---|---|---|\n");
+    let mut merged: BTreeMap<Place, Vec<String>> = BTreeMap::new();
+    for (s, standing) in STANDINGS.into_iter().enumerate() {
+        for (c, container) in CONTAINERS.into_iter().enumerate() {
+            for desired in DESIRED {
+                let cell = cell(standing, container, desired);
+                if cell.len() > 1 {
+                    merged.entry((s, c, decisions(cell))).or_default().push(format!("{desired:?}"));
+                }
+            }
+        }
+    }
+    for ((s, c, lines), wanted) in merged {
+        for (action, when) in lines {
+            let (standing, container) = (STANDINGS[s], CONTAINERS[c]);
+            let _ = writeln!(page, "| {standing:?} | {container:?} | {} | {action} | {when} |", wanted.join(", "));
+        }
+    }
+    page
+}
+
+#[test]
+fn the_page_of_the_plan_is_what_the_planner_does() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/plan.md");
+    if env::var_os("BATON_WRITE_DOCS").is_some() {
+        fs::write(&path, document()).unwrap();
+    }
+    let written = fs::read_to_string(&path).unwrap_or_default();
+    assert!(written == document(), "docs/plan.md is not what the planner does: run `make docs`");
+}

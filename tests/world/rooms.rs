@@ -1,0 +1,260 @@
+//! The rooms: who may use whom. Reads the paths that every source file names and fails with
+//! the rule that was broken. Test modules are free.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+mod source;
+
+/// What every room may use.
+const COMMON: [&str; 3] = ["clock", "config", "telemetry"];
+
+struct Room {
+    name: &'static str,
+    /// Other rooms it may use.
+    uses: &'static [&'static str],
+    /// Parts of those that are not for it, and crates.
+    never: &'static [&'static [&'static str]],
+    rule: &'static str,
+}
+
+/// The half of the runtime that makes and ends containers, as `runtime/mod.rs` shows it.
+const LIFECYCLE: &[&[&str]] = &[
+    &["crate", "runtime", "Lifecycle"],
+    &["crate", "runtime", "Start"],
+    &["crate", "runtime", "Facts"],
+    &["crate", "runtime", "Seen"],
+    &["crate", "runtime", "Container"],
+    &["crate", "runtime", "runsc"],
+];
+
+const ROOMS: &[Room] = &[
+    Room {
+        name: "storage",
+        uses: &[],
+        never: &[],
+        rule: "storage uses protocol, and never api, reconciler or runtime",
+    },
+    Room {
+        name: "runtime",
+        uses: &["guard"],
+        never: &[],
+        rule: "runtime uses protocol and what the guard speaks, and never api, reconciler or storage",
+    },
+    Room {
+        name: "reconciler",
+        uses: &["storage", "runtime"],
+        never: &[&["crate", "runtime", "Execs"], &["crate", "runtime", "Link"], &["crate", "runtime", "runsc"]],
+        rule: "reconciler uses storage and the lifecycle half of runtime, and never api or the exec half",
+    },
+    Room {
+        name: "api",
+        uses: &["storage", "runtime"],
+        never: LIFECYCLE,
+        rule: "api uses storage and the exec half of runtime, and never reconciler or the lifecycle half",
+    },
+    Room {
+        name: "guard",
+        uses: &[],
+        never: &[&["tokio"]],
+        rule: "guard uses nothing: it is a process of its own with a tiny protocol, and never tokio",
+    },
+    Room { name: "clock", uses: &[], never: &[], rule: "clock uses protocol alone: everybody uses it" },
+    Room { name: "config", uses: &[], never: &[], rule: "config uses no room: every room is given what it needs" },
+    Room { name: "telemetry", uses: &[], never: &[], rule: "telemetry uses no room" },
+];
+
+/// Files of these names decide and do nothing else.
+const PURE: [&str; 7] = ["plan", "desired", "intent", "argv", "bundle", "layout", "rules"];
+const PURE_RULE: &str = "is a pure file: no async, clock, randomness or I/O (a `Moment` is only a number)";
+const IMPURE: [&str; 9] =
+    ["async", "await", "Instant", "SystemTime", "SystemClock", "SharedClock", "getrandom", "println", "eprintln"];
+/// Crates and modules that reach outside the program.
+const OUTSIDE: [&[&str]; 9] = [
+    &["tokio"],
+    &["tracing"],
+    &["rand"],
+    &["std", "fs"],
+    &["std", "net"],
+    &["std", "process"],
+    &["std", "env"],
+    &["std", "io"],
+    &["std", "thread"],
+];
+
+const PROTOCOL_RULE: &str = "crates/protocol uses serde and no I/O, clock or randomness: it is what everybody shares";
+
+/// What is wrong with a file of this path, in sentences.
+fn broken(path: &str, text: &str) -> Vec<String> {
+    let code = source::code(text);
+    let module = module_of(path);
+    let paths = source::paths(&code, &module);
+    let mut sentences = Vec::new();
+    if let Some(room) =
+        ROOMS.iter().find(|room| path.starts_with("src/") && module.first().is_some_and(|m| m == room.name))
+    {
+        for named in paths.iter().filter(|named| !room.allows(named)) {
+            sentences.push(format!("{path} names {}, but {}", named.join("::"), room.rule));
+        }
+    }
+    let stem = module.last().map_or("", String::as_str);
+    if path.starts_with("src/") && PURE.contains(&stem) {
+        for word in code.iter().filter(|word| IMPURE.contains(&word.as_str())) {
+            sentences.push(format!("{path} says `{word}`, but it {PURE_RULE}"));
+        }
+        for named in paths.iter().filter(|named| is_outside(named)) {
+            sentences.push(format!("{path} names {}, but it {PURE_RULE}", named.join("::")));
+        }
+    }
+    if path.starts_with("crates/protocol/src/") {
+        for named in paths.iter().filter(|named| is_outside(named)) {
+            sentences.push(format!("{path} names {}, but {PROTOCOL_RULE}", named.join("::")));
+        }
+    }
+    sentences
+}
+
+impl Room {
+    fn allows(&self, named: &[String]) -> bool {
+        if self.never.iter().any(|never| begins(named, never)) {
+            return false;
+        }
+        let [first, other, ..] = named else { return true };
+        first != "crate"
+            || other == self.name
+            || COMMON.contains(&other.as_str())
+            || self.uses.contains(&other.as_str())
+            // A type or function of the crate's root belongs to no room; there is none today.
+            || !is_room(other)
+    }
+}
+
+fn begins(named: &[String], with: &[&str]) -> bool {
+    named.len() >= with.len() && named.iter().zip(with).all(|(a, b)| a == b)
+}
+
+fn is_outside(named: &[String]) -> bool {
+    OUTSIDE.iter().any(|path| begins(named, path))
+}
+
+fn is_room(name: &str) -> bool {
+    name == "cli" || ROOMS.iter().any(|room| room.name == name)
+}
+
+/// `src/api/session.rs` is the module `api::session`.
+fn module_of(path: &str) -> Vec<String> {
+    let inside = path.rsplit_once("src/").map_or(path, |(_, inside)| inside);
+    let inside = inside.trim_end_matches(".rs").trim_end_matches("/mod");
+    inside.split('/').filter(|name| !["lib", "main"].contains(name)).map(str::to_owned).collect()
+}
+
+fn sources(below: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(below).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(sources(&path));
+        } else if path.extension().is_some_and(|kind| kind == "rs")
+            && path.file_stem().is_some_and(|stem| stem != "tests")
+        {
+            found.push(path);
+        }
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn every_room_keeps_to_itself_and_pure_files_stay_pure() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let files: Vec<_> = ["src", "crates/protocol/src"].iter().flat_map(|below| sources(&root.join(below))).collect();
+    assert!(files.len() > 10, "the sources were not found below {}", root.display());
+    let broken: Vec<_> = files
+        .iter()
+        .flat_map(|file| {
+            let path = file.strip_prefix(root).unwrap().to_str().unwrap();
+            broken(path, &fs::read_to_string(file).unwrap())
+        })
+        .collect();
+    assert!(broken.is_empty(), "\n{}\n", broken.join("\n"));
+}
+
+#[test]
+fn the_rooms_of_the_diagram_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let text = fs::read_to_string(root.join("src/lib.rs")).unwrap();
+    for line in text.lines().filter_map(|line| line.strip_prefix("pub mod ")) {
+        assert!(is_room(line.trim_end_matches(';')), "{line} has no rule: say in tests/world/rooms.rs whom it may use");
+    }
+}
+
+#[test]
+fn a_path_into_a_forbidden_room_is_found_however_it_is_written() {
+    for text in [
+        "use crate::reconciler::Tools;",
+        "use crate::{clock::Moment, reconciler};",
+        "use crate::{clock::{Moment, SharedClock}, storage::board, reconciler::{self, plan::plan}};",
+        "use super::super::reconciler::plan;",
+        "fn f() { crate::reconciler::run() }",
+        "pub(crate) use crate::reconciler as r;",
+        "impl crate::reconciler::X for Y {}",
+        "fn f(x: &'static str) -> crate::reconciler::X { 'a'; '\\''; g(\"\\\"\") }",
+    ] {
+        let found = broken("src/api/session.rs", text);
+        assert!(!found.is_empty() && found.iter().all(|s| s.contains("never reconciler")), "{text}: {found:?}");
+    }
+}
+
+#[test]
+fn what_is_allowed_commented_quoted_or_a_test_is_no_breach() {
+    for text in [
+        "use crate::{api::token, clock::Moment, storage::board::Board, runtime::{Execs, Link}};",
+        "// use crate::reconciler::Tools;",
+        "/* /* crate::reconciler::X */ crate::reconciler::Y */",
+        "const TEXT: &str = \"crate::reconciler::X\";",
+        "const TEXT: &str = r#\"a \" crate::reconciler::X\"#;",
+        "#[cfg(test)]\nmod tests { use crate::reconciler::Tools; fn f() { if x { y } } }",
+        "#[cfg(test)]\nuse crate::reconciler::Tools;",
+        "use super::token::Token; use self::inner::X;",
+    ] {
+        assert_eq!(broken("src/api/session.rs", text), [""; 0], "{text}");
+    }
+}
+
+#[test]
+fn each_half_of_the_runtime_is_for_one_room() {
+    assert_eq!(broken("src/api/mod.rs", "use crate::runtime::{Execs, Lifecycle};").len(), 1);
+    assert_eq!(broken("src/api/mod.rs", "use crate::{clock, runtime}; fn f(x: &dyn runtime::Lifecycle) {}").len(), 1);
+    assert_eq!(broken("src/reconciler/act.rs", "use crate::runtime::{Execs, Lifecycle};").len(), 1);
+    assert_eq!(broken("src/storage/mod.rs", "use crate::runtime::Lifecycle;").len(), 1);
+    assert_eq!(broken("src/runtime/mod.rs", "use crate::{guard::wire, storage::board};").len(), 1);
+    assert_eq!(broken("src/guard/wire.rs", "use tokio::io::AsyncRead;").len(), 1);
+    assert_eq!(broken("src/main.rs", "use crate::{api, reconciler, runtime::Lifecycle};").len(), 0);
+}
+
+#[test]
+fn a_pure_file_that_waits_asks_the_time_or_touches_the_world_is_found() {
+    for text in [
+        "async fn plan() {}",
+        "use std::fs;",
+        "fn now() { std::time::Instant::now() }",
+        "use crate::clock::SharedClock;",
+        "fn f() { println!(\"x\") }",
+    ] {
+        let found = broken("src/reconciler/plan.rs", text);
+        assert!(!found.is_empty() && found[0].contains("pure file"), "{text}: {found:?}");
+    }
+    let pure = "use crate::clock::Moment; /// async\nfn plan(spec: &Spec) { spec.env; spec.process }";
+    assert_eq!(broken("src/reconciler/plan.rs", pure), [""; 0]);
+    assert_eq!(broken("src/reconciler/act.rs", "async fn act() {}"), [""; 0]);
+}
+
+#[test]
+fn the_protocol_crate_does_no_io() {
+    for text in ["use std::fs::File;", "use tokio::sync::mpsc;", "fn f() { std::env::args() }", "use std::{fmt, io};"] {
+        assert_eq!(broken("crates/protocol/src/frame.rs", text).len(), 1, "{text}");
+    }
+    assert_eq!(broken("crates/protocol/src/frame.rs", "use std::{fmt, time::Duration};"), [""; 0]);
+}

@@ -1,0 +1,155 @@
+//! A store that fails on demand, around any other.
+
+use std::{
+    collections::VecDeque,
+    path::Path,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use async_trait::async_trait;
+use baton::storage::store::{Digest, Error, If, Page, Poll, Progress, Result, Store, Version, Written};
+use bytes::Bytes;
+
+/// What happens to the next call of a verb.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// It fails and nothing was done.
+    Refused,
+    /// It was done, and the answer was lost.
+    AnswerLost,
+    /// It was done, and the answer says that the condition did not hold.
+    AnswerTwisted,
+    /// It never answers, and nothing was done.
+    Hangs,
+    /// It never answers; it is done when `deliver` is called.
+    Late,
+}
+
+#[derive(Debug)]
+pub struct Stage {
+    inner: Arc<dyn Store>,
+    puts: Mutex<VecDeque<Fault>>,
+    polls: Mutex<VecDeque<Fault>>,
+    lock_puts: Mutex<VecDeque<Fault>>,
+    late: Mutex<Vec<(String, Bytes, If)>>,
+    cut: AtomicBool,
+}
+
+impl Stage {
+    pub fn new(inner: Arc<dyn Store>) -> Arc<Self> {
+        Arc::new(Self {
+            inner,
+            puts: Mutex::default(),
+            polls: Mutex::default(),
+            lock_puts: Mutex::default(),
+            late: Mutex::default(),
+            cut: AtomicBool::new(false),
+        })
+    }
+
+    pub fn next_put(&self, fault: Fault) {
+        self.puts.lock().unwrap().push_back(fault);
+    }
+
+    /// As `next_put`, for writes of a lock alone.
+    pub fn next_lock_put(&self, fault: Fault) {
+        self.lock_puts.lock().unwrap().push_back(fault);
+    }
+
+    /// Nothing reaches the store any more, or everything does again.
+    pub fn cut(&self, cut: bool) {
+        self.cut.store(cut, Ordering::SeqCst);
+    }
+
+    fn reach(&self, key: &str) -> Result<()> {
+        if self.cut.load(Ordering::SeqCst) { Err(lost(key)) } else { Ok(()) }
+    }
+
+    pub fn next_poll(&self, fault: Fault) {
+        self.polls.lock().unwrap().push_back(fault);
+    }
+
+    /// The late writes reach the store now; how many of them were applied.
+    pub async fn deliver(&self) -> usize {
+        let late = std::mem::take(&mut *self.late.lock().unwrap());
+        let mut applied = 0;
+        for (key, bytes, condition) in late {
+            applied += usize::from(self.inner.put(&key, bytes, condition).await.is_ok());
+        }
+        applied
+    }
+}
+
+fn lost(key: &str) -> Error {
+    Error::Unavailable { key: key.to_owned(), why: "on stage".to_owned() }
+}
+
+#[async_trait]
+impl Store for Stage {
+    async fn poll(&self, key: &str, known: Option<&Version>) -> Result<Poll> {
+        self.reach(key)?;
+        let fault = self.polls.lock().unwrap().pop_front();
+        match fault {
+            None => self.inner.poll(key, known).await,
+            Some(Fault::Hangs | Fault::Late) => std::future::pending().await,
+            Some(Fault::Refused | Fault::AnswerLost | Fault::AnswerTwisted) => Err(lost(key)),
+        }
+    }
+
+    async fn put(&self, key: &str, bytes: Bytes, condition: If) -> Result<Written> {
+        self.reach(key)?;
+        let queue = if key.ends_with("lock.json") && !self.lock_puts.lock().unwrap().is_empty() {
+            &self.lock_puts
+        } else {
+            &self.puts
+        };
+        let fault = queue.lock().unwrap().pop_front();
+        match fault {
+            None => self.inner.put(key, bytes, condition).await,
+            Some(Fault::Refused) => Err(lost(key)),
+            Some(Fault::AnswerLost) => {
+                self.inner.put(key, bytes, condition).await?;
+                Err(lost(key))
+            }
+            Some(Fault::AnswerTwisted) => {
+                self.inner.put(key, bytes, condition).await?;
+                Err(Error::Conflict(key.to_owned()))
+            }
+            Some(Fault::Hangs) => std::future::pending().await,
+            Some(Fault::Late) => {
+                self.late.lock().unwrap().push((key.to_owned(), bytes, condition));
+                std::future::pending().await
+            }
+        }
+    }
+
+    async fn delete(&self, key: &str, condition: If) -> Result<()> {
+        self.reach(key)?;
+        self.inner.delete(key, condition).await
+    }
+
+    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
+        self.reach(prefix)?;
+        self.inner.list(prefix, after).await
+    }
+
+    async fn upload(
+        &self,
+        key: &str,
+        file: &Path,
+        condition: If,
+        digest: &Digest,
+        progress: Progress<'_>,
+    ) -> Result<Written> {
+        self.reach(key)?;
+        self.inner.upload(key, file, condition, digest, progress).await
+    }
+
+    async fn download(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {
+        self.reach(key)?;
+        self.inner.download(key, file, digest, progress).await
+    }
+}
