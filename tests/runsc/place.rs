@@ -32,7 +32,9 @@ pub fn settings(state_dir: &Path) -> Settings {
         rootfs_digest: "test".to_owned(),
         agent: piece("BATON_AGENT"),
         detach_grace: Duration::from_secs(60),
-        confirm: Duration::from_secs(2),
+        // On a disk that is busy a thread may stand in the kernel for seconds before it can stop, and
+        // a container that was killed for that is another story than the one told here.
+        confirm: Duration::from_secs(30),
         cpu_features: None,
     }
 }
