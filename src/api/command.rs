@@ -43,6 +43,8 @@ pub fn start(exec: &Exec, exec_id: &ExecId, is_v1: bool) -> Result<Start, Refusa
     let mut prelude = Vec::new();
     let argv = match &exec.command {
         Command::Argv(argv) => argv.clone(),
+        // An agent that is too old to know `file` finds no such program and says so.
+        Command::File(work) => vec![format!("baton-agent {}", work.word())],
         Command::Code { language, code } => {
             let interpreter = match language {
                 Language::Python => "python3",
@@ -85,6 +87,10 @@ pub fn start(exec: &Exec, exec_id: &ExecId, is_v1: bool) -> Result<Start, Refusa
         stdin: exec.stdin || !prelude.is_empty(),
         pty: exec.pty,
         timeout_ms: exec.timeout.map(|timeout| timeout.as_millis().try_into().unwrap_or(u64::MAX)),
+        file: match &exec.command {
+            Command::File(work) => Some(work.clone()),
+            Command::Argv(_) | Command::Code { .. } => None,
+        },
     };
     let payload = serde_json::to_vec(&start).map_err(|_| Refusal::of(Status::ExecutionError, "It cannot be sent."))?;
     if payload.len() > MAX_PAYLOAD {

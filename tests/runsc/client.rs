@@ -105,6 +105,7 @@ pub fn command(argv: &[&str]) -> Exec {
         stdin: false,
         pty: None,
         timeout_ms: None,
+        file: None,
     }
 }
 

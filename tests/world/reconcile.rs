@@ -34,6 +34,7 @@ async fn start_a_command(instance: &Instance, id: &SandboxId, seconds: u32) -> b
         stdin: false,
         pty: None,
         timeout_ms: None,
+        file: None,
     };
     let frame = Frame::new(Kind::Exec).exec(1).sequence(1).payload(serde_json::to_vec(&exec).unwrap());
     link.to_agent.send(frame).await.unwrap();

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::id::ExecId;
+use crate::{file, id::ExecId};
 
 /// Most commands the agent keeps at once, running or not yet forgotten.
 pub const MAX_EXECS: usize = 1024;
@@ -50,6 +50,9 @@ pub struct Exec {
     /// Counts only time in which the sandbox really ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_ms: Option<u64>,
+    /// No program of the sandbox's: the agent's own work with files. `argv` only names it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file: Option<file::Work>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

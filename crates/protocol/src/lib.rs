@@ -5,11 +5,13 @@
 //! | [`request`], [`event`], [`binary`] | a client and the server, over a WebSocket |
 //! | [`metadata`], [`lock`], [`manifest`] | instances and operators, through the bucket |
 //! | [`frame`], [`agent`] | the server and the agent inside a sandbox, over two pipes |
+//! | [`file`] | a client and the agent, about files of a sandbox |
 //! | [`id`] | everybody |
 
 pub mod agent;
 pub mod binary;
 pub mod event;
+pub mod file;
 pub mod frame;
 pub mod id;
 pub mod lock;

@@ -6,6 +6,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 
 use baton_protocol::{
     event::{Event, Status},
+    file::{Entry, Kind},
     lock::Lock,
     manifest,
     metadata::{Metadata, Request as Wish},
@@ -49,11 +50,14 @@ fn every_kind_of_request_has_its_fixture() {
         "handoff",
         "kill_process",
         "kill_sandbox",
+        "list_files",
+        "read_file",
         "reconnect",
         "resize",
         "signal",
         "snapshot_filesystem",
         "stdin",
+        "write_file",
     ];
     assert_eq!(words, all);
     let argv = Request::parse(&fixtures("requests")["exec_argv"]).unwrap();
@@ -95,6 +99,18 @@ fn every_status_comes_back_as_it_was_and_has_its_fixture() {
         assert_eq!(json(&Event::StatusUpdate(update).to_json()), json(text), "{name}");
     }
     assert_eq!(found.len(), Status::ALL.len());
+}
+
+#[test]
+fn every_kind_of_listed_file_comes_back_as_it_was() {
+    let text = &fixtures("files")["list"];
+    let entries: Vec<Entry> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let again: Vec<Value> = entries.iter().map(|entry| serde_json::to_value(entry).unwrap()).collect();
+    assert_eq!(again, text.lines().map(json).collect::<Vec<_>>());
+    let kinds: Vec<_> = entries.iter().map(|entry| entry.kind).collect();
+    assert_eq!(kinds, [Kind::File, Kind::Directory, Kind::Symlink, Kind::Other]);
+    let later = r#"{"name":"x","kind":"whiteout","later":1}"#;
+    assert_eq!(serde_json::from_str::<Entry>(later).unwrap().kind, Kind::Other);
 }
 
 #[test]

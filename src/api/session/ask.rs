@@ -5,7 +5,7 @@ use baton_protocol::{
     event::{Event, Status},
     id::ExecId,
     metadata::{self, DesiredState},
-    request::{Data, Refusal, Request, Stdin},
+    request::{Command, Data, Refusal, Request, Stdin},
 };
 
 use super::{End, Session, wish::What};
@@ -26,6 +26,7 @@ impl Session {
             Request::Exec(_) | Request::Stdin(_) if self.story.is_leaving() => {
                 Err(Refusal::of(Status::ExecutionError, LEAVING))
             }
+            Request::Exec(exec) if !is_v1 && matches!(exec.command, Command::File(_)) => only_v1(),
             Request::Exec(exec) => {
                 // A name that a running command has is about that one.
                 let about = exec.exec_id.clone().filter(|exec_id| !self.commands.is_active(exec_id));

@@ -1,4 +1,4 @@
-//! Requests about one command: start it, feed it, signal it.
+//! What is to be run: a command, code, or work with files.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -9,7 +9,7 @@ use super::{
     config::{check_env, seconds},
     fields::{Fields, Wrong, wrong},
 };
-use crate::{agent::Pty, event::Status, id::ExecId};
+use crate::{agent::Pty, event::Status, file, id::ExecId};
 
 /// Start a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,7 +27,12 @@ pub struct Exec {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     Argv(Vec<String>),
-    Code { language: Language, code: String },
+    Code {
+        language: Language,
+        code: String,
+    },
+    /// Of the longer form it has `exec_id`, `user`, `cwd` and `timeout`.
+    File(file::Work),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -112,6 +117,15 @@ impl Exec {
         })
     }
 
+    /// `{"action":"read_file"}` and its like.
+    pub(super) fn read_file(action: &str, fields: &Fields<'_>) -> Result<Self, Refusal> {
+        let error = |wrong: Wrong| Refusal::of(Status::ExecutionError, wrong.message);
+        let work = read_work(action, fields).map_err(error)?;
+        let stdin = work.has_stdin();
+        let exec = Self::read_rest(fields, Command::File(work)).map_err(error)?;
+        Ok(Self { env: BTreeMap::new(), pty: None, stdin, ..exec })
+    }
+
     pub(super) fn to_json(&self) -> Map<String, Value> {
         let mut map = Map::new();
         let mut set = |name: &str, value: Value| map.insert(name.to_owned(), value);
@@ -120,6 +134,10 @@ impl Exec {
             Command::Code { language, code } => {
                 set("language", json!(language.as_str()));
                 set("code", json!(code));
+            }
+            Command::File(work) => {
+                let work = serde_json::to_value(work).unwrap_or_default();
+                work.as_object().into_iter().flatten().for_each(|(name, value)| drop(set(name, value.clone())));
             }
         }
         if let Some(exec_id) = &self.exec_id {
@@ -131,7 +149,10 @@ impl Exec {
             return map;
         }
         let mut set = |name: &str, value: Value| map.insert(name.to_owned(), value);
-        set("action", json!("exec"));
+        let is_file = matches!(self.command, Command::File(_));
+        if !is_file {
+            set("action", json!("exec"));
+        }
         if !self.env.is_empty() {
             set("env", json!(self.env));
         }
@@ -141,7 +162,7 @@ impl Exec {
         if let Some(user) = &self.user {
             set("user", json!(user));
         }
-        if self.stdin {
+        if self.stdin && !is_file {
             set("stdin", json!(true));
         }
         if let Some(pty) = &self.pty {
@@ -152,6 +173,41 @@ impl Exec {
         }
         map
     }
+}
+
+fn read_work(action: &str, fields: &Fields<'_>) -> Result<file::Work, Wrong> {
+    const PATH: &str = "a text without NUL, not empty";
+    let path: String = fields.required("path", PATH)?;
+    if path.is_empty() || path.contains('\0') {
+        return Err(wrong("path", PATH));
+    }
+    let number = |field| fields.optional::<u64>(field, "a number of bytes");
+    let archive = || fields.flag("archive");
+    Ok(match action {
+        "read_file" => {
+            let (offset, length, archive) = (number("offset")?.unwrap_or(0), number("length")?, archive()?);
+            if archive && (offset > 0 || length.is_some()) {
+                return Err(wrong("archive", "false where `offset` or `length` is given"));
+            }
+            file::Work::ReadFile { path, offset, length, archive }
+        }
+        "write_file" => {
+            const MODE: &str = "a number from 0 to 4095 (octal 7777)";
+            let mode = fields.optional("mode", MODE)?;
+            if mode.is_some_and(|mode| mode > 0o7777) {
+                return Err(wrong("mode", MODE));
+            }
+            let mtime_ms = fields.optional("mtime_ms", "a whole number of milliseconds")?;
+            file::Work::WriteFile { path, mode, mtime_ms, size: number("size")?, archive: archive()? }
+        }
+        _ => {
+            let expected = format!("a number from 0 to {}", file::MAX_DEPTH);
+            match fields.optional("depth", &expected)?.unwrap_or(1) {
+                depth @ 0..=file::MAX_DEPTH => file::Work::ListFiles { path, depth },
+                _ => return Err(wrong("depth", &expected)),
+            }
+        }
+    })
 }
 
 fn read_argv(fields: &Fields<'_>) -> Result<Vec<String>, Wrong> {

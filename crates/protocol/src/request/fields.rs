@@ -12,14 +12,16 @@ use serde::{
 use serde_json::value::RawValue;
 
 /// Every field name of every request.
-const KNOWN: [&str; 38] = [
+const KNOWN: [&str; 45] = [
     "action",
+    "archive",
     "argv",
     "code",
     "cols",
     "count",
     "cwd",
     "data",
+    "depth",
     "enable_checkpoint",
     "enable_idle_timeout_auto_checkpoint",
     "enable_sandbox_handoff",
@@ -35,15 +37,20 @@ const KNOWN: [&str; 38] = [
     "keep_running",
     "labels",
     "language",
+    "length",
     "limits",
     "live",
+    "mode",
+    "mtime_ms",
     "name",
     "offset",
     "offsets",
     "on_incompatible",
+    "path",
     "pty",
     "rows",
     "signal",
+    "size",
     "source_token",
     "stderr",
     "stdin",

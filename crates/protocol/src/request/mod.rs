@@ -144,6 +144,7 @@ impl Request {
         let action: String = fields.required("action", "a string")?;
         Ok(match action.as_str() {
             "exec" => Self::Exec(Box::new(Exec::read(fields)?)),
+            "read_file" | "write_file" | "list_files" => Self::Exec(Box::new(Exec::read_file(&action, fields)?)),
             "kill_process" => Self::KillProcess {
                 exec_id: fields
                     .name("exec_id")
@@ -300,7 +301,10 @@ impl Request {
     pub fn word(&self) -> &'static str {
         match self {
             Self::Config(_) => "config",
-            Self::Exec(_) => "exec",
+            Self::Exec(exec) => match &exec.command {
+                Command::Argv(_) | Command::Code { .. } => "exec",
+                Command::File(work) => work.word(),
+            },
             Self::Stdin(_) => "stdin",
             Self::KillProcess { .. } => "kill_process",
             Self::Signal { .. } => "signal",
