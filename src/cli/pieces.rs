@@ -18,6 +18,10 @@ pub struct Pieces {
 
 impl Pieces {
     pub fn find(config: &Config) -> Result<Self> {
+        // First: without root most of what follows cannot be read, and would be called missing.
+        if !rustix::process::geteuid().is_root() {
+            bail!("root is needed (runsc makes namespaces and mounts): run it as root or with sudo");
+        }
         let rootfs = match &config.rootfs {
             Some(path) => path.clone(),
             None => config.cache_dir.join("rootfs/current"),
@@ -42,21 +46,18 @@ impl Pieces {
 
 fn runsc(config: &Config) -> Result<PathBuf> {
     if let Some(path) = &config.runsc {
-        return existing(path.clone(), "BATON_RUNSC names no file");
+        return existing(path.clone(), "BATON_RUNSC");
     }
-    let builds = config.cache_dir.join("runsc");
-    let mut found: Vec<_> = std::fs::read_dir(&builds)
-        .map(|entries| {
-            entries.flatten().map(|entry| entry.path().join("runsc")).filter(|path| path.is_file()).collect()
-        })
-        .unwrap_or_default();
-    found.sort();
-    found.pop().with_context(|| format!("there is no runsc in {}: {SETUP}", builds.display()))
+    let pinned = config.cache_dir.join("runsc/current");
+    if !pinned.is_file() {
+        bail!("there is no runsc at {}: {SETUP}", pinned.display());
+    }
+    Ok(pinned)
 }
 
 fn agent(config: &Config) -> Result<PathBuf> {
     if let Some(path) = &config.agent {
-        return existing(path.clone(), "BATON_AGENT names no file");
+        return existing(path.clone(), "BATON_AGENT");
     }
     let beside = std::env::current_exe().ok().map(|exe| exe.with_file_name("baton-agent"));
     let cached = config.cache_dir.join("agent/baton-agent");
@@ -64,9 +65,9 @@ fn agent(config: &Config) -> Result<PathBuf> {
     found.with_context(|| format!("the agent was not found: {SETUP}"))
 }
 
-fn existing(path: PathBuf, sentence: &str) -> Result<PathBuf> {
+fn existing(path: PathBuf, variable: &str) -> Result<PathBuf> {
     if !path.is_file() {
-        bail!("{sentence}: {}", path.display());
+        bail!("{variable} is {}, and there is no such file: name another, or unset it and {SETUP}", path.display());
     }
     Ok(path)
 }

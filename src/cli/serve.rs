@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use tokio::{
     net::TcpListener,
     signal::unix::{Signal, SignalKind, signal},
@@ -33,9 +33,9 @@ const LAST_CALL: Duration = Duration::from_secs(1);
 pub async fn serve(config: Config) -> Result<()> {
     let clock: SharedClock = Arc::new(SystemClock);
     let pieces = Pieces::find(&config)?;
-    let listener = TcpListener::bind(config.listen)
-        .await
-        .with_context(|| format!("cannot listen on {}: choose another with BATON_LISTEN", config.listen))?;
+    let listener = TcpListener::bind(config.listen).await.map_err(|error| {
+        anyhow!("cannot listen on {} ({error}): choose another address with BATON_LISTEN", config.listen)
+    })?;
     let containers = Arc::new(Containers::open(settings(&config, &pieces)?, clock.clone()).await?);
     let who = Identity { me: clock.instance_id(), predecessor: predecessor(&config.state_dir) };
     sign(&config.state_dir, &who.me)

@@ -6,6 +6,7 @@
 #[path = "../wire/agent.rs"]
 mod agent;
 mod pipes;
+mod refusals;
 #[allow(dead_code, reason = "shared with the tests of the client")]
 #[path = "../../crates/client/tests/client/script.rs"]
 mod script;
