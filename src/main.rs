@@ -30,6 +30,7 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.verb {
         Verb::Run(args) => cli::run::main(args),
         Verb::Config(args) => cli::config::run(&args),
+        Verb::Explain(args) => cli::explain::run(&args),
         Verb::Dev { verb } => tokio::runtime::Runtime::new()?.block_on(cli::dev::run(verb)).map(|()| ExitCode::SUCCESS),
         Verb::Serve(args) => {
             rustls::crypto::ring::default_provider().install_default().ok();

@@ -1,13 +1,10 @@
 //! `baton config`: every setting, its value and where it comes from. Secrets are covered.
 
-use std::{
-    io::{self, Write},
-    process::ExitCode,
-};
+use std::process::ExitCode;
 
 use serde_json::{Value, json};
 
-use super::flags;
+use super::{flags, print};
 use crate::config::{self, Config, Setting, Source};
 
 /// Flags are those of `baton serve`: `baton config --listen …` shows what they would do.
@@ -46,14 +43,6 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     };
     print(&text)?;
     Ok(ExitCode::SUCCESS)
-}
-
-fn print(text: &str) -> anyhow::Result<()> {
-    match io::stdout().lock().write_all(text.as_bytes()) {
-        // Whoever read it has seen enough.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        written => Ok(written?),
-    }
 }
 
 fn table(settings: &[Setting]) -> String {

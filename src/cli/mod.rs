@@ -1,10 +1,13 @@
 //! The command line: one file per verb.
 
+use std::io::{self, Write};
+
 use clap::{Parser, Subcommand};
 
 pub mod check;
 pub mod config;
 pub mod dev;
+pub mod explain;
 pub mod flags;
 mod pieces;
 pub mod run;
@@ -17,6 +20,7 @@ pub mod serve;
                   baton serve --listen 0.0.0.0:80  serve on all addresses\n  \
                   baton run -- python3 -c 'print(1)'  one command in a fresh sandbox\n  \
                   baton config -o json             what is in force, for a program\n  \
+                  baton explain LockMissing        what a reason means, and what to do\n  \
                   baton dev fake-gcs               a Cloud Storage in memory, to try several servers with one bucket")]
 pub struct Cli {
     #[command(subcommand)]
@@ -31,6 +35,8 @@ pub enum Verb {
     Run(run::RunArgs),
     /// Print every setting, its value and where it comes from.
     Config(config::Args),
+    /// Say what a reason in a status means, and what to do about it.
+    Explain(explain::Args),
     /// Things for trying out and for tests.
     Dev {
         #[command(subcommand)]
@@ -46,6 +52,14 @@ pub enum Verb {
 pub struct Serve {
     #[command(flatten)]
     pub flags: flags::Given,
+}
+
+/// Writes to standard output. A reader that has seen enough is no error.
+pub(crate) fn print(text: &str) -> anyhow::Result<()> {
+    match io::stdout().lock().write_all(text.as_bytes()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => Ok(written?),
+    }
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 
 use std::future::Future;
 
-use baton_protocol::id::CheckpointId;
+use baton_protocol::{id::CheckpointId, reason::Reason};
 
 use super::{
     desired::Drain,
@@ -28,8 +28,10 @@ pub(super) enum Failure {
     Look,
     /// It may succeed later.
     Passing(String),
+    /// As `Passing`: the local disk is full.
+    NoSpace(String),
     /// It will not succeed until the spec changes or somebody asks again.
-    Refused { reason: String, message: String },
+    Refused { reason: Reason, message: String },
 }
 
 impl From<lease::Error> for Failure {
@@ -57,10 +59,11 @@ impl From<runtime::Error> for Failure {
     fn from(error: runtime::Error) -> Self {
         match error {
             runtime::Error::NotIn(_) => Self::Look,
-            runtime::Error::Refused { reason, message } => Self::Refused { reason: reason.to_owned(), message },
-            error @ (runtime::Error::Failed { .. }
-            | runtime::Error::TimedOut { .. }
-            | runtime::Error::NoSpace { .. }) => Self::Passing(error.to_string()),
+            runtime::Error::Refused { reason, message } => Self::Refused { reason, message },
+            error @ runtime::Error::NoSpace { .. } => Self::NoSpace(error.to_string()),
+            error @ (runtime::Error::Failed { .. } | runtime::Error::TimedOut { .. }) => {
+                Self::Passing(error.to_string())
+            }
         }
     }
 }
@@ -117,7 +120,7 @@ impl Sandbox {
         let began = tools.clock.now();
         self.boot = Some(Boot::Fresh);
         let created = self.under_lease(async { tools.lifecycle.create(&id, &start).await }).await?;
-        created.map_err(|error| refused("CreateFailed", error))?;
+        created.map_err(|error| refused(Reason::CreateFailed, error))?;
         self.ran = true;
         tracing::info!(sandbox = %self.id, took = ?(tools.clock.now() - began), "created");
         self.tell_running(Boot::Fresh).await;
@@ -126,11 +129,11 @@ impl Sandbox {
 
     fn refuse(&mut self, seen: &Observed) -> Done {
         let (reason, message) = if seen.standing == Standing::Missing {
-            ("LockMissing", "The sandbox's lock is missing; an operator has to repair it.")
+            (Reason::LockMissing, "The sandbox's lock is missing; an operator has to repair it.")
         } else {
-            ("Lost", LOST)
+            (Reason::Lost, LOST)
         };
-        Err(Failure::Refused { reason: reason.to_owned(), message: message.to_owned() })
+        Err(Failure::Refused { reason, message: message.to_owned() })
     }
 
     async fn fence(&mut self) -> Done {
@@ -157,7 +160,7 @@ impl Sandbox {
         let lost = seen.saved == Saved::Lost && self.told.running;
         self.free(None).await?;
         if lost {
-            self.report_failed("Lost", LOST).await;
+            self.report_failed(Reason::Lost, LOST).await;
         }
         self.tell_left(None);
         Ok(())
@@ -289,12 +292,14 @@ impl Sandbox {
 }
 
 /// A start that failed is not tried again until somebody asks.
-fn refused(reason: &str, error: runtime::Error) -> Failure {
+fn refused(reason: Reason, error: runtime::Error) -> Failure {
     match error {
-        runtime::Error::Refused { reason, message } => Failure::Refused { reason: reason.to_owned(), message },
-        error @ (runtime::Error::Failed { .. }
-        | runtime::Error::TimedOut { .. }
-        | runtime::Error::NoSpace { .. }
-        | runtime::Error::NotIn(_)) => Failure::Refused { reason: reason.to_owned(), message: error.to_string() },
+        runtime::Error::Refused { reason, message } => Failure::Refused { reason, message },
+        error @ runtime::Error::NoSpace { .. } => {
+            Failure::Refused { reason: Reason::NoSpace, message: error.to_string() }
+        }
+        error @ (runtime::Error::Failed { .. } | runtime::Error::TimedOut { .. } | runtime::Error::NotIn(_)) => {
+            Failure::Refused { reason, message: error.to_string() }
+        }
     }
 }

@@ -19,6 +19,7 @@ use baton_protocol::{
     id::{CheckpointId, SandboxId, hex},
     lock::Head,
     manifest::{self, Rootfs, Runsc},
+    reason::Reason,
 };
 
 use super::{
@@ -110,8 +111,9 @@ impl Sandbox {
     async fn go_on(&mut self, why: Why, failure: Failure) -> Done {
         let (reason, message) = match &failure {
             Failure::Look => return Err(failure),
-            Failure::Passing(message) => ("CheckpointFailed".to_owned(), message.clone()),
-            Failure::Refused { reason, message } => (reason.clone(), message.clone()),
+            Failure::Passing(message) => (Reason::CheckpointFailed, message.clone()),
+            Failure::NoSpace(message) => (Reason::NoSpace, message.clone()),
+            Failure::Refused { reason, message } => (*reason, message.clone()),
         };
         if let Err(error) = self.tools.lifecycle.resume(&self.id).await {
             tracing::error!(sandbox = %self.id, %error, "it does not go on yet");
@@ -188,7 +190,7 @@ impl Sandbox {
         let checkpoints = tools.checkpoints.clone().ok_or_else(not_configured)?;
         let head = self.lock_file()?.lock().and_then(|lock| lock.head.clone()).ok_or(Failure::Look)?;
         if !checkpoints.holds(&head) {
-            return Err(refusal("OtherStore", "The checkpoint lies in another bucket than this instance uses."));
+            return Err(refusal(Reason::OtherStore, "The checkpoint lies in another bucket than this instance uses."));
         }
         let rolled_back = self.lock_file()?.before().behind;
         let mut start = self.start()?;
@@ -199,7 +201,7 @@ impl Sandbox {
             let manifest = checkpoints.manifest(&head).await.map_err(fetched)?;
             compatible(&manifest, &tools.lifecycle.facts())?;
             start.marker = marker(&manifest.agent_marker)
-                .ok_or_else(|| refusal("Damaged", "The manifest of the checkpoint has no agent marker."))?;
+                .ok_or_else(|| refusal(Reason::Damaged, "The manifest of the checkpoint has no agent marker."))?;
             let at = humantime::parse_rfc3339(&manifest.created).ok();
             let age = at.and_then(|at| tools.clock.wall().duration_since(at).ok());
             let age_ms = age.map_or(0, |age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX));
@@ -222,7 +224,8 @@ impl Sandbox {
         }
         restored?.map_err(|failure| match failure {
             // A start that failed is not tried again until somebody asks.
-            Failure::Passing(message) => Failure::Refused { reason: "RestoreFailed".to_owned(), message },
+            Failure::Passing(message) => Failure::Refused { reason: Reason::RestoreFailed, message },
+            Failure::NoSpace(message) => Failure::Refused { reason: Reason::NoSpace, message },
             failure @ (Failure::Look | Failure::Refused { .. }) => failure,
         })?;
         self.ran = true;
@@ -239,19 +242,25 @@ fn compatible(manifest: &manifest::Checkpoint, here: &crate::runtime::Facts) -> 
     let missing: Vec<_> =
         manifest.cpu_features.iter().filter(|feature| !here.cpu_features.contains(feature)).cloned().collect();
     if manifest.version != manifest::VERSION {
-        Err(refusal("OtherVersion", "The checkpoint was written by a later version of this server."))
+        Err(refusal(Reason::OtherVersion, "The checkpoint was written by a later version of this server."))
     } else if manifest.runsc.version != here.runsc_version || manifest.runsc.platform != here.platform {
         let message = format!(
             "The checkpoint needs runsc {} on {}, this instance has {} on {}.",
             manifest.runsc.version, manifest.runsc.platform, here.runsc_version, here.platform
         );
-        Err(refusal("OtherRuntime", &message))
+        Err(refusal(Reason::OtherRuntime, &message))
     } else if !missing.is_empty() {
-        Err(refusal("OtherCpu", &format!("This machine's CPU lacks what the checkpoint uses: {}.", missing.join(" "))))
+        Err(refusal(
+            Reason::OtherCpu,
+            &format!("This machine's CPU lacks what the checkpoint uses: {}.", missing.join(" ")),
+        ))
     } else if manifest.rootfs.digest != here.rootfs_digest {
-        Err(refusal("OtherRootfs", "The checkpoint was made on another root file system than this instance has."))
+        Err(refusal(Reason::OtherRootfs, "The checkpoint was made on another root file system than this instance has."))
     } else if manifest.oci_sha256 != here.oci_sha256 {
-        Err(refusal("OtherSpec", "The checkpoint was made with another container layout than this instance uses."))
+        Err(refusal(
+            Reason::OtherSpec,
+            "The checkpoint was made with another container layout than this instance uses.",
+        ))
     } else {
         Ok(())
     }
@@ -268,12 +277,12 @@ fn marker(text: &str) -> Option<[u8; 16]> {
     Some(marker)
 }
 
-fn refusal(reason: &str, message: &str) -> Failure {
-    Failure::Refused { reason: reason.to_owned(), message: message.to_owned() }
+fn refusal(reason: Reason, message: &str) -> Failure {
+    Failure::Refused { reason, message: message.to_owned() }
 }
 
 fn not_configured() -> Failure {
-    refusal("NotCheckpointable", crate::storage::records::CHECKPOINT_NOT_ENABLED)
+    refusal(Reason::NotCheckpointable, crate::storage::records::CHECKPOINT_NOT_ENABLED)
 }
 
 fn stored(error: store::Error) -> Failure {
@@ -282,8 +291,10 @@ fn stored(error: store::Error) -> Failure {
 
 fn fetched(error: store::Error) -> Failure {
     match error {
-        store::Error::Damaged { .. } => refusal("Damaged", &format!("The checkpoint cannot be used: {error}.")),
-        store::Error::NotFound(_) => refusal("CheckpointMissing", &format!("The checkpoint is not there: {error}.")),
+        store::Error::Damaged { .. } => refusal(Reason::Damaged, &format!("The checkpoint cannot be used: {error}.")),
+        store::Error::NotFound(_) => {
+            refusal(Reason::CheckpointMissing, &format!("The checkpoint is not there: {error}."))
+        }
         error @ (store::Error::Conflict(_)
         | store::Error::RateLimited(_)
         | store::Error::Unavailable { .. }
@@ -393,7 +404,7 @@ mod tests {
         }
     }
 
-    fn reason(manifest: &manifest::Checkpoint) -> Option<String> {
+    fn reason(manifest: &manifest::Checkpoint) -> Option<Reason> {
         match compatible(manifest, &facts()) {
             Ok(()) => None,
             Err(Failure::Refused { reason, .. }) => Some(reason),
@@ -409,12 +420,12 @@ mod tests {
             change(&mut other);
             reason(&other)
         };
-        assert_eq!(with(|m| m.version = 2).as_deref(), Some("OtherVersion"));
-        assert_eq!(with(|m| m.runsc.version = "two".to_owned()).as_deref(), Some("OtherRuntime"));
-        assert_eq!(with(|m| m.runsc.platform = "kvm".to_owned()).as_deref(), Some("OtherRuntime"));
-        assert_eq!(with(|m| m.cpu_features.push("amx".to_owned())).as_deref(), Some("OtherCpu"));
-        assert_eq!(with(|m| m.rootfs.digest = "other".to_owned()).as_deref(), Some("OtherRootfs"));
-        assert_eq!(with(|m| m.oci_sha256 = "other".to_owned()).as_deref(), Some("OtherSpec"));
+        assert_eq!(with(|m| m.version = 2), Some(Reason::OtherVersion));
+        assert_eq!(with(|m| m.runsc.version = "two".to_owned()), Some(Reason::OtherRuntime));
+        assert_eq!(with(|m| m.runsc.platform = "kvm".to_owned()), Some(Reason::OtherRuntime));
+        assert_eq!(with(|m| m.cpu_features.push("amx".to_owned())), Some(Reason::OtherCpu));
+        assert_eq!(with(|m| m.rootfs.digest = "other".to_owned()), Some(Reason::OtherRootfs));
+        assert_eq!(with(|m| m.oci_sha256 = "other".to_owned()), Some(Reason::OtherSpec));
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Contending: why a session that waits here for a sandbox another instance has waits in vain.
 
+use baton_protocol::reason::Reason;
+
 use super::{
     act::Failure,
     desired::Wish,
@@ -14,9 +16,7 @@ use crate::{
 impl Sandbox {
     /// Why the session that waits here waits in vain.
     pub(super) fn turned_away(&mut self, desired: Desired, wish: &Wish, seen: &Observed) -> Option<Failure> {
-        let refuse = |reason: &str, message: &str| {
-            Some(Failure::Refused { reason: reason.to_owned(), message: message.to_owned() })
-        };
+        let refuse = |reason: Reason, message: &str| Some(Failure::Refused { reason, message: message.to_owned() });
         let away = seen.container == Container::Absent && matches!(seen.standing, Standing::Free | Standing::Theirs);
         if seen.refused || !away || !wish.asked_here {
             self.contention = None;
@@ -24,10 +24,10 @@ impl Sandbox {
         }
         let stand = self.lock.as_ref().and_then(LockFile::stand);
         if desired == Desired::Deleted || stand == Some(Stand::Purged) {
-            return refuse("Deleted", "The sandbox was deleted.");
+            return refuse(Reason::Deleted, "The sandbox was deleted.");
         }
         if self.told.acquiring && desired == Desired::HandedOff && !wish.placed_here {
-            return refuse("Superseded", "A later attach on another instance took precedence.");
+            return refuse(Reason::Superseded, "A later attach on another instance took precedence.");
         }
         if desired != Desired::Running || seen.standing != Standing::Theirs {
             self.contention = None;
@@ -38,12 +38,12 @@ impl Sandbox {
         let contention = self.contention.get_or_insert(Contention { since: now, lease: lease.clone() });
         if !wish.movable && lease != contention.lease {
             return refuse(
-                "RunningElsewhere",
+                Reason::RunningElsewhere,
                 "The sandbox runs on another instance, and handoff is not enabled for it.",
             );
         }
         if now - contention.since >= self.tools.times.handoff_wait {
-            return refuse("HandoffTimeout", "The instance that runs the sandbox did not let go in time.");
+            return refuse(Reason::HandoffTimeout, "The instance that runs the sandbox did not let go in time.");
         }
         None
     }

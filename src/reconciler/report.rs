@@ -4,6 +4,7 @@
 use baton_protocol::{
     id::CheckpointId,
     metadata::{Latest, Phase, Status},
+    reason::Reason,
 };
 
 use super::sandbox::Sandbox;
@@ -24,8 +25,8 @@ impl Sandbox {
         .await;
     }
 
-    pub(super) async fn report_failed(&self, reason: &str, message: &str) {
-        self.report(Phase::Failed, reason, message, &|status, _| status.instance = None).await;
+    pub(super) async fn report_failed(&self, reason: Reason, message: &str) {
+        self.report(Phase::Failed, reason.name(), message, &|status, _| status.instance = None).await;
     }
 
     async fn report(

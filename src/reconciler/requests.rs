@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use baton_protocol::{
     id::Nonce,
     metadata::{Answer, Done as Fulfilled, Latest, Request},
+    reason::Reason,
 };
 
 use super::{
@@ -42,8 +43,9 @@ impl Sandbox {
         let (head, paused) = match self.save_image(After::Running).await {
             Ok(saved) => saved,
             Err(Failure::Look) => return Err(Failure::Look),
-            Err(Failure::Passing(message)) => return self.answer_no(nonces, "CheckpointFailed", &message).await,
-            Err(Failure::Refused { reason, message }) => return self.answer_no(nonces, &reason, &message).await,
+            Err(Failure::Passing(message)) => return self.answer_no(nonces, Reason::CheckpointFailed, &message).await,
+            Err(Failure::NoSpace(message)) => return self.answer_no(nonces, Reason::NoSpace, &message).await,
+            Err(Failure::Refused { reason, message }) => return self.answer_no(nonces, reason, &message).await,
         };
         let latest = Latest { bucket: head.bucket.clone(), path: layout::checkpoint_prefix(&head.checkpoint_id) };
         let fulfilled = Fulfilled {
@@ -59,15 +61,15 @@ impl Sandbox {
     /// This server makes no snapshots: a no is an answer too.
     pub(super) async fn snapshot(&mut self) -> Done {
         let nonces = self.unanswered(|request| matches!(request, Request::Snapshot { .. })).collect();
-        self.answer_no(nonces, "NotSupported", "Filesystem snapshot is not enabled on the server.").await
+        self.answer_no(nonces, Reason::NotSupported, "Filesystem snapshot is not enabled on the server.").await
     }
 
     /// A container that could not be paused or saved must go on before anything else.
-    async fn answer_no(&mut self, nonces: Vec<Nonce>, reason: &str, message: &str) -> Done {
+    async fn answer_no(&mut self, nonces: Vec<Nonce>, reason: Reason, message: &str) -> Done {
         if let Err(error) = self.tools.lifecycle.resume(&self.id).await {
             tracing::debug!(sandbox = %self.id, %error, "there was nothing to resume");
         }
-        let answer = Answer::Error { reason: reason.to_owned(), message: message.to_owned() };
+        let answer = Answer::Error { reason: reason.into(), message: message.to_owned() };
         self.answer(nonces, &answer, None).await
     }
 

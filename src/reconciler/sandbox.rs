@@ -250,7 +250,7 @@ impl Sandbox {
             Err(Failure::Look) => {
                 self.back_off(action, LOOK_DELAY, LONGEST_DELAY);
             }
-            Err(Failure::Passing(message)) => {
+            Err(Failure::Passing(message) | Failure::NoSpace(message)) => {
                 // What stands still for want of a renewal is not made to wait longer than that takes.
                 let renews = matches!(action, Action::Renew | Action::Resume);
                 let longest = if renews { self.tools.times.retry } else { LONGEST_DELAY };
@@ -258,12 +258,12 @@ impl Sandbox {
                 tracing::warn!(sandbox = %self.id, ?action, message, ?again_in, "an action failed");
             }
             Err(Failure::Refused { reason, message }) => {
-                tracing::warn!(sandbox = %self.id, ?action, reason, message, "a wish was refused");
+                tracing::warn!(sandbox = %self.id, ?action, %reason, message, "a wish was refused");
                 self.refuse_until_asked();
                 self.told.running = false;
                 // The status is the holder's to write.
                 if self.is_held() {
-                    self.report_failed(&reason, &message).await;
+                    self.report_failed(reason, &message).await;
                 }
                 self.tools.board.post(&self.id, Passing::Failed { reason, message });
             }

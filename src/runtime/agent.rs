@@ -16,6 +16,7 @@ use baton_protocol::{
     agent::{self, MAX_EXECS},
     frame::{Frame, Kind, MAX_PAYLOAD, Marker},
     id::hex,
+    reason::Reason,
 };
 use serde::Serialize;
 use tokio::{
@@ -213,7 +214,7 @@ pub fn is_allowed(frame: &Frame) -> bool {
 }
 
 fn with_json(kind: Kind, payload: &impl Serialize) -> Result<Frame> {
-    let refused = |message: String| Error::Refused { reason: "TooLarge", message };
+    let refused = |message: String| Error::Refused { reason: Reason::TooLarge, message };
     let payload = serde_json::to_vec(payload).map_err(|error| refused(error.to_string()))?;
     if payload.len() > MAX_PAYLOAD {
         return Err(refused("the environment of the sandbox is too large".to_owned()));

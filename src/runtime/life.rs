@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use baton_protocol::reason::Reason;
 use tokio::{io::AsyncReadExt, process::Child, sync::watch};
 use tokio_util::sync::CancellationToken;
 
@@ -38,7 +39,7 @@ pub(super) async fn start(tools: &Arc<Tools>, slot: &Arc<Slot>, start: &Start, i
     }
     if start.rootfs.as_ref().is_some_and(|digest| *digest != tools.settings.rootfs_digest) {
         let message = "this instance does not have the sandbox's root file system".to_owned();
-        return Err(Error::Refused { reason: "RootfsMissing", message });
+        return Err(Error::Refused { reason: Reason::RootfsMissing, message });
     }
     let name = baton_protocol::id::hex(&tools.clock.bits()[..8]);
     *lock(&slot.name) = Some(name.clone());

@@ -32,6 +32,7 @@ use async_trait::async_trait;
 use baton_protocol::{
     frame::{Frame, Marker},
     id::SandboxId,
+    reason::Reason,
 };
 use tokio::sync::{mpsc, watch};
 
@@ -102,7 +103,7 @@ pub enum Error {
     NoSpace { what: &'static str },
     /// It will never succeed here.
     #[error("{reason}: {message}")]
-    Refused { reason: &'static str, message: String },
+    Refused { reason: Reason, message: String },
     /// Nothing of this sandbox is here, or not in a state for it.
     #[error("the container is not {0}")]
     NotIn(&'static str),

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use baton_protocol::id::InstanceId;
+use baton_protocol::{id::InstanceId, reason::Reason};
 use rustix::{fs::FlockOperation, mount::UnmountFlags, process::Signal};
 use sha2::{Digest, Sha256};
 
@@ -18,7 +18,7 @@ use crate::{clock::SharedClock, guard::process::Process};
 
 const SETUP: &str = "`scripts/setup` gets the one this server is made for";
 
-fn refused(reason: &'static str, message: String) -> Error {
+fn refused(reason: Reason, message: String) -> Error {
     Error::Refused { reason, message }
 }
 
@@ -31,7 +31,7 @@ pub async fn take(mut settings: Settings) -> Result<(Arc<Settings>, File)> {
     let taken = tokio::task::spawn_blocking(move || {
         if !rustix::process::geteuid().is_root() {
             let message = "containers need root: start the server as root".to_owned();
-            return Err(refused("NotRoot", message));
+            return Err(refused(Reason::NotRoot, message));
         }
         let held = hold(&settings.state_dir)?;
         settings.state_dir = whole(&settings.state_dir)?;
@@ -45,16 +45,17 @@ pub async fn take(mut settings: Settings) -> Result<(Arc<Settings>, File)> {
         let reaper = rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(io::Error::from);
         reaper.and_then(|()| wipe(&settings)).map_err(|error| {
             let place = settings.state_dir.display();
-            refused("StateDir", format!("the state directory {place} cannot be cleared: {error}"))
+            refused(Reason::StateDir, format!("the state directory {place} cannot be cleared: {error}"))
         })?;
         Ok((Arc::new(settings), held))
     });
-    taken.await.unwrap_or_else(|error| Err(refused("StateDir", error.to_string())))
+    taken.await.unwrap_or_else(|error| Err(refused(Reason::StateDir, error.to_string())))
 }
 
 /// The state directory without links, as it stands in mount tables and command lines.
 fn whole(state_dir: &Path) -> Result<PathBuf> {
-    let unusable = |why: String| refused("StateDir", format!("the state directory {} {why}", state_dir.display()));
+    let unusable =
+        |why: String| refused(Reason::StateDir, format!("the state directory {} {why}", state_dir.display()));
     let whole = state_dir.canonicalize().map_err(|error| unusable(format!("is not usable: {error}")))?;
     match whole.to_str() {
         // The guard's protocol is made of lines.
@@ -86,15 +87,15 @@ fn hold(state_dir: &Path) -> Result<File> {
         .mode(0o700)
         .create(state_dir)
         .and_then(|()| File::options().create(true).truncate(false).write(true).open(state_dir.join("lock")));
-    let file =
-        opened.map_err(|error| refused("StateDir", format!("the state directory {place} is not usable: {error}")))?;
+    let file = opened
+        .map_err(|error| refused(Reason::StateDir, format!("the state directory {place} is not usable: {error}")))?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
         Err(rustix::io::Errno::WOULDBLOCK) => Err(refused(
-            "StateDirHeld",
+            Reason::StateDirHeld,
             format!("another server uses the state directory {place}: stop it, or set BATON_STATE_DIR to another one"),
         )),
-        Err(error) => Err(refused("StateDir", format!("the state directory {place} cannot be locked: {error}"))),
+        Err(error) => Err(refused(Reason::StateDir, format!("the state directory {place} cannot be locked: {error}"))),
     }
 }
 
@@ -168,11 +169,14 @@ fn mounts_below(directory: &Path) -> io::Result<Vec<PathBuf>> {
 /// What runsc is, or in one sentence why it will not do.
 pub async fn probe(settings: &Arc<Settings>, clock: &SharedClock) -> Result<(Runsc, Facts)> {
     let place = settings.runsc.display();
-    let unusable = |error: io::Error| refused("Runsc", format!("{place} does not run: {error}; {SETUP}"));
+    let unusable = |error: io::Error| refused(Reason::Runsc, format!("{place} does not run: {error}; {SETUP}"));
     for (what, file) in [("runsc", &settings.runsc), ("agent", &settings.agent), ("root file system", &settings.rootfs)]
     {
         if !tokio::fs::try_exists(file).await.unwrap_or(false) {
-            return Err(refused("Missing", format!("there is no {what} at {}: run `scripts/setup`", file.display())));
+            return Err(refused(
+                Reason::Missing,
+                format!("there is no {what} at {}: run `scripts/setup`", file.display()),
+            ));
         }
     }
     let spawner = Spawner::start(settings.exe.clone()).map_err(unusable)?;
@@ -181,7 +185,7 @@ pub async fn probe(settings: &Arc<Settings>, clock: &SharedClock) -> Result<(Run
     let version = ask(&["--version"]).await?;
     let version = version.lines().find_map(|line| line.strip_prefix("runsc version "));
     let version =
-        version.ok_or_else(|| refused("Runsc", format!("{place} is not a runsc; {SETUP}")))?.trim().to_owned();
+        version.ok_or_else(|| refused(Reason::Runsc, format!("{place} is not a runsc; {SETUP}")))?.trim().to_owned();
     let (help, restore) = (ask(&["help"]).await?, ask(&["help", "restore"]).await?);
     let has = |verb: &str| help.lines().any(|line| line.split_whitespace().next() == Some(verb));
     let verbs = ["tar", "fscheckpoint", "cpu-features"].into_iter().filter(|verb| !has(verb));
@@ -189,7 +193,7 @@ pub async fn probe(settings: &Arc<Settings>, clock: &SharedClock) -> Result<(Run
     let missing: Vec<_> = verbs.chain(flags).collect();
     if !missing.is_empty() {
         let message = format!("{place} (version {version}) has no {}; {SETUP}", missing.join(", no "));
-        return Err(refused("Runsc", message));
+        return Err(refused(Reason::Runsc, message));
     }
     let machine = ask(&["cpu-features"]).await?;
     let machine: Vec<_> = machine.trim().split(',').map(str::to_owned).collect();
@@ -199,7 +203,7 @@ pub async fn probe(settings: &Arc<Settings>, clock: &SharedClock) -> Result<(Run
             None => wanted.clone(),
             Some(lacking) => {
                 let message = format!("BATON_CPU_FEATURES names {lacking}, which this machine does not have");
-                return Err(refused("CpuFeatures", message));
+                return Err(refused(Reason::CpuFeatures, message));
             }
         },
     };

@@ -10,7 +10,10 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use baton_protocol::id::{CheckpointId, SandboxId};
+use baton_protocol::{
+    id::{CheckpointId, SandboxId},
+    reason::Reason,
+};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, watch};
 
@@ -66,7 +69,7 @@ pub enum Passing {
     },
     /// It will not start, for good.
     Failed {
-        reason: String,
+        reason: Reason,
         message: String,
     },
     /// Another instance asked for it.
@@ -77,7 +80,7 @@ pub enum Passing {
     /// It runs on.
     CheckpointFailed {
         why: Why,
-        reason: String,
+        reason: Reason,
         message: String,
     },
     /// It is not here any more. With a checkpoint it can be had again; without one it ended.

@@ -7,6 +7,7 @@ use baton_protocol::{
     id::SandboxId,
     lock::Lock,
     metadata::{Latest, MAX_BYTES, Metadata, Spec, Status},
+    reason::Reason,
 };
 use bytes::Bytes;
 use serde_json::{Map, Value};
@@ -24,10 +25,10 @@ use crate::clock::SharedClock;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Somebody has to mend the object; nothing was changed.
-    #[error("InvalidSpec: {0}")]
+    #[error("{reason}: {0}", reason = Reason::InvalidSpec)]
     InvalidSpec(String),
     /// It was made where this instance does not look.
-    #[error("OtherStore: {0}")]
+    #[error("{reason}: {0}", reason = Reason::OtherStore)]
     OtherStore(String),
     /// What the request needs is not configured.
     #[error("{0}")]

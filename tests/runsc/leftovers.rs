@@ -4,6 +4,7 @@ use baton::{
     guard::process::Process,
     runtime::{Containers, Error, Settings},
 };
+use baton_protocol::reason::Reason;
 use serde_json::json;
 
 use crate::{
@@ -15,7 +16,7 @@ use crate::{
 async fn a_second_server_on_the_same_state_directory_is_refused() {
     let place = Place::new().await;
     let refused = Containers::open(place::settings(place.directory.path()), clock()).await.unwrap_err();
-    assert!(matches!(refused, Error::Refused { reason: "StateDirHeld", .. }), "{refused}");
+    assert!(matches!(refused, Error::Refused { reason: Reason::StateDirHeld, .. }), "{refused}");
     assert!(refused.to_string().contains("BATON_STATE_DIR"), "{refused}");
     place.close().await;
 }

@@ -120,7 +120,7 @@ async fn ask(process: &Process, id: &SandboxId, dice: &Dice) {
 fn answer(passing: &Passing) -> Option<Answer> {
     match passing {
         Passing::Running { .. } => Some(Answer::Running),
-        Passing::Failed { reason, .. } => Some(Answer::Failed(reason.clone())),
+        Passing::Failed { reason, .. } => Some(Answer::Failed(reason.to_string())),
         Passing::Left { .. } => Some(Answer::Left),
         Passing::LeaseLost { .. } => Some(Answer::LeaseLost),
         Passing::Acquiring

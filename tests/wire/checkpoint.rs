@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use baton::storage::board::{Passing, Why};
-use baton_protocol::metadata::{Answer, DesiredState, Done};
+use baton_protocol::{
+    metadata::{Answer, DesiredState, Done},
+    reason::Reason,
+};
 
 use crate::{
     client::{Client, V1},
@@ -73,7 +76,7 @@ async fn a_failed_checkpoint_leaves_it_running() {
     // Somebody else's wish that fails is told once, and the session stays.
     for _ in 0..3 {
         world.board.post(again.id(), Passing::Checkpointing { why: Why::Waiter });
-        let (reason, message) = ("NoSpace".into(), "no".into());
+        let (reason, message) = (Reason::NoSpace, "no".into());
         world.board.post(again.id(), Passing::CheckpointFailed { why: Why::Waiter, reason, message });
     }
     again.hears("CHECKPOINTING CHECKPOINT_ERROR E").await;

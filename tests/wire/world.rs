@@ -25,6 +25,7 @@ use baton::{
 use baton_protocol::{
     id::{CheckpointId, InstanceId, Nonce, SandboxId},
     metadata::DesiredState,
+    reason::Reason,
 };
 use bytes::Bytes;
 use tokio::{
@@ -305,7 +306,7 @@ impl Reconciler {
                     self.board.post(&id, Passing::Acquiring);
                     self.board.post(&id, Passing::Acquired);
                     if let Some(message) = script.start_fails {
-                        let (reason, message) = ("Refused".into(), message.into());
+                        let (reason, message) = (Reason::CreateFailed, message.into());
                         self.board.post(&id, Passing::Failed { reason, message });
                         continue;
                     }
@@ -319,7 +320,7 @@ impl Reconciler {
                     let why = if handed_off { Why::HandedOff } else { Why::Checkpointed };
                     self.board.post(&id, Passing::Checkpointing { why });
                     if script.checkpoint_fails {
-                        let (reason, message) = ("NoSpace".into(), "There is no space left.".into());
+                        let (reason, message) = (Reason::NoSpace, "There is no space left.".into());
                         self.board.post(&id, Passing::CheckpointFailed { why, reason, message });
                         continue;
                     }

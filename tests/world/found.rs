@@ -17,7 +17,7 @@ use crate::{
 };
 
 fn is_failed(passing: &Passing, with: &str) -> bool {
-    matches!(passing, Passing::Failed { reason, .. } if reason == with)
+    matches!(passing, Passing::Failed { reason, .. } if reason.name() == with)
 }
 
 #[tokio::test(start_paused = true)]

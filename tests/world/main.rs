@@ -7,6 +7,7 @@ mod instances;
 mod lease;
 mod plan_table;
 mod readme;
+mod reasons;
 mod reconcile;
 mod requests;
 mod rooms;

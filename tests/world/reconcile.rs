@@ -15,6 +15,7 @@ use baton_protocol::{
     frame::{Frame, Kind},
     id::{ExecId, SandboxId},
     metadata::{DesiredState, Phase},
+    reason::Reason,
 };
 
 use crate::{
@@ -111,7 +112,7 @@ async fn a_create_that_fails_is_said_and_not_tried_again() {
     one.containers.inject("create", Broken::Fail);
     let mut visit = one.create(|_| {}).await;
     let told = visit.until(|passing| matches!(passing, Passing::Failed { .. })).await;
-    assert!(matches!(told.last(), Some(Passing::Failed { reason, .. }) if reason == "CreateFailed"));
+    assert!(matches!(told.last(), Some(Passing::Failed { reason: Reason::CreateFailed, .. })));
     world.after(300).await;
     assert_eq!(one.container(&visit.id), Container::Absent);
     one.stop().await;
@@ -125,7 +126,7 @@ async fn a_container_that_ends_by_itself_is_lost_and_said_so() {
     visit.until_running().await;
     one.containers.end(&visit.id);
     let told = visit.until(|passing| matches!(passing, Passing::Failed { .. })).await;
-    assert!(matches!(told.last(), Some(Passing::Failed { reason, .. }) if reason == "Lost"), "{told:?}");
+    assert!(matches!(told.last(), Some(Passing::Failed { reason: Reason::Lost, .. })), "{told:?}");
     one.stop().await;
 }
 
@@ -269,7 +270,7 @@ async fn never_checkpointed_and_its_instance_died_is_an_honest_error() {
     one.die().await;
     let mut visit = two.attach(&id).await;
     let told = visit.until(|passing| matches!(passing, Passing::Failed { .. })).await;
-    assert!(matches!(told.last(), Some(Passing::Failed { reason, .. }) if reason == "Lost"), "{told:?}");
+    assert!(matches!(told.last(), Some(Passing::Failed { reason: Reason::Lost, .. })), "{told:?}");
     world.after(5).await;
     let lock = world.lock(&id).await.unwrap();
     assert!(lock.lease.is_none() && !lock.purged);
@@ -305,7 +306,7 @@ async fn a_sandbox_that_must_not_move_is_refused_while_its_owner_lives() {
     let id = first.id.clone();
     let mut second = two.attach(&id).await;
     let told = second.until(|passing| matches!(passing, Passing::Failed { .. })).await;
-    assert!(matches!(told.last(), Some(Passing::Failed { reason, .. }) if reason == "RunningElsewhere"), "{told:?}");
+    assert!(matches!(told.last(), Some(Passing::Failed { reason: Reason::RunningElsewhere, .. })), "{told:?}");
     assert!(world.clock.now() - second.began <= Duration::from_secs(7));
     assert_eq!(one.container(&id), Container::Running);
     let status = one.metadata(&id).await.unwrap().status;
@@ -326,7 +327,7 @@ async fn the_last_attach_wins_while_two_wait() {
     world.after(2).await;
     let mut third = three.attach(&id).await;
     let told = second.until(|passing| matches!(passing, Passing::Failed { .. } | Passing::Running { .. })).await;
-    assert!(matches!(told.last(), Some(Passing::Failed { reason, .. }) if reason == "Superseded"), "{told:?}");
+    assert!(matches!(told.last(), Some(Passing::Failed { reason: Reason::Superseded, .. })), "{told:?}");
     third.until_running().await;
     assert_eq!(three.container(&id), Container::Running);
     assert_eq!(two.container(&id), Container::Absent);

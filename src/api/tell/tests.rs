@@ -1,5 +1,7 @@
 //! The scenarios, as a session tells them.
 
+use baton_protocol::reason::Reason;
+
 use super::*;
 use crate::storage::board::Boot;
 
@@ -19,7 +21,7 @@ fn left(why: Why, checkpointed: bool) -> Passing {
 }
 
 fn failed(why: Why) -> Passing {
-    Passing::CheckpointFailed { why, reason: "NoSpace".into(), message: "no".into() }
+    Passing::CheckpointFailed { why, reason: Reason::NoSpace, message: "no".into() }
 }
 
 /// The words without their prefix, and what happens at the end.
@@ -65,7 +67,7 @@ fn locks_are_talked_of_only_with_handoff() {
 
 #[test]
 fn what_does_not_start_is_an_error_of_its_kind() {
-    let failed = [Passing::Failed { reason: "Lost".into(), message: "The state is lost.".into() }];
+    let failed = [Passing::Failed { reason: Reason::Lost, message: "The state is lost.".into() }];
     tells(Story::new(Stage::Creating, false), &failed, "CREATION_ERROR E", FATAL);
     tells(Story::new(Stage::Attaching, false), &failed, "RESTORING RESTORE_ERROR E", FATAL);
     let lost = [Passing::Acquiring, Passing::Acquired, Passing::LeaseLost { message: "taken".into() }];

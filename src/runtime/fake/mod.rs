@@ -17,7 +17,10 @@ use std::{
 };
 
 use async_trait::async_trait;
-use baton_protocol::id::{SandboxId, hex};
+use baton_protocol::{
+    id::{SandboxId, hex},
+    reason::Reason,
+};
 use machine::Machine;
 use sandbox::{Order, Orders, Sandbox};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -118,7 +121,7 @@ impl FakeContainers {
             None => Ok(()),
             Some(Fault::Fail) => Err(Error::Failed { what: action, why: "a fault was injected".to_owned() }),
             Some(Fault::Refuse) => {
-                Err(Error::Refused { reason: "Injected", message: "a fault was injected".to_owned() })
+                Err(Error::Refused { reason: Reason::NotSupported, message: "a fault was injected".to_owned() })
             }
             Some(Fault::NoSpace) => Err(Error::NoSpace { what: action }),
             Some(Fault::Hang) => {

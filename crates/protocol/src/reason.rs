@@ -1,0 +1,216 @@
+//! Why something is not as wanted: every reason there is, each with its cause and its remedy.
+//!
+//! A reason stands in `status.reason` and in answers as its name. Records keep it as text, so that
+//! one of a later version is carried along; whoever reports one takes it from here.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+macro_rules! reasons {
+    ($($(#[$doc:meta])* $name:ident { cause: $cause:literal, remedy: $remedy:literal })*) => {
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+        pub enum Reason {
+            $($(#[$doc])* $name,)*
+        }
+
+        impl Reason {
+            pub const ALL: &[Reason] = &[$(Reason::$name),*];
+
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$name => stringify!($name),)*
+                }
+            }
+
+            /// How it comes about, in sentences for an operator.
+            pub fn cause(self) -> &'static str {
+                match self {
+                    $(Self::$name => $cause,)*
+                }
+            }
+
+            /// What to do about it.
+            pub fn remedy(self) -> &'static str {
+                match self {
+                    $(Self::$name => $remedy,)*
+                }
+            }
+        }
+    };
+}
+
+reasons! {
+    /// The metadata cannot be understood.
+    InvalidSpec {
+        cause: "metadata.json is no JSON object, is too large, names another sandbox, or a field of it has a value that is not allowed. The last good spec stays in force; nothing was changed.",
+        remedy: "Mend the object: `baton edit ID` shows what is wrong and checks it before it is written. status.message says which field it is."
+    }
+    /// The sandbox lies where this instance does not look.
+    OtherStore {
+        cause: "The metadata or the lock name another bucket than this instance is configured with.",
+        remedy: "Compare `lock_bucket` in the metadata and `head.bucket` in the lock with `baton config`, and give every instance the same storage variables."
+    }
+    /// The metadata is there, the lock is not.
+    LockMissing {
+        cause: "lock.json was deleted. Nobody makes a new one by himself, since two instances could then run the sandbox; a container that ran stands still and is kept.",
+        remedy: "Bring the object back from the bucket's soft delete. If that is not possible, make sure that no instance runs the sandbox and use `baton repair ID`."
+    }
+    /// It ran, and left no checkpoint.
+    Lost {
+        cause: "The sandbox ended without a committed checkpoint: its instance died, its container ended by itself, or the drain time was up.",
+        remedy: "There is nothing to bring back: `baton delete ID`. For sandboxes that matter, set BATON_CHECKPOINT_EVERY or let clients ask for checkpoints."
+    }
+    /// A checkpoint is wanted of a sandbox that cannot be checkpointed.
+    NotCheckpointable {
+        cause: "The sandbox was created without `enable_checkpoint`, or the server has no place for checkpoints. It runs on.",
+        remedy: "Set `desired_state` back to `running`, or end it with `deleted`. A server needs SANDBOX_METADATA_BUCKET and SANDBOX_CHECKPOINT_BUCKET, or CHECKPOINT_AND_RESTORE_PATH."
+    }
+    /// The checkpoint could not be made; it may succeed later.
+    CheckpointFailed {
+        cause: "Pausing, saving or storing the sandbox failed. It runs on as before, and the wish is tried again.",
+        remedy: "status.message has the error. If it is the store, `baton config --check`; otherwise look at the log of the instance."
+    }
+    /// There is no room on the instance's disk.
+    NoSpace {
+        cause: "The local disk has no room for the image of the sandbox: its memory and changed files, and what else is on its way.",
+        remedy: "Give the instance more disk (BATON_STATE_DIR) or memory, or fewer sandboxes (BATON_MAX_SANDBOXES)."
+    }
+    /// The first start failed.
+    CreateFailed {
+        cause: "The container could not be started.",
+        remedy: "status.message has what runsc said. Creating it again is safe. If all creates fail, `runsc` or the root file system of the instance is broken: `baton config`."
+    }
+    /// The start from a checkpoint failed.
+    RestoreFailed {
+        cause: "The checkpoint is whole, but fetching it or starting from it failed. It is kept and was not changed.",
+        remedy: "Attach again, on another instance if there is one. If it never succeeds, `baton rollback ID` goes back to the checkpoint before it."
+    }
+    OtherRuntime {
+        cause: "The checkpoint was made with another version or platform of runsc than this instance has; it restores with the same one only.",
+        remedy: "Attach on an instance with that version, or give this one the binary with BATON_RUNTIMES. Checkpoint sandboxes that must survive an update before it with their files only."
+    }
+    OtherRootfs {
+        cause: "The checkpoint was made on another root file system than this instance has, and none is stored beside it.",
+        remedy: "Deploy instances with the same root file system (BATON_ROOTFS), or attach on one that has it."
+    }
+    OtherCpu {
+        cause: "The sandbox has seen CPU features that this machine lacks.",
+        remedy: "Attach on an instance with the same kind of CPU, and set BATON_CPU_FEATURES to what all of them have, so that new sandboxes can move everywhere."
+    }
+    OtherSpec {
+        cause: "The checkpoint was made by a server that lays out containers in another way.",
+        remedy: "Attach on an instance of the version that made it."
+    }
+    OtherVersion {
+        cause: "The checkpoint was written by a later version of this server.",
+        remedy: "Attach on an instance of that version or a later one."
+    }
+    /// A stored file is not what it should be.
+    Damaged {
+        cause: "A file of the checkpoint is not what its manifest says, or the manifest is not the one the lock names. Nothing was started from it.",
+        remedy: "Bring the object back from soft delete or a backup, or go back to the checkpoint before it: `baton rollback ID`."
+    }
+    /// A stored file is not there.
+    CheckpointMissing {
+        cause: "The lock names a checkpoint of which a file is not in the store.",
+        remedy: "Bring the objects back from soft delete, or go back to the checkpoint before it: `baton rollback ID`. Look for lifecycle rules that delete by age: there must be none."
+    }
+    /// This server does not do that.
+    NotSupported {
+        cause: "The server is not configured for what was asked.",
+        remedy: "status.message or the answer says what is missing; `baton config` shows what is set."
+    }
+    Deleted {
+        cause: "The sandbox was deleted. That is final.",
+        remedy: "Create a new one."
+    }
+    /// A later attach elsewhere won.
+    Superseded {
+        cause: "A later attach on another instance took precedence.",
+        remedy: "Nothing is wrong: the last client with the token has the sandbox. Two clients that attach again and again take it from each other."
+    }
+    RunningElsewhere {
+        cause: "The sandbox runs on another instance, and it was created without `enable_sandbox_handoff`.",
+        remedy: "Attach there, or have it let go with `baton checkpoint ID` or `baton handoff ID`."
+    }
+    HandoffTimeout {
+        cause: "The instance that runs the sandbox did not let go within BATON_HANDOFF_WAIT.",
+        remedy: "`baton get ID` shows the owner; its log says why its checkpoint takes so long or fails. If the instance is gone, attach again: its lease is taken over."
+    }
+    TooLarge {
+        cause: "The environment of the sandbox is larger than what can be handed to it.",
+        remedy: "Make `env` smaller."
+    }
+    RootfsMissing {
+        cause: "The root file system a sandbox starts from is not where it should be.",
+        remedy: "Run `scripts/setup`, or set BATON_ROOTFS."
+    }
+    /// At the start of a server.
+    NotRoot {
+        cause: "The server does not run as root, and containers need it.",
+        remedy: "Start it as root."
+    }
+    /// At the start of a server.
+    StateDir {
+        cause: "The state directory cannot be used.",
+        remedy: "Set BATON_STATE_DIR to a short path on a local disk that root may write."
+    }
+    /// At the start of a server.
+    StateDirHeld {
+        cause: "Another server uses this state directory.",
+        remedy: "Give each server a BATON_STATE_DIR of its own."
+    }
+    /// At the start of a server.
+    Runsc {
+        cause: "The runsc that was found does not run, or is not the one this server is made for.",
+        remedy: "Run `scripts/setup`, or set BATON_RUNSC."
+    }
+    /// At the start of a server.
+    Missing {
+        cause: "A program or directory the server needs is not there.",
+        remedy: "Run `scripts/setup`; `baton config` shows where it is looked for."
+    }
+    /// At the start of a server.
+    CpuFeatures {
+        cause: "BATON_CPU_FEATURES names a feature that this machine lacks or runsc does not know.",
+        remedy: "Leave it out of the list."
+    }
+}
+
+impl Reason {
+    /// The reason of this name, in whatever case it was typed.
+    pub fn find(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|reason| reason.name().eq_ignore_ascii_case(name))
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl From<Reason> for String {
+    fn from(reason: Reason) -> String {
+        reason.name().to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_reason_has_a_name_of_its_own_a_cause_and_a_remedy() {
+        for reason in Reason::ALL {
+            assert_eq!(Reason::find(reason.name()), Some(*reason));
+            assert_eq!(Reason::find(&reason.name().to_lowercase()), Some(*reason));
+            assert_eq!(serde_json::to_value(reason).unwrap(), reason.name());
+            for sentence in [reason.cause(), reason.remedy()] {
+                assert!(sentence.len() > 10 && sentence.ends_with('.'), "{reason}: {sentence}");
+            }
+        }
+        assert_eq!(Reason::find("Nonsense"), None);
+    }
+}
