@@ -23,4 +23,5 @@ mod place;
 mod servers;
 mod stored;
 mod suite;
+mod transfer;
 mod wire;

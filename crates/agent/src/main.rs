@@ -11,6 +11,7 @@
 
 mod agent;
 mod exec;
+mod file;
 mod input;
 mod intake;
 mod outbox;
@@ -46,6 +47,10 @@ const DESCRIPTORS: u64 = 4096;
 type Failure = Box<dyn std::error::Error>;
 
 fn main() -> ExitCode {
+    let mut arguments = std::env::args_os().skip(1);
+    if arguments.next().is_some_and(|word| word == file::WORD) {
+        return file::main(arguments.next());
+    }
     let served = seal::into_memory().and_then(|()| run());
     if std::process::id() != 1 {
         tree::kill_all();

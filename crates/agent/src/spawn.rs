@@ -34,7 +34,10 @@ use rustix::{
     termios::{Winsize, tcsetwinsize},
 };
 
-use crate::users::{self, User};
+use crate::{
+    file,
+    users::{self, User},
+};
 
 /// glibc's `POSIX_SPAWN_SETSID`.
 const SET_SESSION: i32 = 0x80;
@@ -65,13 +68,20 @@ pub fn spawn(exec: &Exec, number: u32, shared: &Shared) -> Result<Spawned, Strin
         Some(name) => Some(users::find(name).ok_or_else(|| format!("No such user: {}", plain(name)))?),
         None => None,
     };
-    let env = environment(exec, number, shared, user.as_ref());
-    let argv = exec.argv.iter().map(|word| c_string(word)).collect::<Result<Vec<_>, _>>()?;
+    let env = match exec.file {
+        None => environment(exec, number, shared, user.as_ref()),
+        Some(_) => BTreeMap::from([(EXEC_VARIABLE.to_owned(), number.to_string())]),
+    };
+    let words = exec.file.as_ref().map_or_else(|| exec.argv.clone(), file::argv);
+    let argv = words.iter().map(|word| c_string(word)).collect::<Result<Vec<_>, _>>()?;
     let words = env.iter().map(|(name, value)| c_string(&format!("{name}={value}"))).collect::<Result<Vec<_>, _>>()?;
     let program = exec.argv.first().filter(|program| !program.is_empty()).ok_or("The command is empty")?;
 
     let _directory = Directory::enter([shared.cwd.as_deref(), exec.cwd.as_deref()])?;
-    let path = locate(program, env.get("PATH").map_or(PATH, |path| path))?;
+    let path = match exec.file {
+        None => locate(program, env.get("PATH").map_or(PATH, |path| path))?,
+        Some(_) => PathBuf::from(file::PROGRAM),
+    };
     let explain = |error: Errno| format!("{}: {}", error.desc(), plain(program));
     let ends = match exec.pty {
         Some(pty) => terminal(pty, user.as_ref()),

@@ -2,6 +2,7 @@
 
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::wildcard_enum_match_arm)]
 
+mod files;
 mod flow;
 mod lifecycle;
 mod probe;

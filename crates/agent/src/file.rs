@@ -1,0 +1,119 @@
+//! The agent's own work with files, in a process of its own: process 1 never waits for a disk.
+//!
+//! The agent starts itself a second time with the work as an argument. To its streams, its end and
+//! a checkpoint that is one more command.
+
+use std::{
+    ffi::OsString,
+    io::{self, Read, Write},
+    os::fd::AsFd,
+    process::ExitCode,
+};
+
+use baton_files::Fault;
+use baton_protocol::file::Work;
+use nix::sys::{
+    signal::{SigSet, Signal},
+    signalfd::{SfdFlags, SignalFd},
+};
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    io::Errno,
+};
+
+/// The first argument of such a process.
+pub const WORD: &str = "file";
+/// The agent's program; the agent itself lies in memory, so there is no other name for it.
+pub const PROGRAM: &str = "/proc/self/exe";
+/// So many faults are told one by one.
+const MOST_TOLD: u64 = 1000;
+
+/// The command line of the process that does `work`.
+pub fn argv(work: &Work) -> Vec<String> {
+    let work = serde_json::to_string(work).unwrap_or_default();
+    vec!["baton-agent".to_owned(), WORD.to_owned(), work]
+}
+
+/// Does the work and tells on stderr what was not done.
+pub fn main(work: Option<OsString>) -> ExitCode {
+    let work = work.and_then(|work| serde_json::from_str::<Work>(work.to_str()?).ok());
+    let Some(work) = work else {
+        eprintln!("EINVAL: The agent does not know this work");
+        return ExitCode::FAILURE;
+    };
+    let (mut told, mut stderr) = (0, io::stderr());
+    let mut tell = |fault: &Fault| {
+        told += 1;
+        if told <= MOST_TOLD {
+            let _ = writeln!(stderr, "{fault}");
+        }
+    };
+    let done = if work.has_stdin() { with_stdin(&work, &mut tell) } else { without_stdin(&work, &mut tell) };
+    match done {
+        Ok(done) if done.faults == 0 => return ExitCode::SUCCESS,
+        Ok(done) if done.faults > MOST_TOLD => {
+            let _ = writeln!(io::stderr(), "EIO: And {} more", done.faults - MOST_TOLD);
+        }
+        Ok(_) => {}
+        Err(fault) => {
+            let _ = writeln!(io::stderr(), "{fault}");
+        }
+    }
+    ExitCode::FAILURE
+}
+
+fn without_stdin(work: &Work, tell: &mut dyn FnMut(&Fault)) -> Result<baton_files::Done, Fault> {
+    // Not Rust's own stdout: that one looks for line ends.
+    let mut stdout = Fd(rustix::stdio::stdout());
+    baton_files::run(work, &mut io::empty(), &mut stdout, tell)
+}
+
+fn with_stdin(work: &Work, tell: &mut dyn FnMut(&Fault)) -> Result<baton_files::Done, Fault> {
+    let failed = |error: io::Error| Fault { code: "EIO", text: error.to_string() };
+    let ends = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]);
+    ends.thread_block().map_err(|error| failed(error.into()))?;
+    let signals = SignalFd::with_flags(&ends, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
+        .map_err(|error| failed(error.into()))?;
+    baton_files::run(work, &mut Input { signals }, &mut io::sink(), tell)
+}
+
+/// Stdin until somebody has enough: a signal is an error of reading, so that what was begun is taken back.
+struct Input {
+    signals: SignalFd,
+}
+
+impl Read for Input {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let stdin = rustix::stdio::stdin();
+        loop {
+            let mut ready =
+                [PollFd::new(&stdin, PollFlags::IN), PollFd::from_borrowed_fd(self.signals.as_fd(), PollFlags::IN)];
+            match poll(&mut ready, None) {
+                Ok(_) => {}
+                Err(Errno::INTR) => continue,
+                Err(error) => return Err(error.into()),
+            }
+            // It stays readable: every later read ends the same way.
+            if !ready[1].revents().is_empty() {
+                return Err(io::Error::other("It was given up"));
+            }
+            match rustix::io::read(stdin, &mut *buffer) {
+                Ok(count) => return Ok(count),
+                Err(Errno::INTR | Errno::AGAIN) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+struct Fd<'a>(rustix::fd::BorrowedFd<'a>);
+
+impl Write for Fd<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(rustix::io::write(self.0, bytes)?)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,177 @@
+//! Bytes in, members out.
+
+use std::io::{self, Read};
+
+use super::{
+    BLOCK, Kind, Member,
+    header::{self, Block, Type},
+};
+
+/// Longest pax header or long name: what one member may cost in memory.
+const MOST_KEPT: u64 = 256 << 10;
+
+/// Gives one member after the other; as a [`Read`] it is the data of the last one given.
+#[derive(Debug)]
+pub struct Reader<R> {
+    from: R,
+    /// Of the current member's data.
+    left: u64,
+    padding: u64,
+}
+
+/// What the headers before a member say about it.
+#[derive(Debug, Default)]
+struct Said {
+    name: Option<Vec<u8>>,
+    link: Option<Vec<u8>>,
+    size: Option<u64>,
+    mtime: Option<(i64, u32)>,
+    is_sparse: bool,
+}
+
+impl<R: Read> Reader<R> {
+    pub fn new(from: R) -> Self {
+        Self { from, left: 0, padding: 0 }
+    }
+
+    /// The next member; `None` at the archive's end. What was not read of the last one is passed over.
+    pub fn next_member(&mut self) -> io::Result<Option<Member>> {
+        let mut said = Said::default();
+        loop {
+            self.pass_over()?;
+            let Some(block) = self.block()? else { return Ok(None) };
+            if block == [0; BLOCK] {
+                // The second one; some programs leave it out.
+                self.block()?;
+                return Ok(None);
+            }
+            let found = header::decode(&block).map_err(damaged)?;
+            (self.left, self.padding) = (found.size, padding(found.size));
+            match found.kind {
+                Type::Member(_) => return self.complete(found.member, said).map(Some),
+                Type::Pax => said.read(&self.whole()?)?,
+                Type::PaxGlobal => {}
+                Type::GnuLongName => said.name = Some(long(self.whole()?)),
+                Type::GnuLongLink => said.link = Some(long(self.whole()?)),
+            }
+        }
+    }
+
+    fn complete(&mut self, mut member: Member, said: Said) -> io::Result<Member> {
+        if let Some(size) = said.size.filter(|_| matches!(member.kind, Kind::File | Kind::Other)) {
+            (self.left, self.padding) = (size, padding(size));
+            member.size = if member.kind == Kind::File { size } else { 0 };
+        }
+        if said.is_sparse {
+            // Its data is not what the file holds.
+            (member.kind, member.size) = (Kind::Other, 0);
+        }
+        member.name = said.name.unwrap_or(member.name);
+        // Old programs know directories only by their names; a long name is known only now.
+        if member.kind == Kind::File && member.name.ends_with(b"/") {
+            (member.kind, member.size) = (Kind::Directory, 0);
+        }
+        member.link = said.link.unwrap_or(member.link);
+        member.mtime = said.mtime.unwrap_or(member.mtime);
+        Ok(member)
+    }
+
+    /// `None` at the end of the bytes, which is only right between members.
+    fn block(&mut self) -> io::Result<Option<Block>> {
+        let mut block = [0; BLOCK];
+        let mut filled = 0;
+        while filled < BLOCK {
+            match self.from.read(&mut block[filled..]) {
+                Ok(0) if filled == 0 => return Ok(None),
+                Ok(0) => return Err(cut_off()),
+                Ok(count) => filled += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Some(block))
+    }
+
+    fn whole(&mut self) -> io::Result<Vec<u8>> {
+        if self.left > MOST_KEPT {
+            return Err(damaged("A header is too long"));
+        }
+        let mut bytes = Vec::with_capacity(self.left as usize);
+        self.by_ref().read_to_end(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn pass_over(&mut self) -> io::Result<()> {
+        let mut left = std::mem::take(&mut self.left) + std::mem::take(&mut self.padding);
+        let mut scratch = [0; 16 << 10];
+        while left > 0 {
+            let most = left.min(scratch.len() as u64) as usize;
+            match self.from.read(&mut scratch[..most]) {
+                Ok(0) => return Err(cut_off()),
+                Ok(count) => left -= count as u64,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// What comes after the archive's end.
+    pub fn into_inner(self) -> R {
+        self.from
+    }
+}
+
+impl<R: Read> Read for Reader<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let most = self.left.min(buffer.len() as u64) as usize;
+        if most == 0 {
+            return Ok(0);
+        }
+        match self.from.read(&mut buffer[..most])? {
+            0 => Err(cut_off()),
+            count => {
+                self.left -= count as u64;
+                Ok(count)
+            }
+        }
+    }
+}
+
+impl Said {
+    fn read(&mut self, bytes: &[u8]) -> io::Result<()> {
+        for (key, value) in header::records(bytes).map_err(damaged)? {
+            match key {
+                b"path" | b"GNU.sparse.name" => self.name = Some(value.to_vec()),
+                b"linkpath" => self.link = Some(value.to_vec()),
+                b"mtime" => self.mtime = header::time(value),
+                b"size" => {
+                    let size = std::str::from_utf8(value).ok().and_then(|text| text.parse::<u64>().ok());
+                    let size = size.filter(|size| *size <= i64::MAX as u64);
+                    self.size = Some(size.ok_or_else(|| damaged("A member has no size"))?);
+                }
+                _ => {}
+            }
+            self.is_sparse |= key.starts_with(b"GNU.sparse.");
+        }
+        Ok(())
+    }
+}
+
+fn long(mut bytes: Vec<u8>) -> Vec<u8> {
+    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+    bytes.truncate(end);
+    bytes
+}
+
+fn padding(size: u64) -> u64 {
+    (BLOCK as u64 - size % BLOCK as u64) % BLOCK as u64
+}
+
+fn damaged(message: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, message)
+}
+
+fn cut_off() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "The archive ends in the middle")
+}
