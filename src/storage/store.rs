@@ -125,10 +125,11 @@ pub fn check_key(key: &str) -> Result<()> {
 
 /// The refusal of a small object that is not small.
 pub fn check_small(key: &str, size: u64) -> Result<()> {
-    if size <= SMALL {
-        return Ok(());
-    }
-    Err(Error::Other { key: key.to_owned(), why: format!("{size} bytes, the most for a small object is {SMALL}") })
+    if size <= SMALL { Ok(()) } else { Err(too_large(key, size)) }
+}
+
+pub fn too_large(key: &str, size: u64) -> Error {
+    Error::Other { key: key.to_owned(), why: format!("{size} bytes, the most for a small object is {SMALL}") }
 }
 
 pub type Result<T> = std::result::Result<T, Error>;

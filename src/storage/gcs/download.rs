@@ -6,10 +6,9 @@
 use std::{io::Write, path::Path, sync::Arc, sync::atomic::AtomicBool, sync::atomic::Ordering};
 
 use bytes::Bytes;
-use google_cloud_storage::read_resume_policy::{ReadResumePolicyExt, Recommended};
 use tokio::sync::mpsc;
 
-use super::{Gcs, classify, client};
+use super::{Gcs, named};
 use crate::storage::{
     files::{self, Sum, local_error},
     store::{Digest, Error, Progress, Result},
@@ -17,7 +16,6 @@ use crate::storage::{
 
 /// Chunks on their way from the network to the disk.
 const UNDER_WAY: usize = 16;
-const RESUMES: u32 = 50;
 
 impl Gcs {
     pub(super) async fn fetch_file(
@@ -49,18 +47,10 @@ impl Gcs {
     /// Sends the content on; `whole` is set when it ended as it should.
     async fn fetch(&self, key: &str, chunks: mpsc::Sender<Bytes>, whole: Arc<AtomicBool>) -> Result<()> {
         let stalled = |late: crate::clock::Elapsed| Error::Unavailable { key: key.to_owned(), why: late.to_string() };
-        let failed = |error| classify::error(key, &error);
-        let start = async {
-            let clients = self.connection.clients(key).await?;
-            let request = clients
-                .data
-                .read_object(&self.bucket, key)
-                .with_retry_policy(client::transfer_retry())
-                .with_read_resume_policy(Recommended.with_attempt_limit(RESUMES));
-            request.send().await.map_err(failed)
-        };
-        let mut response = self.clock.timeout(self.stall_timeout, start).await.map_err(stalled)??;
-        while let Some(chunk) = self.clock.timeout(self.stall_timeout, response.next()).await.map_err(stalled)? {
+        let failed = |error| named(key, error);
+        let start = async { self.client(key).await?.open(&self.bucket, key).await.map_err(failed) };
+        let mut content = self.clock.timeout(self.stall_timeout, start).await.map_err(stalled)??;
+        while let Some(chunk) = self.clock.timeout(self.stall_timeout, content.next_piece()).await.map_err(stalled)? {
             if chunks.send(chunk.map_err(failed)?).await.is_err() {
                 // The other side has given up and says why.
                 return Ok(());

@@ -1,30 +1,24 @@
 //! A bucket of Cloud Storage as a store.
 //!
-//! Conditional writes are sent once: the client library would repeat one whose reply was lost and
-//! then report the success of the first as a conflict. What happened is for the caller to settle, by
-//! reading. Reads and transfers are repeated.
+//! Conditional writes are sent once (`crates/gcs` says why). What became of one whose reply was lost is
+//! for the caller to settle, by reading. Reads and transfers are repeated.
 
-mod classify;
-mod client;
 mod download;
 mod pace;
 mod upload;
 
-use std::{
-    path::Path,
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
+use baton_gcs::{About, Client, Read};
 use bytes::Bytes;
-use google_cloud_gax::{options::RequestOptionsBuilder, retry_policy::NeverRetry};
-use google_cloud_storage::model::Object;
 
-pub use self::client::Connection;
+pub use baton_gcs::Connection;
+
 use self::pace::Pace;
 use super::store::{
-    Digest, Entry, Error, If, Page, Poll, Progress, Result, Store, Urgency, Version, Written, check_key, check_small,
+    Digest, Entry, Error, If, Page, Poll, Progress, Result, SMALL, Store, Urgency, Version, Written, check_key,
+    check_small, too_large,
 };
 use crate::clock::SharedClock;
 
@@ -90,44 +84,24 @@ impl Gcs {
         result
     }
 
+    async fn client(&self, key: &str) -> Result<&Client> {
+        self.connection.client().await.map_err(|error| named(key, error))
+    }
+
     async fn read(&self, key: &str, known: Option<&Version>) -> Result<Poll> {
-        let clients = self.connection.clients(key).await?;
-        let mut request = clients.data.read_object(&self.bucket, key).with_retry_policy(client::small_retry());
-        if let Some(known) = known {
-            request = request.set_if_generation_not_match(generation(key, known)?);
+        let known = known.map(|known| generation(key, known)).transpose()?;
+        match self.client(key).await?.read(&self.bucket, key, known, SMALL).await {
+            Ok(Read::Unchanged) => Ok(Poll::Unchanged),
+            Ok(Read::Found(bytes, generation)) => Ok(Poll::Changed(bytes.into(), version(generation))),
+            Err(baton_gcs::Error::NotFound) => Ok(Poll::Missing),
+            Err(error) => Err(named(key, error)),
         }
-        let mut response = match request.send().await {
-            Ok(response) => response,
-            Err(error) if classify::is_unchanged(&error) => return Ok(Poll::Unchanged),
-            Err(error) => {
-                let error = classify::error(key, &error);
-                return if matches!(error, Error::NotFound(_)) { Ok(Poll::Missing) } else { Err(error) };
-            }
-        };
-        let about = response.object();
-        check_small(key, about.size.unsigned_abs())?;
-        let mut bytes = Vec::with_capacity(about.size.unsigned_abs() as usize);
-        // To its very end: only there the checksum is compared.
-        while let Some(chunk) = response.next().await {
-            bytes.extend_from_slice(&chunk.map_err(|error| classify::error(key, &error))?);
-        }
-        Ok(Poll::Changed(bytes.into(), version(about.generation)))
     }
 
     async fn write(&self, key: &str, bytes: Bytes, condition: &If) -> Result<Written> {
-        let clients = self.connection.clients(key).await?;
-        let crc32c = crc32c::crc32c(&bytes);
-        let mut request = clients
-            .data
-            .write_object(&self.bucket, key, bytes)
-            .set_content_type(if key.ends_with(".json") { "application/json" } else { "application/octet-stream" })
-            .with_known_crc32c(crc32c)
-            .with_retry_policy(NeverRetry);
-        if let Some(generation) = wanted_generation(key, condition)? {
-            request = request.set_if_generation_match(generation);
-        }
-        let object = request.send_unbuffered().await.map_err(|error| classify::error(key, &error))?;
-        Ok(written(&object))
+        let (crc32c, wanted) = (crc32c::crc32c(&bytes), wanted_generation(key, condition)?);
+        let written_as = self.client(key).await?.write(&self.bucket, key, bytes, crc32c, wanted).await;
+        written_as.map(|about| written(&about)).map_err(|error| named(key, error))
     }
 }
 
@@ -159,54 +133,37 @@ impl Store for Gcs {
     async fn delete(&self, key: &str, condition: If) -> Result<()> {
         check_key(key)?;
         let work = async {
-            let clients = self.connection.clients(key).await?;
-            let mut request =
-                clients.control.delete_object().set_bucket(&self.bucket).set_object(key).with_retry_policy(NeverRetry);
-            if let Some(generation) = wanted_generation(key, &condition)? {
-                request = request.set_if_generation_match(generation);
-            }
-            request.send().await.map_err(|error| classify::error(key, &error))
+            let wanted = wanted_generation(key, &condition)?;
+            let deleted = self.client(key).await?.delete(&self.bucket, key, wanted).await;
+            deleted.map_err(|error| named(key, error))
         };
         self.heed(key, self.bounded(key, work).await)
     }
 
     async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
-        let work = async {
-            let clients = self.connection.clients(prefix).await?;
-            let mut entries: Vec<Entry> = Vec::new();
-            let mut token = String::new();
-            // One more than a page, to know whether there is more; and one for `after` itself,
-            // since the service begins with it.
-            let wanted = self.page + 1;
-            loop {
-                let answer = clients
-                    .control
-                    .list_objects()
-                    .set_parent(&self.bucket)
-                    .set_prefix(prefix)
-                    .set_lexicographic_start(after.unwrap_or_default())
-                    .set_page_size(i32::try_from(wanted + 1).unwrap_or(i32::MAX))
-                    .set_page_token(token)
-                    .with_retry_policy(client::small_retry())
-                    .send()
-                    .await
-                    .map_err(|error| classify::error(prefix, &error))?;
-                entries.extend(answer.objects.into_iter().filter(|object| Some(object.name.as_str()) > after).map(
-                    |object| Entry {
-                        version: version(object.generation),
-                        size: object.size.unsigned_abs(),
-                        key: object.name,
-                    },
-                ));
-                token = answer.next_page_token;
-                if entries.len() >= wanted || token.is_empty() {
-                    break;
+        let work =
+            async {
+                let client = self.client(prefix).await?;
+                let mut entries: Vec<Entry> = Vec::new();
+                let mut token = String::new();
+                // One more than a page, to know whether there is more; and one for `after` itself,
+                // since the service begins with it.
+                let wanted = self.page + 1;
+                loop {
+                    let page = client.list(&self.bucket, prefix, after.unwrap_or_default(), wanted + 1, token).await;
+                    let page = page.map_err(|error| named(prefix, error))?;
+                    entries.extend(page.objects.into_iter().filter(|object| Some(object.name.as_str()) > after).map(
+                        |object| Entry { version: version(object.generation), size: object.size, key: object.name },
+                    ));
+                    token = page.token;
+                    if entries.len() >= wanted || token.is_empty() {
+                        break;
+                    }
                 }
-            }
-            let more = entries.len() > self.page;
-            entries.truncate(self.page);
-            Ok(Page { entries, more })
-        };
+                let more = entries.len() > self.page;
+                entries.truncate(self.page);
+                Ok(Page { entries, more })
+            };
         self.bounded(prefix, work).await
     }
 
@@ -248,10 +205,22 @@ fn wanted_generation(key: &str, condition: &If) -> Result<Option<i64>> {
     }
 }
 
-fn written(object: &Object) -> Written {
-    let updated = object.update_time.map(|time| {
-        let nanos = time.nanos().unsigned_abs();
-        SystemTime::UNIX_EPOCH + Duration::new(time.seconds().unsigned_abs(), nanos)
-    });
-    Written { version: version(object.generation), updated }
+fn written(about: &About) -> Written {
+    Written { version: version(about.generation), updated: about.updated }
+}
+
+/// What went wrong, and with which object.
+fn named(key: &str, error: baton_gcs::Error) -> Error {
+    use baton_gcs::Error as Raw;
+    let key = key.to_owned();
+    match error {
+        Raw::NotFound => Error::NotFound(key),
+        Raw::Conflict => Error::Conflict(key),
+        Raw::TooFast => Error::RateLimited(key),
+        Raw::Unavailable(why) => Error::Unavailable { key, why },
+        Raw::Denied(why) => Error::Denied { key, why },
+        Raw::Damaged(why) => Error::Damaged { key, why },
+        Raw::TooLarge(size) => too_large(&key, size),
+        Raw::Other(why) => Error::Other { key, why },
+    }
 }

@@ -1,8 +1,6 @@
 //! Files into the bucket: from disk, never through a buffer of the library.
 //!
-//! The library's buffered upload stores short objects when a connection breaks. Reading from the
-//! file at the offset the service asks for, with the checksum known beforehand, cannot: the service
-//! compares. The SHA-256 is added up while the file is read, and the last piece is held back until
+//! The file is read at the offset the service asks for, with the checksum known beforehand. The SHA-256 is added up while the file is read, and the last piece is held back until
 //! it matches, so that a file which is not what it should be never becomes an object.
 
 use std::{
@@ -13,12 +11,11 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use baton_gcs::{Boxed, Upload};
 use bytes::Bytes;
-use google_cloud_gax::options::RequestOptionsBuilder;
-use google_cloud_storage::streaming_source::{Seek, SizeHint, StreamingSource};
 use tokio::sync::watch;
 
-use super::{Gcs, classify, client, wanted_generation, written};
+use super::{Gcs, named, wanted_generation, written};
 use crate::storage::{
     files::{Sum, local_error},
     store::{Digest, Error, If, Progress, Result, Written},
@@ -26,10 +23,6 @@ use crate::storage::{
 
 /// Read at once, off the event loop.
 const PIECE: u64 = 1 << 20;
-/// From this size on an upload that is cut goes on where it was, instead of from the start.
-const RESUMABLE: usize = 8 << 20;
-/// What an object is said to hold, among its own attributes.
-const SHA256: &str = "baton-sha256";
 
 impl Gcs {
     pub(super) async fn send_file(
@@ -42,19 +35,10 @@ impl Gcs {
     ) -> Result<Written> {
         let (moved, mut news) = watch::channel(News::default());
         let source = Source::open(key, file, digest.clone(), moved).await?;
-        let clients = self.bounded(key, self.connection.clients(key)).await?;
-        let mut request = clients
-            .data
-            .write_object(&self.bucket, key, source)
-            .set_metadata([(SHA256, digest.sha256.as_str())])
-            .with_known_crc32c(digest.crc32c)
-            .with_resumable_upload_threshold(RESUMABLE)
-            .with_retry_policy(client::transfer_retry());
-        if let Some(generation) = wanted_generation(key, condition)? {
-            request = request.set_if_generation_match(generation);
-        }
-        let sending = request.send_unbuffered();
-        tokio::pin!(sending);
+        let client = self.bounded(key, self.client(key)).await?;
+        let (sha256, crc32c) = (digest.sha256.clone(), digest.crc32c);
+        let upload = Upload { sha256, crc32c, if_generation: wanted_generation(key, condition)? };
+        let mut sending = client.upload(&self.bucket, key, Box::new(source), upload);
         let answer = loop {
             tokio::select! {
                 biased;
@@ -82,12 +66,12 @@ impl Gcs {
             return Err(Error::Damaged { key: key.to_owned(), why });
         }
         match answer {
-            Ok(object) => {
+            Ok(about) => {
                 progress(digest.size);
-                Ok(written(&object))
+                Ok(written(&about))
             }
             Err(error) => {
-                let error = classify::error(key, &error);
+                let error = named(key, error);
                 if matches!(error, Error::Conflict(_)) && *condition == If::Absent {
                     return self.settle(key, digest).await;
                 }
@@ -99,17 +83,11 @@ impl Gcs {
     /// What is there already: our own, perhaps from an attempt whose answer was lost, or another's?
     async fn settle(&self, key: &str, digest: &Digest) -> Result<Written> {
         let work = async {
-            let clients = self.connection.clients(key).await?;
-            let request = clients.control.get_object().set_bucket(&self.bucket).set_object(key);
-            let object = request
-                .with_retry_policy(client::small_retry())
-                .send()
-                .await
-                .map_err(|error| classify::error(key, &error))?;
-            let same = object.metadata.get(SHA256) == Some(&digest.sha256)
-                && object.size.unsigned_abs() == digest.size
-                && object.checksums.as_ref().and_then(|sums| sums.crc32c) == Some(digest.crc32c);
-            if same { Ok(written(&object)) } else { Err(Error::Conflict(key.to_owned())) }
+            let about = self.client(key).await?.about(&self.bucket, key).await.map_err(|error| named(key, error))?;
+            let same = about.sha256.as_ref() == Some(&digest.sha256)
+                && about.size == digest.size
+                && about.crc32c == Some(digest.crc32c);
+            if same { Ok(written(&about)) } else { Err(Error::Conflict(key.to_owned())) }
         };
         self.bounded(key, work).await
     }
@@ -187,10 +165,22 @@ impl Reading {
     }
 }
 
-impl StreamingSource for Source {
-    type Error = io::Error;
+impl baton_gcs::Source for Source {
+    fn next(&mut self) -> Boxed<'_, Option<io::Result<Bytes>>> {
+        Box::pin(self.pull())
+    }
 
-    async fn next(&mut self) -> Option<io::Result<Bytes>> {
+    fn seek(&mut self, offset: u64) {
+        self.position = offset;
+    }
+
+    fn size(&self) -> u64 {
+        self.digest.size
+    }
+}
+
+impl Source {
+    async fn pull(&mut self) -> Option<io::Result<Bytes>> {
         let position = self.position;
         if position >= self.digest.size {
             return None;
@@ -208,18 +198,5 @@ impl StreamingSource for Source {
             self.position += bytes.len() as u64;
             bytes
         }))
-    }
-
-    async fn size_hint(&self) -> io::Result<SizeHint> {
-        Ok(SizeHint::with_exact(self.digest.size))
-    }
-}
-
-impl Seek for Source {
-    type Error = io::Error;
-
-    async fn seek(&mut self, offset: u64) -> io::Result<()> {
-        self.position = offset;
-        Ok(())
     }
 }

@@ -2,7 +2,7 @@
 
 use google_cloud_gax::error::rpc::Code;
 
-use crate::storage::store::Error;
+use crate::Error;
 
 type Raw = google_cloud_storage::Error;
 
@@ -15,31 +15,26 @@ pub fn is_too_fast(error: &Raw) -> bool {
     error.http_status_code() == Some(429) || has_code(error, &[Code::ResourceExhausted])
 }
 
-pub fn error(key: &str, error: &Raw) -> Error {
-    let owned = || key.to_owned();
+pub fn error(error: &Raw) -> Error {
     let why = || explain(error);
     let status = error.http_status_code();
     // gRPC answers come with status 200 when they come with one at all.
     let is = |codes: &[u16]| status.is_some_and(|status| codes.contains(&status));
     if is(&[404]) || has_code(error, &[Code::NotFound]) {
         // An absent bucket must not look like an absent object: that would say the sandbox is gone.
-        return if why().contains("bucket does not exist") {
-            Error::Denied { key: owned(), why: why() }
-        } else {
-            Error::NotFound(owned())
-        };
+        return if why().contains("bucket does not exist") { Error::Denied(why()) } else { Error::NotFound };
     }
     if is(&[412]) || has_code(error, &[Code::FailedPrecondition]) {
-        return Error::Conflict(owned());
+        return Error::Conflict;
     }
     if is_too_fast(error) {
-        return Error::RateLimited(owned());
+        return Error::TooFast;
     }
     if is(&[401, 403]) || has_code(error, &[Code::PermissionDenied, Code::Unauthenticated]) {
-        return Error::Denied { key: owned(), why: why() };
+        return Error::Denied(why());
     }
     if is(&[400]) && why().contains("CRC32C") {
-        return Error::Damaged { key: owned(), why: why() };
+        return Error::Damaged(why());
     }
     let passing =
         [Code::Unavailable, Code::Internal, Code::DeadlineExceeded, Code::Aborted, Code::Cancelled, Code::Unknown];
@@ -47,16 +42,16 @@ pub fn error(key: &str, error: &Raw) -> Error {
     let on_the_way = status.is_none()
         && (error.is_io() || error.is_timeout() || error.is_connect() || error.is_transport() || error.is_exhausted());
     if server_side || on_the_way || error.is_transient_and_before_rpc() {
-        return Error::Unavailable { key: owned(), why: why() };
+        return Error::Unavailable(why());
     }
     if error.is_authentication() {
-        return Error::Denied { key: owned(), why: why() };
+        return Error::Denied(why());
     }
     if error.is_deserialization() {
         // The library says it like this when a checksum does not match.
-        return Error::Damaged { key: owned(), why: why() };
+        return Error::Damaged(why());
     }
-    Error::Other { key: owned(), why: why() }
+    Error::Other(why())
 }
 
 fn has_code(error: &Raw, codes: &[Code]) -> bool {
@@ -84,39 +79,39 @@ mod tests {
     use super::*;
 
     fn http(status: u16, text: &'static str) -> Error {
-        error("k", &Raw::http(status, Default::default(), text.into()))
+        error(&Raw::http(status, Default::default(), text.into()))
     }
 
     fn grpc(code: Code, text: &str) -> Error {
-        error("k", &Raw::service(Status::default().set_code(code).set_message(text)))
+        error(&Raw::service(Status::default().set_code(code).set_message(text)))
     }
 
     #[test]
     fn both_transports_mean_the_same_by_the_same() {
-        assert!(matches!(http(404, "No such object: b/k"), Error::NotFound(_)));
-        assert!(matches!(grpc(Code::NotFound, "No such object."), Error::NotFound(_)));
-        assert!(matches!(http(412, ""), Error::Conflict(_)));
-        assert!(matches!(grpc(Code::FailedPrecondition, ""), Error::Conflict(_)));
-        assert!(matches!(http(429, ""), Error::RateLimited(_)));
-        assert!(matches!(grpc(Code::ResourceExhausted, ""), Error::RateLimited(_)));
+        assert!(matches!(http(404, "No such object: b/k"), Error::NotFound));
+        assert!(matches!(grpc(Code::NotFound, "No such object."), Error::NotFound));
+        assert!(matches!(http(412, ""), Error::Conflict));
+        assert!(matches!(grpc(Code::FailedPrecondition, ""), Error::Conflict));
+        assert!(matches!(http(429, ""), Error::TooFast));
+        assert!(matches!(grpc(Code::ResourceExhausted, ""), Error::TooFast));
         for status in [408, 500, 502, 503, 504] {
-            assert!(matches!(http(status, ""), Error::Unavailable { .. }), "{status}");
+            assert!(matches!(http(status, ""), Error::Unavailable(_)), "{status}");
         }
         for code in [Code::Unavailable, Code::Internal, Code::DeadlineExceeded, Code::Unknown] {
-            assert!(matches!(grpc(code, ""), Error::Unavailable { .. }), "{code:?}");
+            assert!(matches!(grpc(code, ""), Error::Unavailable(_)), "{code:?}");
         }
         for status in [401, 403] {
-            assert!(matches!(http(status, ""), Error::Denied { .. }), "{status}");
+            assert!(matches!(http(status, ""), Error::Denied(_)), "{status}");
         }
-        assert!(matches!(grpc(Code::PermissionDenied, ""), Error::Denied { .. }));
-        assert!(matches!(http(400, "Provided CRC32C doesn't match"), Error::Damaged { .. }));
-        assert!(matches!(http(400, "what?"), Error::Other { .. }));
+        assert!(matches!(grpc(Code::PermissionDenied, ""), Error::Denied(_)));
+        assert!(matches!(http(400, "Provided CRC32C doesn't match"), Error::Damaged(_)));
+        assert!(matches!(http(400, "what?"), Error::Other(_)));
     }
 
     #[test]
     fn an_absent_bucket_is_not_an_absent_object() {
         let said = "The specified bucket does not exist.";
-        assert!(matches!(http(404, said), Error::Denied { .. }));
-        assert!(matches!(grpc(Code::NotFound, said), Error::Denied { .. }));
+        assert!(matches!(http(404, said), Error::Denied(_)));
+        assert!(matches!(grpc(Code::NotFound, said), Error::Denied(_)));
     }
 }

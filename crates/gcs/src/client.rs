@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use google_cloud_auth::credentials::anonymous;
 use google_cloud_gax::{
-    error::Error,
+    error::Error as Raw,
     exponential_backoff::{ExponentialBackoff, ExponentialBackoffBuilder},
     retry_policy::{RetryPolicy, RetryPolicyArg, RetryPolicyExt},
     retry_result::RetryResult,
@@ -16,7 +16,7 @@ use google_cloud_storage::{
 };
 use tokio::sync::OnceCell;
 
-use crate::storage::store;
+use crate::{Boxed, Error, classify};
 
 /// How often a transfer begins anew where it was cut. One that stands still is ended sooner.
 const TRANSFER_ATTEMPTS: u32 = 20;
@@ -25,32 +25,32 @@ const TRANSFER_ATTEMPTS: u32 = 20;
 #[derive(Debug, Default)]
 pub struct Connection {
     endpoint: Option<String>,
-    clients: OnceCell<Clients>,
+    client: OnceCell<Client>,
 }
 
 #[derive(Debug)]
-pub struct Clients {
+pub struct Client {
     /// JSON over HTTP/1.1: content.
-    pub data: Storage,
+    pub(crate) data: Storage,
     /// gRPC: everything about objects but their content.
-    pub control: StorageControl,
+    pub(crate) control: StorageControl,
 }
 
 impl Connection {
     /// An endpoint of one's own is spoken to without credentials.
     pub fn new(endpoint: Option<String>) -> Self {
-        Self { endpoint, clients: OnceCell::new() }
+        Self { endpoint, client: OnceCell::new() }
     }
 
-    /// A failed attempt is not remembered: credentials may turn up later.
-    pub async fn clients(&self, key: &str) -> store::Result<&Clients> {
-        self.clients.get_or_try_init(|| self.connect()).await.map_err(|error| store::Error::Denied {
-            key: key.to_owned(),
-            why: format!("no credentials for Cloud Storage: {error}"),
+    /// `Denied` without credentials. A failed attempt is not remembered: they may turn up later.
+    pub fn client(&self) -> Boxed<'_, Result<&Client, Error>> {
+        Box::pin(async {
+            let made = self.client.get_or_try_init(|| self.connect()).await;
+            made.map_err(|error| Error::Denied(format!("no credentials for Cloud Storage: {error}")))
         })
     }
 
-    async fn connect(&self) -> Result<Clients, google_cloud_gax::client_builder::Error> {
+    async fn connect(&self) -> Result<Client, google_cloud_gax::client_builder::Error> {
         // Whoever came first has chosen; without a choice the library panics, also over plain HTTP.
         drop(rustls::crypto::ring::default_provider().install_default());
         let mut data = Storage::builder().with_backoff_policy(backoff());
@@ -59,7 +59,7 @@ impl Connection {
             data = data.with_endpoint(endpoint).with_credentials(anonymous::Builder::new().build());
             control = control.with_endpoint(endpoint).with_credentials(anonymous::Builder::new().build());
         }
-        Ok(Clients { data: data.build().await?, control: control.build().await? })
+        Ok(Client { data: data.build().await?, control: control.build().await? })
     }
 }
 
@@ -71,12 +71,12 @@ fn backoff() -> ExponentialBackoff {
 }
 
 /// For reads of small objects, which have little time.
-pub fn small_retry() -> RetryPolicyArg {
+pub(crate) fn small_retry() -> RetryPolicyArg {
     Unhurried.with_attempt_limit(3).into()
 }
 
 /// For files: as long as there is hope.
-pub fn transfer_retry() -> RetryPolicyArg {
+pub(crate) fn transfer_retry() -> RetryPolicyArg {
     Unhurried.with_attempt_limit(TRANSFER_ATTEMPTS).into()
 }
 
@@ -86,8 +86,8 @@ pub fn transfer_retry() -> RetryPolicyArg {
 struct Unhurried;
 
 impl RetryPolicy for Unhurried {
-    fn on_error(&self, state: &RetryState, error: Error) -> RetryResult {
-        if super::classify::is_too_fast(&error) {
+    fn on_error(&self, state: &RetryState, error: Raw) -> RetryResult {
+        if classify::is_too_fast(&error) {
             return RetryResult::Permanent(error);
         }
         RetryableErrors.on_error(state, error)
