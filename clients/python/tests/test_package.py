@@ -1,0 +1,61 @@
+"""The package builds, installs into a clean environment, and the examples run with it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stage import Stage
+
+PACKAGE = Path(__file__).parents[1]
+EXAMPLES = Path(__file__).parents[3] / "examples" / "python"
+#: What each example prints, among other things.
+SAYS = {
+    "agent": "The primes below 30 are [2, 3, 5, 7, 11, 13, 17, 19, 23, 29]",
+    "basic": "SOME INPUT",
+    "checkpoint": "the command went on and wrote 20 lines",
+    "handoff": "40 lines, none missing, none doubled",
+    "reconnect": "all 20 lines are here, exit code 0",
+}
+
+
+def run(*command: Any, **options: Any) -> str:
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=50, check=False, **options)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python that has the package and what it needs, and nothing else."""
+    place = tmp_path_factory.mktemp("package")
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    run(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", place, PACKAGE)
+    (wheel,) = place.glob("*.whl")
+    assert "baton_sandbox/py.typed" in zipfile.ZipFile(wheel).namelist()
+    run(sys.executable, "-m", "venv", "--without-pip", place / "venv")
+    python = place / "venv" / "bin" / "python"
+    run(*pip, "--python", python, "install", wheel)
+    return python
+
+
+def test_the_clean_environment_has_the_package_and_its_dependency(python: Path) -> None:
+    code = "import baton_sandbox, importlib.metadata as m; print(sorted(d.name for d in m.distributions()), baton_sandbox.__file__)"
+    said = run(python, "-c", code, cwd="/")
+    assert said.startswith("['baton-sandbox', 'websockets']") and "site-packages" in said
+
+
+def test_every_example_is_known() -> None:
+    assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == sorted(SAYS)
+
+
+@pytest.mark.parametrize("name", sorted(SAYS))
+def test_an_example_runs(name: str, python: Path, stage: Stage) -> None:
+    address = stage.do_now("proxy", to="a")["address"]
+    said = run(python, EXAMPLES / f"{name}.py", env={**os.environ, "BATON_URL": f"ws://{address}"}, cwd="/")
+    assert SAYS[name] in said

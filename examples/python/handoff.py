@@ -1,0 +1,24 @@
+"""Move a sandbox to another instance while a command runs in it. Not a byte is lost."""
+
+import asyncio
+
+from baton_sandbox import Sandbox
+
+
+async def main() -> None:
+    sandbox = await Sandbox.create(enable_checkpoint=True, enable_sandbox_handoff=True)
+    running = await sandbox.exec("for i in $(seq 1 40); do echo $i; sleep 0.05; done")
+    before = sandbox.info().instance
+    counting = asyncio.ensure_future(running.wait(check=True))
+
+    # Where it lands the platform in front of the servers decides; with one server it comes back here.
+    await sandbox.handoff()
+    print("it was on", before, "and is on", sandbox.info().instance)
+
+    lines = (await counting).stdout.split()
+    assert lines == [str(i) for i in range(1, 41)]
+    print(len(lines), "lines, none missing, none doubled")
+    await sandbox.kill()
+
+
+asyncio.run(main())
