@@ -1,0 +1,34 @@
+/** Files and directories between a machine and a sandbox, streamed. Node only. */
+
+import { createReadStream } from "node:fs";
+import { mkdir, stat } from "node:fs/promises";
+import { dirname, resolve } from "node:path";
+
+import { pack, unpack, writeWhole } from "./archive.js";
+import { FileError } from "./errors.js";
+import type { FileOptions, Files } from "./files.js";
+
+export async function upload(files: Files, local: string, path: string, options: FileOptions): Promise<void> {
+  const about = await stat(local);
+  if (about.isDirectory()) {
+    await files.writeFile(path, pack(local), { ...options, archive: true });
+  } else {
+    const source = createReadStream(local, { highWaterMark: 256 << 10 });
+    const { size, mtimeMs } = about;
+    await files.writeFile(path, source, { ...options, size, mode: about.mode & 0o777, mtimeMs: Math.round(mtimeMs) });
+  }
+}
+
+export async function download(files: Files, path: string, local: string, options: FileOptions): Promise<void> {
+  const [entry] = await files.listFiles(path, { ...options, depth: 0 });
+  if (!entry) throw new FileError(`${path}: no such file`, "ENOENT");
+  if (entry.kind === "directory") {
+    await unpack(files.readStream(path, { ...options, archive: true }), local);
+    return;
+  }
+  const target = resolve(local);
+  await mkdir(dirname(target), { recursive: true });
+  // A link is followed, and has a mode of its own that means nothing.
+  const mode = entry.kind === "file" ? entry.mode & 0o777 : 0o644;
+  await writeWhole(target, files.readStream(path, options), { mode, mtimeMs: entry.mtimeMs });
+}
