@@ -9,7 +9,9 @@ use baton::config;
 
 /// Read by scripts and tests, not by the server.
 const OUTSIDE_THE_SERVER: &[&str] = &[
+    "BATON_AUTH",
     "BATON_BENCH_ROWS",
+    "BATON_BIN",
     "BATON_SEEDS",
     "BATON_TIER",
     "BATON_TEST_ROOTFS",
