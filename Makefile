@@ -58,7 +58,7 @@ proof: ## the tests in full: more seeds, more cuts, more moves (SEEDS=20000)
 sim: ## the simulation alone, optimised (SEEDS=2000; SEED=n replays one)
 	@SEEDS=$(or $(SEEDS),2000) cargo test --locked --profile sim --test sim -- --nocapture
 
-docs: ## write again what is generated: docs/configuration.md, docs/plan.md
+docs: ## write again what is generated: docs/configuration.md, docs/plan.md, a table in docs/operate.md
 	@BATON_WRITE_DOCS=1 cargo test --quiet --locked --test world the_page_of_
 
 clean: ## remove what cargo built; runsc and the root file system stay

@@ -15,7 +15,7 @@ use crate::{
     api::{self, Api},
     clock::{SharedClock, SystemClock},
     config::Config,
-    reconciler::{self, Rhythm, Tools, desired::Drain},
+    reconciler::{self, Housekeeping, Rhythm, Tools, desired::Drain},
     runtime::{Containers, Lifecycle, Settings, predecessor, sign},
     storage::{
         board::Board,
@@ -59,6 +59,13 @@ pub async fn serve(config: Config) -> Result<()> {
         times,
         drain: drain_seen,
         rhythm: rhythm(&config),
+        housekeeping: Housekeeping {
+            sweep: config.sweep,
+            retention: config.retention,
+            keep_checkpoints: config.keep_checkpoints as usize,
+            checkpoint_every: config.checkpoint_every,
+            room: config.max_sandboxes,
+        },
     });
     let api = Api::new(
         api_settings(&config, &who, &containers.facts().runsc_version, leaving_seen),

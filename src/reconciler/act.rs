@@ -184,14 +184,8 @@ impl Sandbox {
     }
 
     async fn erase_checkpoints(&self) -> Done {
-        let Some(checkpoints) = &self.tools.checkpoints else { return Ok(()) };
-        let erase = async {
-            for id in checkpoints.list(&self.id).await? {
-                checkpoints.erase(&id).await?;
-            }
-            Ok::<_, crate::storage::store::Error>(())
-        };
-        erase.await.map_err(|error| Failure::Passing(error.to_string()))
+        let erased = self.tools.upkeep().erase_checkpoints(&self.id).await;
+        erased.map_err(|error| Failure::Passing(error.to_string()))
     }
 
     pub(super) fn start(&mut self) -> Result<Start, Failure> {
@@ -268,6 +262,8 @@ impl Sandbox {
 
     pub(super) async fn tell_running(&mut self, boot: Boot) {
         self.boot = None;
+        self.seat = None;
+        self.save_due = self.next_save();
         // Nobody was idle while waiting for it.
         self.tools.board.touch(&self.id);
         self.told.running = true;

@@ -118,6 +118,7 @@ impl Sandbox {
         if let Err(error) = self.tools.lifecycle.resume(&self.id).await {
             tracing::error!(sandbox = %self.id, %error, "it does not go on yet");
         }
+        self.report_trouble(reason, &message).await;
         self.tools.board.post(&self.id, Passing::CheckpointFailed { why, reason, message });
         Err(failure)
     }

@@ -12,12 +12,13 @@ use super::{
     desired::{Wish, idle_in},
     plan::{Observed, Saved, Standing},
     sandbox::{LockRead, Sandbox},
+    sweep::{rules::outlived, since_1970},
 };
 use crate::{
     runtime::{self, Container, Seen},
     storage::{
         lease::{self, LockFile},
-        records::{self, Looked, Place},
+        records::{Looked, Place},
         rules::Stand,
     },
 };
@@ -30,6 +31,7 @@ impl Sandbox {
             self.metadata_due = now + self.tools.rhythm.metadata;
             self.look_at_metadata().await;
         }
+        self.expire().await;
         let Some(lock) = &mut self.lock else { return };
         let holds = matches!(lock.stand(), Some(Stand::Ours));
         if holds && now >= lock.next_renewal() {
@@ -60,6 +62,7 @@ impl Sandbox {
                     self.lock = self.tools.records.lock_file(&self.id, found.place, &self.tools.who).ok();
                 }
                 self.found = Some(*found);
+                self.amiss = false;
             }
             Ok(None) if !self.is_held() => self.found = None,
             // Deleting needs the wish `deleted`: an object that is merely gone is made anew.
@@ -70,10 +73,31 @@ impl Sandbox {
                     tracing::warn!(sandbox = %self.id, %error, "the metadata is gone and cannot be made anew");
                 }
             }
-            Err(error @ (records::Error::InvalidSpec(_) | records::Error::OtherStore(_))) => {
-                tracing::warn!(sandbox = %self.id, %error, "the last good spec stays in force");
-            }
+            Err(error) if error.reason().is_some() => self.complain(&error).await,
             Err(error) => tracing::warn!(sandbox = %self.id, %error, "the metadata cannot be read"),
+        }
+    }
+
+    /// Wants it deleted, as an operator would, when it has outlived its own `ttl`.
+    async fn expire(&mut self) {
+        let now = since_1970(&self.tools.clock);
+        let over = |spec: &Spec| spec.desired_state != DesiredState::Deleted && outlived(spec, now);
+        if !self.is_held() || !self.found.as_ref().is_some_and(|found| over(&found.metadata.spec)) {
+            return;
+        }
+        let change = |spec: &mut Spec| {
+            let is_over = over(spec);
+            if is_over {
+                spec.desired_state = DesiredState::Deleted;
+            }
+            is_over
+        };
+        match self.tools.records.edit(&self.id, &change).await {
+            Ok(_) => {
+                tracing::info!(sandbox = %self.id, "its ttl is over");
+                self.look_at_metadata().await;
+            }
+            Err(error) => tracing::warn!(sandbox = %self.id, %error, "its ttl is over, and that cannot be written"),
         }
     }
 

@@ -16,10 +16,12 @@ pub mod plan;
 mod report;
 mod requests;
 mod sandbox;
+pub mod sweep;
 
 use std::{
     collections::HashMap,
     path::PathBuf,
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -29,7 +31,7 @@ use std::{
 
 use baton_protocol::id::SandboxId;
 use tokio::{
-    sync::{Notify, watch},
+    sync::{Notify, mpsc, watch},
     task::JoinSet,
 };
 use tokio_util::sync::CancellationToken;
@@ -42,10 +44,12 @@ use crate::{
         checkpoints::Checkpoints,
         records::Records,
         rules::{Identity, Times},
+        upkeep::Upkeep,
     },
 };
 use desired::Drain;
 use sandbox::Sandbox;
+use sweep::Ground;
 
 /// What every loop works with.
 #[derive(Debug)]
@@ -62,6 +66,53 @@ pub struct Tools {
     pub times: Times,
     pub drain: watch::Receiver<Drain>,
     pub rhythm: Rhythm,
+    pub housekeeping: Housekeeping,
+}
+
+/// What is done without anybody's asking. `None` is never.
+#[derive(Clone, Copy, Debug)]
+pub struct Housekeeping {
+    /// How often the whole store is looked at.
+    pub sweep: Option<Duration>,
+    /// After which time sandboxes without a `ttl` of their own are deleted.
+    pub retention: Option<Duration>,
+    /// Committed checkpoints kept per sandbox.
+    pub keep_checkpoints: usize,
+    /// How often a running sandbox is checkpointed.
+    pub checkpoint_every: Option<Duration>,
+    /// So many sandboxes may be on this instance.
+    pub room: usize,
+}
+
+impl Housekeeping {
+    /// Nothing but what a holder does for its own sandbox.
+    pub const OFF: Housekeeping =
+        Housekeeping { sweep: None, retention: None, keep_checkpoints: 2, checkpoint_every: None, room: 64 };
+}
+
+impl Tools {
+    fn upkeep(&self) -> Upkeep {
+        Upkeep {
+            records: self.records.clone(),
+            checkpoints: self.checkpoints.clone(),
+            clock: self.clock.clone(),
+            keep: self.housekeeping.keep_checkpoints,
+        }
+    }
+
+    fn ground(&self) -> Ground {
+        Ground {
+            who: self.who.clone(),
+            clock: self.clock.clone(),
+            records: self.records.clone(),
+            board: self.board.clone(),
+            upkeep: self.upkeep(),
+            retention: self.housekeeping.retention,
+            room: self.housekeeping.room,
+            abandoned_after: sweep::rules::ABANDONED,
+            tombstones_for: sweep::rules::TOMBSTONE,
+        }
+    }
 }
 
 /// How often is looked without a nudge.
@@ -112,6 +163,9 @@ pub async fn run(tools: Arc<Tools>, stop: CancellationToken) {
     let mut bells: HashMap<SandboxId, Arc<Bell>> = HashMap::new();
     let mut names: HashMap<tokio::task::Id, SandboxId> = HashMap::new();
     let mut drain = tools.drain.clone();
+    let (found, mut jobs) = mpsc::channel(1);
+    let mut sweeping = pin!(sweep::run(tools.clone(), found));
+    let mut sweeps = true;
     loop {
         if *drain.borrow() != Drain::No && loops.is_empty() {
             return;
@@ -140,6 +194,19 @@ pub async fn run(tools: Arc<Tools>, stop: CancellationToken) {
                     continue;
                 }
                 id
+            }
+            Some(job) = jobs.recv() => {
+                // A loop that is there looks after its sandbox itself.
+                if !bells.contains_key(&job.id) {
+                    let (id, bell) = (job.id.clone(), Arc::new(Bell::default()));
+                    bells.insert(id.clone(), bell.clone());
+                    names.insert(loops.spawn(job.run(tools.clone(), bell)).id(), id);
+                }
+                continue;
+            }
+            () = &mut sweeping, if sweeps => {
+                sweeps = false;
+                continue;
             }
         };
         if let Some(bell) = bells.get(&nudged) {

@@ -13,12 +13,12 @@ use super::{
     checkpoint::After,
     sandbox::Sandbox,
 };
-use crate::storage::layout;
+use crate::{clock::Moment, storage::layout};
 
 impl Sandbox {
-    /// A checkpoint of the running sandbox was asked for and not answered yet.
+    /// A checkpoint of the running sandbox was asked for and not answered yet, or it is time for one.
     pub(super) fn owes_checkpoint(&self) -> bool {
-        self.unanswered(|request| matches!(request, Request::Checkpoint {})).next().is_some()
+        self.is_save_due() || self.unanswered(|request| matches!(request, Request::Checkpoint {})).next().is_some()
     }
 
     pub(super) fn owes_snapshot(&self) -> bool {
@@ -40,6 +40,7 @@ impl Sandbox {
     /// Commits a checkpoint and goes on running; one checkpoint answers all who asked for one.
     pub(super) async fn save(&mut self) -> Done {
         let nonces: Vec<_> = self.unanswered(|request| matches!(request, Request::Checkpoint {})).collect();
+        self.save_due = self.next_save();
         let (head, paused) = match self.save_image(After::Running).await {
             Ok(saved) => saved,
             Err(Failure::Look) => return Err(Failure::Look),
@@ -53,7 +54,9 @@ impl Sandbox {
             paused_ms: u64::try_from(paused.as_millis()).ok(),
             ..Fulfilled::default()
         };
+        let (checkpoint_id, paused_ms) = (head.checkpoint_id.clone(), fulfilled.paused_ms);
         self.lock_file()?.commit(head).await?;
+        tracing::info!(sandbox = %self.id, %checkpoint_id, paused_ms, "checkpointed, and it runs on");
         self.untidy = true;
         self.answer(nonces, &Answer::Ok(fulfilled), Some(&latest)).await
     }
@@ -92,30 +95,27 @@ impl Sandbox {
         Ok(())
     }
 
-    /// Erases checkpoints that neither the head nor the one before it names. Those of our own epoch
-    /// stay: one of them may be on its way.
+    /// Erases checkpoints that nothing needs any more.
     pub(super) async fn tidy(&mut self) -> Done {
         self.untidy = false;
-        let Some(checkpoints) = self.tools.checkpoints.clone() else { return Ok(()) };
         self.lock_file()?.renew().await?;
         self.extend().await;
         let lock = self.lock_file()?.lock().cloned().ok_or(Failure::Look)?;
-        let named: Vec<_> =
-            [&lock.head, &lock.prev_head].into_iter().flatten().map(|head| head.checkpoint_id.clone()).collect();
-        let id = self.id.clone();
-        let erased = self
-            .under_lease(async {
-                for old in checkpoints.list(&id).await? {
-                    if old.epoch() < lock.epoch && !named.contains(&old) && !checkpoints.is_pinned(&old).await? {
-                        checkpoints.erase(&old).await?;
-                    }
-                }
-                Ok::<_, crate::storage::store::Error>(())
-            })
-            .await?;
-        if let Err(error) = erased {
+        let upkeep = self.tools.upkeep();
+        if let Err(error) = self.under_lease(upkeep.tidy(&lock)).await? {
             tracing::warn!(sandbox = %self.id, %error, "old checkpoints are left for the next time");
         }
         Ok(())
+    }
+
+    /// When a running sandbox is next checkpointed by itself.
+    pub(super) fn next_save(&self) -> Option<Moment> {
+        let persistent = self.found.as_ref().is_some_and(|found| found.metadata.spec.enable_sandbox_checkpoint);
+        let every = self.tools.housekeeping.checkpoint_every.filter(|_| persistent)?;
+        Some(self.tools.clock.now() + self.tools.clock.jittered(every))
+    }
+
+    fn is_save_due(&self) -> bool {
+        self.save_due.is_some_and(|due| due <= self.tools.clock.now())
     }
 }

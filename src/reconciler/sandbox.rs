@@ -6,6 +6,7 @@ use baton_protocol::{
     frame::Marker,
     id::{Nonce, SandboxId},
     metadata::DesiredState,
+    reason::Reason,
 };
 
 use super::{
@@ -18,7 +19,7 @@ use crate::{
     clock::Moment,
     runtime::{Container, Seen},
     storage::{
-        board::{Boot, Passing, Why},
+        board::{Attached, Boot, Passing, Why},
         lease::LockFile,
         records::Found,
         rules::Stand,
@@ -57,6 +58,12 @@ pub(super) struct Sandbox {
     backoff: Option<Backoff>,
     pub(super) beat_due: Moment,
     pub(super) contention: Option<Contention>,
+    /// The sweep asked for it; until it runs this counts as a session.
+    pub(super) seat: Option<Attached>,
+    /// When it is next checkpointed without anybody's asking.
+    pub(super) save_due: Option<Moment>,
+    /// The metadata cannot be used, and says so as far as it can.
+    pub(super) amiss: bool,
 }
 
 /// What sessions have been told, so that nothing is told twice or out of order.
@@ -123,7 +130,15 @@ impl Sandbox {
             backoff: None,
             beat_due: now,
             contention: None,
+            seat: None,
+            save_due: None,
+            amiss: false,
         }
+    }
+
+    /// One that the sweep took: `lock` has been watched, and `seat` keeps its place.
+    pub(super) fn taken(id: SandboxId, tools: Arc<Tools>, bell: Arc<Bell>, lock: LockFile, seat: Attached) -> Self {
+        Self { lock: Some(lock), seat: Some(seat), ..Self::new(id, tools, bell) }
     }
 
     pub(super) async fn run(mut self) {
@@ -150,6 +165,7 @@ impl Sandbox {
                     self.settle(Action::Rest, tidied).await;
                     continue;
                 }
+                self.report_at_rest(desired, &observed).await;
                 self.rest(seen).await;
                 continue;
             }
@@ -213,6 +229,9 @@ impl Sandbox {
         if let Some(left) = self.idle_in(seen).filter(|_| seen.container == Container::Running) {
             until = until.min(now + left);
         }
+        if let Some(due) = self.save_due.filter(|_| seen.container == Container::Running) {
+            until = until.min(due);
+        }
         let mut container = tools.lifecycle.watch(&self.id);
         if *container.borrow_and_update() != seen {
             return;
@@ -259,10 +278,11 @@ impl Sandbox {
             }
             Err(Failure::Refused { reason, message }) => {
                 tracing::warn!(sandbox = %self.id, ?action, %reason, message, "a wish was refused");
+                self.seat = None;
                 self.refuse_until_asked();
                 self.told.running = false;
                 // The status is the holder's to write.
-                if self.is_held() {
+                if self.is_held() || reason == Reason::LockMissing {
                     self.report_failed(reason, &message).await;
                 }
                 self.tools.board.post(&self.id, Passing::Failed { reason, message });

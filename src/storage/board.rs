@@ -200,6 +200,11 @@ impl Board {
         lock(&self.lines).values().filter(|line| line.held).count()
     }
 
+    /// It is on this instance, or a session waits for it here.
+    pub fn is_here(&self, id: &SandboxId) -> bool {
+        lock(&self.lines).get(id).is_some_and(|line| line.sessions > 0 || line.held)
+    }
+
     /// The reconciler says whether it holds a sandbox.
     pub fn hold(&self, id: &SandboxId, held: bool) {
         let mut lines = lock(&self.lines);

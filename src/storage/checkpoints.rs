@@ -3,15 +3,17 @@
 use std::{collections::BTreeSet, path::Path, sync::Arc};
 
 use baton_protocol::{
-    id::{CheckpointId, SandboxId},
+    id::{CheckpointId, SandboxId, hex},
     lock::Head,
     manifest::Checkpoint,
 };
 
+use sha2::{Digest, Sha256};
+
 use super::{
     artifacts::{self, Total},
     layout,
-    store::{Result, Store},
+    store::{Poll, Result, Store},
 };
 use crate::clock::SharedClock;
 
@@ -68,6 +70,20 @@ impl Checkpoints {
                 return Ok(found);
             }
         }
+    }
+
+    /// The manifest of a checkpoint as it lies there, and its digest. `None`: there is none, so the upload
+    /// was never finished. Only the lock says whether it was committed.
+    pub async fn manifest_of(&self, id: &CheckpointId) -> Result<Option<(Checkpoint, String)>> {
+        let key = layout::Object::CheckpointManifest(id).key();
+        let Poll::Changed(bytes, _) = self.store.poll(&key, None).await? else { return Ok(None) };
+        let manifest = serde_json::from_slice(&bytes)
+            .map_err(|error| super::store::Error::Damaged { key, why: error.to_string() })?;
+        Ok(Some((manifest, hex(&Sha256::digest(&bytes)))))
+    }
+
+    pub fn bucket(&self) -> Option<&String> {
+        self.bucket.as_ref()
     }
 
     /// A fork needs it.

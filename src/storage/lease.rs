@@ -179,6 +179,11 @@ impl LockFile {
         Ok(())
     }
 
+    /// The lock could not be looked at: the time until the next look shows nothing.
+    pub fn missed(&mut self) {
+        self.sight.missed();
+    }
+
     /// Takes the lease under a new epoch. `runs`: in order to run the sandbox.
     pub async fn acquire(&mut self, runs: bool) -> Result<()> {
         let op = self.clock.nonce();
@@ -262,7 +267,7 @@ impl LockFile {
             return Ok(Released::Lost);
         }
         let op = self.clock.nonce();
-        self.let_go(rules::tombstone(lock), &op).await?;
+        self.let_go(rules::tombstone(lock, self.clock.timestamp()), &op).await?;
         Ok(Released::Freed)
     }
 

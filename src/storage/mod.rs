@@ -15,3 +15,4 @@ pub mod records;
 pub mod rules;
 pub mod store;
 pub mod stores;
+pub mod upkeep;

@@ -1,6 +1,8 @@
 //! The typed records of a sandbox, wherever they lie: a persistent sandbox in the configured
 //! store, any other in this instance's memory. Same code, same keys.
 
+mod survey;
+
 use std::sync::Arc;
 
 use baton_protocol::{
@@ -20,6 +22,8 @@ use super::{
     stores::{Need, Refusal, Stores},
 };
 use crate::clock::SharedClock;
+
+pub use survey::Objects;
 
 /// By what the caller can do about it.
 #[derive(Debug, thiserror::Error)]

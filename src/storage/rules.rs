@@ -102,8 +102,17 @@ pub fn purging(lock: &Lock, op: Nonce) -> Lock {
 }
 
 /// [13] What is left after a purge: a small stone that keeps the epoch.
-pub fn tombstone(lock: &Lock) -> Lock {
-    Lock { purged: true, purging: false, lease: None, waiter: None, head: None, prev_head: None, ..lock.clone() }
+pub fn tombstone(lock: &Lock, at: String) -> Lock {
+    Lock {
+        purged: true,
+        purged_at: Some(at),
+        purging: false,
+        lease: None,
+        waiter: None,
+        head: None,
+        prev_head: None,
+        ..lock.clone()
+    }
 }
 
 /// [12] Our name in the waiter slot; `lease` is copied unchanged.
@@ -309,7 +318,7 @@ mod tests {
 
     #[test]
     fn a_tombstone_keeps_the_epoch_and_belongs_to_nobody() {
-        let lock = tombstone(&purging(&acquired(&free(), &me(), op(1), &T, true), op(2)));
+        let lock = tombstone(&purging(&acquired(&free(), &me(), op(1), &T, true), op(2)), String::new());
         assert_eq!((lock.epoch, lock.purged, lock.lease.is_none()), (1, true, true));
         assert_eq!(stand(&lock, &who(1), None, &Sight::default(), &T, at(0)), Stand::Purged);
     }

@@ -8,7 +8,7 @@ use std::{
 
 use baton::{
     clock::SharedClock,
-    reconciler::{self, Rhythm, Tools, desired::Drain},
+    reconciler::{self, Housekeeping, Rhythm, Tools, desired::Drain},
     storage::{
         board::Board,
         checkpoints::Checkpoints,
@@ -100,6 +100,7 @@ impl Process {
             times,
             drain: drain_seen,
             rhythm,
+            housekeeping: Housekeeping::OFF,
         });
         let watched = ground.ids.iter().map(|id| (id.clone(), runtime.truth(id))).collect();
         ground.oracle.begins(at, me.as_str(), &machine, watched);

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use baton::{
     clock::{Moment, SharedClock, TestClock},
-    reconciler::{self, Rhythm, Tools, desired::Drain},
+    reconciler::{self, Housekeeping, Rhythm, Tools, desired::Drain},
     runtime::{Container, Lifecycle, fake::FakeContainers},
     storage::{
         board::{Attached, Board, Follower, Passing},
@@ -12,7 +12,7 @@ use baton::{
         memory::Memory,
         records::{Durable, Records},
         rules::{Identity, Times},
-        store::{Poll, Store},
+        store::{If, Poll, Store},
     },
 };
 use baton_protocol::{
@@ -30,13 +30,15 @@ pub struct World {
     pub clock: SharedClock,
     store: Arc<dyn Store>,
     staging: tempfile::TempDir,
+    /// Of the instances that start from now on.
+    pub housekeeping: Housekeeping,
 }
 
 impl World {
     pub fn new() -> Self {
         let clock: SharedClock = Arc::new(TestClock::new(3));
         let store = Arc::new(Memory::new(clock.clone()));
-        Self { clock, store, staging: tempfile::tempdir().unwrap() }
+        Self { clock, store, staging: tempfile::tempdir().unwrap(), housekeeping: Housekeeping::OFF }
     }
 
     pub fn instance(&self) -> Instance {
@@ -69,6 +71,7 @@ impl World {
             times: Times::DEFAULT,
             drain: drain_seen,
             rhythm: Rhythm::DEFAULT,
+            housekeeping: self.housekeeping,
         });
         let (mut tasks, stop) = (JoinSet::new(), CancellationToken::new());
         tasks.spawn(reconciler::run(tools.clone(), stop.clone()));
@@ -81,6 +84,49 @@ impl World {
             Poll::Changed(bytes, _) => Some(serde_json::from_slice(&bytes).unwrap()),
             Poll::Unchanged | Poll::Missing => None,
         }
+    }
+
+    /// Instances that start from now on sweep, as they do by default.
+    pub fn sweeping(mut self) -> Self {
+        self.housekeeping.sweep = Some(Duration::from_secs(60));
+        self
+    }
+
+    /// Every key in the store.
+    pub async fn keys(&self) -> Vec<String> {
+        let (mut keys, mut after) = (Vec::new(), None);
+        loop {
+            let page = self.store.list("", after.as_deref()).await.unwrap();
+            keys.extend(page.entries.into_iter().map(|entry| entry.key));
+            after = keys.last().cloned();
+            if !page.more {
+                return keys;
+            }
+        }
+    }
+
+    /// Puts an object there as an operator would, without asking anybody.
+    pub async fn put(&self, key: &str, text: &str) {
+        self.store.put(key, text.to_owned().into(), If::Any).await.unwrap();
+    }
+
+    pub async fn text(&self, key: &str) -> Option<String> {
+        match self.store.poll(key, None).await.unwrap() {
+            Poll::Changed(bytes, _) => Some(String::from_utf8(bytes.to_vec()).unwrap()),
+            Poll::Unchanged | Poll::Missing => None,
+        }
+    }
+
+    pub async fn remove(&self, key: &str) {
+        self.store.delete(key, If::Any).await.unwrap();
+    }
+
+    /// Changes the metadata as an operator would, without a word to any instance.
+    pub async fn edit(&self, id: &SandboxId, change: impl Fn(&mut serde_json::Value)) {
+        let key = format!("sandboxes/{id}/metadata.json");
+        let mut record = serde_json::from_str(&self.text(&key).await.expect("it is there")).unwrap();
+        change(&mut record);
+        self.put(&key, &record.to_string()).await;
     }
 
     pub async fn after(&self, seconds: u64) {

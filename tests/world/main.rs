@@ -2,9 +2,12 @@
 //! source tree itself, its rooms and its pages.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used)]
 
+mod churn;
+mod edits;
 mod found;
 mod instances;
 mod lease;
+mod outcomes;
 mod plan_table;
 mod readme;
 mod reasons;
@@ -12,3 +15,4 @@ mod reconcile;
 mod requests;
 mod rooms;
 mod stage;
+mod sweep;

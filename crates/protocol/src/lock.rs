@@ -33,6 +33,9 @@ pub struct Lock {
     pub purging: bool,
     #[serde(default)]
     pub purged: bool,
+    /// When; for whoever removes the tombstone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub purged_at: Option<String>,
     /// Keys of a later version, kept as they are.
     #[serde(flatten)]
     pub unknown: Map<String, Value>,
@@ -84,6 +87,7 @@ impl Lock {
             forked_from: None,
             purging: false,
             purged: false,
+            purged_at: None,
             unknown: Map::new(),
         }
     }

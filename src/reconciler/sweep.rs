@@ -1,0 +1,319 @@
+//! The sweep: now and then looks at every sandbox of the store, and sends an errand for each that nobody
+//! looks after. So an edit works also where nobody holds the sandbox, and nothing piles up.
+//!
+//! ```text
+//!   list ──▶ look at what changed ──▶ errand ──▶ a task of its own, in the place of the sandbox's loop
+//! ```
+//!
+//! The sweep itself writes nothing. An errand runs where the sandbox's loop would, so that one instance
+//! has one writer per lock; if there is a loop, that one looks after the sandbox and the errand is dropped.
+
+mod errands;
+pub mod rules;
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use baton_protocol::id::SandboxId;
+use futures::{StreamExt, stream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+
+use super::{Tools, desired::Drain};
+use crate::{
+    clock::{Moment, SharedClock},
+    storage::{
+        board::Board,
+        lease::{self, LockFile},
+        records::{self, Objects, Place, Records},
+        rules::{Identity, Stand},
+        upkeep::Upkeep,
+    },
+};
+use rules::{Errand, Lock, Placement, Seen, Wall, Wish, errand};
+
+/// So many sandboxes are looked at, and so many errands run, at the same time.
+const AT_ONCE: usize = 8;
+/// Whether a free sandbox has superfluous checkpoints is looked at again after this time.
+const TIDY_AGAIN: Duration = Duration::from_secs(60 * 60);
+
+/// What a sweep works with.
+#[derive(Clone, Debug)]
+pub struct Ground {
+    pub who: Identity,
+    pub clock: SharedClock,
+    pub records: Records,
+    /// Who looks after what on this instance.
+    pub board: Arc<Board>,
+    pub upkeep: Upkeep,
+    /// After which time sandboxes without a `ttl` are deleted.
+    pub retention: Option<Duration>,
+    /// So many sandboxes may be on this instance.
+    pub room: usize,
+    /// How long a lock is seen without metadata before it counts as abandoned.
+    pub abandoned_after: Duration,
+    pub tombstones_for: Duration,
+}
+
+/// One errand on its way to its task.
+#[derive(Debug)]
+pub struct Job {
+    pub id: SandboxId,
+    pub errand: Errand,
+    lock: LockFile,
+    objects: Objects,
+    /// Given back when the errand is done.
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+/// What the sweep remembers of a sandbox.
+#[derive(Debug)]
+struct Known {
+    objects: Objects,
+    lock: Lock,
+    /// Of a lock that somebody holds: watching it shows whether its holder lives.
+    file: Option<LockFile>,
+    purging: bool,
+    started: bool,
+    purged_at: Option<Wall>,
+    untidy: bool,
+    tidy_at: Option<Moment>,
+    wish: Wish,
+    placement: Placement,
+    due: Option<Wall>,
+    is_said_to_run: bool,
+    unnamed_since: Option<Moment>,
+}
+
+impl Known {
+    fn new() -> Self {
+        Self {
+            objects: Objects::default(),
+            lock: Lock::Unknown,
+            file: None,
+            purging: false,
+            started: false,
+            purged_at: None,
+            untidy: false,
+            tidy_at: None,
+            wish: Wish::Invalid,
+            placement: Placement::Other,
+            due: None,
+            is_said_to_run: false,
+            unnamed_since: None,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub struct Sweep {
+    ground: Ground,
+    known: HashMap<SandboxId, Known>,
+}
+
+/// Sweeps now and then, until the instance drains or nobody takes errands any more.
+pub(super) async fn run(tools: Arc<Tools>, jobs: mpsc::Sender<Job>) {
+    let Some(every) = tools.housekeeping.sweep.filter(|_| tools.records.can_checkpoint()) else { return };
+    let mut sweep = Sweep::new(tools.ground());
+    let permits = Arc::new(Semaphore::new(AT_ONCE));
+    loop {
+        tools.clock.sleep(tools.clock.jittered(every)).await;
+        if *tools.drain.borrow() != Drain::No {
+            return;
+        }
+        let found = match sweep.pass().await {
+            Ok(found) => found,
+            Err(error) => {
+                tracing::warn!(%error, "the sweep could not list the sandboxes");
+                continue;
+            }
+        };
+        for mut job in found {
+            let Ok(permit) = permits.clone().acquire_owned().await else { return };
+            job.permit = Some(permit);
+            if jobs.send(job).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+impl Sweep {
+    pub fn new(ground: Ground) -> Self {
+        Self { ground, known: HashMap::new() }
+    }
+
+    /// Looks at everything once; what is to be done.
+    pub async fn pass(&mut self) -> records::Result<Vec<Job>> {
+        let listed = match self.ground.records.survey().await {
+            Ok(listed) => listed,
+            Err(error) => {
+                // Time in which nothing could be read proves nothing about anybody's life.
+                self.known.values_mut().filter_map(|known| known.file.as_mut()).for_each(LockFile::missed);
+                return Err(error);
+            }
+        };
+        let mut before = std::mem::take(&mut self.known);
+        let looked: Vec<_> = {
+            let this = &*self;
+            let looks = listed.into_iter().map(|(id, objects)| {
+                let known = before.remove(&id);
+                async move {
+                    let known = this.look(&id, objects, known).await;
+                    (id, known)
+                }
+            });
+            stream::iter(looks.collect::<Vec<_>>()).buffered(AT_ONCE).collect().await
+        };
+        let mut jobs = Vec::new();
+        for (id, mut known) in looked {
+            let errand = errand(&self.seen(&known));
+            if errand != Errand::Rest {
+                match known.file.take().map_or_else(|| self.lock_file(&id), Ok) {
+                    Ok(lock) => {
+                        let objects = known.objects.clone();
+                        // What it will be afterwards is looked at anew.
+                        known.tidy_at = None;
+                        jobs.push(Job { id: id.clone(), errand, lock, objects, permit: None });
+                    }
+                    Err(error) => tracing::warn!(sandbox = %id, %error, "the sweep passes it over"),
+                }
+            }
+            self.known.insert(id, known);
+        }
+        Ok(jobs)
+    }
+
+    fn lock_file(&self, id: &SandboxId) -> records::Result<LockFile> {
+        self.ground.records.lock_file(id, Place::Durable, &self.ground.who)
+    }
+
+    /// What is known of a sandbox now. What did not change is not read again.
+    async fn look(&self, id: &SandboxId, objects: Objects, before: Option<Known>) -> Known {
+        // Its own loop looks after it.
+        if self.ground.board.is_here(id) {
+            return Known::new();
+        }
+        let mut known = before.unwrap_or_else(Known::new);
+        self.look_at_metadata(id, &objects, &mut known).await;
+        self.look_at_lock(id, &objects, &mut known).await;
+        known.objects = objects;
+        known
+    }
+
+    async fn look_at_metadata(&self, id: &SandboxId, objects: &Objects, known: &mut Known) {
+        let now = self.ground.clock.now();
+        if objects.metadata.is_none() {
+            known.wish = Wish::Missing;
+            known.unnamed_since.get_or_insert(now);
+            return;
+        }
+        known.unnamed_since = None;
+        if objects.metadata == known.objects.metadata && known.wish != Wish::Invalid {
+            return;
+        }
+        known.wish = match self.ground.records.find(id).await {
+            Ok(Some(found)) => {
+                known.placement = match &found.spec.placement {
+                    None => Placement::Anywhere,
+                    Some(at) if *at == self.ground.who.me => Placement::Me,
+                    Some(_) => Placement::Other,
+                };
+                known.due = rules::due(&found.spec, &found.status, self.ground.retention);
+                known.is_said_to_run = rules::is_said_to_run(&found.status);
+                Wish::Is(found.spec.desired_state)
+            }
+            Ok(None) => Wish::Missing,
+            Err(error) => {
+                tracing::debug!(sandbox = %id, %error, "the sweep cannot use the metadata");
+                Wish::Invalid
+            }
+        };
+    }
+
+    async fn look_at_lock(&self, id: &SandboxId, objects: &Objects, known: &mut Known) {
+        let Some(version) = &objects.lock else {
+            (known.lock, known.file) = (Lock::Missing, None);
+            return;
+        };
+        let now = self.ground.clock.now();
+        let first = known.objects == Objects::default();
+        let still = known.objects.lock.as_ref() == Some(version);
+        if !first && !still {
+            // Somebody wrote it since the last time, so somebody lives. If he has just let go, it stands still next time.
+            (known.lock, known.file) = (Lock::Held, None);
+            return;
+        }
+        let settled = still && matches!(known.lock, Lock::Free | Lock::Purged);
+        if settled && known.tidy_at.is_some_and(|at| now < at) {
+            return;
+        }
+        let file = known.file.take().map_or_else(|| self.lock_file(id), Ok);
+        let Ok(mut file) = file else { return };
+        known.lock = match file.read().await {
+            Ok(()) => self.judge(&file),
+            Err(lease::Error::Missing) => Lock::Missing,
+            Err(error) => {
+                tracing::warn!(sandbox = %id, %error, "the sweep cannot read the lock");
+                Lock::Unknown
+            }
+        };
+        if let Some(lock) = file.lock() {
+            known.purging = lock.purging;
+            known.started = lock.ran || lock.head.is_some();
+            known.purged_at = lock.purged_at.as_deref().and_then(rules::wall);
+        }
+        if matches!(known.lock, Lock::Free | Lock::Purged) {
+            known.untidy = self.is_untidy(id, &file).await;
+            known.tidy_at = Some(now + TIDY_AGAIN);
+        } else {
+            known.file = Some(file);
+        }
+    }
+
+    fn judge(&self, file: &LockFile) -> Lock {
+        let is_leased = file.lock().is_some_and(|lock| lock.lease.is_some());
+        match file.stand() {
+            None => Lock::Unknown,
+            Some(Stand::Purged) => Lock::Purged,
+            Some(Stand::Free) if is_leased => Lock::Dead,
+            Some(Stand::Free) => Lock::Free,
+            Some(Stand::Theirs | Stand::Ours | Stand::Late) => Lock::Held,
+        }
+    }
+
+    async fn is_untidy(&self, id: &SandboxId, file: &LockFile) -> bool {
+        let Some(lock) = file.lock().filter(|lock| lock.epoch > 0) else { return false };
+        let mut lock = lock.clone();
+        // As it will be for whoever acquires it.
+        lock.epoch += 1;
+        match self.ground.upkeep.superfluous(&lock).await {
+            Ok(found) => !found.is_empty(),
+            Err(error) => {
+                tracing::debug!(sandbox = %id, %error, "its checkpoints cannot be listed");
+                false
+            }
+        }
+    }
+
+    fn seen(&self, known: &Known) -> Seen {
+        let clock = &self.ground.clock;
+        let wall = since_1970(clock);
+        Seen {
+            lock: known.lock,
+            purging: known.purging,
+            started: known.started,
+            wish: known.wish,
+            placement: known.placement,
+            is_abandoned: known.unnamed_since.is_some_and(|since| clock.now() - since >= self.ground.abandoned_after),
+            is_overdue: known.due.is_some_and(|due| due <= wall),
+            is_said_to_run: known.is_said_to_run,
+            is_untidy: known.untidy,
+            is_past: known.purged_at.is_some_and(|at| wall.saturating_sub(at) >= self.ground.tombstones_for),
+            has_room: self.ground.board.held() < self.ground.room,
+        }
+    }
+}
+
+/// The wall clock, as records have it.
+pub(super) fn since_1970(clock: &SharedClock) -> Wall {
+    clock.wall().duration_since(std::time::UNIX_EPOCH).unwrap_or_default()
+}

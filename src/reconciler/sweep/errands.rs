@@ -1,0 +1,116 @@
+//! Errands: what the sweep found to do about one sandbox, done as its holder or not at all.
+
+use std::{sync::Arc, time::Duration};
+
+use baton_protocol::{
+    id::SandboxId,
+    metadata::{DesiredState, Spec},
+};
+
+use super::{
+    Ground, Job,
+    rules::{self, Errand},
+    since_1970,
+};
+use crate::{
+    reconciler::{Bell, Tools, sandbox::Sandbox},
+    storage::{
+        records,
+        upkeep::{self, Error},
+    },
+};
+
+/// An errand that takes longer is broken off; the next sweep goes on with it.
+const WITHIN: Duration = Duration::from_secs(10 * 60);
+
+impl Job {
+    /// Runs the errand, in the place of the sandbox's loop.
+    pub(in crate::reconciler) async fn run(self, tools: Arc<Tools>, bell: Arc<Bell>) {
+        let ground = tools.ground();
+        let (id, errand) = (self.id.clone(), self.errand);
+        if errand == Errand::Take {
+            let Some(seat) = tools.board.admit(&id, ground.room) else { return };
+            let taken = take(&ground, &id).await;
+            let Job { lock, permit, .. } = self;
+            drop(permit);
+            match taken {
+                Ok(true) => Sandbox::taken(id, tools, bell, lock, seat).run().await,
+                Ok(false) => {}
+                Err(error) => tracing::warn!(sandbox = %id, %error, "the sweep could not take it"),
+            }
+            return;
+        }
+        match ground.clock.clone().timeout(WITHIN, self.fulfil(&ground)).await {
+            Ok(Ok(true)) => tracing::info!(sandbox = %id, ?errand, "the sweep is done with it"),
+            Ok(Ok(false) | Err(Error::Taken)) => tracing::debug!(sandbox = %id, ?errand, "there was nothing to do"),
+            Ok(Err(error)) => tracing::warn!(sandbox = %id, ?errand, %error, "the next sweep tries it again"),
+            Err(elapsed) => tracing::warn!(sandbox = %id, ?errand, %elapsed, "the next sweep tries it again"),
+        }
+    }
+
+    /// Does what an instance is not needed for. False: there was nothing to do.
+    pub async fn fulfil(mut self, ground: &Ground) -> upkeep::Result<bool> {
+        let (id, lock, upkeep) = (&self.id, &mut self.lock, &ground.upkeep);
+        match self.errand {
+            Errand::Rest | Errand::Take => return Ok(false),
+            Errand::Purge => upkeep.purge(id, lock).await?,
+            Errand::Expire => {
+                if !expire(ground, id).await? {
+                    return Ok(false);
+                }
+                upkeep.purge(id, lock).await?;
+            }
+            Errand::Correct => {
+                upkeep.correct(id, lock).await?;
+            }
+            Errand::Tidy => {
+                upkeep.tidy_free(lock).await?;
+            }
+            Errand::Sweep => {
+                upkeep.erase_checkpoints(id).await?;
+                if let Some(version) = &self.objects.metadata {
+                    ground.records.erase_metadata(id, version).await?;
+                }
+            }
+            Errand::Forget => {
+                if let Some(version) = &self.objects.lock {
+                    ground.records.forget(id, version).await?;
+                }
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// Wants it deleted, as an operator would, if its time is still up.
+async fn expire(ground: &Ground, id: &SandboxId) -> records::Result<bool> {
+    let Some(found) = ground.records.find(id).await? else { return Ok(false) };
+    let due = rules::due(&found.spec, &found.status, ground.retention);
+    if due.is_none_or(|due| due > since_1970(&ground.clock)) {
+        return Ok(false);
+    }
+    let seen = found.spec;
+    let change = |spec: &mut Spec| {
+        let same = *spec == seen;
+        if same {
+            spec.desired_state = DesiredState::Deleted;
+        }
+        same
+    };
+    let edited = ground.records.edit(id, &change).await?;
+    Ok(edited.is_some_and(|spec| spec.desired_state == DesiredState::Deleted))
+}
+
+/// Wants it here, as an operator would, if nobody was faster.
+async fn take(ground: &Ground, id: &SandboxId) -> records::Result<bool> {
+    let me = &ground.who.me;
+    let change = |spec: &mut Spec| {
+        let free = spec.desired_state == DesiredState::Running && spec.placement.is_none();
+        if free {
+            spec.placement = Some(me.clone());
+        }
+        free
+    };
+    let edited = ground.records.edit(id, &change).await?;
+    Ok(edited.is_some_and(|spec| spec.desired_state == DesiredState::Running && spec.placement.as_ref() == Some(me)))
+}

@@ -1,0 +1,137 @@
+//! Everything at once: which objects of which sandboxes lie in the store, and what is done to objects
+//! that belong to nobody's loop.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use baton_protocol::{
+    id::SandboxId,
+    metadata::{MAX_BYTES, Status},
+    reason::Reason,
+};
+use bytes::Bytes;
+use serde_json::{Map, Value};
+
+use super::{Error, PREFIX, Place, Records, Result, lock_key, metadata_key, unanswered};
+use crate::storage::{
+    layout,
+    store::{self, If, Poll, Store, Version},
+};
+
+/// Which objects of a sandbox there are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Objects {
+    pub lock: Option<Version>,
+    pub metadata: Option<Version>,
+}
+
+/// A listing is long work: one page may take this many times what a call on a small object may.
+const PAGE_PATIENCE: u32 = 10;
+
+impl Records {
+    /// Every sandbox in the store, in order. Listed in pages; what changes meanwhile may be missed.
+    pub async fn survey(&self) -> Result<BTreeMap<SandboxId, Objects>> {
+        let (locks, metadata) = self.stores(Place::Durable)?;
+        let mut found: BTreeMap<SandboxId, Objects> = BTreeMap::new();
+        let shared = Arc::ptr_eq(locks, metadata);
+        for store in std::iter::once(metadata).chain((!shared).then_some(locks)) {
+            let mut after: Option<String> = None;
+            loop {
+                let listing = store.list(PREFIX, after.as_deref());
+                let page = match self.clock.timeout(self.times.call * PAGE_PATIENCE, listing).await {
+                    Ok(page) => page?,
+                    Err(elapsed) => return Err(unanswered(PREFIX, elapsed).into()),
+                };
+                for entry in &page.entries {
+                    let Some(id) = layout::sandbox_of(&entry.key) else { continue };
+                    let version = Some(entry.version.clone());
+                    if entry.key == lock_key(&id) && (shared || Arc::ptr_eq(store, locks)) {
+                        found.entry(id).or_default().lock = version;
+                    } else if entry.key == metadata_key(&id) && (shared || Arc::ptr_eq(store, metadata)) {
+                        found.entry(id).or_default().metadata = version;
+                    }
+                }
+                after = page.entries.last().map(|entry| entry.key.clone());
+                if !page.more || after.is_none() {
+                    break;
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// The metadata as it lies in the store, whatever it says. `None`: there is none.
+    pub async fn raw(&self, id: &SandboxId) -> Result<Option<(Bytes, Version)>> {
+        let (_, metadata) = self.stores(Place::Durable)?;
+        match self.poll(metadata, &metadata_key(id), None).await? {
+            Poll::Changed(bytes, version) => Ok(Some((bytes, version))),
+            Poll::Unchanged | Poll::Missing => Ok(None),
+        }
+    }
+
+    /// Replaces the metadata by an operator's text, if it is still what he saw. False: it is not.
+    pub async fn put_raw(&self, id: &SandboxId, text: Bytes, seen: If) -> Result<bool> {
+        let (_, metadata) = self.stores(Place::Durable)?;
+        let key = metadata_key(id);
+        match self.clock.timeout(self.times.call, metadata.put(&key, text.clone(), seen)).await {
+            Ok(Ok(_)) => Ok(true),
+            // Success may come back as a conflict, and as no answer: only a read decides.
+            Ok(Err(store::Error::Conflict(_) | store::Error::Unavailable { .. })) | Err(_) => {
+                Ok(self.raw(id).await?.is_some_and(|(there, _)| there == text))
+            }
+            Ok(Err(error)) => Err(error.into()),
+        }
+    }
+
+    /// Says in metadata that cannot be understood what is wrong with it. All but `status` stays as it is;
+    /// what is no JSON object at all is not touched.
+    pub async fn complain(&self, id: &SandboxId, epoch: u64, reason: Reason, message: &str) -> Result<()> {
+        let Some((bytes, version)) = self.raw(id).await? else { return Ok(()) };
+        let Ok(mut record) = serde_json::from_slice::<Map<String, Value>>(&bytes) else { return Ok(()) };
+        let status = record.get("status").cloned();
+        let mut status: Status = status.and_then(|status| serde_json::from_value(status).ok()).unwrap_or_default();
+        if bytes.len() > MAX_BYTES
+            || status.epoch > epoch
+            || (status.reason == reason.name() && status.message == message)
+        {
+            return Ok(());
+        }
+        (status.reason, status.message, status.epoch) = (reason.into(), message.to_owned(), epoch);
+        status.updated = self.clock.timestamp();
+        let encode = |error: serde_json::Error| store::Error::Other { key: metadata_key(id), why: error.to_string() };
+        record.insert("status".to_owned(), serde_json::to_value(&status).map_err(encode)?);
+        let text = serde_json::to_vec_pretty(&record).map_err(encode)?;
+        // Changed meanwhile: whoever looks next sees what it says now.
+        self.put_raw(id, text.into(), If::Is(version)).await.map(drop)
+    }
+
+    /// Erases metadata that was put back over a tombstone, if it is still that.
+    pub async fn erase_metadata(&self, id: &SandboxId, seen: &Version) -> Result<()> {
+        let (_, metadata) = self.stores(Place::Durable)?;
+        self.delete_seen(metadata, &metadata_key(id), seen).await
+    }
+
+    /// Erases a tombstone, if it is still that: the last that is left of a sandbox.
+    pub async fn forget(&self, id: &SandboxId, seen: &Version) -> Result<()> {
+        let (locks, _) = self.stores(Place::Durable)?;
+        self.delete_seen(locks, &lock_key(id), seen).await
+    }
+
+    async fn delete_seen(&self, store: &Arc<dyn Store>, key: &str, seen: &Version) -> Result<()> {
+        match self.clock.timeout(self.times.call, store.delete(key, If::Is(seen.clone()))).await {
+            Ok(Ok(()) | Err(store::Error::NotFound(_) | store::Error::Conflict(_))) => Ok(()),
+            Ok(Err(error)) => Err(error.into()),
+            Err(elapsed) => Err(unanswered(key, elapsed).into()),
+        }
+    }
+}
+
+impl Error {
+    /// What the status says of metadata that cannot be used.
+    pub fn reason(&self) -> Option<Reason> {
+        match self {
+            Self::InvalidSpec(_) => Some(Reason::InvalidSpec),
+            Self::OtherStore(_) => Some(Reason::OtherStore),
+            Self::NotConfigured(_) | Self::Store(_) => None,
+        }
+    }
+}
