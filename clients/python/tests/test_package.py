@@ -45,7 +45,10 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_clean_environment_has_the_package_and_its_dependency(python: Path) -> None:
-    code = "import baton_sandbox, importlib.metadata as m; print(sorted(d.name for d in m.distributions()), baton_sandbox.__file__)"
+    code = """if True:
+        import baton_sandbox, importlib.metadata
+        names = [found.metadata["Name"] for found in importlib.metadata.distributions()]
+        print(sorted(names), baton_sandbox.__file__)"""
     said = run(python, "-c", code, cwd="/")
     assert said.startswith("['baton-sandbox', 'websockets']") and "site-packages" in said
 
