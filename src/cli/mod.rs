@@ -5,13 +5,26 @@ use std::io::{self, Write};
 use clap::{Parser, Subcommand};
 
 pub mod check;
+pub mod checkpoint;
+pub mod checkpoints;
 pub mod config;
+pub mod delete;
+pub mod desk;
 pub mod dev;
+pub mod edit;
 pub mod explain;
 pub mod flags;
+pub mod gc;
+pub mod get;
+pub mod handoff;
+pub mod list;
 mod pieces;
+pub mod repair;
+pub mod rollback;
+pub mod rows;
 pub mod run;
 pub mod serve;
+pub mod watch;
 
 /// Stateful code sandboxes that move between instances.
 #[derive(Debug, Parser)]
@@ -35,6 +48,28 @@ pub enum Verb {
     Run(run::RunArgs),
     /// Print every setting, its value and where it comes from.
     Config(config::Args),
+    /// List the sandboxes in the store.
+    List(list::Args),
+    /// Show one sandbox.
+    Get(get::Args),
+    /// Watch phases change.
+    Watch(watch::Args),
+    /// List the checkpoints of a sandbox.
+    Checkpoints(checkpoints::Args),
+    /// Have a sandbox checkpointed.
+    Checkpoint(checkpoint::Args),
+    /// Have a sandbox leave the instance it is on.
+    Handoff(handoff::Args),
+    /// Make an older checkpoint the one that counts.
+    Rollback(rollback::Args),
+    /// Delete a sandbox for good.
+    Delete(delete::Args),
+    /// Change what is wanted of a sandbox.
+    Edit(edit::Args),
+    /// Make a lost lock or lost metadata anew.
+    Repair(repair::Args),
+    /// One sweep, now, without a server.
+    Gc(gc::Args),
     /// Say what a reason in a status means, and what to do about it.
     Explain(explain::Args),
     /// Things for trying out and for tests.

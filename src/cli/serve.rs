@@ -114,7 +114,7 @@ pub async fn serve(config: Config) -> Result<()> {
     outcome
 }
 
-fn records(stores: Stores, clock: &SharedClock, times: Times) -> Records {
+pub(super) fn records(stores: Stores, clock: &SharedClock, times: Times) -> Records {
     let durable = match (&stores.lock, &stores.metadata, &stores.checkpoints) {
         (Some(lock), Some(metadata), Some(_)) => Some(Durable {
             locks: lock.store.clone(),
@@ -143,7 +143,7 @@ fn settings(config: &Config, pieces: &Pieces) -> Result<Settings> {
     })
 }
 
-fn times(config: &Config) -> Times {
+pub(super) fn times(config: &Config) -> Times {
     let lease = &config.lease;
     Times {
         renew: lease.renew,

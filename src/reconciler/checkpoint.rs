@@ -209,6 +209,7 @@ impl Sandbox {
             let boot = Boot::Restored { checkpoint_id: head.checkpoint_id.clone(), age_ms, rolled_back };
             let _ = booted.set((start.marker, boot));
             image.make().await?;
+            image.has_room(manifest.files.iter().map(|file| file.size).sum()).await?;
             let progress = Steps::new(&tools.board, &id, "download");
             let tell = |done, total| progress.tell(done, total);
             checkpoints.fetch(&manifest, image.path(), &tell).await.map_err(fetched)?;
@@ -332,6 +333,8 @@ struct Staging {
     clock: SharedClock,
 }
 
+/// What is left free on the local disk.
+const MARGIN: u64 = 32 << 20;
 /// A local disk that does not answer for so long is given up.
 const STALL: Duration = Duration::from_secs(30);
 
@@ -348,6 +351,21 @@ impl Staging {
         self.wipe().await;
         let made = self.beside(|path| std::fs::create_dir_all(path)).await;
         made.map_err(|error| Failure::Passing(format!("There is no place for the checkpoint's files: {error}.")))
+    }
+
+    /// Refuses early what would fill the disk.
+    async fn has_room(&self, bytes: u64) -> Result<(), Failure> {
+        let path = self.path.clone();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let key = name.clone();
+        let disk = files::beside(&self.clock, &name, STALL, &|_| {}, move |_| {
+            rustix::fs::statvfs(&path).map_err(|error| files::local_error(&key, &error.into()))
+        });
+        let disk = disk.await.map_err(|error| Failure::Passing(error.to_string()))?;
+        if disk.f_bavail.saturating_mul(disk.f_frsize) < bytes.saturating_add(MARGIN) {
+            return Err(Failure::NoSpace(format!("The local disk has no room for the checkpoint's {bytes} bytes.")));
+        }
+        Ok(())
     }
 
     async fn wipe(&self) {

@@ -18,7 +18,7 @@ use tokio_util::task::TaskTracker;
 
 use super::{
     Container, Error, Execs, Facts, Lifecycle, Link, Result, Seen, Start, guard_link::GuardLink, life, live::Live,
-    opening, runsc::Runsc, settings::Settings,
+    opening, runsc::Runsc, settings::Settings, space::Promised,
 };
 use crate::clock::{Moment, SharedClock};
 
@@ -30,6 +30,8 @@ pub(super) struct Tools {
     pub runsc: Runsc,
     pub guard: GuardLink,
     pub tasks: TaskTracker,
+    /// To checkpoints that are being written.
+    pub promised: Promised,
 }
 
 /// The place of one sandbox.
@@ -94,7 +96,7 @@ impl Containers {
         let tasks = TaskTracker::new();
         let guard = GuardLink::start(settings.clone(), clock.clone(), &tasks);
         let guard = guard.map_err(|error| Error::Failed { what: "guard", why: error.to_string() })?;
-        let tools = Arc::new(Tools { settings, clock, runsc, guard, tasks });
+        let tools = Arc::new(Tools { settings, clock, runsc, guard, tasks, promised: Promised::default() });
         Ok(Self { tools, facts, slots: Mutex::default(), _state_dir: state_dir })
     }
 

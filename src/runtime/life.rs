@@ -199,7 +199,7 @@ pub(super) async fn checkpoint(tools: &Tools, slot: &Slot, image: &Path) -> Resu
         return Err(Error::NotIn("paused"));
     }
     let pid = live.sentry().map_or(0, Process::pid);
-    space::make_room(image.to_owned(), pid).await?;
+    let _room = space::make_room(image.to_owned(), pid, &tools.promised).await?;
     let verb = Verb::Checkpoint { image };
     let written = tools.runsc.call(verb, &live.name, LONG, Some(live.fence.clone())).await;
     let written = match written {

@@ -5,6 +5,7 @@ use std::{
     fs, io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use super::{Error, Result};
@@ -15,8 +16,39 @@ pub const FILES: [&str; 3] = ["checkpoint.img", "pages_meta.img", "pages.img"];
 /// On top of what the sandbox holds: the kernel's own state.
 const MARGIN: u64 = 32 << 20;
 
+/// Room on the local disk for images that are being written.
+#[derive(Clone, Debug, Default)]
+pub struct Promised(Arc<Mutex<u64>>);
+
+/// A part of it, until it is dropped.
+#[derive(Debug)]
+pub struct Room {
+    promised: Promised,
+    bytes: u64,
+}
+
+impl Promised {
+    /// `None`: with what others were promised, `free` bytes are not enough.
+    fn reserve(&self, free: u64, bytes: u64) -> Option<Room> {
+        let mut promised = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if free < promised.saturating_add(bytes) {
+            return None;
+        }
+        *promised += bytes;
+        drop(promised);
+        Some(Room { promised: self.clone(), bytes })
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        *self.promised.0.lock().unwrap_or_else(PoisonError::into_inner) -= self.bytes;
+    }
+}
+
 /// Makes the fresh directory and refuses when the sandbox's memory and files would not fit.
-pub async fn make_room(image: PathBuf, sentry: i32) -> Result<()> {
+/// What is promised to others that are being written counts as taken.
+pub async fn make_room(image: PathBuf, sentry: i32, promised: &Promised) -> Result<Room> {
     let checked = tokio::task::spawn_blocking(move || {
         fs::create_dir_all(&image)?;
         if fs::read_dir(&image)?.next().is_some() {
@@ -26,8 +58,9 @@ pub async fn make_room(image: PathBuf, sentry: i32) -> Result<()> {
         Ok((disk.f_bavail.saturating_mul(disk.f_frsize), held(sentry)?))
     });
     match checked.await.map_err(io::Error::other).flatten() {
-        Ok((free, held)) if free < held + held / 16 + MARGIN => Err(Error::NoSpace { what: "a checkpoint" }),
-        Ok(_) => Ok(()),
+        Ok((free, held)) => {
+            promised.reserve(free, held + held / 16 + MARGIN).ok_or(Error::NoSpace { what: "a checkpoint" })
+        }
         Err(error) => Err(Error::Failed { what: "checkpoint", why: error.kind().to_string() }),
     }
 }
@@ -60,5 +93,22 @@ pub async fn verify(image: &Path) -> Result<()> {
 pub async fn wipe_image(image: &Path) {
     for name in FILES {
         let _ = tokio::fs::remove_file(image.join(name)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_promised_to_one_image_is_not_promised_to_another() {
+        let promised = Promised::default();
+        let first = promised.reserve(100, 60).expect("there is room");
+        assert!(promised.reserve(100, 60).is_none());
+        let second = promised.reserve(100, 40).expect("there is room for a small one");
+        drop(first);
+        assert!(promised.reserve(100, 60).is_some());
+        drop(second);
+        assert_eq!(*promised.0.lock().unwrap(), 0);
     }
 }

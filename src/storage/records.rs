@@ -264,7 +264,8 @@ impl Records {
         }
     }
 
-    fn lock_bucket(&self, place: Place) -> Option<String> {
+    /// What the metadata say about where the lock lies.
+    pub fn lock_bucket(&self, place: Place) -> Option<String> {
         match place {
             Place::Memory => None,
             Place::Durable => self.durable.as_ref().and_then(|durable| durable.lock_bucket.clone()),

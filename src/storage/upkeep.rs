@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use baton_protocol::{
     id::{CheckpointId, SandboxId},
-    lock::Lock,
+    lock::{Head, Lock},
     metadata::{Latest, Phase, Status},
     reason::Reason,
 };
@@ -127,7 +127,7 @@ impl Upkeep {
         self.acquire(lock).await?;
         let held = lock.lock().cloned().ok_or(lease::Error::Missing)?;
         let tidied = lock.hold(self.tidy(&held)).await?;
-        self.release(lock).await?;
+        self.release(lock, None).await?;
         Ok(tidied?)
     }
 
@@ -136,7 +136,7 @@ impl Upkeep {
         self.acquire(lock).await?;
         let held = lock.lock().cloned().ok_or(lease::Error::Missing)?;
         let reported = lock.hold(self.report_resting(id, &held)).await?;
-        self.release(lock).await?;
+        self.release(lock, None).await?;
         Ok(reported?)
     }
 
@@ -155,11 +155,11 @@ impl Upkeep {
         Ok(rest.phase)
     }
 
-    /// Frees a lease under which nothing ran.
-    pub async fn release(&self, lock: &mut LockFile) -> Result<()> {
+    /// Frees a lease under which nothing ran, with `head` as the last commit in the same write.
+    pub async fn release(&self, lock: &mut LockFile, head: Option<Head>) -> Result<()> {
         let mut tries = 1;
         loop {
-            match lock.release(None, false).await {
+            match lock.release(head.clone(), false).await {
                 Ok(Released::Freed) => return Ok(()),
                 Ok(Released::Lost) => return Err(Error::Taken),
                 Err(error) if tries == TRIES || matches!(error, lease::Error::Missing) => return Err(error.into()),
@@ -237,7 +237,7 @@ impl Resting {
 
 #[cfg(test)]
 mod tests {
-    use baton_protocol::{id::Nonce, lock::Head};
+    use baton_protocol::id::Nonce;
 
     use super::*;
 

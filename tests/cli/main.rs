@@ -5,6 +5,7 @@
 #[allow(dead_code, reason = "shared with the tests of the wire")]
 #[path = "../wire/agent.rs"]
 mod agent;
+mod operators;
 mod pipes;
 mod refusals;
 #[allow(dead_code, reason = "shared with the tests of the client")]

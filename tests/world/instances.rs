@@ -92,6 +92,11 @@ impl World {
         self
     }
 
+    /// The store itself, for whoever reaches it without an instance.
+    pub fn store(&self) -> Arc<dyn Store> {
+        self.store.clone()
+    }
+
     /// Every key in the store.
     pub async fn keys(&self) -> Vec<String> {
         let (mut keys, mut after) = (Vec::new(), None);

@@ -100,6 +100,9 @@ pub struct Update {
     pub duration_ms: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_id: Option<CheckpointId>,
+    /// For how long the sandbox stood still, with a checkpoint after which it runs on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paused_ms: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<SnapshotName>,
     /// What the sandbox knows of commands, with RUNNING after an attach.
@@ -141,6 +144,7 @@ impl Update {
             timed_out: false,
             duration_ms: None,
             checkpoint_id: None,
+            paused_ms: None,
             snapshot: None,
             execs: None,
         }

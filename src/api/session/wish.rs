@@ -163,7 +163,8 @@ impl Session {
                             Update { snapshot: Some(name), ..Update::new(Status::FilesystemSnapshotCreated) }
                         }
                         metadata::Request::Checkpoint {} => {
-                            Update { checkpoint_id: done.checkpoint_id, ..Update::new(Status::Checkpointed) }
+                            let (checkpoint_id, paused_ms) = (done.checkpoint_id, done.paused_ms);
+                            Update { checkpoint_id, paused_ms, ..Update::new(Status::Checkpointed) }
                         }
                     };
                     vec![Event::StatusUpdate(update)]

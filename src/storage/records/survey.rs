@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use baton_protocol::{
     id::SandboxId,
+    lock::Lock,
     metadata::{MAX_BYTES, Status},
     reason::Reason,
 };
@@ -102,6 +103,17 @@ impl Records {
         let text = serde_json::to_vec_pretty(&record).map_err(encode)?;
         // Changed meanwhile: whoever looks next sees what it says now.
         self.put_raw(id, text.into(), If::Is(version)).await.map(drop)
+    }
+
+    /// Writes a lock where there is none, for an operator who made sure that nobody runs the sandbox.
+    pub async fn new_lock(&self, lock: &Lock) -> Result<()> {
+        let (locks, _) = self.stores(Place::Durable)?;
+        let key = lock_key(&lock.sandbox_id);
+        self.put_new(locks, &key, lock).await?;
+        match self.poll(locks, &key, None).await? {
+            Poll::Changed(there, _) if serde_json::from_slice(&there).is_ok_and(|there: Lock| there == *lock) => Ok(()),
+            Poll::Changed(..) | Poll::Unchanged | Poll::Missing => Err(store::Error::Conflict(key).into()),
+        }
     }
 
     /// Erases metadata that was put back over a tombstone, if it is still that.

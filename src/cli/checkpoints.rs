@@ -1,0 +1,77 @@
+//! `baton checkpoints`: what is stored of one sandbox, and what each of it is for.
+
+use std::{fmt::Write as _, process::ExitCode};
+
+use anyhow::{Context, Result, bail};
+use baton_protocol::id::SandboxId;
+use serde_json::{Value, json};
+
+use super::{
+    config::Output,
+    desk::{self, Desk},
+    print,
+};
+
+/// List the checkpoints of a sandbox, the newest first.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = format!("Examples:\n  baton checkpoints ID\n  baton checkpoints ID -o json\n\n{}", desk::CODES))]
+pub struct Args {
+    pub id: SandboxId,
+    /// How to print.
+    #[arg(short, long, value_enum, default_value_t = Output::Table)]
+    pub output: Output,
+}
+
+pub fn run(args: Args) -> Result<ExitCode> {
+    desk::block_on(|desk| async move {
+        print(&checkpoints(&desk, &args).await?)?;
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+pub async fn checkpoints(desk: &Desk, args: &Args) -> Result<String> {
+    let shelf = desk.upkeep.checkpoints.as_ref().context("there is no place for checkpoints")?;
+    let lock = desk.lock(&args.id).await?;
+    let mut stored: Vec<_> = shelf.list(&args.id).await?.into_iter().collect();
+    if lock.is_none() && stored.is_empty() {
+        bail!("{} does not exist", args.id);
+    }
+    stored.sort_by_key(|id| std::cmp::Reverse((id.seq(), id.epoch())));
+    let named = |head: Option<&baton_protocol::lock::Head>| head.map(|head| head.checkpoint_id.clone());
+    let head = named(lock.as_ref().and_then(|lock| lock.head.as_ref()));
+    let previous = named(lock.as_ref().and_then(|lock| lock.prev_head.as_ref()));
+    let mut views: Vec<Value> = Vec::new();
+    for id in stored {
+        let manifest = shelf.manifest_of(&id).await.ok().flatten().map(|(manifest, _)| manifest);
+        let is = if Some(&id) == head.as_ref() {
+            "head"
+        } else if Some(&id) == previous.as_ref() {
+            "before it"
+        } else if manifest.is_none() {
+            "unfinished"
+        } else {
+            "older"
+        };
+        let size: Option<u64> = manifest.as_ref().map(|manifest| manifest.files.iter().map(|file| file.size).sum());
+        views.push(json!({
+            "checkpoint_id": id,
+            "is": is,
+            "pinned": shelf.is_pinned(&id).await?,
+            "created": manifest.as_ref().map(|manifest| &manifest.created),
+            "size": size,
+            "runsc": manifest.as_ref().map(|manifest| &manifest.runsc.version),
+        }));
+    }
+    if let Output::Json = args.output {
+        return Ok(format!("{:#}\n", Value::Array(views)));
+    }
+    let mut text = format!("{:10}  {:6}  {:>10}  {:20}  CHECKPOINT\n", "IS", "PINNED", "SIZE", "CREATED");
+    for view in views {
+        let word = |key: &str| view[key].as_str().unwrap_or("-").to_owned();
+        let size = view["size"].as_u64().map_or("-".to_owned(), |size| format!("{} KiB", size.div_ceil(1024)));
+        let pinned = if view["pinned"] == true { "yes" } else { "-" };
+        let (is, created, id) = (word("is"), word("created"), word("checkpoint_id"));
+        let _ = writeln!(text, "{is:10}  {pinned:6}  {size:>10}  {created:20}  {id}");
+    }
+    Ok(text)
+}

@@ -1,0 +1,98 @@
+//! `baton gc`: one sweep, now, without a server.
+
+use std::{process::ExitCode, time::Duration};
+
+use anyhow::Result;
+
+use super::desk::{self, Desk, Verdict};
+use crate::{
+    reconciler::sweep::{
+        Ground, Sweep,
+        rules::{ABANDONED, Errand, TOMBSTONE},
+    },
+    storage::{board::Board, upkeep::Error},
+};
+
+/// Do what the sweep of a server does, once: finish deletions, erase checkpoints that nothing needs, forget old
+/// tombstones, correct statuses. Nothing that anybody holds is touched, and nothing is started.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = format!("Examples:\n  baton gc --dry-run\n  baton gc\n  baton gc --dead --tombstones-after 1h\n\n{}", desk::CODES))]
+pub struct Args {
+    /// Only say what would be done.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Forget tombstones of sandboxes that were deleted so long ago.
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    pub tombstones_after: Option<Duration>,
+    /// Also see to sandboxes whose holder died: leases are watched for the takeover time first.
+    #[arg(long)]
+    pub dead: bool,
+    /// Also erase locks that have no metadata and never ran. Make sure that no create is under way.
+    #[arg(long)]
+    pub abandoned: bool,
+}
+
+pub fn run(args: Args) -> Result<ExitCode> {
+    desk::run(|desk| async move { gc(&desk, &args).await })
+}
+
+pub async fn gc(desk: &Desk, args: &Args) -> Result<Verdict> {
+    let ground = Ground {
+        who: desk.who.clone(),
+        clock: desk.clock.clone(),
+        records: desk.records.clone(),
+        board: Board::new(desk.clock.clone()),
+        upkeep: desk.upkeep.clone(),
+        retention: None,
+        // Nothing is started from here.
+        room: 0,
+        abandoned_after: if args.abandoned { Duration::ZERO } else { ABANDONED },
+        tombstones_for: args.tombstones_after.unwrap_or(TOMBSTONE),
+    };
+    let mut sweep = Sweep::new(ground.clone());
+    let mut jobs = sweep.pass().await?;
+    if args.dead {
+        desk.tell(&format!("watching leases for {}", humantime::format_duration(desk.times.takeover)));
+        desk.clock.sleep(desk.times.takeover + Duration::from_secs(1)).await;
+        jobs.extend(sweep.pass().await?);
+    }
+    let (mut done, mut failed) = (0_usize, 0_usize);
+    for job in jobs {
+        let (id, errand) = (job.id.clone(), job.errand);
+        if args.dry_run {
+            desk.tell(&format!("{id}: would {}", words(errand)));
+            done += 1;
+            continue;
+        }
+        match job.fulfil(&ground).await {
+            Ok(true) => {
+                desk.tell(&format!("{id}: {}", words(errand)));
+                done += 1;
+            }
+            Ok(false) | Err(Error::Taken) => {}
+            Err(error) => {
+                desk.tell(&format!("{id}: could not {}: {error}", words(errand)));
+                failed += 1;
+            }
+        }
+    }
+    let line = match (args.dry_run, done) {
+        (true, _) => format!("{done} to see to"),
+        (false, 0) if failed == 0 => "nothing to do".to_owned(),
+        (false, _) => format!("{done} seen to, {failed} left for the next time"),
+    };
+    Ok(if failed == 0 { Verdict::Done(line) } else { Verdict::Late(line) })
+}
+
+fn words(errand: Errand) -> &'static str {
+    match errand {
+        Errand::Rest => "rest",
+        Errand::Purge => "erase it",
+        Errand::Expire => "erase it, its ttl is over",
+        Errand::Take => "start it",
+        Errand::Correct => "correct its status",
+        Errand::Tidy => "erase checkpoints that nothing needs",
+        Errand::Sweep => "erase what is left of it",
+        Errand::Forget => "forget its tombstone",
+    }
+}

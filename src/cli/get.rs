@@ -1,0 +1,107 @@
+//! `baton get`: one sandbox, its metadata and its lock.
+
+use std::{fmt::Write as _, process::ExitCode};
+
+use anyhow::{Result, bail};
+use baton_protocol::{id::SandboxId, lock::Lock, reason::Reason};
+use serde_json::{Value, json};
+
+use super::{
+    config::Output,
+    desk::{self, Desk},
+    print,
+    rows::{Row, phase_name, row, state_name},
+};
+use crate::storage::records::Objects;
+
+/// Show one sandbox: what is wanted, what is so, who holds it and what it starts from.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = format!("Examples:\n  baton get ID\n  baton get ID -o json\n\n{}", desk::CODES))]
+pub struct Args {
+    pub id: SandboxId,
+    /// How to print.
+    #[arg(short, long, value_enum, default_value_t = Output::Table)]
+    pub output: Output,
+}
+
+pub fn run(args: Args) -> Result<ExitCode> {
+    desk::block_on(|desk| async move {
+        print(&get(&desk, &args).await?)?;
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+pub async fn get(desk: &Desk, args: &Args) -> Result<String> {
+    let id = &args.id;
+    let lock = desk.lock(id).await?;
+    let raw = desk.records.raw(id).await?;
+    let objects = Objects {
+        // Only whether they are there matters here.
+        lock: lock.as_ref().map(|_| crate::storage::store::Version(String::new())),
+        metadata: raw.as_ref().map(|(_, version)| version.clone()),
+    };
+    if objects == Objects::default() {
+        bail!("{id} does not exist");
+    }
+    if let Some(lock) = lock.as_ref().filter(|lock| lock.purged) {
+        return Ok(format!(
+            "{id} was deleted{}\n",
+            lock.purged_at.as_ref().map_or(String::new(), |at| format!(" at {at}"))
+        ));
+    }
+    let Some(row) = row(desk, id.clone(), objects).await else { bail!("{id} does not exist") };
+    Ok(match args.output {
+        Output::Json => {
+            let metadata = raw.and_then(|(bytes, _)| serde_json::from_slice::<Value>(&bytes).ok());
+            let view = json!({"sandbox_id": id, "reason": row.reason, "metadata": metadata, "lock": lock});
+            format!("{view:#}\n")
+        }
+        Output::Table => text(&row, lock.as_ref()),
+    })
+}
+
+fn text(row: &Row, lock: Option<&Lock>) -> String {
+    let mut lines: Vec<(&str, String)> = vec![("sandbox", row.id.to_string())];
+    if let Some(found) = &row.found {
+        let (spec, status) = (&found.spec, &found.status);
+        lines.push(("phase", phase_name(status.phase).to_owned()));
+        lines.push(("wanted", state_name(spec.desired_state).to_owned()));
+        lines.push(("placement", spec.placement.as_ref().map_or("anywhere".to_owned(), ToString::to_string)));
+        lines.push(("created", spec.created_timestamp.clone()));
+        lines.push(("reported", status.updated.clone()));
+        let enabled = [("checkpoint", spec.enable_sandbox_checkpoint), ("handoff", spec.enable_sandbox_handoff)];
+        let enabled: Vec<_> = enabled.iter().filter(|(_, is)| *is).map(|(name, _)| *name).collect();
+        lines.push(("enabled", enabled.join(", ")));
+        for (name, value) in &spec.labels {
+            lines.push(("label", format!("{name}={value}")));
+        }
+    }
+    if let Some(lock) = lock {
+        lines.push(("holder", lock.lease.as_ref().map_or("nobody".to_owned(), |lease| lease.owner.to_string())));
+        lines.push(("epoch", lock.epoch.to_string()));
+        if let Some(waiter) = &lock.waiter {
+            lines.push(("waiter", waiter.instance.to_string()));
+        }
+        for (name, head) in [("checkpoint", &lock.head), ("before it", &lock.prev_head)] {
+            if let Some(head) = head {
+                lines.push((name, head.checkpoint_id.to_string()));
+            }
+        }
+    }
+    if !row.reason.is_empty() {
+        lines.push(("reason", row.reason.clone()));
+    }
+    if !row.message.is_empty() {
+        lines.push(("message", row.message.clone()));
+    }
+    if let Some(reason) = Reason::find(&row.reason) {
+        lines.push(("remedy", reason.remedy().to_owned()));
+    } else if row.is_orphan {
+        lines.push(("remedy", format!("its metadata is gone: `baton repair {}` makes it anew", row.id)));
+    }
+    lines.iter().fold(String::new(), |mut text, (name, value)| {
+        let value: String = value.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+        let _ = writeln!(text, "{name:11} {value}");
+        text
+    })
+}

@@ -1,0 +1,62 @@
+//! `baton list`: every sandbox in the store, as it is read, in constant time per row.
+
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+};
+
+use anyhow::Result;
+use futures::StreamExt;
+
+use super::{
+    config::Output,
+    desk::{self, Desk},
+    rows::{self, Filter, HEADER},
+};
+
+/// List the sandboxes in the store.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = format!("Examples:\n  baton list --phase running\n  baton list --label team=blue -o json\n  baton list --orphans\n\n{}", desk::CODES))]
+pub struct Args {
+    /// How to print.
+    #[arg(short, long, value_enum, default_value_t = Output::Table)]
+    pub output: Output,
+    #[command(flatten)]
+    pub filter: Filter,
+}
+
+pub fn run(args: Args) -> Result<ExitCode> {
+    desk::block_on(|desk| async move {
+        let mut out = io::BufWriter::new(io::stdout());
+        match list(&desk, &args, &mut out).await {
+            // Whoever read it has seen enough.
+            Err(error) if error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe) => {}
+            listed => listed?,
+        }
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+pub async fn list(desk: &Desk, args: &Args, out: &mut (impl Write + Send)) -> Result<()> {
+    let rows = rows::rows(desk, &args.filter).await?;
+    let mut rows = std::pin::pin!(rows);
+    let mut count = 0_usize;
+    while let Some(row) = rows.next().await {
+        match args.output {
+            Output::Table => {
+                if count == 0 {
+                    writeln!(out, "{HEADER}")?;
+                }
+                writeln!(out, "{}", row.line(desk.clock.wall()))?;
+            }
+            Output::Json => write!(out, "{}{}", if count == 0 { "[\n" } else { ",\n" }, row.json())?,
+        }
+        count += 1;
+    }
+    match args.output {
+        Output::Table if count == 0 => desk.tell("no sandboxes"),
+        Output::Table => {}
+        Output::Json => writeln!(out, "{}", if count == 0 { "[]" } else { "\n]" })?,
+    }
+    Ok(out.flush()?)
+}

@@ -1,0 +1,78 @@
+//! `baton rollback`: makes an older checkpoint the one that counts.
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use baton_protocol::{
+    id::{CheckpointId, SandboxId},
+    lock::Head,
+    metadata::Status,
+};
+
+use super::desk::{self, Desk, Rest, Verdict, Waiting};
+use crate::storage::{layout::Image, upkeep::Resting};
+
+/// Make an older checkpoint of a sandbox the one it starts from.
+///
+/// Only of a sandbox that nobody runs: let it go first with `baton checkpoint ID`. The checkpoint that counted
+/// until now becomes the one before it, so that a rollback can be rolled back.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = format!("Examples:\n  baton checkpoints ID\n  baton rollback ID\n  baton rollback ID --to CHECKPOINT\n\n{}", desk::CODES))]
+pub struct Args {
+    pub id: SandboxId,
+    /// Which one; by default the one before the last.
+    #[arg(long, value_name = "CHECKPOINT")]
+    pub to: Option<CheckpointId>,
+    #[command(flatten)]
+    pub waiting: Waiting,
+}
+
+pub fn run(args: Args) -> Result<ExitCode> {
+    desk::run(|desk| async move { rollback(&desk, &args.id, args.to.as_ref(), args.waiting).await })
+}
+
+pub async fn rollback(desk: &Desk, id: &SandboxId, to: Option<&CheckpointId>, waiting: Waiting) -> Result<Verdict> {
+    let checkpoints = desk.upkeep.checkpoints.as_ref().context("there is no place for checkpoints")?;
+    let mut file = desk.lock_file(id)?;
+    file.read().await.with_context(|| format!("{id} cannot be rolled back"))?;
+    let lock = file.lock().cloned().context("the lock is gone")?;
+    let head = lock.head.as_ref().with_context(|| format!("{id} has no checkpoint"))?;
+    let target = match (to, &lock.prev_head) {
+        (Some(to), _) => to.clone(),
+        (None, Some(previous)) => previous.checkpoint_id.clone(),
+        (None, None) => bail!("{id} has no checkpoint before its last one"),
+    };
+    if target == head.checkpoint_id {
+        return Ok(Verdict::Done(format!("{id} starts from {target} already")));
+    }
+    if target.sandbox() != *id {
+        bail!("{target} is a checkpoint of another sandbox");
+    }
+    let Some((manifest, manifest_sha256)) = checkpoints.manifest_of(&target).await? else {
+        return Ok(Verdict::Refused(format!("{target} is not there, or was never finished: CheckpointMissing")));
+    };
+    if manifest.checkpoint_id != target || manifest.files.len() != Image::ALL.len() {
+        return Ok(Verdict::Refused(format!("the manifest of {target} is not its own: Damaged")));
+    }
+    // A holder that only seems dead has the lease for as long as it takes to be sure.
+    match desk.until_free(id, &mut file, waiting.timeout.min(desk.times.takeover * 2)).await? {
+        Rest::Free | Rest::Dead => {}
+        Rest::Purged => return Ok(Verdict::Refused(format!("{id} was deleted"))),
+        Rest::Refused(why) => return Ok(Verdict::Refused(why)),
+        Rest::Late => return Ok(Verdict::Refused(format!("{id} runs: let it go first, with `baton checkpoint {id}`"))),
+    }
+    desk.upkeep.acquire(&mut file).await?;
+    let held = file.lock().cloned().context("the lock is gone")?;
+    let seq = held.head.as_ref().map_or(0, |head| head.seq) + 1;
+    let bucket = checkpoints.bucket().cloned();
+    let head = Head { seq, epoch: held.epoch, checkpoint_id: target.clone(), bucket, manifest_sha256 };
+    desk.upkeep.release(&mut file, Some(head)).await?;
+    let rest = Resting::of(file.lock().context("the lock is gone")?);
+    let report = |status: &mut Status, latest: &mut Option<baton_protocol::metadata::Latest>| {
+        (status.phase, status.instance) = (rest.phase, None);
+        (status.reason, status.message) = (String::new(), String::new());
+        latest.clone_from(&rest.latest);
+    };
+    desk.records.report(id, held.epoch, &report).await?;
+    Ok(Verdict::Done(format!("{id} starts from {target} now")))
+}

@@ -1,0 +1,208 @@
+//! Sandboxes as rows of a table or objects of JSON, for `list` and `watch`.
+
+use std::time::Duration;
+
+use baton_protocol::{
+    id::SandboxId,
+    metadata::{DesiredState, Metadata, Phase},
+    reason::Reason,
+};
+use futures::{Stream, StreamExt, stream};
+use serde_json::{Value, json};
+
+use super::desk::Desk;
+use crate::storage::records::{Error, Objects, Result};
+
+/// So many objects are read at the same time.
+const AT_ONCE: usize = 32;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    pub id: SandboxId,
+    pub found: Option<Metadata>,
+    /// What is wrong with it, as far as its objects show.
+    pub reason: String,
+    pub message: String,
+    /// The lock is there and the metadata is not.
+    pub is_orphan: bool,
+}
+
+/// Which rows are wanted.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Filter {
+    /// Only those with this label; may be given more than once.
+    #[arg(long = "label", value_name = "NAME=VALUE", value_parser = label)]
+    pub labels: Vec<(String, String)>,
+    /// Only those in this phase.
+    #[arg(long, value_name = "PHASE", value_parser = phase)]
+    pub phase: Option<Phase>,
+    /// Only what is left over: locks without metadata, metadata without a lock.
+    #[arg(long)]
+    pub orphans: bool,
+}
+
+fn label(text: &str) -> std::result::Result<(String, String), &'static str> {
+    let (name, value) = text.split_once('=').ok_or("a label is NAME=VALUE")?;
+    Ok((name.to_owned(), value.to_owned()))
+}
+
+fn phase(text: &str) -> std::result::Result<Phase, &'static str> {
+    serde_json::from_value(Value::String(text.to_lowercase()))
+        .map_err(|_| "a phase is pending, running, checkpointed or failed")
+}
+
+impl Filter {
+    pub fn wants(&self, row: &Row) -> bool {
+        if self.orphans {
+            return row.is_orphan || row.reason == Reason::LockMissing.name();
+        }
+        let found = row.found.as_ref();
+        let labelled =
+            |(name, value): &(String, String)| found.is_some_and(|found| found.spec.labels.get(name) == Some(value));
+        !row.is_orphan
+            && self.labels.iter().all(labelled)
+            && self.phase.is_none_or(|phase| found.is_some_and(|found| found.status.phase == phase))
+    }
+}
+
+/// Every sandbox that the filter wants, in order, as they are read.
+pub async fn rows<'a>(desk: &'a Desk, filter: &'a Filter) -> Result<impl Stream<Item = Row> + 'a> {
+    let listed = desk.records.survey().await?;
+    let looks = listed.into_iter().map(move |(id, objects)| row(desk, id, objects));
+    Ok(stream::iter(looks)
+        .buffered(AT_ONCE)
+        .filter_map(move |row| std::future::ready(row.filter(|row| filter.wants(row)))))
+}
+
+/// `None`: it is gone, or only its tombstone is left.
+pub async fn row(desk: &Desk, id: SandboxId, objects: Objects) -> Option<Row> {
+    let mut row = Row { id, found: None, reason: String::new(), message: String::new(), is_orphan: false };
+    if objects.metadata.is_none() {
+        match desk.lock(&row.id).await {
+            Ok(lock) if lock.as_ref().is_none_or(|lock| lock.purged) => return None,
+            Ok(_) => {}
+            Err(error) => row.message = error.to_string(),
+        }
+        row.is_orphan = true;
+        return Some(row);
+    }
+    match find(desk, &row.id).await {
+        Ok(found) => {
+            let found = found?;
+            (row.reason, row.message) = (found.status.reason.clone(), found.status.message.clone());
+            row.found = Some(found);
+        }
+        Err(error) => {
+            row.reason = error.reason().map(String::from).unwrap_or_default();
+            row.message = error.to_string();
+        }
+    }
+    if objects.lock.is_none() {
+        row.reason = Reason::LockMissing.into();
+        row.message = Reason::LockMissing.cause().to_owned();
+    }
+    Some(row)
+}
+
+/// A long listing is not spoilt by one slow answer.
+async fn find(desk: &Desk, id: &SandboxId) -> Result<Option<Metadata>> {
+    let mut tries = 0;
+    loop {
+        match desk.records.find(id).await {
+            Err(Error::Store(error)) if error.is_passing() && tries < 3 => {
+                tries += 1;
+                desk.clock.sleep(desk.clock.jittered(Duration::from_secs(1))).await;
+            }
+            found => return found,
+        }
+    }
+}
+
+pub const HEADER: &str = "SANDBOX                                       PHASE         WANTED        AGE   INSTANCE       REASON             LABELS";
+
+impl Row {
+    pub fn line(&self, now: std::time::SystemTime) -> String {
+        let found = self.found.as_ref();
+        let phase = found.map_or(if self.is_orphan { "orphan" } else { "-" }, |found| phase_name(found.status.phase));
+        let wanted = found.map_or("-", |found| state_name(found.spec.desired_state));
+        let created = found.and_then(|found| humantime::parse_rfc3339_weak(&found.spec.created_timestamp).ok());
+        let age = created.and_then(|created| now.duration_since(created).ok()).map_or("-".to_owned(), age);
+        let instance = found.and_then(|found| found.status.instance.as_ref());
+        let instance = instance.map_or("-", |instance| instance.as_str().get(..13).unwrap_or("-"));
+        let labels = found.map(|found| &found.spec.labels).into_iter().flatten();
+        let labels: Vec<_> = labels.map(|(name, value)| format!("{name}={value}")).collect();
+        let reason = if self.reason.is_empty() { "-" } else { &self.reason };
+        let line = format!(
+            "{:44}  {phase:12}  {wanted:12}  {age:>4}  {instance:13}  {reason:17}  {}",
+            self.id.as_str(),
+            labels.join(",")
+        );
+        // Labels may hold anything: a table is one line per row.
+        line.trim_end().chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+    }
+
+    pub fn json(&self) -> Value {
+        let found = self.found.as_ref();
+        json!({
+            "sandbox_id": self.id,
+            "phase": found.map(|found| found.status.phase),
+            "desired_state": found.map(|found| found.spec.desired_state),
+            "placement": found.and_then(|found| found.spec.placement.as_ref()),
+            "instance": found.and_then(|found| found.status.instance.as_ref()),
+            "reason": self.reason,
+            "message": self.message,
+            "orphan": self.is_orphan,
+            "labels": found.map(|found| &found.spec.labels),
+            "created": found.map(|found| &found.spec.created_timestamp),
+            "latest_checkpoint": found.and_then(|found| found.latest_sandbox_checkpoint.as_ref()).map(|latest| &latest.path),
+        })
+    }
+}
+
+pub fn phase_name(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Pending => "pending",
+        Phase::Running => "running",
+        Phase::Checkpointed => "checkpointed",
+        Phase::Failed => "failed",
+    }
+}
+
+pub fn state_name(state: DesiredState) -> &'static str {
+    match state {
+        DesiredState::Running => "running",
+        DesiredState::Checkpointed => "checkpointed",
+        DesiredState::HandedOff => "handed_off",
+        DesiredState::Deleted => "deleted",
+    }
+}
+
+/// In the largest whole unit.
+fn age(span: Duration) -> String {
+    let seconds = span.as_secs();
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m", seconds / 60),
+        3600..86_400 => format!("{}h", seconds / 3600),
+        86_400.. => format!("{}d", seconds / 86_400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_age_is_short() {
+        let shown = [3, 61, 7200, 200_000].map(|seconds| age(Duration::from_secs(seconds)));
+        assert_eq!(shown, ["3s", "1m", "2h", "2d"]);
+    }
+
+    #[test]
+    fn filters_are_read_or_refused() {
+        assert_eq!(label("a=b=c"), Ok(("a".to_owned(), "b=c".to_owned())));
+        assert!(label("a").is_err());
+        assert_eq!(phase("Running"), Ok(Phase::Running));
+        assert!(phase("dancing").is_err());
+    }
+}

@@ -1,0 +1,101 @@
+//! `baton watch`: phases as they change, live.
+
+use std::{collections::BTreeMap, io::IsTerminal, process::ExitCode, time::Duration};
+
+use anyhow::Result;
+use baton_protocol::id::SandboxId;
+use futures::StreamExt;
+
+use super::{
+    desk::{self, Desk},
+    print,
+    rows::{self, Filter, HEADER},
+};
+
+/// Watch sandboxes: a live table on a terminal, otherwise a line whenever one changes. Ends with Ctrl-C.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = format!("Examples:\n  baton watch\n  baton watch ID\n  baton watch --phase failed --for 1m\n\n{}", desk::CODES))]
+pub struct Args {
+    /// Only this one.
+    pub id: Option<SandboxId>,
+    #[command(flatten)]
+    pub filter: Filter,
+    /// How often to look.
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = humantime::parse_duration)]
+    pub every: Duration,
+    /// End after this time.
+    #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration)]
+    pub within: Option<Duration>,
+}
+
+pub fn run(args: Args) -> Result<ExitCode> {
+    desk::block_on(|desk| async move {
+        let live = std::io::stdout().is_terminal();
+        let mut out = |text: &str| print(text);
+        let watching = watch(&desk, &args, live, &mut out);
+        match args.within {
+            Some(within) => desk.clock.timeout(within, watching).await.unwrap_or(Ok(()))?,
+            None => watching.await?,
+        }
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+/// Looks again and again, for ever; `out` gets the whole table, or the lines that changed.
+pub async fn watch(desk: &Desk, args: &Args, live: bool, out: &mut dyn FnMut(&str) -> Result<()>) -> Result<()> {
+    let mut shown: BTreeMap<SandboxId, String> = BTreeMap::new();
+    loop {
+        match look(desk, args).await {
+            Ok(seen) => {
+                let text = if live { table(&seen) } else { changes(&shown, &seen) };
+                if shown != seen && !text.is_empty() {
+                    out(&text)?;
+                }
+                shown = seen;
+            }
+            // What is unreachable now may be back soon.
+            Err(error) => desk.tell(&format!("{error}")),
+        }
+        desk.clock.sleep(args.every.max(Duration::from_millis(100))).await;
+    }
+}
+
+async fn look(desk: &Desk, args: &Args) -> Result<BTreeMap<SandboxId, String>> {
+    let now = desk.clock.wall();
+    let mut seen = BTreeMap::new();
+    if let Some(id) = &args.id {
+        let lock = desk.lock(id).await?.map(|_| crate::storage::store::Version(String::new()));
+        let metadata = desk.records.raw(id).await?.map(|(_, version)| version);
+        let objects = crate::storage::records::Objects { lock, metadata };
+        if let Some(row) = rows::row(desk, id.clone(), objects).await {
+            seen.insert(id.clone(), row.line(now));
+        }
+        return Ok(seen);
+    }
+    let rows = rows::rows(desk, &args.filter).await?;
+    let mut rows = std::pin::pin!(rows);
+    while let Some(row) = rows.next().await {
+        seen.insert(row.id.clone(), row.line(now));
+    }
+    Ok(seen)
+}
+
+fn table(seen: &BTreeMap<SandboxId, String>) -> String {
+    let lines: Vec<_> = seen.values().map(String::as_str).collect();
+    // Home, and clear what is below.
+    format!("\x1b[H\x1b[2J{HEADER}\n{}\n", lines.join("\n"))
+}
+
+/// The lines that are new or differ in more than the age, and what is gone.
+fn changes(before: &BTreeMap<SandboxId, String>, now: &BTreeMap<SandboxId, String>) -> String {
+    let key = |line: &String| {
+        line.split_whitespace()
+            .enumerate()
+            .filter(|(at, _)| *at != 3)
+            .map(|(_, word)| word.to_owned())
+            .collect::<Vec<_>>()
+    };
+    let changed = now.iter().filter(|(id, line)| before.get(*id).map(key) != Some(key(line)));
+    let gone = before.keys().filter(|id| !now.contains_key(*id));
+    changed.map(|(_, line)| format!("{line}\n")).chain(gone.map(|id| format!("{id}  gone\n"))).collect()
+}

@@ -1,0 +1,51 @@
+//! The page for operators: every command on it exists, and every field of the metadata is on it.
+
+use std::{fs, path::Path};
+
+use baton::cli::Cli;
+use baton_protocol::{
+    id::{CheckpointId, InstanceId, Nonce, SandboxId},
+    metadata::{Metadata, Spec, Status},
+    reason::Reason,
+};
+use clap::Parser;
+
+fn page() -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operate.md")).unwrap()
+}
+
+fn id() -> SandboxId {
+    SandboxId::parse("sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab").unwrap()
+}
+
+#[test]
+fn every_command_on_the_page_exists() {
+    let checkpoint = CheckpointId::new(&id(), 1, 1, &Nonce::from_bits([1; 16]));
+    let mut count = 0;
+    for line in page().lines().filter(|line| line.starts_with("baton ")) {
+        let words = line.split_whitespace().map(|word| match word {
+            "ID" => id().to_string(),
+            "CHECKPOINT" => checkpoint.to_string(),
+            word => word.to_owned(),
+        });
+        if let Err(error) = Cli::try_parse_from(words) {
+            panic!("{line}: {error}");
+        }
+        if let Some(reason) = line.strip_prefix("baton explain ") {
+            assert!(Reason::find(reason).is_some(), "{line}");
+        }
+        count += 1;
+    }
+    assert!(count > 15, "only {count} commands were found");
+}
+
+#[test]
+fn every_field_of_the_metadata_is_on_the_page() {
+    let spec = Spec::new(id(), String::new(), String::new(), InstanceId::from_bits([1; 16]));
+    let record = Metadata { spec, latest_sandbox_checkpoint: None, status: Status::default() };
+    let record = serde_json::to_value(&record).unwrap();
+    let page = page();
+    for field in record.as_object().unwrap().keys() {
+        assert!(page.contains(&format!("`{field}`")), "{field} is not explained");
+    }
+}

@@ -1,0 +1,350 @@
+//! The verbs of an operator, on the storage alone: beside instances, and without any.
+
+use std::{future::Future, time::Duration};
+
+use baton::{
+    cli::{
+        checkpoint, checkpoints,
+        config::Output,
+        delete,
+        desk::{Desk, Verdict, Waiting},
+        edit, gc, get, list, repair, rollback,
+        rows::Filter,
+        watch,
+    },
+    runtime::Container,
+    storage::{
+        board::{Boot, Passing},
+        checkpoints::Checkpoints,
+        memory::Memory,
+        records::{Durable, Records},
+        rules::Times,
+    },
+};
+use baton_protocol::{
+    id::SandboxId,
+    metadata::{DesiredState, Phase},
+};
+use serde_json::{Value, json};
+
+use crate::instances::{Instance, World, movable};
+
+const WAIT: Waiting = Waiting { no_wait: false, timeout: Duration::from_secs(120) };
+
+/// Another machine with access to the same store.
+fn desk(world: &World) -> Desk {
+    let (clock, store) = (world.clock.clone(), world.store());
+    let durable = Durable { locks: store.clone(), metadata: store.clone(), lock_bucket: None };
+    let records = Records::new(
+        clock.clone(),
+        std::sync::Arc::new(Memory::new(clock.clone())),
+        Some(durable),
+        true,
+        Times::DEFAULT,
+    );
+    let checkpoints = Checkpoints::new(store, None, clock.clone());
+    Desk { is_quiet: true, ..Desk::new(clock, records, Some(checkpoints), Times::DEFAULT, 2) }
+}
+
+async fn running(world: &World, one: &Instance) -> SandboxId {
+    let mut visit = one
+        .create(|spec| {
+            movable(spec);
+            spec.idle_timeout = None;
+        })
+        .await;
+    visit.until_running().await;
+    world.after(1).await;
+    visit.id.clone()
+}
+
+/// Checkpointed so many times, and free.
+async fn stored(world: &World, one: &Instance, times: usize) -> SandboxId {
+    let id = running(world, one).await;
+    for turn in 0..times {
+        if turn > 0 {
+            one.attach(&id).await.until_running().await;
+        }
+        one.edit(&id, |spec| spec.desired_state = DesiredState::Checkpointed).await;
+        while world.lock(&id).await.unwrap().lease.is_some() {
+            world.after(1).await;
+        }
+        world.after(2).await;
+    }
+    id
+}
+
+async fn done(verdict: impl Future<Output = anyhow::Result<Verdict>>) -> String {
+    let verdict = verdict.await.unwrap();
+    assert_eq!(verdict.exit(), 0, "{verdict:?}");
+    verdict.line().to_owned()
+}
+
+async fn refused(verdict: impl Future<Output = anyhow::Result<Verdict>>) -> String {
+    let verdict = verdict.await.unwrap();
+    assert_eq!(verdict.exit(), 3, "{verdict:?}");
+    verdict.line().to_owned()
+}
+
+#[tokio::test(start_paused = true)]
+async fn checkpoint_and_handoff_wait_until_the_holder_has_let_go() {
+    for state in [DesiredState::Checkpointed, DesiredState::HandedOff] {
+        let world = World::new();
+        let (one, desk) = (world.instance(), desk(&world));
+        let id = running(&world, &one).await;
+        let line = done(checkpoint::let_go(&desk, &id, state, WAIT)).await;
+        let lock = world.lock(&id).await.unwrap();
+        let head = lock.head.unwrap().checkpoint_id;
+        assert!(lock.lease.is_none() && line.contains(head.as_str()), "{line}");
+        // Again it is so already.
+        done(checkpoint::let_go(&desk, &id, state, WAIT)).await;
+        one.stop().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_checkpoint_that_keeps_it_running_is_asked_for_and_answered() {
+    let world = World::new();
+    let (one, desk) = (world.instance(), desk(&world));
+    let id = running(&world, &one).await;
+    let line = done(checkpoint::keep_running(&desk, &id, WAIT)).await;
+    assert!(line.contains("paused for"), "{line}");
+    assert_eq!(one.container(&id), Container::Running);
+    let spec = one.metadata(&id).await.unwrap().spec;
+    assert!(spec.requests.is_empty(), "the request is settled");
+    done(checkpoint::let_go(&desk, &id, DesiredState::Checkpointed, WAIT)).await;
+    refused(checkpoint::keep_running(&desk, &id, WAIT)).await;
+    one.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_let_go_is_refused_with_its_reason_and_what_takes_too_long_is_late() {
+    let world = World::new();
+    let (one, desk) = (world.instance(), desk(&world));
+    let id = running(&world, &one).await;
+    world.edit(&id, |record| record["enable_sandbox_checkpoint"] = json!(false)).await;
+    let line = refused(checkpoint::let_go(&desk, &id, DesiredState::Checkpointed, WAIT)).await;
+    assert!(line.contains("NotCheckpointable"), "{line}");
+    assert_eq!(one.container(&id), Container::Running);
+
+    let id = running(&world, &one).await;
+    one.containers.inject("checkpoint", baton::runtime::fake::Fault::Delay(Duration::from_secs(60)));
+    let short = Waiting { timeout: Duration::from_secs(10), ..WAIT };
+    let verdict = checkpoint::let_go(&desk, &id, DesiredState::Checkpointed, short).await.unwrap();
+    assert!(matches!(verdict, Verdict::Late(_)), "{verdict:?}");
+    let asked = Waiting { no_wait: true, ..WAIT };
+    done(checkpoint::let_go(&desk, &id, DesiredState::Checkpointed, asked)).await;
+    one.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_lease_of_a_dead_holder_is_taken_after_the_takeover_time() {
+    let world = World::new();
+    let (one, desk) = (world.instance(), desk(&world));
+    let id = running(&world, &one).await;
+    done(checkpoint::keep_running(&desk, &id, WAIT)).await;
+    let one = one.die().await;
+    let began = world.clock.now();
+    let line = done(checkpoint::let_go(&desk, &id, DesiredState::HandedOff, WAIT)).await;
+    assert!(line.contains("is lost"), "{line}");
+    assert!(world.clock.now() - began >= Duration::from_secs(30));
+    let found = one.metadata(&id).await.unwrap();
+    assert_eq!(found.status.phase, Phase::Checkpointed);
+    one.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn delete_has_the_holder_do_it_and_does_it_where_there_is_none() {
+    let world = World::new();
+    let (one, desk) = (world.instance(), desk(&world));
+    let held = running(&world, &one).await;
+    done(delete::delete(&desk, &held, WAIT)).await;
+    assert_eq!(one.container(&held), Container::Absent);
+    let free = stored(&world, &one, 2).await;
+    let orphan = stored(&world, &one, 1).await;
+    world.remove(&format!("sandboxes/{orphan}/metadata.json")).await;
+    one.stop().await;
+    done(delete::delete(&desk, &free, WAIT)).await;
+    done(delete::delete(&desk, &orphan, WAIT)).await;
+    let mut left: Vec<_> = [&held, &free, &orphan].map(|id| format!("sandboxes/{id}/lock.json")).into();
+    left.sort();
+    assert_eq!(world.keys().await, left);
+    assert!(done(delete::delete(&desk, &free, WAIT)).await.contains("before"));
+    assert!(delete::delete(&desk, &world.clock.sandbox_id(), WAIT).await.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rollback_makes_an_older_checkpoint_count_and_can_be_taken_back() {
+    let world = World::new();
+    let (one, desk) = (world.instance(), desk(&world));
+    let id = stored(&world, &one, 2).await;
+    let before = world.lock(&id).await.unwrap();
+    let (head, previous) = (before.head.unwrap(), before.prev_head.unwrap());
+    done(rollback::rollback(&desk, &id, None, WAIT)).await;
+    let lock = world.lock(&id).await.unwrap();
+    let now = lock.head.unwrap();
+    assert_eq!((&now.checkpoint_id, now.seq), (&previous.checkpoint_id, head.seq + 1));
+    assert_eq!((lock.epoch, lock.lease, lock.prev_head.as_ref()), (before.epoch + 1, None, Some(&head)));
+    let mut visit = one.attach(&id).await;
+    let told = visit.until_running().await;
+    assert!(
+        matches!(told.last(), Some(Passing::Running { boot: Boot::Restored { checkpoint_id, .. } }) if *checkpoint_id == previous.checkpoint_id),
+        "{told:?}"
+    );
+    // What runs is not rolled back.
+    let line = refused(rollback::rollback(&desk, &id, Some(&head.checkpoint_id), WAIT)).await;
+    assert!(line.contains("let it go first"), "{line}");
+    one.edit(&id, |spec| spec.desired_state = DesiredState::Checkpointed).await;
+    visit.until_left().await;
+    assert!(rollback::rollback(&desk, &world.clock.sandbox_id(), None, WAIT).await.is_err());
+    one.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn metadata_that_were_deleted_are_made_anew_with_a_new_token() {
+    let world = World::new();
+    let (one, desk) = (world.instance(), desk(&world));
+    let id = stored(&world, &one, 1).await;
+    let args = repair::Args { id: id.clone(), nobody_runs_it: false, head: None };
+    assert!(done(repair::repair(&desk, &args)).await.contains("needs no repair"));
+    world.remove(&format!("sandboxes/{id}/metadata.json")).await;
+    let line = done(repair::repair(&desk, &args)).await;
+    let token = line.rsplit(' ').next().unwrap();
+    let spec = one.metadata(&id).await.unwrap().spec;
+    assert_eq!(spec.token_sha256, baton::api::token::sha256(token));
+    one.attach(&id).await.until_running().await;
+    one.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_was_deleted_is_made_anew_only_when_nobody_runs_it_and_above_every_epoch() {
+    let world = World::new();
+    let (one, desk) = (world.instance(), desk(&world));
+    let id = stored(&world, &one, 3).await;
+    let before = world.lock(&id).await.unwrap();
+    world.remove(&format!("sandboxes/{id}/lock.json")).await;
+    let mut args = repair::Args { id: id.clone(), nobody_runs_it: false, head: None };
+    refused(repair::repair(&desk, &args)).await;
+    assert!(world.lock(&id).await.is_none());
+    args.nobody_runs_it = true;
+    done(repair::repair(&desk, &args)).await;
+    let lock = world.lock(&id).await.unwrap();
+    assert!(lock.epoch > before.epoch && lock.behind);
+    assert_eq!(lock.head, before.head);
+    one.attach(&id).await.until_running().await;
+    one.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_edit_is_checked_written_over_what_was_seen_and_its_outcome_said() {
+    let world = World::new();
+    let (one, desk) = (world.instance(), desk(&world));
+    let id = running(&world, &one).await;
+    let set = |fields: &[(&str, Value)]| edit::Args {
+        id: id.clone(),
+        set: fields.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect(),
+        waiting: WAIT,
+    };
+    let line = done(edit::edit(&desk, &set(&[("labels.team", json!("blue"))]))).await;
+    assert!(line.ends_with("is running"), "{line}");
+    assert_eq!(one.metadata(&id).await.unwrap().spec.labels["team"], "blue");
+    assert!(done(edit::edit(&desk, &set(&[("labels.team", json!("blue"))]))).await.contains("nothing"));
+    let before = world.text(&format!("sandboxes/{id}/metadata.json")).await;
+    for (name, value) in [("desired_state", json!("dancing")), ("sandbox_id", json!("x")), ("status", json!({}))] {
+        assert!(edit::edit(&desk, &set(&[(name, value)])).await.is_err(), "{name}");
+    }
+    assert_eq!(world.text(&format!("sandboxes/{id}/metadata.json")).await, before);
+    let line = done(edit::edit(&desk, &set(&[("desired_state", json!("checkpointed"))]))).await;
+    assert!(line.contains("is checkpointed"), "{line}");
+    let line = done(edit::edit(&desk, &set(&[("ttl", json!(60))]))).await;
+    assert!(line.contains("next sweep"), "{line}");
+    one.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn gc_is_one_sweep_without_a_server() {
+    let world = World::new();
+    let (one, desk) = (world.instance(), desk(&world));
+    let (gone, kept) = (stored(&world, &one, 1).await, stored(&world, &one, 4).await);
+    let dead = running(&world, &one).await;
+    one.die().await.stop().await;
+    world.edit(&gone, |record| record["desired_state"] = json!("deleted")).await;
+    world.edit(&dead, |record| record["desired_state"] = json!("deleted")).await;
+    let mut args = gc::Args { dry_run: true, tombstones_after: None, dead: false, abandoned: false };
+    let before = world.keys().await;
+    assert_eq!(done(gc::gc(&desk, &args)).await, "2 to see to");
+    assert_eq!(world.keys().await, before);
+    args.dry_run = false;
+    done(gc::gc(&desk, &args)).await;
+    assert!(world.lock(&gone).await.unwrap().purged && !world.lock(&dead).await.unwrap().purged);
+    assert_eq!(desk.upkeep.checkpoints.as_ref().unwrap().list(&kept).await.unwrap().len(), 2);
+    args.dead = true;
+    done(gc::gc(&desk, &args)).await;
+    assert!(world.lock(&dead).await.unwrap().purged);
+    args.tombstones_after = Some(Duration::ZERO);
+    done(gc::gc(&desk, &args)).await;
+    assert!(world.lock(&gone).await.is_none() && world.lock(&dead).await.is_none());
+    assert!(world.lock(&kept).await.unwrap().head.is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_there_is_is_listed_filtered_shown_and_watched() {
+    let world = World::new();
+    let (one, desk) = (world.instance(), desk(&world));
+    let (awake, asleep) = (running(&world, &one).await, stored(&world, &one, 1).await);
+    let (orphan, lockless) = (stored(&world, &one, 1).await, stored(&world, &one, 1).await);
+    world.edit(&asleep, |record| record["labels"] = json!({"team": "blue"})).await;
+    world.remove(&format!("sandboxes/{orphan}/metadata.json")).await;
+    world.remove(&format!("sandboxes/{lockless}/lock.json")).await;
+    let listed = async |filter: Filter, output: Output| {
+        let mut out = Vec::new();
+        list::list(&desk, &list::Args { output, filter }, &mut out).await.unwrap();
+        String::from_utf8(out).unwrap()
+    };
+    let all = listed(Filter::default(), Output::Table).await;
+    assert_eq!(all.lines().count(), 4, "{all}");
+    assert!(all.lines().any(|line| line.contains(lockless.as_str()) && line.contains("LockMissing")), "{all}");
+    let blue = Filter { labels: vec![("team".to_owned(), "blue".to_owned())], ..Filter::default() };
+    let blue: Value = serde_json::from_str(&listed(blue, Output::Json).await).unwrap();
+    assert_eq!((blue.as_array().unwrap().len(), &blue[0]["sandbox_id"]), (1, &json!(asleep)));
+    let running = listed(Filter { phase: Some(Phase::Running), ..Filter::default() }, Output::Table).await;
+    assert!(running.contains(awake.as_str()) && !running.contains(asleep.as_str()), "{running}");
+    let left = listed(Filter { orphans: true, ..Filter::default() }, Output::Table).await;
+    assert!(left.contains(orphan.as_str()) && left.contains(lockless.as_str()) && !left.contains(awake.as_str()));
+    let none = listed(Filter { phase: Some(Phase::Failed), ..Filter::default() }, Output::Json).await;
+    assert_eq!(none, "[]\n");
+
+    let shown = async |id: &SandboxId, output| get::get(&desk, &get::Args { id: id.clone(), output }).await;
+    let text = shown(&awake, Output::Table).await.unwrap();
+    assert!(text.contains(one.tools.who.me.as_str()) && text.contains("running"), "{text}");
+    assert!(shown(&orphan, Output::Table).await.unwrap().contains("baton repair"));
+    let json: Value = serde_json::from_str(&shown(&asleep, Output::Json).await.unwrap()).unwrap();
+    assert_eq!(json["metadata"]["labels"]["team"], "blue");
+    assert!(shown(&world.clock.sandbox_id(), Output::Table).await.is_err());
+    let args = checkpoints::Args { id: asleep.clone(), output: Output::Table };
+    let text = checkpoints::checkpoints(&desk, &args).await.unwrap();
+    assert!(text.lines().any(|line| line.starts_with("head") && line.contains(asleep.as_str())), "{text}");
+
+    let mut seen = Vec::new();
+    let args =
+        watch::Args { id: Some(awake.clone()), filter: Filter::default(), every: Duration::from_secs(1), within: None };
+    let mut out = |text: &str| {
+        seen.push(text.to_owned());
+        Ok(())
+    };
+    let watching = watch::watch(&desk, &args, false, &mut out);
+    let change = async {
+        world.after(10).await;
+        one.edit(&awake, |spec| spec.desired_state = DesiredState::Checkpointed).await;
+        world.after(10).await;
+    };
+    tokio::select! {
+        ended = watching => panic!("{ended:?}"),
+        () = change => {}
+    }
+    assert!(
+        seen.len() >= 2 && seen[0].contains("running") && seen.last().unwrap().contains("checkpointed"),
+        "{seen:?}"
+    );
+    one.stop().await;
+}
