@@ -161,9 +161,10 @@ pub(super) fn times(config: &Config) -> Times {
 fn rhythm(config: &Config) -> Rhythm {
     let lease = &config.lease;
     Rhythm {
+        lock_now: lease.look_now,
         lock_soon: lease.look_soon,
         lock: lease.look,
-        soon: lease.soon,
+        now: lease.now,
         metadata: lease.look_at_metadata,
         unattended: Rhythm::DEFAULT.unattended,
     }

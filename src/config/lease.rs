@@ -25,11 +25,13 @@ pub struct LeaseTimes {
     pub handoff_wait: Duration,
     /// The store's clock ran ahead of ours by so much between two renewals: this machine was frozen.
     pub frozen: Duration,
-    /// How often the owner looks at the lock soon after its client went away, and otherwise.
+    /// How often the lock is looked at right after a client went away or while it is waited for, for a
+    /// while after that, and otherwise.
+    pub look_now: Duration,
     pub look_soon: Duration,
     pub look: Duration,
-    /// How long "soon after" is.
-    pub soon: Duration,
+    /// How long "right after" is; "a while" is six times as long.
+    pub now: Duration,
     /// How often the owner looks at the metadata.
     pub look_at_metadata: Duration,
 }
@@ -47,9 +49,10 @@ impl Default for LeaseTimes {
             beat: seconds(20),
             handoff_wait: seconds(120),
             frozen: seconds(3),
+            look_now: Duration::from_millis(60),
             look_soon: Duration::from_millis(250),
             look: seconds(1),
-            soon: seconds(60),
+            now: seconds(10),
             look_at_metadata: seconds(5),
         }
     }
@@ -95,9 +98,10 @@ impl LeaseTimes {
             beat: scale(self.beat),
             handoff_wait: scale(self.handoff_wait),
             frozen: scale(self.frozen),
+            look_now: scale(self.look_now),
             look_soon: scale(self.look_soon),
             look: scale(self.look),
-            soon: scale(self.soon),
+            now: scale(self.now),
             look_at_metadata: scale(self.look_at_metadata),
         }
     }

@@ -96,7 +96,11 @@ impl Sandbox {
 
     async fn acquire(&mut self, desired: Desired) -> Done {
         self.tell_acquiring();
-        self.lock_file()?.acquire(desired == Desired::Running).await?;
+        if desired == Desired::Running {
+            self.acquire_to_run().await?;
+        } else {
+            self.lock_file()?.acquire(false).await?;
+        }
         self.tools.board.post(&self.id, Passing::Acquired);
         Ok(())
     }

@@ -44,6 +44,16 @@ pub(super) enum After {
     Running,
 }
 
+/// An image that is stored and not committed yet.
+#[derive(Debug)]
+pub(super) struct Stored {
+    pub(super) head: Head,
+    /// How long the sandbox stood still, if it runs on.
+    pub(super) paused: Duration,
+    /// To be wiped when there is time.
+    pub(super) image: Staging,
+}
+
 impl Sandbox {
     /// Commits a checkpoint and frees the lease, in one write.
     pub(super) async fn checkpoint(&mut self) -> Done {
@@ -52,21 +62,25 @@ impl Sandbox {
             self.tools.board.post(&self.id, Passing::ReleaseRequested);
         }
         self.tools.board.post(&self.id, Passing::Checkpointing { why });
-        let head = match self.save_image(After::Paused).await {
-            Ok((head, _)) => head,
+        let Stored { head, image, .. } = match self.save_image(After::Paused).await {
+            Ok(stored) => stored,
             Err(failure) => return self.go_on(why, failure).await,
         };
         let checkpoint_id = head.checkpoint_id.clone();
-        match self.free(Some(head)).await? {
-            Released::Freed => {
-                self.tell_left(Some(checkpoint_id.clone()));
-                self.tools.lifecycle.remove(&self.id).await?;
-                self.report_checkpointed(&checkpoint_id).await;
-            }
-            Released::Lost => {
-                self.tools.lifecycle.remove(&self.id).await?;
-                self.tell_lost();
-            }
+        let freed = self.free(Some(head)).await;
+        if matches!(freed, Ok(Released::Freed)) {
+            self.tell_left(Some(checkpoint_id.clone()));
+        }
+        let removed = match freed {
+            Ok(_) => self.tools.lifecycle.remove(&self.id).await.map_err(Failure::from),
+            Err(_) => Ok(()),
+        };
+        // Nobody waits for this any more.
+        image.wipe().await;
+        removed?;
+        match freed? {
+            Released::Freed => self.report_checkpointed(&checkpoint_id).await,
+            Released::Lost => self.tell_lost(),
         }
         Ok(())
     }
@@ -123,9 +137,8 @@ impl Sandbox {
         Err(failure)
     }
 
-    /// Everything before the commit: the image is stored. The head to commit, and how long the
-    /// sandbox stood still if it runs on.
-    pub(super) async fn save_image(&mut self, after: After) -> Result<(Head, Duration), Failure> {
+    /// Everything before the commit: the image is stored.
+    pub(super) async fn save_image(&mut self, after: After) -> Result<Stored, Failure> {
         let tools = self.tools.clone();
         let id = self.id.clone();
         let checkpoints = tools.checkpoints.clone().ok_or_else(not_configured)?;
@@ -156,9 +169,10 @@ impl Sandbox {
         };
         let image = Staging::new(&tools, &checkpoint_id);
         let work = async {
-            image.make().await?;
             let began = tools.clock.now();
-            tools.lifecycle.pause(&id).await?;
+            let (made, paused) = futures::join!(image.make(), tools.lifecycle.pause(&id));
+            made?;
+            paused?;
             tools.lifecycle.checkpoint(&id, image.path()).await?;
             if after == After::Running {
                 tools.lifecycle.resume(&id).await?;
@@ -178,10 +192,15 @@ impl Sandbox {
                 () = cancelled => Err(Failure::Look),
             }
         };
-        let head = self.under_lease(work).await;
-        image.wipe().await;
+        let stored = self.under_lease(work).await;
         self.look_again();
-        head?
+        match stored.and_then(|stored| stored) {
+            Ok((head, paused)) => Ok(Stored { head, paused, image }),
+            Err(failure) => {
+                image.wipe().await;
+                Err(failure)
+            }
+        }
     }
 
     /// Starts from the committed head: only what verifies, and only with what it was made with.
@@ -195,12 +214,12 @@ impl Sandbox {
         }
         let rolled_back = self.lock_file()?.before().behind;
         let mut start = self.start()?;
-        let image = Staging::new(&tools, &head.checkpoint_id);
+        let mut fetching = self.fetching(checkpoints, &head).await;
+        let image = fetching.image.clone();
         let deadlines = self.lock_file()?.deadline();
         let booted = OnceLock::new();
         let work = async {
-            let manifest = checkpoints.manifest(&head).await.map_err(fetched)?;
-            compatible(&manifest, &tools.lifecycle.facts())?;
+            let manifest = fetching.done().await?;
             start.marker = marker(&manifest.agent_marker)
                 .ok_or_else(|| refusal(Reason::Damaged, "The manifest of the checkpoint has no agent marker."))?;
             let at = humantime::parse_rfc3339(&manifest.created).ok();
@@ -208,39 +227,40 @@ impl Sandbox {
             let age_ms = age.map_or(0, |age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX));
             let boot = Boot::Restored { checkpoint_id: head.checkpoint_id.clone(), age_ms, rolled_back };
             let _ = booted.set((start.marker, boot));
-            image.make().await?;
-            image.has_room(manifest.files.iter().map(|file| file.size).sum()).await?;
-            let progress = Steps::new(&tools.board, &id, "download");
-            let tell = |done, total| progress.tell(done, total);
-            checkpoints.fetch(&manifest, image.path(), &tell).await.map_err(fetched)?;
             // The way here may have been long, and the lease was renewed on it.
             start.deadline = (*deadlines.borrow()).ok_or(Failure::Look)?;
             tools.lifecycle.restore(&id, &start, image.path()).await?;
             Ok::<_, Failure>(())
         };
         let restored = self.under_lease(work).await;
-        image.wipe().await;
         // Even if this was broken off the container may run, and then with this marker.
         if let Some((marker, boot)) = booted.into_inner() {
             (self.marker, self.boot) = (Some(marker), Some(boot));
         }
-        restored?.map_err(|failure| match failure {
-            // A start that failed is not tried again until somebody asks.
-            Failure::Passing(message) => Failure::Refused { reason: Reason::RestoreFailed, message },
-            Failure::NoSpace(message) => Failure::Refused { reason: Reason::NoSpace, message },
-            failure @ (Failure::Look | Failure::Refused { .. }) => failure,
-        })?;
-        self.ran = true;
-        self.untidy = true;
-        if let Some(boot) = self.boot.take() {
-            self.tell_running(boot).await;
+        let restored = restored.and_then(|restored| restored.map_err(refused));
+        if restored.is_ok() {
+            self.ran = true;
+            self.untidy = true;
+            if let Some(boot) = self.boot.take() {
+                self.tell_running(boot).await;
+            }
         }
-        Ok(())
+        fetching.abandon().await;
+        restored
+    }
+}
+
+/// A start that failed is not tried again until somebody asks.
+fn refused(failure: Failure) -> Failure {
+    match failure {
+        Failure::Passing(message) => Failure::Refused { reason: Reason::RestoreFailed, message },
+        Failure::NoSpace(message) => Failure::Refused { reason: Reason::NoSpace, message },
+        failure @ (Failure::Look | Failure::Refused { .. }) => failure,
     }
 }
 
 /// The first thing in which this instance differs from what the checkpoint was made with.
-fn compatible(manifest: &manifest::Checkpoint, here: &crate::runtime::Facts) -> Result<(), Failure> {
+pub(super) fn compatible(manifest: &manifest::Checkpoint, here: &crate::runtime::Facts) -> Result<(), Failure> {
     let missing: Vec<_> =
         manifest.cpu_features.iter().filter(|feature| !here.cpu_features.contains(feature)).cloned().collect();
     if manifest.version != manifest::VERSION {
@@ -291,7 +311,7 @@ fn stored(error: store::Error) -> Failure {
     Failure::Passing(format!("The checkpoint could not be stored: {error}."))
 }
 
-fn fetched(error: store::Error) -> Failure {
+pub(super) fn fetched(error: store::Error) -> Failure {
     match error {
         store::Error::Damaged { .. } => refusal(Reason::Damaged, &format!("The checkpoint cannot be used: {error}.")),
         store::Error::NotFound(_) => {
@@ -306,7 +326,7 @@ fn fetched(error: store::Error) -> Failure {
 }
 
 /// Tells of a transfer now and then: often enough for a person, too rarely to crowd out phases.
-struct Steps<'a> {
+pub(super) struct Steps<'a> {
     board: &'a Board,
     id: &'a SandboxId,
     what: &'static str,
@@ -316,11 +336,11 @@ struct Steps<'a> {
 const STEP: u64 = 64 << 20;
 
 impl<'a> Steps<'a> {
-    fn new(board: &'a Board, id: &'a SandboxId, what: &'static str) -> Self {
+    pub(super) fn new(board: &'a Board, id: &'a SandboxId, what: &'static str) -> Self {
         Self { board, id, what, told: AtomicU64::new(0) }
     }
 
-    fn tell(&self, done: u64, total: u64) {
+    pub(super) fn tell(&self, done: u64, total: u64) {
         if done / STEP > self.told.fetch_max(done / STEP, Ordering::Relaxed) {
             self.board.post(self.id, Passing::Progress { what: self.what.to_owned(), done, total });
         }
@@ -328,7 +348,8 @@ impl<'a> Steps<'a> {
 }
 
 /// A directory for one image on its way; gone when the way is done.
-struct Staging {
+#[derive(Clone, Debug)]
+pub(super) struct Staging {
     path: PathBuf,
     clock: SharedClock,
 }
@@ -339,22 +360,22 @@ const MARGIN: u64 = 32 << 20;
 const STALL: Duration = Duration::from_secs(30);
 
 impl Staging {
-    fn new(tools: &Tools, id: &CheckpointId) -> Self {
+    pub(super) fn new(tools: &Tools, id: &CheckpointId) -> Self {
         Self { path: tools.staging.join(id.as_str()), clock: tools.clock.clone() }
     }
 
-    fn path(&self) -> &Path {
+    pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    async fn make(&self) -> Result<(), Failure> {
+    pub(super) async fn make(&self) -> Result<(), Failure> {
         self.wipe().await;
         let made = self.beside(|path| std::fs::create_dir_all(path)).await;
         made.map_err(|error| Failure::Passing(format!("There is no place for the checkpoint's files: {error}.")))
     }
 
     /// Refuses early what would fill the disk.
-    async fn has_room(&self, bytes: u64) -> Result<(), Failure> {
+    pub(super) async fn has_room(&self, bytes: u64) -> Result<(), Failure> {
         let path = self.path.clone();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let key = name.clone();
@@ -368,7 +389,7 @@ impl Staging {
         Ok(())
     }
 
-    async fn wipe(&self) {
+    pub(super) async fn wipe(&self) {
         match self.beside(|path| std::fs::remove_dir_all(path)).await {
             Ok(()) | Err(store::Error::NotFound(_)) => {}
             Err(error) => tracing::warn!(%error, "a staged image is left over"),

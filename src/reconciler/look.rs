@@ -18,31 +18,60 @@ use crate::{
     runtime::{self, Container, Seen},
     storage::{
         lease::{self, LockFile},
-        records::{Looked, Place},
+        records::{self, Looked, Place},
         rules::Stand,
     },
 };
 
 impl Sandbox {
-    /// Reads what is due: the metadata, the lock, and our own lease if it needs renewing.
+    /// Reads what is due: the metadata, the lock, and our own lease if it needs renewing. Each may be
+    /// far away, so both are read at the same time.
     pub(super) async fn look(&mut self) {
         let now = self.tools.clock.now();
-        if now >= self.metadata_due {
-            self.metadata_due = now + self.tools.rhythm.metadata;
-            self.look_at_metadata().await;
+        let (tools, id) = (self.tools.clone(), self.id.clone());
+        if self.lock.is_none() {
+            let place = tools.records.place_of(&id);
+            self.lock = place.and_then(|place| tools.records.lock_file(&id, place, &tools.who).ok());
+        }
+        let known = self.found.as_ref().map(|found| (found.version.clone(), found.place));
+        let is_due = now >= self.metadata_due;
+        let metadata = async {
+            let known = known.as_ref().map(|(version, place)| (version, *place));
+            if is_due { Some(tools.records.look(&id, known).await) } else { None }
+        };
+        let reads_lock = now >= self.lock_due || self.lock_read == LockRead::Never;
+        let lock = async {
+            let lock = self.lock.as_mut()?;
+            if matches!(lock.stand(), Some(Stand::Ours)) && now >= lock.next_renewal() {
+                Some((lock.renew().await, true))
+            } else if reads_lock {
+                Some((lock.read().await, false))
+            } else {
+                None
+            }
+        };
+        let (looked, read) = futures::join!(metadata, lock);
+        if let Some(looked) = looked {
+            self.metadata_due = now + tools.rhythm.metadata;
+            self.take_in(looked).await;
         }
         self.expire().await;
-        let Some(lock) = &mut self.lock else { return };
-        let holds = matches!(lock.stand(), Some(Stand::Ours));
-        if holds && now >= lock.next_renewal() {
-            let renewed = lock.renew().await;
-            self.note(renewed);
-            self.extend().await;
-        } else if now >= self.lock_due || self.lock_read == LockRead::Never {
+        let mut has_read = read.is_some();
+        if let Some((read, was_renewal)) = read {
+            self.note(read);
+            if was_renewal {
+                self.extend().await;
+            }
+        } else if self.lock_read == LockRead::Never
+            && let Some(lock) = &mut self.lock
+        {
+            // Only now is known where it lies.
             let read = lock.read().await;
             self.note(read);
+            has_read = true;
         }
-        self.lock_due = self.tools.clock.now() + self.lock_rhythm();
+        let due = self.tools.clock.now() + self.lock_rhythm();
+        self.lock_due = if has_read { due } else { due.min(self.lock_due) };
         // A waiter that shows no sign of life is passed over.
         if let Some(lock) = self.lock.as_mut().filter(|lock| lock.is_waiting() && now >= self.beat_due) {
             self.beat_due = now + self.tools.times.beat;
@@ -51,10 +80,8 @@ impl Sandbox {
         }
     }
 
-    pub(super) async fn look_at_metadata(&mut self) {
-        let known = self.found.as_ref().map(|found| (found.version.clone(), found.place));
-        let known = known.as_ref().map(|(version, place)| (version, *place));
-        match self.tools.records.look(&self.id, known).await {
+    async fn take_in(&mut self, looked: records::Result<Option<Looked>>) {
+        match looked {
             Ok(Some(Looked::Unchanged)) => {}
             Ok(Some(Looked::Found(found))) => {
                 self.spec_sha256 = spec_sha256(&found.metadata.spec);
@@ -95,7 +122,10 @@ impl Sandbox {
         match self.tools.records.edit(&self.id, &change).await {
             Ok(_) => {
                 tracing::info!(sandbox = %self.id, "its ttl is over");
-                self.look_at_metadata().await;
+                let known = self.found.as_ref().map(|found| (found.version.clone(), found.place));
+                let known = known.as_ref().map(|(version, place)| (version, *place));
+                let looked = self.tools.records.look(&self.id, known).await;
+                self.take_in(looked).await;
             }
             Err(error) => tracing::warn!(sandbox = %self.id, %error, "its ttl is over, and that cannot be written"),
         }
@@ -274,12 +304,13 @@ impl Sandbox {
     }
 
     pub(super) fn lock_rhythm(&self) -> Duration {
-        let rhythm = &self.tools.rhythm;
         let presence = self.tools.board.presence(&self.id);
-        let left_lately =
-            !presence.attached && presence.ever_attached && self.tools.clock.now() - presence.active_at < rhythm.soon;
-        let contends = !self.is_held();
-        if left_lately || contends { rhythm.lock_soon } else { rhythm.lock }
+        let now = self.tools.clock.now();
+        let movable = self.found.as_ref().is_some_and(|found| found.metadata.spec.enable_sandbox_handoff);
+        let left = (!presence.attached && presence.ever_attached).then(|| now - presence.active_at);
+        let waits = self.lock.as_ref().is_some_and(LockFile::is_waiting);
+        let waited = self.contention.as_ref().filter(|_| waits).map(|contention| now - contention.since);
+        self.tools.rhythm.lock_in(self.is_held(), movable, left, waited)
     }
 }
 

@@ -11,6 +11,7 @@ mod act;
 mod checkpoint;
 mod contend;
 pub mod desired;
+mod fetch;
 mod look;
 pub mod plan;
 mod report;
@@ -118,11 +119,13 @@ impl Tools {
 /// How often is looked without a nudge.
 #[derive(Clone, Copy, Debug)]
 pub struct Rhythm {
-    /// At the lock, shortly after a client left or while we wait for it.
+    /// At the lock, while it is about to be let go: docs/adr/0009 counts what that costs.
+    pub lock_now: Duration,
+    /// At the lock, for a while after a client left or while we want it.
     pub lock_soon: Duration,
     pub lock: Duration,
-    /// How long after a client left `lock_soon` applies.
-    pub soon: Duration,
+    /// How long after a client left, or after we began to wait, `lock_now` applies; `lock_soon` six times as long.
+    pub now: Duration,
     pub metadata: Duration,
     /// A sandbox to which no session ever came ends after this time.
     pub unattended: Duration,
@@ -130,12 +133,27 @@ pub struct Rhythm {
 
 impl Rhythm {
     pub const DEFAULT: Rhythm = Rhythm {
+        lock_now: Duration::from_millis(60),
         lock_soon: Duration::from_millis(250),
         lock: Duration::from_secs(1),
-        soon: Duration::from_secs(60),
+        now: Duration::from_secs(10),
         metadata: Duration::from_secs(5),
         unattended: Duration::from_secs(60),
     };
+
+    /// Until the next look at a lock. `left`: how long ago the last client left; `waited`: how long we
+    /// have been named as waiter.
+    fn lock_in(&self, held: bool, movable: bool, left: Option<Duration>, waited: Option<Duration>) -> Duration {
+        let is_now = |since: Option<Duration>| since.is_some_and(|since| since < self.now);
+        let is_soon = left.is_some_and(|left| left < self.now * 6);
+        if is_now(waited) || (held && movable && is_now(left)) {
+            self.lock_now
+        } else if is_soon || !held {
+            self.lock_soon
+        } else {
+            self.lock
+        }
+    }
 }
 
 /// Wakes one loop, and remembers that it did: a loop that is just ending is begun anew.

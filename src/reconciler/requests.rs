@@ -13,7 +13,10 @@ use super::{
     checkpoint::After,
     sandbox::Sandbox,
 };
-use crate::{clock::Moment, storage::layout};
+use crate::{
+    clock::Moment,
+    storage::{layout, lease::LockFile},
+};
 
 impl Sandbox {
     /// A checkpoint of the running sandbox was asked for and not answered yet, or it is time for one.
@@ -42,7 +45,10 @@ impl Sandbox {
         let nonces: Vec<_> = self.unanswered(|request| matches!(request, Request::Checkpoint {})).collect();
         self.save_due = self.next_save();
         let (head, paused) = match self.save_image(After::Running).await {
-            Ok(saved) => saved,
+            Ok(saved) => {
+                saved.image.wipe().await;
+                (saved.head, saved.paused)
+            }
             Err(Failure::Look) => return Err(Failure::Look),
             Err(Failure::Passing(message)) => return self.answer_no(nonces, Reason::CheckpointFailed, &message).await,
             Err(Failure::NoSpace(message)) => return self.answer_no(nonces, Reason::NoSpace, &message).await,
@@ -95,11 +101,15 @@ impl Sandbox {
         Ok(())
     }
 
-    /// Erases checkpoints that nothing needs any more.
+    /// [13] The lease was renewed just now.
+    pub(super) fn is_renewed(&self) -> bool {
+        self.lock.as_ref().is_some_and(LockFile::is_renewed)
+    }
+
+    /// Erases checkpoints that nothing needs any more. Comes after a renewal that was due anyway: the
+    /// lock is written no more often for it.
     pub(super) async fn tidy(&mut self) -> Done {
         self.untidy = false;
-        self.lock_file()?.renew().await?;
-        self.extend().await;
         let lock = self.lock_file()?.lock().cloned().ok_or(Failure::Look)?;
         let upkeep = self.tools.upkeep();
         if let Err(error) = self.under_lease(upkeep.tidy(&lock)).await? {

@@ -13,6 +13,7 @@ use super::{
     Bell, Tools,
     act::Failure,
     desired::desired,
+    fetch::Fetching,
     plan::{Action, Desired, Observed, Standing, plan},
 };
 use crate::{
@@ -64,6 +65,7 @@ pub(super) struct Sandbox {
     pub(super) save_due: Option<Moment>,
     /// The metadata cannot be used, and says so as far as it can.
     pub(super) amiss: bool,
+    pub(super) fetching: Option<Fetching>,
 }
 
 /// What sessions have been told, so that nothing is told twice or out of order.
@@ -133,6 +135,7 @@ impl Sandbox {
             seat: None,
             save_due: None,
             amiss: false,
+            fetching: None,
         }
     }
 
@@ -160,7 +163,7 @@ impl Sandbox {
                 if self.is_finished(&observed, desired) {
                     break;
                 }
-                if self.untidy && observed.standing == Standing::Ours {
+                if self.untidy && observed.standing == Standing::Ours && self.is_renewed() {
                     let tidied = self.tidy().await;
                     self.settle(Action::Rest, tidied).await;
                     continue;
@@ -170,9 +173,13 @@ impl Sandbox {
                 continue;
             }
             tracing::debug!(sandbox = %self.id, ?desired, ?observed, ?action, "plan");
+            if action != Action::Restore {
+                self.abandon_fetch().await;
+            }
             let outcome = self.act(action, desired, &observed).await;
             self.settle(action, outcome).await;
         }
+        self.abandon_fetch().await;
         // A purge whose last answer was lost ends here.
         if self.told.running {
             self.tell_left(None);

@@ -62,10 +62,7 @@ pub async fn upload(
     progress: Total<'_>,
 ) -> Result<String> {
     let id = &manifest.checkpoint_id;
-    let key = Object::CheckpointManifest(id).key();
-    let wrong = |error: serde_json::Error| Error::Other { key: key.clone(), why: error.to_string() };
-    let bytes = Bytes::from(serde_json::to_vec_pretty(manifest).map_err(wrong)?);
-    let tally = Tally::new(manifest, progress);
+    let tally = Tally::of(manifest.files.iter().map(|file| file.size), progress);
     let mut files: Vec<BoxFuture<'_, Result<()>>> = Vec::new();
     for (at, (image, digest)) in images(manifest)?.into_iter().enumerate() {
         let (tally, key) = (&tally, Object::Image(id, image).key());
@@ -75,8 +72,65 @@ pub async fn upload(
         }));
     }
     try_join_all(files).await?;
+    describe(store, clock, manifest).await
+}
+
+/// The manifest itself, after the files it describes.
+async fn describe(store: &dyn Store, clock: &SharedClock, manifest: &manifest::Checkpoint) -> Result<String> {
+    let key = Object::CheckpointManifest(&manifest.checkpoint_id).key();
+    let wrong = |error: serde_json::Error| Error::Other { key: key.clone(), why: error.to_string() };
+    let bytes = Bytes::from(serde_json::to_vec_pretty(manifest).map_err(wrong)?);
     put_once(store, clock, &key, &bytes).await?;
     Ok(hex(&Sha256::digest(&bytes)))
+}
+
+/// How large the files of a checkpoint in `folder` are.
+async fn sizes(clock: &SharedClock, folder: &Path) -> Result<Vec<u64>> {
+    let folder = folder.to_owned();
+    files::beside(clock, "a checkpoint", STALL, &|_| {}, move |_| {
+        let size = |image: Image| {
+            let about = folder.join(image.file_name()).metadata();
+            about.map(|about| about.len()).map_err(|error| files::local_error(image.file_name(), &error))
+        };
+        Image::ALL.into_iter().map(size).collect()
+    })
+    .await
+}
+
+/// Stores the files in `folder`, which are given away, and then the manifest with what they are.
+/// Where the store does not have to know that beforehand they are read once. Safe to repeat.
+pub async fn store(
+    store: &dyn Store,
+    clock: &SharedClock,
+    folder: &Path,
+    manifest: &mut manifest::Checkpoint,
+    progress: Total<'_>,
+) -> Result<String> {
+    let sizes = sizes(clock, folder).await?;
+    let tally = Tally::of(sizes.into_iter(), progress);
+    let id = &manifest.checkpoint_id;
+    let mut files: Vec<BoxFuture<'_, Result<Option<manifest::File>>>> = Vec::new();
+    for (at, image) in Image::ALL.into_iter().enumerate() {
+        let (tally, key) = (&tally, Object::Image(id, image).key());
+        files.push(Box::pin(async move {
+            let file = folder.join(image.file_name());
+            let told = |done| tally.tell(at, done);
+            let taken = patiently(clock, || {
+                let taking = store.take(&key, &file, &told);
+                Box::pin(async { taking.await.transpose() })
+            });
+            let name = image.file_name().to_owned();
+            let taken = taken.await?;
+            Ok(taken.map(|Digest { size, sha256, crc32c }| manifest::File { name, size, sha256, crc32c }))
+        }));
+    }
+    let taken: Option<Vec<_>> = try_join_all(files).await?.into_iter().collect();
+    let Some(taken) = taken else {
+        manifest.files = hash(clock, folder).await?;
+        return upload(store, clock, folder, manifest, progress).await;
+    };
+    manifest.files = taken;
+    describe(store, clock, manifest).await
 }
 
 /// The manifest the lock names, if it is that very one.
@@ -100,7 +154,8 @@ pub async fn manifest(
     Ok(manifest)
 }
 
-/// Fetches the files a manifest describes into `folder`. Each appears only if it is what the manifest says.
+/// Fetches the files a manifest describes into `folder`, to be read only. Each appears only if it is what
+/// the manifest says.
 pub async fn download(
     store: &dyn Store,
     clock: &SharedClock,
@@ -109,13 +164,14 @@ pub async fn download(
     progress: Total<'_>,
 ) -> Result<()> {
     let id = &manifest.checkpoint_id;
-    let tally = Tally::new(manifest, progress);
+    let tally = Tally::of(manifest.files.iter().map(|file| file.size), progress);
     let mut files: Vec<BoxFuture<'_, Result<()>>> = Vec::new();
     for (at, (image, digest)) in images(manifest)?.into_iter().enumerate() {
         let (tally, key) = (&tally, Object::Image(id, image).key());
         files.push(Box::pin(async move {
             let file = folder.join(image.file_name());
-            fetch(store, clock, &key, &file, &digest, &|done| tally.tell(at, done)).await
+            let told = |done| tally.tell(at, done);
+            patiently(clock, || store.lend(&key, &file, &digest, &told)).await
         }));
     }
     try_join_all(files).await.map(|_| ())
@@ -244,9 +300,9 @@ struct Tally<'a> {
 }
 
 impl<'a> Tally<'a> {
-    fn new(manifest: &manifest::Checkpoint, progress: Total<'a>) -> Self {
-        let total = manifest.files.iter().map(|file| file.size).sum();
-        Self { done: manifest.files.iter().map(|_| AtomicU64::new(0)).collect(), total, progress }
+    fn of(sizes: impl Iterator<Item = u64> + Clone, progress: Total<'a>) -> Self {
+        let total = sizes.clone().sum();
+        Self { done: sizes.map(|_| AtomicU64::new(0)).collect(), total, progress }
     }
 
     fn tell(&self, file: usize, done: u64) {

@@ -31,10 +31,9 @@ impl Checkpoints {
     }
 
     /// Stores every file of `image`, then `manifest` with their digests; the head that names it.
-    /// Nothing counts before that head is committed.
+    /// The files are given away. Nothing counts before that head is committed.
     pub async fn store(&self, image: &Path, mut manifest: Checkpoint, progress: Total<'_>) -> Result<Head> {
-        manifest.files = artifacts::hash(&self.clock, image).await?;
-        let sha256 = artifacts::upload(&*self.store, &self.clock, image, &manifest, progress).await?;
+        let sha256 = artifacts::store(&*self.store, &self.clock, image, &mut manifest, progress).await?;
         Ok(Head {
             seq: manifest.seq,
             epoch: manifest.epoch,
@@ -54,7 +53,7 @@ impl Checkpoints {
         head.bucket == self.bucket
     }
 
-    /// Brings every file of a verified manifest into the fresh directory `image`, each verified.
+    /// Brings every file of a verified manifest into the fresh directory `image`, each verified, to be read only.
     pub async fn fetch(&self, manifest: &Checkpoint, image: &Path, progress: Total<'_>) -> Result<()> {
         artifacts::download(&*self.store, &self.clock, manifest, image, progress).await
     }

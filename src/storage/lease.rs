@@ -133,6 +133,14 @@ impl LockFile {
         self.held.as_ref()
     }
 
+    /// [13] Our last applied write renewed the lease, and that less than *renew* ago.
+    pub fn is_renewed(&self) -> bool {
+        let renewals = self.lock().and_then(|lock| lock.lease.as_ref()).map_or(0, |lease| lease.renew);
+        let fresh = self.times.hold.saturating_sub(self.times.renew);
+        let left = self.held.filter(|held| !held.released).map(|held| held.deadline - self.clock.now());
+        renewals > 0 && left.is_some_and(|left| left > fresh)
+    }
+
     pub fn next_renewal(&self) -> Moment {
         self.next_renewal
     }

@@ -11,6 +11,7 @@ pub mod lease;
 pub mod memory;
 pub mod mount;
 pub mod mounted;
+mod recent;
 pub mod records;
 pub mod rules;
 pub mod store;

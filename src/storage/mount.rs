@@ -14,7 +14,7 @@ use super::{
     directory::Directory,
     files::local_error,
     mounted::Mounted,
-    store::{Digest, Error, If, Page, Poll, Progress, Result, Store, Version, Written},
+    store::{Digest, Error, If, Page, Poll, Progress, Result, Store, Urgency, Version, Written},
 };
 use crate::clock::SharedClock;
 
@@ -84,6 +84,10 @@ impl Store for Mount {
         self.store().await?.put(key, bytes, condition).await
     }
 
+    async fn put_as(&self, key: &str, bytes: Bytes, condition: If, urgency: Urgency) -> Result<Written> {
+        self.store().await?.put_as(key, bytes, condition, urgency).await
+    }
+
     async fn delete(&self, key: &str, condition: If) -> Result<()> {
         self.store().await?.delete(key, condition).await
     }
@@ -105,6 +109,17 @@ impl Store for Mount {
 
     async fn download(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {
         self.store().await?.download(key, file, digest, progress).await
+    }
+
+    async fn take(&self, key: &str, file: &Path, progress: Progress<'_>) -> Option<Result<Digest>> {
+        match self.store().await {
+            Ok(store) => store.take(key, file, progress).await,
+            Err(error) => Some(Err(error)),
+        }
+    }
+
+    async fn lend(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {
+        self.store().await?.lend(key, file, digest, progress).await
     }
 
     fn settles_within(&self) -> Duration {

@@ -17,8 +17,9 @@ use serde_json::{Map, Value};
 use super::{
     layout::{self, Object},
     lease::LockFile,
+    recent::Recent,
     rules::{Identity, Times},
-    store::{self, If, Poll, Store, Version},
+    store::{self, If, Poll, Store, Urgency, Version},
     stores::{Need, Refusal, Stores},
 };
 use crate::clock::SharedClock;
@@ -61,6 +62,7 @@ pub struct Records {
     times: Times,
     /// Asked before something durable is made.
     stores: Option<Stores>,
+    recent: Arc<Recent>,
 }
 
 /// Which of the stores a sandbox lies in.
@@ -95,7 +97,7 @@ impl Records {
         can_snapshot: bool,
         times: Times,
     ) -> Self {
-        Self { clock, memory, durable, can_snapshot, times, stores: None }
+        Self { clock, memory, durable, can_snapshot, times, stores: None, recent: Arc::default() }
     }
 
     /// Refuses what is durable where these stores cannot hold it, as when a mount cannot lock.
@@ -148,7 +150,9 @@ impl Records {
                 Poll::Changed(bytes, version) => {
                     let metadata = parse(id, &bytes)?;
                     self.check_place(&metadata.spec, place)?;
-                    return Ok(Some(Looked::Found(Box::new(Found { metadata, version, place }))));
+                    let found = Found { metadata, version, place };
+                    self.recent.note(id, &found);
+                    return Ok(Some(Looked::Found(Box::new(found))));
                 }
             }
         }
@@ -193,8 +197,9 @@ impl Records {
     /// Writes metadata that somebody deleted under a running sandbox. Not over what is there by now.
     pub async fn recreate(&self, record: &Metadata, place: Place) -> Result<()> {
         let (_, metadata) = self.stores(place)?;
-        match self.put(metadata, &metadata_key(&record.spec.sandbox_id), record, If::Absent).await {
-            Ok(()) | Err(store::Error::Conflict(_)) => Ok(()),
+        let key = metadata_key(&record.spec.sandbox_id);
+        match self.put(metadata, &key, record, If::Absent, Urgency::Commit).await {
+            Ok(_) | Err(store::Error::Conflict(_)) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
@@ -202,6 +207,7 @@ impl Records {
     /// Erases the metadata; in memory the lock too, since nobody else can ever have seen it.
     pub async fn erase(&self, id: &SandboxId, place: Place) -> Result<()> {
         let (locks, metadata) = self.stores(place)?;
+        self.recent.forget(id);
         self.delete(metadata, &metadata_key(id)).await?;
         if place == Place::Memory {
             self.delete(locks, &lock_key(id)).await?;
@@ -255,6 +261,11 @@ impl Records {
         }
     }
 
+    /// Where a sandbox lies, if this instance has met it lately. A sandbox never changes its place.
+    pub fn place_of(&self, id: &SandboxId) -> Option<Place> {
+        self.recent.get(id).map(|found| found.place)
+    }
+
     /// Where locks and where metadata lie.
     fn stores(&self, place: Place) -> Result<(Shelf<'_>, Shelf<'_>)> {
         match (place, &self.durable) {
@@ -292,14 +303,30 @@ impl Records {
     ) -> Result<Option<Metadata>> {
         let key = metadata_key(id);
         let mut last = None;
+        // What was seen last saves a read: if it is not so any more, the write does not happen.
+        let mut recent = self.recent.get(id).map(Box::new);
         for _ in 0..TRIES {
-            let Some(Looked::Found(mut found)) = self.look(id, None).await? else { return Ok(None) };
+            let was_recent = recent.is_some();
+            let mut found = match recent.take() {
+                Some(found) => found,
+                None => match self.look(id, None).await? {
+                    Some(Looked::Found(found)) => found,
+                    Some(Looked::Unchanged) | None => return Ok(None),
+                },
+            };
             if !change(&mut found.metadata) {
+                if was_recent {
+                    continue;
+                }
                 return Ok(Some(found.metadata));
             }
             let (_, store) = self.stores(found.place)?;
-            match self.put(store, &key, &found.metadata, If::Is(found.version)).await {
-                Ok(()) => return Ok(Some(found.metadata)),
+            match self.put(store, &key, &found.metadata, If::Is(found.version.clone()), Urgency::View).await {
+                Ok(version) => {
+                    found.version = version;
+                    self.recent.note(id, &found);
+                    return Ok(Some(found.metadata));
+                }
                 // Read again; if it was applied after all, `change` finds nothing left to write.
                 Err(error) if matches!(error, store::Error::Conflict(_)) || error.is_passing() => {
                     if error.is_passing() {
@@ -317,8 +344,8 @@ impl Records {
     async fn put_new(&self, store: &Arc<dyn Store>, key: &str, record: &impl serde::Serialize) -> Result<()> {
         let mut tries = 0;
         loop {
-            match self.put(store, key, record, If::Absent).await {
-                Ok(()) | Err(store::Error::Conflict(_)) => return Ok(()),
+            match self.put(store, key, record, If::Absent, Urgency::Commit).await {
+                Ok(_) | Err(store::Error::Conflict(_)) => return Ok(()),
                 Err(error) if error.is_passing() && tries < NEW_TRIES => {
                     tries += 1;
                     self.clock.sleep(self.clock.jittered(self.times.retry)).await;
@@ -334,12 +361,13 @@ impl Records {
         key: &str,
         record: &impl serde::Serialize,
         condition: If,
-    ) -> store::Result<()> {
+        urgency: Urgency,
+    ) -> store::Result<Version> {
         let bytes = serde_json::to_vec_pretty(record)
             .map_err(|error| store::Error::Other { key: key.to_owned(), why: error.to_string() })?;
-        let put = store.put(key, Bytes::from(bytes), condition);
+        let put = store.put_as(key, Bytes::from(bytes), condition, urgency);
         match self.clock.timeout(self.times.call, put).await {
-            Ok(written) => written.map(drop),
+            Ok(written) => written.map(|written| written.version),
             Err(elapsed) => Err(unanswered(key, elapsed)),
         }
     }

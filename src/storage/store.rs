@@ -36,13 +36,24 @@ impl If {
     }
 }
 
-/// Who goes first when one object may not be written as often as one would like.
+/// Who goes first when one object may not be written as often as one would like, and what must have
+/// outlasted a crash of the whole machine when the write returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Urgency {
     Waiter,
     Renewal,
-    /// Commits and releases, and all that is no lock.
+    /// What is wanted, and the view of what is so: both can be said again.
+    View,
+    /// Commits, acquisitions and releases, and all that is new.
     Commit,
+}
+
+impl Urgency {
+    /// Where store and instances are one machine, a crash ends those who wrote the others: then the
+    /// object before the write will do. It is whole in any case.
+    pub fn lasts(self) -> bool {
+        self == Self::Commit
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -165,6 +176,17 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ) -> Result<Written>;
     /// `file` appears only whole and only if it is what `digest` says.
     async fn download(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()>;
+    /// As [`upload`](Self::upload) under a new name, by a store that need not know beforehand what it
+    /// gets: it says what it was. The file is given away; nobody writes to it afterwards. Its content
+    /// lasts when this returns, its name with the next object that is `put` into the same folder.
+    /// `None`: this store wants an `upload`.
+    async fn take(&self, _key: &str, _file: &Path, _progress: Progress<'_>) -> Option<Result<Digest>> {
+        None
+    }
+    /// As [`download`](Self::download), but `file` is only to be read: it may be the object itself.
+    async fn lend(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {
+        self.download(key, file, digest, progress).await
+    }
     /// How long a new object may stay invisible to others: caches lie in between.
     fn settles_within(&self) -> Duration {
         Duration::ZERO

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::{
     client::Line,
-    place::{clock, processes},
+    place::{clock, eventually, processes},
     servers::{Machine, Server, Shared, is_proof},
     wire::{Dialect, Heard, Key, Mind, Socket},
 };
@@ -201,9 +201,9 @@ async fn everything_moves(machine: &Machine, moves: u64) {
         println!("{id}: {} lines, {} bytes", command.stdout.lines(), command.stdout.at);
     }
     if matches!(machine.shared, Shared::Directory) {
-        let stored = std::fs::read_dir(machine.data().join("sandbox_checkpoints")).unwrap().flatten();
-        let stored = stored.filter(|entry| entry.path().join("manifest.json").exists()).count();
-        assert!(stored <= 4, "old checkpoints are deleted: {stored} are there");
+        let stored = || std::fs::read_dir(machine.data().join("sandbox_checkpoints")).unwrap().flatten();
+        let whole = || stored().filter(|entry| entry.path().join("manifest.json").exists()).count();
+        eventually("old checkpoints are deleted after the next renewal", || whole() <= 2).await;
     }
     took.sort_unstable();
     println!("{moves} moves: median {:?}, longest {:?}", took[took.len() / 2], took[took.len() - 1]);

@@ -149,7 +149,7 @@ async fn a_checkpoint_that_fails_leaves_the_sandbox_running() {
 
     assert!(machine.lock(&key.id)["head"].is_null(), "nothing was committed");
     store(socket).await;
-    assert_eq!(files_under(&server.staging()), 0);
+    eventually("nothing is left in the staging directory", || files_under(&server.staging()) == 0).await;
     goes_on(&server, &key, &["RESTORING", "RUNNING"]).await.kill().await;
     server.stop().await;
 }

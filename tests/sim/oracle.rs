@@ -47,6 +47,8 @@ struct Place {
 #[derive(Debug, Default)]
 struct Story {
     lock: Option<Lock>,
+    /// As it was when somebody deleted it.
+    former: Option<Lock>,
     /// An operator has deleted it: nobody may make another.
     lock_gone: bool,
     waiter_since: Option<Instant>,
@@ -281,7 +283,7 @@ impl Oracle {
         if who == "operator" {
             if let Some(story) = lock_of(key).and_then(|id| told.stories.get_mut(&id)) {
                 story.lock_gone = true;
-                story.lock = None;
+                story.former = story.lock.take();
             }
             return;
         }
@@ -292,7 +294,8 @@ impl Oracle {
         });
         // What no head names may go, unless it is of the epoch that is in force.
         let outdated = layout::checkpoint_of(key).is_some_and(|checkpoint| {
-            story.and_then(|story| story.lock.as_ref()).is_some_and(|lock| {
+            // A lock that an operator deletes while its holder tidies up says what it said.
+            story.and_then(|story| story.lock.as_ref().or(story.former.as_ref())).is_some_and(|lock| {
                 let named = [&lock.head, &lock.prev_head].into_iter().flatten();
                 checkpoint.epoch() < lock.epoch && named.into_iter().all(|head| head.checkpoint_id != checkpoint)
             })

@@ -34,7 +34,7 @@ pub fn checkpoint_id() -> CheckpointId {
 
 /// A folder as runsc leaves it: a small file, a tiny one and a large one.
 pub fn image(folder: &Path) {
-    for (image, size) in Image::ALL.into_iter().zip([300_000, 17, 12 << 20]) {
+    for (image, size) in Image::ALL.into_iter().zip([300_000, 17, 33 << 20]) {
         std::fs::write(folder.join(image.file_name()), noise(size as u64, size)).unwrap();
     }
 }

@@ -1,13 +1,15 @@
 //! What is special to a directory: operators edit it, other processes write it, the kernel tells.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{os::unix::fs::MetadataExt, path::Path, sync::Arc, time::Duration};
 
 use baton::storage::{
     directory::Directory,
-    store::{Error, If, Poll, Store},
+    store::{Digest, Error, If, Poll, Progress, Store},
 };
 
-use crate::suite::clock;
+use crate::{cases::noise, suite::clock};
+
+const NO_PROGRESS: Progress<'static> = &|_| {};
 
 const KEY: &str = "sandboxes/x/metadata.json";
 
@@ -141,4 +143,65 @@ async fn six_processes_lose_no_increment() {
         assert!(ended.unwrap().success());
     }
     assert!(matches!(store.poll("sum", None).await.unwrap(), Poll::Changed(bytes, _) if bytes == "600"));
+}
+
+#[tokio::test]
+async fn a_file_that_is_taken_is_not_copied_and_stays_when_its_giver_forgets_it() {
+    let root = tempfile::tempdir().unwrap();
+    let store = open(root.path());
+    let source = tempfile::tempdir_in(root.path().parent().unwrap()).unwrap();
+    let (file, bytes) = (source.path().join("pages"), noise(1, 3 << 20));
+    std::fs::write(&file, &bytes).unwrap();
+    let inode = |path: &Path| std::fs::metadata(path).unwrap().ino();
+    let given = inode(&file);
+    let digest = store.take("c/pages.img", &file, NO_PROGRESS).await.expect("it takes files").unwrap();
+    assert_eq!(digest, Digest::of(&bytes));
+    let object = root.path().join("c/pages.img");
+    assert_eq!(inode(&object), given, "one file system, one file");
+    let again = store.take("c/pages.img", &file, NO_PROGRESS).await.unwrap().unwrap();
+    assert_eq!(again, digest, "safe to repeat");
+    std::fs::remove_file(&file).unwrap();
+
+    let lent = source.path().join("lent");
+    store.lend("c/pages.img", &lent, &digest, NO_PROGRESS).await.unwrap();
+    assert_eq!((inode(&lent), std::fs::read(&lent).unwrap() == bytes), (given, true));
+    std::fs::remove_file(&lent).unwrap();
+    assert!(std::fs::read(&object).unwrap() == bytes, "what was lent is still there");
+
+    std::fs::write(&file, noise(2, 3 << 20)).unwrap();
+    let other = store.take("c/pages.img", &file, NO_PROGRESS).await.unwrap();
+    assert!(matches!(other, Err(Error::Conflict(_))), "{other:?}");
+    assert_eq!(std::fs::read_dir(root.path().join(".baton/drafts")).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn what_is_lent_is_what_its_digest_says_or_nothing() {
+    let root = tempfile::tempdir().unwrap();
+    let store = open(root.path());
+    let target = tempfile::tempdir_in(root.path().parent().unwrap()).unwrap();
+    let file = target.path().join("file");
+    let digest = Digest::of(&noise(1, 1 << 20));
+    let missing = store.lend("c/pages.img", &file, &digest, NO_PROGRESS).await.unwrap_err();
+    assert!(matches!(missing, Error::NotFound(_)), "{missing:?}");
+    std::fs::create_dir_all(root.path().join("c")).unwrap();
+    std::fs::write(root.path().join("c/pages.img"), noise(2, 1 << 20)).unwrap();
+    let wrong = store.lend("c/pages.img", &file, &digest, NO_PROGRESS).await.unwrap_err();
+    assert!(matches!(wrong, Error::Damaged { .. }), "{wrong:?}");
+    assert_eq!(std::fs::read_dir(target.path()).unwrap().count(), 0, "nothing appears");
+}
+
+/// Another file system, if this machine has one that may be written to.
+#[tokio::test]
+async fn between_file_systems_a_file_is_copied_and_hashed_on_the_way() {
+    let Ok(elsewhere) = tempfile::tempdir_in("/dev/shm") else { return };
+    let root = tempfile::tempdir().unwrap();
+    let store = open(root.path());
+    let (file, bytes) = (elsewhere.path().join("pages"), noise(1, 3 << 20));
+    std::fs::write(&file, &bytes).unwrap();
+    let digest = store.take("c/pages.img", &file, NO_PROGRESS).await.unwrap().unwrap();
+    assert_eq!(digest, Digest::of(&bytes));
+    assert!(std::fs::read(root.path().join("c/pages.img")).unwrap() == bytes);
+    let lent = elsewhere.path().join("lent");
+    store.lend("c/pages.img", &lent, &digest, NO_PROGRESS).await.unwrap();
+    assert!(std::fs::read(&lent).unwrap() == bytes);
 }

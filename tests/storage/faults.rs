@@ -244,7 +244,7 @@ async fn what_is_forbidden_is_for_an_operator() {
 #[tokio::test]
 async fn an_upload_that_is_cut_goes_on_and_what_is_stored_is_whole() {
     // Below the border of resumable uploads, and far above it.
-    for (size, op) in [(3 << 20, Op::Write), (20 << 20, Op::Put)] {
+    for (size, op) in [(3 << 20, Op::Write), (40 << 20, Op::Put)] {
         let (_folder, path, bytes, digest) = file(size);
         for cut in [0, 1, 300 << 10, 1 << 20, (2 << 20) + 77] {
             let fake = fake_gcs().await;
@@ -259,7 +259,7 @@ async fn an_upload_that_is_cut_goes_on_and_what_is_stored_is_whole() {
 
 #[tokio::test]
 async fn an_upload_of_which_the_service_keeps_a_part_goes_on_from_there() {
-    let (_folder, path, bytes, digest) = file(20 << 20);
+    let (_folder, path, bytes, digest) = file(40 << 20);
     let fake = fake_gcs().await;
     fake.add_fault(Fault::new(Op::Put, Kind::Keep(5 << 20)));
     fake.add_fault(Fault::new(Op::Put, Kind::Keep(1)));
@@ -272,7 +272,7 @@ async fn an_upload_of_which_the_service_keeps_a_part_goes_on_from_there() {
 
 #[tokio::test]
 async fn an_upload_whose_reply_is_lost_is_settled_as_done() {
-    for (size, op) in [(3 << 20, Op::Write), (20 << 20, Op::Put)] {
+    for (size, op) in [(3 << 20, Op::Write), (40 << 20, Op::Put)] {
         let (_folder, path, bytes, digest) = file(size);
         let fake = fake_gcs().await;
         fake.add_fault(Fault::new(op, Kind::Lost));
@@ -284,7 +284,7 @@ async fn an_upload_whose_reply_is_lost_is_settled_as_done() {
 
 #[tokio::test]
 async fn an_upload_that_stands_still_fails_and_leaves_nothing() {
-    let (_folder, path, _, digest) = file(20 << 20);
+    let (_folder, path, _, digest) = file(40 << 20);
     let fake = fake_gcs().await;
     fake.add_fault(Fault::new(Op::Put, Kind::Hang).times(0));
     let store = gcs_on(&fake).with_timeouts(Duration::from_secs(20), SHORT);

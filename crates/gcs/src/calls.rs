@@ -16,8 +16,9 @@ use crate::{
     source::Pulled,
 };
 
-/// From this size on an upload that is cut goes on where it was, instead of from the start.
-const RESUMABLE: usize = 8 << 20;
+/// From this size on an upload that is cut goes on where it was, instead of from the start. Asking for
+/// a place to go on from takes a call of its own, which a small image need not wait for.
+const RESUMABLE: usize = 32 << 20;
 /// How often a download goes on where it was cut.
 const RESUMES: u32 = 50;
 

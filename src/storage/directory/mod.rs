@@ -25,7 +25,9 @@ use tokio::sync::Semaphore;
 use self::{tree::Tree, watch::Watch};
 use super::{
     files,
-    store::{Digest, Error, If, Page, Poll, Progress, Result, Store, Version, Written, check_key, check_small},
+    store::{
+        Digest, Error, If, Page, Poll, Progress, Result, Store, Urgency, Version, Written, check_key, check_small,
+    },
 };
 use crate::clock::{Moment, SharedClock};
 
@@ -130,13 +132,22 @@ impl Store for Directory {
     }
 
     async fn put(&self, key: &str, bytes: Bytes, condition: If) -> Result<Written> {
+        self.put_as(key, bytes, condition, Urgency::Commit).await
+    }
+
+    async fn put_as(&self, key: &str, bytes: Bytes, condition: If, urgency: Urgency) -> Result<Written> {
         check_key(key)?;
         check_small(key, bytes.len() as u64)?;
         let (name, deadline) = (key.to_owned(), self.deadline());
         self.call(key, move |tree| {
             let mut draft = tree.draft(&name)?;
             draft.write_all(&bytes).map_err(|error| files::local_error(&name, &error))?;
-            tree.publish(&name, draft, &condition, tree::mark(&bytes), deadline)
+            tree::sync(&name, draft.as_file())?;
+            let written = tree.publish(&name, draft, &condition, tree::mark(&bytes), deadline)?;
+            if urgency.lasts() {
+                tree.seal(&name)?;
+            }
+            Ok(written)
         })
         .await
     }
@@ -170,13 +181,41 @@ impl Store for Directory {
             let mut draft = tree.draft(&name)?;
             digest.verify(&name, &files::copy(&name, &mut source, &mut draft, reporter)?)?;
             reporter.go_on(&name)?;
-            let mark = tree::mark_of_file(draft.path()).map_err(|error| files::local_error(&name, &error))?;
-            match tree.publish(&name, draft, &condition, mark, clock.now() + patience) {
+            tree::sync(&name, draft.as_file())?;
+            match tree.publish(&name, draft, &condition, tree::mark_of(&digest), clock.now() + patience) {
                 Err(Error::Conflict(_)) if condition == If::Absent => same(tree, &name, &digest, reporter),
-                published => published,
+                published => tree.seal(&name).and(published),
             }
         })
         .await
+    }
+
+    async fn take(&self, key: &str, file: &Path, progress: Progress<'_>) -> Option<Result<Digest>> {
+        if let Err(error) = check_key(key) {
+            return Some(Err(error));
+        }
+        let (name, path) = (key.to_owned(), file.to_owned());
+        let (clock, patience) = (self.clock.clone(), self.patience);
+        let taken = self.transfer(key, progress, move |tree, reporter| {
+            let (draft, digest) = tree.adopt(&name, &path, reporter)?;
+            reporter.go_on(&name)?;
+            match tree.publish(&name, draft, &If::Absent, tree::mark_of(&digest), clock.now() + patience) {
+                Err(Error::Conflict(_)) => same(tree, &name, &digest, reporter).map(|_| digest),
+                published => published.map(|_| digest),
+            }
+        });
+        Some(taken.await)
+    }
+
+    async fn lend(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {
+        check_key(key)?;
+        let (name, target, wanted) = (key.to_owned(), file.to_owned(), digest.clone());
+        let lent = self.transfer(key, progress, move |tree, reporter| {
+            let Some(mut draft) = tree.link(&name, &target)? else { return Ok(false) };
+            let found = files::copy(&name, draft.as_file_mut(), std::io::sink(), reporter)?;
+            files::settle(&name, draft, &target, &wanted, &found, reporter).map(|()| true)
+        });
+        if lent.await? { Ok(()) } else { self.download(key, file, digest, progress).await }
     }
 
     async fn download(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {

@@ -15,8 +15,8 @@ use tempfile::NamedTempFile;
 use crate::{
     clock::{Moment, SharedClock},
     storage::{
-        files::local_error,
-        store::{Error, If, Result, SMALL, Version, Written},
+        files::{self, Reporter, local_error},
+        store::{Digest, Error, If, Result, SMALL, Version, Written},
     },
 };
 
@@ -52,9 +52,14 @@ pub fn large_mark(size: u64) -> String {
     format!("size{size}")
 }
 
-pub fn mark_of_file(file: &Path) -> io::Result<String> {
-    let size = file.metadata()?.len();
-    if size > SMALL { Ok(large_mark(size)) } else { Ok(mark(&fs::read(file)?)) }
+/// The mark of a file of which this is known.
+pub fn mark_of(digest: &Digest) -> String {
+    if digest.size > SMALL { large_mark(digest.size) } else { digest.sha256.chars().take(32).collect() }
+}
+
+/// What is in the file outlasts a crash.
+pub fn sync(key: &str, file: &File) -> Result<()> {
+    file.sync_all().map_err(|error| local_error(key, &error))
 }
 
 impl Tree {
@@ -119,6 +124,42 @@ impl Tree {
         }
     }
 
+    /// A file somebody gives us as a draft whose content lasts, and what it holds. On one file system it
+    /// is the very same file; it is read once, while it is on its way to the disk.
+    pub fn adopt(&self, key: &str, file: &Path, reporter: &Reporter) -> Result<(NamedTempFile, Digest)> {
+        let failed = |error: io::Error| local_error(key, &error);
+        let path = self.root.join(key);
+        let mut source = File::open(file).map_err(failed)?;
+        let drafts = self.root.join(OWN).join("drafts");
+        fs::create_dir_all(&drafts).map_err(failed)?;
+        let settle = |file: &File| {
+            sync(key, file)?;
+            make_folder(&self.root, path.parent().unwrap_or(&self.root)).map_err(failed)
+        };
+        let Some(draft) = linked(file, &drafts) else {
+            let mut draft = self.draft(key)?;
+            let digest = files::copy(key, &mut source, &mut draft, reporter)?;
+            settle(draft.as_file())?;
+            return Ok((draft, digest));
+        };
+        fs::set_permissions(draft.path(), readable()).map_err(failed)?;
+        let (digest, settled) = std::thread::scope(|scope| {
+            let settled = scope.spawn(|| settle(draft.as_file()));
+            (files::copy(key, &mut source, io::sink(), reporter), settled.join())
+        });
+        settled.unwrap_or_else(|_| Err(failed(io::ErrorKind::Other.into())))?;
+        Ok((draft, digest?))
+    }
+
+    /// The object as a draft beside `target`, to be read only; `None` where one file cannot have two names.
+    pub fn link(&self, key: &str, target: &Path) -> Result<Option<NamedTempFile>> {
+        let object = self.root.join(key);
+        if !object.exists() {
+            return Err(Error::NotFound(key.to_owned()));
+        }
+        Ok(linked(&object, target.parent().unwrap_or(&self.root)))
+    }
+
     /// Removes drafts of processes that were killed. What cannot be removed now can be the next time.
     fn sweep(&self, drafts: &Path) {
         for entry in fs::read_dir(drafts).into_iter().flatten().flatten() {
@@ -130,7 +171,8 @@ impl Tree {
         }
     }
 
-    /// Makes a draft the object, if the condition holds at that moment. On disk when it returns.
+    /// Makes a draft the object, if the condition holds at that moment. After a crash there is this one
+    /// or the one before; this one for certain after [`seal`](Self::seal).
     pub fn publish(
         &self,
         key: &str,
@@ -140,7 +182,6 @@ impl Tree {
         deadline: Moment,
     ) -> Result<Written> {
         let failed = |error: io::Error| local_error(key, &error);
-        draft.as_file().sync_all().map_err(failed)?;
         let path = self.root.join(key);
         let token = hex(&self.clock.bits());
         let held = self.lock(key, deadline)?;
@@ -166,13 +207,17 @@ impl Tree {
             }
         }
         drop(held);
-        match sync_folder(path.parent().unwrap_or(&self.root)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
-            // The folder is gone because somebody removed the object already.
-            Ok(()) | Err(_) => {}
-        }
         // A directory has no clock of its own to compare ours with.
         Ok(Written { version: Version(format!("{mark}-{token}")), updated: None })
+    }
+
+    /// Every name in the folder of this key outlasts a crash.
+    pub fn seal(&self, key: &str) -> Result<()> {
+        match sync_folder(self.root.join(key).parent().unwrap_or(&self.root)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(local_error(key, &error)),
+            // The folder is gone because somebody removed the object already.
+            Ok(()) | Err(_) => Ok(()),
+        }
     }
 
     pub fn remove(&self, key: &str, condition: &If, deadline: Moment) -> Result<()> {
@@ -270,6 +315,14 @@ impl Tree {
         let hash = hashed(key);
         self.root.join(OWN).join("tokens").join(&hash[..2]).join(&hash[2..])
     }
+}
+
+/// A second name for a file, in `folder`; `None` if that cannot be.
+fn linked(file: &Path, folder: &Path) -> Option<NamedTempFile> {
+    let is_plain = fs::symlink_metadata(file).is_ok_and(|about| about.is_file());
+    let link = |path: &Path| fs::hard_link(file, path).and_then(|()| File::open(path));
+    // Another file system, or one that knows no second names: then it is copied, and that says what is wrong.
+    is_plain.then(|| tempfile::Builder::new().prefix(".draft-").make_in(folder, link).ok()).flatten()
 }
 
 fn hashed(key: &str) -> String {

@@ -79,7 +79,8 @@ impl Gcs {
     /// Remembers that the service found a writer too fast.
     fn heed<T>(&self, key: &str, result: Result<T>) -> Result<T> {
         if let Err(Error::RateLimited(_)) = &result {
-            self.pace.bar(key, self.clock.now() + self.clock.jittered(pace::PENALTY));
+            let now = self.clock.now();
+            self.pace.bar(key, now, now + self.clock.jittered(pace::PENALTY));
         }
         result
     }
@@ -92,7 +93,12 @@ impl Gcs {
         let known = known.map(|known| generation(key, known)).transpose()?;
         match self.client(key).await?.read(&self.bucket, key, known, SMALL).await {
             Ok(Read::Unchanged) => Ok(Poll::Unchanged),
-            Ok(Read::Found(bytes, generation)) => Ok(Poll::Changed(bytes.into(), version(generation))),
+            Ok(Read::Found(bytes, generation)) => {
+                if known.is_some() {
+                    self.pace.noticed(key, self.clock.now());
+                }
+                Ok(Poll::Changed(bytes.into(), version(generation)))
+            }
             Err(baton_gcs::Error::NotFound) => Ok(Poll::Missing),
             Err(error) => Err(named(key, error)),
         }

@@ -2,6 +2,11 @@
 //!
 //! A bucket of tokens per object: one per second, four at most, since a handoff writes the lock
 //! three times in a row. A renewal leaves one token for a commit, a waiter two.
+//!
+//! How large a burst the service forgives is not known beforehand; when it refuses one it is taken at
+//! its word for a while: then every write is a second away from the one before, and one of another
+//! instance, which a read shows, counts as one of ours. Waiting for the right moment costs less than
+//! being refused and waiting longer.
 
 use std::{
     collections::HashMap,
@@ -16,6 +21,8 @@ use crate::{
 
 /// How long an object rests after the service said that it is written too often.
 pub const PENALTY: Duration = Duration::from_secs(1);
+/// How long the service is taken at its word.
+const STRICT: Duration = Duration::from_secs(600);
 /// Objects remembered; more than this and those at rest are forgotten.
 const REMEMBERED: usize = 1024;
 
@@ -24,6 +31,8 @@ pub struct Pace {
     per_second: f64,
     burst: f64,
     objects: Mutex<HashMap<String, Tokens>>,
+    /// Until when no burst is tried.
+    strict_until: Mutex<Option<Moment>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +50,7 @@ impl Default for Pace {
 
 impl Pace {
     pub fn new(per_second: f64, burst: f64) -> Self {
-        Self { per_second, burst, objects: Mutex::default() }
+        Self { per_second, burst, objects: Mutex::default(), strict_until: Mutex::default() }
     }
 
     fn count(&self, tokens: &mut Tokens, now: Moment) {
@@ -54,13 +63,16 @@ impl Pace {
     fn spend(&self, tokens: &mut Tokens, urgency: Urgency, now: Moment) -> Duration {
         self.count(tokens, now);
         let needed = match urgency {
-            Urgency::Commit => 1.0,
+            Urgency::Commit | Urgency::View => 1.0,
             Urgency::Renewal => 2.0,
             Urgency::Waiter => 3.0,
         };
         let barred = tokens.barred_until - now;
         if tokens.left >= needed && barred.is_zero() {
             tokens.left -= 1.0;
+            if self.is_strict(now) {
+                tokens.barred_until = now + self.apart();
+            }
             return Duration::ZERO;
         }
         barred.max(Duration::from_secs_f64(((needed - tokens.left) / self.per_second).max(0.001)))
@@ -93,16 +105,40 @@ impl Pace {
         self.spend(objects.entry(key.to_owned()).or_insert(full), urgency, now)
     }
 
-    /// Nothing is written to the object before `moment`.
-    pub fn bar(&self, key: &str, moment: Moment) {
+    /// The service found the writer of this object too fast at `now`: nothing is written to it before
+    /// `moment`, and no burst is tried for a while.
+    pub fn bar(&self, key: &str, now: Moment, moment: Moment) {
         if let Some(tokens) = self.objects().get_mut(key) {
             tokens.barred_until = tokens.barred_until.max(moment);
         }
+        *lock(&self.strict_until) = Some(now + STRICT);
+    }
+
+    /// A read at `now` showed that somebody has written this object.
+    pub fn noticed(&self, key: &str, now: Moment) {
+        if self.is_strict(now) {
+            let full = Tokens { left: self.burst, counted: now, barred_until: now };
+            let mut objects = self.objects();
+            let tokens = objects.entry(key.to_owned()).or_insert(full);
+            tokens.barred_until = tokens.barred_until.max(now + self.apart());
+        }
+    }
+
+    fn is_strict(&self, now: Moment) -> bool {
+        lock(&self.strict_until).is_some_and(|until| now < until)
+    }
+
+    fn apart(&self) -> Duration {
+        Duration::from_secs_f64(1.0 / self.per_second)
     }
 
     fn objects(&self) -> MutexGuard<'_, HashMap<String, Tokens>> {
-        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.objects)
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -151,10 +187,37 @@ mod tests {
         let pace = Pace::default();
         pace.turn(&clock, "k", Urgency::Commit, FAR).await.unwrap();
         let until = clock.now() + PENALTY;
-        pace.bar("k", until);
+        pace.bar("k", clock.now(), until);
         assert!(pace.turn(&clock, "k", Urgency::Commit, clock.now()).await.is_err());
         pace.turn(&clock, "k", Urgency::Commit, FAR).await.unwrap();
         assert!(clock.now() >= until);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_service_that_refused_a_burst_gets_none_for_a_while_whoever_wrote_last() {
+        let clock: SharedClock = Arc::new(TestClock::new(1));
+        let pace = Pace::default();
+        pace.noticed("k", clock.now());
+        for _ in 0..3 {
+            pace.turn(&clock, "k", Urgency::Commit, clock.now()).await.expect("a burst is tried at first");
+        }
+        pace.bar("other", clock.now(), clock.now());
+        clock.sleep(Duration::from_secs(5)).await;
+        let began = clock.now();
+        for second in 0..3 {
+            pace.turn(&clock, "k", Urgency::Commit, FAR).await.unwrap();
+            let passed = (clock.now() - began).as_secs_f64();
+            assert!((passed - f64::from(second)).abs() < 0.05, "{second}: {passed}");
+        }
+        clock.sleep(Duration::from_millis(1500)).await;
+        let seen = clock.now();
+        pace.noticed("k", seen);
+        pace.turn(&clock, "k", Urgency::Commit, FAR).await.unwrap();
+        assert_eq!(clock.now() - seen, Duration::from_secs(1), "a second after another's write");
+        clock.sleep(STRICT).await;
+        for _ in 0..4 {
+            pace.turn(&clock, "k", Urgency::Commit, clock.now()).await.expect("then a burst is tried again");
+        }
     }
 
     #[tokio::test(start_paused = true)]
