@@ -66,6 +66,21 @@ async fn an_acquired_lock_is_ours_until_hold_after_it_was_sent() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn rule_07_a_machine_whose_clock_fell_behind_the_stores_was_frozen_and_its_lease_is_late() {
+    let world = World::with_a_free_lock().await;
+    let mut lock = world.holder().await;
+    world.after(5).await;
+    lock.renew().await.unwrap();
+    assert_eq!(lock.stand(), Some(Stand::Ours));
+    world.stage.set_ahead(T.frozen + Duration::from_millis(1));
+    world.after(5).await;
+    lock.renew().await.unwrap();
+    assert_eq!(lock.stand(), Some(Stand::Late), "first it is stopped");
+    lock.renew().await.unwrap();
+    assert_eq!(lock.stand(), Some(Stand::Ours), "then proven, and it goes on");
+}
+
+#[tokio::test(start_paused = true)]
 async fn of_two_that_acquire_one_has_it_and_the_other_sees_it() {
     let world = World::with_a_free_lock().await;
     let ((mut one, _), (mut two, _)) = (world.instance(), world.instance());
@@ -77,7 +92,7 @@ async fn of_two_that_acquire_one_has_it_and_the_other_sees_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_acquisition_whose_answer_was_lost_or_twisted_is_found_by_reading() {
+async fn rule_02_a_write_whose_answer_was_lost_or_twisted_is_found_by_its_nonce() {
     for fault in [Fault::AnswerLost, Fault::AnswerTwisted] {
         let world = World::with_a_free_lock().await;
         let (mut lock, _) = world.instance();
@@ -104,7 +119,7 @@ async fn an_acquisition_that_could_not_be_settled_is_found_later_with_its_own_de
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_renewal_counts_from_when_it_was_sent_not_from_its_answer() {
+async fn rule_03_the_deadline_counts_from_when_a_write_was_sent_not_from_its_answer() {
     let world = World::with_a_free_lock().await;
     let mut lock = world.holder().await;
     let start = world.clock.now();
@@ -118,7 +133,7 @@ async fn a_renewal_counts_from_when_it_was_sent_not_from_its_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_write_that_was_dropped_in_the_middle_is_settled_before_the_next() {
+async fn rule_01_a_write_that_was_dropped_in_the_middle_is_settled_before_the_next() {
     let world = World::with_a_free_lock().await;
     let mut lock = world.holder().await;
     world.stage.next_put(Fault::Late);
@@ -134,7 +149,7 @@ async fn a_write_that_was_dropped_in_the_middle_is_settled_before_the_next() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_that_registers_meanwhile_is_merged_into_the_renewal() {
+async fn rule_08_a_waiter_that_registers_meanwhile_is_merged_into_the_renewal() {
     let world = World::with_a_free_lock().await;
     let mut lock = world.holder().await;
     let (mut other, name) = world.instance();
@@ -147,7 +162,7 @@ async fn a_waiter_that_registers_meanwhile_is_merged_into_the_renewal() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_is_one_way_whatever_the_answer() {
+async fn rule_11_a_release_is_one_way_whatever_the_answer() {
     let world = World::with_a_free_lock().await;
     let mut lock = world.holder().await;
     world.stage.next_put(Fault::Refused);
@@ -222,7 +237,7 @@ async fn work_is_dropped_when_another_instance_has_the_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lock_that_is_gone_is_never_made_anew() {
+async fn rule_09_no_acquisition_creates_a_lock() {
     let world = World::with_a_free_lock().await;
     let mut lock = world.holder().await;
     world.stage.delete(KEY, If::Any).await.unwrap();

@@ -4,6 +4,7 @@
 
 mod churn;
 mod edits;
+mod crash;
 mod found;
 mod instances;
 mod lease;
@@ -15,6 +16,7 @@ mod reasons;
 mod reconcile;
 mod requests;
 mod rooms;
+mod rules;
 mod stage;
 mod sweep;
 mod verbs;

@@ -261,43 +261,6 @@ async fn after_a_death_a_waiting_instance_takes_over_in_time_and_says_what_was_l
 }
 
 #[tokio::test(start_paused = true)]
-async fn never_checkpointed_and_its_instance_died_is_an_honest_error() {
-    let world = World::new();
-    let (one, two) = (world.instance(), world.instance());
-    let mut visit = one.create(movable).await;
-    visit.until_running().await;
-    let id = visit.id.clone();
-    one.die().await;
-    let mut visit = two.attach(&id).await;
-    let told = visit.until(|passing| matches!(passing, Passing::Failed { .. })).await;
-    assert!(matches!(told.last(), Some(Passing::Failed { reason: Reason::Lost, .. })), "{told:?}");
-    world.after(5).await;
-    let lock = world.lock(&id).await.unwrap();
-    assert!(lock.lease.is_none() && !lock.purged);
-    assert_eq!(two.metadata(&id).await.unwrap().status.reason, "Lost");
-    two.stop().await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_heir_on_the_same_state_directory_does_not_wait() {
-    let world = World::new();
-    let one = world.instance();
-    let mut visit = one.create(movable).await;
-    visit.until_running().await;
-    let id = visit.id.clone();
-    one.edit(&id, |spec| spec.desired_state = DesiredState::Checkpointed).await;
-    visit.until_left().await;
-    drop(visit);
-    one.attach(&id).await.until_running().await;
-    let one = one.die().await;
-    let heir = world.heir_of(Some(&one));
-    let mut visit = heir.attach(&id).await;
-    visit.until_running().await;
-    assert!(world.clock.now() - visit.began < Duration::from_secs(2));
-    heir.stop().await;
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_sandbox_that_must_not_move_is_refused_while_its_owner_lives() {
     let world = World::new();
     let (one, two) = (world.instance(), world.instance());
@@ -313,27 +276,6 @@ async fn a_sandbox_that_must_not_move_is_refused_while_its_owner_lives() {
     assert_eq!((status.phase, status.reason.as_str()), (Phase::Running, ""), "the status is the holder's to write");
     one.stop().await;
     two.stop().await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn the_last_attach_wins_while_two_wait() {
-    let world = World::new();
-    let (one, two, three) = (world.instance(), world.instance(), world.instance());
-    let mut first = one.create(movable).await;
-    first.until_running().await;
-    let id = first.id.clone();
-    one.containers.inject("checkpoint", Broken::Delay(Duration::from_secs(8)));
-    let mut second = two.attach(&id).await;
-    world.after(2).await;
-    let mut third = three.attach(&id).await;
-    let told = second.until(|passing| matches!(passing, Passing::Failed { .. } | Passing::Running { .. })).await;
-    assert!(matches!(told.last(), Some(Passing::Failed { reason: Reason::Superseded, .. })), "{told:?}");
-    third.until_running().await;
-    assert_eq!(three.container(&id), Container::Running);
-    assert_eq!(two.container(&id), Container::Absent);
-    for instance in [one, two, three] {
-        instance.stop().await;
-    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -404,47 +346,4 @@ async fn a_deletion_cancels_a_checkpoint_that_is_under_way() {
     assert!(one.metadata(&id).await.is_none());
     assert!(world.lock(&id).await.unwrap().purged);
     one.stop().await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_unreachable_store_fences_and_keeps_and_the_first_write_lets_it_go_on() {
-    let world = World::new();
-    let one = world.instance();
-    let mut visit = one.create(persistent).await;
-    visit.until_running().await;
-    one.store.cut(true);
-    let told = visit.until(|passing| matches!(passing, Passing::Fenced { .. })).await;
-    assert_eq!(told.len(), 1, "{told:?}");
-    assert_eq!(one.container(&visit.id), Container::Fenced);
-    world.after(600).await;
-    assert_eq!(one.container(&visit.id), Container::Fenced, "it is kept");
-    one.store.cut(false);
-    let back = world.clock.now();
-    assert_eq!(visit.next().await, Passing::Unfenced);
-    assert!(world.clock.now() - back < Duration::from_secs(4), "{:?}", world.clock.now() - back);
-    assert_eq!(one.container(&visit.id), Container::Running);
-    one.stop().await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn taken_over_while_it_could_not_renew_it_is_killed_and_told() {
-    let world = World::new();
-    let (one, two) = (world.instance(), world.instance());
-    let mut first = one.create(movable).await;
-    first.until_running().await;
-    let id = first.id.clone();
-    one.edit(&id, |spec| spec.desired_state = DesiredState::Checkpointed).await;
-    first.until_left().await;
-    drop(first);
-    let mut first = one.attach(&id).await;
-    first.until_running().await;
-    one.store.cut(true);
-    let mut second = two.attach(&id).await;
-    second.until_running().await;
-    assert_eq!(one.container(&id), Container::Fenced);
-    one.store.cut(false);
-    first.until(|passing| matches!(passing, Passing::LeaseLost { .. })).await;
-    assert_eq!((one.container(&id), two.container(&id)), (Container::Absent, Container::Running));
-    one.stop().await;
-    two.stop().await;
 }

@@ -9,7 +9,7 @@ use baton_protocol::{
     metadata::{Answer, Request},
 };
 
-use crate::instances::{Instance, Visit, World, movable, persistent};
+use crate::instances::{Instance, Visit, World, persistent};
 
 async fn ask(instance: &Instance, visit: &Visit, request: &Request) -> Answer {
     let nonce: Nonce = instance.tools.clock.nonce();
@@ -71,28 +71,4 @@ async fn metadata_deleted_under_a_running_sandbox_is_made_anew() {
     assert_eq!(one.metadata(&visit.id).await.expect("it is there again").spec, before);
     assert_eq!(one.container(&visit.id), Container::Running);
     one.stop().await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn after_many_moves_only_the_head_and_the_one_before_it_are_stored() {
-    let world = World::new();
-    let (one, two) = (world.instance(), world.instance());
-    let mut visit = one.create(movable).await;
-    visit.until_running().await;
-    let id = visit.id.clone();
-    for turn in 0..8 {
-        drop(visit);
-        let next = if turn % 2 == 0 { &two } else { &one };
-        visit = next.attach(&id).await;
-        visit.until_running().await;
-    }
-    world.after(10).await;
-    let lock = world.lock(&id).await.unwrap();
-    let stored = one.tools.checkpoints.as_ref().unwrap().list(&id).await.unwrap();
-    let named: std::collections::BTreeSet<_> =
-        [lock.head, lock.prev_head].into_iter().flatten().map(|head| head.checkpoint_id).collect();
-    assert_eq!(stored, named);
-    assert_eq!(one.store.list("sandbox_checkpoints/", None).await.unwrap().entries.len(), 2 * 4);
-    one.stop().await;
-    two.stop().await;
 }

@@ -7,6 +7,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 
 use async_trait::async_trait;
@@ -26,6 +27,8 @@ pub enum Fault {
     Hangs,
     /// It never answers; it is done when `deliver` is called.
     Late,
+    /// It was done, and never answers.
+    Silent,
 }
 
 #[derive(Debug)]
@@ -35,6 +38,9 @@ pub struct Stage {
     polls: Mutex<VecDeque<Fault>>,
     lock_puts: Mutex<VecDeque<Fault>>,
     late: Mutex<Vec<(String, Bytes, If)>>,
+    named: Mutex<Vec<(String, Fault)>>,
+    hung: Mutex<Option<String>>,
+    ahead: Mutex<Duration>,
     cut: AtomicBool,
 }
 
@@ -46,6 +52,9 @@ impl Stage {
             polls: Mutex::default(),
             lock_puts: Mutex::default(),
             late: Mutex::default(),
+            named: Mutex::default(),
+            hung: Mutex::default(),
+            ahead: Mutex::default(),
             cut: AtomicBool::new(false),
         })
     }
@@ -57,6 +66,32 @@ impl Stage {
     /// As `next_put`, for writes of a lock alone.
     pub fn next_lock_put(&self, fault: Fault) {
         self.lock_puts.lock().unwrap().push_back(fault);
+    }
+
+    /// As `next_put`, for writes of objects whose name ends with this.
+    pub fn next_put_of(&self, name: &str, fault: Fault) {
+        self.named.lock().unwrap().push((name.to_owned(), fault));
+    }
+
+    /// Every call for an object whose name contains this hangs.
+    pub fn hang(&self, name: &str) {
+        *self.hung.lock().unwrap() = Some(name.to_owned());
+    }
+
+    /// From now on the store's own clock shows this much more.
+    pub fn set_ahead(&self, ahead: Duration) {
+        *self.ahead.lock().unwrap() = ahead;
+    }
+
+    async fn hangs(&self, key: &str) {
+        if self.hung.lock().unwrap().as_ref().is_some_and(|hung| key.contains(hung)) {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    fn dated(&self, written: Result<Written>) -> Result<Written> {
+        let ahead = *self.ahead.lock().unwrap();
+        written.map(|written| Written { updated: written.updated.map(|updated| updated + ahead), ..written })
     }
 
     /// Nothing reaches the store any more, or everything does again.
@@ -91,24 +126,35 @@ fn lost(key: &str) -> Error {
 impl Store for Stage {
     async fn poll(&self, key: &str, known: Option<&Version>) -> Result<Poll> {
         self.reach(key)?;
+        self.hangs(key).await;
         let fault = self.polls.lock().unwrap().pop_front();
         match fault {
             None => self.inner.poll(key, known).await,
-            Some(Fault::Hangs | Fault::Late) => std::future::pending().await,
+            Some(Fault::Hangs | Fault::Late | Fault::Silent) => std::future::pending().await,
             Some(Fault::Refused | Fault::AnswerLost | Fault::AnswerTwisted) => Err(lost(key)),
         }
     }
 
     async fn put(&self, key: &str, bytes: Bytes, condition: If) -> Result<Written> {
         self.reach(key)?;
+        self.hangs(key).await;
+        let named = {
+            let mut named = self.named.lock().unwrap();
+            let at = named.iter().position(|(name, _)| key.ends_with(name));
+            at.map(|at| named.remove(at).1)
+        };
         let queue = if key.ends_with("lock.json") && !self.lock_puts.lock().unwrap().is_empty() {
             &self.lock_puts
         } else {
             &self.puts
         };
-        let fault = queue.lock().unwrap().pop_front();
+        let fault = named.or_else(|| queue.lock().unwrap().pop_front());
         match fault {
-            None => self.inner.put(key, bytes, condition).await,
+            None => self.dated(self.inner.put(key, bytes, condition).await),
+            Some(Fault::Silent) => {
+                self.inner.put(key, bytes, condition).await?;
+                std::future::pending().await
+            }
             Some(Fault::Refused) => Err(lost(key)),
             Some(Fault::AnswerLost) => {
                 self.inner.put(key, bytes, condition).await?;
@@ -145,6 +191,7 @@ impl Store for Stage {
         progress: Progress<'_>,
     ) -> Result<Written> {
         self.reach(key)?;
+        self.hangs(key).await;
         self.inner.upload(key, file, condition, digest, progress).await
     }
 
