@@ -84,8 +84,10 @@ async fn measure(size: u64) {
     let digest = make_file(&source, size);
     let copied = copy_rate(&source, &folder.path().join("copy"), size);
     println!("a file of {} MiB; plain copy {copied:.0} MB/s", size / MIB);
-    println!("| store | create | change | poll, unchanged | poll, changed | up MB/s | down MB/s | memory on top |");
-    println!("|---|---|---|---|---|---|---|---|");
+    println!(
+        "| store | create | change | poll, unchanged | poll, changed | up MB/s | down MB/s | take MB/s | lend MB/s | memory on top |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|---|");
     for (name, store) in stores {
         println!("| {name} | {} |", row(&*store, name != "mounted", folder.path(), &source, &digest).await);
     }
@@ -119,10 +121,21 @@ async fn row(store: &dyn Store, compares: bool, folder: &Path, source: &Path, di
     let start = Instant::now();
     store.download("pages.img", &folder.join("target"), digest, &|_| {}).await.unwrap();
     let down = rate(digest.size, start.elapsed());
+    let start = Instant::now();
+    let (mut take, mut lend) = ("-".to_owned(), "-".to_owned());
+    // The downloaded file is ours to give away.
+    if store.take("taken.img", &folder.join("target"), &|_| {}).await.transpose().unwrap().is_some() {
+        take = format!("{:.0}", rate(digest.size, start.elapsed()));
+        let start = Instant::now();
+        store.lend("taken.img", &folder.join("lent"), digest, &|_| {}).await.unwrap();
+        lend = format!("{:.0}", rate(digest.size, start.elapsed()));
+        std::fs::remove_file(folder.join("lent")).unwrap();
+        store.delete("taken.img", If::Any).await.unwrap();
+    }
     let grown = memory("VmHWM").saturating_sub(before) / MIB;
     store.delete("pages.img", If::Any).await.unwrap();
     std::fs::remove_file(folder.join("target")).unwrap();
-    format!("{create} | {change} | {unchanged} | {changed} | {up:.0} | {down:.0} | {grown} MiB")
+    format!("{create} | {change} | {unchanged} | {changed} | {up:.0} | {down:.0} | {take} | {lend} | {grown} MiB")
 }
 
 async fn per_call(work: impl AsyncFn(u32)) -> String {

@@ -173,7 +173,9 @@ impl Sandbox {
             let (made, paused) = futures::join!(image.make(), tools.lifecycle.pause(&id));
             made?;
             paused?;
+            let stopped = tools.clock.now();
             tools.lifecycle.checkpoint(&id, image.path()).await?;
+            let written = tools.clock.now();
             if after == After::Running {
                 tools.lifecycle.resume(&id).await?;
             }
@@ -181,6 +183,8 @@ impl Sandbox {
             let progress = Steps::new(&tools.board, &id, "upload");
             let tell = |done, total| progress.tell(done, total);
             let head = checkpoints.store(image.path(), draft, &tell).await.map_err(stored)?;
+            let store = tools.clock.now() - written;
+            tracing::debug!(sandbox = %id, pause = ?(stopped - began), image = ?(written - stopped), ?store, "an image is stored");
             Ok((head, paused))
         };
         // A wish for deletion cancels a checkpoint whose commit was not sent.
@@ -219,7 +223,9 @@ impl Sandbox {
         let deadlines = self.lock_file()?.deadline();
         let booted = OnceLock::new();
         let work = async {
+            let began = tools.clock.now();
             let manifest = fetching.done().await?;
+            let waited = tools.clock.now() - began;
             start.marker = marker(&manifest.agent_marker)
                 .ok_or_else(|| refusal(Reason::Damaged, "The manifest of the checkpoint has no agent marker."))?;
             let at = humantime::parse_rfc3339(&manifest.created).ok();
@@ -230,6 +236,8 @@ impl Sandbox {
             // The way here may have been long, and the lease was renewed on it.
             start.deadline = (*deadlines.borrow()).ok_or(Failure::Look)?;
             tools.lifecycle.restore(&id, &start, image.path()).await?;
+            let restore = tools.clock.now() - began - waited;
+            tracing::debug!(sandbox = %id, fetch = ?waited, ?restore, "an image is restored");
             Ok::<_, Failure>(())
         };
         let restored = self.under_lease(work).await;
@@ -342,6 +350,7 @@ impl<'a> Steps<'a> {
 
     pub(super) fn tell(&self, done: u64, total: u64) {
         if done / STEP > self.told.fetch_max(done / STEP, Ordering::Relaxed) {
+            tracing::debug!(sandbox = %self.id, what = self.what, done, total, "bytes of an image moved");
             self.board.post(self.id, Passing::Progress { what: self.what.to_owned(), done, total });
         }
     }

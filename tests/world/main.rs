@@ -3,8 +3,8 @@
 #![allow(clippy::disallowed_methods, clippy::unwrap_used)]
 
 mod churn;
-mod edits;
 mod crash;
+mod edits;
 mod found;
 mod instances;
 mod lease;

@@ -200,15 +200,16 @@ async fn an_attach_elsewhere_moves_a_running_sandbox_with_its_command() {
 
 #[tokio::test(start_paused = true)]
 async fn a_failed_checkpoint_leaves_the_sandbox_running_and_says_why() {
-    for broken in ["pause", "checkpoint"] {
+    let faults = [Broken::Fail, Broken::NoSpace, Broken::Hang];
+    for (broken, fault) in ["pause", "checkpoint"].into_iter().flat_map(|verb| faults.map(|fault| (verb, fault))) {
         let world = World::new();
         let one = world.instance();
         let mut visit = one.create(persistent).await;
         visit.until_running().await;
-        one.containers.inject(broken, Broken::Fail);
+        one.containers.inject(broken, fault);
         one.edit(&visit.id, |spec| spec.desired_state = DesiredState::Checkpointed).await;
         visit.until(|passing| matches!(passing, Passing::CheckpointFailed { .. })).await;
-        assert_eq!(one.container(&visit.id), Container::Running, "{broken}");
+        assert_eq!(one.container(&visit.id), Container::Running, "{broken} {fault:?}");
         assert!(world.lock(&visit.id).await.unwrap().lease.is_some());
         // A wish that still stands is tried again, after a while.
         visit.until_left().await;
