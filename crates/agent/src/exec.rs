@@ -131,6 +131,15 @@ impl Exec {
         }
     }
 
+    /// What is held of a stream.
+    pub fn held(&self, stream: Stream, offset: u64, len: usize) -> [&[u8]; 2] {
+        match stream {
+            Stream::Stdout => self.stdout.held(offset, len),
+            Stream::Stderr => self.stderr.held(offset, len),
+            Stream::Stdin | Stream::Exit | Stream::Tree => [&[], &[]],
+        }
+    }
+
     /// The agent's side of its terminal, if it has one that is still open.
     pub fn terminal(&self) -> Option<BorrowedFd<'_>> {
         self.stdout.source().filter(|_| self.is_terminal)

@@ -7,7 +7,10 @@ use rustix::{
     termios,
 };
 
-use crate::poll::{Poll, Source};
+use crate::{
+    poll::{Poll, Source},
+    spawn,
+};
 
 /// So much waits for a command that does not read; the sender keeps the rest.
 pub const MOST_HELD: usize = 1 << 20;
@@ -28,6 +31,8 @@ pub struct Input {
     to: Option<OwnedFd>,
     is_terminal: bool,
     watched: bool,
+    /// Much went through its pipe.
+    enlarged: bool,
     held: VecDeque<u8>,
     /// Everything below is either written or held.
     taken: u64,
@@ -47,6 +52,7 @@ impl Input {
             to,
             is_terminal,
             watched: false,
+            enlarged: false,
             held: VecDeque::new(),
             taken: 0,
             ending: false,
@@ -113,7 +119,13 @@ impl Input {
         while !self.held.is_empty() {
             let (front, _) = self.held.as_slices();
             match io::write(to, front) {
-                Ok(0) | Err(Errno::AGAIN) => return self.watch(poll, source, true),
+                Ok(0) | Err(Errno::AGAIN) => {
+                    if !self.is_terminal && !std::mem::replace(&mut self.enlarged, true) {
+                        spawn::enlarge(to);
+                        continue;
+                    }
+                    return self.watch(poll, source, true);
+                }
                 Ok(count) => {
                     self.at_line_start = front[count - 1] == b'\n';
                     self.held.drain(..count);

@@ -117,7 +117,8 @@ fn run() -> Result<(), Failure> {
                 }
                 Source::ToServer => {}
                 Source::Children => {
-                    while let Ok(Some(_)) = children.read_signal() {}
+                    // However many ended, the signal is there once.
+                    let _ = children.read_signal();
                     agent.reap();
                 }
                 Source::Stdin(_) | Source::Stdout(_) | Source::Stderr(_) => agent.ready(source),

@@ -1,6 +1,9 @@
 //! What goes to the server: answers first, then output. Nothing here ever waits.
+//!
+//! Output is written from where it lies, between the bytes here. What the pipe does not take
+//! is copied at once, so that nothing of a ring has to stay for the outbox's sake.
 
-use std::os::fd::AsFd;
+use std::{io::IoSlice, os::fd::AsFd};
 
 use baton_protocol::frame::{self, Kind, Stream};
 use rustix::io::{self, Errno};
@@ -9,6 +12,19 @@ use rustix::io::{self, Errno};
 const MOST_WITH_LOGS: usize = 64 << 10;
 /// The server is not listened to while more than this waits.
 const MOST: usize = 1 << 20;
+/// Less than this is copied: a further piece of a write costs as much.
+const WORTH_A_PIECE: usize = 4 << 10;
+
+/// Output of a command that is written from its ring.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece {
+    pub exec: u32,
+    pub stream: Stream,
+    pub offset: u64,
+    pub len: usize,
+    /// So many of the outbox's own bytes come before it.
+    at: usize,
+}
 
 #[derive(Debug, Default)]
 pub struct Outbox {
@@ -17,6 +33,10 @@ pub struct Outbox {
     /// What is on its way, from `written` on.
     bytes: Vec<u8>,
     written: usize,
+    /// What comes from rings in between; nothing while a write is only half done.
+    pieces: Vec<Piece>,
+    /// How long those are together.
+    borrowed: usize,
 }
 
 impl Outbox {
@@ -39,10 +59,10 @@ impl Outbox {
         *self = Self { answers: bytes, ..Self::default() };
     }
 
-    /// All was written: the answers go next, and then what is appended to the result.
-    pub fn refill(&mut self) -> Option<&mut Vec<u8>> {
-        if self.written < self.bytes.len() {
-            return None;
+    /// All was written: the answers go next, and then what is added. Whether it was.
+    pub fn refill(&mut self) -> bool {
+        if self.is_waiting() {
+            return false;
         }
         self.written = 0;
         self.bytes.clear();
@@ -51,7 +71,29 @@ impl Outbox {
         } else {
             self.bytes.append(&mut self.answers);
         }
-        Some(&mut self.bytes)
+        true
+    }
+
+    /// Where small things are added after a refill.
+    pub fn bytes(&mut self) -> &mut Vec<u8> {
+        &mut self.bytes
+    }
+
+    /// Adds a frame of output that is held in two pieces.
+    pub fn add(&mut self, exec: u32, stream: Stream, offset: u64, replay: u64, held: [&[u8]; 2]) {
+        let len = held[0].len() + held[1].len();
+        if len < WORTH_A_PIECE {
+            frame::encode(&mut self.bytes, Kind::Data, stream, exec, offset, replay, &held);
+            return;
+        }
+        self.bytes.extend_from_slice(&frame::header(Kind::Data, stream, exec, offset, replay, &held));
+        self.pieces.push(Piece { exec, stream, offset, len, at: self.bytes.len() });
+        self.borrowed += len;
+    }
+
+    /// So much is on its way.
+    pub fn size(&self) -> usize {
+        self.bytes.len() - self.written + self.borrowed
     }
 
     /// Something is left to write.
@@ -59,17 +101,36 @@ impl Outbox {
         self.written < self.bytes.len()
     }
 
-    /// Writes once; `false` when the server's pipe is full.
-    pub fn write(&mut self, to: impl AsFd) -> io::Result<bool> {
-        match io::write(to, &self.bytes[self.written..]) {
-            Ok(count) => {
-                self.written += count;
-                Ok(true)
-            }
-            Err(Errno::AGAIN) => Ok(false),
-            Err(Errno::INTR) => Ok(true),
-            Err(error) => Err(error),
+    /// Writes once; `false` when the server's pipe is full. `held` finds what a piece means.
+    pub fn write<'a>(&mut self, to: impl AsFd, held: impl Fn(&Piece) -> [&'a [u8]; 2]) -> io::Result<bool> {
+        let mut slices = Vec::with_capacity(3 * self.pieces.len() + 1);
+        let mut from = self.written;
+        for piece in &self.pieces {
+            slices.push(IoSlice::new(&self.bytes[from..piece.at]));
+            slices.extend(held(piece).into_iter().filter(|part| !part.is_empty()).map(IoSlice::new));
+            from = piece.at;
         }
+        slices.push(IoSlice::new(&self.bytes[from..]));
+        let (count, is_open) = match io::writev(to, &slices) {
+            Ok(count) => (count, true),
+            Err(Errno::AGAIN) => (0, false),
+            Err(Errno::INTR) => (0, true),
+            Err(error) => return Err(error),
+        };
+        if self.pieces.is_empty() {
+            self.written += count;
+            return Ok(is_open);
+        }
+        let mut rest = &mut slices[..];
+        IoSlice::advance_slices(&mut rest, count);
+        let rest: Vec<u8> = rest.iter().map(|slice| &**slice).collect::<Vec<_>>().concat();
+        match rest.is_empty() {
+            true => self.bytes.clear(),
+            false => self.bytes = rest,
+        }
+        (self.written, self.borrowed) = (0, 0);
+        self.pieces.clear();
+        Ok(is_open)
     }
 
     pub fn is_slack(&self) -> bool {
@@ -98,7 +159,8 @@ mod tests {
         assert!(outbox.answers.len() < 2 * MOST_WITH_LOGS && !outbox.is_full());
         frame::encode(outbox.answers(), Kind::Pong, Stream::Stdin, 0, 0, 7, &[]);
         let mut decoder = Decoder::default();
-        decoder.push(outbox.refill().unwrap());
+        assert!(outbox.refill());
+        decoder.push(outbox.bytes());
         let mut last = None;
         while let Some(frame) = decoder.next_frame().unwrap() {
             last = Some(frame);
@@ -106,27 +168,74 @@ mod tests {
         assert_eq!(last.map(|frame| frame.sequence), Some(7));
     }
 
+    /// All that can be read now.
+    fn drain(reader: impl AsFd) -> Vec<u8> {
+        let mut got = Vec::new();
+        let mut chunk = vec![0; 1 << 20];
+        while let Ok(count @ 1..) = io::read(&reader, &mut chunk[..]) {
+            got.extend_from_slice(&chunk[..count]);
+        }
+        got
+    }
+
+    fn pipe() -> (std::os::fd::OwnedFd, std::os::fd::OwnedFd) {
+        rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).unwrap()
+    }
+
     #[test]
     fn a_restart_leaves_nothing_of_what_was_there() {
-        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        let (reader, writer) = pipe();
         let mut outbox = Outbox::default();
-        outbox.refill().unwrap().extend_from_slice(b"half written");
+        assert!(outbox.refill());
+        outbox.bytes().extend_from_slice(b"half written");
+        outbox.add(1, Stream::Stdout, 0, 0, [&[1; 9000], &[]]);
         outbox.log("never sent");
         outbox.restart(b"nonce".to_vec());
-        assert_eq!(outbox.refill().unwrap(), b"nonce");
-        assert!(outbox.write(&writer).unwrap() && !outbox.is_waiting());
-        drop(writer);
-        let mut got = Vec::new();
-        while io::read(
-            &reader,
-            rustix::buffer::spare_capacity({
-                got.reserve(64);
-                &mut got
-            }),
-        )
-        .unwrap()
-            > 0
-        {}
-        assert_eq!(got, b"nonce");
+        assert!(outbox.refill());
+        assert!(outbox.write(&writer, |_| unreachable!("nothing is left of it")).unwrap() && !outbox.is_waiting());
+        assert_eq!(drain(&reader), b"nonce");
+    }
+
+    #[test]
+    fn output_is_written_from_its_ring_and_what_a_full_pipe_leaves_is_kept() {
+        let (reader, writer) = pipe();
+        let held: [Vec<u8>; 3] = [5_000, 10, 200_000].map(|len| (0..len).map(|at| (at * 7) as u8).collect());
+        let split = |bytes: &'static [u8], at: usize| -> [&'static [u8]; 2] { [&bytes[..at], &bytes[at..]] };
+        let held: [&'static [u8]; 3] = held.map(|bytes| &*bytes.leak());
+        let mut outbox = Outbox::default();
+        outbox.log("first");
+        assert!(outbox.refill());
+        let mut wanted = outbox.bytes().clone();
+        for (exec, bytes) in (1..).zip(held) {
+            outbox.add(exec, Stream::Stderr, 77, 9, split(bytes, bytes.len() / 3));
+            frame::encode(&mut wanted, Kind::Data, Stream::Stderr, exec, 77, 9, &[bytes]);
+        }
+        assert_eq!(outbox.size(), wanted.len());
+        let find = |piece: &Piece| split(held[piece.exec as usize - 1], 1);
+        assert!(outbox.write(&writer, find).unwrap());
+        let mut got = drain(&reader);
+        assert!(got.len() < wanted.len() && outbox.is_waiting(), "a pipe of 64 KiB is full");
+        assert_eq!(outbox.size(), wanted.len() - got.len());
+        while outbox.is_waiting() {
+            outbox.write(&writer, |_| unreachable!("the rest was copied")).unwrap();
+            got.extend(drain(&reader));
+        }
+        assert!(got == wanted && outbox.refill());
+    }
+
+    #[test]
+    fn a_full_pipe_is_told_and_costs_nothing_that_was_to_be_written() {
+        let (reader, writer) = pipe();
+        while io::write(&writer, &[0; 4096]).is_ok() {}
+        let mut outbox = Outbox::default();
+        assert!(outbox.refill());
+        outbox.add(1, Stream::Stdout, 0, 0, [&[3; 5000], &[]]);
+        let size = outbox.size();
+        assert!(!outbox.write(&writer, |_| [&[3; 5000], &[]]).unwrap());
+        assert_eq!(outbox.size(), size);
+        assert!(!outbox.refill(), "it is still on its way");
+        drain(&reader);
+        assert!(outbox.write(&writer, |_| unreachable!("it was copied")).unwrap());
+        assert_eq!(drain(&reader).len(), size);
     }
 }

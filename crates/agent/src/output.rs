@@ -15,12 +15,18 @@ use baton_protocol::{
 use rustix::io::{self, Errno};
 
 use crate::{
+    outbox::Outbox,
     poll::{Poll, Source},
     ring::Ring,
+    spawn,
 };
 
-/// Longest read and longest data frame: the read's size makes the speed.
+/// Longest data frame, and longest read of what is not yet known to be much.
 pub const CHUNK: usize = 256 << 10;
+/// Longest read of what is much: the read's size makes the speed.
+const MOST_READ: usize = 1 << 20;
+/// So much in one read: the command writes faster than it is read.
+const MUCH: usize = 32 << 10;
 
 #[derive(Debug)]
 pub struct Output {
@@ -28,6 +34,8 @@ pub struct Output {
     /// `None`: the stream has ended.
     from: Option<OwnedFd>,
     watched: bool,
+    /// Much came through its pipe.
+    enlarged: bool,
     sent: u64,
     credit: u64,
     /// The number of the last replay.
@@ -43,6 +51,7 @@ impl Output {
             ring: Ring::default(),
             from,
             watched: false,
+            enlarged: false,
             sent: 0,
             credit: 0,
             replay: 0,
@@ -106,15 +115,27 @@ impl Output {
         let Some(from) = &self.from else { return };
         let limit = if attached { RING_ATTACHED } else { RING_DETACHED } as usize;
         let room = if attached { limit.saturating_sub(self.ring.len()) } else { limit };
-        let most = room.min(scratch.len());
-        if most == 0 {
+        if room == 0 {
             return;
         }
-        match io::read(from, &mut scratch[..most]) {
+        // Where there is room already the bytes are read to where they stay.
+        let read = if attached && self.ring.free() >= CHUNK.min(room) {
+            let read = io::readv(from, &mut self.ring.spare(room.min(MOST_READ)));
+            self.ring.take(read.unwrap_or(0));
+            read
+        } else {
+            let most = room.min(scratch.len());
+            let read = io::read(from, &mut scratch[..most]);
+            self.ring.push(&scratch[..read.unwrap_or(0)], limit);
+            read
+        };
+        match read {
             Ok(0) => self.close(poll),
             Ok(count) => {
-                self.ring.push(&scratch[..count], limit);
                 self.sent = self.sent.max(self.ring.base());
+                if count >= MUCH && !std::mem::replace(&mut self.enlarged, true) {
+                    spawn::enlarge(from);
+                }
             }
             Err(Errno::AGAIN | Errno::INTR) => {}
             // A terminal's last writer is gone.
@@ -130,24 +151,28 @@ impl Output {
         }
     }
 
-    /// Appends one frame if there is one to send.
-    pub fn emit(&mut self, exec: u32, stream: Stream, out: &mut Vec<u8>) -> bool {
+    /// Adds one frame if there is one to send.
+    pub fn emit(&mut self, exec: u32, stream: Stream, out: &mut Outbox) -> bool {
         let until = self.credit.min(self.ring.end());
         if self.sent < until {
             let most = (until - self.sent).min(CHUNK as u64) as usize;
-            let pieces = self.ring.pieces(self.sent, most);
-            frame::encode(out, Kind::Data, stream, exec, self.sent, self.replay, &pieces);
+            out.add(exec, stream, self.sent, self.replay, self.ring.pieces(self.sent, most));
             self.sent += most as u64;
             return true;
         }
         let end = self.ring.end();
         if self.from.is_none() && !self.eof_sent && self.sent == end && self.credit >= end {
-            frame::encode(out, Kind::Eof, stream, exec, end, self.replay, &[]);
+            frame::encode(out.bytes(), Kind::Eof, stream, exec, end, self.replay, &[]);
             self.eof_sent = true;
             self.eof_told = true;
             return true;
         }
         false
+    }
+
+    /// What is held of it from `offset` on.
+    pub fn held(&self, offset: u64, len: usize) -> [&[u8]; 2] {
+        self.ring.pieces(offset, len)
     }
 
     pub fn tidy(&mut self) {

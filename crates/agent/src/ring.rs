@@ -1,11 +1,16 @@
 //! The tail of one output stream: bytes with offsets, kept until they are acknowledged.
 
-use std::collections::VecDeque;
+use std::io::IoSliceMut;
 
 /// Holds the bytes `base..end` of a stream. An empty one costs nothing.
+///
+/// Bytes are read into it and written from it where they lie: [`spare`](Self::spare) and
+/// [`pieces`](Self::pieces) have two parts because it wraps around.
 #[derive(Debug, Default)]
 pub struct Ring {
-    bytes: VecDeque<u8>,
+    bytes: Vec<u8>,
+    start: usize,
+    len: usize,
     base: u64,
 }
 
@@ -15,58 +20,112 @@ impl Ring {
     }
 
     pub fn end(&self) -> u64 {
-        self.base + self.bytes.len() as u64
+        self.base + self.len as u64
     }
 
     pub fn len(&self) -> usize {
-        self.bytes.len()
+        self.len
     }
 
     pub fn is_empty(&self) -> bool {
-        self.bytes.is_empty()
+        self.len == 0
+    }
+
+    /// How much fits without a larger buffer.
+    pub fn free(&self) -> usize {
+        self.bytes.len() - self.len
+    }
+
+    /// Where the next bytes belong, at most `most` of them. What was put there is [taken](Self::take) after.
+    pub fn spare(&mut self, most: usize) -> [IoSliceMut<'_>; 2] {
+        let most = most.min(self.free());
+        let end = self.start + self.len;
+        let (front, back) = match end.checked_sub(self.bytes.len()) {
+            Some(at) => (&mut self.bytes[at..at + most], &mut [][..]),
+            None => {
+                let (before, after) = self.bytes.split_at_mut(end);
+                let first = most.min(after.len());
+                (&mut after[..first], &mut before[..most - first])
+            }
+        };
+        [IoSliceMut::new(front), IoSliceMut::new(back)]
+    }
+
+    /// The first `count` bytes of the spare room are filled now.
+    pub fn take(&mut self, count: usize) {
+        self.len += count.min(self.free());
     }
 
     /// Appends `bytes`; the oldest go when more than `limit` would be held.
     pub fn push(&mut self, bytes: &[u8], limit: usize) {
-        let over = (self.bytes.len() + bytes.len()).saturating_sub(limit);
-        let old = over.min(self.bytes.len());
-        self.bytes.drain(..old);
+        let over = (self.len + bytes.len()).saturating_sub(limit);
+        let old = over.min(self.len);
+        self.drop_front(old);
         let fresh = &bytes[over - old..];
-        self.base += over as u64;
-        let wanted = self.bytes.len() + fresh.len();
-        if wanted > self.bytes.capacity() {
+        self.base += (over - old) as u64;
+        let wanted = self.len + fresh.len();
+        if wanted > self.bytes.len() {
             // Doubling, but never past the limit: what is reserved lies in every checkpoint.
-            let capacity = wanted.max(self.bytes.capacity() * 2).min(limit.max(wanted));
-            self.bytes.reserve_exact(capacity - self.bytes.len());
+            self.resize(wanted.max(self.bytes.len() * 2).min(limit.max(wanted)));
         }
-        self.bytes.extend(fresh);
+        let mut rest = fresh;
+        for mut part in self.spare(fresh.len()) {
+            let (now, later) = rest.split_at(part.len().min(rest.len()));
+            part[..now.len()].copy_from_slice(now);
+            rest = later;
+        }
+        self.take(fresh.len());
     }
 
     /// Forgets everything below `offset`.
     pub fn free_below(&mut self, offset: u64) {
         let count = offset.clamp(self.base, self.end()) - self.base;
-        self.bytes.drain(..count as usize);
-        self.base += count;
+        self.drop_front(count as usize);
+    }
+
+    fn drop_front(&mut self, count: usize) {
+        self.base += count as u64;
+        self.len -= count;
+        // An empty one begins at the front again: the fewer pages are touched, the better.
+        self.start = match (self.len, self.start + count) {
+            (0, _) => 0,
+            (_, start) if start >= self.bytes.len() => start - self.bytes.len(),
+            (_, start) => start,
+        };
     }
 
     /// At most `most` bytes from `from` on, in two pieces since the ring wraps around.
     pub fn pieces(&self, from: u64, most: usize) -> [&[u8]; 2] {
-        let start = (from.clamp(self.base, self.end()) - self.base) as usize;
-        let end = self.bytes.len().min(start + most);
-        let (front, back) = self.bytes.as_slices();
-        let cut = |piece: usize| piece.min(front.len());
-        [&front[cut(start)..cut(end)], &back[start - cut(start)..end - cut(end)]]
+        let skip = (from.clamp(self.base, self.end()) - self.base) as usize;
+        let count = most.min(self.len - skip);
+        let at = self.start + skip;
+        match at.checked_sub(self.bytes.len()) {
+            Some(at) => [&self.bytes[at..at + count], &[]],
+            None => {
+                let first = count.min(self.bytes.len() - at);
+                [&self.bytes[at..at + first], &self.bytes[..count - first]]
+            }
+        }
     }
 
     /// Gives back memory that is mostly unused.
     pub fn tidy(&mut self) {
         if self.is_slack() {
-            self.bytes.shrink_to_fit();
+            self.resize(self.len);
         }
     }
 
     pub fn is_slack(&self) -> bool {
-        self.bytes.capacity() > 4096 && self.bytes.capacity() / 4 > self.bytes.len()
+        self.bytes.len() > 4096 && self.bytes.len() / 4 > self.len
+    }
+
+    fn resize(&mut self, capacity: usize) {
+        // Zeroed by the kernel when it is first touched, if ever.
+        let mut bytes = vec![0; capacity];
+        let [front, back] = self.pieces(self.base, self.len);
+        bytes[..front.len()].copy_from_slice(front);
+        bytes[front.len()..self.len].copy_from_slice(back);
+        (self.bytes, self.start) = (bytes, 0);
     }
 }
 
@@ -79,12 +138,12 @@ mod tests {
     #[test]
     fn an_unused_ring_holds_no_memory_and_a_tidied_one_gives_it_back() {
         let mut ring = Ring::default();
-        assert_eq!(ring.bytes.capacity(), 0);
+        assert_eq!(ring.bytes.len(), 0);
         ring.push(&[7; 100_000], 1 << 20);
         ring.free_below(100_000);
         assert!(ring.is_slack());
         ring.tidy();
-        assert_eq!(ring.bytes.capacity(), 0);
+        assert_eq!(ring.bytes.len(), 0);
         assert_eq!((ring.base(), ring.end()), (100_000, 100_000));
     }
 
@@ -93,21 +152,33 @@ mod tests {
         let mut ring = Ring::default();
         for _ in 0..100 {
             ring.push(&[1; 30_000], 1 << 20);
-            assert!(ring.bytes.capacity() <= 1 << 20);
+            assert!(ring.bytes.len() <= 1 << 20);
         }
     }
 
     proptest! {
         #[test]
         fn a_ring_is_a_window_on_all_bytes_ever_pushed(
-            steps in prop::collection::vec((0usize..700, 0u64..5000, 0usize..900, any::<bool>()), 1..60),
+            steps in prop::collection::vec((0usize..700, 0u64..5000, 0usize..900, any::<[bool; 2]>()), 1..60),
         ) {
             const LIMIT: usize = 1000;
             let (mut ring, mut all) = (Ring::default(), Vec::new());
-            for (count, from, most, acknowledged) in steps {
+            for (count, from, most, [acknowledged, in_place]) in steps {
+                let count = if in_place { count.min(ring.free()) } else { count };
                 let bytes: Vec<u8> = (0..count).map(|at| (at * 31 + all.len()) as u8).collect();
                 all.extend_from_slice(&bytes);
-                ring.push(&bytes, LIMIT);
+                if in_place {
+                    let mut rest = &bytes[..];
+                    for mut part in ring.spare(count) {
+                        let (now, later) = rest.split_at(part.len());
+                        part.copy_from_slice(now);
+                        rest = later;
+                    }
+                    prop_assert!(rest.is_empty());
+                    ring.take(count);
+                } else {
+                    ring.push(&bytes, LIMIT);
+                }
                 prop_assert_eq!(ring.end(), all.len() as u64);
                 prop_assert!(ring.len() <= LIMIT);
                 if acknowledged {

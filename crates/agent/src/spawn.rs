@@ -3,6 +3,9 @@
 //! `posix_spawn` is the one way to start a process that neither copies the agent's memory nor
 //! needs `unsafe`. What it cannot change in the child, the agent changes in itself for a moment:
 //! it has only one thread.
+//!
+//! Inside a sandbox every call into the kernel is dear, and a short command is hardly more than
+//! its start: what is not needed is not called.
 
 use std::{
     collections::BTreeMap,
@@ -20,14 +23,11 @@ use nix::{
     errno::Errno,
     fcntl::OFlag,
     spawn::{PosixSpawnAttr, PosixSpawnFileActions, PosixSpawnFlags, posix_spawn},
-    sys::{
-        signal::{SigSet, Signal},
-        stat::Mode,
-    },
+    sys::{signal::SigSet, stat::Mode},
     unistd::{self, Gid, Uid},
 };
 use rustix::{
-    fs::{OFlags, fcntl_getfl, fcntl_setfl},
+    fs::{OFlags, fcntl_setfl},
     io::fcntl_dupfd_cloexec,
     pipe::{PipeFlags, fcntl_setpipe_size, pipe_with},
     pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
@@ -126,12 +126,7 @@ enum Action {
 }
 
 fn pipes(with_stdin: bool) -> rustix::io::Result<Ends> {
-    let pipe = || {
-        let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
-        // Only speed depends on it.
-        let _ = fcntl_setpipe_size(&write, PIPE_SIZE);
-        Ok::<_, rustix::io::Errno>((read, write))
-    };
+    let pipe = || pipe_with(PipeFlags::CLOEXEC);
     let (stdin, first) = if with_stdin {
         let (read, write) = pipe()?;
         (Some(nonblocking(write)?), Action::Copy(read, 0))
@@ -169,9 +164,15 @@ pub fn resize(master: impl AsFd, cols: u16, rows: u16) -> rustix::io::Result<()>
     tcsetwinsize(master, Winsize { ws_col: cols, ws_row: rows, ws_xpixel: 0, ws_ypixel: 0 })
 }
 
+/// Of a fresh descriptor: it has no other flag that could be lost.
 fn nonblocking(fd: OwnedFd) -> rustix::io::Result<OwnedFd> {
-    fcntl_setfl(&fd, fcntl_getfl(&fd)? | OFlags::NONBLOCK)?;
+    fcntl_setfl(&fd, OFlags::NONBLOCK)?;
     Ok(fd)
+}
+
+/// A pipe through which much goes is made larger. Only speed depends on it.
+pub fn enlarge(pipe: impl AsFd) {
+    let _ = fcntl_setpipe_size(pipe, PIPE_SIZE);
 }
 
 fn start(path: &Path, ends: &Ends, user: Option<&User>, argv: &[CString], env: &[CString]) -> Result<i32, Errno> {
@@ -192,16 +193,9 @@ fn start(path: &Path, ends: &Ends, user: Option<&User>, argv: &[CString], env: &
     let mut attributes = PosixSpawnAttr::init()?;
     attributes.set_flags(flags)?;
     attributes.set_sigmask(&SigSet::empty())?;
-    // What this program or its starter may have ignored; each costs a call in the child.
-    attributes.set_sigdefault(&SigSet::from_iter([
-        Signal::SIGPIPE,
-        Signal::SIGHUP,
-        Signal::SIGINT,
-        Signal::SIGQUIT,
-        Signal::SIGTERM,
-        Signal::SIGCHLD,
-        Signal::SIGTSTP,
-    ]))?;
+    // All of them, also because glibc asks for a signal's handling in the child before it resets
+    // it, unless it is told to: one call for each signal instead of two.
+    attributes.set_sigdefault(&SigSet::all())?;
     let _identity = user.map(Identity::assume).transpose()?;
     let pid = match posix_spawn(path, &actions, &attributes, argv, env) {
         // A script without a first line is one for the shell.
@@ -233,13 +227,14 @@ fn locate(name: &str, path: &str) -> Result<PathBuf, String> {
     Err(format!("{}: {}", refused.desc(), plain(name)))
 }
 
-/// The agent stands in a command's directory until this is dropped.
+/// The agent stands in a command's directory until this is dropped; at home it is in the root.
 struct Directory;
 
 impl Directory {
-    fn enter(steps: [Option<&str>; 2]) -> Result<Self, String> {
-        let entered = Self;
+    fn enter(steps: [Option<&str>; 2]) -> Result<Option<Self>, String> {
+        let mut entered = None;
         for step in steps.into_iter().flatten() {
+            entered.get_or_insert(Self);
             unistd::chdir(step).map_err(|error| format!("{}: {}", error.desc(), plain(step)))?;
         }
         Ok(entered)

@@ -29,9 +29,7 @@ pub enum Malformed {
 impl<'a> Chunk<'a> {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(HEADER + self.payload.len());
-        out.push(self.stream as u8);
-        out.extend_from_slice(&self.exec.to_be_bytes());
-        out.extend_from_slice(&self.offset.to_be_bytes());
+        out.extend_from_slice(&header(self.stream, self.exec, self.offset));
         out.extend_from_slice(self.payload);
         out
     }
@@ -50,6 +48,19 @@ impl<'a> Chunk<'a> {
     }
 }
 
+/// Puts the header before a payload, where it is, if there is room.
+pub fn wrap(stream: Stream, exec: u32, offset: u64, mut payload: Vec<u8>) -> Vec<u8> {
+    payload.splice(0..0, header(stream, exec, offset));
+    payload
+}
+
+fn header(stream: Stream, exec: u32, offset: u64) -> [u8; HEADER] {
+    let mut header = [stream as u8; HEADER];
+    header[1..5].copy_from_slice(&exec.to_be_bytes());
+    header[5..].copy_from_slice(&offset.to_be_bytes());
+    header
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -60,6 +71,7 @@ mod tests {
         let bytes = chunk.encode();
         assert_eq!(bytes[..HEADER], [2, 1, 2, 3, 4, 0, 0, 1, 0, 0, 0, 0, 0]);
         assert_eq!(Chunk::decode(&bytes), Ok(chunk));
+        assert_eq!(wrap(chunk.stream, chunk.exec, chunk.offset, chunk.payload.to_vec()), bytes);
     }
 
     #[test]

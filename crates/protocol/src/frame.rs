@@ -16,6 +16,8 @@ pub const VERSION: u8 = 1;
 pub const HEADER: usize = 32;
 /// No frame carries more.
 pub const MAX_PAYLOAD: usize = 1 << 20;
+/// From here on it is worth while to read a payload straight to where it stays.
+const LONG: usize = 32 << 10;
 /// What ends any partial frame on its way to the agent: chosen once per sandbox, never inside a payload.
 pub type Marker = [u8; 16];
 
@@ -201,6 +203,19 @@ impl Frame {
 
 /// Appends a frame whose payload lies in several pieces (a ring wraps around).
 pub fn encode(out: &mut Vec<u8>, kind: Kind, stream: Stream, exec: u32, offset: u64, sequence: u64, payload: &[&[u8]]) {
+    let header = header(kind, stream, exec, offset, sequence, payload);
+    out.reserve(HEADER + payload.iter().map(|piece| piece.len()).sum::<usize>());
+    out.extend_from_slice(&header);
+    for piece in payload {
+        out.extend_from_slice(piece);
+    }
+}
+
+/// What stands before `payload`, for whoever writes that from where it lies.
+///
+/// # Panics
+/// If the payload is longer than [`MAX_PAYLOAD`].
+pub fn header(kind: Kind, stream: Stream, exec: u32, offset: u64, sequence: u64, payload: &[&[u8]]) -> [u8; HEADER] {
     let length: usize = payload.iter().map(|piece| piece.len()).sum();
     assert!(length <= MAX_PAYLOAD, "a frame of {length} bytes");
     let mut header = [0; HEADER];
@@ -211,11 +226,7 @@ pub fn encode(out: &mut Vec<u8>, kind: Kind, stream: Stream, exec: u32, offset: 
     header[20..28].copy_from_slice(&sequence.to_le_bytes());
     let crc = payload.iter().fold(crc32c::crc32c(&header[..28]), |crc, piece| crc32c::crc32c_append(crc, piece));
     header[28..32].copy_from_slice(&crc.to_le_bytes());
-    out.reserve(HEADER + length);
-    out.extend_from_slice(&header);
-    for piece in payload {
-        out.extend_from_slice(piece);
-    }
+    header
 }
 
 /// Cuts a byte stream into frames. Give it bytes with [`push`](Self::push), take frames with [`next`](Self::next).
@@ -246,31 +257,41 @@ impl Decoder {
         loop {
             let bytes = &self.buffer[self.start..last];
             let Some(header) = bytes.first_chunk::<HEADER>() else { return Ok(None) };
-            let word = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
-            let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
-            let length = word(0);
+            let length = word(header, 0);
             if length as usize > MAX_PAYLOAD {
                 return Err(Broken::TooLong(length));
             }
             let end = HEADER + length as usize;
             let Some(payload) = bytes.get(HEADER..end) else { return Ok(None) };
-            if crc32c::crc32c_append(crc32c::crc32c(&header[..28]), payload) != word(28) {
-                return Err(Broken::Checksum);
-            }
-            let known = Kind::from_number(header[5]).zip(Stream::from_number(header[6]));
-            let frame = known.map(|(kind, stream)| Frame {
-                kind,
-                stream,
-                exec: word(8),
-                offset: long(12),
-                sequence: long(20),
-                payload: payload.to_vec(),
-            });
+            check(header, payload)?;
+            let frame = frame(header, || payload.to_vec());
             self.start += end;
             if frame.is_some() {
                 return Ok(frame);
             }
         }
+    }
+
+    /// Takes the beginning of a long data frame whose rest has not come, for whoever reads the
+    /// rest to where it stays. Call it when there is no whole frame.
+    pub fn take_long(&mut self) -> Option<Long> {
+        let header = *self.pending().first_chunk::<HEADER>()?;
+        let length = u32::from_le_bytes([header[0], header[1], header[2], header[3]]) as usize;
+        if header[5] != Kind::Data as u8 || !(LONG..=MAX_PAYLOAD).contains(&length) {
+            return None;
+        }
+        // With room for the header under which it goes on.
+        let mut payload = Vec::with_capacity(length + crate::binary::HEADER);
+        payload.extend_from_slice(&self.pending()[HEADER..]);
+        self.start = 0;
+        self.buffer.clear();
+        Some(Long { header, payload, length })
+    }
+
+    /// Undoes [`take_long`](Self::take_long), with all that was read since.
+    pub fn put_back(&mut self, long: Long) {
+        let pending = [&long.header[..], &long.payload, self.pending()].concat();
+        (self.start, self.buffer) = (0, pending);
     }
 
     /// What was pushed and not yet taken.
@@ -287,4 +308,45 @@ impl Decoder {
     pub fn find(&self, needle: &[u8; 16]) -> Option<usize> {
         self.pending().windows(16).position(|window| window == needle)
     }
+}
+
+/// A long frame on its way: its bytes are read straight into its payload.
+#[derive(Debug)]
+pub struct Long {
+    header: [u8; HEADER],
+    payload: Vec<u8>,
+    length: usize,
+}
+
+impl Long {
+    /// So many bytes have still to be appended, and no more may be.
+    pub fn missing(&self) -> usize {
+        self.length.saturating_sub(self.payload.len())
+    }
+
+    pub fn payload(&mut self) -> &mut Vec<u8> {
+        &mut self.payload
+    }
+
+    /// The frame, when nothing is missing; `None` when this code does not know its stream.
+    pub fn finish(self) -> Result<Option<Frame>, Broken> {
+        check(&self.header, &self.payload)?;
+        Ok(frame(&self.header, || self.payload))
+    }
+}
+
+fn word(header: &[u8; HEADER], at: usize) -> u32 {
+    u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
+}
+
+fn check(header: &[u8; HEADER], payload: &[u8]) -> Result<(), Broken> {
+    let is_whole = crc32c::crc32c_append(crc32c::crc32c(&header[..28]), payload) == word(header, 28);
+    if is_whole { Ok(()) } else { Err(Broken::Checksum) }
+}
+
+/// `None` for a kind or stream that this code does not know.
+fn frame(header: &[u8; HEADER], payload: impl FnOnce() -> Vec<u8>) -> Option<Frame> {
+    let (kind, stream) = Kind::from_number(header[5]).zip(Stream::from_number(header[6]))?;
+    let long = |at: usize| u64::from(word(header, at)) | u64::from(word(header, at + 4)) << 32;
+    Some(Frame { kind, stream, exec: word(header, 8), offset: long(12), sequence: long(20), payload: payload() })
 }

@@ -113,6 +113,46 @@ fn a_length_beyond_the_limit_is_refused_before_anything_is_kept() {
     assert_eq!(decoder.next_frame().unwrap().map(|frame| frame.payload.len()), Some(MAX_PAYLOAD));
 }
 
+#[test]
+fn the_rest_of_a_long_frame_is_read_to_where_it_stays() {
+    let frame = |kind: Kind| Frame::new(kind).stream(Stream::Stdout).exec(7).offset(9).sequence(3);
+    let payload: Vec<u8> = (0..100_000u32).map(|at| at as u8).collect();
+    let mut bytes = Vec::new();
+    frame(Kind::Data).payload(payload.clone()).encode(&mut bytes);
+    let (begun, rest) = bytes.split_at(5000);
+    let mut decoder = Decoder::default();
+    decoder.push(begun);
+    assert_eq!(decoder.next_frame(), Ok(None));
+    let mut long = decoder.take_long().expect("it is long");
+    assert_eq!((long.missing(), decoder.pending().len()), (rest.len(), 0));
+    long.payload().extend_from_slice(rest);
+    assert_eq!((long.missing(), long.finish()), (0, Ok(Some(frame(Kind::Data).payload(payload)))));
+
+    // Put back, it is what it was.
+    decoder.push(begun);
+    let mut long = decoder.take_long().expect("it is long");
+    long.payload().extend_from_slice(&rest[..10]);
+    decoder.put_back(long);
+    assert_eq!(decoder.pending(), &bytes[..5010]);
+    decoder.push(&rest[10..]);
+    assert!(decoder.next_frame().unwrap().is_some());
+
+    // Damage is seen, and nothing else is taken for one.
+    let mut damaged = Decoder::default();
+    damaged.push(begun);
+    let mut long = damaged.take_long().expect("it is long");
+    long.payload().extend(rest.iter().map(|byte| !byte));
+    assert_eq!(long.finish(), Err(Broken::Checksum));
+    for other in [frame(Kind::Data).payload(vec![1; 1000]), frame(Kind::Log).payload(vec![1; 100_000])] {
+        let mut bytes = Vec::new();
+        other.encode(&mut bytes);
+        let mut decoder = Decoder::default();
+        decoder.push(&bytes[..bytes.len() / 2]);
+        assert!(decoder.take_long().is_none());
+    }
+    assert!(Decoder::default().take_long().is_none());
+}
+
 fn any_frame() -> impl Strategy<Value = Frame> {
     let kind = prop::sample::select(&Kind::ALL[..]);
     let stream = prop::sample::select(&Stream::ALL[..]);

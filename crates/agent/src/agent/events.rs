@@ -12,7 +12,7 @@ use rustix::{
 use super::Agent;
 use crate::{
     exec::{Exec, Sweep},
-    output::CHUNK,
+    outbox::Piece,
     poll::Source,
     tree,
 };
@@ -23,6 +23,8 @@ const BETWEEN_SWEEPS: Duration = Duration::from_millis(25);
 /// How often the clock is read, so that a jump can be told from time that passed.
 const STEP_WITH_DEADLINE: Duration = Duration::from_millis(250);
 const STEP: Duration = Duration::from_millis(500);
+/// Output that is written at once.
+const MOST_SENT: usize = 1 << 20;
 /// After so much quiet, unused memory goes back: it would lie in every checkpoint.
 const QUIET: Duration = Duration::from_millis(100);
 
@@ -80,34 +82,46 @@ impl Agent {
             if !self.outbox.is_waiting() {
                 return Ok(Sent::All);
             }
-            if !self.outbox.write(&to)? {
+            let execs = &self.execs;
+            let held = |piece: &Piece| {
+                let exec = execs.get(&piece.exec);
+                exec.map_or([&[][..]; 2], |exec| exec.held(piece.stream, piece.offset, piece.len))
+            };
+            if !self.outbox.write(&to, held)? {
                 return Ok(Sent::Full);
             }
         }
         Ok(Sent::Part)
     }
 
-    /// News of stdin, then output, a frame from each stream in turn.
+    /// News of stdin, then output: a frame from each stream in turn, as long as there is more.
     fn refill(&mut self) {
-        let Some(out) = self.outbox.refill() else { return };
-        self.execs.values_mut().for_each(|exec| exec.emit_stdin(out));
-        let most = out.len() + 2 * CHUNK;
-        let turns = self.execs.range(self.turn..).chain(self.execs.range(..self.turn));
-        let turns: Vec<u32> = turns.map(|(number, _)| *number).collect();
-        let mut done = Vec::new();
-        for number in turns {
-            let Some(exec) = self.execs.get_mut(&number) else { continue };
-            let has_sent =
-                exec.stdout.emit(number, Stream::Stdout, out) | exec.stderr.emit(number, Stream::Stderr, out);
-            if has_sent && exec.is_done() {
-                done.push(number);
-            }
-            if out.len() >= most {
-                self.turn = number.wrapping_add(1);
-                break;
-            }
+        if !self.outbox.refill() {
+            return;
         }
-        done.into_iter().for_each(|number| self.remove(number));
+        self.execs.values_mut().for_each(|exec| exec.emit_stdin(self.outbox.bytes()));
+        let most = self.outbox.size() + MOST_SENT;
+        let turns = self.execs.range(self.turn..).chain(self.execs.range(..self.turn));
+        let mut turns: Vec<u32> = turns.map(|(number, _)| *number).collect();
+        while !turns.is_empty() {
+            let mut more = Vec::new();
+            for number in turns {
+                let Some(exec) = self.execs.get_mut(&number) else { continue };
+                let has_sent = exec.stdout.emit(number, Stream::Stdout, &mut self.outbox)
+                    | exec.stderr.emit(number, Stream::Stderr, &mut self.outbox);
+                // One that is done holds nothing: nothing of it is to be written from its rings.
+                if has_sent && exec.is_done() {
+                    self.remove(number);
+                } else if has_sent {
+                    more.push(number);
+                }
+                if self.outbox.size() >= most {
+                    self.turn = number.wrapping_add(1);
+                    return;
+                }
+            }
+            turns = more;
+        }
     }
 
     /// Time passed: deadlines, and what a kill left alive.
