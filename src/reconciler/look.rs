@@ -175,12 +175,8 @@ impl Sandbox {
             // Also when the action that started it was broken off.
             self.ran = true;
         }
+        self.note_busy(seen);
         let now = self.tools.clock.now();
-        let busy = seen.running_execs > 0 || seen.container == Container::Fenced;
-        if busy || self.was_busy {
-            self.busy_at = now;
-        }
-        self.was_busy = busy;
         let presence = self.tools.board.presence(&self.id);
         let unattended = !presence.ever_attached && now - presence.known_since >= self.tools.rhythm.unattended;
         let idle = self.is_idle(seen, unattended);
@@ -224,6 +220,15 @@ impl Sandbox {
             refused,
         };
         Some((wish, observed))
+    }
+
+    /// A command runs, or did when this was last looked at.
+    pub(super) fn note_busy(&mut self, seen: Seen) {
+        let busy = seen.running_execs > 0 || seen.container == Container::Fenced;
+        if busy || self.was_busy {
+            self.busy_at = self.tools.clock.now();
+        }
+        self.was_busy = busy;
     }
 
     pub(super) fn nothing_known(&self, seen: Seen) -> (Wish, Observed) {

@@ -222,10 +222,45 @@ impl Sandbox {
     }
 
     /// Waits until something may have changed.
-    async fn rest(&mut self, seen: Seen) {
+    async fn rest(&mut self, mut seen: Seen) {
         let tools = self.tools.clone();
-        let clock = &tools.clock;
-        let now = clock.now();
+        let mut container = tools.lifecycle.watch(&self.id);
+        if *container.borrow_and_update() != seen {
+            return;
+        }
+        let mut drain = tools.drain.clone();
+        drain.mark_unchanged();
+        let (id, place) = (self.id.clone(), self.found.as_ref().map(|found| found.place));
+        let stored = async {
+            match place {
+                Some(place) => tools.records.changed(&id, place).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::pin!(stored);
+        loop {
+            let now = tools.clock.now();
+            let until = self.rests_until(seen);
+            tokio::select! {
+                biased;
+                () = self.bell.heard() => return self.look_again(),
+                () = &mut stored => return self.look_again(),
+                changed = container.changed() => {
+                    let then = std::mem::replace(&mut seen, *container.borrow_and_update());
+                    // Commands begin and end all the time, and only idleness depends on that.
+                    if changed.is_err() || seen.container != then.container {
+                        return;
+                    }
+                    self.note_busy(seen);
+                }
+                _ = drain.changed() => return,
+                () = tools.clock.sleep_until(until.max(now + SHORTEST_REST)) => return,
+            }
+        }
+    }
+
+    fn rests_until(&self, seen: Seen) -> Moment {
+        let now = self.tools.clock.now();
         let mut until = self.metadata_due.min(self.lock_due);
         if let Some(lock) = self.lock.as_ref().filter(|_| self.standing() == Standing::Ours) {
             until = until.min(lock.next_renewal());
@@ -239,27 +274,7 @@ impl Sandbox {
         if let Some(due) = self.save_due.filter(|_| seen.container == Container::Running) {
             until = until.min(due);
         }
-        let mut container = tools.lifecycle.watch(&self.id);
-        if *container.borrow_and_update() != seen {
-            return;
-        }
-        let mut drain = tools.drain.clone();
-        drain.mark_unchanged();
-        let place = self.found.as_ref().map(|found| found.place);
-        let stored = async {
-            match place {
-                Some(place) => tools.records.changed(&self.id, place).await,
-                None => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            biased;
-            () = self.bell.heard() => (self.metadata_due, self.lock_due) = (now, now),
-            () = stored => (self.metadata_due, self.lock_due) = (now, now),
-            _ = container.changed() => {}
-            _ = drain.changed() => {}
-            () = clock.sleep_until(until.max(now + SHORTEST_REST)) => {}
-        }
+        until
     }
 
     fn must_wait(&self, action: Action) -> bool {
