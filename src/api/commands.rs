@@ -13,6 +13,7 @@ use baton_protocol::{
     request::{Exec, Offsets, Refusal},
 };
 
+use self::owed::Owed;
 use super::{
     command,
     input::{Input, No},
@@ -78,6 +79,7 @@ pub struct Commands {
     /// Of this session: tells its replayed frames from those asked for before.
     replay: u64,
     known: BTreeMap<u32, Command>,
+    owed: Owed,
 }
 
 impl Commands {
@@ -93,6 +95,7 @@ impl Commands {
             next_exec: 1,
             replay,
             known: BTreeMap::new(),
+            owed: Owed::default(),
         }
     }
 
@@ -100,6 +103,7 @@ impl Commands {
     pub fn open(&mut self, link: crate::runtime::Link, speaker: &mut Speaker) {
         self.line.open(link);
         self.is_known = false;
+        self.owed = Owed::default();
         self.line.send(Frame::new(Kind::List));
         for command in std::mem::take(&mut self.known).into_values() {
             if command.delivery.is_some_and(|delivery| !delivery.is_done()) {
@@ -277,4 +281,5 @@ fn exec_refusal(exec_id: Option<ExecId>, message: &str) -> [Event; 2] {
 }
 
 mod hear;
+mod owed;
 mod resume;

@@ -209,7 +209,7 @@ async fn follow_command(
         input.prelude(start.prelude);
     }
     let mut delivery = Delivery::new(NUMBER, exec_id);
-    let mut ask = false;
+    let (mut ask, mut replay) = (false, 0);
     loop {
         while let Some(frame) = input.next_frame(NUMBER) {
             link.to_agent.send(frame).await.ok()?;
@@ -217,8 +217,17 @@ async fn follow_command(
         if delivery.take_exit().is_some() {
             return Some(Ok(()));
         }
+        for (_, stream) in link.behind.take() {
+            // The client reads slowly, and what had no room meanwhile was left out.
+            replay += 1;
+            let flow = delivery.flow(if stream == Stream::Stderr { Output::Stderr } else { Output::Stdout });
+            flow.again(replay);
+            let again = to(Kind::Replay, stream).offset(flow.next()).sequence(replay);
+            link.to_agent.send(again).await.ok()?;
+        }
         let frame = tokio::select! {
             frame = link.from_agent.recv() => frame?,
+            () = link.behind.noted() => continue,
             () = api.clock.sleep(SETTLE), if ask => {
                 ask = false;
                 link.to_agent.send(Frame::new(Kind::List)).await.ok()?;

@@ -1,15 +1,15 @@
 //! A session's end of the link to the agent: frames wait in a queue instead of the session waiting for room.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
-use baton_protocol::frame::Frame;
+use baton_protocol::frame::{Frame, Stream};
 
 use crate::runtime::Link;
 
 #[derive(Debug)]
 pub enum Turn {
     Frame(Frame),
-    /// Something was passed on.
+    /// Something was passed on, or left out.
     Sent,
     /// The container has ended.
     Closed,
@@ -48,6 +48,16 @@ impl Line {
         self.waiting
     }
 
+    /// Nothing is on its way from the agent, as far as can be seen here.
+    pub fn is_drained(&self) -> bool {
+        self.link.as_ref().is_none_or(|link| link.from_agent.is_empty())
+    }
+
+    /// Streams of which output was left out since the last time.
+    pub fn take_behind(&self) -> BTreeSet<(u32, Stream)> {
+        self.link.as_ref().map(|link| link.behind.take()).unwrap_or_default()
+    }
+
     /// A frame that is there already.
     pub fn try_next(&mut self) -> Option<Frame> {
         self.link.as_mut()?.from_agent.try_recv().ok()
@@ -56,9 +66,10 @@ impl Line {
     /// Passes on what waits, and with `listen` waits for the agent too. Without a link it waits
     /// for ever. May be cancelled.
     pub async fn turn(&mut self, listen: bool) -> Turn {
-        let Some(Link { to_agent, from_agent }) = &mut self.link else { return std::future::pending().await };
+        let Some(Link { to_agent, from_agent, behind }) = &mut self.link else { return std::future::pending().await };
         let permit = tokio::select! {
             frame = from_agent.recv(), if listen => return frame.map_or(Turn::Closed, Turn::Frame),
+            () = behind.noted() => return Turn::Sent,
             permit = to_agent.reserve(), if !self.outbox.is_empty() => permit,
             else => return std::future::pending().await,
         };

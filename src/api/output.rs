@@ -54,6 +54,11 @@ impl Flow {
         Self { next: offset, confirmed: offset, passed_on: offset, replay: Some(replay), ..Self::default() }
     }
 
+    /// Something was left out: goes on from where it is, with what carries `replay`.
+    pub fn again(&mut self, replay: u64) {
+        self.replay = Some(replay);
+    }
+
     /// What of a frame is new; `None`: nothing.
     pub fn take(&mut self, offset: u64, sequence: u64, len: usize) -> Option<Taken> {
         if self.replay.is_some_and(|replay| replay != sequence) {

@@ -86,7 +86,7 @@ impl Speaker {
     }
 
     /// Bytes of a command from `offset` on. `flow` keeps the beginning of a cut character.
-    pub fn output(&mut self, exec: u32, output: Output, offset: u64, bytes: &[u8], flow: &mut Flow) {
+    pub fn output(&mut self, exec: u32, output: Output, offset: u64, bytes: Vec<u8>, flow: &mut Flow) {
         let other = self.joined.as_ref().is_some_and(|joined| (joined.exec, joined.output) != (exec, output));
         if other || bytes.len() >= ENOUGH {
             self.flush();
@@ -95,7 +95,7 @@ impl Speaker {
             self.send_bytes(exec, output, offset, bytes);
             return;
         }
-        let said = if self.is_v1 { Said::Bytes(bytes.to_vec()) } else { Said::Text(flow.decode(bytes)) };
+        let said = if self.is_v1 { Said::Bytes(bytes) } else { Said::Text(flow.decode(&bytes)) };
         self.join(exec, output, offset, said);
     }
 
@@ -147,7 +147,7 @@ impl Speaker {
     pub fn flush(&mut self) {
         let Some(joined) = self.joined.take() else { return };
         match joined.said {
-            Said::Bytes(bytes) => self.send_bytes(joined.exec, joined.output, joined.offset, &bytes),
+            Said::Bytes(bytes) => self.send_bytes(joined.exec, joined.output, joined.offset, bytes),
             Said::Text(text) => {
                 let mut rest = text;
                 while !rest.is_empty() {
@@ -164,15 +164,19 @@ impl Speaker {
         }
     }
 
-    fn send_bytes(&mut self, exec: u32, output: Output, offset: u64, bytes: &[u8]) {
+    fn send_bytes(&mut self, exec: u32, output: Output, offset: u64, bytes: Vec<u8>) {
         let stream = match output {
             Output::Stdout => Stream::Stdout,
             Output::Stderr => Stream::Stderr,
         };
+        if bytes.len() <= MOST_BYTES {
+            let size = bytes.len();
+            self.wire.output(Message::Binary(binary::wrap(stream, exec, offset, bytes).into()), size);
+            return;
+        }
         for (at, payload) in bytes.chunks(MOST_BYTES).enumerate() {
             let offset = offset + (at * MOST_BYTES) as u64;
             let chunk = Chunk { stream, exec, offset, payload }.encode();
-            debug_assert_eq!(chunk.len(), binary::HEADER + payload.len());
             self.wire.output(Message::Binary(chunk.into()), payload.len());
         }
     }

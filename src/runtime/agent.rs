@@ -6,9 +6,8 @@
 //! ```
 //!
 //! The agent is not trusted: what it sends is bounded, and a broken frame ends the container.
-//! A link that is full stops the reader, and so the agent. That also holds back answers to
-//! the runtime; it may, because the API grants the agent no more credit than it has room for,
-//! and the runtime waits for answers only while no link is open or with a time limit.
+//! A link that nobody reads holds back neither the reader nor what the agent tells the runtime:
+//! output without room is left out and asked for again ([`super::outlet`]).
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -25,10 +24,10 @@ use tokio::{
 };
 use tokio_util::task::TaskTracker;
 
-use super::{Error, Link, Result, Start, reader::Reader, writer::Writer};
+use super::{Error, Link, Result, Start, outlet::Outlet, reader::Reader, writer::Writer};
 use crate::clock::SharedClock;
 
-/// How many frames wait in a link on either side.
+/// How many frames wait in a link on their way to the agent.
 pub const LINK_FRAMES: usize = 32;
 /// Sequence numbers of the runtime's own pings begin here; the API's stay below.
 pub const OWN: u64 = 1 << 63;
@@ -69,7 +68,7 @@ pub enum Control {
 pub struct Channel {
     clock: SharedClock,
     control: mpsc::UnboundedSender<Control>,
-    link: Arc<watch::Sender<Option<mpsc::Sender<Frame>>>>,
+    link: Arc<watch::Sender<Option<Outlet>>>,
     gate: watch::Sender<bool>,
     hunt: watch::Sender<Option<[u8; 16]>>,
     news: watch::Receiver<News>,
@@ -104,14 +103,14 @@ impl Channel {
     /// Opens the one link; an earlier one closes. `None` when the channel has ended.
     pub fn open(&self) -> Option<Link> {
         let (to_agent, frames) = mpsc::channel(LINK_FRAMES);
-        let (output, from_agent) = mpsc::channel(LINK_FRAMES);
+        let (output, from_agent, behind) = Outlet::new();
         // In this order: a writer that ends now either closes this output or refuses these frames.
         self.link.send_replace(Some(output));
         if self.control.send(Control::Link(frames)).is_err() {
             self.link.send_replace(None);
             return None;
         }
-        Some(Link { to_agent, from_agent })
+        Some(Link { to_agent, from_agent, behind })
     }
 
     /// Closes the link, for good.
@@ -121,7 +120,7 @@ impl Channel {
 
     /// Closed, frames of the API wait.
     pub fn set_gate(&self, open: bool) {
-        self.gate.send_replace(open);
+        self.gate.send_if_modified(|gate| std::mem::replace(gate, open) != open);
     }
 
     /// The agent becomes the agent of one sandbox. Done when it has answered.

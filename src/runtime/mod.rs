@@ -13,6 +13,7 @@ mod guard_link;
 mod life;
 mod live;
 mod opening;
+mod outlet;
 mod reader;
 pub mod rootfs;
 mod runsc;
@@ -23,6 +24,7 @@ mod writer;
 
 pub use containers::Containers;
 pub use opening::{predecessor, sign};
+pub use outlet::{Behind, OUTPUT_FRAMES};
 pub use settings::Settings;
 pub use space::FILES as IMAGE_FILES;
 
@@ -156,4 +158,6 @@ pub trait Execs: fmt::Debug + Send + Sync + 'static {
 pub struct Link {
     pub to_agent: mpsc::Sender<Frame>,
     pub from_agent: mpsc::Receiver<Frame>,
+    /// Streams of which output was left out because it was not read: a replay brings it.
+    pub behind: Behind,
 }

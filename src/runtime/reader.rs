@@ -2,24 +2,27 @@
 
 use baton_protocol::{
     agent::{self, MAX_EXECS},
-    frame::{Decoder, Frame, Kind},
+    frame::{Decoder, Frame, Kind, Long},
 };
-use tokio::{
-    io::AsyncReadExt,
-    process::ChildStdout,
-    sync::{mpsc, watch},
+use bytes::BufMut;
+use tokio::{io::AsyncReadExt, process::ChildStdout, sync::watch};
+
+use super::{
+    agent::{News, OWN},
+    outlet::{LeftOut, Outlet},
 };
 
-use super::agent::{News, OWN};
-
-/// One read. The size of reads decides the speed, not the size of frames.
-const READ: usize = 256 << 10;
+/// One read where a frame may begin. The rest of a long one is read at once, to where it stays.
+const READ: usize = 16 << 10;
+const BROKEN: &str = "the agent sent a broken frame";
 
 #[derive(Debug)]
 pub struct Reader {
     stdout: ChildStdout,
     decoder: Decoder,
-    link: watch::Receiver<Option<mpsc::Sender<Frame>>>,
+    link: watch::Receiver<Option<Outlet>>,
+    /// Of the link above.
+    left_out: LeftOut,
     hunt: watch::Receiver<Option<[u8; 16]>>,
     /// The nonce that was found: what follows it is in step.
     found: Option<[u8; 16]>,
@@ -29,11 +32,11 @@ pub struct Reader {
 impl Reader {
     pub fn new(
         stdout: ChildStdout,
-        link: watch::Receiver<Option<mpsc::Sender<Frame>>>,
+        link: watch::Receiver<Option<Outlet>>,
         hunt: watch::Receiver<Option<[u8; 16]>>,
         news: watch::Sender<News>,
     ) -> Self {
-        Self { stdout, decoder: Decoder::default(), link, hunt, found: None, news }
+        Self { stdout, decoder: Decoder::default(), link, left_out: LeftOut::new(), hunt, found: None, news }
     }
 
     pub async fn run(mut self) {
@@ -43,11 +46,38 @@ impl Reader {
 
     async fn read(&mut self) -> &'static str {
         let mut chunk = vec![0; READ];
+        let mut long: Option<Long> = None;
         loop {
-            match self.stdout.read(&mut chunk).await {
+            let read = match &mut long {
+                Some(long) => {
+                    let missing = long.missing();
+                    self.stdout.read_buf(&mut long.payload().limit(missing)).await
+                }
+                None => self.stdout.read(&mut chunk).await,
+            };
+            match read {
                 Ok(0) => return "the agent has ended",
-                Ok(count) => self.decoder.push(&chunk[..count]),
+                Ok(count) if long.is_none() => self.decoder.push(&chunk[..count]),
+                Ok(_) => {}
                 Err(_) => return "the agent's output cannot be read",
+            }
+            if let Some(begun) = long.take() {
+                if !self.is_in_step() {
+                    self.decoder.put_back(begun);
+                } else if begun.missing() > 0 {
+                    long = Some(begun);
+                    continue;
+                } else {
+                    match begun.finish() {
+                        Ok(Some(frame)) => {
+                            if let Err(why) = self.take(frame).await {
+                                return why;
+                            }
+                        }
+                        Ok(None) => {}
+                        Err(_) => return BROKEN,
+                    }
+                }
             }
             if !self.is_in_step() {
                 continue;
@@ -60,12 +90,15 @@ impl Reader {
                         }
                     }
                     Ok(None) => break,
-                    Err(_) => return "the agent sent a broken frame",
+                    Err(_) => return BROKEN,
                 }
                 // A new resync was begun: what is left is of the time before.
                 if !self.is_in_step() {
                     break;
                 }
+            }
+            if self.is_in_step() {
+                long = self.decoder.take_long();
             }
         }
     }
@@ -140,14 +173,18 @@ impl Reader {
         Ok(())
     }
 
-    /// To the link, when there is room; nowhere, when there is no link: the agent keeps
-    /// what was not acknowledged. A newer link ends the wait for room in the old one.
+    /// To the link; nowhere, when there is none: the agent keeps what was not acknowledged.
+    /// A newer link ends the wait for the old one.
     async fn pass(&mut self, frame: Frame) {
-        let Some(link) = self.link.borrow_and_update().clone() else { return };
+        if self.link.has_changed().unwrap_or(false) {
+            self.left_out.clear();
+        }
+        // Not kept between two frames: whoever reads it learns at once that there is a newer one.
+        let Some(outlet) = self.link.borrow_and_update().clone() else { return };
         tokio::select! {
             biased;
-            _ = link.send(frame) => {}
-            _ = self.link.changed() => {}
+            () = outlet.pass(frame, &mut self.left_out) => {}
+            _ = self.link.changed() => self.link.mark_changed(),
         }
     }
 }

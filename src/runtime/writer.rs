@@ -9,7 +9,10 @@ use tokio::{
     sync::{mpsc, watch},
 };
 
-use super::agent::{Control, is_allowed};
+use super::{
+    agent::{Control, is_allowed},
+    outlet::Outlet,
+};
 use crate::clock::{Moment, SharedClock};
 
 /// Frames that wait already are written together, up to about this many bytes.
@@ -22,7 +25,7 @@ pub struct Writer {
     /// Closed while the container is paused or fenced.
     gate: watch::Receiver<bool>,
     /// The other half of the link, which closes with this one.
-    output: Arc<watch::Sender<Option<mpsc::Sender<Frame>>>>,
+    output: Arc<watch::Sender<Option<Outlet>>>,
     link: Option<mpsc::Receiver<Frame>>,
     /// When nobody will be waited for any longer.
     detach_at: Option<Moment>,
@@ -35,7 +38,7 @@ impl Writer {
         stdin: ChildStdin,
         control: mpsc::UnboundedReceiver<Control>,
         gate: watch::Receiver<bool>,
-        output: Arc<watch::Sender<Option<mpsc::Sender<Frame>>>>,
+        output: Arc<watch::Sender<Option<Outlet>>>,
         clock: SharedClock,
         detach_grace: Duration,
     ) -> Self {

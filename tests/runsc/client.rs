@@ -182,7 +182,23 @@ impl Client {
     /// Takes one frame; `false` when the link is closed.
     pub async fn step(&mut self) -> bool {
         let link = self.link.as_mut().expect("attached");
-        let Some(frame) = link.from_agent.recv().await else { return false };
+        let behind = link.behind.clone();
+        let frame = tokio::select! {
+            frame = link.from_agent.recv() => frame,
+            () = behind.noted() => {
+                // On a slow machine more comes than fits: it is asked for again.
+                for (exec, stream) in behind.take() {
+                    self.replays += 1;
+                    let replay = self.replays;
+                    let got = self.execs.get_mut(&exec).unwrap().stream(stream);
+                    got.replay = replay;
+                    let at = got.at;
+                    self.send(Frame::new(Kind::Replay).exec(exec).stream(stream).offset(at).sequence(replay)).await;
+                }
+                return true;
+            }
+        };
+        let Some(frame) = frame else { return false };
         self.take(frame).await;
         true
     }

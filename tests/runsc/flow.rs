@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::{
     place::clock,
     servers::{Machine, Server},
-    wire::{Dialect, Heard, Socket},
+    wire::{Dialect, Heard, Mind, Socket},
 };
 
 fn resident_kib(server: &Server) -> u64 {
@@ -60,6 +60,37 @@ async fn two_hundred_commands_run_at_once_in_one_sandbox() {
         let done = socket.status("EXECUTION_DONE").await;
         let number: u64 = done["exec_id"].as_str().unwrap().trim_start_matches("n-").parse().unwrap();
         assert_eq!(done["exit_code"], json!(number % 100), "{done}");
+    }
+    socket.kill().await;
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn many_loud_commands_and_a_client_that_pauses_lose_and_double_nothing() {
+    const LOUD: usize = 16;
+    const LINES: u64 = 200_000;
+    let machine = Machine::with_a_directory().await;
+    let server = machine.server("a").await;
+    let (mut socket, _) = Socket::create(&server, Dialect::V1, json!({})).await;
+    let mut mind = Mind::default();
+    for number in 0..LOUD {
+        let argv = ["seq", "0", &(LINES - 1).to_string()].map(str::to_owned);
+        mind.exec(&mut socket, &format!("loud-{number}"), json!({"argv": argv}), |line| format!("{line}\n"), None)
+            .await;
+    }
+    // All together they may send more than the server holds for a client that does not read.
+    clock().sleep(Duration::from_secs(1)).await;
+    let (mut taken, mut acked) = (0, 0);
+    while !mind.commands.values().all(|one| one.done.is_some()) {
+        assert_eq!(mind.step(&mut socket).await, None, "heard {:?}", socket.story);
+        taken = mind.commands.values().map(|one| one.stdout.at).sum::<u64>().max(taken);
+        if taken >= acked + (256 << 10) {
+            acked = taken;
+            mind.ack(&mut socket).await;
+        }
+    }
+    for (id, one) in &mind.commands {
+        assert_eq!((one.stdout.lines(), &one.done.as_ref().unwrap()["exit_code"]), (LINES, &json!(0)), "{id}");
     }
     socket.kill().await;
     server.stop().await;

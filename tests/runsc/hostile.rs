@@ -2,8 +2,11 @@
 
 use std::{os::unix::fs::PermissionsExt, path::PathBuf, time::Duration};
 
-use baton::runtime::{Container, Execs, Lifecycle, Settings};
-use baton_protocol::frame::{Frame, Kind, Stream};
+use baton::runtime::{Container, Execs, Lifecycle, OUTPUT_FRAMES, Settings};
+use baton_protocol::{
+    agent::Exec,
+    frame::{Frame, Kind, Stream},
+};
 
 use crate::{
     client::{Client, command},
@@ -108,19 +111,55 @@ async fn a_link_that_nobody_reads_holds_the_agent_back_and_nothing_else() {
     let place = Place::new().await;
     let (id, other) = (sandbox(), sandbox());
     place.containers.create(&id, &start()).await.unwrap();
-    let link = place.containers.open(&id).unwrap();
-    let asked = serde_json::to_vec(&command(&["seq", "1000000000"])).unwrap();
-    link.to_agent.send(Frame::new(Kind::Exec).exec(1).sequence(1).payload(asked)).await.unwrap();
-    let credit = Frame::new(Kind::Credit).exec(1).stream(Stream::Stdout).offset(u64::MAX);
-    link.to_agent.send(credit).await.unwrap();
-    crate::place::eventually("the link is full", || link.from_agent.len() == link.from_agent.max_capacity()).await;
-    // Neither its own life nor another sandbox hangs on it.
+    let mut link = place.containers.open(&id).unwrap();
+    let exec = |number: u32, argv: &[&str]| {
+        let asked = serde_json::to_vec(&Exec { stdin: true, ..command(argv) }).unwrap();
+        Frame::new(Kind::Exec).exec(number).sequence(number.into()).payload(asked)
+    };
+    let stdout = |kind, number| Frame::new(kind).exec(number).stream(Stream::Stdout);
+    // Many small writes of several commands: more frames than a link holds.
+    for number in 1..=10 {
+        link.to_agent.send(exec(number, &["seq", "1000000000"])).await.unwrap();
+        link.to_agent.send(stdout(Kind::Credit, number).offset(u64::MAX)).await.unwrap();
+    }
+    let behind = link.behind.clone();
+    clock().timeout(Duration::from_secs(20), behind.noted()).await.expect("the link is full");
+    assert!(link.from_agent.len() >= OUTPUT_FRAMES);
+    // Neither its own life hangs on it, nor another sandbox, nor what the runtime hears of its commands.
+    let mut seen = place.containers.watch(&id);
+    link.to_agent.send(exec(11, &["cat"])).await.unwrap();
+    let limit = Duration::from_secs(20);
+    clock().timeout(limit, seen.wait_for(|seen| seen.running_execs == 11)).await.expect("its start is heard").unwrap();
+    link.to_agent.send(Frame::new(Kind::StdinEof).exec(11)).await.unwrap();
+    clock().timeout(limit, seen.wait_for(|seen| seen.running_execs == 10)).await.expect("its end is heard").unwrap();
     place.containers.pause(&id).await.unwrap();
     place.containers.resume(&id).await.unwrap();
     place.containers.create(&other, &start()).await.unwrap();
     let mut client = Client::attached(clock(), &*place.containers, &other);
-    let exec = client.exec(command(&["echo", "free"]), None).await;
-    assert_eq!(client.done(exec).await.stdout.bytes, b"free\n");
+    let free = client.exec(command(&["echo", "free"]), None).await;
+    assert_eq!(client.done(free).await.stdout.bytes, b"free\n");
+
+    // What was left out comes when it is asked for, from the byte on that was missing.
+    let mut at = std::collections::BTreeMap::<u32, u64>::new();
+    while let Ok(frame) = link.from_agent.try_recv() {
+        if frame.kind == Kind::Data {
+            assert_eq!(frame.offset, at.get(&frame.exec).copied().unwrap_or(0), "up to there nothing is missing");
+            at.insert(frame.exec, frame.offset + frame.payload.len() as u64);
+        }
+    }
+    let (late, _) = *link.behind.take().first().expect("one is behind");
+    let from = at.get(&late).copied().unwrap_or(0);
+    link.to_agent.send(stdout(Kind::Replay, late).offset(from).sequence(77)).await.unwrap();
+    let clock = clock();
+    let next = clock.timeout(limit, async {
+        loop {
+            let frame = link.from_agent.recv().await.expect("it is open");
+            if frame.kind == Kind::Data && frame.exec == late {
+                return (frame.offset, frame.sequence);
+            }
+        }
+    });
+    assert_eq!(next.await.expect("it comes"), (from, 77));
     place.containers.remove(&id).await.unwrap();
     place.close().await;
 }

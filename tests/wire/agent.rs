@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use baton::runtime::{Execs, Link};
+use baton::runtime::{Behind, Execs, Link};
 use baton_protocol::{
     agent::{self, ExecState, Exit, RING_ATTACHED, Range, State},
     frame::{Frame, Kind, Stream},
@@ -385,6 +385,6 @@ impl Execs for Containers {
         let (to_agent, from_server) = mpsc::channel(16);
         let (to_server, from_agent) = mpsc::channel(4);
         container.links.send((from_server, to_server)).ok()?;
-        Some(Link { to_agent, from_agent })
+        Some(Link { to_agent, from_agent, behind: Behind::default() })
     }
 }

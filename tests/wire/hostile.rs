@@ -111,6 +111,23 @@ async fn an_endless_message_is_closed_with_its_code() {
 }
 
 #[tokio::test]
+async fn a_message_in_pieces_is_one_message_also_with_a_ping_in_between() {
+    let world = World::new().await;
+    let mut client = Client::running(&world, "{}").await;
+    let text = r#"{"language":"bash","code":"out \"whole\""}"#;
+    let last = text.len() - 1;
+    for (at, byte) in text.bytes().enumerate() {
+        let code = OpCode::Data(if at == 0 { Data::Text } else { Data::Continue });
+        let piece = Frame::message(vec![byte], code, at == last);
+        client.socket.send(Message::Frame(piece)).await.unwrap();
+        if at == 7 {
+            client.socket.send(Message::Frame(Frame::ping(vec![1]))).await.unwrap();
+        }
+    }
+    client.hears("EXECUTION_RUNNING out:whole EXECUTION_DONE").await;
+}
+
+#[tokio::test]
 async fn broken_frames_are_closed_with_their_code() {
     let world = World::new().await;
     let mut client = Client::running(&world, "{}").await;

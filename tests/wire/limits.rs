@@ -37,6 +37,20 @@ async fn a_page_that_is_not_listed_cannot_connect() {
         assert!(connect(&world, path, &[("origin", "https://app.example")]).await.is_ok());
         assert!(connect(&world, path, &[]).await.is_ok());
     }
+    for evil in [
+        "null",
+        "",
+        "http://app.example",
+        "https://app.example:8443",
+        "https://app.example.evil.example",
+        "https://sub.app.example",
+        "https://app.example/",
+        "https://app.example@evil.example",
+        "https://evil.example https://app.example",
+        "*",
+    ] {
+        assert_eq!(connect(&world, "/create", &[("origin", evil)]).await.err(), Some(403), "{evil:?}");
+    }
     let evil = [("origin", "null")];
     assert_eq!(http(&world, "POST /execute?language=bash", &evil, "exit 0").await.0, 403);
     assert_eq!(http(&world, "GET /sandboxes", &evil, "").await.0, 403);
@@ -52,6 +66,53 @@ async fn who_comes_too_often_is_turned_away_before_the_upgrade() {
     }
     assert_eq!(refused, 5);
     assert_eq!(world.writes(), 0);
+}
+
+#[tokio::test]
+async fn a_stored_sandbox_finds_no_room_on_a_full_server_and_nothing_is_written() {
+    let change = |settings: &mut baton::api::Settings| settings.max_sandboxes = 1;
+    let world = World::with(Plan { has_storage: true, can_snapshot: false, change }).await;
+    let mut stored = Client::running(&world, r#"{"enable_checkpoint":true}"#).await;
+    stored.says(r#"{"action":"checkpoint"}"#).await;
+    stored.hears("CHECKPOINTING DELETING DELETED CHECKPOINTED close:1000").await;
+    let mut other = Client::running(&world, "{}").await;
+    let writes = world.writes();
+    let mut again = stored.again(&world, &[]).await;
+    again.hears("RESTORING RESTORE_ERROR E close:4000").await;
+    assert_eq!(world.writes(), writes);
+    // It is as it was, and comes back when there is room.
+    other.says(r#"{"action":"kill_sandbox"}"#).await;
+    other.hears("KILLING DELETING DELETED KILLED close:1000").await;
+    let mut again = stored.again(&world, &[]).await;
+    again.hears("RESTORING RUNNING").await;
+}
+
+#[tokio::test]
+async fn compression_is_not_offered_so_that_no_message_unfolds() {
+    let world = World::new().await;
+    let offer = [("sec-websocket-extensions", "permessage-deflate; client_max_window_bits")];
+    // The library of the test knows no extensions and would refuse an answer that names one.
+    let mut client = Client::new(connect(&world, "/create", &offer).await.unwrap());
+    client.hears("CREATING").await;
+    let (status, head) = upgrade(&world, "sec-websocket-extensions: permessage-deflate\r\n").await;
+    assert_eq!((status, head.to_lowercase().contains("permessage-deflate")), (101, false), "{head}");
+}
+
+/// The answer to an upgrade, before anything else.
+async fn upgrade(world: &World, header: &str) -> (u16, String) {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let mut stream = tokio::net::TcpStream::connect(world.address).await.unwrap();
+    let request = format!(
+        "GET /create HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
+         sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n{header}\r\n"
+    );
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut heard = Vec::new();
+    while !heard.windows(4).any(|window| window == b"\r\n\r\n") {
+        assert_ne!(stream.read_buf(&mut heard).await.unwrap(), 0);
+    }
+    let text = String::from_utf8_lossy(&heard).into_owned();
+    (text.split(' ').nth(1).unwrap().parse().unwrap(), text)
 }
 
 #[tokio::test]

@@ -4,13 +4,13 @@ use super::*;
 
 impl Commands {
     /// Takes one frame. Whether it was the agent's first answer on this link.
-    pub fn hear(&mut self, frame: &Frame, speaker: &mut Speaker) -> bool {
+    pub fn hear(&mut self, frame: Frame, speaker: &mut Speaker) -> bool {
         match frame.kind {
             Kind::Started => self.started(frame.exec, speaker),
             Kind::Data => self.data(frame, speaker),
-            Kind::Eof => self.eof(frame, speaker),
-            Kind::Exit => self.exit(frame, speaker),
-            Kind::StdinAck => self.stdin_ack(frame, speaker),
+            Kind::Eof => self.eof(&frame, speaker),
+            Kind::Exit => self.exit(&frame, speaker),
+            Kind::StdinAck => self.stdin_ack(&frame, speaker),
             Kind::Execs => {
                 // The agent is not trusted to be well-formed; the runtime has checked and ends it if not.
                 let Ok(state) = serde_json::from_slice::<agent::State>(&frame.payload) else { return false };
@@ -54,7 +54,8 @@ impl Commands {
         speaker.say(&Event::StatusUpdate(running));
     }
 
-    fn data(&mut self, frame: &Frame, speaker: &mut Speaker) {
+    fn data(&mut self, frame: Frame, speaker: &mut Speaker) {
+        self.owed.came(frame.sequence);
         let Some(output) = output_of(frame.stream) else { return };
         let Some(command) = self.known.get_mut(&frame.exec) else { return };
         let Some(delivery) = &mut command.delivery else { return };
@@ -68,7 +69,9 @@ impl Commands {
         if let Some((from, to)) = taken.gap {
             speaker.say(&Event::OutputGap { exec_id: command.exec_id.clone(), stream: output, from, to });
         }
-        speaker.output(frame.exec, output, taken.offset, &frame.payload[taken.skip..], flow);
+        let mut fresh = frame.payload;
+        fresh.drain(..taken.skip);
+        speaker.output(frame.exec, output, taken.offset, fresh, flow);
         if command.ask_after.is_some_and(|(out, err)| delivery.stdout.next() >= out && delivery.stderr.next() >= err) {
             command.ask_after = None;
             self.line.send(Frame::new(Kind::List));
@@ -77,6 +80,7 @@ impl Commands {
     }
 
     fn eof(&mut self, frame: &Frame, speaker: &mut Speaker) {
+        self.owed.came(frame.sequence);
         let Some(output) = output_of(frame.stream) else { return };
         let Some(command) = self.known.get_mut(&frame.exec) else { return };
         let Some(delivery) = &mut command.delivery else { return };
@@ -206,13 +210,11 @@ impl Commands {
         let Some(delivery) = self.known.get_mut(&number).and_then(|command| command.delivery.as_mut()) else { return };
         let flow = delivery.flow(output);
         if let Some(confirmed) = flow.confirm(offset) {
-            let stream = match output {
-                Output::Stdout => Stream::Stdout,
-                Output::Stderr => Stream::Stderr,
-            };
-            let credit = flow.credit();
-            self.line.send(Frame::new(Kind::Ack).exec(number).stream(stream).offset(confirmed));
-            self.line.send(Frame::new(Kind::Credit).exec(number).stream(stream).offset(credit));
+            let frame = |kind| Frame::new(kind).exec(number).stream(stream_of(output));
+            self.line.send(frame(Kind::Ack).offset(confirmed));
+            if !self.owed.defers(number, output) {
+                self.line.send(frame(Kind::Credit).offset(flow.credit()));
+            }
         }
         self.forget_if_over(number);
     }
@@ -236,7 +238,7 @@ impl Commands {
     }
 
     pub fn wake_at(&self) -> Option<Moment> {
-        self.known.values().filter_map(|command| command.ask_at).min()
+        self.known.values().filter_map(|command| command.ask_at).chain(self.owed.wake_at()).min()
     }
 
     /// Asks how far the streams of ended commands go, where it is time.
@@ -252,7 +254,14 @@ impl Commands {
     }
 }
 
-fn output_of(stream: Stream) -> Option<Output> {
+pub(super) fn stream_of(output: Output) -> Stream {
+    match output {
+        Output::Stdout => Stream::Stdout,
+        Output::Stderr => Stream::Stderr,
+    }
+}
+
+pub(super) fn output_of(stream: Stream) -> Option<Output> {
     match stream {
         Stream::Stdout => Some(Output::Stdout),
         Stream::Stderr => Some(Output::Stderr),

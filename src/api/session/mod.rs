@@ -125,7 +125,7 @@ impl Session {
         let end = match heard {
             Heard::Turn(turn) => self.turn(turn),
             Heard::Posted(posted) => self.posted(&posted.passing),
-            Heard::Agent(link::Turn::Frame(frame)) => self.frame(&frame),
+            Heard::Agent(link::Turn::Frame(frame)) => self.frame(frame),
             Heard::Agent(link::Turn::Closed) => self.unlinked(),
             Heard::Agent(link::Turn::Sent) | Heard::Timer => None,
             Heard::Knock(Some(knock)) => {
@@ -149,6 +149,7 @@ impl Session {
     fn look_at_the_clock(&mut self) -> Option<End> {
         self.speaker.flush_due();
         self.commands.ask_due();
+        self.commands.catch_up(self.speaker.wire.has_room());
         self.look_for_answers();
         if self.speaker.wire.is_gone() {
             return Some(End::Gone);
@@ -230,7 +231,7 @@ impl Session {
         }
     }
 
-    fn frame(&mut self, frame: &Frame) -> Option<End> {
+    fn frame(&mut self, frame: Frame) -> Option<End> {
         let mut end = None;
         if self.commands.hear(frame, &mut self.speaker) {
             end = self.opened();
@@ -240,7 +241,7 @@ impl Session {
             && self.speaker.wire.has_room()
             && let Some(frame) = self.commands.line.try_next()
         {
-            if self.commands.hear(&frame, &mut self.speaker) {
+            if self.commands.hear(frame, &mut self.speaker) {
                 end = self.opened();
             }
         }

@@ -26,7 +26,9 @@ use sandbox::{Order, Orders, Sandbox};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{Container, Error, Execs, Facts, IMAGE_FILES, Lifecycle, Link, Result, Seen, Start, agent::LINK_FRAMES};
+use super::{
+    Behind, Container, Error, Execs, Facts, IMAGE_FILES, Lifecycle, Link, Result, Seen, Start, agent::LINK_FRAMES,
+};
 use crate::clock::{Moment, SharedClock};
 
 /// What an action meets the next time.
@@ -301,6 +303,6 @@ impl Execs for FakeContainers {
         let (to_agent, frames) = mpsc::channel(LINK_FRAMES);
         let (output, from_agent) = mpsc::channel(LINK_FRAMES);
         orders.send(Order::Link(frames, output)).ok()?;
-        Some(Link { to_agent, from_agent })
+        Some(Link { to_agent, from_agent, behind: Behind::default() })
     }
 }

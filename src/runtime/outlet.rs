@@ -1,0 +1,156 @@
+//! The runtime's end of a link: whoever reads it slowly holds back its own output and nothing else.
+//!
+//! Output that finds no room is left out, and the link says of which streams. The agent keeps what
+//! was not acknowledged, so that it can be [asked for again](baton_protocol::frame::Kind::Replay).
+//! Everything else that the agent says is small and has room of its own.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use baton_protocol::frame::{Frame, Kind, Stream};
+use tokio::sync::{Notify, mpsc};
+
+/// So many frames of output wait in a link: 8 MiB at most.
+pub const OUTPUT_FRAMES: usize = 32;
+/// So many others do.
+pub const OTHER_FRAMES: usize = 2048;
+
+/// Streams of which something is missing in a link, shared by both of its ends.
+#[derive(Clone, Debug, Default)]
+pub struct Behind(Arc<Missing>);
+
+#[derive(Debug, Default)]
+struct Missing {
+    streams: Mutex<BTreeSet<(u32, Stream)>>,
+    noted: Notify,
+}
+
+impl Behind {
+    fn note(&self, exec: u32, stream: Stream) {
+        self.0.streams.lock().unwrap_or_else(PoisonError::into_inner).insert((exec, stream));
+        self.0.noted.notify_one();
+    }
+
+    /// Each stream that fell behind since the last time, once.
+    pub fn take(&self) -> BTreeSet<(u32, Stream)> {
+        std::mem::take(&mut self.0.streams.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Until one falls behind. May be cancelled.
+    pub async fn noted(&self) {
+        self.0.noted.notified().await;
+    }
+}
+
+/// Where frames for the API go.
+#[derive(Clone, Debug)]
+pub struct Outlet {
+    frames: mpsc::Sender<Frame>,
+    behind: Behind,
+}
+
+/// Streams left out, by the number of the replay they had then: nothing of them passes
+/// until another replay begins, or it would look as if bytes were lost.
+pub type LeftOut = BTreeMap<(u32, Stream), u64>;
+
+impl Outlet {
+    pub fn new() -> (Self, mpsc::Receiver<Frame>, Behind) {
+        let (frames, received) = mpsc::channel(OUTPUT_FRAMES + OTHER_FRAMES);
+        let behind = Behind::default();
+        (Self { frames, behind: behind.clone() }, received, behind)
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.frames.is_closed()
+    }
+
+    /// Passes a frame on. Waits only for the room of what is no output, which an agent that keeps
+    /// to its tasks never fills.
+    pub async fn pass(&self, frame: Frame, left_out: &mut LeftOut) {
+        let stream = (frame.exec, frame.stream);
+        if matches!(frame.kind, Kind::Data | Kind::Eof) {
+            if left_out.get(&stream) == Some(&frame.sequence) {
+                return;
+            }
+            left_out.remove(&stream);
+        }
+        if frame.kind == Kind::Data && self.frames.capacity() <= OTHER_FRAMES {
+            left_out.insert(stream, frame.sequence);
+            self.behind.note(frame.exec, frame.stream);
+            return;
+        }
+        // Nobody reads it any more: then nobody misses it.
+        let _ = self.frames.send(frame).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+
+    use super::*;
+
+    fn data(exec: u32, offset: u64, replay: u64) -> Frame {
+        Frame::new(Kind::Data).exec(exec).stream(Stream::Stdout).offset(offset).sequence(replay).payload(*b"x")
+    }
+
+    type Ours = (Outlet, LeftOut);
+
+    fn pass(ours: &mut Ours, frame: Frame) {
+        ours.0.pass(frame, &mut ours.1).now_or_never().expect("it does not wait");
+    }
+
+    fn full() -> (Ours, mpsc::Receiver<Frame>, Behind) {
+        let (outlet, received, behind) = Outlet::new();
+        let mut ours = (outlet, LeftOut::new());
+        for offset in 0..OUTPUT_FRAMES as u64 {
+            pass(&mut ours, data(1, offset, 0));
+        }
+        assert!(behind.take().is_empty());
+        (ours, received, behind)
+    }
+
+    #[test]
+    fn output_without_room_is_left_out_and_all_else_passes() {
+        let (mut ours, mut received, behind) = full();
+        pass(&mut ours, data(1, 32, 0));
+        pass(&mut ours, data(2, 0, 0));
+        pass(&mut ours, data(2, 1, 0));
+        for kind in [Kind::Exit, Kind::Execs, Kind::Pong, Kind::StdinAck, Kind::Started] {
+            pass(&mut ours, Frame::new(kind).exec(2));
+        }
+        assert_eq!(behind.take(), BTreeSet::from([(1, Stream::Stdout), (2, Stream::Stdout)]));
+        assert!(behind.take().is_empty() && behind.noted().now_or_never().is_some());
+        let got: Vec<_> = std::iter::from_fn(|| received.try_recv().ok()).collect();
+        assert_eq!(got.len(), OUTPUT_FRAMES + 5);
+        assert!(got[..OUTPUT_FRAMES].iter().all(|frame| frame.exec == 1 && frame.offset < 32));
+    }
+
+    #[test]
+    fn what_was_left_out_begins_again_only_with_another_replay() {
+        let (mut ours, mut received, behind) = full();
+        pass(&mut ours, data(1, 32, 0));
+        while received.try_recv().is_ok() {}
+        // There is room again, but a byte before it is missing. Its end may not be told either.
+        pass(&mut ours, data(1, 33, 0));
+        pass(&mut ours, Frame::new(Kind::Eof).exec(1).stream(Stream::Stdout).offset(34));
+        assert!(received.try_recv().is_err());
+        assert_eq!(behind.take().len(), 1);
+        pass(&mut ours, data(1, 32, 7));
+        pass(&mut ours, Frame::new(Kind::Eof).exec(1).stream(Stream::Stdout).offset(33).sequence(7));
+        assert_eq!(received.try_recv().unwrap().offset, 32);
+        assert_eq!(received.try_recv().unwrap().kind, Kind::Eof);
+        assert!(behind.take().is_empty());
+    }
+
+    #[test]
+    fn the_end_of_a_stream_that_is_whole_needs_no_room_of_output() {
+        let (mut ours, mut received, behind) = full();
+        pass(&mut ours, Frame::new(Kind::Eof).exec(1).stream(Stream::Stdout).offset(32));
+        assert!(behind.take().is_empty());
+        let last = std::iter::from_fn(|| received.try_recv().ok()).last();
+        assert_eq!(last.unwrap().kind, Kind::Eof);
+    }
+}
