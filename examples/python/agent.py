@@ -16,9 +16,9 @@ def model(messages: list[dict[str, Any]]) -> dict[str, Any]:
     """Plays a model that computes, makes a mistake, sees it and mends it."""
     results = [message["content"] for message in messages if message["role"] == "tool"]
     script = [
-        {"tool": "write_file", "path": "/work/primes.py", "text": "def primes(n):\n    return [p for p in range(2, n) if all(p % d for d in range(2, p))]\n"},
+        {"tool": "write_file", "path": "/app/primes.py", "text": "def primes(n):\n    return [p for p in range(2, n) if all(p % d for d in range(2, p))]\n"},
         {"tool": "run_python", "code": "from primes import primes; print(primes(30))"},
-        {"tool": "run_bash", "command": "cd /work && python3 -c 'from primes import primes; print(primes(30))'"},
+        {"tool": "run_bash", "command": "cd /app && python3 -c 'from primes import primes; print(primes(30))'"},
     ]
     if len(results) < len(script):
         return {"role": "assistant", "call": script[len(results)]}

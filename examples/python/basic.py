@@ -22,8 +22,8 @@ async def main() -> None:
         upper = await sandbox.run(["tr", "a-z", "A-Z"], stdin="some input")
         print(upper.stdout)
 
-        await sandbox.write_file("/work/data.csv", "a,b\n1,2\n")
-        print([entry.name for entry in await sandbox.list_files("/work")], await sandbox.read_text("/work/data.csv"))
+        await sandbox.write_file("/app/data.csv", "a,b\n1,2\n")
+        print([entry.name for entry in await sandbox.list_files("/app")], await sandbox.read_text("/app/data.csv"))
 
 
 asyncio.run(main())

@@ -17,9 +17,9 @@ function model(messages: Message[]): Message {
   const results = messages.filter((message) => message.role === "tool");
   const text = "def primes(n):\n    return [p for p in range(2, n) if all(p % d for d in range(2, p))]\n";
   const script: Call[] = [
-    { tool: "write_file", path: "/work/primes.py", text },
+    { tool: "write_file", path: "/app/primes.py", text },
     { tool: "run_python", code: "from primes import primes; print(primes(30))" },
-    { tool: "run_bash", command: "cd /work && python3 -c 'from primes import primes; print(primes(30))'" },
+    { tool: "run_bash", command: "cd /app && python3 -c 'from primes import primes; print(primes(30))'" },
   ];
   const call = script[results.length];
   if (call) return { role: "assistant", call };

@@ -16,6 +16,6 @@ console.log("exit code", (await counting.wait()).exitCode);
 
 console.log((await sandbox.run(["tr", "a-z", "A-Z"], { stdin: "some input" })).stdout);
 
-await sandbox.writeFile("/work/data.csv", "a,b\n1,2\n");
-const names = (await sandbox.listFiles("/work")).map((entry) => entry.name);
-console.log(names, await sandbox.readText("/work/data.csv"));
+await sandbox.writeFile("/app/data.csv", "a,b\n1,2\n");
+const names = (await sandbox.listFiles("/app")).map((entry) => entry.name);
+console.log(names, await sandbox.readText("/app/data.csv"));

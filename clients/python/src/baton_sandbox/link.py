@@ -11,17 +11,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
 from typing import Optional
 
 from . import auth, protocol, seam
 from .connect import Connection, Cookies, address_of, open_socket
-from .errors import BatonError, EndedError
+from .errors import BatonError, ConnectionError, EndedError, text_of
 from .exec import Exec
 from .mirror import Ask, Command, Leave, Mirror
 from .protocol import Found
 from .session import Session
 from .verdict import Verdict
+
+_log = logging.getLogger("baton_sandbox")
 
 
 class Link:
@@ -109,7 +112,12 @@ class Link:
         if isinstance(opened, Verdict):
             return opened
         self._look.set()
-        return await Session(self, opened, is_new=place is None, give_up=give_up).run()
+        try:
+            return await Session(self, opened, is_new=place is None, give_up=give_up).run()
+        except Exception as error:
+            # What nobody thought of ends this connection; the next one may do better.
+            _log.exception("a connection failed")
+            return Verdict(ConnectionError(f"it failed: {text_of(error)}"), True)
 
     def _end(self, error: BatonError) -> None:
         if self.mirror.end is None:
