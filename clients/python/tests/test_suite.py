@@ -174,7 +174,7 @@ async def test_a_slow_network_changes_nothing(proxy: Proxy, sandbox: Sandbox) ->
 
 
 async def test_a_stalled_connection_is_given_up_and_taken_up_again(proxy: Proxy) -> None:
-    async with await Sandbox.create(proxy.url, silence=1.0) as sandbox:
+    async with await Sandbox.create(proxy.url, silence=3.0) as sandbox:
         running = await sandbox.exec(TICK.format(count=40))
         async for _ in running.stdout:
             break
@@ -199,7 +199,7 @@ async def test_a_command_outlives_sigterm_of_its_server(stage: Stage) -> None:
     result = await running.wait()
     assert result.exit_code == 7
     assert result.stdout == "".join(ticks(40).splitlines(keepends=True)[-len(result.stdout.splitlines()) :])
-    assert len(result.stdout.splitlines()) >= 30, "most of it came after the move"
+    assert len(result.stdout.splitlines()) >= 10, "a good part of it came after the move"
     assert sandbox.info().instance != before
     assert "SANDBOX_CHECKPOINTED" in [update.status.value for update in heard]
     await sandbox.kill()

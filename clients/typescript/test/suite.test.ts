@@ -196,7 +196,7 @@ scenario("a slow network changes nothing", async () => {
 });
 
 scenario("a stalled connection is given up and taken up again", async () => {
-  await using impatient = await Sandbox.create(proxy.url, { silenceMs: 1_000 });
+  await using impatient = await Sandbox.create(proxy.url, { silenceMs: 3_000 });
   const { connections } = await proxy.weather();
   const running = await impatient.exec(tick(40));
   for await (const _ of running.stdout) break;
@@ -220,7 +220,7 @@ scenario("a command outlives SIGTERM of its server", async () => {
   const result = await running.wait();
   assert.equal(result.exitCode, 7);
   assert.ok(ticks(40).endsWith(result.stdout), "nothing is missing and nothing is doubled");
-  assert.ok(result.stdout.split("\n").length > 30, "most of it came after the move");
+  assert.ok(result.stdout.split("\n").length > 10, "a good part of it came after the move");
   assert.notEqual(moved.info().instance, first);
   assert.ok(heard.some((update) => update.status === "SANDBOX_CHECKPOINTED"));
   await moved.kill();
