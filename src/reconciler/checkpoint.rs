@@ -142,6 +142,11 @@ impl Sandbox {
         let tools = self.tools.clone();
         let id = self.id.clone();
         let checkpoints = tools.checkpoints.clone().ok_or_else(not_configured)?;
+        // The new checkpoint follows the head: it must not change on the way.
+        if self.lock_file()?.is_in_doubt() {
+            self.lock_file()?.renew().await?;
+            self.extend().await;
+        }
         let lock = self.lock_file()?.lock().cloned().ok_or(Failure::Look)?;
         let marker = self.marker.ok_or(Failure::Look)?;
         let seq = lock.head.as_ref().map_or(0, |head| head.seq) + 1;
@@ -216,7 +221,8 @@ impl Sandbox {
         if !checkpoints.holds(&head) {
             return Err(refusal(Reason::OtherStore, "The checkpoint lies in another bucket than this instance uses."));
         }
-        let rolled_back = self.lock_file()?.before().behind;
+        // Also what ran under this very lease and ended by itself goes back to its head.
+        let rolled_back = self.lock_file()?.before().behind || self.ran;
         let mut start = self.start()?;
         let mut fetching = self.fetching(checkpoints, &head).await;
         let image = fetching.image.clone();

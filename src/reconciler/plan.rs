@@ -117,7 +117,7 @@ pub fn plan(desired: Desired, seen: &Observed) -> Action {
     match (seen.standing, seen.container, desired) {
         (Unknown, _, _) => Rest,
         (Missing | Late, C::Running | C::Paused, _) => Fence,
-        (Missing, C::Absent | C::Fenced, D::Running) if !seen.refused => Refuse,
+        (Missing, _, D::Running) if !seen.refused => Refuse,
         (Missing, _, _) => Rest,
         (Late, _, _) => Renew,
 
@@ -320,9 +320,7 @@ mod tests {
                 Action::Restore => starts && !o.owed_rootfs && o.saved == Saved::Checkpoint,
                 Action::Refuse => {
                     (starts && o.saved == Saved::Lost)
-                        || (o.standing == Standing::Missing
-                            && (absent || o.container == Container::Fenced)
-                            && desired == Desired::Running)
+                        || (o.standing == Standing::Missing && !live && desired == Desired::Running)
                 }
                 Action::Snapshot => ours && live && o.owed_snapshot,
                 Action::Save => ours && live && o.owed_checkpoint && o.checkpointable,
@@ -383,6 +381,16 @@ mod tests {
     fn a_committed_checkpoint_is_purged_only_by_a_deletion() {
         for (desired, start) in all().filter(|(d, o)| *d != Desired::Deleted && o.saved == Saved::Checkpoint) {
             assert!(settle(desired, start).1.is_some(), "{desired:?} {start:?}");
+        }
+    }
+
+    #[test]
+    fn whoever_asks_for_a_sandbox_without_a_lock_is_answered() {
+        let asked = |d: &Desired, o: &Observed| *d == Desired::Running && o.standing == Standing::Missing && !o.refused;
+        for (desired, start) in all().filter(|(d, o)| asked(d, o)) {
+            let next = plan(desired, &start);
+            let stops = matches!(start.container, Container::Running | Container::Paused);
+            assert_eq!(next, if stops { Action::Fence } else { Action::Refuse }, "{start:?}");
         }
     }
 

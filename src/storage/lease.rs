@@ -14,7 +14,7 @@ use baton_protocol::{
 use tokio::sync::watch;
 
 use super::{
-    rules::{self, Held, Identity, Sight, Stand, Times},
+    rules::{self, Held, Identity, LetGo, Sight, Stand, Times},
     store::{self, If, Poll, Store, Urgency, Version},
 };
 use crate::clock::{Moment, SharedClock};
@@ -79,6 +79,8 @@ pub struct LockFile {
     attempts: Vec<(Nonce, Moment)>,
     /// A write was sent whose outcome is not known.
     unsettled: bool,
+    /// A commit was sent and not seen applied: it may still arrive.
+    in_doubt: bool,
     next_renewal: Moment,
     deadline: watch::Sender<Option<Moment>>,
 }
@@ -99,6 +101,7 @@ impl LockFile {
             updated: None,
             attempts: Vec::new(),
             unsettled: false,
+            in_doubt: false,
             next_renewal,
             deadline: watch::Sender::new(None),
         }
@@ -165,7 +168,7 @@ impl LockFile {
                 self.known = Some((lock, version));
             }
             Ok(Poll::Missing) => {
-                // A conditional write cannot be applied any more either.
+                // [14] Not free, and not ours to make. A conditional write cannot be applied any more either.
                 self.unsettled = false;
                 self.known = None;
                 self.sight.missed();
@@ -179,11 +182,8 @@ impl LockFile {
         self.unsettled = false;
         if let Some((lock, _)) = &self.known {
             self.sight.saw(lock, self.clock.now());
-            let (epoch, op) = (lock.epoch, lock.lease.as_ref().map(|lease| lease.op.clone()));
-            if let Some(op) = op {
-                self.applied(&op, epoch);
-            }
         }
+        self.applied();
         Ok(())
     }
 
@@ -195,6 +195,7 @@ impl LockFile {
     /// Takes the lease under a new epoch. `runs`: in order to run the sandbox.
     pub async fn acquire(&mut self, runs: bool) -> Result<()> {
         let op = self.clock.nonce();
+        // [9] Whether it is free was judged from this very lock: the condition of the write makes that hold.
         let lock = self.current()?;
         let before = Before { ran: lock.ran, behind: lock.behind };
         let next = rules::acquired(lock, &self.who.me, op.clone(), &self.times, runs);
@@ -209,12 +210,12 @@ impl LockFile {
             self.read().await?;
         }
         let op = self.clock.nonce();
-        let next = rules::renewed(self.current()?, op.clone());
+        let next = rules::renewed(self.ours()?, op.clone());
         match self.send(next, &op, Urgency::Renewal, |lock| is_op(lock, &op)).await {
             // [8] Somebody registered as waiter in between: it is merged, and written again at once.
             Err(Error::Changed) if matches!(self.stand(), Some(Stand::Ours | Stand::Late)) => {
                 let op = self.clock.nonce();
-                let next = rules::renewed(self.current()?, op.clone());
+                let next = rules::renewed(self.ours()?, op.clone());
                 self.send(next, &op, Urgency::Renewal, |lock| is_op(lock, &op)).await
             }
             sent => sent,
@@ -224,8 +225,17 @@ impl LockFile {
     /// Makes `head` the committed checkpoint and keeps the lease.
     pub async fn commit(&mut self, head: Head) -> Result<()> {
         let op = self.clock.nonce();
-        let next = rules::committed(self.current()?, op.clone(), head);
-        self.send(next, &op, Urgency::Commit, |lock| is_op(lock, &op)).await
+        let next = rules::committed(self.ours()?, op.clone(), head);
+        self.in_doubt = true;
+        self.send(next, &op, Urgency::Commit, |lock| is_op(lock, &op)).await?;
+        self.in_doubt = false;
+        Ok(())
+    }
+
+    /// [2] The head may still change under us, by a commit of our own whose answer was lost. A renewal ends
+    /// that: no write made from an older lock can be applied after it.
+    pub fn is_in_doubt(&self) -> bool {
+        self.in_doubt
     }
 
     /// [11] Frees the lease, with `head` as the last commit in the same write. `ran`: it ran under
@@ -237,14 +247,9 @@ impl LockFile {
             self.read().await?;
         }
         let lock = self.lock().ok_or(Error::Missing)?;
-        let ours = lock.epoch == held.epoch;
-        if ours && lock.lease.is_none() {
+        if let Some(released) = self.settled(lock, &held) {
             self.held = None;
-            return Ok(Released::Freed);
-        }
-        if !ours || lock.lease.as_ref().is_none_or(|lease| lease.owner != self.who.me) {
-            self.held = None;
-            return Ok(Released::Lost);
+            return Ok(released);
         }
         let op = self.clock.nonce();
         self.let_go(rules::released(lock, head, ran || self.before.behind), &op).await?;
@@ -254,7 +259,7 @@ impl LockFile {
     /// [13] Marks that a purge has begun.
     pub async fn purging(&mut self) -> Result<()> {
         let op = self.clock.nonce();
-        let next = rules::purging(self.current()?, op.clone());
+        let next = rules::purging(self.ours()?, op.clone());
         self.send(next, &op, Urgency::Commit, |lock| is_op(lock, &op)).await
     }
 
@@ -265,14 +270,9 @@ impl LockFile {
             self.read().await?;
         }
         let lock = self.lock().ok_or(Error::Missing)?;
-        let ours = lock.epoch == held.epoch;
-        if ours && lock.purged {
+        if let Some(released) = self.settled(lock, &held) {
             self.held = None;
-            return Ok(Released::Freed);
-        }
-        if !ours || lock.lease.as_ref().is_none_or(|lease| lease.owner != self.who.me) {
-            self.held = None;
-            return Ok(Released::Lost);
+            return Ok(released);
         }
         let op = self.clock.nonce();
         self.let_go(rules::tombstone(lock, self.clock.timestamp()), &op).await?;
@@ -322,13 +322,15 @@ impl LockFile {
             match (self.stand(), done) {
                 (Some(Stand::Ours), Some(done)) => return Ok(done),
                 (Some(Stand::Ours), None) => {}
+                // [4, 7] Late is not lost: what was worked on is dropped, what stands still is kept.
                 (Some(Stand::Late) | None, _) => return Err(Lapse::Late),
                 (Some(Stand::Free | Stand::Theirs | Stand::Purged), _) => return Err(Lapse::Lost),
             }
         }
     }
 
-    /// The lock a write is made from; while an earlier write is open, none.
+    /// [1, 2] The lock a write is made from: the last one read or written, so that its condition is that version.
+    /// While an earlier write is open there is none: it is settled by reading first.
     fn current(&self) -> Result<&Lock> {
         if self.unsettled {
             return Err(Error::Changed);
@@ -336,8 +338,24 @@ impl LockFile {
         self.lock().ok_or(Error::Missing)
     }
 
+    /// [2] The same for a write of the holder: what another has acquired meanwhile is not ours to change.
+    fn ours(&self) -> Result<&Lock> {
+        let lock = self.current()?;
+        if rules::is_ours(lock, self.held.as_ref(), &self.who.me) { Ok(lock) } else { Err(Error::Changed) }
+    }
+
+    /// Whether a release that was sent, or lost against another, is over.
+    fn settled(&self, lock: &Lock, held: &Held) -> Option<Released> {
+        match rules::let_go(lock, held, &self.who.me) {
+            LetGo::Done => Some(Released::Freed),
+            LetGo::Lost => Some(Released::Lost),
+            LetGo::NotYet => None,
+        }
+    }
+
     async fn let_go(&mut self, next: Lock, op: &Nonce) -> Result<()> {
         let epoch = next.epoch;
+        // [4, 11] Before it is sent, and for good: whatever comes back, nothing runs under this epoch any more.
         if let Some(held) = &mut self.held {
             held.released = true;
         }
@@ -351,26 +369,25 @@ impl LockFile {
     async fn send(&mut self, next: Lock, op: &Nonce, urgency: Urgency, applied: impl Fn(&Lock) -> bool) -> Result<()> {
         let (_, version) = self.known.as_ref().ok_or(Error::Missing)?;
         let bytes = serde_json::to_vec(&next).map_err(|error| Error::Garbled(error.to_string()))?;
+        // [3] Before it is sent: the deadline counts from here, whatever the way takes.
         let sent = self.clock.now();
         self.attempts.push((op.clone(), sent));
+        // [1] Also when this future is dropped: a dropped write may be applied.
         self.unsettled = true;
         let put = self.store.put_as(&self.key, bytes.into(), If::Is(version.clone()), urgency);
         let answer = self.clock.timeout(self.times.call, put).await;
         match answer.unwrap_or_else(|elapsed| Err(self.unanswered(elapsed))) {
             Ok(written) => {
                 self.sight.saw(&next, self.clock.now());
-                let (epoch, holds) = (next.epoch, is_op(&next, op));
                 self.known = Some((next, written.version));
-                self.unsettled = false;
-                if holds {
-                    self.applied(op, epoch);
-                }
+                (self.unsettled, self.in_doubt) = (false, false);
+                self.applied();
                 if let Some(updated) = written.updated {
                     self.compare_clocks(updated);
                 }
                 Ok(())
             }
-            // The client library turns success into a conflict when an answer was lost: only a read decides.
+            // [2] The client library turns success into a conflict when an answer was lost: only a read decides.
             Err(error @ (store::Error::Conflict(_) | store::Error::Unavailable { .. })) => {
                 self.read().await?;
                 if self.lock().is_some_and(&applied) {
@@ -385,16 +402,11 @@ impl LockFile {
         }
     }
 
-    /// [3] The write with this nonce is in force under `epoch`: the deadline counts from when it was
-    /// sent. Also how an acquisition whose answer was lost is found to have succeeded.
-    fn applied(&mut self, op: &Nonce, epoch: u64) {
-        let Some(sent) = self.attempts.iter().find(|(nonce, _)| nonce == op).map(|(_, sent)| *sent) else { return };
-        let deadline = sent + self.times.hold;
-        let held = match self.held {
-            // [11] One way: whatever a late read shows, this epoch is over.
-            Some(held) if held.epoch == epoch && held.released => return,
-            Some(held) if held.epoch == epoch => Held { deadline: held.deadline.max(deadline), ..held },
-            Some(_) | None => Held { epoch, deadline, released: false },
+    /// Takes in what the lock as last read or written proves.
+    fn applied(&mut self) {
+        let Some((lock, _)) = &self.known else { return };
+        let Some((held, sent)) = rules::proven(self.held.as_ref(), &self.attempts, lock, self.times.hold) else {
+            return;
         };
         self.held = Some(held);
         self.next_renewal = sent + self.clock.jittered(self.times.renew);

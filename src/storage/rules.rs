@@ -143,6 +143,53 @@ pub struct Held {
     pub released: bool,
 }
 
+/// [2, 3] What a lock proves that carries the nonce of one of our own writes: we hold its epoch, until *hold*
+/// after that write was **sent**, whenever its answer came. Also how an acquisition whose answer was lost is
+/// found to have succeeded. With the send instant, before which no attempt can matter any more.
+pub fn proven(
+    held: Option<&Held>,
+    attempts: &[(Nonce, Moment)],
+    lock: &Lock,
+    hold: Duration,
+) -> Option<(Held, Moment)> {
+    let op = &lock.lease.as_ref()?.op;
+    let sent = attempts.iter().find(|(nonce, _)| nonce == op).map(|(_, sent)| *sent)?;
+    let deadline = sent + hold;
+    let held = match held {
+        // [11] One way: whatever a late read shows, this epoch is over.
+        Some(held) if held.epoch == lock.epoch && held.released => return None,
+        Some(held) if held.epoch == lock.epoch => Held { deadline: held.deadline.max(deadline), ..*held },
+        Some(_) | None => Held { epoch: lock.epoch, deadline, released: false },
+    };
+    Some((held, sent))
+}
+
+/// [2] Whether the lock is the one that we acquired and did not let go of: only then are its lease and its head
+/// ours to write.
+pub fn is_ours(lock: &Lock, held: Option<&Held>, me: &InstanceId) -> bool {
+    let owned = lock.lease.as_ref().is_some_and(|lease| lease.owner == *me);
+    owned && held.is_some_and(|held| held.epoch == lock.epoch && !held.released)
+}
+
+/// What became of a release, or of a burial, that was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LetGo {
+    Done,
+    /// Another has taken the lease.
+    Lost,
+    /// It is still ours: send it again.
+    NotYet,
+}
+
+/// [11] Only the lock as it was read decides: a free lease carries no nonce.
+pub fn let_go(lock: &Lock, held: &Held, me: &InstanceId) -> LetGo {
+    match &lock.lease {
+        None if lock.epoch == held.epoch => LetGo::Done,
+        Some(lease) if lock.epoch == held.epoch && lease.owner == *me => LetGo::NotYet,
+        Some(_) | None => LetGo::Lost,
+    }
+}
+
 /// What watching a lock has shown so far; kept across refused attaches.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sight {
@@ -154,7 +201,7 @@ pub struct Sight {
 }
 
 impl Sight {
-    /// A read succeeded. Only time between two reads in a row counts.
+    /// [9] A read succeeded. Only time between two reads in a row counts.
     pub fn saw(&mut self, lock: &Lock, now: Moment) {
         let passed = self.last.map_or(Duration::ZERO, |last| now - last);
         let lease = lock.lease.as_ref().map(|lease| (lock.epoch, lease.op.clone()));
@@ -171,14 +218,14 @@ impl Sight {
         self.last = None;
     }
 
-    /// The lease has stood unchanged for the larger of our takeover time and its own.
+    /// [9] The lease has stood unchanged for the larger of our takeover time and its own.
     pub fn is_abandoned(&self, lock: &Lock, times: &Times) -> bool {
         lock.lease
             .as_ref()
             .is_some_and(|lease| self.lease_for >= times.takeover.max(Duration::from_millis(lease.takeover_ms)))
     }
 
-    /// Somebody else waits, and is still there as far as we can tell.
+    /// [9, 12] Somebody else waits, and is still there as far as we can tell.
     pub fn is_waited_for(&self, lock: &Lock, me: &InstanceId) -> bool {
         lock.waiter
             .as_ref()
@@ -198,14 +245,16 @@ pub enum Stand {
 }
 
 pub fn stand(lock: &Lock, who: &Identity, held: Option<&Held>, sight: &Sight, times: &Times, now: Moment) -> Stand {
+    // [13] A tombstone is nobody's to take.
     if lock.purged {
         return Stand::Purged;
     }
     if let Some(lease) = &lock.lease {
-        let ours = held.filter(|held| lease.owner == who.me && held.epoch == lock.epoch && !held.released);
-        if let Some(held) = ours {
+        if let Some(held) = held.filter(|_| is_ours(lock, held, &who.me)) {
+            // [4, 7]
             return if now < held.deadline { Stand::Ours } else { Stand::Late };
         }
+        // [6]
         let inherited = who.predecessor.as_ref() == Some(&lease.owner);
         if !inherited && !sight.is_abandoned(lock, times) {
             return Stand::Theirs;
@@ -349,6 +398,17 @@ mod tests {
         let stored = released(&running, Some(head.clone()), true);
         assert_eq!((stored.behind, stored.head), (false, Some(head.clone())));
         assert!(committed(&running, op(2), head).behind, "it runs on after a commit that keeps the lease");
+    }
+
+    #[test]
+    fn only_what_we_acquired_and_did_not_let_go_of_is_ours_to_write() {
+        let lock = acquired(&free(), &me(), op(1), &T, true);
+        let held = Held { epoch: 1, deadline: at(0), released: false };
+        assert!(is_ours(&lock, Some(&held), &me()), "late or not");
+        assert!(!is_ours(&lock, Some(&Held { released: true, ..held }), &me()));
+        assert!(!is_ours(&lock, None, &me()));
+        assert!(!is_ours(&acquired(&lock, &other(), op(2), &T, true), Some(&held), &me()));
+        assert!(!is_ours(&released(&lock, None, true), Some(&held), &me()));
     }
 
     #[test]

@@ -124,3 +124,42 @@ async fn waiting_for_a_sandbox_is_not_idling() {
     assert_eq!(two.container(&id), Container::Running, "the idle time begins when it runs");
     two.stop().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_attach_to_what_ended_without_a_lock_is_answered() {
+    let world = World::new();
+    let one = world.instance();
+    let mut visit = one.create(persistent).await;
+    visit.until_running().await;
+    let id = visit.id.clone();
+    one.store.delete(&format!("sandboxes/{id}/lock.json"), If::Any).await.unwrap();
+    visit.until(|passing| is_failed(passing, "LockMissing")).await;
+    one.containers.end(&id);
+    let mut again = one.attach(&id).await;
+    again.until(|passing| is_failed(passing, "LockMissing")).await;
+    assert_eq!(one.container(&id), Container::Stopped, "what is left of it is kept");
+    one.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_ends_by_itself_and_starts_from_its_head_says_that_it_went_back_in_time() {
+    let world = World::new();
+    let one = world.instance();
+    let mut visit = one.create(persistent).await;
+    visit.until_running().await;
+    let id = visit.id.clone();
+    one.edit(&id, |spec| spec.desired_state = DesiredState::Checkpointed).await;
+    visit.until_left().await;
+    drop(visit);
+    let mut visit = one.attach(&id).await;
+    let told = visit.until_running().await;
+    let went_back = |passing: Option<&Passing>| match passing {
+        Some(Passing::Running { boot: Boot::Restored { rolled_back, .. } }) => *rolled_back,
+        other => panic!("{other:?}"),
+    };
+    assert!(!went_back(told.last()), "all of it was stored");
+    one.containers.end(&id);
+    let told = visit.until_running().await;
+    assert!(went_back(told.last()), "it ran on after its head");
+    one.stop().await;
+}

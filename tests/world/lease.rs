@@ -11,7 +11,10 @@ use baton::{
         store::{If, Store},
     },
 };
-use baton_protocol::{id::InstanceId, lock::Lock};
+use baton_protocol::{
+    id::{CheckpointId, InstanceId, Nonce},
+    lock::{Head, Lock},
+};
 
 use crate::stage::{Fault, Stage};
 
@@ -20,6 +23,12 @@ const T: Times = Times::DEFAULT;
 
 fn who(me: &InstanceId) -> Identity {
     Identity { me: me.clone(), predecessor: None }
+}
+
+/// The one that would follow.
+fn head(lock: &Lock) -> Head {
+    let checkpoint_id = CheckpointId::new(&lock.sandbox_id, lock.epoch, 1, &Nonce::from_bits([7; 16]));
+    Head { seq: 1, epoch: lock.epoch, checkpoint_id, bucket: None, manifest_sha256: String::new() }
 }
 
 struct World {
@@ -244,4 +253,42 @@ async fn rule_09_no_acquisition_creates_a_lock() {
     assert!(matches!(lock.renew().await, Err(Error::Missing | Error::Store(_))));
     assert!(matches!(lock.read().await, Err(Error::Missing)));
     assert!(matches!(lock.acquire(true).await, Err(Error::Missing)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_was_cut_off_and_taken_over_does_not_renew_the_lease_of_the_other() {
+    let world = World::with_a_free_lock().await;
+    let mut one = world.holder().await;
+    world.stage.next_put(Fault::Refused);
+    world.stage.next_poll(Fault::Refused);
+    assert!(one.renew().await.is_err(), "its outcome is open");
+    let (mut two, _) = world.instance();
+    for _ in 0..2 {
+        two.read().await.unwrap();
+        world.after(30).await;
+    }
+    two.read().await.unwrap();
+    two.acquire(true).await.unwrap();
+    let lease = two.lock().unwrap().lease.clone();
+    assert!(matches!(one.renew().await, Err(Error::Changed)));
+    two.read().await.unwrap();
+    assert_eq!(two.lock().unwrap().lease, lease);
+    assert!(matches!(one.commit(head(one.lock().unwrap())).await, Err(Error::Changed)));
+    assert!(matches!(one.purging().await, Err(Error::Changed)));
+    two.read().await.unwrap();
+    assert_eq!((two.stand(), two.lock().unwrap().head.is_none()), (Some(Stand::Ours), true));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_commit_without_an_answer_is_in_doubt_until_a_write_succeeds() {
+    let world = World::with_a_free_lock().await;
+    let mut lock = world.holder().await;
+    world.stage.next_put(Fault::Late);
+    assert!(lock.commit(head(lock.lock().unwrap())).await.is_err());
+    assert!(lock.is_in_doubt());
+    lock.renew().await.unwrap();
+    assert!(!lock.is_in_doubt());
+    world.stage.deliver().await;
+    lock.read().await.unwrap();
+    assert_eq!(lock.lock().unwrap().head, None, "it came too late");
 }
