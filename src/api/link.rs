@@ -67,7 +67,9 @@ impl Line {
     /// for ever. May be cancelled.
     pub async fn turn(&mut self, listen: bool) -> Turn {
         let Some(Link { to_agent, from_agent, behind }) = &mut self.link else { return std::future::pending().await };
+        // What the agent says is bounded by its credit, so it cannot keep what waits from being passed on.
         let permit = tokio::select! {
+            biased;
             frame = from_agent.recv(), if listen => return frame.map_or(Turn::Closed, Turn::Frame),
             () = behind.noted() => return Turn::Sent,
             permit = to_agent.reserve(), if !self.outbox.is_empty() => permit,

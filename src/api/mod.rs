@@ -37,7 +37,8 @@ use serde_json::json;
 use tokio::{net::TcpListener, sync::watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use self::{intent::Abilities, limits::Limiter, linger::Peer, registry::Registry};
+pub use self::linger::Peer;
+use self::{intent::Abilities, limits::Limiter, registry::Registry};
 use crate::{
     clock::SharedClock,
     runtime::Execs,

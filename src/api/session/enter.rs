@@ -13,7 +13,7 @@ use baton_protocol::{
 use futures::stream::FuturesUnordered;
 use tracing::Instrument;
 
-use super::{Session, Wishes};
+use super::{Session, Turns, Wishes};
 use crate::{
     api::{
         Api,
@@ -108,6 +108,7 @@ async fn begin(api: Arc<Api>, socket: WebSocket, is_v1: bool, id: SandboxId) {
         malformed,
         work: FuturesUnordered::new(),
         wishes: Wishes::default(),
+        takes_turns: Turns::default(),
     }
     .run()
     .await;
@@ -188,6 +189,7 @@ async fn come_back(api: Arc<Api>, mut speaker: Speaker, id: SandboxId, token: Op
         malformed: 0,
         work: FuturesUnordered::new(),
         wishes: Wishes::default(),
+        takes_turns: Turns::default(),
         api,
     };
     // Here already: it answers, unless it is just about to leave, which the board then tells.

@@ -25,7 +25,7 @@ use baton_protocol::{
     request::{Refusal, Request},
 };
 use bytes::Bytes;
-use futures::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 
 pub use self::enter::{attach, create};
 use self::wish::{Done, Wishes};
@@ -93,6 +93,28 @@ struct Session {
     marks: Marks,
     /// Until when it must run, or say why not.
     patience: Option<Moment>,
+    takes_turns: Turns,
+}
+
+/// Who is looked at first, client or agent: each every other time.
+#[derive(Debug, Default)]
+struct Turns {
+    second: bool,
+}
+
+impl Turns {
+    /// What is there first; if both are, of the one whose turn it is.
+    fn first<T>(&mut self, one: impl Future<Output = T>, other: impl Future<Output = T>) -> impl Future<Output = T> {
+        self.second = !self.second;
+        let second = self.second;
+        async move {
+            if second {
+                tokio::select! { biased; done = other => done, done = one => done }
+            } else {
+                tokio::select! { biased; done = one => done, done = other => done }
+            }
+        }
+    }
 }
 
 impl Session {
@@ -113,14 +135,20 @@ impl Session {
         }
         let has_room = self.speaker.wire.has_room();
         let wake_at = self.wake_at();
+        let bytes = self.takes_turns.first(
+            self.speaker.wire.turn(!held_back && has_room).map(Heard::Turn),
+            self.commands.line.turn(has_room).map(Heard::Agent),
+        );
+        // In a fixed order, so that a simulation can replay it. All but bytes come rarely, and bytes from
+        // both sides take turns: nobody starves.
         let heard = tokio::select! {
-            turn = self.speaker.wire.turn(!held_back && has_room) => Heard::Turn(turn),
-            posted = self.follower.next() => Heard::Posted(posted),
-            turn = self.commands.line.turn(has_room) => Heard::Agent(turn),
-            knock = self.seat.knock() => Heard::Knock(knock),
-            Some(done) = self.work.next(), if !self.work.is_empty() => Heard::Done(Box::new(done)),
-            () = self.api.clock.sleep_until(wake_at) => Heard::Timer,
+            biased;
             () = self.api.closing.cancelled() => Heard::Closing,
+            knock = self.seat.knock() => Heard::Knock(knock),
+            posted = self.follower.next() => Heard::Posted(posted),
+            Some(done) = self.work.next(), if !self.work.is_empty() => Heard::Done(Box::new(done)),
+            heard = bytes => heard,
+            () = self.api.clock.sleep_until(wake_at) => Heard::Timer,
         };
         let end = match heard {
             Heard::Turn(turn) => self.turn(turn),
