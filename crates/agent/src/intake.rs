@@ -143,8 +143,15 @@ mod tests {
         intake
     }
 
+    /// `make proof` draws a million.
+    #[expect(clippy::disallowed_methods, reason = "the tier is chosen by who runs the tests")]
+    fn cases() -> ProptestConfig {
+        let proof = std::env::var("BATON_TIER").is_ok_and(|tier| tier == "proof");
+        ProptestConfig::with_cases(if proof { 1_000_000 } else { 4_000 })
+    }
+
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(4000))]
+        #![proptest_config(cases())]
 
         #[test]
         fn after_any_cut_whole_frames_were_taken_once_and_all_after_the_markers_is_understood(

@@ -1,0 +1,163 @@
+//! The lock protocol, checked in every order of events: the real rules, `desired` and `plan` of a few instances
+//! over one register, with writes that arrive late, processes that die and clocks that stand still.
+//!
+//! Time goes in ticks: *hold* is two, *takeover* three, *waiter* four. All clocks go at one rate; the simulation
+//! has those that do not.
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, clippy::wildcard_enum_match_arm)]
+
+mod cases;
+mod judge;
+mod lock;
+mod mistakes;
+mod protocol;
+mod state;
+mod steps;
+
+use std::{collections::BTreeMap, thread, time::Instant};
+
+use mistakes::Mistake;
+use protocol::Protocol;
+use state::Bounds;
+use stateright::{Checker, Expectation, HasDiscoveries, Model};
+
+const NONE: Bounds = Bounds::NONE;
+
+/// What was looked at, and what was found wrong or proved impossible.
+struct Found {
+    unique: usize,
+    wrong: Vec<String>,
+    /// What must be possible, and whether it was.
+    seen: Vec<(&'static str, bool)>,
+}
+
+fn check(bounds: Bounds, mistake: Option<Mistake>) -> Found {
+    let (began, model) = (Instant::now(), Protocol { bounds, mistake });
+    let properties = model.properties();
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    let checker = model.checker().threads(threads).finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
+    let (mut wrong, mut seen) = (Vec::new(), Vec::new());
+    for property in properties {
+        let discovery = checker.discovery(property.name);
+        match (property.expectation, discovery) {
+            (Expectation::Always, Some(path)) => {
+                let steps: Vec<_> = path.into_actions().iter().map(|act| format!("{act:?}")).collect();
+                wrong.push(format!("{} after {} steps: {}", property.name, steps.len(), steps.join(", ")));
+            }
+            (Expectation::Sometimes, found) => seen.push((property.name, found.is_some())),
+            (Expectation::Always | Expectation::Eventually, _) => {}
+        }
+    }
+    let unique = checker.unique_state_count();
+    println!(
+        "    {unique} states, {} steps deep, {:.1} s{}",
+        checker.max_depth(),
+        began.elapsed().as_secs_f64(),
+        wrong.first().map(|wrong| format!(": {wrong}")).unwrap_or_default()
+    );
+    Found { unique, wrong, seen }
+}
+
+/// Everything that an instance can meet, one thing at a time.
+fn rounds() -> Vec<(&'static str, Bounds)> {
+    let short = Bounds { epochs: 2, checkpoints: 0, ..NONE };
+    vec![
+        ("nothing goes wrong", Bounds { checkpoints: 1, ..short.clone() }),
+        ("a change of mind", Bounds { wishes: 1, ..short.clone() }),
+        ("a lost answer", Bounds { lost: 1, ..short.clone() }),
+        (
+            "a lost answer to a checkpoint",
+            Bounds { lost: 1, saves: true, aborts: true, checkpoints: 2, epochs: 1, ..NONE },
+        ),
+        ("a death", Bounds { kills: 1, checkpoints: 1, ..short.clone() }),
+        ("a restart", Bounds { kills: 1, restarts: 1, ..short.clone() }),
+        ("a freeze", Bounds { freezes: 1, ..short.clone() }),
+        ("a suspend", Bounds { suspends: 1, ..short.clone() }),
+        ("a hang", Bounds { hangs: 1, ..short.clone() }),
+        ("an end by itself", Bounds { ends: 1, checkpoints: 1, ..short.clone() }),
+        ("a deletion", Bounds { wishes: 1, may_delete: true, kills: 1, ..short.clone() }),
+        ("a lock that is gone", Bounds { lock_gone: true, checkpoints: 1, ..short.clone() }),
+        ("three instances", Bounds { instances: 3, epochs: 1, ..short }),
+    ]
+}
+
+/// Several things at a time, and longer.
+fn long_rounds() -> Vec<(&'static str, Bounds)> {
+    let short = Bounds { aborts: true, saves: true, checkpoints: 1, epochs: 2, ..NONE };
+    vec![
+        ("longer, nothing goes wrong", Bounds { aborts: true, ..NONE }),
+        ("longer, a lost answer", Bounds { lost: 1, checkpoints: 1, ..NONE }),
+        ("two lost answers", Bounds { lost: 2, epochs: 2, checkpoints: 1, ..NONE }),
+        ("a lost answer, a death and a restart", Bounds { lost: 1, kills: 1, restarts: 1, ..short.clone() }),
+        ("a lost answer and a freeze", Bounds { lost: 1, freezes: 1, ..short.clone() }),
+        ("a lost answer and a suspend", Bounds { lost: 1, suspends: 1, ..short.clone() }),
+        (
+            "a deletion, a lost answer and a death",
+            Bounds { lost: 1, kills: 1, wishes: 1, may_delete: true, ..short.clone() },
+        ),
+        ("three instances and a death", Bounds { instances: 3, kills: 1, checkpoints: 1, epochs: 2, ..NONE }),
+    ]
+}
+
+/// The bounds in which a mistake shows.
+fn bounds_for(mistake: Mistake) -> Bounds {
+    match mistake {
+        Mistake::RunsAfterRelease | Mistake::DeadlineFromAnswer => Bounds { lost: 1, ..NONE },
+        Mistake::GuardHangsToo => Bounds { hangs: 1, ..NONE },
+        Mistake::ContainersSurvive => Bounds { kills: 1, ..NONE },
+        Mistake::RestartBeforeWipe | Mistake::RestartPastWaiter => Bounds { kills: 1, restarts: 1, ..NONE },
+        Mistake::NoWaiterPriority => Bounds { instances: 3, checkpoints: 1, ..NONE },
+        Mistake::PurgeIsOpen | Mistake::ErasesUnmarked => {
+            Bounds { wishes: 1, may_delete: true, kills: 1, checkpoints: 1, ..NONE }
+        }
+        Mistake::MissingIsFree => Bounds { lock_gone: true, ..NONE },
+        Mistake::NeverLooks => Bounds { saves: true, ..NONE },
+        Mistake::BeginsInDoubt => Bounds { lost: 1, saves: true, ..NONE },
+        Mistake::ForgetsWork => Bounds { ends: 1, ..NONE },
+        Mistake::TakeoverBelowHold
+        | Mistake::NoFence
+        | Mistake::CachedHead
+        | Mistake::OneNonce
+        | Mistake::SameEpoch
+        | Mistake::NoConditions
+        | Mistake::CommitElsewhere
+        | Mistake::LookProves => NONE,
+    }
+}
+
+mod proof {
+    use super::*;
+
+    #[test]
+    fn in_every_order_of_events_the_promises_hold() {
+        let mut rounds = rounds();
+        if std::env::var("BATON_TIER").is_ok_and(|tier| tier == "proof") {
+            rounds.extend(long_rounds());
+        }
+        let only = std::env::var("ROUND").unwrap_or_default();
+        let (began, mut unique, mut seen) = (Instant::now(), 0, BTreeMap::new());
+        for (name, bounds) in rounds.into_iter().filter(|(name, _)| name.contains(&only)) {
+            println!("{name}");
+            let found = check(bounds, None);
+            assert!(found.wrong.is_empty(), "{name}: {}", found.wrong.join("\n"));
+            for (possible, so) in found.seen {
+                *seen.entry(possible).or_insert(false) |= so;
+            }
+            unique += found.unique;
+        }
+        let never: Vec<_> = seen.iter().filter(|(_, so)| !**so).collect();
+        assert!(never.is_empty() || !only.is_empty(), "never seen: {never:?}");
+        println!("{unique} states in {:.1} s", began.elapsed().as_secs_f64());
+    }
+
+    #[test]
+    fn every_mistake_in_the_protocol_is_found() {
+        let missed: Vec<_> = Mistake::ALL
+            .into_iter()
+            .filter(|mistake| {
+                println!("{mistake:?}");
+                check(bounds_for(*mistake), Some(*mistake)).wrong.is_empty()
+            })
+            .collect();
+        assert!(missed.is_empty(), "{missed:?}");
+    }
+}

@@ -1,0 +1,425 @@
+//! Every step that an instance, its guard, the store or an operator can take, and when. What an instance does next
+//! is decided by the real `desired` and `plan`, how it stands by the real rules.
+
+use baton::{
+    reconciler::{
+        desired::{Drain, Wish, desired},
+        plan::{Action, Desired, Observed, Saved, Standing, plan},
+    },
+    runtime::Container,
+    storage::rules::Stand,
+};
+use baton_protocol::metadata::DesiredState;
+use stateright::{Model, Property};
+
+use crate::{
+    judge,
+    lock::{self, Ticks, View, Write},
+    mistakes::Mistake,
+    state::{Bounds, Instance, Stage, State, Still, Want, seen},
+};
+
+#[derive(Clone, Debug)]
+pub struct Protocol {
+    pub bounds: Bounds,
+    pub mistake: Option<Mistake>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Fate {
+    Answered,
+    /// It arrives later, or never.
+    Lost,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Act {
+    Tick,
+    /// Reads the lock.
+    Look(usize),
+    /// Goes on with what it does, or begins what the plan says.
+    Step(usize, Fate),
+    Renew(usize, Fate),
+    /// Shows that it still waits.
+    Beat(usize, Fate),
+    /// Begins a checkpoint after which it runs on.
+    Save(usize),
+    /// A checkpoint breaks off before its commit was sent; it goes on at once, or the next pass sees to it.
+    Abort(usize, bool),
+    /// The guard stops the container.
+    Fence(usize),
+    /// The container ends by itself.
+    Ends(usize),
+    Change(usize, Want),
+    /// A write arrives whose answer was lost.
+    Arrive(usize),
+    Kill(usize),
+    Restart(usize, bool),
+    Stop(usize, Still),
+    Move(usize),
+    StrayEnds(usize),
+    LockGone,
+}
+
+impl Protocol {
+    pub(super) fn makes(&self, mistake: Mistake) -> bool {
+        self.mistake == Some(mistake)
+    }
+
+    pub(super) fn ticks(&self) -> Ticks {
+        self.mistake.map_or(self.bounds.ticks, |mistake| mistake.ticks(self.bounds.ticks))
+    }
+
+    fn stand(&self, instance: &Instance) -> Option<(Stand, bool)> {
+        let view = View {
+            lock: instance.known?,
+            me: instance.name,
+            predecessor: instance.predecessor,
+            held: instance.held(),
+            lease_for: instance.lease_for,
+            waiter_for: instance.waiter_for,
+            ticks: self.ticks(),
+        };
+        Some(lock::stand(self.mistake.map_or(view, |mistake| mistake.view(view))))
+    }
+
+    pub(super) fn standing(&self, instance: &Instance) -> Standing {
+        let stand = self.stand(instance).map(|(stand, _)| stand);
+        match stand {
+            _ if instance.is_missing => {
+                if self.makes(Mistake::MissingIsFree) {
+                    Standing::Free
+                } else {
+                    Standing::Missing
+                }
+            }
+            Some(Stand::Ours) => Standing::Ours,
+            Some(Stand::Late) => Standing::Late,
+            _ if instance.unsettled => Standing::Unknown,
+            None => Standing::Unknown,
+            Some(Stand::Free) => Standing::Free,
+            Some(Stand::Theirs | Stand::Purged) => Standing::Theirs,
+        }
+    }
+
+    /// What the plan says to do next.
+    pub(super) fn planned(&self, instance: &Instance, owed_checkpoint: bool) -> (Desired, Action) {
+        let standing = self.standing(instance);
+        let lock = instance.known.unwrap_or_default();
+        let held = matches!(standing, Standing::Ours | Standing::Late);
+        let ran = if held { instance.ran || instance.before_ran } else { lock.ran };
+        let saved = match (lock.head, ran) {
+            (1.., _) => Saved::Checkpoint,
+            (0, true) => Saved::Lost,
+            (0, false) => Saved::Nothing,
+        };
+        let spec = match instance.want {
+            Want::Run => DesiredState::Running,
+            Want::LetGo => DesiredState::HandedOff,
+            Want::Delete => DesiredState::Deleted,
+        };
+        let asked = instance.want == Want::Run;
+        let wish = Wish {
+            spec,
+            purging: lock.purging && !self.makes(Mistake::PurgeIsOpen),
+            held,
+            waited_for: self.stand(instance).is_some_and(|(_, waited_for)| waited_for),
+            movable: true,
+            persistent: true,
+            drain: Drain::No,
+            idle: false,
+            checkpoint_when_idle: false,
+            placed_here: asked,
+            asked_here: asked,
+            saved,
+            refused: instance.refused,
+        };
+        let observed = Observed {
+            standing,
+            container: instance.container,
+            saved,
+            checkpointable: true,
+            may_wait: lock.owner > 0,
+            owed_checkpoint,
+            owed_snapshot: false,
+            owed_rootfs: false,
+            waiting: lock.waiter == instance.name,
+            refused: instance.refused,
+        };
+        let (desired, _) = desired(&wish);
+        (desired, plan(desired, &observed))
+    }
+
+    fn may_checkpoint(&self, state: &State, instance: &Instance) -> bool {
+        let sure = !instance.in_doubt || self.makes(Mistake::BeginsInDoubt);
+        sure && state.drawn < self.bounds.checkpoints
+    }
+
+    pub(super) fn op(&self, state: &State, at: usize) -> u8 {
+        if self.makes(Mistake::OneNonce) { state.instances[at].name } else { state.fresh_op() }
+    }
+
+    /// Whether a step changes anything, and whether it sends a write.
+    fn step_sends(&self, state: &State, instance: &Instance) -> Option<bool> {
+        match instance.stage {
+            Stage::Stored { .. } | Stage::Freeing { .. } | Stage::Erased => (!instance.unsettled).then_some(true),
+            Stage::Marked => Some(false),
+            Stage::Planning => match self.planned(instance, false).1 {
+                Action::Rest | Action::Extract | Action::Snapshot | Action::Save => None,
+                Action::Acquire if instance.known.is_some_and(|lock| lock.epoch >= self.bounds.epochs) => None,
+                Action::Wait | Action::Withdraw | Action::Acquire | Action::Renew | Action::Resume => {
+                    (!instance.unsettled).then_some(true)
+                }
+                Action::Release | Action::Purge => (!instance.unsettled).then_some(true),
+                Action::Checkpoint if instance.in_doubt => None,
+                Action::Checkpoint => self.may_checkpoint(state, instance).then_some(false),
+                Action::Create | Action::Restore | Action::Refuse | Action::Fence | Action::Remove => Some(false),
+            },
+        }
+    }
+
+    fn tick(&self, state: &mut State) {
+        let hold = self.ticks().hold;
+        for instance in &mut state.instances {
+            if (2..u8::MAX).contains(&instance.stray) {
+                instance.stray -= 1;
+            }
+            if !instance.is_up || instance.still == Still::Clock {
+                continue;
+            }
+            instance.since_look += 1;
+            instance.left = instance.left.saturating_sub(1);
+            for (_, age) in &mut instance.attempts {
+                *age = (*age + 1).min(hold);
+            }
+        }
+        state.waiter_age = (state.waiter_age + 1).min(self.bounds.ticks.waiter);
+    }
+
+    fn fences(&self, instance: &Instance) -> bool {
+        let guard_moves = match instance.still {
+            Still::No => true,
+            Still::Process => !self.makes(Mistake::GuardHangsToo),
+            Still::Machine | Still::Clock => false,
+        };
+        matches!(instance.container, Container::Running | Container::Paused)
+            && instance.left == 0
+            && guard_moves
+            && !self.makes(Mistake::NoFence)
+    }
+
+    fn acts_of(&self, state: &State, at: usize, acts: &mut Vec<Act>) {
+        let (instance, left) = (&state.instances[at], &state.left);
+        if instance.stray == 1 {
+            acts.push(Act::StrayEnds(at));
+        }
+        if !instance.is_up {
+            if left.restarts > 0 {
+                acts.extend([Act::Restart(at, true), Act::Restart(at, false)]);
+            }
+            return;
+        }
+        if self.fences(instance) {
+            acts.push(Act::Fence(at));
+        }
+        if instance.still != Still::No {
+            acts.push(Act::Move(at));
+            return;
+        }
+        if left.kills > 0 {
+            acts.push(Act::Kill(at));
+        }
+        for (allowed, still) in
+            [(left.freezes, Still::Machine), (left.suspends, Still::Clock), (left.hangs, Still::Process)]
+        {
+            if allowed > 0 {
+                acts.push(Act::Stop(at, still));
+            }
+        }
+        if left.ends > 0 && instance.container == Container::Running {
+            acts.push(Act::Ends(at));
+        }
+        self.changes_of(state, at, acts);
+        if !instance.is_fresh || instance.unsettled || instance.since_look > 0 {
+            acts.push(Act::Look(at));
+        }
+        let writes = |act: fn(usize, Fate) -> Act, acts: &mut Vec<Act>| {
+            acts.push(act(at, Fate::Answered));
+            if left.lost > 0 && instance.is_fresh {
+                acts.push(act(at, Fate::Lost));
+            }
+        };
+        match self.step_sends(state, instance) {
+            Some(true) => writes(Act::Step, acts),
+            Some(false) => acts.push(Act::Step(at, Fate::Answered)),
+            None => {}
+        }
+        let standing = self.standing(instance);
+        if standing == Standing::Ours
+            && !instance.released
+            && !instance.unsettled
+            && (instance.left < self.ticks().hold || instance.in_doubt)
+        {
+            writes(Act::Renew, acts);
+        }
+        let waits = instance.known.is_some_and(|lock| lock.waiter == instance.name);
+        if waits && !instance.unsettled && state.waiter_age > 0 && instance.stage == Stage::Planning {
+            writes(Act::Beat, acts);
+        }
+        if self.bounds.saves
+            && instance.stage == Stage::Planning
+            && self.may_checkpoint(state, instance)
+            && self.planned(instance, true).1 == Action::Save
+        {
+            acts.push(Act::Save(at));
+        }
+        if let Stage::Stored { frees, .. } = instance.stage
+            && self.bounds.aborts
+        {
+            acts.push(Act::Abort(at, false));
+            if frees && instance.container == Container::Paused && instance.left > 0 {
+                acts.push(Act::Abort(at, true));
+            }
+        }
+    }
+
+    fn changes_of(&self, state: &State, at: usize, acts: &mut Vec<Act>) {
+        let want = state.instances[at].want;
+        if state.wanted_deleted && want != Want::Delete {
+            acts.push(Act::Change(at, Want::Delete));
+        }
+        if state.left.wishes == 0 || want == Want::Delete {
+            return;
+        }
+        acts.push(Act::Change(at, if want == Want::Run { Want::LetGo } else { Want::Run }));
+        if self.bounds.may_delete && !state.wanted_deleted {
+            acts.push(Act::Change(at, Want::Delete));
+        }
+    }
+}
+
+impl Model for Protocol {
+    type State = State;
+    type Action = Act;
+
+    fn init_states(&self) -> Vec<State> {
+        vec![State::new(&self.bounds, false), State::new(&self.bounds, true)]
+    }
+
+    fn actions(&self, state: &State, acts: &mut Vec<Act>) {
+        if state.wrong != 0 {
+            return;
+        }
+        for at in 0..state.instances.len() {
+            self.acts_of(state, at, acts);
+        }
+        acts.extend((0..state.late.len()).map(Act::Arrive));
+        if state.left.lock_gone && state.lock.is_some_and(|lock| lock.epoch > 0) {
+            acts.push(Act::LockGone);
+        }
+        // What is due happens before time goes on.
+        if !acts.iter().any(|act| matches!(act, Act::Fence(_) | Act::StrayEnds(_))) {
+            acts.push(Act::Tick);
+        }
+    }
+
+    fn next_state(&self, last: &State, act: Act) -> Option<State> {
+        let mut next = last.clone();
+        let state = &mut next;
+        state.seen = 0;
+        match act {
+            Act::Tick => self.tick(state),
+            Act::Look(at) => self.look(state, at),
+            Act::Step(at, fate) => self.step(state, at, fate),
+            Act::Renew(at, fate) => {
+                let op = self.op(state, at);
+                self.send(state, at, Write::Renew { op }, fate);
+            }
+            Act::Beat(at, fate) => {
+                let (me, op) = (state.instances[at].name, state.fresh_waiter_op());
+                self.send(state, at, Write::Wait { me, op }, fate);
+            }
+            Act::Save(at) => self.begin_checkpoint(state, at, false),
+            Act::Abort(at, goes_on) => {
+                state.instances[at].stage = Stage::Planning;
+                if goes_on {
+                    state.seen |= seen::ABORT;
+                    self.execute(state, at);
+                }
+            }
+            Act::Fence(at) => {
+                (state.instances[at].container, state.instances[at].excused) = (Container::Fenced, false);
+            }
+            Act::Ends(at) => {
+                state.left.ends -= 1;
+                state.instances[at].container = Container::Stopped;
+            }
+            Act::Change(at, want) => {
+                if !state.wanted_deleted || want != Want::Delete {
+                    state.left.wishes -= 1;
+                }
+                state.wanted_deleted |= want == Want::Delete;
+                (state.instances[at].want, state.instances[at].refused) = (want, false);
+            }
+            Act::Arrive(at) => {
+                let late = state.late.remove(at);
+                self.apply(state, late.lock, late.write, late.who);
+            }
+            Act::Kill(at) => {
+                state.left.kills -= 1;
+                let dead = &state.instances[at];
+                let stray = match dead.executes() {
+                    true if self.makes(Mistake::ContainersSurvive) => u8::MAX,
+                    true => dead.left + 1,
+                    false => 0,
+                };
+                state.instances[at] = Instance { is_up: false, stray, ..Instance::new(dead.name, dead.predecessor) };
+            }
+            Act::Restart(at, same_directory) => {
+                state.left.restarts -= 1;
+                state.names += 1;
+                let dead = &state.instances[at];
+                let wiped = same_directory && !self.makes(Mistake::RestartBeforeWipe);
+                let (stray, predecessor) =
+                    (if wiped { 0 } else { dead.stray }, if same_directory { dead.name } else { 0 });
+                state.instances[at] = Instance { stray, ..Instance::new(state.names, predecessor) };
+            }
+            Act::Stop(at, still) => {
+                match still {
+                    Still::Machine => state.left.freezes -= 1,
+                    Still::Clock => state.left.suspends -= 1,
+                    Still::Process => state.left.hangs -= 1,
+                    Still::No => {}
+                }
+                state.instances[at].still = still;
+            }
+            Act::Move(at) => {
+                let instance = &mut state.instances[at];
+                let frozen = instance.still;
+                instance.still = Still::No;
+                // [I3'] Until the guard's next tick, or until its next write if its clock stood too.
+                instance.excused =
+                    frozen == Still::Clock || (frozen == Still::Machine && instance.executes() && instance.left == 0);
+            }
+            Act::StrayEnds(at) => state.instances[at].stray = 0,
+            Act::LockGone => {
+                state.left.lock_gone = false;
+                state.lock = None;
+                state.late.clear();
+                for instance in &mut state.instances {
+                    instance.is_fresh = false;
+                }
+            }
+        }
+        state.settle(self.ticks());
+        // What changes nothing is no step.
+        let seen = std::mem::replace(&mut next.seen, last.seen);
+        let changes = next != *last;
+        next.seen = seen;
+        changes.then_some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        judge::properties(&self.bounds)
+    }
+}

@@ -1,0 +1,273 @@
+//! What an instance does: it looks, sends writes, starts and lets go, as the code does and by the code's own rules.
+
+use baton::{
+    reconciler::plan::{Action, Desired, Standing},
+    runtime::Container,
+    storage::rules::LetGo,
+};
+
+use crate::{
+    lock::{self, Small, Write},
+    mistakes::Mistake,
+    protocol::{Fate, Protocol},
+    state::{Instance, Late, Stage, State, seen, wrong},
+};
+
+/// What became of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sent {
+    Applied,
+    Open,
+}
+
+impl Protocol {
+    pub(super) fn look(&self, state: &mut State, at: usize) {
+        let instance = &mut state.instances[at];
+        instance.unsettled = false;
+        let Some(lock) = state.lock else {
+            (instance.known, instance.is_missing, instance.is_fresh) = (None, true, true);
+            return;
+        };
+        self.learn(instance, lock);
+        let before = instance.held;
+        self.prove(instance, lock);
+        if instance.held != before {
+            state.seen |= seen::FOUND_LATER;
+        }
+        let instance = &mut state.instances[at];
+        if self.makes(Mistake::LookProves) && lock.owner == instance.name && lock.epoch == instance.held {
+            instance.left = self.ticks().hold;
+        }
+        // What proves lost is remembered no more.
+        if instance.stage == Stage::Planning && lock.epoch > instance.held && instance.held > 0 {
+            (instance.held, instance.released) = (0, false);
+        }
+    }
+
+    fn learn(&self, instance: &mut Instance, lock: Small) {
+        let last = instance.known.map(|known| (known, instance.since_look));
+        (instance.lease_for, instance.waiter_for) = lock::seen(last, lock, (instance.lease_for, instance.waiter_for));
+        (instance.known, instance.since_look) = (Some(lock), 0);
+        (instance.is_fresh, instance.is_missing) = (true, false);
+        if instance.old_head == 0 {
+            instance.old_head = if self.makes(Mistake::CachedHead) { lock.head } else { 0 };
+        }
+    }
+
+    fn prove(&self, instance: &mut Instance, lock: Small) {
+        let held = instance
+            .held()
+            .map(|(epoch, left, released)| (epoch, left, released && !self.makes(Mistake::RunsAfterRelease)));
+        let hold = self.ticks().hold;
+        if let Some((epoch, left)) = lock::proven(lock, held, &instance.attempts, hold) {
+            let left = if self.makes(Mistake::DeadlineFromAnswer) { hold } else { left };
+            if epoch != instance.held {
+                (instance.released, instance.left) = (false, left);
+            }
+            (instance.held, instance.left) = (epoch, left.max(instance.left));
+        }
+    }
+
+    /// One conditional write of an instance.
+    pub(super) fn send(&self, state: &mut State, at: usize, write: Write, fate: Fate) -> Sent {
+        let who = state.instances[at].name;
+        let known = state.instances[at].known.unwrap_or_default();
+        let mut next = lock::written(known, write);
+        if let Some(mistake) = self.mistake.filter(|_| matches!(write, Write::Acquire { .. })) {
+            next = mistake.written(known, next);
+        }
+        let instance = &mut state.instances[at];
+        if next.op != known.op {
+            instance.attempts.push((next.op, 0));
+        }
+        let holds = instance.is_fresh || self.makes(Mistake::NoConditions);
+        if fate == Fate::Lost {
+            state.left.lost -= 1;
+            if holds {
+                state.late.push(Late { write, lock: next, who });
+            }
+        } else if holds {
+            self.apply(state, next, write, who);
+            let instance = &mut state.instances[at];
+            self.learn(instance, next);
+            self.prove(instance, next);
+            (instance.unsettled, instance.excused, instance.in_doubt) = (false, false, false);
+            return Sent::Applied;
+        } else if self.makes(Mistake::CommitElsewhere)
+            && let (Write::Commit { head, .. } | Write::Release { head, .. }, Some(lock)) = (write, &mut state.lock)
+        {
+            lock.head = head;
+        }
+        let instance = &mut state.instances[at];
+        instance.unsettled = true;
+        instance.in_doubt |= matches!(write, Write::Commit { .. });
+        Sent::Open
+    }
+
+    /// A container begins to execute.
+    pub(super) fn execute(&self, state: &mut State, at: usize) {
+        let instance = &state.instances[at];
+        let excused = self.bounds.suspends > 0;
+        if let Some(lock) = state.lock.filter(|_| !excused) {
+            if lock.owner != instance.name || lock.epoch != instance.held {
+                state.wrong |= wrong::AFTER_RELEASE;
+            }
+            if state.marked {
+                state.wrong |= wrong::PURGE;
+            }
+        }
+        (state.ever_ran, state.ran_on) = (true, true);
+        state.instances[at].container = Container::Running;
+        state.instances[at].ran = true;
+    }
+
+    fn start(&self, state: &mut State, at: usize, fresh: bool) {
+        let instance = &state.instances[at];
+        let known = instance.known.unwrap_or_default();
+        let head = if self.makes(Mistake::CachedHead) { instance.old_head } else { known.head };
+        if self.bounds.suspends == 0 {
+            let current = state.lock.is_none_or(|lock| lock.head == head);
+            if !current || !state.descends(head, state.told) {
+                state.wrong |= wrong::OLD_HEAD;
+            }
+            if fresh && state.ever_ran {
+                state.wrong |= wrong::STARTED_OVER;
+            }
+            // As `restore` tells it.
+            let rolled_back = instance.before_behind || (instance.ran && !self.makes(Mistake::ForgetsWork));
+            if !fresh && state.ran_on && !rolled_back {
+                state.wrong |= wrong::LOST_WORK;
+            }
+        }
+        if head > 0 && state.told == head && instance.held > 1 {
+            state.seen |= seen::RESTORED;
+        }
+        self.execute(state, at);
+    }
+
+    pub(super) fn begin_checkpoint(&self, state: &mut State, at: usize, frees: bool) {
+        let instance = &mut state.instances[at];
+        // The manifest names the head of the lock as its parent.
+        let parent = instance.known.map_or(0, |lock| lock.head);
+        let checkpoint = state.checkpoints.len() as u8;
+        state.checkpoints.push((parent, instance.held));
+        state.drawn += 1;
+        instance.stage = Stage::Stored { checkpoint, frees };
+        instance.container = if frees { Container::Paused } else { Container::Running };
+    }
+
+    /// [11] A release or burial, until it is settled.
+    fn let_go(&self, state: &mut State, at: usize, fate: Fate) {
+        let instance = &mut state.instances[at];
+        let checkpoint = match instance.stage {
+            Stage::Stored { checkpoint, .. } | Stage::Freeing { checkpoint } => checkpoint,
+            Stage::Planning | Stage::Marked | Stage::Erased => 0,
+        };
+        let buries = instance.stage == Stage::Erased;
+        let verdict = match instance.known {
+            Some(lock) if instance.held > 0 => lock::let_go(lock, instance.held, instance.name),
+            Some(_) => LetGo::Lost,
+            // [14] There is nothing to free.
+            None => {
+                instance.stage = Stage::Planning;
+                return;
+            }
+        };
+        let sent = match verdict {
+            LetGo::NotYet => {
+                let behind = instance.ran || instance.before_behind;
+                if !buries {
+                    instance.stage = Stage::Freeing { checkpoint };
+                }
+                instance.released = true;
+                let write = if buries { Write::Bury } else { Write::Release { head: checkpoint, behind } };
+                if self.send(state, at, write, fate) == Sent::Open {
+                    if self.makes(Mistake::RunsAfterRelease) {
+                        state.instances[at].stage = Stage::Planning;
+                    }
+                    return;
+                }
+                true
+            }
+            LetGo::Done => true,
+            LetGo::Lost => false,
+        };
+        let instance = &mut state.instances[at];
+        (instance.held, instance.released, instance.ran, instance.stage) = (0, false, false, Stage::Planning);
+        if sent {
+            state.tell(checkpoint);
+        }
+    }
+
+    pub(super) fn step(&self, state: &mut State, at: usize, fate: Fate) {
+        let op = self.op(state, at);
+        let instance = &mut state.instances[at];
+        let me = instance.name;
+        match instance.stage {
+            Stage::Stored { checkpoint, frees: false } => {
+                instance.stage = Stage::Planning;
+                let ours = instance.known.is_some_and(|lock| lock::is_ours(lock, instance.held(), me));
+                if !ours && !self.makes(Mistake::NeverLooks) {
+                    return;
+                }
+                if self.send(state, at, Write::Commit { op, head: checkpoint }, fate) == Sent::Applied {
+                    state.seen |= seen::SAVED;
+                    state.tell(checkpoint);
+                }
+            }
+            Stage::Stored { .. } | Stage::Freeing { .. } | Stage::Erased => self.let_go(state, at, fate),
+            Stage::Marked => {
+                instance.stage = Stage::Erased;
+                if !state.marked {
+                    state.wrong |= wrong::PURGE;
+                }
+            }
+            Stage::Planning => {
+                let (desired, action) = self.planned(instance, false);
+                match action {
+                    Action::Acquire => {
+                        let lock = instance.known.unwrap_or_default();
+                        (instance.before_ran, instance.before_behind) = (lock.ran, lock.behind);
+                        self.send(state, at, Write::Acquire { me, op, runs: desired == Desired::Running }, fate);
+                    }
+                    Action::Wait => {
+                        let op = state.fresh_waiter_op();
+                        self.send(state, at, Write::Wait { me, op }, fate);
+                    }
+                    Action::Withdraw => {
+                        self.send(state, at, Write::Withdraw { me }, fate);
+                    }
+                    Action::Renew => {
+                        self.send(state, at, Write::Renew { op }, fate);
+                    }
+                    Action::Resume => {
+                        let fenced = instance.container == Container::Fenced;
+                        if self.send(state, at, Write::Renew { op }, fate) == Sent::Applied {
+                            state.seen |= if fenced { seen::UNFENCED } else { seen::ABORT };
+                            self.execute(state, at);
+                        }
+                    }
+                    Action::Create => self.start(state, at, true),
+                    Action::Restore => self.start(state, at, false),
+                    Action::Refuse => instance.refused = true,
+                    Action::Fence => instance.container = Container::Fenced,
+                    Action::Remove => {
+                        let ours = self.standing(instance) == Standing::Ours;
+                        let instance = &mut state.instances[at];
+                        (instance.container, instance.excused) = (Container::Absent, false);
+                        instance.ran &= ours;
+                    }
+                    Action::Checkpoint => self.begin_checkpoint(state, at, true),
+                    Action::Release => self.let_go(state, at, fate),
+                    Action::Purge if self.makes(Mistake::ErasesUnmarked) => instance.stage = Stage::Marked,
+                    Action::Purge => {
+                        if self.send(state, at, Write::Purging { op }, fate) == Sent::Applied {
+                            state.instances[at].stage = Stage::Marked;
+                        }
+                    }
+                    Action::Rest | Action::Extract | Action::Snapshot | Action::Save => {}
+                }
+            }
+        }
+    }
+}
