@@ -51,12 +51,11 @@ bench: setup ## measure, with bare runsc beside it (ROWS="1 3 4" chooses)
 demo: setup ## hand a running command between two servers, one SIGTERM and one kill -9 included
 	@scripts/demo
 
-proof: ## the tests in full: more seeds, more cuts, more moves (SEEDS=20000)
-	@$(MAKE) --no-print-directory test TIER=proof
-	@$(MAKE) --no-print-directory sim SEEDS=$(or $(SEEDS),20000)
+proof: ## the tests in full: more seeds, more states, more cuts, more moves (SEEDS=20000)
+	@SEEDS=$(or $(SEEDS),20000) $(MAKE) --no-print-directory test TIER=proof
 
-sim: ## the simulation alone, optimised (SEEDS=2000; SEED=n replays one)
-	@SEEDS=$(or $(SEEDS),2000) cargo test --locked --profile sim --test sim -- --nocapture
+sim: ## the simulation alone, optimised (SEEDS=2000, FIRST_SEED=0; SEED=n replays one)
+	@SEEDS=$(or $(SEEDS),2000) cargo test --workspace --locked --config 'profile.dev.package.baton.opt-level=2' --test sim -- --nocapture proof::
 
 docs: ## write again what is generated: docs/configuration.md, docs/plan.md, a table in docs/operate.md
 	@BATON_WRITE_DOCS=1 cargo test --quiet --locked --test world the_page_of_

@@ -12,7 +12,11 @@ use std::{
 };
 
 use async_trait::async_trait;
-use baton::storage::store::{Digest, Entry, Error, If, Page, Poll, Progress, Result, Store, Version, Written};
+use baton::storage::{
+    layout,
+    store::{Digest, Entry, Error, If, Page, Poll, Progress, Result, Store, Version, Written},
+};
+use baton_protocol::id::{CheckpointId, SandboxId};
 use bytes::Bytes;
 use tokio::{
     sync::oneshot,
@@ -23,8 +27,9 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     clock::Machine,
     dice::Dice,
-    mistakes::Mistake,
+    mistakes::{Mistake, frees, with_head},
     oracle::Oracle,
+    runtime::Runtime,
     weather::{Kind, Weather},
 };
 
@@ -89,6 +94,12 @@ impl Bucket {
         Ok(Written { version: version(number), updated: Some(self.wall()) })
     }
 
+    pub fn newest_checkpoint(&self, id: &SandboxId) -> Option<CheckpointId> {
+        let objects = self.objects.lock().unwrap();
+        let all = objects.keys().filter_map(|key| layout::checkpoint_of(key));
+        all.filter(|checkpoint| checkpoint.sandbox() == *id).max_by_key(CheckpointId::seq)
+    }
+
     fn wall(&self) -> SystemTime {
         SystemTime::UNIX_EPOCH + Duration::from_secs(1_900_000_000) + self.start.elapsed()
     }
@@ -115,6 +126,7 @@ pub struct Way {
     pub dice: Dice,
     /// The process is dead: nothing is sent any more.
     pub gone: CancellationToken,
+    pub runtime: Arc<Runtime>,
     pub mistake: Option<Mistake>,
 }
 
@@ -246,8 +258,23 @@ impl Store for Way {
     async fn put(&self, key: &str, bytes: Bytes, condition: If) -> Result<Written> {
         let (name, at, mistake) = (self.name.clone(), key.to_owned(), self.mistake);
         let condition = if mistake == Some(Mistake::NoConditions) { If::Any } else { condition };
-        let bytes = mistake.map_or(bytes.clone(), |mistake| mistake.write(key, &bytes));
-        self.send(key, move |bucket| bucket.put(&at, bytes, &condition, &name)).await
+        let bytes = mistake.map_or(bytes.clone(), |mistake| mistake.write(key, &bytes, &self.bucket));
+        let freed = frees(key, &bytes).filter(|_| mistake == Some(Mistake::RunsAfterRelease));
+        let sent = self.send(key, move |bucket| {
+            let written = bucket.put(&at, bytes.clone(), &condition, &name);
+            if mistake == Some(Mistake::CommitElsewhere)
+                && matches!(written, Err(Error::Conflict(_)))
+                && let Some(lock) = bucket.get(&at).and_then(|there| with_head(&there, &bytes))
+            {
+                let _ = bucket.put(&at, lock, &If::Any, &name);
+            }
+            written
+        });
+        let sent = sent.await;
+        if let Some(id) = freed.filter(|_| sent.is_err()) {
+            self.runtime.run_again(&id).await;
+        }
+        sent
     }
 
     async fn delete(&self, key: &str, condition: If) -> Result<()> {

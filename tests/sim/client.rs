@@ -7,12 +7,21 @@ use baton_protocol::{
     id::SandboxId,
     metadata::{DesiredState, Spec},
 };
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
-use crate::{dice::Dice, process::Process, weather::MACHINES, world::World};
+use crate::{
+    dice::Dice,
+    process::Process,
+    session::{self, Reader},
+    weather::MACHINES,
+    world::World,
+};
 
 /// How long after the last fault everything must be as it is wanted.
 const SETTLES_WITHIN: Duration = Duration::from_secs(120);
+
+/// How long the last client reads; a session may have to make way first.
+const READS_FOR: Duration = Duration::from_secs(15);
 
 /// What an attach came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,48 +37,14 @@ enum Answer {
 }
 
 /// Comes and goes until it is ended.
-pub async fn live(world: Arc<World>, id: SandboxId, dice: Dice) {
+pub async fn live(world: Arc<World>, id: SandboxId, name: String, dice: Dice) {
+    let mut reader = Reader::new(name);
     loop {
         sleep(dice.seconds(0, 45)).await;
         world.keep_copy(&id);
         if let Some(process) = world.process(dice.below(MACHINES as u64) as usize) {
             let stay = Instant::now() + dice.seconds(1, 150);
-            if process.seats.lock().unwrap().insert(id.clone()) {
-                visit(&world, &process, &id, &dice, stay).await;
-                process.seats.lock().unwrap().remove(&id);
-            }
-        }
-    }
-}
-
-/// What `/attach` does after the token was found right, and a client that now and then asks for something.
-async fn visit(world: &World, process: &Process, id: &SandboxId, dice: &Dice, stay: Instant) {
-    let board = &process.tools.board;
-    let (_attached, mut follower) = (board.attach(id), board.follow(id));
-    let begun = tokio::select! {
-        biased;
-        () = process.gone.cancelled() => return,
-        begun = begin(process, id) => begun,
-    };
-    if begun.is_err() {
-        return;
-    }
-    let mut asks_at = Instant::now() + dice.seconds(1, 100);
-    loop {
-        let passing = tokio::select! {
-            biased;
-            () = process.gone.cancelled() => return,
-            posted = follower.next() => posted.passing,
-            () = sleep_until(stay) => return,
-            () = sleep_until(asks_at) => {
-                asks_at = Instant::now() + dice.seconds(1, 100);
-                ask(process, id, dice).await;
-                continue;
-            }
-        };
-        world.ground.oracle.heard(process.at, process.name(), id, &passing);
-        if answer(&passing).is_some_and(|answer| answer != Answer::Running) {
-            return;
+            session::visit(&world, &process, &id, &dice, &mut reader, stay).await;
         }
     }
 }
@@ -92,28 +67,6 @@ async fn begin(process: &Process, id: &SandboxId) -> Result<(), Answer> {
         }
         Ok(_) => Err(Answer::NotFound),
         Err(error) => Err(Answer::Unwritten(error.to_string())),
-    }
-}
-
-async fn ask(process: &Process, id: &SandboxId, dice: &Dice) {
-    let state = match dice.below(4) {
-        0 => DesiredState::Checkpointed,
-        1 => DesiredState::HandedOff,
-        _ => return process.tools.board.touch(id),
-    };
-    let change = |spec: &mut Spec| {
-        let changes = spec.desired_state != DesiredState::Deleted && spec.desired_state != state;
-        if changes {
-            spec.desired_state = state;
-        }
-        changes
-    };
-    let edit = process.tools.records.edit(id, &change);
-    tokio::select! {
-        biased;
-        () = process.gone.cancelled() => {}
-        // A client hears of an edit that failed and goes on.
-        _ = edit => process.tools.board.nudge(id),
     }
 }
 
@@ -189,11 +142,22 @@ async fn ask_one(world: Arc<World>, process: Arc<Process>, id: SandboxId, end: I
             }
         }
     }
+    let mut reader = Reader::new("last".to_owned());
+    if got == Answer::Running {
+        let stay = Instant::now() + (end - Instant::now()).min(READS_FOR);
+        session::read(&world, &process, &id, &mut reader, stay).await;
+    }
     while Instant::now() < end {
         board.touch(&id);
         sleep((end - Instant::now()).min(Duration::from_secs(5))).await;
     }
     let running = oracle.running(&id);
+    if got == Answer::Running {
+        world.ground.oracle.note(format!("the last reader has {} bytes", reader.bytes()));
+        if reader.bytes() == 0 {
+            oracle.wrong("two minutes after the last fault a client reads nothing");
+        }
+    }
     let expected = match (&got, &lock) {
         (Answer::Running, _) => running == [process.at],
         (Answer::Failed(reason), Some(_)) if reason == "RunningElsewhere" => !movable && running.len() <= 1,
@@ -205,8 +169,11 @@ async fn ask_one(world: Arc<World>, process: Arc<Process>, id: SandboxId, end: I
         (Answer::NotFound, _) => {
             let purged = oracle.lock(&id).is_some_and(|lock| lock.purged);
             let gone = world.ground.bucket.get(&Object::Metadata(&id).key()).is_none();
-            // Without its lock it cannot be purged, and without metadata it runs on where it is.
-            lock.is_none() || if purged { running.is_empty() } else { gone }
+            // Without its lock it cannot be purged, without metadata it runs on where it is, and what a dead
+            // instance held stays until somebody asks for it or sweeps.
+            let held = lock.as_ref().and_then(|lock| lock.lease.as_ref()).map(|lease| lease.owner.clone());
+            let is_dead = |owner| world.names().iter().all(|name| *name != owner);
+            lock.is_none() || held.is_some_and(is_dead) || if purged { running.is_empty() } else { gone }
         }
         (Answer::Failed(_) | Answer::Left | Answer::LeaseLost | Answer::Unwritten(_) | Answer::None, _) => false,
     };

@@ -12,7 +12,7 @@ use tokio::{sync::Notify, time::Instant};
 use crate::dice::Dice;
 
 /// What stands still.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Still {
     /// The server's process alone; its guard goes on.
     Process,
@@ -52,8 +52,11 @@ impl Machine {
         })
     }
 
+    /// What stands still already does not begin to move in part.
     pub fn freeze(&self, still: Still) {
-        *self.still.lock().unwrap() = Some(still);
+        let mut now = self.still.lock().unwrap();
+        *now = Some(now.map_or(still, |now| now.max(still)));
+        drop(now);
         if still == Still::Clock {
             self.stopped.lock().unwrap().1.get_or_insert_with(Instant::now);
         }
@@ -78,6 +81,11 @@ impl Machine {
     /// Nothing on it moves, containers included.
     pub fn is_still(&self) -> bool {
         matches!(*self.still.lock().unwrap(), Some(Still::Machine | Still::Clock))
+    }
+
+    /// The server's process goes on.
+    pub fn moves(&self) -> bool {
+        self.still.lock().unwrap().is_none()
     }
 
     pub fn is_excused(&self) -> bool {

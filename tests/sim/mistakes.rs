@@ -1,11 +1,12 @@
 //! Mistakes put in on purpose, from outside the product: each must be found.
 
-use baton::storage::rules::Times;
-use baton_protocol::lock::Lock;
-use bytes::Bytes;
 use std::time::Duration;
 
-use crate::dice::Dice;
+use baton::storage::{layout, records, rules::Times};
+use baton_protocol::{id::SandboxId, lock::Lock, metadata::Latest};
+use bytes::Bytes;
+
+use crate::{bucket::Bucket, dice::Dice};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mistake {
@@ -19,6 +20,8 @@ pub enum Mistake {
     GuardHangsToo,
     /// Containers outlive their server.
     ContainersSurvive,
+    /// A server whose release was not answered lets its container go on.
+    RunsAfterRelease,
     /// A pause is said to be done and is not.
     PauseLies,
     /// A removal is said to be done and is not.
@@ -33,8 +36,14 @@ pub enum Mistake {
     NoWaiterPriority,
     /// The head is left out of the write that should commit it.
     HeadNotCommitted,
+    /// The head is committed in another write than the one that proves the lease.
+    CommitElsewhere,
+    /// The status names a checkpoint before it is committed.
+    StatusAhead,
     /// Files are said to be stored and are not.
     UploadsNothing,
+    /// Output is sent again from another byte than was asked for.
+    WrongReplay,
     /// Nobody waits between two looks.
     NoRest,
     /// Clocks differ by more than is promised.
@@ -42,22 +51,26 @@ pub enum Mistake {
 }
 
 /// With a seed that finds it; others are tried when that one does not.
-pub const MISTAKES: [(Mistake, u64); 15] = [
-    (Mistake::TakeoverBelowHold, 70),
-    (Mistake::HoldAboveTakeover, 86),
-    (Mistake::NoFence, 1),
-    (Mistake::GuardHangsToo, 230),
-    (Mistake::ContainersSurvive, 87),
+pub const MISTAKES: [(Mistake, u64); 19] = [
+    (Mistake::TakeoverBelowHold, 19),
+    (Mistake::HoldAboveTakeover, 25),
+    (Mistake::NoFence, 0),
+    (Mistake::GuardHangsToo, 190),
+    (Mistake::ContainersSurvive, 36),
+    (Mistake::RunsAfterRelease, 6),
     (Mistake::PauseLies, 0),
     (Mistake::RemoveLies, 0),
-    (Mistake::CountedNonces, 77),
-    (Mistake::NoConditions, 19),
+    (Mistake::CountedNonces, 1162),
+    (Mistake::NoConditions, 4),
     (Mistake::CachedReads, 1),
-    (Mistake::NoWaiterPriority, 1),
+    (Mistake::NoWaiterPriority, 0),
     (Mistake::HeadNotCommitted, 0),
+    (Mistake::CommitElsewhere, 18),
+    (Mistake::StatusAhead, 1),
     (Mistake::UploadsNothing, 0),
+    (Mistake::WrongReplay, 0),
     (Mistake::NoRest, 1),
-    (Mistake::WildClocks, 245),
+    (Mistake::WildClocks, 57),
 ];
 
 impl Mistake {
@@ -68,6 +81,7 @@ impl Mistake {
             Self::NoFence
             | Self::GuardHangsToo
             | Self::ContainersSurvive
+            | Self::RunsAfterRelease
             | Self::PauseLies
             | Self::RemoveLies
             | Self::CountedNonces
@@ -75,7 +89,10 @@ impl Mistake {
             | Self::CachedReads
             | Self::NoWaiterPriority
             | Self::HeadNotCommitted
+            | Self::CommitElsewhere
+            | Self::StatusAhead
             | Self::UploadsNothing
+            | Self::WrongReplay
             | Self::NoRest
             | Self::WildClocks => Times::DEFAULT,
         }
@@ -97,8 +114,13 @@ impl Mistake {
         }
     }
 
-    /// What a write of the lock becomes under this mistake.
-    pub fn write(self, key: &str, bytes: &Bytes) -> Bytes {
+    /// What a write becomes under this mistake.
+    pub fn write(self, key: &str, bytes: &Bytes, bucket: &Bucket) -> Bytes {
+        if self == Self::StatusAhead
+            && let Some(metadata) = ahead(key, bytes, bucket)
+        {
+            return metadata;
+        }
         if self == Self::HeadNotCommitted && key.ends_with("lock.json") {
             return altered(bytes, |lock| {
                 if lock.lease.is_none() {
@@ -108,6 +130,28 @@ impl Mistake {
         }
         bytes.clone()
     }
+}
+
+/// The lock that is there with the head of one that could not be written.
+pub fn with_head(there: &Bytes, refused: &Bytes) -> Option<Bytes> {
+    let lock = |bytes: &Bytes| serde_json::from_slice::<Lock>(bytes).ok();
+    let head = lock(refused)?.head.filter(|head| lock(there).is_some_and(|lock| lock.head.as_ref() != Some(head)))?;
+    Some(altered(there, |lock| lock.prev_head = lock.head.replace(head)))
+}
+
+/// Whether a write frees the lease.
+pub fn frees(key: &str, bytes: &Bytes) -> Option<SandboxId> {
+    let lock = serde_json::from_slice::<Lock>(bytes).ok().filter(|_| key.ends_with("lock.json"))?;
+    lock.lease.is_none().then_some(lock.sandbox_id)
+}
+
+/// Metadata that names the newest checkpoint, committed or not.
+fn ahead(key: &str, bytes: &Bytes, bucket: &Bucket) -> Option<Bytes> {
+    let id = layout::sandbox_of(key).filter(|id| layout::Object::Metadata(id).key() == key)?;
+    let mut metadata = records::parse(&id, bytes).ok()?;
+    let newest = bucket.newest_checkpoint(&id)?;
+    metadata.latest_sandbox_checkpoint = Some(Latest { bucket: None, path: layout::checkpoint_prefix(&newest) });
+    Some(serde_json::to_vec(&metadata).unwrap().into())
 }
 
 fn altered(bytes: &Bytes, change: impl FnOnce(&mut Lock)) -> Bytes {

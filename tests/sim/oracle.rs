@@ -56,6 +56,8 @@ struct Story {
     /// It executed since its last commit; and whether that was so when the lease was last acquired.
     ran_on: bool,
     behind: bool,
+    /// It was started from its head after it had run on.
+    gone_back: bool,
     ever_ran: bool,
     ran_before: bool,
     may_be_purged: bool,
@@ -223,7 +225,13 @@ impl Oracle {
             if *container == Container::Running && owner == Some(true) {
                 (story.ran_on, story.ever_ran) = (true, true);
             }
-            if story.shown.insert(*at, *container).unwrap_or(Container::Absent) != *container {
+            let before = story.shown.insert(*at, *container).unwrap_or(Container::Absent);
+            // What its holder starts again after this starts from the head.
+            if owner == Some(true) && matches!(container, Container::Stopped | Container::Absent) {
+                story.behind |= story.ran_on && !story.chain.is_empty();
+                story.gone_back |= story.ran_on;
+            }
+            if before != *container {
                 told.note(now, &format!("{} {} is {container:?}", letter(*at), short(id)));
             }
         }
@@ -310,7 +318,12 @@ impl Oracle {
         let now = self.start.elapsed();
         if let Some(id) = lock_of(key) {
             let Ok(lock) = serde_json::from_slice::<Lock>(bytes) else {
-                return told.wrong(now, "a lock was written that is none");
+                let line = format!("{} writes garbage over the lock of {}", told.name(who), short(&id));
+                told.note(now, &line);
+                if who != "operator" {
+                    told.wrong(now, "a lock was written that is none");
+                }
+                return;
             };
             let line = format!("{} writes {} {}", told.name(who), short(&id), picture(&lock, &told));
             told.note(now, &line);
@@ -379,6 +392,7 @@ impl Oracle {
             told.epochs += 1;
             story.owners.insert(new.epoch, who.to_owned());
             (story.behind, story.ran_before) = (story.ran_on && !story.chain.is_empty(), story.ever_ran);
+            story.gone_back |= story.ran_on;
             if owner(new).as_deref() != Some(who) || new.head != old.head || old.purged {
                 wrong.push("[9] an acquisition that is none".to_owned());
             }
@@ -388,6 +402,8 @@ impl Oracle {
             }
         } else if owner(new).is_some() && owner(new) != owner(&old) {
             wrong.push("I2: another owner in the same epoch".to_owned());
+        } else if new.lease != old.lease && owner(&old).as_deref() != Some(who) {
+            wrong.push("[2] somebody wrote another's lease".to_owned());
         }
         if let Some(former) = owner(&old).filter(|former| owner(new).as_ref() != Some(former))
             && running.contains(&former)
@@ -399,7 +415,8 @@ impl Oracle {
             wrong.extend(committed(&old, new, who, bucket));
             if let Some(head) = &new.head {
                 story.chain.push(head.checkpoint_id.clone());
-                story.ran_on = false;
+                // What keeps the lease runs on.
+                story.ran_on = new.lease.is_some();
             }
         }
         if (new.purging || new.purged) && !old.purging && !old.purged {
@@ -418,6 +435,11 @@ impl Oracle {
     /// The lock as it lies in the bucket.
     pub fn lock(&self, id: &SandboxId) -> Option<Lock> {
         self.told.lock().unwrap().stories.get(id)?.lock.clone()
+    }
+
+    /// Whether it ever was put back to an older state.
+    pub fn has_gone_back(&self, id: &SandboxId) -> bool {
+        self.told.lock().unwrap().stories.get(id).is_some_and(|story| story.gone_back)
     }
 
     /// Where it executes now.

@@ -1,12 +1,13 @@
 //! One run of the server on a machine: the real reconciler with everything around it simulated.
 
 use std::{
-    collections::BTreeSet,
     path::Path,
     sync::{Arc, Mutex},
 };
 
+use axum::{Extension, extract::ConnectInfo};
 use baton::{
+    api::{self, Api, Peer},
     clock::SharedClock,
     reconciler::{self, Housekeeping, Rhythm, Tools, desired::Drain},
     storage::{
@@ -29,6 +30,7 @@ use crate::{
     mistakes::Mistake,
     oracle::Oracle,
     runtime::Runtime,
+    socket::{ADDRESS, Bell, Door},
     weather::Weather,
 };
 
@@ -41,8 +43,9 @@ pub struct Process {
     /// It is dead.
     pub gone: CancellationToken,
     tasks: Mutex<JoinSet<()>>,
-    /// One session per sandbox is admitted.
-    pub seats: Mutex<BTreeSet<SandboxId>>,
+    /// Where clients connect.
+    pub bell: Bell,
+    turned_away: watch::Sender<bool>,
 }
 
 /// What every process of a world is given.
@@ -78,6 +81,7 @@ impl Process {
             name: me.as_str().to_owned(),
             dice: dice.fork(),
             gone: gone.clone(),
+            runtime: runtime.clone(),
             mistake,
         });
         let times = mistake.map_or(Times::DEFAULT, Mistake::times);
@@ -116,7 +120,21 @@ impl Process {
             });
         }
         tasks.spawn(reconciler::run(tools.clone(), CancellationToken::new()));
-        Arc::new(Self { at, tools, runtime, drain, gone, tasks: Mutex::new(tasks), seats: Mutex::default() })
+        let (turned_away, drain_told) = watch::channel(false);
+        let (door, bell) = Door::new(machine, gone.clone());
+        let settings = settings(&tools, drain_told);
+        let api = Api::new(settings, tools.clock.clone(), tools.records.clone(), tools.board.clone(), runtime.clone());
+        let router = api::router(api).layer(Extension(ConnectInfo(Peer(ADDRESS))));
+        tasks.spawn(async move {
+            // It ends with its process.
+            let _ = axum::serve(door, router).await;
+        });
+        Arc::new(Self { at, tools, runtime, drain, gone, tasks: Mutex::new(tasks), bell, turned_away })
+    }
+
+    pub fn drain(&self, drain: Drain) {
+        self.turned_away.send_replace(true);
+        self.drain.send_replace(drain);
     }
 
     pub fn name(&self) -> &str {
@@ -128,6 +146,23 @@ impl Process {
         self.gone.cancel();
         self.runtime.kill();
         self.tasks.lock().unwrap().abort_all();
+    }
+}
+
+fn settings(tools: &Tools, drain: watch::Receiver<bool>) -> api::Settings {
+    api::Settings {
+        instance: tools.who.me.clone(),
+        version: "simulated",
+        runsc_version: String::new(),
+        idle_timeout: None,
+        max_sandboxes: 100,
+        api_keys: Vec::new(),
+        admin_key: None,
+        origins: Vec::new(),
+        rate_limit: None,
+        is_proxied: false,
+        drain,
+        handoff_wait: tools.times.handoff_wait,
     }
 }
 

@@ -11,12 +11,15 @@ use async_trait::async_trait;
 use baton::{
     clock::{Moment, SharedClock},
     runtime::{
-        Error, Facts, Lifecycle, Result, Seen, Start,
+        Error, Execs, Facts, Lifecycle, Link, Result, Seen, Start,
         fake::{FakeContainers, GIVEN_UP_AFTER},
     },
 };
-use baton_protocol::id::SandboxId;
-use tokio::{sync::watch, time::sleep};
+use baton_protocol::{frame, id::SandboxId};
+use tokio::{
+    sync::{mpsc, watch},
+    time::sleep,
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -75,9 +78,28 @@ impl Runtime {
         shown.send_if_modified(|shown| std::mem::replace(shown, seen) != seen);
     }
 
-    fn done(&self, id: &SandboxId, done: Result<()>) -> Result<()> {
+    /// After each action: whether the truth is told about it.
+    fn done(&self, id: &SandboxId, what: &'static str, done: Result<()>) -> Result<()> {
         self.show(id);
+        if done.is_ok() && self.weather.strikes(Kind::ActionLies, self.at, &self.dice) {
+            return Err(Error::Failed { what, why: "it is done, and says it is not".to_owned() });
+        }
         done
+    }
+
+    /// Its server has everything stand still and starts a new guard.
+    pub async fn lose_guard(&self) {
+        for id in self.containers.here() {
+            // What ends meanwhile needs no guard.
+            let _ = self.containers.fence(&id).await;
+            // One after the other: of what happens in the same moment nothing is told in a fixed order.
+            sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    /// As a server that believes an unanswered release to have failed.
+    pub async fn run_again(&self, id: &SandboxId) {
+        let _ = self.containers.resume(id).await;
     }
 
     /// A container ends by itself.
@@ -135,22 +157,22 @@ impl Lifecycle for Runtime {
 
     async fn create(&self, id: &SandboxId, start: &Start) -> Result<()> {
         self.begin("create").await?;
-        self.done(id, self.containers.create(id, &self.start(start)).await)
+        self.done(id, "create", self.containers.create(id, &self.start(start)).await)
     }
 
     async fn restore(&self, id: &SandboxId, start: &Start, image: &Path) -> Result<()> {
         self.begin("restore").await?;
-        self.done(id, self.containers.restore(id, &self.start(start), image).await)
+        self.done(id, "restore", self.containers.restore(id, &self.start(start), image).await)
     }
 
     async fn pause(&self, id: &SandboxId) -> Result<()> {
         self.begin("pause").await?;
-        self.done(id, self.containers.pause(id).await)
+        self.done(id, "pause", self.containers.pause(id).await)
     }
 
     async fn resume(&self, id: &SandboxId) -> Result<()> {
         self.begin("resume").await?;
-        self.done(id, self.containers.resume(id).await)
+        self.done(id, "resume", self.containers.resume(id).await)
     }
 
     async fn checkpoint(&self, id: &SandboxId, image: &Path) -> Result<()> {
@@ -159,7 +181,7 @@ impl Lifecycle for Runtime {
         if self.mistake == Some(Mistake::PauseLies) {
             self.containers.resume(id).await?;
         }
-        Ok(())
+        self.done(id, "checkpoint", Ok(()))
     }
 
     async fn snapshot(&self, id: &SandboxId, archive: &Path) -> Result<()> {
@@ -172,7 +194,7 @@ impl Lifecycle for Runtime {
         if self.mistake == Some(Mistake::RemoveLies) {
             return Ok(());
         }
-        self.done(id, self.containers.remove(id).await)
+        self.done(id, "remove", self.containers.remove(id).await)
     }
 
     async fn extend(&self, id: &SandboxId, deadline: Moment) -> Result<()> {
@@ -185,6 +207,27 @@ impl Lifecycle for Runtime {
         if self.mistake == Some(Mistake::NoFence) {
             return Ok(());
         }
-        self.done(id, self.containers.fence(id).await)
+        self.done(id, "fence", self.containers.fence(id).await)
+    }
+}
+
+impl Execs for Runtime {
+    fn open(&self, id: &SandboxId) -> Option<Link> {
+        let Link { to_agent, from_agent } = self.containers.open(id)?;
+        if self.mistake != Some(Mistake::WrongReplay) {
+            return Some(Link { to_agent, from_agent });
+        }
+        let (from_session, mut frames) = mpsc::channel::<frame::Frame>(8);
+        tokio::spawn(async move {
+            while let Some(mut frame) = frames.recv().await {
+                if frame.kind == frame::Kind::Replay {
+                    frame.offset += 2;
+                }
+                if to_agent.send(frame).await.is_err() {
+                    return;
+                }
+            }
+        });
+        Some(Link { to_agent: from_session, from_agent })
     }
 }

@@ -25,7 +25,9 @@ pub enum Kind {
     ActionHangs,
     ActionSlow,
     NoSpace,
+    ActionLies,
     ContainerEnds,
+    GuardDies,
     Kill,
     Drain,
     Hang,
@@ -33,6 +35,7 @@ pub enum Kind {
     Suspend,
     StaleOverwrite,
     Garbage,
+    LockGarbage,
     MetadataGone,
     LockGone,
     Flips,
@@ -40,7 +43,7 @@ pub enum Kind {
     Idle,
 }
 
-pub const KINDS: [Kind; 26] = [
+pub const KINDS: [Kind; 29] = [
     Kind::Rates,
     Kind::Slow,
     Kind::Busy,
@@ -54,7 +57,9 @@ pub const KINDS: [Kind; 26] = [
     Kind::ActionHangs,
     Kind::ActionSlow,
     Kind::NoSpace,
+    Kind::ActionLies,
     Kind::ContainerEnds,
+    Kind::GuardDies,
     Kind::Kill,
     Kind::Drain,
     Kind::Hang,
@@ -62,6 +67,7 @@ pub const KINDS: [Kind; 26] = [
     Kind::Suspend,
     Kind::StaleOverwrite,
     Kind::Garbage,
+    Kind::LockGarbage,
     Kind::MetadataGone,
     Kind::LockGone,
     Kind::Flips,
@@ -84,8 +90,12 @@ pub enum Event {
     /// The oracle looks at everything again.
     Look,
     ContainerEnds(usize),
+    GuardDies(usize),
     StaleOverwrite,
     Garbage,
+    LockGarbage,
+    /// Somebody puts back what garbage was written over.
+    LockMended,
     MetadataGone,
     LockGone,
     Flip,
@@ -142,6 +152,7 @@ impl Weather {
                 | Kind::ActionFails
                 | Kind::ActionHangs
                 | Kind::ActionSlow
+                | Kind::ActionLies
                 | Kind::NoSpace => {
                     let to = (from + dice.seconds(2, 120)).min(FAULTS_END);
                     let machine = dice.falls(60).then_some(machine);
@@ -150,6 +161,7 @@ impl Weather {
                     continue;
                 }
                 Kind::ContainerEnds => Event::ContainerEnds(machine),
+                Kind::GuardDies => Event::GuardDies(machine),
                 Kind::Kill => Event::Kill(machine),
                 Kind::Drain => Event::Drain(machine),
                 Kind::Hang => still(Still::Process),
@@ -157,6 +169,7 @@ impl Weather {
                 Kind::Suspend => still(Still::Clock),
                 Kind::StaleOverwrite => Event::StaleOverwrite,
                 Kind::Garbage => Event::Garbage,
+                Kind::LockGarbage => Event::LockGarbage,
                 Kind::MetadataGone => Event::MetadataGone,
                 Kind::LockGone => Event::LockGone,
                 Kind::Deletion => Event::Deletion,

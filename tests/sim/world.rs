@@ -7,6 +7,7 @@ use std::{
 };
 
 use baton::{
+    api::token,
     reconciler::desired::Drain,
     storage::{layout::Object, records},
 };
@@ -28,6 +29,7 @@ use crate::{
     mistakes::Mistake,
     oracle::{Oracle, Verdict},
     process::{Ground, Process},
+    session::TOKEN,
     weather::{Event, FAULTS_END, Kind, MACHINES, Weather},
 };
 
@@ -42,6 +44,8 @@ pub struct World {
     /// Old copies an operator may have lying about.
     copies: Mutex<BTreeMap<SandboxId, Vec<Bytes>>>,
     ghosts: Mutex<Vec<Arc<Process>>>,
+    /// Locks that garbage was written over.
+    locks: Mutex<BTreeMap<SandboxId, Bytes>>,
 }
 
 /// Runs one seed to its end.
@@ -93,11 +97,17 @@ impl World {
             last: Mutex::new(vec![None; MACHINES]),
             copies: Mutex::default(),
             ghosts: Mutex::default(),
+            locks: Mutex::default(),
         })
     }
 
     pub fn process(&self, at: usize) -> Option<Arc<Process>> {
         self.processes.lock().unwrap()[at].clone()
+    }
+
+    /// Who is up.
+    pub fn names(&self) -> Vec<InstanceId> {
+        self.processes.lock().unwrap().iter().flatten().map(|process| process.tools.who.me.clone()).collect()
     }
 
     fn note(&self, line: impl AsRef<str>) {
@@ -111,8 +121,8 @@ impl World {
         let mut clients = JoinSet::new();
         for id in &self.ground.ids {
             self.create(id).await;
-            for _ in 0..=self.dice.below(3) {
-                clients.spawn(client::live(self.clone(), id.clone(), self.dice.fork()));
+            for number in 0..=self.dice.below(3) {
+                clients.spawn(client::live(self.clone(), id.clone(), format!("c{number}"), self.dice.fork()));
             }
         }
         self.let_it_happen().await;
@@ -128,7 +138,7 @@ impl World {
     async fn create(&self, id: &SandboxId) {
         let process = self.process(self.dice.below(MACHINES as u64) as usize).unwrap();
         let tools = &process.tools;
-        let mut spec = Spec::new(id.clone(), String::new(), tools.clock.timestamp(), tools.who.me.clone());
+        let mut spec = Spec::new(id.clone(), token::sha256(TOKEN), tools.clock.timestamp(), tools.who.me.clone());
         spec.enable_sandbox_checkpoint = true;
         spec.enable_sandbox_handoff = self.dice.falls(75);
         spec.enable_idle_timeout_auto_checkpoint = self.dice.falls(50);
@@ -180,13 +190,13 @@ impl World {
             Event::Drain(at) => {
                 let Some(process) = self.process(at) else { return Vec::new() };
                 self.note(format!("{at} drains"));
-                process.drain.send_replace(Drain::Draining);
+                process.drain(Drain::Draining);
                 let grace = Duration::from_secs(8);
                 vec![(grace, Event::DrainOver(at)), (grace + Duration::from_secs(2), Event::Kill(at))]
             }
             Event::DrainOver(at) => {
                 if let Some(process) = self.process(at).filter(|process| *process.drain.borrow() != Drain::No) {
-                    process.drain.send_replace(Drain::Over);
+                    process.drain(Drain::Over);
                 }
                 Vec::new()
             }
@@ -210,6 +220,30 @@ impl World {
                     self.note(format!("a container of {at} ends by itself"));
                     process.runtime.end(&id);
                 }
+                Vec::new()
+            }
+            Event::GuardDies(at) => {
+                // Without its guard and hanging, a machine keeps no promise.
+                if let Some(process) = self.process(at).filter(|_| self.ground.machines[at].moves()) {
+                    self.note(format!("the guard of {at} dies"));
+                    tokio::spawn(async move { process.runtime.lose_guard().await });
+                }
+                Vec::new()
+            }
+            Event::LockGarbage => {
+                let key = Object::Lock(&id).key();
+                let Some(lock) = self.ground.bucket.get(&key) else { return Vec::new() };
+                let mut locks = self.locks.lock().unwrap();
+                if let std::collections::btree_map::Entry::Vacant(entry) = locks.entry(id) {
+                    entry.insert(lock);
+                    let garbage = self.dice.pick(&["", "{", "null", "{\"v\":1,\"epoch\":-1}"]);
+                    self.ground.bucket.overwrite(&key, Bytes::from(garbage.as_bytes()));
+                }
+                drop(locks);
+                vec![(self.dice.seconds(1, 60), Event::LockMended)]
+            }
+            Event::LockMended => {
+                self.mend_locks();
                 Vec::new()
             }
             Event::StaleOverwrite => {
@@ -262,6 +296,16 @@ impl World {
         }
     }
 
+    /// Puts back what was there; what is deleted stays so.
+    fn mend_locks(&self) {
+        for (id, lock) in std::mem::take(&mut *self.locks.lock().unwrap()) {
+            let key = Object::Lock(&id).key();
+            if self.ground.bucket.get(&key).is_some() {
+                self.ground.bucket.overwrite(&key, lock);
+            }
+        }
+    }
+
     pub fn keep_copy(&self, id: &SandboxId) {
         if let Some(bytes) = self.ground.bucket.get(&Object::Metadata(id).key())
             && records::parse(id, &bytes).is_ok()
@@ -297,6 +341,7 @@ impl World {
 
     fn end_all_faults(&self) {
         self.note("all faults are over");
+        self.mend_locks();
         for at in 0..MACHINES {
             self.thaw(at);
             if self.process(at).is_some_and(|process| *process.drain.borrow() != Drain::No) {

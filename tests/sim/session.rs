@@ -1,0 +1,257 @@
+//! One client with its command: it speaks `baton.v1` to the real API, counts every byte, and comes back.
+
+use std::{fmt::Write, sync::OnceLock, time::Duration};
+
+use baton_protocol::{
+    binary::Chunk,
+    event::{Event, Output, Status, Update},
+    id::{ExecId, SandboxId},
+};
+use futures::{SinkExt, StreamExt};
+use serde_json::json;
+use tokio::{
+    io::DuplexStream,
+    time::{Instant, sleep, sleep_until, timeout},
+};
+use tokio_tungstenite::{
+    WebSocketStream, client_async_with_config,
+    tungstenite::{Message, client::IntoClientRequest, protocol::WebSocketConfig},
+};
+
+use crate::{dice::Dice, process::Process, words::short, world::World};
+
+pub const TOKEN: &str = "let me in";
+/// Between two lines of a command.
+const EVERY: Duration = Duration::from_millis(1_500);
+
+/// What a client has of its command's output, wherever it was connected.
+#[derive(Debug)]
+pub struct Reader {
+    name: String,
+    /// How often its command had to be started.
+    starts: u32,
+    runs: bool,
+    next: u64,
+}
+
+impl Reader {
+    pub fn new(name: String) -> Self {
+        Self { name, starts: 0, runs: false, next: 0 }
+    }
+
+    fn exec_id(&self) -> String {
+        format!("{}-{}", self.name, self.starts)
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.next
+    }
+}
+
+struct Session<'a> {
+    world: &'a World,
+    process: &'a Process,
+    id: &'a SandboxId,
+    /// What it does beside reading.
+    dice: Option<&'a Dice>,
+    reader: &'a mut Reader,
+    socket: WebSocketStream<DuplexStream>,
+    running: bool,
+}
+
+/// What the command `tick` writes, whenever it does.
+fn text() -> &'static [u8] {
+    static TEXT: OnceLock<Vec<u8>> = OnceLock::new();
+    TEXT.get_or_init(|| {
+        let mut text = String::new();
+        for line in 0..10_000 {
+            let _ = writeln!(text, "{line}");
+        }
+        text.into_bytes()
+    })
+}
+
+/// Attaches, reads and asks for things until `stay`.
+pub async fn visit(world: &World, process: &Process, id: &SandboxId, dice: &Dice, reader: &mut Reader, stay: Instant) {
+    let name = reader.name.clone();
+    world.ground.oracle.note(format!("client {name} comes to {} for {}", process.at, short(id)));
+    let Some(socket) = open(process, id, stay).await else { return };
+    let session = Session { world, process, id, dice: Some(dice), reader, socket, running: false };
+    tokio::select! {
+        biased;
+        () = overhear(world, process, id) => {}
+        () = session.live(stay) => {}
+    }
+    world.ground.oracle.note(format!("client {name} leaves"));
+}
+
+/// What sessions are told, as it is told: clients may be slow.
+async fn overhear(world: &World, process: &Process, id: &SandboxId) {
+    let mut follower = process.tools.board.follow(id);
+    loop {
+        let posted = follower.next().await;
+        world.ground.oracle.heard(process.at, process.name(), id, &posted.passing);
+    }
+}
+
+/// Attaches again and again and only reads.
+pub async fn read(world: &World, process: &Process, id: &SandboxId, reader: &mut Reader, stay: Instant) {
+    while Instant::now() < stay {
+        if let Some(socket) = open(process, id, stay).await {
+            let session = Session { world, process, id, dice: None, reader, socket, running: false };
+            session.live(stay).await;
+        }
+        sleep(Duration::from_millis(200)).await;
+    }
+}
+
+async fn open(process: &Process, id: &SandboxId, stay: Instant) -> Option<WebSocketStream<DuplexStream>> {
+    let request = format!("ws://baton/attach/{id}").into_client_request();
+    let mut request = request.unwrap();
+    for (name, value) in [("sec-websocket-protocol", "baton.v1"), ("x-sandbox-token", TOKEN)] {
+        request.headers_mut().insert(name, value.parse().unwrap());
+    }
+    // What a client reads into is made anew for every visit.
+    let small = WebSocketConfig::default().read_buffer_size(4 << 10).write_buffer_size(4 << 10);
+    tokio::select! {
+        biased;
+        () = process.gone.cancelled() => None,
+        () = sleep_until(stay) => None,
+        opened = client_async_with_config(request, process.bell.call(), Some(small)) => Some(opened.ok()?.0),
+    }
+}
+
+impl Session<'_> {
+    async fn live(mut self, stay: Instant) {
+        let mut asks_at = self.asks_at();
+        loop {
+            tokio::select! {
+                biased;
+                () = self.process.gone.cancelled() => return,
+                message = self.socket.next() => {
+                    let Some(Ok(message)) = message else { return };
+                    self.hear(message).await;
+                }
+                () = sleep_until(stay) => break,
+                () = sleep_until(asks_at) => {
+                    self.ask().await;
+                    asks_at = self.asks_at();
+                }
+            }
+            if let Some(dice) = self.dice.filter(|dice| dice.falls(2)) {
+                // It does not read for a while.
+                sleep(dice.seconds(1, 25)).await;
+            }
+        }
+        if self.dice.is_some_and(|dice| dice.falls(50)) {
+            // Properly; else it is just gone.
+            let _ = timeout(Duration::from_secs(1), self.socket.close(None)).await;
+        }
+    }
+
+    fn asks_at(&self) -> Instant {
+        Instant::now() + self.dice.map_or(Duration::from_secs(3_600), |dice| dice.seconds(1, 100))
+    }
+
+    async fn say(&mut self, message: serde_json::Value) {
+        // A server that takes nothing is left alone: the session ends by itself or is left.
+        let _ = timeout(Duration::from_secs(5), self.socket.send(Message::text(message.to_string()))).await;
+    }
+
+    async fn ask(&mut self) {
+        let request = match self.dice.map_or(5, |dice| dice.below(6)) {
+            0 => json!({"action": "checkpoint", "live": true}),
+            1 => json!({"action": "checkpoint", "live": true, "keep_running": true}),
+            2 => json!({"action": "handoff"}),
+            _ => json!({"action": "ack", "exec_id": self.reader.exec_id(), "stdout": self.reader.next}),
+        };
+        if self.running {
+            self.say(request).await;
+        }
+    }
+
+    async fn hear(&mut self, message: Message) {
+        match message {
+            Message::Text(text) => match Event::parse(&text) {
+                Ok(event) => self.event(event).await,
+                Err(error) => self.wrong(&format!("the server says {text}: {error}")),
+            },
+            Message::Binary(bytes) => self.chunk(&bytes).await,
+            Message::Ping(_) | Message::Pong(_) | Message::Close(_) | Message::Frame(_) => {}
+        }
+    }
+
+    async fn event(&mut self, event: Event) {
+        match event {
+            Event::StatusUpdate(update) => self.status(update).await,
+            Event::OutputRewound { exec_id, stream: Output::Stdout, to }
+                if exec_id.as_str() == self.reader.exec_id() =>
+            {
+                self.note(&format!("output goes back to {to}"));
+                if to > self.reader.next {
+                    self.wrong(&format!("bytes: rewound to {to}, and it had only {}", self.reader.next));
+                }
+                if !self.world.ground.oracle.has_gone_back(self.id) {
+                    self.wrong("bytes: rewound, and the sandbox never went back in time");
+                }
+                self.reader.next = to;
+            }
+            Event::OutputGap { from, to, .. } => {
+                self.wrong(&format!("bytes: {from} to {to} are said to be lost, and nothing drops them"));
+            }
+            _ => {}
+        }
+    }
+
+    async fn status(&mut self, update: Update) {
+        self.note(&format!("hears {}", update.status.as_str()));
+        let ours = update.exec_id.as_ref().is_some_and(|exec_id| exec_id.as_str() == self.reader.exec_id());
+        match update.status {
+            Status::Running if !self.running => {
+                self.running = true;
+                let execs: Vec<ExecId> = update.execs.into_iter().flatten().map(|exec| exec.exec_id).collect();
+                let known = execs.iter().any(|exec_id| exec_id.as_str() == self.reader.exec_id());
+                self.note(&format!("runs with {} commands", execs.len()));
+                if self.reader.runs && known {
+                    let offsets = json!({self.reader.exec_id(): {"stdout": self.reader.next}});
+                    return self.say(json!({"action": "reconnect", "offsets": offsets})).await;
+                }
+                if self.reader.runs && !self.world.ground.oracle.has_gone_back(self.id) {
+                    self.wrong("bytes: a command is gone, and the sandbox never went back in time");
+                }
+                (self.reader.starts, self.reader.next, self.reader.runs) = (self.reader.starts + 1, 0, false);
+                let argv = ["tick".to_owned(), "9000".to_owned(), EVERY.as_millis().to_string()];
+                self.say(json!({"action": "exec", "exec_id": self.reader.exec_id(), "argv": argv})).await;
+            }
+            Status::ExecutionRunning if ours => self.reader.runs = true,
+            Status::ExecutionError if ours => self.reader.runs = false,
+            _ => {}
+        }
+    }
+
+    async fn chunk(&mut self, bytes: &[u8]) {
+        let Ok(Chunk { offset, payload, .. }) = Chunk::decode(bytes) else {
+            return self.wrong("bytes: a frame that is none");
+        };
+        if offset != self.reader.next {
+            return self.wrong(&format!("bytes: {offset} came, and {} was next", self.reader.next));
+        }
+        let end = offset + payload.len() as u64;
+        if text().get(offset as usize..end as usize) != Some(payload) {
+            return self.wrong(&format!("bytes: {offset} to {end} are not what was written"));
+        }
+        self.reader.next = end;
+        if self.dice.is_none_or(|dice| dice.falls(30)) {
+            self.say(json!({"action": "ack", "exec_id": self.reader.exec_id(), "stdout": end})).await;
+        }
+    }
+
+    fn note(&self, line: &str) {
+        let (name, at) = (&self.reader.name, self.process.at);
+        self.world.ground.oracle.note(format!("client {name} at {at} of {}: {line}", short(self.id)));
+    }
+
+    fn wrong(&self, what: &str) {
+        self.world.ground.oracle.wrong(format!("client {}: {what}", self.reader.name));
+    }
+}
