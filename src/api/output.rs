@@ -165,6 +165,8 @@ pub struct Delivery {
     exit: Option<agent::Exit>,
     /// Nothing of it is told any more; what comes is confirmed unseen.
     pub is_muted: bool,
+    /// The client only looks: nothing it confirms is freed.
+    pub is_peek: bool,
     is_done: bool,
     /// The client has heard the end.
     is_heard: bool,
@@ -180,6 +182,7 @@ impl Delivery {
             stderr: Flow::default(),
             exit: None,
             is_muted: false,
+            is_peek: false,
             is_done: false,
             is_heard: false,
             settled: false,

@@ -106,7 +106,7 @@ async fn much_output_comes_back_whole_although_the_connection_is_cut() {
                 is_cut = true;
                 peer.cut();
                 peer = server.attach(vec![view(&id, 1, 0)]).await;
-                let Request::Reconnect { offsets } = next(&mut peer).await else { panic!() };
+                let Request::Reconnect { offsets, .. } = next(&mut peer).await else { panic!() };
                 sent = offsets[&id].stdout;
                 peer.started(&id, 1).await;
             }

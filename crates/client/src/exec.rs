@@ -86,6 +86,8 @@ pub(crate) struct Exec {
     pub(crate) id: ExecId,
     /// `None` for a command that somebody else started.
     pub(crate) request: Option<request::Exec>,
+    /// Its output stays kept for whoever comes next.
+    pub(crate) is_peek: bool,
     pub(crate) stage: watch::Sender<Stage>,
     streams: Mutex<Streams>,
     /// Room for stdin; closed when nobody takes it any more.
@@ -105,6 +107,7 @@ impl Exec {
         Self {
             id,
             request,
+            is_peek: false,
             stage: watch::Sender::new(stage),
             streams: Mutex::new(streams),
             room: Semaphore::new(WINDOW),

@@ -149,11 +149,23 @@ impl Sandbox {
 
     /// Follows a command that runs already, or has ended unread, from these offsets on.
     pub async fn follow(&self, id: &ExecId, from: Offsets) -> Result<Running, Error> {
+        self.resume(id, from, false).await
+    }
+
+    /// The same, but only to look: its output stays kept and can be read again. Unlike a follower, who
+    /// looks for long holds the command back when it has written more than is kept.
+    pub async fn peek(&self, id: &ExecId, from: Offsets) -> Result<Running, Error> {
+        self.resume(id, from, true).await
+    }
+
+    async fn resume(&self, id: &ExecId, from: Offsets, is_peek: bool) -> Result<Running, Error> {
         if !self.mirror.borrow().execs.iter().any(|view| view.exec_id == *id) {
             let message = "the sandbox knows no such command".to_owned();
             return Err(Error::Refused { status: Status::ExecutionError, message });
         }
-        self.run(exec::Exec::new(id.clone(), None, from, self.look.clone())).await
+        let mut exec = exec::Exec::new(id.clone(), None, from, self.look.clone());
+        exec.is_peek = is_peek;
+        self.run(exec).await
     }
 
     async fn run(&self, exec: exec::Exec) -> Result<Running, Error> {

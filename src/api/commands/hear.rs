@@ -186,7 +186,7 @@ impl Commands {
     pub fn confirm(&mut self, marks: &[Mark], is_v1: bool) {
         for mark in marks {
             let delivery = self.known.get_mut(&mark.exec).and_then(|command| command.delivery.as_mut());
-            if delivery.is_some_and(|delivery| mark.done && delivery.heard()) {
+            if delivery.is_some_and(|delivery| mark.done && delivery.heard() && !delivery.is_peek) {
                 self.line.send(Frame::new(Kind::Ack).exec(mark.exec).stream(Stream::Exit));
             }
             if !is_v1 {
@@ -208,10 +208,13 @@ impl Commands {
 
     fn pass_on(&mut self, number: u32, output: Output, offset: u64) {
         let Some(delivery) = self.known.get_mut(&number).and_then(|command| command.delivery.as_mut()) else { return };
+        let is_peek = delivery.is_peek;
         let flow = delivery.flow(output);
         if let Some(confirmed) = flow.confirm(offset) {
             let frame = |kind| Frame::new(kind).exec(number).stream(stream_of(output));
-            self.line.send(frame(Kind::Ack).offset(confirmed));
+            if !is_peek {
+                self.line.send(frame(Kind::Ack).offset(confirmed));
+            }
             if !self.owed.defers(number, output) {
                 self.line.send(frame(Kind::Credit).offset(flow.credit()));
             }
@@ -234,7 +237,7 @@ impl Commands {
             stderr: delivery.stderr.confirmed(),
             ..delivery.mark()
         };
-        deliveries.filter(|delivery| !delivery.is_muted).map(confirmed).collect()
+        deliveries.filter(|delivery| !delivery.is_muted && !delivery.is_peek).map(confirmed).collect()
     }
 
     pub fn wake_at(&self) -> Option<Moment> {

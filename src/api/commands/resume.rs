@@ -46,11 +46,11 @@ impl Commands {
             stdout: confirmed.map_or(before.stdout.from, |mark| mark.stdout.min(before.stdout.to)),
             stderr: confirmed.map_or(before.stderr.from, |mark| mark.stderr.min(before.stderr.to)),
         };
-        self.resume(*number, offsets, speaker);
+        self.resume(*number, offsets, false, speaker);
     }
 
-    /// A client of `baton.v1` names what it has.
-    pub fn resume_named(&mut self, offsets: &BTreeMap<ExecId, Offsets>, speaker: &mut Speaker) {
+    /// A client of `baton.v1` names what it has, or what it wants to look at.
+    pub fn resume_named(&mut self, offsets: &BTreeMap<ExecId, Offsets>, peek: bool, speaker: &mut Speaker) {
         for (exec_id, offsets) in offsets {
             match self.find(exec_id) {
                 None => {
@@ -59,12 +59,12 @@ impl Commands {
                 }
                 // It is being told already.
                 Some(number) if self.known[&number].delivery.is_some() => {}
-                Some(number) => self.resume(number, *offsets, speaker),
+                Some(number) => self.resume(number, *offsets, peek, speaker),
             }
         }
     }
 
-    fn resume(&mut self, number: u32, offsets: Offsets, speaker: &mut Speaker) {
+    fn resume(&mut self, number: u32, offsets: Offsets, peek: bool, speaker: &mut Speaker) {
         let Some(command) = self.known.get_mut(&number) else { return };
         let Some(before) = command.before.clone() else { return };
         let running = Update {
@@ -74,6 +74,7 @@ impl Commands {
         };
         speaker.say(&Event::StatusUpdate(running));
         let mut delivery = Delivery::new(number, command.exec_id.clone());
+        delivery.is_peek = peek;
         let streams = [
             (Output::Stdout, Stream::Stdout, before.stdout, offsets.stdout),
             (Output::Stderr, Stream::Stderr, before.stderr, offsets.stderr),
@@ -87,7 +88,7 @@ impl Commands {
             }
             let from = asked.clamp(range.from, range.to);
             *delivery.flow(output) = Flow::resumed(from, self.replay);
-            if from > range.from {
+            if from > range.from && !peek {
                 self.line.send(Frame::new(Kind::Ack).exec(number).stream(stream).offset(from));
             }
             self.line.send(Frame::new(Kind::Replay).exec(number).stream(stream).offset(from).sequence(self.replay));

@@ -49,9 +49,9 @@ impl Session {
                 self.commands.ack(&exec_id, offsets);
                 Ok(())
             }
-            Request::Reconnect { offsets } => {
+            Request::Reconnect { offsets, peek } => {
                 if is_v1 {
-                    self.commands.resume_named(&offsets, &mut self.speaker);
+                    self.commands.resume_named(&offsets, peek, &mut self.speaker);
                 } else {
                     self.commands.resume_last(&self.marks, &mut self.speaker);
                 }

@@ -31,7 +31,8 @@ impl Session<'_> {
             self.number(number, &exec);
         }
         let (offsets, _) = exec.resume();
-        self.wire.say(&Request::Reconnect { offsets: BTreeMap::from([(exec.id.clone(), offsets)]) });
+        let offsets = BTreeMap::from([(exec.id.clone(), offsets)]);
+        self.wire.say(&Request::Reconnect { offsets, peek: exec.is_peek });
     }
 
     fn ask(&mut self, exec: &Exec) {
@@ -49,7 +50,7 @@ impl Session<'_> {
     /// RUNNING: takes up every command where it was left.
     pub(super) fn begin(&mut self, views: Option<&[ExecView]>) {
         self.is_running = true;
-        let mut offsets: BTreeMap<ExecId, Offsets> = BTreeMap::new();
+        let (mut offsets, mut peeked): (BTreeMap<ExecId, Offsets>, BTreeMap<_, _>) = Default::default();
         let execs: Vec<Arc<Exec>> = self.link.execs.values().cloned().collect();
         for exec in execs {
             let view = views.unwrap_or_default().iter().find(|view| view.exec_id == exec.id);
@@ -73,13 +74,16 @@ impl Session<'_> {
                 None => {}
             }
             let (received, kill) = exec.resume();
-            offsets.insert(exec.id.clone(), received);
+            if exec.is_peek { &mut peeked } else { &mut offsets }.insert(exec.id.clone(), received);
             if kill {
                 self.wire.say(&Request::KillProcess { exec_id: Some(exec.id.clone()) });
             }
         }
         if !offsets.is_empty() {
-            self.wire.say(&Request::Reconnect { offsets });
+            self.wire.say(&Request::Reconnect { offsets, peek: false });
+        }
+        if !peeked.is_empty() {
+            self.wire.say(&Request::Reconnect { offsets: peeked, peek: true });
         }
         self.link.mirror.send_modify(|mirror| {
             mirror.sessions += 1;
@@ -120,7 +124,7 @@ impl Session<'_> {
             (Some(_), ..) => {
                 self.unclear = update.message.clone();
                 let offsets = self.asked.iter().map(|id| (id.clone(), Offsets::default())).collect();
-                self.wire.say(&Request::Reconnect { offsets });
+                self.wire.say(&Request::Reconnect { offsets, peek: false });
             }
         }
     }

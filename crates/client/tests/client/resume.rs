@@ -31,7 +31,7 @@ async fn start(sandbox: &Sandbox, peer: &mut Peer, exec: Exec) -> (Running, Exec
 
 async fn offsets(peer: &mut Peer, id: &ExecId) -> Offsets {
     match peer.request_but_ack().await {
-        Request::Reconnect { offsets } => offsets[id],
+        Request::Reconnect { offsets, .. } => offsets[id],
         other => panic!("{other:?} instead of a reconnect"),
     }
 }

@@ -117,7 +117,7 @@ async fn a_refused_command_is_an_error_and_the_others_go_on() {
             peer.exec().await;
             // A refusal that does not say of what: the client asks.
             peer.refuse(Status::ExecutionError, "no such directory").await;
-            let Request::Reconnect { offsets } = peer.request().await else { panic!() };
+            let Request::Reconnect { offsets, .. } = peer.request().await else { panic!() };
             assert_eq!(offsets.into_keys().collect::<Vec<_>>(), [exec_id("bad"), exec_id("good")]);
             peer.gone(&exec_id("bad"), "not known").await;
             peer.started(&exec_id("good"), 1).await;

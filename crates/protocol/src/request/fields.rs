@@ -12,7 +12,7 @@ use serde::{
 use serde_json::value::RawValue;
 
 /// Every field name of every request.
-const KNOWN: [&str; 45] = [
+const KNOWN: [&str; 46] = [
     "action",
     "archive",
     "argv",
@@ -47,6 +47,7 @@ const KNOWN: [&str; 45] = [
     "offsets",
     "on_incompatible",
     "path",
+    "peek",
     "pty",
     "rows",
     "signal",

@@ -60,6 +60,8 @@ pub enum Request {
     KillSandbox,
     Reconnect {
         offsets: BTreeMap<ExecId, Offsets>,
+        /// Only to look: what is told stays kept for whoever comes next.
+        peek: bool,
     },
     Ack {
         exec_id: ExecId,
@@ -186,6 +188,7 @@ impl Request {
                 offsets: fields
                     .optional("offsets", "an object of `{\"stdout\": N, \"stderr\": M}` by exec id")?
                     .unwrap_or_default(),
+                peek: fields.flag("peek")?,
             },
             "ack" => Self::Ack {
                 exec_id: exec_id(fields)?,
@@ -281,10 +284,13 @@ impl Request {
             }
             Self::Handoff => drop(set("action", json!("handoff"))),
             Self::KillSandbox => drop(set("action", json!("kill_sandbox"))),
-            Self::Reconnect { offsets } => {
+            Self::Reconnect { offsets, peek } => {
                 set("action", json!("reconnect"));
                 if !offsets.is_empty() {
                     set("offsets", json!(offsets));
+                }
+                if *peek {
+                    set("peek", json!(true));
                 }
             }
             Self::Ack { exec_id, offsets } => {
