@@ -20,6 +20,7 @@ mod hostile;
 mod leftovers;
 mod moves;
 mod place;
+mod proxy;
 mod servers;
 mod stored;
 mod suite;

@@ -27,6 +27,9 @@ pub enum Error {
     /// The server's no to one request. The sandbox goes on as it was.
     #[error("refused: {message}")]
     Refused { status: Status, message: String },
+    /// What is wrong with a file, in the sandbox or here: an errno's name such as `ENOENT`, and a text.
+    #[error("{message}")]
+    File { code: String, message: String },
     #[error("no answer within {0:?}")]
     Timeout(Duration),
     /// The server cannot be reached, or not any more.

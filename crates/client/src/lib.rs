@@ -24,6 +24,7 @@
 mod connect;
 mod error;
 mod exec;
+mod files;
 mod link;
 mod mirror;
 mod options;
@@ -38,6 +39,7 @@ mod wire;
 
 pub use baton_protocol::{
     event::{ExecView, Output, Status, Token, Update},
+    file::{Entry, Kind as FileKind},
     id::{CheckpointId, ExecId, InstanceId, SandboxId, SnapshotName},
     request::{Config, Idle, Language, Offsets},
 };
@@ -45,6 +47,7 @@ pub use baton_protocol::{
 pub use self::{
     error::Error,
     exec::Outcome,
+    files::{FileMode, OnBytes, OnLeftOut, Reading, Transfer},
     mirror::Place,
     options::{Connection, Exec, Options},
     pipe::Chunk,

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, fmt, time::Duration};
 
 use baton_protocol::{
     agent::Pty,
+    file::Work,
     id::ExecId,
     request::{self, Command, Config, Language},
 };
@@ -73,6 +74,12 @@ impl Exec {
 
     pub fn code(language: Language, code: impl Into<String>) -> Self {
         Self::of(Command::Code { language, code: code.into() })
+    }
+
+    pub(crate) fn file(work: Work) -> Self {
+        let stdin = work.has_stdin();
+        let exec = Self::of(Command::File(work));
+        if stdin { exec.stdin() } else { exec }
     }
 
     fn of(command: Command) -> Self {

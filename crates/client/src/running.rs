@@ -161,6 +161,13 @@ impl Control {
         self.tell(Request::Resize { exec_id: self.exec.id.clone(), cols: cols.max(1), rows: rows.max(1) }).await
     }
 
+    /// Ends work with files that nobody wants any more, if the connection takes it at once.
+    pub(crate) fn give_up(&self) {
+        let signal = Request::Signal { exec_id: self.exec.id.clone(), signal: "TERM".to_owned() };
+        // Without a connection it ends with the session that comes next, or with the sandbox.
+        let _ = self.commands.try_send(Command::Tell(signal));
+    }
+
     /// To a command that is over nothing is said.
     async fn tell(&self, request: Request) -> Result<(), Error> {
         if let Stage::Ended(end) = &*self.exec.stage.borrow() {

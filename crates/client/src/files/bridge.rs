@@ -1,0 +1,110 @@
+//! Between a thread that waits for disks and the connection that waits for nobody: a few pieces, no more.
+
+use std::{
+    fs::File,
+    io::{self, Read, Write},
+    path::Path,
+};
+
+use baton_files::{CHUNK, Fault};
+use bytes::{Buf, Bytes};
+use tokio::sync::mpsc;
+
+/// Pieces between the two.
+const PIECES: usize = 4;
+const GIVEN_UP: &str = "The transfer was given up";
+
+/// An end is said: one that is not comes from a side that failed.
+#[derive(Debug)]
+pub(super) enum Part {
+    Data(Bytes),
+    End,
+}
+
+pub(super) fn to_wire() -> (Writer, mpsc::Receiver<Part>) {
+    let (parts, receiver) = mpsc::channel(PIECES);
+    (Writer { parts, buffer: Vec::with_capacity(CHUNK) }, receiver)
+}
+
+pub(super) fn from_wire() -> (mpsc::Sender<Part>, Reader) {
+    let (sender, parts) = mpsc::channel(PIECES);
+    (sender, Reader { parts, rest: Bytes::new(), is_over: false })
+}
+
+/// Collects small writes into pieces.
+#[derive(Debug)]
+pub(super) struct Writer {
+    parts: mpsc::Sender<Part>,
+    buffer: Vec<u8>,
+}
+
+impl Writer {
+    fn pass_on(&mut self) -> io::Result<()> {
+        let piece = std::mem::replace(&mut self.buffer, Vec::with_capacity(CHUNK));
+        self.parts.blocking_send(Part::Data(piece.into())).map_err(|_| io::Error::other(GIVEN_UP))
+    }
+
+    /// Everything was written.
+    pub(super) fn end(mut self) {
+        if self.buffer.is_empty() || self.pass_on().is_ok() {
+            // Nobody is left to mind.
+            let _ = self.parts.blocking_send(Part::End);
+        }
+    }
+}
+
+impl Write for Writer {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let count = bytes.len().min(CHUNK - self.buffer.len());
+        self.buffer.extend_from_slice(&bytes[..count]);
+        if self.buffer.len() == CHUNK {
+            self.pass_on()?;
+        }
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Reader {
+    parts: mpsc::Receiver<Part>,
+    rest: Bytes,
+    is_over: bool,
+}
+
+impl Read for Reader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while self.rest.is_empty() && !self.is_over {
+            match self.parts.blocking_recv() {
+                Some(Part::Data(bytes)) => self.rest = bytes,
+                Some(Part::End) => self.is_over = true,
+                None => return Err(io::Error::other(GIVEN_UP)),
+            }
+        }
+        let count = buffer.len().min(self.rest.len());
+        self.rest.copy_to_slice(&mut buffer[..count]);
+        Ok(count)
+    }
+}
+
+/// The whole file.
+pub(super) fn copy(path: &Path, to: &mut Writer) -> io::Result<()> {
+    let mut file = File::open(path)?;
+    let mut buffer = vec![0; CHUNK];
+    loop {
+        match file.read(&mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(count) => to.write_all(&buffer[..count])?,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// It only says that the other side took no more.
+pub(super) fn is_gone(fault: &Fault) -> bool {
+    fault.text.starts_with(GIVEN_UP)
+}
