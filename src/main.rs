@@ -28,20 +28,17 @@ fn main() -> ExitCode {
 
 fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.verb {
-        Verb::Run(args) => cli::run::main(args),
+        Verb::Wire(verb) => verb.run(),
         Verb::Config(args) => cli::config::run(&args),
-        Verb::List(args) => cli::list::run(args),
-        Verb::Get(args) => cli::get::run(args),
         Verb::Watch(args) => cli::watch::run(args),
         Verb::Checkpoints(args) => cli::checkpoints::run(args),
-        Verb::Checkpoint(args) => cli::checkpoint::run(args),
-        Verb::Handoff(args) => cli::handoff::run(args),
         Verb::Rollback(args) => cli::rollback::run(args),
         Verb::Delete(args) => cli::delete::run(args),
         Verb::Edit(args) => cli::edit::run(args),
         Verb::Repair(args) => cli::repair::run(args),
         Verb::Gc(args) => cli::gc::run(args),
         Verb::Explain(args) => cli::explain::run(&args),
+        Verb::Completions(args) => cli::completions::run(&args),
         Verb::Dev { verb } => tokio::runtime::Runtime::new()?.block_on(cli::dev::run(verb)).map(|()| ExitCode::SUCCESS),
         Verb::Serve(args) => {
             rustls::crypto::ring::default_provider().install_default().ok();

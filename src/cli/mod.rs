@@ -4,27 +4,38 @@ use std::io::{self, Write};
 
 use clap::{Parser, Subcommand};
 
+mod ask;
+mod attend;
 pub mod check;
 pub mod checkpoint;
 pub mod checkpoints;
+pub mod completions;
 pub mod config;
+mod cp;
+mod create;
 pub mod delete;
 pub mod desk;
 pub mod dev;
 pub mod edit;
+mod exec;
 pub mod explain;
 pub mod flags;
 pub mod gc;
 pub mod get;
 pub mod handoff;
+mod link;
 pub mod list;
+mod logs;
 mod pieces;
 pub mod repair;
 pub mod rollback;
 pub mod rows;
-pub mod run;
+mod run;
 pub mod serve;
+mod tokens;
+mod view;
 pub mod watch;
+pub mod wire;
 
 /// Stateful code sandboxes that move between instances.
 #[derive(Debug, Parser)]
@@ -32,6 +43,9 @@ pub mod watch;
 #[command(after_help = "Examples:\n  baton serve                      serve on 127.0.0.1:8080\n  \
                   baton serve --listen 0.0.0.0:80  serve on all addresses\n  \
                   baton run -- python3 -c 'print(1)'  one command in a fresh sandbox\n  \
+                  id=$(baton create)               a sandbox that stays\n  \
+                  baton exec -it $id -- bash       a command in it, on a terminal\n  \
+                  baton cp src/. $id:/src          files into it, and out of it the other way round\n  \
                   baton config -o json             what is in force, for a program\n  \
                   baton explain LockMissing        what a reason means, and what to do\n  \
                   baton dev fake-gcs               a Cloud Storage in memory, to try several servers with one bucket")]
@@ -44,22 +58,14 @@ pub struct Cli {
 pub enum Verb {
     /// Serve sandboxes until SIGTERM or Ctrl-C.
     Serve(Serve),
-    /// Run one command in a fresh sandbox, and delete the sandbox afterwards.
-    Run(run::RunArgs),
+    #[command(flatten)]
+    Wire(Box<wire::Wire>),
     /// Print every setting, its value and where it comes from.
     Config(config::Args),
-    /// List the sandboxes in the store.
-    List(list::Args),
-    /// Show one sandbox.
-    Get(get::Args),
     /// Watch phases change.
     Watch(watch::Args),
     /// List the checkpoints of a sandbox.
     Checkpoints(checkpoints::Args),
-    /// Have a sandbox checkpointed.
-    Checkpoint(checkpoint::Args),
-    /// Have a sandbox leave the instance it is on.
-    Handoff(handoff::Args),
     /// Make an older checkpoint the one that counts.
     Rollback(rollback::Args),
     /// Delete a sandbox for good.
@@ -72,6 +78,8 @@ pub enum Verb {
     Gc(gc::Args),
     /// Say what a reason in a status means, and what to do about it.
     Explain(explain::Args),
+    /// Print a script that completes baton's verbs and flags in a shell.
+    Completions(completions::Args),
     /// Things for trying out and for tests.
     Dev {
         #[command(subcommand)]

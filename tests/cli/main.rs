@@ -5,6 +5,8 @@
 #[allow(dead_code, reason = "shared with the tests of the wire")]
 #[path = "../wire/agent.rs"]
 mod agent;
+mod copy;
+mod exec;
 mod operators;
 mod pipes;
 mod refusals;

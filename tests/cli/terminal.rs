@@ -1,4 +1,4 @@
-//! `baton run --tty` on a real pseudo terminal.
+//! `baton run --tty`, `exec -it` and `shell` on a real pseudo terminal.
 
 use std::{
     io::Read,
@@ -17,7 +17,7 @@ use tokio::{process::Child, sync::mpsc};
 
 use crate::{
     pipes::{baton, killed, send, started},
-    script::{Server, soon},
+    script::{Heard, ID, Server, TOKEN, soon, view},
 };
 
 /// A terminal of 100 by 30, with somebody in front of it.
@@ -75,12 +75,13 @@ impl Terminal {
     }
 
     /// Runs it as a shell would: in a session of its own, with this as its terminal.
-    fn run(&self, server: &Server) -> Child {
+    fn run(&self, server: &Server, arguments: &[&str]) -> Child {
         let baton = baton(&server.url());
         let side = || Stdio::from(self.line.as_fd().try_clone_to_owned().unwrap());
         let mut command = tokio::process::Command::new("setsid");
-        command.args(["--ctty", "--wait"]).arg(baton.as_std().get_program()).args(["run", "--tty", "--", "bash"]);
+        command.args(["--ctty", "--wait"]).arg(baton.as_std().get_program()).args(arguments);
         command.env_clear().env("PATH", "/usr/bin:/bin").env("TERM", "vt100").env("BATON_URL", server.url());
+        command.env("BATON_TOKEN", TOKEN);
         command.kill_on_drop(true);
         command.stdin(side()).stdout(side()).stderr(side()).spawn().unwrap()
     }
@@ -91,7 +92,7 @@ async fn keys_sizes_and_the_screen_pass_through_and_the_terminal_is_put_back() {
     let server = Server::start().await;
     let mut terminal = Terminal::open();
     let before = format!("{:?}", terminal.mode());
-    let mut child = terminal.run(&server);
+    let mut child = terminal.run(&server, &["run", "--tty", "--", "bash"]);
     let (mut peer, exec, id) = started(&server).await;
     let pty = exec.pty.unwrap();
     assert_eq!((pty.cols, pty.rows, exec.stdin), (100, 30, true));
@@ -121,7 +122,7 @@ async fn the_terminal_is_put_back_when_a_signal_or_the_server_ends_it() {
         let server = Server::start().await;
         let mut terminal = Terminal::open();
         let before = format!("{:?}", terminal.mode());
-        let mut child = terminal.run(&server);
+        let mut child = terminal.run(&server, &["run", "--tty", "--", "bash"]);
         let (mut peer, ..) = started(&server).await;
         peer.output(Stream::Stdout, 1, 0, b"ready").await;
         terminal.shows("ready").await;
@@ -135,6 +136,41 @@ async fn the_terminal_is_put_back_when_a_signal_or_the_server_ends_it() {
             terminal.shows("the sandbox was deleted").await;
         }
         assert!(!soon(child.wait()).await.unwrap().success());
+        assert_eq!(format!("{:?}", terminal.mode()), before);
+    }
+}
+
+#[tokio::test]
+async fn a_shell_in_a_sandbox_feels_local_also_over_a_broken_connection() {
+    for arguments in [vec!["exec", "-it", ID, "--", "bash"], vec!["shell", ID], vec!["attach", ID]] {
+        let server = Server::start().await;
+        let mut terminal = Terminal::open();
+        let before = format!("{:?}", terminal.mode());
+        let mut child = terminal.run(&server, &arguments);
+        let mut peer = server.attach(vec![]).await;
+        let Request::Exec(exec) = peer.request().await else { panic!("no exec") };
+        let id = exec.exec_id.clone().unwrap();
+        let pty = exec.pty.unwrap();
+        assert_eq!((pty.cols, pty.rows, exec.stdin, exec.env["TERM"].as_str()), (100, 30, true, "vt100"));
+        peer.started(&id, 1).await;
+        peer.output(Stream::Stdout, 1, 0, b"ready\r\n").await;
+        terminal.shows("ready").await;
+        assert!(terminal.is_raw());
+        peer.cut();
+        let mut peer = server.attach(vec![view(&id, 1, 0)]).await;
+        assert!(matches!(peer.request_but_ack().await, Request::Reconnect { .. }));
+        terminal.press(b"\x03");
+        assert_eq!(peer.stdin().await.1, &b"\x03"[..]);
+        terminal.resize(120, 40);
+        assert!(peer.request_but_ack().await == Request::Resize { exec_id: id.clone(), cols: 120, rows: 40 });
+        peer.output(Stream::Stdout, 1, 7, b"bye\r\n").await;
+        terminal.shows("bye").await;
+        peer.done(&id, 5).await;
+        // The sandbox stays: nothing but acknowledgements, then a goodbye.
+        while let Heard::Request(request) = peer.heard().await {
+            assert!(matches!(request, Request::Ack { .. }), "{request:?}");
+        }
+        assert_eq!(soon(child.wait()).await.unwrap().code(), Some(5));
         assert_eq!(format!("{:?}", terminal.mode()), before);
     }
 }

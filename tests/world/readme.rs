@@ -7,15 +7,20 @@ use std::{
 
 use baton::config;
 
-/// Read by scripts and tests, not by the server.
+/// Read by clients, scripts and tests, not by the server.
 const OUTSIDE_THE_SERVER: &[&str] = &[
+    "BATON_API_KEY",
     "BATON_AUTH",
     "BATON_BENCH_ROWS",
     "BATON_BIN",
+    "BATON_HEADER",
     "BATON_SEEDS",
     "BATON_TIER",
     "BATON_TEST_ROOTFS",
     "BATON_TEST_GCS_BUCKET",
+    "BATON_TOKEN",
+    "BATON_TOKENS",
+    "BATON_URL",
     "BATON_WRITE_DOCS",
 ];
 

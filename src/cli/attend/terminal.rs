@@ -8,6 +8,10 @@ pub fn is_stdin() -> bool {
     io::stdin().is_terminal()
 }
 
+pub fn is_stderr() -> bool {
+    io::stderr().is_terminal()
+}
+
 /// Columns and rows, of whichever of our streams is a terminal.
 pub fn size() -> Option<(u16, u16)> {
     let size = tcgetwinsize(io::stdout()).or_else(|_| tcgetwinsize(io::stdin())).ok()?;

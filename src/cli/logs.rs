@@ -1,0 +1,131 @@
+//! `baton logs`: what a command printed, as far as it is still kept.
+
+use std::{process::ExitCode, sync::Arc, time::Duration};
+
+use anyhow::{Context, bail};
+use baton_client::{Chunk, ExecId, ExecView, Offsets, Output, Running, Sandbox};
+
+use super::{
+    attend::{Signals, write},
+    link::{SandboxArgs, explain},
+    print,
+};
+use crate::clock::{SharedClock, SystemClock};
+
+const LEAVE_WITHIN: Duration = Duration::from_secs(5);
+
+/// Print what a command printed, as far as it is still kept.
+///
+/// Without an exec id it is the last command. The output stays where it is and can be read again,
+/// but with --follow it counts as delivered.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "Examples:\n  baton logs 0b9f\n  \
+                  baton logs --list 0b9f\n  \
+                  baton logs --follow 0b9f x1f0a")]
+pub struct LogsArgs {
+    /// Go on until the command ends, and leave with its exit code.
+    #[arg(short, long)]
+    pub follow: bool,
+    /// Only list the commands that are known.
+    #[arg(short, long, conflicts_with = "follow")]
+    pub list: bool,
+    #[command(flatten)]
+    pub link: SandboxArgs,
+    /// Its id, or the beginning of it if its token is kept here.
+    pub sandbox: String,
+    /// The command, as `baton exec --detach` printed it.
+    pub exec: Option<String>,
+}
+
+pub async fn run(args: LogsArgs) -> anyhow::Result<ExitCode> {
+    let mut signals = Signals::listen()?;
+    let sandbox = tokio::select! {
+        attached = args.link.attach(&args.sandbox) => attached?,
+        code = signals.end() => return Ok(ExitCode::from(code)),
+    };
+    let code = tokio::select! {
+        code = show(&sandbox, &args) => code,
+        code = signals.end() => Ok(code),
+    };
+    let clock: SharedClock = Arc::new(SystemClock);
+    let _ = clock.timeout(LEAVE_WITHIN, sandbox.close()).await;
+    code.map(ExitCode::from)
+}
+
+async fn show(sandbox: &Sandbox, args: &LogsArgs) -> anyhow::Result<u8> {
+    let views = sandbox.execs();
+    if args.list {
+        print(&views.iter().map(line).collect::<String>())?;
+        return Ok(0);
+    }
+    let view = match &args.exec {
+        Some(text) => {
+            let id = ExecId::parse(text).ok().with_context(|| format!("`{text}` is no exec id"))?;
+            let found = views.into_iter().rev().find(|view| view.exec_id == id);
+            found.with_context(|| format!("the sandbox knows no command `{text}`: see `baton logs --list`"))?
+        }
+        None => views.into_iter().max_by_key(|view| view.exec).context("the sandbox knows no command")?,
+    };
+    let from = Offsets { stdout: view.stdout.from, stderr: view.stderr.from };
+    if view.stdout.from + view.stderr.from > 0 {
+        eprintln!("baton: {} bytes before this are not kept any more", view.stdout.from + view.stderr.from);
+    }
+    let running = match args.follow {
+        true => sandbox.follow(&view.exec_id, from).await,
+        false => sandbox.peek(&view.exec_id, from).await,
+    };
+    let running = running.map_err(|error| explain(error, ""))?;
+    if args.follow { follow(running).await } else { look(running, &view).await }
+}
+
+fn line(view: &ExecView) -> String {
+    let state = match (view.running, view.exit_code, view.signal) {
+        (true, ..) => "running".to_owned(),
+        (false, Some(code), _) => format!("exit {code}"),
+        (false, None, Some(signal)) => format!("signal {signal}"),
+        (false, None, None) => "ended".to_owned(),
+    };
+    format!("{}  {state}  {} bytes\n", view.exec_id, view.stdout.to + view.stderr.to)
+}
+
+/// What there was when we came, and no more.
+async fn look(mut running: Running, view: &ExecView) -> anyhow::Result<u8> {
+    let (mut stdout, mut stderr) = (view.stdout.from, view.stderr.from);
+    while stdout < view.stdout.to || stderr < view.stderr.to {
+        let Some((output, chunk)) = running.next().await else { break };
+        let (at, end) = match output {
+            Output::Stdout => (&mut stdout, view.stdout.to),
+            Output::Stderr => (&mut stderr, view.stderr.to),
+        };
+        match chunk {
+            Chunk::Data(bytes) => {
+                let wanted = bytes.len().min(usize::try_from(end.saturating_sub(*at))?);
+                put(output, &bytes[..wanted]).await?;
+                *at += bytes.len() as u64;
+            }
+            Chunk::Gap { to, .. } => *at = to,
+            Chunk::Rewound { .. } => bail!("the sandbox went back to an older checkpoint"),
+        }
+    }
+    Ok(0)
+}
+
+async fn follow(mut running: Running) -> anyhow::Result<u8> {
+    while let Some((output, chunk)) = running.next().await {
+        match chunk {
+            Chunk::Data(bytes) => put(output, &bytes).await?,
+            Chunk::Gap { from, to } => eprintln!("baton: {} bytes were not kept", to - from),
+            Chunk::Rewound { .. } => bail!("the sandbox went back to an older checkpoint"),
+        }
+    }
+    let outcome = running.wait().await.map_err(|error| explain(error, ""))?;
+    super::attend::End::Outcome(outcome).code()
+}
+
+async fn put(output: Output, bytes: &[u8]) -> anyhow::Result<()> {
+    let written = match output {
+        Output::Stdout => write(&mut tokio::io::stdout(), bytes).await,
+        Output::Stderr => write(&mut tokio::io::stderr(), bytes).await,
+    };
+    written.context("the output cannot be written")
+}

@@ -1,0 +1,176 @@
+//! The command line against a real server with real sandboxes, as a person uses it.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Output, Stdio},
+    time::Duration,
+};
+
+use tokio::{io::AsyncWriteExt, process::Command};
+
+use crate::{
+    place::clock,
+    proxy::Proxy,
+    servers::{Machine, Server, is_proof},
+    transfer::{bytes, look, plant, soon},
+};
+
+/// Somebody at a prompt: a home, a directory, a server.
+struct Person {
+    url: String,
+    home: PathBuf,
+}
+
+impl Person {
+    fn at(machine: &Machine, url: String) -> Self {
+        let home = machine.directory.path().join("home");
+        fs::create_dir_all(&home).unwrap();
+        Self { url, home }
+    }
+
+    fn types(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_baton"));
+        command.args(arguments).current_dir(&self.home).kill_on_drop(true).env_clear().env("PATH", "/usr/bin:/bin");
+        command.env("HOME", &self.home).env("BATON_URL", &self.url);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    async fn sees(&self, arguments: &[&str]) -> Output {
+        soon(self.types(arguments).output()).await.unwrap()
+    }
+
+    /// What is printed; it must work.
+    async fn gets(&self, arguments: &[&str]) -> String {
+        let output = self.sees(arguments).await;
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_person_creates_runs_copies_stores_and_ends() {
+    let machine = Machine::with_a_directory().await;
+    let server = machine.server_with("one", &[("BATON_ADMIN_KEY", "admin")]).await;
+    let person = Person::at(&machine, format!("ws://{}", server.address));
+    let id = person.gets(&["create", "--checkpoint", "--handoff", "--label", "team=red"]).await.trim().to_owned();
+    let short = &id[8..20];
+    assert_eq!(person.gets(&["exec", short, "--", "sh", "-c", "echo $((6 * 7))"]).await, "42\n");
+    let failed = person.sees(&["exec", short, "--", "sh", "-c", "echo oh >&2; exit 3"]).await;
+    assert_eq!((failed.status.code(), &failed.stderr[..]), (Some(3), &b"oh\n"[..]));
+    let late = person.sees(&["exec", "--timeout", "200ms", short, "--", "sleep", "60"]).await;
+    assert_eq!(late.status.code(), Some(124));
+
+    plant(&person.home.join("tree"), 100_000);
+    person.gets(&["cp", "tree", &format!("{short}:/data/")]).await;
+    let there = person.gets(&["exec", short, "--", "sh", "-c", "cd /data/tree && ls -R | wc -l && cat link"]).await;
+    assert!(there.ends_with("file 1\n".repeat(37).as_str()), "{there}");
+    person.gets(&["cp", &format!("{short}:/data/tree"), "back"]).await;
+    assert_eq!(look(&person.home.join("back")), look(&person.home.join("tree")));
+    // Piped in, and out again.
+    let mut child = person.types(&["cp", "-", &format!("{short}:/data/piped")]).stdin(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"through a pipe").await.unwrap();
+    assert!(soon(child.wait_with_output()).await.unwrap().status.success());
+    assert_eq!(person.gets(&["cp", &format!("{short}:/data/piped"), "-"]).await, "through a pipe");
+    // Links that lead out of the copy stay in the sandbox.
+    person
+        .gets(&["exec", short, "--", "sh", "-c", "mkdir /evil; cd /evil; ln -s /etc/passwd a; ln -s .. b; echo c > c"])
+        .await;
+    let partly = person.sees(&["cp", &format!("{short}:/evil"), "."]).await;
+    let told = String::from_utf8(partly.stderr).unwrap();
+    assert_eq!((partly.status.code(), told.matches("left out").count()), (Some(1), 2), "{told}");
+    assert_eq!(fs::read_dir(person.home.join("evil")).unwrap().count(), 1);
+
+    let exec = person.gets(&["exec", "--detach", short, "--", "sh", "-c", "echo one; echo two >&2; sleep 600"]).await;
+    let exec = exec.trim();
+    let listed = loop {
+        let listed = person.gets(&["logs", "--list", short]).await;
+        if listed.contains("8 bytes") {
+            break listed;
+        }
+    };
+    assert!(listed.contains(&format!("{exec}  running  8 bytes")), "{listed}");
+    for _ in 0..2 {
+        let logs = person.sees(&["logs", short]).await;
+        assert_eq!((&logs.stdout[..], &logs.stderr[..]), (&b"one\n"[..], &b"two\n"[..]), "it can be read again");
+    }
+    // Stored with the command in it, and fetched by the next verb.
+    let refused = person.sees(&["checkpoint", short]).await;
+    assert_eq!(refused.status.code(), Some(1));
+    let checkpoint = person.gets(&["checkpoint", "--live", short]).await;
+    assert!(checkpoint.starts_with(&id), "{checkpoint}");
+    let logs = person.sees(&["logs", short, exec]).await;
+    assert_eq!((&logs.stdout[..], &logs.stderr[..]), (&b"one\n"[..], &b"two\n"[..]));
+    person.gets(&["handoff", short]).await;
+    let listed = person.gets(&["list", "--api-key", "admin", "--label", "team=red", "-o", "json"]).await;
+    let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
+    assert_eq!((listed.as_array().unwrap().len(), listed[0]["sandbox_id"].as_str()), (1, Some(id.as_str())));
+    assert!(person.gets(&["get", "--api-key", "admin", short]).await.contains(&id));
+    assert_eq!(person.gets(&["list", "--api-key", "admin", "--label", "team=blue"]).await.lines().count(), 1);
+    let denied = person.sees(&["list"]).await;
+    assert!(String::from_utf8_lossy(&denied.stderr).contains("admin key"), "{denied:?}");
+    person.gets(&["kill", short]).await;
+    assert_eq!(person.sees(&["exec", short, "--", "true"]).await.status.code(), Some(1));
+    server.stop().await;
+}
+
+/// The most memory a process ever had, in bytes; 0 once it is gone.
+fn peak(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap_or_default();
+    line.split_whitespace().nth(1).and_then(|number| number.parse::<u64>().ok()).unwrap_or(0) * 1024
+}
+
+/// Runs a copy to its end; the most memory it had.
+async fn copied(person: &Person, from: &str, to: &str) -> u64 {
+    let mut child = person.types(&["cp", "-q", from, to]).spawn().unwrap();
+    let (pid, mut most) = (child.id().unwrap(), 0);
+    let ended = async {
+        loop {
+            most = most.max(peak(pid));
+            if let Ok(ended) = clock().timeout(Duration::from_millis(10), child.wait()).await {
+                return ended.unwrap();
+            }
+        }
+    };
+    let ended = clock().timeout(Duration::from_secs(600), ended).await.expect("it hangs");
+    let output = child.wait_with_output().await.unwrap();
+    assert!(ended.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    most
+}
+
+fn is_same(one: &Path, two: &Path) -> bool {
+    std::process::Command::new("cmp").arg("-s").arg(one).arg(two).status().unwrap().success()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_large_file_goes_both_ways_and_memory_does_not_grow_with_it() {
+    let megabytes: u64 = if is_proof() { 1024 } else { 96 };
+    let machine = Machine::with_a_directory().await;
+    let server: Server = machine.server("one").await;
+    let pid = u32::try_from(server.pid().as_raw()).unwrap();
+    let proxy = Proxy::start(&server, 0, 0).await;
+    let person = Person::at(&machine, proxy.url());
+    let id = person.gets(&["create"]).await.trim().to_owned();
+    let (large, back) = (person.home.join("large"), person.home.join("back"));
+    {
+        use std::io::Write;
+        let mut file = fs::File::create(&large).unwrap();
+        for part in 0..megabytes {
+            let mut piece = bytes(1 << 20);
+            piece[..8].copy_from_slice(&part.to_le_bytes());
+            file.write_all(&piece).unwrap();
+        }
+    }
+    let before = peak(pid);
+    let up = copied(&person, "large", &format!("{id}:/root/large")).await;
+    let down = copied(&person, &format!("{id}:/root/large"), "back").await;
+    assert!(is_same(&large, &back), "every byte is as it was");
+    let grown = peak(pid).saturating_sub(before);
+    println!("{megabytes} MiB: up {} KiB, down {} KiB at most, server grew {} KiB", up >> 10, down >> 10, grown >> 10);
+    assert!(up < 64 << 20 && down < 64 << 20, "the client took {up} and {down} bytes");
+    assert!(grown < 48 << 20, "the server grew by {grown} bytes");
+    person.gets(&["kill", &id]).await;
+    server.stop().await;
+}
