@@ -175,6 +175,27 @@ async fn a_shell_in_a_sandbox_feels_local_also_over_a_broken_connection() {
     }
 }
 
+#[tokio::test]
+async fn a_copy_shows_how_far_it_has_come_on_a_terminal_only() {
+    let server = Server::start().await;
+    let space = tempfile::tempdir().unwrap();
+    let file = space.path().join("file");
+    std::fs::write(&file, vec![7; 300_000]).unwrap();
+    let (mut terminal, target) = (Terminal::open(), format!("{ID}:/data/"));
+    let mut child = terminal.run(&server, &["cp", file.to_str().unwrap(), &target]);
+    let mut peer = server.attach(vec![]).await;
+    let id = peer.exec().await;
+    peer.started(&id, 1).await;
+    terminal.shows("%").await;
+    let mut came = 0;
+    while came < 300_000 {
+        came += peer.stdin().await.1.len();
+    }
+    peer.done(&id, 0).await;
+    while let Heard::Request(_) = peer.heard().await {}
+    assert_eq!(soon(child.wait()).await.unwrap().code(), Some(0));
+}
+
 /// `setsid` waits with its own id; what it started is its child.
 fn send_to_group(setsid: &Child) {
     let children = format!("/proc/{0}/task/{0}/children", setsid.id().unwrap());

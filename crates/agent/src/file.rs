@@ -6,7 +6,7 @@
 use std::{
     ffi::OsString,
     io::{self, Read, Write},
-    os::fd::AsFd,
+    os::fd::{AsFd, BorrowedFd},
     process::ExitCode,
 };
 
@@ -17,7 +17,7 @@ use nix::sys::{
     signalfd::{SfdFlags, SignalFd},
 };
 use rustix::{
-    event::{PollFd, PollFlags, poll},
+    event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
 };
 
@@ -25,6 +25,9 @@ use rustix::{
 pub const WORD: &str = "file";
 /// The agent's program; the agent itself lies in memory, so there is no other name for it.
 pub const PROGRAM: &str = "/proc/self/exe";
+/// After so many seconds without a byte nobody will send one any more. Whoever lost the connection comes back
+/// much sooner, and work that waits for ever would keep its sandbox from ever being idle.
+const PATIENCE: Timespec = Timespec { tv_sec: 3600, tv_nsec: 0 };
 /// So many faults are told one by one.
 const MOST_TOLD: u64 = 1000;
 
@@ -74,21 +77,26 @@ fn with_stdin(work: &Work, tell: &mut dyn FnMut(&Fault)) -> Result<baton_files::
     ends.thread_block().map_err(|error| failed(error.into()))?;
     let signals = SignalFd::with_flags(&ends, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
         .map_err(|error| failed(error.into()))?;
-    baton_files::run(work, &mut Input { signals }, &mut io::sink(), tell)
+    let mut input = Input { stdin: rustix::stdio::stdin(), signals, patience: PATIENCE };
+    baton_files::run(work, &mut input, &mut io::sink(), tell)
 }
 
 /// Stdin until somebody has enough: a signal is an error of reading, so that what was begun is taken back.
-struct Input {
+struct Input<'a> {
+    stdin: BorrowedFd<'a>,
     signals: SignalFd,
+    patience: Timespec,
 }
 
-impl Read for Input {
+impl Read for Input<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let stdin = rustix::stdio::stdin();
         loop {
-            let mut ready =
-                [PollFd::new(&stdin, PollFlags::IN), PollFd::from_borrowed_fd(self.signals.as_fd(), PollFlags::IN)];
-            match poll(&mut ready, None) {
+            let mut ready = [
+                PollFd::from_borrowed_fd(self.stdin, PollFlags::IN),
+                PollFd::from_borrowed_fd(self.signals.as_fd(), PollFlags::IN),
+            ];
+            match poll(&mut ready, Some(&self.patience)) {
+                Ok(0) => return Err(io::Error::other("Nothing came for too long")),
                 Ok(_) => {}
                 Err(Errno::INTR) => continue,
                 Err(error) => return Err(error.into()),
@@ -97,7 +105,7 @@ impl Read for Input {
             if !ready[1].revents().is_empty() {
                 return Err(io::Error::other("It was given up"));
             }
-            match rustix::io::read(stdin, &mut *buffer) {
+            match rustix::io::read(self.stdin, &mut *buffer) {
                 Ok(count) => return Ok(count),
                 Err(Errno::INTR | Errno::AGAIN) => {}
                 Err(error) => return Err(error.into()),
@@ -106,7 +114,7 @@ impl Read for Input {
     }
 }
 
-struct Fd<'a>(rustix::fd::BorrowedFd<'a>);
+struct Fd<'a>(BorrowedFd<'a>);
 
 impl Write for Fd<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -115,5 +123,24 @@ impl Write for Fd<'_> {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sender_that_falls_silent_is_not_waited_for_for_ever() {
+        let (stdin, sender) = rustix::pipe::pipe().unwrap();
+        let signals = SignalFd::with_flags(&SigSet::empty(), SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).unwrap();
+        let patience = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+        let mut input = Input { stdin: stdin.as_fd(), signals, patience };
+        rustix::io::write(&sender, b"some").unwrap();
+        let mut buffer = [0; 8];
+        assert_eq!(input.read(&mut buffer).unwrap(), 4);
+        assert_eq!(input.read(&mut buffer).unwrap_err().to_string(), "Nothing came for too long");
+        drop(sender);
+        assert_eq!(input.read(&mut buffer).unwrap(), 0, "an end is an end");
     }
 }

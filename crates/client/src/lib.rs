@@ -11,6 +11,17 @@
 //! # }
 //! ```
 //!
+//! Files go in and out, also whole directories:
+//!
+//! ```no_run
+//! # async fn example(sandbox: baton_client::Sandbox) -> Result<(), baton_client::Error> {
+//! sandbox.write_file("/data/note", "hello").await?;
+//! assert_eq!(sandbox.read_file("/data/note").await?, b"hello");
+//! sandbox.upload("src", "/src").await?;
+//! sandbox.download("/src/out", "out").await
+//! # }
+//! ```
+//!
 //! ```text
 //!   Sandbox ──commands──▶ link: one task, owns the socket ──▶ server
 //!      ▲                    │ one session per connection
