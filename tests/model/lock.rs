@@ -121,7 +121,8 @@ pub fn written(lock: Small, write: Write) -> Small {
                 Write::Commit { op, head } => rules::committed(&lock, nonce(op), checkpoint(head)),
                 Write::Release { head, behind } => rules::released(&lock, (head > 0).then(|| checkpoint(head)), behind),
                 Write::Purging { op } => rules::purging(&lock, nonce(op)),
-                Write::Bury => rules::tombstone(&lock),
+                // When it was buried decides nothing here.
+                Write::Bury => rules::tombstone(&lock, String::new()),
                 Write::Wait { me, op } => rules::waited(&lock, &instance(me), nonce(op), &times),
                 Write::Withdraw { me } => rules::withdrawn(&lock, &instance(me)),
             };

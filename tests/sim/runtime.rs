@@ -213,9 +213,9 @@ impl Lifecycle for Runtime {
 
 impl Execs for Runtime {
     fn open(&self, id: &SandboxId) -> Option<Link> {
-        let Link { to_agent, from_agent } = self.containers.open(id)?;
+        let Link { to_agent, from_agent, behind } = self.containers.open(id)?;
         if self.mistake != Some(Mistake::WrongReplay) {
-            return Some(Link { to_agent, from_agent });
+            return Some(Link { to_agent, from_agent, behind });
         }
         let (from_session, mut frames) = mpsc::channel::<frame::Frame>(8);
         tokio::spawn(async move {
@@ -228,6 +228,6 @@ impl Execs for Runtime {
                 }
             }
         });
-        Some(Link { to_agent: from_session, from_agent })
+        Some(Link { to_agent: from_session, from_agent, behind })
     }
 }
