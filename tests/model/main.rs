@@ -66,7 +66,7 @@ fn rounds() -> Vec<(&'static str, Bounds)> {
         ("a lost answer", Bounds { lost: 1, ..short.clone() }),
         (
             "a lost answer to a checkpoint",
-            Bounds { lost: 1, saves: true, aborts: true, checkpoints: 2, epochs: 1, ..NONE },
+            Bounds { lost: 1, saves: true, aborts: true, wishes: 1, checkpoints: 2, epochs: 1, instances: 1, ..NONE },
         ),
         ("a death", Bounds { kills: 1, checkpoints: 1, ..short.clone() }),
         ("a restart", Bounds { kills: 1, restarts: 1, ..short.clone() }),
@@ -75,14 +75,15 @@ fn rounds() -> Vec<(&'static str, Bounds)> {
         ("a hang", Bounds { hangs: 1, ..short.clone() }),
         ("an end by itself", Bounds { ends: 1, checkpoints: 1, ..short.clone() }),
         ("a deletion", Bounds { wishes: 1, may_delete: true, kills: 1, ..short.clone() }),
-        ("a lock that is gone", Bounds { lock_gone: true, checkpoints: 1, ..short.clone() }),
-        ("three instances", Bounds { instances: 3, epochs: 1, ..short }),
+        ("a lock that is gone", Bounds { lock_gone: true, checkpoints: 1, ..short }),
     ]
 }
 
 /// Several things at a time, and longer.
 fn long_rounds() -> Vec<(&'static str, Bounds)> {
     let short = Bounds { aborts: true, saves: true, checkpoints: 1, epochs: 2, ..NONE };
+    let ticks = lock::Ticks { hold: 1, takeover: 2, waiter: 2 };
+    let three = Bounds { instances: 3, ticks, checkpoints: 1, epochs: 2, ..NONE };
     vec![
         ("longer, nothing goes wrong", Bounds { aborts: true, ..NONE }),
         ("longer, a lost answer", Bounds { lost: 1, checkpoints: 1, ..NONE }),
@@ -94,7 +95,8 @@ fn long_rounds() -> Vec<(&'static str, Bounds)> {
             "a deletion, a lost answer and a death",
             Bounds { lost: 1, kills: 1, wishes: 1, may_delete: true, ..short.clone() },
         ),
-        ("three instances and a death", Bounds { instances: 3, kills: 1, checkpoints: 1, epochs: 2, ..NONE }),
+        ("three instances and a death", Bounds { kills: 1, ..three.clone() }),
+        ("three instances and a lost answer", Bounds { lost: 1, ..three }),
     ]
 }
 

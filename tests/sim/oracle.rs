@@ -100,9 +100,9 @@ pub struct Verdict {
 impl Told {
     fn note(&mut self, at: Duration, line: &str) {
         let line = format!("{:>9.3}  {line}", at.as_secs_f64());
-        for byte in line.bytes() {
-            self.hash = (self.hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-        }
+        // Who follows one board is woken in no fixed order: within a moment the order of lines does not count.
+        let hash = line.bytes().fold(0, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+        self.hash = self.hash.wrapping_add(hash);
         self.trace.push(line);
     }
 
@@ -300,12 +300,14 @@ impl Oracle {
         let purging = story.is_some_and(|story| {
             story.may_be_purged && story.lock.as_ref().is_some_and(|lock| lock.purging || lock.purged)
         });
-        // What no head names may go, unless it is of the epoch that is in force.
+        // What no head names may go, unless it may still be committed: by this epoch, with a number to come.
         let outdated = layout::checkpoint_of(key).is_some_and(|checkpoint| {
             // A lock that an operator deletes while its holder tidies up says what it said.
             story.and_then(|story| story.lock.as_ref().or(story.former.as_ref())).is_some_and(|lock| {
                 let named = [&lock.head, &lock.prev_head].into_iter().flatten();
-                checkpoint.epoch() < lock.epoch && named.into_iter().all(|head| head.checkpoint_id != checkpoint)
+                let over = lock.head.as_ref().is_some_and(|head| checkpoint.seq() <= head.seq);
+                (checkpoint.epoch() < lock.epoch || over)
+                    && named.into_iter().all(|head| head.checkpoint_id != checkpoint)
             })
         });
         if !purging && !outdated {
