@@ -50,21 +50,21 @@ pub async fn gc(desk: &Desk, args: &Args) -> Result<Verdict> {
         tombstones_for: args.tombstones_after.unwrap_or(TOMBSTONE),
     };
     let mut sweep = Sweep::new(ground.clone());
-    let mut jobs = sweep.pass().await?;
+    let mut assignments = sweep.pass().await?;
     if args.dead {
         desk.tell(&format!("watching leases for {}", humantime::format_duration(desk.times.takeover)));
         desk.clock.sleep(desk.times.takeover + Duration::from_secs(1)).await;
-        jobs.extend(sweep.pass().await?);
+        assignments.extend(sweep.pass().await?);
     }
     let (mut done, mut failed) = (0_usize, 0_usize);
-    for job in jobs {
-        let (id, errand) = (job.id.clone(), job.errand);
+    for assignment in assignments {
+        let (id, errand) = (assignment.id.clone(), assignment.errand);
         if args.dry_run {
             desk.tell(&format!("{id}: would {}", words(errand)));
             done += 1;
             continue;
         }
-        match job.fulfil(&ground).await {
+        match assignment.fulfil(&ground).await {
             Ok(true) => {
                 desk.tell(&format!("{id}: {}", words(errand)));
                 done += 1;

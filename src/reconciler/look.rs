@@ -56,6 +56,7 @@ impl Sandbox {
             self.take_in(looked).await;
         }
         self.expire().await;
+        self.settle_answers().await;
         let mut has_read = read.is_some();
         if let Some((read, was_renewal)) = read {
             self.note(read);

@@ -181,7 +181,7 @@ pub async fn run(tools: Arc<Tools>, stop: CancellationToken) {
     let mut bells: HashMap<SandboxId, Arc<Bell>> = HashMap::new();
     let mut names: HashMap<tokio::task::Id, SandboxId> = HashMap::new();
     let mut drain = tools.drain.clone();
-    let (found, mut jobs) = mpsc::channel(1);
+    let (found, mut assignments) = mpsc::channel(1);
     let mut sweeping = pin!(sweep::run(tools.clone(), found));
     let mut sweeps = true;
     loop {
@@ -213,12 +213,12 @@ pub async fn run(tools: Arc<Tools>, stop: CancellationToken) {
                 }
                 id
             }
-            Some(job) = jobs.recv() => {
+            Some(assignment) = assignments.recv() => {
                 // A loop that is there looks after its sandbox itself.
-                if !bells.contains_key(&job.id) {
-                    let (id, bell) = (job.id.clone(), Arc::new(Bell::default()));
+                if !bells.contains_key(&assignment.id) {
+                    let (id, bell) = (assignment.id.clone(), Arc::new(Bell::default()));
                     bells.insert(id.clone(), bell.clone());
-                    names.insert(loops.spawn(job.run(tools.clone(), bell)).id(), id);
+                    names.insert(loops.spawn(assignment.run(tools.clone(), bell)).id(), id);
                 }
                 continue;
             }

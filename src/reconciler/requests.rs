@@ -1,10 +1,10 @@
 //! Requests under a nonce: done once, answered once, also when the answer is a no.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use baton_protocol::{
     id::Nonce,
-    metadata::{Answer, Done as Fulfilled, Latest, Request},
+    metadata::{Answer, Done as Fulfilled, Latest, Request, Spec},
     reason::Reason,
 };
 
@@ -17,6 +17,9 @@ use crate::{
     clock::Moment,
     storage::{layout, lease::LockFile},
 };
+
+/// An answer that nobody took for so long is not waited for.
+const HEARD_WITHIN: Duration = Duration::from_secs(10 * 60);
 
 impl Sandbox {
     /// A checkpoint of the running sandbox was asked for and not answered yet, or it is time for one.
@@ -116,6 +119,36 @@ impl Sandbox {
             tracing::warn!(sandbox = %self.id, %error, "old checkpoints are left for the next time");
         }
         Ok(())
+    }
+
+    /// Removes requests whose answer nobody took for long: whoever asked is gone.
+    pub(super) async fn settle_answers(&mut self) {
+        let now = self.tools.clock.now();
+        let Some(found) = self.found.as_ref().filter(|_| self.is_held()) else { return };
+        let answers = &found.metadata.status.answers;
+        let answered: BTreeMap<_, _> = found
+            .metadata
+            .spec
+            .requests
+            .keys()
+            .filter(|nonce| answers.contains_key(*nonce))
+            .map(|nonce| (nonce.clone(), self.answered.get(nonce).copied().unwrap_or(now)))
+            .collect();
+        self.answered = answered;
+        let old: Vec<_> =
+            self.answered.iter().filter(|(_, at)| now - **at >= HEARD_WITHIN).map(|(nonce, _)| nonce.clone()).collect();
+        if old.is_empty() {
+            return;
+        }
+        let change = |spec: &mut Spec| {
+            let before = spec.requests.len();
+            spec.requests.retain(|nonce, _| !old.contains(nonce));
+            spec.requests.len() < before
+        };
+        match self.tools.records.edit(&self.id, &change).await {
+            Ok(_) => self.metadata_due = now,
+            Err(error) => tracing::debug!(sandbox = %self.id, %error, "answered requests are left for the next time"),
+        }
     }
 
     /// When a running sandbox is next checkpointed by itself.

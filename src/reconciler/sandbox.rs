@@ -1,6 +1,6 @@
 //! One sandbox on this instance: look, plan, act, report, look again, until nothing of it is here.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use baton_protocol::{
     frame::Marker,
@@ -63,6 +63,8 @@ pub(super) struct Sandbox {
     pub(super) seat: Option<Attached>,
     /// When it is next checkpointed without anybody's asking.
     pub(super) save_due: Option<Moment>,
+    /// Since when requests are answered whose asker has not taken the answer.
+    pub(super) answered: BTreeMap<Nonce, Moment>,
     /// The metadata cannot be used, and says so as far as it can.
     pub(super) amiss: bool,
     pub(super) fetching: Option<Fetching>,
@@ -134,6 +136,7 @@ impl Sandbox {
             contention: None,
             seat: None,
             save_due: None,
+            answered: BTreeMap::new(),
             amiss: false,
             fetching: None,
         }

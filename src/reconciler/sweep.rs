@@ -55,7 +55,7 @@ pub struct Ground {
 
 /// One errand on its way to its task.
 #[derive(Debug)]
-pub struct Job {
+pub struct Assignment {
     pub id: SandboxId,
     pub errand: Errand,
     lock: LockFile,
@@ -110,7 +110,7 @@ pub struct Sweep {
 }
 
 /// Sweeps now and then, until the instance drains or nobody takes errands any more.
-pub(super) async fn run(tools: Arc<Tools>, jobs: mpsc::Sender<Job>) {
+pub(super) async fn run(tools: Arc<Tools>, assignments: mpsc::Sender<Assignment>) {
     let Some(every) = tools.housekeeping.sweep.filter(|_| tools.records.can_checkpoint()) else { return };
     let mut sweep = Sweep::new(tools.ground());
     let permits = Arc::new(Semaphore::new(AT_ONCE));
@@ -126,10 +126,10 @@ pub(super) async fn run(tools: Arc<Tools>, jobs: mpsc::Sender<Job>) {
                 continue;
             }
         };
-        for mut job in found {
+        for mut assignment in found {
             let Ok(permit) = permits.clone().acquire_owned().await else { return };
-            job.permit = Some(permit);
-            if jobs.send(job).await.is_err() {
+            assignment.permit = Some(permit);
+            if assignments.send(assignment).await.is_err() {
                 return;
             }
         }
@@ -142,7 +142,7 @@ impl Sweep {
     }
 
     /// Looks at everything once; what is to be done.
-    pub async fn pass(&mut self) -> records::Result<Vec<Job>> {
+    pub async fn pass(&mut self) -> records::Result<Vec<Assignment>> {
         let listed = match self.ground.records.survey().await {
             Ok(listed) => listed,
             Err(error) => {
@@ -163,7 +163,7 @@ impl Sweep {
             });
             stream::iter(looks.collect::<Vec<_>>()).buffered(AT_ONCE).collect().await
         };
-        let mut jobs = Vec::new();
+        let mut assignments = Vec::new();
         for (id, mut known) in looked {
             let errand = errand(&self.seen(&known));
             if errand != Errand::Rest {
@@ -172,14 +172,14 @@ impl Sweep {
                         let objects = known.objects.clone();
                         // What it will be afterwards is looked at anew.
                         known.tidy_at = None;
-                        jobs.push(Job { id: id.clone(), errand, lock, objects, permit: None });
+                        assignments.push(Assignment { id: id.clone(), errand, lock, objects, permit: None });
                     }
                     Err(error) => tracing::warn!(sandbox = %id, %error, "the sweep passes it over"),
                 }
             }
             self.known.insert(id, known);
         }
-        Ok(jobs)
+        Ok(assignments)
     }
 
     fn lock_file(&self, id: &SandboxId) -> records::Result<LockFile> {

@@ -93,6 +93,9 @@ impl Process {
         } else {
             Rhythm::DEFAULT
         };
+        // A mistake is looked for with the seeds that find it, and those know no sweep.
+        let sweep = mistake.is_none().then_some(std::time::Duration::from_secs(60));
+        let housekeeping = Housekeeping { sweep, ..Housekeeping::OFF };
         let tools = Arc::new(Tools {
             who: Identity { me: me.clone(), predecessor },
             records: Records::new(clock.clone(), memory, Some(durable), true, times),
@@ -104,7 +107,7 @@ impl Process {
             times,
             drain: drain_seen,
             rhythm,
-            housekeeping: Housekeeping::OFF,
+            housekeeping,
         });
         let watched = ground.ids.iter().map(|id| (id.clone(), runtime.truth(id))).collect();
         ground.oracle.begins(at, me.as_str(), &machine, watched);

@@ -59,6 +59,52 @@ async fn a_request_that_fails_is_answered_and_not_repeated() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_request_whose_asker_is_gone_is_removed_ten_minutes_after_its_answer() {
+    let world = World::new();
+    let one = world.instance();
+    let mut visit = one
+        .create(|spec| {
+            persistent(spec);
+            spec.idle_timeout = None;
+        })
+        .await;
+    visit.until_running().await;
+    ask(&one, &visit, &Request::Checkpoint {}).await;
+    world.after(9 * 60).await;
+    assert_eq!(one.metadata(&visit.id).await.unwrap().spec.requests.len(), 1);
+    world.after(2 * 60).await;
+    assert_eq!(one.metadata(&visit.id).await.unwrap().spec.requests.len(), 0);
+    assert_eq!(world.lock(&visit.id).await.unwrap().head.unwrap().seq, 1, "it was done once");
+    one.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_whose_answer_was_lost_with_its_instance_is_answered_by_the_next() {
+    let world = World::new();
+    let (one, two) = (world.instance(), world.instance());
+    let mut visit = one.create(movable).await;
+    visit.until_running().await;
+    let (id, nonce) = (visit.id.clone(), world.clock.nonce());
+    one.edit(&id, |spec| drop(spec.requests.insert(nonce.clone(), Request::Checkpoint {}))).await;
+    // The commit is applied; then nothing reaches the store any more, and the instance dies.
+    while world.lock(&id).await.unwrap().head.is_none() {
+        tokio::task::yield_now().await;
+        if world.lock(&id).await.unwrap().head.is_some() {
+            break;
+        }
+        world.clock.sleep(std::time::Duration::from_millis(1)).await;
+    }
+    one.store.cut(true);
+    let one = one.die().await;
+    two.attach(&id).await.until_running().await;
+    world.after(20).await;
+    let answers = two.metadata(&id).await.unwrap().status.answers;
+    assert!(matches!(answers.get(&nonce), Some(Answer::Ok(_))), "{answers:?}");
+    one.stop().await;
+    two.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn metadata_deleted_under_a_running_sandbox_is_made_anew() {
     let world = World::new();
     let one = world.instance();

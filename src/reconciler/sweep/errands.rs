@@ -8,7 +8,7 @@ use baton_protocol::{
 };
 
 use super::{
-    Ground, Job,
+    Assignment, Ground,
     rules::{self, Errand},
     since_1970,
 };
@@ -23,7 +23,7 @@ use crate::{
 /// An errand that takes longer is broken off; the next sweep goes on with it.
 const WITHIN: Duration = Duration::from_secs(10 * 60);
 
-impl Job {
+impl Assignment {
     /// Runs the errand, in the place of the sandbox's loop.
     pub(in crate::reconciler) async fn run(self, tools: Arc<Tools>, bell: Arc<Bell>) {
         let ground = tools.ground();
@@ -31,7 +31,7 @@ impl Job {
         if errand == Errand::Take {
             let Some(seat) = tools.board.admit(&id, ground.room) else { return };
             let taken = take(&ground, &id).await;
-            let Job { lock, permit, .. } = self;
+            let Assignment { lock, permit, .. } = self;
             drop(permit);
             match taken {
                 Ok(true) => Sandbox::taken(id, tools, bell, lock, seat).run().await,
