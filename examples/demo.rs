@@ -248,6 +248,7 @@ impl Server {
         let child = Command::new(baton)
             .arg("serve")
             .env("BATON_STATE_DIR", directory.join(name))
+            .env("BATON_STORE_RUNTIME", "false")
             .env("CHECKPOINT_AND_RESTORE_PATH", directory.join("data"))
             .env("BATON_LISTEN", "127.0.0.1:0")
             .env("BATON_LOG", "info")

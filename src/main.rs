@@ -10,11 +10,12 @@ use baton::{
 use clap::Parser;
 
 fn main() -> ExitCode {
-    // These two become small processes of their own, before anything else is set up.
+    // These become small processes of their own, before anything else is set up.
     let mut arguments = std::env::args_os().skip(1);
     match arguments.next().as_deref().and_then(|verb| verb.to_str()) {
         Some("guard") => return baton::guard::main(),
         Some(baton::runtime::spawn::VERB) => return baton::runtime::spawn::die_with(arguments),
+        Some(baton::runtime::archive::VERB) => return baton::runtime::archive::main(arguments),
         Some(_) | None => {}
     }
     match run(Cli::parse()) {
@@ -39,6 +40,7 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Verb::Gc(args) => cli::gc::run(args),
         Verb::Explain(args) => cli::explain::run(&args),
         Verb::Completions(args) => cli::completions::run(&args),
+        Verb::Snapshot { verb } => cli::snapshot::main(verb),
         Verb::Dev { verb } => tokio::runtime::Runtime::new()?.block_on(cli::dev::run(verb)).map(|()| ExitCode::SUCCESS),
         Verb::Serve(args) => {
             rustls::crypto::ring::default_provider().install_default().ok();

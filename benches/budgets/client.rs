@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use baton_protocol::{
     binary::Chunk,
-    event::{Event, Status, Update},
+    event::{Copied, Event, Status, Update},
     frame::Stream,
 };
 use bytes::Bytes;
@@ -40,6 +40,8 @@ pub struct Client {
     socket: WebSocketStream<TcpStream>,
     dialect: Dialect,
     pub ticket: Ticket,
+    /// Copies of the sandbox that nobody has taken yet.
+    copies: Vec<Ticket>,
 }
 
 /// Something the server said.
@@ -92,7 +94,7 @@ impl Client {
         stream.set_nodelay(true)?;
         let config = WebSocketConfig::default().read_buffer_size(256 << 10);
         let (socket, _) = client_async_with_config(request, stream, Some(config)).await?;
-        Ok(Self { socket, dialect, ticket })
+        Ok(Self { socket, dialect, ticket, copies: Vec::new() })
     }
 
     pub async fn send(&mut self, request: &Value) -> Result<()> {
@@ -124,6 +126,11 @@ impl Client {
                 self.ticket = Ticket { id: sandbox_id.to_string(), token: sandbox_token.0 };
                 Heard::Other
             }
+            Event::Forked { sandboxes } => {
+                let ticket = |copy: Copied| Ticket { id: copy.sandbox_id.to_string(), token: copy.sandbox_token.0 };
+                self.copies = sandboxes.into_iter().map(ticket).collect();
+                Heard::Other
+            }
             Event::Stdout { data } => Heard::Output { offset: None, bytes: data.into() },
             _ => Heard::Other,
         }
@@ -141,6 +148,18 @@ impl Client {
                 Heard::Update(_) | Heard::Output { .. } | Heard::Other => {}
             }
         }
+    }
+
+    /// The copies that were asked for.
+    pub async fn copies(&mut self) -> Result<Vec<Ticket>> {
+        while self.copies.is_empty() {
+            match self.hear().await? {
+                Heard::Update(update) if update.status == Status::Error => bail!("no copies: {:?}", update.message),
+                Heard::Closed(code) => bail!("closed with {code:?} before the copies came"),
+                Heard::Update(_) | Heard::Output { .. } | Heard::Other => {}
+            }
+        }
+        Ok(std::mem::take(&mut self.copies))
     }
 
     /// Starts a command under this name.

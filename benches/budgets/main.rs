@@ -13,6 +13,7 @@ mod large;
 mod moves;
 mod place;
 mod process;
+mod snapshots;
 mod table;
 mod tape;
 
@@ -21,7 +22,7 @@ use anyhow::{Context, Result, bail};
 use crate::{place::Place, table::Table};
 
 /// Row 2 is not here: there is no warm pool yet.
-const ROWS: [u32; 13] = [1, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14];
+const ROWS: [u32; 16] = [1, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17];
 
 fn main() -> Result<()> {
     let rows = wanted()?;
@@ -88,6 +89,12 @@ async fn all(place: &Place, rows: &[u32], table: &mut Table) -> Result<()> {
     }
     if any(&[13]) {
         moves::takeover(place, table).await.context("row 13")?;
+    }
+    if any(&[15, 16]) {
+        snapshots::snapshots(place, table).await.context("rows 15 and 16")?;
+    }
+    if any(&[17]) {
+        snapshots::forks(place, table).await.context("row 17")?;
     }
     Ok(())
 }

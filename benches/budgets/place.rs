@@ -105,6 +105,8 @@ impl Place {
             .env("BATON_ROOTFS", &self.pieces.rootfs)
             .env("BATON_AGENT", &self.pieces.agent)
             .env("BATON_STATE_DIR", &state_dir)
+            .env("BATON_CACHE_DIR", state_dir.with_extension("cache"))
+            .env("BATON_STORE_RUNTIME", "false")
             .env("BATON_LISTEN", "127.0.0.1:0")
             .env("BATON_RATE_LIMIT", "off")
             .env("BATON_LOG", filter)

@@ -2,7 +2,7 @@
 
 use baton_protocol::{
     event::Status,
-    id::{InstanceId, Nonce},
+    id::{CheckpointId, InstanceId, Nonce, SandboxId},
     metadata::{self, DesiredState, Spec},
     request::{Config, Idle, Refusal},
 };
@@ -14,7 +14,7 @@ pub const NO_SNAPSHOT: &str = "Filesystem snapshot is not enabled on the server.
 pub const EXEC_IN_PROGRESS: &str = "Cannot checkpoint while an execution is in progress.";
 const NOT_CHECKPOINTABLE: &str = "The sandbox was not created with checkpointing enabled.";
 const NO_LIMITS: &str = "`limits` is not supported on this server.";
-const NO_FORK: &str = "Starting from a checkpoint is not supported on this server.";
+const TWO_ORIGINS: &str = "A sandbox begins from a checkpoint or from a filesystem snapshot, not from both.";
 const TOO_LARGE: &str = "The config is too large: labels, env and cwd share 32 KiB.";
 /// Leaves room in `metadata.json` for status and requests.
 const MOST_BYTES: usize = 32 << 10;
@@ -44,8 +44,11 @@ pub fn create(mut spec: Spec, config: &Config, can: Abilities, idle: Option<u64>
     if config.limits {
         return refuse(NO_LIMITS);
     }
-    if config.from_checkpoint.is_some() {
-        return refuse(NO_FORK);
+    if config.from_checkpoint.is_some() && !can.checkpoint {
+        return refuse(NO_CHECKPOINT);
+    }
+    if config.from_checkpoint.is_some() && config.filesystem_snapshot_name.is_some() {
+        return refuse(TWO_ORIGINS);
     }
     let size = |map: &std::collections::BTreeMap<String, String>| -> usize {
         map.iter().map(|(name, value)| name.len() + value.len() + 8).sum()
@@ -58,7 +61,9 @@ pub fn create(mut spec: Spec, config: &Config, can: Abilities, idle: Option<u64>
         Some(Idle::Never) => None,
         Some(Idle::After(span)) => Some(whole_seconds(span)),
     };
-    spec.enable_sandbox_checkpoint = config.enable_checkpoint;
+    // What begins with a checkpoint lies beside it.
+    spec.enable_sandbox_checkpoint = config.enable_checkpoint || config.from_checkpoint.is_some();
+    spec.from_checkpoint.clone_from(&config.from_checkpoint);
     spec.enable_sandbox_handoff = config.enable_sandbox_handoff;
     spec.enable_idle_timeout_auto_checkpoint = config.enable_idle_timeout_auto_checkpoint;
     spec.filesystem_snapshot_name.clone_from(&config.filesystem_snapshot_name);
@@ -128,6 +133,25 @@ pub fn checkpoint(spec: &Spec, live: bool, running: bool, can: Abilities) -> Res
     Ok(())
 }
 
+/// A copy of a sandbox, to be started by the first who attaches.
+pub fn copy(source: &Spec, checkpoint_id: &CheckpointId, id: SandboxId, token_sha256: String, created: String) -> Spec {
+    Spec {
+        sandbox_id: id,
+        token_sha256,
+        created_timestamp: created,
+        from_checkpoint: Some(checkpoint_id.clone()),
+        desired_state: DesiredState::Checkpointed,
+        placement: None,
+        requests: std::collections::BTreeMap::new(),
+        ..source.clone()
+    }
+}
+
+/// Whether copies may be asked for.
+pub fn fork(spec: &Spec, can: Abilities) -> Result<(), Refusal> {
+    checkpoint(spec, true, false, can).map_err(|refusal| Refusal::of(Status::Error, refusal.message))
+}
+
 pub fn snapshot(can: Abilities) -> Result<(), Refusal> {
     if can.snapshot { Ok(()) } else { Err(Refusal::of(Status::FilesystemSnapshotError, NO_SNAPSHOT)) }
 }
@@ -140,8 +164,6 @@ pub fn handoff(spec: &Spec) -> Result<(), Refusal> {
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
-
-    use baton_protocol::id::SandboxId;
 
     use super::*;
 

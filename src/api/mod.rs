@@ -243,6 +243,7 @@ fn sentence(error: &records::Error) -> String {
             "OtherStore: this server is configured for another bucket than that of the sandbox.".to_owned()
         }
         records::Error::NotConfigured(text) => text.clone(),
+        records::Error::NoCheckpoint => "The checkpoint is not one of the last two of its sandbox.".to_owned(),
         records::Error::Store(error) => match error {
             store::Error::Denied { .. } => "Storage refuses access: an operator has to act.".to_owned(),
             store::Error::Conflict(_) | store::Error::RateLimited(_) | store::Error::Unavailable { .. } => {

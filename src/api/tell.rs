@@ -5,12 +5,12 @@
 //! (DELETING, LOCK_*, DELETED) are said only when the sandbox has left.
 
 use baton_protocol::{
-    event::{Event, Status, Update},
+    event::{Event, Progress, Status, Update},
     id::CheckpointId,
 };
 
 use super::close::Close;
-use crate::storage::board::{Passing, Why};
+use crate::storage::board::{Passing, SNAPSHOT, Why};
 
 /// How a session came to its sandbox, until it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,8 +126,17 @@ impl Story {
                 self.when_open(was && self.is_v1, Status::Running)
             }
             Passing::LeaseLost { message } => self.lose(message),
-            Passing::Progress { .. } => Answer::default(),
+            Passing::Progress { what, done, total } => self.progress(what, *done, *total),
         }
+    }
+
+    /// Of a snapshot alone: everything else that takes long ends the session or comes before it.
+    fn progress(&self, what: &str, done: u64, total: u64) -> Answer {
+        if !self.is_v1 || self.stage != Stage::Open || what != SNAPSHOT {
+            return Answer::default();
+        }
+        let progress = Some(Progress { done, total });
+        stay(vec![Event::StatusUpdate(Update { progress, ..Update::new(Status::FilesystemSnapshotCreating) })])
     }
 
     fn when_open(&self, holds: bool, status: Status) -> Answer {

@@ -32,6 +32,7 @@ pub mod rollback;
 pub mod rows;
 mod run;
 pub mod serve;
+pub mod snapshot;
 mod tokens;
 mod view;
 pub mod watch;
@@ -80,6 +81,11 @@ pub enum Verb {
     Explain(explain::Args),
     /// Print a script that completes baton's verbs and flags in a shell.
     Completions(completions::Args),
+    /// Make and look after filesystem snapshots.
+    Snapshot {
+        #[command(subcommand)]
+        verb: snapshot::Verb,
+    },
     /// Things for trying out and for tests.
     Dev {
         #[command(subcommand)]

@@ -4,6 +4,8 @@ use std::{process::ExitCode, sync::Arc, time::Duration};
 
 use baton_client::{Options, Sandbox};
 
+use baton_protocol::{id::SnapshotName, request::Config};
+
 use super::{
     attend::{CommandArgs, Signals, attend, terminal},
     link::{ServerArgs, explain},
@@ -22,10 +24,14 @@ const KILL_WITHIN: Duration = Duration::from_secs(5);
 #[command(after_help = "Examples:\n  baton run -- python3 -c 'print(6 * 7)'\n  \
                   tar c . | baton run --cwd /tmp -- tar x\n  \
                   baton run --env CI=1 --timeout 30s -- sh -c 'echo $CI'\n  \
+                  baton run --snapshot numpy -- python3 -c 'import numpy'\n  \
                   baton run --tty -- bash")]
 pub struct RunArgs {
     #[command(flatten)]
     pub how: CommandArgs,
+    /// Begin with a filesystem snapshot of this name.
+    #[arg(long, value_name = "NAME")]
+    pub snapshot: Option<SnapshotName>,
     /// Give the command a terminal: for shells, editors and whatever asks questions.
     #[arg(short, long)]
     pub tty: bool,
@@ -39,7 +45,8 @@ pub struct RunArgs {
 /// Runs the command and says with which code to leave.
 pub async fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::listen()?;
-    let options = Options { connection: args.server.connection(), ..Options::default() };
+    let config = Config { filesystem_snapshot_name: args.snapshot.clone(), ..Config::default() };
+    let options = Options { connection: args.server.connection(), config };
     let created = tokio::select! {
         created = Sandbox::create(args.server.url(), options) => created,
         code = signals.end() => return Ok(ExitCode::from(code)),

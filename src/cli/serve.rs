@@ -15,14 +15,15 @@ use crate::{
     api::{self, Api},
     clock::{SharedClock, SystemClock},
     config::Config,
-    reconciler::{self, Housekeeping, Rhythm, Tools, desired::Drain},
-    runtime::{Containers, Lifecycle, Settings, predecessor, sign},
+    reconciler::{self, Deposit, Housekeeping, Rhythm, Tools, desired::Drain},
+    runtime::{Containers, Lifecycle, Settings, archive::Limits, predecessor, sign},
     storage::{
         board::Board,
         checkpoints::Checkpoints,
         memory::Memory,
         records::{Durable, Records},
         rules::{Identity, Times},
+        snapshots::Snapshots,
         stores::Stores,
     },
 };
@@ -45,7 +46,11 @@ pub async fn serve(config: Config) -> Result<()> {
     let board = Board::new(clock.clone());
     let stores = Stores::open(&super::check::storage_settings(&config), &clock);
     let checkpoints = stores.checkpoints.clone().map(|at| Checkpoints::new(at.store, at.bucket, clock.clone()));
-    let records = records(stores, &clock, times);
+    let snapshots = stores.snapshots.clone().map(|at| Snapshots::new(at.store, at.bucket, clock.clone()));
+    let mut records = records(stores, &clock, times);
+    if let Some(checkpoints) = &checkpoints {
+        records = records.forking_from(checkpoints.clone());
+    }
     let (drain, drain_seen) = watch::channel(Drain::No);
     let (leaving, leaving_seen) = watch::channel(false);
     let tools = Arc::new(Tools {
@@ -55,6 +60,10 @@ pub async fn serve(config: Config) -> Result<()> {
         board: board.clone(),
         lifecycle: containers.clone(),
         checkpoints,
+        snapshots,
+        archive_size: config.archive_size,
+        deposit: Deposit::new(config.store_runtime),
+        runtimes: config.runtimes.clone(),
         staging: config.state_dir.join("staging"),
         times,
         drain: drain_seen,
@@ -123,8 +132,7 @@ pub(super) fn records(stores: Stores, clock: &SharedClock, times: Times) -> Reco
         }),
         _ => None,
     };
-    // Nothing makes snapshots yet, so a request for one is refused, with or without a place for them.
-    let can_snapshot = false;
+    let can_snapshot = stores.snapshots.is_some();
     let memory = Arc::new(Memory::new(clock.clone()));
     Records::new(clock.clone(), memory, durable, can_snapshot, times).checked_by(stores)
 }
@@ -136,6 +144,14 @@ fn settings(config: &Config, pieces: &Pieces) -> Result<Settings> {
         state_dir: config.state_dir.clone(),
         rootfs: pieces.rootfs.clone(),
         rootfs_digest: pieces.rootfs_digest.clone(),
+        rootfs_cache: config.cache_dir.join("extracted"),
+        rootfs_cache_size: config.rootfs_cache,
+        runtimes: config.cache_dir.join("runtimes"),
+        archive_limits: Limits {
+            size: config.archive_size,
+            entries: config.archive_entries.into(),
+            depth: config.archive_depth,
+        },
         agent: pieces.agent.clone(),
         detach_grace: config.detach_grace,
         confirm: config.lease.confirm,

@@ -14,10 +14,6 @@ pub fn names(text: &str) -> Option<Vec<String>> {
     Some(pieces(text, ',').map(str::to_owned).collect())
 }
 
-pub fn paths(text: &str) -> Option<Vec<PathBuf>> {
-    Some(pieces(text, ':').map(PathBuf::from).collect())
-}
-
 fn pieces(text: &str, separator: char) -> impl Iterator<Item = &str> {
     text.split(separator).map(str::trim).filter(|piece| !piece.is_empty())
 }
@@ -204,7 +200,6 @@ mod tests {
     #[test]
     fn lists_drop_empty_pieces() {
         assert_eq!(names(" a, b,,"), Some(vec!["a".to_owned(), "b".to_owned()]));
-        assert_eq!(paths("/a:/b"), Some(vec![PathBuf::from("/a"), PathBuf::from("/b")]));
     }
 
     #[test]

@@ -121,7 +121,7 @@ fn a_bad_value_is_named_with_what_was_expected() {
 fn every_kind_that_can_be_wrong_is_refused_with_its_own_sentence() {
     for variable in all() {
         let wrong = match variable.kind {
-            Kind::Text | Kind::Secret | Kind::Secrets | Kind::Names | Kind::Path | Kind::Paths => continue,
+            Kind::Text | Kind::Secret | Kind::Secrets | Kind::Names | Kind::Path => continue,
             Kind::Port => "70000",
             Kind::Address => "localhost",
             Kind::Url => "ftp://x",

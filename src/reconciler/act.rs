@@ -88,8 +88,7 @@ impl Sandbox {
             Action::Checkpoint => self.checkpoint().await,
             Action::Save => self.save().await,
             Action::Snapshot => self.snapshot().await,
-            // Every sandbox starts from the base, which is always here.
-            Action::Extract => Ok(()),
+            Action::Extract => self.extract().await,
             Action::Rest => Ok(()),
         }
     }
@@ -175,6 +174,9 @@ impl Sandbox {
         if place == Place::Durable {
             self.lock_file()?.purging().await?;
             self.erase_checkpoints().await?;
+            let lock = self.lock_file()?.lock().cloned().ok_or(Failure::Look)?;
+            let let_go = self.tools.upkeep().let_go(&lock).await;
+            let_go.map_err(|error| Failure::Passing(error.to_string()))?;
         }
         self.tools.records.erase(&self.id, place).await?;
         if place == Place::Durable {
@@ -196,7 +198,16 @@ impl Sandbox {
         let deadline = self.lock_file()?.held().ok_or(Failure::Look)?.deadline;
         let marker = *self.marker.get_or_insert_with(|| self.tools.clock.bits());
         let spec = &self.found.as_ref().ok_or(Failure::Look)?.metadata.spec;
-        Ok(Start { marker, env: spec.env.clone(), cwd: spec.cwd.clone(), rootfs: None, deadline })
+        let rootfs = self.root.as_ref().map(|root| root.rootfs.digest.clone());
+        Ok(Start {
+            marker,
+            env: spec.env.clone(),
+            cwd: spec.cwd.clone(),
+            rootfs,
+            runsc: None,
+            forked_from: None,
+            deadline,
+        })
     }
 
     /// Does work that needs the lease while renewing it, and tells the guard of every new deadline.
@@ -271,6 +282,9 @@ impl Sandbox {
         // Nobody was idle while waiting for it.
         self.tools.board.touch(&self.id);
         self.told.running = true;
+        if self.found.as_ref().is_some_and(|found| found.place == Place::Durable) {
+            self.tools.deposit.begin();
+        }
         self.tools.board.post(&self.id, Passing::Running { boot });
         self.report_running().await;
     }

@@ -6,32 +6,27 @@
 //!     └──────────┴───────────────┴── any failure: resume, tell, keep everything
 //! ```
 
-use std::{
-    path::{Path, PathBuf},
-    sync::{
-        OnceLock,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::OnceLock, time::Duration};
 
 use baton_protocol::{
-    id::{CheckpointId, SandboxId, hex},
+    id::{CheckpointId, hex},
     lock::Head,
-    manifest::{self, Rootfs, Runsc},
+    manifest::{self, Runsc},
     reason::Reason,
 };
 
 use super::{
-    Tools,
     act::{Done, Failure},
+    roots::{Missing, Root},
     sandbox::Sandbox,
+    staging::{Staging, Steps},
 };
 use crate::{
-    clock::SharedClock,
+    runtime::Shape,
     storage::{
-        board::{Board, Boot, Passing, Why},
-        files,
+        board::{Boot, Passing, Why},
+        checkpoints::Checkpoints,
+        layout::Image,
         lease::{self, Released},
         store,
     },
@@ -160,19 +155,21 @@ impl Sandbox {
             seq,
             parent: lock.head.map(|head| head.checkpoint_id),
             files: Vec::new(),
-            runsc: Runsc {
+            runsc: self.runsc.clone().unwrap_or(Runsc {
                 version: facts.runsc_version,
                 platform: facts.platform,
                 flags: facts.flags,
                 sha256: Some(facts.runsc_sha256),
-            },
+            }),
             cpu_features: facts.cpu_features,
             oci_sha256: facts.oci_sha256,
             agent_marker: hex(&marker),
             created: tools.clock.timestamp(),
-            rootfs: Rootfs { digest: facts.rootfs_digest.clone(), base_digest: facts.rootfs_digest, archive: None },
+            rootfs: self.rootfs(),
+            layer: None,
         };
-        let image = Staging::new(&tools, &checkpoint_id);
+        let wants_files = self.may_drop_memory();
+        let image = Staging::new(&tools, checkpoint_id.as_str());
         let work = async {
             let began = tools.clock.now();
             let (made, paused) = futures::join!(image.make(), tools.lifecycle.pause(&id));
@@ -181,6 +178,12 @@ impl Sandbox {
             let stopped = tools.clock.now();
             tools.lifecycle.checkpoint(&id, image.path()).await?;
             let written = tools.clock.now();
+            let mut draft = draft;
+            if wants_files {
+                let file = image.path().join(Image::Files.file_name());
+                let taken = tools.lifecycle.snapshot(&id, &file, Shape::Layer).await?;
+                draft.layer = Some(manifest::Layer { base_digest: taken.base_digest });
+            }
             if after == After::Running {
                 tools.lifecycle.resume(&id).await?;
             }
@@ -223,15 +226,43 @@ impl Sandbox {
         }
         // Also what ran under this very lease and ended by itself goes back to its head.
         let rolled_back = self.lock_file()?.before().behind || self.ran;
+        if self.files_only {
+            self.abandon_fetch().await;
+            let message = "The checkpoint needs another runsc, which cannot be had here.";
+            return self.without_memory(&checkpoints, &head, refusal(Reason::OtherRuntime, message)).await;
+        }
+        let mut fetching = self.fetching(checkpoints.clone(), &head).await;
+        let began = tools.clock.now();
+        let fetched = self.under_lease(fetching.done()).await.and_then(|fetched| fetched);
+        let waited = tools.clock.now() - began;
+        let manifest = match fetched {
+            Ok(manifest) => manifest,
+            Err(failure) => {
+                fetching.abandon().await;
+                return self.without_memory(&checkpoints, &head, failure).await;
+            }
+        };
+        let facts = tools.lifecycle.facts();
+        let other = (manifest.runsc.version != facts.runsc_version).then(|| manifest.runsc.clone());
+        let has_runsc = |runsc: &Runsc| runsc.sha256.as_ref().is_some_and(|sha256| tools.lifecycle.has_runtime(sha256));
+        let hold = tools.lifecycle.hold(&manifest.rootfs.digest).filter(|_| other.as_ref().is_none_or(has_runsc));
+        let Some(hold) = hold else {
+            // It has to be brought here first.
+            fetching.abandon().await;
+            self.missing = Some(Missing { rootfs: manifest.rootfs, runsc: other });
+            return Err(Failure::Look);
+        };
+        self.root = Some(Root { rootfs: manifest.rootfs.clone(), hold });
+        self.runsc = other;
         let mut start = self.start()?;
-        let mut fetching = self.fetching(checkpoints, &head).await;
+        start.runsc = self.runsc.as_ref().and_then(|runsc| runsc.sha256.clone());
+        if head.checkpoint_id.sandbox() != id {
+            start.forked_from = Some(head.checkpoint_id.to_string());
+        }
         let image = fetching.image.clone();
         let deadlines = self.lock_file()?.deadline();
         let booted = OnceLock::new();
         let work = async {
-            let began = tools.clock.now();
-            let manifest = fetching.done().await?;
-            let waited = tools.clock.now() - began;
             start.marker = marker(&manifest.agent_marker)
                 .ok_or_else(|| refusal(Reason::Damaged, "The manifest of the checkpoint has no agent marker."))?;
             let at = humantime::parse_rfc3339(&manifest.created).ok();
@@ -251,7 +282,7 @@ impl Sandbox {
         if let Some((marker, boot)) = booted.into_inner() {
             (self.marker, self.boot) = (Some(marker), Some(boot));
         }
-        let restored = restored.and_then(|restored| restored.map_err(refused));
+        let restored = restored.and_then(|restored| restored.map_err(for_good));
         if restored.is_ok() {
             self.ran = true;
             self.untidy = true;
@@ -262,10 +293,23 @@ impl Sandbox {
         fetching.abandon().await;
         restored
     }
+
+    /// The memory of the head cannot be had here; perhaps its files will do.
+    async fn without_memory(&mut self, checkpoints: &Checkpoints, head: &Head, failure: Failure) -> Done {
+        let unusable = [Reason::OtherRuntime, Reason::OtherCpu, Reason::OtherSpec];
+        match &failure {
+            Failure::Refused { reason, .. } if unusable.contains(reason) && self.may_drop_memory() => {}
+            Failure::Refused { .. } | Failure::Look | Failure::Passing(_) | Failure::NoSpace(_) => {
+                return Err(for_good(failure));
+            }
+        }
+        let manifest = self.under_lease(checkpoints.manifest(head)).await?.map_err(fetched).map_err(for_good)?;
+        self.start_from_files(&manifest, failure).await
+    }
 }
 
 /// A start that failed is not tried again until somebody asks.
-fn refused(failure: Failure) -> Failure {
+pub(super) fn for_good(failure: Failure) -> Failure {
     match failure {
         Failure::Passing(message) => Failure::Refused { reason: Reason::RestoreFailed, message },
         Failure::NoSpace(message) => Failure::Refused { reason: Reason::NoSpace, message },
@@ -279,7 +323,7 @@ pub(super) fn compatible(manifest: &manifest::Checkpoint, here: &crate::runtime:
         manifest.cpu_features.iter().filter(|feature| !here.cpu_features.contains(feature)).cloned().collect();
     if manifest.version != manifest::VERSION {
         Err(refusal(Reason::OtherVersion, "The checkpoint was written by a later version of this server."))
-    } else if manifest.runsc.version != here.runsc_version || manifest.runsc.platform != here.platform {
+    } else if manifest.runsc.platform != here.platform {
         let message = format!(
             "The checkpoint needs runsc {} on {}, this instance has {} on {}.",
             manifest.runsc.version, manifest.runsc.platform, here.runsc_version, here.platform
@@ -290,8 +334,6 @@ pub(super) fn compatible(manifest: &manifest::Checkpoint, here: &crate::runtime:
             Reason::OtherCpu,
             &format!("This machine's CPU lacks what the checkpoint uses: {}.", missing.join(" ")),
         ))
-    } else if manifest.rootfs.digest != here.rootfs_digest {
-        Err(refusal(Reason::OtherRootfs, "The checkpoint was made on another root file system than this instance has."))
     } else if manifest.oci_sha256 != here.oci_sha256 {
         Err(refusal(
             Reason::OtherSpec,
@@ -313,7 +355,7 @@ fn marker(text: &str) -> Option<[u8; 16]> {
     Some(marker)
 }
 
-fn refusal(reason: Reason, message: &str) -> Failure {
+pub(super) fn refusal(reason: Reason, message: &str) -> Failure {
     Failure::Refused { reason, message: message.to_owned() }
 }
 
@@ -339,94 +381,14 @@ pub(super) fn fetched(error: store::Error) -> Failure {
     }
 }
 
-/// Tells of a transfer now and then: often enough for a person, too rarely to crowd out phases.
-pub(super) struct Steps<'a> {
-    board: &'a Board,
-    id: &'a SandboxId,
-    what: &'static str,
-    told: AtomicU64,
-}
-
-const STEP: u64 = 64 << 20;
-
-impl<'a> Steps<'a> {
-    pub(super) fn new(board: &'a Board, id: &'a SandboxId, what: &'static str) -> Self {
-        Self { board, id, what, told: AtomicU64::new(0) }
-    }
-
-    pub(super) fn tell(&self, done: u64, total: u64) {
-        if done / STEP > self.told.fetch_max(done / STEP, Ordering::Relaxed) {
-            tracing::debug!(sandbox = %self.id, what = self.what, done, total, "bytes of an image moved");
-            self.board.post(self.id, Passing::Progress { what: self.what.to_owned(), done, total });
-        }
-    }
-}
-
-/// A directory for one image on its way; gone when the way is done.
-#[derive(Clone, Debug)]
-pub(super) struct Staging {
-    path: PathBuf,
-    clock: SharedClock,
-}
-
-/// What is left free on the local disk.
-const MARGIN: u64 = 32 << 20;
-/// A local disk that does not answer for so long is given up.
-const STALL: Duration = Duration::from_secs(30);
-
-impl Staging {
-    pub(super) fn new(tools: &Tools, id: &CheckpointId) -> Self {
-        Self { path: tools.staging.join(id.as_str()), clock: tools.clock.clone() }
-    }
-
-    pub(super) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    pub(super) async fn make(&self) -> Result<(), Failure> {
-        self.wipe().await;
-        let made = self.beside(|path| std::fs::create_dir_all(path)).await;
-        made.map_err(|error| Failure::Passing(format!("There is no place for the checkpoint's files: {error}.")))
-    }
-
-    /// Refuses early what would fill the disk.
-    pub(super) async fn has_room(&self, bytes: u64) -> Result<(), Failure> {
-        let path = self.path.clone();
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let key = name.clone();
-        let disk = files::beside(&self.clock, &name, STALL, &|_| {}, move |_| {
-            rustix::fs::statvfs(&path).map_err(|error| files::local_error(&key, &error.into()))
-        });
-        let disk = disk.await.map_err(|error| Failure::Passing(error.to_string()))?;
-        if disk.f_bavail.saturating_mul(disk.f_frsize) < bytes.saturating_add(MARGIN) {
-            return Err(Failure::NoSpace(format!("The local disk has no room for the checkpoint's {bytes} bytes.")));
-        }
-        Ok(())
-    }
-
-    pub(super) async fn wipe(&self) {
-        match self.beside(|path| std::fs::remove_dir_all(path)).await {
-            Ok(()) | Err(store::Error::NotFound(_)) => {}
-            Err(error) => tracing::warn!(%error, "a staged image is left over"),
-        }
-    }
-
-    async fn beside(&self, work: fn(&Path) -> std::io::Result<()>) -> store::Result<()> {
-        let path = self.path.clone();
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let key = name.clone();
-        files::beside(&self.clock, &name, STALL, &|_| {}, move |_| {
-            work(&path).map_err(|error| files::local_error(&key, &error))
-        })
-        .await
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::runtime::Facts;
-    use baton_protocol::id::Nonce;
+    use baton_protocol::{
+        id::{Nonce, SandboxId},
+        manifest::Rootfs,
+    };
 
     fn facts() -> Facts {
         Facts {
@@ -456,6 +418,7 @@ mod tests {
             agent_marker: "0f".repeat(16),
             created: String::new(),
             rootfs: Rootfs { digest: "root".to_owned(), base_digest: "root".to_owned(), archive: None },
+            layer: None,
         }
     }
 
@@ -476,10 +439,10 @@ mod tests {
             reason(&other)
         };
         assert_eq!(with(|m| m.version = 2), Some(Reason::OtherVersion));
-        assert_eq!(with(|m| m.runsc.version = "two".to_owned()), Some(Reason::OtherRuntime));
+        assert_eq!(with(|m| m.runsc.version = "two".to_owned()), None, "what is missing can be fetched");
         assert_eq!(with(|m| m.runsc.platform = "kvm".to_owned()), Some(Reason::OtherRuntime));
         assert_eq!(with(|m| m.cpu_features.push("amx".to_owned())), Some(Reason::OtherCpu));
-        assert_eq!(with(|m| m.rootfs.digest = "other".to_owned()), Some(Reason::OtherRootfs));
+        assert_eq!(with(|m| m.rootfs.digest = "other".to_owned()), None, "what is missing can be fetched");
         assert_eq!(with(|m| m.oci_sha256 = "other".to_owned()), Some(Reason::OtherSpec));
     }
 

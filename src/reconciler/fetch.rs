@@ -11,8 +11,9 @@ use tokio::task::JoinSet;
 use super::{
     Tools,
     act::{Done, Failure},
-    checkpoint::{Staging, Steps, compatible, fetched},
+    checkpoint::{compatible, fetched},
     sandbox::Sandbox,
+    staging::{Staging, Steps},
 };
 use crate::storage::checkpoints::Checkpoints;
 
@@ -26,7 +27,7 @@ pub(super) struct Fetching {
 
 impl Fetching {
     pub(super) fn begin(tools: &Arc<Tools>, id: &SandboxId, checkpoints: Checkpoints, head: Head) -> Self {
-        let image = Staging::new(tools, &head.checkpoint_id);
+        let image = Staging::new(tools, head.checkpoint_id.as_str());
         let mut task = JoinSet::new();
         task.spawn(fetch(tools.clone(), id.clone(), checkpoints, head.clone(), image.clone()));
         Self { head, image, task }

@@ -216,7 +216,7 @@ impl Sandbox {
             may_wait: spec.enable_sandbox_handoff && lock.is_some_and(|lock| lock.lease.is_some()),
             owed_checkpoint: self.owes_checkpoint(),
             owed_snapshot: self.owes_snapshot(),
-            owed_rootfs: false,
+            owed_rootfs: self.owes_rootfs(),
             waiting: self.lock.as_ref().is_some_and(LockFile::is_waiting),
             refused,
         };

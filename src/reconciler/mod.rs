@@ -10,13 +10,17 @@
 mod act;
 mod checkpoint;
 mod contend;
+mod deposit;
 pub mod desired;
 mod fetch;
 mod look;
 pub mod plan;
 mod report;
 mod requests;
+mod roots;
 mod sandbox;
+mod snapshot;
+mod staging;
 pub mod sweep;
 
 use std::{
@@ -45,9 +49,11 @@ use crate::{
         checkpoints::Checkpoints,
         records::Records,
         rules::{Identity, Times},
+        snapshots::Snapshots,
         upkeep::Upkeep,
     },
 };
+pub use deposit::Deposit;
 use desired::Drain;
 use sandbox::Sandbox;
 use sweep::Ground;
@@ -62,6 +68,13 @@ pub struct Tools {
     pub lifecycle: Arc<dyn Lifecycle>,
     /// `None`: nothing can be stored.
     pub checkpoints: Option<Checkpoints>,
+    /// `None`: there is no place for them.
+    pub snapshots: Option<Snapshots>,
+    /// The most an archive may have that is fetched to become a root file system.
+    pub archive_size: u64,
+    pub deposit: Deposit,
+    /// SHA-256 of every runsc that may be fetched from storage and run; `None`: all that are there.
+    pub runtimes: Option<Vec<String>>,
     /// Where images lie on their way to and from the store.
     pub staging: PathBuf,
     pub times: Times,
@@ -184,8 +197,12 @@ pub async fn run(tools: Arc<Tools>, stop: CancellationToken) {
     let (found, mut assignments) = mpsc::channel(1);
     let mut sweeping = pin!(sweep::run(tools.clone(), found));
     let mut sweeps = true;
+    let deposit = deposit::run(tools.clone());
+    tokio::pin!(deposit);
+    let mut is_stored = false;
     loop {
-        if *drain.borrow() != Drain::No && loops.is_empty() {
+        // What was begun for those who come after us is seen through, as long as there is time.
+        if *drain.borrow() != Drain::No && loops.is_empty() && (is_stored || !tools.deposit.has_begun()) {
             return;
         }
         let nudged = tokio::select! {
@@ -198,6 +215,10 @@ pub async fn run(tools: Arc<Tools>, stop: CancellationToken) {
                 continue;
             }
             id = tools.board.next_nudge() => id,
+            () = &mut deposit, if !is_stored => {
+                is_stored = true;
+                continue;
+            }
             Some(ended) = loops.join_next_with_id() => {
                 let task = match &ended {
                     Ok((task, ())) => *task,

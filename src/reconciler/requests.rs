@@ -20,6 +20,7 @@ use crate::{
 
 /// An answer that nobody took for so long is not waited for.
 const HEARD_WITHIN: Duration = Duration::from_secs(10 * 60);
+pub(super) const NOT_ENABLED: &str = "Filesystem snapshot is not enabled on the server.";
 
 impl Sandbox {
     /// A checkpoint of the running sandbox was asked for and not answered yet, or it is time for one.
@@ -31,7 +32,7 @@ impl Sandbox {
         self.unanswered(|request| matches!(request, Request::Snapshot { .. })).next().is_some()
     }
 
-    fn unanswered(&self, kind: fn(&Request) -> bool) -> impl Iterator<Item = Nonce> + '_ {
+    pub(super) fn unanswered(&self, kind: fn(&Request) -> bool) -> impl Iterator<Item = Nonce> + '_ {
         let metadata = self.found.as_ref().map(|found| &found.metadata);
         metadata.into_iter().flat_map(move |metadata| {
             let open = metadata
@@ -70,14 +71,8 @@ impl Sandbox {
         self.answer(nonces, &Answer::Ok(fulfilled), Some(&latest)).await
     }
 
-    /// This server makes no snapshots: a no is an answer too.
-    pub(super) async fn snapshot(&mut self) -> Done {
-        let nonces = self.unanswered(|request| matches!(request, Request::Snapshot { .. })).collect();
-        self.answer_no(nonces, Reason::NotSupported, "Filesystem snapshot is not enabled on the server.").await
-    }
-
     /// A container that could not be paused or saved must go on before anything else.
-    async fn answer_no(&mut self, nonces: Vec<Nonce>, reason: Reason, message: &str) -> Done {
+    pub(super) async fn answer_no(&mut self, nonces: Vec<Nonce>, reason: Reason, message: &str) -> Done {
         if let Err(error) = self.tools.lifecycle.resume(&self.id).await {
             tracing::debug!(sandbox = %self.id, %error, "there was nothing to resume");
         }
@@ -85,7 +80,7 @@ impl Sandbox {
         self.answer(nonces, &answer, None).await
     }
 
-    async fn answer(&mut self, nonces: Vec<Nonce>, answer: &Answer, latest: Option<&Latest>) -> Done {
+    pub(super) async fn answer(&mut self, nonces: Vec<Nonce>, answer: &Answer, latest: Option<&Latest>) -> Done {
         let epoch = self.lock_file()?.lock().map_or(0, |lock| lock.epoch);
         let open = self.found.as_ref().map(|found| found.metadata.spec.requests.clone()).unwrap_or_default();
         self.tools
@@ -117,6 +112,9 @@ impl Sandbox {
         let upkeep = self.tools.upkeep();
         if let Err(error) = self.under_lease(upkeep.tidy(&lock)).await? {
             tracing::warn!(sandbox = %self.id, %error, "old checkpoints are left for the next time");
+        }
+        if let Err(error) = self.under_lease(upkeep.let_go(&lock)).await? {
+            tracing::warn!(sandbox = %self.id, %error, "the checkpoint it was forked from stays pinned");
         }
         Ok(())
     }

@@ -41,6 +41,14 @@ pub(super) struct Sandbox {
     pub(super) lock_due: Moment,
     /// What ends partial frames on the way to the agent; for the sandbox's whole life.
     pub(super) marker: Option<Marker>,
+    /// What it stands on, if that is not the base or was looked up.
+    pub(super) root: Option<super::roots::Root>,
+    /// What the head needs and this instance does not have.
+    pub(super) missing: Option<super::roots::Missing>,
+    /// Another runsc than this instance's own, with which it runs.
+    pub(super) runsc: Option<baton_protocol::manifest::Runsc>,
+    /// The memory of the head cannot be used here.
+    pub(super) files_only: bool,
     /// There may be checkpoints that nothing names any more.
     pub(super) untidy: bool,
     /// It ran here under the lease we hold.
@@ -122,6 +130,10 @@ impl Sandbox {
             metadata_due: now,
             lock_due: now,
             marker: None,
+            root: None,
+            missing: None,
+            files_only: false,
+            runsc: None,
             untidy: false,
             ran: false,
             boot: None,

@@ -64,6 +64,9 @@ pub enum Control {
     End,
 }
 
+/// The variable by which commands in a copy know that it is one.
+const FORKED_FROM: &str = "BATON_FORKED_FROM";
+
 #[derive(Debug)]
 pub struct Channel {
     clock: SharedClock,
@@ -153,7 +156,16 @@ impl Channel {
                 }
             }
         }
-        self.send(&with_json(Kind::Restored, &agent::Restored { env: start.env.clone() })?);
+        let mut env = start.env.clone();
+        let kind = match &start.forked_from {
+            None => Kind::Restored,
+            Some(checkpoint) => {
+                // Commands that start from now on can tell; those that run see a new `/proc/gvisor/checkpoint`.
+                env.insert(FORKED_FROM.to_owned(), checkpoint.clone());
+                Kind::Forked
+            }
+        };
+        self.send(&with_json(kind, &agent::Restored { env })?);
         self.ping();
         Ok(())
     }

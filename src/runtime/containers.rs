@@ -17,8 +17,16 @@ use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 
 use super::{
-    Container, Error, Execs, Facts, Lifecycle, Link, Result, Seen, Start, guard_link::GuardLink, life, live::Live,
-    opening, runsc::Runsc, settings::Settings, space::Promised,
+    Container, Error, Execs, Extract, Facts, Hold, Lifecycle, Link, Result, Seen, Shape, Start, Taken,
+    cache::Cache,
+    guard_link::GuardLink,
+    life,
+    live::Live,
+    opening,
+    roots::{self, Root},
+    runsc::Runsc,
+    settings::Settings,
+    space::Promised,
 };
 use crate::clock::{Moment, SharedClock};
 
@@ -29,6 +37,8 @@ pub(super) struct Tools {
     pub clock: SharedClock,
     pub runsc: Runsc,
     pub guard: GuardLink,
+    pub cache: Cache,
+    pub runsc_sha256: String,
     pub tasks: TaskTracker,
     /// To checkpoints that are being written.
     pub promised: Promised,
@@ -43,12 +53,21 @@ pub(super) struct Slot {
     /// The container's name for runsc, from the first thing made for it to the last one wiped.
     pub name: Mutex<Option<String>>,
     pub live: Mutex<Option<Arc<Live>>>,
+    /// What the container stands on, as long as there is anything of it.
+    pub root: Mutex<Option<Root>>,
 }
 
 impl Slot {
     fn new(id: SandboxId) -> Self {
         let (seen, _) = watch::channel(Seen::NOTHING);
-        Self { id, seen, turn: tokio::sync::Mutex::default(), name: Mutex::default(), live: Mutex::default() }
+        Self {
+            id,
+            seen,
+            turn: tokio::sync::Mutex::default(),
+            name: Mutex::default(),
+            live: Mutex::default(),
+            root: Mutex::default(),
+        }
     }
 
     pub fn live(&self) -> Option<Arc<Live>> {
@@ -96,7 +115,17 @@ impl Containers {
         let tasks = TaskTracker::new();
         let guard = GuardLink::start(settings.clone(), clock.clone(), &tasks);
         let guard = guard.map_err(|error| Error::Failed { what: "guard", why: error.to_string() })?;
-        let tools = Arc::new(Tools { settings, clock, runsc, guard, tasks, promised: Promised::default() });
+        let cache = Cache::new(settings.rootfs_cache.clone(), settings.rootfs_cache_size);
+        let tools = Arc::new(Tools {
+            settings,
+            clock,
+            runsc,
+            guard,
+            cache,
+            runsc_sha256: facts.runsc_sha256.clone(),
+            tasks,
+            promised: Promised::default(),
+        });
         Ok(Self { tools, facts, slots: Mutex::default(), _state_dir: state_dir })
     }
 
@@ -124,9 +153,10 @@ impl Containers {
     }
 
     /// Runs an action when it is its turn, and to its end whatever becomes of the caller.
-    async fn act<F>(&self, id: &SandboxId, action: impl FnOnce(Arc<Tools>, Arc<Slot>) -> F) -> Result<()>
+    async fn act<F, T>(&self, id: &SandboxId, action: impl FnOnce(Arc<Tools>, Arc<Slot>) -> F) -> Result<T>
     where
-        F: Future<Output = Result<()>> + Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+        T: Send + 'static,
     {
         let slot = self.slot(id);
         let action = action(self.tools.clone(), slot.clone());
@@ -194,9 +224,36 @@ impl Lifecycle for Containers {
         self.act(id, |tools, slot| async move { life::checkpoint(&tools, &slot, &image).await }).await
     }
 
-    async fn snapshot(&self, id: &SandboxId, archive: &Path) -> Result<()> {
+    async fn snapshot(&self, id: &SandboxId, archive: &Path, shape: Shape) -> Result<Taken> {
         let archive = absolute(archive)?;
-        self.act(id, |tools, slot| async move { life::snapshot(&tools, &slot, &archive).await }).await
+        self.act(id, move |tools, slot| async move { roots::snapshot(&tools, &slot, &archive, shape).await }).await
+    }
+
+    fn hold(&self, digest: &str) -> Option<Hold> {
+        roots::find(&self.tools, Some(digest)).ok().map(Hold::from)
+    }
+
+    async fn extract(&self, archive: &Path, wanted: &Extract) -> Result<Hold> {
+        let (tools, archive, wanted) = (self.tools.clone(), absolute(archive)?, wanted.clone());
+        // To its end also when its caller has gone: nothing is left half made.
+        let task = self.tools.tasks.spawn(async move { roots::extract(&tools, &archive, &wanted).await });
+        task.await.unwrap_or_else(|error| Err(Error::Failed { what: "an action", why: error.to_string() }))
+    }
+
+    fn has_runtime(&self, sha256: &str) -> bool {
+        roots::binary(&self.tools, Some(sha256)).is_ok()
+    }
+
+    async fn add_runtime(&self, file: &Path, sha256: &str) -> Result<()> {
+        roots::add_runtime(&self.tools, file, sha256).await
+    }
+
+    fn runtime_file(&self) -> PathBuf {
+        self.tools.settings.runsc.clone()
+    }
+
+    async fn pack(&self, archive: &Path) -> Result<()> {
+        roots::pack(&self.tools, archive).await
     }
 
     async fn remove(&self, id: &SandboxId) -> Result<()> {

@@ -7,7 +7,6 @@ use std::{
     time::Duration,
 };
 
-use baton_protocol::reason::Reason;
 use tokio::{io::AsyncReadExt, process::Child, sync::watch};
 use tokio_util::sync::CancellationToken;
 
@@ -19,7 +18,7 @@ use super::{
     containers::{Slot, Tools, lock},
     guard_link::{Fence, seek},
     live::{Live, all_ended, watch_over},
-    space,
+    roots, space,
 };
 use crate::guard::process::Process;
 
@@ -37,14 +36,17 @@ pub(super) async fn start(tools: &Arc<Tools>, slot: &Arc<Slot>, start: &Start, i
     if lock(&slot.name).is_some() {
         return Err(Error::NotIn("absent"));
     }
-    if start.rootfs.as_ref().is_some_and(|digest| *digest != tools.settings.rootfs_digest) {
-        let message = "this instance does not have the sandbox's root file system".to_owned();
-        return Err(Error::Refused { reason: Reason::RootfsMissing, message });
-    }
+    let binary = roots::binary(tools, start.runsc.as_deref())?;
+    let root = roots::find(tools, start.rootfs.as_deref())?;
+    let rootfs = root.path.clone();
+    *lock(&slot.root) = Some(root);
     let name = baton_protocol::id::hex(&tools.clock.bits()[..8]);
+    if let Some(binary) = binary {
+        tools.runsc.choose(&name, binary);
+    }
     *lock(&slot.name) = Some(name.clone());
     slot.show(Container::Partial);
-    match begin(tools, &name, start, image).await {
+    match begin(tools, &name, &rootfs, start, image).await {
         Ok((live, child)) => {
             let live = Arc::new(live);
             *lock(&slot.live) = Some(live.clone());
@@ -61,11 +63,17 @@ pub(super) async fn start(tools: &Arc<Tools>, slot: &Arc<Slot>, start: &Start, i
     }
 }
 
-async fn begin(tools: &Arc<Tools>, name: &str, start: &Start, image: Option<&Path>) -> Result<(Live, Child)> {
+async fn begin(
+    tools: &Arc<Tools>,
+    name: &str,
+    rootfs: &Path,
+    start: &Start,
+    image: Option<&Path>,
+) -> Result<(Live, Child)> {
     let what = if image.is_some() { "restore" } else { "create" };
     let failed = |error: std::io::Error| Error::Failed { what, why: error.to_string() };
     let bundle = tools.settings.bundle(name);
-    make_bundle(tools, &bundle).await.map_err(failed)?;
+    make_bundle(tools, &bundle, rootfs).await.map_err(failed)?;
     let state_file = tools.settings.state_file(name);
     let fence = tools.guard.arm(name, state_file.clone(), start.deadline).await?;
     let log = bundle.join("log");
@@ -132,7 +140,7 @@ async fn discard(
     why.map_or(error, |why| Error::Failed { what, why })
 }
 
-async fn make_bundle(tools: &Tools, bundle: &Path) -> std::io::Result<()> {
+async fn make_bundle(tools: &Tools, bundle: &Path, rootfs: &Path) -> std::io::Result<()> {
     let settings = &tools.settings;
     let agent_dir = bundle.join("agent");
     tokio::fs::create_dir_all(&agent_dir).await?;
@@ -140,7 +148,7 @@ async fn make_bundle(tools: &Tools, bundle: &Path) -> std::io::Result<()> {
     let agent = agent_dir.join("agent");
     tokio::fs::copy(&settings.agent, &agent).await?;
     tokio::fs::set_permissions(&agent, std::fs::Permissions::from_mode(0o555)).await?;
-    let spec = bundle::spec(&settings.rootfs, &agent_dir, settings.cpu_features.as_deref());
+    let spec = bundle::spec(rootfs, &agent_dir, settings.cpu_features.as_deref());
     tokio::fs::write(bundle.join("config.json"), spec.to_string()).await
 }
 
@@ -212,21 +220,27 @@ pub(super) async fn checkpoint(tools: &Tools, slot: &Slot, image: &Path) -> Resu
     written
 }
 
-pub(super) async fn snapshot(tools: &Tools, slot: &Slot, archive: &Path) -> Result<()> {
+/// Writes what changed on its root file system into `upper`; how long it stood still for that.
+pub(super) async fn upper(tools: &Tools, slot: &Slot, upper: &Path) -> Result<Duration> {
     let live = running(slot)?;
     let was_paused = live.is_paused();
+    let pid = live.sentry().map_or(0, Process::pid);
+    space::check_room(upper.to_owned(), pid).await?;
+    let began = tools.clock.now();
     if !was_paused {
         pause(tools, slot).await?;
     }
-    let written = tools.runsc.call(Verb::Tar { archive }, &live.name, LONG, Some(live.fence.clone())).await;
+    let written = tools.runsc.call(Verb::Tar { archive: upper }, &live.name, LONG, Some(live.fence.clone())).await;
     if written.is_err() {
-        let _ = tokio::fs::remove_file(archive).await;
+        let _ = tokio::fs::remove_file(upper).await;
     }
     if !was_paused && !live.is_fenced() {
         let resumed = resume(tools, slot).await;
-        return written.and(resumed);
+        written.and(resumed)?;
+    } else {
+        written?;
     }
-    written
+    Ok(tools.clock.now() - began)
 }
 
 pub(super) async fn remove(tools: &Tools, slot: &Slot) -> Result<()> {
@@ -255,6 +269,8 @@ async fn wipe(tools: &Tools, slot: &Slot) -> Result<()> {
         }
         Ok(()) | Err(_) => {}
     }
+    tools.runsc.forget(&name);
+    lock(&slot.root).take();
     lock(&slot.name).take();
     slot.show(Container::Absent);
     Ok(())

@@ -5,8 +5,10 @@
 //! so that the two halves may later be two processes.
 
 mod agent;
+pub mod archive;
 mod argv;
 mod bundle;
+mod cache;
 mod containers;
 pub mod fake;
 mod guard_link;
@@ -16,6 +18,7 @@ mod opening;
 mod outlet;
 mod reader;
 pub mod rootfs;
+mod roots;
 mod runsc;
 mod settings;
 mod space;
@@ -25,10 +28,16 @@ mod writer;
 pub use containers::Containers;
 pub use opening::{predecessor, sign};
 pub use outlet::{Behind, OUTPUT_FRAMES};
+pub use roots::Hold;
 pub use settings::Settings;
 pub use space::FILES as IMAGE_FILES;
 
-use std::{collections::BTreeMap, fmt, path::Path};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use baton_protocol::{
@@ -74,10 +83,52 @@ pub struct Start {
     pub marker: Marker,
     pub env: BTreeMap<String, String>,
     pub cwd: Option<String>,
-    /// Digest of the root file system; `None` is the base.
+    /// Digest of the root file system, which must be here; `None` is the base.
     pub rootfs: Option<String>,
+    /// SHA-256 of the runsc to use, which must be here; `None` is the usual one.
+    pub runsc: Option<String>,
+    /// It is the copy of another sandbox, made from this checkpoint, and runs for the first time.
+    pub forked_from: Option<String>,
     /// Until when it may run.
     pub deadline: Moment,
+}
+
+/// A root file system to be made from an archive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Extract {
+    /// By which it will be known.
+    pub digest: String,
+    pub from: Source,
+}
+
+/// What an archive holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// What changed on the root file system of this digest, which must be here.
+    Layer {
+        base_digest: String,
+    },
+    Complete,
+    /// A base root file system, whose digest tells everything that is in it.
+    Base,
+}
+
+/// How much a snapshot is to hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// What changed, where there is a base that others have too.
+    Layer,
+    Complete,
+}
+
+/// A snapshot that was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Taken {
+    /// The base of a layer; `None` is a complete archive.
+    pub base_digest: Option<String>,
+    pub entries: u64,
+    /// How long the sandbox stood still.
+    pub paused: Duration,
 }
 
 /// What a checkpoint restores with; checked before runsc sees a byte.
@@ -99,7 +150,7 @@ pub enum Error {
     #[error("{what} failed: {why}")]
     Failed { what: &'static str, why: String },
     #[error("{what} did not end within {}", humantime::format_duration(*.after))]
-    TimedOut { what: &'static str, after: std::time::Duration },
+    TimedOut { what: &'static str, after: Duration },
     /// Not enough room on the local disk.
     #[error("no space left for {what}")]
     NoSpace { what: &'static str },
@@ -134,8 +185,21 @@ pub trait Lifecycle: fmt::Debug + Send + Sync + 'static {
     async fn resume(&self, id: &SandboxId) -> Result<()>;
     /// Writes memory and files of a paused sandbox into the fresh directory `image`. It stays paused.
     async fn checkpoint(&self, id: &SandboxId, image: &Path) -> Result<()>;
-    /// Writes what changed in the root file system into the tar file `archive`.
-    async fn snapshot(&self, id: &SandboxId, archive: &Path) -> Result<()>;
+    /// Writes the file system of a running sandbox into the tar file `archive`, as it is at one moment.
+    /// The sandbox goes on as soon as that moment is on disk.
+    async fn snapshot(&self, id: &SandboxId, archive: &Path, shape: Shape) -> Result<Taken>;
+    /// The root file system of this digest, if it is here; it stays as long as the value lives.
+    fn hold(&self, digest: &str) -> Option<Hold>;
+    /// Makes a root file system, unless it is here already. What fails leaves nothing.
+    async fn extract(&self, archive: &Path, wanted: &Extract) -> Result<Hold>;
+    /// Whether sandboxes can be started with the runsc of this digest.
+    fn has_runtime(&self, sha256: &str) -> bool;
+    /// From now on they can. The file must be what the digest says.
+    async fn add_runtime(&self, file: &Path, sha256: &str) -> Result<()>;
+    /// Where the usual runsc is.
+    fn runtime_file(&self) -> PathBuf;
+    /// Writes the base root file system into the `.tar.zst` file `archive`.
+    async fn pack(&self, archive: &Path) -> Result<()>;
     /// Ends the container, if any, and wipes what is left. Safe to repeat.
     async fn remove(&self, id: &SandboxId) -> Result<()>;
     /// Until when the sandbox may run. Told to the guard, who stops it then.

@@ -2,7 +2,8 @@
 //!
 //! SHA-256 over two sorted lists of records that end in NUL: first every entry below the root
 //! with type, mode, owner, size (of files), link target (of links) and path; then the SHA-256 of
-//! every file's content with its path. Times are not in it: they differ from build to build.
+//! every file's content with its path. Times are not in it: they differ from build to build. Nor is the
+//! directory that runsc makes in a tree to hang the agent there.
 
 use std::{
     fs::{self, File, Metadata},
@@ -12,6 +13,14 @@ use std::{
 };
 
 use sha2::{Digest, Sha256};
+
+const MOUNT: &str = ".baton";
+
+/// The digest of what an archive becomes: the same for everybody who extracts it, without reading a file.
+pub fn derived(base_digest: Option<&str>, archive_sha256: &str) -> String {
+    let text = format!("root file system\n{}\n{archive_sha256}\n", base_digest.unwrap_or("complete"));
+    hex(&Sha256::digest(text.as_bytes()))
+}
 
 /// Reads every file once: a second or so for a small Debian. Blocks.
 pub fn digest(root: &Path) -> io::Result<String> {
@@ -39,6 +48,9 @@ type Named = (Vec<u8>, PathBuf);
 fn walk(root: &Path, below: &Path, entries: &mut Vec<Vec<u8>>, files: &mut Vec<Named>) -> io::Result<()> {
     for entry in fs::read_dir(below)? {
         let path = entry?.path();
+        if below == root && path.file_name().is_some_and(|name| name == MOUNT) {
+            continue;
+        }
         let about = fs::symlink_metadata(&path)?;
         let name = path.strip_prefix(root).map_err(io::Error::other)?.as_os_str().as_bytes().to_vec();
         let detail = if about.is_file() {

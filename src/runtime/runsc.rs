@@ -2,11 +2,12 @@
 //! its error text taken from the log it writes, never from its output.
 
 use std::{
+    collections::BTreeMap,
     io,
-    path::Path,
+    path::{Path, PathBuf},
     process::Stdio,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -18,6 +19,7 @@ use tokio::{io::AsyncReadExt, process::Child, sync::watch};
 use super::{
     Error, Result,
     argv::{self, Verb},
+    containers::lock,
     guard_link::Fence,
     settings::Settings,
     spawn::Spawner,
@@ -33,6 +35,8 @@ pub struct Runsc {
     clock: SharedClock,
     spawner: Spawner,
     calls: AtomicU64,
+    /// Containers that need another binary than the usual one.
+    others: Mutex<BTreeMap<String, PathBuf>>,
 }
 
 #[derive(Deserialize)]
@@ -45,14 +49,31 @@ struct LogLine {
 
 impl Runsc {
     pub fn new(settings: Arc<Settings>, clock: SharedClock, spawner: Spawner) -> Self {
-        Self { settings, clock, spawner, calls: AtomicU64::new(0) }
+        Self { settings, clock, spawner, calls: AtomicU64::new(0), others: Mutex::default() }
+    }
+
+    /// Every command for this container is for that binary, until it is forgotten.
+    pub fn choose(&self, container: &str, binary: PathBuf) {
+        lock(&self.others).insert(container.to_owned(), binary);
+    }
+
+    pub fn forget(&self, container: &str) {
+        lock(&self.others).remove(container);
+    }
+
+    fn binary(&self, container: &str) -> PathBuf {
+        lock(&self.others).get(container).unwrap_or(&self.settings.runsc).clone()
+    }
+
+    pub fn spawner(&self) -> &Spawner {
+        &self.spawner
     }
 
     /// Starts a container attached to this process: it lives as long as the returned child.
     pub async fn attach(&self, verb: Verb<'_>, container: &str, log: &Path) -> Result<Child> {
         let line = argv::line(&self.settings.root(), &self.settings.overlay(), log, verb, container);
         let stdio = [Stdio::piped(), Stdio::piped(), Stdio::piped()];
-        let started = self.spawner.spawn(self.settings.runsc.as_os_str(), &line, stdio).await;
+        let started = self.spawner.spawn(self.binary(container).as_os_str(), &line, stdio).await;
         started.map_err(|error| Error::Failed { what: verb.name(), why: format!("runsc does not start: {error}") })
     }
 
@@ -68,7 +89,7 @@ impl Runsc {
         let log = self.settings.logs().join(format!("{container}-{}", self.calls.fetch_add(1, Ordering::Relaxed)));
         let line = argv::line(&self.settings.root(), &self.settings.overlay(), &log, verb, container);
         let stdio = [Stdio::null(), Stdio::null(), Stdio::null()];
-        let started = self.spawner.spawn(self.settings.runsc.as_os_str(), &line, stdio).await;
+        let started = self.spawner.spawn(self.binary(container).as_os_str(), &line, stdio).await;
         let mut child =
             started.map_err(|error| Error::Failed { what, why: format!("runsc does not start: {error}") })?;
         let fenced = async {

@@ -2,6 +2,8 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use super::archive::Limits;
+
 /// Where everything is.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -13,6 +15,13 @@ pub struct Settings {
     /// The base root file system, never changed while it is used.
     pub rootfs: PathBuf,
     pub rootfs_digest: String,
+    /// Where root file systems are kept that were made from archives, and how many bytes of them.
+    pub rootfs_cache: PathBuf,
+    pub rootfs_cache_size: u64,
+    /// Where further runsc binaries are kept, by digest.
+    pub runtimes: PathBuf,
+    /// What an archive may hold.
+    pub archive_limits: Limits,
     /// The static program that becomes PID 1 of every sandbox.
     pub agent: PathBuf,
     /// How long output is held back for a client that may come again.
@@ -37,6 +46,11 @@ impl Settings {
     /// The log files of runsc's short commands.
     pub fn logs(&self) -> PathBuf {
         self.state_dir.join("logs")
+    }
+
+    /// A runsc that was added, by the SHA-256 of it.
+    pub fn runtime(&self, sha256: &str) -> PathBuf {
+        self.runtimes.join(sha256)
     }
 
     pub fn bundles(&self) -> PathBuf {

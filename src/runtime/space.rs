@@ -65,6 +65,20 @@ pub async fn make_room(image: PathBuf, sentry: i32, promised: &Promised) -> Resu
     }
 }
 
+/// Refuses when a file with all that the sandbox has written would not fit.
+pub async fn check_room(file: PathBuf, sentry: i32) -> Result<()> {
+    let checked = tokio::task::spawn_blocking(move || {
+        let disk = rustix::fs::statvfs(file.parent().unwrap_or(&file))?;
+        // Its memory is counted in, which errs on the safe side.
+        Ok((disk.f_bavail.saturating_mul(disk.f_frsize), held(sentry)?))
+    });
+    match checked.await.map_err(io::Error::other).flatten() {
+        Ok((free, held)) if free < held + MARGIN => Err(Error::NoSpace { what: "a snapshot" }),
+        Ok(_) => Ok(()),
+        Err(error) => Err(Error::Failed { what: "snapshot", why: error.kind().to_string() }),
+    }
+}
+
 /// What the sandbox's memory and changed files take: all of it lies in unlinked files of the sentry.
 fn held(sentry: i32) -> io::Result<u64> {
     let mut files = std::collections::BTreeMap::new();

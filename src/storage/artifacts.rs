@@ -42,7 +42,8 @@ pub type Total<'a> = &'a (dyn Fn(u64, u64) + Send + Sync);
 /// The files of a checkpoint in `folder`, each read once.
 pub async fn hash(clock: &SharedClock, folder: &Path) -> Result<Vec<manifest::File>> {
     let mut files: Vec<BoxFuture<'_, Result<manifest::File>>> = Vec::new();
-    for image in Image::ALL {
+    let has_files = folder.join(Image::Files.file_name()).exists();
+    for image in Image::ALL.into_iter().chain(has_files.then_some(Image::Files)) {
         files.push(Box::pin(async move {
             let name = image.file_name();
             let Digest { size, sha256, crc32c } = files::digest(clock, &folder.join(name), STALL, &|_| {}).await?;
@@ -85,14 +86,15 @@ async fn describe(store: &dyn Store, clock: &SharedClock, manifest: &manifest::C
 }
 
 /// How large the files of a checkpoint in `folder` are.
-async fn sizes(clock: &SharedClock, folder: &Path) -> Result<Vec<u64>> {
+async fn sizes(clock: &SharedClock, folder: &Path) -> Result<Vec<(Image, u64)>> {
     let folder = folder.to_owned();
     files::beside(clock, "a checkpoint", STALL, &|_| {}, move |_| {
         let size = |image: Image| {
             let about = folder.join(image.file_name()).metadata();
-            about.map(|about| about.len()).map_err(|error| files::local_error(image.file_name(), &error))
+            about.map(|about| (image, about.len())).map_err(|error| files::local_error(image.file_name(), &error))
         };
-        Image::ALL.into_iter().map(size).collect()
+        let has_files = folder.join(Image::Files.file_name()).exists();
+        Image::ALL.into_iter().chain(has_files.then_some(Image::Files)).map(size).collect()
     })
     .await
 }
@@ -107,10 +109,10 @@ pub async fn store(
     progress: Total<'_>,
 ) -> Result<String> {
     let sizes = sizes(clock, folder).await?;
-    let tally = Tally::of(sizes.into_iter(), progress);
+    let tally = Tally::of(sizes.iter().map(|(_, size)| *size), progress);
     let id = &manifest.checkpoint_id;
     let mut files: Vec<BoxFuture<'_, Result<Option<manifest::File>>>> = Vec::new();
-    for (at, image) in Image::ALL.into_iter().enumerate() {
+    for (at, (image, _)) in sizes.into_iter().enumerate() {
         let (tally, key) = (&tally, Object::Image(id, image).key());
         files.push(Box::pin(async move {
             let file = folder.join(image.file_name());
@@ -154,7 +156,7 @@ pub async fn manifest(
     Ok(manifest)
 }
 
-/// Fetches the files a manifest describes into `folder`, to be read only. Each appears only if it is what
+/// Fetches what runsc needs of a checkpoint into `folder`, to be read only. Each appears only if it is what
 /// the manifest says.
 pub async fn download(
     store: &dyn Store,
@@ -166,7 +168,9 @@ pub async fn download(
     let id = &manifest.checkpoint_id;
     let tally = Tally::of(manifest.files.iter().map(|file| file.size), progress);
     let mut files: Vec<BoxFuture<'_, Result<()>>> = Vec::new();
-    for (at, (image, digest)) in images(manifest)?.into_iter().enumerate() {
+    for (at, (image, digest)) in
+        images(manifest)?.into_iter().enumerate().filter(|(_, (image, _))| *image != Image::Files)
+    {
         let (tally, key) = (&tally, Object::Image(id, image).key());
         files.push(Box::pin(async move {
             let file = folder.join(image.file_name());
@@ -193,7 +197,7 @@ pub async fn purge(store: &dyn Store, clock: &SharedClock, id: &CheckpointId) ->
     }
 }
 
-async fn erase(store: &dyn Store, clock: &SharedClock, key: &str) -> Result<()> {
+pub(super) async fn erase(store: &dyn Store, clock: &SharedClock, key: &str) -> Result<()> {
     match patiently(clock, || store.delete(key, If::Any)).await {
         // Gone already, perhaps by an attempt whose answer was lost.
         Err(Error::NotFound(_)) => Ok(()),
@@ -262,7 +266,7 @@ async fn wait_for(store: &dyn Store, clock: &SharedClock, key: &str) -> Result<B
 }
 
 /// Tries again after a passing error, a few times, with growing pauses.
-async fn patiently<'a, T>(clock: &SharedClock, work: impl Fn() -> BoxFuture<'a, Result<T>>) -> Result<T> {
+pub(super) async fn patiently<'a, T>(clock: &SharedClock, work: impl Fn() -> BoxFuture<'a, Result<T>>) -> Result<T> {
     let mut pause = PAUSE;
     for _ in 1..ATTEMPTS {
         match work().await {
@@ -281,12 +285,16 @@ async fn patiently<'a, T>(clock: &SharedClock, work: impl Fn() -> BoxFuture<'a, 
 fn images(manifest: &manifest::Checkpoint) -> Result<Vec<(Image, Digest)>> {
     let mut seen = BTreeSet::new();
     let found = manifest.files.iter().map(|file| {
-        let image = Image::ALL.into_iter().find(|image| image.file_name() == file.name)?;
+        let every = Image::ALL.into_iter().chain([Image::Files]);
+        let image = every.into_iter().find(|image| image.file_name() == file.name)?;
         let digest = Digest { size: file.size, sha256: file.sha256.clone(), crc32c: file.crc32c };
         seen.insert(file.name.clone()).then_some((image, digest))
     });
     let found: Option<Vec<_>> = found.collect();
-    found.filter(|files| files.len() == Image::ALL.len()).ok_or_else(|| Error::Damaged {
+    let whole = |files: &Vec<(Image, Digest)>| {
+        Image::ALL.into_iter().all(|image| files.iter().any(|(found, _)| *found == image))
+    };
+    found.filter(whole).ok_or_else(|| Error::Damaged {
         key: Object::CheckpointManifest(&manifest.checkpoint_id).key(),
         why: "its files are not those of a checkpoint".to_owned(),
     })

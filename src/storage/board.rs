@@ -22,6 +22,9 @@ use crate::clock::{Moment, SharedClock};
 /// How many passing phases of a sandbox are kept for a session that reads slowly.
 const KEPT: usize = 256;
 
+/// What the progress of a snapshot is called.
+pub const SNAPSHOT: &str = "snapshot";
+
 /// Why a sandbox left, or is about to leave, this instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

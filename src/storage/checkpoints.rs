@@ -1,21 +1,26 @@
 //! The checkpoints of one instance's store, by the head that names them.
 
-use std::{collections::BTreeSet, path::Path, sync::Arc};
+use std::{collections::BTreeSet, path::Path, sync::Arc, time::Duration};
 
 use baton_protocol::{
     id::{CheckpointId, SandboxId, hex},
     lock::Head,
-    manifest::Checkpoint,
+    manifest::{Archive, Checkpoint},
 };
 
-use sha2::{Digest, Sha256};
+use bytes::Bytes;
+use sha2::{Digest as _, Sha256};
 
 use super::{
-    artifacts::{self, Total},
-    layout,
-    store::{Poll, Result, Store},
+    artifacts::{self, Total, erase, patiently, put_once},
+    files,
+    layout::{self, Image, Object, Sha256Name},
+    store::{Digest, Error, Poll, Progress, Result, Store},
 };
 use crate::clock::SharedClock;
+
+/// Reading a local file may stall no longer than this.
+const STALL: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Debug)]
 pub struct Checkpoints {
@@ -58,6 +63,80 @@ impl Checkpoints {
         artifacts::download(&*self.store, &self.clock, manifest, image, progress).await
     }
 
+    /// The file system alone that a checkpoint carries, if it does.
+    pub fn files_of(&self, manifest: &Checkpoint) -> Option<Archive> {
+        let name = Image::Files.file_name();
+        let sha256 = manifest.files.iter().find(|file| file.name == name)?.sha256.clone();
+        let path = Object::Image(&manifest.checkpoint_id, Image::Files).key();
+        Some(Archive { bucket: self.bucket.clone(), path, sha256 })
+    }
+
+    /// Whether an archive was stored where this instance looks for checkpoints.
+    pub fn holds_archive(&self, archive: &Archive) -> bool {
+        layout::checkpoint_of(&archive.path).is_some() && archive.bucket == self.bucket
+    }
+
+    /// Brings an archive that a manifest names into `file`; what it was.
+    pub async fn fetch_archive(
+        &self,
+        archive: &Archive,
+        file: &Path,
+        most: u64,
+        progress: Progress<'_>,
+    ) -> Result<Digest> {
+        patiently(&self.clock, || self.store.fetch(&archive.path, file, most, progress)).await
+    }
+
+    /// Stores something by its digest, unless it is there.
+    async fn deposit(&self, key: &str, file: &Path) -> Result<bool> {
+        if !patiently(&self.clock, || self.store.list(key, None)).await?.entries.is_empty() {
+            return Ok(false);
+        }
+        let digest = files::digest(&self.clock, file, STALL, &|_| {}).await?;
+        match artifacts::send(&*self.store, &self.clock, key, file, &digest, &|_| {}).await {
+            // Another instance was faster; what counts is what comes out of it.
+            Ok(()) | Err(Error::Conflict(_)) => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub async fn has_rootfs(&self, digest: &Sha256Name) -> Result<bool> {
+        let key = Object::Rootfs(digest).key();
+        Ok(!patiently(&self.clock, || self.store.list(&key, None)).await?.entries.is_empty())
+    }
+
+    /// Stores a base root file system for those who will need it later. Whether it was not there.
+    pub async fn deposit_rootfs(&self, digest: &Sha256Name, file: &Path) -> Result<bool> {
+        self.deposit(&Object::Rootfs(digest).key(), file).await
+    }
+
+    /// Stores a runsc for those who will need it later. Whether it was not there.
+    pub async fn deposit_runtime(&self, sha256: &Sha256Name, file: &Path) -> Result<bool> {
+        self.deposit(&Object::Runtime(sha256).key(), file).await
+    }
+
+    /// Brings a runsc into `file`, if it is what its name says.
+    pub async fn fetch_runtime(&self, sha256: &Sha256Name, file: &Path, most: u64) -> Result<()> {
+        let key = Object::Runtime(sha256).key();
+        let found = patiently(&self.clock, || self.store.fetch(&key, file, most, &|_| {})).await?;
+        if found.sha256 == sha256.as_str() {
+            return Ok(());
+        }
+        Err(Error::Damaged { key, why: "it is not what its name says".to_owned() })
+    }
+
+    /// Brings the archive of a base root file system into `file`. Whether it is that one shows when it is extracted.
+    pub async fn fetch_rootfs(
+        &self,
+        digest: &Sha256Name,
+        file: &Path,
+        most: u64,
+        progress: Progress<'_>,
+    ) -> Result<()> {
+        let key = Object::Rootfs(digest).key();
+        patiently(&self.clock, || self.store.fetch(&key, file, most, progress)).await.map(drop)
+    }
+
     /// Every checkpoint of a sandbox of which anything is stored.
     pub async fn list(&self, sandbox: &SandboxId) -> Result<BTreeSet<CheckpointId>> {
         let (prefix, mut found, mut after) = (layout::checkpoints_of(sandbox), BTreeSet::new(), None);
@@ -74,10 +153,10 @@ impl Checkpoints {
     /// The manifest of a checkpoint as it lies there, and its digest. `None`: there is none, so the upload
     /// was never finished. Only the lock says whether it was committed.
     pub async fn manifest_of(&self, id: &CheckpointId) -> Result<Option<(Checkpoint, String)>> {
-        let key = layout::Object::CheckpointManifest(id).key();
+        let key = Object::CheckpointManifest(id).key();
         let Poll::Changed(bytes, _) = self.store.poll(&key, None).await? else { return Ok(None) };
-        let manifest = serde_json::from_slice(&bytes)
-            .map_err(|error| super::store::Error::Damaged { key, why: error.to_string() })?;
+        let manifest =
+            serde_json::from_slice(&bytes).map_err(|error| Error::Damaged { key, why: error.to_string() })?;
         Ok(Some((manifest, hex(&Sha256::digest(&bytes)))))
     }
 
@@ -85,9 +164,25 @@ impl Checkpoints {
         self.bucket.as_ref()
     }
 
-    /// A fork needs it.
+    /// Some sandbox needs it beyond its time.
     pub async fn is_pinned(&self, id: &CheckpointId) -> Result<bool> {
         Ok(!self.store.list(&layout::pins_prefix(id), None).await?.entries.is_empty())
+    }
+
+    /// Another sandbox than `but` needs it.
+    pub async fn is_pinned_by_another(&self, id: &CheckpointId, but: &SandboxId) -> Result<bool> {
+        let own = Object::Pin(id, but).key();
+        Ok(self.store.list(&layout::pins_prefix(id), None).await?.entries.iter().any(|entry| entry.key != own))
+    }
+
+    /// Keeps a checkpoint for a sandbox until it is unpinned. Safe to repeat.
+    pub async fn pin(&self, id: &CheckpointId, sandbox: &SandboxId) -> Result<()> {
+        put_once(&*self.store, &self.clock, &Object::Pin(id, sandbox).key(), &Bytes::from_static(b"{}")).await
+    }
+
+    /// Safe to repeat.
+    pub async fn unpin(&self, id: &CheckpointId, sandbox: &SandboxId) -> Result<()> {
+        erase(&*self.store, &self.clock, &Object::Pin(id, sandbox).key()).await
     }
 
     /// Erases a checkpoint that nothing names any more.

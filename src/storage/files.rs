@@ -170,17 +170,47 @@ pub fn draft(key: &str, target: &Path) -> Result<tempfile::NamedTempFile> {
     tempfile::Builder::new().prefix(".draft-").tempfile_in(folder).map_err(|error| local_error(key, &error))
 }
 
+/// What a file on its way here may turn out to be.
+#[derive(Clone, Debug)]
+pub enum Wanted {
+    This(Digest),
+    /// Whatever it is, up to this many bytes.
+    AtMost(u64),
+}
+
+impl Wanted {
+    /// More bytes than this are too many.
+    pub fn most(&self) -> u64 {
+        match self {
+            Self::This(digest) => digest.size,
+            Self::AtMost(most) => *most,
+        }
+    }
+
+    /// Refuses what is too long already.
+    pub fn go_on(&self, key: &str, size: u64) -> Result<()> {
+        let most = self.most();
+        if size <= most {
+            return Ok(());
+        }
+        Err(Error::Damaged { key: key.to_owned(), why: format!("more than {most} bytes") })
+    }
+}
+
 /// The last steps of a download: on disk, verified, then under its name.
 pub fn settle(
     key: &str,
     draft: tempfile::NamedTempFile,
     target: &Path,
-    wanted: &Digest,
-    found: &Digest,
+    wanted: &Wanted,
+    found: Digest,
     reporter: &Reporter,
-) -> Result<()> {
-    wanted.verify(key, found)?;
+) -> Result<Digest> {
+    match wanted {
+        Wanted::This(digest) => digest.verify(key, &found)?,
+        Wanted::AtMost(_) => wanted.go_on(key, found.size)?,
+    }
     reporter.go_on(key)?;
     draft.persist(target).map_err(|error| local_error(key, &error.error))?;
-    Ok(())
+    Ok(found)
 }

@@ -118,9 +118,12 @@ pub enum Image {
     Checkpoint,
     PagesMeta,
     Pages,
+    /// The file system alone; only where the sandbox asked for it.
+    Files,
 }
 
 impl Image {
+    /// What every checkpoint has.
     pub const ALL: [Image; 3] = [Image::Checkpoint, Image::PagesMeta, Image::Pages];
 
     pub fn file_name(self) -> &'static str {
@@ -128,6 +131,7 @@ impl Image {
             Self::Checkpoint => "checkpoint.img",
             Self::PagesMeta => "pages_meta.img",
             Self::Pages => "pages.img",
+            Self::Files => "files.tar",
         }
     }
 }
@@ -204,8 +208,17 @@ pub fn pins_prefix(checkpoint: &CheckpointId) -> String {
     format!("{}pins/", checkpoint_prefix(checkpoint))
 }
 
+/// Under which all snapshots are listed.
+pub const SNAPSHOTS: &str = "filesystem_snapshots/";
+
+/// Which snapshot a listed key belongs to; `None` for what is not one.
+pub fn snapshot_of(key: &str) -> Option<SnapshotName> {
+    let (name, _) = key.strip_prefix(SNAPSHOTS)?.split_once('/')?;
+    SnapshotName::parse(name).ok()
+}
+
 pub fn snapshot_prefix(name: &SnapshotName) -> String {
-    format!("filesystem_snapshots/{name}/")
+    format!("{SNAPSHOTS}{name}/")
 }
 
 /// Whose object a listed key is; `None` for what is not ours.

@@ -15,7 +15,7 @@ use bytes::Bytes;
 use tokio::sync::watch;
 
 use super::{
-    files,
+    files::{self, Wanted},
     store::{Digest, Entry, Error, If, Page, Poll, Progress, Result, Store, Version, Written, check_key, check_small},
 };
 use crate::clock::SharedClock;
@@ -79,6 +79,28 @@ impl Memory {
         let version = Version(self.next().to_string());
         objects.insert(key.to_owned(), Object { bytes, version: version.clone() });
         Ok(Written { version, updated: Some(self.clock.wall()) })
+    }
+}
+
+impl Memory {
+    async fn bring(&self, key: &str, file: &Path, wanted: Wanted, progress: Progress<'_>) -> Result<Digest> {
+        check_key(key)?;
+        let Some(bytes) = self.objects().get(key).map(|object| object.bytes.clone()) else {
+            return Err(Error::NotFound(key.to_owned()));
+        };
+        let (name, target) = (key.to_owned(), file.to_owned());
+        files::beside(&self.clock, key, STALL, progress, move |reporter| {
+            let mut draft = files::draft(&name, &target)?;
+            let mut sum = files::Sum::default();
+            for chunk in bytes.chunks(files::CHUNK) {
+                reporter.go_on(&name)?;
+                sum.add(chunk);
+                draft.write_all(chunk).map_err(|error| files::local_error(&name, &error))?;
+                reporter.tell(sum.size());
+            }
+            files::settle(&name, draft, &target, &wanted, sum.finish(), reporter)
+        })
+        .await
     }
 }
 
@@ -155,23 +177,11 @@ impl Store for Memory {
     }
 
     async fn download(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {
-        check_key(key)?;
-        let Some(bytes) = self.objects().get(key).map(|object| object.bytes.clone()) else {
-            return Err(Error::NotFound(key.to_owned()));
-        };
-        let (name, target, digest) = (key.to_owned(), file.to_owned(), digest.clone());
-        files::beside(&self.clock, key, STALL, progress, move |reporter| {
-            let mut draft = files::draft(&name, &target)?;
-            let mut sum = files::Sum::default();
-            for chunk in bytes.chunks(files::CHUNK) {
-                reporter.go_on(&name)?;
-                sum.add(chunk);
-                draft.write_all(chunk).map_err(|error| files::local_error(&name, &error))?;
-                reporter.tell(sum.size());
-            }
-            files::settle(&name, draft, &target, &digest, &sum.finish(), reporter)
-        })
-        .await
+        self.bring(key, file, Wanted::This(digest.clone()), progress).await.map(drop)
+    }
+
+    async fn fetch(&self, key: &str, file: &Path, most: u64, progress: Progress<'_>) -> Result<Digest> {
+        self.bring(key, file, Wanted::AtMost(most), progress).await
     }
 
     async fn changed(&self, key: &str) {

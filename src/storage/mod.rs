@@ -14,6 +14,8 @@ pub mod mounted;
 mod recent;
 pub mod records;
 pub mod rules;
+pub mod snapshots;
 pub mod store;
 pub mod stores;
 pub mod upkeep;
+pub mod uses;

@@ -122,6 +122,10 @@ impl Store for Mount {
         self.store().await?.lend(key, file, digest, progress).await
     }
 
+    async fn fetch(&self, key: &str, file: &Path, most: u64, progress: Progress<'_>) -> Result<Digest> {
+        self.store().await?.fetch(key, file, most, progress).await
+    }
+
     fn settles_within(&self) -> Duration {
         self.store.get().map_or(Duration::ZERO, |store| store.settles_within())
     }

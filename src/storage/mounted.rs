@@ -22,7 +22,7 @@ use super::{
         list,
         tree::{self, Seen},
     },
-    files::{self, Reporter, local_error},
+    files::{self, Reporter, Wanted, local_error},
     store::{Digest, Error, If, Page, Poll, Progress, Result, SMALL, Store, Version, Written, check_key, check_small},
 };
 use crate::clock::SharedClock;
@@ -189,6 +189,33 @@ impl Shelf {
     }
 }
 
+impl Mounted {
+    async fn bring(&self, key: &str, file: &Path, wanted: &Wanted, progress: Progress<'_>) -> Result<Digest> {
+        check_key(key)?;
+        let deadline = self.clock.now() + self.settles;
+        loop {
+            let (name, target, wanted) = (key.to_owned(), file.to_owned(), wanted.clone());
+            let fetched = self.call(key, progress, move |shelf, reporter| {
+                let source = match shelf.disk.open(&shelf.root.join(&name)) {
+                    Err(error) if is_settling(&error) => return Ok(None),
+                    opened => opened.map_err(|error| local_error(&name, &error))?,
+                };
+                let mut draft = files::draft(&name, &target)?;
+                let mut source = source.take(wanted.most().saturating_add(1));
+                let found = files::copy(&name, &mut source, &mut draft, reporter)?;
+                files::settle(&name, draft, &target, &wanted, found, reporter).map(Some)
+            });
+            if let Some(found) = fetched.await? {
+                return Ok(found);
+            }
+            if self.clock.now() >= deadline {
+                return Err(Error::NotFound(key.to_owned()));
+            }
+            self.clock.sleep(LOOK_AGAIN).await;
+        }
+    }
+}
+
 #[async_trait]
 impl Store for Mounted {
     async fn poll(&self, key: &str, known: Option<&Version>) -> Result<Poll> {
@@ -274,27 +301,11 @@ impl Store for Mounted {
     }
 
     async fn download(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {
-        check_key(key)?;
-        let deadline = self.clock.now() + self.settles;
-        loop {
-            let (name, target, digest) = (key.to_owned(), file.to_owned(), digest.clone());
-            let fetched = self.call(key, progress, move |shelf, reporter| {
-                let mut source = match shelf.disk.open(&shelf.root.join(&name)) {
-                    Err(error) if is_settling(&error) => return Ok(false),
-                    opened => opened.map_err(|error| local_error(&name, &error))?,
-                };
-                let mut draft = files::draft(&name, &target)?;
-                let found = files::copy(&name, &mut *source, &mut draft, reporter)?;
-                files::settle(&name, draft, &target, &digest, &found, reporter).map(|()| true)
-            });
-            if fetched.await? {
-                return Ok(());
-            }
-            if self.clock.now() >= deadline {
-                return Err(Error::NotFound(key.to_owned()));
-            }
-            self.clock.sleep(LOOK_AGAIN).await;
-        }
+        self.bring(key, file, &Wanted::This(digest.clone()), progress).await.map(drop)
+    }
+
+    async fn fetch(&self, key: &str, file: &Path, most: u64, progress: Progress<'_>) -> Result<Digest> {
+        self.bring(key, file, &Wanted::AtMost(most), progress).await
     }
 
     fn settles_within(&self) -> Duration {

@@ -6,15 +6,16 @@ mod survey;
 use std::sync::Arc;
 
 use baton_protocol::{
-    id::SandboxId,
-    lock::Lock,
-    metadata::{Latest, MAX_BYTES, Metadata, Spec, Status},
+    id::{CheckpointId, SandboxId},
+    lock::{Head, Lock},
+    metadata::{Latest, MAX_BYTES, Metadata, Phase, Spec, Status},
     reason::Reason,
 };
 use bytes::Bytes;
 use serde_json::{Map, Value};
 
 use super::{
+    checkpoints::Checkpoints,
     layout::{self, Object},
     lease::LockFile,
     recent::Recent,
@@ -38,6 +39,9 @@ pub enum Error {
     /// What the request needs is not configured.
     #[error("{0}")]
     NotConfigured(String),
+    /// What a fork should begin with is not there.
+    #[error("the checkpoint is not one of the last two of its sandbox")]
+    NoCheckpoint,
     #[error(transparent)]
     Store(#[from] store::Error),
 }
@@ -63,6 +67,8 @@ pub struct Records {
     /// Asked before something durable is made.
     stores: Option<Stores>,
     recent: Arc<Recent>,
+    /// Where forks come from.
+    checkpoints: Option<Checkpoints>,
 }
 
 /// Which of the stores a sandbox lies in.
@@ -97,12 +103,18 @@ impl Records {
         can_snapshot: bool,
         times: Times,
     ) -> Self {
-        Self { clock, memory, durable, can_snapshot, times, stores: None, recent: Arc::default() }
+        Self { clock, memory, durable, can_snapshot, times, stores: None, recent: Arc::default(), checkpoints: None }
     }
 
     /// Refuses what is durable where these stores cannot hold it, as when a mount cannot lock.
     pub fn checked_by(mut self, stores: Stores) -> Self {
         self.stores = Some(stores);
+        self
+    }
+
+    /// With the checkpoints from which a new sandbox may be made.
+    pub fn forking_from(mut self, checkpoints: Checkpoints) -> Self {
+        self.checkpoints = Some(checkpoints);
         self
     }
 
@@ -132,6 +144,56 @@ impl Records {
         self.put_new(locks, &lock_key(id), &Lock::new(id.clone())).await?;
         let record = Metadata { spec, latest_sandbox_checkpoint: None, status: Status::default() };
         self.put_new(metadata, &metadata_key(id), &record).await
+    }
+
+    /// Writes a sandbox that begins as the copy of another one: its pin, its lock with the head, its metadata.
+    /// Only a committed checkpoint is copied.
+    pub async fn fork(&self, source: &CheckpointId, spec: &Spec) -> Result<()> {
+        let (locks, metadata) = self.stores(Place::Durable)?;
+        let checkpoints =
+            self.checkpoints.as_ref().ok_or_else(|| Error::NotConfigured(CHECKPOINT_NOT_ENABLED.to_owned()))?;
+        let id = &spec.sandbox_id;
+        // Pinned before it is looked at: what is seen then stays.
+        checkpoints.pin(source, id).await?;
+        let head = self.committed(source).await;
+        let head = match head {
+            Ok(Some(head)) => head,
+            gone => {
+                checkpoints.unpin(source, id).await?;
+                gone?;
+                return Err(Error::NoCheckpoint);
+            }
+        };
+        if let Err(error) = checkpoints.manifest(&head).await {
+            checkpoints.unpin(source, id).await?;
+            return Err(error.into());
+        }
+        let latest = Latest { bucket: head.bucket.clone(), path: layout::checkpoint_prefix(source) };
+        let lock = Lock { head: Some(head), forked_from: Some(source.clone()), ran: true, ..Lock::new(id.clone()) };
+        let mut spec = spec.clone();
+        spec.lock_bucket = self.lock_bucket(Place::Durable);
+        self.put_new(locks, &lock_key(id), &lock).await?;
+        let status = Status { phase: Phase::Checkpointed, ..Status::default() };
+        let record = Metadata { spec, latest_sandbox_checkpoint: Some(latest), status };
+        self.put_new(metadata, &metadata_key(id), &record).await
+    }
+
+    /// The head that names a checkpoint, if it is the last or the last but one of its sandbox.
+    async fn committed(&self, id: &CheckpointId) -> Result<Option<Head>> {
+        let Some(lock) = self.lock_of(&id.sandbox()).await? else { return Ok(None) };
+        Ok([lock.head, lock.prev_head].into_iter().flatten().find(|head| head.checkpoint_id == *id))
+    }
+
+    /// The lock of a durable sandbox, read once. `None`: there is none.
+    pub async fn lock_of(&self, id: &SandboxId) -> Result<Option<Lock>> {
+        let (locks, _) = self.stores(Place::Durable)?;
+        let key = lock_key(id);
+        match self.poll(locks, &key, None).await? {
+            Poll::Changed(bytes, _) => serde_json::from_slice(&bytes)
+                .map(Some)
+                .map_err(|error| store::Error::Damaged { key, why: error.to_string() }.into()),
+            Poll::Unchanged | Poll::Missing => Ok(None),
+        }
     }
 
     /// `None`: no such sandbox.

@@ -187,6 +187,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     async fn lend(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {
         self.download(key, file, digest, progress).await
     }
+    /// As `download`, of an object of which nothing is known: what it was. More than `most` bytes are refused.
+    async fn fetch(&self, key: &str, file: &Path, most: u64, progress: Progress<'_>) -> Result<Digest>;
     /// How long a new object may stay invisible to others: caches lie in between.
     fn settles_within(&self) -> Duration {
         Duration::ZERO

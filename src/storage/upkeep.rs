@@ -66,8 +66,10 @@ impl Upkeep {
     pub async fn purge(&self, id: &SandboxId, lock: &mut LockFile) -> Result<()> {
         self.acquire(lock).await?;
         lock.purging().await?;
+        let held = lock.lock().cloned().ok_or(lease::Error::Missing)?;
         let erase = async {
             self.erase_checkpoints(id).await?;
+            self.let_go(&held).await?;
             Ok::<_, Error>(self.records.erase(id, Place::Durable).await?)
         };
         lock.hold(erase).await??;
@@ -86,11 +88,36 @@ impl Upkeep {
     pub async fn erase_checkpoints(&self, id: &SandboxId) -> store::Result<()> {
         let Some(checkpoints) = &self.checkpoints else { return Ok(()) };
         for old in checkpoints.list(id).await? {
-            if !checkpoints.is_pinned(&old).await? {
+            if !checkpoints.is_pinned_by_another(&old, id).await? {
                 checkpoints.erase(&old).await?;
             }
         }
         Ok(())
+    }
+
+    /// Lets go of the checkpoint a sandbox was forked from, once nothing of its own needs it. If its source is
+    /// gone and no other fork needs it, it is erased. Only for the holder of the lease. Safe to repeat.
+    pub async fn let_go(&self, lock: &Lock) -> Result<()> {
+        let (Some(checkpoints), Some(source)) = (&self.checkpoints, &lock.forked_from) else { return Ok(()) };
+        if !lock.purging && self.needs(checkpoints, lock, source).await? {
+            return Ok(());
+        }
+        checkpoints.unpin(source, &lock.sandbox_id).await?;
+        let is_gone = self.records.lock_of(&source.sandbox()).await?.is_none_or(|lock| lock.purged);
+        if is_gone && !checkpoints.is_pinned(source).await? {
+            checkpoints.erase(source).await?;
+        }
+        Ok(())
+    }
+
+    /// The lock names a checkpoint, or the head stands on its files.
+    async fn needs(&self, checkpoints: &Checkpoints, lock: &Lock, id: &CheckpointId) -> store::Result<bool> {
+        if [&lock.head, &lock.prev_head].into_iter().flatten().any(|head| head.checkpoint_id == *id) {
+            return Ok(true);
+        }
+        let Some(head) = &lock.head else { return Ok(false) };
+        let archive = checkpoints.manifest(head).await?.rootfs.archive;
+        Ok(archive.is_some_and(|archive| layout::checkpoint_of(&archive.path).as_ref() == Some(id)))
     }
 
     /// Checkpoints that nothing needs: beyond those to keep, never committed, and not pinned. `lock` is as

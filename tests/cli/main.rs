@@ -14,6 +14,7 @@ mod refusals;
 #[path = "../../crates/client/tests/client/script.rs"]
 mod script;
 mod server;
+mod snapshots;
 mod terminal;
 #[allow(dead_code, reason = "shared with the tests of the wire")]
 #[path = "../wire/world.rs"]

@@ -3,7 +3,7 @@
 
 use std::process::Command as Program;
 
-use baton::runtime::{Container, Error, Lifecycle, Settings};
+use baton::runtime::{Container, Error, Lifecycle, Settings, Shape};
 
 use crate::{
     client::{Client, command},
@@ -19,7 +19,8 @@ async fn a_snapshot_holds_what_changed_and_the_sandbox_goes_on() {
     let exec = client.exec(command(&["bash", "-c", "echo kept > /root/note; rm /etc/hostname"]), None).await;
     client.done(exec).await;
     let archive = place.path("layer.tar");
-    place.containers.snapshot(&id, &archive).await.unwrap();
+    let taken = place.containers.snapshot(&id, &archive, Shape::Layer).await.unwrap();
+    assert_eq!(taken.base_digest.as_deref(), Some("test"));
     let listed = Program::new("tar").arg("-tf").arg(&archive).output().unwrap();
     let listed = String::from_utf8(listed.stdout).unwrap();
     assert!(listed.lines().any(|line| line.ends_with("root/note")), "{listed}");

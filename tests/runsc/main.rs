@@ -5,15 +5,18 @@
 #![allow(clippy::disallowed_methods, reason = "tests look at the world, the environment and the time too")]
 #![allow(clippy::unwrap_used, clippy::wildcard_enum_match_arm, reason = "a test that is surprised ends")]
 
+mod archives;
 mod client;
 mod commandline;
 mod crash;
 mod cut_off;
+mod deploys;
 mod drain;
 mod fake;
 mod fence;
 mod files;
 mod flow;
+mod forks;
 mod gate;
 mod guard;
 mod handoff;
@@ -23,6 +26,7 @@ mod moves;
 mod place;
 mod proxy;
 mod servers;
+mod snapshots;
 mod stored;
 mod suite;
 mod transfer;

@@ -10,7 +10,7 @@ use std::{
 use baton::{
     clock::{SharedClock, SystemClock},
     guard::process::Process,
-    runtime::{Containers, Settings, Start},
+    runtime::{Containers, Settings, Start, archive::Limits},
 };
 use baton_protocol::id::SandboxId;
 
@@ -30,6 +30,10 @@ pub fn settings(state_dir: &Path) -> Settings {
         state_dir: state_dir.to_owned(),
         rootfs: piece("BATON_TEST_ROOTFS"),
         rootfs_digest: "test".to_owned(),
+        rootfs_cache: state_dir.join("extracted"),
+        rootfs_cache_size: 10 << 30,
+        runtimes: state_dir.join("runtimes"),
+        archive_limits: Limits { size: 10 << 30, entries: 1_000_000, depth: 128 },
         agent: piece("BATON_AGENT"),
         detach_grace: Duration::from_secs(60),
         // On a disk that is busy a thread may stand in the kernel for seconds before it can stop, and
@@ -127,6 +131,8 @@ pub fn start() -> Start {
         env: [("BATON_TEST".to_owned(), "yes".to_owned())].into(),
         cwd: None,
         rootfs: None,
+        runsc: None,
+        forked_from: None,
         deadline: clock().now() + Duration::from_secs(600),
     }
 }

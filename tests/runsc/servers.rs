@@ -100,12 +100,17 @@ impl Machine {
         command.env("BATON_STATE_DIR", &state).env("BATON_LISTEN", "127.0.0.1:0").env("BATON_LOG", "baton=debug,info");
         command.env("BATON_RUNSC", piece("BATON_RUNSC")).env("BATON_AGENT", piece("BATON_AGENT"));
         command.env("BATON_ROOTFS", piece("BATON_TEST_ROOTFS"));
+        // Only where a test is about it: hundreds of megabytes are packed and stored.
+        command.env("BATON_STORE_RUNTIME", "false");
+        // A cache of its own: what one server has, another has never seen.
+        command.env("BATON_CACHE_DIR", self.directory.path().join(format!("{name}-cache")));
         match &self.shared {
             Shared::Directory => command.env("CHECKPOINT_AND_RESTORE_PATH", self.data()),
             Shared::Bucket(bucket) => command
                 .env("BATON_GCS_ENDPOINT", bucket.url())
                 .env("SANDBOX_METADATA_BUCKET", "b")
-                .env("SANDBOX_CHECKPOINT_BUCKET", "b"),
+                .env("SANDBOX_CHECKPOINT_BUCKET", "b")
+                .env("FILESYSTEM_SNAPSHOT_BUCKET", "b"),
         };
         command.envs(settings.iter().copied());
         let child = command.spawn().unwrap();

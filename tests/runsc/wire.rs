@@ -50,7 +50,7 @@ pub struct Socket {
 }
 
 impl Socket {
-    async fn open(server: &Server, path: &str, dialect: Dialect) -> Self {
+    pub async fn open(server: &Server, path: &str, dialect: Dialect) -> Self {
         let mut request = format!("ws://{}{path}", server.address).into_client_request().unwrap();
         if dialect == Dialect::V1 {
             request.headers_mut().insert("sec-websocket-protocol", "baton.v1".parse().unwrap());

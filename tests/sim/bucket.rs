@@ -320,4 +320,12 @@ impl Store for Way {
         digest.verify(key, &Digest::of(&bytes))?;
         std::fs::write(file, bytes).map_err(|error| Error::Other { key: key.to_owned(), why: error.to_string() })
     }
+
+    async fn fetch(&self, key: &str, file: &Path, _: u64, _: Progress<'_>) -> Result<Digest> {
+        let bytes = self.ask(key, |bucket| bucket.get(key).ok_or_else(|| Error::NotFound(key.to_owned()))).await?;
+        let digest = Digest::of(&bytes);
+        let written = std::fs::write(file, bytes);
+        written.map_err(|error| Error::Other { key: key.to_owned(), why: error.to_string() })?;
+        Ok(digest)
+    }
 }

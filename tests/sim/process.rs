@@ -9,13 +9,14 @@ use axum::{Extension, extract::ConnectInfo};
 use baton::{
     api::{self, Api, Peer},
     clock::SharedClock,
-    reconciler::{self, Housekeeping, Rhythm, Tools, desired::Drain},
+    reconciler::{self, Deposit, Housekeeping, Rhythm, Tools, desired::Drain},
     storage::{
         board::Board,
         checkpoints::Checkpoints,
         memory::Memory,
         records::{Durable, Records},
         rules::{Identity, Times},
+        snapshots::Snapshots,
         store::Store,
     },
 };
@@ -101,7 +102,11 @@ impl Process {
             records: Records::new(clock.clone(), memory, Some(durable), true, times),
             board: Board::new(clock.clone()),
             lifecycle: runtime.clone(),
-            checkpoints: Some(Checkpoints::new(way, None, clock.clone())),
+            checkpoints: Some(Checkpoints::new(way.clone(), None, clock.clone())),
+            snapshots: Some(Snapshots::new(way, None, clock.clone())),
+            archive_size: 1 << 30,
+            deposit: Deposit::default(),
+            runtimes: None,
             staging: staging(ground.staging.path(), at),
             clock,
             times,

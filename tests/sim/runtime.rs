@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use baton::{
     clock::{Moment, SharedClock},
     runtime::{
-        Error, Execs, Facts, Lifecycle, Link, Result, Seen, Start,
+        Error, Execs, Extract, Facts, Hold, Lifecycle, Link, Result, Seen, Shape, Start, Taken,
         fake::{FakeContainers, GIVEN_UP_AFTER},
     },
 };
@@ -184,9 +184,34 @@ impl Lifecycle for Runtime {
         self.done(id, "checkpoint", Ok(()))
     }
 
-    async fn snapshot(&self, id: &SandboxId, archive: &Path) -> Result<()> {
+    async fn snapshot(&self, id: &SandboxId, archive: &Path, shape: Shape) -> Result<Taken> {
         self.begin("snapshot").await?;
-        self.containers.snapshot(id, archive).await
+        self.containers.snapshot(id, archive, shape).await
+    }
+
+    fn hold(&self, digest: &str) -> Option<Hold> {
+        self.containers.hold(digest)
+    }
+
+    fn has_runtime(&self, sha256: &str) -> bool {
+        self.containers.has_runtime(sha256)
+    }
+
+    async fn add_runtime(&self, file: &Path, sha256: &str) -> Result<()> {
+        self.containers.add_runtime(file, sha256).await
+    }
+
+    fn runtime_file(&self) -> PathBuf {
+        self.containers.runtime_file()
+    }
+
+    async fn pack(&self, archive: &Path) -> Result<()> {
+        self.containers.pack(archive).await
+    }
+
+    async fn extract(&self, archive: &Path, wanted: &Extract) -> Result<Hold> {
+        self.begin("extract").await?;
+        self.containers.extract(archive, wanted).await
     }
 
     async fn remove(&self, id: &SandboxId) -> Result<()> {

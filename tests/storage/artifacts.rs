@@ -55,6 +55,7 @@ pub fn manifest_of(files: Vec<manifest::File>) -> Checkpoint {
         agent_marker: String::new(),
         created: String::new(),
         rootfs: Rootfs { digest: String::new(), base_digest: String::new(), archive: None },
+        layer: None,
     }
 }
 

@@ -114,6 +114,15 @@ impl Store for Counted {
     ) -> store::Result<()> {
         self.store.download(key, file, digest, progress).await
     }
+    async fn fetch(
+        &self,
+        key: &str,
+        file: &std::path::Path,
+        most: u64,
+        progress: Progress<'_>,
+    ) -> store::Result<Digest> {
+        self.store.fetch(key, file, most, progress).await
+    }
 }
 
 /// How the reconciler's double behaves.

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use baton::{
     clock::{Moment, SharedClock, TestClock},
-    reconciler::{self, Housekeeping, Rhythm, Tools, desired::Drain},
+    reconciler::{self, Deposit, Housekeeping, Rhythm, Tools, desired::Drain},
     runtime::{Container, Lifecycle, fake::FakeContainers},
     storage::{
         board::{Attached, Board, Follower, Passing},
@@ -12,6 +12,7 @@ use baton::{
         memory::Memory,
         records::{Durable, Records},
         rules::{Identity, Times},
+        snapshots::Snapshots,
         store::{If, Poll, Store},
     },
 };
@@ -63,7 +64,11 @@ impl World {
         let tools = Arc::new(Tools {
             staging: self.staging.path().join(who.me.as_str()),
             who,
-            checkpoints: Some(Checkpoints::new(store, None, clock.clone())),
+            checkpoints: Some(Checkpoints::new(store.clone(), None, clock.clone())),
+            snapshots: Some(Snapshots::new(store, None, clock.clone())),
+            archive_size: 1 << 30,
+            deposit: Deposit::default(),
+            runtimes: None,
             clock,
             records,
             board: board.clone(),

@@ -17,6 +17,7 @@ mod reconcile;
 mod requests;
 mod rooms;
 mod rules;
+mod snapshots;
 mod stage;
 mod sweep;
 mod verbs;

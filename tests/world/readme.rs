@@ -13,6 +13,7 @@ const OUTSIDE_THE_SERVER: &[&str] = &[
     "BATON_AUTH",
     "BATON_BENCH_ROWS",
     "BATON_BIN",
+    "BATON_FORKED_FROM",
     "BATON_HEADER",
     "BATON_SEEDS",
     "BATON_TIER",

@@ -199,4 +199,9 @@ impl Store for Stage {
         self.reach(key)?;
         self.inner.download(key, file, digest, progress).await
     }
+
+    async fn fetch(&self, key: &str, file: &Path, most: u64, progress: Progress<'_>) -> Result<Digest> {
+        self.reach(key)?;
+        self.inner.fetch(key, file, most, progress).await
+    }
 }

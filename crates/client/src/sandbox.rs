@@ -202,7 +202,12 @@ impl Sandbox {
 
     /// Keeps the file system under a name, for new sandboxes to start from.
     pub async fn snapshot(&self, name: &SnapshotName) -> Result<(), Error> {
-        let request = Request::Snapshot { name: name.clone(), full: false };
+        self.snapshot_with(name, false).await
+    }
+
+    /// As `snapshot`; a full one holds everything, not only what changed on the base.
+    pub async fn snapshot_with(&self, name: &SnapshotName, full: bool) -> Result<(), Error> {
+        let request = Request::Snapshot { name: name.clone(), full };
         let answer = self
             .ask(request, |mirror, sent| {
                 let made = mirror

@@ -100,11 +100,17 @@ pub struct Update {
     pub duration_ms: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_id: Option<CheckpointId>,
-    /// For how long the sandbox stood still, with a checkpoint after which it runs on.
+    /// For how long the sandbox stood still, with a snapshot or a checkpoint after which it runs on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paused_ms: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<SnapshotName>,
+    /// `files`, with RUNNING: it was started anew on the files of its last checkpoint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boot: Option<String>,
+    /// How far something long has come; only in `baton.v1`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub progress: Option<Progress>,
     /// What the sandbox knows of commands, with RUNNING after an attach.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub execs: Option<Vec<ExecView>>,
@@ -123,6 +129,13 @@ pub struct ExecView {
     pub exit_code: Option<i32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signal: Option<i32>,
+}
+
+/// Bytes done, and bytes in all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Progress {
+    pub done: u64,
+    pub total: u64,
 }
 
 /// Which bytes of a stream can still be had.
@@ -146,6 +159,8 @@ impl Update {
             checkpoint_id: None,
             paused_ms: None,
             snapshot: None,
+            boot: None,
+            progress: None,
             execs: None,
         }
     }

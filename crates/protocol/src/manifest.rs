@@ -32,6 +32,17 @@ pub struct Checkpoint {
     pub agent_marker: String,
     pub created: String,
     pub rootfs: Rootfs,
+    /// The file system once more, for those who cannot use the memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layer: Option<Layer>,
+}
+
+/// What `files.tar` of a checkpoint is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Layer {
+    /// The root file system it lies on; `None` is a complete one.
+    #[serde(default)]
+    pub base_digest: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -88,11 +88,11 @@ reasons! {
     }
     OtherRuntime {
         cause: "The checkpoint was made with another version or platform of runsc than this instance has; it restores with the same one only.",
-        remedy: "Attach on an instance with that version, or give this one the binary with BATON_RUNTIMES. Checkpoint sandboxes that must survive an update before it with their files only."
+        remedy: "Attach on an instance with that version. Instances store their runsc for later ones unless BATON_STORE_RUNTIME is false; BATON_RUNTIMES, if set, must list it. A sandbox created with `on_incompatible: files` starts anew on its files."
     }
     OtherRootfs {
         cause: "The checkpoint was made on another root file system than this instance has, and none is stored beside it.",
-        remedy: "Deploy instances with the same root file system (BATON_ROOTFS), or attach on one that has it."
+        remedy: "Instances store theirs for later ones unless BATON_STORE_RUNTIME is false. Deploy instances with the same one (BATON_ROOTFS), or attach on one that has it."
     }
     OtherCpu {
         cause: "The sandbox has seen CPU features that this machine lacks.",
@@ -141,6 +141,25 @@ reasons! {
     TooLarge {
         cause: "The environment of the sandbox is larger than what can be handed to it.",
         remedy: "Make `env` smaller."
+    }
+    /// No such snapshot, or not a whole one.
+    SnapshotMissing {
+        cause: "There is no filesystem snapshot of that name, it is not finished, or its archive is gone.",
+        remedy: "`baton snapshot list` shows those there are. An unfinished one that nobody makes any more goes with `baton snapshot delete NAME`."
+    }
+    /// Snapshots are never overwritten.
+    SnapshotExists {
+        cause: "A filesystem snapshot of that name exists, or another request makes one.",
+        remedy: "Take another name, or delete the old one: `baton snapshot delete NAME`."
+    }
+    SnapshotFailed {
+        cause: "Pausing the sandbox, writing its file system or storing it failed. It runs on as before; the name is free again.",
+        remedy: "The answer has the error. If it is the store, `baton config --check`; otherwise ask again."
+    }
+    /// An archive that cannot become a root file system.
+    BadArchive {
+        cause: "The archive is damaged, hostile, or holds more than it may. Nothing was kept of it.",
+        remedy: "The message says what is wrong with it. BATON_ARCHIVE_SIZE, BATON_ARCHIVE_ENTRIES and BATON_ARCHIVE_DEPTH are the limits."
     }
     RootfsMissing {
         cause: "The root file system a sandbox starts from is not where it should be.",

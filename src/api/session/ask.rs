@@ -63,7 +63,10 @@ impl Session {
                 let wished = intent::snapshot(self.api.abilities());
                 wished.map(|()| self.wish(metadata::Request::Snapshot { name, full }))
             }
-            Request::Fork { .. } => Err(Refusal::of(Status::Error, "Forking is not supported on this server.")),
+            Request::Fork { .. } if !is_v1 => only_v1(),
+            Request::Fork { count } => {
+                intent::fork(&self.spec, self.api.abilities()).map(|()| self.wish_for_copies(count))
+            }
             Request::Handoff => intent::handoff(&self.spec).map(|()| {
                 self.edit(What::Handoff, |spec| intent::desire(spec, DesiredState::HandedOff));
             }),

@@ -65,10 +65,13 @@ async fn begin(api: Arc<Api>, socket: WebSocket, is_v1: bool, id: SandboxId) {
     };
     let token = token::fresh(&*api.clock);
     let bare = Spec::new(id.clone(), token::sha256(&token.0), api.clock.timestamp(), api.settings.instance.clone());
-    let spec = match intent::create(bare, &config, api.abilities(), api.settings.idle_timeout) {
+    let mut spec = match intent::create(bare, &config, api.abilities(), api.settings.idle_timeout) {
         Ok(spec) => spec,
         Err(refusal) => return refuse(speaker, &refusal, Close::Fatal).await,
     };
+    if let Err(refusal) = inherit(&api, &config, &mut spec).await {
+        return refuse(speaker, &refusal, Close::Fatal).await;
+    }
     let error = |message: &str| Refusal::of(Status::CreationError, message);
     if api.is_draining() {
         return refuse(speaker, &error("The server is shutting down."), Close::Fatal).await;
@@ -81,7 +84,11 @@ async fn begin(api: Arc<Api>, socket: WebSocket, is_v1: bool, id: SandboxId) {
         return refuse(speaker, &error("The sandbox could not be created."), Close::Fatal).await;
     };
     let follower = api.board.follow(&id);
-    if let Err(failure) = api.records.create(&spec).await {
+    let written = match &spec.from_checkpoint {
+        None => api.records.create(&spec).await,
+        Some(checkpoint_id) => api.records.fork(checkpoint_id, &spec).await,
+    };
+    if let Err(failure) = written {
         tracing::warn!(error = %failure, "a sandbox could not be written");
         return refuse(speaker, &error(&sentence(&failure)), Close::Fatal).await;
     }
@@ -112,6 +119,22 @@ async fn begin(api: Arc<Api>, socket: WebSocket, is_v1: bool, id: SandboxId) {
     }
     .run()
     .await;
+}
+
+/// A copy of another sandbox needs that one's token, and stands on the same snapshot.
+async fn inherit(api: &Api, config: &Config, spec: &mut Spec) -> Result<(), Refusal> {
+    let Some(checkpoint_id) = &config.from_checkpoint else { return Ok(()) };
+    let found = api.records.find(&checkpoint_id.sandbox()).await;
+    let found = found.map_err(|failure| Refusal::of(Status::CreationError, sentence(&failure)))?;
+    let Some(source) = found else {
+        return Err(Refusal::of(Status::CreationError, "The sandbox of that checkpoint does not exist."));
+    };
+    let given = config.source_token.as_ref().map(|token| token.0.as_str());
+    if !token::matches(given, &source.spec.token_sha256) {
+        return Err(Refusal::of(Status::PermissionDenialError, "`source_token` is missing or wrong."));
+    }
+    spec.filesystem_snapshot_name = source.spec.filesystem_snapshot_name;
+    Ok(())
 }
 
 pub async fn attach(api: Arc<Api>, socket: WebSocket, is_v1: bool, id: Option<SandboxId>, token: Option<String>) {

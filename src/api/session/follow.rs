@@ -63,6 +63,10 @@ impl Session {
                 if let Some(sandbox_token) = self.token.take() {
                     self.speaker.say(&Event::SandboxId { sandbox_id: self.id.clone(), sandbox_token });
                 }
+                // A copy begins with the commands of its source.
+                if self.speaker.is_v1 && self.spec.from_checkpoint.is_some() {
+                    running.execs = Some(self.commands.views());
+                }
             }
             Stage::Attaching | Stage::Open => {
                 if self.speaker.is_v1 {
@@ -76,6 +80,7 @@ impl Session {
                     Some(Boot::Files { .. }) => {
                         let message = "Only the files of the last checkpoint could be used; no command survived.";
                         running.message = Some(message.to_owned());
+                        running.boot = Some("files".to_owned());
                     }
                 }
             }

@@ -3,14 +3,14 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use baton_protocol::{
-    event::{Event, Status, Update},
-    id::{Nonce, SandboxId},
+    event::{Copied, Event, Status, Update},
+    id::{CheckpointId, Nonce, SandboxId},
     metadata::{self, Answer, DesiredState, Metadata, Spec},
 };
 
 use super::{End, Session};
 use crate::{
-    api::{Api, close::Close, intent, sentence},
+    api::{Api, close::Close, intent, sentence, token},
     clock::Moment,
     storage::records,
 };
@@ -38,11 +38,14 @@ pub enum What {
 pub enum Done {
     Edited(What, Result<Option<Spec>, records::Error>),
     Looked(Result<Option<Metadata>, records::Error>),
+    Copied(Result<Vec<Copied>, records::Error>),
 }
 
 #[derive(Debug)]
 struct Wish {
     wish: metadata::Request,
+    /// How many copies are to be made of the checkpoint that was asked for.
+    copies: Option<u32>,
     until: Moment,
 }
 
@@ -73,9 +76,18 @@ impl Session {
 
     /// Asks for something that is done once and answered.
     pub(super) fn wish(&mut self, wish: metadata::Request) {
+        self.wish_for(wish, None);
+    }
+
+    /// A checkpoint that runs on, and then that many sandboxes which begin with it.
+    pub(super) fn wish_for_copies(&mut self, count: u32) {
+        self.wish_for(metadata::Request::Checkpoint {}, Some(count));
+    }
+
+    fn wish_for(&mut self, wish: metadata::Request, copies: Option<u32>) {
         let nonce = self.api.clock.nonce();
         let until = self.api.clock.now() + ANSWER_WITHIN;
-        self.wishes.open.insert(nonce.clone(), Wish { wish: wish.clone(), until });
+        self.wishes.open.insert(nonce.clone(), Wish { wish: wish.clone(), copies, until });
         let asked = nonce.clone();
         self.edit(What::Wish(nonce), move |spec| intent::wish(spec, &asked, &wish));
     }
@@ -89,6 +101,15 @@ impl Session {
             }
             Done::Looked(looked) => {
                 self.looked(looked);
+                None
+            }
+            Done::Copied(Ok(sandboxes)) => {
+                self.speaker.say(&Event::Forked { sandboxes });
+                None
+            }
+            Done::Copied(Err(error)) => {
+                tracing::warn!(%error, "a sandbox could not be copied");
+                self.speaker.say_all(&Event::refusal(Status::Error, &sentence(&error)));
                 None
             }
         }
@@ -128,7 +149,7 @@ impl Session {
             What::Handoff => (Status::Error, None),
             What::Wish(nonce) => {
                 let wish = self.wishes.open.remove(nonce)?;
-                (failure_of(&wish.wish), None)
+                (wish.failure(), None)
             }
             What::Settle => return None,
         };
@@ -155,17 +176,26 @@ impl Session {
                     self.wishes.open.insert(nonce, wish);
                     continue;
                 }
-                None => Event::refusal(failure_of(&wish.wish), "No answer came in time.").to_vec(),
-                Some(Answer::Error { message, .. }) => Event::refusal(failure_of(&wish.wish), &message).to_vec(),
+                None => Event::refusal(wish.failure(), "No answer came in time.").to_vec(),
+                Some(Answer::Error { message, .. }) => Event::refusal(wish.failure(), &message).to_vec(),
+                Some(Answer::Ok(metadata::Done { checkpoint_id: Some(checkpoint_id), .. }))
+                    if wish.copies.is_some() =>
+                {
+                    self.copy(checkpoint_id, wish.copies.unwrap_or(0));
+                    vec![]
+                }
                 Some(Answer::Ok(done)) => {
                     let update = match wish.wish {
-                        metadata::Request::Snapshot { name, .. } => {
-                            Update { snapshot: Some(name), ..Update::new(Status::FilesystemSnapshotCreated) }
-                        }
-                        metadata::Request::Checkpoint {} => {
-                            let (checkpoint_id, paused_ms) = (done.checkpoint_id, done.paused_ms);
-                            Update { checkpoint_id, paused_ms, ..Update::new(Status::Checkpointed) }
-                        }
+                        metadata::Request::Snapshot { name, .. } => Update {
+                            snapshot: Some(name),
+                            paused_ms: done.paused_ms,
+                            ..Update::new(Status::FilesystemSnapshotCreated)
+                        },
+                        metadata::Request::Checkpoint {} => Update {
+                            checkpoint_id: done.checkpoint_id,
+                            paused_ms: done.paused_ms,
+                            ..Update::new(Status::Checkpointed)
+                        },
                     };
                     vec![Event::StatusUpdate(update)]
                 }
@@ -192,9 +222,38 @@ impl Api {
     }
 }
 
-fn failure_of(wish: &metadata::Request) -> Status {
-    match wish {
-        metadata::Request::Snapshot { .. } => Status::FilesystemSnapshotError,
-        metadata::Request::Checkpoint {} => Status::CheckpointError,
+impl Wish {
+    fn failure(&self) -> Status {
+        match self.wish {
+            metadata::Request::Snapshot { .. } => Status::FilesystemSnapshotError,
+            metadata::Request::Checkpoint {} if self.copies.is_some() => Status::Error,
+            metadata::Request::Checkpoint {} => Status::CheckpointError,
+        }
+    }
+}
+
+impl Session {
+    /// Makes the copies beside the loop.
+    fn copy(&mut self, checkpoint_id: CheckpointId, count: u32) {
+        let (api, source) = (self.api.clone(), self.spec.clone());
+        self.work.push(Box::pin(async move {
+            let mut made = Vec::new();
+            for _ in 0..count {
+                let token = token::fresh(&*api.clock);
+                let id = api.clock.sandbox_id();
+                let digest = token::sha256(&token.0);
+                let spec = intent::copy(&source, &checkpoint_id, id.clone(), digest, api.clock.timestamp());
+                if let Err(error) = api.records.fork(&checkpoint_id, &spec).await {
+                    // Nobody will ever hear of those that were made.
+                    for copied in &made {
+                        let Copied { sandbox_id, .. } = copied;
+                        api.delete(sandbox_id).await;
+                    }
+                    return Done::Copied(Err(error));
+                }
+                made.push(Copied { sandbox_id: id, sandbox_token: token });
+            }
+            Done::Copied(Ok(made))
+        }));
     }
 }

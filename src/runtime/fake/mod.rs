@@ -10,8 +10,8 @@ mod output;
 mod sandbox;
 
 use std::{
-    collections::{BTreeMap, VecDeque},
-    path::Path,
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -27,7 +27,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    Behind, Container, Error, Execs, Facts, IMAGE_FILES, Lifecycle, Link, Result, Seen, Start, agent::LINK_FRAMES,
+    Behind, Container, Error, Execs, Extract, Facts, Hold, IMAGE_FILES, Lifecycle, Link, Result, Seen, Shape, Start,
+    Taken, agent::LINK_FRAMES,
 };
 use crate::clock::{Moment, SharedClock};
 
@@ -62,6 +63,8 @@ pub struct FakeContainers {
     detach_grace: Duration,
     slots: Mutex<BTreeMap<SandboxId, Slot>>,
     faults: Mutex<BTreeMap<&'static str, VecDeque<Fault>>>,
+    /// Root file systems and runtimes that were brought here.
+    roots: Mutex<BTreeSet<String>>,
     tasks: TaskTracker,
     ended: CancellationToken,
 }
@@ -84,6 +87,7 @@ impl FakeContainers {
             detach_grace: Duration::from_secs(60),
             slots: Mutex::default(),
             faults: Mutex::default(),
+            roots: Mutex::default(),
             tasks: TaskTracker::new(),
             ended: CancellationToken::new(),
         }
@@ -100,7 +104,7 @@ impl FakeContainers {
     }
 
     /// The next time `action` (`create`, `restore`, `pause`, `resume`, `checkpoint`, `snapshot`,
-    /// `remove`, `fence`) is asked for it meets this. Several are met one after the other.
+    /// `extract`, `remove`, `fence`) is asked for it meets this. Several are met one after the other.
     pub fn inject(&self, action: &'static str, fault: Fault) {
         lock(&self.faults).entry(action).or_default().push_back(fault);
     }
@@ -176,6 +180,16 @@ impl FakeContainers {
         answered.await.map_err(|_| Error::NotIn("here"))?
     }
 
+    fn has_root(&self, start: &Start) -> Result<()> {
+        match &start.rootfs {
+            Some(digest) if self.hold(digest).is_none() => Err(Error::Refused {
+                reason: Reason::RootfsMissing,
+                message: "there is no such root file system".to_owned(),
+            }),
+            Some(_) | None => Ok(()),
+        }
+    }
+
     fn is_absent(&self, id: &SandboxId) -> Result<()> {
         match self.with_slot(id, |slot| slot.seen.borrow().container) {
             Container::Absent => Ok(()),
@@ -219,6 +233,7 @@ impl Lifecycle for FakeContainers {
     async fn create(&self, id: &SandboxId, start: &Start) -> Result<()> {
         let _turn = self.turn(id).await;
         self.is_absent(id)?;
+        self.has_root(start)?;
         self.meet("create").await?;
         self.start(id, Machine::new(start), start.deadline);
         self.order(id, Order::Look).await
@@ -227,6 +242,7 @@ impl Lifecycle for FakeContainers {
     async fn restore(&self, id: &SandboxId, start: &Start, image: &Path) -> Result<()> {
         let _turn = self.turn(id).await;
         self.is_absent(id)?;
+        self.has_root(start)?;
         self.meet("restore").await?;
         let saved = std::fs::read(image.join(IMAGE_FILES[0])).map_err(|error| failed("restore", error))?;
         let machine: Machine = serde_json::from_slice(&saved).map_err(|error| failed("restore", error))?;
@@ -263,12 +279,43 @@ impl Lifecycle for FakeContainers {
         write().map_err(|error: std::io::Error| failed("checkpoint", error))
     }
 
-    async fn snapshot(&self, id: &SandboxId, archive: &Path) -> Result<()> {
+    async fn snapshot(&self, id: &SandboxId, archive: &Path, shape: Shape) -> Result<Taken> {
         let _turn = self.turn(id).await;
         self.meet("snapshot").await?;
         self.order(id, Order::Look).await?;
         // An empty archive: two blocks of zeros.
-        std::fs::write(archive, [0; 1024]).map_err(|error| failed("snapshot", error))
+        std::fs::write(archive, [0; 1024]).map_err(|error| failed("snapshot", error))?;
+        let base_digest = (shape == Shape::Layer).then(|| self.facts.rootfs_digest.clone());
+        Ok(Taken { base_digest, entries: 0, paused: Duration::from_millis(1) })
+    }
+
+    fn hold(&self, digest: &str) -> Option<Hold> {
+        let here = digest == self.facts.rootfs_digest || lock(&self.roots).contains(digest);
+        here.then(Hold::default)
+    }
+
+    fn has_runtime(&self, sha256: &str) -> bool {
+        sha256 == self.facts.runsc_sha256 || lock(&self.roots).contains(sha256)
+    }
+
+    async fn add_runtime(&self, _file: &Path, sha256: &str) -> Result<()> {
+        lock(&self.roots).insert(sha256.to_owned());
+        Ok(())
+    }
+
+    fn runtime_file(&self) -> PathBuf {
+        PathBuf::from("/proc/self/exe")
+    }
+
+    async fn pack(&self, archive: &Path) -> Result<()> {
+        std::fs::write(archive, [0; 1024]).map_err(|error| failed("pack", error))
+    }
+
+    async fn extract(&self, archive: &Path, wanted: &Extract) -> Result<Hold> {
+        self.meet("extract").await?;
+        std::fs::metadata(archive).map_err(|error| failed("extract", error))?;
+        lock(&self.roots).insert(wanted.digest.clone());
+        Ok(Hold::default())
     }
 
     async fn remove(&self, id: &SandboxId) -> Result<()> {

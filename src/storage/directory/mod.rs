@@ -16,7 +16,7 @@ pub(super) mod list;
 pub(super) mod tree;
 mod watch;
 
-use std::{fs::File, io::Write, path::Path, path::PathBuf, sync::Arc, time::Duration};
+use std::{fs::File, io::Read, io::Write, path::Path, path::PathBuf, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -24,7 +24,7 @@ use tokio::sync::Semaphore;
 
 use self::{tree::Tree, watch::Watch};
 use super::{
-    files,
+    files::{self, Wanted},
     store::{
         Digest, Error, If, Page, Poll, Progress, Result, Store, Urgency, Version, Written, check_key, check_small,
     },
@@ -111,6 +111,21 @@ impl Directory {
     ) -> Result<T> {
         let tree = self.tree.clone();
         files::beside(&self.clock, key, STALL, progress, move |reporter| work(&tree, reporter)).await
+    }
+}
+
+impl Directory {
+    async fn bring(&self, key: &str, file: &Path, wanted: Wanted, progress: Progress<'_>) -> Result<Digest> {
+        check_key(key)?;
+        let (name, target) = (key.to_owned(), file.to_owned());
+        self.transfer(key, progress, move |tree, reporter| {
+            let source = tree.open(&name)?;
+            let mut draft = files::draft(&name, &target)?;
+            let mut source = source.take(wanted.most().saturating_add(1));
+            let found = files::copy(&name, &mut source, &mut draft, reporter)?;
+            files::settle(&name, draft, &target, &wanted, found, reporter)
+        })
+        .await
     }
 }
 
@@ -209,25 +224,21 @@ impl Store for Directory {
 
     async fn lend(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {
         check_key(key)?;
-        let (name, target, wanted) = (key.to_owned(), file.to_owned(), digest.clone());
+        let (name, target, wanted) = (key.to_owned(), file.to_owned(), Wanted::This(digest.clone()));
         let lent = self.transfer(key, progress, move |tree, reporter| {
             let Some(mut draft) = tree.link(&name, &target)? else { return Ok(false) };
             let found = files::copy(&name, draft.as_file_mut(), std::io::sink(), reporter)?;
-            files::settle(&name, draft, &target, &wanted, &found, reporter).map(|()| true)
+            files::settle(&name, draft, &target, &wanted, found, reporter).map(|_| true)
         });
         if lent.await? { Ok(()) } else { self.download(key, file, digest, progress).await }
     }
 
     async fn download(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {
-        check_key(key)?;
-        let (name, target, digest) = (key.to_owned(), file.to_owned(), digest.clone());
-        self.transfer(key, progress, move |tree, reporter| {
-            let mut source = tree.open(&name)?;
-            let mut draft = files::draft(&name, &target)?;
-            let found = files::copy(&name, &mut source, &mut draft, reporter)?;
-            files::settle(&name, draft, &target, &digest, &found, reporter)
-        })
-        .await
+        self.bring(key, file, Wanted::This(digest.clone()), progress).await.map(drop)
+    }
+
+    async fn fetch(&self, key: &str, file: &Path, most: u64, progress: Progress<'_>) -> Result<Digest> {
+        self.bring(key, file, Wanted::AtMost(most), progress).await
     }
 
     async fn changed(&self, key: &str) {

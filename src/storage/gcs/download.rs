@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 
 use super::{Gcs, named};
 use crate::storage::{
-    files::{self, Sum, local_error},
+    files::{self, Sum, Wanted, local_error},
     store::{Digest, Error, Progress, Result},
 };
 
@@ -22,30 +22,31 @@ impl Gcs {
         &self,
         key: &str,
         file: &Path,
-        digest: &Digest,
+        wanted: Wanted,
         progress: Progress<'_>,
-    ) -> Result<()> {
+    ) -> Result<Digest> {
         let (chunks, feed) = mpsc::channel(UNDER_WAY);
         let whole = Arc::new(AtomicBool::new(false));
-        let fetching = self.fetch(key, chunks, whole.clone());
-        let (name, target, digest) = (key.to_owned(), file.to_owned(), digest.clone());
+        let fetching = self.stream(key, chunks, whole.clone());
+        let (name, target) = (key.to_owned(), file.to_owned());
         // The network is given up first; then the writer ends by itself, and no draft is left behind.
         let storing = files::beside(&self.clock, key, 2 * self.stall_timeout, progress, move |reporter| {
-            store(&name, &target, &digest, feed, &whole, reporter)
+            store(&name, &target, &wanted, feed, &whole, reporter)
         });
         tokio::pin!(fetching, storing);
         tokio::select! {
             biased;
             fetched = &mut fetching => {
                 let stored = storing.await;
-                fetched.and(stored)
+                fetched?;
+                stored
             },
             stored = &mut storing => stored,
         }
     }
 
     /// Sends the content on; `whole` is set when it ended as it should.
-    async fn fetch(&self, key: &str, chunks: mpsc::Sender<Bytes>, whole: Arc<AtomicBool>) -> Result<()> {
+    async fn stream(&self, key: &str, chunks: mpsc::Sender<Bytes>, whole: Arc<AtomicBool>) -> Result<()> {
         let stalled = |late: crate::clock::Elapsed| Error::Unavailable { key: key.to_owned(), why: late.to_string() };
         let failed = |error| named(key, error);
         let start = async { self.client(key).await?.open(&self.bucket, key).await.map_err(failed) };
@@ -65,26 +66,23 @@ impl Gcs {
 fn store(
     key: &str,
     target: &Path,
-    digest: &Digest,
+    wanted: &Wanted,
     mut feed: mpsc::Receiver<Bytes>,
     whole: &AtomicBool,
     reporter: &files::Reporter,
-) -> Result<()> {
+) -> Result<Digest> {
     let failed = |error: std::io::Error| local_error(key, &error);
     let mut draft = files::draft(key, target)?;
     let mut sum = Sum::default();
     while let Some(chunk) = feed.blocking_recv() {
         reporter.go_on(key)?;
         sum.add(&chunk);
-        if sum.size() > digest.size {
-            let why = format!("more than {} bytes", digest.size);
-            return Err(Error::Damaged { key: key.to_owned(), why });
-        }
+        wanted.go_on(key, sum.size())?;
         draft.write_all(&chunk).map_err(failed)?;
         reporter.tell(sum.size());
     }
     if !whole.load(Ordering::SeqCst) {
         return Err(Error::Unavailable { key: key.to_owned(), why: "it ended early".to_owned() });
     }
-    files::settle(key, draft, target, digest, &sum.finish(), reporter)
+    files::settle(key, draft, target, wanted, sum.finish(), reporter)
 }

@@ -16,9 +16,12 @@ use bytes::Bytes;
 pub use baton_gcs::Connection;
 
 use self::pace::Pace;
-use super::store::{
-    Digest, Entry, Error, If, Page, Poll, Progress, Result, SMALL, Store, Urgency, Version, Written, check_key,
-    check_small, too_large,
+use super::{
+    files::Wanted,
+    store::{
+        Digest, Entry, Error, If, Page, Poll, Progress, Result, SMALL, Store, Urgency, Version, Written, check_key,
+        check_small, too_large,
+    },
 };
 use crate::clock::SharedClock;
 
@@ -187,7 +190,12 @@ impl Store for Gcs {
 
     async fn download(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {
         check_key(key)?;
-        self.fetch_file(key, file, digest, progress).await
+        self.fetch_file(key, file, Wanted::This(digest.clone()), progress).await.map(drop)
+    }
+
+    async fn fetch(&self, key: &str, file: &Path, most: u64, progress: Progress<'_>) -> Result<Digest> {
+        check_key(key)?;
+        self.fetch_file(key, file, Wanted::AtMost(most), progress).await
     }
 }
 

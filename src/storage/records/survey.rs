@@ -143,7 +143,7 @@ impl Error {
         match self {
             Self::InvalidSpec(_) => Some(Reason::InvalidSpec),
             Self::OtherStore(_) => Some(Reason::OtherStore),
-            Self::NotConfigured(_) | Self::Store(_) => None,
+            Self::NotConfigured(_) | Self::NoCheckpoint | Self::Store(_) => None,
         }
     }
 }

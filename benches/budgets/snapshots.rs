@@ -1,0 +1,100 @@
+//! Rows 15 to 17: snapshots beside `tar`, forks beside bare restores.
+
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use baton_protocol::event::Status;
+use serde_json::json;
+use tokio::process::Command;
+
+use crate::{
+    client::{Client, Dialect},
+    moves::{image, movable},
+    place::{Place, Store},
+    table::{Line, Table, Times},
+};
+
+const ROUNDS: u32 = 5;
+const FORKS: usize = 10;
+/// As a package manager leaves it: many small files.
+const FILL: &str = "import os\nfor n in range(20000):\n d=f'/opt/tree/p{n%200}'\n os.makedirs(d,exist_ok=True)\n open(f'{d}/f{n}','w').write('line\\n'*(n%700))";
+
+pub async fn snapshots(place: &Place, table: &mut Table) -> Result<()> {
+    let data = place.data("snapshots")?;
+    let server = place.server("snap", Store::Directory(&data)).await?;
+    let (mut client, _) = Client::create(&server, Dialect::V1, &json!({"idle_timeout": null})).await?;
+    let nothing = |_: &[u8]| Ok(());
+    let fill = json!({"action": "exec", "exec_id": "fill", "argv": ["python3", "-c", FILL]});
+    client.run(&fill, nothing).await?;
+    let [mut taken, mut packed, mut begun, mut unpacked] = [const { Times::empty() }; 4];
+    let tree = data.join("floor");
+    for round in 0..ROUNDS {
+        // Another content each time: nothing is found in the cache.
+        let touch = format!("echo {round} >/opt/tree/round");
+        let touch = json!({"action": "exec", "exec_id": format!("touch{round}"), "argv": ["sh", "-c", touch]});
+        client.run(&touch, nothing).await?;
+        let name = format!("s{round}");
+        let began = Instant::now();
+        client.send(&json!({"action": "snapshot_filesystem", "name": name})).await?;
+        client.until(Status::FilesystemSnapshotCreated).await?;
+        taken.add(began.elapsed());
+        let archive = data.join(format!("filesystem_snapshots/{name}/{name}.tar"));
+        if tree.exists() {
+            std::fs::remove_dir_all(&tree)?;
+        }
+        std::fs::create_dir(&tree)?;
+        unpacked.add(tar(&["-xf"], &archive, &tree).await?);
+        packed.add(tar(&["-cf"], &data.join("floor.tar"), &tree).await?);
+        let asked = json!({"filesystem_snapshot_name": name});
+        let (copy, took) = Client::create(&server, Dialect::V1, &asked).await?;
+        begun.add(took);
+        copy.kill().await?;
+    }
+    client.kill().await?;
+    table.add(Line::ratio("15", "snapshot of 20,000 files, beside `tar -c`", &taken, &packed, 1.5, "≤ 1.5 ×"));
+    table.add(Line::ratio("16", "create from it, beside `tar -x`", &begun, &unpacked, 1.5, "≤ 1.5 ×"));
+    server.stop().await
+}
+
+async fn tar(flag: &[&str], archive: &Path, tree: &Path) -> Result<Duration> {
+    let began = Instant::now();
+    let status = Command::new("tar").args(flag).arg(archive).arg("-C").arg(tree).arg(".").status();
+    let status = status.await.context("tar does not start")?;
+    ensure!(status.success(), "tar ended with {status}");
+    Ok(began.elapsed())
+}
+
+pub async fn forks(place: &Place, table: &mut Table) -> Result<()> {
+    let data = place.data("forks")?;
+    let server = place.server("fork", Store::Directory(&data)).await?;
+    let (mut client, _) = Client::create(&server, Dialect::V1, &movable()).await?;
+    client.start("idle", &["python3", "-c", "import time; time.sleep(1e6)"]).await?;
+    let [mut ours, mut floors] = [const { Times::empty() }; 2];
+    for _ in 0..3 {
+        let began = Instant::now();
+        client.send(&json!({"action": "fork", "count": FORKS})).await?;
+        let mut copies = Vec::new();
+        for ticket in client.copies().await? {
+            copies.push(Client::attach(&server, Dialect::V1, &ticket).await?.0);
+        }
+        ours.add(began.elapsed());
+        ensure!(copies.len() == FORKS, "{} copies", copies.len());
+        for copy in copies {
+            copy.kill().await?;
+        }
+        let image = image(&data, &client.ticket)?;
+        let mut floor = Duration::ZERO;
+        for _ in 0..FORKS {
+            let (container, took) = place.bare.restore(&image).await?;
+            floor += took;
+            place.bare.delete(container).await?;
+        }
+        floors.add(floor);
+    }
+    client.kill().await?;
+    table.add(Line::ratio("17", "fork of 10, each attached", &ours, &floors, 2.0, "≤ 2 ×"));
+    server.stop().await
+}

@@ -1,0 +1,207 @@
+//! `baton snapshot`: makes snapshots of running sandboxes by a server, and looks after those in the store.
+
+use std::{path::PathBuf, process::ExitCode, sync::Arc};
+
+use anyhow::{Context, anyhow, bail};
+use baton_client::{Connection, Sandbox};
+use baton_protocol::{
+    event::Token,
+    id::{SandboxId, SnapshotName},
+};
+
+use super::{check::storage_settings, flags, print, serve};
+use crate::{
+    clock::{SharedClock, SystemClock},
+    config::{self, Config},
+    storage::{
+        checkpoints::Checkpoints,
+        rules::Times,
+        snapshots::{Found, Listed, Snapshots},
+        store,
+        stores::Stores,
+        uses,
+    },
+};
+
+#[derive(Debug, clap::Subcommand)]
+pub enum Verb {
+    /// Keep the file system of a running sandbox under a name.
+    Create(Create),
+    /// The snapshots there are.
+    List(At),
+    /// Delete a snapshot. One that a sandbox stands on stays.
+    Delete(Named),
+    /// Put a complete archive (`.tar`, `.tar.gz`, `.tar.zst`) under a name, such as `docker export` writes.
+    #[command(after_help = "Example:\n  docker export C >numpy.tar && baton snapshot import numpy.tar")]
+    Import(Import),
+    /// Write the archive of a snapshot to a file.
+    Export(Export),
+}
+
+/// How to reach a running sandbox.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Reach {
+    /// The sandbox.
+    #[arg(long, value_name = "ID")]
+    pub id: SandboxId,
+    /// What the server said when the sandbox was created.
+    #[arg(long, env = "BATON_TOKEN", hide_env_values = true)]
+    pub token: String,
+    /// The server.
+    #[arg(long, env = "BATON_URL", default_value = "ws://127.0.0.1:8080")]
+    pub url: String,
+}
+
+impl Reach {
+    pub async fn attach(&self) -> anyhow::Result<Sandbox> {
+        let token = Token(self.token.clone());
+        let attached = Sandbox::attach_with(&self.url, self.id.clone(), token, Connection::default()).await;
+        attached.map_err(|error| anyhow!("{error}"))
+    }
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  baton snapshot create numpy --id sandbox-… --token …")]
+pub struct Create {
+    pub name: SnapshotName,
+    /// Everything, not only what changed on the base.
+    #[arg(long)]
+    pub full: bool,
+    #[command(flatten)]
+    pub reach: Reach,
+}
+
+/// Storage is where `baton serve` would look for it.
+#[derive(Debug, clap::Args)]
+pub struct At {
+    #[command(flatten)]
+    pub flags: flags::Given,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Named {
+    pub name: SnapshotName,
+    #[command(flatten)]
+    pub at: At,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Import {
+    pub file: PathBuf,
+    /// Its name; without one, that of the file.
+    #[arg(long)]
+    pub name: Option<SnapshotName>,
+    #[command(flatten)]
+    pub at: At,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Export {
+    pub name: SnapshotName,
+    /// Where to; without it, the name and `.tar` here.
+    #[arg(long)]
+    pub to: Option<PathBuf>,
+    #[command(flatten)]
+    pub at: At,
+}
+
+pub fn main(verb: Verb) -> anyhow::Result<ExitCode> {
+    rustls::crypto::ring::default_provider().install_default().ok();
+    tokio::runtime::Runtime::new()?.block_on(run(verb)).map(|()| ExitCode::SUCCESS)
+}
+
+async fn run(verb: Verb) -> anyhow::Result<()> {
+    match verb {
+        Verb::Create(args) => {
+            let sandbox = args.reach.attach().await?;
+            let made = sandbox.snapshot_with(&args.name, args.full).await;
+            sandbox.close().await;
+            made.map_err(|error| anyhow!("{error}"))
+        }
+        Verb::List(at) => {
+            let listed = Store::open(&at)?.snapshots.list().await.context("the snapshots cannot be listed")?;
+            print(&listed.iter().map(line).collect::<String>())
+        }
+        Verb::Delete(args) => Store::open(&args.at)?.delete(&args.name).await,
+        Verb::Import(args) => Store::open(&args.at)?.import(&args).await,
+        Verb::Export(args) => Store::open(&args.at)?.export(&args).await,
+    }
+}
+
+fn line(listed: &Listed) -> String {
+    let what = match (listed.has_manifest, listed.is_unfinished) {
+        (true, _) => "snapshot",
+        (false, true) => "unfinished",
+        (false, false) => "archive",
+    };
+    format!("{:40} {:>14} {what}\n", listed.name.as_str(), listed.size)
+}
+
+struct Store {
+    snapshots: Snapshots,
+    stores: Stores,
+    clock: SharedClock,
+    most: u64,
+}
+
+impl Store {
+    fn open(at: &At) -> anyhow::Result<Self> {
+        let config = Config::read(&at.flags.0, config::process_environment)?;
+        let clock: SharedClock = Arc::new(SystemClock);
+        let stores = Stores::open(&storage_settings(&config), &clock);
+        let Some(place) = stores.snapshots.clone() else {
+            bail!(
+                "no place for snapshots is configured: set FILESYSTEM_SNAPSHOT_BUCKET or FILESYSTEM_SNAPSHOT_MOUNT_PATH"
+            );
+        };
+        let snapshots = Snapshots::new(place.store, place.bucket, clock.clone());
+        Ok(Self { snapshots, stores, clock, most: config.archive_size })
+    }
+
+    async fn delete(self, name: &SnapshotName) -> anyhow::Result<()> {
+        if let Some(place) = self.stores.checkpoints.clone() {
+            let checkpoints = Checkpoints::new(place.store, place.bucket, self.clock.clone());
+            let records = serve::records(self.stores.clone(), &self.clock, Times::DEFAULT);
+            if records.can_checkpoint() {
+                let user = uses::user_of(&records, &checkpoints, name).await;
+                if let Some(user) = user.context("who uses the snapshot cannot be found out, so it stays")? {
+                    bail!("{name} stays: {user} was made from it and needs it to start elsewhere");
+                }
+            }
+        }
+        if self.snapshots.find(name).await? == Found::Nothing {
+            bail!("there is no snapshot named {name}");
+        }
+        Ok(self.snapshots.erase(name).await?)
+    }
+
+    async fn import(self, args: &Import) -> anyhow::Result<()> {
+        let file = args.file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let end = [".tar.gz", ".tar.zst", ".tar"].into_iter().find(|end| file.ends_with(end));
+        let Some(end) = end else { bail!("{file} is none of .tar, .tar.gz and .tar.zst") };
+        let name = match &args.name {
+            Some(name) => name.clone(),
+            None => file.trim_end_matches(end).parse().context("give it a name with --name")?,
+        };
+        match self.snapshots.import(&name, &args.file, end).await {
+            Err(store::Error::Conflict(_)) => bail!("a snapshot named {name} exists already"),
+            imported => imported.with_context(|| format!("{} cannot be imported", args.file.display()))?,
+        };
+        print(&format!("{name}\n"))
+    }
+
+    async fn export(self, args: &Export) -> anyhow::Result<()> {
+        let key = match self.snapshots.find(&args.name).await? {
+            Found::Ours(_) => format!("filesystem_snapshots/{0}/{0}.tar", args.name),
+            Found::Foreign { key } => key,
+            Found::Nothing | Found::Unfinished => bail!("there is no finished snapshot named {}", args.name),
+        };
+        let plain = || PathBuf::from(key.rsplit('/').next().unwrap_or_default());
+        let to = args.to.clone().unwrap_or_else(plain);
+        if to.exists() {
+            bail!("{} exists already", to.display());
+        }
+        self.snapshots.fetch(&key, &to, self.most, &|_| {}).await?;
+        print(&format!("{}\n", to.display()))
+    }
+}

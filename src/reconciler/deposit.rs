@@ -1,0 +1,80 @@
+//! What later restores will need is stored once: the base root file system and the runsc of this instance.
+//!
+//! It begins with the first sandbox that outlives this instance, and holds up nobody.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::sync::Notify;
+
+use super::{Tools, act::Failure, staging::Staging};
+use crate::storage::{checkpoints::Checkpoints, layout::Sha256Name, store};
+
+/// After a try that failed.
+const LATER: Duration = Duration::from_secs(60);
+
+/// Whether to store them, and whether that has begun.
+#[derive(Debug, Default)]
+pub struct Deposit {
+    is_wanted: bool,
+    has_begun: AtomicBool,
+    begin: Notify,
+}
+
+impl Deposit {
+    pub fn new(is_wanted: bool) -> Self {
+        Self { is_wanted, ..Self::default() }
+    }
+
+    /// There is a sandbox that will need them.
+    pub(super) fn begin(&self) {
+        if self.is_wanted && !self.has_begun.swap(true, Ordering::SeqCst) {
+            self.begin.notify_one();
+        }
+    }
+
+    pub(super) fn has_begun(&self) -> bool {
+        self.has_begun.load(Ordering::SeqCst)
+    }
+}
+
+/// Ends when everything is stored.
+pub(super) async fn run(tools: Arc<Tools>) {
+    let Some(checkpoints) = tools.checkpoints.clone() else { return std::future::pending().await };
+    tools.deposit.begin.notified().await;
+    while let Err(error) = store(&tools, &checkpoints).await {
+        tracing::warn!(error = ?error, "what later restores need could not be stored; it is tried again");
+        tools.clock.sleep(LATER).await;
+    }
+}
+
+async fn store(tools: &Tools, checkpoints: &Checkpoints) -> Result<(), Failure> {
+    let failed = |error: store::Error| Failure::Passing(error.to_string());
+    let facts = tools.lifecycle.facts();
+    if let Ok(sha256) = Sha256Name::parse(&facts.runsc_sha256)
+        && checkpoints.deposit_runtime(&sha256, &tools.lifecycle.runtime_file()).await.map_err(failed)?
+    {
+        tracing::info!(sha256 = sha256.as_str(), version = facts.runsc_version, "stored the runsc of this instance");
+    }
+    let Ok(digest) = Sha256Name::parse(&facts.rootfs_digest) else { return Ok(()) };
+    if checkpoints.has_rootfs(&digest).await.map_err(failed)? {
+        return Ok(());
+    }
+    let staging = Staging::new(tools, "rootfs");
+    staging.make().await?;
+    let file = staging.path().join("rootfs.tar.zst");
+    let stored = async {
+        tools.lifecycle.pack(&file).await?;
+        checkpoints.deposit_rootfs(&digest, &file).await.map_err(failed)?;
+        tracing::info!(digest = digest.as_str(), "stored the base root file system of this instance");
+        Ok(())
+    };
+    let stored = stored.await;
+    staging.wipe().await;
+    stored
+}

@@ -1,0 +1,328 @@
+//! Root file systems: what a sandbox stands on, brought here before it starts.
+//!
+//! ```text
+//!   snapshot ─▶ fetch, verify ─▶ (its base, if it is a layer) ─▶ extract ─▶ create
+//!   manifest of the head ─▶ the same, from where it says ─▶ extract ─▶ restore
+//! ```
+
+use baton_protocol::{
+    id::SnapshotName,
+    manifest::{self, Archive, Rootfs, Runsc, SnapshotKind},
+    metadata::OnIncompatible,
+    reason::Reason,
+};
+
+use super::{
+    Tools,
+    act::{Done, Failure},
+    checkpoint::{for_good, refusal},
+    sandbox::Sandbox,
+    staging::{Staging, Steps},
+};
+use crate::{
+    runtime::{Extract, Hold, Source, rootfs::derived},
+    storage::{board::Boot, layout::Sha256Name, snapshots::Found, store},
+};
+
+/// What the head of a sandbox needs and this instance does not have.
+#[derive(Clone, Debug)]
+pub(super) struct Missing {
+    pub(super) rootfs: Rootfs,
+    /// `None`: the usual one will do.
+    pub(super) runsc: Option<Runsc>,
+}
+
+/// What a sandbox stands on.
+#[derive(Clone, Debug)]
+pub(super) struct Root {
+    pub(super) rootfs: Rootfs,
+    #[expect(dead_code, reason = "held, not read")]
+    pub(super) hold: Hold,
+}
+
+impl Sandbox {
+    /// The root file system it needs is not known to be here.
+    pub(super) fn owes_rootfs(&self) -> bool {
+        let named = || Some(self.found.as_ref()?.metadata.spec.filesystem_snapshot_name.is_some());
+        let has_head = || Some(self.lock.as_ref()?.lock()?.head.is_some());
+        let is_new = !has_head().unwrap_or(false);
+        self.missing.is_some() || (is_new && self.root.is_none() && named().unwrap_or(false))
+    }
+
+    /// As it stands in the manifest of a checkpoint.
+    pub(super) fn rootfs(&self) -> Rootfs {
+        let digest = self.tools.lifecycle.facts().rootfs_digest;
+        let base = Rootfs { digest: digest.clone(), base_digest: digest, archive: None };
+        self.root.as_ref().map_or(base, |root| root.rootfs.clone())
+    }
+
+    pub(super) async fn extract(&mut self) -> Done {
+        let tools = self.tools.clone();
+        let id = self.id.clone();
+        let name = self.found.as_ref().and_then(|found| found.metadata.spec.filesystem_snapshot_name.clone());
+        let missing = self.missing.clone();
+        let work = async {
+            let bring = Bring { tools: &tools, steps: &Steps::new(&tools.board, &id, "extract") };
+            let found = async {
+                match (missing, name) {
+                    (Some(missing), _) => {
+                        if let Some(runsc) = &missing.runsc {
+                            bring.runtime(runsc).await?;
+                        }
+                        bring.rootfs(missing.rootfs).await
+                    }
+                    (None, Some(name)) => bring.snapshot(&name).await,
+                    (None, None) => Err(Failure::Look),
+                }
+            };
+            tokio::pin!(found);
+            loop {
+                tokio::select! {
+                    biased;
+                    found = &mut found => break found,
+                    // Whoever waits hears that it goes on.
+                    () = tools.clock.sleep(tools.rhythm.metadata) => bring.steps.alive(),
+                }
+            }
+        };
+        let brought = self.under_lease(work).await?;
+        let reason = match &brought {
+            Err(Failure::Refused { reason, .. }) => Some(*reason),
+            Ok(_) | Err(_) => None,
+        };
+        if reason == Some(Reason::OtherRuntime) && self.may_drop_memory() && !self.files_only {
+            // The files may be had without it.
+            (self.files_only, self.missing) = (true, None);
+            return Err(Failure::Look);
+        }
+        let root = brought.map_err(for_good)?;
+        tracing::info!(sandbox = %self.id, digest = root.rootfs.digest, "its root file system is here");
+        (self.root, self.missing) = (Some(root), None);
+        Ok(())
+    }
+}
+
+impl Sandbox {
+    /// The spec prefers the files alone to nothing.
+    pub(super) fn may_drop_memory(&self) -> bool {
+        let spec = self.found.as_ref().map(|found| &found.metadata.spec);
+        spec.is_some_and(|spec| spec.on_incompatible == OnIncompatible::Files)
+    }
+
+    /// Starts anew on the files of the head, whose memory cannot be used here for this `refusal`.
+    pub(super) async fn start_from_files(&mut self, manifest: &manifest::Checkpoint, refusal: Failure) -> Done {
+        let tools = self.tools.clone();
+        let checkpoints = tools.checkpoints.clone().ok_or(Failure::Look)?;
+        let archive = checkpoints.files_of(manifest).filter(|_| self.may_drop_memory());
+        let (Some(archive), Some(layer)) = (archive, &manifest.layer) else { return Err(refusal) };
+        let digest = derived(layer.base_digest.as_deref(), &archive.sha256);
+        let base_digest = layer.base_digest.clone().unwrap_or_else(|| digest.clone());
+        let rootfs = Rootfs { digest, base_digest, archive: Some(archive) };
+        let Some(hold) = tools.lifecycle.hold(&rootfs.digest) else {
+            self.missing = Some(Missing { rootfs, runsc: None });
+            return Err(Failure::Look);
+        };
+        // What it stands on from now on must outlive the next checkpoints.
+        let (id, source) = (self.id.clone(), manifest.checkpoint_id.clone());
+        self.under_lease(checkpoints.pin(&source, &id)).await?.map_err(fetched).map_err(for_good)?;
+        (self.root, self.runsc, self.marker) = (Some(Root { rootfs, hold }), None, None);
+        let boot = Boot::Files { checkpoint_id: source };
+        self.boot = Some(boot.clone());
+        let start = self.start()?;
+        self.under_lease(async { tools.lifecycle.create(&id, &start).await })
+            .await?
+            .map_err(Failure::from)
+            .map_err(for_good)?;
+        self.ran = true;
+        self.files_only = false;
+        tracing::warn!(sandbox = %self.id, ?refusal, "started anew on its files");
+        self.tell_running(boot).await;
+        Ok(())
+    }
+}
+
+struct Bring<'a> {
+    tools: &'a Tools,
+    steps: &'a Steps<'a>,
+}
+
+impl Bring<'_> {
+    /// By the name of a snapshot.
+    async fn snapshot(&self, name: &SnapshotName) -> Result<Root, Failure> {
+        let Some(snapshots) = &self.tools.snapshots else {
+            return Err(refusal(Reason::NotSupported, super::requests::NOT_ENABLED));
+        };
+        let missing = |why: &str| refusal(Reason::SnapshotMissing, &format!("The filesystem snapshot `{name}` {why}."));
+        match snapshots.find(name).await.map_err(fetched)? {
+            Found::Nothing => Err(missing("does not exist")),
+            Found::Unfinished => Err(missing("is not finished")),
+            Found::Ours(manifest) => {
+                let base = match (manifest.kind, manifest.base_digest.clone()) {
+                    (SnapshotKind::Rootfs, _) => None,
+                    (SnapshotKind::Layer, Some(base)) => Some(base),
+                    (SnapshotKind::Layer, None) => return Err(missing("does not say what it lies on")),
+                };
+                let digest = derived(base.as_deref(), &manifest.sha256);
+                let base_digest = base.unwrap_or_else(|| digest.clone());
+                let archive = Some(snapshots.archive(name, &manifest));
+                self.rootfs(Rootfs { digest, base_digest, archive }).await
+            }
+            Found::Foreign { key } => {
+                let staging = self.staged().await?;
+                let file = staging.path().join("archive");
+                let tell = |done| self.steps.tell(done, done);
+                let fetched = snapshots.fetch(&key, &file, self.tools.archive_size, &tell).await.map_err(fetched);
+                let extracted = async {
+                    let archive = fetched?;
+                    let digest = derived(None, &archive.sha256);
+                    let wanted = Extract { digest: digest.clone(), from: Source::Complete };
+                    let hold = self.tools.lifecycle.extract(&file, &wanted).await?;
+                    Ok(Root { rootfs: Rootfs { base_digest: digest.clone(), digest, archive: Some(archive) }, hold })
+                };
+                let extracted = extracted.await;
+                staging.wipe().await;
+                extracted
+            }
+        }
+    }
+
+    /// The runsc that made a checkpoint, if the operator lets it run here.
+    async fn runtime(&self, runsc: &Runsc) -> Result<(), Failure> {
+        let version = &runsc.version;
+        let facts = self.tools.lifecycle.facts();
+        let refuse = |why: &str| {
+            let message =
+                format!("The checkpoint needs runsc {version}, this instance has {}, {why}.", facts.runsc_version);
+            refusal(Reason::OtherRuntime, &message)
+        };
+        let name = runsc.sha256.as_deref().and_then(|sha256| Sha256Name::parse(sha256).ok());
+        let Some(name) = name else { return Err(refuse("and the manifest does not say which build it was")) };
+        if self.tools.lifecycle.has_runtime(name.as_str()) {
+            return Ok(());
+        }
+        let is_allowed = |list: &Vec<String>| list.iter().any(|sha256| sha256 == name.as_str());
+        if !self.tools.runtimes.as_ref().is_none_or(is_allowed) {
+            return Err(refuse("and BATON_RUNTIMES does not allow the other one"));
+        }
+        let Some(checkpoints) = &self.tools.checkpoints else { return Err(refuse("and there is no storage")) };
+        let staging = self.staged().await?;
+        let file = staging.path().join("runsc");
+        let brought = async {
+            match checkpoints.fetch_runtime(&name, &file, self.tools.archive_size).await {
+                Err(store::Error::NotFound(_)) => return Err(refuse("and the other one is not stored")),
+                done => done.map_err(fetched)?,
+            }
+            Ok(self.tools.lifecycle.add_runtime(&file, name.as_str()).await?)
+        };
+        let brought = brought.await;
+        staging.wipe().await;
+        brought
+    }
+
+    /// As a manifest describes it.
+    async fn rootfs(&self, rootfs: Rootfs) -> Result<Root, Failure> {
+        if let Some(hold) = self.tools.lifecycle.hold(&rootfs.digest) {
+            return Ok(Root { rootfs, hold });
+        }
+        let is_layer = rootfs.base_digest != rootfs.digest;
+        let Some(archive) = rootfs.archive.clone() else {
+            let hold = self.base(&rootfs.digest).await?;
+            return Ok(Root { rootfs, hold });
+        };
+        let base = is_layer.then(|| rootfs.base_digest.clone());
+        if derived(base.as_deref(), &archive.sha256) != rootfs.digest {
+            return Err(refusal(Reason::Damaged, "The manifest names an archive that does not belong to it."));
+        }
+        let from = match base {
+            None => Source::Complete,
+            Some(base_digest) => {
+                // Held until the layer lies on it.
+                let _base = self.base(&base_digest).await?;
+                return self.extracted(rootfs, &archive, Source::Layer { base_digest }).await;
+            }
+        };
+        self.extracted(rootfs, &archive, from).await
+    }
+
+    async fn extracted(&self, rootfs: Rootfs, archive: &Archive, from: Source) -> Result<Root, Failure> {
+        let staging = self.staged().await?;
+        let file = staging.path().join("archive");
+        let extracted = async {
+            self.fetch(archive, &file).await?;
+            let wanted = Extract { digest: rootfs.digest.clone(), from };
+            Ok(self.tools.lifecycle.extract(&file, &wanted).await?)
+        };
+        let extracted = extracted.await;
+        staging.wipe().await;
+        extracted.map(|hold| Root { rootfs, hold })
+    }
+
+    /// A base root file system, which instances store by its digest.
+    async fn base(&self, digest: &str) -> Result<Hold, Failure> {
+        if let Some(hold) = self.tools.lifecycle.hold(digest) {
+            return Ok(hold);
+        }
+        let unknown =
+            || refusal(Reason::OtherRootfs, "The sandbox stands on another root file system than this instance has.");
+        let name = Sha256Name::parse(digest).map_err(|_| unknown())?;
+        let checkpoints = self.tools.checkpoints.as_ref().ok_or_else(unknown)?;
+        let staging = self.staged().await?;
+        let file = staging.path().join("archive");
+        let tell = |done| self.steps.tell(done, done);
+        let extracted = async {
+            match checkpoints.fetch_rootfs(&name, &file, self.tools.archive_size, &tell).await {
+                Err(store::Error::NotFound(_)) => return Err(unknown()),
+                done => done.map_err(fetched)?,
+            }
+            let wanted = Extract { digest: digest.to_owned(), from: Source::Base };
+            Ok(self.tools.lifecycle.extract(&file, &wanted).await?)
+        };
+        let extracted = extracted.await;
+        staging.wipe().await;
+        extracted
+    }
+
+    async fn fetch(&self, archive: &Archive, file: &std::path::Path) -> Result<(), Failure> {
+        let elsewhere = || {
+            refusal(
+                Reason::OtherStore,
+                "The sandbox's root file system lies in another bucket than this instance uses.",
+            )
+        };
+        let tell = |done| self.steps.tell(done, done);
+        let most = self.tools.archive_size;
+        let found = if let Some(snapshots) = self.tools.snapshots.as_ref().filter(|at| at.holds(archive)) {
+            snapshots.fetch(&archive.path, file, most, &tell).await.map_err(fetched)?.sha256
+        } else if let Some(checkpoints) = self.tools.checkpoints.as_ref().filter(|at| at.holds_archive(archive)) {
+            checkpoints.fetch_archive(archive, file, most, &tell).await.map_err(fetched)?.sha256
+        } else {
+            return Err(elsewhere());
+        };
+        if found == archive.sha256 {
+            Ok(())
+        } else {
+            Err(refusal(
+                Reason::Damaged,
+                "The archive of the sandbox's root file system is not the one it was made from.",
+            ))
+        }
+    }
+
+    async fn staged(&self) -> Result<Staging, Failure> {
+        let staging = Staging::new(self.tools, self.tools.clock.nonce().as_str());
+        staging.make().await?;
+        Ok(staging)
+    }
+}
+
+fn fetched(error: store::Error) -> Failure {
+    match error {
+        store::Error::Damaged { .. } => refusal(Reason::Damaged, &format!("The snapshot cannot be used: {error}.")),
+        store::Error::NotFound(_) => refusal(Reason::SnapshotMissing, &format!("The snapshot is not there: {error}.")),
+        error @ (store::Error::Conflict(_)
+        | store::Error::RateLimited(_)
+        | store::Error::Unavailable { .. }
+        | store::Error::Denied { .. }
+        | store::Error::Other { .. }) => Failure::Passing(format!("The snapshot could not be fetched: {error}.")),
+    }
+}

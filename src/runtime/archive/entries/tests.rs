@@ -1,0 +1,73 @@
+use std::io::Read;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::runtime::archive::writer::Writer;
+
+const LIMITS: Limits = Limits { size: 1 << 20, entries: 1000, depth: 100 };
+
+fn entry(path: &str, kind: Kind, size: u64) -> Entry {
+    let attributes = vec![(b"user.any".to_vec(), b"line\nzero\0end".to_vec())];
+    Entry { path: path.into(), kind, mode: 0o4751, uid: 3_000_000, gid: 7, mtime: (1_700_000_000, 5), size, attributes }
+}
+
+fn sample() -> Vec<(Entry, Vec<u8>)> {
+    let content = b"content of a file".repeat(40);
+    vec![
+        (entry("", Kind::Directory, 0), vec![]),
+        (entry(&format!("{}/ünï", "d".repeat(200)), Kind::File, content.len() as u64), content),
+        (entry("link", Kind::Link("first".into()), 0), vec![]),
+        (entry("symlink", Kind::Symlink("x".repeat(300).into()), 0), vec![]),
+        (entry("gone", Kind::Whiteout, 0), vec![]),
+        (entry("fifo", Kind::Fifo, 0), vec![]),
+    ]
+}
+
+fn written() -> Vec<u8> {
+    let mut writer = Writer::new(Vec::new());
+    for (entry, content) in sample() {
+        writer.add(&entry, &mut &content[..]).unwrap();
+    }
+    writer.finish().unwrap().0
+}
+
+fn read(bytes: &[u8]) -> io::Result<Vec<(Entry, Vec<u8>)>> {
+    let mut reader = Reader::new(bytes, LIMITS);
+    let mut found = Vec::new();
+    while let Some(entry) = reader.next()? {
+        let mut content = Vec::new();
+        reader.read_to_end(&mut content)?;
+        found.push((entry, content));
+    }
+    Ok(found)
+}
+
+#[test]
+fn what_is_written_is_read_again() {
+    assert_eq!(read(&written()).unwrap(), sample());
+}
+
+#[test]
+fn what_is_cut_anywhere_is_noticed() {
+    let whole = written();
+    let end = whole.len() - 1024;
+    assert!((0..=end).step_by(97).all(|length| read(&whole[..length]).is_err()));
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_make_it_read_too_much_or_break(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
+    ) {
+        let mut bytes = written();
+        for (at, byte) in changes {
+            *at.get_mut(&mut bytes) = byte;
+        }
+        if let Ok(found) = read(&bytes) {
+            let size: u64 = found.iter().map(|(_, content)| content.len() as u64).sum();
+            prop_assert!(size <= LIMITS.size);
+            prop_assert!(found.iter().all(|(entry, _)| !entry.path.is_absolute() && !entry.path.iter().any(|part| part == "..")));
+        }
+    }
+}

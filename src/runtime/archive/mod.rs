@@ -1,0 +1,26 @@
+//! Archives of root file systems: read with bounded memory, extracted by a confined child, written.
+//!
+//! ```text
+//!   layer = what changed on a base        complete = everything
+//!   base ──links──▶ fresh tree ◀──layer   archive ──▶ fresh tree
+//! ```
+//! In a layer a character device 0:0 stands for a removed name, as overlay file systems have it, and
+//! so does a hard link to one; a directory with [`OPAQUE`] hides what the base has below it.
+
+mod compose;
+mod entries;
+mod extract;
+mod farm;
+mod writer;
+
+pub(super) use compose::{complete, layer, pack, tally};
+pub use entries::Limits;
+pub use extract::{VERB, main};
+
+/// Says of a directory of a layer that nothing of the base shows through.
+const OPAQUE: &str = "trusted.overlay.opaque";
+
+/// Attributes that are kept; others mean something only on the machine they came from.
+fn is_kept(attribute: &[u8]) -> bool {
+    attribute.starts_with(b"user.") || attribute == b"security.capability"
+}

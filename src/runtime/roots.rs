@@ -1,0 +1,243 @@
+//! What containers stand on: the base, or a root file system that was made from an archive.
+
+use std::{
+    fs::{self, File},
+    io,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::Stdio,
+    sync::Arc,
+    time::Duration,
+};
+
+use baton_protocol::reason::Reason;
+
+use super::{
+    Error, Extract, Result, Shape, Source, Taken, archive,
+    cache::{About, Held, Making},
+    containers::{Slot, Tools, lock},
+    life, rootfs,
+};
+
+/// Extracting many gigabytes takes its time.
+const LONG: Duration = Duration::from_secs(1800);
+/// No more of what the child says is shown.
+const SHOWN: usize = 300;
+/// What an entry takes besides its content, more or less.
+const ENTRY: u64 = 512;
+
+/// One root file system on this machine.
+#[derive(Clone, Debug)]
+pub(super) struct Root {
+    pub path: PathBuf,
+    pub digest: String,
+    pub base_digest: String,
+    /// Others can have it by its digest.
+    pub is_base: bool,
+    held: Option<Held>,
+}
+
+/// Keeps a root file system on this machine as long as it lives.
+#[derive(Clone, Debug, Default)]
+pub struct Hold(Option<Held>);
+
+impl From<Root> for Hold {
+    fn from(root: Root) -> Self {
+        Self(root.held)
+    }
+}
+
+impl Hold {
+    /// The root file system it lies on, where that is another one.
+    pub fn base_digest(&self) -> Option<&str> {
+        self.0.as_ref().map(|held| held.about.base_digest.as_str())
+    }
+}
+
+/// The root file system of a digest, held; `None` is the base.
+pub(super) fn find(tools: &Tools, digest: Option<&str>) -> Result<Root> {
+    let settings = &tools.settings;
+    let Some(digest) = digest.filter(|digest| **digest != settings.rootfs_digest) else {
+        let digest = settings.rootfs_digest.clone();
+        return Ok(Root {
+            path: settings.rootfs.clone(),
+            base_digest: digest.clone(),
+            digest,
+            is_base: true,
+            held: None,
+        });
+    };
+    let held = tools.cache.hold(digest).map_err(|error| failed("extract", &error))?;
+    let held = held.ok_or_else(|| Error::Refused {
+        reason: Reason::RootfsMissing,
+        message: "This instance does not have the sandbox's root file system.".to_owned(),
+    })?;
+    Ok(Root {
+        path: held.path.clone(),
+        digest: digest.to_owned(),
+        base_digest: held.about.base_digest.clone(),
+        is_base: held.about.is_base,
+        held: Some(held),
+    })
+}
+
+/// Another runsc than the usual one, if that is asked for.
+pub(super) fn binary(tools: &Tools, sha256: Option<&str>) -> Result<Option<PathBuf>> {
+    let Some(sha256) = sha256.filter(|sha256| **sha256 != tools.runsc_sha256) else { return Ok(None) };
+    let binary = tools.settings.runtime(sha256);
+    if !binary.is_file() {
+        let message = "This instance does not have the runsc that the sandbox needs.".to_owned();
+        return Err(Error::Refused { reason: Reason::OtherRuntime, message });
+    }
+    Ok(Some(binary))
+}
+
+/// Keeps a runsc whose digest was verified. It appears only whole.
+pub(super) async fn add_runtime(tools: &Arc<Tools>, file: &Path, sha256: &str) -> Result<()> {
+    let (from, to) = (file.to_owned(), tools.settings.runtime(sha256));
+    beside(move || {
+        let folder = to.parent().unwrap_or(Path::new("/"));
+        fs::create_dir_all(folder)?;
+        let draft = tempfile::Builder::new().prefix(".draft-").tempfile_in(folder)?;
+        fs::copy(&from, draft.path())?;
+        fs::set_permissions(draft.path(), fs::Permissions::from_mode(0o755))?;
+        // An open one for writing could not be executed.
+        draft.into_temp_path().persist(&to).map_err(|error| error.error)
+    })
+    .await
+}
+
+/// The base as an archive, for those who will need it later.
+pub(super) async fn pack(tools: &Arc<Tools>, target: &Path) -> Result<()> {
+    let (tree, target) = (tools.settings.rootfs.clone(), target.to_owned());
+    beside(move || archive::pack(&tree, &target)).await
+}
+
+/// Makes a root file system from an archive. Two that want the same make it once.
+pub(super) async fn extract(tools: &Arc<Tools>, file: &Path, wanted: &Extract) -> Result<Hold> {
+    let base = match &wanted.from {
+        Source::Layer { base_digest } => Some(find(tools, Some(base_digest))?),
+        Source::Complete | Source::Base => None,
+    };
+    loop {
+        let (cache, digest) = (tools.cache.clone(), wanted.digest.clone());
+        let making = match beside(move || cache.make(&digest)).await? {
+            Ok(held) => return Ok(Hold(Some(held))),
+            Err(making) => making,
+        };
+        let filled = fill(tools, file, wanted, base.as_ref(), &making.tree()).await;
+        let about = match filled {
+            Ok(about) => about,
+            Err(error) => {
+                if let Err(left) = beside(move || making.give_up()).await {
+                    tracing::warn!(error = %left, "something is left of a failed extraction");
+                }
+                return Err(error);
+            }
+        };
+        if let Some(held) = finish(tools, making, about).await? {
+            return Ok(Hold(Some(held)));
+        }
+    }
+}
+
+async fn finish(tools: &Arc<Tools>, making: Making, about: About) -> Result<Option<Held>> {
+    let cache = tools.cache.clone();
+    beside(move || {
+        let held = making.finish(&about)?;
+        if let Err(error) = cache.shrink() {
+            tracing::warn!(%error, "the cache of root file systems cannot be made smaller");
+        }
+        Ok(held)
+    })
+    .await
+}
+
+/// The child reads the archive; nothing in this process looks at it.
+async fn fill(tools: &Tools, file: &Path, wanted: &Extract, base: Option<&Root>, tree: &Path) -> Result<About> {
+    let limits = tools.settings.archive_limits;
+    let source = file.to_owned();
+    let stdin = beside(move || File::open(source)).await?;
+    let mut words = vec![archive::VERB.into(), tree.into()];
+    words.extend([limits.size.to_string(), limits.entries.to_string(), limits.depth.to_string()].map(Into::into));
+    let kind = match wanted.from {
+        Source::Layer { .. } => "layer",
+        Source::Complete => "complete",
+        Source::Base => "base",
+    };
+    words.push(kind.into());
+    words.extend(base.map(|base| base.path.clone().into_os_string()));
+    let stdio = [Stdio::from(stdin), Stdio::piped(), Stdio::piped()];
+    let child = tools.runsc.spawner().spawn(tools.settings.exe.as_os_str(), &words, stdio).await;
+    let child = child.map_err(|error| failed("extract", &error))?;
+    let ended = tools.clock.timeout(LONG, child.wait_with_output()).await;
+    let output = ended.map_err(|elapsed| Error::TimedOut { what: "extract", after: elapsed.0 })?;
+    let output = output.map_err(|error| failed("extract", &error))?;
+    if !output.status.success() {
+        let why: String = String::from_utf8_lossy(&output.stderr).trim().chars().take(SHOWN).collect();
+        let why = if why.is_empty() { output.status.to_string() } else { why };
+        return Err(Error::Refused {
+            reason: Reason::BadArchive,
+            message: format!("The archive cannot be extracted: {why}."),
+        });
+    }
+    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    let numbers: Vec<u64> = told.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    let [entries, bytes] = numbers[..] else {
+        return Err(Error::Failed { what: "extract", why: "the child says nothing".to_owned() });
+    };
+    if wanted.from == Source::Base {
+        let tree = tree.to_owned();
+        let found = beside(move || rootfs::digest(&tree)).await?;
+        if found != wanted.digest {
+            let message = "The stored root file system is not the one its name says.".to_owned();
+            return Err(Error::Refused { reason: Reason::Damaged, message });
+        }
+    }
+    let base_digest = base.map_or(&wanted.digest, |base| &base.digest);
+    let is_base = wanted.from == Source::Base;
+    let size = bytes.saturating_add(entries.saturating_mul(ENTRY));
+    About::new(&wanted.digest, base_digest, is_base, size).map_err(|error| failed("extract", &error))
+}
+
+/// A layer where the base is one that others have too; else everything.
+pub(super) async fn snapshot(tools: &Arc<Tools>, slot: &Slot, target: &Path, shape: Shape) -> Result<Taken> {
+    let root = lock(&slot.root).clone().ok_or(Error::NotIn("here"))?;
+    if shape == Shape::Layer && root.is_base {
+        let paused = life::upper(tools, slot, target).await?;
+        let target = target.to_owned();
+        let entries = beside(move || archive::tally(&target)).await?;
+        return Ok(Taken { base_digest: Some(root.digest), entries, paused });
+    }
+    let upper = target.with_extension("upper");
+    let paused = life::upper(tools, slot, &upper).await?;
+    // What lies on a complete archive would need that archive for ever.
+    let base = if shape == Shape::Layer && root.base_digest != root.digest {
+        find(tools, Some(&root.base_digest)).ok()
+    } else {
+        None
+    };
+    let (from, to, under) = (upper.clone(), target.to_owned(), base.clone());
+    let composed = beside(move || match &under {
+        Some(base) => archive::layer(&root.path, &base.path, &from, &to),
+        None => archive::complete(&root.path, &from, &to),
+    });
+    let composed = composed.await;
+    let _ = tokio::fs::remove_file(&upper).await;
+    if composed.is_err() {
+        let _ = tokio::fs::remove_file(target).await;
+    }
+    Ok(Taken { base_digest: base.map(|base| base.digest), entries: composed?, paused })
+}
+
+async fn beside<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> Result<T> {
+    let done = tokio::task::spawn_blocking(work).await.map_err(io::Error::other).flatten();
+    done.map_err(|error| failed("extract", &error))
+}
+
+fn failed(what: &'static str, error: &io::Error) -> Error {
+    if error.kind() == io::ErrorKind::StorageFull {
+        return Error::NoSpace { what: "a root file system" };
+    }
+    Error::Failed { what, why: error.to_string() }
+}

@@ -1,0 +1,243 @@
+//! Filesystem snapshots by name: written once, manifest last.
+//!
+//! ```text
+//!   making.json {nonce}, only if absent ─▶ NAME.tar ─▶ manifest.json {nonce}
+//! ```
+//! With the first and without the last it is unfinished, and only the request with that nonce goes on
+//! with it. Where neither is, somebody put a complete archive there.
+
+use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
+
+use baton_protocol::{
+    id::{Nonce, SnapshotName},
+    manifest::{self, Archive},
+};
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    artifacts::{self, erase, patiently, put_once, send},
+    files,
+    layout::{Object, SNAPSHOTS, snapshot_of, snapshot_prefix},
+    store::{Digest, Error, If, Poll, Progress, Result, Store},
+};
+use crate::clock::SharedClock;
+
+/// Reading a local file may stall no longer than this.
+const STALL: Duration = Duration::from_secs(30);
+/// How the name of an archive may end.
+const ENDS: [&str; 3] = [".tar", ".tar.gz", ".tar.zst"];
+
+#[derive(Clone, Debug)]
+pub struct Snapshots {
+    store: Arc<dyn Store>,
+    /// `None` under a mount.
+    bucket: Option<String>,
+    clock: SharedClock,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Making {
+    nonce: Nonce,
+}
+
+/// Whose a name is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Claim {
+    /// The caller's, to make it or to go on with it.
+    Ours,
+    /// The caller has finished it already.
+    Finished(manifest::Snapshot),
+    /// It exists, or another makes it.
+    Taken,
+}
+
+/// What lies under a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Found {
+    Nothing,
+    Unfinished,
+    Ours(manifest::Snapshot),
+    /// A complete archive that somebody put there.
+    Foreign {
+        key: String,
+    },
+}
+
+/// One line of a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    pub name: SnapshotName,
+    pub size: u64,
+    /// Ours, and whole.
+    pub has_manifest: bool,
+    /// Begun, and not whole.
+    pub is_unfinished: bool,
+}
+
+impl Snapshots {
+    pub fn new(store: Arc<dyn Store>, bucket: Option<String>, clock: SharedClock) -> Self {
+        Self { store, bucket, clock }
+    }
+
+    /// Takes the name for the request of this nonce. Safe to repeat.
+    pub async fn claim(&self, name: &SnapshotName, nonce: &Nonce) -> Result<Claim> {
+        let making = Object::SnapshotMaking(name).key();
+        if let Some(begun) = self.making(name).await? {
+            return self.claimed(name, nonce, &begun).await;
+        }
+        let prefix = snapshot_prefix(name);
+        if !patiently(&self.clock, || self.store.list(&prefix, None)).await?.entries.is_empty() {
+            return Ok(Claim::Taken);
+        }
+        let bytes = serde_json::to_vec(&Making { nonce: nonce.clone() })
+            .map_err(|error| Error::Other { key: making.clone(), why: error.to_string() })?;
+        match put_once(&*self.store, &self.clock, &making, &Bytes::from(bytes)).await {
+            Ok(()) => Ok(Claim::Ours),
+            Err(Error::Conflict(_)) => Ok(Claim::Taken),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn claimed(&self, name: &SnapshotName, nonce: &Nonce, begun: &Making) -> Result<Claim> {
+        if begun.nonce != *nonce {
+            return Ok(Claim::Taken);
+        }
+        Ok(match self.manifest(name).await? {
+            Some(manifest) if manifest.nonce == *nonce => Claim::Finished(manifest),
+            Some(_) => Claim::Taken,
+            None => Claim::Ours,
+        })
+    }
+
+    /// Stores the archive of a name that was claimed, then its manifest. Safe to repeat.
+    pub async fn finish(
+        &self,
+        name: &SnapshotName,
+        archive: &Path,
+        mut manifest: manifest::Snapshot,
+        progress: artifacts::Total<'_>,
+    ) -> Result<manifest::Snapshot> {
+        let digest = files::digest(&self.clock, archive, STALL, &|_| {}).await?;
+        (manifest.size, manifest.sha256) = (digest.size, digest.sha256.clone());
+        let key = Object::SnapshotArchive(name).key();
+        let tell = |done| progress(done, digest.size);
+        match send(&*self.store, &self.clock, &key, archive, &digest, &tell).await {
+            // Of an earlier try of ours, which nobody has seen: without a manifest there is no snapshot.
+            Err(Error::Conflict(_)) => {
+                erase(&*self.store, &self.clock, &key).await?;
+                send(&*self.store, &self.clock, &key, archive, &digest, &tell).await?;
+            }
+            sent => sent?,
+        }
+        let key = Object::SnapshotManifest(name).key();
+        let bytes = serde_json::to_vec_pretty(&manifest)
+            .map_err(|error| Error::Other { key: key.clone(), why: error.to_string() })?;
+        put_once(&*self.store, &self.clock, &key, &Bytes::from(bytes)).await?;
+        Ok(manifest)
+    }
+
+    pub async fn find(&self, name: &SnapshotName) -> Result<Found> {
+        if let Some(manifest) = self.manifest(name).await? {
+            return Ok(Found::Ours(manifest));
+        }
+        let prefix = snapshot_prefix(name);
+        let page = patiently(&self.clock, || self.store.list(&prefix, None)).await?;
+        if page.entries.iter().any(|entry| entry.key == Object::SnapshotMaking(name).key()) {
+            return Ok(Found::Unfinished);
+        }
+        let keys = ENDS.map(|end| format!("{prefix}{name}{end}"));
+        let foreign = keys.into_iter().find(|key| page.entries.iter().any(|entry| entry.key == *key));
+        Ok(foreign.map_or(Found::Nothing, |key| Found::Foreign { key }))
+    }
+
+    /// Brings an archive into `file`; more than `most` bytes are refused. Where it was, and what.
+    pub async fn fetch(&self, key: &str, file: &Path, most: u64, progress: Progress<'_>) -> Result<Archive> {
+        let digest = patiently(&self.clock, || self.store.fetch(key, file, most, progress)).await?;
+        Ok(Archive { bucket: self.bucket.clone(), path: key.to_owned(), sha256: digest.sha256 })
+    }
+
+    /// Where an archive of ours lies, without looking.
+    pub fn archive(&self, name: &SnapshotName, manifest: &manifest::Snapshot) -> Archive {
+        let path = Object::SnapshotArchive(name).key();
+        Archive { bucket: self.bucket.clone(), path, sha256: manifest.sha256.clone() }
+    }
+
+    /// Whether an archive was stored where this instance looks for snapshots.
+    pub fn holds(&self, archive: &Archive) -> bool {
+        archive.path.starts_with(SNAPSHOTS) && archive.bucket == self.bucket
+    }
+
+    pub async fn list(&self) -> Result<Vec<Listed>> {
+        let mut found: BTreeMap<SnapshotName, Listed> = BTreeMap::new();
+        let (mut making, mut after) = (std::collections::BTreeSet::new(), None::<String>);
+        loop {
+            let page = patiently(&self.clock, || self.store.list(SNAPSHOTS, after.as_deref())).await?;
+            for entry in &page.entries {
+                let Some(name) = snapshot_of(&entry.key) else { continue };
+                let unknown = Listed { name: name.clone(), size: 0, has_manifest: false, is_unfinished: false };
+                let listed = found.entry(name.clone()).or_insert(unknown);
+                if entry.key == Object::SnapshotManifest(&name).key() {
+                    listed.has_manifest = true;
+                } else if entry.key == Object::SnapshotMaking(&name).key() {
+                    making.insert(name);
+                } else {
+                    listed.size = listed.size.max(entry.size);
+                }
+            }
+            after = page.entries.last().map(|entry| entry.key.clone());
+            if !page.more {
+                break;
+            }
+        }
+        for listed in found.values_mut() {
+            listed.is_unfinished = !listed.has_manifest && making.contains(&listed.name);
+        }
+        Ok(found.into_values().collect())
+    }
+
+    /// Erases it: in an order in which what is left never looks like another's archive. Safe to repeat.
+    pub async fn erase(&self, name: &SnapshotName) -> Result<()> {
+        erase(&*self.store, &self.clock, &Object::SnapshotManifest(name).key()).await?;
+        let (prefix, last) = (snapshot_prefix(name), Object::SnapshotMaking(name).key());
+        let page = patiently(&self.clock, || self.store.list(&prefix, None)).await?;
+        for entry in page.entries.iter().filter(|entry| entry.key != last) {
+            erase(&*self.store, &self.clock, &entry.key).await?;
+        }
+        erase(&*self.store, &self.clock, &last).await
+    }
+
+    /// Puts a complete archive under a name, as it is: `end` is how its name ends.
+    pub async fn import(&self, name: &SnapshotName, file: &Path, end: &str) -> Result<Digest> {
+        let prefix = snapshot_prefix(name);
+        if !patiently(&self.clock, || self.store.list(&prefix, None)).await?.entries.is_empty() {
+            return Err(Error::Conflict(prefix));
+        }
+        let digest = files::digest(&self.clock, file, STALL, &|_| {}).await?;
+        let key = format!("{prefix}{name}{end}");
+        self.store.upload(&key, file, If::Absent, &digest, &|_| {}).await?;
+        Ok(digest)
+    }
+
+    async fn manifest(&self, name: &SnapshotName) -> Result<Option<manifest::Snapshot>> {
+        let key = Object::SnapshotManifest(name).key();
+        let Some(bytes) = self.small(&key).await? else { return Ok(None) };
+        let damaged = |error: serde_json::Error| Error::Damaged { key: key.clone(), why: error.to_string() };
+        let manifest: manifest::Snapshot = serde_json::from_slice(&bytes).map_err(damaged)?;
+        Ok(Some(manifest))
+    }
+
+    async fn making(&self, name: &SnapshotName) -> Result<Option<Making>> {
+        let key = Object::SnapshotMaking(name).key();
+        let Some(bytes) = self.small(&key).await? else { return Ok(None) };
+        let damaged = |error: serde_json::Error| Error::Damaged { key: key.clone(), why: error.to_string() };
+        serde_json::from_slice(&bytes).map(Some).map_err(damaged)
+    }
+
+    async fn small(&self, key: &str) -> Result<Option<Bytes>> {
+        match patiently(&self.clock, || self.store.poll(key, None)).await? {
+            Poll::Changed(bytes, _) => Ok(Some(bytes)),
+            Poll::Unchanged | Poll::Missing => Ok(None),
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! Who needs a snapshot.
+
+use baton_protocol::{
+    id::{SandboxId, SnapshotName},
+    metadata::DesiredState,
+};
+
+use super::{
+    checkpoints::Checkpoints,
+    layout::snapshot_prefix,
+    records::{Records, Result},
+};
+
+/// A sandbox that was made from a snapshot, or whose checkpoints stand on it. Looks at every sandbox there is.
+pub async fn user_of(records: &Records, checkpoints: &Checkpoints, name: &SnapshotName) -> Result<Option<SandboxId>> {
+    let prefix = snapshot_prefix(name);
+    let mut after = None;
+    loop {
+        let (ids, more) = records.list(after.as_ref()).await?;
+        for id in &ids {
+            let spec = records.find(id).await?.map(|found| found.spec);
+            let is_named = spec.as_ref().is_some_and(|spec| {
+                spec.filesystem_snapshot_name.as_ref() == Some(name) && spec.desired_state != DesiredState::Deleted
+            });
+            if is_named {
+                return Ok(Some(id.clone()));
+            }
+            let lock = records.lock_of(id).await?;
+            for head in lock.into_iter().flat_map(|lock| [lock.head, lock.prev_head]).flatten() {
+                // One that cannot be read cannot be restored either.
+                let Ok(manifest) = checkpoints.manifest(&head).await else { continue };
+                if manifest.rootfs.archive.is_some_and(|archive| archive.path.starts_with(&prefix)) {
+                    return Ok(Some(id.clone()));
+                }
+            }
+        }
+        after = ids.last().cloned();
+        if !more || after.is_none() {
+            return Ok(None);
+        }
+    }
+}

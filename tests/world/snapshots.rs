@@ -1,0 +1,223 @@
+//! Snapshots and forks without runsc: names, nonces, crashes, pins.
+
+use baton::{
+    runtime::{Container, fake::Fault as Broken},
+    storage::{
+        board::{Boot, Passing},
+        snapshots::{Claim, Found},
+        store::{If, Poll, Store},
+        uses,
+    },
+};
+use baton_protocol::{
+    id::{CheckpointId, Nonce, SandboxId, SnapshotName},
+    metadata::{Answer, DesiredState, Request, Spec},
+};
+use bytes::Bytes;
+
+use crate::instances::{Instance, Visit, World, movable, persistent};
+
+fn name(text: &str) -> SnapshotName {
+    text.parse().unwrap()
+}
+
+async fn answer(instance: &Instance, id: &SandboxId, nonce: &Nonce) -> Answer {
+    loop {
+        instance.tools.clock.sleep(std::time::Duration::from_millis(100)).await;
+        let found = instance.metadata(id).await.expect("it is there");
+        if let Some(answer) = found.status.answers.get(nonce) {
+            return answer.clone();
+        }
+    }
+}
+
+async fn ask(instance: &Instance, id: &SandboxId, request: Request) -> Answer {
+    let nonce = instance.tools.clock.nonce();
+    let asked = nonce.clone();
+    instance.edit(id, move |spec| drop(spec.requests.insert(asked.clone(), request.clone()))).await;
+    answer(instance, id, &nonce).await
+}
+
+async fn take(instance: &Instance, visit: &Visit, text: &str) -> Answer {
+    ask(instance, &visit.id, Request::Snapshot { name: name(text), full: false }).await
+}
+
+fn reason(answer: &Answer) -> &str {
+    match answer {
+        Answer::Error { reason, .. } => reason,
+        Answer::Ok(_) => "none",
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_name_is_given_once_and_a_failure_gives_it_back() {
+    let world = World::new();
+    let one = world.instance();
+    let mut visit = one.create(persistent).await;
+    visit.until_running().await;
+    one.containers.inject("snapshot", Broken::Fail);
+    assert_eq!(reason(&take(&one, &visit, "a").await), "SnapshotFailed");
+    let snapshots = one.tools.snapshots.clone().unwrap();
+    assert_eq!(snapshots.find(&name("a")).await.unwrap(), Found::Nothing, "nothing is left of it");
+    let Answer::Ok(done) = take(&one, &visit, "a").await else { panic!("refused") };
+    assert_eq!((done.snapshot, done.paused_ms), (Some(name("a")), Some(1)));
+    let Found::Ours(made) = snapshots.find(&name("a")).await.unwrap() else { panic!("not there") };
+    assert_eq!(reason(&take(&one, &visit, "a").await), "SnapshotExists");
+    assert_eq!(snapshots.find(&name("a")).await.unwrap(), Found::Ours(made));
+    assert_eq!(one.container(&visit.id), Container::Running);
+    one.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_somebody_else_put_there_is_never_overwritten() {
+    let world = World::new();
+    let one = world.instance();
+    let mut visit = one.create(persistent).await;
+    visit.until_running().await;
+    let key = "filesystem_snapshots/foreign/foreign.tar.gz";
+    one.store.put(key, Bytes::from_static(b"theirs"), If::Absent).await.unwrap();
+    assert_eq!(reason(&take(&one, &visit, "foreign").await), "SnapshotExists");
+    let Poll::Changed(bytes, _) = one.store.poll(key, None).await.unwrap() else { panic!("gone") };
+    assert_eq!(bytes, "theirs");
+    one.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_request_that_began_a_snapshot_goes_on_with_it_after_a_crash() {
+    let world = World::new();
+    let (one, two) = (world.instance(), world.instance());
+    let mut visit = one.create(movable).await;
+    visit.until_running().await;
+    let id = visit.id.clone();
+    let nonce = one.tools.clock.nonce();
+    // As an instance left it that died between the archive and the manifest.
+    let snapshots = one.tools.snapshots.clone().unwrap();
+    assert_eq!(snapshots.claim(&name("s"), &nonce).await.unwrap(), Claim::Ours);
+    one.store.put("filesystem_snapshots/s/s.tar", Bytes::from_static(b"half"), If::Absent).await.unwrap();
+    assert_eq!(snapshots.find(&name("s")).await.unwrap(), Found::Unfinished);
+    assert_eq!(snapshots.claim(&name("s"), &one.tools.clock.nonce()).await.unwrap(), Claim::Taken);
+    drop(visit);
+    let mut visit = two.attach(&id).await;
+    visit.until_running().await;
+    let asked = nonce.clone();
+    two.edit(&id, move |spec| {
+        spec.requests.insert(asked.clone(), Request::Snapshot { name: name("s"), full: false });
+    })
+    .await;
+    assert!(matches!(answer(&two, &id, &nonce).await, Answer::Ok(_)));
+    let Found::Ours(made) = snapshots.find(&name("s")).await.unwrap() else { panic!("unfinished") };
+    assert_eq!((made.nonce.clone(), made.size), (nonce.clone(), 1024));
+    assert_eq!(snapshots.claim(&name("s"), &nonce).await.unwrap(), Claim::Finished(made), "asked again it is answered");
+    one.stop().await;
+    two.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sandbox_starts_from_a_snapshot_and_moves_to_where_that_was_never_seen() {
+    let world = World::new();
+    let (one, two) = (world.instance(), world.instance());
+    let mut source = one.create(persistent).await;
+    source.until_running().await;
+    assert!(matches!(take(&one, &source, "base").await, Answer::Ok(_)));
+    let from = |spec: &mut Spec| {
+        movable(spec);
+        spec.filesystem_snapshot_name = Some(name("base"));
+    };
+    let mut visit = two.create(from).await;
+    visit.until_running().await;
+    let id = visit.id.clone();
+    drop(visit);
+    let three = world.instance();
+    let mut visit = three.attach(&id).await;
+    let told = visit.until_running().await;
+    assert!(matches!(told.last(), Some(Passing::Running { boot: Boot::Restored { .. } })), "{told:?}");
+    let head = world.lock(&id).await.unwrap().head.unwrap();
+    let checkpoints = three.tools.checkpoints.clone().unwrap();
+    let rootfs = checkpoints.manifest(&head).await.unwrap().rootfs;
+    assert_eq!(rootfs.archive.unwrap().path, "filesystem_snapshots/base/base.tar");
+    assert_eq!(uses::user_of(&three.tools.records, &checkpoints, &name("base")).await.unwrap(), Some(id.clone()));
+    assert_eq!(uses::user_of(&three.tools.records, &checkpoints, &name("other")).await.unwrap(), None);
+    // Also when an operator took the name out of the metadata: the head still names it.
+    three.edit(&id, |spec| spec.filesystem_snapshot_name = None).await;
+    assert_eq!(uses::user_of(&three.tools.records, &checkpoints, &name("base")).await.unwrap(), Some(id));
+    for instance in [one, two, three] {
+        instance.stop().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_snapshot_that_is_missing_or_cannot_be_extracted_is_said_once_by_name() {
+    let world = World::new();
+    let one = world.instance();
+    let mut visit = one.create(|spec| spec.filesystem_snapshot_name = Some(name("nowhere"))).await;
+    let told = visit.until(|passing| matches!(passing, Passing::Failed { .. })).await;
+    let Some(Passing::Failed { message, .. }) = told.last() else { panic!("{told:?}") };
+    assert!(message.contains("`nowhere` does not exist"), "{message}");
+    let mut source = one.create(persistent).await;
+    source.until_running().await;
+    assert!(matches!(take(&one, &source, "bad").await, Answer::Ok(_)));
+    one.containers.inject("extract", Broken::Refuse);
+    let mut visit = one.create(|spec| spec.filesystem_snapshot_name = Some(name("bad"))).await;
+    visit.until(|passing| matches!(passing, Passing::Failed { .. })).await;
+    assert_eq!(one.container(&visit.id), Container::Absent);
+    one.stop().await;
+}
+
+async fn fork(instance: &Instance, source: &CheckpointId) -> SandboxId {
+    let clock = &instance.tools.clock;
+    let id = clock.sandbox_id();
+    let mut spec = Spec::new(id.clone(), String::new(), clock.timestamp(), instance.tools.who.me.clone());
+    movable(&mut spec);
+    spec.desired_state = DesiredState::Checkpointed;
+    spec.from_checkpoint = Some(source.clone());
+    let records = instance.tools.records.clone().forking_from(instance.tools.checkpoints.clone().unwrap());
+    records.fork(source, &spec).await.unwrap();
+    id
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pinned_checkpoint_outlives_its_source_until_the_copy_has_two_of_its_own() {
+    let world = World::new();
+    let (one, two) = (world.instance(), world.instance());
+    let mut visit = one.create(movable).await;
+    visit.until_running().await;
+    let Answer::Ok(done) = ask(&one, &visit.id, Request::Checkpoint {}).await else { panic!("refused") };
+    let source = done.checkpoint_id.unwrap();
+    let copy = fork(&one, &source).await;
+    one.edit(&visit.id, |spec| spec.desired_state = DesiredState::Deleted).await;
+    visit.until_left().await;
+    world.after(10).await;
+    let stored = async |id: &CheckpointId| {
+        !one.store.list(&format!("sandbox_checkpoints/{id}/"), None).await.unwrap().entries.is_empty()
+    };
+    assert!(world.lock(&visit.id).await.unwrap().purged && stored(&source).await);
+    for (turn, kept) in [(0, true), (1, true), (2, false)] {
+        let here = if turn % 2 == 0 { &one } else { &two };
+        let mut visit = here.attach(&copy).await;
+        let told = visit.until_running().await;
+        assert!(matches!(told.last(), Some(Passing::Running { boot: Boot::Restored { rolled_back: false, .. } })));
+        world.after(10).await;
+        assert_eq!(stored(&source).await, kept, "after {turn} commits of its own");
+        drop(visit);
+        here.edit(&copy, |spec| spec.desired_state = DesiredState::HandedOff).await;
+        world.after(10).await;
+    }
+    one.stop().await;
+    two.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_one_of_the_last_two_checkpoints_can_be_copied() {
+    let world = World::new();
+    let one = world.instance();
+    let mut visit = one.create(movable).await;
+    visit.until_running().await;
+    let never = CheckpointId::new(&visit.id, 1, 7, &one.tools.clock.nonce());
+    let mut spec = Spec::new(one.tools.clock.sandbox_id(), String::new(), String::new(), one.tools.who.me.clone());
+    movable(&mut spec);
+    let records = one.tools.records.clone().forking_from(one.tools.checkpoints.clone().unwrap());
+    assert!(records.fork(&never, &spec).await.is_err());
+    assert!(world.lock(&spec.sandbox_id).await.is_none(), "nothing was written");
+    assert!(one.store.list("sandbox_checkpoints/", None).await.unwrap().entries.is_empty(), "and no pin is left");
+    one.stop().await;
+}
