@@ -9,7 +9,7 @@ use baton_protocol::{
     metadata::{Answer, Request},
 };
 
-use crate::instances::{Instance, Visit, World, persistent};
+use crate::instances::{Instance, Visit, World, movable, persistent};
 
 async fn ask(instance: &Instance, visit: &Visit, request: &Request) -> Answer {
     let nonce: Nonce = instance.tools.clock.nonce();

@@ -191,7 +191,7 @@ async fn checkpoints_that_nothing_needs_are_erased_also_where_nobody_holds_the_s
     let pinned = CheckpointId::new(&id, 1, 1, &world.clock.nonce());
     world.put(&format!("sandbox_checkpoints/{orphan}/pages.img"), "x").await;
     world.put(&format!("sandbox_checkpoints/{pinned}/manifest.json"), "{}").await;
-    world.put(&format!("sandbox_checkpoints/{pinned}/pins/{id}"), "").await;
+    world.put(&format!("sandbox_checkpoints/{pinned}/pins/{}", world.clock.sandbox_id()), "").await;
     world.after(250).await;
     let now = world.lock(&id).await.unwrap();
     assert_eq!((&now.head, &now.prev_head, &now.lease), (&lock.head, &lock.prev_head, &None));

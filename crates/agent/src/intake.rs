@@ -169,16 +169,22 @@ mod tests {
                 ends.push(bytes.len());
             }
             let cut = cut.index(bytes.len() + 1);
+            let whole = ends.iter().filter(|end| **end <= cut).count();
+            // What was cut off may be what the marker begins with: then the frame is whole after all.
+            let completed = ends.get(whole).is_some_and(|end| marker.repeat(2).starts_with(&bytes[cut..*end]));
             bytes.truncate(cut);
             bytes.extend(marker.repeat(2));
             for (markers, frame) in &new {
                 frame.encode(&mut bytes);
                 bytes.extend(marker.repeat(*markers));
             }
-            let whole = ends.iter().filter(|end| **end <= cut).count();
-            let wanted: Vec<Frame> =
-                old[..whole].iter().chain(&new).map(|(_, frame)| frame.clone()).collect();
-            prop_assert_eq!(feed(&mut intake(marker), &bytes, &pieces), wanted);
+            let wanted = |whole: usize| -> Vec<Frame> {
+                old[..whole].iter().chain(&new).map(|(_, frame)| frame.clone()).collect()
+            };
+            let taken = feed(&mut intake(marker), &bytes, &pieces);
+            if !completed || taken != wanted(whole + 1) {
+                prop_assert_eq!(taken, wanted(whole));
+            }
         }
 
         #[test]
