@@ -17,6 +17,8 @@ pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod guard;
+pub mod halves;
+pub mod metrics;
 pub mod reconciler;
 pub mod runtime;
 pub mod storage;

@@ -42,16 +42,24 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Verb::Completions(args) => cli::completions::run(&args),
         Verb::Snapshot { verb } => cli::snapshot::main(verb),
         Verb::Dev { verb } => tokio::runtime::Runtime::new()?.block_on(cli::dev::run(verb)).map(|()| ExitCode::SUCCESS),
-        Verb::Serve(args) => {
-            rustls::crypto::ring::default_provider().install_default().ok();
-            let config = Config::read(&args.flags.0, config::process_environment)?;
-            let style = if config.on_cloud_run { telemetry::Style::CloudLogging } else { telemetry::Style::Plain };
-            telemetry::init(&config.log, style)?;
-            reuse_buffers();
-            let runtime = tokio::runtime::Runtime::new()?;
-            runtime.block_on(cli::serve::serve(config)).map(|()| ExitCode::SUCCESS)
-        }
+        Verb::Serve(args) => start(&args, cli::serve::serve),
+        Verb::Api(args) => start(&args, cli::halves::api),
+        Verb::Reconciler(args) => start(&args, cli::halves::reconciler),
     }
+}
+
+/// Everything a server needs before its first line of work.
+fn start<F>(args: &cli::Serve, server: impl FnOnce(Config) -> F) -> anyhow::Result<ExitCode>
+where
+    F: Future<Output = anyhow::Result<()>>,
+{
+    rustls::crypto::ring::default_provider().install_default().ok();
+    let config = Config::read(&args.flags.0, config::process_environment)?;
+    let style = if config.on_cloud_run { telemetry::Style::CloudLogging } else { telemetry::Style::Plain };
+    telemetry::init(&config.log, style)?;
+    reuse_buffers();
+    let runtime = tokio::runtime::Runtime::new()?;
+    runtime.block_on(server(config)).map(|()| ExitCode::SUCCESS)
 }
 
 /// Output goes through buffers of up to half a mebibyte. The allocator gives blocks of that size

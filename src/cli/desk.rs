@@ -18,6 +18,7 @@ use crate::{
     storage::{
         checkpoints::Checkpoints,
         lease::{self, LockFile},
+        memory::Memory,
         records::{Place, Records},
         rules::{Identity, Stand, Times},
         stores::Stores,
@@ -101,7 +102,8 @@ impl Desk {
         let stores = Stores::open(&storage_settings(&config), &clock);
         let times = serve::times(&config);
         let checkpoints = stores.checkpoints.clone().map(|at| Checkpoints::new(at.store, at.bucket, clock.clone()));
-        let records = serve::records(stores, &clock, times);
+        let memory = Arc::new(Memory::new(clock.clone()));
+        let records = serve::records(stores, memory, &clock, times);
         if !records.can_checkpoint() {
             bail!(
                 "no storage is configured: set SANDBOX_METADATA_BUCKET and SANDBOX_CHECKPOINT_BUCKET, or CHECKPOINT_AND_RESTORE_PATH"

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 
 use clap::{Parser, Subcommand};
 
+pub mod admin;
 mod ask;
 mod attend;
 pub mod check;
@@ -22,6 +23,7 @@ pub mod explain;
 pub mod flags;
 pub mod gc;
 pub mod get;
+pub mod halves;
 pub mod handoff;
 mod link;
 pub mod list;
@@ -59,6 +61,10 @@ pub struct Cli {
 pub enum Verb {
     /// Serve sandboxes until SIGTERM or Ctrl-C.
     Serve(Serve),
+    /// Serve clients alone, without any privilege; `baton reconciler` beside it runs the sandboxes.
+    Api(Serve),
+    /// Run sandboxes alone, for a `baton api` on the same machine.
+    Reconciler(Serve),
     #[command(flatten)]
     Wire(Box<wire::Wire>),
     /// Print every setting, its value and where it comes from.

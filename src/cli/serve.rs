@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, anyhow};
+use baton_protocol::id::InstanceId;
 use tokio::{
     net::TcpListener,
     signal::unix::{Signal, SignalKind, signal},
@@ -10,11 +11,12 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::pieces::Pieces;
+use super::{admin, pieces::Pieces};
 use crate::{
     api::{self, Api},
     clock::{SharedClock, SystemClock},
     config::Config,
+    metrics::Metrics,
     reconciler::{self, Deposit, Housekeeping, Rhythm, Tools, desired::Drain},
     runtime::{Containers, Lifecycle, Settings, archive::Limits, predecessor, sign},
     storage::{
@@ -24,6 +26,7 @@ use crate::{
         records::{Durable, Records},
         rules::{Identity, Times},
         snapshots::Snapshots,
+        store::Store,
         stores::Stores,
     },
 };
@@ -33,80 +36,27 @@ const LAST_CALL: Duration = Duration::from_secs(1);
 
 pub async fn serve(config: Config) -> Result<()> {
     let clock: SharedClock = Arc::new(SystemClock);
-    let pieces = Pieces::find(&config)?;
-    let listener = TcpListener::bind(config.listen).await.map_err(|error| {
-        anyhow!("cannot listen on {} ({error}): choose another address with BATON_LISTEN", config.listen)
-    })?;
-    let containers = Arc::new(Containers::open(settings(&config, &pieces)?, clock.clone()).await?);
-    let who = Identity { me: clock.instance_id(), predecessor: predecessor(&config.state_dir) };
-    sign(&config.state_dir, &who.me)
-        .with_context(|| format!("the state directory {} is not writable", config.state_dir.display()))?;
-
-    let times = times(&config);
-    let board = Board::new(clock.clone());
-    let stores = Stores::open(&super::check::storage_settings(&config), &clock);
-    let checkpoints = stores.checkpoints.clone().map(|at| Checkpoints::new(at.store, at.bucket, clock.clone()));
-    let snapshots = stores.snapshots.clone().map(|at| Snapshots::new(at.store, at.bucket, clock.clone()));
-    let mut records = records(stores, &clock, times);
-    if let Some(checkpoints) = &checkpoints {
-        records = records.forking_from(checkpoints.clone());
-    }
-    let (drain, drain_seen) = watch::channel(Drain::No);
+    let listener = listen(&config).await?;
+    let side = Side::open(&config).await?;
+    let half = Half::open(&config, &clock, &side.metrics).await?;
     let (leaving, leaving_seen) = watch::channel(false);
-    let tools = Arc::new(Tools {
-        who: who.clone(),
-        clock: clock.clone(),
-        records: records.clone(),
-        board: board.clone(),
-        lifecycle: containers.clone(),
-        checkpoints,
-        snapshots,
-        archive_size: config.archive_size,
-        deposit: Deposit::new(config.store_runtime),
-        runtimes: config.runtimes.clone(),
-        staging: config.state_dir.join("staging"),
-        times,
-        drain: drain_seen,
-        rhythm: rhythm(&config),
-        housekeeping: Housekeeping {
-            sweep: config.sweep,
-            retention: config.retention,
-            keep_checkpoints: config.keep_checkpoints as usize,
-            checkpoint_every: config.checkpoint_every,
-            room: config.max_sandboxes,
-        },
-    });
     let api = Api::new(
-        api_settings(&config, &who, &containers.facts().runsc_version, leaving_seen),
+        api_settings(&config, half.instance(), &half.containers.facts().runsc_version, leaving_seen),
         clock.clone(),
-        records,
-        board,
-        containers.clone(),
+        half.tools.records.clone(),
+        half.tools.board.clone(),
+        half.containers.clone(),
     );
-    say_hello(&config, &who, &listener)?;
+    say_hello(&config, half.instance(), &listener)?;
 
-    let (stop_api, stop_reconciler) = (CancellationToken::new(), CancellationToken::new());
+    let stop_api = CancellationToken::new();
     let front = api::serve(listener, api, stop_api.clone().cancelled_owned());
-    let back = reconciler::run(tools, stop_reconciler.clone());
-    let end = async {
-        wait_for_a_signal().await?;
-        tracing::info!(within = ?config.drain, "draining; a second signal ends at once");
-        leaving.send_replace(true);
-        drain.send_replace(Drain::Draining);
-        clock.sleep(config.drain).await;
-        tracing::warn!("the drain time is up; what is left is let go with its last checkpoint");
-        drain.send_replace(Drain::Over);
-        clock.sleep(LAST_CALL).await;
-        Ok::<_, anyhow::Error>(())
-    };
+    let back = half.run(&config, &leaving);
     let halves = async {
         tokio::select! {
             served = front => served.context("the listener failed"),
             () = async {
-                tokio::select! {
-                    () = back => {}
-                    _ = end => stop_reconciler.cancel(),
-                }
+                back.await;
                 stop_api.cancel();
                 std::future::pending::<()>().await
             } => Ok(()),
@@ -114,16 +64,123 @@ pub async fn serve(config: Config) -> Result<()> {
     };
     let outcome = tokio::select! {
         outcome = halves => outcome,
+        () = side.serve(half.tools.board.clone()) => Ok(()),
         () = second_signal() => {
             tracing::warn!("a second signal: ending at once");
             Ok(())
         }
     };
-    containers.close().await;
+    half.containers.close().await;
     outcome
 }
 
-pub(super) fn records(stores: Stores, clock: &SharedClock, times: Times) -> Records {
+/// The half of an instance that runs sandboxes.
+pub(super) struct Half {
+    pub containers: Arc<Containers>,
+    pub tools: Arc<Tools>,
+    /// The records of what ends with this instance.
+    pub memory: Arc<dyn Store>,
+    drain: watch::Sender<Drain>,
+}
+
+impl Half {
+    pub async fn open(config: &Config, clock: &SharedClock, metrics: &Metrics) -> Result<Self> {
+        let pieces = Pieces::find(config)?;
+        let containers = Arc::new(Containers::open(settings(config, &pieces, metrics)?, clock.clone()).await?);
+        let who = Identity { me: clock.instance_id(), predecessor: predecessor(&config.state_dir) };
+        sign(&config.state_dir, &who.me)
+            .with_context(|| format!("the state directory {} is not writable", config.state_dir.display()))?;
+        let times = times(config);
+        let stores = Stores::open(&super::check::storage_settings(config), clock).counted(metrics);
+        let checkpoints = stores.checkpoints.clone().map(|at| Checkpoints::new(at.store, at.bucket, clock.clone()));
+        let snapshots = stores.snapshots.clone().map(|at| Snapshots::new(at.store, at.bucket, clock.clone()));
+        let memory: Arc<dyn Store> = Arc::new(Memory::new(clock.clone()));
+        let (drain, drain_seen) = watch::channel(Drain::No);
+        let tools = Arc::new(Tools {
+            who,
+            clock: clock.clone(),
+            records: records(stores, memory.clone(), clock, times).measured_by(metrics.clone()),
+            board: Board::new(clock.clone()),
+            lifecycle: containers.clone(),
+            checkpoints,
+            snapshots,
+            archive_size: config.archive_size,
+            deposit: Deposit::new(config.store_runtime),
+            runtimes: config.runtimes.clone(),
+            staging: config.state_dir.join("staging"),
+            times,
+            drain: drain_seen,
+            rhythm: rhythm(config),
+            housekeeping: Housekeeping {
+                sweep: config.sweep,
+                retention: config.retention,
+                keep_checkpoints: config.keep_checkpoints as usize,
+                checkpoint_every: config.checkpoint_every,
+                room: config.max_sandboxes,
+            },
+            metrics: metrics.clone(),
+        });
+        Ok(Self { containers, tools, memory, drain })
+    }
+
+    pub fn instance(&self) -> &InstanceId {
+        &self.tools.who.me
+    }
+
+    /// Runs until a signal, and then until every sandbox was let go or the time for it is up.
+    /// `leaving` is set at the signal.
+    pub async fn run(&self, config: &Config, leaving: &watch::Sender<bool>) {
+        let stop = CancellationToken::new();
+        let clock = &self.tools.clock;
+        let end = async {
+            wait_for_a_signal().await?;
+            tracing::info!(within = ?config.drain, "draining; a second signal ends at once");
+            leaving.send_replace(true);
+            self.drain.send_replace(Drain::Draining);
+            clock.sleep(config.drain).await;
+            tracing::warn!("the drain time is up; what is left is let go with its last checkpoint");
+            self.drain.send_replace(Drain::Over);
+            clock.sleep(LAST_CALL).await;
+            Ok::<_, anyhow::Error>(())
+        };
+        tokio::select! {
+            () = reconciler::run(self.tools.clone(), stop.clone()) => {}
+            _ = end => stop.cancel(),
+        }
+    }
+}
+
+/// What is served beside the work itself.
+pub(super) struct Side {
+    listener: Option<TcpListener>,
+    pub metrics: Metrics,
+}
+
+impl Side {
+    pub async fn open(config: &Config) -> Result<Self> {
+        Ok(Self { listener: admin::listen(config).await?, metrics: Metrics::default() })
+    }
+
+    /// For ever.
+    pub async fn serve(self, board: Arc<Board>) {
+        self.serve_latest(watch::Sender::new(board).subscribe()).await;
+    }
+
+    /// For ever, with a board that may be replaced by another.
+    pub async fn serve_latest(self, board: watch::Receiver<Arc<Board>>) {
+        admin::serve(self.listener, self.metrics, board).await;
+        std::future::pending().await
+    }
+}
+
+pub(super) async fn listen(config: &Config) -> Result<TcpListener> {
+    TcpListener::bind(config.listen).await.map_err(|error| {
+        anyhow!("cannot listen on {} ({error}): choose another address with BATON_LISTEN", config.listen)
+    })
+}
+
+/// `memory` holds what ends with this instance.
+pub(super) fn records(stores: Stores, memory: Arc<dyn Store>, clock: &SharedClock, times: Times) -> Records {
     let durable = match (&stores.lock, &stores.metadata, &stores.checkpoints) {
         (Some(lock), Some(metadata), Some(_)) => Some(Durable {
             locks: lock.store.clone(),
@@ -133,11 +190,15 @@ pub(super) fn records(stores: Stores, clock: &SharedClock, times: Times) -> Reco
         _ => None,
     };
     let can_snapshot = stores.snapshots.is_some();
-    let memory = Arc::new(Memory::new(clock.clone()));
-    Records::new(clock.clone(), memory, durable, can_snapshot, times).checked_by(stores)
+    let forks_from = stores.checkpoints.clone().map(|at| Checkpoints::new(at.store, at.bucket, clock.clone()));
+    let records = Records::new(clock.clone(), memory, durable, can_snapshot, times).checked_by(stores);
+    match forks_from {
+        Some(checkpoints) => records.forking_from(checkpoints),
+        None => records,
+    }
 }
 
-fn settings(config: &Config, pieces: &Pieces) -> Result<Settings> {
+fn settings(config: &Config, pieces: &Pieces, metrics: &Metrics) -> Result<Settings> {
     Ok(Settings {
         exe: std::env::current_exe().context("this program cannot find itself")?,
         runsc: pieces.runsc.clone(),
@@ -156,6 +217,7 @@ fn settings(config: &Config, pieces: &Pieces) -> Result<Settings> {
         detach_grace: config.detach_grace,
         confirm: config.lease.confirm,
         cpu_features: (!config.cpu_features.is_empty()).then(|| config.cpu_features.clone()),
+        metrics: metrics.clone(),
     })
 }
 
@@ -186,9 +248,14 @@ fn rhythm(config: &Config) -> Rhythm {
     }
 }
 
-fn api_settings(config: &Config, who: &Identity, runsc: &str, drain: watch::Receiver<bool>) -> api::Settings {
+pub(super) fn api_settings(
+    config: &Config,
+    instance: &InstanceId,
+    runsc: &str,
+    drain: watch::Receiver<bool>,
+) -> api::Settings {
     api::Settings {
-        instance: who.me.clone(),
+        instance: instance.clone(),
         version: env!("CARGO_PKG_VERSION"),
         runsc_version: runsc.to_owned(),
         idle_timeout: Some(300),
@@ -206,16 +273,16 @@ fn api_settings(config: &Config, who: &Identity, runsc: &str, drain: watch::Rece
     }
 }
 
-fn say_hello(config: &Config, who: &Identity, listener: &TcpListener) -> Result<()> {
+pub(super) fn say_hello(config: &Config, instance: &InstanceId, listener: &TcpListener) -> Result<()> {
     let address = listener.local_addr().context("the listener has no address")?;
-    tracing::info!(%address, instance = %who.me, version = env!("CARGO_PKG_VERSION"), "serving");
+    tracing::info!(%address, %instance, version = env!("CARGO_PKG_VERSION"), "serving");
     if config.api_keys.is_empty() {
         tracing::info!("BATON_API_KEYS is not set: whoever reaches this address may create sandboxes");
     }
     Ok(())
 }
 
-async fn wait_for_a_signal() -> Result<()> {
+pub(super) async fn wait_for_a_signal() -> Result<()> {
     let (mut term, mut interrupt) = signals()?;
     tokio::select! {
         _ = term.recv() => {}
@@ -224,7 +291,7 @@ async fn wait_for_a_signal() -> Result<()> {
     Ok(())
 }
 
-async fn second_signal() {
+pub(super) async fn second_signal() {
     let Ok((mut term, mut interrupt)) = signals() else { return std::future::pending().await };
     for _ in 0..2 {
         tokio::select! {

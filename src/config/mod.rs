@@ -66,6 +66,7 @@ pub struct StorageVariables {
 #[derive(Clone, Debug)]
 pub struct Config {
     pub listen: SocketAddr,
+    /// `None` is off.
     pub admin_listen: Option<SocketAddr>,
     pub api_keys: Vec<Redacted<String>>,
     pub admin_key: Option<Redacted<String>>,
@@ -79,6 +80,9 @@ pub struct Config {
     pub drain: Duration,
 
     pub state_dir: PathBuf,
+    pub socket_dir: PathBuf,
+    /// `None`: that of the reconciler.
+    pub api_user: Option<u32>,
     pub cache_dir: PathBuf,
     /// `None`: look for it, as the table says.
     pub runsc: Option<PathBuf>,
@@ -137,7 +141,7 @@ impl Config {
         let cache_dir = cache_dir.unwrap_or_else(|| from.home("XDG_CACHE_HOME", ".cache", "/var/cache"));
         let config = Self {
             listen: port.map_or(listen, |port| SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), port)),
-            admin_listen: from.optional("BATON_ADMIN_LISTEN", parse::address)?,
+            admin_listen: from.required("BATON_ADMIN_LISTEN", parse::address_or_off)?,
             api_keys: from.optional("BATON_API_KEYS", secrets)?.unwrap_or_default(),
             admin_key: from.optional("BATON_ADMIN_KEY", secret)?,
             origins: from.optional("BATON_ORIGINS", parse::names)?.unwrap_or_default(),
@@ -147,6 +151,8 @@ impl Config {
             detach_grace: from.required("BATON_DETACH_GRACE", parse::span)?,
             drain: from.required("BATON_DRAIN", parse::span)?,
             state_dir,
+            socket_dir: from.required("BATON_SOCKET_DIR", parse::path)?,
+            api_user: from.optional("BATON_API_USER", parse::count)?,
             cache_dir,
             runsc: from.optional("BATON_RUNSC", parse::path)?,
             rootfs: from.optional("BATON_ROOTFS", parse::path)?,
@@ -180,6 +186,11 @@ impl Config {
             settings: in_order_of_the_table(from.settings),
         };
         Ok(config)
+    }
+
+    /// Nobody said anything about this one.
+    pub fn is_default(&self, name: &str) -> bool {
+        self.settings.iter().any(|setting| setting.name == name && setting.source == Source::Default)
     }
 
     /// Every variable of the table, in its order.

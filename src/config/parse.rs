@@ -26,6 +26,11 @@ pub fn address(text: &str) -> Option<SocketAddr> {
     text.parse().ok()
 }
 
+/// The inner `None` is off.
+pub fn address_or_off(text: &str) -> Option<Option<SocketAddr>> {
+    if is_off(text) { Some(None) } else { address(text).map(Some) }
+}
+
 pub fn url(text: &str) -> Option<String> {
     let rest = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"))?;
     (!rest.is_empty() && !rest.contains(char::is_whitespace)).then(|| text.trim_end_matches('/').to_owned())

@@ -124,6 +124,7 @@ fn every_kind_that_can_be_wrong_is_refused_with_its_own_sentence() {
             Kind::Text | Kind::Secret | Kind::Secrets | Kind::Names | Kind::Path => continue,
             Kind::Port => "70000",
             Kind::Address => "localhost",
+            Kind::AddressOrOff => "here",
             Kind::Url => "ftp://x",
             Kind::YesNo => "perhaps",
             Kind::Count | Kind::Size | Kind::Rate => "-3",

@@ -107,6 +107,7 @@ impl Sandbox {
     async fn wait(&mut self) -> Done {
         self.tell_acquiring();
         self.lock_file()?.wait().await?;
+        self.waited = true;
         self.beat_due = self.tools.clock.now() + self.tools.times.beat;
         Ok(())
     }
@@ -279,6 +280,7 @@ impl Sandbox {
         self.boot = None;
         self.seat = None;
         self.save_due = self.next_save();
+        self.waited = false;
         // Nobody was idle while waiting for it.
         self.tools.board.touch(&self.id);
         self.told.running = true;
@@ -298,6 +300,7 @@ impl Sandbox {
 
     pub(super) fn tell_left(&mut self, checkpoint_id: Option<CheckpointId>) {
         self.told = super::sandbox::Told::default();
+        self.waited = false;
         if self.why == Why::Idle {
             self.refuse_until_asked();
         }

@@ -164,7 +164,7 @@ impl Sandbox {
             cpu_features: facts.cpu_features,
             oci_sha256: facts.oci_sha256,
             agent_marker: hex(&marker),
-            created: tools.clock.timestamp(),
+            created: precisely(&tools.clock),
             rootfs: self.rootfs(),
             layer: None,
         };
@@ -262,10 +262,12 @@ impl Sandbox {
         let image = fetching.image.clone();
         let deadlines = self.lock_file()?.deadline();
         let booted = OnceLock::new();
+        let stopped = OnceLock::new();
         let work = async {
             start.marker = marker(&manifest.agent_marker)
                 .ok_or_else(|| refusal(Reason::Damaged, "The manifest of the checkpoint has no agent marker."))?;
             let at = humantime::parse_rfc3339(&manifest.created).ok();
+            let _ = stopped.set(at);
             let age = at.and_then(|at| tools.clock.wall().duration_since(at).ok());
             let age_ms = age.map_or(0, |age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX));
             let boot = Boot::Restored { checkpoint_id: head.checkpoint_id.clone(), age_ms, rolled_back };
@@ -284,6 +286,13 @@ impl Sandbox {
         }
         let restored = restored.and_then(|restored| restored.map_err(for_good));
         if restored.is_ok() {
+            // Another instance stopped it for us, and it runs again.
+            if self.waited
+                && !rolled_back
+                && let Some(at) = stopped.into_inner().flatten()
+            {
+                tools.metrics.moved_here(tools.clock.wall().duration_since(at).unwrap_or_default());
+            }
             self.ran = true;
             self.untidy = true;
             if let Some(boot) = self.boot.take() {
@@ -342,6 +351,11 @@ pub(super) fn compatible(manifest: &manifest::Checkpoint, here: &crate::runtime:
     } else {
         Ok(())
     }
+}
+
+/// To the millisecond: how long a sandbox stood still is measured from it.
+fn precisely(clock: &SharedClock) -> String {
+    humantime::format_rfc3339_millis(clock.wall()).to_string()
 }
 
 fn marker(text: &str) -> Option<[u8; 16]> {

@@ -14,6 +14,7 @@ mod deposit;
 pub mod desired;
 mod fetch;
 mod look;
+mod measure;
 pub mod plan;
 mod report;
 mod requests;
@@ -43,6 +44,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     clock::SharedClock,
+    metrics::Metrics,
     runtime::Lifecycle,
     storage::{
         board::Board,
@@ -81,6 +83,7 @@ pub struct Tools {
     pub drain: watch::Receiver<Drain>,
     pub rhythm: Rhythm,
     pub housekeeping: Housekeeping,
+    pub metrics: Metrics,
 }
 
 /// What is done without anybody's asking. `None` is never.

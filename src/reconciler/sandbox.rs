@@ -14,10 +14,12 @@ use super::{
     act::Failure,
     desired::desired,
     fetch::Fetching,
+    measure,
     plan::{Action, Desired, Observed, Standing, plan},
 };
 use crate::{
     clock::Moment,
+    metrics::Shown,
     runtime::{Container, Seen},
     storage::{
         board::{Attached, Boot, Passing, Why},
@@ -76,6 +78,9 @@ pub(super) struct Sandbox {
     /// The metadata cannot be used, and says so as far as it can.
     pub(super) amiss: bool,
     pub(super) fetching: Option<Fetching>,
+    /// We asked another instance for it.
+    pub(super) waited: bool,
+    shown: Shown,
 }
 
 /// What sessions have been told, so that nothing is told twice or out of order.
@@ -119,6 +124,7 @@ const LONGEST_DELAY: Duration = Duration::from_secs(60);
 impl Sandbox {
     pub(super) fn new(id: SandboxId, tools: Arc<Tools>, bell: Arc<Bell>) -> Self {
         let now = tools.clock.now();
+        let shown = tools.metrics.sandbox();
         Self {
             id,
             tools,
@@ -151,6 +157,8 @@ impl Sandbox {
             answered: BTreeMap::new(),
             amiss: false,
             fetching: None,
+            waited: false,
+            shown,
         }
     }
 
@@ -163,6 +171,7 @@ impl Sandbox {
         loop {
             self.look().await;
             let seen = *self.tools.lifecycle.watch(&self.id).borrow();
+            self.shown.set(&seen.container);
             self.tell_fence(seen.container);
             let Some((wish, observed)) = self.observe(seen) else { break };
             self.tell_started(&observed).await;
@@ -191,7 +200,9 @@ impl Sandbox {
             if action != Action::Restore {
                 self.abandon_fetch().await;
             }
+            let began = self.tools.clock.now();
             let outcome = self.act(action, desired, &observed).await;
+            self.tools.metrics.acted(&action, measure::outcome(&outcome), self.tools.clock.now() - began);
             self.settle(action, outcome).await;
         }
         self.abandon_fetch().await;

@@ -22,9 +22,8 @@ use tokio::{
     process::{ChildStdin, ChildStdout},
     sync::{mpsc, watch},
 };
-use tokio_util::task::TaskTracker;
 
-use super::{Error, Link, Result, Start, outlet::Outlet, reader::Reader, writer::Writer};
+use super::{Error, Link, Result, Start, containers::Tools, outlet::Outlet, reader::Reader, writer::Writer};
 use crate::clock::SharedClock;
 
 /// How many frames wait in a link on their way to the agent.
@@ -80,23 +79,18 @@ pub struct Channel {
 
 impl Channel {
     /// Its tasks end with the pipes, or when the channel is dropped.
-    pub fn start(
-        stdin: ChildStdin,
-        stdout: ChildStdout,
-        clock: SharedClock,
-        detach_grace: Duration,
-        tasks: &TaskTracker,
-    ) -> Self {
+    pub fn start(stdin: ChildStdin, stdout: ChildStdout, tools: &Tools) -> Self {
+        let Tools { settings, clock, tasks, .. } = tools;
         let (control, orders) = mpsc::unbounded_channel();
         let (news, heard) = watch::channel(News::default());
         let (gate, gated) = watch::channel(true);
         let (hunt, hunted) = watch::channel(None);
         let link = Arc::new(watch::channel(None).0);
-        let reader = Reader::new(stdout, link.subscribe(), hunted, news);
-        let writer = Writer::new(stdin, orders, gated, link.clone(), clock.clone(), detach_grace);
+        let reader = Reader::new(stdout, link.subscribe(), hunted, news, settings.metrics.clone());
+        let writer = Writer::new(stdin, orders, gated, link.clone(), clock.clone(), settings);
         tasks.spawn(reader.run());
         tasks.spawn(writer.run());
-        Self { clock, control, link, gate, hunt, news: heard, pings: 0.into() }
+        Self { clock: clock.clone(), control, link, gate, hunt, news: heard, pings: 0.into() }
     }
 
     pub fn news(&self) -> watch::Receiver<News> {

@@ -87,7 +87,7 @@ async fn begin(
     let _ = rustix::pipe::fcntl_setpipe_size(&stdin, PIPE);
     let _ = rustix::pipe::fcntl_setpipe_size(&stdout, PIPE);
     tools.tasks.spawn(drain(stderr));
-    let channel = Channel::start(stdin, stdout, tools.clock.clone(), tools.settings.detach_grace, &tools.tasks);
+    let channel = Channel::start(stdin, stdout, tools);
     let synced = match image {
         None => channel.assign(start, START).await,
         Some(_) => channel.resync(start, START).await,

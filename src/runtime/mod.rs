@@ -27,7 +27,7 @@ mod writer;
 
 pub use containers::Containers;
 pub use opening::{predecessor, sign};
-pub use outlet::{Behind, OUTPUT_FRAMES};
+pub use outlet::{Behind, LeftOut, OUTPUT_FRAMES, Outlet};
 pub use roots::Hold;
 pub use settings::Settings;
 pub use space::FILES as IMAGE_FILES;

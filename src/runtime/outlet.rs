@@ -62,6 +62,11 @@ impl Outlet {
         (Self { frames, behind: behind.clone() }, received, behind)
     }
 
+    /// Output of this stream was left out on its way here.
+    pub fn note(&self, exec: u32, stream: Stream) {
+        self.behind.note(exec, stream);
+    }
+
     pub fn is_closed(&self) -> bool {
         self.frames.is_closed()
     }

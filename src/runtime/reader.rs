@@ -2,7 +2,7 @@
 
 use baton_protocol::{
     agent::{self, MAX_EXECS},
-    frame::{Decoder, Frame, Kind, Long},
+    frame::{Decoder, Frame, Kind, Long, Stream},
 };
 use bytes::BufMut;
 use tokio::{io::AsyncReadExt, process::ChildStdout, sync::watch};
@@ -11,6 +11,7 @@ use super::{
     agent::{News, OWN},
     outlet::{LeftOut, Outlet},
 };
+use crate::metrics::{Ended, Metrics, Pipe};
 
 /// One read where a frame may begin. The rest of a long one is read at once, to where it stays.
 const READ: usize = 16 << 10;
@@ -27,6 +28,7 @@ pub struct Reader {
     /// The nonce that was found: what follows it is in step.
     found: Option<[u8; 16]>,
     news: watch::Sender<News>,
+    metrics: Metrics,
 }
 
 impl Reader {
@@ -35,8 +37,10 @@ impl Reader {
         link: watch::Receiver<Option<Outlet>>,
         hunt: watch::Receiver<Option<[u8; 16]>>,
         news: watch::Sender<News>,
+        metrics: Metrics,
     ) -> Self {
-        Self { stdout, decoder: Decoder::default(), link, left_out: LeftOut::new(), hunt, found: None, news }
+        let left_out = LeftOut::new();
+        Self { stdout, decoder: Decoder::default(), link, left_out, hunt, found: None, news, metrics }
     }
 
     pub async fn run(mut self) {
@@ -140,10 +144,12 @@ impl Reader {
                 tracing::debug!(agent = %text.escape_debug(), "the agent says");
             }
             Kind::Started => {
+                self.metrics.exec_started();
                 self.news.send_if_modified(|news| news.running.len() < MAX_EXECS && news.running.insert(frame.exec));
                 self.pass(frame).await;
             }
             Kind::Exit => {
+                self.metrics.exec_ended(how(&frame));
                 self.news.send_if_modified(|news| news.running.remove(&frame.exec));
                 self.pass(frame).await;
             }
@@ -152,7 +158,12 @@ impl Reader {
                 self.news.send_modify(|news| news.learn(&state));
                 self.pass(frame).await;
             }
-            Kind::Data | Kind::Eof | Kind::Pong | Kind::StdinAck => self.pass(frame).await,
+            Kind::Data => {
+                let pipe = if frame.stream == Stream::Stderr { Pipe::Stderr } else { Pipe::Stdout };
+                self.metrics.exec_moved(pipe, frame.payload.len());
+                self.pass(frame).await;
+            }
+            Kind::Eof | Kind::Pong | Kind::StdinAck => self.pass(frame).await,
             Kind::Assign
             | Kind::Exec
             | Kind::Stdin
@@ -186,6 +197,18 @@ impl Reader {
             () = outlet.pass(frame, &mut self.left_out) => {}
             _ = self.link.changed() => self.link.mark_changed(),
         }
+    }
+}
+
+/// How a command ended, as its agent tells it.
+fn how(frame: &Frame) -> Ended {
+    let Ok(exit) = parse::<agent::Exit>(frame) else { return Ended::NotStarted };
+    match (exit.error, exit.timed_out, exit.code) {
+        (Some(_), _, _) => Ended::NotStarted,
+        (None, true, _) => Ended::TimedOut,
+        (None, false, Some(0)) => Ended::Zero,
+        (None, false, Some(_)) => Ended::NonZero,
+        (None, false, None) => Ended::Signal,
     }
 }
 

@@ -3,6 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use super::archive::Limits;
+use crate::metrics::Metrics;
 
 /// Where everything is.
 #[derive(Clone, Debug)]
@@ -30,6 +31,7 @@ pub struct Settings {
     pub confirm: Duration,
     /// What a checkpoint may ask of a CPU; `None` is all this machine has.
     pub cpu_features: Option<Vec<String>>,
+    pub metrics: Metrics,
 }
 
 impl Settings {

@@ -12,8 +12,12 @@ use tokio::{
 use super::{
     agent::{Control, is_allowed},
     outlet::Outlet,
+    settings::Settings,
 };
-use crate::clock::{Moment, SharedClock};
+use crate::{
+    clock::{Moment, SharedClock},
+    metrics::{Metrics, Pipe},
+};
 
 /// Frames that wait already are written together, up to about this many bytes.
 const BATCH: usize = 64 << 10;
@@ -31,6 +35,7 @@ pub struct Writer {
     detach_at: Option<Moment>,
     clock: SharedClock,
     detach_grace: Duration,
+    metrics: Metrics,
 }
 
 impl Writer {
@@ -40,10 +45,11 @@ impl Writer {
         gate: watch::Receiver<bool>,
         output: Arc<watch::Sender<Option<Outlet>>>,
         clock: SharedClock,
-        detach_grace: Duration,
+        settings: &Settings,
     ) -> Self {
+        let (detach_grace, metrics) = (settings.detach_grace, settings.metrics.clone());
         let detach_at = Some(clock.now() + detach_grace);
-        Self { stdin, control, gate, output, link: None, detach_at, clock, detach_grace }
+        Self { stdin, control, gate, output, link: None, detach_at, clock, detach_grace, metrics }
     }
 
     pub async fn run(mut self) {
@@ -92,8 +98,12 @@ impl Writer {
 
     fn batch(&mut self, first: &Frame) -> Vec<u8> {
         let mut bytes = Vec::new();
+        let metrics = &self.metrics;
         let mut add = |frame: &Frame| {
             if is_allowed(frame) {
+                if frame.kind == Kind::Stdin {
+                    metrics.exec_moved(Pipe::Stdin, frame.payload.len());
+                }
                 frame.encode(&mut bytes);
             }
             bytes.len() < BATCH

@@ -24,6 +24,8 @@ const KEPT: usize = 256;
 
 /// What the progress of a snapshot is called.
 pub const SNAPSHOT: &str = "snapshot";
+/// Activity is passed on to another process no more often than this.
+const TOUCH: std::time::Duration = std::time::Duration::from_millis(200);
 
 /// Why a sandbox left, or is about to leave, this instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -128,6 +130,32 @@ pub struct Presence {
     pub active_at: Moment,
 }
 
+/// What the API says to the reconciler. A board of the API's own process passes it on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Told {
+    Attached(SandboxId),
+    Left(SandboxId),
+    Touched(SandboxId),
+    Nudged(SandboxId),
+}
+
+/// Where a board passes on what it is told.
+struct Teller(Box<dyn Fn(Told) + Send + Sync>);
+
+impl std::fmt::Debug for Teller {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Teller")
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counts {
+    pub sessions: usize,
+    /// Sandboxes that were nudged and not yet looked at.
+    pub nudges: usize,
+}
+
 #[derive(Debug)]
 struct Line {
     log: VecDeque<Posted>,
@@ -139,23 +167,51 @@ struct Line {
     asked: u64,
     known_since: Moment,
     active_at: Moment,
+    /// When activity was last passed on.
+    touched_at: Option<Moment>,
 }
 
 #[derive(Debug)]
 pub struct Board {
     clock: SharedClock,
+    /// Some: the reconciler is another process, and has a board of its own.
+    teller: Option<Teller>,
     lines: Mutex<BTreeMap<SandboxId, Line>>,
     nudged: Mutex<BTreeSet<SandboxId>>,
     bell: Notify,
+    /// Counts changes of what is held.
+    holds: watch::Sender<u64>,
 }
 
 impl Board {
     pub fn new(clock: SharedClock) -> Arc<Self> {
-        Arc::new(Self { clock, lines: Mutex::default(), nudged: Mutex::default(), bell: Notify::new() })
+        Arc::new(Self::with(clock, None))
+    }
+
+    /// A board of the API alone: what it is told it passes on, in order. `tell` must not wait.
+    pub fn telling(clock: SharedClock, tell: impl Fn(Told) + Send + Sync + 'static) -> Arc<Self> {
+        Arc::new(Self::with(clock, Some(Teller(Box::new(tell)))))
+    }
+
+    fn with(clock: SharedClock, teller: Option<Teller>) -> Self {
+        let holds = watch::Sender::new(0);
+        Self { clock, teller, lines: Mutex::default(), nudged: Mutex::default(), bell: Notify::new(), holds }
+    }
+
+    fn tell(&self, told: impl FnOnce() -> Told) {
+        if let Some(Teller(tell)) = &self.teller {
+            tell(told());
+        }
     }
 
     /// Asks the reconciler to look at a sandbox now. Many nudges before the look are one.
     pub fn nudge(&self, id: &SandboxId) {
+        if self.teller.is_some() {
+            self.tell(|| Told::Nudged(id.clone()));
+            // Nobody else ends a line here.
+            self.forget(id);
+            return;
+        }
         lock(&self.nudged).insert(id.clone());
         self.bell.notify_one();
     }
@@ -198,6 +254,12 @@ impl Board {
         (others < most).then(|| self.attach_to(&mut lines, id))
     }
 
+    /// How much there is on the board, for whoever measures.
+    pub fn counts(&self) -> Counts {
+        let sessions = lock(&self.lines).values().map(|line| line.sessions as usize).sum();
+        Counts { sessions, nudges: lock(&self.nudged).len() }
+    }
+
     /// How many sandboxes this instance holds.
     pub fn held(&self) -> usize {
         lock(&self.lines).values().filter(|line| line.held).count()
@@ -211,7 +273,20 @@ impl Board {
     /// The reconciler says whether it holds a sandbox.
     pub fn hold(&self, id: &SandboxId, held: bool) {
         let mut lines = lock(&self.lines);
-        self.line(&mut lines, id).held = held;
+        let line = self.line(&mut lines, id);
+        if std::mem::replace(&mut line.held, held) != held {
+            self.holds.send_modify(|count| *count += 1);
+        }
+    }
+
+    /// Tells when something is held or let go.
+    pub fn holds(&self) -> watch::Receiver<u64> {
+        self.holds.subscribe()
+    }
+
+    /// What is held now.
+    pub fn held_ids(&self) -> Vec<SandboxId> {
+        lock(&self.lines).iter().filter(|(_, line)| line.held).map(|(id, _)| id.clone()).collect()
     }
 
     /// Says that a session is here for this sandbox, until the value is dropped.
@@ -225,6 +300,8 @@ impl Board {
         line.sessions += 1;
         line.asked += 1;
         line.active_at = now;
+        // Under the lock, so that a coming and a going are told in their order.
+        self.tell(|| Told::Attached(id.clone()));
         Attached { board: self.clone(), id: id.clone() }
     }
 
@@ -233,6 +310,10 @@ impl Board {
         let now = self.clock.now();
         if let Some(line) = lock(&self.lines).get_mut(id) {
             line.active_at = now;
+            if self.teller.is_some() && line.touched_at.is_none_or(|at| now - at >= TOUCH) {
+                line.touched_at = Some(now);
+                self.tell(|| Told::Touched(id.clone()));
+            }
         }
     }
 
@@ -254,8 +335,14 @@ impl Board {
 
     /// Forgets a sandbox that is not here any more, unless a session still reads.
     pub fn forget(&self, id: &SandboxId) {
+        self.forget_but_for(id, 0);
+    }
+
+    /// So many readers do not count.
+    fn forget_but_for(&self, id: &SandboxId, readers: usize) {
         let mut lines = lock(&self.lines);
-        if lines.get(id).is_some_and(|line| line.sessions == 0 && !line.held && line.posted.receiver_count() == 0) {
+        let unread = |line: &Line| line.posted.receiver_count() <= readers;
+        if lines.get(id).is_some_and(|line| line.sessions == 0 && !line.held && unread(line)) {
             lines.remove(id);
         }
     }
@@ -272,6 +359,7 @@ impl Board {
                 asked: 0,
                 known_since: now,
                 active_at: now,
+                touched_at: None,
             }
         })
     }
@@ -290,6 +378,7 @@ impl Drop for Attached {
         if let Some(line) = lock(&self.board.lines).get_mut(&self.id) {
             line.sessions -= 1;
             line.active_at = now;
+            self.board.tell(|| Told::Left(self.id.clone()));
         }
         self.board.nudge(&self.id);
     }
@@ -302,6 +391,15 @@ pub struct Follower {
     id: SandboxId,
     seen: u64,
     posted: watch::Receiver<u64>,
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        // With a reconciler here its loop forgets the line; on a board of the API alone nobody does.
+        if self.board.teller.is_some() {
+            self.board.forget_but_for(&self.id, 1);
+        }
+    }
 }
 
 impl Follower {
@@ -329,92 +427,4 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::clock::TestClock;
-    use std::time::Duration;
-
-    fn board() -> (Arc<Board>, SandboxId, SharedClock) {
-        let clock: SharedClock = Arc::new(TestClock::new(1));
-        (Board::new(clock.clone()), clock.sandbox_id(), clock)
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_follower_hears_every_phase_once_and_in_order() {
-        let (board, id, _) = board();
-        board.post(&id, Passing::Acquiring);
-        let mut follower = board.follow(&id);
-        board.post(&id, Passing::Acquired);
-        board.post(&id, Passing::Unfenced);
-        assert_eq!(follower.next().await, Posted { number: 2, passing: Passing::Acquired });
-        assert_eq!(follower.next().await, Posted { number: 3, passing: Passing::Unfenced });
-        let late = follower.next();
-        tokio::pin!(late);
-        assert!(futures::poll!(&mut late).is_pending());
-        board.post(&id, Passing::Acquiring);
-        assert_eq!(late.await.number, 4);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_follower_that_fell_behind_sees_the_gap_in_the_numbers() {
-        let (board, id, _) = board();
-        let mut follower = board.follow(&id);
-        for _ in 0..KEPT + 10 {
-            board.post(&id, Passing::Acquiring);
-        }
-        assert_eq!(follower.next().await.number, 11);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn many_nudges_before_the_look_are_one() {
-        let (board, id, _) = board();
-        board.nudge(&id);
-        board.nudge(&id);
-        assert_eq!(board.next_nudge().await, id);
-        assert!(lock(&board.nudged).is_empty());
-        let waiting = board.next_nudge();
-        tokio::pin!(waiting);
-        assert!(futures::poll!(&mut waiting).is_pending());
-        board.nudge(&id);
-        assert_eq!(waiting.await, id);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn presence_lasts_as_long_as_the_session_and_leaving_counts_as_activity() {
-        let (board, id, clock) = board();
-        assert!(!board.presence(&id).ever_attached);
-        let session = board.attach(&id);
-        assert!(board.presence(&id).attached);
-        clock.sleep(Duration::from_secs(5)).await;
-        drop(session);
-        let presence = board.presence(&id);
-        assert!(!presence.attached && presence.ever_attached);
-        assert_eq!(presence.active_at - presence.known_since, Duration::from_secs(5));
-        assert_eq!(board.next_nudge().await, id);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn no_more_are_admitted_than_there_is_room_for() {
-        let (board, id, clock) = board();
-        let first = board.admit(&id, 1).unwrap();
-        assert!(board.admit(&clock.sandbox_id(), 1).is_none());
-        let second = board.admit(&id, 1).expect("it is already here");
-        drop((first, second));
-        board.hold(&id, true);
-        assert!(board.admit(&clock.sandbox_id(), 1).is_none());
-        board.hold(&id, false);
-        assert!(board.admit(&clock.sandbox_id(), 1).is_some());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_sandbox_is_forgotten_only_when_nobody_reads() {
-        let (board, id, _) = board();
-        let follower = board.follow(&id);
-        board.post(&id, Passing::Acquiring);
-        board.forget(&id);
-        assert_eq!(lock(&board.lines).len(), 1);
-        drop(follower);
-        board.forget(&id);
-        assert_eq!(lock(&board.lines).len(), 0);
-    }
-}
+mod tests;

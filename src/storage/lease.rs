@@ -17,7 +17,10 @@ use super::{
     rules::{self, Held, Identity, LetGo, Sight, Stand, Times},
     store::{self, If, Poll, Store, Urgency, Version},
 };
-use crate::clock::{Moment, SharedClock};
+use crate::{
+    clock::{Moment, SharedClock},
+    metrics::Metrics,
+};
 
 /// By what the caller can do about it.
 #[derive(Debug, thiserror::Error)]
@@ -82,7 +85,10 @@ pub struct LockFile {
     /// A commit was sent and not seen applied: it may still arrive.
     in_doubt: bool,
     next_renewal: Moment,
+    /// When the next one was due, however often it was tried since.
+    due: Moment,
     deadline: watch::Sender<Option<Moment>>,
+    metrics: Metrics,
 }
 
 impl LockFile {
@@ -103,8 +109,16 @@ impl LockFile {
             unsettled: false,
             in_doubt: false,
             next_renewal,
+            due: next_renewal,
             deadline: watch::Sender::new(None),
+            metrics: Metrics::default(),
         }
+    }
+
+    /// Tells how late renewals come.
+    pub fn measured_by(mut self, metrics: Metrics) -> Self {
+        self.metrics = metrics;
+        self
     }
 
     /// The lock as last read or written.
@@ -408,8 +422,12 @@ impl LockFile {
         let Some((held, sent)) = rules::proven(self.held.as_ref(), &self.attempts, lock, self.times.hold) else {
             return;
         };
+        if self.held.is_some_and(|before| before.epoch == held.epoch && before.deadline < held.deadline) {
+            self.metrics.renewed(self.clock.now() - self.due);
+        }
         self.held = Some(held);
         self.next_renewal = sent + self.clock.jittered(self.times.renew);
+        self.due = self.next_renewal;
         self.attempts.retain(|(_, at)| *at >= sent);
         self.deadline.send_replace(Some(held.deadline));
     }

@@ -3,6 +3,7 @@
 pub mod artifacts;
 pub mod board;
 pub mod checkpoints;
+pub mod counted;
 pub mod directory;
 pub mod files;
 pub mod gcs;

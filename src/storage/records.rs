@@ -23,7 +23,7 @@ use super::{
     store::{self, If, Poll, Store, Urgency, Version},
     stores::{Need, Refusal, Stores},
 };
-use crate::clock::SharedClock;
+use crate::{clock::SharedClock, metrics::Metrics};
 
 pub use survey::Objects;
 
@@ -69,6 +69,7 @@ pub struct Records {
     recent: Arc<Recent>,
     /// Where forks come from.
     checkpoints: Option<Checkpoints>,
+    metrics: Metrics,
 }
 
 /// Which of the stores a sandbox lies in.
@@ -103,7 +104,8 @@ impl Records {
         can_snapshot: bool,
         times: Times,
     ) -> Self {
-        Self { clock, memory, durable, can_snapshot, times, stores: None, recent: Arc::default(), checkpoints: None }
+        let (recent, metrics) = (Arc::default(), Metrics::default());
+        Self { clock, memory, durable, can_snapshot, times, stores: None, recent, checkpoints: None, metrics }
     }
 
     /// Refuses what is durable where these stores cannot hold it, as when a mount cannot lock.
@@ -115,6 +117,12 @@ impl Records {
     /// With the checkpoints from which a new sandbox may be made.
     pub fn forking_from(mut self, checkpoints: Checkpoints) -> Self {
         self.checkpoints = Some(checkpoints);
+        self
+    }
+
+    /// Tells how late leases are renewed.
+    pub fn measured_by(mut self, metrics: Metrics) -> Self {
+        self.metrics = metrics;
         self
     }
 
@@ -309,7 +317,8 @@ impl Records {
     /// The writer of a sandbox's lock.
     pub fn lock_file(&self, id: &SandboxId, place: Place, who: &Identity) -> Result<LockFile> {
         let (locks, _) = self.stores(place)?;
-        Ok(LockFile::new(locks.clone(), lock_key(id), who.clone(), self.clock.clone(), self.times))
+        let file = LockFile::new(locks.clone(), lock_key(id), who.clone(), self.clock.clone(), self.times);
+        Ok(file.measured_by(self.metrics.clone()))
     }
 
     /// Ends when lock or metadata may have changed; never, where the store cannot tell.

@@ -6,13 +6,14 @@
 use std::{path::PathBuf, sync::Arc};
 
 use super::{
+    counted::Counted,
     directory::Directory,
     gcs::{Connection, Gcs},
     layout::{Artifact, Place, StorageSettings, place},
     mount::{Mount, is_local},
     store::{self, If, Poll, Store},
 };
-use crate::clock::SharedClock;
+use crate::{clock::SharedClock, metrics::Metrics};
 
 /// A store, and the name it goes by in records.
 #[derive(Clone, Debug)]
@@ -91,6 +92,16 @@ impl Stores {
         let (lock, metadata) = (open(Artifact::Lock), open(Artifact::Metadata));
         let (checkpoints, snapshots) = (open(Artifact::Checkpoints), open(Artifact::Snapshots));
         Self { lock, metadata, checkpoints, snapshots, clock: clock.clone(), mounts }
+    }
+
+    /// With everything that is asked of them counted.
+    pub fn counted(mut self, metrics: &Metrics) -> Self {
+        let stores = [&mut self.lock, &mut self.metadata, &mut self.checkpoints, &mut self.snapshots];
+        for opened in stores.into_iter().flatten() {
+            let store = Counted::new(opened.store.clone(), self.clock.clone(), metrics.clone());
+            opened.store = Arc::new(store);
+        }
+        self
     }
 
     /// All of it in one store, as ephemeral sandboxes and tests have it.

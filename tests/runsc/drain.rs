@@ -37,7 +37,10 @@ async fn read_to_the_end(mind: &mut Mind, socket: &mut Socket) -> Option<u16> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn after_sigterm_every_sandbox_goes_on_elsewhere() {
-    let machine = Machine::with_a_bucket().await;
+    everybody_goes_on_elsewhere(Machine::with_a_bucket().await).await;
+}
+
+pub async fn everybody_goes_on_elsewhere(machine: Machine) {
     let patient = [("BATON_DRAIN", "60s")];
     let (mut one, two) = tokio::join!(machine.server_with("a", &patient), machine.server("b"));
     let sandboxes = join_all((0..3).map(|_| ticking(&one))).await;

@@ -150,7 +150,7 @@ const OLD_OWNER: [&str; 7] = [
 ];
 const NEW_OWNER: [&str; 4] = ["RESTORING", "LOCK_ACQUIRING", "LOCK_ACQUIRED", "RUNNING"];
 
-async fn everything_moves(machine: &Machine, moves: u64) {
+pub async fn everything_moves(machine: &Machine, moves: u64) {
     let (one, two) = tokio::join!(machine.server("a"), machine.server("b"));
     let mut dice = Dice::fresh();
     let mut mind = Mind::default();

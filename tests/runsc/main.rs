@@ -19,6 +19,7 @@ mod flow;
 mod forks;
 mod gate;
 mod guard;
+mod halves;
 mod handoff;
 mod hostile;
 mod leftovers;

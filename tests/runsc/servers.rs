@@ -2,8 +2,9 @@
 
 use std::{
     net::SocketAddr,
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    process::Stdio,
+    process::{ExitStatus, Stdio},
     time::Duration,
 };
 
@@ -27,6 +28,20 @@ pub fn is_proof() -> bool {
     std::env::var("BATON_TIER").is_ok_and(|tier| tier == "proof")
 }
 
+/// Whether a server is one process or two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    One,
+    Halves,
+}
+
+impl Shape {
+    /// One, unless `BATON_TEST_SHAPE=halves`: then every test of servers is about halves.
+    fn usual() -> Self {
+        if std::env::var("BATON_TEST_SHAPE").is_ok_and(|shape| shape == "halves") { Self::Halves } else { Self::One }
+    }
+}
+
 /// What the servers share.
 #[derive(Debug)]
 pub enum Shared {
@@ -39,12 +54,14 @@ pub enum Shared {
 pub struct Machine {
     pub directory: tempfile::TempDir,
     pub shared: Shared,
+    shape: Shape,
     _permit: Permit,
 }
 
 impl Machine {
     pub async fn with_a_directory() -> Self {
-        let machine = Self { _permit: permit().await, directory: directory(), shared: Shared::Directory };
+        let machine =
+            Self { _permit: permit().await, directory: directory(), shared: Shared::Directory, shape: Shape::usual() };
         std::fs::create_dir(machine.data()).unwrap();
         machine
     }
@@ -53,7 +70,13 @@ impl Machine {
     pub async fn with_a_bucket() -> Self {
         let options = Options { latency: Duration::from_millis(30), ..Options::default() };
         let bucket = FakeGcs::start(SocketAddr::from(([127, 0, 0, 1], 0)), options).await.unwrap();
-        Self { _permit: permit().await, directory: directory(), shared: Shared::Bucket(bucket) }
+        Self { _permit: permit().await, directory: directory(), shared: Shared::Bucket(bucket), shape: Shape::usual() }
+    }
+
+    /// With servers of two processes each.
+    pub fn in_halves(mut self) -> Self {
+        self.shape = Shape::Halves;
+        self
     }
 
     pub fn data(&self) -> PathBuf {
@@ -90,43 +113,117 @@ impl Machine {
 
     /// With more settings than those every server here has.
     pub async fn server_with(&self, name: &str, settings: &[(&str, &str)]) -> Server {
-        let state = self.directory.path().join(name);
         let log = self.directory.path().join(format!("{name}.log"));
-        let file = std::fs::File::options().create(true).append(true).open(&log).unwrap();
-        let skip = file.metadata().unwrap().len();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_baton"));
-        command.arg("serve").stdin(Stdio::null()).stdout(Stdio::null()).stderr(file).kill_on_drop(true).env_clear();
-        command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
-        command.env("BATON_STATE_DIR", &state).env("BATON_LISTEN", "127.0.0.1:0").env("BATON_LOG", "baton=debug,info");
-        command.env("BATON_RUNSC", piece("BATON_RUNSC")).env("BATON_AGENT", piece("BATON_AGENT"));
-        command.env("BATON_ROOTFS", piece("BATON_TEST_ROOTFS"));
-        // Only where a test is about it: hundreds of megabytes are packed and stored.
-        command.env("BATON_STORE_RUNTIME", "false");
-        // A cache of its own: what one server has, another has never seen.
-        command.env("BATON_CACHE_DIR", self.directory.path().join(format!("{name}-cache")));
-        match &self.shared {
-            Shared::Directory => command.env("CHECKPOINT_AND_RESTORE_PATH", self.data()),
-            Shared::Bucket(bucket) => command
-                .env("BATON_GCS_ENDPOINT", bucket.url())
-                .env("SANDBOX_METADATA_BUCKET", "b")
-                .env("SANDBOX_CHECKPOINT_BUCKET", "b")
-                .env("FILESYSTEM_SNAPSHOT_BUCKET", "b"),
+        let skip = std::fs::metadata(&log).map_or(0, |file| file.len());
+        let settings = settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let plan = Plan { state: self.directory.path().join(name), log, settings, shared: self.place() };
+        let user = if self.shape == Shape::Halves { self.open_to_nobody() } else { None };
+        let (back, child) = match self.shape {
+            Shape::One => (None, plan.spawn("serve", None)),
+            Shape::Halves => (Some(plan.spawn("reconciler", user)), plan.spawn("api", user)),
         };
-        command.envs(settings.iter().copied());
-        let child = command.spawn().unwrap();
-        let mut server = Server { name: name.to_owned(), child, state, log, skip, address: String::new() };
+        let mut server = Server {
+            name: name.to_owned(),
+            child,
+            back,
+            plan,
+            user,
+            skip,
+            address: String::new(),
+            state: PathBuf::new(),
+        };
+        server.state.clone_from(&server.plan.state);
         server.address = server.said("serving address=").await;
         server
     }
+
+    fn place(&self) -> Vec<(&'static str, String)> {
+        match &self.shared {
+            Shared::Directory => vec![("CHECKPOINT_AND_RESTORE_PATH", self.data().display().to_string())],
+            Shared::Bucket(bucket) => vec![
+                ("BATON_GCS_ENDPOINT", bucket.url().to_owned()),
+                ("SANDBOX_METADATA_BUCKET", "b".to_owned()),
+                ("SANDBOX_CHECKPOINT_BUCKET", "b".to_owned()),
+                ("FILESYSTEM_SNAPSHOT_BUCKET", "b".to_owned()),
+            ],
+        }
+    }
+
+    /// As whom the API runs: nobody, where the store is a bucket. A directory is root's here.
+    fn open_to_nobody(&self) -> Option<u32> {
+        if matches!(self.shared, Shared::Directory) {
+            return None;
+        }
+        let (root, program) = (self.directory.path(), self.directory.path().join("baton"));
+        if !program.exists() {
+            std::fs::set_permissions(root, std::fs::Permissions::from_mode(0o711)).unwrap();
+            std::fs::copy(env!("CARGO_BIN_EXE_baton"), &program).unwrap();
+        }
+        Some(NOBODY)
+    }
 }
 
-/// One `baton serve`. Ends with this value, and its containers with it.
+pub const NOBODY: u32 = 65_534;
+
+/// How the processes of one server are started.
+#[derive(Debug)]
+struct Plan {
+    state: PathBuf,
+    log: PathBuf,
+    settings: Vec<(String, String)>,
+    shared: Vec<(&'static str, String)>,
+}
+
+impl Plan {
+    fn sockets(&self) -> PathBuf {
+        self.state.with_extension("d")
+    }
+
+    /// `user` is whom the API runs as.
+    fn spawn(&self, verb: &str, user: Option<u32>) -> Child {
+        let file = std::fs::File::options().create(true).append(true).open(&self.log).unwrap();
+        let copy = self.state.with_file_name("baton");
+        let program = if user.is_some() { copy } else { PathBuf::from(env!("CARGO_BIN_EXE_baton")) };
+        let mut command = Command::new(program);
+        command.arg(verb).stdin(Stdio::null()).stdout(Stdio::null()).stderr(file).kill_on_drop(true).env_clear();
+        command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        command.env("BATON_LISTEN", "127.0.0.1:0").env("BATON_LOG", "baton=debug,info");
+        command.env("BATON_ADMIN_LISTEN", "127.0.0.1:0").env("BATON_SOCKET_DIR", self.sockets());
+        if verb == "api" {
+            if let Some(user) = user {
+                command.uid(user).gid(user);
+            }
+        } else {
+            command.env("BATON_STATE_DIR", &self.state);
+            command.env("BATON_RUNSC", piece("BATON_RUNSC")).env("BATON_AGENT", piece("BATON_AGENT"));
+            command.env("BATON_ROOTFS", piece("BATON_TEST_ROOTFS"));
+            // Only where a test is about it: hundreds of megabytes are packed and stored.
+            command.env("BATON_STORE_RUNTIME", "false");
+            // A cache of its own: what one server has, another has never seen.
+            let mut cache = self.state.clone().into_os_string();
+            cache.push("-cache");
+            command.env("BATON_CACHE_DIR", cache);
+            if let Some(user) = user {
+                command.env("BATON_API_USER", user.to_string());
+            }
+        }
+        command.envs(self.shared.iter().map(|(name, value)| (name, value)));
+        command.envs(self.settings.iter().map(|(name, value)| (name, value)));
+        command.spawn().unwrap()
+    }
+}
+
+/// One server, as one process or as two halves. Ends with this value, and its containers with it.
 #[derive(Debug)]
 pub struct Server {
     pub name: String,
+    /// The one process, or the API's half.
     child: Child,
+    /// The reconciler's half.
+    back: Option<Child>,
+    plan: Plan,
+    user: Option<u32>,
     pub state: PathBuf,
-    log: PathBuf,
     /// Where this process began in the log.
     skip: u64,
     /// `127.0.0.1:port`.
@@ -135,7 +232,7 @@ pub struct Server {
 
 impl Server {
     pub fn log(&self) -> String {
-        let bytes = std::fs::read(&self.log).unwrap_or_default();
+        let bytes = std::fs::read(&self.plan.log).unwrap_or_default();
         let skip = usize::try_from(self.skip).unwrap().min(bytes.len());
         String::from_utf8_lossy(&bytes[skip..]).into_owned()
     }
@@ -149,7 +246,8 @@ impl Server {
                 rest.split_whitespace().next().unwrap_or_default().clone_into(&mut word);
                 return word;
             }
-            if let Some(status) = self.child.try_wait().unwrap() {
+            let ended = [Some(&mut self.child), self.back.as_mut()].into_iter().flatten();
+            if let Some(status) = ended.filter_map(|child| child.try_wait().unwrap()).next() {
                 panic!("server {} ended with {status} before it said {text:?}:\n{log}", self.name);
             }
             clock().sleep(Duration::from_millis(10)).await;
@@ -158,22 +256,76 @@ impl Server {
     }
 
     pub fn pid(&self) -> Pid {
-        Pid::from_raw(i32::try_from(self.child.id().expect("it runs")).unwrap())
+        pid(&self.child)
     }
 
+    /// To the server, to both halves at once.
     pub fn signal(&self, signal: Signal) {
         kill(self.pid(), signal).unwrap();
+        if let Some(back) = &self.back {
+            kill(pid(back), signal).unwrap();
+        }
     }
 
-    /// How the process ended.
-    pub async fn ended(&mut self) -> std::process::ExitStatus {
-        clock().timeout(PATIENCE, self.child.wait()).await.expect("it ends").unwrap()
+    /// How the server ended: well, if both halves did.
+    pub async fn ended(&mut self) -> ExitStatus {
+        let front = wait(&mut self.child).await;
+        match &mut self.back {
+            Some(back) if front.success() => wait(back).await,
+            Some(_) | None => front,
+        }
+    }
+
+    /// `kill -9` of the API's half, and another one in its place once `between` has happened.
+    pub async fn replace_api(&mut self, between: impl AsyncFnOnce()) {
+        kill(self.pid(), Signal::SIGKILL).unwrap();
+        wait(&mut self.child).await;
+        between().await;
+        self.skip = std::fs::metadata(&self.plan.log).unwrap().len();
+        self.child = self.plan.spawn("api", self.user);
+        self.address = self.said("serving address=").await;
+    }
+
+    /// `kill -9` of the reconciler's half, and another one in its place once `between` has happened.
+    pub async fn replace_reconciler(&mut self, between: impl AsyncFnOnce()) {
+        let back = self.back.as_mut().expect("a half of its own");
+        kill(pid(back), Signal::SIGKILL).unwrap();
+        wait(back).await;
+        between().await;
+        self.skip = std::fs::metadata(&self.plan.log).unwrap().len();
+        self.back = Some(self.plan.spawn("reconciler", self.user));
+        self.said("serving address=").await;
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.plan.sockets().join("baton.sock")
+    }
+
+    /// Another API of this server, as another user.
+    pub fn stranger(&self, user: u32) -> Child {
+        self.plan.spawn("api", Some(user))
+    }
+
+    /// The pages of figures of all its processes.
+    pub async fn figures(&mut self) -> String {
+        let processes = if self.back.is_some() { 2 } else { 1 };
+        let log = self.log();
+        let places: Vec<_> = log.split("metrics are served address=").skip(1).take(processes).collect();
+        assert_eq!(places.len(), processes, "{log}");
+        let mut pages = String::new();
+        for place in places {
+            pages += &get(place.split_whitespace().next().unwrap(), "/metrics").await.1;
+        }
+        pages
     }
 
     /// `kill -9`; nothing of it is left to run.
     pub async fn die(&mut self) {
         self.signal(Signal::SIGKILL);
         self.ended().await;
+        if let Some(back) = &mut self.back {
+            wait(back).await;
+        }
         let state = self.state.clone();
         eventually("its containers die with the server", || processes(&state).is_empty()).await;
     }
@@ -187,17 +339,7 @@ impl Server {
 
     /// One `GET`, its status and its body.
     pub async fn get(&self, path: &str) -> (u16, String) {
-        let asked = async {
-            let mut socket = TcpStream::connect(&self.address).await?;
-            let request = format!("GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n");
-            socket.write_all(request.as_bytes()).await?;
-            let mut answer = String::new();
-            socket.read_to_string(&mut answer).await?;
-            Ok::<_, std::io::Error>(answer)
-        };
-        let answer = clock().timeout(PATIENCE, asked).await.expect("it answers").unwrap();
-        let status = answer.split_whitespace().nth(1).and_then(|word| word.parse().ok()).expect("a status line");
-        (status, answer.split_once("\r\n\r\n").map_or_else(String::new, |(_, body)| body.to_owned()))
+        get(&self.address, path).await
     }
 
     pub fn staging(&self) -> PathBuf {
@@ -213,10 +355,16 @@ impl Drop for Server {
             let tail = (tail..log.len()).find(|at| log.is_char_boundary(*at)).unwrap_or(log.len());
             eprintln!("-- the log of server {}:\n{}", self.name, &log[tail..]);
         }
-        if self.child.id().is_some() {
-            let _ = self.child.start_kill();
+        let back = self.back.as_mut().filter(|back| back.id().is_some());
+        let mut alive: Vec<_> = [Some(&mut self.child), back].into_iter().flatten().collect();
+        if alive.iter().any(|child| child.id().is_some()) {
+            for child in &mut alive {
+                let _ = child.start_kill();
+            }
             for _ in 0..500 {
-                if !matches!(self.child.try_wait(), Ok(None)) && processes(&self.state).is_empty() {
+                if alive.iter_mut().all(|child| !matches!(child.try_wait(), Ok(None)))
+                    && processes(&self.state).is_empty()
+                {
                     break;
                 }
                 std::thread::sleep(Duration::from_millis(10));
@@ -224,6 +372,29 @@ impl Drop for Server {
         }
         unmount(&self.state);
     }
+}
+
+fn pid(child: &Child) -> Pid {
+    Pid::from_raw(i32::try_from(child.id().expect("it runs")).unwrap())
+}
+
+async fn wait(child: &mut Child) -> ExitStatus {
+    clock().timeout(PATIENCE, child.wait()).await.expect("it ends").unwrap()
+}
+
+/// One `GET`, its status and its body.
+async fn get(address: &str, path: &str) -> (u16, String) {
+    let asked = async {
+        let mut socket = TcpStream::connect(address).await?;
+        let request = format!("GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n");
+        socket.write_all(request.as_bytes()).await?;
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).await?;
+        Ok::<_, std::io::Error>(answer)
+    };
+    let answer = clock().timeout(PATIENCE, asked).await.expect("it answers").unwrap();
+    let status = answer.split_whitespace().nth(1).and_then(|word| word.parse().ok()).expect("a status line");
+    (status, answer.split_once("\r\n\r\n").map_or_else(String::new, |(_, body)| body.to_owned()))
 }
 
 /// How many files lie under a directory, at any depth.

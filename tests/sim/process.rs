@@ -111,6 +111,7 @@ impl Process {
             clock,
             times,
             drain: drain_seen,
+            metrics: Default::default(),
             rhythm,
             housekeeping,
         });

@@ -75,6 +75,7 @@ impl World {
             lifecycle: containers.clone(),
             times: Times::DEFAULT,
             drain: drain_seen,
+            metrics: Default::default(),
             rhythm: Rhythm::DEFAULT,
             housekeeping: self.housekeeping,
         });

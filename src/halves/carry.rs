@@ -1,0 +1,128 @@
+//! Carries the frames of one link over a socket, as they are between server and agent.
+
+use baton_protocol::frame::{Decoder, Frame, Kind};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{
+        UnixStream,
+        unix::{OwnedReadHalf, OwnedWriteHalf},
+    },
+    sync::mpsc,
+};
+
+use crate::runtime::{Behind, LeftOut, Link, Outlet};
+
+/// One read. The size of reads decides the speed, not the size of frames.
+const READ: usize = 256 << 10;
+/// Frames that wait already are written together, up to about this many bytes.
+const BATCH: usize = 64 << 10;
+
+/// On its way to the API this kind says that output of the stream was left out: ask for it. From
+/// an agent it never comes.
+const BEHIND: Kind = Kind::Replay;
+
+/// Who ended it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// Our own end of the link was dropped.
+    Ours,
+    /// The socket was closed, or brought nonsense.
+    Theirs,
+}
+
+/// The reconciler's end, until either is gone. `early` is what was read from the socket already.
+pub async fn serve(stream: UnixStream, early: &[u8], link: Link) -> End {
+    let Link { to_agent, from_agent, behind } = link;
+    let (reader, writer) = stream.into_split();
+    tokio::select! {
+        end = read(reader, early, Taker::Agent(&to_agent)) => end,
+        end = write(writer, from_agent, Some(&behind)) => end,
+    }
+}
+
+/// The API's end, until either is gone. Whoever reads it slowly holds back its own output alone.
+pub async fn use_it(stream: UnixStream, frames: mpsc::Receiver<Frame>, outlet: &Outlet) -> End {
+    let (reader, writer) = stream.into_split();
+    tokio::select! {
+        end = read(reader, &[], Taker::Api(outlet, LeftOut::new())) => end,
+        end = write(writer, frames, None) => end,
+    }
+}
+
+/// Where frames from the socket go.
+enum Taker<'a> {
+    Agent(&'a mpsc::Sender<Frame>),
+    Api(&'a Outlet, LeftOut),
+}
+
+impl Taker<'_> {
+    /// Whether anybody takes more.
+    async fn take(&mut self, frame: Frame) -> bool {
+        match self {
+            Self::Agent(frames) => frames.send(frame).await.is_ok(),
+            Self::Api(outlet, _) if frame.kind == BEHIND => {
+                outlet.note(frame.exec, frame.stream);
+                true
+            }
+            Self::Api(outlet, left_out) => {
+                outlet.pass(frame, left_out).await;
+                !outlet.is_closed()
+            }
+        }
+    }
+}
+
+async fn read(mut socket: OwnedReadHalf, early: &[u8], mut taker: Taker<'_>) -> End {
+    let mut decoder = Decoder::default();
+    decoder.push(early);
+    let mut chunk = vec![0; READ];
+    loop {
+        loop {
+            match decoder.next_frame() {
+                Ok(Some(frame)) => {
+                    if !taker.take(frame).await {
+                        return End::Ours;
+                    }
+                }
+                Ok(None) => break,
+                Err(_) => return End::Theirs,
+            }
+        }
+        match socket.read(&mut chunk).await {
+            Ok(0) | Err(_) => return End::Theirs,
+            Ok(count) => decoder.push(&chunk[..count]),
+        }
+    }
+}
+
+async fn write(mut socket: OwnedWriteHalf, mut frames: mpsc::Receiver<Frame>, behind: Option<&Behind>) -> End {
+    let mut bytes = Vec::new();
+    loop {
+        bytes.clear();
+        tokio::select! {
+            frame = frames.recv() => match frame {
+                Some(frame) => frame.encode(&mut bytes),
+                None => return End::Ours,
+            },
+            () = noted(behind) => {}
+        }
+        for (exec, stream) in behind.map(Behind::take).unwrap_or_default() {
+            Frame::new(BEHIND).exec(exec).stream(stream).encode(&mut bytes);
+        }
+        while bytes.len() < BATCH
+            && let Ok(frame) = frames.try_recv()
+        {
+            frame.encode(&mut bytes);
+        }
+        if socket.write_all(&bytes).await.is_err() {
+            return End::Theirs;
+        }
+    }
+}
+
+async fn noted(behind: Option<&Behind>) {
+    match behind {
+        Some(behind) => behind.noted().await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,80 @@
+//! The socket between the halves: who may make it, who may use it.
+//!
+//! The file is the API's alone (0600), and both ends look at the user of the other: the
+//! reconciler answers its own user and the API's, the API speaks with root and its own user.
+
+use std::{
+    fs, io,
+    os::unix::fs::{DirBuilderExt, PermissionsExt},
+    path::{Path, PathBuf},
+};
+
+use tokio::net::{UnixListener, UnixStream};
+
+use super::Error;
+
+/// Sockets have short paths (108 bytes).
+const NAME: &str = "baton.sock";
+
+pub(super) fn path(directory: &Path) -> PathBuf {
+    directory.join(NAME)
+}
+
+fn failed(path: &Path, why: impl std::fmt::Display) -> Error {
+    Error::Socket { path: path.display().to_string(), why: why.to_string() }
+}
+
+/// Makes the socket in `directory`, which is made too if need be, for the user `api_user`.
+pub fn listen(directory: &Path, api_user: u32) -> Result<UnixListener, Error> {
+    let path = path(directory);
+    let made = fs::DirBuilder::new().recursive(true).mode(0o711).create(directory);
+    made.map_err(|error| failed(directory, format_args!("has no directory: {error}")))?;
+    // What nobody answers is left over from a reconciler that was killed.
+    if std::os::unix::net::UnixStream::connect(&path).is_ok() {
+        return Err(failed(&path, "is that of another reconciler: set BATON_SOCKET_DIR to another directory"));
+    }
+    // Nobody can connect before the owner and the mode are right.
+    let draft = directory.join(".new");
+    let bind = || {
+        remove(&draft)?;
+        let listener = UnixListener::bind(&draft)?;
+        fs::set_permissions(&draft, fs::Permissions::from_mode(0o600))?;
+        if api_user != own_user() {
+            std::os::unix::fs::chown(&draft, Some(api_user), None)?;
+        }
+        fs::rename(&draft, &path)?;
+        Ok::<_, io::Error>(listener)
+    };
+    bind().map_err(|error| failed(&path, format_args!("cannot be made: {error}")))
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Connects to a reconciler that is root's or our own.
+pub(super) async fn dial(path: &Path) -> Result<UnixStream, Error> {
+    let stream =
+        UnixStream::connect(path).await.map_err(|error| failed(path, format_args!("does not answer: {error}")))?;
+    check(&stream, &[0, own_user()]).map_err(|error| failed(path, error))?;
+    Ok(stream)
+}
+
+/// Refuses a peer that is none of these users.
+pub(super) fn check(stream: &UnixStream, users: &[u32]) -> io::Result<()> {
+    let user = stream.peer_cred()?.uid();
+    if users.contains(&user) {
+        return Ok(());
+    }
+    Err(io::Error::new(
+        io::ErrorKind::PermissionDenied,
+        format!("has user {user} at its other end, who has no business here"),
+    ))
+}
+
+pub(super) fn own_user() -> u32 {
+    rustix::process::geteuid().as_raw()
+}

@@ -1,0 +1,334 @@
+//! What the server counts and measures, as Prometheus reads it. Rooms are given a [`Metrics`]
+//! and tell it what happened; nobody reads it back but the page.
+//!
+//! Every label is the [name](Named) of a variant of an enum, so that no id, token or path can
+//! ever become one. On the path of a command's bytes a measurement is one addition.
+
+use std::{fmt, fmt::Write, sync::Arc, time::Duration};
+
+use prometheus_client::{
+    encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder, text},
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram, info::Info},
+    registry::{Registry, Unit},
+};
+
+/// An enum whose variants have names that may be labels.
+pub trait Named {
+    fn name(&self) -> &'static str;
+}
+
+/// The name of a variant; made by [`Named`] alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Word(&'static str);
+
+impl Word {
+    fn of(named: &impl Named) -> Self {
+        Self(named.name())
+    }
+}
+
+impl EncodeLabelValue for Word {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> fmt::Result {
+        encoder.write_str(self.0)
+    }
+}
+
+/// An enum with the names of its variants.
+macro_rules! words {
+    ($(#[$about:meta])* $name:ident { $($variant:ident $text:literal),* $(,)? }) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum $name { $($variant),* }
+
+        impl Named for $name {
+            fn name(&self) -> &'static str {
+                match self { $(Self::$variant => $text),* }
+            }
+        }
+    };
+}
+
+words! {
+    /// How an action of the reconciler went.
+    Outcome { Done "done", Again "again", Failed "failed", Refused "refused" }
+}
+words! {
+    /// What was asked of a store.
+    Verb { Poll "poll", Put "put", Delete "delete", List "list", Upload "upload", Download "download" }
+}
+words! {
+    /// What a store answered.
+    Answer {
+        Good "good", Unchanged "unchanged", Conflict "conflict", NotFound "not_found", RateLimited "rate_limited",
+        Unavailable "unavailable", Denied "denied", Damaged "damaged", Other "other", Dropped "dropped",
+    }
+}
+words! {
+    /// Where bytes went.
+    Way { In "in", Out "out" }
+}
+words! {
+    /// The streams of a command.
+    Pipe { Stdin "stdin", Stdout "stdout", Stderr "stderr" }
+}
+words! {
+    /// How a command ended.
+    Ended { Zero "zero", NonZero "nonzero", Signal "signal", TimedOut "timed_out", NotStarted "not_started" }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Phase {
+    phase: Word,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Acted {
+    action: Word,
+    outcome: Word,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Called {
+    verb: Word,
+    answer: Word,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByVerb {
+    verb: Word,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Directed {
+    direction: Word,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Streamed {
+    stream: Word,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Finished {
+    outcome: Word,
+}
+
+/// From a short store call to a checkpoint of many gigabytes.
+const SECONDS: [f64; 16] =
+    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
+
+fn seconds() -> Histogram {
+    Histogram::new(SECONDS)
+}
+
+type Timed<L> = Family<L, Histogram, fn() -> Histogram>;
+
+#[derive(Debug)]
+struct Inner {
+    registry: Registry,
+    sandboxes: Family<Phase, Gauge>,
+    sessions: Gauge,
+    nudges: Gauge,
+    actions: Timed<Acted>,
+    renewal_lag: Histogram,
+    blackout: Histogram,
+    store_calls: Family<Called, Counter>,
+    store_seconds: Timed<ByVerb>,
+    store_bytes: Family<Directed, Counter>,
+    execs_started: Counter,
+    execs_ended: Family<Finished, Counter>,
+    /// Found once, so that a frame costs an addition and no look-up.
+    pipes: [Counter; 3],
+}
+
+/// One process's figures. Clones are the same figures.
+#[derive(Clone, Debug)]
+pub struct Metrics(Arc<Inner>);
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let mut registry = Registry::with_prefix("baton");
+        registry.register(
+            "build",
+            "The server that answers",
+            Info::new([("version", env!("CARGO_PKG_VERSION"))].to_vec()),
+        );
+        let sandboxes = Family::default();
+        registry.register("sandboxes", "Sandboxes looked after, by the phase of their container", sandboxes.clone());
+        let sessions = Gauge::default();
+        registry.register("sessions", "Sessions that are attached or wait", sessions.clone());
+        let nudges = Gauge::default();
+        registry.register(
+            "nudges_waiting",
+            "Sandboxes the reconciler was asked to look at and has not",
+            nudges.clone(),
+        );
+        let actions = Timed::new_with_constructor(seconds as fn() -> Histogram);
+        registry.register_with_unit(
+            "action",
+            "How long actions of the reconciler took",
+            Unit::Seconds,
+            actions.clone(),
+        );
+        let renewal_lag = seconds();
+        let help = "How long after it was due a lease was renewed";
+        registry.register_with_unit("lease_renewal_lag", help, Unit::Seconds, renewal_lag.clone());
+        let blackout = seconds();
+        let help = "From the stop on one instance to running on this one";
+        registry.register_with_unit("handoff_blackout", help, Unit::Seconds, blackout.clone());
+        let store_calls = Family::default();
+        registry.register("store_calls", "Calls of the stores", store_calls.clone());
+        let store_seconds = Timed::new_with_constructor(seconds as fn() -> Histogram);
+        let help = "How long calls of the stores took";
+        registry.register_with_unit("store", help, Unit::Seconds, store_seconds.clone());
+        let store_bytes = Family::default();
+        registry.register_with_unit("store", "Bytes to and from the stores", Unit::Bytes, store_bytes.clone());
+        let execs_started = Counter::default();
+        registry.register("execs_started", "Commands that were started", execs_started.clone());
+        let execs_ended = Family::default();
+        registry.register("execs_ended", "Commands that ended", execs_ended.clone());
+        let exec_bytes = Family::<Streamed, Counter>::default();
+        registry.register_with_unit("exec", "Bytes to and from commands", Unit::Bytes, exec_bytes.clone());
+        let pipe = |pipe: Pipe| exec_bytes.get_or_create(&Streamed { stream: Word::of(&pipe) }).clone();
+        let pipes = [pipe(Pipe::Stdin), pipe(Pipe::Stdout), pipe(Pipe::Stderr)];
+        Self(Arc::new(Inner {
+            registry,
+            sandboxes,
+            sessions,
+            nudges,
+            actions,
+            renewal_lag,
+            blackout,
+            store_calls,
+            store_seconds,
+            store_bytes,
+            execs_started,
+            execs_ended,
+            pipes,
+        }))
+    }
+}
+
+impl Metrics {
+    /// The page. What is only known at this moment is told with it.
+    pub fn page(&self, sessions: usize, nudges: usize) -> String {
+        let whole = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        self.0.sessions.set(whole(sessions));
+        self.0.nudges.set(whole(nudges));
+        let mut page = String::new();
+        // Writing into a string does not fail.
+        let _ = text::encode(&mut page, &self.0.registry);
+        page
+    }
+
+    /// A sandbox that is looked after, until the value is dropped.
+    pub fn sandbox(&self) -> Shown {
+        Shown { metrics: self.clone(), phase: None }
+    }
+
+    pub fn acted(&self, action: &impl Named, outcome: Outcome, took: Duration) {
+        let labels = Acted { action: Word::of(action), outcome: Word::of(&outcome) };
+        self.0.actions.get_or_create(&labels).observe(took.as_secs_f64());
+    }
+
+    pub fn renewed(&self, late: Duration) {
+        self.0.renewal_lag.observe(late.as_secs_f64());
+    }
+
+    pub fn moved_here(&self, stood_still: Duration) {
+        self.0.blackout.observe(stood_still.as_secs_f64());
+    }
+
+    pub fn store_called(&self, verb: Verb, answer: Answer, took: Duration) {
+        self.0.store_calls.get_or_create(&Called { verb: Word::of(&verb), answer: Word::of(&answer) }).inc();
+        self.0.store_seconds.get_or_create(&ByVerb { verb: Word::of(&verb) }).observe(took.as_secs_f64());
+    }
+
+    pub fn store_moved(&self, way: Way, bytes: u64) {
+        self.0.store_bytes.get_or_create(&Directed { direction: Word::of(&way) }).inc_by(bytes);
+    }
+
+    pub fn exec_started(&self) {
+        self.0.execs_started.inc();
+    }
+
+    pub fn exec_ended(&self, how: Ended) {
+        self.0.execs_ended.get_or_create(&Finished { outcome: Word::of(&how) }).inc();
+    }
+
+    pub fn exec_moved(&self, pipe: Pipe, bytes: usize) {
+        self.0.pipes[pipe as usize].inc_by(bytes as u64);
+    }
+}
+
+/// The place of one sandbox among the others.
+#[derive(Debug)]
+pub struct Shown {
+    metrics: Metrics,
+    phase: Option<Word>,
+}
+
+impl Shown {
+    pub fn set(&mut self, phase: &impl Named) {
+        let phase = Word::of(phase);
+        if self.phase != Some(phase) {
+            self.clear();
+            self.metrics.0.sandboxes.get_or_create(&Phase { phase }).inc();
+            self.phase = Some(phase);
+        }
+    }
+
+    fn clear(&mut self) {
+        if let Some(phase) = self.phase.take() {
+            self.metrics.0.sandboxes.get_or_create(&Phase { phase }).dec();
+        }
+    }
+}
+
+impl Drop for Shown {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_told_stands_on_the_page() {
+        let metrics = Metrics::default();
+        metrics.store_called(Verb::Put, Answer::Conflict, Duration::from_millis(30));
+        metrics.exec_moved(Pipe::Stdout, 7);
+        metrics.exec_moved(Pipe::Stdout, 5);
+        metrics.renewed(Duration::from_millis(3));
+        let page = metrics.page(2, 1);
+        for line in [
+            "baton_store_calls_total{verb=\"put\",answer=\"conflict\"} 1",
+            "baton_exec_bytes_total{stream=\"stdout\"} 12",
+            "baton_lease_renewal_lag_seconds_count 1",
+            "baton_sessions 2",
+            "baton_nudges_waiting 1",
+        ] {
+            assert!(page.lines().any(|there| there == line), "no {line} in\n{page}");
+        }
+    }
+
+    #[test]
+    fn a_sandbox_is_counted_in_one_phase_and_no_longer_than_it_is_looked_after() {
+        let metrics = Metrics::default();
+        let of = |phase: &str| {
+            let page = metrics.page(0, 0);
+            let begin = format!("baton_sandboxes{{phase=\"{phase}\"}} ");
+            page.lines().find_map(|line| line.strip_prefix(&begin)?.parse::<i64>().ok()).unwrap_or(0)
+        };
+        let mut shown = metrics.sandbox();
+        shown.set(&Ended::Zero);
+        shown.set(&Ended::Zero);
+        assert_eq!((of("zero"), of("signal")), (1, 0));
+        shown.set(&Ended::Signal);
+        assert_eq!((of("zero"), of("signal")), (0, 1));
+        drop(shown);
+        assert_eq!((of("zero"), of("signal")), (0, 0));
+    }
+}

@@ -1,0 +1,89 @@
+//! The board as its two sides use it.
+
+use super::*;
+use crate::clock::TestClock;
+use std::time::Duration;
+
+fn board() -> (Arc<Board>, SandboxId, SharedClock) {
+    let clock: SharedClock = Arc::new(TestClock::new(1));
+    (Board::new(clock.clone()), clock.sandbox_id(), clock)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_follower_hears_every_phase_once_and_in_order() {
+    let (board, id, _) = board();
+    board.post(&id, Passing::Acquiring);
+    let mut follower = board.follow(&id);
+    board.post(&id, Passing::Acquired);
+    board.post(&id, Passing::Unfenced);
+    assert_eq!(follower.next().await, Posted { number: 2, passing: Passing::Acquired });
+    assert_eq!(follower.next().await, Posted { number: 3, passing: Passing::Unfenced });
+    let late = follower.next();
+    tokio::pin!(late);
+    assert!(futures::poll!(&mut late).is_pending());
+    board.post(&id, Passing::Acquiring);
+    assert_eq!(late.await.number, 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_follower_that_fell_behind_sees_the_gap_in_the_numbers() {
+    let (board, id, _) = board();
+    let mut follower = board.follow(&id);
+    for _ in 0..KEPT + 10 {
+        board.post(&id, Passing::Acquiring);
+    }
+    assert_eq!(follower.next().await.number, 11);
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_nudges_before_the_look_are_one() {
+    let (board, id, _) = board();
+    board.nudge(&id);
+    board.nudge(&id);
+    assert_eq!(board.next_nudge().await, id);
+    assert!(lock(&board.nudged).is_empty());
+    let waiting = board.next_nudge();
+    tokio::pin!(waiting);
+    assert!(futures::poll!(&mut waiting).is_pending());
+    board.nudge(&id);
+    assert_eq!(waiting.await, id);
+}
+
+#[tokio::test(start_paused = true)]
+async fn presence_lasts_as_long_as_the_session_and_leaving_counts_as_activity() {
+    let (board, id, clock) = board();
+    assert!(!board.presence(&id).ever_attached);
+    let session = board.attach(&id);
+    assert!(board.presence(&id).attached);
+    clock.sleep(Duration::from_secs(5)).await;
+    drop(session);
+    let presence = board.presence(&id);
+    assert!(!presence.attached && presence.ever_attached);
+    assert_eq!(presence.active_at - presence.known_since, Duration::from_secs(5));
+    assert_eq!(board.next_nudge().await, id);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_more_are_admitted_than_there_is_room_for() {
+    let (board, id, clock) = board();
+    let first = board.admit(&id, 1).unwrap();
+    assert!(board.admit(&clock.sandbox_id(), 1).is_none());
+    let second = board.admit(&id, 1).expect("it is already here");
+    drop((first, second));
+    board.hold(&id, true);
+    assert!(board.admit(&clock.sandbox_id(), 1).is_none());
+    board.hold(&id, false);
+    assert!(board.admit(&clock.sandbox_id(), 1).is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sandbox_is_forgotten_only_when_nobody_reads() {
+    let (board, id, _) = board();
+    let follower = board.follow(&id);
+    board.post(&id, Passing::Acquiring);
+    board.forget(&id);
+    assert_eq!(lock(&board.lines).len(), 1);
+    drop(follower);
+    board.forget(&id);
+    assert_eq!(lock(&board.lines).len(), 0);
+}

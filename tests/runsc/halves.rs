@@ -1,0 +1,157 @@
+//! A server as two processes: what the death of either half means, who may speak with whom, and
+//! the walks of the whole server again.
+
+use std::{
+    os::unix::fs::{MetadataExt, PermissionsExt},
+    time::Duration,
+};
+
+use serde_json::json;
+
+use crate::{
+    crash::SCALED,
+    drain::everybody_goes_on_elsewhere,
+    handoff::{everything_moves, movable, ticking},
+    place::{clock, eventually, processes},
+    servers::{Machine, NOBODY, is_proof},
+    wire::{Dialect, Socket},
+};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_api_that_dies_takes_nothing_with_it() {
+    let machine = Machine::with_a_bucket().await.in_halves();
+    let mut server = machine.server("a").await;
+    let (mut socket, key, mut mind) = ticking(&server).await;
+    let (mut fleeting, other) = Socket::create(&server, Dialect::Plain, json!({})).await;
+    fleeting.run("bash", "echo here >/root/file").await;
+    let pids = || processes(&server.state).iter().map(|process| process.pid()).collect::<Vec<_>>();
+    let before = pids();
+    assert_eq!(before.len(), 4, "two sandboxes");
+
+    server.replace_api(async || {}).await;
+    assert_eq!(socket.end().await, None, "nobody was left to say goodbye");
+    let mut socket = mind.come_back(&server, &key).await;
+    let lines = mind.commands["tick"].stdout.lines();
+    mind.until(&mut socket, "it goes on", |mind| mind.commands["tick"].stdout.lines() > lines + 20).await;
+    assert_eq!(machine.lock(&key.id)["epoch"], json!(1), "it never changed hands");
+    let mut fleeting = Socket::attach(&server, Dialect::Plain, &other).await;
+    fleeting.status("RUNNING").await;
+    assert_eq!(fleeting.run("bash", "cat /root/file").await.0, "here\n");
+    let after: Vec<_> = processes(&server.state).iter().map(|process| process.pid()).collect();
+    assert_eq!(after, before, "the very same containers");
+    socket.kill().await;
+    fleeting.kill().await;
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reconciler_that_dies_takes_its_containers_and_the_lease_decides() {
+    let machine = Machine::with_a_bucket().await.in_halves();
+    let (one, mut two) = tokio::join!(machine.server_with("a", &SCALED), machine.server_with("b", &SCALED));
+    let (socket, key, mut mind) = ticking(&one).await;
+    drop(socket);
+    // The move leaves a checkpoint behind.
+    let mut socket = mind.come_back(&two, &key).await;
+    let (mut fleeting, other) = Socket::create(&two, Dialect::Plain, json!({})).await;
+    let state = two.state.clone();
+    let address = two.address.clone();
+    two.replace_reconciler(async || {
+        eventually("its containers die with it", || processes(&state).is_empty()).await;
+        assert_eq!(socket.end().await, Some(1012), "clients are told to come back");
+        assert_eq!(fleeting.end().await, Some(1012));
+    })
+    .await;
+    assert_eq!(two.address, address, "the API stayed where it was");
+    let mut socket = Socket::attach(&two, Dialect::V1, &key).await;
+    socket.until("rolled_back", |event| event["event"] == "rolled_back").await;
+    socket.status("RUNNING").await;
+    assert_eq!(machine.lock(&key.id)["epoch"], json!(3));
+    let mut fleeting = Socket::attach(&two, Dialect::Plain, &other).await;
+    fleeting.status("NOT_FOUND").await;
+    socket.kill().await;
+    one.stop().await;
+    two.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_api_has_no_privilege_and_strangers_are_turned_away() {
+    let machine = Machine::with_a_bucket().await.in_halves();
+    let mut server = machine.server("a").await;
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
+    assert!(field("Uid:").split_whitespace().all(|user| user == NOBODY.to_string()), "{status}");
+    assert_eq!((field("CapEff:"), field("CapPrm:")), ("0".repeat(16), "0".repeat(16)));
+
+    let socket = std::fs::metadata(server.socket()).unwrap();
+    assert_eq!((socket.mode() & 0o777, socket.uid()), (0o600, NOBODY));
+    // Even who got past the file is asked who it is.
+    std::fs::set_permissions(server.socket(), std::fs::Permissions::from_mode(0o666)).unwrap();
+    let mut stranger = server.stranger(NOBODY - 1);
+    server.said("no business here").await;
+    stranger.kill().await.unwrap();
+    let (client, _) = Socket::create(&server, Dialect::V1, movable()).await;
+    client.kill().await;
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_figures_of_a_server_stand_on_its_page_and_no_name_does() {
+    for halves in [false, true] {
+        let machine = Machine::with_a_bucket().await;
+        let machine = if halves { machine.in_halves() } else { machine };
+        let (mut one, mut two) = tokio::join!(machine.server("a"), machine.server("b"));
+        let (socket, key, mut mind) = ticking(&one).await;
+        drop(socket);
+        let socket = mind.come_back(&two, &key).await;
+        let value = |page: &str, name: &str| -> f64 {
+            let values = page.lines().filter(|line| !line.starts_with('#') && line.starts_with(name));
+            values.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
+        };
+        const SHOWN: [&str; 7] = [
+            "baton_sandboxes{phase=\"running\"}",
+            "baton_sessions",
+            "baton_action_seconds_count{action=\"restore\",outcome=\"done\"}",
+            "baton_handoff_blackout_seconds_count",
+            "baton_store_calls_total{verb=\"put\",answer=\"good\"}",
+            "baton_store_bytes_total{direction=\"in\"}",
+            "baton_exec_bytes_total{stream=\"stdout\"}",
+        ];
+        // A client hears that it runs a moment before the action has ended.
+        let mut page = two.figures().await;
+        for _ in 0..200 {
+            if SHOWN.iter().all(|name| value(&page, name) > 0.0) {
+                break;
+            }
+            clock().sleep(Duration::from_millis(50)).await;
+            page = two.figures().await;
+        }
+        for name in SHOWN {
+            assert!(value(&page, name) > 0.0, "no {name} in\n{page}");
+        }
+        let blackout = value(&page, "baton_handoff_blackout_seconds_sum");
+        assert!(blackout > 0.01 && blackout < 60.0, "{blackout} s");
+        let page = one.figures().await + &page;
+        let (_, status) = one.get("/status").await;
+        let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+        let uuid = key.id.trim_start_matches("sandbox-").to_owned();
+        for name in [&uuid, &key.token, status["instance"].as_str().unwrap()] {
+            assert!(!page.contains(name), "{name} stands on the page");
+        }
+        socket.kill().await;
+        let began = clock().now();
+        one.stop().await;
+        two.stop().await;
+        println!("both stopped after {:?}", clock().now() - began);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn commands_of_every_kind_move_live_between_halves() {
+    let machine = Machine::with_a_bucket().await.in_halves();
+    everything_moves(&machine, if is_proof() { 50 } else { 3 }).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_sigterm_every_sandbox_of_two_halves_goes_on_elsewhere() {
+    everybody_goes_on_elsewhere(Machine::with_a_bucket().await.in_halves()).await;
+}
