@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
-.PHONY: help setup run build test check fmt bench demo proof sim docs clean
+.PHONY: help setup run build test check fmt bench demo proof sim docs image-tree clean
 
 # Outside the source tree, so that a fresh clone finds what an earlier one built.
 ifndef BATON_CACHE_DIR
@@ -23,7 +23,7 @@ endif
 endif
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-7s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' Makefile
 	@echo; echo "  TIER=quick|proof   how thorough the tests are (now: $(TIER))"
 	@echo "  cache              $(BATON_CACHE_DIR)"
 
@@ -59,6 +59,9 @@ sim: ## the simulation alone, optimised (SEEDS=2000, FIRST_SEED=0; SEED=n replay
 
 docs: ## write again what is generated: docs/configuration.md, docs/plan.md, a table in docs/operate.md
 	@BATON_WRITE_DOCS=1 cargo test --quiet --locked --test world the_page_of_
+
+image-tree: ## lay out the files of the image, without Docker (IMAGE=directory)
+	@scripts/image-tree $(or $(IMAGE),$(BATON_CACHE_DIR)/image)
 
 clean: ## remove what cargo built; runsc and the root file system stay
 	cargo clean

@@ -15,6 +15,7 @@ use crate::{
     config::{self, Config},
     storage::{
         checkpoints::Checkpoints,
+        memory::Memory,
         rules::Times,
         snapshots::{Found, Listed, Snapshots},
         store,
@@ -161,7 +162,12 @@ impl Store {
     async fn delete(self, name: &SnapshotName) -> anyhow::Result<()> {
         if let Some(place) = self.stores.checkpoints.clone() {
             let checkpoints = Checkpoints::new(place.store, place.bucket, self.clock.clone());
-            let records = serve::records(self.stores.clone(), &self.clock, Times::DEFAULT);
+            let records = serve::records(
+                self.stores.clone(),
+                Arc::new(Memory::new(self.clock.clone())),
+                &self.clock,
+                Times::DEFAULT,
+            );
             if records.can_checkpoint() {
                 let user = uses::user_of(&records, &checkpoints, name).await;
                 if let Some(user) = user.context("who uses the snapshot cannot be found out, so it stays")? {

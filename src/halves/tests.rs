@@ -69,7 +69,15 @@ impl Pair {
     async fn create(&self) -> SandboxId {
         let id = self.clock.sandbox_id();
         let deadline: Moment = self.clock.now() + Duration::from_secs(600);
-        let start = Start { marker: [1; 16], env: [].into(), cwd: None, rootfs: None, deadline };
+        let start = Start {
+            marker: [1; 16],
+            env: [].into(),
+            cwd: None,
+            rootfs: None,
+            runsc: None,
+            forked_from: None,
+            deadline,
+        };
         self.containers.create(&id, &start).await.unwrap();
         self.board.hold(&id, true);
         id
@@ -149,7 +157,15 @@ async fn who_hears_that_a_sandbox_runs_can_open_a_link() {
         // The one before has left with a nudge too.
         within(&pair.clock, async { while pair.board.next_nudge().await != id {} }).await;
         let deadline = pair.clock.now() + Duration::from_secs(600);
-        let start = Start { marker: [1; 16], env: [].into(), cwd: None, rootfs: None, deadline };
+        let start = Start {
+            marker: [1; 16],
+            env: [].into(),
+            cwd: None,
+            rootfs: None,
+            runsc: None,
+            forked_from: None,
+            deadline,
+        };
         pair.board.hold(&id, true);
         pair.containers.create(&id, &start).await.unwrap();
         pair.board.post(&id, Passing::Running { boot: Boot::Fresh });

@@ -22,6 +22,7 @@ use super::{
     staging::{Staging, Steps},
 };
 use crate::{
+    clock::SharedClock,
     runtime::Shape,
     storage::{
         board::{Boot, Passing, Why},

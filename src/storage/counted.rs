@@ -24,7 +24,7 @@ impl Counted {
     }
 
     fn call(&self, verb: Verb) -> Call<'_> {
-        Call { counted: self, verb, began: self.clock.now(), answer: Answer::Dropped }
+        Call { counted: self, verb, began: self.clock.now(), answer: Some(Answer::Dropped) }
     }
 
     fn moved<T>(&self, way: Way, bytes: u64, answer: &Result<T>) {
@@ -39,22 +39,30 @@ struct Call<'a> {
     counted: &'a Counted,
     verb: Verb,
     began: Moment,
-    answer: Answer,
+    /// `None`: it was none.
+    answer: Option<Answer>,
 }
 
 impl Call<'_> {
     fn answered<T>(mut self, answer: &Result<T>, good: Answer) {
-        self.answer = match answer {
+        self.answer = Some(match answer {
             Ok(_) => good,
             Err(error) => word(error),
-        };
+        });
+    }
+
+    /// The store did nothing.
+    fn was_none(mut self) {
+        self.answer = None;
     }
 }
 
 impl Drop for Call<'_> {
     fn drop(&mut self) {
         let Counted { clock, metrics, .. } = self.counted;
-        metrics.store_called(self.verb, self.answer, clock.now() - self.began);
+        if let Some(answer) = self.answer {
+            metrics.store_called(self.verb, answer, clock.now() - self.began);
+        }
     }
 }
 
@@ -134,6 +142,37 @@ impl Store for Counted {
         let fetched = self.store.download(key, file, digest, progress).await;
         call.answered(&fetched, Answer::Good);
         self.moved(Way::In, digest.size, &fetched);
+        fetched
+    }
+
+    async fn take(&self, key: &str, file: &Path, progress: Progress<'_>) -> Option<Result<Digest>> {
+        let call = self.call(Verb::Upload);
+        let Some(taken) = self.store.take(key, file, progress).await else {
+            call.was_none();
+            return None;
+        };
+        call.answered(&taken, Answer::Good);
+        if let Ok(digest) = &taken {
+            self.metrics.store_moved(Way::Out, digest.size);
+        }
+        Some(taken)
+    }
+
+    async fn lend(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {
+        let call = self.call(Verb::Download);
+        let lent = self.store.lend(key, file, digest, progress).await;
+        call.answered(&lent, Answer::Good);
+        self.moved(Way::In, digest.size, &lent);
+        lent
+    }
+
+    async fn fetch(&self, key: &str, file: &Path, most: u64, progress: Progress<'_>) -> Result<Digest> {
+        let call = self.call(Verb::Download);
+        let fetched = self.store.fetch(key, file, most, progress).await;
+        call.answered(&fetched, Answer::Good);
+        if let Ok(digest) = &fetched {
+            self.metrics.store_moved(Way::In, digest.size);
+        }
         fetched
     }
 

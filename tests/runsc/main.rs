@@ -22,6 +22,7 @@ mod guard;
 mod halves;
 mod handoff;
 mod hostile;
+mod image;
 mod leftovers;
 mod moves;
 mod place;

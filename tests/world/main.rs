@@ -8,6 +8,7 @@ mod edits;
 mod found;
 mod instances;
 mod lease;
+mod manifests;
 mod operate_page;
 mod outcomes;
 mod plan_table;

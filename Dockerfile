@@ -1,0 +1,57 @@
+# syntax=docker/dockerfile:1.7-labs
+# The image of baton: server, agent, runsc and the root file system of sandboxes, and nothing else.
+# Every step is a script of this tree, so `make image-tree` lays out the same files without Docker.
+#
+#   docker buildx build --allow security.insecure -t baton .
+#   docker buildx build --allow security.insecure -t baton-api --target api .    the API's half, as nobody
+#
+# Base images are build arguments: pin them by digest with --build-arg GO_IMAGE=golang@sha256:… and so
+# on. What ends up in the image does not depend on them except for libc: runsc is checked against its
+# digest, the root file system has its digest in its name.
+ARG GO_IMAGE=golang:1.26-bookworm
+ARG DEBIAN_IMAGE=debian:bookworm-slim
+ARG RUST_IMAGE=rust:1-bookworm
+
+FROM ${GO_IMAGE} AS runsc
+WORKDIR /src
+COPY scripts/setup scripts/setup
+RUN BATON_CACHE_DIR=/cache scripts/setup --only runsc
+
+# mmdebstrap mounts /proc and /dev in the tree it makes; that is what the entitlement is for.
+FROM ${DEBIAN_IMAGE} AS rootfs
+WORKDIR /src
+COPY scripts/setup scripts/setup
+RUN --security=insecure BATON_CACHE_DIR=/cache scripts/setup --only rootfs
+
+FROM ${RUST_IMAGE} AS build
+WORKDIR /src
+COPY . .
+RUN BATON_CACHE_DIR=/cache CARGO_TARGET_DIR=/target scripts/setup --only agent
+RUN CARGO_TARGET_DIR=/target cargo build --locked --profile dist --bin baton
+
+FROM build AS tree
+COPY --from=runsc /cache/runsc /cache/runsc
+COPY --from=rootfs /cache/rootfs /cache/rootfs
+RUN BATON_CACHE_DIR=/cache scripts/image-tree --binary /target/dist/baton /image
+
+FROM scratch AS base
+COPY --from=tree /image/ /
+ENV PATH=/usr/local/bin \
+    BATON_RUNSC=/usr/local/lib/baton/runsc \
+    BATON_ROOTFS=/usr/local/lib/baton/rootfs/current \
+    BATON_AGENT=/usr/local/lib/baton/baton-agent \
+    BATON_STATE_DIR=/run/baton \
+    BATON_CACHE_DIR=/var/cache/baton \
+    BATON_SOCKET_DIR=/run/baton-halves
+EXPOSE 8080
+ENTRYPOINT ["/usr/local/bin/baton"]
+
+# The half that clients reach, where a platform takes the user from the image: --target api
+FROM base AS api
+USER 65532:65532
+CMD ["api"]
+
+# Root, because runsc makes namespaces and mounts.
+FROM base AS baton
+USER 0:0
+CMD ["serve"]

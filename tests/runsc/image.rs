@@ -1,0 +1,119 @@
+//! The image without Docker: its file tree is laid out by the script that the Dockerfile uses, and the
+//! server in it runs sandboxes with nothing else around it.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+
+use crate::{
+    place::{clock, permit, piece, processes},
+    servers::is_proof,
+};
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The variables that the Dockerfile gives its image.
+fn environment() -> Vec<(String, String)> {
+    let text = std::fs::read_to_string(root().join("Dockerfile")).unwrap().replace("\\\n", " ");
+    let lines = text.lines().filter_map(|line| line.strip_prefix("ENV "));
+    let pairs = lines.flat_map(str::split_whitespace).map(|pair| pair.split_once('=').unwrap());
+    pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+}
+
+/// In the quick tier with the server of this build; in the other with one built for release.
+fn lay_out(image: &Path) -> String {
+    let mut script = Command::new(root().join("scripts/image-tree"));
+    script.env("BATON_RUNSC", piece("BATON_RUNSC")).env("BATON_ROOTFS", piece("BATON_TEST_ROOTFS"));
+    script.env("BATON_AGENT", piece("BATON_AGENT"));
+    if !is_proof() {
+        script.arg("--binary").arg(env!("CARGO_BIN_EXE_baton"));
+    }
+    let done = script.arg(image).stdin(Stdio::null()).output().unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    String::from_utf8(done.stdout).unwrap()
+}
+
+/// Megabytes without the server itself, which is not small before it is built for release.
+fn megabytes(image: &Path, without: &Path) -> u64 {
+    let size = |path: &Path| {
+        let said = Command::new("du").arg("-sm").arg(path).output().unwrap();
+        String::from_utf8(said.stdout).unwrap().split_whitespace().next().unwrap().parse::<u64>().unwrap()
+    };
+    if is_proof() { size(image) } else { size(image) - size(without) + 40 }
+}
+
+async fn execute(port: &str, code: &str) -> String {
+    let work = async {
+        let mut socket = TcpStream::connect(format!("127.0.0.1:{port}")).await.unwrap();
+        let request = format!(
+            "POST /execute?language=python HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{code}",
+            code.len()
+        );
+        socket.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).await.unwrap();
+        answer
+    };
+    clock().timeout(Duration::from_secs(60), work).await.expect("it answers")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_runs_sandboxes_from_the_files_of_the_image_alone() {
+    let _permit = permit().await;
+    let directory = tempfile::Builder::new().prefix("bi").tempdir().unwrap();
+    let image: PathBuf = directory.path().join("i");
+    println!("{}", lay_out(&image));
+    let binary = image.join("usr/local/bin/baton");
+    assert!(megabytes(&image, &binary) < 500);
+    let digest = std::fs::read_to_string(image.join("usr/local/lib/baton/rootfs/digest")).unwrap();
+    assert!(image.join("usr/local/lib/baton/rootfs").join(digest.trim()).is_dir(), "its digest is recorded");
+
+    // Own mounts and processes, and the tree as the only root: whatever is missing in it is missing.
+    // A chroot would not do: in one nobody may make user namespaces.
+    let script = "set -e
+        mount --bind $0 $0; cd $0
+        mount --rbind /dev dev; mount --rbind /sys sys; mount -t proc proc proc; mount -t tmpfs tmpfs run
+        mkdir run/old; pivot_root . run/old; cd /
+        lib=/run/old/lib/x86_64-linux-gnu:/run/old/usr/lib/x86_64-linux-gnu
+        /run/old/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2 --library-path $lib /run/old/bin/umount -l /run/old
+        exec /usr/local/bin/baton serve";
+    let log = directory.path().join("log");
+    let mut server = Command::new("unshare");
+    server.args(["--mount", "--pid", "--fork", "--kill-child", "sh", "-c", script]).arg(&image);
+    server.env_clear().envs(environment()).env("PATH", "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
+    server.env("BATON_LISTEN", "127.0.0.1:0").env("BATON_ADMIN_LISTEN", "off");
+    server.stdin(Stdio::null()).stdout(Stdio::null()).stderr(std::fs::File::create(&log).unwrap());
+    let mut server = server.spawn().unwrap();
+    let mut port = String::new();
+    for _ in 0..3_000 {
+        let text = std::fs::read_to_string(&log).unwrap();
+        if let Some((_, rest)) = text.split_once("serving address=127.0.0.1:") {
+            rest.split_whitespace().next().unwrap().clone_into(&mut port);
+            break;
+        }
+        assert!(server.try_wait().unwrap().is_none(), "it ended:\n{text}");
+        clock().sleep(Duration::from_millis(10)).await;
+    }
+    assert!(!port.is_empty(), "it never served:\n{}", std::fs::read_to_string(&log).unwrap());
+    let answer = execute(&port, "import sys; print(6 * 7, sys.version_info.major)").await;
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("42 3\n"), "{answer}");
+
+    // With the first process of its namespace everything in it ends.
+    server.kill().unwrap();
+    server.wait().unwrap();
+    for _ in 0..500 {
+        if processes(Path::new("/run/baton")).is_empty() {
+            break;
+        }
+        clock().sleep(Duration::from_millis(10)).await;
+    }
+}

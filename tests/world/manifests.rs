@@ -1,0 +1,362 @@
+//! What an operator deploys: every manifest fits the schema it claims, every setting in it is one of
+//! the server's, every figure on the dashboard is one the server has, and the image's recipe is sound.
+
+use std::{collections::BTreeSet, fs, path::Path, time::Duration};
+
+use baton::{
+    config::{self, LeaseTimes},
+    metrics::{Answer, Ended, Metrics, Outcome, Pipe, Verb, Way},
+};
+use serde_json::Value;
+
+fn read(path: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn json(path: &str) -> Value {
+    serde_json::from_str(&read(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// The documents of a YAML file.
+fn documents(path: &str) -> Vec<Value> {
+    use serde::Deserialize;
+    let text = read(path);
+    let documents = serde_yaml_ng::Deserializer::from_str(&text);
+    documents.map(|one| Value::deserialize(one).unwrap_or_else(|error| panic!("{path}: {error}"))).collect()
+}
+
+/// What does not fit, in sentences. Knows the few words of JSON Schema that the schemas here use.
+fn misfits(value: &Value, schema: &Value, at: &str) -> Vec<String> {
+    let mut found = vec![];
+    if let Some(choices) = schema["enum"].as_array()
+        && !choices.contains(value)
+    {
+        found.push(format!("{at} is {value}, and may be one of {}", schema["enum"]));
+    }
+    let right = match schema["type"].as_str() {
+        Some("string") => value.is_string(),
+        Some("integer") => value.is_i64() || value.is_u64(),
+        Some("boolean") => value.is_boolean(),
+        Some("array") => value.is_array(),
+        Some("object") => value.is_object(),
+        Some(other) => panic!("the schema says type {other} at {at}"),
+        None => true,
+    };
+    if !right {
+        found.push(format!("{at} is {value}, which is no {}", schema["type"]));
+    }
+    let number = value.as_i64();
+    if let (Some(number), Some(least)) = (number, schema["minimum"].as_i64())
+        && number < least
+    {
+        found.push(format!("{at} is {number}, below {least}"));
+    }
+    if let (Some(number), Some(most)) = (number, schema["maximum"].as_i64())
+        && number > most
+    {
+        found.push(format!("{at} is {number}, above {most}"));
+    }
+    for item in value.as_array().into_iter().flatten().enumerate() {
+        found.extend(misfits(item.1, &schema["items"], &format!("{at}[{}]", item.0)));
+    }
+    if let Some(fields) = value.as_object() {
+        for (name, field) in fields {
+            match schema["properties"].get(name) {
+                Some(schema) => found.extend(misfits(field, schema, &format!("{at}.{name}"))),
+                None if schema["additionalProperties"] == false => found.push(format!("{at} has no field {name}")),
+                None => {}
+            }
+        }
+        for name in schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+            if !fields.contains_key(name) {
+                found.push(format!("{at} lacks {name}"));
+            }
+        }
+    }
+    found
+}
+
+const CLOUD_RUN: [&str; 2] = ["manifests/cloud-run.yaml", "manifests/cloud-run-halves.yaml"];
+const KUBERNETES: [&str; 2] = ["manifests/kubernetes.yaml", "manifests/kubernetes-one-node.yaml"];
+
+#[test]
+fn every_manifest_fits_the_schema_it_claims() {
+    for (schema, files) in
+        [("manifests/schema/cloud-run.json", CLOUD_RUN), ("manifests/schema/kubernetes.json", KUBERNETES)]
+    {
+        let schema = json(schema);
+        for file in files {
+            let documents = documents(file);
+            assert!(!documents.is_empty(), "{file} is empty");
+            for document in documents {
+                let kind = document["kind"].as_str().unwrap();
+                assert!(schema.get(kind).is_some(), "{file}: no schema for {kind}");
+                assert_eq!(misfits(&document, &schema[kind], kind), [""; 0], "{file}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_slip_of_the_pen_does_not_fit() {
+    let schema = &json("manifests/schema/cloud-run.json")["Service"];
+    let good = &documents(CLOUD_RUN[0])[0];
+    let slips: [(&str, Value, &str); 5] = [
+        ("/spec/template/spec/timeoutSeconds", 3601.into(), "above 3600"),
+        ("/spec/template/spec/containerConcurrency", "1".into(), "no \"integer\""),
+        (
+            "/spec/template/metadata/annotations",
+            serde_json::json!({"run.googleapis.com/cpu-throtling": "false"}),
+            "no field",
+        ),
+        ("/spec/template/spec/containers/0/livenessProbe", serde_json::json!({"httpGet": {"path": "/"}}), "lacks port"),
+        ("/kind", "Servise".into(), "may be one of"),
+    ];
+    for (at, value, complaint) in slips {
+        let mut bad = good.clone();
+        *bad.pointer_mut(at).unwrap() = value;
+        let found = misfits(&bad, schema, "Service");
+        assert!(found.len() == 1 && found[0].contains(complaint), "{at}: {found:?}");
+    }
+}
+
+/// Every object with a `name` in a list called `env`.
+fn set_in(value: &Value, found: &mut BTreeSet<String>) {
+    if let Some(list) = value.get("env").and_then(Value::as_array) {
+        found.extend(list.iter().map(|one| one["name"].as_str().unwrap().to_owned()));
+    }
+    match value {
+        Value::Array(items) => items.iter().for_each(|item| set_in(item, found)),
+        Value::Object(fields) => fields.values().for_each(|field| set_in(field, found)),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+#[test]
+fn every_variable_that_a_manifest_sets_is_one_the_server_reads() {
+    for file in CLOUD_RUN.iter().chain(&KUBERNETES) {
+        let mut names = BTreeSet::new();
+        documents(file).iter().for_each(|document| set_in(document, &mut names));
+        assert!(names.len() > 2, "{file} sets nothing");
+        for name in names {
+            assert!(config::find(&name).is_some(), "{file} sets {name}, which the server does not read");
+        }
+    }
+    let terraform = read("manifests/terraform/main.tf");
+    let blocks: Vec<_> = terraform.split("env {").skip(1).collect();
+    assert_eq!(blocks.len(), 6);
+    for block in blocks {
+        let name = block.split('"').nth(1).unwrap();
+        assert!(config::find(name).is_some(), "Terraform sets {name}, which the server does not read");
+    }
+}
+
+#[test]
+fn both_shapes_and_terraform_ask_the_same_of_the_platform() {
+    for file in CLOUD_RUN {
+        let service = &documents(file)[0];
+        let annotation = |name: &str| service.pointer("/spec/template/metadata/annotations").unwrap()[name].clone();
+        assert_eq!(annotation("run.googleapis.com/execution-environment"), "gen2");
+        assert_eq!(annotation("run.googleapis.com/cpu-throttling"), "false");
+        assert_eq!(annotation("run.googleapis.com/sessionAffinity"), "true");
+        let spec = service.pointer("/spec/template/spec").unwrap();
+        assert_eq!((&spec["containerConcurrency"], &spec["timeoutSeconds"]), (&1.into(), &3600.into()));
+        let ports = spec["containers"].as_array().unwrap().iter().filter(|one| one.get("ports").is_some()).count();
+        assert_eq!(ports, 1, "{file}: one container is reached from outside");
+        let volumes: BTreeSet<_> =
+            spec["volumes"].as_array().unwrap().iter().map(|one| &one["name"]).map(Value::to_string).collect();
+        for container in spec["containers"].as_array().unwrap() {
+            for mount in container["volumeMounts"].as_array().unwrap() {
+                assert!(
+                    volumes.contains(&mount["name"].to_string()),
+                    "{file} mounts {}, which is no volume",
+                    mount["name"]
+                );
+            }
+        }
+        if let Some(text) = annotation("run.googleapis.com/container-dependencies").as_str() {
+            assert!(serde_json::from_str::<Value>(text).unwrap().is_object());
+        }
+    }
+    let terraform = read("manifests/terraform/main.tf");
+    for line in [
+        "execution_environment            = \"EXECUTION_ENVIRONMENT_GEN2\"",
+        "session_affinity                 = true",
+        "max_instance_request_concurrency = 1",
+        "timeout                          = \"3600s\"",
+        "cpu_idle          = false",
+        "public_access_prevention    = \"enforced\"",
+        "retention_duration_seconds = 0",
+    ] {
+        assert!(terraform.contains(line), "Terraform lacks {line}");
+    }
+    assert_eq!(terraform.matches('{').count(), terraform.matches('}').count());
+    let script = read("manifests/bucket");
+    let rules = json("manifests/lifecycle.json");
+    assert!(rules["rule"].as_array().unwrap().iter().all(|rule| rule["condition"]["age"] == 1));
+    for word in [
+        "--public-access-prevention",
+        "--soft-delete-duration 0",
+        "--no-versioning",
+        "roles/storage.objectUser",
+        "lifecycle.json",
+    ] {
+        assert!(script.contains(word), "manifests/bucket lacks {word}");
+    }
+}
+
+/// Everything the server can ever show, once.
+fn page() -> String {
+    let metrics = Metrics::default();
+    let span = Duration::from_millis(1);
+    let mut shown = metrics.sandbox();
+    shown.set(&Ended::Zero);
+    metrics.acted(&Ended::Zero, Outcome::Done, span);
+    metrics.renewed(span);
+    metrics.moved_here(span);
+    metrics.store_called(Verb::Poll, Answer::Good, span);
+    metrics.store_moved(Way::In, 1);
+    metrics.exec_started();
+    metrics.exec_ended(Ended::Zero);
+    metrics.exec_moved(Pipe::Stdin, 1);
+    metrics.page(1, 1)
+}
+
+#[test]
+fn every_query_of_the_dashboard_names_a_figure_that_exists() {
+    let page = page();
+    let there: BTreeSet<_> = page
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .map(|line| line.split(['{', ' ']).next().unwrap().to_owned())
+        .collect();
+    let dashboard = json("manifests/grafana.json");
+    let mut asked = BTreeSet::new();
+    for panel in dashboard["panels"].as_array().unwrap() {
+        for target in panel["targets"].as_array().unwrap() {
+            let query = target["expr"].as_str().unwrap();
+            let words = query.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+            let names: Vec<_> = words.filter(|word| word.starts_with("baton_")).collect();
+            assert!(!names.is_empty(), "{query} asks for nothing");
+            for name in names {
+                assert!(there.contains(name), "{query} asks for {name}, which the server does not show");
+                asked.insert(name.trim_end_matches("_bucket").trim_end_matches("_count").to_owned());
+            }
+        }
+    }
+    for name in there {
+        let base = ["_bucket", "_count", "_sum"].iter().fold(name.as_str(), |name, end| name.trim_end_matches(end));
+        assert!(asked.contains(base), "{base} is on no panel");
+    }
+}
+
+/// The instructions of a Dockerfile, continued lines joined.
+fn instructions(text: &str) -> Vec<(String, String)> {
+    let joined = text.replace("\\\n", " ");
+    let lines = joined.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    lines
+        .map(|line| line.split_once(' ').unwrap_or((line, "")))
+        .map(|(a, b)| (a.to_owned(), b.trim().to_owned()))
+        .collect()
+}
+
+/// What is wrong with a Dockerfile, in sentences.
+fn faults(text: &str) -> Vec<String> {
+    const KNOWN: [&str; 10] = ["ARG", "FROM", "WORKDIR", "COPY", "RUN", "ENV", "EXPOSE", "USER", "ENTRYPOINT", "CMD"];
+    let (mut stages, mut arguments, mut found) = (vec![], vec![], vec![]);
+    for (word, rest) in instructions(text) {
+        if !KNOWN.contains(&word.as_str()) {
+            found.push(format!("{word} is no instruction used here"));
+        }
+        if word == "ARG" {
+            arguments.push(rest.split('=').next().unwrap().to_owned());
+        } else if word == "FROM" {
+            let mut words = rest.split_whitespace();
+            let base = words.next().unwrap_or_default();
+            let name = base.strip_prefix("${").and_then(|name| name.strip_suffix('}'));
+            let known = name.is_some_and(|name| arguments.iter().any(|one| one == name));
+            if !(known || base == "scratch" || stages.iter().any(|stage| stage == base)) {
+                found.push(format!("FROM {base} is neither an argument nor a stage"));
+            }
+            match (words.next(), words.next()) {
+                (Some("AS"), Some(stage)) => stages.push(stage.to_owned()),
+                _ => found.push(format!("FROM {base} has no name")),
+            }
+        } else if stages.is_empty() {
+            found.push(format!("{word} comes before FROM"));
+        }
+        if word == "COPY"
+            && let Some(from) = rest.split_whitespace().find_map(|word| word.strip_prefix("--from="))
+            && !stages[..stages.len() - 1].iter().any(|stage| stage == from)
+        {
+            found.push(format!("COPY --from={from} is no stage before this one"));
+        }
+        if word == "COPY" && rest.split_whitespace().filter(|word| !word.starts_with("--")).count() < 2 {
+            found.push(format!("COPY {rest} has no target"));
+        }
+        if ["ENTRYPOINT", "CMD"].contains(&word.as_str()) && serde_json::from_str::<Vec<String>>(&rest).is_err() {
+            found.push(format!("{word} {rest} is no list: a shell would stand before the server, and there is none"));
+        }
+        if word == "ENV" {
+            for pair in rest.split_whitespace() {
+                match pair.split_once('=') {
+                    Some((name, _)) if name == "PATH" || config::find(name).is_some() => {}
+                    _ => found.push(format!("ENV {pair} is nothing the server reads")),
+                }
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn the_recipe_of_the_image_is_sound_and_uses_the_scripts_of_this_tree() {
+    let text = read("Dockerfile");
+    assert_eq!(faults(&text), [""; 0]);
+    let scripts = instructions(&text).into_iter().filter(|(word, _)| word == "RUN");
+    for (_, command) in scripts {
+        for script in command.split_whitespace().filter(|word| word.starts_with("scripts/")) {
+            assert!(Path::new(env!("CARGO_MANIFEST_DIR")).join(script).is_file(), "{script} does not exist");
+        }
+    }
+    assert!(!text.contains(":latest"));
+}
+
+#[test]
+fn mistakes_in_a_recipe_are_found() {
+    for (text, complaint) in [
+        ("FROM debian AS a", "neither an argument nor a stage"),
+        ("FROM scratch", "has no name"),
+        ("RUN x\nFROM scratch AS a", "before FROM"),
+        ("FROM scratch AS a\nCOPY --from=b /x /y", "no stage before"),
+        ("FROM scratch AS a\nCOPY x", "no target"),
+        ("FROM scratch AS a\nCMD baton serve", "is no list"),
+        ("FROM scratch AS a\nENV BATON_NONSENSE=1", "nothing the server reads"),
+        ("FROM scratch AS a\nMAINTAINER me", "no instruction"),
+    ] {
+        let found = faults(text);
+        assert!(found.len() == 1 && found[0].contains(complaint), "{text}: {found:?}");
+    }
+}
+
+/// Operations per hour of one held sandbox, as the page on deploying counts them, and what they cost.
+#[test]
+fn the_costs_on_the_page_follow_from_the_times_of_the_lease() {
+    const PER_WRITE: f64 = 0.005 / 1000.0;
+    const PER_READ: f64 = 0.0004 / 1000.0;
+    let page = read("docs/deploy.md");
+    let row = |name: &str, times: LeaseTimes| {
+        // A renewal comes up to a fifth later than it might, on average a tenth.
+        let writes = 3600.0 / (times.renew.as_secs_f64() * 1.1);
+        let reads = 3600.0 / times.look.as_secs_f64() + 3600.0 / times.look_at_metadata.as_secs_f64();
+        let hour = writes * PER_WRITE + reads * PER_READ;
+        format!("| {name} | {writes:.0} | {reads:.0} | ${hour:.4} | ${:.2} |", hour * 730.0)
+    };
+    let slow = Duration::from_secs(15);
+    let slower = LeaseTimes { renew: slow, hold: slow * 3, takeover: slow * 5, ..LeaseTimes::default() };
+    slower.check().unwrap();
+    for line in [row("`BATON_RENEW=5s` (default)", LeaseTimes::default()), row("`BATON_RENEW=15s`", slower)] {
+        assert!(page.contains(&line), "docs/deploy.md lacks\n{line}");
+    }
+}
