@@ -26,6 +26,7 @@ from baton_sandbox import (
     PermissionDeniedError,
     RefusedError,
     Sandbox,
+    SnapshotError,
     Update,
 )
 
@@ -370,6 +371,39 @@ async def test_files_are_exact_over_cuts(proxy: Proxy, sandbox: Sandbox, tmp_pat
     await sandbox.download("/big", back)
     assert await asyncio.to_thread(digest_of, local) == await asyncio.to_thread(digest_of, back)
     await sandbox.run("rm /big")
+
+
+async def test_a_snapshot_starts_another_sandbox(proxy: Proxy, sandbox: Sandbox) -> None:
+    name = f"suite-{sandbox.id[-12:]}"
+    await sandbox.write_file("/opt/tool.py", "print('from the snapshot')")
+    running = await sandbox.exec(TICK.format(count=10))
+    assert await sandbox.snapshot(name) == name
+    assert (await running.wait()).stdout == ticks(10)
+    with pytest.raises(SnapshotError):
+        await sandbox.snapshot(name)
+    async with await Sandbox.create(proxy.url, filesystem_snapshot_name=name) as other:
+        assert (await other.run("python3 /opt/tool.py")).stdout == "from the snapshot\n"
+    with pytest.raises(CreationError):
+        await Sandbox.create(proxy.url, filesystem_snapshot_name=f"{name}-not")
+
+
+async def test_a_fork_goes_on_where_its_source_was(proxy: Proxy) -> None:
+    async with await Sandbox.create(proxy.url, **PERSISTENT) as source:
+        running = await source.exec("echo kept > /tmp/note; " + TICK.format(count=30), exec_id="tick")
+        async for _ in running.stdout:
+            break
+        places = await source.fork(2)
+        assert len({place.id for place in places} | {source.id}) == 3
+        copies = await asyncio.gather(*(place.attach() for place in places))
+        for number, copy in enumerate(copies):
+            assert (await (await copy.follow("tick")).wait()).stdout == ticks(30)
+            await copy.run(f"echo copy {number} >> /tmp/note")
+        assert (await running.wait()).exit_code == 7
+        assert await source.read_text("/tmp/note") == "kept\n"
+        for number, copy in enumerate(copies):
+            assert await copy.read_text("/tmp/note") == f"kept\ncopy {number}\n"
+            await copy.kill()
+        await source.kill()
 
 
 def digest_of(path: Path) -> str:

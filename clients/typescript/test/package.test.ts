@@ -18,8 +18,10 @@ const SAYS: Record<string, string> = {
   agent: "The primes below 30 are [2, 3, 5, 7, 11, 13, 17, 19, 23, 29]",
   basic: "SOME INPUT",
   checkpoint: "the command went on and wrote 20 lines",
+  fork: "three copies say 100, 400, 900",
   handoff: "40 lines, none missing, none doubled",
   reconnect: "all 20 lines are here, exit code 0",
+  snapshot: "hello snapshot",
 };
 
 let stage: Stage;

@@ -22,6 +22,7 @@ import {
   PermissionDeniedError,
   RefusedError,
   Sandbox,
+  SnapshotError,
   type Update,
 } from "baton-sandbox";
 
@@ -394,6 +395,38 @@ scenario("files are exact over cuts", () =>
     await sandbox.run("rm /big");
   }),
 );
+
+scenario("a snapshot starts another sandbox", async () => {
+  const name = `suite-${sandbox.id.slice(-12)}`;
+  await sandbox.writeFile("/opt/tool.py", "print('from the snapshot')");
+  const running = await sandbox.exec(tick(10));
+  assert.equal(await sandbox.snapshot(name), name);
+  assert.equal((await running.wait()).stdout, ticks(10));
+  await assert.rejects(sandbox.snapshot(name), SnapshotError);
+  await using other = await Sandbox.create(proxy.url, { filesystemSnapshotName: name });
+  assert.equal((await other.run("python3 /opt/tool.py")).stdout, "from the snapshot\n");
+  await assert.rejects(Sandbox.create(proxy.url, { filesystemSnapshotName: `${name}-not` }), CreationError);
+});
+
+scenario("a fork goes on where its source was", async () => {
+  const source = await Sandbox.create(proxy.url, persistent);
+  const running = await source.exec(`echo kept > /tmp/note; ${tick(30)}`, { execId: "tick" });
+  for await (const _ of running.stdout) break;
+  const places = await source.fork(2);
+  assert.equal(new Set([source.id, ...places.map((place) => place.id)]).size, 3);
+  const copies = await Promise.all(places.map((place) => place.attach()));
+  for (const [number, copy] of copies.entries()) {
+    assert.equal((await (await copy.follow("tick")).wait()).stdout, ticks(30));
+    await copy.run(`echo copy ${number} >> /tmp/note`);
+  }
+  assert.equal((await running.wait()).exitCode, 7);
+  assert.equal(await source.readText("/tmp/note"), "kept\n");
+  for (const [number, copy] of copies.entries()) {
+    assert.equal(await copy.readText("/tmp/note"), `kept\ncopy ${number}\n`);
+    await copy.kill();
+  }
+  await source.kill();
+});
 
 test("every scenario is here", () => {
   assert.deepEqual(CASES.scenarios.filter((name) => !written.has(name)), []);
