@@ -27,7 +27,8 @@ pub(super) struct Fetching {
 
 impl Fetching {
     pub(super) fn begin(tools: &Arc<Tools>, id: &SandboxId, checkpoints: Checkpoints, head: Head) -> Self {
-        let image = Staging::new(tools, head.checkpoint_id.as_str());
+        // By the sandbox too: copies of one checkpoint may be fetched here side by side.
+        let image = Staging::new(tools, &format!("{id}-{}", head.checkpoint_id));
         let mut task = JoinSet::new();
         task.spawn(fetch(tools.clone(), id.clone(), checkpoints, head.clone(), image.clone()));
         Self { head, image, task }
