@@ -173,6 +173,9 @@ async fn fill(tools: &Tools, file: &Path, wanted: &Extract, base: Option<&Root>,
     let ended = tools.clock.timeout(LONG, child.wait_with_output()).await;
     let output = ended.map_err(|elapsed| Error::TimedOut { what: "extract", after: elapsed.0 })?;
     let output = output.map_err(|error| failed("extract", &error))?;
+    if output.status.code() == Some(archive::NO_SPACE.into()) {
+        return Err(Error::NoSpace { what: "the root file system" });
+    }
     if !output.status.success() {
         let why: String = String::from_utf8_lossy(&output.stderr).trim().chars().take(SHOWN).collect();
         let why = if why.is_empty() { output.status.to_string() } else { why };

@@ -12,7 +12,7 @@ use baton::runtime::{Error, Extract, Lifecycle, Settings, Source, archive::Limit
 use sha2::{Digest, Sha256};
 use tar::{Builder, EntryType, Header};
 
-use crate::place::Place;
+use crate::place::{Full, Place};
 
 /// Everything about a tree that a snapshot promises to keep.
 pub fn look(tree: &Path) -> BTreeMap<PathBuf, String> {
@@ -90,6 +90,20 @@ async fn extract(place: &Place, name: &str, bytes: &[u8], from: Source) -> Resul
     let wanted = Extract { digest: digest.clone(), from };
     place.containers.extract(&file, &wanted).await?;
     Ok(place.path("extracted").join(digest).join("rootfs"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_is_not_the_archives_fault() {
+    let place = Place::new().await;
+    let content = vec![7; 256 << 10];
+    let archive = of(&[(EntryType::Regular, b"large", b"", &content)]);
+    let full = Full::at(place.path("extracted"));
+    let refused = extract(&place, "full", &archive, Source::Complete).await;
+    assert!(matches!(refused, Err(Error::NoSpace { .. })), "{refused:?}");
+    drop(full);
+    let tree = extract(&place, "full", &archive, Source::Complete).await.unwrap();
+    assert_eq!(std::fs::read(tree.join("large")).unwrap(), content);
+    place.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

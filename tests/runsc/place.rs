@@ -152,3 +152,23 @@ pub async fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     }
     panic!("it never came true: {what}");
 }
+
+/// A small file system over a directory, for as long as this lives.
+#[derive(Debug)]
+pub struct Full(PathBuf);
+
+impl Full {
+    pub fn at(path: PathBuf) -> Self {
+        std::fs::create_dir_all(&path).unwrap();
+        let mounted =
+            std::process::Command::new("mount").args(["-t", "tmpfs", "-o", "size=64k", "tmpfs"]).arg(&path).status();
+        assert!(mounted.unwrap().success());
+        Self(path)
+    }
+}
+
+impl Drop for Full {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}

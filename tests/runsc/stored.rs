@@ -1,18 +1,14 @@
 //! Checkpoints that lie in the store: what comes back from one, what is refused, and what
 //! happens to a sandbox whose checkpoint fails.
 
-use std::{
-    os::unix::fs::PermissionsExt,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{os::unix::fs::PermissionsExt, path::Path, process::Command};
 
 use baton_fake_gcs::{Fault, Kind, Op};
 use serde_json::{Value, json};
 
 use crate::{
     handoff::ticking,
-    place::{eventually, piece},
+    place::{Full, eventually, piece},
     servers::{Machine, Server, files_under},
     wire::{Dialect, Key, Socket},
 };
@@ -152,24 +148,6 @@ async fn a_checkpoint_that_fails_leaves_the_sandbox_running() {
     eventually("nothing is left in the staging directory", || files_under(&server.staging()) == 0).await;
     goes_on(&server, &key, &["RESTORING", "RUNNING"]).await.kill().await;
     server.stop().await;
-}
-
-/// A small file system over a directory, for as long as this lives.
-struct Full(PathBuf);
-
-impl Full {
-    fn at(path: PathBuf) -> Self {
-        std::fs::create_dir_all(&path).unwrap();
-        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=64k", "tmpfs"]).arg(&path).status();
-        assert!(mounted.unwrap().success());
-        Self(path)
-    }
-}
-
-impl Drop for Full {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -40,6 +40,9 @@ pub const VERB: &str = "extract-archive";
 const USAGE: &str = "usage: baton extract-archive TREE SIZE ENTRIES DEPTH layer|complete|base [BASE] < ARCHIVE";
 const CHUNK: usize = 64 << 10;
 
+/// The code with which the child ends when the disk, not the archive, is to blame.
+pub const NO_SPACE: u8 = 28;
+
 /// The verb. Says on stdout how many entries and bytes there were, on stderr what was wrong.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let words: Vec<_> = arguments.collect();
@@ -59,7 +62,8 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
         }
         Err(error) => {
             eprintln!("{error}");
-            ExitCode::FAILURE
+            let is_full = matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
+            if is_full { ExitCode::from(NO_SPACE) } else { ExitCode::FAILURE }
         }
     }
 }

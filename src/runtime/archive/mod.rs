@@ -15,7 +15,7 @@ mod writer;
 
 pub(super) use compose::{complete, layer, pack, tally};
 pub use entries::Limits;
-pub use extract::{VERB, main};
+pub use extract::{NO_SPACE, VERB, main};
 
 /// Says of a directory of a layer that nothing of the base shows through.
 const OPAQUE: &str = "trusted.overlay.opaque";
