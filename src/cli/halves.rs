@@ -35,8 +35,9 @@ const LAST_EVENTS: Duration = Duration::from_millis(200);
 /// Runs the sandboxes of an instance until SIGTERM, for an API on the same machine.
 pub async fn reconciler(config: Config) -> Result<()> {
     let clock: SharedClock = Arc::new(SystemClock);
-    let side = Side::open(&config).await?;
-    let half = Half::open(&config, &clock, &side.metrics).await?;
+    let metrics = Metrics::default();
+    let half = Half::open(&config, &clock, &metrics).await?;
+    let side = Side::open(&config, metrics).await?;
     let api_user = config.api_user.unwrap_or_else(|| rustix::process::geteuid().as_raw());
     let socket = halves::listen(&config.socket_dir, api_user)?;
     let (leaving, leaving_seen) = watch::channel(false);
@@ -77,8 +78,8 @@ pub async fn api(config: Config) -> Result<()> {
         let listener = listener.try_clone().and_then(TcpListener::from_std);
         listener.context("the listener cannot be shared")
     };
-    let side = Side::open(&config).await?;
-    let metrics = side.metrics.clone();
+    let metrics = Metrics::default();
+    let side = Side::open(&config, metrics.clone()).await?;
     // Of all rounds: a page that is asked for between two of them shows no sessions.
     let (shown, board) = watch::channel(Board::new(clock.clone()));
     let tasks = TaskTracker::new();

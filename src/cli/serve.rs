@@ -37,8 +37,9 @@ const LAST_CALL: Duration = Duration::from_secs(1);
 pub async fn serve(config: Config) -> Result<()> {
     let clock: SharedClock = Arc::new(SystemClock);
     let listener = listen(&config).await?;
-    let side = Side::open(&config).await?;
-    let half = Half::open(&config, &clock, &side.metrics).await?;
+    let metrics = Metrics::default();
+    let half = Half::open(&config, &clock, &metrics).await?;
+    let side = Side::open(&config, metrics).await?;
     let (leaving, leaving_seen) = watch::channel(false);
     let api = Api::new(
         api_settings(&config, half.instance(), &half.containers.facts().runsc_version, leaving_seen),
@@ -153,12 +154,13 @@ impl Half {
 /// What is served beside the work itself.
 pub(super) struct Side {
     listener: Option<TcpListener>,
-    pub metrics: Metrics,
+    metrics: Metrics,
 }
 
 impl Side {
-    pub async fn open(config: &Config) -> Result<Self> {
-        Ok(Self { listener: admin::listen(config).await?, metrics: Metrics::default() })
+    /// Last, so that what keeps the server from starting is said alone.
+    pub async fn open(config: &Config, metrics: Metrics) -> Result<Self> {
+        Ok(Self { listener: admin::listen(config).await?, metrics })
     }
 
     /// For ever.
