@@ -53,6 +53,7 @@ REQUESTS: dict[str, Any] = {
     "kill_process": protocol.kill_process("build-7"),
     "kill_sandbox": protocol.kill_sandbox(),
     "reconnect": protocol.reconnect({"build-7": (4096, 0)}),
+    "reconnect_peek": protocol.reconnect({"exec-1": (0, 0)}, peek=True),
     "resize": protocol.resize("build-7", 120, 40),
     "signal": protocol.signal("build-7", "INT"),
     "snapshot_filesystem": protocol.snapshot("py3.11", full=True),

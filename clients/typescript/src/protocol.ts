@@ -310,8 +310,9 @@ export interface Offsets {
   stderr: number;
 }
 
-export function reconnect(offsets: Record<string, Offsets>): Request {
-  return { action: "reconnect", ...only({ offsets }) };
+/** With `peek` output is looked at and not taken. */
+export function reconnect(offsets: Record<string, Offsets>, peek?: boolean): Request {
+  return { action: "reconnect", ...only({ offsets, peek: peek || undefined }) };
 }
 
 export function ack(execId: string, offsets: Offsets): Request {

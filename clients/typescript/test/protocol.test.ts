@@ -52,6 +52,7 @@ const REQUESTS: Record<string, protocol.Request> = {
   read_file: protocol.readFile({ execId: "get-1", path: "/data/big.bin", offset: 1_048_576, length: 4096 }),
   read_file_archive: protocol.readFile({ execId: "", path: "/src", archive: true }),
   reconnect: protocol.reconnect({ "build-7": { stdout: 4096, stderr: 0 } }),
+  reconnect_peek: protocol.reconnect({ "exec-1": { stdout: 0, stderr: 0 } }, true),
   resize: protocol.resize("build-7", 120, 40),
   signal: protocol.signal("build-7", "INT"),
   snapshot_filesystem: protocol.snapshot("py3.11", true),

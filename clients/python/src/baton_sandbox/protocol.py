@@ -343,9 +343,10 @@ def kill_sandbox() -> Request:
     return {"action": "kill_sandbox"}
 
 
-def reconnect(offsets: Mapping[str, tuple[int, int]]) -> Request:
+def reconnect(offsets: Mapping[str, tuple[int, int]], peek: bool = False) -> Request:
+    """With `peek` output is looked at and not taken."""
     named = {exec_id: {"stdout": out, "stderr": err} for exec_id, (out, err) in offsets.items()}
-    return {"action": "reconnect", **_only(offsets=named)}
+    return {"action": "reconnect", **_only(offsets=named, peek=peek or None)}
 
 
 def ack(exec_id: str, stdout: int, stderr: int) -> Request:
