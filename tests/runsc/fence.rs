@@ -166,13 +166,18 @@ async fn as_a_server() {
         for id in &ids {
             containers.extend(id, clock().now() + Duration::from_millis(hold)).await.unwrap();
         }
+        // Orders are sent later and in turn: once this one stands, the guard has heard the others too.
+        let last = sandbox();
+        containers.create(&last, &start()).await.unwrap();
+        containers.extend(&last, clock().now()).await.unwrap();
+        containers.watch(&last).wait_for(|seen| seen.container == Container::Fenced).await.unwrap();
     }
     println!("\nready");
     std::future::pending::<()>().await;
 }
 
 /// Starts this program again as a server on `state_dir`; it has one running, one paused and
-/// one fenced container when this returns.
+/// one fenced container when this returns; with `hold` another fenced one.
 pub async fn server(state_dir: &std::path::Path, hold: Option<u64>) -> std::process::Child {
     let state_dir = state_dir.to_owned();
     let started = tokio::task::spawn_blocking(move || {
@@ -225,8 +230,8 @@ async fn a_server_that_stands_still_cannot_keep_its_containers_running() {
     let frozen = Process::open(i32::try_from(server.id()).unwrap()).unwrap();
     frozen.signal(Signal::STOP).unwrap();
     let processes = place::processes(directory.path());
-    // Each container has a sentry, and all three of them stand; whatever else there is may go on.
-    eventually("the guard stops them", || processes.iter().filter(|process| process.is_stopped()).count() >= 3).await;
+    // Each container has a sentry, and all four of them stand; whatever else there is may go on.
+    eventually("the guard stops them", || processes.iter().filter(|process| process.is_stopped()).count() >= 4).await;
     assert!(!processes.iter().any(Process::has_ended), "they are kept");
     server.kill().unwrap();
     server.wait().unwrap();
