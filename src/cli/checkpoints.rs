@@ -65,13 +65,13 @@ pub async fn checkpoints(desk: &Desk, args: &Args) -> Result<String> {
     if let Output::Json = args.output {
         return Ok(format!("{:#}\n", Value::Array(views)));
     }
-    let mut text = format!("{:10}  {:6}  {:>10}  {:20}  CHECKPOINT\n", "IS", "PINNED", "SIZE", "CREATED");
+    let mut text = format!("{:10}  {:6}  {:>10}  {:24}  CHECKPOINT\n", "IS", "PINNED", "SIZE", "CREATED");
     for view in views {
         let word = |key: &str| view[key].as_str().unwrap_or("-").to_owned();
         let size = view["size"].as_u64().map_or("-".to_owned(), |size| format!("{} KiB", size.div_ceil(1024)));
         let pinned = if view["pinned"] == true { "yes" } else { "-" };
         let (is, created, id) = (word("is"), word("created"), word("checkpoint_id"));
-        let _ = writeln!(text, "{is:10}  {pinned:6}  {size:>10}  {created:20}  {id}");
+        let _ = writeln!(text, "{is:10}  {pinned:6}  {size:>10}  {created:24}  {id}");
     }
     Ok(text)
 }
