@@ -234,9 +234,7 @@ impl Sandbox {
         }
         let mut fetching = self.fetching(checkpoints.clone(), &head).await;
         let began = tools.clock.now();
-        let fetched = self.under_lease(fetching.done()).await.and_then(|fetched| fetched);
-        let waited = tools.clock.now() - began;
-        let manifest = match fetched {
+        let manifest = match self.under_lease(fetching.manifest()).await.and_then(|read| read) {
             Ok(manifest) => manifest,
             Err(failure) => {
                 fetching.abandon().await;
@@ -248,11 +246,16 @@ impl Sandbox {
         let has_runsc = |runsc: &Runsc| runsc.sha256.as_ref().is_some_and(|sha256| tools.lifecycle.has_runtime(sha256));
         let hold = tools.lifecycle.hold(&manifest.rootfs.digest).filter(|_| other.as_ref().is_none_or(has_runsc));
         let Some(hold) = hold else {
-            // It has to be brought here first.
-            fetching.abandon().await;
+            // It has to be brought here first, while the files go on coming.
+            self.fetching = Some(fetching);
             self.missing = Some(Missing { rootfs: manifest.rootfs, runsc: other });
             return Err(Failure::Look);
         };
+        if let Err(failure) = self.under_lease(fetching.done()).await.and_then(|fetched| fetched) {
+            fetching.abandon().await;
+            return Err(for_good(failure));
+        }
+        let waited = tools.clock.now() - began;
         self.root = Some(Root { rootfs: manifest.rootfs.clone(), hold });
         self.runsc = other;
         let mut start = self.start()?;

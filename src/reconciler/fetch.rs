@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use baton_protocol::{id::SandboxId, lock::Head, manifest::Checkpoint};
-use tokio::task::JoinSet;
+use tokio::{sync::watch, task::JoinSet};
 
 use super::{
     Tools,
@@ -21,26 +21,47 @@ use crate::storage::checkpoints::Checkpoints;
 pub(super) struct Fetching {
     head: Head,
     pub(super) image: Staging,
+    /// Comes first: it says what else is needed.
+    manifest: watch::Receiver<Option<Checkpoint>>,
     /// Ends with this value.
-    task: JoinSet<Result<Checkpoint, Failure>>,
+    task: JoinSet<Result<(), Failure>>,
+    /// Every file lies in the image.
+    is_here: bool,
 }
 
 impl Fetching {
     pub(super) fn begin(tools: &Arc<Tools>, id: &SandboxId, checkpoints: Checkpoints, head: Head) -> Self {
         // By the sandbox too: copies of one checkpoint may be fetched here side by side.
         let image = Staging::new(tools, &format!("{id}-{}", head.checkpoint_id));
+        let (read, manifest) = watch::channel(None);
         let mut task = JoinSet::new();
-        task.spawn(fetch(tools.clone(), id.clone(), checkpoints, head.clone(), image.clone()));
-        Self { head, image, task }
+        task.spawn(fetch(tools.clone(), id.clone(), checkpoints, head.clone(), image.clone(), read));
+        Self { head, image, manifest, task, is_here: false }
     }
 
-    /// The verified manifest, once every file it describes lies in the image.
-    pub(super) async fn done(&mut self) -> Result<Checkpoint, Failure> {
-        match self.task.join_next().await {
-            Some(Ok(fetched)) => fetched,
-            Some(Err(error)) => Err(Failure::Passing(format!("The checkpoint could not be fetched: {error}."))),
-            None => Err(Failure::Look),
+    /// The verified manifest, while the files it describes are still on their way.
+    pub(super) async fn manifest(&mut self) -> Result<Checkpoint, Failure> {
+        let read = self.manifest.wait_for(Option::is_some).await.ok().and_then(|manifest| manifest.clone());
+        match read {
+            Some(manifest) => Ok(manifest),
+            // It ended without one, and says why.
+            None => self.done().await.and(Err(Failure::Look)),
         }
+    }
+
+    /// Ends when every file that the manifest describes lies in the image.
+    pub(super) async fn done(&mut self) -> Done {
+        if !self.is_here {
+            match self.task.join_next().await {
+                Some(Ok(fetched)) => fetched?,
+                Some(Err(error)) => {
+                    return Err(Failure::Passing(format!("The checkpoint could not be fetched: {error}.")));
+                }
+                None => return Err(Failure::Look),
+            }
+            self.is_here = true;
+        }
+        Ok(())
     }
 
     pub(super) async fn abandon(mut self) {
@@ -56,16 +77,17 @@ async fn fetch(
     checkpoints: Checkpoints,
     head: Head,
     image: Staging,
-) -> Result<Checkpoint, Failure> {
+    read: watch::Sender<Option<Checkpoint>>,
+) -> Done {
     let (manifest, made) = futures::join!(checkpoints.manifest(&head), image.make());
     let manifest = manifest.map_err(fetched)?;
     made?;
     compatible(&manifest, &tools.lifecycle.facts())?;
+    read.send_replace(Some(manifest.clone()));
     image.has_room(manifest.files.iter().map(|file| file.size).sum()).await?;
     let progress = Steps::new(&tools.board, &id, "download");
     let tell = |done, total| progress.tell(done, total);
-    checkpoints.fetch(&manifest, image.path(), &tell).await.map_err(fetched)?;
-    Ok(manifest)
+    checkpoints.fetch(&manifest, image.path(), &tell).await.map_err(fetched)
 }
 
 impl Sandbox {

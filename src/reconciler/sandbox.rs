@@ -197,7 +197,8 @@ impl Sandbox {
                 continue;
             }
             tracing::debug!(sandbox = %self.id, ?desired, ?observed, ?action, "plan");
-            if action != Action::Restore {
+            // What a head needs besides may be brought while its files come.
+            if !matches!(action, Action::Restore | Action::Extract) {
                 self.abandon_fetch().await;
             }
             let began = self.tools.clock.now();

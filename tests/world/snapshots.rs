@@ -132,6 +132,10 @@ async fn a_sandbox_starts_from_a_snapshot_and_moves_to_where_that_was_never_seen
     let told = visit.until_running().await;
     assert!(matches!(told.last(), Some(Passing::Running { boot: Boot::Restored { .. } })), "{told:?}");
     let head = world.lock(&id).await.unwrap().head.unwrap();
+    let image = ["checkpoint.img", "pages.img", "pages_meta.img"];
+    let mut once = image.map(|file| format!("sandbox_checkpoints/{}/{file}", head.checkpoint_id)).to_vec();
+    once.insert(0, "filesystem_snapshots/base/base.tar".to_owned());
+    assert_eq!(three.store.brought(), once, "what the head needs besides comes beside its image");
     let checkpoints = three.tools.checkpoints.clone().unwrap();
     let rootfs = checkpoints.manifest(&head).await.unwrap().rootfs;
     assert_eq!(rootfs.archive.unwrap().path, "filesystem_snapshots/base/base.tar");

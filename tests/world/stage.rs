@@ -42,6 +42,7 @@ pub struct Stage {
     hung: Mutex<Option<String>>,
     ahead: Mutex<Duration>,
     cut: AtomicBool,
+    brought: Mutex<Vec<String>>,
 }
 
 impl Stage {
@@ -56,6 +57,7 @@ impl Stage {
             hung: Mutex::default(),
             ahead: Mutex::default(),
             cut: AtomicBool::new(false),
+            brought: Mutex::default(),
         })
     }
 
@@ -81,6 +83,13 @@ impl Stage {
     /// From now on the store's own clock shows this much more.
     pub fn set_ahead(&self, ahead: Duration) {
         *self.ahead.lock().unwrap() = ahead;
+    }
+
+    /// The keys of all files that were fetched from it, one for each time, in order.
+    pub fn brought(&self) -> Vec<String> {
+        let mut brought = self.brought.lock().unwrap().clone();
+        brought.sort();
+        brought
     }
 
     async fn hangs(&self, key: &str) {
@@ -197,11 +206,13 @@ impl Store for Stage {
 
     async fn download(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {
         self.reach(key)?;
+        self.brought.lock().unwrap().push(key.to_owned());
         self.inner.download(key, file, digest, progress).await
     }
 
     async fn fetch(&self, key: &str, file: &Path, most: u64, progress: Progress<'_>) -> Result<Digest> {
         self.reach(key)?;
+        self.brought.lock().unwrap().push(key.to_owned());
         self.inner.fetch(key, file, most, progress).await
     }
 }

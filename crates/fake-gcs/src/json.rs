@@ -131,17 +131,22 @@ pub async fn read(
     });
     match object {
         Err(refusal) => refuse(&refusal),
-        Ok(object) if parameters.get("alt").is_some_and(|alt| alt == "media") => content(&object, &headers, &plan),
+        Ok(object) if parameters.get("alt").is_some_and(|alt| alt == "media") => {
+            let (answer, bytes) = content(&object, &headers, &plan);
+            state.sends(&bucket, &name, bytes);
+            answer
+        }
         Ok(object) => json_reply(200, &describe(&bucket, &name, &object)),
     }
 }
 
-fn content(object: &Object, headers: &HeaderMap, plan: &Plan) -> Reply {
+/// And how many bytes it has.
+fn content(object: &Object, headers: &HeaderMap, plan: &Plan) -> (Reply, usize) {
     let size = object.data.len();
     let asked = headers.get(header::RANGE).and_then(|value| value.to_str().ok()).and_then(|text| range(text, size));
     let (from, to) = asked.unwrap_or((0, size));
     if asked.is_some() && from >= to {
-        return reply(416, Body::empty());
+        return (reply(416, Body::empty()), 0);
     }
     let mut data = object.data.slice(from..to);
     if plan.flip && !data.is_empty() {
@@ -177,7 +182,7 @@ fn content(object: &Object, headers: &HeaderMap, plan: &Plan) -> Reply {
     for (key, value) in &object.metadata {
         set(&format!("x-goog-meta-{key}"), value);
     }
-    answer
+    (answer, to - from)
 }
 
 /// `bytes=A-B`, `bytes=A-` or `bytes=-N`, as the bytes from one place up to another.

@@ -14,6 +14,7 @@ mod proto;
 mod resumable;
 
 use std::{
+    collections::HashMap,
     io,
     net::SocketAddr,
     sync::{
@@ -61,6 +62,8 @@ pub(crate) struct State {
     faults: Mutex<Vec<Fault>>,
     latency: Mutex<Duration>,
     requests: AtomicU64,
+    /// Bytes of content sent, by object.
+    sent: Mutex<HashMap<String, u64>>,
 }
 
 impl FakeGcs {
@@ -73,6 +76,7 @@ impl FakeGcs {
             faults: Mutex::new(options.faults),
             latency: Mutex::new(options.latency),
             requests: AtomicU64::new(0),
+            sent: Mutex::default(),
         });
         let routes = Router::new()
             .route("/storage/v1/b/{bucket}/o/{*object}", get(json::read))
@@ -116,6 +120,11 @@ impl FakeGcs {
     /// Requests received so far.
     pub fn requests(&self) -> u64 {
         self.shared.requests.load(Ordering::SeqCst)
+    }
+
+    /// How many bytes of an object's content were sent to whoever read it, in however many requests.
+    pub fn sent(&self, bucket: &str, name: &str) -> u64 {
+        lock(&self.shared.sent).get(&format!("{bucket}/{name}")).copied().unwrap_or(0)
     }
 
     /// What an object holds, past all faults.
@@ -169,6 +178,10 @@ impl State {
             Some(Kind::Flip) => plan.flip = true,
         }
         Ok(plan)
+    }
+
+    pub(crate) fn sends(&self, bucket: &str, name: &str, bytes: usize) {
+        *lock(&self.sent).entry(format!("{bucket}/{name}")).or_default() += bytes as u64;
     }
 
     pub(crate) fn objects(&self) -> MutexGuard<'_, Objects> {
