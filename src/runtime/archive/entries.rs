@@ -11,6 +11,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use baton_files::tar::pax;
 use tar::{GnuExtSparseHeader, Header};
 
 const BLOCK: u64 = 512;
@@ -110,6 +111,8 @@ struct Around {
     gid: Option<u64>,
     mtime: Option<(i64, u32)>,
     attributes: Vec<(Vec<u8>, Vec<u8>)>,
+    /// Bytes of all attributes.
+    held: u64,
 }
 
 impl<R: Read> Reader<R> {
@@ -271,9 +274,10 @@ impl<R: Read> Reader<R> {
 
     fn around(&mut self, stored: u64) -> io::Result<Vec<u8>> {
         if stored > AROUND {
-            return Err(wrong("an entry has too long a name or too many attributes"));
+            return Err(too_much());
         }
-        self.count(stored)?;
+        // Also such as follow each other for ever, without an entry.
+        self.count(BLOCK + stored)?;
         let mut bytes = vec![0; usize::try_from(stored).map_err(io::Error::other)?];
         self.source.read_exact(&mut bytes).map_err(|_| early())?;
         (self.left, self.padding) = (0, stored.wrapping_neg() % BLOCK);
@@ -305,24 +309,17 @@ impl<R: Read> Read for Reader<R> {
 }
 
 impl Around {
-    /// Records of the form `LENGTH NAME=VALUE\n`.
-    fn read(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+    fn read(&mut self, bytes: &[u8]) -> io::Result<()> {
         let bad = || wrong("the extended header of an entry is wrong");
         let number = |value: &[u8]| std::str::from_utf8(value).ok().and_then(|text| text.parse().ok()).ok_or_else(bad);
-        while !bytes.is_empty() {
-            let space = bytes.iter().position(|byte| *byte == b' ').ok_or_else(bad)?;
-            let length = usize::try_from(number(&bytes[..space])?).map_err(|_| bad())?;
-            let record = bytes.get(space + 1..length).ok_or_else(bad)?.strip_suffix(b"\n").ok_or_else(bad)?;
-            bytes = &bytes[length..];
-            let equals = record.iter().position(|byte| *byte == b'=').ok_or_else(bad)?;
-            let (name, value) = (&record[..equals], &record[equals + 1..]);
+        for (name, value) in pax::records(bytes).map_err(|_| bad())? {
             match name {
                 b"path" => self.path = Some(value.to_vec()),
                 b"linkpath" => self.link = Some(value.to_vec()),
                 b"size" => self.size = Some(number(value)?),
                 b"uid" => self.uid = Some(number(value)?),
                 b"gid" => self.gid = Some(number(value)?),
-                b"mtime" => self.mtime = Some(time(value).ok_or_else(bad)?),
+                b"mtime" => self.mtime = Some(pax::time(value).ok_or_else(bad)?),
                 _ if name.starts_with(b"GNU.sparse.") => {
                     return Err(wrong(
                         "it has sparse files in a format that is not supported: write it with --format=gnu",
@@ -331,20 +328,17 @@ impl Around {
                 _ => {
                     if let Some(attribute) = name.strip_prefix(ATTRIBUTE) {
                         self.attributes.push((attribute.to_vec(), value.to_vec()));
+                        // One entry may have several such headers.
+                        self.held += (attribute.len() + value.len()) as u64;
+                        if self.held > AROUND {
+                            return Err(too_much());
+                        }
                     }
                 }
             }
         }
         Ok(())
     }
-}
-
-/// `seconds.fraction`.
-fn time(value: &[u8]) -> Option<(i64, u32)> {
-    let text = std::str::from_utf8(value).ok()?;
-    let (seconds, fraction) = text.split_once('.').unwrap_or((text, ""));
-    let digits: String = fraction.chars().chain(std::iter::repeat('0')).take(9).collect();
-    Some((seconds.parse().ok()?, digits.parse().ok()?))
 }
 
 fn owner(number: u64) -> io::Result<u32> {
@@ -383,6 +377,10 @@ pub fn shown(name: &[u8]) -> String {
 
 pub fn shown_path(path: &Path) -> String {
     shown(path.as_os_str().as_encoded_bytes())
+}
+
+fn too_much() -> io::Error {
+    wrong("an entry has too long a name or too many attributes")
 }
 
 fn early() -> io::Error {

@@ -5,6 +5,7 @@ use std::{
     os::unix::ffi::OsStrExt,
 };
 
+use baton_files::tar::pax;
 use tar::{EntryType, Header};
 
 use super::entries::{Entry, Kind};
@@ -102,7 +103,7 @@ fn finish(header: &mut Header) -> &[u8] {
 /// What does not fit into the plain header.
 fn extended(entry: &Entry, path: &[u8], link: &[u8], size: u64) -> Vec<u8> {
     let mut records = Vec::new();
-    let mut add = |name: &[u8], value: &[u8]| record(&mut records, name, value);
+    let mut add = |name: &[u8], value: &[u8]| pax::record(&mut records, name, value);
     let is_plain = |text: &[u8]| text.len() <= SHORT && text.is_ascii();
     if !is_plain(path) {
         add(b"path", path);
@@ -121,23 +122,10 @@ fn extended(entry: &Entry, path: &[u8], link: &[u8], size: u64) -> Vec<u8> {
     }
     let (seconds, nanoseconds) = entry.mtime;
     if nanoseconds != 0 || seconds < 0 {
-        add(b"mtime", format!("{seconds}.{nanoseconds:09}").as_bytes());
+        add(b"mtime", pax::time_text(entry.mtime).as_bytes());
     }
     for (name, value) in &entry.attributes {
         add(&[b"SCHILY.xattr.", &name[..]].concat(), value);
     }
     records
-}
-
-/// `LENGTH NAME=VALUE\n`, where the length counts itself.
-fn record(records: &mut Vec<u8>, name: &[u8], value: &[u8]) {
-    let rest = 3 + name.len() + value.len();
-    let mut length = rest;
-    while length != rest + length.to_string().len() {
-        length = rest + length.to_string().len();
-    }
-    records.extend_from_slice(length.to_string().as_bytes());
-    for part in [b" ", name, b"=", value, b"\n"] {
-        records.extend_from_slice(part);
-    }
 }

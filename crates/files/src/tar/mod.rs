@@ -10,6 +10,7 @@
 //! those up to a limit.
 
 mod header;
+pub mod pax;
 mod reader;
 mod writer;
 

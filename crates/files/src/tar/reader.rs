@@ -5,6 +5,7 @@ use std::io::{self, Read};
 use super::{
     BLOCK, Kind, Member,
     header::{self, Block, Type},
+    pax,
 };
 
 /// Longest pax header or long name: what one member may cost in memory.
@@ -140,11 +141,11 @@ impl<R: Read> Read for Reader<R> {
 
 impl Said {
     fn read(&mut self, bytes: &[u8]) -> io::Result<()> {
-        for (key, value) in header::records(bytes).map_err(damaged)? {
+        for (key, value) in pax::records(bytes).map_err(damaged)? {
             match key {
                 b"path" | b"GNU.sparse.name" => self.name = Some(value.to_vec()),
                 b"linkpath" => self.link = Some(value.to_vec()),
-                b"mtime" => self.mtime = header::time(value),
+                b"mtime" => self.mtime = pax::time(value),
                 b"size" => {
                     let size = std::str::from_utf8(value).ok().and_then(|text| text.parse::<u64>().ok());
                     let size = size.filter(|size| *size <= i64::MAX as u64);

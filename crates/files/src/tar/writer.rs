@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use super::{BLOCK, Kind, Member, header};
+use super::{BLOCK, Kind, Member, header, pax};
 
 /// Writes one member after the other; as a [`Write`] it takes the data of the last one.
 #[derive(Debug)]
@@ -87,19 +87,19 @@ fn records(member: &Member) -> Vec<u8> {
     let (name, link) = (is_long(&member.name), is_long(&member.link));
     let is_odd = |text: &[u8]| std::str::from_utf8(text).is_err();
     if name && is_odd(&member.name) || link && is_odd(&member.link) {
-        header::record(&mut records, "hdrcharset", b"BINARY");
+        pax::record(&mut records, b"hdrcharset", b"BINARY");
     }
     if name {
-        header::record(&mut records, "path", &member.name);
+        pax::record(&mut records, b"path", &member.name);
     }
     if link {
-        header::record(&mut records, "linkpath", &member.link);
+        pax::record(&mut records, b"linkpath", &member.link);
     }
     if member.size > header::MOST_SIZE {
-        header::record(&mut records, "size", member.size.to_string().as_bytes());
+        pax::record(&mut records, b"size", member.size.to_string().as_bytes());
     }
     if member.mtime.1 > 0 || member.mtime.0 < 0 || member.mtime.0 > header::MOST_SIZE as i64 {
-        header::record(&mut records, "mtime", header::time_text(member.mtime).as_bytes());
+        pax::record(&mut records, b"mtime", pax::time_text(member.mtime).as_bytes());
     }
     records
 }
