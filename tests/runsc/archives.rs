@@ -9,6 +9,7 @@ use std::{
 };
 
 use baton::runtime::{Error, Extract, Lifecycle, Settings, Source, archive::Limits};
+use baton_files::tar::pax;
 use sha2::{Digest, Sha256};
 use tar::{Builder, EntryType, Header};
 
@@ -39,7 +40,7 @@ pub fn look(tree: &Path) -> BTreeMap<PathBuf, String> {
     found
 }
 
-fn header(kind: EntryType, size: u64) -> Header {
+pub fn header(kind: EntryType, size: u64) -> Header {
     let mut header = Header::new_gnu();
     header.set_entry_type(kind);
     header.set_size(size);
@@ -51,7 +52,7 @@ fn header(kind: EntryType, size: u64) -> Header {
 }
 
 /// One entry with any name, which the library would refuse to write.
-fn raw(archive: &mut Vec<u8>, kind: EntryType, name: &[u8], link: &[u8], content: &[u8]) {
+pub fn raw(archive: &mut Vec<u8>, kind: EntryType, name: &[u8], link: &[u8], content: &[u8]) {
     let mut header = header(kind, content.len() as u64);
     header.as_old_mut().name[..name.len()].copy_from_slice(name);
     header.as_old_mut().linkname[..link.len()].copy_from_slice(link);
@@ -61,7 +62,7 @@ fn raw(archive: &mut Vec<u8>, kind: EntryType, name: &[u8], link: &[u8], content
     archive.resize(archive.len().next_multiple_of(512), 0);
 }
 
-fn ended(mut archive: Vec<u8>) -> Vec<u8> {
+pub fn ended(mut archive: Vec<u8>) -> Vec<u8> {
     archive.resize(archive.len() + 1024, 0);
     archive
 }
@@ -77,13 +78,13 @@ fn of(entries: &[Row<'_>]) -> Vec<u8> {
     ended(archive)
 }
 
-fn gzip(bytes: &[u8]) -> Vec<u8> {
+pub fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
     encoder.write_all(bytes).unwrap();
     encoder.finish().unwrap()
 }
 
-async fn extract(place: &Place, name: &str, bytes: &[u8], from: Source) -> Result<PathBuf, Error> {
+pub async fn extract(place: &Place, name: &str, bytes: &[u8], from: Source) -> Result<PathBuf, Error> {
     let file = place.path("archive");
     std::fs::write(&file, bytes).unwrap();
     let digest = format!("{:0>64}", name.bytes().map(|byte| format!("{byte:02x}")).collect::<String>());
@@ -153,6 +154,31 @@ async fn a_hostile_archive_leaves_nothing_and_touches_nothing() {
         raw(&mut archive, T::Regular, b"a", b"", b"content");
         ended(archive)
     };
+    // Each step is short, and the last one would be nine hundred directories deep.
+    let ladder = {
+        let mut archive = Vec::new();
+        let step = b"d/".repeat(30);
+        raw(&mut archive, T::Directory, &step, b"", b"");
+        for n in 0..30 {
+            let below = if n == 0 { step.clone() } else { [format!("s{}/", n - 1).as_bytes(), &step].concat() };
+            raw(&mut archive, T::Symlink, format!("s{n}").as_bytes(), &below, b"");
+            raw(&mut archive, T::Directory, &[format!("s{n}/").as_bytes(), &step].concat(), b"", b"");
+        }
+        ended(archive)
+    };
+    let attributes = {
+        let mut archive = Vec::new();
+        let mut records = Vec::new();
+        pax::record(&mut records, b"SCHILY.xattr.user.x", &vec![b'a'; 700 << 10]);
+        (0..3).for_each(|_| raw(&mut archive, T::XHeader, b"x", b"", &records));
+        raw(&mut archive, T::Directory, b"a/", b"", b"");
+        ended(archive)
+    };
+    let headers = {
+        let mut archive = Vec::new();
+        (0..20_000).for_each(|_| raw(&mut archive, T::XHeader, b"x", b"", b""));
+        ended(archive)
+    };
     let cut = of(&[(T::Regular, b"a", b"", &[1; 4096])])[..2000].to_vec();
     let mut damaged = of(&[(T::Regular, b"a", b"", b"x")]);
     damaged[3] ^= 0xff;
@@ -162,6 +188,9 @@ async fn a_hostile_archive_leaves_nothing_and_touches_nothing() {
         ("links out", of(&[(T::Link, b"a", b"../outside/secret", b"")]), "outside"),
         ("links to nothing", of(&[(T::Link, b"a", b"etc/shadow", b"")]), "a: "),
         ("too deep", of(&[(T::Directory, &deep, b"", b"")]), "deep"),
+        ("ladder", ladder, "deep"),
+        ("attributes", attributes, "too many attributes"),
+        ("headers", headers, "more than 8388608 bytes"),
         ("long name", long_name, "too long"),
         ("many entries", many, "more than 1000 entries"),
         ("large", zeros.clone(), "more than 8388608 bytes"),

@@ -25,6 +25,7 @@ mod hostile;
 mod image;
 mod leftovers;
 mod moves;
+mod mutants;
 mod place;
 mod proxy;
 mod servers;

@@ -16,7 +16,7 @@ use std::{
         fd::AsFd,
         unix::{
             ffi::OsStrExt,
-            fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, lchown, symlink},
+            fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, fchown, lchown, symlink},
         },
     },
     path::Path,
@@ -39,6 +39,9 @@ pub const VERB: &str = "extract-archive";
 
 const USAGE: &str = "usage: baton extract-archive TREE SIZE ENTRIES DEPTH layer|complete|base [BASE] < ARCHIVE";
 const CHUNK: usize = 64 << 10;
+/// The names that are remembered until the end, with what a name costs besides, may take so many bytes.
+const REMEMBERED: usize = 256 << 20;
+const NAME: usize = 128;
 
 /// The code with which the child ends when the disk, not the archive, is to blame.
 pub const NO_SPACE: u8 = 28;
@@ -48,14 +51,19 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let words: Vec<_> = arguments.collect();
     let text = |at: usize| words.get(at).and_then(|word| word.to_str());
     let number = |at: usize| text(at).and_then(|word| word.parse::<u64>().ok());
-    let asked = (words.first(), number(1), number(2), number(3).and_then(|depth| depth.try_into().ok()), text(4));
-    let (Some(tree), Some(size), Some(entries), Some(depth), Some(kind @ ("layer" | "complete" | "base"))) = asked
-    else {
+    let asked = (
+        words.first(),
+        number(1),
+        number(2),
+        number(3).and_then(|depth| depth.try_into().ok()),
+        text(4).and_then(Form::parse),
+    );
+    let (Some(tree), Some(size), Some(entries), Some(depth), Some(form)) = asked else {
         eprintln!("{USAGE}");
         return ExitCode::from(2);
     };
     let base = words.get(5).map(Path::new);
-    match run(Path::new(tree), base, kind, Limits { size, entries, depth }) {
+    match run(Path::new(tree), base, form, Limits { size, entries, depth }) {
         Ok((entries, bytes)) => {
             println!("{entries} {bytes}");
             ExitCode::SUCCESS
@@ -68,23 +76,53 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     }
 }
 
-fn run(tree: &Path, base: Option<&Path>, kind: &str, limits: Limits) -> io::Result<(u64, u64)> {
-    let (is_layer, is_base) = (kind == "layer", kind == "base");
+fn run(tree: &Path, base: Option<&Path>, form: Form, limits: Limits) -> io::Result<(u64, u64)> {
     let archive = File::from(io::stdin().as_fd().try_clone_to_owned()?);
-    rustix::process::umask(Mode::empty());
     if let Some(base) = base {
         farm(base, tree)?;
     }
-    confine(tree, limits.size)?;
-    let tally = extract(open(archive)?, is_layer, limits)?;
-    if !is_base {
+    // What counts itself wrong is stopped by the kernel.
+    let most = Rlimit { current: Some(limits.size), maximum: Some(limits.size) };
+    rustix::process::setrlimit(Resource::Fsize, most)?;
+    extract_into(archive, tree, form, limits)
+}
+
+/// What an archive is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// Changes of what the tree holds already.
+    Layer,
+    /// Everything, and what is missing for a container is added.
+    Complete,
+    /// Everything, as it is.
+    Base,
+}
+
+impl Form {
+    fn parse(word: &str) -> Option<Self> {
+        match word {
+            "layer" => Some(Self::Layer),
+            "complete" => Some(Self::Complete),
+            "base" => Some(Self::Base),
+            _ => None,
+        }
+    }
+}
+
+/// Shuts the caller into `tree`, for good and without its rights, and extracts `archive` there: how many
+/// entries and bytes it had. Only for a process that ends after it, or a thread that shares no root with others.
+pub fn extract_into(archive: File, tree: &Path, form: Form, limits: Limits) -> io::Result<(u64, u64)> {
+    confine(tree)?;
+    rustix::process::umask(Mode::empty());
+    let tally = extract(open(archive)?, form == Form::Layer, limits)?;
+    if form != Form::Base {
         furnish()?;
     }
     Ok(tally)
 }
 
 /// From here on there is nothing but the tree.
-fn confine(tree: &Path, size: u64) -> io::Result<()> {
+fn confine(tree: &Path) -> io::Result<()> {
     rustix::process::chroot(tree)?;
     rustix::process::chdir("/")?;
     rustix::thread::set_no_new_privs(true)?;
@@ -96,10 +134,7 @@ fn confine(tree: &Path, size: u64) -> io::Result<()> {
     let have = rustix::thread::capabilities(None)?.permitted;
     let kept =
         CapabilitySets { effective: have & needed, permitted: have & needed, inheritable: CapabilitySet::empty() };
-    rustix::thread::set_capabilities(None, kept)?;
-    // What counts itself wrong is stopped by the kernel.
-    let most = Rlimit { current: Some(size), maximum: Some(size) };
-    Ok(rustix::process::setrlimit(Resource::Fsize, most)?)
+    Ok(rustix::thread::set_capabilities(None, kept)?)
 }
 
 /// Extracts into the root of this process.
@@ -107,7 +142,8 @@ fn extract(source: impl Read, is_layer: bool, limits: Limits) -> io::Result<(u64
     let mut reader = Reader::new(source, limits);
     let mut gone = BTreeSet::new();
     let mut directories = Vec::new();
-    while let Some(entry) = reader.next()? {
+    let mut remembered = 0;
+    while let Some(mut entry) = reader.next()? {
         let place = Path::new("/").join(&entry.path);
         let named = |error: io::Error| {
             if error.kind() == io::ErrorKind::InvalidData {
@@ -115,6 +151,12 @@ fn extract(source: impl Read, is_layer: bool, limits: Limits) -> io::Result<(u64
             }
             io::Error::new(error.kind(), format!("{}: {error}", shown_path(&entry.path)))
         };
+        if matches!(entry.kind, Kind::Whiteout | Kind::Link(_) | Kind::Directory) {
+            remembered += NAME + entry.path.as_os_str().len();
+        }
+        if remembered > REMEMBERED {
+            return Err(wrong("it has too many long names"));
+        }
         match &entry.kind {
             Kind::Whiteout if is_layer => {
                 gone.insert(entry.path.clone());
@@ -125,7 +167,9 @@ fn extract(source: impl Read, is_layer: bool, limits: Limits) -> io::Result<(u64
                 remove(&place).map_err(named)?;
             }
             Kind::Directory => {
-                directory(&place, &entry, is_layer).map_err(named)?;
+                directory(&place, &entry, is_layer, limits.depth).map_err(named)?;
+                // They may be large, and nothing that follows changes them.
+                entry.attributes = Vec::new();
                 directories.push(entry);
             }
             // The sandbox has devices of its own.
@@ -134,7 +178,7 @@ fn extract(source: impl Read, is_layer: bool, limits: Limits) -> io::Result<(u64
                 if entry.path.as_os_str().is_empty() {
                     return Err(wrong("its root is not a directory"));
                 }
-                other(&place, &entry, &mut reader).map_err(named)?;
+                other(&place, &entry, &mut reader, limits.depth).map_err(named)?;
             }
         }
     }
@@ -170,72 +214,102 @@ fn furnish() -> io::Result<()> {
     if is_empty { fs::write(KEEP, KEPT) } else { Ok(()) }
 }
 
-fn directory(place: &Path, entry: &Entry, is_layer: bool) -> io::Result<()> {
-    if entry.path.as_os_str().is_empty() {
-        return Ok(());
-    }
+fn directory(place: &Path, entry: &Entry, is_layer: bool, depth: u32) -> io::Result<()> {
+    let is_root = entry.path.as_os_str().is_empty();
     let found = fs::symlink_metadata(place).is_ok_and(|about| about.is_dir());
-    if found && !(is_layer && entry.is_opaque()) {
-        return Ok(());
+    if !is_root && (!found || (is_layer && entry.is_opaque())) {
+        put(place, depth, || fs::DirBuilder::new().mode(0o700).create(place))?;
+        check_depth(place, depth)?;
     }
-    make_way(place)?;
-    fs::DirBuilder::new().mode(0o700).create(place)
+    set_attributes(place, entry)
 }
 
-fn other(place: &Path, entry: &Entry, content: &mut impl Read) -> io::Result<()> {
-    make_way(place)?;
+fn other(place: &Path, entry: &Entry, content: &mut impl Read, depth: u32) -> io::Result<()> {
     match &entry.kind {
-        Kind::File => {
-            let mut file = fresh(place)?;
-            write_with_holes(content, &mut file, entry.size)?;
-        }
-        Kind::Sparse(pieces) => {
-            let mut file = fresh(place)?;
-            for (offset, length) in pieces {
-                file.seek(SeekFrom::Start(*offset))?;
-                io::copy(&mut content.take(*length), &mut file)?;
-            }
-            file.set_len(entry.size)?;
-        }
+        Kind::File | Kind::Sparse(_) => return file(place, entry, content, depth),
         // A link shares all it has with its target, which may belong to the base: nothing is set.
-        Kind::Link(target) => return fs::hard_link(Path::new("/").join(target), place),
-        Kind::Symlink(target) => symlink(target, place)?,
-        Kind::Fifo => rustix::fs::mknodat(CWD, place, FileType::Fifo, Mode::from_raw_mode(0o600), 0)?,
+        Kind::Link(target) => return put(place, depth, || fs::hard_link(Path::new("/").join(target), place)),
+        Kind::Symlink(target) => put(place, depth, || symlink(target, place))?,
+        Kind::Fifo => {
+            put(place, depth, || Ok(rustix::fs::mknodat(CWD, place, FileType::Fifo, Mode::from_raw_mode(0o600), 0)?))?
+        }
         Kind::Directory | Kind::Whiteout | Kind::Device => {}
     }
     dress(place, entry)
 }
 
-fn fresh(place: &Path) -> io::Result<File> {
-    File::options().write(true).create_new(true).mode(0o600).open(place)
+fn file(place: &Path, entry: &Entry, content: &mut impl Read, depth: u32) -> io::Result<()> {
+    let mut file = put(place, depth, || File::options().write(true).create_new(true).mode(0o600).open(place))?;
+    if let Kind::Sparse(pieces) = &entry.kind {
+        for (offset, length) in pieces {
+            file.seek(SeekFrom::Start(*offset))?;
+            io::copy(&mut content.take(*length), &mut file)?;
+        }
+        file.set_len(entry.size)?;
+    } else {
+        write_with_holes(content, &mut file, entry.size)?;
+    }
+    // As `dress`, without looking for it each time.
+    fchown(&file, Some(entry.uid), Some(entry.gid))?;
+    file.set_permissions(fs::Permissions::from_mode(entry.mode))?;
+    set_attributes(place, entry)?;
+    Ok(rustix::fs::futimens(&file, &times(entry.mtime))?)
+}
+
+/// Makes something: at once where its name is free and its directory there, which is nearly always so.
+fn put<T>(place: &Path, depth: u32, make: impl Fn() -> io::Result<T>) -> io::Result<T> {
+    use io::ErrorKind::{AlreadyExists, NotADirectory, NotFound};
+    match make() {
+        Err(error) if matches!(error.kind(), AlreadyExists | NotADirectory | NotFound) => {
+            make_way(place, depth)?;
+            make()
+        }
+        made => made,
+    }
 }
 
 /// Runs of zeros become holes.
 fn write_with_holes(content: &mut impl Read, file: &mut File, size: u64) -> io::Result<()> {
     let mut chunk = vec![0; CHUNK.min(usize::try_from(size).unwrap_or(CHUNK).max(1))];
-    let mut left = size;
+    let (mut left, mut is_hole) = (size, false);
     while left > 0 {
         let most = usize::try_from(left).unwrap_or(usize::MAX).min(chunk.len());
         content.read_exact(&mut chunk[..most])?;
-        if chunk[..most].iter().all(|byte| *byte == 0) {
+        is_hole = chunk[..most].iter().all(|byte| *byte == 0);
+        if is_hole {
             file.seek(SeekFrom::Current(i64::try_from(most).map_err(io::Error::other)?))?;
         } else {
             file.write_all(&chunk[..most])?;
         }
         left -= most as u64;
     }
-    file.set_len(size)
+    if is_hole { file.set_len(size) } else { Ok(()) }
 }
 
 /// Nothing stands there any more, and there is a directory to put it in.
-fn make_way(place: &Path) -> io::Result<()> {
+fn make_way(place: &Path, depth: u32) -> io::Result<()> {
     remove(place)?;
     let Some(parent) = place.parent() else { return Ok(()) };
     if fs::metadata(parent).is_ok_and(|about| about.is_dir()) {
         return Ok(());
     }
     // Not every archive names its directories.
-    fs::DirBuilder::new().recursive(true).mode(0o755).create(parent)
+    fs::DirBuilder::new().recursive(true).mode(0o755).create(parent)?;
+    check_depth(parent, depth)
+}
+
+/// By way of links a short name can lead to a deep place, and whoever walks such a tree later would fall.
+fn check_depth(directory: &Path, most: u32) -> io::Result<()> {
+    rustix::process::chdir(directory)?;
+    let place = rustix::process::getcwd(Vec::new());
+    rustix::process::chdir("/")?;
+    let deep = match place {
+        Ok(place) => place.as_bytes().iter().filter(|byte| **byte == b'/').count() as u64 > u64::from(most),
+        // Longer than any path can be.
+        Err(rustix::io::Errno::NAMETOOLONG | rustix::io::Errno::RANGE) => true,
+        Err(error) => return Err(error.into()),
+    };
+    if deep { Err(wrong(format!("it has directories more than {most} deep"))) } else { Ok(()) }
 }
 
 fn remove(place: &Path) -> io::Result<()> {
@@ -256,11 +330,16 @@ fn dress(place: &Path, entry: &Entry) -> io::Result<()> {
     let is_link = matches!(entry.kind, Kind::Symlink(_));
     if !is_link {
         fs::set_permissions(place, fs::Permissions::from_mode(entry.mode))?;
-        for (name, value) in entry.attributes.iter().filter(|(name, _)| is_kept(name)) {
-            set_attribute(place, OsStr::from_bytes(name), value)?;
-        }
+        set_attributes(place, entry)?;
     }
     set_time(place, entry.mtime)
+}
+
+fn set_attributes(place: &Path, entry: &Entry) -> io::Result<()> {
+    for (name, value) in entry.attributes.iter().filter(|(name, _)| is_kept(name)) {
+        set_attribute(place, OsStr::from_bytes(name), value)?;
+    }
+    Ok(())
 }
 
 pub(super) fn set_attribute(place: &Path, name: &OsStr, value: &[u8]) -> io::Result<()> {
@@ -271,10 +350,13 @@ pub(super) fn set_attribute(place: &Path, name: &OsStr, value: &[u8]) -> io::Res
     }
 }
 
-pub(super) fn set_time(place: &Path, (seconds, nanoseconds): (i64, u32)) -> io::Result<()> {
-    let times = Timestamps {
+pub(super) fn set_time(place: &Path, time: (i64, u32)) -> io::Result<()> {
+    Ok(rustix::fs::utimensat(CWD, place, &times(time), AtFlags::SYMLINK_NOFOLLOW)?)
+}
+
+fn times((seconds, nanoseconds): (i64, u32)) -> Timestamps {
+    Timestamps {
         last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
         last_modification: Timespec { tv_sec: seconds, tv_nsec: nanoseconds.into() },
-    };
-    Ok(rustix::fs::utimensat(CWD, place, &times, AtFlags::SYMLINK_NOFOLLOW)?)
+    }
 }

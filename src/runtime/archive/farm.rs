@@ -3,7 +3,7 @@
 
 use std::{
     ffi::OsStr,
-    fs::{self, Metadata},
+    fs::{self, File, Metadata},
     io,
     os::unix::{
         ffi::OsStrExt,
@@ -13,7 +13,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{CWD, FileType, Mode},
+    fs::{AtFlags, CWD, FileType, Mode},
     io::Errno,
 };
 
@@ -22,21 +22,21 @@ use super::{
     is_kept,
 };
 
-/// Fills the empty directory `tree` with what `base` holds.
+/// Fills the empty directory `tree` with what `base` holds. Blocks.
 pub fn farm(base: &Path, tree: &Path) -> io::Result<()> {
+    // Names in open directories: thousands of paths would be walked from the top otherwise.
+    let (above, below) = (File::open(base)?, File::open(tree)?);
     for entry in fs::read_dir(base)? {
-        let from = entry?.path();
-        let Some(name) = from.file_name() else { continue };
-        let to = tree.join(name);
-        let about = fs::symlink_metadata(&from)?;
-        if about.is_dir() {
-            fs::create_dir(&to)?;
-            farm(&from, &to)?;
+        let entry = entry?;
+        let (name, from, to) = (entry.file_name(), entry.path(), || tree.join(entry.file_name()));
+        if entry.file_type()?.is_dir() {
+            fs::create_dir(to())?;
+            farm(&from, &to())?;
         } else {
-            match fs::hard_link(&from, &to) {
+            match rustix::fs::linkat(&above, &name, &below, &name, AtFlags::empty()) {
                 Ok(()) => {}
-                Err(error) if must_copy(&error) => copy(&from, &to, &about)?,
-                Err(error) => return Err(error),
+                Err(error) if must_copy(error) => copy(&from, &to(), &fs::symlink_metadata(&from)?)?,
+                Err(error) => return Err(error.into()),
             }
         }
     }
@@ -44,9 +44,8 @@ pub fn farm(base: &Path, tree: &Path) -> io::Result<()> {
 }
 
 /// Another file system, or a file with as many links as it can have.
-fn must_copy(error: &io::Error) -> bool {
-    let refusals = [Errno::XDEV, Errno::MLINK, Errno::PERM, Errno::OPNOTSUPP];
-    error.raw_os_error().is_some_and(|code| refusals.iter().any(|refusal| refusal.raw_os_error() == code))
+fn must_copy(error: Errno) -> bool {
+    [Errno::XDEV, Errno::MLINK, Errno::PERM, Errno::OPNOTSUPP].contains(&error)
 }
 
 fn copy(from: &Path, to: &Path, about: &Metadata) -> io::Result<()> {

@@ -15,7 +15,8 @@ mod writer;
 
 pub(super) use compose::{complete, layer, pack, tally};
 pub use entries::Limits;
-pub use extract::{NO_SPACE, VERB, main};
+pub use extract::{Form, NO_SPACE, VERB, extract_into, main};
+pub use farm::farm;
 
 /// Says of a directory of a layer that nothing of the base shows through.
 const OPAQUE: &str = "trusted.overlay.opaque";
