@@ -51,6 +51,23 @@ fn megabytes(image: &Path, without: &Path) -> u64 {
     if is_proof() { size(image) } else { size(image) - size(without) + 40 }
 }
 
+/// The first process of a namespace of its own: with it everything in there ends, also when a test fails.
+struct Namespace(std::process::Child);
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        // Nothing more can be done about either.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+        for _ in 0..500 {
+            if processes(Path::new("/run/baton")).is_empty() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
 async fn execute(port: &str, code: &str) -> String {
     let work = async {
         let mut socket = TcpStream::connect(format!("127.0.0.1:{port}")).await.unwrap();
@@ -104,7 +121,7 @@ async fn a_server_runs_sandboxes_from_the_files_of_the_image_alone() {
     server.env_clear().envs(environment()).env("PATH", "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
     server.env("BATON_LISTEN", "127.0.0.1:0").env("BATON_ADMIN_LISTEN", "off");
     server.stdin(Stdio::null()).stdout(Stdio::null()).stderr(std::fs::File::create(&log).unwrap());
-    let mut server = server.spawn().unwrap();
+    let mut server = Namespace(server.spawn().unwrap());
     let mut port = String::new();
     for _ in 0..3_000 {
         let text = std::fs::read_to_string(&log).unwrap();
@@ -112,21 +129,11 @@ async fn a_server_runs_sandboxes_from_the_files_of_the_image_alone() {
             rest.split_whitespace().next().unwrap().clone_into(&mut port);
             break;
         }
-        assert!(server.try_wait().unwrap().is_none(), "it ended:\n{text}");
+        assert!(server.0.try_wait().unwrap().is_none(), "it ended:\n{text}");
         clock().sleep(Duration::from_millis(10)).await;
     }
     assert!(!port.is_empty(), "it never served:\n{}", std::fs::read_to_string(&log).unwrap());
     let answer = execute(&port, "import sys; print(6 * 7, sys.version_info.major)").await;
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     assert_eq!(body(&answer), "42 3\n", "{answer}");
-
-    // With the first process of its namespace everything in it ends.
-    server.kill().unwrap();
-    server.wait().unwrap();
-    for _ in 0..500 {
-        if processes(Path::new("/run/baton")).is_empty() {
-            break;
-        }
-        clock().sleep(Duration::from_millis(10)).await;
-    }
 }
