@@ -2,14 +2,15 @@
 
 use std::{path::PathBuf, process::ExitCode, sync::Arc};
 
-use anyhow::{Context, anyhow, bail};
-use baton_client::{Connection, Sandbox};
-use baton_protocol::{
-    event::Token,
-    id::{SandboxId, SnapshotName},
-};
+use anyhow::{Context, bail};
+use baton_protocol::{id::SnapshotName, manifest::SnapshotKind};
 
-use super::{check::storage_settings, flags, print, serve};
+use super::{
+    check::storage_settings,
+    flags,
+    link::{SandboxArgs, explain},
+    print, serve,
+};
 use crate::{
     clock::{SharedClock, SystemClock},
     config::{self, Config},
@@ -39,37 +40,17 @@ pub enum Verb {
     Export(Export),
 }
 
-/// How to reach a running sandbox.
-#[derive(Clone, Debug, clap::Args)]
-pub struct Reach {
-    /// The sandbox.
-    #[arg(long, value_name = "ID")]
-    pub id: SandboxId,
-    /// What the server said when the sandbox was created.
-    #[arg(long, env = "BATON_TOKEN", hide_env_values = true)]
-    pub token: String,
-    /// The server.
-    #[arg(long, env = "BATON_URL", default_value = "ws://127.0.0.1:8080")]
-    pub url: String,
-}
-
-impl Reach {
-    pub async fn attach(&self) -> anyhow::Result<Sandbox> {
-        let token = Token(self.token.clone());
-        let attached = Sandbox::attach_with(&self.url, self.id.clone(), token, Connection::default()).await;
-        attached.map_err(|error| anyhow!("{error}"))
-    }
-}
-
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  baton snapshot create numpy --id sandbox-… --token …")]
+#[command(after_help = "Examples:\n  baton snapshot create numpy 0b9f\n  baton snapshot create --full everything 0b9f")]
 pub struct Create {
     pub name: SnapshotName,
+    /// Its id, or the beginning of it if its token is kept here.
+    pub sandbox: String,
     /// Everything, not only what changed on the base.
     #[arg(long)]
     pub full: bool,
     #[command(flatten)]
-    pub reach: Reach,
+    pub link: SandboxArgs,
 }
 
 /// Storage is where `baton serve` would look for it.
@@ -114,10 +95,11 @@ pub fn main(verb: Verb) -> anyhow::Result<ExitCode> {
 async fn run(verb: Verb) -> anyhow::Result<()> {
     match verb {
         Verb::Create(args) => {
-            let sandbox = args.reach.attach().await?;
+            let url = args.link.find(&args.sandbox)?.url;
+            let sandbox = args.link.attach(&args.sandbox).await?;
             let made = sandbox.snapshot_with(&args.name, args.full).await;
             sandbox.close().await;
-            made.map_err(|error| anyhow!("{error}"))
+            made.map_err(|error| explain(error, &url))
         }
         Verb::List(at) => {
             let listed = Store::open(&at)?.snapshots.list().await.context("the snapshots cannot be listed")?;
@@ -198,7 +180,13 @@ impl Store {
 
     async fn export(self, args: &Export) -> anyhow::Result<()> {
         let key = match self.snapshots.find(&args.name).await? {
-            Found::Ours(_) => format!("filesystem_snapshots/{0}/{0}.tar", args.name),
+            Found::Ours(manifest) => {
+                if manifest.kind == SnapshotKind::Layer {
+                    // Whoever imports it elsewhere would start sandboxes on next to nothing.
+                    eprintln!("baton: {} holds only what changed on its base; `create --full` keeps all", args.name);
+                }
+                format!("filesystem_snapshots/{0}/{0}.tar", args.name)
+            }
             Found::Foreign { key } => key,
             Found::Nothing | Found::Unfinished => bail!("there is no finished snapshot named {}", args.name),
         };

@@ -115,6 +115,58 @@ async fn a_person_creates_runs_copies_stores_and_ends() {
     server.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_person_keeps_a_file_system_and_makes_copies() {
+    let machine = Machine::with_a_directory().await;
+    let server = machine.server("one").await;
+    let person = Person::at(&machine, format!("ws://{}", server.address));
+    let kept = async |arguments: &[&str]| {
+        let mut command = person.types(arguments);
+        let output = soon(command.env("CHECKPOINT_AND_RESTORE_PATH", machine.data()).output()).await.unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (output.status.success(), text(&output.stdout), text(&output.stderr))
+    };
+    let id = person.gets(&["create", "--checkpoint"]).await.trim().to_owned();
+    let short = &id[8..20];
+    person.gets(&["exec", short, "--", "sh", "-c", "echo kept >/opt/kept; rm /etc/hostname"]).await;
+    person.gets(&["snapshot", "create", "tools", short]).await;
+    let again = person.sees(&["snapshot", "create", "tools", short]).await;
+    let why = String::from_utf8(again.stderr).unwrap();
+    assert!(!again.status.success() && why.contains("`tools` exists already"), "{why}");
+    let (_, listed, _) = kept(&["snapshot", "list"]).await;
+    assert!(listed.starts_with("tools ") && listed.trim_end().ends_with(" snapshot"), "{listed}");
+
+    let look = "cat /opt/kept; ls /etc/hostname 2>/dev/null | wc -l";
+    let (_, seen, why) = kept(&["run", "--snapshot", "tools", "--", "sh", "-c", look]).await;
+    assert_eq!(seen, "kept\n0\n", "{why}");
+    let missing = person.sees(&["run", "--snapshot", "nothing", "--", "true"]).await;
+    let why = String::from_utf8(missing.stderr).unwrap();
+    assert!(!missing.status.success() && why.contains("`nothing` does not exist"), "{why}");
+
+    // Whoever stands on it keeps it.
+    let user = person.gets(&["create", "--checkpoint", "--snapshot", "tools"]).await.trim().to_owned();
+    person.gets(&["checkpoint", &user]).await;
+    let (deleted, _, why) = kept(&["snapshot", "delete", "tools"]).await;
+    assert!(!deleted && why.contains(&format!("tools stays: {user}")), "{why}");
+    assert_eq!(person.gets(&["exec", &user, "--", "cat", "/opt/kept"]).await, "kept\n");
+    person.gets(&["kill", &user]).await;
+    let (exported, _, why) = kept(&["snapshot", "export", "tools"]).await;
+    assert!(exported && why.contains("only what changed"), "{why}");
+    assert!(machine.object("filesystem_snapshots/tools/tools.tar") == fs::read(person.home.join("tools.tar")).ok());
+    let (deleted, _, why) = kept(&["snapshot", "delete", "tools"]).await;
+    assert!(deleted && kept(&["snapshot", "list"]).await.1.is_empty(), "{why}");
+
+    let copies = person.gets(&["fork", "--count", "2", short]).await;
+    let mut all: Vec<_> = copies.lines().collect();
+    assert_eq!(all.len(), 2);
+    for copy in &all {
+        assert_eq!(person.gets(&["exec", copy, "--", "cat", "/opt/kept"]).await, "kept\n");
+    }
+    all.push(&id);
+    person.gets(&[&["kill"][..], &all[..]].concat()).await;
+    server.stop().await;
+}
+
 /// The most memory a process ever had, in bytes; 0 once it is gone.
 fn peak(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
