@@ -217,6 +217,27 @@ pub async fn send(
     patiently(clock, || store.upload(key, file, If::Absent, digest, progress)).await.map(drop)
 }
 
+/// As [`send`], of a file that is given away: what it was. Where the store does not have to know that
+/// beforehand it is read once.
+pub async fn give(
+    store: &dyn Store,
+    clock: &SharedClock,
+    key: &str,
+    file: &Path,
+    progress: Progress<'_>,
+) -> Result<Digest> {
+    let taken = patiently(clock, || {
+        let taking = store.take(key, file, progress);
+        Box::pin(async { taking.await.transpose() })
+    });
+    if let Some(digest) = taken.await? {
+        return Ok(digest);
+    }
+    let digest = files::digest(clock, file, STALL, &|_| {}).await?;
+    send(store, clock, key, file, &digest, progress).await?;
+    Ok(digest)
+}
+
 /// One file out of storage; tried again while that may help.
 pub async fn fetch(
     store: &dyn Store,

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    artifacts::{self, erase, patiently, put_once, send},
+    artifacts::{self, erase, give, patiently, put_once},
     files,
     layout::{Object, SNAPSHOTS, snapshot_of, snapshot_prefix},
     store::{Digest, Error, If, Poll, Progress, Result, Store},
@@ -110,7 +110,7 @@ impl Snapshots {
         })
     }
 
-    /// Stores the archive of a name that was claimed, then its manifest. Safe to repeat.
+    /// Stores the archive of a name that was claimed, which is given away, then its manifest. Safe to repeat.
     pub async fn finish(
         &self,
         name: &SnapshotName,
@@ -118,18 +118,22 @@ impl Snapshots {
         mut manifest: manifest::Snapshot,
         progress: artifacts::Total<'_>,
     ) -> Result<manifest::Snapshot> {
-        let digest = files::digest(&self.clock, archive, STALL, &|_| {}).await?;
-        (manifest.size, manifest.sha256) = (digest.size, digest.sha256.clone());
         let key = Object::SnapshotArchive(name).key();
-        let tell = |done| progress(done, digest.size);
-        match send(&*self.store, &self.clock, &key, archive, &digest, &tell).await {
+        let (path, named) = (archive.to_owned(), key.clone());
+        let size = files::beside(&self.clock, &key, STALL, &|_| {}, move |_| {
+            path.metadata().map(|about| about.len()).map_err(|error| files::local_error(&named, &error))
+        });
+        let size = size.await?;
+        let tell = |done| progress(done, size);
+        let given = match give(&*self.store, &self.clock, &key, archive, &tell).await {
             // Of an earlier try of ours, which nobody has seen: without a manifest there is no snapshot.
             Err(Error::Conflict(_)) => {
                 erase(&*self.store, &self.clock, &key).await?;
-                send(&*self.store, &self.clock, &key, archive, &digest, &tell).await?;
+                give(&*self.store, &self.clock, &key, archive, &tell).await?
             }
-            sent => sent?,
-        }
+            given => given?,
+        };
+        (manifest.size, manifest.sha256) = (given.size, given.sha256);
         let key = Object::SnapshotManifest(name).key();
         let bytes = serde_json::to_vec_pretty(&manifest)
             .map_err(|error| Error::Other { key: key.clone(), why: error.to_string() })?;

@@ -1,12 +1,12 @@
 //! Filesystem snapshots over the wire: taken from one sandbox, started from elsewhere.
 
-use std::process::Command as Program;
+use std::{os::unix::fs::MetadataExt, path::PathBuf, process::Command as Program};
 
 use serde_json::{Value, json};
 
 use crate::{
     place::piece,
-    servers::{Machine, Server, is_proof},
+    servers::{Machine, Server, files_under, is_proof},
     wire::{Dialect, Key, Socket},
 };
 
@@ -18,6 +18,7 @@ for n in range(count):
     folder = f"/opt/lib/p{n % 97}/m{n % 7}"
     if n < 97 * 7: os.makedirs(folder, exist_ok=True)
     with open(f"{folder}/f{n}.py", "w") as f: f.write(f"# {n}\n" * (n % 50))
+    if n % 1000 == 0: print(n, flush=True)
 os.makedirs("/opt/t/a/b")
 open("/opt/t/f", "w").write("hello"); os.link("/opt/t/f", "/opt/t/a/hard"); os.link("/opt/t/f", "/opt/lib/third")
 os.symlink("/etc/passwd", "/opt/t/absolute"); os.symlink("../nowhere", "/opt/t/dangling"); os.symlink("x" * 900, "/opt/t/far")
@@ -39,13 +40,13 @@ open("/tmp/note", "w").write("in tmp")
 const LOOK: &str = r##"
 import os, hashlib
 groups = {}
-for top in ("/opt", "/etc", "/tmp", "/root", "/home", "/usr/sbin"):
+for top in os.environ["TOPS"].split():
     for folder, folders, files in os.walk(top):
         folders.sort()
         for name in sorted(files + folders):
             p = os.path.join(folder, name)
             s = os.lstat(p)
-            what = [p[-60:], oct(s.st_mode), s.st_uid, s.st_gid, int(s.st_mtime + 0.5)]
+            what = [p, oct(s.st_mode), s.st_uid, s.st_gid, int(s.st_mtime + 0.5)]
             if os.path.islink(p): what.append(os.readlink(p)[:40])
             elif os.path.isfile(p):
                 what.append(hashlib.sha256(open(p, "rb").read()).hexdigest()[:16])
@@ -60,8 +61,17 @@ fn count() -> u32 {
     if is_proof() { 20_000 } else { 800 }
 }
 
+/// What is compared: in full everything that is no mount.
+fn tops() -> &'static str {
+    if is_proof() {
+        "/bin /boot /etc /home /lib /lib64 /media /mnt /opt /root /run /sbin /srv /tmp /usr /var"
+    } else {
+        "/opt /etc /tmp /root /home /usr/sbin"
+    }
+}
+
 fn config(more: Value) -> Value {
-    let mut config = json!({"idle_timeout": null, "env": {"COUNT": count().to_string()}});
+    let mut config = json!({"idle_timeout": null, "env": {"COUNT": count().to_string(), "TOPS": tops()}});
     config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     config
 }
@@ -153,14 +163,43 @@ async fn a_snapshot_is_the_same_tree_elsewhere(machine: Machine) {
             assert_eq!(made["status"], json!("SANDBOX_FILESYSTEM_SNAPSHOT_CREATED"), "{made}");
             let second = machine.json("filesystem_snapshots/second/manifest.json");
             assert_eq!((&second["kind"], &second["base_digest"]), (&json!("layer"), &manifest["base_digest"]));
+            copy.kill().await;
             let (mut third, _) = create(&one, json!({"filesystem_snapshot_name": "second"})).await;
             assert_same(&looked(&mut third).await, &changed, "a layer on a layer");
             third.kill().await;
+        } else {
+            copy.kill().await;
         }
-        copy.kill().await;
     }
+    let trees = trees(&two);
+    assert_eq!(trees.len(), 2);
+    for tree in &trees {
+        let sparse = std::fs::metadata(tree.join("opt/t/sparse")).unwrap();
+        assert!(sparse.len() > 40 << 20 && sparse.blocks() * 512 < 1 << 20, "holes are kept: {sparse:?}");
+    }
+    // What is not what the manifest says is not started from, and nothing of it stays.
+    let archive = "filesystem_snapshots/second/second.tar";
+    let mut bytes = machine.object(archive).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    machine.replace(archive, bytes);
+    let message = refused(&two, config(json!({"filesystem_snapshot_name": "second"}))).await;
+    assert!(message.contains("is not the one it was made from"), "{message}");
+    assert_eq!(self::trees(&two), trees);
+    assert_eq!(files_under(&two.staging()), 0);
     one.stop().await;
     two.stop().await;
+}
+
+/// The root file systems that a server has extracted.
+fn trees(server: &Server) -> Vec<PathBuf> {
+    let mut cache = server.state.clone().into_os_string();
+    cache.push("-cache");
+    let all = std::fs::read_dir(PathBuf::from(cache).join("extracted")).unwrap();
+    let mut found: Vec<_> =
+        all.map(|entry| entry.unwrap().path().join("rootfs")).filter(|tree| tree.is_dir()).collect();
+    found.sort();
+    found
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -177,22 +216,35 @@ async fn a_snapshot_in_a_bucket_is_the_same_tree_elsewhere() {
 async fn an_archive_that_somebody_put_there_is_a_root_file_system() {
     let machine = Machine::with_a_directory().await;
     let folder = machine.data().join("filesystem_snapshots");
-    for (name, flag, end) in [("plain", "-c", "tar"), ("zipped", "-cz", "tar.gz")] {
+    let names = [("plain", "-c", "tar"), ("zipped", "-cz", "tar.gz"), ("packed", "-c", "tar.zst")];
+    for (name, flag, end) in names {
         let at = folder.join(name);
         std::fs::create_dir_all(&at).unwrap();
         // As `docker export` writes it: everything, without `./`, and a mark of its own.
         let mut tar = Program::new("tar");
-        tar.args([flag, "-f"]).arg(at.join(format!("{name}.{end}"))).arg("-C").arg(piece("BATON_TEST_ROOTFS"));
+        let file = at.join(format!("{name}.{end}"));
+        tar.args([flag, "-f"]).arg(&file).arg("-C").arg(piece("BATON_TEST_ROOTFS"));
         tar.args(["--exclude=./tmp/*", "--exclude=.baton", "--transform=s,^\\./,,", "--numeric-owner", "."]);
         // A link more to a file is a change to tar, and other tests make some.
         assert!(matches!(tar.status().unwrap().code(), Some(0 | 1)));
+        if name == "packed" {
+            let plain = at.join("plain");
+            std::fs::rename(&file, &plain).unwrap();
+            let (from, to) = (std::fs::File::open(&plain).unwrap(), std::fs::File::create(&file).unwrap());
+            zstd::stream::copy_encode(from, to, 1).unwrap();
+            std::fs::remove_file(plain).unwrap();
+        }
     }
     let server = machine.server("a").await;
-    for name in ["plain", "zipped"] {
+    for (name, _, _) in names {
         let asked = json!({"filesystem_snapshot_name": name, "enable_checkpoint": true});
         let (mut socket, key) = create(&server, asked).await;
         assert_eq!(socket.run("python", "print(6 * 7)").await.0, "42\n");
         socket.run("bash", "echo kept >/tmp/kept").await;
+        if name != "zipped" {
+            socket.kill().await;
+            continue;
+        }
         // It comes back on a server that has never seen it.
         socket.send(json!({"action": "checkpoint"})).await;
         assert_eq!(socket.end().await, Some(1000));
@@ -227,9 +279,14 @@ async fn a_sandbox_made_from_a_snapshot_moves_to_where_it_was_never_seen() {
     socket.run("bash", "echo mine >/opt/mine").await;
     let mut next = Socket::attach(&two, Dialect::Plain, &key).await;
     next.status("RUNNING").await;
+    let head = machine.lock(&key.id)["head"]["checkpoint_id"].as_str().unwrap().to_owned();
+    for image in ["checkpoint.img", "pages.img", "pages_meta.img"] {
+        let name = format!("sandbox_checkpoints/{head}/{image}");
+        let size = machine.object(&name).unwrap().len() as u64;
+        assert_eq!(machine.bucket().sent("b", &name), size, "{image} is fetched once");
+    }
     let (written, _) = next.run("bash", "cat /opt/base /opt/mine; ls /etc/hostname 2>&1 | grep -c cannot").await;
     assert_eq!(written, "base\nmine\n1\n");
-    let head = machine.lock(&key.id)["head"]["checkpoint_id"].as_str().unwrap().to_owned();
     let manifest = machine.json(&format!("sandbox_checkpoints/{head}/manifest.json"));
     assert_eq!(manifest["rootfs"]["archive"]["path"], json!("filesystem_snapshots/start/start.tar"));
     next.kill().await;
