@@ -118,6 +118,18 @@ impl Client {
         })
     }
 
+    /// Answers the server's pings while something else takes its time.
+    pub async fn beside<T>(&mut self, work: impl Future<Output = T>) -> Result<T> {
+        tokio::pin!(work);
+        loop {
+            tokio::select! {
+                biased;
+                done = &mut work => return Ok(done),
+                heard = self.hear() => if let Heard::Closed(code) = heard? { bail!("closed with {code:?} meanwhile") },
+            }
+        }
+    }
+
     #[expect(clippy::wildcard_enum_match_arm, reason = "the rest says nothing that is measured")]
     fn event(&mut self, event: Event) -> Heard {
         match event {
