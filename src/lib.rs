@@ -23,3 +23,4 @@ pub mod reconciler;
 pub mod runtime;
 pub mod storage;
 pub mod telemetry;
+pub mod traces;

@@ -48,6 +48,8 @@ macro_rules! words {
     };
 }
 
+pub(crate) use words;
+
 words! {
     /// How an action of the reconciler went.
     Outcome { Done "done", Again "again", Failed "failed", Refused "refused" }

@@ -31,8 +31,10 @@ use super::{
     wire::MAX_MESSAGE,
 };
 use crate::{
+    metrics::Outcome,
     runtime::Link,
     storage::board::{Attached, Follower, Passing},
+    traces::{self, Asked},
 };
 
 /// For the code to arrive.
@@ -62,6 +64,7 @@ pub async fn execute(
         let text = "Unsupported language: `language` must be \"python\" or \"bash\".";
         return Err(refuse(StatusCode::UNPROCESSABLE_ENTITY, text));
     };
+    let mut span = api.settings.traces.asked(Asked::Execute, limits::traceparent(headers));
     let read = api.clock.timeout(BODY_WITHIN, body::to_bytes(request.into_body(), MAX_MESSAGE)).await;
     let code = match read {
         Ok(Ok(code)) => code,
@@ -77,19 +80,22 @@ pub async fn execute(
     let (started, start) = oneshot::channel();
     let (output, chunks) = mpsc::channel::<Bytes>(4);
     let id = api.clock.sandbox_id();
-    let span = tracing::info_span!("execute", sandbox = %id);
+    let line = tracing::info_span!("execute", sandbox = %id);
     let tasks = api.tasks.clone();
     // A task of its own: the sandbox is deleted also when the caller goes away in the middle.
     tasks.spawn(
         async move {
             let mut started = Some(started);
-            if let Err(refused) = run(&api, &id, &exec, &mut started, output).await
-                && let Some(started) = started
-            {
-                let _ = started.send(Err(refused));
+            match run(&api, &id, &exec, &mut started, output, &span).await {
+                Ok(()) => span.end(Outcome::Done),
+                Err(refused) => {
+                    if let Some(started) = started {
+                        let _ = started.send(Err(refused));
+                    }
+                }
             }
         }
-        .instrument(span),
+        .instrument(line),
     );
     match start.await {
         Ok(Ok(())) => {
@@ -113,6 +119,7 @@ async fn run(
     exec: &Exec,
     started: &mut Started,
     output: mpsc::Sender<Bytes>,
+    request: &traces::Span,
 ) -> Result<(), Refused> {
     let unavailable = |text: &str| (StatusCode::SERVICE_UNAVAILABLE, text.to_owned());
     if api.is_draining() {
@@ -122,11 +129,12 @@ async fn run(
     let follower = api.board.follow(id);
     // Nobody is ever given the token.
     let hash = token::sha256(&token::fresh(&*api.clock).0);
-    let spec = Spec::new(id.clone(), hash, api.clock.timestamp(), api.settings.instance.clone());
+    let mut spec = Spec::new(id.clone(), hash, api.clock.timestamp(), api.settings.instance.clone());
+    spec.traceparent = request.traceparent();
     api.records.create(&spec).await.map_err(|error| unavailable(&sentence(&error)))?;
     api.board.nudge(id);
     let ran = Running { api, id, presence, follower }.run(exec, started, output).await;
-    api.delete(id).await;
+    api.delete(id, request.traceparent()).await;
     ran
 }
 

@@ -9,7 +9,7 @@ use std::{
 use axum::http::{HeaderMap, StatusCode, header};
 
 use super::{Settings, token};
-use crate::clock::Moment;
+use crate::{clock::Moment, traces::Traceparent};
 
 /// So many callers are remembered. When it is more, those who could come freely are forgotten,
 /// and if that is nobody, no new one may come.
@@ -74,6 +74,11 @@ pub fn check_origin(headers: &HeaderMap, origins: &[String]) -> Result<(), Statu
         (Ok(origin), None) if allowed(origin) => Ok(()),
         _ => Err(StatusCode::FORBIDDEN),
     }
+}
+
+/// The trace of which a request says it is a part.
+pub fn traceparent(headers: &HeaderMap) -> Option<Traceparent> {
+    header_text(headers, "traceparent").and_then(|text| Traceparent::parse(text.trim()))
 }
 
 /// Needed for `/create` and `/execute` where keys are configured.

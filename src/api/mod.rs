@@ -43,6 +43,7 @@ use crate::{
     clock::SharedClock,
     runtime::Execs,
     storage::{board::Board, records, records::Records},
+    traces::{Asked, Traces},
 };
 
 /// What the API is told once, at start.
@@ -65,6 +66,7 @@ pub struct Settings {
     /// True from the moment the instance is on its way out.
     pub drain: watch::Receiver<bool>,
     pub handoff_wait: Duration,
+    pub traces: Traces,
 }
 
 #[derive(Debug)]
@@ -189,7 +191,8 @@ async fn create(
 ) -> Result<Response, StatusCode> {
     api.admit(&headers, peer, None)?;
     limits::check_key(&headers, &api.settings)?;
-    Ok(accept(&api.clone(), upgrade, move |socket, is_v1| session::create(api, socket, is_v1)))
+    let request = api.settings.traces.asked(Asked::Create, limits::traceparent(&headers));
+    Ok(accept(&api.clone(), upgrade, move |socket, is_v1| session::create(api, socket, is_v1, request)))
 }
 
 #[derive(Deserialize)]
@@ -212,7 +215,8 @@ async fn attach(
         .or_else(|| limits::offered(&headers, "baton.token."));
     // What is no id was never given out: nothing is looked up for it.
     let id = SandboxId::parse(&sandbox_id).ok();
-    Ok(accept(&api.clone(), upgrade, move |socket, is_v1| session::attach(api, socket, is_v1, id, token)))
+    let request = api.settings.traces.asked(Asked::Attach, limits::traceparent(&headers));
+    Ok(accept(&api.clone(), upgrade, move |socket, is_v1| session::attach(api, socket, is_v1, id, token, request)))
 }
 
 /// Upgrades at once; the dialect is the subprotocol. Offers that carry a token or key are never echoed.

@@ -154,6 +154,8 @@ impl Desk {
             let is_news = spec.desired_state != state && spec.desired_state != DesiredState::Deleted;
             if is_news {
                 spec.desired_state = state;
+                // Whoever asked before did not ask for this.
+                spec.traceparent = None;
             }
             is_news
         };

@@ -65,6 +65,7 @@ pub async fn edit(desk: &Desk, args: &Args) -> Result<Verdict> {
     if changes.is_empty() {
         return Ok(Verdict::Done("nothing was changed".to_owned()));
     }
+    let after = told_by_nobody(&shown, after);
     write(desk, id, &before, version, &shown, &after).await?;
     for change in &changes {
         desk.tell(change);
@@ -106,6 +107,16 @@ fn set(mut spec: Map<String, Value>, settings: &[(String, Value)]) -> Result<Map
         }
     }
     Ok(spec)
+}
+
+/// A wish of an operator is no part of the trace of whoever wished for something before.
+fn told_by_nobody(before: &Map<String, Value>, mut after: Map<String, Value>) -> Map<String, Value> {
+    const TRACE: &str = "traceparent";
+    let is_wish = ["desired_state", "placement", "requests"].iter().any(|key| before.get(*key) != after.get(*key));
+    if is_wish && before.get(TRACE) == after.get(TRACE) {
+        after.remove(TRACE);
+    }
+    after
 }
 
 /// `None`: it was left as it was.
@@ -243,6 +254,16 @@ mod tests {
         assert!(set(&["status={}"]).is_err());
         assert!(set(&["ttl.x=1"]).is_err());
         assert!(setting("ttl").is_err());
+    }
+
+    #[test]
+    fn a_wish_of_an_operator_has_no_older_trace() {
+        let map = |value: Value| value.as_object().unwrap().clone();
+        let before = map(json!({"desired_state": "running", "traceparent": "x", "ttl": 1}));
+        let wished = map(json!({"desired_state": "deleted", "traceparent": "x", "ttl": 1}));
+        assert_eq!(told_by_nobody(&before, wished), map(json!({"desired_state": "deleted", "ttl": 1})));
+        let touched = map(json!({"desired_state": "running", "traceparent": "x", "ttl": 2}));
+        assert_eq!(told_by_nobody(&before, touched.clone()), touched);
     }
 
     #[test]

@@ -14,7 +14,9 @@ use serde_json::json;
 use tokio::{net::TcpListener, sync::watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::serve::{Half, Side, api_settings, listen, records, say_hello, second_signal, times, wait_for_a_signal};
+use super::serve::{
+    Half, Side, api_settings, listen, records, say_hello, second_signal, times, traces, wait_for_a_signal,
+};
 use crate::{
     api::{self, Api},
     clock::{SharedClock, SystemClock},
@@ -67,6 +69,7 @@ pub async fn reconciler(config: Config) -> Result<()> {
         () = second_signal() => tracing::warn!("a second signal: ending at once"),
     }
     half.containers.close().await;
+    half.tools.traces.close().await;
     Ok(())
 }
 
@@ -160,7 +163,9 @@ impl Round<'_> {
         let Front { hello, board, execs, memory, mut draining, gone, hold: _hold } = front;
         let stores = Stores::open(&super::check::storage_settings(self.config), self.clock).counted(self.metrics);
         let records = records(stores, memory, self.clock, times(self.config)).measured_by(self.metrics.clone());
-        let settings = api_settings(self.config, &hello.instance, &hello.runsc_version, leaving);
+        // The instance is the reconciler's: another one is another source of traces.
+        let traces = traces(self.config, &hello.instance, self.clock);
+        let settings = api_settings(self.config, &hello.instance, &hello.runsc_version, leaving, traces.clone());
         let api = Api::new(settings, self.clock.clone(), records, board, execs);
         say_hello(self.config, &hello.instance, &listener)?;
         let stop = CancellationToken::new();
@@ -187,6 +192,7 @@ impl Round<'_> {
             () = end => {}
             () = signal => {}
         }
+        traces.close().await;
         let is_last = is_last.into_inner();
         if !is_last {
             self.leaving.send_replace(false);

@@ -29,6 +29,7 @@ use crate::{
         store::Store,
         stores::Stores,
     },
+    traces::{Target, Traces},
 };
 
 /// How long sandboxes that did not fit into the drain time may take to be let go.
@@ -42,7 +43,13 @@ pub async fn serve(config: Config) -> Result<()> {
     let side = Side::open(&config, metrics).await?;
     let (leaving, leaving_seen) = watch::channel(false);
     let api = Api::new(
-        api_settings(&config, half.instance(), &half.containers.facts().runsc_version, leaving_seen),
+        api_settings(
+            &config,
+            half.instance(),
+            &half.containers.facts().runsc_version,
+            leaving_seen,
+            half.tools.traces.clone(),
+        ),
         clock.clone(),
         half.tools.records.clone(),
         half.tools.board.clone(),
@@ -72,6 +79,7 @@ pub async fn serve(config: Config) -> Result<()> {
         }
     };
     half.containers.close().await;
+    half.tools.traces.close().await;
     outcome
 }
 
@@ -92,6 +100,7 @@ impl Half {
         sign(&config.state_dir, &who.me)
             .with_context(|| format!("the state directory {} is not writable", config.state_dir.display()))?;
         let times = times(config);
+        let traces = traces(config, &who.me, clock);
         let stores = Stores::open(&super::check::storage_settings(config), clock).counted(metrics);
         let checkpoints = stores.checkpoints.clone().map(|at| Checkpoints::new(at.store, at.bucket, clock.clone()));
         let snapshots = stores.snapshots.clone().map(|at| Snapshots::new(at.store, at.bucket, clock.clone()));
@@ -120,6 +129,7 @@ impl Half {
                 room: config.max_sandboxes,
             },
             metrics: metrics.clone(),
+            traces,
         });
         Ok(Self { containers, tools, memory, drain })
     }
@@ -238,6 +248,11 @@ pub(super) fn times(config: &Config) -> Times {
     }
 }
 
+pub(super) fn traces(config: &Config, instance: &InstanceId, clock: &SharedClock) -> Traces {
+    let endpoint = config.otlp_endpoint.as_deref();
+    Traces::open(endpoint.map(|endpoint| Target { endpoint, service: &config.otel_service }).as_ref(), instance, clock)
+}
+
 fn rhythm(config: &Config) -> Rhythm {
     let lease = &config.lease;
     Rhythm {
@@ -255,6 +270,7 @@ pub(super) fn api_settings(
     instance: &InstanceId,
     runsc: &str,
     drain: watch::Receiver<bool>,
+    traces: Traces,
 ) -> api::Settings {
     api::Settings {
         instance: instance.clone(),
@@ -272,6 +288,7 @@ pub(super) fn api_settings(
         is_proxied: config.on_cloud_run,
         drain,
         handoff_wait: config.lease.handoff_wait,
+        traces,
     }
 }
 

@@ -102,6 +102,9 @@ pub struct Config {
 
     pub storage: StorageVariables,
     pub gcs_endpoint: Option<String>,
+    /// `None`: no traces are sent.
+    pub otlp_endpoint: Option<String>,
+    pub otel_service: String,
     pub hmac_key: Option<Redacted<String>>,
     pub keep_checkpoints: u32,
     /// `None` is off, here and below.
@@ -177,6 +180,8 @@ impl Config {
                 all_mount: from.optional("CHECKPOINT_AND_RESTORE_PATH", parse::text)?,
             },
             gcs_endpoint: from.optional("BATON_GCS_ENDPOINT", parse::url)?,
+            otlp_endpoint: from.optional("OTEL_EXPORTER_OTLP_ENDPOINT", parse::url)?,
+            otel_service: from.required("OTEL_SERVICE_NAME", parse::text)?,
             hmac_key: from.optional("BATON_HMAC_KEY", secret)?,
             keep_checkpoints: from.required("BATON_KEEP_CHECKPOINTS", parse::count)?,
             checkpoint_every: from.required("BATON_CHECKPOINT_EVERY", parse::span_or_off)?,

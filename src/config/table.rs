@@ -285,6 +285,20 @@ pub const SECTIONS: &[Section] = &[
                 Unset,
                 "Set by Cloud Run: log lines are JSON then, and BATON_TIME_SCALE is refused",
             ),
+            variable(
+                "OTEL_EXPORTER_OTLP_ENDPOINT",
+                "otel-exporter-otlp-endpoint",
+                Kind::Url,
+                Unset,
+                "Send traces to this collector, as OTLP over HTTP",
+            ),
+            variable(
+                "OTEL_SERVICE_NAME",
+                "otel-service-name",
+                Kind::Text,
+                Is("baton"),
+                "What traces call this service",
+            ),
         ],
     },
     Section {

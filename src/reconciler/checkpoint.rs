@@ -31,6 +31,7 @@ use crate::{
         lease::{self, Released},
         store,
     },
+    traces::Step,
 };
 
 /// What becomes of the sandbox once its image is on the local disk.
@@ -171,14 +172,17 @@ impl Sandbox {
         };
         let wants_files = self.may_drop_memory();
         let image = Staging::new(&tools, checkpoint_id.as_str());
+        let parts = self.parts.clone();
         let work = async {
             let began = tools.clock.now();
             let (made, paused) = futures::join!(image.make(), tools.lifecycle.pause(&id));
             made?;
             paused?;
             let stopped = tools.clock.now();
+            parts.note(Step::Pause, &tools.clock, stopped - began);
             tools.lifecycle.checkpoint(&id, image.path()).await?;
             let written = tools.clock.now();
+            parts.note(Step::Image, &tools.clock, written - stopped);
             let mut draft = draft;
             if wants_files {
                 let file = image.path().join(Image::Files.file_name());
@@ -193,6 +197,7 @@ impl Sandbox {
             let tell = |done, total| progress.tell(done, total);
             let head = checkpoints.store(image.path(), draft, &tell).await.map_err(stored)?;
             let store = tools.clock.now() - written;
+            parts.note(Step::Store, &tools.clock, store);
             tracing::debug!(sandbox = %id, pause = ?(stopped - began), image = ?(written - stopped), ?store, "an image is stored");
             Ok((head, paused))
         };
@@ -256,6 +261,7 @@ impl Sandbox {
             return Err(for_good(failure));
         }
         let waited = tools.clock.now() - began;
+        self.parts.note(Step::Fetch, &tools.clock, waited);
         self.root = Some(Root { rootfs: manifest.rootfs.clone(), hold });
         self.runsc = other;
         let mut start = self.start()?;
@@ -267,6 +273,7 @@ impl Sandbox {
         let deadlines = self.lock_file()?.deadline();
         let booted = OnceLock::new();
         let stopped = OnceLock::new();
+        let parts = self.parts.clone();
         let work = async {
             start.marker = marker(&manifest.agent_marker)
                 .ok_or_else(|| refusal(Reason::Damaged, "The manifest of the checkpoint has no agent marker."))?;
@@ -280,6 +287,7 @@ impl Sandbox {
             start.deadline = (*deadlines.borrow()).ok_or(Failure::Look)?;
             tools.lifecycle.restore(&id, &start, image.path()).await?;
             let restore = tools.clock.now() - began - waited;
+            parts.note(Step::Start, &tools.clock, restore);
             tracing::debug!(sandbox = %id, fetch = ?waited, ?restore, "an image is restored");
             Ok::<_, Failure>(())
         };

@@ -117,6 +117,7 @@ impl Sandbox {
             let is_over = over(spec);
             if is_over {
                 spec.desired_state = DesiredState::Deleted;
+                spec.traceparent = None;
             }
             is_over
         };

@@ -23,6 +23,7 @@ mod sandbox;
 mod snapshot;
 mod staging;
 pub mod sweep;
+mod trace;
 
 use std::{
     collections::HashMap,
@@ -54,6 +55,7 @@ use crate::{
         snapshots::Snapshots,
         upkeep::Upkeep,
     },
+    traces::Traces,
 };
 pub use deposit::Deposit;
 use desired::Drain;
@@ -84,6 +86,7 @@ pub struct Tools {
     pub rhythm: Rhythm,
     pub housekeeping: Housekeeping,
     pub metrics: Metrics,
+    pub traces: Traces,
 }
 
 /// What is done without anybody's asking. `None` is never.

@@ -27,6 +27,7 @@ use crate::{
         records::Found,
         rules::Stand,
     },
+    traces::{Parts, Traceparent},
 };
 
 #[derive(Debug)]
@@ -81,6 +82,10 @@ pub(super) struct Sandbox {
     /// We asked another instance for it.
     pub(super) waited: bool,
     shown: Shown,
+    /// Of the action under way.
+    pub(super) parts: Parts,
+    /// The request whose wish is fulfilled: what comes now is not its doing.
+    pub(super) fulfilled: Option<Traceparent>,
 }
 
 /// What sessions have been told, so that nothing is told twice or out of order.
@@ -159,6 +164,8 @@ impl Sandbox {
             fetching: None,
             waited: false,
             shown,
+            parts: Parts::default(),
+            fulfilled: None,
         }
     }
 
@@ -201,9 +208,11 @@ impl Sandbox {
             if !matches!(action, Action::Restore | Action::Extract) {
                 self.abandon_fetch().await;
             }
-            let began = self.tools.clock.now();
+            let (began, deed) = (self.tools.clock.now(), self.begin_to_trace(action));
             let outcome = self.act(action, desired, &observed).await;
-            self.tools.metrics.acted(&action, measure::outcome(&outcome), self.tools.clock.now() - began);
+            let how = measure::outcome(&outcome);
+            self.tools.metrics.acted(&action, how, self.tools.clock.now() - began);
+            self.trace(&deed, how);
             self.settle(action, outcome).await;
         }
         self.abandon_fetch().await;

@@ -10,6 +10,7 @@ use baton_protocol::{
     lock::{Head, Lock},
     metadata::{Latest, MAX_BYTES, Metadata, Phase, Spec, Status},
     reason::Reason,
+    trace::Traceparent,
 };
 use bytes::Bytes;
 use serde_json::{Map, Value};
@@ -335,6 +336,11 @@ impl Records {
     /// Where a sandbox lies, if this instance has met it lately. A sandbox never changes its place.
     pub fn place_of(&self, id: &SandboxId) -> Option<Place> {
         self.recent.get(id).map(|found| found.place)
+    }
+
+    /// The request behind the last wish that this instance has met, if it is traced.
+    pub fn cause_of(&self, id: &SandboxId) -> Option<Traceparent> {
+        self.recent.get(id).and_then(|found| found.metadata.spec.traceparent)
     }
 
     /// Where locks and where metadata lie.

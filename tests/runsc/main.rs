@@ -32,5 +32,6 @@ mod servers;
 mod snapshots;
 mod stored;
 mod suite;
+mod traces;
 mod transfer;
 mod wire;

@@ -51,9 +51,21 @@ pub struct Socket {
 
 impl Socket {
     pub async fn open(server: &Server, path: &str, dialect: Dialect) -> Self {
-        let mut request = format!("ws://{}{path}", server.address).into_client_request().unwrap();
+        Self::open_with(server, path, dialect, &[]).await
+    }
+
+    /// With more headers than a client needs.
+    pub async fn open_with(server: &Server, path: &str, dialect: Dialect, headers: &[(&'static str, &str)]) -> Self {
+        Self::open_at(&server.address, path, dialect, headers).await
+    }
+
+    async fn open_at(address: &str, path: &str, dialect: Dialect, headers: &[(&'static str, &str)]) -> Self {
+        let mut request = format!("ws://{address}{path}").into_client_request().unwrap();
         if dialect == Dialect::V1 {
             request.headers_mut().insert("sec-websocket-protocol", "baton.v1".parse().unwrap());
+        }
+        for (name, value) in headers {
+            request.headers_mut().insert(*name, value.parse().unwrap());
         }
         let connected = clock().timeout(PATIENCE, connect_async(request)).await.expect("it answers");
         Self { stream: connected.unwrap().0, story: vec![] }
@@ -61,7 +73,11 @@ impl Socket {
 
     /// A new sandbox that runs; `config` is what it is asked to be.
     pub async fn create(server: &Server, dialect: Dialect, config: Value) -> (Self, Key) {
-        let mut socket = Self::open(server, "/create", dialect).await;
+        Self::create_at(&server.address, dialect, config).await
+    }
+
+    pub async fn create_at(address: &str, dialect: Dialect, config: Value) -> (Self, Key) {
+        let mut socket = Self::open_at(address, "/create", dialect, &[]).await;
         socket.send(config).await;
         let event = socket.until("sandbox_id", |event| event["event"] == "sandbox_id").await;
         let text = |field: &str| event[field].as_str().expect("a text").to_owned();
@@ -71,7 +87,12 @@ impl Socket {
     }
 
     pub async fn attach(server: &Server, dialect: Dialect, key: &Key) -> Self {
-        Self::open(server, &format!("/attach/{}?sandbox_token={}", key.id, key.token), dialect).await
+        Self::attach_at(&server.address, dialect, key).await
+    }
+
+    pub async fn attach_at(address: &str, dialect: Dialect, key: &Key) -> Self {
+        let path = format!("/attach/{}?sandbox_token={}", key.id, key.token);
+        Self::open_at(address, &path, dialect, &[]).await
     }
 
     pub async fn send(&mut self, message: Value) {

@@ -112,6 +112,7 @@ impl Process {
             times,
             drain: drain_seen,
             metrics: Default::default(),
+            traces: Default::default(),
             rhythm,
             housekeeping,
         });
@@ -172,6 +173,7 @@ fn settings(tools: &Tools, drain: watch::Receiver<bool>) -> api::Settings {
         is_proxied: false,
         drain,
         handoff_wait: tools.times.handoff_wait,
+        traces: Default::default(),
     }
 }
 

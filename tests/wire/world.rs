@@ -194,6 +194,7 @@ impl World {
             is_proxied: false,
             drain: draining,
             handoff_wait: Duration::from_secs(120),
+            traces: Default::default(),
         };
         (plan.change)(&mut settings);
         let api = Api::new(settings, shared, records.clone(), board.clone(), containers.clone());

@@ -76,6 +76,7 @@ impl World {
             times: Times::DEFAULT,
             drain: drain_seen,
             metrics: Default::default(),
+            traces: Default::default(),
             rhythm: Rhythm::DEFAULT,
             housekeeping: self.housekeeping,
         });

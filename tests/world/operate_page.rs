@@ -2,11 +2,12 @@
 
 use std::{fs, path::Path};
 
-use baton::cli::Cli;
+use baton::{cli::Cli, config};
 use baton_protocol::{
     id::{CheckpointId, InstanceId, Nonce, SandboxId},
     metadata::{Metadata, Spec, Status},
     reason::Reason,
+    trace::Traceparent,
 };
 use clap::Parser;
 
@@ -22,8 +23,15 @@ fn id() -> SandboxId {
 fn every_command_on_the_page_exists() {
     let checkpoint = CheckpointId::new(&id(), 1, 1, &Nonce::from_bits([1; 16]));
     let mut count = 0;
-    for line in page().lines().filter(|line| line.starts_with("baton ")) {
-        let words = line.split_whitespace().map(|word| match word {
+    let page = page();
+    // A recipe may set variables before the command, as a shell has it.
+    let is_setting = |word: &&str| word.split_once('=').is_some_and(|(name, _)| config::find(name).is_some());
+    for words in page.lines().map(|line| line.split_whitespace().skip_while(is_setting).collect::<Vec<_>>()) {
+        let line = words.join(" ");
+        if !line.starts_with("baton ") {
+            continue;
+        }
+        let words = words.into_iter().map(|word| match word {
             "ID" => id().to_string(),
             "CHECKPOINT" => checkpoint.to_string(),
             word => word.to_owned(),
@@ -41,7 +49,8 @@ fn every_command_on_the_page_exists() {
 
 #[test]
 fn every_field_of_the_metadata_is_on_the_page() {
-    let spec = Spec::new(id(), String::new(), String::new(), InstanceId::from_bits([1; 16]));
+    let mut spec = Spec::new(id(), String::new(), String::new(), InstanceId::from_bits([1; 16]));
+    spec.traceparent = Some(Traceparent { trace: [1; 16], span: [1; 8], sampled: true });
     let record = Metadata { spec, latest_sandbox_checkpoint: None, status: Status::default() };
     let record = serde_json::to_value(&record).unwrap();
     let page = page();

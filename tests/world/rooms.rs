@@ -9,7 +9,7 @@ use std::{
 mod source;
 
 /// What every room may use.
-const COMMON: [&str; 4] = ["clock", "config", "metrics", "telemetry"];
+const COMMON: [&str; 5] = ["clock", "config", "metrics", "telemetry", "traces"];
 
 struct Room {
     name: &'static str,
@@ -70,6 +70,7 @@ const ROOMS: &[Room] = &[
     Room { name: "clock", uses: &[], never: &[], rule: "clock uses protocol alone: everybody uses it" },
     Room { name: "config", uses: &[], never: &[], rule: "config uses no room: every room is given what it needs" },
     Room { name: "metrics", uses: &[], never: &[], rule: "metrics uses no room: every room tells it what happened" },
+    Room { name: "traces", uses: &[], never: &[], rule: "traces uses no room: every room tells it what happened" },
     Room { name: "telemetry", uses: &[], never: &[], rule: "telemetry uses no room" },
 ];
 

@@ -6,7 +6,7 @@
 //! | [`metadata`], [`lock`], [`manifest`] | instances and operators, through the bucket |
 //! | [`frame`], [`agent`] | the server and the agent inside a sandbox, over two pipes |
 //! | [`file`] | a client and the agent, about files of a sandbox |
-//! | [`id`], [`reason`] | everybody |
+//! | [`id`], [`reason`], [`trace`] | everybody |
 
 pub mod agent;
 pub mod binary;
@@ -19,3 +19,4 @@ pub mod manifest;
 pub mod metadata;
 pub mod reason;
 pub mod request;
+pub mod trace;

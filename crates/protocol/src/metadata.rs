@@ -9,7 +9,10 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::id::{CheckpointId, InstanceId, Nonce, SandboxId, SnapshotName};
+use crate::{
+    id::{CheckpointId, InstanceId, Nonce, SandboxId, SnapshotName},
+    trace::{self, Traceparent},
+};
 
 /// An object above this is refused.
 pub const MAX_BYTES: usize = 64 << 10;
@@ -63,6 +66,9 @@ pub struct Spec {
     pub placement: Option<InstanceId>,
     #[serde(default)]
     pub requests: BTreeMap<Nonce, Request>,
+    /// The request that wrote the last wish, if it is traced: what comes of the wish is part of its trace.
+    #[serde(default, deserialize_with = "trace::lenient", skip_serializing_if = "Option::is_none")]
+    pub traceparent: Option<Traceparent>,
     /// Keys of somebody else's, kept as they are.
     #[serde(flatten)]
     pub unknown: Map<String, Value>,
@@ -176,6 +182,7 @@ impl Spec {
             desired_state: DesiredState::Running,
             placement: Some(placement),
             requests: BTreeMap::new(),
+            traceparent: None,
             unknown: Map::new(),
         }
     }

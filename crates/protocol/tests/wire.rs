@@ -131,6 +131,7 @@ fn records_come_back_as_they_were_with_keys_nobody_here_knows() {
     let metadata: Metadata = record("metadata");
     assert!(metadata.spec.unknown.contains_key("somebody_elses_key"));
     assert_eq!(metadata.spec.requests.values().filter(|wish| **wish == Wish::Checkpoint {}).count(), 1);
+    assert!(metadata.spec.traceparent.is_some_and(|context| context.sampled));
     let lock: Lock = record("lock");
     assert!(lock.unknown.contains_key("a_later_key"));
     record::<manifest::Checkpoint>("checkpoint_manifest");
@@ -144,5 +145,18 @@ fn a_record_of_the_source_documents_is_enough() {
         r#"{{"sandbox_id":"{id}","created_timestamp":"2026-11-16T10:00:00Z","token_sha256":"","desired_state":"running"}}"#
     );
     let metadata: Metadata = serde_json::from_str(&text).unwrap();
+    assert_eq!(metadata.spec.traceparent, None);
     assert_eq!((metadata.spec.idle_timeout, metadata.spec.requests.len()), (None, 0));
+}
+
+#[test]
+fn a_broken_trace_context_is_no_reason_to_refuse_a_record() {
+    let text = fixtures("records")["metadata"].clone();
+    for broken in ["\"00-0-0-0\"", "7", "null", "{}"] {
+        let mut record: Value = json(&text);
+        record["traceparent"] = json(broken);
+        let metadata: Metadata = serde_json::from_value(record).unwrap();
+        assert_eq!(metadata.spec.traceparent, None, "{broken}");
+        assert!(serde_json::to_value(&metadata).unwrap().get("traceparent").is_none());
+    }
 }

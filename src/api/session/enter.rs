@@ -11,7 +11,7 @@ use baton_protocol::{
     request::{Config, Refusal, Request},
 };
 use futures::stream::FuturesUnordered;
-use tracing::Instrument;
+use tracing::{Instrument, field};
 
 use super::{Session, Turns, Wishes};
 use crate::{
@@ -26,6 +26,7 @@ use crate::{
         wire::{MAX_FRAME, Turn, Wire},
     },
     clock::Moment,
+    traces,
 };
 
 /// How long a new client may take for its config.
@@ -43,17 +44,26 @@ enum First {
     End(super::End),
 }
 
-pub async fn create(api: Arc<Api>, socket: WebSocket, is_v1: bool) {
+pub async fn create(api: Arc<Api>, socket: WebSocket, is_v1: bool, request: traces::Span) {
     let id = api.clock.sandbox_id();
-    let span = tracing::info_span!("session", sandbox = %id);
-    begin(api, socket, is_v1, id).instrument(span).await;
+    let span = log_span(&id, &request);
+    begin(api, socket, is_v1, id, request).instrument(span).await;
 }
 
-async fn begin(api: Arc<Api>, socket: WebSocket, is_v1: bool, id: SandboxId) {
+/// What every log line of a session says.
+fn log_span(id: &SandboxId, request: &traces::Span) -> tracing::Span {
+    let span = tracing::info_span!("session", sandbox = %id, trace = field::Empty);
+    if let Some(context) = request.traceparent() {
+        span.record("trace", context.trace_id());
+    }
+    span
+}
+
+async fn begin(api: Arc<Api>, socket: WebSocket, is_v1: bool, id: SandboxId, request: traces::Span) {
     let mut speaker = greet(&api, socket, is_v1);
     speaker.say(&Event::status(Status::Creating));
     let mut malformed = 0;
-    let (config, request) = match first(&api, &mut speaker, &mut malformed).await {
+    let (config, waiting) = match first(&api, &mut speaker, &mut malformed).await {
         First::Silence => (Config::default(), None),
         First::Message(Ok(Request::Config(config))) => (*config, None),
         First::Message(Err(refusal)) if refusal.status == Status::CreationError => {
@@ -69,6 +79,7 @@ async fn begin(api: Arc<Api>, socket: WebSocket, is_v1: bool, id: SandboxId) {
         Ok(spec) => spec,
         Err(refusal) => return refuse(speaker, &refusal, Close::Fatal).await,
     };
+    spec.traceparent = request.traceparent();
     if let Err(refusal) = inherit(&api, &config, &mut spec).await {
         return refuse(speaker, &refusal, Close::Fatal).await;
     }
@@ -101,7 +112,8 @@ async fn begin(api: Arc<Api>, socket: WebSocket, is_v1: bool, id: SandboxId) {
         patience: Some(patience(&api)),
         marks: api.marks.take(&id),
         token: Some(token),
-        waiting: request.into_iter().collect(),
+        waiting: waiting.into_iter().collect(),
+        request,
         api,
         id,
         spec,
@@ -137,14 +149,21 @@ async fn inherit(api: &Api, config: &Config, spec: &mut Spec) -> Result<(), Refu
     Ok(())
 }
 
-pub async fn attach(api: Arc<Api>, socket: WebSocket, is_v1: bool, id: Option<SandboxId>, token: Option<String>) {
+pub async fn attach(
+    api: Arc<Api>,
+    socket: WebSocket,
+    is_v1: bool,
+    id: Option<SandboxId>,
+    token: Option<String>,
+    request: traces::Span,
+) {
     let speaker = greet(&api, socket, is_v1);
     let Some(id) = id else { return not_found(speaker).await };
-    let span = tracing::info_span!("session", sandbox = %id);
-    come_back(api, speaker, id, token).instrument(span).await;
+    let span = log_span(&id, &request);
+    come_back(api, speaker, id, token, request).instrument(span).await;
 }
 
-async fn come_back(api: Arc<Api>, mut speaker: Speaker, id: SandboxId, token: Option<String>) {
+async fn come_back(api: Arc<Api>, mut speaker: Speaker, id: SandboxId, token: Option<String>, request: traces::Span) {
     if api.is_draining() {
         api.clock.sleep(LATE).await;
         return speaker.wire.close(Close::Restart).await;
@@ -179,7 +198,9 @@ async fn come_back(api: Arc<Api>, mut speaker: Speaker, id: SandboxId, token: Op
     };
     let follower = api.board.follow(&id);
     let here = api.settings.instance.clone();
-    let spec = match api.records.edit(&id, &move |spec| intent::attach(spec, &here)).await {
+    let cause = request.traceparent();
+    let wish = move |spec: &mut Spec| intent::because_of(cause, spec, |spec| intent::attach(spec, &here));
+    let spec = match api.records.edit(&id, &wish).await {
         Ok(Some(spec)) if spec.desired_state != DesiredState::Deleted => spec,
         Ok(_) => {
             if api.records.can_checkpoint() {
@@ -200,6 +221,7 @@ async fn come_back(api: Arc<Api>, mut speaker: Speaker, id: SandboxId, token: Op
         marks: api.marks.take(&id),
         token: None,
         waiting: [].into(),
+        request,
         id,
         spec,
         speaker,

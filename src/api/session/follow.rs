@@ -9,6 +9,7 @@ use crate::{
         intent,
         tell::{Stage, Then},
     },
+    metrics::Outcome,
     storage::board::{Boot, Passing},
 };
 
@@ -57,6 +58,7 @@ impl Session {
     /// The agent has answered: the sandbox is the client's.
     pub(super) fn opened(&mut self) -> Option<End> {
         self.patience = None;
+        self.request.end(Outcome::Done);
         let mut running = Update::new(Status::Running);
         match std::mem::replace(&mut self.story.stage, Stage::Open) {
             Stage::Creating => {

@@ -43,6 +43,7 @@ use super::{
 use crate::{
     clock::Moment,
     storage::board::{Attached, Boot, Follower, Posted},
+    traces,
 };
 
 /// After so many messages that were none the session ends.
@@ -94,6 +95,8 @@ struct Session {
     /// Until when it must run, or say why not.
     patience: Option<Moment>,
     takes_turns: Turns,
+    /// The request that opened it, until the sandbox runs. What is asked for later is part of it too.
+    request: traces::Span,
 }
 
 /// Who is looked at first, client or agent: each every other time.
@@ -284,7 +287,7 @@ impl Session {
         }
         if self.token.is_some() {
             // Nobody can ever come back to it.
-            self.api.delete(&self.id).await;
+            self.api.delete(&self.id, self.request.traceparent()).await;
         }
         let Self { speaker, seat, presence, follower, commands, work, .. } = self;
         // The place is free before the client hears the end: it may come back at once.

@@ -12,7 +12,9 @@ use super::{End, Session};
 use crate::{
     api::{Api, close::Close, intent, sentence, token},
     clock::Moment,
+    metrics::Outcome,
     storage::records,
+    traces::{Asked, Traceparent},
 };
 
 /// Between looks for an answer: first soon, then less often.
@@ -61,14 +63,37 @@ impl Wishes {
     pub fn look_at(&self) -> Option<Moment> {
         self.look_at
     }
+
+    /// The request behind a write, if a client made one.
+    fn asked(&self, what: &What) -> Option<Asked> {
+        match what {
+            What::Kill => Some(Asked::Kill),
+            What::Checkpoint => Some(Asked::Checkpoint),
+            What::Handoff => Some(Asked::Handoff),
+            What::AskAgain => Some(Asked::Attach),
+            What::Wish(nonce) => self.open.get(nonce).map(Wish::asked),
+            What::TakeBack | What::Settle => None,
+        }
+    }
 }
 
 impl Session {
     /// Writes the spec beside the loop, and nudges when that is done.
     pub(super) fn edit(&mut self, what: What, change: impl Fn(&mut Spec) -> bool + Send + Sync + 'static) {
         let (api, id) = (self.api.clone(), self.id.clone());
+        let asked = self.wishes.asked(&what);
+        let request = asked.map(|asked| api.settings.traces.asked(asked, self.request.traceparent()));
         self.work.push(Box::pin(async move {
-            let edited = api.records.edit(&id, &change).await;
+            let edited = match request {
+                Some(mut request) => {
+                    let cause = request.traceparent();
+                    let wish = |spec: &mut Spec| intent::because_of(cause, spec, &change);
+                    let edited = api.records.edit(&id, &wish).await;
+                    request.end(if edited.is_ok() { Outcome::Done } else { Outcome::Failed });
+                    edited
+                }
+                None => api.records.edit(&id, &change).await,
+            };
             api.board.nudge(&id);
             Done::Edited(what, edited)
         }));
@@ -213,16 +238,31 @@ impl Session {
 impl Api {
     /// Nobody will ever have it: it is to go. Errors are the reconciler's to mend, which ends
     /// what no session ever attached to.
-    pub(in crate::api) async fn delete(&self, id: &SandboxId) {
-        let deleted = self.records.edit(id, &|spec| intent::desire(spec, DesiredState::Deleted)).await;
-        if let Err(error) = deleted {
-            tracing::warn!(%error, "a sandbox that nobody has could not be deleted");
+    pub(in crate::api) async fn delete(&self, id: &SandboxId, parent: Option<Traceparent>) {
+        let mut request = self.settings.traces.asked(Asked::Kill, parent);
+        let cause = request.traceparent();
+        let wish =
+            |spec: &mut Spec| intent::because_of(cause, spec, |spec| intent::desire(spec, DesiredState::Deleted));
+        match self.records.edit(id, &wish).await {
+            Ok(_) => request.end(Outcome::Done),
+            Err(error) => {
+                request.end(Outcome::Failed);
+                tracing::warn!(%error, "a sandbox that nobody has could not be deleted");
+            }
         }
         self.board.nudge(id);
     }
 }
 
 impl Wish {
+    fn asked(&self) -> Asked {
+        match self.wish {
+            metadata::Request::Snapshot { .. } => Asked::Snapshot,
+            metadata::Request::Checkpoint {} if self.copies.is_some() => Asked::Fork,
+            metadata::Request::Checkpoint {} => Asked::Checkpoint,
+        }
+    }
+
     fn failure(&self) -> Status {
         match self.wish {
             metadata::Request::Snapshot { .. } => Status::FilesystemSnapshotError,
@@ -236,6 +276,7 @@ impl Session {
     /// Makes the copies beside the loop.
     fn copy(&mut self, checkpoint_id: CheckpointId, count: u32) {
         let (api, source) = (self.api.clone(), self.spec.clone());
+        let context = self.request.traceparent();
         self.work.push(Box::pin(async move {
             let mut made = Vec::new();
             for _ in 0..count {
@@ -247,7 +288,7 @@ impl Session {
                     // Nobody will ever hear of those that were made.
                     for copied in &made {
                         let Copied { sandbox_id, .. } = copied;
-                        api.delete(sandbox_id).await;
+                        api.delete(sandbox_id, context).await;
                     }
                     return Done::Copied(Err(error));
                 }

@@ -94,6 +94,7 @@ async fn expire(ground: &Ground, id: &SandboxId) -> records::Result<bool> {
         let same = *spec == seen;
         if same {
             spec.desired_state = DesiredState::Deleted;
+            spec.traceparent = None;
         }
         same
     };
@@ -108,6 +109,7 @@ async fn take(ground: &Ground, id: &SandboxId) -> records::Result<bool> {
         let free = spec.desired_state == DesiredState::Running && spec.placement.is_none();
         if free {
             spec.placement = Some(me.clone());
+            spec.traceparent = None;
         }
         free
     };
