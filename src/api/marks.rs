@@ -20,6 +20,10 @@ impl Marks {
     pub fn confirmed(&self, exec: u32) -> Option<Mark> {
         self.0.get(&exec).copied()
     }
+
+    pub fn all(&self) -> Vec<Mark> {
+        self.0.values().copied().collect()
+    }
 }
 
 #[derive(Debug, Default)]

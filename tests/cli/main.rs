@@ -7,6 +7,8 @@
 mod agent;
 mod copy;
 mod exec;
+#[path = "../wire/halves.rs"]
+mod halves;
 mod operators;
 mod pipes;
 mod refusals;

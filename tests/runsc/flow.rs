@@ -108,18 +108,33 @@ async fn single_bytes_and_whole_mebibytes_arrive_as_they_were_written() {
     let wanted: String = (0..6).map(|i| format!("{i:07}\n").repeat(131_072)).collect();
     assert!(blocks == wanted, "{} bytes instead of {}", blocks.len(), wanted.len());
 
-    // One print is one event, however it is flushed.
+    // One print is one event, however it is flushed: what comes within two milliseconds is joined, and on a
+    // busy machine now and then it does not.
+    let mut tries = 0;
+    loop {
+        let events = one_print(&mut socket).await;
+        assert_eq!(events.concat(), "one - line - 2\n");
+        if events.len() == 1 {
+            break;
+        }
+        tries += 1;
+        assert!(tries < 20, "it never came as one");
+    }
+    socket.kill().await;
+    server.stop().await;
+}
+
+async fn one_print(socket: &mut Socket) -> Vec<String> {
     socket.send(json!({"language": "python", "code": "print('one', 'line', 2, sep=' - ')"})).await;
     let mut events = vec![];
     loop {
         match socket.next().await {
-            Heard::Event(event) if event["event"] == "stdout" => events.push(event["data"].clone()),
-            Heard::Event(event) if event["status"] == "SANDBOX_EXECUTION_DONE" => break,
+            Heard::Event(event) if event["event"] == "stdout" => {
+                events.push(event["data"].as_str().unwrap().to_owned())
+            }
+            Heard::Event(event) if event["status"] == "SANDBOX_EXECUTION_DONE" => return events,
             Heard::Event(_) | Heard::Bytes(_) => {}
             Heard::End(code) => panic!("closed with {code:?}"),
         }
     }
-    assert_eq!(events, [json!("one - line - 2\n")]);
-    socket.kill().await;
-    server.stop().await;
 }

@@ -1,11 +1,10 @@
 //! Coming back: tokens, places, and what goes on where it was left.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use baton::storage::board::{Boot, Passing};
 
 use crate::{
-    agent::Container,
     client::{Client, V1, connect},
     plain::http,
     world::{World, until},
@@ -209,10 +208,29 @@ async fn a_container_that_is_replaced_is_entered_anew() {
     world.board.post(client.id(), Passing::Running { boot: Boot::Fresh });
     client.says(r#"{"action":"dance"}"#).await;
     client.hears("ERROR E").await;
-    world.containers.0.lock().unwrap().insert(client.id().clone(), Container::start(Arc::default()));
+    world.replace(client.id()).await;
     client.hears("EXECUTION_ERROR E RUNNING").await;
     client.exec("out \"anew\"").await;
     client.hears("EXECUTION_RUNNING out:anew EXECUTION_DONE").await;
+}
+
+#[tokio::test]
+async fn a_session_that_does_not_resume_leaves_the_marks_where_they_were() {
+    let world = World::new().await;
+    let mut client = Client::running(&world, "{}").await;
+    client.exec("out \"0123456789\"\nsleep").await;
+    client.hears("EXECUTION_RUNNING").await;
+    let (id, token) = (client.id().clone(), client.token());
+    client.cut();
+    until(async || !world.board.presence(&id).attached).await;
+    let mut looks = Client::attached(&world, &id, &token).await;
+    looks.hears("RUNNING").await;
+    looks.cut();
+    until(async || !world.board.presence(&id).attached).await;
+    world.agent().lock().unwrap().drop_oldest(1, 4);
+    let mut late = Client::attached(&world, &id, &token).await;
+    late.says(r#"{"action":"reconnect"}"#).await;
+    late.hears("RUNNING EXECUTION_RUNNING gap:0-4 out:456789").await;
 }
 
 #[tokio::test]

@@ -78,9 +78,20 @@ impl Client {
 
     /// Another socket for the same sandbox.
     pub async fn again(&self, world: &World, headers: &[(&'static str, &str)]) -> Self {
-        let (id, token) = (self.id.clone().unwrap(), self.token.clone().unwrap());
+        Self::attached_with(world, self.id(), &self.token(), headers).await
+    }
+
+    pub async fn attached(world: &World, id: &SandboxId, token: &str) -> Self {
+        Self::attached_with(world, id, token, &[]).await
+    }
+
+    async fn attached_with(world: &World, id: &SandboxId, token: &str, headers: &[(&'static str, &str)]) -> Self {
         let socket = connect(world, &format!("/attach/{id}?sandbox_token={token}"), headers).await.unwrap();
-        Self { socket, id: Some(id), token: Some(token), last: None }
+        Self { socket, id: Some(id.clone()), token: Some(token.to_owned()), last: None }
+    }
+
+    pub fn token(&self) -> String {
+        self.token.clone().unwrap()
     }
 
     pub fn id(&self) -> &SandboxId {
@@ -98,7 +109,8 @@ impl Client {
 
     /// Pings are no news: a server that only pings is silent too.
     pub async fn next(&mut self) -> Said {
-        tokio::time::timeout(PATIENCE, self.news()).await.expect("the server is silent")
+        // A moment longer than whoever waits for words and can say which came.
+        tokio::time::timeout(PATIENCE + Duration::from_secs(1), self.news()).await.expect("the server is silent")
     }
 
     async fn news(&mut self) -> Said {
@@ -156,7 +168,8 @@ impl Client {
         async move {
             let mut heard = vec![];
             for _ in words.split_whitespace() {
-                let word = self.word().await;
+                let word = tokio::time::timeout(PATIENCE, self.word()).await;
+                let word = word.unwrap_or_else(|_| panic!("the server is silent after {heard:?}, at {at}"));
                 let over = word.starts_with("close:") || word == "broken";
                 heard.push(word.replace([' ', '\n'], "_"));
                 if over {

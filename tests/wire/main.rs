@@ -6,6 +6,7 @@ mod attach;
 mod checkpoint;
 mod client;
 mod flow;
+mod halves;
 mod hostile;
 mod limits;
 mod logs;

@@ -85,7 +85,7 @@ async fn a_create_that_fails_is_deleted() {
     client.says("{}").await;
     client.hears("CREATING CREATION_ERROR E close:4000").await;
     assert_eq!(client.message(), "The container did not start.");
-    assert!(world.records.list(None).await.unwrap().0.is_empty());
+    until(async || world.records.list(None).await.unwrap().0.is_empty()).await;
 }
 
 #[tokio::test]

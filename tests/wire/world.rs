@@ -14,6 +14,7 @@ use async_trait::async_trait;
 use baton::{
     api::{self, Api, Settings},
     clock::{Clock, Moment, SharedClock, SystemClock},
+    runtime::{Execs, Lifecycle, fake::FakeContainers},
     storage::{
         board::{Board, Boot, Passing, Why},
         memory::Memory,
@@ -33,7 +34,10 @@ use tokio::{
     sync::{oneshot, watch},
 };
 
-use crate::agent::{Agent, Container, Containers};
+use crate::{
+    agent::{Agent, Container, Containers},
+    halves::{self, Joined},
+};
 
 /// Real time, and what tests add to it.
 #[derive(Debug)]
@@ -147,7 +151,10 @@ pub struct World {
     pub script: Arc<Mutex<Script>>,
     pub writes: Arc<AtomicU64>,
     pub drain: watch::Sender<bool>,
+    lives: Arc<FakeContainers>,
+    shared: SharedClock,
     stop: Option<oneshot::Sender<()>>,
+    _joined: Option<Joined>,
     server: tokio::task::JoinHandle<()>,
     reconciler: tokio::task::JoinHandle<()>,
 }
@@ -177,10 +184,24 @@ impl World {
         let store =
             || -> Arc<dyn Store> { Arc::new(Counted { store: Memory::new(shared.clone()), writes: writes.clone() }) };
         let durable = plan.has_storage.then(|| Durable { locks: store(), metadata: store(), lock_bucket: None });
-        let records = Records::new(shared.clone(), store(), durable, plan.can_snapshot, Times::DEFAULT);
-        let containers = Arc::new(Containers::default());
+        let memory = store();
+        let records = Records::new(shared.clone(), memory.clone(), durable.clone(), plan.can_snapshot, Times::DEFAULT);
+        let (containers, lives) = (Arc::new(Containers::default()), Arc::new(FakeContainers::new(shared.clone())));
         let instance = shared.instance_id();
         let (drain, draining) = watch::channel(false);
+        let joined = if halves::are_wanted() {
+            Some(halves::join(&shared, &instance, &board, &containers, &lives, &memory, &draining).await)
+        } else {
+            None
+        };
+        let (front_board, front_records, execs): (_, _, Arc<dyn Execs>) = match &joined {
+            None => (board.clone(), records.clone(), containers.clone()),
+            Some(Joined { front, .. }) => {
+                let memory = front.memory.clone();
+                let records = Records::new(shared.clone(), memory, durable, plan.can_snapshot, Times::DEFAULT);
+                (front.board.clone(), records, front.execs.clone())
+            }
+        };
         let mut settings = Settings {
             instance: instance.clone(),
             version: "0.0.0",
@@ -197,7 +218,7 @@ impl World {
             traces: Default::default(),
         };
         (plan.change)(&mut settings);
-        let api = Api::new(settings, shared, records.clone(), board.clone(), containers.clone());
+        let api = Api::new(settings, shared.clone(), front_records, front_board, execs);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
@@ -209,6 +230,8 @@ impl World {
             board: board.clone(),
             records: records.clone(),
             containers: containers.clone(),
+            lives: lives.clone(),
+            clock: shared.clone(),
             instance: instance.clone(),
             script: script.clone(),
         };
@@ -223,7 +246,10 @@ impl World {
             script,
             writes,
             drain,
+            lives,
+            shared,
             stop: Some(stop),
+            _joined: joined,
             server,
             reconciler,
         }
@@ -244,6 +270,14 @@ impl World {
 
     pub fn count(&self) -> usize {
         self.containers.0.lock().unwrap().len()
+    }
+
+    /// Another container takes the place of the one that runs.
+    pub async fn replace(&self, id: &SandboxId) {
+        self.lives.remove(id).await.unwrap();
+        self.containers.0.lock().unwrap().insert(id.clone(), Container::start(Arc::default()));
+        halves::begin(&self.lives, &self.shared, id).await;
+        self.board.post(id, Passing::Running { boot: Boot::Fresh });
     }
 
     /// It leaves, for a reason of the reconciler's own.
@@ -287,6 +321,9 @@ struct Reconciler {
     board: Arc<Board>,
     records: Records,
     containers: Arc<Containers>,
+    /// Which of them run.
+    lives: Arc<FakeContainers>,
+    clock: SharedClock,
     instance: InstanceId,
     script: Arc<Mutex<Script>>,
 }
@@ -322,6 +359,8 @@ impl Reconciler {
                     }
                     self.board.hold(&id, true);
                     let agent = stored.remove(&id).unwrap_or_default();
+                    self.lives.remove(&id).await.unwrap();
+                    halves::begin(&self.lives, &self.clock, &id).await;
                     self.containers.0.lock().unwrap().insert(id.clone(), Container::start(agent));
                     self.board.post(&id, Passing::Running { boot: Boot::Fresh });
                 }

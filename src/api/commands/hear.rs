@@ -1,6 +1,7 @@
 //! What the agent says, and what the client says it has.
 
 use super::*;
+use crate::api::marks::Marks;
 
 impl Commands {
     /// Takes one frame. Whether it was the agent's first answer on this link.
@@ -229,15 +230,20 @@ impl Commands {
         }
     }
 
-    /// How far the client has come with what it follows.
-    pub fn marks(&self) -> Vec<Mark> {
+    /// How far the client has come with what it follows; with all else it is where `earlier` sessions left it.
+    pub fn marks(&self, earlier: &Marks) -> Vec<Mark> {
+        if !self.is_known {
+            return earlier.all();
+        }
+        let unfollowed = self.known.iter().filter(|(_, command)| command.delivery.is_none());
+        let left = unfollowed.filter_map(|(number, _)| earlier.confirmed(*number));
         let deliveries = self.known.values().filter_map(|command| command.delivery.as_ref());
         let confirmed = |delivery: &Delivery| Mark {
             stdout: delivery.stdout.confirmed(),
             stderr: delivery.stderr.confirmed(),
             ..delivery.mark()
         };
-        deliveries.filter(|delivery| !delivery.is_muted && !delivery.is_peek).map(confirmed).collect()
+        deliveries.filter(|delivery| !delivery.is_muted && !delivery.is_peek).map(confirmed).chain(left).collect()
     }
 
     pub fn wake_at(&self) -> Option<Moment> {

@@ -281,7 +281,7 @@ impl Session {
 
     async fn finish(mut self, end: End) {
         self.speaker.flush();
-        let marks = self.commands.marks();
+        let marks = self.commands.marks(&self.marks);
         if !marks.is_empty() {
             self.api.marks.keep(&self.id, marks);
         }
