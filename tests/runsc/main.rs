@@ -28,6 +28,7 @@ mod moves;
 mod mutants;
 mod place;
 mod proxy;
+mod recipes;
 mod servers;
 mod snapshots;
 mod stored;

@@ -145,7 +145,8 @@ impl Machine {
         server
     }
 
-    fn place(&self) -> Vec<(&'static str, String)> {
+    /// The variables that name the store.
+    pub fn place(&self) -> Vec<(&'static str, String)> {
         match &self.shared {
             Shared::Directory => vec![("CHECKPOINT_AND_RESTORE_PATH", self.data().display().to_string())],
             Shared::Bucket(bucket) => vec![
@@ -322,7 +323,7 @@ impl Server {
         assert_eq!(places.len(), processes, "{log}");
         let mut pages = String::new();
         for place in places {
-            pages += &get(place.split_whitespace().next().unwrap(), "/metrics").await.1;
+            pages += &get(place.split_whitespace().next().unwrap(), "/metrics").await.unwrap().1;
         }
         pages
     }
@@ -347,7 +348,7 @@ impl Server {
 
     /// One `GET`, its status and its body.
     pub async fn get(&self, path: &str) -> (u16, String) {
-        get(&self.address, path).await
+        get(&self.address, path).await.unwrap()
     }
 
     pub fn staging(&self) -> PathBuf {
@@ -391,7 +392,7 @@ async fn wait(child: &mut Child) -> ExitStatus {
 }
 
 /// One `GET`, its status and its body.
-async fn get(address: &str, path: &str) -> (u16, String) {
+pub async fn get(address: &str, path: &str) -> std::io::Result<(u16, String)> {
     let asked = async {
         let mut socket = TcpStream::connect(address).await?;
         let request = format!("GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n");
@@ -400,9 +401,9 @@ async fn get(address: &str, path: &str) -> (u16, String) {
         socket.read_to_string(&mut answer).await?;
         Ok::<_, std::io::Error>(answer)
     };
-    let answer = clock().timeout(PATIENCE, asked).await.expect("it answers").unwrap();
+    let answer = clock().timeout(PATIENCE, asked).await.expect("it answers")?;
     let status = answer.split_whitespace().nth(1).and_then(|word| word.parse().ok()).expect("a status line");
-    (status, answer.split_once("\r\n\r\n").map_or_else(String::new, |(_, body)| body.to_owned()))
+    Ok((status, answer.split_once("\r\n\r\n").map_or_else(String::new, |(_, body)| body.to_owned())))
 }
 
 /// How many files lie under a directory, at any depth.
