@@ -5,25 +5,29 @@
 #   docker buildx build --allow security.insecure -t baton .
 #   docker buildx build --allow security.insecure -t baton-api --target api .    the API's half, as nobody
 #
-# Base images are build arguments: pin them by digest with --build-arg GO_IMAGE=golang@sha256:… and so
-# on. What ends up in the image does not depend on them except for libc: runsc is checked against its
-# digest, the root file system has its digest in its name.
+# Base images are build arguments, and so are their digests: for a build that can be repeated pin them
+# with --build-arg GO_DIGEST=@sha256:… and so on, as `docker buildx imagetools inspect IMAGE` prints them.
+# What ends up in the image does not depend on them except for libc and the server: runsc is checked
+# against its digest, the root file system has its digest in its name.
 ARG GO_IMAGE=golang:1.26-bookworm
+ARG GO_DIGEST=
 ARG DEBIAN_IMAGE=debian:bookworm-slim
+ARG DEBIAN_DIGEST=
 ARG RUST_IMAGE=rust:1-bookworm
+ARG RUST_DIGEST=
 
-FROM ${GO_IMAGE} AS runsc
+FROM ${GO_IMAGE}${GO_DIGEST} AS runsc
 WORKDIR /src
 COPY scripts/setup scripts/setup
 RUN BATON_CACHE_DIR=/cache scripts/setup --only runsc
 
 # mmdebstrap mounts /proc and /dev in the tree it makes; that is what the entitlement is for.
-FROM ${DEBIAN_IMAGE} AS rootfs
+FROM ${DEBIAN_IMAGE}${DEBIAN_DIGEST} AS rootfs
 WORKDIR /src
 COPY scripts/setup scripts/setup
 RUN --security=insecure BATON_CACHE_DIR=/cache scripts/setup --only rootfs
 
-FROM ${RUST_IMAGE} AS build
+FROM ${RUST_IMAGE}${RUST_DIGEST} AS build
 WORKDIR /src
 COPY . .
 RUN BATON_CACHE_DIR=/cache CARGO_TARGET_DIR=/target scripts/setup --only agent

@@ -24,6 +24,7 @@ mod handoff;
 mod hostile;
 mod image;
 mod leftovers;
+mod local;
 mod moves;
 mod mutants;
 mod place;

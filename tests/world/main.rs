@@ -6,6 +6,7 @@ mod churn;
 mod crash;
 mod edits;
 mod found;
+mod gcloud;
 mod instances;
 mod lease;
 mod manifests;

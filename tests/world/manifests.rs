@@ -197,7 +197,7 @@ fn both_shapes_and_terraform_ask_the_same_of_the_platform() {
     assert!(rules["rule"].as_array().unwrap().iter().all(|rule| rule["condition"]["age"] == 1));
     for word in [
         "--public-access-prevention",
-        "--soft-delete-duration 0",
+        "--clear-soft-delete",
         "--no-versioning",
         "roles/storage.objectUser",
         "lifecycle.json",
@@ -274,8 +274,10 @@ fn faults(text: &str) -> Vec<String> {
         } else if word == "FROM" {
             let mut words = rest.split_whitespace();
             let base = words.next().unwrap_or_default();
-            let name = base.strip_prefix("${").and_then(|name| name.strip_suffix('}'));
-            let known = name.is_some_and(|name| arguments.iter().any(|one| one == name));
+            // An argument, or two in a row: an image and its digest.
+            let inner = base.strip_prefix("${").and_then(|name| name.strip_suffix('}'));
+            let is_argument = |name: &str| arguments.iter().any(|one| one == name);
+            let known = inner.is_some_and(|names| names.split("}${").all(is_argument));
             if !(known || base == "scratch" || stages.iter().any(|stage| stage == base)) {
                 found.push(format!("FROM {base} is neither an argument nor a stage"));
             }
@@ -321,6 +323,11 @@ fn the_recipe_of_the_image_is_sound_and_uses_the_scripts_of_this_tree() {
         }
     }
     assert!(!text.contains(":latest"));
+    let bases: Vec<_> =
+        instructions(&text).into_iter().filter(|(word, _)| word == "FROM").map(|(_, rest)| rest).collect();
+    for base in bases.iter().filter(|base| base.contains("_IMAGE}")) {
+        assert!(base.contains("_DIGEST} AS "), "{base} cannot be pinned");
+    }
 }
 
 #[test]
