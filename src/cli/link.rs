@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, anyhow, bail};
-use baton_client::{Connection, Error, Sandbox, SandboxId, Token};
+use baton_client::{Auth, Connection, Error, Sandbox, SandboxId, Token};
 
 use super::tokens::{Kept, Tokens};
 use crate::config;
@@ -32,6 +32,9 @@ pub struct ServerArgs {
     /// A header for whatever stands before the server; may be given more than once.
     #[arg(long, env = "BATON_HEADER", hide_env_values = true, value_name = "NAME: VALUE", value_parser = header)]
     pub header: Vec<(String, String)>,
+    /// Prove who calls to what stands before the server: `google` sends an ID token for its address.
+    #[arg(long, env = "BATON_AUTH", value_enum, value_name = "KIND")]
+    pub auth: Option<AuthKind>,
     /// The file that keeps the tokens of sandboxes [default: baton/tokens.json in XDG_STATE_HOME or ~/.local/state].
     #[arg(long, env = "BATON_TOKENS", value_name = "FILE")]
     pub tokens: Option<PathBuf>,
@@ -39,6 +42,15 @@ pub struct ServerArgs {
     pub state_home: Option<PathBuf>,
     #[arg(long, env = "HOME", hide = true)]
     pub home: Option<PathBuf>,
+}
+
+/// Credentials that are not the server's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum AuthKind {
+    Google,
+    // An empty variable is none.
+    #[value(alias = "")]
+    None,
 }
 
 fn header(text: &str) -> Result<(String, String), String> {
@@ -50,7 +62,16 @@ fn header(text: &str) -> Result<(String, String), String> {
 
 impl ServerArgs {
     pub fn connection(&self) -> Connection {
-        Connection { api_key: self.api_key.clone(), headers: self.header.clone(), ..Connection::default() }
+        Connection {
+            api_key: self.api_key.clone(),
+            headers: self.header.clone(),
+            auth: self.auth(),
+            ..Connection::default()
+        }
+    }
+
+    pub fn auth(&self) -> Option<Auth> {
+        self.auth.filter(|kind| *kind == AuthKind::Google).map(|_| Auth::google())
     }
 
     /// Whether a verb that can do without a server asks one all the same: if one is named, or if it alone
@@ -140,10 +161,12 @@ pub fn explain(error: Error, url: &str) -> anyhow::Error {
         Error::Connection(cause) => anyhow!(
             "no server answers at {url} ({cause}): start one with `baton serve`, or name another with --url or BATON_URL"
         ),
+        Error::Auth(cause) => anyhow!("{cause}"),
         Error::Protocol(cause) => anyhow!("{url} is no baton server that this client understands: {cause}"),
         Error::Permission(cause) => {
             anyhow!(
-                "the server denies it ({cause}): give its key with --api-key or BATON_API_KEY, a token with BATON_TOKEN"
+                "the server denies it ({cause}): give its key with --api-key or BATON_API_KEY, a token with BATON_TOKEN, \
+                 and behind Cloud Run's access control --auth google"
             )
         }
         Error::Refused { message, .. } => anyhow!("the server refuses it: {message}"),

@@ -3,6 +3,7 @@
 use std::{process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::{Context, anyhow, bail};
+use baton_client::Auth;
 use serde_json::Value;
 
 use super::{
@@ -10,7 +11,7 @@ use super::{
     attend::Signals,
     config::Output,
     desk, get,
-    link::{DEFAULT_URL, ServerArgs},
+    link::{DEFAULT_URL, ServerArgs, explain},
     list, print,
     rows::Filter,
 };
@@ -128,6 +129,7 @@ struct Site {
     client: reqwest::Client,
     key: Option<String>,
     headers: Vec<(String, String)>,
+    auth: Option<Auth>,
 }
 
 impl Site {
@@ -143,13 +145,18 @@ impl Site {
             client: reqwest::Client::builder().build()?,
             key: server.api_key.clone(),
             headers: server.header.clone(),
+            auth: server.auth(),
         })
     }
 
     /// `None`: there is no such thing.
     async fn get(&self, path: &str, query: &[(&str, &str)]) -> anyhow::Result<Option<Value>> {
         let mut request = self.client.get(format!("{}/{path}", self.base)).query(query);
-        for (name, value) in &self.headers {
+        let given = match &self.auth {
+            Some(auth) => auth.headers(&self.base).await.map_err(|error| explain(error, &self.base))?,
+            None => Vec::new(),
+        };
+        for (name, value) in self.headers.iter().chain(&given) {
             request = request.header(name, value);
         }
         if let Some(key) = &self.key {

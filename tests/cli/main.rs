@@ -5,6 +5,7 @@
 #[allow(dead_code, reason = "shared with the tests of the wire")]
 #[path = "../wire/agent.rs"]
 mod agent;
+mod auth;
 mod copy;
 mod exec;
 #[path = "../wire/halves.rs"]

@@ -47,6 +47,13 @@ impl Address {
             _ => Err(Error::Connection(format!("`{url}` is not the address of a server"))),
         }
     }
+
+    /// Scheme, name and port, as HTTP writes them.
+    #[cfg(feature = "google")]
+    pub(crate) fn origin(&self) -> String {
+        let origin = self.0.splitn(4, '/').take(3).collect::<Vec<_>>().join("/");
+        origin.replacen("ws", "http", 1)
+    }
 }
 
 /// What load balancers gave us to find the same instance again.
@@ -85,9 +92,16 @@ pub(crate) async fn connect(
     let mut request = format!("{}{path}", address.0).into_client_request().map_err(|error| judge(&error))?;
     let headers = request.headers_mut();
     for (name, value) in &options.headers {
-        let name = HeaderName::try_from(name.as_str()).map_err(|_| bad_header(name))?;
-        let value = HeaderValue::from_str(value).map_err(|_| bad_header(name.as_str()))?;
+        let (name, value) = header_of(name, value)?;
         headers.append(name, value);
+    }
+    if let Some(auth) = &options.auth {
+        let given = seam::timeout(options.connect_within, auth.headers_for(address)).await;
+        let given = given.unwrap_or(Err(Error::Auth(format!("they did not come within {:?}", options.connect_within))));
+        for (name, value) in given.map_err(|error| Verdict::Retry { error, elsewhere: false })? {
+            let (name, value) = header_of(&name, &value)?;
+            headers.insert(name, value);
+        }
     }
     headers.insert(header::SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(SUBPROTOCOL));
     let token = place.map(|place| place.token.0.as_str());
@@ -114,6 +128,12 @@ pub(crate) async fn connect(
         Some(Err(error)) => Err(judge(&error)),
         None => Err(Verdict::Retry { error: Error::Timeout(options.connect_within), elsewhere: false }),
     }
+}
+
+fn header_of(name: &str, value: &str) -> Result<(HeaderName, HeaderValue), Verdict> {
+    let mut value = HeaderValue::from_str(value).map_err(|_| bad_header(name))?;
+    value.set_sensitive(true);
+    Ok((HeaderName::try_from(name).map_err(|_| bad_header(name))?, value))
 }
 
 fn bad_header(name: &str) -> Verdict {

@@ -17,6 +17,9 @@ pub enum Error {
     /// The token or the API key does not open this.
     #[error("permission denied: {0}")]
     Permission(String),
+    /// There are no credentials for what stands in front of the server.
+    #[error("no credentials: {0}")]
+    Auth(String),
     #[error("the sandbox could not be created: {0}")]
     Creation(String),
     #[error("the sandbox could not be restored: {0}")]

@@ -29,9 +29,23 @@
 //!   Running ◀── pipes ◀─────┘   output in order, once, bounded
 //! ```
 //!
+//! Behind Cloud Run's access control, with the feature `google`:
+//!
+//! ```no_run
+//! # #[cfg(feature = "google")]
+//! # async fn example() -> Result<(), baton_client::Error> {
+//! use baton_client::{Auth, Connection, Options, Sandbox};
+//!
+//! let connection = Connection { auth: Some(Auth::google()), ..Connection::default() };
+//! let sandbox = Sandbox::create("wss://baton-abc.run.app", Options { connection, ..Options::default() }).await?;
+//! # sandbox.kill().await
+//! # }
+//! ```
+//!
 //! A dropped connection is taken up again where it was: commands go on, and each byte of their
 //! output and input arrives once. What cannot be taken up ends with a typed [`Error`].
 
+mod auth;
 mod connect;
 mod error;
 mod exec;
@@ -56,11 +70,12 @@ pub use baton_protocol::{
 };
 
 pub use self::{
+    auth::{Auth, Headers},
     error::Error,
     exec::Outcome,
     files::{FileMode, OnBytes, OnLeftOut, Reading, Transfer},
     mirror::Place,
-    options::{Connection, Exec, Options},
+    options::{Connection, Exec, OnStatus, Options},
     pipe::Chunk,
     running::{Collected, Control, OutputStream, Running},
     sandbox::{Checkpoint, Sandbox},

@@ -1,13 +1,16 @@
 //! What a caller may choose: the sandbox, the connection, one command.
 
-use std::{collections::BTreeMap, fmt, time::Duration};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use baton_protocol::{
     agent::Pty,
+    event::Update,
     file::Work,
     id::ExecId,
     request::{self, Command, Config, Language},
 };
+
+use crate::Auth;
 
 /// How [`Sandbox::create`](crate::Sandbox::create) makes a sandbox and speaks with it.
 #[derive(Clone, Debug, Default)]
@@ -23,6 +26,8 @@ pub struct Connection {
     pub api_key: Option<String>,
     /// Sent with every handshake, as for a proxy in front of the server.
     pub headers: Vec<(String, String)>,
+    /// Gives further headers before each handshake.
+    pub auth: Option<Auth>,
     /// After a drop: for how long to try again. `None` never tries.
     pub reconnect_for: Option<Duration>,
     /// One handshake may take so long.
@@ -33,18 +38,24 @@ pub struct Connection {
     pub answer_within: Duration,
     /// The server pings every ten seconds: after so much silence it is gone.
     pub silence: Duration,
+    /// Called with every update, as it comes, also before there is a [`Sandbox`](crate::Sandbox). It must not wait.
+    pub on_status: Option<OnStatus>,
 }
+
+pub type OnStatus = Arc<dyn Fn(&Update) + Send + Sync>;
 
 impl Default for Connection {
     fn default() -> Self {
         Self {
             api_key: None,
             headers: Vec::new(),
+            auth: None,
             reconnect_for: Some(Duration::from_secs(300)),
             connect_within: Duration::from_secs(15),
             start_within: Duration::from_secs(120),
             answer_within: Duration::from_secs(600),
             silence: Duration::from_secs(30),
+            on_status: None,
         }
     }
 }

@@ -17,6 +17,14 @@ pub(crate) fn now() -> Instant {
     Instant::now()
 }
 
+/// Since 1970. For what others say about time, not to measure it.
+#[cfg(feature = "google")]
+#[expect(clippy::disallowed_methods, reason = "this is the seam")]
+pub(crate) fn wall() -> Duration {
+    let now = std::time::SystemTime::now();
+    now.duration_since(std::time::SystemTime::UNIX_EPOCH).unwrap_or_default()
+}
+
 pub(crate) async fn sleep_until(moment: Instant) {
     tokio::time::sleep_until(moment).await;
 }

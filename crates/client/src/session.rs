@@ -260,6 +260,9 @@ impl<'a> Session<'a> {
             Status::StdinError => self.stdin_refused(&update),
             _ => {}
         }
+        if let Some(on_status) = &self.link.options.on_status {
+            on_status(&update);
+        }
         let _ = self.link.updates.send(update.clone());
         self.link.mirror.send_modify(|mirror| mirror.update(update));
         verdict

@@ -1,0 +1,91 @@
+//! Google's ID tokens, one for each audience, kept until shortly before their end.
+
+use std::{collections::BTreeMap, error, time::Duration};
+
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use google_cloud_auth::credentials::idtoken;
+use serde_json::Value;
+use tokio::sync::Mutex;
+
+use crate::{Error, seam};
+
+/// A token is renewed so long before its end.
+const EARLY: Duration = Duration::from_secs(300);
+
+/// Held while one is fetched: whoever comes meanwhile gets the same one.
+#[derive(Default)]
+pub(super) struct Tokens(Mutex<BTreeMap<String, Kept>>);
+
+struct Kept {
+    token: String,
+    /// Since 1970, as the token itself says it: a machine may sleep in between.
+    end: Duration,
+}
+
+impl Tokens {
+    pub(super) async fn token(&self, audience: &str) -> Result<String, Error> {
+        let mut all = self.0.lock().await;
+        let kept = all.get(audience).filter(|kept| seam::wall() < kept.end);
+        if let Some(kept) = kept
+            && seam::wall() + EARLY < kept.end
+        {
+            return Ok(kept.token.clone());
+        }
+        match (fetch(audience).await, kept) {
+            (Ok(token), _) => {
+                let end = end_of(&token).unwrap_or_default();
+                all.insert(audience.to_owned(), Kept { token: token.clone(), end });
+                Ok(token)
+            }
+            // It is good for a few minutes more, and there will be other tries.
+            (Err(_), Some(kept)) => Ok(kept.token.clone()),
+            (Err(error), None) => Err(error),
+        }
+    }
+}
+
+async fn fetch(audience: &str) -> Result<String, Error> {
+    // The library brings no cryptography of its own.
+    drop(rustls::crypto::ring::default_provider().install_default());
+    let credentials = idtoken::Builder::new(audience).build().map_err(|error| {
+        if error.is_not_supported() {
+            let why = "a person's own Google credentials give no token for a service: use those of a service account, \
+                       or send the output of `gcloud auth print-identity-token` as a header";
+            return Error::Auth(why.into());
+        }
+        no_token(&error)
+    })?;
+    // What the library keeps and renews is not used: it knows no clock that goes on while a machine sleeps.
+    credentials.id_token().await.map_err(|error| no_token(&error))
+}
+
+fn no_token(error: &(dyn error::Error + 'static)) -> Error {
+    let mut causes: Vec<String> = Vec::new();
+    for cause in std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string) {
+        if !causes.iter().any(|known| known.contains(&cause)) {
+            causes.push(cause);
+        }
+    }
+    Error::Auth(format!("no Google ID token can be had here: {}", causes.join(": ")))
+}
+
+/// When a JWT ends; one that cannot be read is fetched anew each time.
+fn end_of(token: &str) -> Option<Duration> {
+    let claims = URL_SAFE_NO_PAD.decode(token.split('.').nth(1)?).ok()?;
+    let claims: Value = serde_json::from_slice(&claims).ok()?;
+    claims.get("exp").and_then(Value::as_u64).map(Duration::from_secs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_says_itself_when_it_ends() {
+        let token = |claims: &str| format!("e30.{}.c2ln", URL_SAFE_NO_PAD.encode(claims));
+        assert_eq!(end_of(&token(r#"{"exp":1800000000}"#)), Some(Duration::from_secs(1_800_000_000)));
+        for unread in [token("{}"), token(r#"{"exp":"soon"}"#), token("["), "opaque".into(), "a.b.c".into()] {
+            assert_eq!(end_of(&unread), None, "{unread}");
+        }
+    }
+}
