@@ -22,6 +22,7 @@ use self::{keyboard::Keyboard, terminal::Raw};
 const TIMED_OUT: u8 = 124;
 const SIGHUP: u8 = 1;
 const SIGINT: u8 = 2;
+const SIGQUIT: u8 = 3;
 const SIGPIPE: u8 = 13;
 const SIGTERM: u8 = 15;
 
@@ -84,6 +85,7 @@ pub struct Signals {
     interrupt: Signal,
     terminate: Signal,
     hangup: Signal,
+    quit: Signal,
     window: Signal,
 }
 
@@ -94,6 +96,7 @@ impl Signals {
                 interrupt: signal(SignalKind::interrupt())?,
                 terminate: signal(SignalKind::terminate())?,
                 hangup: signal(SignalKind::hangup())?,
+                quit: signal(SignalKind::quit())?,
                 window: signal(SignalKind::window_change())?,
             })
         };
@@ -106,6 +109,7 @@ impl Signals {
             _ = self.interrupt.recv() => SIGINT,
             _ = self.terminate.recv() => SIGTERM,
             _ = self.hangup.recv() => SIGHUP,
+            _ = self.quit.recv() => SIGQUIT,
         }
     }
 }
@@ -165,6 +169,7 @@ async fn stand_between(
             }
             _ = signals.terminate.recv() => return Ok(End::Left(128 + SIGTERM)),
             _ = signals.hangup.recv() => return Ok(End::Left(128 + SIGHUP)),
+            _ = signals.quit.recv() => return Ok(End::Left(128 + SIGQUIT)),
         }
     }
 }

@@ -12,6 +12,7 @@ mod exec;
 mod halves;
 mod operators;
 mod pipes;
+mod pty;
 mod refusals;
 #[allow(dead_code, reason = "shared with the tests of the client")]
 #[path = "../../crates/client/tests/client/script.rs"]

@@ -17,19 +17,19 @@ use crate::{
 };
 
 /// Somebody at a prompt: a home, a directory, a server.
-struct Person {
+pub struct Person {
     url: String,
-    home: PathBuf,
+    pub home: PathBuf,
 }
 
 impl Person {
-    fn at(machine: &Machine, url: String) -> Self {
+    pub fn at(machine: &Machine, url: String) -> Self {
         let home = machine.directory.path().join("home");
         fs::create_dir_all(&home).unwrap();
         Self { url, home }
     }
 
-    fn types(&self, arguments: &[&str]) -> Command {
+    pub fn types(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_baton"));
         command.args(arguments).current_dir(&self.home).kill_on_drop(true).env_clear().env("PATH", "/usr/bin:/bin");
         command.env("HOME", &self.home).env("BATON_URL", &self.url);
@@ -42,7 +42,7 @@ impl Person {
     }
 
     /// What is printed; it must work.
-    async fn gets(&self, arguments: &[&str]) -> String {
+    pub async fn gets(&self, arguments: &[&str]) -> String {
         let output = self.sees(arguments).await;
         assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap()

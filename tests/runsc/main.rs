@@ -29,8 +29,12 @@ mod moves;
 mod mutants;
 mod place;
 mod proxy;
+#[allow(dead_code, reason = "shared with the tests of the command line")]
+#[path = "../cli/pty.rs"]
+mod pty;
 mod recipes;
 mod servers;
+mod shell;
 mod snapshots;
 mod stored;
 mod suite;
