@@ -8,6 +8,7 @@
 mod archives;
 mod client;
 mod commandline;
+mod copies;
 mod crash;
 mod cut_off;
 mod deploys;
@@ -24,6 +25,7 @@ mod handoff;
 mod hostile;
 mod image;
 mod leftovers;
+mod library;
 mod local;
 mod moves;
 mod mutants;

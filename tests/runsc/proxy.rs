@@ -67,9 +67,14 @@ impl Proxy {
         self.shared.connections.load(Ordering::SeqCst)
     }
 
+    /// What went through so far, in both directions.
+    pub fn bytes(&self) -> u64 {
+        self.shared.bytes.load(Ordering::SeqCst)
+    }
+
     /// Waits until so much went through.
     pub async fn after_bytes(&self, count: u64) {
-        while self.shared.bytes.load(Ordering::SeqCst) < count {
+        while self.bytes() < count {
             crate::place::clock().sleep(std::time::Duration::from_millis(2)).await;
         }
     }

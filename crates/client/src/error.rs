@@ -30,6 +30,9 @@ pub enum Error {
     /// The server's no to one request. The sandbox goes on as it was.
     #[error("refused: {message}")]
     Refused { status: Status, message: String },
+    /// A command did not end with exit code 0, where that was asked for.
+    #[error("the command ended with {how}{said}")]
+    Failed { how: String, said: String },
     /// What is wrong with a file, in the sandbox or here: an errno's name such as `ENOENT`, and a text.
     #[error("{message}")]
     File { code: String, message: String },

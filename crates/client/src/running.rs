@@ -19,6 +19,9 @@ use crate::{
     pipe::Chunk,
 };
 
+/// So many characters of stderr are part of an error.
+const MOST_SAID: usize = 1000;
+
 /// Dropping it leaves the command running; its output is then thrown away.
 #[derive(Debug)]
 pub struct Running {
@@ -35,6 +38,24 @@ pub struct Collected {
     pub outcome: Outcome,
     /// How many bytes were not kept anywhere and are missing here.
     pub lost: u64,
+}
+
+impl Collected {
+    /// [`Error::Failed`] unless it ended with exit code 0.
+    pub fn check(self) -> Result<Self, Error> {
+        let how = match &self.outcome {
+            Outcome { exit_code: Some(0), .. } => return Ok(self),
+            Outcome { timed_out: true, .. } => "its time up".to_owned(),
+            Outcome { exit_code: Some(code), .. } => format!("exit code {code}"),
+            Outcome { signal: Some(signal), .. } => format!("signal {signal}"),
+            Outcome { error, .. } => error.clone().unwrap_or_else(|| "an unknown end".to_owned()),
+        };
+        // What it said last is most likely about its end.
+        let said = String::from_utf8_lossy(&self.stderr);
+        let from = said.char_indices().rev().nth(MOST_SAID).map_or(0, |(at, _)| at);
+        let said = said[from..].trim();
+        Err(Error::Failed { how, said: if said.is_empty() { String::new() } else { format!(": {said}") } })
+    }
 }
 
 impl Running {

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use baton_protocol::{
     event::{ExecView, Status, Token, Update},
     id::{CheckpointId, ExecId, InstanceId, SandboxId, SnapshotName},
-    request::{Offsets, Request},
+    request::{Language, Offsets, Request},
 };
 use tokio::{
     sync::{Notify, broadcast, mpsc, oneshot, watch},
@@ -13,7 +13,7 @@ use tokio::{
 };
 
 use crate::{
-    Error, Exec, Options, Running,
+    Collected, Error, Exec, Options, Running,
     connect::{Address, Cookies},
     exec::{self, Stage},
     link::{Command, Link, Sent},
@@ -144,7 +144,17 @@ impl Sandbox {
             }
         };
         request.exec_id = Some(id.clone());
-        self.run(exec::Exec::new(id, Some(request), Offsets::default(), self.look.clone())).await
+        self.begin(exec::Exec::new(id, Some(request), Offsets::default(), self.look.clone())).await
+    }
+
+    /// Runs a command to its end and collects what it wrote. Non-zero exit codes are outcomes, not errors.
+    pub async fn run(&self, exec: Exec) -> Result<Collected, Error> {
+        self.exec(exec).await?.collect().await
+    }
+
+    /// The same, for code.
+    pub async fn run_code(&self, language: Language, code: impl Into<String>) -> Result<Collected, Error> {
+        self.run(Exec::code(language, code)).await
     }
 
     /// Follows a command that runs already, or has ended unread, from these offsets on.
@@ -165,10 +175,10 @@ impl Sandbox {
         }
         let mut exec = exec::Exec::new(id.clone(), None, from, self.look.clone());
         exec.is_peek = is_peek;
-        self.run(exec).await
+        self.begin(exec).await
     }
 
-    async fn run(&self, exec: exec::Exec) -> Result<Running, Error> {
+    async fn begin(&self, exec: exec::Exec) -> Result<Running, Error> {
         let exec = Arc::new(exec);
         let mut stage = exec.stage.subscribe();
         let running = Running::new(exec.clone(), self.commands.clone());
