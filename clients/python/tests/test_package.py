@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 from stage import Stage
@@ -32,18 +34,29 @@ def run(*command: Any, **options: Any) -> str:
     return done.stdout
 
 
+PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+
+
 @pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python that has the package and what it needs, and nothing else."""
-    place = tmp_path_factory.mktemp("package")
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    run(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", place, PACKAGE)
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("wheel")
+    run(*PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", place, PACKAGE)
     (wheel,) = place.glob("*.whl")
     assert "baton_sandbox/py.typed" in zipfile.ZipFile(wheel).namelist()
-    run(sys.executable, "-m", "venv", "--without-pip", place / "venv")
+    return wheel
+
+
+def environment(interpreter: str, wheel: Path, place: Path) -> Path:
+    """A Python that has the package and what it needs, and nothing else."""
+    run(interpreter, "-m", "venv", "--without-pip", place / "venv")
     python = place / "venv" / "bin" / "python"
-    run(*pip, "--python", python, "install", wheel)
+    run(*PIP, "--python", python, "install", wheel)
     return python
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return environment(sys.executable, wheel, tmp_path_factory.mktemp("package"))
 
 
 def test_the_clean_environment_has_the_package_and_its_dependency(python: Path) -> None:
@@ -57,6 +70,34 @@ def test_the_clean_environment_has_the_package_and_its_dependency(python: Path) 
 
 def test_every_example_is_known() -> None:
     assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == sorted(SAYS)
+
+
+def oldest() -> Optional[str]:
+    """An interpreter of the oldest Python the package says it is for, if there is one here."""
+    versions = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+    for found in [shutil.which("python3.9"), *versions.glob("3.9.*/bin/python")]:
+        code = "import sys, venv; print(sys.version_info[:2])"
+        asked = found and subprocess.run([found, "-c", code], capture_output=True, text=True, timeout=20, check=False)
+        if asked and asked.stdout == "(3, 9)\n":
+            return str(found)
+    return None
+
+
+def test_the_oldest_python_reads_every_file() -> None:
+    assert 'requires-python = ">=3.9"' in (PACKAGE / "pyproject.toml").read_text()
+    files = [*PACKAGE.glob("src/**/*.py"), *EXAMPLES.glob("*.py")]
+    assert len(files) > 15
+    for file in files:
+        ast.parse(file.read_text(), str(file), feature_version=(3, 9))
+
+
+@pytest.mark.skipif(oldest() is None, reason="there is no Python 3.9 here")
+def test_the_oldest_python_runs_it(wheel: Path, stage: Stage, tmp_path: Path) -> None:
+    python = environment(oldest() or "", wheel, tmp_path)
+    address = stage.do_now("proxy", to="a")["address"]
+    for name in ("basic", "reconnect"):
+        said = run(python, EXAMPLES / f"{name}.py", env={**os.environ, "BATON_URL": f"ws://{address}"}, cwd="/")
+        assert SAYS[name] in said
 
 
 @pytest.mark.parametrize("name", sorted(SAYS))
