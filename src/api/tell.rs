@@ -10,7 +10,7 @@ use baton_protocol::{
 };
 
 use super::close::Close;
-use crate::storage::board::{Passing, SNAPSHOT, Why};
+use crate::storage::board::{DOWNLOAD, EXTRACT, Passing, SNAPSHOT, UPLOAD, Why};
 
 /// How a session came to its sandbox, until it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +25,14 @@ pub enum Stage {
 pub enum Asked {
     Checkpoint,
     Kill,
+}
+
+/// One-shot wishes of this session that began with a word and are not answered yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wished {
+    pub snapshot: bool,
+    /// One after which the sandbox runs on.
+    pub checkpoint: bool,
 }
 
 /// What to say and to do about something posted.
@@ -55,6 +63,7 @@ pub struct Story {
     /// The spec allows handoff: only then there is talk of locks.
     pub has_handoff: bool,
     pub asked: Option<Asked>,
+    pub wished: Wished,
     restoring: bool,
     acquiring: bool,
     acquired: bool,
@@ -72,6 +81,7 @@ impl Story {
             is_v1,
             has_handoff: false,
             asked: None,
+            wished: Wished::default(),
             restoring: false,
             acquiring: false,
             acquired: false,
@@ -130,13 +140,23 @@ impl Story {
         }
     }
 
-    /// Of a snapshot alone: everything else that takes long ends the session or comes before it.
+    /// In v1 the word that was said when it began comes again, with how far it is. Where no word was said,
+    /// because somebody else asked or because it has failed before, nothing is said now.
     fn progress(&self, what: &str, done: u64, total: u64) -> Answer {
-        if !self.is_v1 || self.stage != Stage::Open || what != SNAPSHOT {
+        let leaves = self.checkpointing.is_some() && self.failed != self.checkpointing;
+        let status = match (self.stage, what) {
+            (Stage::Creating, DOWNLOAD | EXTRACT) => Status::Creating,
+            (Stage::Attaching, DOWNLOAD | EXTRACT) if self.restoring => Status::Restoring,
+            (Stage::Open, SNAPSHOT) if self.wished.snapshot => Status::FilesystemSnapshotCreating,
+            (Stage::Open, UPLOAD) if self.wished.checkpoint || leaves => Status::Checkpointing,
+            _ => return Answer::default(),
+        };
+        // A transfer that has not begun to move shows that it is alive, and no more.
+        if !self.is_v1 || done == 0 || self.asked == Some(Asked::Kill) {
             return Answer::default();
         }
         let progress = Some(Progress { done, total });
-        stay(vec![Event::StatusUpdate(Update { progress, ..Update::new(Status::FilesystemSnapshotCreating) })])
+        stay(vec![Event::StatusUpdate(Update { progress, ..Update::new(status) })])
     }
 
     fn when_open(&self, holds: bool, status: Status) -> Answer {

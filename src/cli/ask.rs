@@ -190,7 +190,7 @@ impl OneArgs {
         let mut signals = Signals::listen()?;
         let url = self.link.find(&self.sandbox)?.url;
         let asked = async {
-            let sandbox = self.link.attach(&self.sandbox).await?;
+            let sandbox = self.link.attach_to_ask(&self.sandbox).await?;
             let answer = question(&sandbox, &url).await.map_err(|error| explain(error, &url));
             let clock: SharedClock = Arc::new(SystemClock);
             let _ = clock.timeout(LEAVE_WITHIN, sandbox.close()).await;

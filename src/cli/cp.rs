@@ -1,7 +1,5 @@
 //! `baton cp`: files and directories into a sandbox and out of it.
 
-mod progress;
-
 use std::{
     path::{Path, PathBuf},
     process::ExitCode,
@@ -17,10 +15,10 @@ use baton_client::{Error, FileKind, FileMode, Sandbox, Transfer};
 use futures::stream;
 use tokio::io::AsyncReadExt;
 
-use self::progress::Progress;
 use super::{
     attend::{Signals, terminal, write},
     link::{SandboxArgs, explain},
+    progress::Progress,
 };
 use crate::clock::{SharedClock, SystemClock};
 

@@ -5,7 +5,10 @@ use std::path::PathBuf;
 use anyhow::{Context, anyhow, bail};
 use baton_client::{Auth, Connection, Error, Sandbox, SandboxId, Token};
 
-use super::tokens::{Kept, Tokens};
+use super::{
+    progress,
+    tokens::{Kept, Tokens},
+};
 use crate::config;
 
 pub const DEFAULT_URL: &str = "ws://127.0.0.1:8080";
@@ -66,6 +69,7 @@ impl ServerArgs {
             api_key: self.api_key.clone(),
             headers: self.header.clone(),
             auth: self.auth(),
+            on_status: progress::until_running(),
             ..Connection::default()
         }
     }
@@ -142,8 +146,18 @@ impl SandboxArgs {
     }
 
     pub async fn attach(&self, text: &str) -> anyhow::Result<Sandbox> {
+        self.attach_with(text, self.server.connection()).await
+    }
+
+    /// As `attach`, for a verb that asks for something long and shows how far it is.
+    pub async fn attach_to_ask(&self, text: &str) -> anyhow::Result<Sandbox> {
+        let connection = Connection { on_status: progress::to_the_end(), ..self.server.connection() };
+        self.attach_with(text, connection).await
+    }
+
+    async fn attach_with(&self, text: &str, connection: Connection) -> anyhow::Result<Sandbox> {
         let Kept { id, token, url } = self.find(text)?;
-        let attached = Sandbox::attach_with(&url, id.clone(), token, self.server.connection()).await;
+        let attached = Sandbox::attach_with(&url, id.clone(), token, connection).await;
         attached.map_err(|error| {
             if error == Error::NotFound {
                 // Its token opens nothing any more.

@@ -29,6 +29,7 @@ mod link;
 pub mod list;
 mod logs;
 mod pieces;
+mod progress;
 pub mod repair;
 pub mod rollback;
 pub mod rows;

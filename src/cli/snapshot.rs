@@ -6,6 +6,7 @@ use anyhow::{Context, bail};
 use baton_protocol::{id::SnapshotName, manifest::SnapshotKind};
 
 use super::{
+    attend::Signals,
     check::storage_settings,
     flags,
     link::{SandboxArgs, explain},
@@ -89,18 +90,27 @@ pub struct Export {
 
 pub fn main(verb: Verb) -> anyhow::Result<ExitCode> {
     rustls::crypto::ring::default_provider().install_default().ok();
-    tokio::runtime::Runtime::new()?.block_on(run(verb)).map(|()| ExitCode::SUCCESS)
+    tokio::runtime::Runtime::new()?.block_on(run(verb))
 }
 
-async fn run(verb: Verb) -> anyhow::Result<()> {
+async fn create(args: &Create) -> anyhow::Result<ExitCode> {
+    let mut signals = Signals::listen()?;
+    let url = args.link.find(&args.sandbox)?.url;
+    let making = async {
+        let sandbox = args.link.attach_to_ask(&args.sandbox).await?;
+        let made = sandbox.snapshot_with(&args.name, args.full).await;
+        sandbox.close().await;
+        made.map_err(|error| explain(error, &url))
+    };
+    tokio::select! {
+        made = making => made.map(|()| ExitCode::SUCCESS),
+        code = signals.end() => Ok(ExitCode::from(code)),
+    }
+}
+
+async fn run(verb: Verb) -> anyhow::Result<ExitCode> {
     match verb {
-        Verb::Create(args) => {
-            let url = args.link.find(&args.sandbox)?.url;
-            let sandbox = args.link.attach(&args.sandbox).await?;
-            let made = sandbox.snapshot_with(&args.name, args.full).await;
-            sandbox.close().await;
-            made.map_err(|error| explain(error, &url))
-        }
+        Verb::Create(args) => return create(&args).await,
         Verb::List(at) => {
             let listed = Store::open(&at)?.snapshots.list().await.context("the snapshots cannot be listed")?;
             print(&listed.iter().map(line).collect::<String>())
@@ -108,7 +118,8 @@ async fn run(verb: Verb) -> anyhow::Result<()> {
         Verb::Delete(args) => Store::open(&args.at)?.delete(&args.name).await,
         Verb::Import(args) => Store::open(&args.at)?.import(&args).await,
         Verb::Export(args) => Store::open(&args.at)?.export(&args).await,
-    }
+    }?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn line(listed: &Listed) -> String {

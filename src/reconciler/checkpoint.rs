@@ -25,7 +25,7 @@ use crate::{
     clock::SharedClock,
     runtime::Shape,
     storage::{
-        board::{Boot, Passing, Why},
+        board::{Boot, Passing, UPLOAD, Why},
         checkpoints::Checkpoints,
         layout::Image,
         lease::{self, Released},
@@ -193,7 +193,7 @@ impl Sandbox {
                 tools.lifecycle.resume(&id).await?;
             }
             let paused = tools.clock.now() - began;
-            let progress = Steps::new(&tools.board, &id, "upload");
+            let progress = Steps::new(&tools, &id, UPLOAD);
             let tell = |done, total| progress.tell(done, total);
             let head = checkpoints.store(image.path(), draft, &tell).await.map_err(stored)?;
             let store = tools.clock.now() - written;

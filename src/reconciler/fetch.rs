@@ -15,7 +15,7 @@ use super::{
     sandbox::Sandbox,
     staging::{Staging, Steps},
 };
-use crate::storage::checkpoints::Checkpoints;
+use crate::storage::{board::DOWNLOAD, checkpoints::Checkpoints};
 
 #[derive(Debug)]
 pub(super) struct Fetching {
@@ -85,7 +85,7 @@ async fn fetch(
     compatible(&manifest, &tools.lifecycle.facts())?;
     read.send_replace(Some(manifest.clone()));
     image.has_room(manifest.files.iter().map(|file| file.size).sum()).await?;
-    let progress = Steps::new(&tools.board, &id, "download");
+    let progress = Steps::new(&tools, &id, DOWNLOAD);
     let tell = |done, total| progress.tell(done, total);
     checkpoints.fetch(&manifest, image.path(), &tell).await.map_err(fetched)
 }

@@ -21,7 +21,12 @@ use super::{
 };
 use crate::{
     runtime::{Extract, Hold, Source, rootfs::derived},
-    storage::{board::Boot, layout::Sha256Name, snapshots::Found, store},
+    storage::{
+        board::{Boot, EXTRACT},
+        layout::Sha256Name,
+        snapshots::Found,
+        store,
+    },
 };
 
 /// What the head of a sandbox needs and this instance does not have.
@@ -62,7 +67,7 @@ impl Sandbox {
         let name = self.found.as_ref().and_then(|found| found.metadata.spec.filesystem_snapshot_name.clone());
         let missing = self.missing.clone();
         let work = async {
-            let bring = Bring { tools: &tools, steps: &Steps::new(&tools.board, &id, "extract") };
+            let bring = Bring { tools: &tools, steps: &Steps::new(&tools, &id, EXTRACT) };
             let found = async {
                 match (missing, name) {
                     (Some(missing), _) => {
@@ -170,7 +175,7 @@ impl Bring<'_> {
             Found::Foreign { key } => {
                 let staging = self.staged().await?;
                 let file = staging.path().join("archive");
-                let tell = |done| self.steps.tell(done, done);
+                let tell = |done| self.steps.tell(done, 0);
                 let fetched = snapshots.fetch(&key, &file, self.tools.archive_size, &tell).await.map_err(fetched);
                 let extracted = async {
                     let archive = fetched?;
@@ -268,7 +273,7 @@ impl Bring<'_> {
         let checkpoints = self.tools.checkpoints.as_ref().ok_or_else(unknown)?;
         let staging = self.staged().await?;
         let file = staging.path().join("archive");
-        let tell = |done| self.steps.tell(done, done);
+        let tell = |done| self.steps.tell(done, 0);
         let extracted = async {
             match checkpoints.fetch_rootfs(&name, &file, self.tools.archive_size, &tell).await {
                 Err(store::Error::NotFound(_)) => return Err(unknown()),
@@ -289,7 +294,7 @@ impl Bring<'_> {
                 "The sandbox's root file system lies in another bucket than this instance uses.",
             )
         };
-        let tell = |done| self.steps.tell(done, done);
+        let tell = |done| self.steps.tell(done, 0);
         let most = self.tools.archive_size;
         let found = if let Some(snapshots) = self.tools.snapshots.as_ref().filter(|at| at.holds(archive)) {
             snapshots.fetch(&archive.path, file, most, &tell).await.map_err(fetched)?.sha256

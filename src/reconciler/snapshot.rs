@@ -94,7 +94,7 @@ impl Sandbox {
                 nonce: nonce.clone(),
                 created: tools.clock.timestamp(),
             };
-            let steps = Steps::new(&tools.board, &id, SNAPSHOT);
+            let steps = Steps::new(&tools, &id, SNAPSHOT);
             let tell = |done, total| steps.tell(done, total);
             snapshots.finish(name, &archive, draft, &tell).await.map_err(stored)?;
             Ok(taken.paused)

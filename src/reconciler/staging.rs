@@ -2,7 +2,7 @@
 
 use std::{
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
@@ -10,7 +10,7 @@ use baton_protocol::id::SandboxId;
 
 use super::{Tools, act::Failure};
 use crate::{
-    clock::SharedClock,
+    clock::{Moment, SharedClock},
     storage::{
         board::{Board, Passing},
         files, store,
@@ -19,30 +19,51 @@ use crate::{
 
 /// Tells of a transfer now and then: often enough for a person, too rarely to crowd out phases.
 pub(super) struct Steps<'a> {
+    clock: &'a SharedClock,
     board: &'a Board,
     id: &'a SandboxId,
     what: &'static str,
-    told: AtomicU64,
+    /// When, and how much was done then.
+    told: Mutex<(Moment, u64)>,
 }
 
+/// What is over sooner needs no word, and no word follows another sooner.
+const BETWEEN: Duration = Duration::from_millis(500);
+/// So many words for one transfer at most.
+const MOST: u64 = 100;
+/// Bytes between two words if nobody knows how many there are.
 const STEP: u64 = 64 << 20;
 
 impl<'a> Steps<'a> {
-    pub(super) fn new(board: &'a Board, id: &'a SandboxId, what: &'static str) -> Self {
-        Self { board, id, what, told: AtomicU64::new(0) }
+    pub(super) fn new(tools: &'a Tools, id: &'a SandboxId, what: &'static str) -> Self {
+        let told = Mutex::new((tools.clock.now(), 0));
+        Self { clock: &tools.clock, board: &tools.board, id, what, told }
     }
 
+    /// `total` is 0 if nobody knows it.
     pub(super) fn tell(&self, done: u64, total: u64) {
-        if done / STEP > self.told.fetch_max(done / STEP, Ordering::Relaxed) {
-            tracing::debug!(sandbox = %self.id, what = self.what, done, total, "bytes of an image moved");
-            self.board.post(self.id, Passing::Progress { what: self.what.to_owned(), done, total });
+        let now = self.clock.now();
+        {
+            let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+            if !is_due(*told, now, done, total) {
+                return;
+            }
+            *told = (now, done);
         }
+        tracing::debug!(sandbox = %self.id, what = self.what, done, total, "bytes of an image moved");
+        self.board.post(self.id, Passing::Progress { what: self.what.to_owned(), done, total });
     }
 
     /// Nothing can be counted, but it goes on.
     pub(super) fn alive(&self) {
         self.board.post(self.id, Passing::Progress { what: self.what.to_owned(), done: 0, total: 0 });
     }
+}
+
+/// Whether another word is due, after one that said `told` at that moment.
+fn is_due((then, told): (Moment, u64), now: Moment, done: u64, total: u64) -> bool {
+    let step = if total == 0 { STEP } else { total.div_ceil(MOST) };
+    now - then >= BETWEEN && done >= told.saturating_add(step)
 }
 
 /// A directory for what is on its way; gone when the way is done.
@@ -102,5 +123,33 @@ impl Staging {
             work(&path).map_err(|error| files::local_error(&key, &error))
         })
         .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::{Clock, TestClock};
+
+    #[test]
+    fn words_are_few_and_none_is_said_of_what_is_quick() {
+        let start = TestClock::new(1).now();
+        let words = |total, bytes: u64, took: Duration| {
+            let (mut told, mut count) = ((start, 0), 0);
+            for part in 1..=10_000_u32 {
+                let (now, done) = (start + took * part / 10_000, bytes * u64::from(part) / 10_000);
+                if is_due(told, now, done, total) {
+                    (told, count) = ((now, done), count + 1);
+                }
+            }
+            count
+        };
+        assert_eq!(words(1 << 30, 1 << 30, Duration::from_millis(499)), 0);
+        assert_eq!(words(1 << 30, 1 << 30, Duration::from_secs(3)), 5);
+        assert_eq!(words(1 << 40, 1 << 40, Duration::from_secs(36_000)), 99);
+        assert_eq!(words(3, 3, Duration::from_secs(60)), 3);
+        // Nobody knows how much there is.
+        assert_eq!(words(0, 1 << 30, Duration::from_secs(60)), 16);
+        assert!(!is_due((start, 8), start + Duration::from_secs(9), 3, 10), "it began again");
     }
 }

@@ -22,8 +22,12 @@ use crate::clock::{Moment, SharedClock};
 /// How many passing phases of a sandbox are kept for a session that reads slowly.
 const KEPT: usize = 256;
 
-/// What the progress of a snapshot is called.
+/// What progress is of: a snapshot or a checkpoint on its way to the store, a checkpoint or the archive
+/// of a root file system on its way here.
 pub const SNAPSHOT: &str = "snapshot";
+pub const UPLOAD: &str = "upload";
+pub const DOWNLOAD: &str = "download";
+pub const EXTRACT: &str = "extract";
 /// Activity is passed on to another process no more often than this.
 const TOUCH: std::time::Duration = std::time::Duration::from_millis(200);
 
@@ -103,7 +107,7 @@ pub enum Passing {
     LeaseLost {
         message: String,
     },
-    /// How far a long action has come.
+    /// How far a long action has come, in bytes; `total` is 0 if nobody knows it.
     Progress {
         what: String,
         done: u64,

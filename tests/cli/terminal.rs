@@ -1,15 +1,16 @@
 //! `baton run --tty`, `exec -it` and `shell` on a real pseudo terminal.
 
 use baton_protocol::{
-    event::{Event, Status},
+    event::{Event, Progress, Status, Update},
     frame::Stream,
+    id::CheckpointId,
     request::Request,
 };
 use rustix::process::Signal;
 use tokio::process::Child;
 
 use crate::{
-    pipes::{killed, started},
+    pipes::{baton, killed, started},
     pty::{Terminal, send_to_child},
     script::{Heard, ID, Server, TOKEN, soon, view},
 };
@@ -127,6 +128,69 @@ async fn a_shell_that_is_hung_up_ends_in_the_sandbox_and_puts_the_terminal_back(
     while let Heard::Request(_) = peer.heard().await {}
     assert_eq!(soon(child.wait()).await.unwrap().code(), Some(129));
     assert_eq!(terminal.manners(), before);
+}
+
+/// A sandbox that is restored, then checkpointed, each with a word in the middle.
+async fn restored_and_checkpointed(server: &Server, mut middle: impl AsyncFnMut(&str)) -> CheckpointId {
+    let moved = |status, done| Update { progress: Some(Progress { done, total: 8 << 20 }), ..Update::new(status) };
+    let mut peer = server.accept().await;
+    peer.hello().await;
+    peer.status(Status::Restoring).await;
+    peer.update(moved(Status::Restoring, 2 << 20)).await;
+    middle("restoring [").await;
+    peer.status(Status::Running).await;
+    assert!(peer.request().await == Request::Checkpoint { live: false, keep_running: false });
+    peer.status(Status::Checkpointing).await;
+    peer.update(moved(Status::Checkpointing, 6 << 20)).await;
+    middle("checkpointing [").await;
+    for status in [Status::Deleting, Status::Deleted] {
+        peer.status(status).await;
+    }
+    let id = CheckpointId::parse(&format!("{ID}-1-2-{}", "0".repeat(32))).unwrap();
+    peer.update(Update { checkpoint_id: Some(id.clone()), ..Update::new(Status::Checkpointed) }).await;
+    peer.close(1000).await;
+    id
+}
+
+#[tokio::test]
+async fn long_work_of_the_server_shows_how_far_it_is_on_a_terminal_only() {
+    let server = Server::start().await;
+    let mut terminal = Terminal::open();
+    let mut child = run(&terminal, &server, &["checkpoint", ID]);
+    let mut seen = Vec::new();
+    let id = restored_and_checkpointed(&server, async |text| {
+        let shown = terminal.shows(text).await;
+        seen.push(if shown.contains("MiB") { shown } else { shown + &terminal.shows("MiB").await });
+    })
+    .await;
+    assert!(seen[0].contains(" 25% 2.0 MiB") && seen[1].contains(" 75% 6.0 MiB"), "{seen:?}");
+    // The line is gone before the answer stands there.
+    assert!(terminal.shows(id.as_str()).await.contains("\r\u{1b}[K"));
+    assert_eq!(soon(child.wait()).await.unwrap().code(), Some(0));
+
+    let child = baton(&server.url()).env("BATON_TOKEN", TOKEN).args(["checkpoint", ID]).spawn().unwrap();
+    let id = restored_and_checkpointed(&server, async |_| {}).await;
+    let printed = soon(child.wait_with_output()).await.unwrap();
+    assert_eq!((printed.status.code(), &printed.stderr[..]), (Some(0), &b""[..]));
+    assert_eq!(printed.stdout, format!("{id}\n").as_bytes());
+}
+
+#[tokio::test]
+async fn the_screen_of_a_command_is_its_own() {
+    let server = Server::start().await;
+    let mut terminal = Terminal::open();
+    let mut child = run(&terminal, &server, &["shell", ID]);
+    let mut peer = server.attach(vec![]).await;
+    let id = peer.exec().await;
+    peer.started(&id, 1).await;
+    // It moves meanwhile, which is nobody's business here.
+    let progress = Some(Progress { done: 1, total: 2 });
+    peer.update(Update { progress, ..Update::new(Status::Checkpointing) }).await;
+    peer.output(Stream::Stdout, 1, 0, b"ready").await;
+    assert_eq!(terminal.shows("ready").await, "ready");
+    peer.done(&id, 0).await;
+    while let Heard::Request(_) = peer.heard().await {}
+    assert_eq!(soon(child.wait()).await.unwrap().code(), Some(0));
 }
 
 #[tokio::test]

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use baton::storage::board::{Passing, Why};
+use baton::storage::board::{DOWNLOAD, EXTRACT, Passing, SNAPSHOT, UPLOAD, Why};
 use baton_protocol::{
+    event::Progress,
     metadata::{Answer, DesiredState, Done},
     reason::Reason,
 };
@@ -230,4 +231,53 @@ async fn wishes_are_answered_under_their_nonce() {
     client.says(r#"{"action":"snapshot_filesystem","name":"a"}"#).await;
     client.hears("FILESYSTEM_SNAPSHOT_CREATING FILESYSTEM_SNAPSHOT_ERROR").await;
     assert_eq!(client.message(), "Filesystem snapshot is not enabled on the server.");
+}
+
+#[tokio::test]
+async fn how_far_long_work_is_reaches_v1_clients_alone() {
+    let world = World::with_storage().await;
+    let moved = |what: &str| Passing::Progress { what: what.to_owned(), done: 3, total: 8 };
+    let all = [SNAPSHOT, UPLOAD, DOWNLOAD, EXTRACT].map(moved);
+    let is_told = |client: &Client| client.last.as_ref().unwrap().progress == Some(Progress { done: 3, total: 8 });
+    for is_v1 in [true, false] {
+        let mut client = match is_v1 {
+            true => Client::running_v1(&world, PERSISTENT).await,
+            false => Client::running(&world, PERSISTENT).await,
+        };
+        let id = client.id().clone();
+        let post = || all.iter().for_each(|passing| world.board.post(&id, passing.clone()));
+        // Nobody here has asked for anything.
+        post();
+        client.says(r#"{"action":"snapshot_filesystem","name":"a"}"#).await;
+        client.hears("FILESYSTEM_SNAPSHOT_CREATING").await;
+        assert!(!is_told(&client));
+        until(async || !world.records.find(&id).await.unwrap().unwrap().spec.requests.is_empty()).await;
+        post();
+        if is_v1 {
+            client.hears("FILESYSTEM_SNAPSHOT_CREATING").await;
+            assert!(is_told(&client));
+        }
+        world.set(|script| script.checkpoint_waits = true);
+        client.says(r#"{"action":"checkpoint"}"#).await;
+        client.hears("CHECKPOINTING").await;
+        post();
+        if is_v1 {
+            // The snapshot is not made yet either.
+            client.hears("FILESYSTEM_SNAPSHOT_CREATING CHECKPOINTING").await;
+            assert!(is_told(&client));
+        }
+        world.set(|script| script.checkpoint_waits = false);
+        client.hears("DELETING DELETED CHECKPOINTED close:1000").await;
+        world.set(|script| script.start_waits = true);
+        let mut again = client.again(&world, if is_v1 { &V1 } else { &[] }).await;
+        again.hears(if is_v1 { "hello RESTORING" } else { "RESTORING" }).await;
+        post();
+        if is_v1 {
+            again.hears("RESTORING RESTORING").await;
+            assert!(is_told(&again));
+        }
+        world.set(|script| script.start_waits = false);
+        world.board.nudge(&id);
+        again.hears("RUNNING").await;
+    }
 }

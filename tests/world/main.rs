@@ -13,6 +13,7 @@ mod manifests;
 mod operate_page;
 mod outcomes;
 mod plan_table;
+mod progress;
 mod readme;
 mod reasons;
 mod reconcile;

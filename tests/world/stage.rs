@@ -11,7 +11,10 @@ use std::{
 };
 
 use async_trait::async_trait;
-use baton::storage::store::{Digest, Error, If, Page, Poll, Progress, Result, Store, Version, Written};
+use baton::{
+    clock::SharedClock,
+    storage::store::{Digest, Error, If, Page, Poll, Progress, Result, Store, Version, Written},
+};
 use bytes::Bytes;
 
 /// What happens to the next call of a verb.
@@ -43,6 +46,7 @@ pub struct Stage {
     ahead: Mutex<Duration>,
     cut: AtomicBool,
     brought: Mutex<Vec<String>>,
+    crawl: Mutex<Option<SharedClock>>,
 }
 
 impl Stage {
@@ -58,6 +62,7 @@ impl Stage {
             ahead: Mutex::default(),
             cut: AtomicBool::new(false),
             brought: Mutex::default(),
+            crawl: Mutex::default(),
         })
     }
 
@@ -78,6 +83,20 @@ impl Stage {
     /// Every call for an object whose name contains this hangs.
     pub fn hang(&self, name: &str) {
         *self.hung.lock().unwrap() = Some(name.to_owned());
+    }
+
+    /// From now on every file takes three seconds.
+    pub fn crawl(&self, clock: &SharedClock) {
+        *self.crawl.lock().unwrap() = Some(clock.clone());
+    }
+
+    async fn crawls(&self, size: u64, progress: Progress<'_>) {
+        let clock = self.crawl.lock().unwrap().clone();
+        let Some(clock) = clock else { return };
+        for quarter in 1..4 {
+            clock.sleep(Duration::from_secs(1)).await;
+            progress(size * quarter / 4);
+        }
     }
 
     /// From now on the store's own clock shows this much more.
@@ -201,12 +220,14 @@ impl Store for Stage {
     ) -> Result<Written> {
         self.reach(key)?;
         self.hangs(key).await;
+        self.crawls(digest.size, progress).await;
         self.inner.upload(key, file, condition, digest, progress).await
     }
 
     async fn download(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {
         self.reach(key)?;
         self.brought.lock().unwrap().push(key.to_owned());
+        self.crawls(digest.size, progress).await;
         self.inner.download(key, file, digest, progress).await
     }
 

@@ -82,8 +82,11 @@ def test_every_status_is_understood(name: str) -> None:
     event = protocol.parse(json.dumps(fixture))
     assert isinstance(event, protocol.Update)
     assert event.status.value == fixture["status"] == f"SANDBOX_{name.upper()}"
-    for field in ("message", "exec_id", "exec", "exit_code", "signal", "duration_ms", "checkpoint_id", "snapshot"):
+    plain = ("message", "exec_id", "exec", "exit_code", "signal", "duration_ms", "checkpoint_id", "paused_ms", "snapshot", "boot")
+    for field in plain:
         assert getattr(event, field) == fixture.get(field)
+    moved = event.progress and {"done": event.progress.done, "total": event.progress.total}
+    assert moved == fixture.get("progress")
     assert event.timed_out == fixture.get("timed_out", False)
     assert (event.execs is None) == ("execs" not in fixture)
     for view, known in zip(event.execs or (), fixture.get("execs", ())):

@@ -19,6 +19,7 @@ from baton_sandbox import (
     NotFoundError,
     OutputGapError,
     PermissionDeniedError,
+    Progress,
     ProtocolError,
     RefusedError,
     RestoreError,
@@ -336,6 +337,33 @@ async def test_what_the_caller_gives_is_sent() -> None:
         assert sent == ["k3y", "door", "Bearer abc"]
         assert [update.status.value for update in heard] == ["SANDBOX_CREATING", "SANDBOX_RUNNING"]
         assert "t0ken" not in repr(sandbox.place) and "k3y" not in repr(sandbox.place)
+        await sandbox.close()
+
+
+async def test_how_far_long_work_is_is_heard() -> None:
+    async with script() as server:
+        heard: list[Update] = []
+        attaching = asyncio.ensure_future(Sandbox.attach(server.url, ID, "t0ken", on_status=heard.append))
+        peer = await server.peer()
+        await peer.status("RESTORING")
+        await peer.status("RESTORING", progress={"done": 3, "total": 8})
+        await peer.status("RUNNING", execs=[])
+        sandbox = await attaching
+        saving = asyncio.ensure_future(sandbox.checkpoint(keep_running=True))
+        await peer.hear()
+        await peer.status("CHECKPOINTING")
+        await peer.status("CHECKPOINTING", progress={"done": 5, "total": 0})
+        await peer.status("CHECKPOINTED", checkpoint_id="c-1", paused_ms=41)
+        assert await saving == "c-1"
+        assert [(update.status.value[8:], update.progress) for update in heard] == [
+            ("RESTORING", None),
+            ("RESTORING", Progress(3, 8)),
+            ("RUNNING", None),
+            ("CHECKPOINTING", None),
+            ("CHECKPOINTING", Progress(5, 0)),
+            ("CHECKPOINTED", None),
+        ]
+        assert heard[-1].paused_ms == 41
         await sandbox.close()
 
 

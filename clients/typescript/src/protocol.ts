@@ -78,8 +78,20 @@ export interface Update {
   timedOut?: boolean;
   durationMs?: number;
   checkpointId?: string;
+  /** For how long the sandbox stood still, with a snapshot or a checkpoint after which it runs on. */
+  pausedMs?: number;
   snapshot?: string;
+  /** `files`, with RUNNING: it was started anew on the files of its last checkpoint. */
+  boot?: string;
+  /** How far it has come, with CREATING, RESTORING, CHECKPOINTING and FILESYSTEM_SNAPSHOT_CREATING said again. */
+  progress?: Progress;
   execs?: ExecView[];
+}
+
+/** Bytes done, and bytes in all: 0 if nobody knows. */
+export interface Progress {
+  done: number;
+  total: number;
 }
 
 /** How to come back to a sandbox. */
@@ -131,7 +143,10 @@ const CHECKS: Record<Event["event"], Check> = {
       timedOut: flag,
       durationMs: number,
       checkpointId: text,
+      pausedMs: number,
       snapshot: text,
+      boot: text,
+      progress: object({ done: number, total: number }),
       execs: list(view),
     },
   ),

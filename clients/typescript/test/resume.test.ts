@@ -24,6 +24,7 @@ import {
   type Running,
   Sandbox,
   TimeoutError,
+  type Update,
 } from "baton-sandbox";
 
 import { ACK_EVERY, WINDOW } from "../dist/pipe.js";
@@ -327,6 +328,36 @@ test("what the caller gives is sent", async () => {
   assert.deepEqual(sent, ["k3y", "door", "Bearer abc"]);
   assert.deepEqual(heard, ["SANDBOX_CREATING", "SANDBOX_RUNNING"]);
   assert.doesNotMatch(inspect([sandbox, sandbox.place], { depth: 9 }), /t0ken|k3y/);
+  await sandbox.close();
+});
+
+test("how far long work is is heard", async () => {
+  await using server = await Script.start();
+  const heard: Update[] = [];
+  const attaching = Sandbox.attach(server.url, ID, "t0ken", { onStatus: (update) => void heard.push(update) });
+  const peer = await server.peer();
+  peer.status("RESTORING");
+  peer.status("RESTORING", { progress: { done: 3, total: 8 } });
+  peer.status("RUNNING", { execs: [] });
+  const sandbox = await attaching;
+  const saving = sandbox.checkpoint({ keepRunning: true });
+  await peer.hear();
+  peer.status("CHECKPOINTING");
+  peer.status("CHECKPOINTING", { progress: { done: 5, total: 0 } });
+  peer.status("CHECKPOINTED", { checkpoint_id: "c-1", paused_ms: 41 });
+  assert.equal(await saving, "c-1");
+  assert.deepEqual(
+    heard.map(({ status, progress }) => [status.slice(8), progress?.done, progress?.total]),
+    [
+      ["RESTORING", undefined, undefined],
+      ["RESTORING", 3, 8],
+      ["RUNNING", undefined, undefined],
+      ["CHECKPOINTING", undefined, undefined],
+      ["CHECKPOINTING", 5, 0],
+      ["CHECKPOINTED", undefined, undefined],
+    ],
+  );
+  assert.equal(heard.at(-1)?.pausedMs, 41);
   await sandbox.close();
 });
 

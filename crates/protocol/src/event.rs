@@ -108,7 +108,8 @@ pub struct Update {
     /// `files`, with RUNNING: it was started anew on the files of its last checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boot: Option<String>,
-    /// How far something long has come; only in `baton.v1`.
+    /// How far it has come, with CREATING, RESTORING, CHECKPOINTING and FILESYSTEM_SNAPSHOT_CREATING that are
+    /// said again; only in `baton.v1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,
     /// What the sandbox knows of commands, with RUNNING after an attach.
@@ -131,7 +132,7 @@ pub struct ExecView {
     pub signal: Option<i32>,
 }
 
-/// Bytes done, and bytes in all.
+/// Bytes done, and bytes in all: 0 if nobody knows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {
     pub done: u64,

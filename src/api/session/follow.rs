@@ -18,6 +18,7 @@ impl Session {
         if let Passing::Running { boot } = passing {
             self.boot = Some(boot.clone());
         }
+        self.story.wished = self.wishes.wished();
         let answer = self.story.tell(passing);
         self.speaker.say_all(&answer.events);
         if self.story.stage != Stage::Open && self.story.is_acquired() {

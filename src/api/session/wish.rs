@@ -10,7 +10,7 @@ use baton_protocol::{
 
 use super::{End, Session};
 use crate::{
-    api::{Api, close::Close, intent, sentence, token},
+    api::{Api, close::Close, intent, sentence, tell::Wished, token},
     clock::Moment,
     metrics::Outcome,
     storage::records,
@@ -74,6 +74,17 @@ impl Wishes {
             What::Wish(nonce) => self.open.get(nonce).map(Wish::asked),
             What::TakeBack | What::Settle => None,
         }
+    }
+
+    pub fn wished(&self) -> Wished {
+        let mut wished = Wished::default();
+        for wish in self.open.values() {
+            match wish.wish {
+                metadata::Request::Snapshot { .. } => wished.snapshot = true,
+                metadata::Request::Checkpoint {} => wished.checkpoint |= wish.copies.is_none(),
+            }
+        }
+        wished
     }
 }
 

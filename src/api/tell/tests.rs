@@ -175,3 +175,41 @@ fn what_leaves_before_it_was_had_is_asked_for_again() {
     tells(Story::new(Stage::Attaching, false), &[left(Why::Drain, true)], "", RESTART);
     tells(Story::new(Stage::Creating, false), &[left(Why::Drain, false)], "CREATION_ERROR E", FATAL);
 }
+
+#[test]
+fn how_far_it_is_comes_with_the_word_that_was_said_and_in_v1_alone() {
+    let moved = |what: &str, done| Passing::Progress { what: what.to_owned(), done, total: 8 };
+    let all = |done| [SNAPSHOT, UPLOAD, DOWNLOAD, EXTRACT].map(|what| moved(what, done));
+    let wished =
+        |snapshot, checkpoint| Story { wished: Wished { snapshot, checkpoint }, ..Story::new(Stage::Open, true) };
+    let restoring = |is_v1| {
+        let mut story = Story::new(Stage::Attaching, is_v1);
+        story.restoring();
+        story
+    };
+    let leaving = |is_v1| {
+        let mut story = Story::new(Stage::Open, is_v1);
+        story.ask_checkpoint();
+        story
+    };
+    tells(Story::new(Stage::Creating, true), &all(3), "CREATING CREATING", Then::Stay);
+    tells(restoring(true), &all(3), "RESTORING RESTORING", Then::Stay);
+    tells(leaving(true), &all(3), "CHECKPOINTING", Then::Stay);
+    tells(wished(true, false), &all(3), "FILESYSTEM_SNAPSHOT_CREATING", Then::Stay);
+    tells(wished(false, true), &all(3), "CHECKPOINTING", Then::Stay);
+    let by_a_waiter = [&[Passing::Checkpointing { why: Why::Waiter }], &all(3)[..]].concat();
+    tells(Story::new(Stage::Open, true), &by_a_waiter, "CHECKPOINTING CHECKPOINTING", Then::Stay);
+    let again = [&[failed(Why::Waiter)], &by_a_waiter[..]].concat();
+    tells(Story::new(Stage::Open, true), &again, "CHECKPOINT_ERROR E", Then::Stay);
+    // Somebody else's wish, a sign of life, a sandbox that is being killed, a plain client.
+    tells(Story::new(Stage::Open, true), &all(3), "", Then::Stay);
+    tells(Story::new(Stage::Attaching, true), &all(3), "", Then::Stay);
+    tells(restoring(true), &all(0), "", Then::Stay);
+    tells(Story { asked: Some(Asked::Kill), ..leaving(true) }, &all(3), "", Then::Stay);
+    for plain in [Story::new(Stage::Creating, false), restoring(false), leaving(false)] {
+        tells(plain, &all(3), "", Then::Stay);
+    }
+    let answer = leaving(true).tell(&moved(UPLOAD, 3));
+    let [Event::StatusUpdate(update)] = &answer.events[..] else { panic!("{answer:?}") };
+    assert_eq!(update.progress, Some(Progress { done: 3, total: 8 }));
+}

@@ -28,7 +28,7 @@ from .errors import (
 from .exec import OutputStream, Result, Running
 from .files import FileEntry
 from .pipe import Again, Lost
-from .protocol import ExecView, Status, Update
+from .protocol import ExecView, Progress, Status, Update
 from .sandbox import Place, Sandbox, View
 
 __all__ = [
@@ -52,6 +52,7 @@ __all__ = [
     "OutputStream",
     "PermissionDeniedError",
     "Place",
+    "Progress",
     "ProtocolError",
     "RefusedError",
     "RestoreError",

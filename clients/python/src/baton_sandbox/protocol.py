@@ -81,6 +81,14 @@ class ExecView:
 
 
 @dataclass(frozen=True)
+class Progress:
+    """Bytes done, and bytes in all: 0 if nobody knows."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
 class Update:
     """A status and whatever belongs to it."""
 
@@ -93,7 +101,13 @@ class Update:
     timed_out: bool = False
     duration_ms: Optional[int] = None
     checkpoint_id: Optional[str] = None
+    #: For how long the sandbox stood still, with a snapshot or a checkpoint after which it runs on.
+    paused_ms: Optional[int] = None
     snapshot: Optional[str] = None
+    #: ``files``, with RUNNING: it was started anew on the files of its last checkpoint.
+    boot: Optional[str] = None
+    #: How far it has come, with CREATING, RESTORING, CHECKPOINTING and FILESYSTEM_SNAPSHOT_CREATING said again.
+    progress: Optional[Progress] = None
     execs: Optional[Sequence[ExecView]] = None
 
 
@@ -173,7 +187,7 @@ def parse(text: Union[str, bytes]) -> Optional[Event]:
 
 
 def _update(fields: dict[str, Any]) -> Update:
-    views = fields.get("execs")
+    views, moved = fields.get("execs"), fields.get("progress")
     return Update(
         status=Status(fields["status"]),
         message=fields.get("message"),
@@ -184,7 +198,10 @@ def _update(fields: dict[str, Any]) -> Update:
         timed_out=bool(fields.get("timed_out", False)),
         duration_ms=fields.get("duration_ms"),
         checkpoint_id=fields.get("checkpoint_id"),
+        paused_ms=fields.get("paused_ms"),
         snapshot=fields.get("snapshot"),
+        boot=fields.get("boot"),
+        progress=None if moved is None else Progress(moved["done"], moved["total"]),
         execs=None if views is None else tuple(_view(view) for view in views),
     )
 
