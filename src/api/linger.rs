@@ -28,8 +28,6 @@ use crate::clock::SharedClock;
 
 /// For the first answer: a request that has not come by then does not come.
 const FIRST_WITHIN: Duration = Duration::from_secs(30);
-/// So many connections at once; more wait in the kernel's queue.
-const MOST_CONNECTIONS: usize = 4096;
 const LINGER: Duration = Duration::from_secs(2);
 const MOST: u64 = 64 << 20;
 
@@ -42,8 +40,9 @@ pub struct Lingering {
 }
 
 impl Lingering {
-    pub fn new(listener: TcpListener, clock: SharedClock, tasks: TaskTracker) -> Self {
-        Self { listener, clock, tasks, places: Arc::new(Semaphore::new(MOST_CONNECTIONS)) }
+    /// Takes so many connections at once; more wait in the kernel's queue.
+    pub fn new(listener: TcpListener, connections: usize, clock: SharedClock, tasks: TaskTracker) -> Self {
+        Self { listener, clock, tasks, places: Arc::new(Semaphore::new(connections)) }
     }
 }
 

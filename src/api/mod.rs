@@ -55,6 +55,8 @@ pub struct Settings {
     /// Seconds, for sandboxes that do not say; `None` is never.
     pub idle_timeout: Option<u64>,
     pub max_sandboxes: usize,
+    /// So many at once; more wait until one has ended.
+    pub connections: usize,
     /// Empty: everybody may create.
     pub api_keys: Vec<String>,
     pub admin_key: Option<String>,
@@ -145,7 +147,7 @@ pub async fn serve(
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> std::io::Result<()> {
     let app = router(api.clone()).into_make_service_with_connect_info::<Peer>();
-    let listener = linger::Lingering::new(listener, api.clock.clone(), api.tasks.clone());
+    let listener = linger::Lingering::new(listener, api.settings.connections, api.clock.clone(), api.tasks.clone());
     let (closing, clock) = (api.closing.clone(), api.clock.clone());
     let server = axum::serve(listener, app).with_graceful_shutdown(async move {
         shutdown.await;

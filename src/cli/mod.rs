@@ -15,6 +15,7 @@ pub mod config;
 mod cp;
 mod create;
 pub mod delete;
+mod descriptors;
 pub mod desk;
 pub mod dev;
 pub mod edit;

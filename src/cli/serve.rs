@@ -11,7 +11,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{admin, pieces::Pieces};
+use super::{admin, descriptors, pieces::Pieces};
 use crate::{
     api::{self, Api},
     clock::{SharedClock, SystemClock},
@@ -278,6 +278,7 @@ pub(super) fn api_settings(
         runsc_version: runsc.to_owned(),
         idle_timeout: Some(300),
         max_sandboxes: config.max_sandboxes,
+        connections: descriptors::connections(descriptors::raise()),
         api_keys: config.api_keys.iter().map(|key| key.reveal().clone()).collect(),
         admin_key: config.admin_key.as_ref().map(|key| key.reveal().clone()),
         origins: config.origins.clone(),

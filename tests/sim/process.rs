@@ -166,6 +166,7 @@ fn settings(tools: &Tools, drain: watch::Receiver<bool>) -> api::Settings {
         runsc_version: String::new(),
         idle_timeout: None,
         max_sandboxes: 100,
+        connections: 100,
         api_keys: Vec::new(),
         admin_key: None,
         origins: Vec::new(),

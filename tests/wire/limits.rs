@@ -88,6 +88,30 @@ async fn a_stored_sandbox_finds_no_room_on_a_full_server_and_nothing_is_written(
 }
 
 #[tokio::test]
+async fn more_connections_than_there_are_places_wait_and_disturb_nobody() {
+    let world = World::with(plan(|settings| settings.connections = 8)).await;
+    let mut client = Client::running(&world, "{}").await;
+    let mut silent = Vec::new();
+    for _ in 0..7 {
+        silent.push(tokio::net::TcpStream::connect(world.address).await.unwrap());
+    }
+    // All places are taken: the next one is not answered, and who is there goes on.
+    let mut late = std::pin::pin!(http(&world, "GET /status", &[], ""));
+    let goes_on = async {
+        for _ in 0..20 {
+            client.says(r#"{"language":"bash","code":"out \"x\""}"#).await;
+            client.hears("EXECUTION_RUNNING out:x EXECUTION_DONE").await;
+        }
+    };
+    tokio::select! {
+        answer = &mut late => panic!("there was no place for it: {answer:?}"),
+        () = goes_on => {}
+    }
+    silent.pop();
+    assert_eq!(late.await.0, 200);
+}
+
+#[tokio::test]
 async fn compression_is_not_offered_so_that_no_message_unfolds() {
     let world = World::new().await;
     let offer = [("sec-websocket-extensions", "permessage-deflate; client_max_window_bits")];

@@ -208,6 +208,7 @@ impl World {
             runsc_version: "none".into(),
             idle_timeout: Some(300),
             max_sandboxes: 100,
+            connections: 4_096,
             api_keys: vec![],
             admin_key: None,
             origins: vec![],
