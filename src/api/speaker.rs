@@ -1,7 +1,7 @@
 //! Says events and output in the dialect of the client.
 //!
-//! Output that arrives within two milliseconds is joined, so that one `print` is one
-//! event; any other event comes after the output before it.
+//! Output that arrives within two milliseconds is joined, so that one `print` is one event: it may be many small
+//! writes, and text whose line is not ended is waited for longer. Any other event comes after the output before it.
 
 use std::time::Duration;
 
@@ -18,6 +18,8 @@ use super::{output::Flow, wire::Wire};
 use crate::clock::{Moment, SharedClock};
 
 const JOIN: Duration = Duration::from_millis(2);
+/// For the end of a line, on a machine with much to do. Nobody sees a prompt that comes so much later.
+const JOIN_LINE: Duration = Duration::from_millis(20);
 /// So much is not held back to be joined.
 const ENOUGH: usize = 16 << 10;
 /// Longest text of one event: JSON may make six bytes of one.
@@ -31,7 +33,15 @@ struct Joined {
     output: Output,
     offset: u64,
     said: Said,
-    due: Moment,
+    began: Moment,
+}
+
+impl Joined {
+    /// When it has waited long enough.
+    fn due(&self) -> Moment {
+        let is_open = matches!(&self.said, Said::Text(text) if !text.ends_with('\n'));
+        self.began + if is_open { JOIN_LINE } else { JOIN }
+    }
 }
 
 #[derive(Debug)]
@@ -115,7 +125,7 @@ impl Speaker {
         let joined = match self.joined.take_if(|joined| (joined.exec, joined.output) == (exec, output)) {
             None => {
                 self.flush();
-                Joined { exec, output, offset, said, due: self.clock.now() + JOIN }
+                Joined { exec, output, offset, said, began: self.clock.now() }
             }
             Some(mut joined) => {
                 match (&mut joined.said, said) {
@@ -135,11 +145,11 @@ impl Speaker {
 
     /// When the joined output has waited long enough.
     pub fn wake_at(&self) -> Option<Moment> {
-        self.joined.as_ref().map(|joined| joined.due)
+        self.joined.as_ref().map(Joined::due)
     }
 
     pub fn flush_due(&mut self) {
-        if self.joined.as_ref().is_some_and(|joined| self.clock.now() >= joined.due) {
+        if self.joined.as_ref().is_some_and(|joined| self.clock.now() >= joined.due()) {
             self.flush();
         }
     }

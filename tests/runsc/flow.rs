@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use baton_protocol::binary::Chunk;
 use serde_json::json;
 
 use crate::{
@@ -34,6 +35,50 @@ async fn a_client_that_never_reads_costs_the_server_less_than_eight_mebibytes() 
     }
     assert!(most < before + 8 * 1024, "{before} KiB grew to {most} KiB");
     drop(socket);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn who_comes_back_after_the_grace_time_is_told_what_is_gone() {
+    const LINES: u64 = 4_000_000;
+    let machine = Machine::with_a_directory().await;
+    let server = machine.server_with("a", &[("BATON_DETACH_GRACE", "50ms")]).await;
+    let (mut socket, key) = Socket::create(&server, Dialect::V1, json!({})).await;
+    socket.send(json!({"action": "exec", "exec_id": "s", "argv": ["seq", "-f", "%09.0f", LINES.to_string()]})).await;
+    // Every line has ten bytes, so that each offset says what must stand there.
+    let (mut at, mut lost) = (0, 0);
+    loop {
+        match socket.next().await {
+            Heard::Bytes(bytes) => {
+                let chunk = Chunk::decode(&bytes).unwrap();
+                assert_eq!(chunk.offset, at, "what does not come is said");
+                let wanted = |at: u64| format!("{:09}\n", at / 10 + 1).as_bytes()[(at % 10) as usize];
+                assert!(chunk.payload.iter().zip(at..).all(|(byte, at)| *byte == wanted(at)), "at {at}");
+                at += chunk.payload.len() as u64;
+            }
+            Heard::Event(event) if event["event"] == "output_gap" => {
+                assert_eq!(event["from"], json!(at), "{event}");
+                lost += event["to"].as_u64().unwrap() - at;
+                at = event["to"].as_u64().unwrap();
+            }
+            Heard::Event(event) if event["status"] == "SANDBOX_EXECUTION_DONE" => break,
+            Heard::Event(_) => continue,
+            Heard::End(code) => panic!("closed with {code:?}"),
+        }
+        if lost == 0 {
+            // Gone without a word, until nobody is waited for any longer.
+            drop(socket);
+            clock().sleep(Duration::from_millis(100)).await;
+            socket = Socket::attach(&server, Dialect::V1, &key).await;
+            socket.status("RUNNING").await;
+            socket.send(json!({"action": "reconnect", "offsets": {"s": {"stdout": at, "stderr": 0}}})).await;
+        } else {
+            socket.send(json!({"action": "ack", "exec_id": "s", "stdout": at, "stderr": 0})).await;
+        }
+    }
+    assert_eq!(at, LINES * 10);
+    assert!(lost > 0, "the command did not wait");
+    socket.kill().await;
     server.stop().await;
 }
 
