@@ -8,10 +8,10 @@ use super::{Cause, Target, Traceparent};
 use crate::metrics::Outcome;
 
 #[derive(Debug)]
-pub enum Exporter {}
+pub struct Exporter;
 
 #[derive(Debug)]
-pub enum Started {}
+pub struct Started;
 
 impl Exporter {
     pub fn open(_: &Target<'_>, _: &InstanceId) -> Result<Self, String> {
@@ -19,20 +19,16 @@ impl Exporter {
     }
 
     pub fn start(&self, _: &'static str, _: Cause, _: bool, _: SystemTime) -> Started {
-        match *self {}
+        Started
     }
 
-    pub fn close(&self, _: Duration) {
-        match *self {}
-    }
+    pub fn close(&self, _: Duration) {}
 }
 
 impl Started {
     pub fn traceparent(&self) -> Option<Traceparent> {
-        match *self {}
+        None
     }
 
-    pub fn end(self, _: Outcome, _: SystemTime) {
-        match self {}
-    }
+    pub fn end(self, _: Outcome, _: SystemTime) {}
 }
