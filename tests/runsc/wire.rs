@@ -117,7 +117,8 @@ impl Socket {
             match self.stream.next().await {
                 Some(Ok(Message::Text(text))) => {
                     let event: Value = serde_json::from_str(&text).unwrap();
-                    if let Some(status) = event["status"].as_str() {
+                    // How far something is, is told of what takes long: on a busy machine of anything.
+                    if let Some(status) = event["status"].as_str().filter(|_| event.get("progress").is_none()) {
                         self.story.push(status.trim_start_matches("SANDBOX_").to_owned());
                     } else if event["event"] == "error" {
                         self.story.push("E".to_owned());
