@@ -124,7 +124,7 @@ impl Place {
         let mut child = command.spawn().context("the server does not start")?;
         for _ in 0..2_000 {
             let text = fs::read_to_string(&log)?;
-            let address = text.split_once("address=").and_then(|(_, rest)| rest.split_whitespace().next());
+            let address = text.split_once("serving address=").and_then(|(_, rest)| rest.split_whitespace().next());
             if let Some(address) = address {
                 return Ok(Server { address: address.to_owned(), child, state_dir, log });
             }
