@@ -83,20 +83,28 @@ impl Sandbox {
         let work = async {
             staging.make().await?;
             let archive = staging.path().join("snapshot.tar");
+            let began = tools.clock.now();
             let taken = tools.lifecycle.snapshot(&id, &archive, shape).await?;
-            let draft = manifest::Snapshot {
+            let written = tools.clock.now();
+            let steps = Steps::new(&tools, &id, SNAPSHOT);
+            let tell = |done, total| steps.tell(done, total);
+            // Each reads it once.
+            let (entries, archive) =
+                futures::join!(tools.lifecycle.tally(&archive), snapshots.store(name, &archive, &tell));
+            let archive = archive.map_err(stored)?;
+            let manifest = manifest::Snapshot {
                 version: manifest::VERSION,
                 kind: if taken.base_digest.is_some() { SnapshotKind::Layer } else { SnapshotKind::Rootfs },
                 base_digest: taken.base_digest,
-                size: 0,
-                sha256: String::new(),
-                entries: taken.entries,
+                size: archive.size,
+                sha256: archive.sha256,
+                entries: entries?,
                 nonce: nonce.clone(),
                 created: tools.clock.timestamp(),
             };
-            let steps = Steps::new(&tools, &id, SNAPSHOT);
-            let tell = |done, total| steps.tell(done, total);
-            snapshots.finish(name, &archive, draft, &tell).await.map_err(stored)?;
+            snapshots.finish(name, &manifest).await.map_err(stored)?;
+            let (write, store) = (written - began, tools.clock.now() - written);
+            tracing::debug!(sandbox = %id, %name, ?write, paused = ?taken.paused, ?store, "a snapshot is stored");
             Ok(taken.paused)
         };
         let cancelled = self.deletion();

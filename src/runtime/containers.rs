@@ -229,6 +229,10 @@ impl Lifecycle for Containers {
         self.act(id, move |tools, slot| async move { roots::snapshot(&tools, &slot, &archive, shape).await }).await
     }
 
+    async fn tally(&self, archive: &Path) -> Result<u64> {
+        roots::tally(archive).await
+    }
+
     fn hold(&self, digest: &str) -> Option<Hold> {
         roots::find(&self.tools, Some(digest)).ok().map(Hold::from)
     }

@@ -126,7 +126,6 @@ pub enum Shape {
 pub struct Taken {
     /// The base of a layer; `None` is a complete archive.
     pub base_digest: Option<String>,
-    pub entries: u64,
     /// How long the sandbox stood still.
     pub paused: Duration,
 }
@@ -188,6 +187,8 @@ pub trait Lifecycle: fmt::Debug + Send + Sync + 'static {
     /// Writes the file system of a running sandbox into the tar file `archive`, as it is at one moment.
     /// The sandbox goes on as soon as that moment is on disk.
     async fn snapshot(&self, id: &SandboxId, archive: &Path, shape: Shape) -> Result<Taken>;
+    /// How many entries such an archive has.
+    async fn tally(&self, archive: &Path) -> Result<u64>;
     /// The root file system of this digest, if it is here; it stays as long as the value lives.
     fn hold(&self, digest: &str) -> Option<Hold>;
     /// Makes a root file system, unless it is here already. What fails leaves nothing.

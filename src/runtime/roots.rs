@@ -208,9 +208,7 @@ pub(super) async fn snapshot(tools: &Arc<Tools>, slot: &Slot, target: &Path, sha
     let root = lock(&slot.root).clone().ok_or(Error::NotIn("here"))?;
     if shape == Shape::Layer && root.is_base {
         let paused = life::upper(tools, slot, target).await?;
-        let target = target.to_owned();
-        let entries = beside(move || archive::tally(&target)).await?;
-        return Ok(Taken { base_digest: Some(root.digest), entries, paused });
+        return Ok(Taken { base_digest: Some(root.digest), paused });
     }
     let upper = target.with_extension("upper");
     let paused = life::upper(tools, slot, &upper).await?;
@@ -230,7 +228,13 @@ pub(super) async fn snapshot(tools: &Arc<Tools>, slot: &Slot, target: &Path, sha
     if composed.is_err() {
         let _ = tokio::fs::remove_file(target).await;
     }
-    Ok(Taken { base_digest: base.map(|base| base.digest), entries: composed?, paused })
+    composed?;
+    Ok(Taken { base_digest: base.map(|base| base.digest), paused })
+}
+
+pub(super) async fn tally(archive: &Path) -> Result<u64> {
+    let archive = archive.to_owned();
+    beside(move || archive::tally(&archive)).await
 }
 
 async fn beside<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> Result<T> {

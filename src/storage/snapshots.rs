@@ -110,14 +110,8 @@ impl Snapshots {
         })
     }
 
-    /// Stores the archive of a name that was claimed, which is given away, then its manifest. Safe to repeat.
-    pub async fn finish(
-        &self,
-        name: &SnapshotName,
-        archive: &Path,
-        mut manifest: manifest::Snapshot,
-        progress: artifacts::Total<'_>,
-    ) -> Result<manifest::Snapshot> {
+    /// Stores the archive of a name that was claimed, which is given away: what it was. Safe to repeat.
+    pub async fn store(&self, name: &SnapshotName, archive: &Path, progress: artifacts::Total<'_>) -> Result<Digest> {
         let key = Object::SnapshotArchive(name).key();
         let (path, named) = (archive.to_owned(), key.clone());
         let size = files::beside(&self.clock, &key, STALL, &|_| {}, move |_| {
@@ -125,20 +119,22 @@ impl Snapshots {
         });
         let size = size.await?;
         let tell = |done| progress(done, size);
-        let given = match give(&*self.store, &self.clock, &key, archive, &tell).await {
+        match give(&*self.store, &self.clock, &key, archive, &tell).await {
             // Of an earlier try of ours, which nobody has seen: without a manifest there is no snapshot.
             Err(Error::Conflict(_)) => {
                 erase(&*self.store, &self.clock, &key).await?;
-                give(&*self.store, &self.clock, &key, archive, &tell).await?
+                give(&*self.store, &self.clock, &key, archive, &tell).await
             }
-            given => given?,
-        };
-        (manifest.size, manifest.sha256) = (given.size, given.sha256);
+            given => given,
+        }
+    }
+
+    /// The manifest, last. Safe to repeat.
+    pub async fn finish(&self, name: &SnapshotName, manifest: &manifest::Snapshot) -> Result<()> {
         let key = Object::SnapshotManifest(name).key();
-        let bytes = serde_json::to_vec_pretty(&manifest)
+        let bytes = serde_json::to_vec_pretty(manifest)
             .map_err(|error| Error::Other { key: key.clone(), why: error.to_string() })?;
-        put_once(&*self.store, &self.clock, &key, &Bytes::from(bytes)).await?;
-        Ok(manifest)
+        put_once(&*self.store, &self.clock, &key, &Bytes::from(bytes)).await
     }
 
     pub async fn find(&self, name: &SnapshotName) -> Result<Found> {

@@ -189,6 +189,10 @@ impl Lifecycle for Runtime {
         self.containers.snapshot(id, archive, shape).await
     }
 
+    async fn tally(&self, archive: &Path) -> Result<u64> {
+        self.containers.tally(archive).await
+    }
+
     fn hold(&self, digest: &str) -> Option<Hold> {
         self.containers.hold(digest)
     }

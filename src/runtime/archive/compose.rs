@@ -35,8 +35,8 @@ pub fn tally(archive: &Path) -> io::Result<u64> {
     Ok(reader.tally().0)
 }
 
-/// Everything a sandbox on `tree` sees whose changes are in `upper`. The number of entries.
-pub fn complete(tree: &Path, upper: &Path, target: &Path) -> io::Result<u64> {
+/// Everything a sandbox on `tree` sees whose changes are in `upper`.
+pub fn complete(tree: &Path, upper: &Path, target: &Path) -> io::Result<()> {
     let cover = Cover::of(upper)?;
     let mut writer = Writer::new(create(target)?);
     Walk { tree, base: None, cover: &cover, links: HashMap::new() }.add(&mut writer, Path::new(""))?;
@@ -45,7 +45,7 @@ pub fn complete(tree: &Path, upper: &Path, target: &Path) -> io::Result<u64> {
 }
 
 /// How that differs from `base`, on which `tree` was made.
-pub fn layer(tree: &Path, base: &Path, upper: &Path, target: &Path) -> io::Result<u64> {
+pub fn layer(tree: &Path, base: &Path, upper: &Path, target: &Path) -> io::Result<()> {
     let cover = Cover::of(upper)?;
     let mut writer = Writer::new(create(target)?);
     Walk { tree, base: Some(base), cover: &cover, links: HashMap::new() }.add(&mut writer, Path::new(""))?;
@@ -57,8 +57,7 @@ pub fn layer(tree: &Path, base: &Path, upper: &Path, target: &Path) -> io::Resul
 pub fn pack(tree: &Path, target: &Path) -> io::Result<()> {
     let mut writer = Writer::new(zstd::Encoder::new(create(target)?, COMPRESSION)?);
     Walk { tree, base: None, cover: &Cover::default(), links: HashMap::new() }.add(&mut writer, Path::new(""))?;
-    let (encoder, _) = writer.finish()?;
-    encoder.finish()?.into_inner().map_err(|error| error.into_error())?.sync_all()
+    writer.finish()?.finish()?.into_inner().map_err(|error| error.into_error())?.sync_all()
 }
 
 fn create(target: &Path) -> io::Result<BufWriter<File>> {
@@ -69,10 +68,8 @@ fn read(archive: &Path) -> io::Result<Reader<BufReader<File>>> {
     Ok(Reader::new(BufReader::with_capacity(BUFFER, File::open(archive)?), Limits::NONE))
 }
 
-fn close(writer: Writer<BufWriter<File>>) -> io::Result<u64> {
-    let (mut target, entries) = writer.finish()?;
-    target.flush()?;
-    Ok(entries)
+fn close(writer: Writer<BufWriter<File>>) -> io::Result<()> {
+    writer.finish()?.flush()
 }
 
 fn add_layer(writer: &mut Writer<impl Write>, upper: &Path, keep_whiteouts: bool) -> io::Result<()> {

@@ -18,12 +18,11 @@ const SIZE: u64 = 0o77_777_777_777;
 
 pub struct Writer<W> {
     target: W,
-    pub entries: u64,
 }
 
 impl<W: Write> Writer<W> {
     pub fn new(target: W) -> Self {
-        Self { target, entries: 0 }
+        Self { target }
     }
 
     /// One entry and, of a file, its content, which must have as many bytes as the entry says.
@@ -58,7 +57,6 @@ impl<W: Write> Writer<W> {
         header.set_gid(entry.gid.min(OWNER).into());
         header.set_mtime(u64::try_from(entry.mtime.0).unwrap_or(0).min(SIZE));
         self.target.write_all(finish(&mut header))?;
-        self.entries += 1;
         self.content(content, size)
     }
 
@@ -89,9 +87,9 @@ impl<W: Write> Writer<W> {
         self.target.write_all(&[0; BLOCK as usize][..padding])
     }
 
-    pub fn finish(mut self) -> io::Result<(W, u64)> {
+    pub fn finish(mut self) -> io::Result<W> {
         self.target.write_all(&[0; 2 * BLOCK as usize])?;
-        Ok((self.target, self.entries))
+        Ok(self.target)
     }
 }
 

@@ -29,7 +29,7 @@ fn written() -> Vec<u8> {
     for (entry, content) in sample() {
         writer.add(&entry, &mut &content[..]).unwrap();
     }
-    writer.finish().unwrap().0
+    writer.finish().unwrap()
 }
 
 fn read(bytes: &[u8]) -> io::Result<Vec<(Entry, Vec<u8>)>> {
