@@ -103,11 +103,23 @@ impl Upkeep {
             return Ok(());
         }
         checkpoints.unpin(source, &lock.sandbox_id).await?;
-        let is_gone = self.records.lock_of(&source.sandbox()).await?.is_none_or(|lock| lock.purged);
-        if is_gone && !checkpoints.is_pinned(source).await? {
+        if self.is_erased(&source.sandbox()).await? && !checkpoints.is_pinned(source).await? {
             checkpoints.erase(source).await?;
         }
         Ok(())
+    }
+
+    /// It was purged. A lock that is missing beside metadata was deleted by hand, and what the sandbox has is
+    /// still needed to mend it.
+    async fn is_erased(&self, id: &SandboxId) -> records::Result<bool> {
+        if let Some(lock) = self.records.lock_of(id).await? {
+            return Ok(lock.purged);
+        }
+        match self.records.find(id).await {
+            Ok(found) => Ok(found.is_none()),
+            Err(error) if error.reason().is_some() => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// The lock names a checkpoint, or the head stands on its files.

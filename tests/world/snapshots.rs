@@ -211,6 +211,31 @@ async fn a_pinned_checkpoint_outlives_its_source_until_the_copy_has_two_of_its_o
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_a_copy_lets_go_of_stays_while_its_source_can_be_mended() {
+    let world = World::new();
+    let one = world.instance();
+    let mut visit = one.create(movable).await;
+    visit.until_running().await;
+    let Answer::Ok(done) = ask(&one, &visit.id, Request::Checkpoint {}).await else { panic!("refused") };
+    let source = done.checkpoint_id.unwrap();
+    let copy = fork(&one, &source).await;
+    one.store.delete(&format!("sandboxes/{}/lock.json", visit.id), If::Any).await.unwrap();
+    for _ in 0..3 {
+        let mut visit = one.attach(&copy).await;
+        visit.until_running().await;
+        world.after(10).await;
+        drop(visit);
+        one.edit(&copy, |spec| spec.desired_state = DesiredState::HandedOff).await;
+        world.after(10).await;
+    }
+    let at = format!("sandbox_checkpoints/{source}/");
+    let left = one.store.list(&at, None).await.unwrap().entries;
+    assert!(left.iter().any(|entry| entry.key.ends_with("manifest.json")), "{left:?}");
+    assert!(!left.iter().any(|entry| entry.key.contains("/pins/")), "the copy has let go of it: {left:?}");
+    one.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn only_one_of_the_last_two_checkpoints_can_be_copied() {
     let world = World::new();
     let one = world.instance();
