@@ -93,10 +93,8 @@ impl Sandbox {
         message: &str,
         change: &(dyn Fn(&mut Status, &mut Option<Latest>) + Send + Sync),
     ) {
-        // Without its lock only whoever last held it may speak.
-        let lock = self.lock.as_ref();
-        let epoch = lock.and_then(|lock| lock.lock().map(|lock| lock.epoch).or(lock.held().map(|held| held.epoch)));
-        let Some(epoch) = epoch else { return };
+        // Only whoever held it may speak, and only of that time: another may have had it since.
+        let Some(epoch) = self.lock.as_ref().and_then(LockFile::epoch) else { return };
         let spec = self.spec_sha256();
         let written = self
             .tools

@@ -75,6 +75,8 @@ pub struct LockFile {
     known: Option<(Lock, Version)>,
     sight: Sight,
     held: Option<Held>,
+    /// The last epoch that was ours, also after it was let go.
+    epoch: Option<u64>,
     before: Before,
     /// The store's time and our own at the last write: they advance together.
     updated: Option<(SystemTime, Moment)>,
@@ -103,6 +105,7 @@ impl LockFile {
             known: None,
             sight: Sight::default(),
             held: None,
+            epoch: None,
             before: Before::default(),
             updated: None,
             attempts: Vec::new(),
@@ -148,6 +151,11 @@ impl LockFile {
 
     pub fn held(&self) -> Option<&Held> {
         self.held.as_ref()
+    }
+
+    /// The last epoch that was ours, also after it was let go: only as its holder do we say what is so.
+    pub fn epoch(&self) -> Option<u64> {
+        self.epoch
     }
 
     /// [13] Our last applied write renewed the lease, and that less than *renew* ago.
@@ -425,7 +433,7 @@ impl LockFile {
         if self.held.is_some_and(|before| before.epoch == held.epoch && before.deadline < held.deadline) {
             self.metrics.renewed(self.clock.now() - self.due);
         }
-        self.held = Some(held);
+        (self.held, self.epoch) = (Some(held), Some(held.epoch));
         self.next_renewal = sent + self.clock.jittered(self.times.renew);
         self.due = self.next_renewal;
         self.attempts.retain(|(_, at)| *at >= sent);

@@ -292,3 +292,18 @@ async fn a_commit_without_an_answer_is_in_doubt_until_a_write_succeeds() {
     lock.read().await.unwrap();
     assert_eq!(lock.lock().unwrap().head, None, "it came too late");
 }
+
+#[tokio::test(start_paused = true)]
+async fn whoever_let_go_speaks_of_its_own_epoch_though_it_has_read_a_later_one() {
+    let world = World::with_a_free_lock().await;
+    let mut first = world.holder().await;
+    world.stage.next_lock_put(Fault::AnswerLost);
+    world.stage.next_poll(Fault::Refused);
+    assert!(first.release(None, true).await.is_err(), "it is not settled");
+    let mut second = world.holder().await;
+    assert_eq!(second.release(None, false).await.unwrap(), Released::Freed);
+    assert_eq!(first.release(None, true).await.unwrap(), Released::Lost);
+    assert_eq!((first.lock().unwrap().epoch, first.epoch()), (2, Some(1)));
+    assert_eq!(second.epoch(), Some(2));
+    assert_eq!(world.instance().0.epoch(), None, "who never held it says nothing");
+}
