@@ -329,7 +329,9 @@ impl State {
                 (instance.before_ran, instance.before_behind) = (false, false);
             }
             if instance.held == 0 && instance.container == Container::Absent {
-                (instance.left, instance.ran, instance.excused) = (0, false, false);
+                (instance.left, instance.ran) = (0, false);
+                // [I3'] What it may still find that it had acquired, it acquired before its clock stood.
+                instance.excused &= !instance.attempts.is_empty();
             }
             let Some(known) = instance.known else {
                 (instance.lease_for, instance.waiter_for, instance.since_look) = (0, 0, 0);
