@@ -15,7 +15,7 @@ use super::{admin, descriptors, pieces::Pieces};
 use crate::{
     api::{self, Api},
     clock::{SharedClock, SystemClock},
-    config::Config,
+    config::{self, Config},
     metrics::Metrics,
     reconciler::{self, Deposit, Housekeeping, Rhythm, Tools, desired::Drain},
     runtime::{Containers, Lifecycle, Settings, archive::Limits, predecessor, sign},
@@ -94,6 +94,7 @@ pub(super) struct Half {
 
 impl Half {
     pub async fn open(config: &Config, clock: &SharedClock, metrics: &Metrics) -> Result<Self> {
+        check_promises(config)?;
         let pieces = Pieces::find(config)?;
         let containers = Arc::new(Containers::open(settings(config, &pieces, metrics)?, clock.clone()).await?);
         let who = Identity { me: clock.instance_id(), predecessor: predecessor(&config.state_dir) };
@@ -189,6 +190,18 @@ pub(super) async fn listen(config: &Config) -> Result<TcpListener> {
     TcpListener::bind(config.listen).await.map_err(|error| {
         anyhow!("cannot listen on {} ({error}): choose another address with BATON_LISTEN", config.listen)
     })
+}
+
+/// Whoever sets these relies on what no server does yet: none may run as if it did.
+fn check_promises(config: &Config) -> Result<()> {
+    let unkept = [
+        ("BATON_HMAC_KEY", config.hmac_key.is_some(), "manifests are not signed yet"),
+        ("BATON_LIMITS", config.limits != config::Limits::default(), "sandboxes are not limited yet"),
+    ];
+    match unkept.into_iter().find(|(_, is_set, _)| *is_set) {
+        Some((name, _, why)) => Err(anyhow!("{name} is set, but {why}: unset it to start without")),
+        None => Ok(()),
+    }
 }
 
 /// `memory` holds what ends with this instance.

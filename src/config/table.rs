@@ -164,7 +164,7 @@ pub const SECTIONS: &[Section] = &[
                 "limits",
                 Kind::Limits,
                 Unset,
-                "Defaults and ceilings of what a sandbox may use: memory, cpus, pids, disk, files",
+                "Defaults and ceilings of memory, cpus, pids, disk, files; not built yet, so no server starts with it",
             ),
             variable(
                 "BATON_DETACH_GRACE",
@@ -366,7 +366,7 @@ pub const SECTIONS: &[Section] = &[
                 "hmac-key",
                 Kind::Secret,
                 Unset,
-                "Key that signs the manifests of checkpoints and snapshots",
+                "Key to sign manifests with; not built yet, so no server starts with it",
             ),
             variable(
                 "BATON_KEEP_CHECKPOINTS",

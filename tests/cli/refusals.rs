@@ -56,6 +56,18 @@ async fn refusal(command: Command) -> String {
 }
 
 #[tokio::test]
+async fn what_is_promised_by_a_setting_and_not_built_keeps_a_server_from_starting() {
+    for (name, value) in [("BATON_HMAC_KEY", "secret"), ("BATON_LIMITS", "memory=512MiB/2GiB")] {
+        let place = Place::new();
+        let mut server = place.server();
+        server.env(name, value);
+        let said = refusal(server).await;
+        assert!(said.starts_with(&format!("baton: {name} is set, but ")), "{said}");
+        assert!(said.contains("unset it") && !said.contains("secret"), "{said}");
+    }
+}
+
+#[tokio::test]
 async fn without_root_nothing_else_is_blamed() {
     let place = Place::new();
     // Where nobody can execute it: the build may lie in a directory of root's.
