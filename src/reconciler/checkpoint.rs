@@ -6,7 +6,7 @@
 //!     └──────────┴───────────────┴── any failure: resume, tell, keep everything
 //! ```
 
-use std::{sync::OnceLock, time::Duration};
+use std::time::Duration;
 
 use baton_protocol::{
     id::{CheckpointId, hex},
@@ -17,7 +17,6 @@ use baton_protocol::{
 
 use super::{
     act::{Done, Failure},
-    roots::{Missing, Root},
     sandbox::Sandbox,
     staging::{Staging, Steps},
 };
@@ -25,8 +24,7 @@ use crate::{
     clock::SharedClock,
     runtime::Shape,
     storage::{
-        board::{Boot, Passing, UPLOAD, Why},
-        checkpoints::Checkpoints,
+        board::{Passing, UPLOAD, Why},
         layout::Image,
         lease::{self, Released},
         store,
@@ -220,149 +218,6 @@ impl Sandbox {
             }
         }
     }
-
-    /// Starts from the committed head: only what verifies, and only with what it was made with.
-    pub(super) async fn restore(&mut self) -> Done {
-        let tools = self.tools.clone();
-        let id = self.id.clone();
-        let checkpoints = tools.checkpoints.clone().ok_or_else(not_configured)?;
-        let head = self.lock_file()?.lock().and_then(|lock| lock.head.clone()).ok_or(Failure::Look)?;
-        if !checkpoints.holds(&head) {
-            return Err(refusal(Reason::OtherStore, "The checkpoint lies in another bucket than this instance uses."));
-        }
-        // Also what ran under this very lease and ended by itself goes back to its head.
-        let rolled_back = self.lock_file()?.before().behind || self.ran;
-        if self.files_only {
-            self.abandon_fetch().await;
-            let message = "The checkpoint needs another runsc, which cannot be had here.";
-            return self.without_memory(&checkpoints, &head, refusal(Reason::OtherRuntime, message)).await;
-        }
-        let mut fetching = self.fetching(checkpoints.clone(), &head).await;
-        let began = tools.clock.now();
-        let manifest = match self.under_lease(fetching.manifest()).await.and_then(|read| read) {
-            Ok(manifest) => manifest,
-            Err(failure) => {
-                fetching.abandon().await;
-                return self.without_memory(&checkpoints, &head, failure).await;
-            }
-        };
-        let facts = tools.lifecycle.facts();
-        let other = (manifest.runsc.version != facts.runsc_version).then(|| manifest.runsc.clone());
-        let has_runsc = |runsc: &Runsc| runsc.sha256.as_ref().is_some_and(|sha256| tools.lifecycle.has_runtime(sha256));
-        let hold = tools.lifecycle.hold(&manifest.rootfs.digest).filter(|_| other.as_ref().is_none_or(has_runsc));
-        let Some(hold) = hold else {
-            // It has to be brought here first, while the files go on coming.
-            self.fetching = Some(fetching);
-            self.missing = Some(Missing { rootfs: manifest.rootfs, runsc: other });
-            return Err(Failure::Look);
-        };
-        if let Err(failure) = self.under_lease(fetching.done()).await.and_then(|fetched| fetched) {
-            fetching.abandon().await;
-            return Err(for_good(failure));
-        }
-        let waited = tools.clock.now() - began;
-        self.parts.note(Step::Fetch, &tools.clock, waited);
-        self.root = Some(Root { rootfs: manifest.rootfs.clone(), hold });
-        self.runsc = other;
-        let mut start = self.start()?;
-        start.runsc = self.runsc.as_ref().and_then(|runsc| runsc.sha256.clone());
-        if head.checkpoint_id.sandbox() != id {
-            start.forked_from = Some(head.checkpoint_id.to_string());
-        }
-        let image = fetching.image.clone();
-        let deadlines = self.lock_file()?.deadline();
-        let booted = OnceLock::new();
-        let stopped = OnceLock::new();
-        let parts = self.parts.clone();
-        let work = async {
-            start.marker = marker(&manifest.agent_marker)
-                .ok_or_else(|| refusal(Reason::Damaged, "The manifest of the checkpoint has no agent marker."))?;
-            let at = humantime::parse_rfc3339(&manifest.created).ok();
-            let _ = stopped.set(at);
-            let age = at.and_then(|at| tools.clock.wall().duration_since(at).ok());
-            let age_ms = age.map_or(0, |age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX));
-            let boot = Boot::Restored { checkpoint_id: head.checkpoint_id.clone(), age_ms, rolled_back };
-            let _ = booted.set((start.marker, boot));
-            // The way here may have been long, and the lease was renewed on it.
-            start.deadline = (*deadlines.borrow()).ok_or(Failure::Look)?;
-            tools.lifecycle.restore(&id, &start, image.path()).await?;
-            let restore = tools.clock.now() - began - waited;
-            parts.note(Step::Start, &tools.clock, restore);
-            tracing::debug!(sandbox = %id, fetch = ?waited, ?restore, "an image is restored");
-            Ok::<_, Failure>(())
-        };
-        let restored = self.under_lease(work).await;
-        // Even if this was broken off the container may run, and then with this marker.
-        if let Some((marker, boot)) = booted.into_inner() {
-            (self.marker, self.boot) = (Some(marker), Some(boot));
-        }
-        let restored = restored.and_then(|restored| restored.map_err(for_good));
-        if restored.is_ok() {
-            // Another instance stopped it for us, and it runs again.
-            if self.waited
-                && !rolled_back
-                && let Some(at) = stopped.into_inner().flatten()
-            {
-                tools.metrics.moved_here(tools.clock.wall().duration_since(at).unwrap_or_default());
-            }
-            self.ran = true;
-            self.untidy = true;
-            if let Some(boot) = self.boot.take() {
-                self.tell_running(boot).await;
-            }
-        }
-        fetching.abandon().await;
-        restored
-    }
-
-    /// The memory of the head cannot be had here; perhaps its files will do.
-    async fn without_memory(&mut self, checkpoints: &Checkpoints, head: &Head, failure: Failure) -> Done {
-        let unusable = [Reason::OtherRuntime, Reason::OtherCpu, Reason::OtherSpec];
-        match &failure {
-            Failure::Refused { reason, .. } if unusable.contains(reason) && self.may_drop_memory() => {}
-            Failure::Refused { .. } | Failure::Look | Failure::Passing(_) | Failure::NoSpace(_) => {
-                return Err(for_good(failure));
-            }
-        }
-        let manifest = self.under_lease(checkpoints.manifest(head)).await?.map_err(fetched).map_err(for_good)?;
-        self.start_from_files(&manifest, failure).await
-    }
-}
-
-/// A start that failed is not tried again until somebody asks.
-pub(super) fn for_good(failure: Failure) -> Failure {
-    match failure {
-        Failure::Passing(message) => Failure::Refused { reason: Reason::RestoreFailed, message },
-        Failure::NoSpace(message) => Failure::Refused { reason: Reason::NoSpace, message },
-        failure @ (Failure::Look | Failure::Refused { .. }) => failure,
-    }
-}
-
-/// The first thing in which this instance differs from what the checkpoint was made with.
-pub(super) fn compatible(manifest: &manifest::Checkpoint, here: &crate::runtime::Facts) -> Result<(), Failure> {
-    let missing: Vec<_> =
-        manifest.cpu_features.iter().filter(|feature| !here.cpu_features.contains(feature)).cloned().collect();
-    if manifest.version != manifest::VERSION {
-        Err(refusal(Reason::OtherVersion, "The checkpoint was written by a later version of this server."))
-    } else if manifest.runsc.platform != here.platform {
-        let message = format!(
-            "The checkpoint needs runsc {} on {}, this instance has {} on {}.",
-            manifest.runsc.version, manifest.runsc.platform, here.runsc_version, here.platform
-        );
-        Err(refusal(Reason::OtherRuntime, &message))
-    } else if !missing.is_empty() {
-        Err(refusal(
-            Reason::OtherCpu,
-            &format!("This machine's CPU lacks what the checkpoint uses: {}.", missing.join(" ")),
-        ))
-    } else if manifest.oci_sha256 != here.oci_sha256 {
-        Err(refusal(
-            Reason::OtherSpec,
-            "The checkpoint was made with another container layout than this instance uses.",
-        ))
-    } else {
-        Ok(())
-    }
 }
 
 /// To the millisecond: how long a sandbox stood still is measured from it.
@@ -370,112 +225,14 @@ fn precisely(clock: &SharedClock) -> String {
     humantime::format_rfc3339_millis(clock.wall()).to_string()
 }
 
-fn marker(text: &str) -> Option<[u8; 16]> {
-    let mut marker = [0; 16];
-    if text.len() != 32 {
-        return None;
-    }
-    for (at, byte) in marker.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(text.get(2 * at..2 * at + 2)?, 16).ok()?;
-    }
-    Some(marker)
-}
-
 pub(super) fn refusal(reason: Reason, message: &str) -> Failure {
     Failure::Refused { reason, message: message.to_owned() }
 }
 
-fn not_configured() -> Failure {
+pub(super) fn not_configured() -> Failure {
     refusal(Reason::NotCheckpointable, crate::storage::records::CHECKPOINT_NOT_ENABLED)
 }
 
 fn stored(error: store::Error) -> Failure {
     Failure::Passing(format!("The checkpoint could not be stored: {error}."))
-}
-
-pub(super) fn fetched(error: store::Error) -> Failure {
-    match error {
-        store::Error::Damaged { .. } => refusal(Reason::Damaged, &format!("The checkpoint cannot be used: {error}.")),
-        store::Error::NotFound(_) => {
-            refusal(Reason::CheckpointMissing, &format!("The checkpoint is not there: {error}."))
-        }
-        error @ (store::Error::Conflict(_)
-        | store::Error::RateLimited(_)
-        | store::Error::Unavailable { .. }
-        | store::Error::Denied { .. }
-        | store::Error::Other { .. }) => Failure::Passing(format!("The checkpoint could not be fetched: {error}.")),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::runtime::Facts;
-    use baton_protocol::{
-        id::{Nonce, SandboxId},
-        manifest::Rootfs,
-    };
-
-    fn facts() -> Facts {
-        Facts {
-            runsc_version: "one".to_owned(),
-            runsc_sha256: String::new(),
-            platform: "systrap".to_owned(),
-            flags: Vec::new(),
-            cpu_features: vec!["avx".to_owned(), "sse".to_owned()],
-            oci_sha256: "spec".to_owned(),
-            rootfs_digest: "root".to_owned(),
-        }
-    }
-
-    fn manifest() -> manifest::Checkpoint {
-        let sandbox_id = SandboxId::parse("sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab").unwrap();
-        manifest::Checkpoint {
-            version: manifest::VERSION,
-            checkpoint_id: CheckpointId::new(&sandbox_id, 1, 1, &Nonce::from_bits([1; 16])),
-            sandbox_id,
-            epoch: 1,
-            seq: 1,
-            parent: None,
-            files: Vec::new(),
-            runsc: Runsc { version: "one".to_owned(), platform: "systrap".to_owned(), flags: Vec::new(), sha256: None },
-            cpu_features: vec!["sse".to_owned()],
-            oci_sha256: "spec".to_owned(),
-            agent_marker: "0f".repeat(16),
-            created: String::new(),
-            rootfs: Rootfs { digest: "root".to_owned(), base_digest: "root".to_owned(), archive: None },
-            layer: None,
-        }
-    }
-
-    fn reason(manifest: &manifest::Checkpoint) -> Option<Reason> {
-        match compatible(manifest, &facts()) {
-            Ok(()) => None,
-            Err(Failure::Refused { reason, .. }) => Some(reason),
-            Err(failure) => panic!("{failure:?}"),
-        }
-    }
-
-    #[test]
-    fn each_difference_has_its_own_reason() {
-        assert_eq!(reason(&manifest()), None, "fewer CPU features than here are fine");
-        let with = |change: fn(&mut manifest::Checkpoint)| {
-            let mut other = manifest();
-            change(&mut other);
-            reason(&other)
-        };
-        assert_eq!(with(|m| m.version = 2), Some(Reason::OtherVersion));
-        assert_eq!(with(|m| m.runsc.version = "two".to_owned()), None, "what is missing can be fetched");
-        assert_eq!(with(|m| m.runsc.platform = "kvm".to_owned()), Some(Reason::OtherRuntime));
-        assert_eq!(with(|m| m.cpu_features.push("amx".to_owned())), Some(Reason::OtherCpu));
-        assert_eq!(with(|m| m.rootfs.digest = "other".to_owned()), None, "what is missing can be fetched");
-        assert_eq!(with(|m| m.oci_sha256 = "other".to_owned()), Some(Reason::OtherSpec));
-    }
-
-    #[test]
-    fn a_marker_is_thirty_two_hex_digits() {
-        assert_eq!(marker(&"0f".repeat(16)), Some([15; 16]));
-        assert_eq!(marker("0f"), None);
-        assert_eq!(marker(&"é".repeat(16)), None);
-    }
 }

@@ -11,7 +11,7 @@ use tokio::{sync::watch, task::JoinSet};
 use super::{
     Tools,
     act::{Done, Failure},
-    checkpoint::{compatible, fetched},
+    restore::{compatible, fetched},
     sandbox::Sandbox,
     staging::{Staging, Steps},
 };

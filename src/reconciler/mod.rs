@@ -18,6 +18,7 @@ mod measure;
 pub mod plan;
 mod report;
 mod requests;
+mod restore;
 mod roots;
 mod sandbox;
 mod snapshot;

@@ -15,7 +15,8 @@ use baton_protocol::{
 use super::{
     Tools,
     act::{Done, Failure},
-    checkpoint::{for_good, refusal},
+    checkpoint::refusal,
+    restore::for_good,
     sandbox::Sandbox,
     staging::{Staging, Steps},
 };
