@@ -5,7 +5,6 @@ use baton_protocol::{
     id::{CheckpointId, InstanceId, Nonce, SandboxId},
     metadata::{self, DesiredState, Spec},
     request::{Config, Idle, Refusal},
-    trace::Traceparent,
 };
 
 pub const NO_CHECKPOINT: &str = "Checkpointing is not enabled on the server.";
@@ -79,16 +78,6 @@ pub fn create(mut spec: Spec, config: &Config, can: Abilities, idle: Option<u64>
 /// Part of a second counts as a whole one: nothing ends earlier than it was asked to.
 fn whole_seconds(span: std::time::Duration) -> u64 {
     span.as_secs() + u64::from(span.subsec_nanos() > 0)
-}
-
-/// A change that is written names the request it comes from, if that is traced: what was named
-/// before was behind another wish.
-pub fn because_of(cause: Option<Traceparent>, spec: &mut Spec, change: impl FnOnce(&mut Spec) -> bool) -> bool {
-    let is_news = change(spec);
-    if is_news {
-        spec.traceparent = cause;
-    }
-    is_news
 }
 
 /// An attach wants it to run here. Whether there is anything to write; deleted is final.
@@ -238,19 +227,6 @@ mod tests {
         assert!(attach(&mut spec, &here()));
         assert!(attach(&mut spec, &InstanceId::from_bits([2; 16])));
         assert_eq!(spec.placement, Some(InstanceId::from_bits([2; 16])));
-    }
-
-    #[test]
-    fn only_what_is_written_names_its_request_and_no_older_one_stays() {
-        let mut spec = spec();
-        let cause = Traceparent::parse("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01");
-        assert!(cause.is_some());
-        assert!(!because_of(cause, &mut spec, |spec| attach(spec, &here())));
-        assert_eq!(spec.traceparent, None);
-        assert!(because_of(cause, &mut spec, |spec| desire(spec, DesiredState::Checkpointed)));
-        assert_eq!(spec.traceparent, cause);
-        assert!(because_of(None, &mut spec, |spec| desire(spec, DesiredState::Running)));
-        assert_eq!(spec.traceparent, None);
     }
 
     #[test]

@@ -76,11 +76,8 @@ pub async fn keep_running(desk: &Desk, id: &SandboxId, waiting: Waiting) -> Resu
         return Ok(Verdict::Refused(format!("nobody runs {id}: there is nothing to checkpoint")));
     }
     let nonce = desk.clock.nonce();
-    let ask = |spec: &mut Spec| {
-        spec.traceparent = None;
-        spec.requests.insert(nonce.clone(), Request::Checkpoint {}).is_none()
-    };
-    desk.records.edit(id, &ask).await?;
+    let ask = |spec: &mut Spec| spec.requests.insert(nonce.clone(), Request::Checkpoint {}).is_none();
+    desk.records.wish(id, None, &ask).await?;
     if waiting.no_wait {
         return Ok(Verdict::Done(format!("{id} was asked for a checkpoint")));
     }

@@ -101,7 +101,7 @@ impl Desk {
         let clock: SharedClock = Arc::new(SystemClock);
         let stores = Stores::open(&storage_settings(&config), &clock);
         let times = serve::times(&config);
-        let checkpoints = stores.checkpoints.clone().map(|at| Checkpoints::new(at.store, at.bucket, clock.clone()));
+        let checkpoints = stores.of_checkpoints();
         let memory = Arc::new(Memory::new(clock.clone()));
         let records = serve::records(stores, memory, &clock, times);
         if !records.can_checkpoint() {
@@ -154,12 +154,10 @@ impl Desk {
             let is_news = spec.desired_state != state && spec.desired_state != DesiredState::Deleted;
             if is_news {
                 spec.desired_state = state;
-                // Whoever asked before did not ask for this.
-                spec.traceparent = None;
             }
             is_news
         };
-        let spec = self.records.edit(id, &change).await?.with_context(|| format!("{id} does not exist"))?;
+        let spec = self.records.wish(id, None, &change).await?.with_context(|| format!("{id} does not exist"))?;
         if spec.desired_state != state {
             bail!("{id} is being deleted");
         }

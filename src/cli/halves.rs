@@ -14,8 +14,9 @@ use serde_json::json;
 use tokio::{net::TcpListener, sync::watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::serve::{
-    Half, Side, api_settings, listen, records, say_hello, second_signal, times, traces, wait_for_a_signal,
+use super::{
+    descriptors,
+    serve::{Half, Side, api_settings, listen, records, say_hello, second_signal, times, traces, wait_for_a_signal},
 };
 use crate::{
     api::{self, Api},
@@ -36,6 +37,7 @@ const LAST_EVENTS: Duration = Duration::from_millis(200);
 
 /// Runs the sandboxes of an instance until SIGTERM, for an API on the same machine.
 pub async fn reconciler(config: Config) -> Result<()> {
+    descriptors::raise();
     let clock: SharedClock = Arc::new(SystemClock);
     let metrics = Metrics::default();
     let half = Half::open(&config, &clock, &metrics).await?;
@@ -75,6 +77,7 @@ pub async fn reconciler(config: Config) -> Result<()> {
 
 /// Serves clients until SIGTERM, as whoever starts it. While there is no reconciler it says so.
 pub async fn api(config: Config) -> Result<()> {
+    descriptors::raise();
     let clock: SharedClock = Arc::new(SystemClock);
     let listener = listen(&config).await?.into_std().context("the listener cannot be shared")?;
     let another = || {

@@ -19,9 +19,7 @@ pub struct Pieces {
 impl Pieces {
     pub fn find(config: &Config) -> Result<Self> {
         // First: without root most of what follows cannot be read, and would be called missing.
-        if !rustix::process::geteuid().is_root() {
-            bail!("root is needed (runsc makes namespaces and mounts): run it as root or with sudo");
-        }
+        crate::runtime::check_root()?;
         let rootfs = match &config.rootfs {
             Some(path) => path.clone(),
             None => config.cache_dir.join("rootfs/current"),

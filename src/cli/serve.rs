@@ -21,11 +21,9 @@ use crate::{
     runtime::{Containers, Lifecycle, Settings, archive::Limits, predecessor, sign},
     storage::{
         board::Board,
-        checkpoints::Checkpoints,
         memory::Memory,
         records::{Durable, Records},
         rules::{Identity, Times},
-        snapshots::Snapshots,
         store::Store,
         stores::Stores,
     },
@@ -36,6 +34,7 @@ use crate::{
 const LAST_CALL: Duration = Duration::from_secs(1);
 
 pub async fn serve(config: Config) -> Result<()> {
+    descriptors::raise();
     let clock: SharedClock = Arc::new(SystemClock);
     let listener = listen(&config).await?;
     let metrics = Metrics::default();
@@ -103,8 +102,7 @@ impl Half {
         let times = times(config);
         let traces = traces(config, &who.me, clock);
         let stores = Stores::open(&super::check::storage_settings(config), clock).counted(metrics);
-        let checkpoints = stores.checkpoints.clone().map(|at| Checkpoints::new(at.store, at.bucket, clock.clone()));
-        let snapshots = stores.snapshots.clone().map(|at| Snapshots::new(at.store, at.bucket, clock.clone()));
+        let (checkpoints, snapshots) = (stores.of_checkpoints(), stores.of_snapshots());
         let memory: Arc<dyn Store> = Arc::new(Memory::new(clock.clone()));
         let (drain, drain_seen) = watch::channel(Drain::No);
         let tools = Arc::new(Tools {
@@ -215,7 +213,7 @@ pub(super) fn records(stores: Stores, memory: Arc<dyn Store>, clock: &SharedCloc
         _ => None,
     };
     let can_snapshot = stores.snapshots.is_some();
-    let forks_from = stores.checkpoints.clone().map(|at| Checkpoints::new(at.store, at.bucket, clock.clone()));
+    let forks_from = stores.of_checkpoints();
     let records = Records::new(clock.clone(), memory, durable, can_snapshot, times).checked_by(stores);
     match forks_from {
         Some(checkpoints) => records.forking_from(checkpoints),
@@ -291,7 +289,7 @@ pub(super) fn api_settings(
         runsc_version: runsc.to_owned(),
         idle_timeout: Some(300),
         max_sandboxes: config.max_sandboxes,
-        connections: descriptors::connections(descriptors::raise()),
+        connections: descriptors::connections(),
         api_keys: config.api_keys.iter().map(|key| key.reveal().clone()).collect(),
         admin_key: config.admin_key.as_ref().map(|key| key.reveal().clone()),
         origins: config.origins.clone(),

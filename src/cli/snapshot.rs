@@ -16,7 +16,6 @@ use crate::{
     clock::{SharedClock, SystemClock},
     config::{self, Config},
     storage::{
-        checkpoints::Checkpoints,
         memory::Memory,
         rules::Times,
         snapshots::{Found, Listed, Snapshots},
@@ -153,8 +152,7 @@ impl Store {
     }
 
     async fn delete(self, name: &SnapshotName) -> anyhow::Result<()> {
-        if let Some(place) = self.stores.checkpoints.clone() {
-            let checkpoints = Checkpoints::new(place.store, place.bucket, self.clock.clone());
+        if let Some(checkpoints) = self.stores.of_checkpoints() {
             let records = serve::records(
                 self.stores.clone(),
                 Arc::new(Memory::new(self.clock.clone())),

@@ -11,7 +11,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::*;
 use crate::{
-    clock::{Moment, SharedClock, SystemClock},
+    clock::{SharedClock, SystemClock},
     runtime::{Lifecycle, Start, fake::FakeContainers},
     storage::{
         board::{Board, Boot},
@@ -68,19 +68,21 @@ impl Pair {
 
     async fn create(&self) -> SandboxId {
         let id = self.clock.sandbox_id();
-        let deadline: Moment = self.clock.now() + Duration::from_secs(600);
-        let start = Start {
+        self.containers.create(&id, &self.start()).await.unwrap();
+        self.board.hold(&id, true);
+        id
+    }
+
+    fn start(&self) -> Start {
+        Start {
             marker: [1; 16],
             env: [].into(),
             cwd: None,
             rootfs: None,
             runsc: None,
             forked_from: None,
-            deadline,
-        };
-        self.containers.create(&id, &start).await.unwrap();
-        self.board.hold(&id, true);
-        id
+            deadline: self.clock.now() + Duration::from_secs(600),
+        }
     }
 
     async fn eventually(&self, what: &str, is_so: impl Fn() -> bool) {
@@ -156,18 +158,8 @@ async fn who_hears_that_a_sandbox_runs_can_open_a_link() {
         front.board.nudge(&id);
         // The one before has left with a nudge too.
         within(&pair.clock, async { while pair.board.next_nudge().await != id {} }).await;
-        let deadline = pair.clock.now() + Duration::from_secs(600);
-        let start = Start {
-            marker: [1; 16],
-            env: [].into(),
-            cwd: None,
-            rootfs: None,
-            runsc: None,
-            forked_from: None,
-            deadline,
-        };
         pair.board.hold(&id, true);
-        pair.containers.create(&id, &start).await.unwrap();
+        pair.containers.create(&id, &pair.start()).await.unwrap();
         pair.board.post(&id, Passing::Running { boot: Boot::Fresh });
         within(&pair.clock, follower.next()).await;
         assert!(front.execs.open(&id).is_some());

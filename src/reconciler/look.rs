@@ -117,11 +117,10 @@ impl Sandbox {
             let is_over = over(spec);
             if is_over {
                 spec.desired_state = DesiredState::Deleted;
-                spec.traceparent = None;
             }
             is_over
         };
-        match self.tools.records.edit(&self.id, &change).await {
+        match self.tools.records.wish(&self.id, None, &change).await {
             Ok(_) => {
                 tracing::info!(sandbox = %self.id, "its ttl is over");
                 let known = self.found.as_ref().map(|found| (found.version.clone(), found.place));

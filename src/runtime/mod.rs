@@ -26,7 +26,7 @@ pub mod spawn;
 mod writer;
 
 pub use containers::Containers;
-pub use opening::{predecessor, sign};
+pub use opening::{check_root, predecessor, sign};
 pub use outlet::{Behind, LeftOut, OUTPUT_FRAMES, Outlet};
 pub use roots::Hold;
 pub use settings::Settings;

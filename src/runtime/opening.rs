@@ -25,14 +25,19 @@ fn refused(reason: Reason, message: String) -> Error {
 /// Longer paths leave no room for the names of runsc's sockets (108 bytes in all).
 const LONGEST_STATE_DIR: usize = 70;
 
+pub fn check_root() -> Result<()> {
+    if rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    let message = "root is needed (runsc makes namespaces and mounts): run it as root or with sudo";
+    Err(refused(Reason::NotRoot, message.to_owned()))
+}
+
 /// Holds the state directory for this process and wipes what another one left there. The
 /// settings come back with whole paths.
 pub async fn take(mut settings: Settings) -> Result<(Arc<Settings>, File)> {
     let taken = tokio::task::spawn_blocking(move || {
-        if !rustix::process::geteuid().is_root() {
-            let message = "containers need root: start the server as root".to_owned();
-            return Err(refused(Reason::NotRoot, message));
-        }
+        check_root()?;
         let held = hold(&settings.state_dir)?;
         settings.state_dir = whole(&settings.state_dir)?;
         // Children start in another directory.

@@ -1,6 +1,7 @@
 //! The typed records of a sandbox, wherever they lie: a persistent sandbox in the configured
 //! store, any other in this instance's memory. Same code, same keys.
 
+mod pens;
 mod survey;
 
 use std::sync::Arc;
@@ -230,41 +231,6 @@ impl Records {
         Ok(None)
     }
 
-    /// The API's and the operators' pen: changes the spec. `change` is applied again when somebody
-    /// else wrote in between and returns false when there is nothing to write. `None`: no such sandbox.
-    pub async fn edit(
-        &self,
-        id: &SandboxId,
-        change: &(dyn Fn(&mut Spec) -> bool + Send + Sync),
-    ) -> Result<Option<Spec>> {
-        self.rewrite(id, &|record| change(&mut record.spec)).await.map(|record| record.map(|record| record.spec))
-    }
-
-    /// The lease holder's pen: changes the view of what is so, never over that of a later epoch.
-    pub async fn report(
-        &self,
-        id: &SandboxId,
-        epoch: u64,
-        change: &(dyn Fn(&mut Status, &mut Option<Latest>) + Send + Sync),
-    ) -> Result<()> {
-        let updated = self.clock.timestamp();
-        self.rewrite(id, &|record| {
-            if record.status.epoch > epoch {
-                return false;
-            }
-            let before = (record.status.clone(), record.latest_sandbox_checkpoint.clone());
-            change(&mut record.status, &mut record.latest_sandbox_checkpoint);
-            record.status.epoch = epoch;
-            let changed = before != (record.status.clone(), record.latest_sandbox_checkpoint.clone());
-            if changed {
-                record.status.updated.clone_from(&updated);
-            }
-            changed
-        })
-        .await
-        .map(drop)
-    }
-
     /// Writes metadata that somebody deleted under a running sandbox. Not over what is there by now.
     pub async fn recreate(&self, record: &Metadata, place: Place) -> Result<()> {
         let (_, metadata) = self.stores(place)?;
@@ -371,50 +337,6 @@ impl Records {
             name(&spec.lock_bucket),
             name(&here)
         )))
-    }
-
-    async fn rewrite(
-        &self,
-        id: &SandboxId,
-        change: &(dyn Fn(&mut Metadata) -> bool + Send + Sync),
-    ) -> Result<Option<Metadata>> {
-        let key = metadata_key(id);
-        let mut last = None;
-        // What was seen last saves a read: if it is not so any more, the write does not happen.
-        let mut recent = self.recent.get(id).map(Box::new);
-        for _ in 0..TRIES {
-            let was_recent = recent.is_some();
-            let mut found = match recent.take() {
-                Some(found) => found,
-                None => match self.look(id, None).await? {
-                    Some(Looked::Found(found)) => found,
-                    Some(Looked::Unchanged) | None => return Ok(None),
-                },
-            };
-            if !change(&mut found.metadata) {
-                if was_recent {
-                    continue;
-                }
-                return Ok(Some(found.metadata));
-            }
-            let (_, store) = self.stores(found.place)?;
-            match self.put(store, &key, &found.metadata, If::Is(found.version.clone()), Urgency::View).await {
-                Ok(version) => {
-                    found.version = version;
-                    self.recent.note(id, &found);
-                    return Ok(Some(found.metadata));
-                }
-                // Read again; if it was applied after all, `change` finds nothing left to write.
-                Err(error) if matches!(error, store::Error::Conflict(_)) || error.is_passing() => {
-                    if error.is_passing() {
-                        self.clock.sleep(self.clock.jittered(self.times.retry)).await;
-                    }
-                    last = Some(error);
-                }
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Err(last.unwrap_or(store::Error::Conflict(key)).into())
     }
 
     /// A new object under a name that only we know: a conflict is our own lost answer.

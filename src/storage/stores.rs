@@ -6,11 +6,13 @@
 use std::{path::PathBuf, sync::Arc};
 
 use super::{
+    checkpoints::Checkpoints,
     counted::Counted,
     directory::Directory,
     gcs::{Connection, Gcs},
     layout::{Artifact, Place, StorageSettings, place},
     mount::{Mount, is_local},
+    snapshots::Snapshots,
     store::{self, If, Poll, Store},
 };
 use crate::{clock::SharedClock, metrics::Metrics};
@@ -92,6 +94,16 @@ impl Stores {
         let (lock, metadata) = (open(Artifact::Lock), open(Artifact::Metadata));
         let (checkpoints, snapshots) = (open(Artifact::Checkpoints), open(Artifact::Snapshots));
         Self { lock, metadata, checkpoints, snapshots, clock: clock.clone(), mounts }
+    }
+
+    pub fn of_checkpoints(&self) -> Option<Checkpoints> {
+        let at = self.checkpoints.clone()?;
+        Some(Checkpoints::new(at.store, at.bucket, self.clock.clone()))
+    }
+
+    pub fn of_snapshots(&self) -> Option<Snapshots> {
+        let at = self.snapshots.clone()?;
+        Some(Snapshots::new(at.store, at.bucket, self.clock.clone()))
     }
 
     /// With everything that is asked of them counted.

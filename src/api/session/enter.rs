@@ -199,8 +199,7 @@ async fn come_back(api: Arc<Api>, mut speaker: Speaker, id: SandboxId, token: Op
     let follower = api.board.follow(&id);
     let here = api.settings.instance.clone();
     let cause = request.traceparent();
-    let wish = move |spec: &mut Spec| intent::because_of(cause, spec, |spec| intent::attach(spec, &here));
-    let spec = match api.records.edit(&id, &wish).await {
+    let spec = match api.records.wish(&id, cause, &|spec| intent::attach(spec, &here)).await {
         Ok(Some(spec)) if spec.desired_state != DesiredState::Deleted => spec,
         Ok(_) => {
             if api.records.can_checkpoint() {

@@ -97,9 +97,7 @@ impl Session {
         self.work.push(Box::pin(async move {
             let edited = match request {
                 Some(mut request) => {
-                    let cause = request.traceparent();
-                    let wish = |spec: &mut Spec| intent::because_of(cause, spec, &change);
-                    let edited = api.records.edit(&id, &wish).await;
+                    let edited = api.records.wish(&id, request.traceparent(), &change).await;
                     request.end(if edited.is_ok() { Outcome::Done } else { Outcome::Failed });
                     edited
                 }
@@ -251,10 +249,8 @@ impl Api {
     /// what no session ever attached to.
     pub(in crate::api) async fn delete(&self, id: &SandboxId, parent: Option<Traceparent>) {
         let mut request = self.settings.traces.asked(Asked::Kill, parent);
-        let cause = request.traceparent();
-        let wish =
-            |spec: &mut Spec| intent::because_of(cause, spec, |spec| intent::desire(spec, DesiredState::Deleted));
-        match self.records.edit(id, &wish).await {
+        let wish = |spec: &mut Spec| intent::desire(spec, DesiredState::Deleted);
+        match self.records.wish(id, request.traceparent(), &wish).await {
             Ok(_) => request.end(Outcome::Done),
             Err(error) => {
                 request.end(Outcome::Failed);

@@ -94,11 +94,10 @@ async fn expire(ground: &Ground, id: &SandboxId) -> records::Result<bool> {
         let same = *spec == seen;
         if same {
             spec.desired_state = DesiredState::Deleted;
-            spec.traceparent = None;
         }
         same
     };
-    let edited = ground.records.edit(id, &change).await?;
+    let edited = ground.records.wish(id, None, &change).await?;
     Ok(edited.is_some_and(|spec| spec.desired_state == DesiredState::Deleted))
 }
 
@@ -109,10 +108,9 @@ async fn take(ground: &Ground, id: &SandboxId) -> records::Result<bool> {
         let free = spec.desired_state == DesiredState::Running && spec.placement.is_none();
         if free {
             spec.placement = Some(me.clone());
-            spec.traceparent = None;
         }
         free
     };
-    let edited = ground.records.edit(id, &change).await?;
+    let edited = ground.records.wish(id, None, &change).await?;
     Ok(edited.is_some_and(|spec| spec.desired_state == DesiredState::Running && spec.placement.as_ref() == Some(me)))
 }
