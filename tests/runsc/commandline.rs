@@ -216,8 +216,8 @@ async fn a_large_file_goes_both_ways_and_memory_does_not_grow_with_it() {
         }
     }
     let before = peak(pid);
-    let up = copied(&person, "large", &format!("{id}:/root/large")).await;
-    let down = copied(&person, &format!("{id}:/root/large"), "back").await;
+    let up = copied(&person, "large", &format!("{id}:/srv/large")).await;
+    let down = copied(&person, &format!("{id}:/srv/large"), "back").await;
     assert!(is_same(&large, &back), "every byte is as it was");
     let grown = peak(pid).saturating_sub(before);
     println!("{megabytes} MiB: up {} KiB, down {} KiB at most, server grew {} KiB", up >> 10, down >> 10, grown >> 10);

@@ -58,11 +58,11 @@ impl Scene {
     }
 
     fn there(&self) -> String {
-        format!("{}:/root/large", self.id)
+        format!("{}:/srv/large", self.id)
     }
 
     async fn is_exact_there(&self) {
-        let there = self.person.gets(&["exec", &self.id, "--", "sha256sum", "/root/large"]).await;
+        let there = self.person.gets(&["exec", &self.id, "--", "sha256sum", "/srv/large"]).await;
         assert_eq!(there.split_whitespace().next(), Some(sum(&self.person.home.join("large")).as_str()));
     }
 

@@ -16,17 +16,17 @@ async fn a_snapshot_holds_what_changed_and_the_sandbox_goes_on() {
     let id = sandbox();
     place.containers.create(&id, &start()).await.unwrap();
     let mut client = Client::attached(clock(), &*place.containers, &id);
-    let exec = client.exec(command(&["bash", "-c", "echo kept > /root/note; rm /etc/hostname"]), None).await;
+    let exec = client.exec(command(&["bash", "-c", "echo kept > /srv/note; rm /etc/hostname"]), None).await;
     client.done(exec).await;
     let archive = place.path("layer.tar");
     let taken = place.containers.snapshot(&id, &archive, Shape::Layer).await.unwrap();
     assert_eq!(taken.base_digest.as_deref(), Some("test"));
     let listed = Program::new("tar").arg("-tf").arg(&archive).output().unwrap();
     let listed = String::from_utf8(listed.stdout).unwrap();
-    assert!(listed.lines().any(|line| line.ends_with("root/note")), "{listed}");
+    assert!(listed.lines().any(|line| line.ends_with("srv/note")), "{listed}");
     assert!(!listed.contains("usr/bin/python3"), "only what changed: {listed}");
     assert_eq!(place.containers.watch(&id).borrow().container, Container::Running);
-    let exec = client.exec(command(&["cat", "/root/note"]), None).await;
+    let exec = client.exec(command(&["cat", "/srv/note"]), None).await;
     assert_eq!(client.done(exec).await.stdout.bytes, b"kept\n");
     place.close().await;
 }
