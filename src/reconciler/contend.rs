@@ -26,7 +26,9 @@ impl Sandbox {
         if desired == Desired::Deleted || stand == Some(Stand::Purged) {
             return refuse(Reason::Deleted, "The sandbox was deleted.");
         }
-        if self.told.acquiring && desired == Desired::HandedOff && !wish.placed_here {
+        // What cannot move is only watched, and nobody was told of that.
+        let wanted = self.told.acquiring || self.contention.is_some();
+        if wanted && desired == Desired::HandedOff && !wish.placed_here {
             return refuse(Reason::Superseded, "A later attach on another instance took precedence.");
         }
         if desired != Desired::Running || seen.standing != Standing::Theirs {

@@ -163,3 +163,22 @@ async fn what_ends_by_itself_and_starts_from_its_head_says_that_it_went_back_in_
     assert!(went_back(told.last()), "it ran on after its head");
     one.stop().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_watches_what_cannot_move_is_told_when_another_takes_precedence() {
+    let world = World::new();
+    let (one, two, three) = (world.instance(), world.instance(), world.instance());
+    let mut first = one.create(persistent).await;
+    first.until_running().await;
+    let id = first.id.clone();
+    // A holder that writes nothing: neither is refused because it lives.
+    one.store.cut(true);
+    let mut second = two.attach(&id).await;
+    world.after(2).await;
+    let _third = three.attach(&id).await;
+    second.until(|passing| is_failed(passing, "Superseded")).await;
+    assert!(world.clock.now() - second.began <= Duration::from_secs(10));
+    for instance in [one, two, three] {
+        instance.die().await;
+    }
+}
