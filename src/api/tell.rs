@@ -230,12 +230,14 @@ impl Story {
                 }
                 Why::Drain => close(vec![], Close::Restart),
                 // The begun action has ended; what this session wants comes next.
-                Why::Checkpointed | Why::HandedOff | Why::Waiter | Why::Idle => {
-                    (self.acquiring, self.acquired) = (false, false);
-                    Answer { events: self.restoring(), then: Then::AskAgain }
-                }
+                Why::Checkpointed | Why::HandedOff | Why::Waiter | Why::Idle => self.ask_again(),
             },
         }
+    }
+
+    fn ask_again(&mut self) -> Answer {
+        (self.acquiring, self.acquired) = (false, false);
+        Answer { events: self.restoring(), then: Then::AskAgain }
     }
 
     fn leave_open(&mut self, why: Why, checkpoint_id: Option<&CheckpointId>) -> Answer {
@@ -295,6 +297,8 @@ impl Story {
 
     fn lose(&mut self, message: &str) -> Answer {
         match self.stage {
+            // What was here before this session came was another's already.
+            Stage::Attaching if !self.acquired => self.ask_again(),
             Stage::Creating | Stage::Attaching => self.fail(message),
             Stage::Open if self.is_v1 => {
                 close(Event::refusal(Status::LockRenewalError, message).to_vec(), Close::Restart)

@@ -2,7 +2,11 @@
 
 use std::time::Duration;
 
-use baton::storage::board::{Boot, Passing};
+use baton::{
+    clock::SharedClock,
+    storage::board::{Boot, Passing},
+};
+use baton_protocol::metadata::{Latest, Phase, Status};
 
 use crate::{
     client::{Client, V1, connect},
@@ -100,6 +104,28 @@ async fn what_was_never_there_is_not_found() {
     let mut client = Client::new(connect(&world, &format!("/attach/{unknown}"), &[]).await.unwrap());
     client.hears("RESTORING NOT_FOUND close:1011").await;
     assert_eq!(http(&world, "GET /attach/x", &[], "").await.0, 400);
+}
+
+#[tokio::test]
+async fn what_runs_here_and_was_taken_over_is_not_opened() {
+    let world = World::with_storage().await;
+    let first = Client::running(&world, r#"{"enable_checkpoint": true}"#).await;
+    let (id, token) = (first.id().clone(), first.token.clone().unwrap());
+    drop(first);
+    // Here nobody holds the lease; so far only the status says where it runs.
+    let clock: SharedClock = world.clock.clone();
+    let other = clock.instance_id();
+    let report = |status: &mut Status, _: &mut Option<Latest>| {
+        (status.phase, status.instance) = (Phase::Running, Some(other.clone()));
+    };
+    world.records.report(&id, 7, &report).await.unwrap();
+    let path = format!("/attach/{id}?sandbox_token={token}");
+    let mut client = Client::new(connect(&world, &path, &[]).await.unwrap());
+    client.hears("RESTORING").await;
+    // The old one goes, and the client gets the sandbox.
+    world.board.post(&id, Passing::LeaseLost { message: "taken over".to_owned() });
+    world.replace(&id).await;
+    client.hears("RUNNING").await;
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use baton_protocol::{
     agent,
     event::{Event, PROTOCOL, Status, Update},
     id::SandboxId,
-    metadata::{DesiredState, Spec},
+    metadata::{self, DesiredState, Phase, Spec},
     request::{Config, Refusal, Request},
 };
 use futures::stream::FuturesUnordered;
@@ -212,6 +212,7 @@ async fn come_back(api: Arc<Api>, mut speaker: Speaker, id: SandboxId, token: Op
             return refuse(speaker, &error(&sentence(&failure)), Close::Fatal).await;
         }
     };
+    let is_old = runs_elsewhere(&api, &id, &found.status).await;
     let mut story = Story::new(Stage::Attaching, speaker.is_v1);
     story.has_handoff = spec.enable_sandbox_handoff;
     let mut session = Session {
@@ -237,7 +238,7 @@ async fn come_back(api: Arc<Api>, mut speaker: Speaker, id: SandboxId, token: Op
         api,
     };
     // Here already: it answers, unless it is just about to leave, which the board then tells.
-    match session.api.execs.open(&session.id) {
+    match session.api.execs.open(&session.id).filter(|_| !is_old) {
         Some(link) => session.commands.open(link, &mut session.speaker),
         None => {
             let restoring = session.story.restoring();
@@ -246,6 +247,18 @@ async fn come_back(api: Arc<Api>, mut speaker: Speaker, id: SandboxId, token: Op
     }
     session.api.board.nudge(&session.id);
     session.run().await;
+}
+
+/// Whether a container of this sandbox that is here is not the sandbox any more: a machine that stood still, its clock
+/// with it, was taken over and does not know it yet. Its output would send the client back in time. The status only
+/// raises the question, the lock answers it; without an answer, what is here is believed.
+async fn runs_elsewhere(api: &Api, id: &SandboxId, status: &metadata::Status) -> bool {
+    let me = &api.settings.instance;
+    if status.phase != Phase::Running || status.instance.as_ref().is_none_or(|instance| instance == me) {
+        return false;
+    }
+    let lock = api.records.lock_of(id).await;
+    lock.is_ok_and(|lock| lock.is_some_and(|lock| lock.lease.is_none_or(|lease| lease.owner != *me)))
 }
 
 fn greet(api: &Api, socket: WebSocket, is_v1: bool) -> Speaker {

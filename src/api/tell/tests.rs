@@ -159,6 +159,12 @@ fn a_lost_lease_is_named_only_in_v1() {
 }
 
 #[test]
+fn what_was_lost_before_it_was_had_is_asked_for_again() {
+    let lost = [Passing::LeaseLost { message: "taken".into() }];
+    tells(Story::new(Stage::Attaching, true), &lost, "RESTORING", Then::AskAgain);
+}
+
+#[test]
 fn a_pause_is_told_only_in_v1() {
     let posted = [Passing::Unfenced, Passing::Fenced { message: "unreachable".into() }, Passing::Unfenced];
     tells(open(), &posted, "", Then::Stay);
