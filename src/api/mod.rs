@@ -233,6 +233,7 @@ where
     let upgrade = upgrade
         .max_message_size(wire::MAX_MESSAGE)
         .max_frame_size(wire::MAX_MESSAGE)
+        .read_buffer_size(wire::READ_AT_ONCE)
         .protocols(["baton.v1", "baton.plain"]);
     let is_v1 = upgrade.selected_protocol().is_some_and(|name| name == "baton.v1");
     let tasks = api.tasks.clone();

@@ -21,6 +21,8 @@ use crate::clock::{Moment, SharedClock};
 
 /// The longest message a client may send.
 pub const MAX_MESSAGE: usize = 16 << 20;
+/// Of a client's messages: every session has a buffer of this size, which is filled with zeros before each read.
+pub const READ_AT_ONCE: usize = 16 << 10;
 /// What a client's library takes by default; every frame is smaller.
 pub const MAX_FRAME: usize = 1 << 20;
 /// Above this nothing more is taken from the sandbox.

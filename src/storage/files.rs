@@ -16,6 +16,8 @@ use crate::clock::SharedClock;
 
 /// How much is read at once.
 pub const CHUNK: usize = 1 << 20;
+/// How much is read first: most files are small.
+const FIRST: usize = 16 << 10;
 
 /// Adds up size, SHA-256 and CRC32C in one pass.
 #[derive(Clone, Debug, Default)]
@@ -138,7 +140,7 @@ pub async fn beside<T: Send + 'static>(
 /// Copies all of `source` and says what it was.
 pub fn copy(key: &str, source: &mut dyn Read, mut target: impl Write, reporter: &Reporter) -> Result<Digest> {
     let mut sum = Sum::default();
-    let mut chunk = vec![0; CHUNK];
+    let mut chunk = vec![0; FIRST];
     loop {
         reporter.go_on(key)?;
         let count = match source.read(&mut chunk) {
@@ -150,6 +152,9 @@ pub fn copy(key: &str, source: &mut dyn Read, mut target: impl Write, reporter: 
         sum.add(&chunk[..count]);
         target.write_all(&chunk[..count]).map_err(|error| local_error(key, &error))?;
         reporter.tell(sum.size());
+        if count == chunk.len() {
+            chunk.resize(CHUNK, 0);
+        }
     }
 }
 
