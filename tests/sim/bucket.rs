@@ -22,15 +22,16 @@ use tokio::{
     sync::oneshot,
     time::{Instant, sleep},
 };
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::task::TaskTracker;
 
 use crate::{
-    clock::Machine,
+    clock::SetBack,
     dice::Dice,
-    mistakes::{Mistake, frees, with_head},
+    kinds::Kind,
+    life::Life,
+    mistakes::{Mistake, frees, op_of, with_head},
     oracle::Oracle,
     runtime::Runtime,
-    weather::{Kind, Weather},
 };
 
 #[derive(Clone, Debug)]
@@ -118,16 +119,14 @@ fn version(number: u64) -> Version {
 #[derive(Debug)]
 pub struct Way {
     pub bucket: Arc<Bucket>,
-    pub weather: Arc<Weather>,
-    pub at: usize,
-    pub machine: Arc<Machine>,
+    pub life: Arc<Life>,
     /// The instance, as the oracle knows it.
     pub name: String,
     pub dice: Dice,
-    /// The process is dead: nothing is sent any more.
-    pub gone: CancellationToken,
     pub runtime: Arc<Runtime>,
     pub mistake: Option<Mistake>,
+    /// Of the process's clock, by mistake.
+    pub set_back: Option<Arc<SetBack>>,
 }
 
 /// What becomes of one request.
@@ -149,16 +148,16 @@ enum Answer {
 
 impl Way {
     fn strikes(&self, kind: Kind) -> bool {
-        self.weather.strikes(kind, self.at, &self.dice)
+        self.life.strikes(kind, &self.dice)
     }
 
     fn fate(&self) -> Fate {
         let latency = if self.strikes(Kind::Slow) { self.dice.millis(5, 8_000) } else { self.dice.millis(5, 60) };
-        let latency = self.weather.at_most(latency);
+        let latency = self.life.weather.at_most(latency);
         let (there, answered) = (Some(latency / 2), latency);
         if self.strikes(Kind::Cut) {
             let arrives = there.filter(|_| self.dice.falls(25));
-            let answered = self.weather.at_most(self.dice.millis(5, 10_000));
+            let answered = self.life.weather.at_most(self.dice.millis(5, 10_000));
             return Fate { arrives, answer: Answer::Silence, answered };
         }
         if self.strikes(Kind::Busy) {
@@ -174,18 +173,33 @@ impl Way {
             return Fate { arrives: there, answer: Answer::Twisted, answered };
         }
         if self.strikes(Kind::Late) {
-            let arrives = Some(self.weather.at_most(self.dice.millis(500, 30_000)));
-            return Fate { arrives, answer: Answer::Silence, answered: self.weather.at_most(self.dice.seconds(1, 8)) };
+            let arrives = Some(self.life.weather.at_most(self.dice.millis(500, 30_000)));
+            return Fate {
+                arrives,
+                answer: Answer::Silence,
+                answered: self.life.weather.at_most(self.dice.seconds(1, 8)),
+            };
         }
         Fate { arrives: there, answer: Answer::True, answered }
     }
 
+    /// One step of the process, if it goes on at all.
+    async fn step(&self) {
+        self.life.step(|| self.runtime.kill()).await;
+    }
+
     async fn leave(&self) {
-        self.machine.process_moves().await;
-        if self.gone.is_cancelled() {
-            std::future::pending::<()>().await;
-        }
+        self.step().await;
         self.bucket.oracle.called(&self.name);
+    }
+
+    /// [3] With a deadline that counts from the answer it is as if the clock were set back to when it was sent.
+    fn heard(&self, key: &str, bytes: Option<&Bytes>) {
+        if let Some(set_back) = &self.set_back
+            && let Some(op) = bytes.and_then(|bytes| op_of(key, bytes, &self.name))
+        {
+            set_back.answered(&op, self.life.machine.now());
+        }
     }
 
     /// A change on its way: it arrives by itself.
@@ -195,10 +209,13 @@ impl Way {
         change: impl FnOnce(&Bucket) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         self.leave().await;
-        let fate = self.fate();
-        if self.strikes(Kind::Paced) && self.bucket.written_lately(key) {
+        let mut fate = self.fate();
+        if self.strikes(Kind::ReadOnly) {
+            (fate.arrives, fate.answer) = (None, Answer::Silence);
+        }
+        if self.bucket.written_lately(key) && self.strikes(Kind::Paced) {
             sleep(fate.answered).await;
-            self.machine.process_moves().await;
+            self.step().await;
             return Err(Error::RateLimited(key.to_owned()));
         }
         let (answer, mut answered) = oneshot::channel();
@@ -210,7 +227,7 @@ impl Way {
             });
         }
         sleep(fate.answered).await;
-        self.machine.process_moves().await;
+        self.step().await;
         match fate.answer {
             Answer::Busy => Err(Error::RateLimited(key.to_owned())),
             Answer::Silence => Err(silent(key)),
@@ -226,7 +243,7 @@ impl Way {
         sleep(fate.answered / 2).await;
         let found = question(&self.bucket);
         sleep(fate.answered - fate.answered / 2).await;
-        self.machine.process_moves().await;
+        self.step().await;
         match fate.answer {
             Answer::True | Answer::Twisted => found,
             Answer::Busy => Err(Error::RateLimited(key.to_owned())),
@@ -245,6 +262,7 @@ impl Store for Way {
         let mistake = self.mistake;
         let object = self.ask(key, |bucket| Ok(bucket.objects.lock().unwrap().get(key).cloned())).await?;
         let Some(object) = object else { return Ok(Poll::Missing) };
+        self.heard(key, Some(&object.bytes));
         if known == Some(&version(object.version)) {
             return Ok(Poll::Unchanged);
         }
@@ -260,6 +278,12 @@ impl Store for Way {
         let condition = if mistake == Some(Mistake::NoConditions) { If::Any } else { condition };
         let bytes = mistake.map_or(bytes.clone(), |mistake| mistake.write(key, &bytes, &self.bucket));
         let freed = frees(key, &bytes).filter(|_| mistake == Some(Mistake::RunsAfterRelease));
+        if let Some(set_back) = &self.set_back
+            && let Some(op) = op_of(key, &bytes, &self.name)
+        {
+            set_back.sent(op, self.life.machine.now());
+        }
+        let content = bytes.clone();
         let sent = self.send(key, move |bucket| {
             let written = bucket.put(&at, bytes.clone(), &condition, &name);
             if mistake == Some(Mistake::CommitElsewhere)
@@ -271,6 +295,7 @@ impl Store for Way {
             written
         });
         let sent = sent.await;
+        self.heard(key, sent.is_ok().then_some(&content));
         if let Some(id) = freed.filter(|_| sent.is_err()) {
             self.runtime.run_again(&id).await;
         }

@@ -11,9 +11,11 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::{
     dice::Dice,
+    fleeting,
     process::Process,
     session::{self, Reader},
     weather::MACHINES,
+    words::short,
     world::World,
 };
 
@@ -46,6 +48,15 @@ pub async fn live(world: Arc<World>, id: SandboxId, name: String, dice: Dice) {
             let stay = Instant::now() + dice.seconds(1, 150);
             session::visit(&world, &process, &id, &dice, &mut reader, stay).await;
         }
+    }
+}
+
+/// Comes for a short while, to see whether anybody is there.
+pub async fn knock(world: Arc<World>, id: SandboxId, at: usize, wait: Duration, stay: Duration) {
+    sleep(wait).await;
+    if let Some(process) = world.process(at) {
+        world.ground.oracle.note(format!("somebody knocks at {at} for {}", short(&id)));
+        session::knock(&process, &id, Instant::now() + stay).await;
     }
 }
 
@@ -90,12 +101,17 @@ fn answer(passing: &Passing) -> Option<Answer> {
 /// One last client per sandbox, and then everything must be as it is wanted.
 pub async fn ask_at_the_end(world: &Arc<World>) {
     let end = Instant::now() + SETTLES_WITHIN;
-    let ids = world.ground.ids.clone();
-    let asking = ids.iter().map(|id| {
-        let process = world.process(world.dice.below(MACHINES as u64) as usize).expect("all are up");
+    let anywhere = || world.dice.below(MACHINES as u64) as usize;
+    let stored = world.stored();
+    let asking = stored.iter().map(|id| {
+        let process = world.process(anywhere()).expect("all are up");
         ask_one(world.clone(), process, id.clone(), end)
     });
-    futures::future::join_all(asking.collect::<Vec<_>>()).await;
+    let asking = asking.collect::<Vec<_>>();
+    let fleeting = world.ground.fleeting.iter();
+    let fleeting = fleeting.map(|id| fleeting::ask_at_the_end(world.clone(), id.clone(), anywhere()));
+    let fleeting = fleeting.collect::<Vec<_>>();
+    futures::future::join(futures::future::join_all(asking), futures::future::join_all(fleeting)).await;
 }
 
 async fn ask_one(world: Arc<World>, process: Arc<Process>, id: SandboxId, end: Instant) {
@@ -135,6 +151,8 @@ async fn ask_one(world: Arc<World>, process: Arc<Process>, id: SandboxId, end: I
     });
     let got = got.await.unwrap_or(Answer::None);
     oracle.note(format!("the last client got {got:?}"));
+    // A holder makes it anew, and the sandbox runs on where it is.
+    let was_gone = world.ground.bucket.get(&Object::Metadata(&id).key()).is_none();
     if got == Answer::NotFound {
         for at in 0..MACHINES {
             if let Some(process) = world.process(at) {
@@ -168,12 +186,9 @@ async fn ask_one(world: Arc<World>, process: Arc<Process>, id: SandboxId, end: I
         (Answer::Failed(reason), None) => reason == "LockMissing" && running.is_empty(),
         (Answer::NotFound, _) => {
             let purged = oracle.lock(&id).is_some_and(|lock| lock.purged);
-            let gone = world.ground.bucket.get(&Object::Metadata(&id).key()).is_none();
-            // Without its lock it cannot be purged, without metadata it runs on where it is, and what a dead
-            // instance held stays until somebody asks for it or sweeps.
-            let held = lock.as_ref().and_then(|lock| lock.lease.as_ref()).map(|lease| lease.owner.clone());
-            let is_dead = |owner| world.names().iter().all(|name| *name != owner);
-            lock.is_none() || held.is_some_and(is_dead) || if purged { running.is_empty() } else { gone }
+            let gone = was_gone || world.ground.bucket.get(&Object::Metadata(&id).key()).is_none();
+            // Without its lock it cannot be purged, and without metadata it runs on where it is.
+            lock.is_none() || if purged { running.is_empty() } else { gone }
         }
         (Answer::Failed(_) | Answer::Left | Answer::LeaseLost | Answer::Unwritten(_) | Answer::None, _) => false,
     };

@@ -1,12 +1,14 @@
 //! A machine's time: its own offset and rate, and the ways in which it can stand still.
 
 use std::{
+    collections::BTreeMap,
     sync::{Arc, Mutex},
     time::{Duration, SystemTime},
 };
 
 use async_trait::async_trait;
 use baton::clock::{Clock, Moment};
+use baton_protocol::id::Nonce;
 use tokio::{sync::Notify, time::Instant};
 
 use crate::dice::Dice;
@@ -29,7 +31,7 @@ pub const TICK: Duration = Duration::from_millis(250);
 pub struct Machine {
     start: Instant,
     offset: Duration,
-    rate: f64,
+    pub rate: f64,
     still: Mutex<Option<Still>>,
     /// Wakes in order, which a watch does not.
     moved: Notify,
@@ -119,7 +121,45 @@ impl Machine {
     }
 
     pub fn now(&self) -> Moment {
-        Moment(Duration::from_secs(1_000) + self.offset + self.elapsed().mul_f64(self.rate))
+        let elapsed = self.elapsed();
+        let elapsed = if self.rate == 1.0 { elapsed } else { elapsed.mul_f64(self.rate) };
+        Moment(Duration::from_secs(1_000) + self.offset + elapsed)
+    }
+}
+
+/// How far the clock of a server was set back: each time by as long as one of its writes was under way.
+#[derive(Debug, Default)]
+pub struct SetBack(Mutex<Backwards>);
+
+#[derive(Debug, Default)]
+struct Backwards {
+    by: Duration,
+    sent: BTreeMap<Nonce, Moment>,
+    /// It never shows less than it has shown: it stands until then.
+    shown: Duration,
+}
+
+impl SetBack {
+    pub fn by(&self) -> Duration {
+        self.0.lock().unwrap().by
+    }
+
+    pub fn sent(&self, op: Nonce, now: Moment) {
+        self.0.lock().unwrap().sent.insert(op, now);
+    }
+
+    /// The first time that a write of ours is seen to be applied.
+    pub fn answered(&self, op: &Nonce, now: Moment) {
+        let Backwards { by, sent, .. } = &mut *self.0.lock().unwrap();
+        if let Some(at) = sent.remove(op) {
+            *by += now - at;
+        }
+    }
+
+    fn show(&self, now: Moment) -> Moment {
+        let Backwards { by, shown, .. } = &mut *self.0.lock().unwrap();
+        *shown = now.0.saturating_sub(*by).max(*shown);
+        Moment(*shown)
     }
 }
 
@@ -131,12 +171,15 @@ pub struct View {
     pub dice: Dice,
     /// Nonces that count up instead of being drawn: one of the mistakes.
     pub counter: Option<Mutex<u64>>,
+    /// Another one of them.
+    pub set_back: Option<Arc<SetBack>>,
 }
 
 #[async_trait]
 impl Clock for View {
     fn now(&self) -> Moment {
-        self.machine.now()
+        let now = self.machine.now();
+        self.set_back.as_ref().map_or(now, |set_back| set_back.show(now))
     }
 
     fn wall(&self) -> SystemTime {
@@ -149,7 +192,9 @@ impl Clock for View {
             if left.is_zero() {
                 return;
             }
-            tokio::time::sleep(left.div_f64(self.machine.rate) + Duration::from_nanos(10)).await;
+            let rate = self.machine.rate;
+            let left = if rate == 1.0 { left } else { left.div_f64(rate) };
+            tokio::time::sleep(left + Duration::from_nanos(10)).await;
             if self.is_guard {
                 self.machine.guard_moves().await;
             } else {
@@ -162,7 +207,7 @@ impl Clock for View {
         match &self.counter {
             Some(counter) if bytes.len() == 16 => {
                 let mut count = counter.lock().unwrap();
-                *count += 1;
+                *count = (*count + 1) % 64;
                 bytes.fill(0);
                 bytes[..8].copy_from_slice(&count.to_le_bytes());
             }

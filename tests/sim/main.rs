@@ -7,7 +7,12 @@ mod bucket;
 mod client;
 mod clock;
 mod dice;
+mod fleeting;
+mod fork;
+mod kinds;
+mod life;
 mod mistakes;
+mod operator;
 mod oracle;
 mod process;
 mod runtime;
@@ -21,19 +26,23 @@ use std::{
     cell::RefCell,
     iter, panic,
     sync::{
-        Mutex,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
     thread,
     time::Instant,
 };
 
+use kinds::Tally;
 use mistakes::{MISTAKES, Mistake};
 use oracle::Verdict;
-use weather::Kind;
+use rustix::time::{ClockId, clock_gettime};
+use weather::Weather;
 
 /// So many seeds unless more are asked for; `make test` runs 2,000, `make proof` 20,000, both optimised.
 const QUICK: u64 = 200;
+/// From so many seeds on every kind of fault must have struck.
+const MEETS_ALL: u64 = 200;
 /// How many seeds a mistake may hide from.
 const FOUND_WITHIN: u64 = 2_000;
 const SHOWN: usize = 400;
@@ -47,13 +56,13 @@ fn number(name: &str) -> Option<u64> {
 }
 
 /// Runs a seed; a panic inside the product counts as wrong.
-fn run(seed: u64, mistake: Option<Mistake>) -> (Verdict, Vec<Kind>) {
+fn run(seed: u64, mistake: Option<Mistake>) -> (Verdict, Arc<Weather>) {
     PANICKED.take();
-    let (mut verdict, kinds) = world::run(seed, mistake);
+    let (mut verdict, weather) = world::run(seed, mistake);
     if let Some(panicked) = PANICKED.take() {
         verdict.wrong.get_or_insert(panicked);
     }
-    (verdict, kinds)
+    (verdict, weather)
 }
 
 fn note_panics() {
@@ -64,11 +73,57 @@ fn note_panics() {
     }));
 }
 
-fn tell(seed: u64, kinds: &[Kind], verdict: &Verdict, lines: usize) -> String {
+fn tell(seed: u64, weather: &Weather, verdict: &Verdict, lines: usize) -> String {
     let from = verdict.trace.len().saturating_sub(lines);
     let story = verdict.trace[from..].join("\n");
     let wrong = verdict.wrong.as_deref().unwrap_or("nothing is wrong");
-    format!("{story}\nseed {seed}, faults {kinds:?}\n{wrong}\nreplay it with SEED={seed}")
+    format!("{story}\nseed {seed}, faults {:?}\n{wrong}\nreplay it with SEED={seed}", weather.kinds)
+}
+
+/// What this thread has computed so far.
+fn computed() -> f64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+/// What many seeds came to.
+#[derive(Default)]
+struct Sum {
+    seeds: u64,
+    computed: f64,
+    most_calls: u64,
+    commits: u64,
+    epochs: u64,
+    successions: u64,
+    tally: Tally,
+    failed: Vec<String>,
+}
+
+impl Sum {
+    fn add(&mut self, verdict: &Verdict, weather: &Weather, computed: f64) {
+        self.seeds += 1;
+        self.computed += computed;
+        self.most_calls = self.most_calls.max(verdict.most_calls);
+        self.commits += verdict.commits;
+        self.epochs += verdict.epochs;
+        self.successions += verdict.successions;
+        self.tally.merge(&weather.tally);
+    }
+
+    fn print(&self, took: f64) {
+        let Self { seeds, epochs, commits, successions, most_calls, .. } = self;
+        let count = *seeds as f64;
+        println!(
+            "{seeds} seeds in {took:.1} s, {:.0} a minute, {:.0} simulated minutes a second; a seed costs {:.1} ms of \
+             one core; {epochs} epochs, {commits} commits, {successions} deaths with a waiter; at most {most_calls} \
+             calls a minute",
+            count / took * 60.0,
+            count * 10.0 / took,
+            self.computed * 1000.0 / count
+        );
+        let struck: Vec<_> = self.tally.counts().iter().map(|(kind, times)| format!("{kind:?} {times}")).collect();
+        println!("faults that struck: {}", struck.join(", "));
+    }
 }
 
 mod proof {
@@ -78,50 +133,39 @@ mod proof {
     fn whatever_happens_the_promises_hold_and_what_is_wanted_becomes_so() {
         note_panics();
         if let Some(seed) = number("SEED") {
-            let (verdict, kinds) = run(seed, None);
-            println!("{}", tell(seed, &kinds, &verdict, usize::MAX));
+            let (verdict, weather) = run(seed, None);
+            println!("{}", tell(seed, &weather, &verdict, usize::MAX));
             assert!(verdict.wrong.is_none());
             return;
         }
         let first = number("FIRST_SEED").unwrap_or(0);
         let end = first + number("SEEDS").unwrap_or(QUICK);
-        let (next, most_calls, commits, epochs) =
-            (AtomicU64::new(first), AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
-        let failed: Mutex<Vec<String>> = Mutex::default();
-        let began = Instant::now();
+        let (next, sum, began) = (AtomicU64::new(first), Mutex::new(Sum::default()), Instant::now());
         thread::scope(|scope| {
             for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
                 scope.spawn(|| {
                     loop {
                         let seed = next.fetch_add(1, Ordering::Relaxed);
-                        if seed >= end || failed.lock().unwrap().len() >= 3 {
+                        if seed >= end || sum.lock().unwrap().failed.len() >= 3 {
                             return;
                         }
-                        let (verdict, kinds) = run(seed, None);
-                        most_calls.fetch_max(verdict.most_calls, Ordering::Relaxed);
-                        commits.fetch_add(verdict.commits, Ordering::Relaxed);
-                        epochs.fetch_add(verdict.epochs, Ordering::Relaxed);
+                        let before = computed();
+                        let (verdict, weather) = run(seed, None);
+                        sum.lock().unwrap().add(&verdict, &weather, computed() - before);
                         if verdict.wrong.is_some() {
-                            failed.lock().unwrap().push(tell(seed, &kinds, &verdict, SHOWN));
+                            sum.lock().unwrap().failed.push(tell(seed, &weather, &verdict, SHOWN));
                         } else if seed % 100 == 0 && run(seed, None).0.hash != verdict.hash {
-                            failed.lock().unwrap().push(format!("seed {seed} does not replay"));
+                            sum.lock().unwrap().failed.push(format!("seed {seed} does not replay"));
                         }
                     }
                 });
             }
         });
-        let (took, seeds) = (began.elapsed().as_secs_f64(), next.into_inner().min(end) - first);
-        println!(
-            "{seeds} seeds in {took:.1} s, {:.0} a minute, {:.0} simulated minutes a second; {} epochs, {} commits; \
-             at most {} calls a minute",
-            seeds as f64 / took * 60.0,
-            seeds as f64 * 10.0 / took,
-            epochs.into_inner(),
-            commits.into_inner(),
-            most_calls.into_inner()
-        );
-        let failed = failed.into_inner().unwrap();
-        assert!(failed.is_empty(), "{}", failed.join("\n\n"));
+        let sum = sum.into_inner().unwrap();
+        sum.print(began.elapsed().as_secs_f64());
+        assert!(sum.failed.is_empty(), "{}", sum.failed.join("\n\n"));
+        let never: Vec<_> = sum.tally.counts().into_iter().filter(|(_, times)| *times == 0).collect();
+        assert!(never.is_empty() || sum.seeds < MEETS_ALL, "faults that never struck: {never:?}");
     }
 
     #[test]
@@ -135,7 +179,7 @@ mod proof {
                     while let Some(&(mistake, hint)) = MISTAKES.get(next.fetch_add(1, Ordering::Relaxed) as usize) {
                         // What goes wrong without the mistake as well does not count.
                         let found = iter::once(hint).chain(0..FOUND_WITHIN).find_map(|seed| {
-                            let wrong = run(seed, Some(mistake)).0.wrong?;
+                            let wrong = run(seed, Some(mistake)).0.wrong.filter(|wrong| mistake.shows_in(wrong))?;
                             run(seed, None).0.wrong.is_none().then_some((seed, wrong))
                         });
                         match found {

@@ -26,8 +26,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     bucket::{Bucket, Way},
-    clock::{Machine, View},
+    clock::{Machine, SetBack, View},
     dice::Dice,
+    life::Life,
     mistakes::Mistake,
     oracle::Oracle,
     runtime::Runtime,
@@ -35,12 +36,16 @@ use crate::{
     weather::Weather,
 };
 
+/// Often enough that what is left over is seen, watched and seen to within the two minutes after the last fault.
+const SWEEP: std::time::Duration = std::time::Duration::from_secs(20);
+
 #[derive(Debug)]
 pub struct Process {
     pub at: usize,
     pub tools: Arc<Tools>,
     pub runtime: Arc<Runtime>,
     pub drain: watch::Sender<Drain>,
+    pub life: Arc<Life>,
     /// It is dead.
     pub gone: CancellationToken,
     tasks: Mutex<JoinSet<()>>,
@@ -58,32 +63,45 @@ pub struct Ground {
     pub machines: Vec<Arc<Machine>>,
     pub staging: tempfile::TempDir,
     pub ids: Vec<SandboxId>,
+    /// Sandboxes of which nothing is stored.
+    pub fleeting: Vec<SandboxId>,
+    /// What a copy is called, if one is made.
+    pub copies: Vec<SandboxId>,
     pub mistake: Option<Mistake>,
+}
+
+impl Ground {
+    pub fn all(&self) -> impl Iterator<Item = &SandboxId> {
+        self.ids.iter().chain(&self.fleeting).chain(&self.copies)
+    }
 }
 
 impl Process {
     pub fn start(ground: &Ground, at: usize, predecessor: Option<InstanceId>, dice: &Dice) -> Arc<Self> {
         let mistake = ground.mistake;
         let machine = ground.machines[at].clone();
-        let view = |is_guard, counter| View { machine: machine.clone(), is_guard, dice: dice.fork(), counter };
+        let set_back = (mistake == Some(Mistake::DeadlineFromAnswer)).then(Arc::<SetBack>::default);
+        let view = |is_guard, counter, set_back| View {
+            machine: machine.clone(),
+            is_guard,
+            dice: dice.fork(),
+            counter,
+            set_back,
+        };
         let counted = (mistake == Some(Mistake::CountedNonces)).then(|| Mutex::new(0));
-        let me = InstanceId::from_bits(<dyn baton::clock::Clock>::bits(&view(false, None)));
-        let clock: SharedClock = Arc::new(view(false, counted));
-        let guard: SharedClock = Arc::new(view(mistake != Some(Mistake::GuardHangsToo), None));
-        let gone = CancellationToken::new();
-        let weather = ground.weather.clone();
-        let runtime =
-            Arc::new(Runtime::new(guard, weather.clone(), at, machine.clone(), dice.fork(), gone.clone(), mistake));
+        let me = InstanceId::from_bits(<dyn baton::clock::Clock>::bits(&view(false, None, None)));
+        let clock: SharedClock = Arc::new(view(false, counted, set_back.clone()));
+        let guard: SharedClock = Arc::new(view(mistake != Some(Mistake::GuardHangsToo), None, None));
+        let life = Life::new(at, machine.clone(), ground.weather.clone(), ground.oracle.clone());
+        let runtime = Arc::new(Runtime::new(guard, life.clone(), dice.fork(), mistake, set_back.clone()));
         let way: Arc<dyn Store> = Arc::new(Way {
             bucket: ground.bucket.clone(),
-            weather,
-            at,
-            machine: machine.clone(),
+            life: life.clone(),
             name: me.as_str().to_owned(),
             dice: dice.fork(),
-            gone: gone.clone(),
             runtime: runtime.clone(),
             mistake,
+            set_back,
         });
         let times = mistake.map_or(Times::DEFAULT, Mistake::times);
         let durable = Durable { locks: way.clone(), metadata: way.clone(), lock_bucket: None };
@@ -94,15 +112,14 @@ impl Process {
         } else {
             Rhythm::DEFAULT
         };
-        // A mistake is looked for with the seeds that find it, and those know no sweep.
-        let sweep = mistake.is_none().then_some(std::time::Duration::from_secs(60));
-        let housekeeping = Housekeeping { sweep, ..Housekeeping::OFF };
+        let housekeeping = Housekeeping { sweep: Some(SWEEP), ..Housekeeping::OFF };
+        let checkpoints = Checkpoints::new(way.clone(), None, clock.clone());
         let tools = Arc::new(Tools {
             who: Identity { me: me.clone(), predecessor },
-            records: Records::new(clock.clone(), memory, Some(durable), true, times),
+            records: Records::new(clock.clone(), memory, Some(durable), true, times).forking_from(checkpoints.clone()),
             board: Board::new(clock.clone()),
             lifecycle: runtime.clone(),
-            checkpoints: Some(Checkpoints::new(way.clone(), None, clock.clone())),
+            checkpoints: Some(checkpoints),
             snapshots: Some(Snapshots::new(way, None, clock.clone())),
             archive_size: 1 << 30,
             deposit: Deposit::default(),
@@ -116,10 +133,11 @@ impl Process {
             rhythm,
             housekeeping,
         });
-        let watched = ground.ids.iter().map(|id| (id.clone(), runtime.truth(id))).collect();
+        let gone = life.gone.clone();
+        let watched = ground.all().map(|id| (id.clone(), runtime.truth(id))).collect();
         ground.oracle.begins(at, me.as_str(), &machine, watched);
         let mut tasks = JoinSet::new();
-        for id in &ground.ids {
+        for id in ground.all() {
             let (mut seen, id, oracle, runtime) =
                 (runtime.truth(id), id.clone(), ground.oracle.clone(), runtime.clone());
             tasks.spawn(async move {
@@ -139,7 +157,7 @@ impl Process {
             // It ends with its process.
             let _ = axum::serve(door, router).await;
         });
-        Arc::new(Self { at, tools, runtime, drain, gone, tasks: Mutex::new(tasks), bell, turned_away })
+        Arc::new(Self { at, tools, runtime, drain, life, gone, tasks: Mutex::new(tasks), bell, turned_away })
     }
 
     pub fn drain(&self, drain: Drain) {
@@ -149,6 +167,11 @@ impl Process {
 
     pub fn name(&self) -> &str {
         self.tools.who.me.as_str()
+    }
+
+    /// It lives, moves and is not on its way out.
+    pub fn is_up(&self) -> bool {
+        !self.gone.is_cancelled() && self.life.machine.moves() && *self.drain.borrow() == Drain::No
     }
 
     /// `kill -9`: its containers die with it, and nothing is told to anybody.

@@ -20,24 +20,16 @@ use tokio::{
     sync::{mpsc, watch},
     time::sleep,
 };
-use tokio_util::sync::CancellationToken;
 
-use crate::{
-    clock::Machine,
-    dice::Dice,
-    mistakes::Mistake,
-    weather::{Kind, Weather},
-};
+use crate::{clock::SetBack, dice::Dice, kinds::Kind, life::Life, mistakes::Mistake};
 
 #[derive(Debug)]
 pub struct Runtime {
     containers: FakeContainers,
-    weather: Arc<Weather>,
-    at: usize,
-    machine: Arc<Machine>,
+    life: Arc<Life>,
     dice: Dice,
-    gone: CancellationToken,
     mistake: Option<Mistake>,
+    set_back: Option<Arc<SetBack>>,
     /// What the reconciler sees: the truth, passed on by one task, since a watch wakes many in no fixed order.
     shown: Mutex<BTreeMap<SandboxId, watch::Sender<Seen>>>,
 }
@@ -48,15 +40,13 @@ const FOR_EVER: Duration = Duration::from_secs(100_000);
 impl Runtime {
     pub fn new(
         guard: SharedClock,
-        weather: Arc<Weather>,
-        at: usize,
-        machine: Arc<Machine>,
+        life: Arc<Life>,
         dice: Dice,
-        gone: CancellationToken,
         mistake: Option<Mistake>,
+        set_back: Option<Arc<SetBack>>,
     ) -> Self {
         let containers = FakeContainers::new(guard);
-        Self { containers, weather, at, machine, dice, gone, mistake, shown: Mutex::default() }
+        Self { containers, life, dice, mistake, set_back, shown: Mutex::default() }
     }
 
     pub fn kill(&self) {
@@ -78,10 +68,20 @@ impl Runtime {
         shown.send_if_modified(|shown| std::mem::replace(shown, seen) != seen);
     }
 
+    /// One step of the process, if it goes on at all.
+    async fn step(&self) {
+        self.life.step(|| self.kill()).await;
+    }
+
     /// After each action: whether the truth is told about it.
-    fn done(&self, id: &SandboxId, what: &'static str, done: Result<()>) -> Result<()> {
+    async fn done(&self, id: &SandboxId, what: &'static str, done: Result<()>) -> Result<()> {
         self.show(id);
-        if done.is_ok() && self.weather.strikes(Kind::ActionLies, self.at, &self.dice) {
+        self.step().await;
+        if done.is_ok() && self.life.strikes(Kind::ActionLies, &self.dice) {
+            if what == "create" {
+                // What is not stored and could not be made is not kept.
+                self.life.oracle.may_end(id);
+            }
             return Err(Error::Failed { what, why: "it is done, and says it is not".to_owned() });
         }
         done
@@ -102,6 +102,10 @@ impl Runtime {
         let _ = self.containers.resume(id).await;
     }
 
+    pub fn has(&self, id: &SandboxId) -> bool {
+        self.containers.here().contains(id)
+    }
+
     /// A container ends by itself.
     pub fn end(&self, id: &SandboxId) {
         self.containers.end(id);
@@ -109,30 +113,28 @@ impl Runtime {
 
     /// Before each action: whether it happens at all.
     async fn begin(&self, what: &'static str) -> Result<()> {
-        self.machine.process_moves().await;
-        if self.gone.is_cancelled() {
-            std::future::pending::<()>().await;
-        }
-        let strikes = |kind| self.weather.strikes(kind, self.at, &self.dice);
+        self.step().await;
+        let strikes = |kind| self.life.strikes(kind, &self.dice);
         if strikes(Kind::ActionFails) {
             return Err(Error::Failed { what, why: "by chance".to_owned() });
         }
-        if strikes(Kind::NoSpace) && matches!(what, "create" | "checkpoint" | "restore") {
+        if matches!(what, "create" | "checkpoint" | "restore") && strikes(Kind::NoSpace) {
             return Err(Error::NoSpace { what });
         }
         if strikes(Kind::ActionHangs) {
-            sleep(self.weather.at_most(GIVEN_UP_AFTER)).await;
-            self.machine.process_moves().await;
+            sleep(self.life.weather.at_most(GIVEN_UP_AFTER)).await;
+            self.life.machine.process_moves().await;
             return Err(Error::TimedOut { what, after: GIVEN_UP_AFTER });
         }
         let takes = if strikes(Kind::ActionSlow) { self.dice.millis(100, 20_000) } else { self.dice.millis(1, 400) };
-        sleep(self.weather.at_most(takes)).await;
-        self.machine.process_moves().await;
+        sleep(self.life.weather.at_most(takes)).await;
+        self.life.machine.process_moves().await;
         Ok(())
     }
 
     fn deadline(&self, deadline: Moment) -> Moment {
-        if self.mistake == Some(Mistake::NoFence) { deadline + FOR_EVER } else { deadline }
+        let set_back = self.set_back.as_ref().map_or(Duration::ZERO, |set_back| set_back.by());
+        if self.mistake == Some(Mistake::NoFence) { deadline + FOR_EVER } else { deadline + set_back }
     }
 
     fn start(&self, start: &Start) -> Start {
@@ -157,22 +159,22 @@ impl Lifecycle for Runtime {
 
     async fn create(&self, id: &SandboxId, start: &Start) -> Result<()> {
         self.begin("create").await?;
-        self.done(id, "create", self.containers.create(id, &self.start(start)).await)
+        self.done(id, "create", self.containers.create(id, &self.start(start)).await).await
     }
 
     async fn restore(&self, id: &SandboxId, start: &Start, image: &Path) -> Result<()> {
         self.begin("restore").await?;
-        self.done(id, "restore", self.containers.restore(id, &self.start(start), image).await)
+        self.done(id, "restore", self.containers.restore(id, &self.start(start), image).await).await
     }
 
     async fn pause(&self, id: &SandboxId) -> Result<()> {
         self.begin("pause").await?;
-        self.done(id, "pause", self.containers.pause(id).await)
+        self.done(id, "pause", self.containers.pause(id).await).await
     }
 
     async fn resume(&self, id: &SandboxId) -> Result<()> {
         self.begin("resume").await?;
-        self.done(id, "resume", self.containers.resume(id).await)
+        self.done(id, "resume", self.containers.resume(id).await).await
     }
 
     async fn checkpoint(&self, id: &SandboxId, image: &Path) -> Result<()> {
@@ -181,7 +183,7 @@ impl Lifecycle for Runtime {
         if self.mistake == Some(Mistake::PauseLies) {
             self.containers.resume(id).await?;
         }
-        self.done(id, "checkpoint", Ok(()))
+        self.done(id, "checkpoint", Ok(())).await
     }
 
     async fn snapshot(&self, id: &SandboxId, archive: &Path, shape: Shape) -> Result<Taken> {
@@ -223,11 +225,11 @@ impl Lifecycle for Runtime {
         if self.mistake == Some(Mistake::RemoveLies) {
             return Ok(());
         }
-        self.done(id, "remove", self.containers.remove(id).await)
+        self.done(id, "remove", self.containers.remove(id).await).await
     }
 
     async fn extend(&self, id: &SandboxId, deadline: Moment) -> Result<()> {
-        self.machine.process_moves().await;
+        self.life.machine.process_moves().await;
         self.containers.extend(id, self.deadline(deadline)).await
     }
 
@@ -236,7 +238,7 @@ impl Lifecycle for Runtime {
         if self.mistake == Some(Mistake::NoFence) {
             return Ok(());
         }
-        self.done(id, "fence", self.containers.fence(id).await)
+        self.done(id, "fence", self.containers.fence(id).await).await
     }
 }
 

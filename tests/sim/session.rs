@@ -18,7 +18,7 @@ use tokio_tungstenite::{
     tungstenite::{Message, client::IntoClientRequest, protocol::WebSocketConfig},
 };
 
-use crate::{dice::Dice, process::Process, words::short, world::World};
+use crate::{dice::Dice, kinds::Kind, process::Process, words::short, world::World};
 
 pub const TOKEN: &str = "let me in";
 /// Between two lines of a command.
@@ -32,11 +32,15 @@ pub struct Reader {
     starts: u32,
     runs: bool,
     next: u64,
+    /// Up to where it had bytes already, if an instance that did not know better sent it back.
+    had: u64,
+    /// The last it was told.
+    pub told: Option<Status>,
 }
 
 impl Reader {
     pub fn new(name: String) -> Self {
-        Self { name, starts: 0, runs: false, next: 0 }
+        Self { name, starts: 0, runs: false, next: 0, had: 0, told: None }
     }
 
     fn exec_id(&self) -> String {
@@ -85,6 +89,19 @@ pub async fn visit(world: &World, process: &Process, id: &SandboxId, dice: &Dice
     world.ground.oracle.note(format!("client {name} leaves"));
 }
 
+/// Attaches, hears what is said and says nothing, until `stay`.
+pub async fn knock(process: &Process, id: &SandboxId, stay: Instant) {
+    let Some(mut socket) = open(process, id, stay).await else { return };
+    loop {
+        tokio::select! {
+            biased;
+            () = process.gone.cancelled() => return,
+            () = sleep_until(stay) => return,
+            message = socket.next() => if !matches!(message, Some(Ok(_))) { return },
+        }
+    }
+}
+
 /// What sessions are told, as it is told: clients may be slow.
 async fn overhear(world: &World, process: &Process, id: &SandboxId) {
     let mut follower = process.tools.board.follow(id);
@@ -94,9 +111,9 @@ async fn overhear(world: &World, process: &Process, id: &SandboxId) {
     }
 }
 
-/// Attaches again and again and only reads.
+/// Attaches again and again and only reads, unless there is nothing to attach to.
 pub async fn read(world: &World, process: &Process, id: &SandboxId, reader: &mut Reader, stay: Instant) {
-    while Instant::now() < stay {
+    while Instant::now() < stay && reader.told != Some(Status::NotFound) {
         if let Some(socket) = open(process, id, stay).await {
             let session = Session { world, process, id, dice: None, reader, socket, running: false };
             session.live(stay).await;
@@ -140,12 +157,15 @@ impl Session<'_> {
             }
             if let Some(dice) = self.dice.filter(|dice| dice.falls(2)) {
                 // It does not read for a while.
+                self.world.ground.weather.tally.count(Kind::SlowReader);
                 sleep(dice.seconds(1, 25)).await;
             }
         }
         if self.dice.is_some_and(|dice| dice.falls(50)) {
             // Properly; else it is just gone.
             let _ = timeout(Duration::from_secs(1), self.socket.close(None)).await;
+        } else if self.dice.is_some() {
+            self.world.ground.weather.tally.count(Kind::Vanish);
         }
     }
 
@@ -159,7 +179,12 @@ impl Session<'_> {
     }
 
     async fn ask(&mut self) {
+        let is_fleeting = self.world.ground.fleeting.contains(self.id);
         let request = match self.dice.map_or(5, |dice| dice.below(6)) {
+            3 if is_fleeting && self.running => {
+                self.world.ground.oracle.may_end(self.id);
+                json!({"action": "kill_sandbox"})
+            }
             0 => json!({"action": "checkpoint", "live": true}),
             1 => json!({"action": "checkpoint", "live": true, "keep_running": true}),
             2 => json!({"action": "handoff"}),
@@ -194,6 +219,13 @@ impl Session<'_> {
                 if !self.world.ground.oracle.has_gone_back(self.id) {
                     self.wrong("bytes: rewound, and the sandbox never went back in time");
                 }
+                // [I3'] What was taken over and does not know it yet knows an older time than the client.
+                let is_true = !self.is_excused();
+                self.reader.had = if is_true { to } else { self.reader.had.max(self.reader.next) };
+                self.reader.next = to;
+            }
+            Event::OutputGap { from, to, .. } if from == self.reader.next && to <= self.reader.had => {
+                self.note(&format!("had {from} to {to} before it was sent back"));
                 self.reader.next = to;
             }
             Event::OutputGap { from, to, .. } => {
@@ -205,6 +237,7 @@ impl Session<'_> {
 
     async fn status(&mut self, update: Update) {
         self.note(&format!("hears {}", update.status.as_str()));
+        self.reader.told = Some(update.status);
         let ours = update.exec_id.as_ref().is_some_and(|exec_id| exec_id.as_str() == self.reader.exec_id());
         match update.status {
             Status::Running if !self.running => {
@@ -219,7 +252,8 @@ impl Session<'_> {
                 if self.reader.runs && !self.world.ground.oracle.has_gone_back(self.id) {
                     self.wrong("bytes: a command is gone, and the sandbox never went back in time");
                 }
-                (self.reader.starts, self.reader.next, self.reader.runs) = (self.reader.starts + 1, 0, false);
+                self.reader.starts += 1;
+                (self.reader.next, self.reader.had, self.reader.runs) = (0, 0, false);
                 let argv = ["tick".to_owned(), "9000".to_owned(), EVERY.as_millis().to_string()];
                 self.say(json!({"action": "exec", "exec_id": self.reader.exec_id(), "argv": argv})).await;
             }
@@ -251,9 +285,13 @@ impl Session<'_> {
         self.world.ground.oracle.note(format!("client {name} at {at} of {}: {line}", short(self.id)));
     }
 
+    fn is_excused(&self) -> bool {
+        self.world.ground.machines[self.process.at].is_excused()
+    }
+
     fn wrong(&self, what: &str) {
         // [I3'] After a machine stood still with its clock, what it has of a sandbox may be of another time.
-        if self.world.ground.machines[self.process.at].is_excused() {
+        if self.is_excused() {
             return self.note(what);
         }
         self.world.ground.oracle.wrong(format!("client {}: {what}", self.reader.name));

@@ -1,84 +1,27 @@
 //! What goes wrong, and when: each seed draws some kinds of fault, and spells of each.
 
-use std::time::Duration;
+use std::{sync::Mutex, time::Duration};
 
 use tokio::time::Instant;
 
-use crate::{clock::Still, dice::Dice};
+use crate::{
+    clock::Still,
+    dice::Dice,
+    kinds::{Kind, Tally},
+};
 
 pub const MACHINES: usize = 3;
 /// The last fault ends here; what is wanted must be so two minutes later.
 pub const FAULTS_END: Duration = Duration::from_secs(480);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
-    Rates,
-    Slow,
-    Busy,
-    Down,
-    ReplyLost,
-    ReplyTwisted,
-    Late,
-    Cut,
-    Paced,
-    ActionFails,
-    ActionHangs,
-    ActionSlow,
-    NoSpace,
-    ActionLies,
-    ContainerEnds,
-    GuardDies,
-    Kill,
-    Drain,
-    Hang,
-    Freeze,
-    Suspend,
-    StaleOverwrite,
-    Garbage,
-    LockGarbage,
-    MetadataGone,
-    LockGone,
-    Flips,
-    Deletion,
-    Idle,
-}
-
-pub const KINDS: [Kind; 29] = [
-    Kind::Rates,
-    Kind::Slow,
-    Kind::Busy,
-    Kind::Down,
-    Kind::ReplyLost,
-    Kind::ReplyTwisted,
-    Kind::Late,
-    Kind::Cut,
-    Kind::Paced,
-    Kind::ActionFails,
-    Kind::ActionHangs,
-    Kind::ActionSlow,
-    Kind::NoSpace,
-    Kind::ActionLies,
-    Kind::ContainerEnds,
-    Kind::GuardDies,
-    Kind::Kill,
-    Kind::Drain,
-    Kind::Hang,
-    Kind::Freeze,
-    Kind::Suspend,
-    Kind::StaleOverwrite,
-    Kind::Garbage,
-    Kind::LockGarbage,
-    Kind::MetadataGone,
-    Kind::LockGone,
-    Kind::Flips,
-    Kind::Deletion,
-    Kind::Idle,
-];
-
 /// Something that happens at one moment.
 #[derive(Clone, Copy, Debug)]
 pub enum Event {
     Kill(usize),
+    /// Who holds something, or that machine.
+    KillHolder(usize),
+    /// It dies after so many steps.
+    Doom(usize, u64),
     Start {
         machine: usize,
         same_directory: bool,
@@ -100,6 +43,10 @@ pub enum Event {
     LockGone,
     Flip,
     Deletion,
+    Muffle,
+    Fork,
+    /// So many clients come at once, from all sides.
+    Storm(u64),
 }
 
 #[derive(Debug)]
@@ -115,17 +62,24 @@ struct Spell {
 pub struct Weather {
     pub kinds: Vec<Kind>,
     pub events: Vec<(Duration, Event)>,
-    spells: Vec<Spell>,
+    spells: Mutex<Vec<Spell>>,
     start: Instant,
+    pub tally: Tally,
 }
 
 impl Weather {
     pub fn new(dice: &Dice, start: Instant) -> Self {
         let density = dice.below(45);
-        let mut kinds: Vec<Kind> = KINDS.into_iter().filter(|_| dice.falls(density)).collect();
+        let drawn = Kind::ALL.iter().copied().filter(|kind| kind.is_drawn());
+        let mut kinds: Vec<Kind> = drawn.filter(|_| dice.falls(density)).collect();
         // Both end what a seed is about, so they are rare.
         kinds.retain(|kind| !matches!(kind, Kind::LockGone | Kind::MetadataGone | Kind::Deletion) || dice.falls(40));
-        let mut weather = Self { kinds: kinds.clone(), events: Vec::new(), spells: Vec::new(), start };
+        // Who hears nothing is in danger where its clock is slow and the other's is fast.
+        if kinds.contains(&Kind::Muffled) && !kinds.contains(&Kind::Rates) {
+            kinds.push(Kind::Rates);
+        }
+        let (spells, tally) = (Mutex::default(), Tally::default());
+        let mut weather = Self { kinds: kinds.clone(), events: Vec::new(), spells, start, tally };
         for kind in kinds {
             weather.draw(kind, dice);
         }
@@ -140,7 +94,8 @@ impl Weather {
             let machine = dice.below(MACHINES as u64) as usize;
             let still = |still| Event::Freeze(machine, still, dice.seconds(1, 90));
             let event = match kind {
-                Kind::Rates | Kind::Idle => return,
+                Kind::Rates | Kind::Idle | Kind::Ephemeral => return,
+                Kind::Offset | Kind::RestartSame | Kind::RestartNew | Kind::Vanish | Kind::SlowReader => return,
                 Kind::Slow
                 | Kind::Busy
                 | Kind::Down
@@ -149,6 +104,7 @@ impl Weather {
                 | Kind::Late
                 | Kind::Cut
                 | Kind::Paced
+                | Kind::ReadOnly
                 | Kind::ActionFails
                 | Kind::ActionHangs
                 | Kind::ActionSlow
@@ -157,12 +113,16 @@ impl Weather {
                     let to = (from + dice.seconds(2, 120)).min(FAULTS_END);
                     let machine = dice.falls(60).then_some(machine);
                     let percent = *dice.pick(&[10, 30, 60, 100]);
-                    self.spells.push(Spell { kind, from, to, machine, percent });
+                    self.spell(Spell { kind, from, to, machine, percent });
                     continue;
                 }
                 Kind::ContainerEnds => Event::ContainerEnds(machine),
                 Kind::GuardDies => Event::GuardDies(machine),
-                Kind::Kill => Event::Kill(machine),
+                Kind::Kill => Event::KillHolder(machine),
+                Kind::Doom => Event::Doom(machine, dice.below(60)),
+                Kind::Muffled => Event::Muffle,
+                Kind::Fork => Event::Fork,
+                Kind::Storm => Event::Storm(3 + dice.below(8)),
                 Kind::Drain => Event::Drain(machine),
                 Kind::Hang => still(Still::Process),
                 Kind::Freeze => still(Still::Machine),
@@ -184,20 +144,40 @@ impl Weather {
         }
     }
 
+    fn spell(&self, spell: Spell) {
+        self.spells.lock().unwrap().push(spell);
+    }
+
+    /// From now on a machine hears no answer for `deaf`, and then for `mute` none to its writes.
+    pub fn muffle(&self, machine: usize, deaf: Duration, mute: Duration) {
+        let from = self.start.elapsed();
+        let spell = |kind, from: Duration, to: Duration| Spell {
+            kind,
+            from,
+            to: to.min(FAULTS_END),
+            machine: Some(machine),
+            percent: 100,
+        };
+        self.spell(spell(Kind::ReplyLost, from, from + deaf));
+        self.spell(spell(Kind::ReadOnly, from + deaf, from + deaf + mute));
+    }
+
     pub fn has(&self, kind: Kind) -> bool {
         self.kinds.contains(&kind)
     }
 
     /// Whether a fault of this kind strikes a call on this machine now.
     pub fn strikes(&self, kind: Kind, machine: usize, dice: &Dice) -> bool {
-        if !self.has(kind) {
-            return false;
-        }
         let now = self.start.elapsed();
-        let spell = self.spells.iter().find(|spell| {
+        let spells = self.spells.lock().unwrap();
+        let spell = spells.iter().find(|spell| {
             spell.kind == kind && spell.from <= now && now < spell.to && spell.machine.is_none_or(|at| at == machine)
         });
-        spell.is_some_and(|spell| dice.falls(spell.percent))
+        let strikes = spell.is_some_and(|spell| dice.falls(spell.percent));
+        if strikes {
+            self.tally.count(kind);
+        }
+        strikes
     }
 
     /// `span`, but never beyond the end of the faults by more than a moment.

@@ -1,5 +1,7 @@
 //! Names and sentences of the trace, and what a commit must look like.
 
+use std::fmt::Write;
+
 use baton::storage::{
     board::{Boot, Passing},
     layout::{self, Image, Object},
@@ -70,4 +72,27 @@ pub fn brief(passing: &Passing) -> String {
         | Passing::LeaseLost { .. }
         | Passing::Progress { .. }) => format!("{other:?}"),
     }
+}
+
+/// A lock in a few words. `name` says who is who.
+pub fn picture(lock: &Lock, name: impl Fn(&str) -> String) -> String {
+    let mut text = format!("epoch {}", lock.epoch);
+    match &lock.lease {
+        Some(lease) => {
+            let _ = write!(text, " held by {} renew {}", name(lease.owner.as_str()), lease.renew);
+        }
+        None => text.push_str(" free"),
+    }
+    if let Some(waiter) = &lock.waiter {
+        let _ = write!(text, ", {} waits ({})", name(waiter.instance.as_str()), waiter.beat);
+    }
+    if let Some(head) = &lock.head {
+        let _ = write!(text, ", head {}", head.seq);
+    }
+    for (so, word) in [(lock.purging, ", purging"), (lock.purged, ", purged")] {
+        if so {
+            text.push_str(word);
+        }
+    }
+    text
 }

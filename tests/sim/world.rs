@@ -13,7 +13,7 @@ use baton::{
 };
 use baton_protocol::{
     id::{InstanceId, SandboxId},
-    metadata::{DesiredState, Spec},
+    metadata::Spec,
 };
 use bytes::Bytes;
 use tokio::{
@@ -24,13 +24,15 @@ use tokio::{
 use crate::{
     bucket::Bucket,
     client,
-    clock::{Machine, TICK},
+    clock::{Machine, Still, TICK},
     dice::Dice,
+    fleeting, fork,
+    kinds::Kind,
     mistakes::Mistake,
     oracle::{Oracle, Verdict},
     process::{Ground, Process},
     session::TOKEN,
-    weather::{Event, FAULTS_END, Kind, MACHINES, Weather},
+    weather::{Event, FAULTS_END, MACHINES, Weather},
 };
 
 #[derive(Debug)]
@@ -42,23 +44,32 @@ pub struct World {
     /// Who ran on each machine last.
     last: Mutex<Vec<Option<InstanceId>>>,
     /// Old copies an operator may have lying about.
-    copies: Mutex<BTreeMap<SandboxId, Vec<Bytes>>>,
+    pub copies: Mutex<BTreeMap<SandboxId, Vec<Bytes>>>,
     ghosts: Mutex<Vec<Arc<Process>>>,
     /// Locks that garbage was written over.
-    locks: Mutex<BTreeMap<SandboxId, Bytes>>,
+    pub locks: Mutex<BTreeMap<SandboxId, Bytes>>,
+    /// Copies that were begun, and those that were made.
+    begun: Mutex<Vec<SandboxId>>,
+    made: Mutex<Vec<SandboxId>>,
+    /// Who comes in a storm.
+    crowd: Mutex<JoinSet<()>>,
+}
+
+/// Images lie in memory where that can be had.
+fn staging() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
 
 /// Runs one seed to its end.
-pub fn run(seed: u64, mistake: Option<Mistake>) -> (Verdict, Vec<Kind>) {
+pub fn run(seed: u64, mistake: Option<Mistake>) -> (Verdict, Arc<Weather>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     runtime.block_on(async {
         let dice = Dice::new(seed);
         let start = Instant::now();
         let weather = Arc::new(Weather::new(&dice, start));
-        let kinds = weather.kinds.clone();
-        let world = World::new(dice, start, weather, mistake);
+        let world = World::new(dice, start, weather.clone(), mistake);
         world.live().await;
-        (world.ground.oracle.verdict(), kinds)
+        (world.ground.oracle.verdict(), weather)
     })
 }
 
@@ -67,9 +78,14 @@ impl World {
         let oracle = Oracle::new();
         let rate = |n: u64| match mistake {
             Some(Mistake::WildClocks) => [0.5, 1.0, 2.0][n as usize],
-            _ if weather.has(Kind::Rates) => 0.85 + dice.below(351) as f64 / 1000.0,
+            _ if weather.has(Kind::Rates) => {
+                weather.tally.count(Kind::Rates);
+                // What holds within the bounds must hold at them.
+                if dice.falls(60) { *dice.pick(&[0.85, 1.2]) } else { 0.85 + dice.below(351) as f64 / 1000.0 }
+            }
             _ => 1.0,
         };
+        weather.tally.count(Kind::Offset);
         let machines = (0..MACHINES as u64).map(|n| Machine::new(start, dice.seconds(0, 9_000), rate(n))).collect();
         let id = || {
             let mut bits = [0; 16];
@@ -77,16 +93,27 @@ impl World {
             let uuid = uuid::Builder::from_random_bytes(bits).into_uuid();
             SandboxId::from_uuid(&uuid.to_string()).unwrap()
         };
-        // A drain wakes the loops of one instance in no fixed order: with one loop there is one order.
-        let most = if weather.has(Kind::Drain) { 1 } else { 2 };
-        let ids = (0..=dice.below(most)).map(|_| id()).collect();
+        // A drain wakes the loops of one instance in no fixed order, as does a write to its memory: with one loop
+        // there is one order.
+        let (stored, fleeting) = match (weather.has(Kind::Drain), weather.has(Kind::Ephemeral)) {
+            (true, false) => (1, 0),
+            (true, true) => *dice.pick(&[(1, 0), (0, 1)]),
+            (false, false) => (1 + dice.below(2), 0),
+            (false, true) => (1 + dice.below(2), 1 + dice.below(2)),
+        };
+        let ids = (0..stored).map(|_| id()).collect();
+        let fleeting = (0..fleeting).map(|_| id()).collect();
+        let may_copy = weather.has(Kind::Fork) && !weather.has(Kind::Drain);
+        let copies = (0..u32::from(may_copy)).map(|_| id()).collect();
         let ground = Ground {
             bucket: Bucket::new(oracle.clone()),
             oracle,
             weather,
             machines,
-            staging: tempfile::tempdir().unwrap(),
+            staging: staging(),
             ids,
+            fleeting,
+            copies,
             mistake,
         };
         Arc::new(Self {
@@ -98,16 +125,14 @@ impl World {
             copies: Mutex::default(),
             ghosts: Mutex::default(),
             locks: Mutex::default(),
+            begun: Mutex::default(),
+            made: Mutex::default(),
+            crowd: Mutex::default(),
         })
     }
 
     pub fn process(&self, at: usize) -> Option<Arc<Process>> {
         self.processes.lock().unwrap()[at].clone()
-    }
-
-    /// Who is up.
-    pub fn names(&self) -> Vec<InstanceId> {
-        self.processes.lock().unwrap().iter().flatten().map(|process| process.tools.who.me.clone()).collect()
     }
 
     fn note(&self, line: impl AsRef<str>) {
@@ -125,8 +150,22 @@ impl World {
                 clients.spawn(client::live(self.clone(), id.clone(), format!("c{number}"), self.dice.fork()));
             }
         }
+        for id in &self.ground.copies {
+            self.ground.oracle.expects(id, self.ground.weather.has(Kind::Idle));
+        }
+        let first = self.dice.below(MACHINES as u64) as usize;
+        // A clock that is set back for what is stored is wrong for what is not.
+        let lives = self.ground.mistake != Some(Mistake::DeadlineFromAnswer);
+        for (number, id) in self.ground.fleeting.iter().enumerate() {
+            let home = (first + number) % MACHINES;
+            self.ground.oracle.expects(id, false);
+            if lives {
+                clients.spawn(fleeting::live(self.clone(), id.clone(), home, self.dice.fork()));
+            }
+        }
         self.let_it_happen().await;
         clients.abort_all();
+        self.crowd.lock().unwrap().abort_all();
         self.end_all_faults();
         sleep(self.dice.millis(500, 3_000)).await;
         client::ask_at_the_end(self).await;
@@ -140,9 +179,14 @@ impl World {
         let tools = &process.tools;
         let mut spec = Spec::new(id.clone(), token::sha256(TOKEN), tools.clock.timestamp(), tools.who.me.clone());
         spec.enable_sandbox_checkpoint = true;
-        spec.enable_sandbox_handoff = self.dice.falls(75);
+        // Who hears nothing is taken over rather than asked, if what it has cannot move.
+        let movable = if self.ground.weather.has(Kind::Muffled) { 35 } else { 75 };
+        spec.enable_sandbox_handoff = self.dice.falls(movable);
         spec.enable_idle_timeout_auto_checkpoint = self.dice.falls(50);
         spec.idle_timeout = self.ground.weather.has(Kind::Idle).then(|| 20 + self.dice.below(60));
+        if spec.idle_timeout.is_some() {
+            self.count(Kind::Idle);
+        }
         self.ground.oracle.expects(id, spec.idle_timeout.is_some());
         let created = tools.records.create(&spec).await;
         created.unwrap();
@@ -170,19 +214,41 @@ impl World {
     }
 
     /// Lets one thing happen; what follows from it, and how much later.
-    fn happen(&self, event: Event) -> Vec<(Duration, Event)> {
-        let id = self.dice.pick(&self.ground.ids).clone();
+    fn happen(self: &Arc<Self>, event: Event) -> Vec<(Duration, Event)> {
         match event {
+            Event::KillHolder(at) => {
+                let holder = self.pick().filter(|_| self.dice.falls(50)).and_then(|id| self.ground.oracle.holder(id));
+                self.happen(Event::Kill(holder.unwrap_or(at)))
+            }
             Event::Kill(at) => {
                 if !self.end(at) {
                     return Vec::new();
                 }
+                self.count(Kind::Kill);
                 let same_directory = self.dice.falls(50);
                 let after = if self.dice.falls(50) { self.dice.millis(50, 2_000) } else { self.dice.seconds(1, 40) };
                 vec![(after, Event::Start { machine: at, same_directory })]
             }
+            Event::Doom(at, steps) => {
+                let picked = self.pick().cloned();
+                let holder = picked.as_ref().and_then(|id| self.ground.oracle.holder(id));
+                let at = holder.filter(|_| self.dice.falls(70)).unwrap_or(at);
+                // What outlives its server by mistake does not die with it either.
+                let survives = self.ground.mistake == Some(Mistake::ContainersSurvive);
+                let Some(process) = self.process(at).filter(|_| !survives) else { return Vec::new() };
+                self.note(format!("{at} is doomed"));
+                process.life.doom(steps);
+                if let Some(id) = picked {
+                    // Somebody wants what it has, so that it dies while it hands over.
+                    let other = (at + 1 + self.dice.below(2) as usize) % MACHINES;
+                    let stay = self.dice.seconds(45, 75);
+                    self.knocks(&id, other, Duration::ZERO, stay);
+                }
+                vec![(self.dice.seconds(1, 30), Event::Kill(at))]
+            }
             Event::Start { machine, same_directory } => {
                 if self.process(machine).is_none() {
+                    self.count(if same_directory { Kind::RestartSame } else { Kind::RestartNew });
                     self.begin(machine, same_directory);
                 }
                 Vec::new()
@@ -190,6 +256,9 @@ impl World {
             Event::Drain(at) => {
                 let Some(process) = self.process(at) else { return Vec::new() };
                 self.note(format!("{at} drains"));
+                self.count(Kind::Drain);
+                self.ground.oracle.disturbed(at);
+                self.ground.oracle.drains(at);
                 process.drain(Drain::Draining);
                 let grace = Duration::from_secs(8);
                 vec![(grace, Event::DrainOver(at)), (grace + Duration::from_secs(2), Event::Kill(at))]
@@ -202,6 +271,13 @@ impl World {
             }
             Event::Freeze(at, still, span) => {
                 self.note(format!("{at} stands still: {still:?} for {span:?}"));
+                self.count(match still {
+                    Still::Process => Kind::Hang,
+                    Still::Machine => Kind::Freeze,
+                    Still::Clock => Kind::Suspend,
+                });
+                self.ground.oracle.disturbed(at);
+                self.ground.oracle.shaken(at);
                 self.ground.machines[at].freeze(still);
                 vec![(span, Event::Thaw(at))]
             }
@@ -210,15 +286,19 @@ impl World {
                 vec![(TICK + Duration::from_millis(2), Event::Look)]
             }
             Event::Look => {
-                for id in &self.ground.ids {
+                for id in self.ground.all() {
                     self.ground.oracle.look(id);
                 }
                 Vec::new()
             }
             Event::ContainerEnds(at) => {
-                if let Some(process) = self.process(at) {
+                let ids: Vec<_> = self.ground.all().cloned().collect();
+                let id = self.dice.pick(&ids);
+                if let Some(process) = self.process(at).filter(|process| process.runtime.has(id)) {
                     self.note(format!("a container of {at} ends by itself"));
-                    process.runtime.end(&id);
+                    self.count(Kind::ContainerEnds);
+                    self.ground.oracle.may_end(id);
+                    process.runtime.end(id);
                 }
                 Vec::new()
             }
@@ -226,84 +306,85 @@ impl World {
                 // Without its guard and hanging, a machine keeps no promise.
                 if let Some(process) = self.process(at).filter(|_| self.ground.machines[at].moves()) {
                     self.note(format!("the guard of {at} dies"));
+                    self.count(Kind::GuardDies);
+                    self.ground.oracle.disturbed(at);
+                    self.ground.oracle.shaken(at);
                     tokio::spawn(async move { process.runtime.lose_guard().await });
                 }
                 Vec::new()
             }
-            Event::LockGarbage => {
-                let key = Object::Lock(&id).key();
-                let Some(lock) = self.ground.bucket.get(&key) else { return Vec::new() };
-                let mut locks = self.locks.lock().unwrap();
-                if let std::collections::btree_map::Entry::Vacant(entry) = locks.entry(id) {
-                    entry.insert(lock);
-                    let garbage = self.dice.pick(&["", "{", "null", "{\"v\":1,\"epoch\":-1}"]);
-                    self.ground.bucket.overwrite(&key, Bytes::from(garbage.as_bytes()));
+            Event::Muffle => {
+                if let Some((id, at)) = self.pick().and_then(|id| Some((id, self.ground.oracle.holder(id)?))) {
+                    self.note(format!("{at} hears nothing"));
+                    self.count(Kind::Muffled);
+                    let (deaf, mute) = (self.dice.millis(7_000, 14_000), self.dice.seconds(25, 40));
+                    self.ground.weather.muffle(at, deaf, mute);
+                    // Whose clock is fast has waited soonest.
+                    let rivals = [(at + 1) % MACHINES, (at + 2) % MACHINES];
+                    let rate = |at: &usize| self.ground.machines[*at].rate;
+                    let other = rivals.into_iter().max_by(|one, two| rate(one).total_cmp(&rate(two))).unwrap_or(at);
+                    let (wait, stay) = (self.dice.millis(0, 6_000), self.dice.seconds(35, 60));
+                    self.knocks(id, other, wait, stay);
                 }
-                drop(locks);
-                vec![(self.dice.seconds(1, 60), Event::LockMended)]
+                vec![(self.dice.seconds(50, 120), Event::Muffle)]
             }
-            Event::LockMended => {
-                self.mend_locks();
-                Vec::new()
-            }
-            Event::StaleOverwrite => {
-                let copy = self.copies.lock().unwrap().get(&id).map(|copies| self.dice.pick(copies).clone());
-                if let Some(copy) = copy {
-                    self.ground.bucket.overwrite(&Object::Metadata(&id).key(), copy);
+            Event::Fork => {
+                if let (Some(source), Some(id)) = (self.pick(), self.ground.copies.first()) {
+                    let copying = fork::live(self.clone(), source.clone(), id.clone(), self.dice.fork());
+                    self.crowd.lock().unwrap().spawn(copying);
                 }
                 Vec::new()
             }
-            Event::Garbage => {
-                let garbage = self.dice.pick(&["{", "[]", "{}", "null", "{\"sandbox_id\":\"sandbox-1\"}"]);
-                self.keep_copy(&id);
-                self.ground.bucket.overwrite(&Object::Metadata(&id).key(), Bytes::from(garbage.as_bytes()));
+            Event::Storm(count) => {
+                if let Some(id) = self.pick() {
+                    self.count(Kind::Storm);
+                    for _ in 0..count {
+                        let at = self.dice.below(MACHINES as u64) as usize;
+                        let (wait, stay) = (self.dice.millis(0, 3_000), self.dice.millis(10, 15_000));
+                        self.knocks(id, at, wait, stay);
+                    }
+                }
                 Vec::new()
             }
-            Event::MetadataGone => {
-                let _ = self.ground.bucket.delete(
-                    &Object::Metadata(&id).key(),
-                    &baton::storage::store::If::Any,
-                    "operator",
-                );
-                Vec::new()
-            }
-            Event::LockGone => {
-                let _ =
-                    self.ground.bucket.delete(&Object::Lock(&id).key(), &baton::storage::store::If::Any, "operator");
-                Vec::new()
-            }
-            Event::Flip => {
-                let states = [DesiredState::Running, DesiredState::Checkpointed, DesiredState::HandedOff];
-                self.rewrite(&id, *self.dice.pick(&states));
-                Vec::new()
-            }
-            Event::Deletion => {
-                self.rewrite(&id, DesiredState::Deleted);
-                Vec::new()
-            }
+            Event::LockGarbage
+            | Event::LockMended
+            | Event::StaleOverwrite
+            | Event::Garbage
+            | Event::MetadataGone
+            | Event::LockGone
+            | Event::Flip
+            | Event::Deletion => self.operate(event),
         }
     }
 
-    /// As an operator with an editor: read, change, write back.
-    fn rewrite(&self, id: &SandboxId, state: DesiredState) {
-        let key = Object::Metadata(id).key();
-        let Some(mut metadata) = self.ground.bucket.get(&key).and_then(|bytes| records::parse(id, &bytes).ok()) else {
-            return;
-        };
-        if metadata.spec.desired_state != DesiredState::Deleted {
-            metadata.spec.desired_state = state;
-            self.ground.bucket.overwrite(&key, serde_json::to_vec(&metadata).unwrap().into());
-        }
+    fn knocks(self: &Arc<Self>, id: &SandboxId, at: usize, wait: Duration, stay: Duration) {
+        self.crowd.lock().unwrap().spawn(client::knock(self.clone(), id.clone(), at, wait, stay));
     }
 
-    /// Puts back what was there; what is deleted stays so.
-    fn mend_locks(&self) {
-        for (id, lock) in std::mem::take(&mut *self.locks.lock().unwrap()) {
-            let key = Object::Lock(&id).key();
-            if self.ground.bucket.get(&key).is_some() {
-                self.ground.bucket.overwrite(&key, lock);
-            }
-        }
+    /// Whether this is the first try at that copy.
+    pub fn begins_copy(&self, id: &SandboxId) -> bool {
+        let mut begun = self.begun.lock().unwrap();
+        let is_first = !begun.contains(id);
+        begun.push(id.clone());
+        is_first
+    }
+
+    pub fn copied(&self, id: &SandboxId) {
+        self.made.lock().unwrap().push(id.clone());
+    }
+
+    /// All that are stored, as far as anybody knows.
+    pub fn stored(&self) -> Vec<SandboxId> {
+        self.ground.ids.iter().cloned().chain(self.made.lock().unwrap().clone()).collect()
+    }
+
+    fn count(&self, kind: Kind) {
+        self.ground.weather.tally.count(kind);
+    }
+
+    /// One of the sandboxes that are stored, if there are any.
+    pub fn pick(&self) -> Option<&SandboxId> {
+        if self.ground.ids.is_empty() { None } else { Some(self.dice.pick(&self.ground.ids)) }
     }
 
     pub fn keep_copy(&self, id: &SandboxId) {
@@ -336,6 +417,7 @@ impl World {
 
     fn thaw(&self, at: usize) {
         self.note(format!("{at} moves"));
+        self.ground.oracle.shaken(at);
         self.ground.machines[at].thaw();
     }
 
@@ -344,8 +426,11 @@ impl World {
         self.mend_locks();
         for at in 0..MACHINES {
             self.thaw(at);
-            if self.process(at).is_some_and(|process| *process.drain.borrow() != Drain::No) {
-                self.end(at);
+            if let Some(process) = self.process(at) {
+                process.life.spare();
+                if !process.is_up() {
+                    self.end(at);
+                }
             }
             if self.process(at).is_none() {
                 self.begin(at, self.dice.falls(50));

@@ -1,0 +1,77 @@
+//! The kinds of fault, and how often each really struck.
+
+use std::sync::Mutex;
+
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum Kind {
+            $($(#[$doc])* $name,)*
+        }
+
+        impl Kind {
+            pub const ALL: &[Kind] = &[$(Kind::$name),*];
+        }
+    };
+}
+
+kinds! {
+    // Clocks.
+    Offset, Rates,
+    // The store.
+    Slow, Busy, Down, ReplyLost, ReplyTwisted, Late, Cut, Paced,
+    /// Reads are answered, writes are not.
+    ReadOnly,
+    /// A holder hears no answer for a while, and then may only read; somebody elsewhere wants what it has.
+    Muffled,
+    // Containers.
+    ActionFails, ActionHangs, ActionSlow, NoSpace, ActionLies, ContainerEnds, GuardDies,
+    // Processes and machines.
+    Kill,
+    /// Dead at the next await, or the tenth: between a call and its answer, or before an effect is told.
+    Doom,
+    RestartSame, RestartNew, Drain, Hang, Freeze, Suspend,
+    // Operators.
+    StaleOverwrite, Garbage, LockGarbage, MetadataGone, LockGone, Flips, Deletion,
+    // Clients, and what they ask for.
+    Storm, Vanish, SlowReader, Idle,
+    /// Sandboxes of which nothing is stored.
+    Ephemeral,
+    /// Sandboxes that begin with a checkpoint of another.
+    Fork,
+}
+
+impl Kind {
+    /// Chosen for a seed or not; the others happen in all.
+    pub fn is_drawn(self) -> bool {
+        !matches!(self, Self::Offset | Self::RestartSame | Self::RestartNew | Self::Vanish | Self::SlowReader)
+    }
+}
+
+/// How often each kind struck.
+#[derive(Debug, Default)]
+pub struct Tally(Mutex<Vec<u64>>);
+
+impl Tally {
+    pub fn count(&self, kind: Kind) {
+        self.add(kind, 1);
+    }
+
+    fn add(&self, kind: Kind, times: u64) {
+        let mut counts = self.0.lock().unwrap();
+        counts.resize(Kind::ALL.len(), 0);
+        counts[kind as usize] += times;
+    }
+
+    pub fn merge(&self, other: &Tally) {
+        for (kind, times) in other.counts() {
+            self.add(kind, times);
+        }
+    }
+
+    pub fn counts(&self) -> Vec<(Kind, u64)> {
+        let mut counts = self.0.lock().unwrap();
+        counts.resize(Kind::ALL.len(), 0);
+        Kind::ALL.iter().copied().zip(counts.iter().copied()).collect()
+    }
+}

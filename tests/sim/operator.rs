@@ -1,0 +1,86 @@
+//! The operator: what somebody with an editor and the keys to the bucket does to it.
+
+use std::{collections::btree_map::Entry, time::Duration};
+
+use baton::storage::{layout::Object, records, store::If};
+use baton_protocol::{id::SandboxId, metadata::DesiredState};
+use bytes::Bytes;
+
+use crate::{kinds::Kind, weather::Event, world::World};
+
+impl World {
+    /// What follows from it, and how much later.
+    pub fn operate(&self, event: Event) -> Vec<(Duration, Event)> {
+        let Some(id) = self.pick().cloned() else { return Vec::new() };
+        let bucket = &self.ground.bucket;
+        let (lock, metadata) = (Object::Lock(&id).key(), Object::Metadata(&id).key());
+        let struck = match event {
+            Event::LockGarbage => {
+                let mut locks = self.locks.lock().unwrap();
+                let Some(there) = bucket.get(&lock) else { return Vec::new() };
+                if let Entry::Vacant(entry) = locks.entry(id.clone()) {
+                    entry.insert(there);
+                    let garbage = self.dice.pick(&["", "{", "null", "{\"v\":1,\"epoch\":-1}"]);
+                    bucket.overwrite(&lock, Bytes::from(garbage.as_bytes()));
+                }
+                drop(locks);
+                self.ground.weather.tally.count(Kind::LockGarbage);
+                return vec![(self.dice.seconds(1, 60), Event::LockMended)];
+            }
+            Event::LockMended => {
+                self.mend_locks();
+                None
+            }
+            Event::StaleOverwrite => {
+                let copy = self.copies.lock().unwrap().get(&id).map(|copies| self.dice.pick(copies).clone());
+                copy.map(|copy| {
+                    bucket.overwrite(&metadata, copy);
+                    Kind::StaleOverwrite
+                })
+            }
+            Event::Garbage => {
+                let garbage = self.dice.pick(&["{", "[]", "{}", "null", "{\"sandbox_id\":\"sandbox-1\"}"]);
+                self.keep_copy(&id);
+                bucket.overwrite(&metadata, Bytes::from(garbage.as_bytes()));
+                Some(Kind::Garbage)
+            }
+            Event::MetadataGone => {
+                let gone = bucket.delete(&metadata, &If::Any, "operator");
+                gone.is_ok().then_some(Kind::MetadataGone)
+            }
+            Event::LockGone => bucket.delete(&lock, &If::Any, "operator").is_ok().then_some(Kind::LockGone),
+            Event::Flip => {
+                let states = [DesiredState::Running, DesiredState::Checkpointed, DesiredState::HandedOff];
+                self.rewrite(&id, *self.dice.pick(&states)).then_some(Kind::Flips)
+            }
+            Event::Deletion => self.rewrite(&id, DesiredState::Deleted).then_some(Kind::Deletion),
+            _ => None,
+        };
+        if let Some(kind) = struck {
+            self.ground.weather.tally.count(kind);
+        }
+        Vec::new()
+    }
+
+    /// Reads, changes and writes back; whether there was anything to change.
+    fn rewrite(&self, id: &SandboxId, state: DesiredState) -> bool {
+        let key = Object::Metadata(id).key();
+        let found = self.ground.bucket.get(&key).and_then(|bytes| records::parse(id, &bytes).ok());
+        let Some(mut metadata) = found.filter(|found| found.spec.desired_state != DesiredState::Deleted) else {
+            return false;
+        };
+        metadata.spec.desired_state = state;
+        self.ground.bucket.overwrite(&key, serde_json::to_vec(&metadata).unwrap().into());
+        true
+    }
+
+    /// Puts back what was there; what is deleted stays so.
+    pub fn mend_locks(&self) {
+        for (id, lock) in std::mem::take(&mut *self.locks.lock().unwrap()) {
+            let key = Object::Lock(&id).key();
+            if self.ground.bucket.get(&key).is_some() {
+                self.ground.bucket.overwrite(&key, lock);
+            }
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! The lock: what each write may make of it.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use baton::runtime::Container;
+use baton_protocol::{id::SandboxId, lock::Lock};
+use tokio::time::Instant;
+
+use super::{Oracle, Told};
+use crate::{bucket::Bucket, words::committed};
+
+/// A waiter's entry counts as fresh for this long on the fastest clock.
+const FRESH: Duration = Duration::from_secs(48);
+
+impl Oracle {
+    /// What is wrong with a write of a lock.
+    pub(super) fn judge(&self, told: &mut Told, id: &SandboxId, new: &Lock, who: &str, bucket: &Bucket) -> Vec<String> {
+        let mut wrong = Vec::new();
+        let now = Instant::now();
+        let running: BTreeSet<String> = told
+            .places
+            .values()
+            .filter(|place| !place.machine.is_still() && !place.machine.is_excused())
+            .filter(|place| place.seen.get(id).is_some_and(|seen| seen.borrow().container == Container::Running))
+            .map(|place| place.name.clone())
+            .collect();
+        let source = new.forked_from.as_ref().and_then(|checkpoint| told.stories.get(&checkpoint.sandbox()));
+        let is_true = source.is_some_and(|source| new.forked_from.as_ref().is_some_and(|id| source.chain.contains(id)));
+        let story = told.stories.get_mut(id).expect("it is expected");
+        let Some(old) = story.lock.replace(new.clone()) else {
+            if story.lock_gone {
+                wrong.push("[14] a lock that was gone was made anew".to_owned());
+            }
+            if let Some(head) = &new.head {
+                story.chain.push(head.checkpoint_id.clone());
+                if !is_true || new.forked_from.as_ref() != Some(&head.checkpoint_id) {
+                    wrong.push(format!("I1: a copy of {}, which was never committed", head.checkpoint_id));
+                }
+            }
+            return wrong;
+        };
+        let owner = |lock: &Lock| lock.lease.as_ref().map(|lease| lease.owner.as_str().to_owned());
+        if new.epoch < old.epoch || new.epoch > old.epoch + 1 {
+            wrong.push(format!("I1: the epoch went from {} to {}", old.epoch, new.epoch));
+        } else if new.epoch == old.epoch + 1 {
+            told.epochs += 1;
+            story.owners.insert(new.epoch, who.to_owned());
+            (story.behind, story.ran_before) = (story.ran_on && !story.chain.is_empty(), story.ever_ran);
+            story.gone_back |= story.ran_on;
+            if owner(new).as_deref() != Some(who) || new.head != old.head || old.purged {
+                wrong.push("[9] an acquisition that is none".to_owned());
+            }
+            let fresh = story.waiter_since.is_some_and(|since| now - since < FRESH);
+            if old.waiter.as_ref().is_some_and(|waiter| waiter.instance.as_str() != who) && fresh {
+                wrong.push("I4: acquired past a fresh waiter".to_owned());
+            }
+        } else if owner(new).is_some() && owner(new) != owner(&old) {
+            wrong.push("I2: another owner in the same epoch".to_owned());
+        } else if new.lease != old.lease && owner(&old).as_deref() != Some(who) {
+            wrong.push("[2] somebody wrote another's lease".to_owned());
+        }
+        if let Some(former) = owner(&old).filter(|former| owner(new).as_ref() != Some(former))
+            && running.contains(&former)
+        {
+            wrong.push(format!("[4] {} lost or freed the lease and still executes", &former[..9]));
+        }
+        if new.head != old.head && !new.purged {
+            told.commits += 1;
+            wrong.extend(committed(&old, new, who, bucket));
+            if let Some(head) = &new.head {
+                story.chain.push(head.checkpoint_id.clone());
+                // What keeps the lease runs on.
+                story.ran_on = new.lease.is_some();
+            }
+        }
+        if (new.purging || new.purged) && !old.purging && !old.purged {
+            story.may_be_purged |= story.ends_idle && old.head.is_none();
+            if !story.may_be_purged {
+                wrong.push("I6: a purge began, and nobody wanted it".to_owned());
+            }
+        }
+        let beat = |lock: &Lock| lock.waiter.as_ref().map(|waiter| (waiter.op.clone(), waiter.beat));
+        if beat(new) != beat(&old) {
+            story.waiter_since = new.waiter.as_ref().map(|_| now);
+        }
+        told.succeeded(&old, new);
+        wrong
+    }
+}

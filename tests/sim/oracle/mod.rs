@@ -1,0 +1,237 @@
+//! Sees everything that happens and says at once what must not have happened.
+//!
+//! I1–I6 are the promises of `docs/lease.md`; each check names its own.
+
+mod containers;
+mod fleeting;
+mod locks;
+mod objects;
+mod sessions;
+mod vacancy;
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use baton::runtime::{Container, Seen};
+use baton_protocol::{
+    id::{CheckpointId, SandboxId},
+    lock::Lock,
+    metadata::Status,
+};
+use tokio::{sync::watch, time::Instant};
+
+pub use fleeting::Fate;
+
+use crate::{clock::Machine, weather::MACHINES};
+use fleeting::Home;
+use vacancy::Vacancy;
+
+/// One instance's calls for its few sandboxes in one minute; contending costs four looks a second each.
+pub const MOST_CALLS: u64 = 1_500;
+
+#[derive(Debug)]
+struct Place {
+    name: String,
+    machine: Arc<Machine>,
+    seen: BTreeMap<SandboxId, watch::Receiver<Seen>>,
+    minute: u64,
+    calls: u64,
+}
+
+#[derive(Debug, Default)]
+struct Story {
+    lock: Option<Lock>,
+    /// As it was when somebody deleted it.
+    former: Option<Lock>,
+    /// An operator has deleted it: nobody may make another.
+    lock_gone: bool,
+    waiter_since: Option<Instant>,
+    chain: Vec<CheckpointId>,
+    /// It executed since its last commit; and whether that was so when the lease was last acquired.
+    ran_on: bool,
+    behind: bool,
+    /// It was started from its head after it had run on.
+    gone_back: bool,
+    ever_ran: bool,
+    ran_before: bool,
+    may_be_purged: bool,
+    ends_idle: bool,
+    shown: BTreeMap<usize, Container>,
+    /// Who acquired which epoch.
+    owners: BTreeMap<u64, String>,
+    status: Option<Status>,
+    vacancy: Option<Vacancy>,
+    /// Of one of which nothing is stored, once it is made.
+    home: Option<Home>,
+}
+
+#[derive(Debug, Default)]
+struct Told {
+    trace: Vec<String>,
+    hash: u64,
+    wrong: Option<String>,
+    places: BTreeMap<usize, Place>,
+    stories: BTreeMap<SandboxId, Story>,
+    most_calls: u64,
+    commits: u64,
+    epochs: u64,
+    successions: u64,
+}
+
+#[derive(Debug)]
+pub struct Oracle {
+    start: Instant,
+    told: Mutex<Told>,
+}
+
+/// What one run was worth.
+#[derive(Clone, Debug, Default)]
+pub struct Verdict {
+    pub wrong: Option<String>,
+    pub trace: Vec<String>,
+    pub hash: u64,
+    pub most_calls: u64,
+    pub commits: u64,
+    pub epochs: u64,
+    /// How often a waiting instance came after one that died.
+    pub successions: u64,
+}
+
+impl Told {
+    fn note(&mut self, at: Duration, line: &str) {
+        let line = format!("{:>9.3}  {line}", at.as_secs_f64());
+        // Who follows one board is woken in no fixed order: within a moment the order of lines does not count.
+        let hash = line.bytes().fold(0, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+        self.hash = self.hash.wrapping_add(hash);
+        self.trace.push(line);
+    }
+
+    fn wrong(&mut self, at: Duration, what: &str) {
+        self.note(at, &format!("WRONG: {what}"));
+        self.wrong.get_or_insert_with(|| what.to_owned());
+    }
+
+    /// The instance's short name in the trace.
+    fn name(&self, id: &str) -> String {
+        let place = self.places.iter().find(|(_, place)| place.name == id);
+        place.map_or_else(|| id.chars().take(9).collect(), |(at, _)| letter(*at))
+    }
+}
+
+fn letter(at: usize) -> String {
+    let letter = ["A", "B", "C"][at % 3];
+    if at < 3 { letter.to_owned() } else { format!("ghost of {letter}") }
+}
+
+impl Oracle {
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self { start: Instant::now(), told: Mutex::default() })
+    }
+
+    pub fn note(&self, line: impl AsRef<str>) {
+        self.told.lock().unwrap().note(self.start.elapsed(), line.as_ref());
+    }
+
+    pub fn wrong(&self, what: impl AsRef<str>) {
+        self.told.lock().unwrap().wrong(self.start.elapsed(), what.as_ref());
+    }
+
+    pub fn is_wrong(&self) -> bool {
+        self.told.lock().unwrap().wrong.is_some()
+    }
+
+    pub fn verdict(&self) -> Verdict {
+        let mut told = self.told.lock().unwrap();
+        Verdict {
+            wrong: told.wrong.clone(),
+            trace: std::mem::take(&mut told.trace),
+            hash: told.hash,
+            most_calls: told.most_calls,
+            commits: told.commits,
+            epochs: told.epochs,
+            successions: told.successions,
+        }
+    }
+
+    /// An instance begins on a machine; what was there before is over, unless it survives by mistake.
+    pub fn begins(
+        &self,
+        at: usize,
+        name: &str,
+        machine: &Arc<Machine>,
+        seen: BTreeMap<SandboxId, watch::Receiver<Seen>>,
+    ) {
+        let mut told = self.told.lock().unwrap();
+        let place = Place { name: name.to_owned(), machine: machine.clone(), seen, minute: 0, calls: 0 };
+        told.places.insert(at, place);
+        told.note(self.start.elapsed(), &format!("{} begins", letter(at)));
+    }
+
+    pub fn ends(&self, at: usize) {
+        let mut told = self.told.lock().unwrap();
+        let Some(place) = told.places.remove(&at) else { return };
+        for story in told.stories.values_mut() {
+            story.shown.remove(&at);
+        }
+        told.vacate(&place.name);
+        told.note(self.start.elapsed(), &format!("{} is gone", letter(at)));
+    }
+
+    /// The instance is gone, its containers are not.
+    pub fn haunts(&self, at: usize) {
+        let mut told = self.told.lock().unwrap();
+        if let Some(place) = told.places.remove(&at) {
+            told.places.insert(at + 3, place);
+        }
+    }
+
+    pub fn expects(&self, id: &SandboxId, ends_idle: bool) {
+        self.told.lock().unwrap().stories.insert(id.clone(), Story { ends_idle, ..Story::default() });
+    }
+
+    /// [No tight loops] A call leaves an instance.
+    pub fn called(&self, name: &str) {
+        let mut told = self.told.lock().unwrap();
+        let now = self.start.elapsed();
+        let minute = now.as_secs() / 60;
+        let Some(place) = told.places.values_mut().find(|place| place.name == name) else { return };
+        if place.minute != minute {
+            (place.minute, place.calls) = (minute, 0);
+        }
+        place.calls += 1;
+        let calls = place.calls;
+        told.most_calls = told.most_calls.max(calls);
+        if calls == MOST_CALLS {
+            told.wrong(now, &format!("{name} made {calls} calls in one minute"));
+        }
+        told.overdue(now, name);
+    }
+
+    /// The lock as it lies in the bucket.
+    pub fn lock(&self, id: &SandboxId) -> Option<Lock> {
+        self.told.lock().unwrap().stories.get(id)?.lock.clone()
+    }
+
+    /// The machine on which its lease is held.
+    pub fn holder(&self, id: &SandboxId) -> Option<usize> {
+        let told = self.told.lock().unwrap();
+        let lock = told.stories.get(id)?.lock.as_ref()?;
+        let owner = lock.lease.as_ref()?.owner.as_str();
+        told.places.iter().find(|(at, place)| **at < MACHINES && place.name == owner).map(|(at, _)| *at)
+    }
+
+    /// Whether it ever was put back to an older state.
+    pub fn has_gone_back(&self, id: &SandboxId) -> bool {
+        self.told.lock().unwrap().stories.get(id).is_some_and(|story| story.gone_back)
+    }
+
+    /// Where it executes now.
+    pub fn running(&self, id: &SandboxId) -> Vec<usize> {
+        let told = self.told.lock().unwrap();
+        let here = |place: &Place| place.seen.get(id).is_some_and(|seen| seen.borrow().container == Container::Running);
+        told.places.iter().filter(|(_, place)| here(place)).map(|(at, _)| *at).collect()
+    }
+}

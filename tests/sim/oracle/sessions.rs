@@ -1,0 +1,50 @@
+//! What sessions are told.
+
+use baton::storage::board::{Boot, Passing};
+use baton_protocol::id::SandboxId;
+
+use super::{Oracle, letter};
+use crate::words::{brief, short};
+
+impl Oracle {
+    /// What a session was told.
+    pub fn heard(&self, at: usize, name: &str, id: &SandboxId, passing: &Passing) {
+        let mut told = self.told.lock().unwrap();
+        let now = self.start.elapsed();
+        told.note(now, &format!("{} {} tells {}", letter(at), short(id), brief(passing)));
+        let story = told.stories.get(id).expect("it is expected");
+        let owns = story.lock.as_ref().and_then(|lock| lock.lease.as_ref()).is_some_and(|l| l.owner.as_str() == name);
+        let complaint = match passing {
+            Passing::Left { checkpoint_id: Some(checkpoint), .. } if !story.chain.contains(checkpoint) => {
+                Some(format!("I1: {checkpoint} was told and never committed"))
+            }
+            Passing::Running { boot: Boot::Fresh } if story.ran_before || !story.chain.is_empty() => {
+                Some(format!("{} started over although it had run", short(id)))
+            }
+            Passing::Running { boot: Boot::Restored { checkpoint_id, rolled_back, .. } } if owns => {
+                if story.chain.last() != Some(checkpoint_id) {
+                    Some(format!("I1: {} was restored from {checkpoint_id}, which is not its head", short(id)))
+                } else if story.behind && !rolled_back {
+                    Some(format!("{} went back in time and nobody was told", short(id)))
+                } else {
+                    None
+                }
+            }
+            Passing::Left { .. }
+            | Passing::Running { .. }
+            | Passing::Acquiring
+            | Passing::Acquired
+            | Passing::Failed { .. }
+            | Passing::ReleaseRequested
+            | Passing::Checkpointing { .. }
+            | Passing::CheckpointFailed { .. }
+            | Passing::Fenced { .. }
+            | Passing::Unfenced
+            | Passing::LeaseLost { .. }
+            | Passing::Progress { .. } => None,
+        };
+        if let Some(complaint) = complaint {
+            told.wrong(now, &complaint);
+        }
+    }
+}
