@@ -166,8 +166,9 @@ impl Object<'_> {
     /// Its key in the store of its artifact.
     pub fn key(&self) -> String {
         match self {
-            Self::Lock(sandbox) => format!("{}lock.json", sandbox_prefix(sandbox)),
-            Self::Metadata(sandbox) => format!("{}metadata.json", sandbox_prefix(sandbox)),
+            // These two are looked at all the time.
+            Self::Lock(sandbox) => [SANDBOXES, sandbox.as_str(), "/lock.json"].concat(),
+            Self::Metadata(sandbox) => [SANDBOXES, sandbox.as_str(), "/metadata.json"].concat(),
             Self::Image(checkpoint, image) => format!("{}{}", checkpoint_prefix(checkpoint), image.file_name()),
             Self::CheckpointManifest(checkpoint) => format!("{}manifest.json", checkpoint_prefix(checkpoint)),
             Self::Pin(checkpoint, sandbox) => format!("{}{sandbox}", pins_prefix(checkpoint)),
