@@ -55,7 +55,7 @@ proof: ## the tests in full: more seeds, more states, more cuts, more moves (SEE
 	@SEEDS=$(or $(SEEDS),20000) $(MAKE) --no-print-directory test TIER=proof
 
 sim: ## the simulation alone, optimised (SEEDS=2000, FIRST_SEED=0; SEED=n replays one)
-	@SEEDS=$(or $(SEEDS),2000) cargo test --workspace --locked --config 'profile.dev.package.baton.opt-level=2' --config 'profile.dev.package.baton.codegen-units=16' --test sim -- --nocapture proof::
+	@SEEDS=$(or $(SEEDS),2000) scripts/proofs --test sim
 
 docs: ## write again what is generated: docs/configuration.md, docs/plan.md, a table in docs/operate.md
 	@BATON_WRITE_DOCS=1 cargo test --quiet --locked --test world the_page_of_

@@ -59,25 +59,25 @@ pub enum Mistake {
 /// With a seed that finds it; others are tried when that one does not.
 pub const MISTAKES: [(Mistake, u64); 20] = [
     (Mistake::TakeoverBelowHold, 12),
-    (Mistake::HoldAboveTakeover, 8),
-    (Mistake::DeadlineFromAnswer, 224),
+    (Mistake::HoldAboveTakeover, 12),
+    (Mistake::DeadlineFromAnswer, 105),
     (Mistake::NoFence, 1),
-    (Mistake::GuardHangsToo, 184),
+    (Mistake::GuardHangsToo, 111),
     (Mistake::ContainersSurvive, 31),
     (Mistake::RunsAfterRelease, 2),
     (Mistake::PauseLies, 0),
-    (Mistake::RemoveLies, 0),
-    (Mistake::CountedNonces, 737),
+    (Mistake::RemoveLies, 1),
+    (Mistake::CountedNonces, 202),
     (Mistake::NoConditions, 1),
     (Mistake::CachedReads, 1),
     (Mistake::NoWaiterPriority, 3),
     (Mistake::HeadNotCommitted, 0),
     (Mistake::CommitElsewhere, 5),
-    (Mistake::StatusAhead, 8),
+    (Mistake::StatusAhead, 2),
     (Mistake::UploadsNothing, 0),
     (Mistake::WrongReplay, 0),
     (Mistake::NoRest, 1),
-    (Mistake::WildClocks, 39),
+    (Mistake::WildClocks, 167),
 ];
 
 impl Mistake {

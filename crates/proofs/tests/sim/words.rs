@@ -40,7 +40,7 @@ fn stored(head: &Head, parent: Option<&CheckpointId>, bucket: &Bucket) -> Option
 }
 
 pub fn lock_of(key: &str) -> Option<SandboxId> {
-    layout::sandbox_of(key).filter(|id| Object::Lock(id).key() == key)
+    layout::sandbox_of(key).filter(|_| key.ends_with("/lock.json"))
 }
 
 pub fn sandbox_of_checkpoint(key: &str) -> Option<SandboxId> {

@@ -276,8 +276,8 @@ impl Store for Way {
     async fn put(&self, key: &str, bytes: Bytes, condition: If) -> Result<Written> {
         let (name, at, mistake) = (self.name.clone(), key.to_owned(), self.mistake);
         let condition = if mistake == Some(Mistake::NoConditions) { If::Any } else { condition };
-        let bytes = mistake.map_or(bytes.clone(), |mistake| mistake.write(key, &bytes, &self.bucket));
-        let freed = frees(key, &bytes).filter(|_| mistake == Some(Mistake::RunsAfterRelease));
+        let bytes = mistake.map_or_else(|| bytes.clone(), |mistake| mistake.write(key, &bytes, &self.bucket));
+        let freed = if mistake == Some(Mistake::RunsAfterRelease) { frees(key, &bytes) } else { None };
         if let Some(set_back) = &self.set_back
             && let Some(op) = op_of(key, &bytes, &self.name)
         {
