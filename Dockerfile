@@ -1,9 +1,11 @@
-# syntax=docker/dockerfile:1.7-labs
+# syntax=docker/dockerfile:1
 # The image of baton: server, agent, runsc and the root file system of sandboxes, and nothing else.
 # Every step is a script of this tree, so `make image-tree` lays out the same files without Docker.
 #
-#   docker buildx build --allow security.insecure -t baton .
-#   docker buildx build --allow security.insecure -t baton-api --target api .    the API's half, as nobody
+#   docker build -t baton .
+#   docker build -t baton-api --target api .    the API's half, as nobody
+#
+# No step needs more than a container has by default: no entitlement, no mount, no privileged builder.
 #
 # Base images are build arguments, and so are their digests: for a build that can be repeated pin them
 # with --build-arg GO_DIGEST=@sha256:… and so on, as `docker buildx imagetools inspect IMAGE` prints them.
@@ -21,11 +23,10 @@ WORKDIR /src
 COPY scripts/setup scripts/setup
 RUN BATON_CACHE_DIR=/cache scripts/setup --only runsc
 
-# mmdebstrap mounts /proc and /dev in the tree it makes; that is what the entitlement is for.
 FROM ${DEBIAN_IMAGE}${DEBIAN_DIGEST} AS rootfs
 WORKDIR /src
 COPY scripts/setup scripts/setup
-RUN --security=insecure BATON_CACHE_DIR=/cache scripts/setup --only rootfs
+RUN BATON_CACHE_DIR=/cache scripts/setup --only rootfs
 
 FROM ${RUST_IMAGE}${RUST_DIGEST} AS build
 WORKDIR /src

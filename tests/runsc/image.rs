@@ -2,6 +2,7 @@
 //! server in it runs sandboxes with nothing else around it.
 
 use std::{
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Duration,
@@ -95,45 +96,116 @@ fn body(answer: &str) -> String {
     body
 }
 
+/// What a command says, without the end of its line.
+fn said(command: &mut Command) -> String {
+    let done = command.stdin(Stdio::null()).output().unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    String::from_utf8(done.stdout).unwrap().trim().to_owned()
+}
+
+/// What is recorded in the image is what lies in it.
+fn check_digests(image: &Path) {
+    let pieces = image.join("usr/local/lib/baton");
+    let recorded = |name: &str| std::fs::read_to_string(pieces.join(name)).unwrap().trim().to_owned();
+    let digest = recorded("rootfs/digest");
+    assert_eq!(std::fs::read_link(pieces.join("rootfs/current")).unwrap(), Path::new(&digest));
+    // The owners, modes and links of every file are part of it.
+    let found =
+        said(Command::new(root().join("scripts/setup")).arg("--digest").arg(pieces.join("rootfs").join(&digest)));
+    assert_eq!(found, digest, "the root file system is the one that is recorded");
+    let sum = said(Command::new("sha256sum").arg(pieces.join("runsc")));
+    assert_eq!(sum.split_whitespace().next(), Some(recorded("runsc.sha256").as_str()));
+    let setup = std::fs::read_to_string(root().join("scripts/setup")).unwrap();
+    let pinned = setup.split("RUNSC_SHA256=").nth(1).unwrap().lines().next().unwrap();
+    // Whoever brings a runsc of their own is told so by the set-up.
+    if piece("BATON_RUNSC").to_string_lossy().contains(pinned) {
+        assert_eq!(recorded("runsc.sha256"), pinned);
+    }
+}
+
+/// A server's process with the tree as its only root, and what it says.
+struct Inside {
+    process: Namespace,
+    log: PathBuf,
+}
+
+impl Inside {
+    /// Own mounts and processes: whatever is missing in the tree is missing. A chroot would not do: in one nobody may
+    /// make user namespaces.
+    fn start(image: &Path, log: PathBuf, verb: &str, settings: &[(&str, &str)]) -> Self {
+        let script = format!(
+            "set -e
+            mount --bind $0 $0; cd $0
+            mount --rbind /dev dev; mount --rbind /sys sys; mount -t proc proc proc; mount -t tmpfs tmpfs run
+            mkdir run/old; pivot_root . run/old; cd /
+            lib=/run/old/lib/x86_64-linux-gnu:/run/old/usr/lib/x86_64-linux-gnu
+            /run/old/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2 --library-path $lib /run/old/bin/umount -l /run/old
+            exec /usr/local/bin/baton {verb}"
+        );
+        let mut server = Command::new("unshare");
+        server.args(["--mount", "--pid", "--fork", "--kill-child", "sh", "-c", &script]).arg(image);
+        Self::run(server, log, settings)
+    }
+
+    /// Another process in the same place, as the user of the image's target for the API.
+    fn start_api(&self, log: PathBuf, settings: &[(&str, &str)]) -> Self {
+        let pid = self.process.0.id();
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+        let mut api = Command::new("nsenter");
+        api.args(["--target", children.trim(), "--mount", "--pid", "--setuid", "65532", "--setgid", "65532"]);
+        api.args(["/usr/local/bin/baton", "api"]);
+        Self::run(api, log, settings)
+    }
+
+    fn run(mut command: Command, log: PathBuf, settings: &[(&str, &str)]) -> Self {
+        command.env_clear().envs(environment()).env("PATH", "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
+        command.env("BATON_LISTEN", "127.0.0.1:0").env("BATON_ADMIN_LISTEN", "off").envs(settings.iter().copied());
+        let file = std::fs::File::create(&log).unwrap();
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
+        Self { process: Namespace(command.spawn().unwrap()), log }
+    }
+
+    /// The word that follows in its log, once it is there.
+    async fn said(&mut self, text: &str) -> String {
+        for _ in 0..3_000 {
+            let log = std::fs::read_to_string(&self.log).unwrap();
+            if let Some((_, rest)) = log.split_once(text) {
+                return rest.split_whitespace().next().unwrap_or_default().to_owned();
+            }
+            assert!(self.process.0.try_wait().unwrap().is_none(), "it ended:\n{log}");
+            clock().sleep(Duration::from_millis(10)).await;
+        }
+        panic!("it never said {text}:\n{}", std::fs::read_to_string(&self.log).unwrap());
+    }
+}
+
+async fn smoke(port: &str) {
+    let answer = execute(port, "import sys; print(6 * 7, sys.version_info.major)").await;
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    assert_eq!(body(&answer), "42 3\n", "{answer}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_runs_sandboxes_from_the_files_of_the_image_alone() {
     let _permit = permit().await;
     let directory = tempfile::Builder::new().prefix("bi").tempdir().unwrap();
+    // The user of the API has to get there.
+    std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let image: PathBuf = directory.path().join("i");
     println!("{}", lay_out(&image));
     let binary = image.join("usr/local/bin/baton");
     assert!(megabytes(&image, &binary) < 500);
-    let digest = std::fs::read_to_string(image.join("usr/local/lib/baton/rootfs/digest")).unwrap();
-    assert!(image.join("usr/local/lib/baton/rootfs").join(digest.trim()).is_dir(), "its digest is recorded");
+    check_digests(&image);
 
-    // Own mounts and processes, and the tree as the only root: whatever is missing in it is missing.
-    // A chroot would not do: in one nobody may make user namespaces.
-    let script = "set -e
-        mount --bind $0 $0; cd $0
-        mount --rbind /dev dev; mount --rbind /sys sys; mount -t proc proc proc; mount -t tmpfs tmpfs run
-        mkdir run/old; pivot_root . run/old; cd /
-        lib=/run/old/lib/x86_64-linux-gnu:/run/old/usr/lib/x86_64-linux-gnu
-        /run/old/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2 --library-path $lib /run/old/bin/umount -l /run/old
-        exec /usr/local/bin/baton serve";
-    let log = directory.path().join("log");
-    let mut server = Command::new("unshare");
-    server.args(["--mount", "--pid", "--fork", "--kill-child", "sh", "-c", script]).arg(&image);
-    server.env_clear().envs(environment()).env("PATH", "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
-    server.env("BATON_LISTEN", "127.0.0.1:0").env("BATON_ADMIN_LISTEN", "off");
-    server.stdin(Stdio::null()).stdout(Stdio::null()).stderr(std::fs::File::create(&log).unwrap());
-    let mut server = Namespace(server.spawn().unwrap());
-    let mut port = String::new();
-    for _ in 0..3_000 {
-        let text = std::fs::read_to_string(&log).unwrap();
-        if let Some((_, rest)) = text.split_once("serving address=127.0.0.1:") {
-            rest.split_whitespace().next().unwrap().clone_into(&mut port);
-            break;
-        }
-        assert!(server.0.try_wait().unwrap().is_none(), "it ended:\n{text}");
-        clock().sleep(Duration::from_millis(10)).await;
-    }
-    assert!(!port.is_empty(), "it never served:\n{}", std::fs::read_to_string(&log).unwrap());
-    let answer = execute(&port, "import sys; print(6 * 7, sys.version_info.major)").await;
-    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-    assert_eq!(body(&answer), "42 3\n", "{answer}");
+    let mut server = Inside::start(&image, directory.path().join("log"), "serve", &[]);
+    smoke(&server.said("serving address=127.0.0.1:").await).await;
+    drop(server);
+
+    let settings = [("BATON_API_USER", "65532")];
+    let mut reconciler = Inside::start(&image, directory.path().join("back"), "reconciler", &settings);
+    reconciler.said("reconciling").await;
+    let mut api = reconciler.start_api(directory.path().join("front"), &[]);
+    assert_eq!(api.said("the reconciler answers user=").await, "65532", "nobody in the image");
+    smoke(&api.said("serving address=127.0.0.1:").await).await;
+    drop(api);
 }
