@@ -48,14 +48,35 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Everything a server needs before its first line of work.
+/// Runs a server, and says why it ends the way its platform reads it.
 fn start<F>(args: &cli::Serve, server: impl FnOnce(Config) -> F) -> anyhow::Result<ExitCode>
+where
+    F: Future<Output = anyhow::Result<()>>,
+{
+    // Also before the settings are read: one of them may be what is wrong.
+    let on_cloud_run = config::process_environment("K_SERVICE").is_some_and(|name| !name.trim().is_empty());
+    if !on_cloud_run {
+        return serve(args, server);
+    }
+    // One entry, not one for each of its lines.
+    std::panic::set_hook(Box::new(|panic| eprintln!("{}", telemetry::last_words(&panic.to_string()))));
+    serve(args, server).or_else(|error| {
+        eprintln!("{}", telemetry::last_words(&format!("{error:#}")));
+        Ok(ExitCode::FAILURE)
+    })
+}
+
+/// Everything a server needs before its first line of work.
+fn serve<F>(args: &cli::Serve, server: impl FnOnce(Config) -> F) -> anyhow::Result<ExitCode>
 where
     F: Future<Output = anyhow::Result<()>>,
 {
     rustls::crypto::ring::default_provider().install_default().ok();
     let config = Config::read(&args.flags.0, config::process_environment)?;
-    let style = if config.on_cloud_run { telemetry::Style::CloudLogging } else { telemetry::Style::Plain };
+    let style = match config.on_cloud_run {
+        true => telemetry::Style::CloudLogging { project: config.project.clone() },
+        false => telemetry::Style::Plain,
+    };
     telemetry::init(&config.log, style)?;
     reuse_buffers();
     let runtime = tokio::runtime::Runtime::new()?;

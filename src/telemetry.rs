@@ -48,12 +48,12 @@ impl<T> fmt::Display for Redacted<T> {
 }
 
 /// How log lines look.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Style {
     /// For a person.
     Plain,
-    /// One JSON object per line, as Cloud Logging reads it.
-    CloudLogging,
+    /// One JSON object per line, as Cloud Logging reads it. With the name of the project a line is shown with its trace.
+    CloudLogging { project: Option<String> },
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -86,15 +86,23 @@ where
     let base = tracing_subscriber::fmt().with_env_filter(parsed).with_writer(writer);
     Ok(match style {
         Style::Plain => Box::new(base.with_ansi(colours).with_target(false).finish()),
-        Style::CloudLogging => {
-            Box::new(base.with_ansi(false).fmt_fields(JsonFields::new()).event_format(CloudLogging).finish())
+        Style::CloudLogging { project } => {
+            let format = CloudLogging { project };
+            Box::new(base.with_ansi(false).fmt_fields(JsonFields::new()).event_format(format).finish())
         }
     })
 }
 
+/// What ends the process, as a line for Cloud Logging; for what comes before logging was started and after it.
+pub fn last_words(text: &str) -> String {
+    json!({"severity": "ERROR", "message": text}).to_string()
+}
+
 /// `severity` and `message` are the names Cloud Logging looks for; it adds the time itself.
 #[derive(Debug)]
-struct CloudLogging;
+struct CloudLogging {
+    project: Option<String>,
+}
 
 impl<S> FormatEvent<S, JsonFields> for CloudLogging
 where
@@ -118,6 +126,10 @@ where
             }
         }
         event.record(&mut Fields(&mut line));
+        if let (Some(project), Some(trace)) = (&self.project, line.get("trace").and_then(Value::as_str)) {
+            let trace = json!(format!("projects/{project}/traces/{trace}"));
+            line.insert("logging.googleapis.com/trace".to_owned(), trace);
+        }
         writeln!(writer, "{}", Value::Object(line))
     }
 }
@@ -198,7 +210,7 @@ mod tests {
 
     #[test]
     fn a_line_for_cloud_logging_has_severity_message_and_the_fields_of_its_spans() {
-        let page = Page::of("info", Style::CloudLogging, || {
+        let page = Page::of("info", Style::CloudLogging { project: None }, || {
             let span = tracing::info_span!("pass", sandbox = "sandbox-1", epoch = 7);
             let _inside = span.enter();
             tracing::warn!(action = "create", took = 1.5, again = true, "slow\nstore");
@@ -213,6 +225,21 @@ mod tests {
             (&line["epoch"], &line["action"], &line["took"], &line["again"]),
             (&json!(7), &json!("create"), &json!(1.5), &json!(true))
         );
+    }
+
+    #[test]
+    fn a_line_with_a_trace_names_it_as_cloud_logging_wants_it_where_the_project_is_known() {
+        for (project, expected) in [(Some("p"), json!("projects/p/traces/0af7")), (None, Value::Null)] {
+            let style = Style::CloudLogging { project: project.map(str::to_owned) };
+            let page = Page::of("info", style, || {
+                let span = tracing::info_span!("session", trace = "0af7");
+                span.in_scope(|| tracing::info!("here"));
+                tracing::info!("there");
+            });
+            let lines: Vec<Value> = page.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+            assert_eq!((&lines[0]["trace"], &lines[0]["logging.googleapis.com/trace"]), (&json!("0af7"), &expected));
+            assert_eq!(lines[1].get("logging.googleapis.com/trace"), None);
+        }
     }
 
     #[test]

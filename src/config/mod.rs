@@ -99,6 +99,7 @@ pub struct Config {
     pub store_runtime: bool,
     pub log: String,
     pub on_cloud_run: bool,
+    pub project: Option<String>,
 
     pub storage: StorageVariables,
     pub gcs_endpoint: Option<String>,
@@ -169,6 +170,7 @@ impl Config {
             store_runtime: from.required("BATON_STORE_RUNTIME", parse::yes_no)?,
             log: from.required("BATON_LOG", parse::text)?,
             on_cloud_run,
+            project: from.optional("GOOGLE_CLOUD_PROJECT", parse::text)?,
             storage: StorageVariables {
                 metadata_bucket: from.optional("SANDBOX_METADATA_BUCKET", parse::text)?,
                 metadata_mount: from.optional("SANDBOX_METADATA_MOUNT_PATH", parse::text)?,

@@ -286,6 +286,13 @@ pub const SECTIONS: &[Section] = &[
                 "Set by Cloud Run: log lines are JSON then, and BATON_TIME_SCALE is refused",
             ),
             variable(
+                "GOOGLE_CLOUD_PROJECT",
+                "google-cloud-project",
+                Kind::Text,
+                Unset,
+                "The project on Cloud Run: with it Cloud Logging shows the lines of a session with their trace",
+            ),
+            variable(
                 "OTEL_EXPORTER_OTLP_ENDPOINT",
                 "otel-exporter-otlp-endpoint",
                 Kind::Url,

@@ -6,6 +6,7 @@
 #[path = "../wire/agent.rs"]
 mod agent;
 mod auth;
+mod cloud_run;
 mod copy;
 mod exec;
 #[path = "../wire/halves.rs"]
