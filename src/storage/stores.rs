@@ -91,7 +91,10 @@ impl Stores {
                 }
             })
         };
-        let (lock, metadata) = (open(Artifact::Lock), open(Artifact::Metadata));
+        // In one place they are one store: whoever lists both lists it once.
+        let metadata = open(Artifact::Metadata);
+        let is_one = place(Artifact::Lock, settings) == place(Artifact::Metadata, settings);
+        let lock = if is_one { metadata.clone() } else { open(Artifact::Lock) };
         let (checkpoints, snapshots) = (open(Artifact::Checkpoints), open(Artifact::Snapshots));
         Self { lock, metadata, checkpoints, snapshots, clock: clock.clone(), mounts }
     }
@@ -109,9 +112,16 @@ impl Stores {
     /// With everything that is asked of them counted.
     pub fn counted(mut self, metrics: &Metrics) -> Self {
         let stores = [&mut self.lock, &mut self.metadata, &mut self.checkpoints, &mut self.snapshots];
+        let mut known: Vec<(Arc<dyn Store>, Arc<dyn Store>)> = Vec::new();
         for opened in stores.into_iter().flatten() {
-            let store = Counted::new(opened.store.clone(), self.clock.clone(), metrics.clone());
-            opened.store = Arc::new(store);
+            let bare = opened.store.clone();
+            // What was one store stays one.
+            let counted = match known.iter().find(|(other, _)| Arc::ptr_eq(other, &bare)) {
+                Some((_, counted)) => counted.clone(),
+                None => Arc::new(Counted::new(bare.clone(), self.clock.clone(), metrics.clone())),
+            };
+            opened.store = counted.clone();
+            known.push((bare, counted));
         }
         self
     }

@@ -150,3 +150,18 @@ async fn one_store_can_be_all_of_them() {
     stores.check(Need::Checkpoint).await.unwrap();
     stores.check(Need::Snapshot).await.unwrap();
 }
+
+#[tokio::test]
+async fn locks_and_metadata_in_one_bucket_are_one_store_also_when_it_is_counted() {
+    use baton::metrics::Metrics;
+    let one = settings(|s| s.metadata_bucket = Some(BUCKET.to_owned()));
+    let two = settings(|s| {
+        s.metadata_bucket = Some(BUCKET.to_owned());
+        s.lock_bucket = Some("locks".to_owned());
+    });
+    for (settings, is_one) in [(one, true), (two, false)] {
+        let stores = Stores::open(&settings, &clock()).counted(&Metrics::default());
+        let (locks, metadata) = (stores.lock.unwrap().store, stores.metadata.unwrap().store);
+        assert_eq!(Arc::ptr_eq(&locks, &metadata), is_one, "a sweep lists each store once");
+    }
+}
