@@ -1,12 +1,15 @@
-# The same as manifests/bucket and manifests/cloud-run.yaml, for Terraform.
-#   terraform apply -var project=my-project -var region=europe-west1 -var image=…
+# The same as manifests/bucket and manifests/cloud-run.yaml, for Terraform; with -var halves=true as
+# manifests/cloud-run-halves.yaml.
+#   TF_VAR_api_keys=$(head -c 24 /dev/urandom | base64 | tr -d '/+=\n') \
+#     terraform apply -var project=my-project -var region=europe-west1 -var image=…
 
 terraform {
-  required_version = ">= 1.5"
+  # Write-only arguments: the keys go to Secret Manager and into no state file.
+  required_version = ">= 1.11"
   required_providers {
     google = {
       source  = "hashicorp/google"
-      version = ">= 6.0"
+      version = ">= 7.0"
     }
   }
 }
@@ -22,6 +25,35 @@ variable "region" {
 variable "image" {
   type        = string
   description = "The image, best by digest"
+}
+
+variable "halves" {
+  type        = bool
+  default     = false
+  description = "Two containers: the API without any privilege, and the reconciler beside it"
+}
+
+variable "image_api" {
+  type        = string
+  default     = ""
+  description = "The image of the API (--target api); needed with halves"
+  validation {
+    condition     = !var.halves || var.image_api != ""
+    error_message = "halves needs image_api: the same image built with --target api."
+  }
+}
+
+variable "api_keys" {
+  type        = string
+  sensitive   = true
+  ephemeral   = true
+  description = "Keys of which clients must show one, separated by commas"
+}
+
+variable "api_keys_version" {
+  type        = number
+  default     = 1
+  description = "Raise it to have other api_keys stored"
 }
 
 variable "invokers" {
@@ -50,6 +82,89 @@ locals {
     metadata    = "${var.project}-baton"
     checkpoints = "${var.project}-baton-checkpoints"
   }
+
+  # Each is one container of a shape; the resource below takes those of the shape that is wanted.
+  containers = [
+    {
+      name    = "baton"
+      in_half = false
+      image   = var.image
+      args    = ["serve"]
+      cpu     = "2"
+      memory  = "2Gi"
+      ports   = [8080]
+      after   = []
+      secrets = ["BATON_API_KEYS"]
+      env = {
+        SANDBOX_METADATA_BUCKET    = local.buckets.metadata
+        SANDBOX_CHECKPOINT_BUCKET  = local.buckets.checkpoints
+        FILESYSTEM_SNAPSHOT_BUCKET = local.buckets.checkpoints
+        BATON_MAX_SANDBOXES        = "1"
+        BATON_DRAIN                = "8s"
+        BATON_ROOTFS_CACHE         = "512MiB"
+        BATON_ARCHIVE_SIZE         = "1GiB"
+        GOOGLE_CLOUD_PROJECT       = var.project
+      }
+      startup  = { path = "/status", port = 8080 }
+      liveness = [{ path = "/", port = 8080 }]
+      mounts   = { state = "/run/baton" }
+    },
+    {
+      name    = "api"
+      in_half = true
+      image   = var.image_api
+      args    = ["api"]
+      cpu     = "1"
+      memory  = "512Mi"
+      ports   = [8080]
+      after   = ["reconciler"]
+      secrets = ["BATON_API_KEYS"]
+      env = {
+        SANDBOX_METADATA_BUCKET    = local.buckets.metadata
+        SANDBOX_CHECKPOINT_BUCKET  = local.buckets.checkpoints
+        FILESYSTEM_SNAPSHOT_BUCKET = local.buckets.checkpoints
+        BATON_MAX_SANDBOXES        = "1"
+        BATON_DRAIN                = "8s"
+        BATON_SOCKET_DIR           = "/halves"
+        GOOGLE_CLOUD_PROJECT       = var.project
+      }
+      startup  = { path = "/status", port = 8080 }
+      liveness = [{ path = "/", port = 8080 }]
+      mounts   = { halves = "/halves" }
+    },
+    {
+      name    = "reconciler"
+      in_half = true
+      image   = var.image
+      args    = ["reconciler"]
+      cpu     = "2"
+      memory  = "2Gi"
+      ports   = []
+      after   = []
+      secrets = []
+      env = {
+        SANDBOX_METADATA_BUCKET    = local.buckets.metadata
+        SANDBOX_CHECKPOINT_BUCKET  = local.buckets.checkpoints
+        FILESYSTEM_SNAPSHOT_BUCKET = local.buckets.checkpoints
+        BATON_MAX_SANDBOXES        = "1"
+        BATON_DRAIN                = "8s"
+        BATON_SOCKET_DIR           = "/halves"
+        GOOGLE_CLOUD_PROJECT       = var.project
+        BATON_ROOTFS_CACHE         = "512MiB"
+        BATON_ARCHIVE_SIZE         = "1GiB"
+        BATON_API_USER             = "65532"
+        BATON_ADMIN_LISTEN         = "0.0.0.0:9465"
+      }
+      startup  = { path = "/healthz", port = 9465 }
+      liveness = []
+      mounts   = { state = "/run/baton", halves = "/halves" }
+    },
+  ]
+
+  volumes = [
+    { name = "state", size = "1Gi", for_one = true },
+    { name = "halves", size = "1Mi", for_one = false },
+  ]
 }
 
 resource "google_storage_bucket" "baton" {
@@ -64,7 +179,8 @@ resource "google_storage_bucket" "baton" {
     enabled = false
   }
 
-  # Locks are rewritten every few seconds: soft delete would keep, and bill, every one of them.
+  # Locks are rewritten every few seconds: soft delete would keep, and bill, every one of them. Checkpoints are large
+  # and replaced often, and of each sandbox BATON_KEEP_CHECKPOINTS are kept anyway.
   soft_delete_policy {
     retention_duration_seconds = 0
   }
@@ -97,12 +213,19 @@ resource "google_storage_bucket_iam_member" "baton" {
   member   = "serviceAccount:${google_service_account.baton.email}"
 }
 
-# Its value is put there by hand: gcloud secrets versions add baton-api-keys --data-file -
 resource "google_secret_manager_secret" "keys" {
   secret_id = "baton-api-keys"
   replication {
     auto {}
   }
+}
+
+resource "google_secret_manager_secret_version" "keys" {
+  secret                 = google_secret_manager_secret.keys.id
+  secret_data_wo         = var.api_keys
+  secret_data_wo_version = var.api_keys_version
+  # The instances of the revision before still start with the version they were deployed with.
+  deletion_policy = "ABANDON"
 }
 
 resource "google_secret_manager_secret_iam_member" "keys" {
@@ -128,90 +251,103 @@ resource "google_cloud_run_v2_service" "baton" {
       max_instance_count = var.max_instances
     }
 
-    containers {
-      name  = "baton"
-      image = var.image
-      args  = ["serve"]
+    dynamic "containers" {
+      for_each = [for one in local.containers : one if one.in_half == var.halves]
+      content {
+        name       = containers.value.name
+        image      = containers.value.image
+        args       = containers.value.args
+        depends_on = length(containers.value.after) > 0 ? containers.value.after : null
 
-      ports {
-        name           = "http1"
-        container_port = 8080
-      }
+        dynamic "ports" {
+          for_each = containers.value.ports
+          content {
+            name           = "http1"
+            container_port = ports.value
+          }
+        }
 
-      env {
-        name  = "SANDBOX_METADATA_BUCKET"
-        value = local.buckets.metadata
-      }
-      env {
-        name  = "SANDBOX_CHECKPOINT_BUCKET"
-        value = local.buckets.checkpoints
-      }
-      env {
-        name  = "FILESYSTEM_SNAPSHOT_BUCKET"
-        value = local.buckets.checkpoints
-      }
-      env {
-        name  = "BATON_MAX_SANDBOXES"
-        value = "1"
-      }
-      env {
-        name  = "BATON_DRAIN"
-        value = "8s"
-      }
-      env {
-        name = "BATON_API_KEYS"
-        value_source {
-          secret_key_ref {
-            secret  = google_secret_manager_secret.keys.secret_id
-            version = "latest"
+        dynamic "env" {
+          for_each = containers.value.env
+          content {
+            name  = env.key
+            value = env.value
+          }
+        }
+
+        dynamic "env" {
+          for_each = containers.value.secrets
+          content {
+            name = env.value
+            value_source {
+              secret_key_ref {
+                secret  = google_secret_manager_secret.keys.secret_id
+                version = google_secret_manager_secret_version.keys.version
+              }
+            }
+          }
+        }
+
+        resources {
+          # Leases are renewed and commands run also while no request is open.
+          cpu_idle          = false
+          startup_cpu_boost = true
+          limits = {
+            cpu    = containers.value.cpu
+            memory = containers.value.memory
+          }
+        }
+
+        startup_probe {
+          http_get {
+            path = containers.value.startup.path
+            port = containers.value.startup.port
+          }
+          period_seconds    = 1
+          timeout_seconds   = 1
+          failure_threshold = 60
+        }
+
+        dynamic "liveness_probe" {
+          for_each = containers.value.liveness
+          content {
+            http_get {
+              path = liveness_probe.value.path
+              port = liveness_probe.value.port
+            }
+            period_seconds    = 10
+            timeout_seconds   = 5
+            failure_threshold = 3
+          }
+        }
+
+        dynamic "volume_mounts" {
+          for_each = containers.value.mounts
+          content {
+            name       = volume_mounts.key
+            mount_path = volume_mounts.value
           }
         }
       }
-
-      resources {
-        # Leases are renewed and commands run also while no request is open.
-        cpu_idle          = false
-        startup_cpu_boost = true
-        limits = {
-          cpu    = "2"
-          memory = "2Gi"
-        }
-      }
-
-      startup_probe {
-        http_get {
-          path = "/status"
-          port = 8080
-        }
-        period_seconds    = 1
-        timeout_seconds   = 1
-        failure_threshold = 60
-      }
-
-      liveness_probe {
-        http_get {
-          path = "/"
-          port = 8080
-        }
-        period_seconds    = 10
-        timeout_seconds   = 5
-        failure_threshold = 3
-      }
-
-      volume_mounts {
-        name       = "state"
-        mount_path = "/run/baton"
-      }
     }
 
-    volumes {
-      name = "state"
-      empty_dir {
-        medium     = "MEMORY"
-        size_limit = "1Gi"
+    dynamic "volumes" {
+      for_each = [for one in local.volumes : one if one.for_one || var.halves]
+      content {
+        name = volumes.value.name
+        empty_dir {
+          medium     = "MEMORY"
+          size_limit = volumes.value.size
+        }
       }
     }
   }
+
+  # A revision whose account may not read its secret yet does not start.
+  depends_on = [
+    google_secret_manager_secret_iam_member.keys,
+    google_storage_bucket_iam_member.baton,
+  ]
 }
 
 resource "google_cloud_run_v2_service_iam_member" "invoker" {

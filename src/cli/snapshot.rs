@@ -30,13 +30,16 @@ pub enum Verb {
     /// Keep the file system of a running sandbox under a name.
     Create(Create),
     /// The snapshots there are.
+    #[command(after_help = "Example:\n  FILESYSTEM_SNAPSHOT_BUCKET=b baton snapshot list")]
     List(At),
     /// Delete a snapshot. One that a sandbox stands on stays.
+    #[command(after_help = "Example:\n  FILESYSTEM_SNAPSHOT_BUCKET=b baton snapshot delete numpy")]
     Delete(Named),
     /// Put a complete archive (`.tar`, `.tar.gz`, `.tar.zst`) under a name, such as `docker export` writes.
     #[command(after_help = "Example:\n  docker export C >numpy.tar && baton snapshot import numpy.tar")]
     Import(Import),
     /// Write the archive of a snapshot to a file.
+    #[command(after_help = "Example:\n  FILESYSTEM_SNAPSHOT_BUCKET=b baton snapshot export numpy --to numpy.tar")]
     Export(Export),
 }
 

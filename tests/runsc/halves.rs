@@ -1,10 +1,7 @@
 //! A server as two processes: what the death of either half means, who may speak with whom, and
 //! the walks of the whole server again.
 
-use std::{
-    os::unix::fs::{MetadataExt, PermissionsExt},
-    time::Duration,
-};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use serde_json::json;
 
@@ -12,8 +9,8 @@ use crate::{
     crash::SCALED,
     drain::everybody_goes_on_elsewhere,
     handoff::{everything_moves, movable, ticking},
-    place::{clock, eventually, processes},
-    servers::{Machine, NOBODY, is_proof},
+    place::{eventually, processes},
+    servers::{Machine, NOBODY, capabilities, is_proof},
     wire::{Dialect, Socket},
 };
 
@@ -78,9 +75,18 @@ async fn the_api_has_no_privilege_and_strangers_are_turned_away() {
     let machine = Machine::with_a_bucket().await.in_halves();
     let mut server = machine.server("a").await;
     let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
-    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
-    assert!(field("Uid:").split_whitespace().all(|user| user == NOBODY.to_string()), "{status}");
-    assert_eq!((field("CapEff:"), field("CapPrm:")), ("0".repeat(16), "0".repeat(16)));
+    let field =
+        |status: &str, name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
+    for users in ["Uid:", "Gid:"] {
+        assert!(field(&status, users).split_whitespace().all(|user| user == NOBODY.to_string()), "{status}");
+    }
+    // Not even what a program with the set-user-id bit could give back.
+    for set in ["CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:"] {
+        assert_eq!(field(&status, set), "0".repeat(16), "{set}");
+    }
+    assert_eq!((field(&status, "NoNewPrivs:"), field(&status, "Groups:")), ("1".to_owned(), String::new()));
+    let count = u64::from_str_radix(&field(&server.reconciler_status(), "CapEff:"), 16).unwrap().count_ones();
+    assert_eq!(count as usize, capabilities().len(), "the other half has what its manifest gives it");
 
     let socket = std::fs::metadata(server.socket()).unwrap();
     assert_eq!((socket.mode() & 0o777, socket.uid()), (0o600, NOBODY));
@@ -92,57 +98,6 @@ async fn the_api_has_no_privilege_and_strangers_are_turned_away() {
     let (client, _) = Socket::create(&server, Dialect::V1, movable()).await;
     client.kill().await;
     server.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_figures_of_a_server_stand_on_its_page_and_no_name_does() {
-    for halves in [false, true] {
-        let machine = Machine::with_a_bucket().await;
-        let machine = if halves { machine.in_halves() } else { machine };
-        let (mut one, mut two) = tokio::join!(machine.server("a"), machine.server("b"));
-        let (socket, key, mut mind) = ticking(&one).await;
-        drop(socket);
-        let socket = mind.come_back(&two, &key).await;
-        let value = |page: &str, name: &str| -> f64 {
-            let values = page.lines().filter(|line| !line.starts_with('#') && line.starts_with(name));
-            values.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
-        };
-        const SHOWN: [&str; 7] = [
-            "baton_sandboxes{phase=\"running\"}",
-            "baton_sessions",
-            "baton_action_seconds_count{action=\"restore\",outcome=\"done\"}",
-            "baton_handoff_blackout_seconds_count",
-            "baton_store_calls_total{verb=\"put\",answer=\"good\"}",
-            "baton_store_bytes_total{direction=\"in\"}",
-            "baton_exec_bytes_total{stream=\"stdout\"}",
-        ];
-        // A client hears that it runs a moment before the action has ended.
-        let mut page = two.figures().await;
-        for _ in 0..200 {
-            if SHOWN.iter().all(|name| value(&page, name) > 0.0) {
-                break;
-            }
-            clock().sleep(Duration::from_millis(50)).await;
-            page = two.figures().await;
-        }
-        for name in SHOWN {
-            assert!(value(&page, name) > 0.0, "no {name} in\n{page}");
-        }
-        let blackout = value(&page, "baton_handoff_blackout_seconds_sum");
-        assert!(blackout > 0.01 && blackout < 60.0, "{blackout} s");
-        let page = one.figures().await + &page;
-        let (_, status) = one.get("/status").await;
-        let status: serde_json::Value = serde_json::from_str(&status).unwrap();
-        let uuid = key.id.trim_start_matches("sandbox-").to_owned();
-        for name in [&uuid, &key.token, status["instance"].as_str().unwrap()] {
-            assert!(!page.contains(name), "{name} stands on the page");
-        }
-        socket.kill().await;
-        let began = clock().now();
-        one.stop().await;
-        two.stop().await;
-        println!("both stopped after {:?}", clock().now() - began);
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -15,6 +15,7 @@ mod deploys;
 mod drain;
 mod fake;
 mod fence;
+mod figures;
 mod files;
 mod flow;
 mod forks;

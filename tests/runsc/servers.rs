@@ -174,6 +174,24 @@ impl Machine {
 
 pub const NOBODY: u32 = 65_534;
 
+/// What the manifest for Kubernetes gives to a reconciler: those here have no more either.
+pub fn capabilities() -> Vec<String> {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests/kubernetes.yaml");
+    let text = std::fs::read_to_string(manifest).unwrap();
+    let documents = serde_yaml_ng::Deserializer::from_str(&text);
+    let documents = documents.map(|one| <serde_json::Value as serde::Deserialize>::deserialize(one).unwrap());
+    let containers = documents.filter_map(|one| one.pointer("/spec/template/spec/containers").cloned());
+    let containers: Vec<_> = containers.flat_map(|list| list.as_array().unwrap().clone()).collect();
+    let reconciler = containers.iter().find(|one| one["name"] == "reconciler").expect("a reconciler");
+    let added = reconciler["securityContext"]["capabilities"]["add"].as_array().unwrap();
+    added.iter().map(|name| name.as_str().unwrap().to_ascii_lowercase()).collect()
+}
+
+/// A set of capabilities as `setpriv` reads it.
+fn only(names: &[String]) -> String {
+    names.iter().fold("-all".to_owned(), |set, name| format!("{set},+{name}"))
+}
+
 /// How the processes of one server are started.
 #[derive(Debug)]
 struct Plan {
@@ -193,16 +211,22 @@ impl Plan {
         let file = std::fs::File::options().create(true).append(true).open(&self.log).unwrap();
         let copy = self.state.with_file_name("baton");
         let program = if user.is_some() { copy } else { PathBuf::from(env!("CARGO_BIN_EXE_baton")) };
-        let mut command = Command::new(program);
+        let mut command = Command::new("setpriv");
+        match (verb, user) {
+            ("api", Some(user)) => {
+                command.arg(format!("--reuid={user}")).arg(format!("--regid={user}")).arg("--clear-groups");
+                command.args(["--inh-caps=-all", "--bounding-set=-all", "--no-new-privs"]).arg(program);
+            }
+            ("reconciler", _) => {
+                command.arg("--inh-caps=-all").arg(format!("--bounding-set={}", only(&capabilities()))).arg(program);
+            }
+            _ => command = Command::new(program),
+        }
         command.arg(verb).stdin(Stdio::null()).stdout(Stdio::null()).stderr(file).kill_on_drop(true).env_clear();
         command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
         command.env("BATON_LISTEN", "127.0.0.1:0").env("BATON_LOG", "baton=debug,info");
         command.env("BATON_ADMIN_LISTEN", "127.0.0.1:0").env("BATON_SOCKET_DIR", self.sockets());
-        if verb == "api" {
-            if let Some(user) = user {
-                command.uid(user).gid(user);
-            }
-        } else {
+        if verb != "api" {
             command.env("BATON_STATE_DIR", &self.state);
             command.env("BATON_RUNSC", piece("BATON_RUNSC")).env("BATON_AGENT", piece("BATON_AGENT"));
             command.env("BATON_ROOTFS", piece("BATON_TEST_ROOTFS"));
@@ -266,6 +290,12 @@ impl Server {
 
     pub fn pid(&self) -> Pid {
         pid(&self.child)
+    }
+
+    /// What the kernel says of the half that runs sandboxes.
+    pub fn reconciler_status(&self) -> String {
+        let back = self.back.as_ref().expect("a half of its own");
+        std::fs::read_to_string(format!("/proc/{}/status", pid(back))).unwrap()
     }
 
     /// To the server, to both halves at once.

@@ -10,7 +10,9 @@ use std::{
 };
 
 /// Commands and the flags of theirs that are used.
-const KNOWN: [(&str, &[&str]); 15] = [
+const KNOWN: [(&str, &[&str]); 17] = [
+    ("services enable", &[]),
+    ("builds submit", &[]),
     ("iam service-accounts describe", &[]),
     ("iam service-accounts create", &["--display-name"]),
     ("storage buckets describe", &[]),

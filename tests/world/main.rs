@@ -3,6 +3,7 @@
 #![allow(clippy::disallowed_methods, clippy::unwrap_used)]
 
 mod churn;
+mod command_page;
 mod crash;
 mod edits;
 mod found;
@@ -16,6 +17,7 @@ mod plan_table;
 mod progress;
 mod readme;
 mod reasons;
+mod recipe;
 mod reconcile;
 mod requests;
 mod rooms;
@@ -23,4 +25,5 @@ mod rules;
 mod snapshots;
 mod stage;
 mod sweep;
+mod terraform;
 mod verbs;
