@@ -12,8 +12,6 @@ pub const FLAGS: [&str; 4] = ["--platform=systrap", "--network=none", "--ignore-
 pub enum Verb<'a> {
     Run { bundle: &'a Path },
     Restore { bundle: &'a Path, image: &'a Path },
-    Pause,
-    Resume,
     Checkpoint { image: &'a Path },
     Tar { archive: &'a Path },
     Delete,
@@ -25,8 +23,6 @@ impl Verb<'_> {
         match self {
             Verb::Run { .. } => "create",
             Verb::Restore { .. } => "restore",
-            Verb::Pause => "pause",
-            Verb::Resume => "resume",
             Verb::Checkpoint { .. } => "checkpoint",
             Verb::Tar { .. } => "snapshot",
             Verb::Delete => "remove",
@@ -45,8 +41,6 @@ pub fn line(root: &Path, overlay: &Path, log: &Path, verb: Verb<'_>, container: 
     match verb {
         Verb::Run { .. } => add(&["run", "--bundle"]),
         Verb::Restore { .. } => add(&["restore", "--bundle"]),
-        Verb::Pause => add(&["pause"]),
-        Verb::Resume => add(&["resume"]),
         Verb::Checkpoint { .. } => add(&["checkpoint", "--leave-running", "--compression=none", "--image-path"]),
         Verb::Tar { .. } => add(&["tar", "rootfs-upper", "--file"]),
         Verb::Delete => add(&["delete", "--force"]),
@@ -56,7 +50,7 @@ pub fn line(root: &Path, overlay: &Path, log: &Path, verb: Verb<'_>, container: 
         Verb::Restore { bundle, image } => line.extend([bundle.into(), "--image-path".into(), image.into()]),
         Verb::Checkpoint { image } => line.push(image.into()),
         Verb::Tar { archive } => line.push(archive.into()),
-        Verb::Pause | Verb::Resume | Verb::Delete => {}
+        Verb::Delete => {}
     }
     line.push(container.into());
     line
@@ -79,8 +73,6 @@ mod tests {
         for (verb, expected) in [
             (Verb::Run { bundle }, "run --bundle /s/b c1"),
             (Verb::Restore { bundle, image }, "restore --bundle /s/b --image-path /s/i c1"),
-            (Verb::Pause, "pause c1"),
-            (Verb::Resume, "resume c1"),
             (Verb::Checkpoint { image }, "checkpoint --leave-running --compression=none --image-path /s/i c1"),
             (Verb::Tar { archive: image }, "tar rootfs-upper --file /s/i c1"),
             (Verb::Delete, "delete --force c1"),

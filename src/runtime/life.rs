@@ -16,6 +16,7 @@ use super::{
     argv::Verb,
     bundle,
     containers::{Slot, Tools, lock},
+    control::Control,
     guard_link::{Fence, seek},
     live::{Live, all_ended, watch_over},
     roots, space,
@@ -104,6 +105,7 @@ async fn begin(
         channel,
         fence,
         processes,
+        control: Control::new(tools.settings.control_socket(name)),
         paused: watch::channel(false).0,
         deadline: start.deadline.into(),
         doomed: CancellationToken::new(),
@@ -169,14 +171,33 @@ pub(super) async fn pause(tools: &Tools, slot: &Slot) -> Result<()> {
     }
     live.paused.send_replace(true);
     live.channel.set_gate(false);
-    let paused = tools.runsc.call(Verb::Pause, &live.name, SHORT, Some(live.fence.clone())).await;
-    if paused.is_err() && !live.is_fenced() {
-        // Nobody knows how far it came: let it run, as it did.
-        let _ = tools.runsc.call(Verb::Resume, &live.name, SHORT, Some(live.fence.clone())).await;
+    let paused = ask(tools, &live, "pause", live.control.pause()).await;
+    if paused.is_err() && !live.is_fenced() && ask(tools, &live, "resume", live.control.resume()).await.is_ok() {
         live.paused.send_replace(false);
         live.channel.ping();
     }
     shown(slot, &live, paused).await
+}
+
+/// What the sentry is asked, for as long as it may take to answer. A fence ends it: then it answers later.
+async fn ask(
+    tools: &Tools,
+    live: &Live,
+    what: &'static str,
+    asking: impl Future<Output = std::io::Result<()>>,
+) -> Result<()> {
+    let mut fence = live.fence.clone();
+    tokio::select! {
+        biased;
+        asked = tools.clock.timeout(SHORT, asking) => match asked {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(Error::Failed { what, why: format!("the sandbox gives no answer: {error}") }),
+            Err(elapsed) => Err(Error::TimedOut { what, after: elapsed.0 }),
+        },
+        _ = fence.wait_for(|fence| *fence != Fence::Running) => {
+            Err(Error::Failed { what, why: "the sandbox was stopped in the middle of it".to_owned() })
+        }
+    }
 }
 
 pub(super) async fn resume(tools: &Tools, slot: &Slot) -> Result<()> {
@@ -189,9 +210,8 @@ pub(super) async fn resume(tools: &Tools, slot: &Slot) -> Result<()> {
         tools.guard.resume(&live.name, deadline, live.fence.clone()).await?;
     }
     if live.is_paused() {
-        let resumed = tools.runsc.call(Verb::Resume, &live.name, SHORT, Some(live.fence.clone())).await;
-        if let Err(error) = resumed {
-            // A pause that a fence cut short may not have happened. The agent knows.
+        if let Err(error) = ask(tools, &live, "resume", live.control.resume()).await {
+            // The sentry says nothing; perhaps the agent does.
             let ping = live.channel.ping();
             live.channel.ponged(ping, WAKE).await.map_err(|_| error)?;
         }

@@ -19,6 +19,7 @@ use super::{
     Container, Seen,
     agent::Channel,
     containers::{Slot, Tools, lock},
+    control::Control,
     guard_link::Fence,
 };
 use crate::{
@@ -37,6 +38,7 @@ pub(super) struct Live {
     pub fence: watch::Receiver<Fence>,
     /// Sentry and gofer.
     pub processes: Vec<Process>,
+    pub control: Control,
     pub paused: watch::Sender<bool>,
     pub deadline: Mutex<Moment>,
     /// Set when it shall end now.

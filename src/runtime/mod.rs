@@ -10,6 +10,7 @@ mod argv;
 mod bundle;
 mod cache;
 mod containers;
+mod control;
 pub mod fake;
 mod guard_link;
 mod life;
@@ -56,7 +57,7 @@ pub enum Container {
     /// Left over from an interrupted action: a bundle or a mount, no live container.
     Partial,
     Running,
-    /// By `runsc pause`, in the middle of a checkpoint.
+    /// Its tasks stand, in the middle of a checkpoint.
     Paused,
     /// By the guard. No runsc command answers until the guard lets it go on.
     Fenced,

@@ -67,4 +67,9 @@ impl Settings {
     pub fn state_file(&self, container: &str) -> PathBuf {
         self.root().join(format!("{container}_sandbox:{container}.state"))
     }
+
+    /// Where the sentry of a container listens. The state directory's path is short enough for it.
+    pub fn control_socket(&self, container: &str) -> PathBuf {
+        self.root().join(format!("runsc-{container}.sock"))
+    }
 }

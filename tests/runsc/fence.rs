@@ -69,6 +69,31 @@ async fn a_deadline_in_the_middle_of_a_checkpoint_keeps_the_sandbox() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_deadline_in_the_middle_of_a_pause_keeps_the_sandbox() {
+    let place = Place::new().await;
+    let (id, mut client) = ticking(&place, &start()).await;
+    let mut seen = place.containers.watch(&id);
+    // It hears the question and answers it much later.
+    let processes = place.processes();
+    processes.iter().for_each(|process| process.signal(Signal::STOP).unwrap());
+    let asked_and_fenced = async {
+        seen.wait_for(|seen| seen.container == Container::Paused).await.unwrap();
+        place.containers.fence(&id).await.unwrap();
+    };
+    let (paused, ()) = tokio::join!(place.containers.pause(&id), asked_and_fenced);
+    assert!(matches!(paused, Err(Error::Failed { what: "pause", .. })), "{paused:?}");
+    processes.iter().for_each(|process| process.signal(Signal::CONT).unwrap());
+    for _ in 0..2 {
+        place.containers.extend(&id, clock().now() + Duration::from_secs(60)).await.unwrap();
+        place.containers.resume(&id).await.unwrap();
+        let at = client.execs[&1].stdout.at;
+        client.until("it goes on", |client| client.execs[&1].stdout.at > at + 100).await;
+        place.containers.pause(&id).await.unwrap();
+    }
+    place.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_container_that_has_not_answered_by_its_deadline_is_killed() {
     let place = Place::new().await;
     let id = sandbox();
