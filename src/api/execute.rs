@@ -183,6 +183,7 @@ impl Running<'_> {
                 | Passing::CheckpointFailed { .. }
                 | Passing::Fenced { .. }
                 | Passing::Unfenced
+                | Passing::Answered
                 | Passing::Progress { .. } => {}
             }
         }

@@ -50,6 +50,8 @@ pub enum Then {
     Enter,
     /// It left before this session had it: ask for it again.
     AskAgain,
+    /// An answer may be there.
+    Look,
     /// Its own checkpoint failed: want it running again, then close.
     TakeBack,
     Close(Close),
@@ -136,6 +138,7 @@ impl Story {
                 self.when_open(was && self.is_v1, Status::Running)
             }
             Passing::LeaseLost { message } => self.lose(message),
+            Passing::Answered => Answer { events: vec![], then: Then::Look },
             Passing::Progress { what, done, total } => self.progress(what, *done, *total),
         }
     }

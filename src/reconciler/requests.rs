@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     clock::Moment,
-    storage::{layout, lease::LockFile},
+    storage::{board::Passing, layout, lease::LockFile},
 };
 
 /// An answer that nobody took for so long is not waited for.
@@ -95,6 +95,7 @@ impl Sandbox {
                 }
             })
             .await?;
+        self.tools.board.post(&self.id, Passing::Answered);
         self.look_again();
         Ok(())
     }

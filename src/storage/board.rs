@@ -107,6 +107,8 @@ pub enum Passing {
     LeaseLost {
         message: String,
     },
+    /// Requests were answered in the metadata.
+    Answered,
     /// How far a long action has come, in bytes; `total` is 0 if nobody knows it.
     Progress {
         what: String,

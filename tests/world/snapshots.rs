@@ -69,6 +69,27 @@ async fn a_name_is_given_once_and_a_failure_gives_it_back() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn word_of_an_answer_comes_once_it_is_there() {
+    let world = World::new();
+    let one = world.instance();
+    let mut visit = one.create(persistent).await;
+    visit.until_running().await;
+    for (fault, expected) in [(None, "none"), (Some(Broken::Fail), "SnapshotFailed")] {
+        if let Some(fault) = fault {
+            one.containers.inject("snapshot", fault);
+        }
+        let nonce = one.tools.clock.nonce();
+        let asked = nonce.clone();
+        let request = Request::Snapshot { name: name(&expected.to_lowercase()), full: false };
+        one.edit(&visit.id, move |spec| drop(spec.requests.insert(asked.clone(), request.clone()))).await;
+        visit.until(|passing| *passing == Passing::Answered).await;
+        let found = one.metadata(&visit.id).await.expect("it is there");
+        assert_eq!(reason(&found.status.answers[&nonce]), expected);
+    }
+    one.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_somebody_else_put_there_is_never_overwritten() {
     let world = World::new();
     let one = world.instance();

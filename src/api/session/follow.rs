@@ -42,6 +42,10 @@ impl Session {
                 self.edit(What::AskAgain, move |spec| intent::attach(spec, &here));
                 None
             }
+            Then::Look => {
+                self.wishes.look_now(self.api.clock.now());
+                None
+            }
             Then::TakeBack => {
                 let here = self.api.settings.instance.clone();
                 self.edit(What::TakeBack, move |spec| intent::take_back(spec, &here));

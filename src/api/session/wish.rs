@@ -17,7 +17,7 @@ use crate::{
     traces::{Asked, Traceparent},
 };
 
-/// Between looks for an answer: first soon, then less often.
+/// Between looks for an answer of which no word comes, since another instance gave it: first soon, then less often.
 const SOON: Duration = Duration::from_millis(50);
 const RARELY: Duration = Duration::from_secs(1);
 /// An answer that has not come by then is not waited for.
@@ -62,6 +62,13 @@ pub struct Wishes {
 impl Wishes {
     pub fn look_at(&self) -> Option<Moment> {
         self.look_at
+    }
+
+    /// Something was answered: if this session waits for anything, it looks at once.
+    pub fn look_now(&mut self, now: Moment) {
+        if !self.open.is_empty() {
+            self.look_at = Some(now);
+        }
     }
 
     /// The request behind a write, if a client made one.

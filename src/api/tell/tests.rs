@@ -165,6 +165,11 @@ fn what_was_lost_before_it_was_had_is_asked_for_again() {
 }
 
 #[test]
+fn whoever_waits_for_an_answer_looks_when_one_was_given() {
+    tells(open(), &[Passing::Answered], "", Then::Look);
+}
+
+#[test]
 fn a_pause_is_told_only_in_v1() {
     let posted = [Passing::Unfenced, Passing::Fenced { message: "unreachable".into() }, Passing::Unfenced];
     tells(open(), &posted, "", Then::Stay);

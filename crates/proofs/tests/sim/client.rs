@@ -94,6 +94,7 @@ fn answer(passing: &Passing) -> Option<Answer> {
         | Passing::CheckpointFailed { .. }
         | Passing::Fenced { .. }
         | Passing::Unfenced
+        | Passing::Answered
         | Passing::Progress { .. } => None,
     }
 }

@@ -70,6 +70,7 @@ pub fn brief(passing: &Passing) -> String {
         | Passing::Fenced { .. }
         | Passing::Unfenced
         | Passing::LeaseLost { .. }
+        | Passing::Answered
         | Passing::Progress { .. }) => format!("{other:?}"),
     }
 }

@@ -41,6 +41,7 @@ impl Oracle {
             | Passing::Fenced { .. }
             | Passing::Unfenced
             | Passing::LeaseLost { .. }
+            | Passing::Answered
             | Passing::Progress { .. } => None,
         };
         if let Some(complaint) = complaint {
