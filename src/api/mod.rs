@@ -256,9 +256,10 @@ fn sentence(error: &records::Error) -> String {
             store::Error::Conflict(_) | store::Error::RateLimited(_) | store::Error::Unavailable { .. } => {
                 "Storage does not answer at the moment: try again.".to_owned()
             }
-            store::Error::NotFound(_) | store::Error::Damaged { .. } | store::Error::Other { .. } => {
-                "Storage failed.".to_owned()
-            }
+            store::Error::NotFound(_)
+            | store::Error::Damaged { .. }
+            | store::Error::Unsigned(_)
+            | store::Error::Other { .. } => "Storage failed.".to_owned(),
         },
     }
 }

@@ -21,6 +21,7 @@ use crate::{
         memory::Memory,
         records::{Place, Records},
         rules::{Identity, Stand, Times},
+        seal::Seals,
         stores::Stores,
         upkeep::Upkeep,
     },
@@ -99,7 +100,7 @@ impl Desk {
     pub fn open() -> Result<Self> {
         let config = Config::from_env(config::process_environment)?;
         let clock: SharedClock = Arc::new(SystemClock);
-        let stores = Stores::open(&storage_settings(&config), &clock);
+        let stores = Stores::open(&storage_settings(&config), &clock).sealed_by(Seals::new(config.hmac_keys.clone()));
         let times = serve::times(&config);
         let checkpoints = stores.of_checkpoints();
         let memory = Arc::new(Memory::new(clock.clone()));

@@ -23,7 +23,7 @@ use crate::{
 /// one is made from what is stored, above every epoch that was ever seen; that is safe only when no instance runs
 /// the sandbox, so it must be said: --nobody-runs-it. If the bucket can undelete the object, do that instead.
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = format!("Examples:\n  baton list --orphans\n  baton repair ID\n  baton repair ID --nobody-runs-it\n\n{}", desk::CODES))]
+#[command(after_help = format!("Examples:\n  baton list --orphans\n  baton repair ID\n  baton repair ID --nobody-runs-it\n  BATON_HMAC_KEY=… baton repair ID --sign\n\n{}", desk::CODES))]
 pub struct Args {
     pub id: SandboxId,
     /// I have made sure that no instance runs it: each was stopped, or was looked at.
@@ -32,6 +32,9 @@ pub struct Args {
     /// The checkpoint to start from, where the metadata do not name one.
     #[arg(long, value_name = "CHECKPOINT")]
     pub head: Option<CheckpointId>,
+    /// Sign the checkpoints that count with the first key of BATON_HMAC_KEY, as they are: I know who made them.
+    #[arg(long, conflicts_with_all = ["nobody_runs_it", "head"])]
+    pub sign: bool,
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
@@ -44,6 +47,7 @@ pub async fn repair(desk: &Desk, args: &Args) -> Result<Verdict> {
     let raw = desk.records.raw(id).await?;
     match (lock, raw) {
         (Some(lock), _) if lock.purged => Ok(Verdict::Refused(format!("{id} was deleted"))),
+        (lock, _) if args.sign => sign(desk, id, lock.as_ref()).await,
         (Some(lock), None) => new_metadata(desk, id, &lock).await,
         (None, Some(_)) => new_lock(desk, args).await,
         (Some(_), Some(_)) => match desk.records.find(id).await {
@@ -52,6 +56,19 @@ pub async fn repair(desk: &Desk, args: &Args) -> Result<Verdict> {
         },
         (None, None) => bail!("{id} does not exist"),
     }
+}
+
+async fn sign(desk: &Desk, id: &SandboxId, lock: Option<&Lock>) -> Result<Verdict> {
+    let shelf = desk.upkeep.checkpoints.as_ref().context("there is no place for checkpoints")?;
+    let lock = lock.with_context(|| format!("{id} has no lock, which says what counts"))?;
+    let heads: Vec<_> = lock.head.iter().chain(&lock.prev_head).collect();
+    for head in &heads {
+        let signed = shelf.sign(head).await.with_context(|| format!("{} is not signed", head.checkpoint_id))?;
+        if !signed {
+            bail!("BATON_HMAC_KEY is not set: there is nothing to sign with");
+        }
+    }
+    Ok(Verdict::Done(format!("{} checkpoints of {id} are signed", heads.len())))
 }
 
 async fn new_metadata(desk: &Desk, id: &SandboxId, lock: &Lock) -> Result<Verdict> {

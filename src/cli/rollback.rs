@@ -10,7 +10,7 @@ use baton_protocol::{
 };
 
 use super::desk::{self, Desk, Rest, Verdict, Waiting};
-use crate::storage::{layout::Image, upkeep::Resting};
+use crate::storage::{store, upkeep::Resting};
 
 /// Make an older checkpoint of a sandbox the one it starts from.
 ///
@@ -48,11 +48,20 @@ pub async fn rollback(desk: &Desk, id: &SandboxId, to: Option<&CheckpointId>, wa
     if target.sandbox() != *id {
         bail!("{target} is a checkpoint of another sandbox");
     }
-    let Some((manifest, manifest_sha256)) = checkpoints.manifest_of(&target).await? else {
+    let Some((_, manifest_sha256)) = checkpoints.manifest_of(&target).await? else {
         return Ok(Verdict::Refused(format!("{target} is not there, or was never finished: CheckpointMissing")));
     };
-    if manifest.checkpoint_id != target || manifest.files.len() != Image::ALL.len() {
-        return Ok(Verdict::Refused(format!("the manifest of {target} is not its own: Damaged")));
+    let bucket = checkpoints.bucket().cloned();
+    let found = Head { checkpoint_id: target.clone(), manifest_sha256, bucket, ..head.clone() };
+    match checkpoints.genuine(&found).await {
+        Ok(_) => {}
+        Err(store::Error::Damaged { why, .. }) => {
+            return Ok(Verdict::Refused(format!("the manifest of {target} cannot be used, {why}: Damaged")));
+        }
+        Err(store::Error::Unsigned(_)) => {
+            return Ok(Verdict::Refused(format!("{target} is not signed with a key of BATON_HMAC_KEY: Unsigned")));
+        }
+        Err(error) => return Err(error.into()),
     }
     // A holder that only seems dead has the lease for as long as it takes to be sure.
     match desk.until_free(id, &mut file, waiting.timeout.min(desk.times.takeover * 2)).await? {
@@ -64,8 +73,7 @@ pub async fn rollback(desk: &Desk, id: &SandboxId, to: Option<&CheckpointId>, wa
     desk.upkeep.acquire(&mut file).await?;
     let held = file.lock().cloned().context("the lock is gone")?;
     let seq = held.head.as_ref().map_or(0, |head| head.seq) + 1;
-    let bucket = checkpoints.bucket().cloned();
-    let head = Head { seq, epoch: held.epoch, checkpoint_id: target.clone(), bucket, manifest_sha256 };
+    let head = Head { seq, epoch: held.epoch, ..found };
     desk.upkeep.release(&mut file, Some(head)).await?;
     let rest = Resting::of(file.lock().context("the lock is gone")?);
     let report = |status: &mut Status, latest: &mut Option<baton_protocol::metadata::Latest>| {

@@ -24,6 +24,7 @@ use crate::{
         memory::Memory,
         records::{Durable, Records},
         rules::{Identity, Times},
+        seal::Seals,
         store::Store,
         stores::Stores,
     },
@@ -102,6 +103,7 @@ impl Half {
         let times = times(config);
         let traces = traces(config, &who.me, clock);
         let stores = Stores::open(&super::check::storage_settings(config), clock).counted(metrics);
+        let stores = stores.sealed_by(Seals::new(config.hmac_keys.clone()));
         let (checkpoints, snapshots) = (stores.of_checkpoints(), stores.of_snapshots());
         let memory: Arc<dyn Store> = Arc::new(Memory::new(clock.clone()));
         let (drain, drain_seen) = watch::channel(Drain::No);
@@ -190,16 +192,12 @@ pub(super) async fn listen(config: &Config) -> Result<TcpListener> {
     })
 }
 
-/// Whoever sets these relies on what no server does yet: none may run as if it did.
+/// Whoever sets this relies on what no server does yet: none may run as if it did.
 fn check_promises(config: &Config) -> Result<()> {
-    let unkept = [
-        ("BATON_HMAC_KEY", config.hmac_key.is_some(), "manifests are not signed yet"),
-        ("BATON_LIMITS", config.limits != config::Limits::default(), "sandboxes are not limited yet"),
-    ];
-    match unkept.into_iter().find(|(_, is_set, _)| *is_set) {
-        Some((name, _, why)) => Err(anyhow!("{name} is set, but {why}: unset it to start without")),
-        None => Ok(()),
+    if config.limits == config::Limits::default() {
+        return Ok(());
     }
+    Err(anyhow!("BATON_LIMITS is set, but sandboxes are not limited yet: unset it to start without"))
 }
 
 /// `memory` holds what ends with this instance.

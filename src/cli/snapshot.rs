@@ -18,6 +18,7 @@ use crate::{
     storage::{
         memory::Memory,
         rules::Times,
+        seal::Seals,
         snapshots::{Found, Listed, Snapshots},
         store,
         stores::Stores,
@@ -144,13 +145,12 @@ impl Store {
     fn open(at: &At) -> anyhow::Result<Self> {
         let config = Config::read(&at.flags.0, config::process_environment)?;
         let clock: SharedClock = Arc::new(SystemClock);
-        let stores = Stores::open(&storage_settings(&config), &clock);
-        let Some(place) = stores.snapshots.clone() else {
+        let stores = Stores::open(&storage_settings(&config), &clock).sealed_by(Seals::new(config.hmac_keys.clone()));
+        let Some(snapshots) = stores.of_snapshots() else {
             bail!(
                 "no place for snapshots is configured: set FILESYSTEM_SNAPSHOT_BUCKET or FILESYSTEM_SNAPSHOT_MOUNT_PATH"
             );
         };
-        let snapshots = Snapshots::new(place.store, place.bucket, clock.clone());
         Ok(Self { snapshots, stores, clock, most: config.archive_size })
     }
 

@@ -106,7 +106,8 @@ pub struct Config {
     /// `None`: no traces are sent.
     pub otlp_endpoint: Option<String>,
     pub otel_service: String,
-    pub hmac_key: Option<Redacted<String>>,
+    /// The first signs, each of them is good. Empty: nothing is signed.
+    pub hmac_keys: Vec<Redacted<String>>,
     pub keep_checkpoints: u32,
     /// `None` is off, here and below.
     pub checkpoint_every: Option<Duration>,
@@ -138,6 +139,7 @@ impl Config {
         let port = from.optional("PORT", parse::port)?;
         let listen = from.required("BATON_LISTEN", parse::address)?;
         let secrets = |text: &str| parse::names(text).map(|keys| keys.into_iter().map(Redacted::new).collect());
+        let keys = |text: &str| parse::keys(text).map(|keys| keys.into_iter().map(Redacted::new).collect());
         let secret = |text: &str| Some(Redacted::new(text.to_owned()));
         let state_dir = from.optional("BATON_STATE_DIR", parse::path)?;
         let state_dir = state_dir.unwrap_or_else(|| from.home("XDG_STATE_HOME", ".local/state", "/run"));
@@ -184,7 +186,7 @@ impl Config {
             gcs_endpoint: from.optional("BATON_GCS_ENDPOINT", parse::url)?,
             otlp_endpoint: from.optional("OTEL_EXPORTER_OTLP_ENDPOINT", parse::url)?,
             otel_service: from.required("OTEL_SERVICE_NAME", parse::text)?,
-            hmac_key: from.optional("BATON_HMAC_KEY", secret)?,
+            hmac_keys: from.optional("BATON_HMAC_KEY", keys)?.unwrap_or_default(),
             keep_checkpoints: from.required("BATON_KEEP_CHECKPOINTS", parse::count)?,
             checkpoint_every: from.required("BATON_CHECKPOINT_EVERY", parse::span_or_off)?,
             sweep: from.required("BATON_SWEEP", parse::span_or_off)?,

@@ -14,6 +14,11 @@ pub fn names(text: &str) -> Option<Vec<String>> {
     Some(pieces(text, ',').map(str::to_owned).collect())
 }
 
+/// Names, none of which can be guessed: 32 bytes are as long as what an HMAC is of.
+pub fn keys(text: &str) -> Option<Vec<String>> {
+    names(text).filter(|keys| !keys.is_empty() && keys.iter().all(|key| key.len() >= 32))
+}
+
 fn pieces(text: &str, separator: char) -> impl Iterator<Item = &str> {
     text.split(separator).map(str::trim).filter(|piece| !piece.is_empty())
 }

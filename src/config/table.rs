@@ -9,6 +9,7 @@ pub enum Kind {
     Text,
     Secret,
     Secrets,
+    Keys,
     Names,
     Path,
     Port,
@@ -30,6 +31,7 @@ impl Kind {
         match self {
             Self::Text | Self::Secret => "text",
             Self::Secrets | Self::Names => "a list separated by commas",
+            Self::Keys => "keys of at least 32 bytes each, separated by commas",
             Self::Path => "a path",
             Self::Port => "a port such as 8080",
             Self::Address => "an address with a port such as 127.0.0.1:8080",
@@ -47,7 +49,7 @@ impl Kind {
     }
 
     pub const fn is_secret(self) -> bool {
-        matches!(self, Self::Secret | Self::Secrets)
+        matches!(self, Self::Secret | Self::Secrets | Self::Keys)
     }
 }
 
@@ -371,9 +373,9 @@ pub const SECTIONS: &[Section] = &[
             variable(
                 "BATON_HMAC_KEY",
                 "hmac-key",
-                Kind::Secret,
+                Kind::Keys,
                 Unset,
-                "Key to sign manifests with; not built yet, so no server starts with it",
+                "Keys to sign checkpoints and snapshots with: the first signs, each is good, and what has no good signature is not started from; unset, nothing is signed",
             ),
             variable(
                 "BATON_KEEP_CHECKPOINTS",

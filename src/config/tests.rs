@@ -121,7 +121,7 @@ fn a_bad_value_is_named_with_what_was_expected() {
 fn every_kind_that_can_be_wrong_is_refused_with_its_own_sentence() {
     for variable in all() {
         let wrong = match variable.kind {
-            Kind::Text | Kind::Secret | Kind::Secrets | Kind::Names | Kind::Path => continue,
+            Kind::Text | Kind::Secret | Kind::Secrets | Kind::Keys | Kind::Names | Kind::Path => continue,
             Kind::Port => "70000",
             Kind::Address => "localhost",
             Kind::AddressOrOff => "here",
@@ -140,11 +140,26 @@ fn every_kind_that_can_be_wrong_is_refused_with_its_own_sentence() {
 
 #[test]
 fn secrets_are_covered_wherever_the_value_is_printed() {
-    let config = read(&[("BATON_API_KEYS", "alpha,beta"), ("BATON_ADMIN_KEY", "gamma"), ("BATON_HMAC_KEY", "delta")]);
+    let config =
+        read(&[("BATON_API_KEYS", "alpha,beta"), ("BATON_ADMIN_KEY", "gamma"), ("BATON_HMAC_KEY", &"delta".repeat(7))]);
     assert_eq!(config.api_keys.iter().map(|key| key.reveal().as_str()).collect::<Vec<_>>(), ["alpha", "beta"]);
     let printed = format!("{config:?}");
     for secret in ["alpha", "beta", "gamma", "delta"] {
         assert!(!printed.contains(secret), "{printed}");
+    }
+}
+
+#[test]
+fn keys_that_could_be_guessed_are_refused_and_not_shown() {
+    let (long, short) = ("k".repeat(32), "s".repeat(31));
+    let keys = read(&[("BATON_HMAC_KEY", &format!("{long}, {long}"))]).hmac_keys;
+    assert!(keys.len() == 2 && keys.iter().all(|key| key.reveal() == &long));
+    for wrong in [short.clone(), format!("{long},{short}"), ",".to_owned()] {
+        let sentence = complaint(&[("BATON_HMAC_KEY", &wrong)]);
+        assert_eq!(
+            sentence,
+            "BATON_HMAC_KEY is '(redacted)', but it must be keys of at least 32 bytes each, separated by commas"
+        );
     }
 }
 

@@ -112,6 +112,7 @@ pub async fn serve(memory: &dyn Store, call: Call, mut wire: super::Wire) -> std
             Error::Conflict(key) => Failed::Conflict { key },
             Error::NotFound(key) => Failed::NotFound { key },
             Error::RateLimited(key) => Failed::Other { key, why: "too many writes".to_owned() },
+            Error::Unsigned(key) => Failed::Other { key, why: "not signed".to_owned() },
             Error::Unavailable { key, why }
             | Error::Denied { key, why }
             | Error::Damaged { key, why }

@@ -79,7 +79,7 @@ async fn fetch(
     image: Staging,
     read: watch::Sender<Option<Checkpoint>>,
 ) -> Done {
-    let (manifest, made) = futures::join!(checkpoints.manifest(&head), image.make());
+    let (manifest, made) = futures::join!(checkpoints.genuine(&head), image.make());
     let manifest = manifest.map_err(fetched)?;
     made?;
     compatible(&manifest, &tools.lifecycle.facts())?;

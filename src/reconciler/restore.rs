@@ -123,7 +123,7 @@ impl Sandbox {
                 return Err(for_good(failure));
             }
         }
-        let manifest = self.under_lease(checkpoints.manifest(head)).await?.map_err(fetched).map_err(for_good)?;
+        let manifest = self.under_lease(checkpoints.genuine(head)).await?.map_err(fetched).map_err(for_good)?;
         self.start_from_files(&manifest, failure).await
     }
 }
@@ -178,6 +178,7 @@ fn marker(text: &str) -> Option<[u8; 16]> {
 pub(super) fn fetched(error: store::Error) -> Failure {
     match error {
         store::Error::Damaged { .. } => refusal(Reason::Damaged, &format!("The checkpoint cannot be used: {error}.")),
+        store::Error::Unsigned(_) => refusal(Reason::Unsigned, &format!("The checkpoint cannot be used: {error}.")),
         store::Error::NotFound(_) => {
             refusal(Reason::CheckpointMissing, &format!("The checkpoint is not there: {error}."))
         }

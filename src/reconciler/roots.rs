@@ -159,7 +159,7 @@ impl Bring<'_> {
             return Err(refusal(Reason::NotSupported, super::requests::NOT_ENABLED));
         };
         let missing = |why: &str| refusal(Reason::SnapshotMissing, &format!("The filesystem snapshot `{name}` {why}."));
-        match snapshots.find(name).await.map_err(fetched)? {
+        match snapshots.find_genuine(name).await.map_err(fetched)? {
             Found::Nothing => Err(missing("does not exist")),
             Found::Unfinished => Err(missing("is not finished")),
             Found::Ours(manifest) => {
@@ -177,9 +177,10 @@ impl Bring<'_> {
                 let staging = self.staged().await?;
                 let file = staging.path().join("archive");
                 let tell = |done| self.steps.tell(done, 0);
-                let fetched = snapshots.fetch(&key, &file, self.tools.archive_size, &tell).await.map_err(fetched);
+                let brought = snapshots.fetch(&key, &file, self.tools.archive_size, &tell).await.map_err(fetched);
                 let extracted = async {
-                    let archive = fetched?;
+                    let archive = brought?;
+                    snapshots.check_archive(name, &archive).await.map_err(fetched)?;
                     let digest = derived(None, &archive.sha256);
                     let wanted = Extract { digest: digest.clone(), from: Source::Complete };
                     let hold = self.tools.lifecycle.extract(&file, &wanted).await?;
@@ -324,6 +325,7 @@ impl Bring<'_> {
 fn fetched(error: store::Error) -> Failure {
     match error {
         store::Error::Damaged { .. } => refusal(Reason::Damaged, &format!("The snapshot cannot be used: {error}.")),
+        store::Error::Unsigned(_) => refusal(Reason::Unsigned, &format!("The snapshot cannot be used: {error}.")),
         store::Error::NotFound(_) => refusal(Reason::SnapshotMissing, &format!("The snapshot is not there: {error}.")),
         error @ (store::Error::Conflict(_)
         | store::Error::RateLimited(_)

@@ -272,7 +272,7 @@ async fn put_or_find(store: &dyn Store, key: &str, bytes: &Bytes) -> Result<()> 
 }
 
 /// A small object somebody named: where caches lie in between it may show a little later.
-async fn wait_for(store: &dyn Store, clock: &SharedClock, key: &str) -> Result<Bytes> {
+pub(super) async fn wait_for(store: &dyn Store, clock: &SharedClock, key: &str) -> Result<Bytes> {
     let start = clock.now();
     loop {
         let found = patiently(clock, || store.poll(key, None)).await?;

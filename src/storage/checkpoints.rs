@@ -15,6 +15,7 @@ use super::{
     artifacts::{self, Total, erase, patiently, put_once},
     files,
     layout::{self, Image, Object, Sha256Name},
+    seal::{self, Seals},
     store::{Digest, Error, Poll, Progress, Result, Store},
 };
 use crate::clock::SharedClock;
@@ -28,17 +29,27 @@ pub struct Checkpoints {
     /// Recorded in the head; `None` under a mount.
     bucket: Option<String>,
     clock: SharedClock,
+    seals: Seals,
 }
 
 impl Checkpoints {
     pub fn new(store: Arc<dyn Store>, bucket: Option<String>, clock: SharedClock) -> Self {
-        Self { store, bucket, clock }
+        Self { store, bucket, clock, seals: Seals::default() }
+    }
+
+    /// With keys: what is stored is sealed, and nothing else is started from.
+    #[must_use]
+    pub fn sealed_by(self, seals: Seals) -> Self {
+        Self { seals, ..self }
     }
 
     /// Stores every file of `image`, then `manifest` with their digests; the head that names it.
     /// The files are given away. Nothing counts before that head is committed.
     pub async fn store(&self, image: &Path, mut manifest: Checkpoint, progress: Total<'_>) -> Result<Head> {
         let sha256 = artifacts::store(&*self.store, &self.clock, image, &mut manifest, progress).await?;
+        let id = &manifest.checkpoint_id;
+        let (about, seal) = (Object::CheckpointManifest(id).key(), Object::CheckpointSeal(id).key());
+        seal::put(&*self.store, &self.clock, &self.seals, &about, &seal, &sha256).await?;
         Ok(Head {
             seq: manifest.seq,
             epoch: manifest.epoch,
@@ -51,6 +62,27 @@ impl Checkpoints {
     /// The manifest that a head names, verified against it.
     pub async fn manifest(&self, head: &Head) -> Result<Checkpoint> {
         artifacts::manifest(&*self.store, &self.clock, &head.checkpoint_id, &head.manifest_sha256).await
+    }
+
+    /// As [`manifest`](Self::manifest), to start from it: one that is not sealed is refused.
+    pub async fn genuine(&self, head: &Head) -> Result<Checkpoint> {
+        let id = &head.checkpoint_id;
+        let (about, seal) = (Object::CheckpointManifest(id).key(), Object::CheckpointSeal(id).key());
+        let (manifest, sealed) = futures::join!(
+            self.manifest(head),
+            seal::check(&*self.store, &self.clock, &self.seals, &about, &seal, &head.manifest_sha256),
+        );
+        let manifest = manifest?;
+        sealed.map(|()| manifest)
+    }
+
+    /// Seals what a head names, as it lies there. False: there is no key to do it with.
+    pub async fn sign(&self, head: &Head) -> Result<bool> {
+        let (id, sha256) = (&head.checkpoint_id, &head.manifest_sha256);
+        self.manifest(head).await?;
+        let (about, seal) = (Object::CheckpointManifest(id).key(), Object::CheckpointSeal(id).key());
+        seal::put(&*self.store, &self.clock, &self.seals, &about, &seal, sha256).await?;
+        Ok(self.seals.are_asked_for())
     }
 
     /// Whether a head was stored where this instance looks.

@@ -143,12 +143,16 @@ pub enum Object<'a> {
     Metadata(&'a SandboxId),
     Image(&'a CheckpointId, Image),
     CheckpointManifest(&'a CheckpointId),
+    /// Beside the manifest, where instances have keys.
+    CheckpointSeal(&'a CheckpointId),
     Pin(&'a CheckpointId, &'a SandboxId),
     Rootfs(&'a Sha256Name),
     Runtime(&'a Sha256Name),
     SnapshotArchive(&'a SnapshotName),
     SnapshotMaking(&'a SnapshotName),
     SnapshotManifest(&'a SnapshotName),
+    /// Beside the manifest or, where there is none, the archive.
+    SnapshotSeal(&'a SnapshotName),
 }
 
 impl Object<'_> {
@@ -156,10 +160,15 @@ impl Object<'_> {
         match self {
             Self::Lock(_) => Artifact::Lock,
             Self::Metadata(_) => Artifact::Metadata,
-            Self::Image(..) | Self::CheckpointManifest(_) | Self::Pin(..) | Self::Rootfs(_) | Self::Runtime(_) => {
-                Artifact::Checkpoints
+            Self::Image(..)
+            | Self::CheckpointManifest(_)
+            | Self::CheckpointSeal(_)
+            | Self::Pin(..)
+            | Self::Rootfs(_)
+            | Self::Runtime(_) => Artifact::Checkpoints,
+            Self::SnapshotArchive(_) | Self::SnapshotMaking(_) | Self::SnapshotManifest(_) | Self::SnapshotSeal(_) => {
+                Artifact::Snapshots
             }
-            Self::SnapshotArchive(_) | Self::SnapshotMaking(_) | Self::SnapshotManifest(_) => Artifact::Snapshots,
         }
     }
 
@@ -171,12 +180,14 @@ impl Object<'_> {
             Self::Metadata(sandbox) => [SANDBOXES, sandbox.as_str(), "/metadata.json"].concat(),
             Self::Image(checkpoint, image) => format!("{}{}", checkpoint_prefix(checkpoint), image.file_name()),
             Self::CheckpointManifest(checkpoint) => format!("{}manifest.json", checkpoint_prefix(checkpoint)),
+            Self::CheckpointSeal(checkpoint) => format!("{}seal.hmac", checkpoint_prefix(checkpoint)),
             Self::Pin(checkpoint, sandbox) => format!("{}{sandbox}", pins_prefix(checkpoint)),
             Self::Rootfs(digest) => format!("rootfs/{}.tar.zst", digest.as_str()),
             Self::Runtime(digest) => format!("runtimes/{}", digest.as_str()),
             Self::SnapshotArchive(name) => format!("{}{name}.tar", snapshot_prefix(name)),
             Self::SnapshotMaking(name) => format!("{}making.json", snapshot_prefix(name)),
             Self::SnapshotManifest(name) => format!("{}manifest.json", snapshot_prefix(name)),
+            Self::SnapshotSeal(name) => format!("{}seal.hmac", snapshot_prefix(name)),
         }
     }
 
@@ -367,12 +378,14 @@ mod tests {
             (images[1], "c", format!("{at}pages_meta.img")),
             (images[2], "c", format!("{at}pages.img")),
             (Object::CheckpointManifest(&checkpoint), "c", format!("{at}manifest.json")),
+            (Object::CheckpointSeal(&checkpoint), "c", format!("{at}seal.hmac")),
             (Object::Pin(&checkpoint, &sandbox), "c", format!("{at}pins/{sandbox}")),
             (Object::Rootfs(&digest), "c", format!("rootfs/{}.tar.zst", digest.as_str())),
             (Object::Runtime(&digest), "c", format!("runtimes/{}", digest.as_str())),
             (Object::SnapshotArchive(&snapshot), "s", "filesystem_snapshots/numpy/numpy.tar".to_owned()),
             (Object::SnapshotMaking(&snapshot), "s", "filesystem_snapshots/numpy/making.json".to_owned()),
             (Object::SnapshotManifest(&snapshot), "s", "filesystem_snapshots/numpy/manifest.json".to_owned()),
+            (Object::SnapshotSeal(&snapshot), "s", "filesystem_snapshots/numpy/seal.hmac".to_owned()),
         ];
         let text = |text: &str| Some(text.to_owned());
         let buckets = StorageSettings {

@@ -15,6 +15,7 @@ pub mod mounted;
 mod recent;
 pub mod records;
 pub mod rules;
+pub mod seal;
 pub mod snapshots;
 pub mod store;
 pub mod stores;

@@ -9,16 +9,18 @@
 use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 
 use baton_protocol::{
-    id::{Nonce, SnapshotName},
+    id::{Nonce, SnapshotName, hex},
     manifest::{self, Archive},
 };
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 
 use super::{
     artifacts::{self, erase, give, patiently, put_once},
     files,
     layout::{Object, SNAPSHOTS, snapshot_of, snapshot_prefix},
+    seal::{self, Seals},
     store::{Digest, Error, If, Poll, Progress, Result, Store},
 };
 use crate::clock::SharedClock;
@@ -34,6 +36,7 @@ pub struct Snapshots {
     /// `None` under a mount.
     bucket: Option<String>,
     clock: SharedClock,
+    seals: Seals,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -77,7 +80,13 @@ pub struct Listed {
 
 impl Snapshots {
     pub fn new(store: Arc<dyn Store>, bucket: Option<String>, clock: SharedClock) -> Self {
-        Self { store, bucket, clock }
+        Self { store, bucket, clock, seals: Seals::default() }
+    }
+
+    /// With keys: what is stored is sealed, and nothing else is started from.
+    #[must_use]
+    pub fn sealed_by(self, seals: Seals) -> Self {
+        Self { seals, ..self }
     }
 
     /// Takes the name for the request of this nonce. Safe to repeat.
@@ -134,7 +143,37 @@ impl Snapshots {
         let key = Object::SnapshotManifest(name).key();
         let bytes = serde_json::to_vec_pretty(manifest)
             .map_err(|error| Error::Other { key: key.clone(), why: error.to_string() })?;
+        // First: with the manifest it is a snapshot. Nobody else writes either of them under this name.
+        self.seal(name, &key, &hex(&Sha256::digest(&bytes))).await?;
         put_once(&*self.store, &self.clock, &key, &Bytes::from(bytes)).await
+    }
+
+    async fn seal(&self, name: &SnapshotName, about: &str, sha256: &str) -> Result<()> {
+        let seal = Object::SnapshotSeal(name).key();
+        seal::put(&*self.store, &self.clock, &self.seals, about, &seal, sha256).await
+    }
+
+    async fn check(&self, name: &SnapshotName, about: &str, sha256: &str) -> Result<()> {
+        let seal = Object::SnapshotSeal(name).key();
+        seal::check(&*self.store, &self.clock, &self.seals, about, &seal, sha256).await
+    }
+
+    /// As [`find`](Self::find), to start from it: one of ours whose manifest is not sealed is refused.
+    pub async fn find_genuine(&self, name: &SnapshotName) -> Result<Found> {
+        let found = self.find(name).await?;
+        if !matches!(found, Found::Ours(_)) || !self.seals.are_asked_for() {
+            return Ok(found);
+        }
+        let key = Object::SnapshotManifest(name).key();
+        let bytes = self.small(&key).await?.ok_or_else(|| Error::NotFound(key.clone()))?;
+        self.check(name, &key, &hex(&Sha256::digest(&bytes))).await?;
+        let damaged = |error: serde_json::Error| Error::Damaged { key, why: error.to_string() };
+        serde_json::from_slice(&bytes).map(Found::Ours).map_err(damaged)
+    }
+
+    /// Whether an archive without a manifest, which was fetched, is sealed.
+    pub async fn check_archive(&self, name: &SnapshotName, archive: &Archive) -> Result<()> {
+        self.check(name, &archive.path, &archive.sha256).await
     }
 
     pub async fn find(&self, name: &SnapshotName) -> Result<Found> {
@@ -216,6 +255,7 @@ impl Snapshots {
         let digest = files::digest(&self.clock, file, STALL, &|_| {}).await?;
         let key = format!("{prefix}{name}{end}");
         self.store.upload(&key, file, If::Absent, &digest, &|_| {}).await?;
+        self.seal(name, &key, &digest.sha256).await?;
         Ok(digest)
     }
 

@@ -115,6 +115,9 @@ pub enum Error {
     /// What was read is not what was written.
     #[error("{key} is damaged: {why}")]
     Damaged { key: String, why: String },
+    /// Nobody with a key of ours says that he wrote it.
+    #[error("{0} is not signed with a key of this instance")]
+    Unsigned(String),
     #[error("{key}: {why}")]
     Other { key: String, why: String },
 }

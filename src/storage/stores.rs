@@ -12,6 +12,7 @@ use super::{
     gcs::{Connection, Gcs},
     layout::{Artifact, Place, StorageSettings, place},
     mount::{Mount, is_local},
+    seal::Seals,
     snapshots::Snapshots,
     store::{self, If, Poll, Store},
 };
@@ -35,6 +36,7 @@ pub struct Stores {
     clock: SharedClock,
     /// Directories in which something is compared and set.
     mounts: Vec<PathBuf>,
+    seals: Seals,
 }
 
 /// What came of trying one store.
@@ -96,17 +98,23 @@ impl Stores {
         let is_one = place(Artifact::Lock, settings) == place(Artifact::Metadata, settings);
         let lock = if is_one { metadata.clone() } else { open(Artifact::Lock) };
         let (checkpoints, snapshots) = (open(Artifact::Checkpoints), open(Artifact::Snapshots));
-        Self { lock, metadata, checkpoints, snapshots, clock: clock.clone(), mounts }
+        Self { lock, metadata, checkpoints, snapshots, clock: clock.clone(), mounts, seals: Seals::default() }
     }
 
     pub fn of_checkpoints(&self) -> Option<Checkpoints> {
         let at = self.checkpoints.clone()?;
-        Some(Checkpoints::new(at.store, at.bucket, self.clock.clone()))
+        Some(Checkpoints::new(at.store, at.bucket, self.clock.clone()).sealed_by(self.seals.clone()))
     }
 
     pub fn of_snapshots(&self) -> Option<Snapshots> {
         let at = self.snapshots.clone()?;
-        Some(Snapshots::new(at.store, at.bucket, self.clock.clone()))
+        Some(Snapshots::new(at.store, at.bucket, self.clock.clone()).sealed_by(self.seals.clone()))
+    }
+
+    /// With keys, by which checkpoints and snapshots are sealed.
+    #[must_use]
+    pub fn sealed_by(self, seals: Seals) -> Self {
+        Self { seals, ..self }
     }
 
     /// With everything that is asked of them counted.
@@ -136,6 +144,7 @@ impl Stores {
             snapshots: opened(),
             clock: clock.clone(),
             mounts: Vec::new(),
+            seals: Seals::default(),
         }
     }
 

@@ -57,14 +57,11 @@ async fn refusal(command: Command) -> String {
 
 #[tokio::test]
 async fn what_is_promised_by_a_setting_and_not_built_keeps_a_server_from_starting() {
-    for (name, value) in [("BATON_HMAC_KEY", "secret"), ("BATON_LIMITS", "memory=512MiB/2GiB")] {
-        let place = Place::new();
-        let mut server = place.server();
-        server.env(name, value);
-        let said = refusal(server).await;
-        assert!(said.starts_with(&format!("baton: {name} is set, but ")), "{said}");
-        assert!(said.contains("unset it") && !said.contains("secret"), "{said}");
-    }
+    let place = Place::new();
+    let mut server = place.server();
+    server.env("BATON_LIMITS", "memory=512MiB/2GiB");
+    let said = refusal(server).await;
+    assert!(said.starts_with("baton: BATON_LIMITS is set, but ") && said.contains("unset it"), "{said}");
 }
 
 #[tokio::test]

@@ -122,7 +122,10 @@ async fn carry_out(world: &World, title: &str, commands: &[String]) {
     let all: Vec<_> = commands.iter().map(String::as_str).collect();
     match (title, &all[..]) {
         ("A sandbox is stuck", [get, explain, watch, handoff, checkpoints, rollback]) => {
-            let (mut socket, Key { id, .. }) = world.running().await;
+            // Its checkpoints have one file more than others.
+            let mut with_files = movable();
+            with_files["on_incompatible"] = json!("files");
+            let (mut socket, Key { id, .. }) = Socket::create(&world.server, Dialect::Plain, with_files).await;
             world.does("baton checkpoint --keep-running ID", &id).await;
             let first = world.machine.lock(&id)["head"]["checkpoint_id"].clone();
             assert!(world.does(get, &id).await.contains("running"));
@@ -190,10 +193,18 @@ async fn carry_out(world: &World, title: &str, commands: &[String]) {
             world.does(edit, &id).await;
             assert_eq!(world.metadata(&id)["on_incompatible"], "files");
         }
-        ("Keys and their rotation", [config]) => {
-            let shown = world.does(config, "").await;
-            let line = shown.lines().find(|line| line.starts_with("BATON_API_KEYS")).unwrap();
-            assert!(line.contains("(redacted)") && !line.contains("new"), "{line}");
+        ("Keys and their rotation", [api_keys, hmac_keys, sign]) => {
+            for (command, name) in [(api_keys, "BATON_API_KEYS"), (hmac_keys, "BATON_HMAC_KEY")] {
+                let shown = world.does(command, "").await;
+                let line = shown.lines().find(|line| line.starts_with(name)).unwrap();
+                assert!(line.contains("(redacted)") && !line.contains("new"), "{line}");
+            }
+            let Key { id, .. } = world.stored().await;
+            let head = world.machine.lock(&id)["head"]["checkpoint_id"].as_str().unwrap().to_owned();
+            let seal = format!("sandbox_checkpoints/{head}/seal.hmac");
+            assert!(world.machine.object(&seal).is_none());
+            world.does(sign, &id).await;
+            assert_eq!(world.machine.object(&seal).map(|text| text.len()), Some(64));
         }
         ("Retention", [set, unset, config]) => {
             let Key { id, .. } = world.stored().await;

@@ -103,7 +103,7 @@ fn assert_same(found: &str, expected: &str, what: &str) {
 }
 
 /// Takes a snapshot; what is said about it in the end.
-async fn snapshot(socket: &mut Socket, name: &str, full: bool) -> Value {
+pub async fn snapshot(socket: &mut Socket, name: &str, full: bool) -> Value {
     socket.send(json!({"action": "snapshot_filesystem", "name": name, "full": full})).await;
     socket
         .until("an answer", |event| {
@@ -114,7 +114,7 @@ async fn snapshot(socket: &mut Socket, name: &str, full: bool) -> Value {
         .await
 }
 
-async fn refused(server: &Server, config: Value) -> String {
+pub async fn refused(server: &Server, config: Value) -> String {
     let mut socket = Socket::open(server, "/create", Dialect::Plain).await;
     socket.send(config).await;
     let refusal = socket.status("CREATION_ERROR").await;

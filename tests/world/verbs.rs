@@ -205,7 +205,7 @@ async fn metadata_that_were_deleted_are_made_anew_with_a_new_token() {
     let world = World::new();
     let (one, desk) = (world.instance(), desk(&world));
     let id = stored(&world, &one, 1).await;
-    let args = repair::Args { id: id.clone(), nobody_runs_it: false, head: None };
+    let args = repair::Args { id: id.clone(), nobody_runs_it: false, head: None, sign: false };
     assert!(done(repair::repair(&desk, &args)).await.contains("needs no repair"));
     world.remove(&format!("sandboxes/{id}/metadata.json")).await;
     let line = done(repair::repair(&desk, &args)).await;
@@ -223,7 +223,7 @@ async fn a_lock_that_was_deleted_is_made_anew_only_when_nobody_runs_it_and_above
     let id = stored(&world, &one, 3).await;
     let before = world.lock(&id).await.unwrap();
     world.remove(&format!("sandboxes/{id}/lock.json")).await;
-    let mut args = repair::Args { id: id.clone(), nobody_runs_it: false, head: None };
+    let mut args = repair::Args { id: id.clone(), nobody_runs_it: false, head: None, sign: false };
     refused(repair::repair(&desk, &args)).await;
     assert!(world.lock(&id).await.is_none());
     args.nobody_runs_it = true;

@@ -111,6 +111,11 @@ reasons! {
         cause: "A file of the checkpoint is not what its manifest says, or the manifest is not the one the lock names. Nothing was started from it.",
         remedy: "Bring the object back from soft delete or a backup, or go back to the checkpoint before it: `baton rollback ID`."
     }
+    /// Whoever wrote it has none of our keys.
+    Unsigned {
+        cause: "BATON_HMAC_KEY is set, and the checkpoint or snapshot has no signature, or one of another key. Nothing was started from it, and it stays as it is.",
+        remedy: "If it was made by an instance of yours, before it had a key or with an older one: put that key last in the list, or sign it with `baton repair ID --sign`. If not, somebody else writes to the bucket."
+    }
     /// A stored file is not there.
     CheckpointMissing {
         cause: "The lock names a checkpoint of which a file is not in the store.",
