@@ -27,11 +27,11 @@ pub enum Asked {
     Kill,
 }
 
-/// One-shot wishes of this session that began with a word and are not answered yet.
+/// One-shot wishes of this session that are not answered yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wished {
     pub snapshot: bool,
-    /// One after which the sandbox runs on.
+    /// One after which the sandbox runs on; also that of a fork, which begins without a word.
     pub checkpoint: bool,
 }
 
@@ -144,7 +144,8 @@ impl Story {
     }
 
     /// In v1 the word that was said when it began comes again, with how far it is. Where no word was said,
-    /// because somebody else asked or because it has failed before, nothing is said now.
+    /// because somebody else asked or because it has failed before, nothing is said now. A fork alone says its word
+    /// only if it takes long.
     fn progress(&self, what: &str, done: u64, total: u64) -> Answer {
         let leaves = self.checkpointing.is_some() && self.failed != self.checkpointing;
         let status = match (self.stage, what) {

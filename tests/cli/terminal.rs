@@ -1,9 +1,9 @@
 //! `baton run --tty`, `exec -it` and `shell` on a real pseudo terminal.
 
 use baton_protocol::{
-    event::{Event, Progress, Status, Update},
+    event::{Copied, Event, Progress, Status, Update},
     frame::Stream,
-    id::CheckpointId,
+    id::{CheckpointId, SandboxId},
     request::Request,
 };
 use rustix::process::Signal;
@@ -12,7 +12,7 @@ use tokio::process::Child;
 use crate::{
     pipes::{baton, killed, started},
     pty::{Terminal, send_to_child},
-    script::{Heard, ID, Server, TOKEN, soon, view},
+    script::{Heard, ID, Server, TOKEN, soon, token, view},
 };
 
 fn run(terminal: &Terminal, server: &Server, arguments: &[&str]) -> Child {
@@ -173,6 +173,29 @@ async fn long_work_of_the_server_shows_how_far_it_is_on_a_terminal_only() {
     let printed = soon(child.wait_with_output()).await.unwrap();
     assert_eq!((printed.status.code(), &printed.stderr[..]), (Some(0), &b""[..]));
     assert_eq!(printed.stdout, format!("{id}\n").as_bytes());
+}
+
+const COPY: &str = "sandbox-77aa5a52-6f0e-4b1c-9d3e-0123456789ab";
+
+#[tokio::test]
+async fn a_long_fork_shows_how_far_it_is() {
+    let server = Server::start().await;
+    let mut terminal = Terminal::open();
+    let space = tempfile::tempdir().unwrap();
+    let (url, tokens) = (server.url(), space.path().join("tokens.json").display().to_string());
+    let variables = [("BATON_URL", url.as_str()), ("BATON_TOKEN", TOKEN), ("BATON_TOKENS", &tokens)];
+    let mut child = terminal.run(env!("CARGO_BIN_EXE_baton"), &["fork", ID], &variables);
+    let mut peer = server.attach(vec![]).await;
+    assert!(peer.request().await == Request::Fork { count: 1 });
+    let progress = Some(Progress { done: 6 << 20, total: 8 << 20 });
+    peer.update(Update { progress, ..Update::new(Status::Checkpointing) }).await;
+    let shown = terminal.shows("MiB").await;
+    assert!(shown.contains("checkpointing [") && shown.contains(" 75% 6.0 MiB"), "{shown:?}");
+    let copy = Copied { sandbox_id: SandboxId::parse(COPY).unwrap(), sandbox_token: token() };
+    peer.say(&Event::Forked { sandboxes: vec![copy] }).await;
+    while let Heard::Request(_) = peer.heard().await {}
+    assert!(terminal.shows(COPY).await.contains("\r\u{1b}[K"), "the line is gone before the answer stands there");
+    assert_eq!(soon(child.wait()).await.unwrap().code(), Some(0));
 }
 
 #[tokio::test]

@@ -257,6 +257,15 @@ async fn how_far_long_work_is_reaches_v1_clients_alone() {
             client.hears("FILESYSTEM_SNAPSHOT_CREATING").await;
             assert!(is_told(&client));
         }
+        if is_v1 {
+            // A fork begins without a word.
+            client.says(r#"{"action":"fork","count":1}"#).await;
+            let wishes = async || world.records.find(&id).await.unwrap().unwrap().spec.requests.len();
+            until(async || wishes().await == 2).await;
+            post();
+            client.hears("FILESYSTEM_SNAPSHOT_CREATING CHECKPOINTING").await;
+            assert!(is_told(&client));
+        }
         world.set(|script| script.checkpoint_waits = true);
         client.says(r#"{"action":"checkpoint"}"#).await;
         client.hears("CHECKPOINTING").await;

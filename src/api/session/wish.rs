@@ -88,7 +88,7 @@ impl Wishes {
         for wish in self.open.values() {
             match wish.wish {
                 metadata::Request::Snapshot { .. } => wished.snapshot = true,
-                metadata::Request::Checkpoint {} => wished.checkpoint |= wish.copies.is_none(),
+                metadata::Request::Checkpoint {} => wished.checkpoint = true,
             }
         }
         wished
