@@ -53,6 +53,8 @@ pub(super) struct Slot {
     /// The container's name for runsc, from the first thing made for it to the last one wiped.
     pub name: Mutex<Option<String>>,
     pub live: Mutex<Option<Arc<Live>>>,
+    /// The last deadline that came while it starts, which may take longer than a lease lasts.
+    pub renewed: Mutex<Option<Moment>>,
     /// What the container stands on, as long as there is anything of it.
     pub root: Mutex<Option<Root>>,
 }
@@ -66,6 +68,7 @@ impl Slot {
             turn: tokio::sync::Mutex::default(),
             name: Mutex::default(),
             live: Mutex::default(),
+            renewed: Mutex::default(),
             root: Mutex::default(),
         }
     }
@@ -267,8 +270,14 @@ impl Lifecycle for Containers {
     }
 
     async fn extend(&self, id: &SandboxId, deadline: Moment) -> Result<()> {
-        let live = self.known(id).and_then(|slot| slot.live()).ok_or(Error::NotIn("here"))?;
-        live.extend(&self.tools, deadline);
+        let slot = self.known(id).ok_or(Error::NotIn("here"))?;
+        if let Some(live) = slot.live() {
+            live.extend(&self.tools, deadline);
+            return Ok(());
+        }
+        let name = lock(&slot.name).clone().ok_or(Error::NotIn("here"))?;
+        *lock(&slot.renewed) = Some(deadline);
+        self.tools.guard.extend(&name, deadline);
         Ok(())
     }
 

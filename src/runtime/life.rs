@@ -45,12 +45,16 @@ pub(super) async fn start(tools: &Arc<Tools>, slot: &Arc<Slot>, start: &Start, i
     if let Some(binary) = binary {
         tools.runsc.choose(&name, binary);
     }
+    *lock(&slot.renewed) = None;
     *lock(&slot.name) = Some(name.clone());
     slot.show(Container::Partial);
-    match begin(tools, &name, &rootfs, start, image).await {
+    match begin(tools, slot, &name, &rootfs, start, image).await {
         Ok((live, child)) => {
             let live = Arc::new(live);
             *lock(&slot.live) = Some(live.clone());
+            if let Some(deadline) = lock(&slot.renewed).take() {
+                live.extend(tools, deadline);
+            }
             tools.tasks.spawn(watch_over(tools.clone(), slot.clone(), live, child));
             slot.seen.subscribe().wait_for(|seen| seen.container != Container::Partial).await.map_err(|_| gone())?;
             Ok(())
@@ -66,6 +70,7 @@ pub(super) async fn start(tools: &Arc<Tools>, slot: &Arc<Slot>, start: &Start, i
 
 async fn begin(
     tools: &Arc<Tools>,
+    slot: &Slot,
     name: &str,
     rootfs: &Path,
     start: &Start,
@@ -77,6 +82,10 @@ async fn begin(
     make_bundle(tools, &bundle, rootfs).await.map_err(failed)?;
     let state_file = tools.settings.state_file(name);
     let fence = tools.guard.arm(name, state_file.clone(), start.deadline).await?;
+    if let Some(deadline) = *lock(&slot.renewed) {
+        // It came before the guard knew the name.
+        tools.guard.extend(name, deadline);
+    }
     let log = bundle.join("log");
     let verb = image.map_or(Verb::Run { bundle: &bundle }, |image| Verb::Restore { bundle: &bundle, image });
     let mut child = tools.runsc.attach(verb, name, &log).await?;

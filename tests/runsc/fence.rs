@@ -2,6 +2,7 @@
 
 use std::{
     io::{BufRead, BufReader},
+    os::unix::fs::PermissionsExt,
     process::{Command as Program, Stdio},
     time::{Duration, Instant},
 };
@@ -102,6 +103,30 @@ async fn a_container_that_has_not_answered_by_its_deadline_is_killed() {
     println!("{error}");
     assert_eq!(place.containers.watch(&id).borrow().container, Container::Absent);
     eventually("nothing runs", || place.processes().is_empty()).await;
+    place.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_that_takes_longer_than_its_lease_lasts_goes_on_when_that_is_renewed() {
+    let names = tempfile::tempdir().unwrap();
+    let (slow, go) = (names.path().join("runsc"), names.path().join("go"));
+    let runsc = place::piece("BATON_RUNSC");
+    let waits = format!("case \" $* \" in *' run '*) while [ ! -e {} ]; do sleep 0.02; done;; esac", go.display());
+    std::fs::write(&slow, format!("#!/bin/sh\n{waits}\nexec {} \"$@\"\n", runsc.display())).unwrap();
+    std::fs::set_permissions(&slow, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let place = Place::with(|settings| Settings { runsc: slow, ..settings }).await;
+    let (id, deadline) = (sandbox(), clock().now() + Duration::from_secs(2));
+    let (containers, start, name) = (place.containers.clone(), Start { deadline, ..start() }, id.clone());
+    let starting = tokio::spawn(async move { containers.create(&name, &start).await });
+    let later = clock().now() + Duration::from_secs(60);
+    while place.containers.extend(&id, later).await.is_err() {
+        assert!(clock().now() < deadline, "it cannot be extended while it starts");
+        clock().sleep(Duration::from_millis(10)).await;
+    }
+    clock().sleep_until(deadline + Duration::from_millis(500)).await;
+    std::fs::write(&go, "").unwrap();
+    starting.await.unwrap().unwrap();
+    assert_eq!(place.containers.watch(&id).borrow().container, Container::Running);
     place.close().await;
 }
 

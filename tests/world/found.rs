@@ -182,3 +182,17 @@ async fn a_session_that_watches_what_cannot_move_is_told_when_another_takes_prec
         instance.die().await;
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_takes_longer_to_start_than_a_lease_lasts_runs_when_it_has_started() {
+    let world = World::new();
+    let one = world.instance();
+    one.containers.inject("create", Broken::Delay(Duration::from_secs(40)));
+    let mut visit = one.create(persistent).await;
+    visit.until_running().await;
+    for _ in 0..40 {
+        world.clock.sleep(Duration::from_millis(500)).await;
+        assert_eq!(one.container(&visit.id), Container::Running, "its lease was renewed all the time");
+    }
+    one.stop().await;
+}

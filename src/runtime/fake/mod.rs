@@ -54,6 +54,8 @@ struct Slot {
     seen: Arc<watch::Sender<Seen>>,
     turn: Arc<tokio::sync::Mutex<()>>,
     orders: Option<Orders>,
+    /// The last deadline that came while it starts.
+    renewed: Option<Moment>,
 }
 
 #[derive(Debug)]
@@ -147,6 +149,7 @@ impl FakeContainers {
             seen: Arc::new(watch::channel(Seen::NOTHING).0),
             turn: Arc::default(),
             orders: None,
+            renewed: None,
         }))
     }
 
@@ -157,6 +160,7 @@ impl FakeContainers {
 
     fn start(&self, id: &SandboxId, machine: Machine, deadline: Moment) {
         self.with_slot(id, |slot| {
+            let deadline = slot.renewed.take().map_or(deadline, |renewed| renewed.max(deadline));
             let (orders, queue) = mpsc::unbounded_channel();
             let sandbox = Sandbox::new(machine, deadline, self.clock.clone(), slot.seen.clone(), self.detach_grace);
             let run = sandbox.run(queue);
@@ -339,6 +343,10 @@ impl Lifecycle for FakeContainers {
     }
 
     async fn extend(&self, id: &SandboxId, deadline: Moment) -> Result<()> {
+        if self.with_slot(id, |slot| slot.orders.is_none()) {
+            self.with_slot(id, |slot| slot.renewed = Some(deadline));
+            return Ok(());
+        }
         self.order(id, |answer| Order::Extend(deadline, answer)).await
     }
 
