@@ -69,7 +69,7 @@ pub struct Assignment {
 struct Known {
     objects: Objects,
     lock: Lock,
-    /// Of a lock that somebody holds: watching it shows whether its holder lives.
+    /// Of a lock that somebody holds or waits for: watching it shows whether he lives.
     file: Option<LockFile>,
     purging: bool,
     started: bool,
@@ -261,10 +261,14 @@ impl Sweep {
             known.started = lock.ran || lock.head.is_some();
             known.purged_at = lock.purged_at.as_deref().and_then(rules::wall);
         }
-        if matches!(known.lock, Lock::Free | Lock::Purged) {
+        let is_waited_for = file.lock().is_some_and(|lock| lock.waiter.is_some());
+        let is_free = matches!(known.lock, Lock::Free | Lock::Purged);
+        if is_free {
             known.untidy = self.is_untidy(id, &file).await;
             known.tidy_at = Some(now + TIDY_AGAIN);
-        } else {
+        }
+        // An errand could not pass over a waiter whose silence it has not seen.
+        if !is_free || is_waited_for {
             known.file = Some(file);
         }
     }

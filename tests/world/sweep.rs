@@ -5,7 +5,7 @@ use std::time::Duration;
 use baton::runtime::Container;
 use baton_protocol::{
     id::{CheckpointId, SandboxId},
-    lock::Lock,
+    lock::{Lock, Waiter},
     metadata::{DesiredState, Phase},
 };
 use serde_json::json;
@@ -85,6 +85,23 @@ async fn a_purge_that_was_broken_off_is_finished() {
     assert!(world.lock(&id).await.unwrap().purged);
     one.stop().await;
     two.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_has_the_entry_of_a_waiter_that_died_is_purged_all_the_same() {
+    let world = World::new().sweeping();
+    let one = world.instance();
+    let id = stored(&world, &one).await;
+    let mut lock = world.lock(&id).await.unwrap();
+    let (instance, op) = (world.clock.instance_id(), world.clock.nonce());
+    lock.waiter = Some(Waiter { instance, op, beat: 0, ttl_ms: 60_000 });
+    world.put(&format!("sandboxes/{id}/lock.json"), &serde_json::to_string(&lock).unwrap()).await;
+    world.edit(&id, |record| record["desired_state"] = json!("deleted")).await;
+    world.after(50).await;
+    assert!(!world.lock(&id).await.unwrap().purged, "the waiter may live");
+    world.after(300).await;
+    assert!(world.lock(&id).await.unwrap().purged);
+    one.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
