@@ -83,7 +83,7 @@ type Question = (Small, Option<(u8, u8, bool)>, Vec<(u8, u8)>, u8);
 
 /// Small keys, asked for very often.
 #[derive(Default)]
-struct Quick(u64);
+pub struct Quick(u64);
 
 impl Hasher for Quick {
     fn write(&mut self, bytes: &[u8]) {
@@ -93,7 +93,19 @@ impl Hasher for Quick {
     }
 
     fn write_u8(&mut self, byte: u8) {
-        self.0 = (self.0.rotate_left(5) ^ u64::from(byte)).wrapping_mul(0x517c_c1b7_2722_0a95);
+        self.write_u64(byte.into());
+    }
+
+    fn write_isize(&mut self, number: isize) {
+        self.write_u64(number as u64);
+    }
+
+    fn write_usize(&mut self, number: usize) {
+        self.write_u64(number as u64);
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.0 = (self.0.rotate_left(5) ^ number).wrapping_mul(0x517c_c1b7_2722_0a95);
     }
 
     fn finish(&self) -> u64 {

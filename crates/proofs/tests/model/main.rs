@@ -10,6 +10,7 @@ mod judge;
 mod lock;
 mod mistakes;
 mod protocol;
+mod same;
 mod state;
 mod steps;
 

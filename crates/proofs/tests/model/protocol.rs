@@ -411,6 +411,10 @@ impl Model for Protocol {
                 }
             }
         }
+        // With one nonce for all the nonce is the name.
+        if !self.makes(Mistake::OneNonce) {
+            state.line_up();
+        }
         state.settle(self.ticks());
         // What changes nothing is no step.
         let seen = std::mem::replace(&mut next.seen, last.seen);

@@ -1,5 +1,7 @@
 //! What the model remembers: the one register, the writes on their way to it, and each instance.
 
+use std::hash::{Hash, Hasher};
+
 use baton::runtime::Container;
 
 use crate::lock::{Small, Ticks, Write};
@@ -190,7 +192,7 @@ pub struct Late {
     pub who: u8,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
     /// `None`: an operator deleted it.
     pub lock: Option<Small>,
@@ -214,6 +216,16 @@ pub struct State {
     pub wrong: u16,
     /// By the last step.
     pub seen: u16,
+}
+
+impl Hash for State {
+    /// What the last step showed is looked at once, and makes no other state.
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        let Self { lock, late, instances, checkpoints, drawn, told, waiter_age, names, .. } = self;
+        let Self { ever_ran, ran_on, wanted_deleted, marked, left, wrong, .. } = self;
+        (lock, late, instances, checkpoints, drawn, told, waiter_age, names).hash(hasher);
+        (ever_ran, ran_on, wanted_deleted, marked, left, wrong).hash(hasher);
+    }
 }
 
 /// What must never be.
@@ -309,7 +321,7 @@ impl State {
         1 + self.locks().map(|lock| lock.waiter_op).max().unwrap_or(0)
     }
 
-    fn locks(&self) -> impl Iterator<Item = Small> + '_ {
+    pub(super) fn locks(&self) -> impl Iterator<Item = Small> + '_ {
         let known = self.instances.iter().filter_map(|instance| instance.known);
         self.lock.into_iter().chain(known).chain(self.late.iter().map(|late| late.lock))
     }
@@ -317,77 +329,5 @@ impl State {
     fn ops(&self) -> impl Iterator<Item = u8> + '_ {
         let attempts = self.instances.iter().flat_map(|instance| instance.attempts.iter().map(|(op, _)| *op));
         self.locks().map(|lock| lock.op).chain(attempts)
-    }
-
-    /// States that differ in names of nonces alone are one; what can never matter again is forgotten.
-    pub fn settle(&mut self, ticks: Ticks) {
-        let open: Vec<u8> =
-            self.lock.iter().map(|lock| lock.op).chain(self.late.iter().map(|late| late.lock.op)).collect();
-        for instance in &mut self.instances {
-            instance.attempts.retain(|(op, _)| open.contains(op));
-            if instance.held == 0 && instance.attempts.is_empty() {
-                (instance.before_ran, instance.before_behind) = (false, false);
-            }
-            if instance.held == 0 && instance.container == Container::Absent {
-                (instance.left, instance.ran) = (0, false);
-                // [I3'] What it may still find that it had acquired, it acquired before its clock stood.
-                instance.excused &= !instance.attempts.is_empty();
-            }
-            let Some(known) = instance.known else {
-                (instance.lease_for, instance.waiter_for, instance.since_look) = (0, 0, 0);
-                continue;
-            };
-            let watches = known.owner > 0 && known.owner != instance.name;
-            instance.lease_for = if watches { instance.lease_for.min(ticks.takeover) } else { 0 };
-            let waits = known.waiter > 0 && known.waiter != instance.name;
-            instance.waiter_for = if waits { instance.waiter_for.min(ticks.waiter) } else { 0 };
-            let most = ticks.takeover.max(ticks.waiter);
-            instance.since_look = if watches || waits { instance.since_look.min(most) } else { 0 };
-        }
-        self.late.sort_unstable();
-        let mut ops = vec![0];
-        let mut waiter_ops = vec![0];
-        for (op, waiter_op) in self.locks().map(|lock| (lock.op, lock.waiter_op)).collect::<Vec<_>>() {
-            if !ops.contains(&op) {
-                ops.push(op);
-            }
-            if !waiter_ops.contains(&waiter_op) {
-                waiter_ops.push(waiter_op);
-            }
-        }
-        let rank = |of: &[u8], op: u8| of.iter().position(|known| *known == op).map_or(0, |at| at as u8);
-        let rename = |lock: &mut Small| {
-            lock.op = rank(&ops, lock.op);
-            lock.waiter_op = rank(&waiter_ops, lock.waiter_op);
-        };
-        // What the head replaces was judged when it did.
-        if let Some(lock) = &mut self.lock {
-            rename(lock);
-            lock.prev_head = 0;
-        }
-        for instance in &mut self.instances {
-            if let Some(known) = &mut instance.known {
-                rename(known);
-                known.prev_head = 0;
-            }
-            for (op, _) in &mut instance.attempts {
-                *op = rank(&ops, *op);
-            }
-        }
-        for late in &mut self.late {
-            rename(&mut late.lock);
-            // Its own nonce has done its work: the lock that it makes carries it.
-            late.write = match late.write {
-                Write::Acquire { me, runs, .. } => Write::Acquire { me, op: 0, runs },
-                Write::Renew { .. } => Write::Renew { op: 0 },
-                Write::Commit { head, .. } => Write::Commit { op: 0, head },
-                Write::Purging { .. } => Write::Purging { op: 0 },
-                Write::Wait { me, .. } => Write::Wait { me, op: 0 },
-                same @ (Write::Release { .. } | Write::Bury | Write::Withdraw { .. }) => same,
-            };
-        }
-        if self.lock.is_none_or(|lock| lock.waiter == 0) {
-            self.waiter_age = 0;
-        }
     }
 }
