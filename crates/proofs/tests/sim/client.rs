@@ -22,6 +22,9 @@ use crate::{
 /// How long after the last fault everything must be as it is wanted.
 const SETTLES_WITHIN: Duration = Duration::from_secs(120);
 
+/// What is deleted and has a waiter that is gone is watched for a minute by somebody's sweep before it is purged.
+const WATCHED_FOR: Duration = Duration::from_secs(60);
+
 /// How long the last client reads; a session may have to make way first.
 const READS_FOR: Duration = Duration::from_secs(15);
 
@@ -36,6 +39,17 @@ enum Answer {
     Unwritten(String),
     /// The instance died, or the client had enough.
     None,
+}
+
+impl Answer {
+    /// It was just about to go, or was asked for last in the name of a client that has gone: who wants it comes back.
+    fn is_passing(&self) -> bool {
+        match self {
+            Self::Left | Self::LeaseLost => true,
+            Self::Failed(reason) => reason == "Superseded",
+            Self::Running | Self::NotFound | Self::Unwritten(_) | Self::None => false,
+        }
+    }
 }
 
 /// Comes and goes until it is ended.
@@ -125,7 +139,7 @@ async fn ask_one(world: Arc<World>, process: Arc<Process>, id: SandboxId, end: I
         .get(&Object::Metadata(&id).key())
         .and_then(|bytes| records::parse(&id, &bytes).ok())
         .is_some_and(|metadata| metadata.spec.enable_sandbox_handoff);
-    let (_attached, mut follower) = (board.attach(&id), board.follow(&id));
+    let (attached, mut follower) = (board.attach(&id), board.follow(&id));
     let got = timeout(end - Instant::now(), async {
         if let Err(refusal) = begin(&process, &id).await {
             return refusal;
@@ -139,8 +153,7 @@ async fn ask_one(world: Arc<World>, process: Arc<Process>, id: SandboxId, end: I
             let passing = posted.passing;
             oracle.heard(process.at, process.name(), &id, &passing);
             match answer(&passing) {
-                // It was just about to go: the client comes back.
-                Some(Answer::Left | Answer::LeaseLost) => {
+                Some(answer) if answer.is_passing() => {
                     if let Err(refusal) = begin(&process, &id).await {
                         return refusal;
                     }
@@ -155,6 +168,7 @@ async fn ask_one(world: Arc<World>, process: Arc<Process>, id: SandboxId, end: I
     // A holder makes it anew, and the sandbox runs on where it is.
     let was_gone = world.ground.bucket.get(&Object::Metadata(&id).key()).is_none();
     if got == Answer::NotFound {
+        drop(attached);
         for at in 0..MACHINES {
             if let Some(process) = world.process(at) {
                 process.tools.board.nudge(&id);
@@ -169,6 +183,9 @@ async fn ask_one(world: Arc<World>, process: Arc<Process>, id: SandboxId, end: I
     while Instant::now() < end {
         board.touch(&id);
         sleep((end - Instant::now()).min(Duration::from_secs(5))).await;
+    }
+    while got == Answer::NotFound && world.is_to_be_purged(&id) && Instant::now() < end + WATCHED_FOR {
+        sleep(Duration::from_secs(1)).await;
     }
     let running = oracle.running(&id);
     if got == Answer::Running {

@@ -104,13 +104,9 @@ impl Machine {
     }
 
     async fn wait(&self, moves: impl Fn(Option<Still>) -> bool) {
-        loop {
-            let moved = self.moved.notified();
-            let still = *self.still.lock().unwrap();
-            if moves(still) {
-                return;
-            }
-            moved.await;
+        // Nothing comes between the look and the wait: there is one thread.
+        while !moves(*self.still.lock().unwrap()) {
+            self.moved.notified().await;
         }
     }
 

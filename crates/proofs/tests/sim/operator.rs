@@ -74,6 +74,14 @@ impl World {
         true
     }
 
+    /// It is wanted deleted, and is still there.
+    pub fn is_to_be_purged(&self, id: &SandboxId) -> bool {
+        let lock = self.ground.oracle.lock(id).filter(|lock| !lock.purged);
+        let found = self.ground.bucket.get(&Object::Metadata(id).key());
+        let found = found.and_then(|bytes| records::parse(id, &bytes).ok());
+        lock.is_some() && found.is_some_and(|found| found.spec.desired_state == DesiredState::Deleted)
+    }
+
     /// Puts back what was there; what is deleted stays so.
     pub fn mend_locks(&self) {
         for (id, lock) in std::mem::take(&mut *self.locks.lock().unwrap()) {

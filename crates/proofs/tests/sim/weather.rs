@@ -168,10 +168,10 @@ impl Weather {
 
     /// Whether a fault of this kind strikes a call on this machine now.
     pub fn strikes(&self, kind: Kind, machine: usize, dice: &Dice) -> bool {
-        let now = self.start.elapsed();
         let spells = self.spells.lock().unwrap();
-        let spell = spells.iter().find(|spell| {
-            spell.kind == kind && spell.from <= now && now < spell.to && spell.machine.is_none_or(|at| at == machine)
+        let spell = spells.iter().filter(|spell| spell.kind == kind).find(|spell| {
+            let now = self.start.elapsed();
+            spell.from <= now && now < spell.to && spell.machine.is_none_or(|at| at == machine)
         });
         let strikes = spell.is_some_and(|spell| dice.falls(spell.percent));
         if strikes {

@@ -12,6 +12,9 @@ use crate::{bucket::Bucket, words::committed};
 /// A waiter's entry counts as fresh for this long on the fastest clock.
 const FRESH: Duration = Duration::from_secs(48);
 
+/// A lock without metadata that never ran counts as abandoned after ten minutes: so long on the fastest clock.
+const ABANDONED: Duration = Duration::from_secs(500);
+
 impl Oracle {
     /// What is wrong with a write of a lock.
     pub(super) fn judge(&self, told: &mut Told, id: &SandboxId, new: &Lock, who: &str, bucket: &Bucket) -> Vec<String> {
@@ -75,6 +78,9 @@ impl Oracle {
         }
         if (new.purging || new.purged) && !old.purging && !old.purged {
             story.may_be_purged |= story.ends_idle && old.head.is_none();
+            // What is left of a create that was given up.
+            let unnamed = story.unnamed_since.is_some_and(|since| now - since >= ABANDONED);
+            story.may_be_purged |= unnamed && !old.ran && old.head.is_none();
             if !story.may_be_purged {
                 wrong.push("I6: a purge began, and nobody wanted it".to_owned());
             }

@@ -58,6 +58,8 @@ struct Story {
     ever_ran: bool,
     ran_before: bool,
     may_be_purged: bool,
+    /// Somebody has deleted its metadata.
+    unnamed_since: Option<Instant>,
     ends_idle: bool,
     shown: BTreeMap<usize, Container>,
     /// Who acquired which epoch.

@@ -3,6 +3,7 @@
 use baton::storage::{layout, records};
 use baton_protocol::{lock::Lock, metadata::DesiredState};
 use bytes::Bytes;
+use tokio::time::Instant;
 
 use super::{Oracle, Told};
 use crate::{
@@ -18,9 +19,12 @@ impl Oracle {
         told.note(now, &format!("{name} deletes {}", last(key)));
         if who == "operator" {
             told.touched(key);
-            if let Some(story) = lock_of(key).and_then(|id| told.stories.get_mut(&id)) {
+            let Some(story) = layout::sandbox_of(key).and_then(|id| told.stories.get_mut(&id)) else { return };
+            if lock_of(key).is_some() {
                 story.lock_gone = true;
                 story.former = story.lock.take();
+            } else {
+                story.unnamed_since = Some(Instant::now());
             }
             return;
         }
@@ -91,6 +95,7 @@ impl Oracle {
             };
             told.note(now, &line);
             let story = told.stories.get_mut(&id).expect("it is expected");
+            story.unnamed_since = None;
             if let Ok(metadata) = metadata {
                 let status = story.status.replace(metadata.status.clone());
                 let epoch = metadata.status.epoch;
