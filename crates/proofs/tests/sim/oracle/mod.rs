@@ -46,6 +46,8 @@ struct Story {
     lock: Option<Lock>,
     /// As it was when somebody deleted it.
     former: Option<Lock>,
+    /// Garbage was written over it: nobody can tell who holds it.
+    garbled: bool,
     /// An operator has deleted it: nobody may make another.
     lock_gone: bool,
     waiter_since: Option<Instant>,

@@ -69,6 +69,7 @@ impl Oracle {
             let Ok(lock) = serde_json::from_slice::<Lock>(bytes) else {
                 let line = format!("{} writes garbage over the lock of {}", told.name(who), short(&id));
                 told.note(now, &line);
+                told.stories.entry(id).or_default().garbled = true;
                 if who != "operator" {
                     told.wrong(now, "a lock was written that is none");
                 }
@@ -76,6 +77,7 @@ impl Oracle {
             };
             let line = format!("{} writes {} {}", told.name(who), short(&id), picture(&lock, |id| told.name(id)));
             told.note(now, &line);
+            told.stories.entry(id.clone()).or_default().garbled = false;
             for complaint in self.judge(&mut told, &id, &lock, who, bucket) {
                 told.wrong(now, &complaint);
             }

@@ -34,7 +34,9 @@ impl Told {
         let Self { stories, places, .. } = self;
         for story in stories.values_mut() {
             story.vacancy.take_if(|vacancy| vacancy.waiter == name);
-            let Some(lock) = &story.lock else { continue };
+            // What nobody can read nobody takes, and without metadata there is nothing to start.
+            let is_clear = !story.garbled && story.unnamed_since.is_none();
+            let Some(lock) = story.lock.as_ref().filter(|_| is_clear) else { continue };
             let is_owner = lock.lease.as_ref().is_some_and(|lease| lease.owner.as_str() == name);
             let Some(waiter) = lock.waiter.as_ref().filter(|_| is_owner).map(|waiter| waiter.instance.as_str()) else {
                 continue;
