@@ -72,7 +72,7 @@ pub const MISTAKES: [(Mistake, u64); 20] = [
     (Mistake::CachedReads, 1),
     (Mistake::NoWaiterPriority, 3),
     (Mistake::HeadNotCommitted, 0),
-    (Mistake::CommitElsewhere, 5),
+    (Mistake::CommitElsewhere, 2),
     (Mistake::StatusAhead, 2),
     (Mistake::UploadsNothing, 0),
     (Mistake::WrongReplay, 0),
