@@ -343,8 +343,13 @@ impl Lifecycle for FakeContainers {
     }
 
     async fn extend(&self, id: &SandboxId, deadline: Moment) -> Result<()> {
-        if self.with_slot(id, |slot| slot.orders.is_none()) {
-            self.with_slot(id, |slot| slot.renewed = Some(deadline));
+        // Whoever has the turn while there is nothing is starting it.
+        let starts = self.with_slot(id, |slot| {
+            let starts = slot.orders.is_none() && slot.turn.try_lock().is_err();
+            slot.renewed = starts.then_some(deadline);
+            starts
+        });
+        if starts {
             return Ok(());
         }
         self.order(id, |answer| Order::Extend(deadline, answer)).await
