@@ -43,7 +43,7 @@ async fn a_new_root_file_system_and_a_new_runsc_lose_nothing() {
     let old = machine.server_with("old", &[("BATON_STORE_RUNTIME", "true")]).await;
     let (mut socket, key) =
         Socket::create(&old, Dialect::Plain, json!({"enable_checkpoint": true, "idle_timeout": null})).await;
-    let count = "(n=0; while :; do n=$((n+1)); echo $n >/root/next; mv /root/next /root/n; sleep 0.02; done) >/dev/null 2>&1 </dev/null &";
+    let count = "(n=0; while :; do n=$((n+1)); echo $n >/srv/next; mv /srv/next /srv/n; sleep 0.02; done) >/dev/null 2>&1 </dev/null &";
     socket.run("bash", count).await;
     let stored = |folder: &str| {
         std::fs::read_dir(machine.data().join(folder)).is_ok_and(|mut found| {
@@ -55,7 +55,7 @@ async fn a_new_root_file_system_and_a_new_runsc_lose_nothing() {
     assert_eq!(socket.end().await, Some(1000));
     let patient = json!({"enable_checkpoint": true, "idle_timeout": null, "on_incompatible": "files"});
     let (mut socket, modest) = Socket::create(&old, Dialect::Plain, patient).await;
-    socket.run("bash", "echo kept >/root/kept; rm /etc/hostname; sleep 1000 >/dev/null 2>&1 </dev/null &").await;
+    socket.run("bash", "echo kept >/srv/kept; rm /etc/hostname; sleep 1000 >/dev/null 2>&1 </dev/null &").await;
     socket.send(json!({"action": "checkpoint"})).await;
     assert_eq!(socket.end().await, Some(1000));
     let version = |text: &str| text.split("\"runsc\":\"").nth(1).unwrap().split('"').next().unwrap().to_owned();
@@ -75,7 +75,7 @@ async fn a_new_root_file_system_and_a_new_runsc_lose_nothing() {
     assert!(refusal["message"].as_str().unwrap().contains("BATON_RUNTIMES"), "{refusal}");
     // Who is content with the files gets them, and is told so.
     let left =
-        "cat /root/kept; ls /etc/hostname 2>&1 | grep -c cannot; cat /proc/[0-9]*/comm 2>/dev/null | grep -c ^sleep";
+        "cat /srv/kept; ls /etc/hostname 2>&1 | grep -c cannot; cat /proc/[0-9]*/comm 2>/dev/null | grep -c ^sleep";
     for _ in 0..2 {
         let mut socket = Socket::attach(&server, Dialect::Plain, &modest).await;
         let running = socket.status("RUNNING").await;
@@ -100,7 +100,7 @@ async fn a_new_root_file_system_and_a_new_runsc_lose_nothing() {
         fresh.kill().await;
         let mut socket = Socket::attach(&server, Dialect::Plain, &key).await;
         socket.status("RUNNING").await;
-        let look = "cat /etc/generation 2>/dev/null; a=$(cat /root/n); until [ $(cat /root/n) -gt $a ]; do sleep 0.02; done; cat /root/n";
+        let look = "cat /etc/generation 2>/dev/null; a=$(cat /srv/n); until [ $(cat /srv/n) -gt $a ]; do sleep 0.02; done; cat /srv/n";
         let (counted, _) = socket.run("bash", look).await;
         let counted: u64 = counted.trim().parse().expect("the old root file system has no such file");
         assert!(counted > last, "it goes on from where it was");

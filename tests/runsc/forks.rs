@@ -18,8 +18,8 @@ threading.Thread(target=hear, daemon=True).start()
 n = 0
 while True:
     n += 1
-    open("/root/next", "w").write(f"{n} {seed[0]}")
-    os.rename("/root/next", "/root/state")
+    open("/srv/next", "w").write(f"{n} {seed[0]}")
+    os.rename("/srv/next", "/srv/state")
     time.sleep(0.02)
 "#;
 
@@ -38,7 +38,7 @@ async fn counting(server: &Server) -> (Socket, Key) {
 
 /// How far it has counted, and what else there is to know inside.
 async fn state(socket: &mut Socket) -> (u64, String) {
-    let look = "cat /root/state; echo; echo $BATON_FORKED_FROM; head -c 8 /dev/urandom | od -An -tx1";
+    let look = "cat /srv/state; echo; echo $BATON_FORKED_FROM; head -c 8 /dev/urandom | od -An -tx1";
     socket.send(json!({"action": "exec", "argv": ["sh", "-c", look]})).await;
     let mut written = Vec::new();
     let mut number = None;
@@ -133,7 +133,7 @@ async fn a_sandbox_begins_with_a_checkpoint_of_another_whose_token_is_known() {
     let machine = Machine::with_a_bucket().await;
     let server = machine.server("a").await;
     let (mut socket, key) = Socket::create(&server, Dialect::Plain, movable()).await;
-    socket.run("bash", "echo kept >/root/kept").await;
+    socket.run("bash", "echo kept >/srv/kept").await;
     socket.send(json!({"action": "checkpoint", "keep_running": true})).await;
     let saved = socket.status("CHECKPOINTED").await;
     let checkpoint = saved["checkpoint_id"].as_str().unwrap().to_owned();
@@ -142,7 +142,7 @@ async fn a_sandbox_begins_with_a_checkpoint_of_another_whose_token_is_known() {
         copy.send(json!({"from_checkpoint": checkpoint, "source_token": token})).await;
         copy.status(status).await;
         if status == "RUNNING" {
-            assert_eq!(copy.run("bash", "cat /root/kept").await.0, "kept\n");
+            assert_eq!(copy.run("bash", "cat /srv/kept").await.0, "kept\n");
             copy.kill().await;
         }
     }

@@ -20,7 +20,7 @@ async fn an_api_that_dies_takes_nothing_with_it() {
     let mut server = machine.server("a").await;
     let (mut socket, key, mut mind) = ticking(&server).await;
     let (mut fleeting, other) = Socket::create(&server, Dialect::Plain, json!({})).await;
-    fleeting.run("bash", "echo here >/root/file").await;
+    fleeting.run("bash", "echo here >/srv/file").await;
     let pids = || processes(&server.state).iter().map(|process| process.pid()).collect::<Vec<_>>();
     let before = pids();
     assert_eq!(before.len(), 4, "two sandboxes");
@@ -33,7 +33,7 @@ async fn an_api_that_dies_takes_nothing_with_it() {
     assert_eq!(machine.lock(&key.id)["epoch"], json!(1), "it never changed hands");
     let mut fleeting = Socket::attach(&server, Dialect::Plain, &other).await;
     fleeting.status("RUNNING").await;
-    assert_eq!(fleeting.run("bash", "cat /root/file").await.0, "here\n");
+    assert_eq!(fleeting.run("bash", "cat /srv/file").await.0, "here\n");
     let after: Vec<_> = processes(&server.state).iter().map(|process| process.pid()).collect();
     assert_eq!(after, before, "the very same containers");
     socket.kill().await;

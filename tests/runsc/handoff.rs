@@ -24,8 +24,8 @@ const TYPIST: &str = "while read -r line; do echo \"<$line>\"; done";
 /// A thread, a file, an unlinked file and a pipe to itself; reads back all it wrote.
 const KEEPER: &str = r#"
 import os, queue, threading, time
-os.makedirs('/root/kept', exist_ok=True)
-kept = open('/root/kept/file', 'w+')
+os.makedirs('/srv/kept', exist_ok=True)
+kept = open('/srv/kept/file', 'w+')
 lost = open('/tmp/unlinked', 'w+b', buffering=0)
 os.unlink('/tmp/unlinked')
 back, forth = os.pipe()

@@ -76,11 +76,11 @@ async fn two_servers_share_a_sandbox(arguments: &[&str]) {
         clock().timeout(PATIENCE, up).await.unwrap_or_else(|_| panic!("{address} never answered:\n{}", said()));
     }
     let (mut socket, key) = Socket::create_at(&one, Dialect::Plain, movable()).await;
-    socket.run("bash", "echo kept >/root/file").await;
+    socket.run("bash", "echo kept >/srv/file").await;
     drop(socket);
     let mut socket = Socket::attach_at(&two, Dialect::Plain, &key).await;
     socket.status("RUNNING").await;
-    assert_eq!(socket.run("bash", "cat /root/file").await.0, "kept\n");
+    assert_eq!(socket.run("bash", "cat /srv/file").await.0, "kept\n");
     socket.send(json!({"action": "kill_sandbox"})).await;
     socket.status("KILLED").await;
 

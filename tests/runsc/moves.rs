@@ -19,8 +19,8 @@ const TYPIST: &str = "while read -r line; do echo \"<$line>\"; done";
 /// Keeps a file, an unlinked one and a pipe to itself open, and reads back all it wrote.
 const KEEPER: &str = r#"
 import os, time
-os.makedirs('/root/kept', exist_ok=True)
-kept = open('/root/kept/file', 'w+')
+os.makedirs('/srv/kept', exist_ok=True)
+kept = open('/srv/kept/file', 'w+')
 lost = open('/tmp/unlinked', 'w+b', buffering=0)
 os.unlink('/tmp/unlinked')
 back, forth = os.pipe()
@@ -32,7 +32,7 @@ while True:
     a = os.pread(kept.fileno(), 9, 9 * n).decode().strip()
     b = os.pread(lost.fileno(), 8, 8 * n).decode()
     c = os.read(back, 8).decode()
-    first = open('/root/kept/file').readline().strip()
+    first = open('/srv/kept/file').readline().strip()
     print(n, a, b, c, first, os.fstat(kept.fileno()).st_size, os.fstat(lost.fileno()).st_nlink, flush=True)
     n += 1
     time.sleep(0.003)

@@ -47,7 +47,7 @@ async fn refused(machine: &Machine, server: &Server, key: &Key) {
 async fn goes_on(machine: &Machine, server: &Server, key: &Key) {
     let mut socket = Socket::attach(server, Dialect::Plain, key).await;
     socket.status("RUNNING").await;
-    assert_eq!(socket.run("bash", "cat /root/file").await.0, "kept\n");
+    assert_eq!(socket.run("bash", "cat /srv/file").await.0, "kept\n");
     socket.send(json!({"action": "checkpoint"})).await;
     socket.status("CHECKPOINTED").await;
     socket.end().await;
@@ -59,7 +59,7 @@ async fn a_checkpoint_without_a_good_signature_is_refused_and_keys_can_be_change
     let machine = Machine::with_a_directory().await;
     let (old, new) = tokio::join!(machine.server_with("old", &OLD), machine.server_with("new", &NEW));
     let (mut socket, key) = Socket::create(&old, Dialect::Plain, movable()).await;
-    socket.run("bash", "echo kept >/root/file").await;
+    socket.run("bash", "echo kept >/srv/file").await;
     socket.send(json!({"action": "checkpoint"})).await;
     socket.status("CHECKPOINTED").await;
     socket.end().await;
@@ -103,7 +103,7 @@ async fn a_checkpoint_without_a_good_signature_is_refused_and_keys_can_be_change
 /// What starting from a snapshot there is.
 async fn kept(server: &Server, name: &str) -> String {
     let (mut socket, _) = Socket::create(server, Dialect::Plain, json!({"filesystem_snapshot_name": name})).await;
-    let (kept, _) = socket.run("bash", "cat /root/file").await;
+    let (kept, _) = socket.run("bash", "cat /srv/file").await;
     socket.kill().await;
     kept
 }
@@ -114,7 +114,7 @@ async fn a_snapshot_without_a_good_signature_is_refused() {
     let (old, new) = tokio::join!(machine.server_with("old", &OLD), machine.server_with("new", &NEW));
     let both = machine.server_with("both", &BOTH).await;
     let (mut socket, _) = Socket::create(&old, Dialect::Plain, json!({})).await;
-    socket.run("bash", "echo kept >/root/file").await;
+    socket.run("bash", "echo kept >/srv/file").await;
     assert_eq!(snapshot(&mut socket, "mine", true).await["snapshot"], json!("mine"));
     socket.kill().await;
     let named = |name: &str| json!({"filesystem_snapshot_name": name});
