@@ -95,7 +95,7 @@ mod tests {
     fn all() -> impl Iterator<Item = Wish> {
         SPECS.into_iter().flat_map(|spec| {
             [Drain::No, Drain::Draining, Drain::Over].into_iter().flat_map(move |drain| {
-                [Saved::Nothing, Saved::Checkpoint, Saved::Lost].into_iter().flat_map(move |saved| {
+                Saved::ALL.into_iter().flat_map(move |saved| {
                     (0..1024u16).map(move |bits| {
                         let bit = |n: u16| bits >> n & 1 == 1;
                         Wish {

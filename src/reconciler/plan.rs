@@ -34,6 +34,11 @@ pub enum Desired {
     Deleted,
 }
 
+impl Desired {
+    pub const ALL: [Self; 6] =
+        [Self::Running, Self::Checkpointed, Self::HandedOff, Self::Ended, Self::Dropped, Self::Deleted];
+}
+
 /// Everything the planner may know, read fresh at the top of each pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Observed {
@@ -73,6 +78,10 @@ pub enum Standing {
     Late,
 }
 
+impl Standing {
+    pub const ALL: [Self; 6] = [Self::Unknown, Self::Missing, Self::Free, Self::Theirs, Self::Ours, Self::Late];
+}
+
 /// What storage has of the sandbox's memory and files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Saved {
@@ -81,6 +90,10 @@ pub enum Saved {
     Checkpoint,
     /// It ran, and left no checkpoint. Starting over silently would be a lie.
     Lost,
+}
+
+impl Saved {
+    pub const ALL: [Self; 3] = [Self::Nothing, Self::Checkpoint, Self::Lost];
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -157,32 +170,12 @@ pub fn plan(desired: Desired, seen: &Observed) -> Action {
 mod tests {
     use super::*;
 
-    const DESIRED: [Desired; 6] = [
-        Desired::Running,
-        Desired::Checkpointed,
-        Desired::HandedOff,
-        Desired::Ended,
-        Desired::Dropped,
-        Desired::Deleted,
-    ];
-    const STANDINGS: [Standing; 6] =
-        [Standing::Unknown, Standing::Missing, Standing::Free, Standing::Theirs, Standing::Ours, Standing::Late];
-    const CONTAINERS: [Container; 6] = [
-        Container::Absent,
-        Container::Partial,
-        Container::Running,
-        Container::Paused,
-        Container::Fenced,
-        Container::Stopped,
-    ];
-    const SAVED: [Saved; 3] = [Saved::Nothing, Saved::Checkpoint, Saved::Lost];
-
     /// Every state the planner can be shown.
     fn all() -> impl Iterator<Item = (Desired, Observed)> {
-        DESIRED.into_iter().flat_map(|desired| {
-            STANDINGS.into_iter().flat_map(move |standing| {
-                CONTAINERS.into_iter().flat_map(move |container| {
-                    SAVED.into_iter().flat_map(move |saved| {
+        Desired::ALL.into_iter().flat_map(|desired| {
+            Standing::ALL.into_iter().flat_map(move |standing| {
+                Container::ALL.into_iter().flat_map(move |container| {
+                    Saved::ALL.into_iter().flat_map(move |saved| {
                         (0..128u8).map(move |bits| {
                             let bit = |n: u8| bits >> n & 1 == 1;
                             let seen = Observed {

@@ -65,6 +65,10 @@ pub enum Container {
     Stopped,
 }
 
+impl Container {
+    pub const ALL: [Self; 6] = [Self::Absent, Self::Partial, Self::Running, Self::Paused, Self::Fenced, Self::Stopped];
+}
+
 /// What the runtime knows of a sandbox at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {

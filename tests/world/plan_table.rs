@@ -10,19 +10,6 @@ use baton::{
 /// A standing, a container, and the actions with their conditions.
 type Place = (usize, usize, Vec<(String, String)>);
 
-const STANDINGS: [Standing; 6] =
-    [Standing::Unknown, Standing::Missing, Standing::Free, Standing::Theirs, Standing::Ours, Standing::Late];
-const CONTAINERS: [Container; 6] = [
-    Container::Absent,
-    Container::Partial,
-    Container::Running,
-    Container::Paused,
-    Container::Fenced,
-    Container::Stopped,
-];
-const DESIRED: [Desired; 6] =
-    [Desired::Running, Desired::Checkpointed, Desired::HandedOff, Desired::Ended, Desired::Dropped, Desired::Deleted];
-const SAVED: [Saved; 3] = [Saved::Nothing, Saved::Checkpoint, Saved::Lost];
 const FLAGS: [&str; 7] =
     ["checkpointable", "may wait", "owed checkpoint", "owed snapshot", "owed rootfs", "waiting", "refused"];
 
@@ -34,7 +21,7 @@ fn observed(standing: Standing, container: Container, (saved, flags): Rest) -> O
     Observed {
         standing,
         container,
-        saved: SAVED[saved],
+        saved: Saved::ALL[saved],
         checkpointable: flag(0),
         may_wait: flag(1),
         owed_checkpoint: flag(2),
@@ -46,7 +33,7 @@ fn observed(standing: Standing, container: Container, (saved, flags): Rest) -> O
 }
 
 fn all_of_the_rest() -> impl Iterator<Item = Rest> {
-    (0..SAVED.len()).flat_map(|saved| (0..1u8 << FLAGS.len()).map(move |flags| (saved, flags)))
+    (0..Saved::ALL.len()).flat_map(|saved| (0..1u8 << FLAGS.len()).map(move |flags| (saved, flags)))
 }
 
 /// Every action of a cell, with the states that lead to it, in the order they are met.
@@ -79,7 +66,7 @@ impl Common {
             let set = states.iter().filter(|(_, flags)| flags >> bit & 1 == 1).count();
             (set == states.len() || set == 0).then_some((bit, set > 0))
         });
-        let saved = (0..SAVED.len()).filter(|at| states.iter().any(|(saved, _)| saved == at));
+        let saved = (0..Saved::ALL.len()).filter(|at| states.iter().any(|(saved, _)| saved == at));
         Self { flags: flags.collect(), saved: saved.collect() }
     }
 
@@ -93,7 +80,7 @@ impl Common {
         let mut words: Vec<_> =
             flags.map(|(bit, set)| format!("{}{}", if *set { "" } else { "not " }, FLAGS[*bit])).collect();
         if self.saved != anyway.saved {
-            let saved: Vec<_> = self.saved.iter().map(|at| format!("{:?}", SAVED[*at])).collect();
+            let saved: Vec<_> = self.saved.iter().map(|at| format!("{:?}", Saved::ALL[*at])).collect();
             words.push(format!("saved: {}", saved.join(" or ")));
         }
         if words.is_empty() { "otherwise".to_owned() } else { words.join(", ") }
@@ -122,13 +109,15 @@ fn document() -> String {
          From how an instance stands to the lock, the container it has and what is wanted, to the one next step.\n\
          This page is worked out from `src/reconciler/plan.rs`; `make docs` writes it again.\n\n",
     );
-    let _ = writeln!(page, "| standing | container | {} |", DESIRED.map(|desired| format!("{desired:?}")).join(" | "));
-    let _ = writeln!(page, "|---|---|{}", "---|".repeat(DESIRED.len()));
-    for standing in STANDINGS {
+    let _ =
+        writeln!(page, "| standing | container | {} |", Desired::ALL.map(|desired| format!("{desired:?}")).join(" | "));
+    let _ = writeln!(page, "|---|---|{}", "---|".repeat(Desired::ALL.len()));
+    for standing in Standing::ALL {
         // Containers with which the same is done share a row.
         let mut rows: Vec<(Vec<String>, Vec<String>)> = Vec::new();
-        for container in CONTAINERS {
-            let cells: Vec<_> = DESIRED.iter().map(|desired| names(&cell(standing, container, *desired))).collect();
+        for container in Container::ALL {
+            let cells: Vec<_> =
+                Desired::ALL.iter().map(|desired| names(&cell(standing, container, *desired))).collect();
             match rows.iter_mut().find(|(_, known)| *known == cells) {
                 Some((containers, _)) => containers.push(format!("{container:?}")),
                 None => rows.push((vec![format!("{container:?}")], cells)),
@@ -136,15 +125,15 @@ fn document() -> String {
         }
         for (containers, cells) in rows {
             let containers =
-                if containers.len() == CONTAINERS.len() { "any".to_owned() } else { containers.join(", ") };
+                if containers.len() == Container::ALL.len() { "any".to_owned() } else { containers.join(", ") };
             let _ = writeln!(page, "| {standing:?} | {containers} | {} |", cells.join(" | "));
         }
     }
     page.push_str("\nWhere a cell names several actions, the first whose condition holds is the one:\n\n| standing | container | wanted | action | when |\n|---|---|---|---|---|\n");
     let mut merged: BTreeMap<Place, Vec<String>> = BTreeMap::new();
-    for (s, standing) in STANDINGS.into_iter().enumerate() {
-        for (c, container) in CONTAINERS.into_iter().enumerate() {
-            for desired in DESIRED {
+    for (s, standing) in Standing::ALL.into_iter().enumerate() {
+        for (c, container) in Container::ALL.into_iter().enumerate() {
+            for desired in Desired::ALL {
                 let cell = cell(standing, container, desired);
                 if cell.len() > 1 {
                     merged.entry((s, c, decisions(cell))).or_default().push(format!("{desired:?}"));
@@ -154,7 +143,7 @@ fn document() -> String {
     }
     for ((s, c, lines), wanted) in merged {
         for (action, when) in lines {
-            let (standing, container) = (STANDINGS[s], CONTAINERS[c]);
+            let (standing, container) = (Standing::ALL[s], Container::ALL[c]);
             let _ = writeln!(page, "| {standing:?} | {container:?} | {} | {action} | {when} |", wanted.join(", "));
         }
     }

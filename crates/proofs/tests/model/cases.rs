@@ -52,14 +52,13 @@ const SPECS: [DesiredState; 4] =
     [DesiredState::Running, DesiredState::Checkpointed, DesiredState::HandedOff, DesiredState::Deleted];
 
 fn draw(dice: &mut Dice) -> (Wish, Observed) {
-    use Standing::{Free, Late, Missing, Ours, Theirs, Unknown};
-    let standing = dice.pick(&[Unknown, Missing, Free, Theirs, Ours, Late]);
-    let saved = dice.pick(&[Saved::Nothing, Saved::Checkpoint, Saved::Lost]);
+    let standing = dice.pick(&Standing::ALL);
+    let saved = dice.pick(&Saved::ALL);
     let (persistent, refused, waiting) = (dice.falls(), dice.falls(), dice.falls());
     let wish = Wish {
         spec: dice.pick(&SPECS),
         purging: dice.below(4) == 0,
-        held: matches!(standing, Ours | Late),
+        held: matches!(standing, Standing::Ours | Standing::Late),
         waited_for: dice.falls(),
         movable: dice.falls(),
         persistent,
@@ -73,14 +72,7 @@ fn draw(dice: &mut Dice) -> (Wish, Observed) {
     };
     let observed = Observed {
         standing,
-        container: dice.pick(&[
-            Container::Absent,
-            Container::Partial,
-            Container::Running,
-            Container::Paused,
-            Container::Fenced,
-            Container::Stopped,
-        ]),
+        container: dice.pick(&Container::ALL),
         saved,
         checkpointable: persistent,
         may_wait: wish.movable && dice.falls(),
