@@ -19,6 +19,7 @@ pub mod config;
 pub mod guard;
 pub mod halves;
 pub mod metrics;
+pub mod notice;
 pub mod reconciler;
 pub mod runtime;
 pub mod storage;

@@ -17,6 +17,7 @@ use crate::{
     clock::{SharedClock, SystemClock},
     config::{self, Config},
     metrics::Metrics,
+    notice::Notice,
     reconciler::{self, Deposit, Housekeeping, Rhythm, Tools, desired::Drain},
     runtime::{Containers, Lifecycle, Settings, archive::Limits, predecessor, sign},
     storage::{
@@ -89,7 +90,6 @@ pub(super) struct Half {
     pub tools: Arc<Tools>,
     /// The records of what ends with this instance.
     pub memory: Arc<dyn Store>,
-    drain: watch::Sender<Drain>,
 }
 
 impl Half {
@@ -106,7 +106,6 @@ impl Half {
         let stores = stores.sealed_by(Seals::new(config.hmac_keys.clone()));
         let (checkpoints, snapshots) = (stores.of_checkpoints(), stores.of_snapshots());
         let memory: Arc<dyn Store> = Arc::new(Memory::new(clock.clone()));
-        let (drain, drain_seen) = watch::channel(Drain::No);
         let tools = Arc::new(Tools {
             who,
             clock: clock.clone(),
@@ -120,7 +119,7 @@ impl Half {
             runtimes: config.runtimes.clone(),
             staging: config.state_dir.join("staging"),
             times,
-            drain: drain_seen,
+            drain: Arc::new(Notice::new(Drain::No)),
             rhythm: rhythm(config),
             housekeeping: Housekeeping {
                 sweep: config.sweep,
@@ -132,7 +131,7 @@ impl Half {
             metrics: metrics.clone(),
             traces,
         });
-        Ok(Self { containers, tools, memory, drain })
+        Ok(Self { containers, tools, memory })
     }
 
     pub fn instance(&self) -> &InstanceId {
@@ -148,10 +147,10 @@ impl Half {
             wait_for_a_signal().await?;
             tracing::info!(within = ?config.drain, "draining; a second signal ends at once");
             leaving.send_replace(true);
-            self.drain.send_replace(Drain::Draining);
+            self.tools.drain.post(Drain::Draining);
             clock.sleep(config.drain).await;
             tracing::warn!("the drain time is up; what is left is let go with its last checkpoint");
-            self.drain.send_replace(Drain::Over);
+            self.tools.drain.post(Drain::Over);
             clock.sleep(LAST_CALL).await;
             Ok::<_, anyhow::Error>(())
         };

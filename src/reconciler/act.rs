@@ -229,17 +229,11 @@ impl Sandbox {
             }
             std::future::pending::<()>().await;
         };
-        let mut drain = tools.drain.clone();
-        let time_is_up = async move {
-            if drain.wait_for(|drain| *drain == Drain::Over).await.is_err() {
-                std::future::pending::<()>().await;
-            }
-        };
         tokio::select! {
             biased;
             done = lock.hold(work) => Ok(done?),
             () = forward => Err(Failure::Look),
-            () = time_is_up => Err(Failure::Look),
+            _ = tools.drain.until(|drain| *drain == Drain::Over) => Err(Failure::Look),
         }
     }
 

@@ -39,7 +39,7 @@ use std::{
 
 use baton_protocol::id::SandboxId;
 use tokio::{
-    sync::{Notify, mpsc, watch},
+    sync::{Notify, mpsc},
     task::JoinSet,
 };
 use tokio_util::sync::CancellationToken;
@@ -47,6 +47,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     clock::SharedClock,
     metrics::Metrics,
+    notice::Notice,
     runtime::Lifecycle,
     storage::{
         board::Board,
@@ -83,7 +84,7 @@ pub struct Tools {
     /// Where images lie on their way to and from the store.
     pub staging: PathBuf,
     pub times: Times,
-    pub drain: watch::Receiver<Drain>,
+    pub drain: Arc<Notice<Drain>>,
     pub rhythm: Rhythm,
     pub housekeeping: Housekeeping,
     pub metrics: Metrics,
@@ -200,7 +201,6 @@ pub async fn run(tools: Arc<Tools>, stop: CancellationToken) {
     let mut loops: JoinSet<()> = JoinSet::new();
     let mut bells: HashMap<SandboxId, Arc<Bell>> = HashMap::new();
     let mut names: HashMap<tokio::task::Id, SandboxId> = HashMap::new();
-    let mut drain = tools.drain.clone();
     let (found, mut assignments) = mpsc::channel(1);
     let mut sweeping = pin!(sweep::run(tools.clone(), found));
     let mut sweeps = true;
@@ -208,19 +208,15 @@ pub async fn run(tools: Arc<Tools>, stop: CancellationToken) {
     tokio::pin!(deposit);
     let mut is_stored = false;
     loop {
+        let drain = tools.drain.read();
         // What was begun for those who come after us is seen through, as long as there is time.
-        if *drain.borrow() != Drain::No && loops.is_empty() && (is_stored || !tools.deposit.has_begun()) {
+        if drain != Drain::No && loops.is_empty() && (is_stored || !tools.deposit.has_begun()) {
             return;
         }
         let nudged = tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            changed = drain.changed() => {
-                if changed.is_err() {
-                    return;
-                }
-                continue;
-            }
+            _ = tools.drain.until(|now| *now != drain) => continue,
             id = tools.board.next_nudge() => id,
             () = &mut deposit, if !is_stored => {
                 is_stored = true;

@@ -12,7 +12,7 @@ use baton_protocol::{
 use super::{
     Bell, Tools,
     act::Failure,
-    desired::desired,
+    desired::{Drain, desired},
     fetch::Fetching,
     measure,
     plan::{Action, Desired, Observed, Standing, plan},
@@ -200,7 +200,7 @@ impl Sandbox {
                     continue;
                 }
                 self.report_at_rest(desired, &observed).await;
-                self.rest(seen).await;
+                self.rest(seen, wish.drain).await;
                 continue;
             }
             tracing::debug!(sandbox = %self.id, ?desired, ?observed, ?action, "plan");
@@ -257,15 +257,13 @@ impl Sandbox {
         observed.container == Container::Absent && !observed.waiting && (purged || (away && !asked))
     }
 
-    /// Waits until something may have changed.
-    async fn rest(&mut self, mut seen: Seen) {
+    /// Waits until something may have changed since this was seen.
+    async fn rest(&mut self, mut seen: Seen, drain: Drain) {
         let tools = self.tools.clone();
         let mut container = tools.lifecycle.watch(&self.id);
         if *container.borrow_and_update() != seen {
             return;
         }
-        let mut drain = tools.drain.clone();
-        drain.mark_unchanged();
         let (id, place) = (self.id.clone(), self.found.as_ref().map(|found| found.place));
         let stored = async {
             match place {
@@ -289,7 +287,7 @@ impl Sandbox {
                     }
                     self.note_busy(seen);
                 }
-                _ = drain.changed() => return,
+                _ = tools.drain.until(|now| *now != drain) => return,
                 () = tools.clock.sleep_until(until.max(now + SHORTEST_REST)) => return,
             }
         }

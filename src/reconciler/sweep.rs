@@ -116,7 +116,7 @@ pub(super) async fn run(tools: Arc<Tools>, assignments: mpsc::Sender<Assignment>
     let permits = Arc::new(Semaphore::new(AT_ONCE));
     loop {
         tools.clock.sleep(tools.clock.jittered(every)).await;
-        if *tools.drain.borrow() != Drain::No {
+        if tools.drain.read() != Drain::No {
             return;
         }
         let found = match sweep.pass().await {

@@ -17,7 +17,10 @@ use baton_protocol::{
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, watch};
 
-use crate::clock::{Moment, SharedClock};
+use crate::{
+    clock::{Moment, SharedClock},
+    notice::Notice,
+};
 
 /// How many passing phases of a sandbox are kept for a session that reads slowly.
 const KEPT: usize = 256;
@@ -166,7 +169,8 @@ pub struct Counts {
 struct Line {
     log: VecDeque<Posted>,
     next: u64,
-    posted: watch::Sender<u64>,
+    /// The newest number; who follows holds it too.
+    posted: Arc<Notice<u64>>,
     sessions: u32,
     held: bool,
     /// Sessions so far: a change makes the reconciler forget that it refused.
@@ -242,14 +246,14 @@ impl Board {
         if line.log.len() > KEPT {
             line.log.pop_front();
         }
-        line.posted.send_replace(number);
+        line.posted.post(number);
     }
 
     /// Follows what is posted from now on.
     pub fn follow(self: &Arc<Self>, id: &SandboxId) -> Follower {
         let mut lines = lock(&self.lines);
         let line = self.line(&mut lines, id);
-        Follower { board: self.clone(), id: id.clone(), seen: line.next, posted: line.posted.subscribe() }
+        Follower { board: self.clone(), id: id.clone(), seen: line.next, posted: line.posted.clone() }
     }
 
     /// As [`attach`](Self::attach), unless `most` sandboxes are already here or on their way.
@@ -347,7 +351,7 @@ impl Board {
     /// So many readers do not count.
     fn forget_but_for(&self, id: &SandboxId, readers: usize) {
         let mut lines = lock(&self.lines);
-        let unread = |line: &Line| line.posted.receiver_count() <= readers;
+        let unread = |line: &Line| Arc::strong_count(&line.posted) - 1 <= readers;
         if lines.get(id).is_some_and(|line| line.sessions == 0 && !line.held && unread(line)) {
             lines.remove(id);
         }
@@ -359,7 +363,7 @@ impl Board {
             Line {
                 log: VecDeque::new(),
                 next: 0,
-                posted: watch::Sender::new(0),
+                posted: Arc::default(),
                 sessions: 0,
                 held: false,
                 asked: 0,
@@ -396,7 +400,7 @@ pub struct Follower {
     board: Arc<Board>,
     id: SandboxId,
     seen: u64,
-    posted: watch::Receiver<u64>,
+    posted: Arc<Notice<u64>>,
 }
 
 impl Drop for Follower {
@@ -412,7 +416,7 @@ impl Follower {
     /// The next phase. If this reader fell behind the log, the numbers show the gap. May be cancelled.
     pub async fn next(&mut self) -> Posted {
         loop {
-            self.posted.mark_unchanged();
+            self.posted.until(|newest| *newest > self.seen).await;
             let found = lock(&self.board.lines)
                 .get(&self.id)
                 .and_then(|line| line.log.iter().find(|posted| posted.number > self.seen).cloned());
@@ -420,10 +424,8 @@ impl Follower {
                 self.seen = posted.number;
                 return posted;
             }
-            if self.posted.changed().await.is_err() {
-                // The line was forgotten; nothing will ever come.
-                std::future::pending::<()>().await;
-            }
+            // The line was forgotten; nothing will ever come.
+            std::future::pending::<()>().await;
         }
     }
 }

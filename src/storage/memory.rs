@@ -12,13 +12,12 @@ use std::{
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use tokio::sync::watch;
 
 use super::{
     files::{self, Wanted},
     store::{Digest, Entry, Error, If, Page, Poll, Progress, Result, Store, Version, Written, check_key, check_small},
 };
-use crate::clock::SharedClock;
+use crate::{clock::SharedClock, notice::Notice};
 
 const PAGE: usize = 1000;
 const STALL: Duration = Duration::from_secs(30);
@@ -29,7 +28,7 @@ pub struct Memory {
     page: usize,
     objects: Mutex<BTreeMap<String, Object>>,
     /// Writes and deletions so far; the source of versions, and what watchers wait on.
-    count: watch::Sender<u64>,
+    count: Notice<u64>,
 }
 
 #[derive(Clone, Debug)]
@@ -40,7 +39,7 @@ struct Object {
 
 impl Memory {
     pub fn new(clock: SharedClock) -> Self {
-        Self { clock, page: PAGE, objects: Mutex::default(), count: watch::Sender::new(0) }
+        Self { clock, page: PAGE, objects: Mutex::default(), count: Notice::new(0) }
     }
 
     /// Lists in pages of `page` entries.
@@ -55,8 +54,9 @@ impl Memory {
 
     /// Must be called with the objects locked, so that versions are unique.
     fn next(&self) -> u64 {
-        self.count.send_modify(|count| *count += 1);
-        *self.count.borrow()
+        let next = self.count.read() + 1;
+        self.count.post(next);
+        next
     }
 
     fn version(&self, key: &str) -> Option<Version> {
@@ -185,12 +185,13 @@ impl Store for Memory {
     }
 
     async fn changed(&self, key: &str) {
-        let mut count = self.count.subscribe();
         let known = self.version(key);
-        while self.version(key) == known {
-            if count.changed().await.is_err() {
-                std::future::pending::<()>().await;
+        loop {
+            let count = self.count.read();
+            if self.version(key) != known {
+                return;
             }
+            self.count.until(|now| *now != count).await;
         }
     }
 }

@@ -314,7 +314,7 @@ const SCENES: [Scene; 10] = [
         Box::pin(async move {
             let visit = running_over_a_head(at.one).await;
             at.one.store.next_put_of("lock.json", Fault::Silent);
-            at.one.drain.send_replace(Drain::Over);
+            at.one.tools.drain.post(Drain::Over);
             at.until_lock(&visit.id, |lock| lock.lease.is_none()).await;
             assert_eq!(at.one.container(&visit.id), Container::Absent);
             visit.id.clone()

@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use baton::{
     clock::{Moment, SharedClock, TestClock},
+    notice::Notice,
     reconciler::{self, Deposit, Housekeeping, Rhythm, Tools, desired::Drain},
     runtime::{Container, Lifecycle, fake::FakeContainers},
     storage::{
@@ -21,7 +22,7 @@ use baton_protocol::{
     lock::Lock,
     metadata::{DesiredState, Metadata, Spec},
 };
-use tokio::{sync::watch, task::JoinSet};
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::stage::Stage;
@@ -60,7 +61,6 @@ impl World {
         let memory = Arc::new(Memory::new(clock.clone()));
         let records = Records::new(clock.clone(), memory, Some(durable), true, Times::DEFAULT);
         let containers = Arc::new(FakeContainers::new(clock.clone()));
-        let (drain, drain_seen) = watch::channel(Drain::No);
         let tools = Arc::new(Tools {
             staging: self.staging.path().join(who.me.as_str()),
             who,
@@ -74,7 +74,7 @@ impl World {
             board: board.clone(),
             lifecycle: containers.clone(),
             times: Times::DEFAULT,
-            drain: drain_seen,
+            drain: Arc::new(Notice::new(Drain::No)),
             metrics: Default::default(),
             traces: Default::default(),
             rhythm: Rhythm::DEFAULT,
@@ -82,7 +82,7 @@ impl World {
         });
         let (mut tasks, stop) = (JoinSet::new(), CancellationToken::new());
         tasks.spawn(reconciler::run(tools.clone(), stop.clone()));
-        Instance { tools, store: stage, board, containers, drain, stop, tasks }
+        Instance { tools, store: stage, board, containers, stop, tasks }
     }
 
     /// The lock as it lies in the store.
@@ -152,7 +152,6 @@ pub struct Instance {
     pub store: Arc<Stage>,
     pub board: Arc<Board>,
     pub containers: Arc<FakeContainers>,
-    pub drain: watch::Sender<Drain>,
     stop: CancellationToken,
     tasks: JoinSet<()>,
 }

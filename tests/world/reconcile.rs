@@ -287,7 +287,7 @@ async fn a_drain_checkpoints_what_is_persistent_and_ends_the_rest() {
     let mut ended = one.create(|_| {}).await;
     kept.until_running().await;
     ended.until_running().await;
-    one.drain.send_replace(Drain::Draining);
+    one.tools.drain.post(Drain::Draining);
     assert!(matches!(kept.until_left().await.last(), Some(Passing::Left { why: Why::Drain, checkpoint_id: Some(_) })));
     assert!(matches!(ended.until_left().await.last(), Some(Passing::Left { why: Why::Drain, checkpoint_id: None })));
     one.drained().await;
@@ -303,9 +303,9 @@ async fn what_does_not_fit_into_the_drain_is_let_go_with_its_old_head() {
     for _ in 0..20 {
         one.containers.inject("checkpoint", Broken::Fail);
     }
-    one.drain.send_replace(Drain::Draining);
+    one.tools.drain.post(Drain::Draining);
     world.after(8).await;
-    one.drain.send_replace(Drain::Over);
+    one.tools.drain.post(Drain::Over);
     assert!(matches!(visit.until_left().await.last(), Some(Passing::Left { why: Why::Drain, checkpoint_id: None })));
     one.drained().await;
     let lock = world.lock(&visit.id).await.unwrap();
@@ -320,9 +320,9 @@ async fn a_checkpoint_that_hangs_when_the_drain_time_is_up_is_dropped_and_the_le
     let mut visit = one.create(persistent).await;
     visit.until_running().await;
     one.containers.inject("checkpoint", Broken::Delay(Duration::from_secs(3600)));
-    one.drain.send_replace(Drain::Draining);
+    one.tools.drain.post(Drain::Draining);
     world.after(8).await;
-    one.drain.send_replace(Drain::Over);
+    one.tools.drain.post(Drain::Over);
     let began = world.clock.now();
     assert!(matches!(visit.until_left().await.last(), Some(Passing::Left { why: Why::Drain, checkpoint_id: None })));
     one.drained().await;

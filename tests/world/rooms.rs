@@ -9,7 +9,7 @@ use std::{
 mod source;
 
 /// What every room may use.
-const COMMON: [&str; 5] = ["clock", "config", "metrics", "telemetry", "traces"];
+const COMMON: [&str; 6] = ["clock", "config", "metrics", "notice", "telemetry", "traces"];
 
 struct Room {
     name: &'static str,
@@ -68,6 +68,7 @@ const ROOMS: &[Room] = &[
         rule: "halves carries what lies between api and reconciler, and never uses either",
     },
     Room { name: "clock", uses: &[], never: &[], rule: "clock uses protocol alone: everybody uses it" },
+    Room { name: "notice", uses: &[], never: &[], rule: "notice uses no room: everybody uses it" },
     Room { name: "config", uses: &[], never: &[], rule: "config uses no room: every room is given what it needs" },
     Room { name: "metrics", uses: &[], never: &[], rule: "metrics uses no room: every room tells it what happened" },
     Room { name: "traces", uses: &[], never: &[], rule: "traces uses no room: every room tells it what happened" },

@@ -293,9 +293,10 @@ async fn first(api: &Api, speaker: &mut Speaker, malformed: &mut u32) -> First {
     let until = api.clock.now() + FIRST_WITHIN;
     loop {
         let turn = tokio::select! {
+            biased;
+            () = api.closing.cancelled() => return First::End(super::End::Close(Close::Restart)),
             turn = speaker.wire.turn(true) => turn,
             () = api.clock.sleep_until(until) => return First::Silence,
-            () = api.closing.cancelled() => return First::End(super::End::Close(Close::Restart)),
         };
         let refusal = match turn {
             Turn::Wrote | Turn::Pong(_) => continue,

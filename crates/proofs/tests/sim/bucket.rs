@@ -236,13 +236,18 @@ impl Way {
         }
     }
 
-    /// A question: it changes nothing.
+    /// A question: it changes nothing. The answer is as old as its way was long, or fresh.
     async fn ask<T>(&self, key: &str, question: impl FnOnce(&Bucket) -> Result<T>) -> Result<T> {
         self.leave().await;
         let fate = self.fate();
-        sleep(fate.answered / 2).await;
-        let found = question(&self.bucket);
-        sleep(fate.answered - fate.answered / 2).await;
+        let found = if self.dice.falls(50) {
+            let found = question(&self.bucket);
+            sleep(fate.answered).await;
+            found
+        } else {
+            sleep(fate.answered).await;
+            question(&self.bucket)
+        };
         self.step().await;
         match fate.answer {
             Answer::True | Answer::Twisted => found,

@@ -11,7 +11,7 @@ use crate::{kinds::Kind, weather::Event, world::World};
 impl World {
     /// What follows from it, and how much later.
     pub fn operate(&self, event: Event) -> Vec<(Duration, Event)> {
-        let Some(id) = self.pick().cloned() else { return Vec::new() };
+        let id = self.pick().clone();
         let bucket = &self.ground.bucket;
         let (lock, metadata) = (Object::Lock(&id).key(), Object::Metadata(&id).key());
         let struck = match event {

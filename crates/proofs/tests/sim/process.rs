@@ -9,6 +9,7 @@ use axum::{Extension, extract::ConnectInfo};
 use baton::{
     api::{self, Api, Peer},
     clock::SharedClock,
+    notice::Notice,
     reconciler::{self, Deposit, Housekeeping, Rhythm, Tools, desired::Drain},
     storage::{
         board::Board,
@@ -44,7 +45,6 @@ pub struct Process {
     pub at: usize,
     pub tools: Arc<Tools>,
     pub runtime: Arc<Runtime>,
-    pub drain: watch::Sender<Drain>,
     pub life: Arc<Life>,
     /// It is dead.
     pub gone: CancellationToken,
@@ -106,7 +106,6 @@ impl Process {
         let times = mistake.map_or(Times::DEFAULT, Mistake::times);
         let durable = Durable { locks: way.clone(), metadata: way.clone(), lock_bucket: None };
         let memory = Arc::new(Memory::new(clock.clone()));
-        let (drain, drain_seen) = watch::channel(Drain::No);
         let rhythm = if mistake == Some(Mistake::NoRest) {
             Rhythm { lock: std::time::Duration::from_millis(1), ..Rhythm::DEFAULT }
         } else {
@@ -127,7 +126,7 @@ impl Process {
             staging: staging(ground.staging.path(), at),
             clock,
             times,
-            drain: drain_seen,
+            drain: Arc::new(Notice::new(Drain::No)),
             metrics: Default::default(),
             traces: Default::default(),
             rhythm,
@@ -157,12 +156,12 @@ impl Process {
             // It ends with its process.
             let _ = axum::serve(door, router).await;
         });
-        Arc::new(Self { at, tools, runtime, drain, life, gone, tasks: Mutex::new(tasks), bell, turned_away })
+        Arc::new(Self { at, tools, runtime, life, gone, tasks: Mutex::new(tasks), bell, turned_away })
     }
 
     pub fn drain(&self, drain: Drain) {
         self.turned_away.send_replace(true);
-        self.drain.send_replace(drain);
+        self.tools.drain.post(drain);
     }
 
     pub fn name(&self) -> &str {
@@ -171,7 +170,7 @@ impl Process {
 
     /// It lives, moves and is not on its way out.
     pub fn is_up(&self) -> bool {
-        !self.gone.is_cancelled() && self.life.machine.moves() && *self.drain.borrow() == Drain::No
+        !self.gone.is_cancelled() && self.life.machine.moves() && self.tools.drain.read() == Drain::No
     }
 
     /// `kill -9`: its containers die with it, and nothing is told to anybody.

@@ -32,6 +32,8 @@ pub struct Runtime {
     set_back: Option<Arc<SetBack>>,
     /// What the reconciler sees: the truth, passed on by one task, since a watch wakes many in no fixed order.
     shown: Mutex<BTreeMap<SandboxId, watch::Sender<Seen>>>,
+    /// What came after the start of each was asked for: it may take long to come to the guard.
+    deadlines: Mutex<BTreeMap<SandboxId, Moment>>,
 }
 
 /// Long enough to matter never.
@@ -46,7 +48,7 @@ impl Runtime {
         set_back: Option<Arc<SetBack>>,
     ) -> Self {
         let containers = FakeContainers::new(guard);
-        Self { containers, life, dice, mistake, set_back, shown: Mutex::default() }
+        Self { containers, life, dice, mistake, set_back, shown: Mutex::default(), deadlines: Mutex::default() }
     }
 
     pub fn kill(&self) {
@@ -64,8 +66,10 @@ impl Runtime {
     pub fn show(&self, id: &SandboxId) {
         let seen = *self.truth(id).borrow();
         let mut shown = self.shown.lock().unwrap();
-        let shown = shown.entry(id.clone()).or_insert_with(|| watch::Sender::new(Seen::NOTHING));
-        shown.send_if_modified(|shown| std::mem::replace(shown, seen) != seen);
+        match shown.get(id) {
+            Some(shown) => drop(shown.send_if_modified(|shown| std::mem::replace(shown, seen) != seen)),
+            None => drop(shown.insert(id.clone(), watch::Sender::new(seen))),
+        }
     }
 
     /// One step of the process, if it goes on at all.
@@ -92,8 +96,6 @@ impl Runtime {
         for id in self.containers.here() {
             // What ends meanwhile needs no guard.
             let _ = self.containers.fence(&id).await;
-            // One after the other: of what happens in the same moment nothing is told in a fixed order.
-            sleep(Duration::from_millis(1)).await;
         }
     }
 
@@ -137,8 +139,12 @@ impl Runtime {
         if self.mistake == Some(Mistake::NoFence) { deadline + FOR_EVER } else { deadline + set_back }
     }
 
-    fn start(&self, start: &Start) -> Start {
-        Start { deadline: self.deadline(start.deadline), ..start.clone() }
+    /// A start as it comes to the guard.
+    async fn start(&self, what: &'static str, id: &SandboxId, start: &Start) -> Result<Start> {
+        self.deadlines.lock().unwrap().remove(id);
+        self.begin(what).await?;
+        let newest = self.deadlines.lock().unwrap().get(id).copied();
+        Ok(Start { deadline: self.deadline(newest.unwrap_or(start.deadline)), ..start.clone() })
     }
 }
 
@@ -158,13 +164,13 @@ impl Lifecycle for Runtime {
     }
 
     async fn create(&self, id: &SandboxId, start: &Start) -> Result<()> {
-        self.begin("create").await?;
-        self.done(id, "create", self.containers.create(id, &self.start(start)).await).await
+        let start = self.start("create", id, start).await?;
+        self.done(id, "create", self.containers.create(id, &start).await).await
     }
 
     async fn restore(&self, id: &SandboxId, start: &Start, image: &Path) -> Result<()> {
-        self.begin("restore").await?;
-        self.done(id, "restore", self.containers.restore(id, &self.start(start), image).await).await
+        let start = self.start("restore", id, start).await?;
+        self.done(id, "restore", self.containers.restore(id, &start, image).await).await
     }
 
     async fn pause(&self, id: &SandboxId) -> Result<()> {
@@ -230,6 +236,7 @@ impl Lifecycle for Runtime {
 
     async fn extend(&self, id: &SandboxId, deadline: Moment) -> Result<()> {
         self.life.machine.process_moves().await;
+        self.deadlines.lock().unwrap().insert(id.clone(), deadline);
         self.containers.extend(id, self.deadline(deadline)).await
     }
 

@@ -93,18 +93,11 @@ impl World {
             let uuid = uuid::Builder::from_random_bytes(bits).into_uuid();
             SandboxId::from_uuid(&uuid.to_string()).unwrap()
         };
-        // A drain wakes the loops of one instance in no fixed order, as does a write to its memory: with one loop
-        // there is one order.
-        let (stored, fleeting) = match (weather.has(Kind::Drain), weather.has(Kind::Ephemeral)) {
-            (true, false) => (1, 0),
-            (true, true) => *dice.pick(&[(1, 0), (0, 1)]),
-            (false, false) => (1 + dice.below(2), 0),
-            (false, true) => (1 + dice.below(2), 1 + dice.below(2)),
-        };
+        let stored = 1 + dice.below(2);
+        let fleeting = if weather.has(Kind::Ephemeral) { 1 + dice.below(3) } else { 0 };
         let ids = (0..stored).map(|_| id()).collect();
         let fleeting = (0..fleeting).map(|_| id()).collect();
-        let may_copy = weather.has(Kind::Fork) && !weather.has(Kind::Drain);
-        let copies = (0..u32::from(may_copy)).map(|_| id()).collect();
+        let copies = (0..u32::from(weather.has(Kind::Fork))).map(|_| id()).collect();
         let ground = Ground {
             bucket: Bucket::new(oracle.clone()),
             oracle,
@@ -157,7 +150,8 @@ impl World {
         // A clock that is set back for what is stored is wrong for what is not.
         let lives = self.ground.mistake != Some(Mistake::DeadlineFromAnswer);
         for (number, id) in self.ground.fleeting.iter().enumerate() {
-            let home = (first + number) % MACHINES;
+            // Often two on one machine.
+            let home = (first + number / 2) % MACHINES;
             self.ground.oracle.expects(id, false);
             if lives {
                 clients.spawn(fleeting::live(self.clone(), id.clone(), home, self.dice.fork()));
@@ -217,7 +211,7 @@ impl World {
     fn happen(self: &Arc<Self>, event: Event) -> Vec<(Duration, Event)> {
         match event {
             Event::KillHolder(at) => {
-                let holder = self.pick().filter(|_| self.dice.falls(50)).and_then(|id| self.ground.oracle.holder(id));
+                let holder = self.ground.oracle.holder(self.pick()).filter(|_| self.dice.falls(50));
                 self.happen(Event::Kill(holder.unwrap_or(at)))
             }
             Event::Kill(at) => {
@@ -230,20 +224,18 @@ impl World {
                 vec![(after, Event::Start { machine: at, same_directory })]
             }
             Event::Doom(at, steps) => {
-                let picked = self.pick().cloned();
-                let holder = picked.as_ref().and_then(|id| self.ground.oracle.holder(id));
+                let id = self.pick();
+                let holder = self.ground.oracle.holder(id);
                 let at = holder.filter(|_| self.dice.falls(70)).unwrap_or(at);
                 // What outlives its server by mistake does not die with it either.
                 let survives = self.ground.mistake == Some(Mistake::ContainersSurvive);
                 let Some(process) = self.process(at).filter(|_| !survives) else { return Vec::new() };
                 self.note(format!("{at} is doomed"));
                 process.life.doom(steps);
-                if let Some(id) = picked {
-                    // Somebody wants what it has, so that it dies while it hands over.
-                    let other = (at + 1 + self.dice.below(2) as usize) % MACHINES;
-                    let stay = self.dice.seconds(45, 75);
-                    self.knocks(&id, other, Duration::ZERO, stay);
-                }
+                // Somebody wants what it has, so that it dies while it hands over.
+                let other = (at + 1 + self.dice.below(2) as usize) % MACHINES;
+                let stay = self.dice.seconds(45, 75);
+                self.knocks(id, other, Duration::ZERO, stay);
                 vec![(self.dice.seconds(1, 30), Event::Kill(at))]
             }
             Event::Start { machine, same_directory } => {
@@ -264,7 +256,7 @@ impl World {
                 vec![(grace, Event::DrainOver(at)), (grace + Duration::from_secs(2), Event::Kill(at))]
             }
             Event::DrainOver(at) => {
-                if let Some(process) = self.process(at).filter(|process| *process.drain.borrow() != Drain::No) {
+                if let Some(process) = self.process(at).filter(|process| process.tools.drain.read() != Drain::No) {
                     process.drain(Drain::Over);
                 }
                 Vec::new()
@@ -314,7 +306,8 @@ impl World {
                 Vec::new()
             }
             Event::Muffle => {
-                if let Some((id, at)) = self.pick().and_then(|id| Some((id, self.ground.oracle.holder(id)?))) {
+                let id = self.pick();
+                if let Some(at) = self.ground.oracle.holder(id) {
                     self.note(format!("{at} hears nothing"));
                     self.count(Kind::Muffled);
                     let (deaf, mute) = (self.dice.millis(7_000, 14_000), self.dice.seconds(25, 40));
@@ -329,20 +322,19 @@ impl World {
                 vec![(self.dice.seconds(50, 120), Event::Muffle)]
             }
             Event::Fork => {
-                if let (Some(source), Some(id)) = (self.pick(), self.ground.copies.first()) {
-                    let copying = fork::live(self.clone(), source.clone(), id.clone(), self.dice.fork());
+                if let Some(id) = self.ground.copies.first() {
+                    let copying = fork::live(self.clone(), self.pick().clone(), id.clone(), self.dice.fork());
                     self.crowd.lock().unwrap().spawn(copying);
                 }
                 Vec::new()
             }
             Event::Storm(count) => {
-                if let Some(id) = self.pick() {
-                    self.count(Kind::Storm);
-                    for _ in 0..count {
-                        let at = self.dice.below(MACHINES as u64) as usize;
-                        let (wait, stay) = (self.dice.millis(0, 3_000), self.dice.millis(10, 15_000));
-                        self.knocks(id, at, wait, stay);
-                    }
+                let id = self.pick();
+                self.count(Kind::Storm);
+                for _ in 0..count {
+                    let at = self.dice.below(MACHINES as u64) as usize;
+                    let (wait, stay) = (self.dice.millis(0, 3_000), self.dice.millis(10, 15_000));
+                    self.knocks(id, at, wait, stay);
                 }
                 Vec::new()
             }
@@ -382,9 +374,9 @@ impl World {
         self.ground.weather.tally.count(kind);
     }
 
-    /// One of the sandboxes that are stored, if there are any.
-    pub fn pick(&self) -> Option<&SandboxId> {
-        if self.ground.ids.is_empty() { None } else { Some(self.dice.pick(&self.ground.ids)) }
+    /// One of the sandboxes that are stored from the start.
+    pub fn pick(&self) -> &SandboxId {
+        self.dice.pick(&self.ground.ids)
     }
 
     pub fn keep_copy(&self, id: &SandboxId) {

@@ -107,9 +107,7 @@ pub struct Verdict {
 impl Told {
     fn note(&mut self, at: Duration, line: &str) {
         let line = format!("{:>5}.{:03}  {line}", at.as_secs(), at.subsec_millis());
-        // Who follows one board is woken in no fixed order: within a moment the order of lines does not count.
-        let hash = line.bytes().fold(0, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
-        self.hash = self.hash.wrapping_add(hash);
+        self.hash = line.bytes().fold(self.hash, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
         self.trace.push(line);
     }
 
