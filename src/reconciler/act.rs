@@ -132,12 +132,10 @@ impl Sandbox {
     }
 
     fn refuse(&mut self, seen: &Observed) -> Done {
-        let (reason, message) = if seen.standing == Standing::Missing {
-            (Reason::LockMissing, "The sandbox's lock is missing; an operator has to repair it.")
-        } else {
-            (Reason::Lost, LOST)
-        };
-        Err(Failure::Refused { reason, message: message.to_owned() })
+        if seen.standing == Standing::Missing {
+            return Err(lock_missing());
+        }
+        Err(Failure::Refused { reason: Reason::Lost, message: LOST.to_owned() })
     }
 
     async fn fence(&mut self) -> Done {
@@ -187,6 +185,8 @@ impl Sandbox {
         }
         self.found = None;
         self.tell_left(None);
+        // Whoever is here has heard it.
+        self.refuse_until_asked();
         Ok(())
     }
 
@@ -292,6 +292,14 @@ impl Sandbox {
         }
     }
 
+    /// There is no such sandbox, or none any more: whoever waits for it hears so.
+    pub(super) fn tell_gone(&self) {
+        if !self.told.running && !self.is_refused() && self.tools.board.presence(&self.id).attached {
+            let message = "The sandbox was deleted.".to_owned();
+            self.tools.board.post(&self.id, Passing::Failed { reason: Reason::Deleted, message });
+        }
+    }
+
     pub(super) fn tell_left(&mut self, checkpoint_id: Option<CheckpointId>) {
         self.told = super::sandbox::Told::default();
         self.waited = false;
@@ -300,6 +308,11 @@ impl Sandbox {
         }
         self.tools.board.post(&self.id, Passing::Left { why: self.why, checkpoint_id });
     }
+}
+
+pub(super) fn lock_missing() -> Failure {
+    let message = "The sandbox's lock is missing; an operator has to repair it.".to_owned();
+    Failure::Refused { reason: Reason::LockMissing, message }
 }
 
 /// A start that failed is not tried again until somebody asks.

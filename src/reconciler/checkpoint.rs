@@ -16,7 +16,8 @@ use baton_protocol::{
 };
 
 use super::{
-    act::{Done, Failure},
+    act::{Done, Failure, lock_missing},
+    plan::Action,
     sandbox::Sandbox,
     staging::{Staging, Steps},
 };
@@ -91,14 +92,28 @@ impl Sandbox {
                     self.ran = false;
                     return Ok(released);
                 }
-                // [14] There is nothing to free: the container stands still and is kept.
-                Err(lease::Error::Missing) => return Err(Failure::Look),
+                // [14] There is nothing to free, and nothing of it here to keep.
+                Err(lease::Error::Missing) if head.is_none() => return Err(Failure::Look),
+                Err(lease::Error::Missing) => self.miss_lock().await?,
                 Err(error) => {
                     tracing::warn!(sandbox = %self.id, %error, "the release is not settled yet");
                     tools.clock.sleep(tools.clock.jittered(tools.times.retry)).await;
                 }
             }
         }
+    }
+
+    /// [14] What should be committed has no lock: it stands still and is kept until that is back. Whoever comes
+    /// meanwhile hears so.
+    async fn miss_lock(&mut self) -> Done {
+        let tools = self.tools.clone();
+        if tools.board.presence(&self.id).attached && !self.is_refused() {
+            self.settle(Action::Refuse, Err(lock_missing())).await;
+        }
+        tools.clock.sleep(tools.clock.jittered(tools.times.retry)).await;
+        let read = self.lock_file()?.read().await;
+        self.note(read);
+        Ok(())
     }
 
     /// Leaves the tombstone, sending again until that is settled: nobody else would finish the purge.

@@ -82,6 +82,7 @@ impl Sandbox {
     }
 
     async fn take_in(&mut self, looked: records::Result<Option<Looked>>) {
+        self.unread = looked.is_err();
         match looked {
             Ok(Some(Looked::Unchanged)) => {}
             Ok(Some(Looked::Found(found))) => {
@@ -189,10 +190,7 @@ impl Sandbox {
         let lock = self.lock.as_ref().and_then(LockFile::lock);
         let persistent = spec.enable_sandbox_checkpoint;
         let saved = self.saved();
-        let refused = self
-            .refused
-            .as_ref()
-            .is_some_and(|(spec, asked)| *spec == self.spec_sha256 && *asked == self.tools.board.asked(&self.id));
+        let refused = self.is_refused();
         let wish = Wish {
             spec: spec.desired_state,
             purging: lock.is_some_and(|lock| lock.purging),

@@ -78,6 +78,8 @@ pub(super) struct Sandbox {
     pub(super) answered: BTreeMap<Nonce, Moment>,
     /// The metadata cannot be used, and says so as far as it can.
     pub(super) amiss: bool,
+    /// The metadata could not be read: whether there is any is not known.
+    pub(super) unread: bool,
     pub(super) fetching: Option<Fetching>,
     /// We asked another instance for it.
     pub(super) waited: bool,
@@ -161,6 +163,7 @@ impl Sandbox {
             save_due: None,
             answered: BTreeMap::new(),
             amiss: false,
+            unread: false,
             fetching: None,
             waited: false,
             shown,
@@ -180,7 +183,14 @@ impl Sandbox {
             let seen = *self.tools.lifecycle.watch(&self.id).borrow();
             self.shown.set(&seen.container);
             self.tell_fence(seen.container);
-            let Some((wish, observed)) = self.observe(seen) else { break };
+            let Some((wish, observed)) = self.observe(seen) else {
+                if self.unread && self.tools.board.presence(&self.id).attached {
+                    self.rest_unread().await;
+                    continue;
+                }
+                self.tell_gone();
+                break;
+            };
             self.tell_started(&observed).await;
             self.tools.board.hold(&self.id, wish.held || seen.container != Container::Absent);
             let (desired, why) = desired(&wish);
@@ -293,6 +303,17 @@ impl Sandbox {
         }
     }
 
+    /// Somebody wants what could not be read: it is tried again soon.
+    async fn rest_unread(&mut self) {
+        let tools = self.tools.clone();
+        tokio::select! {
+            biased;
+            () = self.bell.heard() => {}
+            () = tools.clock.sleep(tools.clock.jittered(tools.times.retry)) => {}
+        }
+        self.look_again();
+    }
+
     fn rests_until(&self, seen: Seen) -> Moment {
         let now = self.tools.clock.now();
         let mut until = self.metadata_due.min(self.lock_due);
@@ -316,7 +337,7 @@ impl Sandbox {
     }
 
     /// What follows from how an action went.
-    async fn settle(&mut self, action: Action, outcome: Result<(), Failure>) {
+    pub(super) async fn settle(&mut self, action: Action, outcome: Result<(), Failure>) {
         match outcome {
             Ok(()) => {
                 self.backoff = None;
@@ -361,6 +382,12 @@ impl Sandbox {
     /// This spec is not tried again until it changes or a session comes.
     pub(super) fn refuse_until_asked(&mut self) {
         self.refused = Some((self.spec_sha256.clone(), self.tools.board.asked(&self.id)));
+    }
+
+    /// The last try failed for good, and neither has the spec changed nor has anybody asked since.
+    pub(super) fn is_refused(&self) -> bool {
+        let now = (&self.spec_sha256, self.tools.board.asked(&self.id));
+        self.refused.as_ref().is_some_and(|(spec, asked)| (spec, *asked) == now)
     }
 
     pub(super) fn spec_sha256(&self) -> &str {

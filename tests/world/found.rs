@@ -78,12 +78,7 @@ async fn an_attach_to_a_fenced_sandbox_without_a_lock_is_answered_and_it_is_kept
 async fn a_restore_that_was_broken_off_late_still_makes_checkpoints_that_restore() {
     let world = World::new();
     let (one, two) = (world.instance(), world.instance());
-    let mut visit = one.create(movable).await;
-    visit.until_running().await;
-    let id = visit.id.clone();
-    one.edit(&id, |spec| spec.desired_state = DesiredState::Checkpointed).await;
-    visit.until_left().await;
-    drop(visit);
+    let id = one.stored(movable).await;
     // Its container starts while a renewal hangs over the deadline: the restore is broken off after that.
     two.containers.inject("restore", Broken::Delay(Duration::from_millis(14_500)));
     let mut visit = two.attach(&id).await;
@@ -145,12 +140,7 @@ async fn an_attach_to_what_ended_without_a_lock_is_answered() {
 async fn what_ends_by_itself_and_starts_from_its_head_says_that_it_went_back_in_time() {
     let world = World::new();
     let one = world.instance();
-    let mut visit = one.create(persistent).await;
-    visit.until_running().await;
-    let id = visit.id.clone();
-    one.edit(&id, |spec| spec.desired_state = DesiredState::Checkpointed).await;
-    visit.until_left().await;
-    drop(visit);
+    let id = one.stored(persistent).await;
     let mut visit = one.attach(&id).await;
     let told = visit.until_running().await;
     let went_back = |passing: Option<&Passing>| match passing {
@@ -195,4 +185,67 @@ async fn what_takes_longer_to_start_than_a_lease_lasts_runs_when_it_has_started(
         assert_eq!(one.container(&visit.id), Container::Running, "its lease was renewed all the time");
     }
     one.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_waits_is_told_also_when_the_purge_is_over_before_it_can_be_seen() {
+    let world = World::new();
+    let (one, two) = (world.instance(), world.instance());
+    let mut first = one.create(persistent).await;
+    first.until_running().await;
+    let id = first.id.clone();
+    let mut second = two.attach(&id).await;
+    world.after(1).await;
+    two.store.cut(true);
+    one.edit(&id, |spec| spec.desired_state = DesiredState::Deleted).await;
+    first.until_left().await;
+    assert!(world.lock(&id).await.unwrap().purged);
+    two.store.cut(false);
+    // Lock and metadata are looked at together.
+    two.board.nudge(&id);
+    second.until(|passing| is_failed(passing, "Deleted")).await;
+    one.stop().await;
+    two.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_that_finds_no_lock_keeps_the_container_and_is_sent_when_the_lock_is_back() {
+    let world = World::new();
+    let one = world.instance();
+    let mut visit = one.create(persistent).await;
+    visit.until_running().await;
+    let id = visit.id.clone();
+    let key = format!("sandboxes/{id}/lock.json");
+    // Shorter than a renewal takes to come: only the release meets the gap.
+    one.containers.inject("checkpoint", Broken::Delay(Duration::from_secs(2)));
+    one.edit(&id, |spec| spec.desired_state = DesiredState::Checkpointed).await;
+    visit.until(|passing| matches!(passing, Passing::Checkpointing { .. })).await;
+    let lock = world.text(&key).await.unwrap();
+    world.remove(&key).await;
+    world.after(60).await;
+    assert_eq!(one.container(&id), Container::Fenced, "it is kept");
+    let mut late = one.attach(&id).await;
+    late.until(|passing| is_failed(passing, "LockMissing")).await;
+    drop(late);
+    world.put(&key, &lock).await;
+    visit.until_left().await;
+    let head = world.lock(&id).await.unwrap().head.expect("a checkpoint is committed");
+    one.attach(&id).await.until_running().await;
+    assert_eq!(world.lock(&id).await.unwrap().head, Some(head));
+    one.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_attach_whose_metadata_cannot_be_read_at_first_is_tried_again() {
+    let world = World::new();
+    let (one, two) = (world.instance(), world.instance());
+    let id = one.stored(persistent).await;
+    let mut visit = two.attach(&id).await;
+    two.store.cut(true);
+    world.after(10).await;
+    two.store.cut(false);
+    visit.until_running().await;
+    assert!(world.clock.now() - visit.began <= Duration::from_secs(15));
+    one.stop().await;
+    two.stop().await;
 }

@@ -175,6 +175,15 @@ impl Instance {
         self.visit(&id)
     }
 
+    /// One that was made here, ran, and lies in the store.
+    pub async fn stored(&self, change: impl Fn(&mut Spec)) -> SandboxId {
+        let mut visit = self.create(change).await;
+        visit.until_running().await;
+        self.edit(&visit.id, |spec| spec.desired_state = DesiredState::Checkpointed).await;
+        visit.until_left().await;
+        visit.id.clone()
+    }
+
     /// What `/attach` does after the token was found right.
     pub async fn attach(&self, id: &SandboxId) -> Visit {
         let me = self.tools.who.me.clone();

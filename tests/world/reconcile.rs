@@ -242,12 +242,7 @@ async fn a_release_whose_answer_was_lost_is_settled_and_nothing_is_lost() {
 async fn after_a_death_a_waiting_instance_takes_over_in_time_and_says_what_was_lost() {
     let world = World::new();
     let (one, two) = (world.instance(), world.instance());
-    let mut visit = one.create(movable).await;
-    visit.until_running().await;
-    let id = visit.id.clone();
-    one.edit(&id, |spec| spec.desired_state = DesiredState::Checkpointed).await;
-    visit.until_left().await;
-    drop(visit);
+    let id = one.stored(movable).await;
     one.attach(&id).await.until_running().await;
     one.die().await;
     let mut visit = two.attach(&id).await;

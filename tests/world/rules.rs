@@ -120,12 +120,7 @@ async fn rule_05_at_the_deadline_it_is_stopped_and_kept_however_long_and_the_fir
 async fn rule_06_an_heir_on_the_same_state_directory_does_not_wait() {
     let world = World::new();
     let one = world.instance();
-    let mut visit = one.create(movable).await;
-    visit.until_running().await;
-    let id = visit.id.clone();
-    one.edit(&id, |spec| spec.desired_state = DesiredState::Checkpointed).await;
-    visit.until_left().await;
-    drop(visit);
+    let id = one.stored(movable).await;
     one.attach(&id).await.until_running().await;
     let one = one.die().await;
     let heir = world.heir_of(Some(&one));

@@ -167,9 +167,11 @@ impl Protocol {
         let verdict = match instance.known {
             Some(lock) if instance.held > 0 => lock::let_go(lock, instance.held, instance.name),
             Some(_) => LetGo::Lost,
-            // [14] There is nothing to free.
+            // [14] There is nothing to free; what should be committed waits.
             None => {
-                instance.stage = Stage::Planning;
+                if checkpoint == 0 {
+                    instance.stage = Stage::Planning;
+                }
                 return;
             }
         };
