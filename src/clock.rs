@@ -12,10 +12,11 @@ use std::{
 
 use async_trait::async_trait;
 use baton_protocol::id::{InstanceId, Nonce, SandboxId};
+use serde::{Deserialize, Serialize};
 
 /// A moment on one instance's own clock: time since boot, suspended time included.
 /// Moments of two machines must never be compared.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Moment(pub Duration);
 
 impl Add<Duration> for Moment {

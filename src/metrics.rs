@@ -84,6 +84,11 @@ struct Phase {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Left {
+    why: Word,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Acted {
     action: Word,
     outcome: Word,
@@ -129,6 +134,7 @@ type Timed<L> = Family<L, Histogram, fn() -> Histogram>;
 struct Inner {
     registry: Registry,
     sandboxes: Family<Phase, Gauge>,
+    left: Family<Left, Counter>,
     sessions: Gauge,
     nudges: Gauge,
     actions: Timed<Acted>,
@@ -157,6 +163,8 @@ impl Default for Metrics {
         );
         let sandboxes = Family::default();
         registry.register("sandboxes", "Sandboxes looked after, by the phase of their container", sandboxes.clone());
+        let left = Family::default();
+        registry.register("sandboxes_left", "Sandboxes that left this instance, by why", left.clone());
         let sessions = Gauge::default();
         registry.register("sessions", "Sessions that are attached or wait", sessions.clone());
         let nudges = Gauge::default();
@@ -196,6 +204,7 @@ impl Default for Metrics {
         Self(Arc::new(Inner {
             registry,
             sandboxes,
+            left,
             sessions,
             nudges,
             actions,
@@ -226,6 +235,10 @@ impl Metrics {
     /// A sandbox that is looked after, until the value is dropped.
     pub fn sandbox(&self) -> Shown {
         Shown { metrics: self.clone(), phase: None }
+    }
+
+    pub fn sandbox_left(&self, why: &impl Named) {
+        self.0.left.get_or_create(&Left { why: Word::of(why) }).inc();
     }
 
     pub fn acted(&self, action: &impl Named, outcome: Outcome, took: Duration) {

@@ -24,6 +24,7 @@ use tracing::Instrument;
 use super::{
     Api, command,
     input::Input,
+    intent::{NO_ROOM, SHUTTING_DOWN},
     limits,
     linger::Peer,
     output::{Delivery, WINDOW},
@@ -40,7 +41,6 @@ use crate::{
 /// For the code to arrive.
 const BODY_WITHIN: Duration = Duration::from_secs(30);
 const SETTLE: Duration = Duration::from_millis(20);
-const NO_ROOM: &str = "The server has no room for another sandbox.";
 
 #[derive(Deserialize)]
 pub struct ExecuteQuery {
@@ -123,9 +123,17 @@ async fn run(
 ) -> Result<(), Refused> {
     let unavailable = |text: &str| (StatusCode::SERVICE_UNAVAILABLE, text.to_owned());
     if api.is_draining() {
-        return Err(unavailable("The server is shutting down."));
+        return Err(unavailable(SHUTTING_DOWN));
     }
-    let presence = api.board.admit(id, api.settings.max_sandboxes).ok_or_else(|| unavailable(NO_ROOM))?;
+    let mut drain = api.settings.drain.clone();
+    let admitted = tokio::select! {
+        biased;
+        admitted = api.board.make_room(id, api.settings.max_sandboxes) => admitted,
+        true = async { drain.wait_for(|drain| *drain).await.is_ok() } => return Err(unavailable(SHUTTING_DOWN)),
+        // Nobody waits for the answer any more.
+        () = output.closed() => return Ok(()),
+    };
+    let presence = admitted.ok_or_else(|| unavailable(NO_ROOM))?;
     let follower = api.board.follow(id);
     // Nobody is ever given the token.
     let hash = token::sha256(&token::fresh(&*api.clock).0);

@@ -234,7 +234,7 @@ impl Story {
                 }
                 Why::Drain => close(vec![], Close::Restart),
                 // The begun action has ended; what this session wants comes next.
-                Why::Checkpointed | Why::HandedOff | Why::Waiter | Why::Idle => self.ask_again(),
+                Why::Checkpointed | Why::HandedOff | Why::Waiter | Why::Room | Why::Idle => self.ask_again(),
             },
         }
     }
@@ -274,7 +274,7 @@ impl Story {
                 }
                 close(events, Close::Normal)
             }
-            Why::HandedOff | Why::Drain => {
+            Why::HandedOff | Why::Room | Why::Drain => {
                 if checkpoint_id.is_some() {
                     if !began {
                         events.push(Event::status(Status::Checkpointing));

@@ -1,7 +1,7 @@
 //! The reconciler's end: answers the API's half from the board, the containers and the memory.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     io,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -27,7 +27,7 @@ use crate::{
     clock::SharedClock,
     runtime::{Container, Execs, Lifecycle, Link, Seen},
     storage::{
-        board::{Attached, Board, Follower, Passing, Told},
+        board::{Attached, Board, Follower, Passing, Tenure, Told, Wanted},
         store::Store,
     },
 };
@@ -174,7 +174,8 @@ impl Server {
             Ok::<_, io::Error>(())
         };
         let hear = async {
-            let mut sessions = Sessions { server: self, lives: &lives, out: &out, visits: BTreeMap::new() };
+            let mut sessions =
+                Sessions { server: self, lives: &lives, out: &out, visits: BTreeMap::new(), wanted: BTreeMap::new() };
             while let Some(said) = stream.next().await {
                 sessions.hear(said)?;
             }
@@ -200,31 +201,35 @@ impl Server {
         }
     }
 
-    /// What is held, and to what a link can be opened: all of it first, then every change.
+    /// What is held and how, and to what a link can be opened: all of it first, then every change.
     async fn tell_holds(&self, lives: &Lives, out: &mpsc::Sender<News>) {
         let mut changes = self.back.board.holds();
-        let mut known: BTreeMap<SandboxId, AbortOnDropHandle<()>> = BTreeMap::new();
+        let mut known: BTreeMap<SandboxId, Known> = BTreeMap::new();
         let tasks = TaskTracker::new();
         let mut ready = false;
         loop {
             changes.mark_unchanged();
-            let held: BTreeSet<_> = self.back.board.held_ids().into_iter().collect();
-            let gone: Vec<_> = known.keys().filter(|id| !held.contains(*id)).cloned().collect();
+            let held = self.back.board.held_places();
+            let gone: Vec<_> = known.keys().filter(|id| !held.contains_key(*id)).cloned().collect();
             for id in gone {
                 known.remove(&id);
                 lives.forget(&id);
                 let _ = out.send(News::Held { id, held: false }).await;
             }
-            for id in held {
-                if known.contains_key(&id) {
-                    continue;
+            for (id, tenure) in held {
+                if !known.contains_key(&id) {
+                    let seen = self.back.lifecycle.watch(&id);
+                    let _ = out.send(News::Held { id: id.clone(), held: true }).await;
+                    let live = lives.news(&id, is_live(*seen.borrow()));
+                    let _ = out.send(live).await;
+                    let watch = watch_life(id.clone(), seen, lives.clone(), out.clone());
+                    let watch = AbortOnDropHandle::new(tasks.spawn(watch));
+                    known.insert(id.clone(), Known { tenure: Tenure::default(), watch });
                 }
-                let seen = self.back.lifecycle.watch(&id);
-                let _ = out.send(News::Held { id: id.clone(), held: true }).await;
-                let live = lives.news(&id, is_live(*seen.borrow()));
-                let _ = out.send(live).await;
-                let watch = watch_life(id.clone(), seen, lives.clone(), out.clone());
-                known.insert(id, AbortOnDropHandle::new(tasks.spawn(watch)));
+                if let Some(known) = known.get_mut(&id).filter(|known| known.tenure != tenure) {
+                    known.tenure = tenure;
+                    let _ = out.send(News::Tenure { id, tenure }).await;
+                }
             }
             if !std::mem::replace(&mut ready, true) {
                 let _ = out.send(News::Ready).await;
@@ -234,6 +239,13 @@ impl Server {
             }
         }
     }
+}
+
+/// What the API has been told of a sandbox that is held.
+struct Known {
+    tenure: Tenure,
+    #[expect(dead_code, reason = "held as long as the sandbox is")]
+    watch: AbortOnDropHandle<()>,
 }
 
 /// A link can be opened, as the runtime sees it.
@@ -287,6 +299,8 @@ struct Sessions<'a> {
     lives: &'a Lives,
     out: &'a mpsc::Sender<News>,
     visits: BTreeMap<SandboxId, Visit>,
+    /// Places for which somebody waits.
+    wanted: BTreeMap<SandboxId, Wanted>,
 }
 
 struct Visit {
@@ -302,6 +316,10 @@ impl Sessions<'_> {
             Said::Open { id, number } => self.server.waiting.put(number, back.execs.open(&id)),
             Said::Told(Told::Nudged(id)) => back.board.nudge(&id),
             Said::Told(Told::Touched(id)) => back.board.touch(&id),
+            Said::Told(Told::Wanted(id)) => {
+                self.wanted.entry(id).or_insert_with_key(|id| back.board.want(id));
+            }
+            Said::Told(Told::Unwanted(id)) => drop(self.wanted.remove(&id)),
             Said::Told(Told::Attached(id)) => {
                 let attached = back.board.attach(&id);
                 if let Some(visit) = self.visits.get_mut(&id) {

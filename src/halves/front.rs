@@ -134,6 +134,7 @@ impl Mirror {
                     self.board.forget(&id);
                 }
             }
+            News::Tenure { id, tenure } => self.board.set_tenure(&id, tenure),
             News::Live { id, life } => match life {
                 Some(life) => drop(lock(&self.lives).live.insert(id, life)),
                 None => drop(lock(&self.lives).live.remove(&id)),

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   api                               reconciler
-//!   board ──attached, touched, nudged──▶ board      one connection, as long as both live
+//!   board ──attached, nudged, wanted───▶ board      one connection, as long as both live
 //!   board ◀──phases, holds, lives─────── board
 //!   link  ◀─────────frames─────────────▶ link       one connection per link to an agent
 //!   memory ──────────calls─────────────▶ memory     one connection per call
@@ -28,10 +28,10 @@ pub use back::Back;
 pub use front::{Front, connect};
 pub use socket::listen;
 
-use crate::storage::board::{Passing, Told};
+use crate::storage::board::{Passing, Tenure, Told};
 
 /// Halves of different builds do not speak with each other: both are of one image.
-const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "/1");
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "/2");
 
 /// Largest message: a small object in base64, and its envelope.
 const MOST: usize = 2 << 20;
@@ -82,6 +82,11 @@ enum News {
     Held {
         id: SandboxId,
         held: bool,
+    },
+    /// How a place stands that it holds. Both halves have one machine's clock.
+    Tenure {
+        id: SandboxId,
+        tenure: Tenure,
     },
     /// Something runs that a link can be opened to; another number is another container.
     Live {

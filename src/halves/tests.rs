@@ -14,7 +14,7 @@ use crate::{
     clock::{SharedClock, SystemClock},
     runtime::{Lifecycle, Start, fake::FakeContainers},
     storage::{
-        board::{Board, Boot},
+        board::{Board, Boot, Tenure},
         memory::Memory,
         store::{If, Poll, Store},
     },
@@ -123,6 +123,46 @@ async fn what_sessions_do_arrives_on_the_other_board_and_ends_with_the_api() {
     assert!(connect(pair.directory.path(), &pair.clock, &second).await.is_err(), "one API at a time");
     drop(front);
     assert_eq!(pair.front().await.board.held(), 1, "the next one finds what is held");
+    pair.stop.cancel();
+}
+
+#[tokio::test]
+async fn the_place_of_a_sandbox_is_wanted_across_the_socket_and_no_longer_than_the_api_lives() {
+    let pair = Pair::new();
+    let front = pair.front().await;
+    let id = pair.create().await;
+    pair.board.set_tenure(&id, Tenure::Spare { since: pair.clock.now() });
+    let is_spare = || front.board.held_places().values().any(|tenure| matches!(tenure, Tenure::Spare { .. }));
+    pair.eventually("the place is seen", is_spare).await;
+    for how in 0..3 {
+        let newcomer = pair.clock.sandbox_id();
+        let mut waiting = Box::pin(front.board.make_room(&newcomer, 1));
+        assert!(futures::poll!(&mut waiting).is_pending());
+        pair.eventually("it is wanted", || pair.board.is_wanted(&id)).await;
+        match how {
+            0 => drop(waiting),
+            // Somebody has come for it.
+            1 => {
+                let attached = front.board.attach(&id);
+                assert!(within(&pair.clock, waiting).await.is_none());
+                drop(attached);
+            }
+            _ => {
+                pair.board.hold(&id, false);
+                assert!(within(&pair.clock, waiting).await.is_some());
+            }
+        }
+        pair.eventually("it is not wanted any more", || !pair.board.is_wanted(&id)).await;
+    }
+    pair.board.hold(&id, true);
+    pair.board.set_tenure(&id, Tenure::Spare { since: pair.clock.now() });
+    pair.eventually("the place is seen", is_spare).await;
+    let newcomer = pair.clock.sandbox_id();
+    let mut waiting = Box::pin(front.board.make_room(&newcomer, 1));
+    assert!(futures::poll!(&mut waiting).is_pending());
+    pair.eventually("it is wanted", || pair.board.is_wanted(&id)).await;
+    drop(front.hold);
+    pair.eventually("it is not wanted any more", || !pair.board.is_wanted(&id)).await;
     pair.stop.cancel();
 }
 

@@ -306,6 +306,7 @@ impl Sandbox {
         if self.why == Why::Idle {
             self.refuse_until_asked();
         }
+        self.tools.metrics.sandbox_left(&self.why);
         self.tools.board.post(&self.id, Passing::Left { why: self.why, checkpoint_id });
     }
 }

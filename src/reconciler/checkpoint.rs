@@ -62,6 +62,11 @@ impl Sandbox {
             Ok(stored) => stored,
             Err(failure) => return self.go_on(why, failure).await,
         };
+        // Who came in the last moment need not wait for a restore.
+        if why == Why::Room && self.is_attended() {
+            image.wipe().await;
+            return Err(Failure::Look);
+        }
         let checkpoint_id = head.checkpoint_id.clone();
         let freed = self.free(Some(head)).await;
         if matches!(freed, Ok(Released::Freed)) {
@@ -214,8 +219,8 @@ impl Sandbox {
             tracing::debug!(sandbox = %id, pause = ?(stopped - began), image = ?(written - stopped), ?store, "an image is stored");
             Ok((head, paused))
         };
-        // A wish for deletion cancels a checkpoint whose commit was not sent.
-        let cancelled = self.deletion();
+        // What is not wanted any more is broken off, as long as its commit was not sent.
+        let cancelled = self.cancelled();
         let work = async {
             tokio::select! {
                 biased;

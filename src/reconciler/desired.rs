@@ -23,6 +23,8 @@ pub struct Wish {
     /// It lives in a store that others see.
     pub persistent: bool,
     pub drain: Drain,
+    /// Its place is wanted for another sandbox, and nobody uses it.
+    pub yields: bool,
     pub idle: bool,
     /// The idle end shall keep the state.
     pub checkpoint_when_idle: bool,
@@ -63,6 +65,10 @@ pub fn desired(wish: &Wish) -> (Desired, Why) {
     if !wish.persistent && wish.refused && wish.saved != Saved::Checkpoint {
         return (Desired::Ended, Why::Idle);
     }
+    // Before the idle end, which may keep nothing.
+    if wish.held && wish.persistent && wish.yields {
+        return (Desired::HandedOff, Why::Room);
+    }
     if wish.held && wish.idle {
         let end = if wish.checkpoint_when_idle { Desired::Checkpointed } else { Desired::Ended };
         return (end, Why::Idle);
@@ -96,7 +102,7 @@ mod tests {
         SPECS.into_iter().flat_map(|spec| {
             [Drain::No, Drain::Draining, Drain::Over].into_iter().flat_map(move |drain| {
                 Saved::ALL.into_iter().flat_map(move |saved| {
-                    (0..1024u16).map(move |bits| {
+                    (0..2048u16).map(move |bits| {
                         let bit = |n: u16| bits >> n & 1 == 1;
                         Wish {
                             spec,
@@ -112,6 +118,7 @@ mod tests {
                             placed_here: bit(7),
                             asked_here: bit(8),
                             refused: bit(9),
+                            yields: bit(10),
                         }
                     })
                 })
@@ -143,6 +150,26 @@ mod tests {
     fn a_persistent_sandbox_ends_only_by_idling_without_a_checkpoint() {
         for wish in all().filter(|w| w.persistent && desired(w).0 == Desired::Ended) {
             assert!(wish.held && wish.idle && !wish.checkpoint_when_idle, "{wish:?}");
+        }
+    }
+
+    #[test]
+    fn what_yields_is_kept_and_let_go_unless_it_is_deleted_waited_for_or_drained() {
+        for wish in all() {
+            let comes_first = wish.spec == DesiredState::Deleted
+                || wish.purging
+                || (wish.held && wish.movable && wish.waited_for)
+                || wish.drain != Drain::No;
+            let yields = wish.held && wish.persistent && wish.yields && !comes_first;
+            assert_eq!(desired(&wish) == (Desired::HandedOff, Why::Room), yields, "{wish:?}");
+            assert_eq!(desired(&wish).1 == Why::Room, yields, "{wish:?}");
+        }
+    }
+
+    #[test]
+    fn a_place_that_is_not_wanted_changes_nothing_and_neither_does_one_that_nobody_here_can_give() {
+        for wish in all().filter(|wish| wish.yields && !(wish.held && wish.persistent)) {
+            assert_eq!(desired(&wish), desired(&Wish { yields: false, ..wish }), "{wish:?}");
         }
     }
 

@@ -15,6 +15,7 @@ use super::{
     sweep::{rules::outlived, since_1970},
 };
 use crate::{
+    clock::Moment,
     runtime::{self, Container, Seen},
     storage::{
         lease::{self, LockFile},
@@ -199,6 +200,7 @@ impl Sandbox {
             movable: spec.enable_sandbox_handoff,
             persistent,
             drain: self.tools.drain.read(),
+            yields: self.yields(seen),
             idle,
             checkpoint_when_idle: spec.enable_idle_timeout_auto_checkpoint && persistent,
             placed_here: spec.placement.as_ref() == Some(&self.tools.who.me),
@@ -239,6 +241,7 @@ impl Sandbox {
             movable: false,
             persistent: true,
             drain: self.tools.drain.read(),
+            yields: false,
             idle: false,
             checkpoint_when_idle: false,
             placed_here: false,
@@ -292,9 +295,13 @@ impl Sandbox {
 
     pub(super) fn idle_in(&self, seen: Seen) -> Option<Duration> {
         let spec = &self.found.as_ref()?.metadata.spec;
-        let active_at = self.tools.board.presence(&self.id).active_at.max(self.busy_at);
         let timeout = spec.idle_timeout.map(Duration::from_secs);
-        idle_in(timeout, self.tools.clock.now() - active_at, seen.running_execs)
+        idle_in(timeout, self.tools.clock.now() - self.used_at(), seen.running_execs)
+    }
+
+    /// When a client last did something, or a command ran.
+    pub(super) fn used_at(&self) -> Moment {
+        self.tools.board.presence(&self.id).active_at.max(self.busy_at)
     }
 
     /// Nothing happened for the idle time. An end that has begun goes on, unless somebody comes.

@@ -4,6 +4,7 @@ use super::{act::Done, act::Failure, plan::Action};
 use crate::{
     metrics::{Named, Outcome},
     runtime::Container,
+    storage::board::Why,
 };
 
 impl Named for Action {
@@ -39,6 +40,20 @@ impl Named for Container {
             Self::Paused => "paused",
             Self::Fenced => "fenced",
             Self::Stopped => "stopped",
+        }
+    }
+}
+
+impl Named for Why {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Checkpointed => "checkpointed",
+            Self::HandedOff => "handed_off",
+            Self::Waiter => "waiter",
+            Self::Drain => "drain",
+            Self::Room => "room",
+            Self::Idle => "idle",
+            Self::Deleted => "deleted",
         }
     }
 }

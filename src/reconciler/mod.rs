@@ -19,6 +19,7 @@ pub mod plan;
 mod report;
 mod requests;
 mod restore;
+mod room;
 mod roots;
 mod sandbox;
 mod snapshot;

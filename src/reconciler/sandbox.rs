@@ -5,7 +5,6 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use baton_protocol::{
     frame::Marker,
     id::{Nonce, SandboxId},
-    metadata::DesiredState,
     reason::Reason,
 };
 
@@ -200,7 +199,9 @@ impl Sandbox {
                 continue;
             }
             let action = plan(desired, &observed);
-            if action == Action::Rest || self.must_wait(action) {
+            let rests = action == Action::Rest || self.must_wait(action);
+            self.tell_tenure(seen, !rests && desired != Desired::Running);
+            if rests {
                 if self.is_finished(&observed, desired) {
                     break;
                 }
@@ -232,25 +233,6 @@ impl Sandbox {
         }
         self.tools.board.hold(&self.id, false);
         self.tools.board.forget(&self.id);
-    }
-
-    /// Ends when the sandbox is wanted deleted. Watches by itself, while an action is under way.
-    pub(super) fn deletion(&self) -> impl Future<Output = ()> + Send + 'static {
-        let (tools, id, bell) = (self.tools.clone(), self.id.clone(), self.bell.clone());
-        async move {
-            loop {
-                tokio::select! {
-                    biased;
-                    () = bell.heard() => {}
-                    () = tools.clock.sleep(tools.rhythm.metadata) => {}
-                }
-                if let Ok(Some(metadata)) = tools.records.find(&id).await
-                    && metadata.spec.desired_state == DesiredState::Deleted
-                {
-                    return;
-                }
-            }
-        }
     }
 
     /// Nothing that was read counts any more.
@@ -296,6 +278,7 @@ impl Sandbox {
                         return;
                     }
                     self.note_busy(seen);
+                    self.tell_tenure(seen, false);
                 }
                 _ = tools.drain.until(|now| *now != drain) => return,
                 () = tools.clock.sleep_until(until.max(now + SHORTEST_REST)) => return,
@@ -332,7 +315,7 @@ impl Sandbox {
         until
     }
 
-    fn must_wait(&self, action: Action) -> bool {
+    pub(super) fn must_wait(&self, action: Action) -> bool {
         self.backoff.is_some_and(|backoff| backoff.action == action && self.tools.clock.now() < backoff.until)
     }
 

@@ -107,7 +107,7 @@ impl Sandbox {
             tracing::debug!(sandbox = %id, %name, ?write, paused = ?taken.paused, ?store, "a snapshot is stored");
             Ok(taken.paused)
         };
-        let cancelled = self.deletion();
+        let cancelled = self.cancelled();
         let work = async {
             tokio::select! {
                 biased;

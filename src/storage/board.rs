@@ -5,18 +5,26 @@
 //! sessions follow. Everything here is plain data, so that the two sides may later
 //! be two processes. Nothing durable hangs on it: it may be lost at any moment.
 
+mod follow;
+mod phases;
+mod room;
+mod rules;
+
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use baton_protocol::{
-    id::{CheckpointId, SandboxId},
-    reason::Reason,
-};
+use baton_protocol::id::SandboxId;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, watch};
 
+pub use self::{
+    follow::Follower,
+    phases::{Boot, DOWNLOAD, EXTRACT, Passing, Posted, SNAPSHOT, UPLOAD, Why},
+    room::{ROOM_WITHIN, Wanted},
+    rules::Tenure,
+};
 use crate::{
     clock::{Moment, SharedClock},
     notice::Notice,
@@ -25,106 +33,8 @@ use crate::{
 /// How many passing phases of a sandbox are kept for a session that reads slowly.
 const KEPT: usize = 256;
 
-/// What progress is of: a snapshot or a checkpoint on its way to the store, a checkpoint or the archive
-/// of a root file system on its way here.
-pub const SNAPSHOT: &str = "snapshot";
-pub const UPLOAD: &str = "upload";
-pub const DOWNLOAD: &str = "download";
-pub const EXTRACT: &str = "extract";
 /// Activity is passed on to another process no more often than this.
 const TOUCH: std::time::Duration = std::time::Duration::from_millis(200);
-
-/// Why a sandbox left, or is about to leave, this instance.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Why {
-    /// The spec says `checkpointed`.
-    Checkpointed,
-    /// The spec says `handed_off`.
-    HandedOff,
-    /// Another instance waits for it.
-    Waiter,
-    /// This instance is on its way out.
-    Drain,
-    /// Nothing happened for the idle time.
-    Idle,
-    /// The spec says `deleted`.
-    Deleted,
-}
-
-/// How a sandbox came to run here.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Boot {
-    Fresh,
-    /// From its head. `rolled_back` when it had run on after that: work since then is lost.
-    Restored {
-        checkpoint_id: CheckpointId,
-        age_ms: u64,
-        rolled_back: bool,
-    },
-    /// Only the files of its last checkpoint could be used.
-    Files {
-        checkpoint_id: CheckpointId,
-    },
-}
-
-/// What happens to a sandbox on this instance, as it happens.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Passing {
-    /// The lock is about to be taken or waited for.
-    Acquiring,
-    Acquired,
-    Running {
-        boot: Boot,
-    },
-    /// It will not start, for good.
-    Failed {
-        reason: Reason,
-        message: String,
-    },
-    /// Another instance asked for it.
-    ReleaseRequested,
-    Checkpointing {
-        why: Why,
-    },
-    /// It runs on.
-    CheckpointFailed {
-        why: Why,
-        reason: Reason,
-        message: String,
-    },
-    /// It is not here any more. With a checkpoint it can be had again; without one it ended.
-    Left {
-        why: Why,
-        checkpoint_id: Option<CheckpointId>,
-    },
-    /// It stands still because the lease could not be renewed.
-    Fenced {
-        message: String,
-    },
-    /// It goes on.
-    Unfenced,
-    /// Another instance has it. What ran here is gone.
-    LeaseLost {
-        message: String,
-    },
-    /// Requests were answered in the metadata.
-    Answered,
-    /// How far a long action has come, in bytes; `total` is 0 if nobody knows it.
-    Progress {
-        what: String,
-        done: u64,
-        total: u64,
-    },
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Posted {
-    pub number: u64,
-    pub passing: Passing,
-}
 
 /// What sessions have told about a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,6 +57,9 @@ pub enum Told {
     Left(SandboxId),
     Touched(SandboxId),
     Nudged(SandboxId),
+    /// Somebody waits for its place.
+    Wanted(SandboxId),
+    Unwanted(SandboxId),
 }
 
 /// Where a board passes on what it is told.
@@ -173,6 +86,7 @@ struct Line {
     posted: Arc<Notice<u64>>,
     sessions: u32,
     held: bool,
+    tenure: Tenure,
     /// Sessions so far: a change makes the reconciler forget that it refused.
     asked: u64,
     known_since: Moment,
@@ -189,8 +103,10 @@ pub struct Board {
     lines: Mutex<BTreeMap<SandboxId, Line>>,
     nudged: Mutex<BTreeSet<SandboxId>>,
     bell: Notify,
-    /// Counts changes of what is held.
+    /// Counts changes of what is held, and of how it is held.
     holds: watch::Sender<u64>,
+    /// Locked after the lines.
+    queue: Mutex<room::Queue>,
 }
 
 impl Board {
@@ -205,7 +121,15 @@ impl Board {
 
     fn with(clock: SharedClock, teller: Option<Teller>) -> Self {
         let holds = watch::Sender::new(0);
-        Self { clock, teller, lines: Mutex::default(), nudged: Mutex::default(), bell: Notify::new(), holds }
+        Self {
+            clock,
+            teller,
+            lines: Mutex::default(),
+            nudged: Mutex::default(),
+            bell: Notify::new(),
+            holds,
+            queue: Mutex::default(),
+        }
     }
 
     fn tell(&self, told: impl FnOnce() -> Told) {
@@ -256,14 +180,6 @@ impl Board {
         Follower { board: self.clone(), id: id.clone(), seen: line.next, posted: line.posted.clone() }
     }
 
-    /// As [`attach`](Self::attach), unless `most` sandboxes are already here or on their way.
-    pub fn admit(self: &Arc<Self>, id: &SandboxId, most: usize) -> Option<Attached> {
-        let mut lines = lock(&self.lines);
-        let here = |line: &Line| line.sessions > 0 || line.held;
-        let others = lines.iter().filter(|(other, line)| *other != id && here(line)).count();
-        (others < most).then(|| self.attach_to(&mut lines, id))
-    }
-
     /// How much there is on the board, for whoever measures.
     pub fn counts(&self) -> Counts {
         let sessions = lock(&self.lines).values().map(|line| line.sessions as usize).sum();
@@ -277,7 +193,7 @@ impl Board {
 
     /// It is on this instance, or a session waits for it here.
     pub fn is_here(&self, id: &SandboxId) -> bool {
-        lock(&self.lines).get(id).is_some_and(|line| line.sessions > 0 || line.held)
+        lock(&self.lines).get(id).is_some_and(Line::is_here)
     }
 
     /// The reconciler says whether it holds a sandbox.
@@ -285,18 +201,15 @@ impl Board {
         let mut lines = lock(&self.lines);
         let line = self.line(&mut lines, id);
         if std::mem::replace(&mut line.held, held) != held {
+            line.tenure = Tenure::default();
             self.holds.send_modify(|count| *count += 1);
+            self.settle(&lines);
         }
     }
 
-    /// Tells when something is held or let go.
+    /// Tells when something is held, let go, or held otherwise than before.
     pub fn holds(&self) -> watch::Receiver<u64> {
         self.holds.subscribe()
-    }
-
-    /// What is held now.
-    pub fn held_ids(&self) -> Vec<SandboxId> {
-        lock(&self.lines).iter().filter(|(_, line)| line.held).map(|(id, _)| id.clone()).collect()
     }
 
     /// Says that a session is here for this sandbox, until the value is dropped.
@@ -312,6 +225,7 @@ impl Board {
         line.active_at = now;
         // Under the lock, so that a coming and a going are told in their order.
         self.tell(|| Told::Attached(id.clone()));
+        self.settle(lines);
         Attached { board: self.clone(), id: id.clone() }
     }
 
@@ -366,6 +280,7 @@ impl Board {
                 posted: Arc::default(),
                 sessions: 0,
                 held: false,
+                tenure: Tenure::default(),
                 asked: 0,
                 known_since: now,
                 active_at: now,
@@ -385,48 +300,15 @@ pub struct Attached {
 impl Drop for Attached {
     fn drop(&mut self) {
         let now = self.board.clock.now();
-        if let Some(line) = lock(&self.board.lines).get_mut(&self.id) {
+        let mut lines = lock(&self.board.lines);
+        if let Some(line) = lines.get_mut(&self.id) {
             line.sessions -= 1;
             line.active_at = now;
             self.board.tell(|| Told::Left(self.id.clone()));
+            self.board.settle(&lines);
         }
+        drop(lines);
         self.board.nudge(&self.id);
-    }
-}
-
-/// Reads a sandbox's passing phases in order.
-#[derive(Debug)]
-pub struct Follower {
-    board: Arc<Board>,
-    id: SandboxId,
-    seen: u64,
-    posted: Arc<Notice<u64>>,
-}
-
-impl Drop for Follower {
-    fn drop(&mut self) {
-        // With a reconciler here its loop forgets the line; on a board of the API alone nobody does.
-        if self.board.teller.is_some() {
-            self.board.forget_but_for(&self.id, 1);
-        }
-    }
-}
-
-impl Follower {
-    /// The next phase. If this reader fell behind the log, the numbers show the gap. May be cancelled.
-    pub async fn next(&mut self) -> Posted {
-        loop {
-            self.posted.until(|newest| *newest > self.seen).await;
-            let found = lock(&self.board.lines)
-                .get(&self.id)
-                .and_then(|line| line.log.iter().find(|posted| posted.number > self.seen).cloned());
-            if let Some(posted) = found {
-                self.seen = posted.number;
-                return posted;
-            }
-            // The line was forgotten; nothing will ever come.
-            std::future::pending::<()>().await;
-        }
     }
 }
 

@@ -50,7 +50,7 @@ fn check_labels(page: &str) {
             names.insert(name.to_owned());
         }
     }
-    let expected = ["action", "answer", "direction", "le", "outcome", "phase", "stream", "verb", "version"];
+    let expected = ["action", "answer", "direction", "le", "outcome", "phase", "stream", "verb", "version", "why"];
     assert_eq!(names.iter().map(String::as_str).collect::<Vec<_>>(), expected);
 }
 
@@ -85,7 +85,11 @@ async fn every_figure_moves(machine: Machine) {
     assert_eq!(value(&page, "baton_sandboxes{phase=\"running\"}"), 2.0, "{page}");
     let blackout = value(&page, "baton_handoff_blackout_seconds_sum");
     assert!(blackout > 0.01 && blackout < 60.0, "{blackout} s");
-    let before = moved(&mut one, &["baton_action_seconds_count{action=\"checkpoint\",outcome=\"done\"}"]).await;
+    let gone = [
+        "baton_action_seconds_count{action=\"checkpoint\",outcome=\"done\"}",
+        "baton_sandboxes_left_total{why=\"waiter\"}",
+    ];
+    let before = moved(&mut one, &gone).await;
     let page = before + &page;
     check_labels(&page);
     let (_, status) = one.get("/status").await;

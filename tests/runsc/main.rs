@@ -36,6 +36,7 @@ mod proxy;
 #[path = "../cli/pty.rs"]
 mod pty;
 mod recipes;
+mod room;
 mod seals;
 mod servers;
 mod shell;

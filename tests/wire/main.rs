@@ -11,5 +11,6 @@ mod hostile;
 mod limits;
 mod logs;
 mod plain;
+mod room;
 mod v1;
 mod world;

@@ -16,7 +16,7 @@ use baton::{
     clock::{Clock, Moment, SharedClock, SystemClock},
     runtime::{Execs, Lifecycle, fake::FakeContainers},
     storage::{
-        board::{Board, Boot, Passing, Why},
+        board::{Board, Boot, Passing, Tenure, Why},
         memory::Memory,
         records::{Durable, Records},
         rules::Times,
@@ -137,8 +137,10 @@ pub struct Script {
     /// Nudges for a start are left alone.
     pub start_waits: bool,
     pub checkpoint_fails: bool,
-    /// A checkpoint takes until [`World::go_on`].
+    /// A checkpoint takes until this is taken back.
     pub checkpoint_waits: bool,
+    /// Nudges to make room are left alone.
+    pub room_waits: bool,
 }
 
 pub struct World {
@@ -338,6 +340,8 @@ impl Reconciler {
             let Ok(Some(found)) = self.records.find(&id).await else { continue };
             let script = self.script.lock().unwrap().clone();
             let here = self.containers.0.lock().unwrap().contains_key(&id);
+            let is_unused = self.board.is_wanted(&id) && !self.board.presence(&id).attached;
+            let makes_room = here && is_unused && !script.room_waits;
             match found.spec.desired_state {
                 DesiredState::Deleted => {
                     let removed = self.containers.0.lock().unwrap().remove(&id);
@@ -359,23 +363,36 @@ impl Reconciler {
                         continue;
                     }
                     self.board.hold(&id, true);
+                    if found.spec.enable_sandbox_checkpoint {
+                        self.board.set_tenure(&id, Tenure::Spare { since: self.clock.now() });
+                    }
                     let agent = stored.remove(&id).unwrap_or_default();
                     self.lives.remove(&id).await.unwrap();
                     halves::begin(&self.lives, &self.clock, &id).await;
                     self.containers.0.lock().unwrap().insert(id.clone(), Container::start(agent));
                     self.board.post(&id, Passing::Running { boot: Boot::Fresh });
                 }
-                DesiredState::Checkpointed | DesiredState::HandedOff if here => {
-                    let handed_off = found.spec.desired_state == DesiredState::HandedOff;
-                    let why = if handed_off { Why::HandedOff } else { Why::Checkpointed };
+                DesiredState::Running | DesiredState::Checkpointed | DesiredState::HandedOff
+                    if here && (makes_room || found.spec.desired_state != DesiredState::Running) =>
+                {
+                    let why = match found.spec.desired_state {
+                        DesiredState::Checkpointed => Why::Checkpointed,
+                        DesiredState::HandedOff => Why::HandedOff,
+                        DesiredState::Running | DesiredState::Deleted => Why::Room,
+                    };
                     self.board.post(&id, Passing::Checkpointing { why });
                     if script.checkpoint_fails {
+                        self.board.set_tenure(&id, Tenure::Stays);
                         let (reason, message) = (Reason::NoSpace, "There is no space left.".into());
                         self.board.post(&id, Passing::CheckpointFailed { why, reason, message });
                         continue;
                     }
-                    while self.script.lock().unwrap().checkpoint_waits {
+                    let returned = || why == Why::Room && self.board.presence(&id).attached;
+                    while self.script.lock().unwrap().checkpoint_waits && !returned() {
                         tokio::time::sleep(Duration::from_millis(5)).await;
+                    }
+                    if returned() {
+                        continue;
                     }
                     if let Some(container) = self.containers.0.lock().unwrap().remove(&id) {
                         stored.insert(id.clone(), container.agent.clone());

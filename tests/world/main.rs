@@ -20,6 +20,7 @@ mod reasons;
 mod recipe;
 mod reconcile;
 mod requests;
+mod room;
 mod rooms;
 mod rules;
 mod snapshots;

@@ -280,6 +280,7 @@ fn page() -> String {
     let span = Duration::from_millis(1);
     let mut shown = metrics.sandbox();
     shown.set(&Ended::Zero);
+    metrics.sandbox_left(&Ended::Zero);
     metrics.acted(&Ended::Zero, Outcome::Done, span);
     metrics.renewed(span);
     metrics.moved_here(span);

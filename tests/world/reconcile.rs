@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// Starts a command that runs for a long time.
-async fn start_a_command(instance: &Instance, id: &SandboxId, seconds: u32) -> baton::runtime::Link {
+pub async fn start_a_command(instance: &Instance, id: &SandboxId, seconds: u32) -> baton::runtime::Link {
     let mut link = instance.containers.open(id).expect("it runs here");
     let exec = agent::Exec {
         exec_id: ExecId::parse("one").unwrap(),

@@ -13,13 +13,17 @@ use baton_protocol::{
 use futures::stream::FuturesUnordered;
 use tracing::{Instrument, field};
 
-use super::{Session, Turns, Wishes};
+use super::{
+    Session, Turns, Wishes,
+    room::{Newcomer, Turned},
+};
 use crate::{
     api::{
         Api,
         close::Close,
         commands::Commands,
-        intent, sentence,
+        intent::{self, NO_ROOM, SHUTTING_DOWN},
+        sentence,
         speaker::Speaker,
         tell::{Stage, Story},
         token,
@@ -33,7 +37,6 @@ use crate::{
 const FIRST_WITHIN: Duration = Duration::from_secs(3);
 /// A refusal that some clients answer by coming back at once is told this much later.
 const LATE: Duration = Duration::from_millis(500);
-const NO_ROOM: &str = "The server has no room for another sandbox.";
 const DENIED: &str = "The sandbox token is missing or wrong.";
 
 /// What a create begins with.
@@ -85,15 +88,24 @@ async fn begin(api: Arc<Api>, socket: WebSocket, is_v1: bool, id: SandboxId, req
     }
     let error = |message: &str| Refusal::of(Status::CreationError, message);
     if api.is_draining() {
-        return refuse(speaker, &error("The server is shutting down."), Close::Fatal).await;
+        return refuse(speaker, &error(SHUTTING_DOWN), Close::Fatal).await;
     }
-    let Some(presence) = api.board.admit(&id, api.settings.max_sandboxes) else {
-        return refuse(speaker, &error(NO_ROOM), Close::Fatal).await;
-    };
-    // Nobody else can know the id yet, so the place is free.
+    // Nobody else can know the id yet, so the seat is free.
     let Some(seat) = api.registry.admit(&id, &api.clock).await else {
         return refuse(speaker, &error("The sandbox could not be created."), Close::Fatal).await;
     };
+    let mut newcomer = Newcomer { waiting: waiting.into_iter().collect(), malformed, ..Newcomer::new(speaker, seat) };
+    let admitted = match api.board.admit(&id, api.settings.max_sandboxes) {
+        Some(presence) => Ok(presence),
+        None => newcomer.wait_for_room(&api, &id).await,
+    };
+    let presence = match admitted {
+        Ok(presence) => presence,
+        Err(Turned::End(end)) => return newcomer.leave(end).await,
+        Err(Turned::Full) => return refuse(newcomer.give_up_seat(), &error(NO_ROOM), Close::Fatal).await,
+        Err(Turned::Draining) => return refuse(newcomer.give_up_seat(), &error(SHUTTING_DOWN), Close::Fatal).await,
+    };
+    let Newcomer { speaker, seat, waiting, knocks, malformed } = newcomer;
     let follower = api.board.follow(&id);
     let written = match &spec.from_checkpoint {
         None => api.records.create(&spec).await,
@@ -112,7 +124,7 @@ async fn begin(api: Arc<Api>, socket: WebSocket, is_v1: bool, id: SandboxId, req
         patience: Some(patience(&api)),
         marks: api.marks.take(&id),
         token: Some(token),
-        waiting: waiting.into_iter().collect(),
+        waiting,
         request,
         api,
         id,
@@ -123,7 +135,7 @@ async fn begin(api: Arc<Api>, socket: WebSocket, is_v1: bool, id: SandboxId, req
         seat,
         presence,
         follower,
-        knocks: vec![],
+        knocks,
         malformed,
         work: FuturesUnordered::new(),
         wishes: Wishes::default(),
@@ -192,10 +204,22 @@ async fn come_back(api: Arc<Api>, mut speaker: Speaker, id: SandboxId, token: Op
         speaker.say(&Event::StatusUpdate(Update { message, ..Update::new(Status::InUse) }));
         return speaker.wire.close(Close::Unavailable).await;
     };
-    let Some(presence) = api.board.admit(&id, api.settings.max_sandboxes) else {
-        speaker.say(&Event::status(Status::Restoring));
-        return refuse(speaker, &error(NO_ROOM), Close::Fatal).await;
+    let mut story = Story::new(Stage::Attaching, speaker.is_v1);
+    let mut newcomer = Newcomer::new(speaker, seat);
+    let admitted = match api.board.admit(&id, api.settings.max_sandboxes) {
+        Some(presence) => Ok(presence),
+        None => {
+            newcomer.speaker.say_all(&story.restoring());
+            newcomer.wait_for_room(&api, &id).await
+        }
     };
+    let presence = match admitted {
+        Ok(presence) => presence,
+        Err(Turned::End(end)) => return newcomer.leave(end).await,
+        Err(Turned::Full) => return refuse(newcomer.give_up_seat(), &error(NO_ROOM), Close::Fatal).await,
+        Err(Turned::Draining) => return newcomer.leave(super::End::Close(Close::Restart)).await,
+    };
+    let Newcomer { mut speaker, seat, waiting, knocks, malformed } = newcomer;
     let follower = api.board.follow(&id);
     let here = api.settings.instance.clone();
     let cause = request.traceparent();
@@ -203,24 +227,23 @@ async fn come_back(api: Arc<Api>, mut speaker: Speaker, id: SandboxId, token: Op
         Ok(Some(spec)) if spec.desired_state != DesiredState::Deleted => spec,
         Ok(_) => {
             if api.records.can_checkpoint() {
-                speaker.say(&Event::status(Status::Restoring));
+                speaker.say_all(&story.restoring());
             }
             return not_found(speaker).await;
         }
         Err(failure) => {
-            speaker.say(&Event::status(Status::Restoring));
+            speaker.say_all(&story.restoring());
             return refuse(speaker, &error(&sentence(&failure)), Close::Fatal).await;
         }
     };
     let is_old = runs_elsewhere(&api, &id, &found.status).await;
-    let mut story = Story::new(Stage::Attaching, speaker.is_v1);
     story.has_handoff = spec.enable_sandbox_handoff;
     let mut session = Session {
         commands: Commands::new(api.clock.clone()),
         patience: Some(patience(&api)),
         marks: api.marks.take(&id),
         token: None,
-        waiting: [].into(),
+        waiting,
         request,
         id,
         spec,
@@ -230,8 +253,8 @@ async fn come_back(api: Arc<Api>, mut speaker: Speaker, id: SandboxId, token: Op
         seat,
         presence,
         follower,
-        knocks: vec![],
-        malformed: 0,
+        knocks,
+        malformed,
         work: FuturesUnordered::new(),
         wishes: Wishes::default(),
         takes_turns: Turns::default(),

@@ -12,6 +12,7 @@
 mod ask;
 mod enter;
 mod follow;
+mod room;
 mod wish;
 
 use std::{collections::VecDeque, sync::Arc};

@@ -143,7 +143,7 @@ fn an_idle_end_tells_of_a_checkpoint_only_when_one_was_made() {
 
 #[test]
 fn at_drain_a_client_is_left_to_follow() {
-    for why in [Why::Drain, Why::HandedOff] {
+    for why in [Why::Drain, Why::HandedOff, Why::Room] {
         let posted = [Passing::Checkpointing { why }, left(why, true)];
         tells(with_handoff(open()), &posted, "CHECKPOINTING CHECKPOINTED", RESTART);
         tells(open(), &[left(why, false)], "DELETING DELETED", RESTART);
@@ -178,7 +178,7 @@ fn a_pause_is_told_only_in_v1() {
 
 #[test]
 fn what_leaves_before_it_was_had_is_asked_for_again() {
-    for why in [Why::Checkpointed, Why::HandedOff, Why::Waiter, Why::Idle] {
+    for why in [Why::Checkpointed, Why::HandedOff, Why::Waiter, Why::Room, Why::Idle] {
         tells(Story::new(Stage::Attaching, false), &[left(why, true)], "RESTORING", Then::AskAgain);
     }
     let gone = Then::Close(Close::Unavailable);

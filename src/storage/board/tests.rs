@@ -87,3 +87,57 @@ async fn a_sandbox_is_forgotten_only_when_nobody_reads() {
     board.forget(&id);
     assert_eq!(lock(&board.lines).len(), 0);
 }
+
+/// A board that only passes on, and what it said.
+fn telling() -> (Arc<Board>, SharedClock, Arc<Mutex<Vec<Told>>>) {
+    let clock: SharedClock = Arc::new(TestClock::new(1));
+    let said = Arc::new(Mutex::new(Vec::new()));
+    let board = Board::telling(clock.clone(), {
+        let said = said.clone();
+        move |told| lock(&said).push(told)
+    });
+    (board, clock, said)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_board_of_the_api_says_whose_place_is_wanted_and_when_it_is_not_any_more() {
+    let (board, clock, said) = telling();
+    let (old, new) = (clock.sandbox_id(), clock.sandbox_id());
+    board.hold(&old, true);
+    assert!(board.make_room(&new, 1).await.is_none(), "it keeps its place");
+    board.set_tenure(&old, Tenure::Spare { since: clock.now() });
+    {
+        let waiting = std::pin::pin!(board.make_room(&new, 1));
+        assert!(futures::poll!(waiting).is_pending());
+        assert_eq!(*lock(&said), [Told::Wanted(old.clone())]);
+    }
+    assert_eq!(lock(&said)[1..], [Told::Unwanted(old.clone())]);
+    let waiting = board.make_room(&new, 1);
+    tokio::pin!(waiting);
+    assert!(futures::poll!(&mut waiting).is_pending());
+    board.set_tenure(&old, Tenure::Leaves);
+    assert!(futures::poll!(&mut waiting).is_pending());
+    assert!(!board.is_wanted(&old), "it goes by itself");
+    board.hold(&old, false);
+    let attached = waiting.await.expect("its place is free");
+    assert_eq!(lock(&said).last(), Some(&Told::Attached(new.clone())));
+    drop(attached);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_came_first_is_admitted_first_and_nobody_slips_in_between() {
+    let (board, old, clock) = board();
+    board.hold(&old, true);
+    board.set_tenure(&old, Tenure::Spare { since: clock.now() });
+    let (first, second) = (clock.sandbox_id(), clock.sandbox_id());
+    let waiting = board.make_room(&first, 1);
+    tokio::pin!(waiting);
+    assert!(futures::poll!(&mut waiting).is_pending());
+    board.hold(&old, false);
+    assert!(board.admit(&second, 1).is_none(), "the place is promised");
+    assert!(board.make_room(&second, 1).await.is_none(), "and there is no other");
+    board.hold(&old, true);
+    assert!(board.admit(&old, 1).is_some(), "what is here has its place");
+    board.hold(&old, false);
+    assert!(waiting.await.is_some());
+}

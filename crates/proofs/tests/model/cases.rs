@@ -63,6 +63,7 @@ fn draw(dice: &mut Dice) -> (Wish, Observed) {
         movable: dice.falls(),
         persistent,
         drain: dice.pick(&[Drain::No, Drain::Draining, Drain::Over]),
+        yields: dice.falls(),
         idle: dice.falls(),
         checkpoint_when_idle: dice.falls(),
         placed_here: dice.falls(),

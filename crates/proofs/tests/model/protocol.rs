@@ -127,6 +127,7 @@ impl Protocol {
             movable: true,
             persistent: true,
             drain: Drain::No,
+            yields: false,
             idle: false,
             checkpoint_when_idle: false,
             placed_here: asked,

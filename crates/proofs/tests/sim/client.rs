@@ -28,6 +28,9 @@ const WATCHED_FOR: Duration = Duration::from_secs(60);
 /// How long the last client reads; a session may have to make way first.
 const READS_FOR: Duration = Duration::from_secs(15);
 
+/// And what has its place may have a command that runs.
+const MAKES_ROOM: Duration = Duration::from_secs(30);
+
 /// What an attach came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Answer {
@@ -118,8 +121,10 @@ pub async fn ask_at_the_end(world: &Arc<World>) {
     let end = Instant::now() + SETTLES_WITHIN;
     let anywhere = || world.dice.below(MACHINES as u64) as usize;
     let stored = world.stored();
-    let asking = stored.iter().map(|id| {
-        let process = world.process(anywhere()).expect("all are up");
+    let asking = stored.iter().enumerate().map(|(number, id)| {
+        // Where there is room for one each of them has an instance to itself.
+        let at = if world.ground.room.is_some() { number % MACHINES } else { anywhere() };
+        let process = world.process(at).expect("all are up");
         ask_one(world.clone(), process, id.clone(), end)
     });
     let asking = asking.collect::<Vec<_>>();
@@ -177,7 +182,8 @@ async fn ask_one(world: Arc<World>, process: Arc<Process>, id: SandboxId, end: I
     }
     let mut reader = Reader::new("last".to_owned());
     if got == Answer::Running {
-        let stay = Instant::now() + (end - Instant::now()).min(READS_FOR);
+        let reads_for = if world.ground.room.is_some() { MAKES_ROOM + READS_FOR } else { READS_FOR };
+        let stay = Instant::now() + (end - Instant::now()).min(reads_for);
         session::read(&world, &process, &id, &mut reader, stay).await;
     }
     while Instant::now() < end {

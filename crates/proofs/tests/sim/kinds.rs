@@ -39,12 +39,16 @@ kinds! {
     Ephemeral,
     /// Sandboxes that begin with a checkpoint of another.
     Fork,
+    /// Fewer places than sandboxes: one that nobody uses is let go for another.
+    Crowded,
 }
 
 impl Kind {
-    /// Chosen for a seed or not; the others happen in all.
+    /// Chosen for a seed or not; the others happen in all, or are chosen apart.
     pub fn is_drawn(self) -> bool {
-        !matches!(self, Self::Offset | Self::RestartSame | Self::RestartNew | Self::Vanish | Self::SlowReader)
+        let in_all =
+            matches!(self, Self::Offset | Self::RestartSame | Self::RestartNew | Self::Vanish | Self::SlowReader);
+        !in_all && self != Self::Crowded
     }
 }
 
@@ -57,7 +61,7 @@ impl Tally {
         self.add(kind, 1);
     }
 
-    fn add(&self, kind: Kind, times: u64) {
+    pub fn add(&self, kind: Kind, times: u64) {
         let mut counts = self.0.lock().unwrap();
         counts.resize(Kind::ALL.len(), 0);
         counts[kind as usize] += times;

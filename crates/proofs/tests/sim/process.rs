@@ -29,6 +29,7 @@ use crate::{
     bucket::{Bucket, Way},
     clock::{Machine, SetBack, View},
     dice::Dice,
+    kinds::Kind,
     life::Life,
     mistakes::Mistake,
     oracle::Oracle,
@@ -65,6 +66,8 @@ pub struct Ground {
     pub ids: Vec<SandboxId>,
     /// Sandboxes of which nothing is stored.
     pub fleeting: Vec<SandboxId>,
+    /// So many places has each instance, if there is little room.
+    pub room: Option<usize>,
     /// What a copy is called, if one is made.
     pub copies: Vec<SandboxId>,
     pub mistake: Option<Mistake>,
@@ -111,7 +114,8 @@ impl Process {
         } else {
             Rhythm::DEFAULT
         };
-        let housekeeping = Housekeeping { sweep: Some(SWEEP), ..Housekeeping::OFF };
+        let room = ground.room.unwrap_or(Housekeeping::OFF.room);
+        let housekeeping = Housekeeping { sweep: Some(SWEEP), room, ..Housekeeping::OFF };
         let checkpoints = Checkpoints::new(way.clone(), None, clock.clone());
         let tools = Arc::new(Tools {
             who: Identity { me: me.clone(), predecessor },
@@ -149,7 +153,7 @@ impl Process {
         tasks.spawn(reconciler::run(tools.clone(), CancellationToken::new()));
         let (turned_away, drain_told) = watch::channel(false);
         let (door, bell) = Door::new(machine, gone.clone());
-        let settings = settings(&tools, drain_told);
+        let settings = settings(&tools, drain_told, room);
         let api = Api::new(settings, tools.clock.clone(), tools.records.clone(), tools.board.clone(), runtime.clone());
         let router = api::router(api).layer(Extension(ConnectInfo(Peer(ADDRESS))));
         tasks.spawn(async move {
@@ -173,21 +177,35 @@ impl Process {
         !self.gone.is_cancelled() && self.life.machine.moves() && self.tools.drain.read() == Drain::No
     }
 
+    fn count_made_room(&self) {
+        let weather = &self.life.weather;
+        if weather.has(Kind::Crowded) {
+            weather.tally.add(Kind::Crowded, made_room(&self.tools.metrics.page(0, 0)));
+        }
+    }
+
     /// `kill -9`: its containers die with it, and nothing is told to anybody.
     pub fn kill(&self) {
+        self.count_made_room();
         self.gone.cancel();
         self.runtime.kill();
         self.tasks.lock().unwrap().abort_all();
     }
 }
 
-fn settings(tools: &Tools, drain: watch::Receiver<bool>) -> api::Settings {
+/// How many sandboxes were let go for another, as a page of figures has it.
+fn made_room(page: &str) -> u64 {
+    let line = |line: &str| line.strip_prefix("baton_sandboxes_left_total{why=\"room\"} ")?.parse().ok();
+    page.lines().find_map(line).unwrap_or(0)
+}
+
+fn settings(tools: &Tools, drain: watch::Receiver<bool>, room: usize) -> api::Settings {
     api::Settings {
         instance: tools.who.me.clone(),
         version: "simulated",
         runsc_version: String::new(),
         idle_timeout: None,
-        max_sandboxes: 100,
+        max_sandboxes: room,
         connections: 100,
         api_keys: Vec::new(),
         admin_key: None,

@@ -32,6 +32,8 @@ pub struct Reader {
     starts: u32,
     runs: bool,
     next: u64,
+    /// How much its command will have written, if that ends before the run.
+    length: Option<u64>,
     /// Up to where it had bytes already, if an instance that did not know better sent it back.
     had: u64,
     /// The last it was told.
@@ -40,7 +42,7 @@ pub struct Reader {
 
 impl Reader {
     pub fn new(name: String) -> Self {
-        Self { name, starts: 0, runs: false, next: 0, had: 0, told: None }
+        Self { name, starts: 0, runs: false, next: 0, length: None, had: 0, told: None }
     }
 
     fn exec_id(&self) -> String {
@@ -73,6 +75,11 @@ fn text() -> &'static [u8] {
         }
         text.into_bytes()
     })
+}
+
+/// How much so many lines of it are.
+fn length(lines: u64) -> u64 {
+    (0..lines).map(|line| line.to_string().len() as u64 + 1).sum()
 }
 
 /// Attaches, reads and asks for things until `stay`.
@@ -249,18 +256,27 @@ impl Session<'_> {
                     let offsets = json!({self.reader.exec_id(): {"stdout": self.reader.next}});
                     return self.say(json!({"action": "reconnect", "offsets": offsets})).await;
                 }
-                if self.reader.runs && !self.world.ground.oracle.has_gone_back(self.id) {
+                // Of a command that has ended and was read to its end nothing is kept.
+                let is_over = self.reader.length == Some(self.reader.next);
+                if self.reader.runs && !is_over && !self.world.ground.oracle.has_gone_back(self.id) {
                     self.wrong("bytes: a command is gone, and the sandbox never went back in time");
                 }
                 self.reader.starts += 1;
                 (self.reader.next, self.reader.had, self.reader.runs) = (0, 0, false);
-                let argv = ["tick".to_owned(), "9000".to_owned(), EVERY.as_millis().to_string()];
+                let lines = self.lines();
+                self.reader.length = lines.map(length);
+                let argv = ["tick".to_owned(), lines.unwrap_or(9_000).to_string(), EVERY.as_millis().to_string()];
                 self.say(json!({"action": "exec", "exec_id": self.reader.exec_id(), "argv": argv})).await;
             }
             Status::ExecutionRunning if ours => self.reader.runs = true,
-            Status::ExecutionError if ours => self.reader.runs = false,
+            Status::ExecutionError | Status::ExecutionDone if ours => self.reader.runs = false,
             _ => {}
         }
+    }
+
+    /// A running command keeps its sandbox where it is: with little room it ends soon, but for that of the last client.
+    fn lines(&self) -> Option<u64> {
+        self.world.ground.room.filter(|_| self.dice.is_some()).map(|_| 3 + u64::from(self.reader.starts) % 6)
     }
 
     async fn chunk(&mut self, bytes: &[u8]) {

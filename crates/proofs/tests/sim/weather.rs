@@ -68,7 +68,7 @@ pub struct Weather {
 }
 
 impl Weather {
-    pub fn new(dice: &Dice, start: Instant) -> Self {
+    pub fn new(dice: &Dice, start: Instant, is_crowded: bool) -> Self {
         let density = dice.below(45);
         let drawn = Kind::ALL.iter().copied().filter(|kind| kind.is_drawn());
         let mut kinds: Vec<Kind> = drawn.filter(|_| dice.falls(density)).collect();
@@ -77,6 +77,12 @@ impl Weather {
         // Who hears nothing is in danger where its clock is slow and the other's is fast.
         if kinds.contains(&Kind::Muffled) && !kinds.contains(&Kind::Rates) {
             kinds.push(Kind::Rates);
+        }
+        if is_crowded {
+            // Of several loops of one instance a drain, or a write to its memory, wakes no one first; and what is not
+            // stored, or comes on top, makes no room.
+            kinds.retain(|kind| !matches!(kind, Kind::Drain | Kind::Ephemeral | Kind::Fork));
+            kinds.push(Kind::Crowded);
         }
         let (spells, tally) = (Mutex::default(), Tally::default());
         let mut weather = Self { kinds: kinds.clone(), events: Vec::new(), spells, start, tally };
@@ -94,7 +100,7 @@ impl Weather {
             let machine = dice.below(MACHINES as u64) as usize;
             let still = |still| Event::Freeze(machine, still, dice.seconds(1, 90));
             let event = match kind {
-                Kind::Rates | Kind::Idle | Kind::Ephemeral => return,
+                Kind::Rates | Kind::Idle | Kind::Ephemeral | Kind::Crowded => return,
                 Kind::Offset | Kind::RestartSame | Kind::RestartNew | Kind::Vanish | Kind::SlowReader => return,
                 Kind::Slow
                 | Kind::Busy

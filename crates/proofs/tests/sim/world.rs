@@ -55,6 +55,9 @@ pub struct World {
     crowd: Mutex<JoinSet<()>>,
 }
 
+/// In so many seeds of a hundred there is little room.
+const CROWDED: u64 = 12;
+
 /// Images lie in memory where that can be had.
 fn staging() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
@@ -66,7 +69,9 @@ pub fn run(seed: u64, mistake: Option<Mistake>) -> (Verdict, Arc<Weather>) {
     runtime.block_on(async {
         let dice = Dice::new(seed);
         let start = Instant::now();
-        let weather = Arc::new(Weather::new(&dice, start));
+        // By dice of their own, so that all other seeds are what they would be without.
+        let is_crowded = Dice::new(!seed).falls(CROWDED);
+        let weather = Arc::new(Weather::new(&dice, start, is_crowded));
         let world = World::new(dice, start, weather.clone(), mistake);
         world.live().await;
         (world.ground.oracle.verdict(), weather)
@@ -93,12 +98,17 @@ impl World {
             let uuid = uuid::Builder::from_random_bytes(bits).into_uuid();
             SandboxId::from_uuid(&uuid.to_string()).unwrap()
         };
-        let stored = 1 + dice.below(2);
-        let fleeting = if weather.has(Kind::Ephemeral) { 1 + dice.below(3) } else { 0 };
+        let (stored, fleeting) = match (weather.has(Kind::Crowded), weather.has(Kind::Ephemeral)) {
+            (true, _) => (3, 0),
+            (false, false) => (1 + dice.below(2), 0),
+            (false, true) => (1 + dice.below(2), 1 + dice.below(3)),
+        };
         let ids = (0..stored).map(|_| id()).collect();
         let fleeting = (0..fleeting).map(|_| id()).collect();
         let copies = (0..u32::from(weather.has(Kind::Fork))).map(|_| id()).collect();
+        let room = weather.has(Kind::Crowded).then(|| *dice.pick(&[1, 1, 1, 2]));
         let ground = Ground {
+            room,
             bucket: Bucket::new(oracle.clone()),
             oracle,
             weather,
