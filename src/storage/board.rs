@@ -272,21 +272,28 @@ impl Board {
     }
 
     fn line<'a>(&self, lines: &'a mut BTreeMap<SandboxId, Line>, id: &SandboxId) -> &'a mut Line {
-        lines.entry(id.clone()).or_insert_with(|| {
-            let now = self.clock.now();
-            Line {
-                log: VecDeque::new(),
-                next: 0,
-                posted: Arc::default(),
-                sessions: 0,
-                held: false,
-                tenure: Tenure::default(),
-                asked: 0,
-                known_since: now,
-                active_at: now,
-                touched_at: None,
-            }
-        })
+        // Asked for all the time, and nearly always there: its name is copied only when it is not.
+        if !lines.contains_key(id) {
+            lines.insert(id.clone(), Line::new(self.clock.now()));
+        }
+        lines.get_mut(id).expect("it is there")
+    }
+}
+
+impl Line {
+    fn new(now: Moment) -> Self {
+        Self {
+            log: VecDeque::new(),
+            next: 0,
+            posted: Arc::default(),
+            sessions: 0,
+            held: false,
+            tenure: Tenure::default(),
+            asked: 0,
+            known_since: now,
+            active_at: now,
+            touched_at: None,
+        }
     }
 }
 

@@ -56,7 +56,7 @@ pub struct World {
 }
 
 /// In so many seeds of a hundred there is little room.
-const CROWDED: u64 = 12;
+const CROWDED: u64 = 6;
 
 /// Images lie in memory where that can be had.
 fn staging() -> tempfile::TempDir {
@@ -147,9 +147,11 @@ impl World {
             self.begin(at, false);
         }
         let mut clients = JoinSet::new();
+        // Where there is little room there are more sandboxes.
+        let most = if self.ground.room.is_some() { 2 } else { 3 };
         for id in &self.ground.ids {
             self.create(id).await;
-            for number in 0..=self.dice.below(3) {
+            for number in 0..=self.dice.below(most) {
                 clients.spawn(client::live(self.clone(), id.clone(), format!("c{number}"), self.dice.fork()));
             }
         }
