@@ -14,7 +14,7 @@ use baton_protocol::{
     frame::{Frame, Kind, Stream},
     id::{ExecId, SandboxId},
     metadata::Spec,
-    request::{Exec, Language},
+    request::{Config, Exec, Language},
 };
 use bytes::Bytes;
 use serde::Deserialize;
@@ -24,7 +24,7 @@ use tracing::Instrument;
 use super::{
     Api, command,
     input::Input,
-    intent::{NO_ROOM, SHUTTING_DOWN},
+    intent::{self, NO_ROOM, SHUTTING_DOWN},
     limits,
     linger::Peer,
     output::{Delivery, WINDOW},
@@ -137,7 +137,9 @@ async fn run(
     let follower = api.board.follow(id);
     // Nobody is ever given the token.
     let hash = token::sha256(&token::fresh(&*api.clock).0);
-    let mut spec = Spec::new(id.clone(), hash, api.clock.timestamp(), api.settings.instance.clone());
+    let bare = Spec::new(id.clone(), hash, api.clock.timestamp(), api.settings.instance.clone());
+    let spec = intent::create(bare, &Config::default(), api.abilities(), api.defaults());
+    let mut spec = spec.map_err(|refusal| unavailable(&refusal.message))?;
     spec.traceparent = request.traceparent();
     api.records.create(&spec).await.map_err(|error| unavailable(&sentence(&error)))?;
     api.board.nudge(id);

@@ -3,6 +3,7 @@
 use baton_protocol::{
     event::Status,
     id::{CheckpointId, InstanceId, Nonce, SandboxId},
+    limits::{Bounds, Limits},
     metadata::{self, DesiredState, Spec},
     request::{Config, Idle, Refusal},
 };
@@ -15,7 +16,8 @@ pub const NO_ROOM: &str = "The server has no room for another sandbox.";
 pub const SHUTTING_DOWN: &str = "The server is shutting down.";
 pub const EXEC_IN_PROGRESS: &str = "Cannot checkpoint while an execution is in progress.";
 const NOT_CHECKPOINTABLE: &str = "The sandbox was not created with checkpointing enabled.";
-const NO_LIMITS: &str = "`limits` is not supported on this server.";
+const NO_CPUS: &str = "`limits.cpus` cannot be kept here: this machine lets no cgroup hold CPUs.";
+const LIMITED_ALREADY: &str = "`limits` cannot be chosen: a copy has those of the checkpoint it begins from.";
 const TWO_ORIGINS: &str = "A sandbox begins from a checkpoint or from a filesystem snapshot, not from both.";
 const TOO_LARGE: &str = "The config is too large: labels, env and cwd share 32 KiB.";
 /// Leaves room in `metadata.json` for status and requests.
@@ -26,10 +28,20 @@ const MOST_BYTES: usize = 32 << 10;
 pub struct Abilities {
     pub checkpoint: bool,
     pub snapshot: bool,
+    /// Hold a sandbox to a share of the CPUs.
+    pub cpus: bool,
+}
+
+/// What a sandbox gets that does not say what it wants.
+#[derive(Clone, Copy, Debug)]
+pub struct Defaults<'a> {
+    /// Seconds; `None` is never.
+    pub idle: Option<u64>,
+    pub limits: &'a Bounds,
 }
 
 /// Fills in what the client asked for.
-pub fn create(mut spec: Spec, config: &Config, can: Abilities, idle: Option<u64>) -> Result<Spec, Refusal> {
+pub fn create(mut spec: Spec, config: &Config, can: Abilities, defaults: Defaults<'_>) -> Result<Spec, Refusal> {
     let refuse = |message: &str| Err(Refusal::of(Status::CreationError, message));
     if config.enable_checkpoint && !can.checkpoint {
         return refuse(NO_CHECKPOINT);
@@ -43,9 +55,10 @@ pub fn create(mut spec: Spec, config: &Config, can: Abilities, idle: Option<u64>
     if config.filesystem_snapshot_name.is_some() && !can.snapshot {
         return refuse(NO_SNAPSHOT);
     }
-    if config.limits {
-        return refuse(NO_LIMITS);
-    }
+    spec.limits = match limits(config, can, defaults.limits) {
+        Ok(limits) => limits,
+        Err(sentence) => return refuse(&sentence),
+    };
     if config.from_checkpoint.is_some() && !can.checkpoint {
         return refuse(NO_CHECKPOINT);
     }
@@ -59,7 +72,7 @@ pub fn create(mut spec: Spec, config: &Config, can: Abilities, idle: Option<u64>
         return refuse(TOO_LARGE);
     }
     spec.idle_timeout = match config.idle_timeout {
-        None => idle,
+        None => defaults.idle,
         Some(Idle::Never) => None,
         Some(Idle::After(span)) => Some(whole_seconds(span)),
     };
@@ -75,6 +88,20 @@ pub fn create(mut spec: Spec, config: &Config, can: Abilities, idle: Option<u64>
     spec.ttl = config.ttl.map(whole_seconds);
     spec.on_incompatible = config.on_incompatible;
     Ok(spec)
+}
+
+/// What the sandbox may have. A copy gets what its source has: that is in the checkpoint already.
+fn limits(config: &Config, can: Abilities, bounds: &Bounds) -> Result<Limits, String> {
+    if config.from_checkpoint.is_some() {
+        return if config.limits.is_empty() { Ok(Limits::default()) } else { Err(LIMITED_ALREADY.to_owned()) };
+    }
+    if config.limits.cpus.is_some() && !can.cpus {
+        return Err(NO_CPUS.to_owned());
+    }
+    let mut limits = bounds.apply(&config.limits)?;
+    // Said at start: nobody is promised what is not kept.
+    limits.cpus = limits.cpus.filter(|_| can.cpus);
+    Ok(limits)
 }
 
 /// Part of a second counts as a whole one: nothing ends earlier than it was asked to.
@@ -170,8 +197,12 @@ mod tests {
 
     use super::*;
 
-    const ALL: Abilities = Abilities { checkpoint: true, snapshot: true };
-    const NONE: Abilities = Abilities { checkpoint: false, snapshot: false };
+    const ALL: Abilities = Abilities { checkpoint: true, snapshot: true, cpus: true };
+    const NONE: Abilities = Abilities { checkpoint: false, snapshot: false, cpus: false };
+
+    fn create(spec: Spec, config: &Config, can: Abilities, idle: Option<u64>) -> Result<Spec, Refusal> {
+        super::create(spec, config, can, Defaults { idle, limits: &Bounds::default() })
+    }
 
     fn here() -> InstanceId {
         InstanceId::from_bits([1; 16])
@@ -209,6 +240,36 @@ mod tests {
         assert_eq!(idle(None), Some(300));
         assert_eq!(idle(Some(Idle::Never)), None);
         assert_eq!(idle(Some(Idle::After(Duration::from_millis(1500)))), Some(2));
+    }
+
+    #[test]
+    fn limits_are_filled_from_the_servers_and_kept_below_them() {
+        let bounds = Bounds::parse("memory=512MiB/1GiB,cpus=1/2").unwrap();
+        let given = |limits: serde_json::Value, can| {
+            let config = Config { limits: serde_json::from_value(limits).unwrap(), ..Config::default() };
+            let created = super::create(spec(), &config, can, Defaults { idle: None, limits: &bounds });
+            created.map(|spec| serde_json::to_value(spec.limits).unwrap()).map_err(|refusal| refusal.message)
+        };
+        let json = |text: &str| serde_json::from_str(text).unwrap();
+        assert_eq!(given(json("{}"), ALL), Ok(json(r#"{"memory":536870912,"cpus":1}"#)));
+        assert_eq!(given(json(r#"{"cpus":1.5}"#), ALL), Ok(json(r#"{"memory":536870912,"cpus":1.5}"#)));
+        let too_much = given(json(r#"{"memory":"2GiB"}"#), ALL).unwrap_err();
+        assert_eq!(too_much, "`limits.memory` is 2GiB, and this server allows 1GiB at most.");
+        assert_eq!(given(json(r#"{"cpus":1.5}"#), NONE), Err(NO_CPUS.to_owned()));
+        assert_eq!(given(json("{}"), NONE), Ok(json(r#"{"memory":536870912}"#)), "nothing is promised in vain");
+    }
+
+    #[test]
+    fn a_copy_has_the_limits_of_its_checkpoint() {
+        let source = SandboxId::parse("sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab").unwrap();
+        let checkpoint_id = CheckpointId::new(&source, 1, 1, &Nonce::from_bits([1; 16]));
+        let limits = Limits { pids: Some(64), ..Limits::default() };
+        let config =
+            Config { from_checkpoint: Some(checkpoint_id.clone()), limits: limits.clone(), ..Config::default() };
+        assert_eq!(refused(config, ALL), LIMITED_ALREADY);
+        let copied =
+            copy(&Spec { limits: limits.clone(), ..spec() }, &checkpoint_id, source, String::new(), String::new());
+        assert_eq!(copied.limits, limits);
     }
 
     #[test]

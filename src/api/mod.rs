@@ -31,17 +31,24 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{any, get, post},
 };
-use baton_protocol::id::{InstanceId, SandboxId};
+use baton_protocol::{
+    id::{InstanceId, SandboxId},
+    limits::Bounds,
+};
 use serde::Deserialize;
 use serde_json::json;
 use tokio::{net::TcpListener, sync::watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub use self::linger::Peer;
-use self::{intent::Abilities, limits::Limiter, registry::Registry};
+use self::{
+    intent::{Abilities, Defaults},
+    limits::Limiter,
+    registry::Registry,
+};
 use crate::{
     clock::SharedClock,
-    runtime::Execs,
+    runtime::{Execs, Shares},
     storage::{board::Board, records, records::Records},
     traces::{Asked, Traces},
 };
@@ -55,6 +62,10 @@ pub struct Settings {
     /// Seconds, for sandboxes that do not say; `None` is never.
     pub idle_timeout: Option<u64>,
     pub max_sandboxes: usize,
+    /// What a sandbox may have.
+    pub limits: Bounds,
+    /// What holds it to its share of the machine, or why nothing does.
+    pub cgroups: Result<Shares, String>,
     /// So many at once; more wait until one has ended.
     pub connections: usize,
     /// Empty: everybody may create.
@@ -109,7 +120,15 @@ impl Api {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities { checkpoint: self.records.can_checkpoint(), snapshot: self.records.can_snapshot() }
+        Abilities {
+            checkpoint: self.records.can_checkpoint(),
+            snapshot: self.records.can_snapshot(),
+            cpus: self.settings.cgroups.as_ref().is_ok_and(|shares| shares.cpus),
+        }
+    }
+
+    fn defaults(&self) -> Defaults<'_> {
+        Defaults { idle: self.settings.idle_timeout, limits: &self.settings.limits }
     }
 
     fn is_draining(&self) -> bool {
@@ -180,6 +199,12 @@ async fn status(State(api): State<Arc<Api>>) -> Response {
             "handoff": can.checkpoint,
             "snapshot": can.snapshot,
             "runsc": api.settings.runsc_version,
+            "cpus": can.cpus,
+        },
+        "limits": {
+            "default": api.settings.limits.default,
+            "ceiling": api.settings.limits.ceiling,
+            "cgroup": api.settings.cgroups.as_ref().map_or("none", |shares| &shares.version),
         },
     });
     (if draining { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK }, Json(body)).into_response()

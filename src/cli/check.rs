@@ -5,6 +5,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use crate::{
     clock::{SharedClock, SystemClock},
     config::Config,
+    runtime::Shares,
     storage::{
         layout::{Artifact, StorageSettings},
         stores::{Need, Probe, Refusal, Stores},
@@ -55,6 +56,21 @@ fn line(probe: &Probe) -> String {
     }
 }
 
+/// A line about what holds sandboxes to their limits on this machine, and whether all that is configured is held.
+pub fn limits(config: &Config, cgroups: Result<Shares, String>) -> (String, bool) {
+    let (how, cpus) = match cgroups {
+        Ok(Shares { version, cpus }) => (format!("cgroup {version}"), cpus),
+        Err(why) => (why, false),
+    };
+    let wanted = config.limits.ceiling.cpus.is_some();
+    let what = match (cpus, wanted) {
+        (true, _) => "memory, cpus, pids, disk and files can be limited",
+        (false, true) => "memory, pids, disk and files can be limited, but cpus, which BATON_LIMITS names, cannot",
+        (false, false) => "memory, pids, disk and files can be limited, cpus cannot",
+    };
+    (format!("limits       {how}: {what}\n"), cpus || !wanted)
+}
+
 /// What the variables say about storage, in storage's own terms.
 pub(super) fn storage_settings(config: &Config) -> StorageSettings {
     let path = |text: &Option<String>| text.as_ref().map(PathBuf::from);
@@ -95,6 +111,17 @@ mod tests {
             !directory.path().join("probes").exists()
                 || std::fs::read_dir(directory.path().join("probes")).unwrap().next().is_none()
         );
+    }
+
+    #[test]
+    fn limits_that_this_machine_cannot_hold_are_not_well() {
+        let shares = |cpus| Ok(Shares { version: "v2".to_owned(), cpus });
+        let (plain, wanted) = (config(&[]), config(&[("BATON_LIMITS", "cpus=1,memory=1GiB")]));
+        let (text, well) = limits(&wanted, shares(true));
+        assert_eq!(text, "limits       cgroup v2: memory, cpus, pids, disk and files can be limited\n");
+        assert!(well && limits(&plain, shares(false)).1 && limits(&plain, Err("none".to_owned())).1);
+        let (text, well) = limits(&wanted, Err("this machine has no cgroups".to_owned()));
+        assert!(!well && text.contains("this machine has no cgroups: memory") && text.ends_with("names, cannot\n"));
     }
 
     #[tokio::test]

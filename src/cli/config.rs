@@ -5,7 +5,10 @@ use std::process::ExitCode;
 use serde_json::{Value, json};
 
 use super::{flags, print};
-use crate::config::{self, Config, Setting, Source};
+use crate::{
+    config::{self, Config, Setting, Source},
+    runtime,
+};
 
 /// Flags are those of `baton serve`: `baton config --listen …` shows what they would do.
 #[derive(Debug, clap::Args)]
@@ -34,8 +37,9 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if args.check {
         rustls::crypto::ring::default_provider().install_default().ok();
         let (text, well) = tokio::runtime::Runtime::new()?.block_on(super::check::check(&config));
-        print(&text)?;
-        return Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        let (line, holds) = super::check::limits(&config, runtime::probe_cgroups());
+        print(&(text + &line))?;
+        return Ok(if well && holds { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
     let text = match args.output {
         Output::Table => table(config.settings()),

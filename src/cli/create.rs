@@ -8,6 +8,7 @@ use serde_json::json;
 use super::{
     attend::{Signals, variable},
     config::Output,
+    limit::{Limit, limit, limits},
     link::{ServerArgs, explain},
     print,
     tokens::Kept,
@@ -21,6 +22,7 @@ use super::{
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:\n  baton create\n  \
                   baton create --checkpoint --handoff --idle 1h --label team=red\n  \
+                  baton create --limit memory=512MiB --limit cpus=1.5\n  \
                   id=$(baton create) && baton exec $id -- uname -a\n  \
                   baton create -o json | jq -r .sandbox_token")]
 pub struct CreateArgs {
@@ -45,6 +47,9 @@ pub struct CreateArgs {
     /// A variable for all its commands; may be given more than once.
     #[arg(short, long, value_name = "NAME=VALUE", value_parser = variable)]
     pub env: Vec<(String, String)>,
+    /// The most it may have of memory, cpus, pids, disk or files, as in `memory=512MiB`; may be given more than once.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = limit)]
+    pub limit: Vec<Limit>,
     /// Where its commands start.
     #[arg(short = 'w', long, value_name = "DIRECTORY")]
     pub cwd: Option<String>,
@@ -82,6 +87,7 @@ pub async fn run(args: CreateArgs) -> anyhow::Result<ExitCode> {
         labels: args.label.iter().cloned().collect(),
         env: args.env.iter().cloned().collect(),
         cwd: args.cwd.clone(),
+        limits: limits(&args.limit),
         ttl: args.ttl,
         ..Config::default()
     };

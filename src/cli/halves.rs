@@ -22,9 +22,8 @@ use crate::{
     api::{self, Api},
     clock::{SharedClock, SystemClock},
     config::Config,
-    halves::{self, Back, Front, Hello},
+    halves::{self, Back, Front},
     metrics::Metrics,
-    runtime::Lifecycle,
     storage::{board::Board, stores::Stores},
 };
 
@@ -46,7 +45,7 @@ pub async fn reconciler(config: Config) -> Result<()> {
     let socket = halves::listen(&config.socket_dir, api_user)?;
     let (leaving, leaving_seen) = watch::channel(false);
     let back = Back {
-        hello: Hello::new(half.instance().clone(), half.containers.facts().runsc_version),
+        hello: half.hello(),
         clock,
         board: half.tools.board.clone(),
         execs: half.containers.clone(),
@@ -168,7 +167,7 @@ impl Round<'_> {
         let records = records(stores, memory, self.clock, times(self.config)).measured_by(self.metrics.clone());
         // The instance is the reconciler's: another one is another source of traces.
         let traces = traces(self.config, &hello.instance, self.clock);
-        let settings = api_settings(self.config, &hello.instance, &hello.runsc_version, leaving, traces.clone());
+        let settings = api_settings(self.config, &hello, leaving, traces.clone());
         let api = Api::new(settings, self.clock.clone(), records, board, execs);
         say_hello(self.config, &hello.instance, &listener)?;
         let stop = CancellationToken::new();

@@ -26,6 +26,7 @@ pub mod gc;
 pub mod get;
 pub mod halves;
 pub mod handoff;
+mod limit;
 mod link;
 pub mod list;
 mod logs;

@@ -8,6 +8,7 @@ use baton_protocol::{id::SnapshotName, request::Config};
 
 use super::{
     attend::{CommandArgs, Signals, attend, terminal},
+    limit::{Limit, limit, limits},
     link::{ServerArgs, explain},
 };
 use crate::clock::{SharedClock, SystemClock};
@@ -24,6 +25,7 @@ const KILL_WITHIN: Duration = Duration::from_secs(5);
 #[command(after_help = "Examples:\n  baton run -- python3 -c 'print(6 * 7)'\n  \
                   tar c . | baton run --cwd /tmp -- tar x\n  \
                   baton run --env CI=1 --timeout 30s -- sh -c 'echo $CI'\n  \
+                  baton run --limit memory=256MiB --limit pids=64 -- ./untrusted\n  \
                   baton run --snapshot numpy -- python3 -c 'import numpy'\n  \
                   baton run --tty -- bash")]
 pub struct RunArgs {
@@ -32,6 +34,9 @@ pub struct RunArgs {
     /// Begin with a filesystem snapshot of this name.
     #[arg(long, value_name = "NAME")]
     pub snapshot: Option<SnapshotName>,
+    /// The most it may have of memory, cpus, pids, disk or files, as in `memory=512MiB`; may be given more than once.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = limit)]
+    pub limit: Vec<Limit>,
     /// Give the command a terminal: for shells, editors and whatever asks questions.
     #[arg(short, long)]
     pub tty: bool,
@@ -45,7 +50,8 @@ pub struct RunArgs {
 /// Runs the command and says with which code to leave.
 pub async fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::listen()?;
-    let config = Config { filesystem_snapshot_name: args.snapshot.clone(), ..Config::default() };
+    let config =
+        Config { filesystem_snapshot_name: args.snapshot.clone(), limits: limits(&args.limit), ..Config::default() };
     let options = Options { connection: args.server.connection(), config };
     let created = tokio::select! {
         created = Sandbox::create(args.server.url(), options) => created,

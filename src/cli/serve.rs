@@ -15,11 +15,12 @@ use super::{admin, descriptors, pieces::Pieces};
 use crate::{
     api::{self, Api},
     clock::{SharedClock, SystemClock},
-    config::{self, Config},
+    config::Config,
+    halves::Hello,
     metrics::Metrics,
     notice::Notice,
     reconciler::{self, Deposit, Housekeeping, Rhythm, Tools, desired::Drain},
-    runtime::{Containers, Lifecycle, Settings, archive::Limits, predecessor, sign},
+    runtime::{Containers, Lifecycle, Settings, Shares, archive::Limits, predecessor, sign},
     storage::{
         board::Board,
         memory::Memory,
@@ -44,13 +45,7 @@ pub async fn serve(config: Config) -> Result<()> {
     let side = Side::open(&config, metrics).await?;
     let (leaving, leaving_seen) = watch::channel(false);
     let api = Api::new(
-        api_settings(
-            &config,
-            half.instance(),
-            &half.containers.facts().runsc_version,
-            leaving_seen,
-            half.tools.traces.clone(),
-        ),
+        api_settings(&config, &half.hello(), leaving_seen, half.tools.traces.clone()),
         clock.clone(),
         half.tools.records.clone(),
         half.tools.board.clone(),
@@ -94,9 +89,9 @@ pub(super) struct Half {
 
 impl Half {
     pub async fn open(config: &Config, clock: &SharedClock, metrics: &Metrics) -> Result<Self> {
-        check_promises(config)?;
         let pieces = Pieces::find(config)?;
         let containers = Arc::new(Containers::open(settings(config, &pieces, metrics)?, clock.clone()).await?);
+        say_what_is_held(config, &containers);
         let who = Identity { me: clock.instance_id(), predecessor: predecessor(&config.state_dir) };
         sign(&config.state_dir, &who.me)
             .with_context(|| format!("the state directory {} is not writable", config.state_dir.display()))?;
@@ -136,6 +131,12 @@ impl Half {
 
     pub fn instance(&self) -> &InstanceId {
         &self.tools.who.me
+    }
+
+    /// What the other half has to know of this one.
+    pub fn hello(&self) -> Hello {
+        let runsc = self.containers.facts().runsc_version;
+        Hello::new(self.instance().clone(), runsc, self.containers.cgroups())
     }
 
     /// Runs until a signal, and then until every sandbox was let go or the time for it is up.
@@ -189,14 +190,6 @@ pub(super) async fn listen(config: &Config) -> Result<TcpListener> {
     TcpListener::bind(config.listen).await.map_err(|error| {
         anyhow!("cannot listen on {} ({error}): choose another address with BATON_LISTEN", config.listen)
     })
-}
-
-/// Whoever sets this relies on what no server does yet: none may run as if it did.
-fn check_promises(config: &Config) -> Result<()> {
-    if config.limits == config::Limits::default() {
-        return Ok(());
-    }
-    Err(anyhow!("BATON_LIMITS is set, but sandboxes are not limited yet: unset it to start without"))
 }
 
 /// `memory` holds what ends with this instance.
@@ -275,17 +268,18 @@ fn rhythm(config: &Config) -> Rhythm {
 
 pub(super) fn api_settings(
     config: &Config,
-    instance: &InstanceId,
-    runsc: &str,
+    half: &Hello,
     drain: watch::Receiver<bool>,
     traces: Traces,
 ) -> api::Settings {
     api::Settings {
-        instance: instance.clone(),
+        instance: half.instance.clone(),
         version: env!("CARGO_PKG_VERSION"),
-        runsc_version: runsc.to_owned(),
+        runsc_version: half.runsc_version.clone(),
         idle_timeout: Some(300),
         max_sandboxes: config.max_sandboxes,
+        limits: config.limits.clone(),
+        cgroups: half.cgroups.clone(),
         connections: descriptors::connections(),
         api_keys: config.api_keys.iter().map(|key| key.reveal().clone()).collect(),
         admin_key: config.admin_key.as_ref().map(|key| key.reveal().clone()),
@@ -308,6 +302,23 @@ pub(super) fn say_hello(config: &Config, instance: &InstanceId, listener: &TcpLi
         tracing::info!("BATON_API_KEYS is not set: whoever reaches this address may create sandboxes");
     }
     Ok(())
+}
+
+/// Once, and before the first sandbox: what is not kept here is not promised.
+fn say_what_is_held(config: &Config, containers: &Containers) {
+    match containers.cgroups() {
+        Ok(shares) if shares.cpus || config.limits.ceiling.cpus.is_none() => {}
+        Ok(Shares { version, .. }) => {
+            tracing::warn!(
+                cgroup = version,
+                "BATON_LIMITS names cpus, but no cgroup here holds CPUs: they are not limited"
+            );
+        }
+        Err(why) if config.limits.ceiling.cpus.is_some() => {
+            tracing::warn!(why, "BATON_LIMITS names cpus, but they cannot be limited here; all other limits hold");
+        }
+        Err(why) => tracing::info!(why, "without cgroups: sandboxes cannot be held to a share of the CPUs"),
+    }
 }
 
 pub(super) async fn wait_for_a_signal() -> Result<()> {

@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use baton_protocol::limits::Bounds;
 use serde::Serialize;
 
 use crate::telemetry::Redacted;
@@ -21,7 +22,7 @@ mod table;
 
 pub use document::document;
 pub use lease::LeaseTimes;
-pub use parse::{Limit, Limits, Rate};
+pub use parse::Rate;
 pub use table::{Kind, Preset, SECTIONS, Section, Variable, all, find};
 
 /// Where a value comes from.
@@ -75,7 +76,7 @@ pub struct Config {
     pub rate_limit: Option<Rate>,
 
     pub max_sandboxes: usize,
-    pub limits: Limits,
+    pub limits: Bounds,
     pub detach_grace: Duration,
     pub drain: Duration,
 

@@ -2,6 +2,9 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
+use baton_protocol::limits::Bounds;
+pub use baton_protocol::limits::size;
+
 pub fn text(text: &str) -> Option<String> {
     Some(text.to_owned())
 }
@@ -57,26 +60,6 @@ pub fn factor(text: &str) -> Option<f64> {
     text.parse().ok().filter(|factor| (0.02..=50.0).contains(factor))
 }
 
-/// `10GiB`, `1.5 MiB`, `4096`; `GB` and `G` count in thousands and in 1,024s as everywhere.
-pub fn size(text: &str) -> Option<u64> {
-    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let number: f64 = text[..digits].parse().ok()?;
-    let unit: u64 = match text[digits..].trim() {
-        "" | "B" => 1,
-        "K" | "KiB" => 1 << 10,
-        "M" | "MiB" => 1 << 20,
-        "G" | "GiB" => 1 << 30,
-        "T" | "TiB" => 1 << 40,
-        "kB" | "KB" => 1_000,
-        "MB" => 1_000_000,
-        "GB" => 1_000_000_000,
-        "TB" => 1_000_000_000_000,
-        _ => return None,
-    };
-    let bytes = number * unit as f64;
-    (bytes < (1_u64 << 53) as f64).then_some(bytes as u64)
-}
-
 pub fn span(text: &str) -> Option<Duration> {
     humantime::parse_duration(text).ok().filter(|span| !span.is_zero())
 }
@@ -112,69 +95,13 @@ pub fn rate(text: &str) -> Option<Option<Rate>> {
     Some(Some(Rate { count: count(times.trim())?, per }))
 }
 
-/// What a sandbox gets that asks for nothing, and the most it may ask for.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Limit<T> {
-    pub default: T,
-    pub ceiling: T,
-}
-
-/// `None` is no limit.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Limits {
-    /// Bytes.
-    pub memory: Option<Limit<u64>>,
-    pub cpus: Option<Limit<f64>>,
-    pub pids: Option<Limit<u32>>,
-    /// Bytes.
-    pub disk: Option<Limit<u64>>,
-    pub files: Option<Limit<u32>>,
-}
-
-/// `memory=512MiB/2GiB,pids=256`: default and ceiling, or one value for both.
-pub fn limits(text: &str) -> Option<Limits> {
-    let mut limits = Limits::default();
-    for piece in pieces(text, ',') {
-        let (name, value) = piece.split_once('=')?;
-        let cpus = |text: &str| text.parse().ok().filter(|cpus: &f64| cpus.is_finite() && *cpus > 0.0);
-        match name.trim() {
-            "memory" => limits.memory = Some(limit(value, size)?),
-            "cpus" => limits.cpus = Some(limit(value, cpus)?),
-            "pids" => limits.pids = Some(limit(value, count)?),
-            "disk" => limits.disk = Some(limit(value, size)?),
-            "files" => limits.files = Some(limit(value, count)?),
-            _ => return None,
-        }
-    }
-    Some(limits)
-}
-
-fn limit<T: Copy + PartialOrd>(text: &str, one: impl Fn(&str) -> Option<T>) -> Option<Limit<T>> {
-    let (default, ceiling) = text.split_once('/').unwrap_or((text, text));
-    let limit = Limit { default: one(default.trim())?, ceiling: one(ceiling.trim())? };
-    (limit.default <= limit.ceiling).then_some(limit)
+pub fn limits(text: &str) -> Option<Bounds> {
+    Bounds::parse(text)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sizes_are_read_as_people_write_them() {
-        for (text, bytes) in [
-            ("0", 0),
-            ("4096", 4096),
-            ("10GiB", 10 << 30),
-            ("1.5 MiB", 3 << 19),
-            ("2M", 2 << 20),
-            ("3GB", 3_000_000_000),
-        ] {
-            assert_eq!(size(text), Some(bytes), "{text}");
-        }
-        for text in ["", "GiB", "-1", "1e3", "10 gigs", "1.2.3G", "99999999TiB", "NaN", "ten"] {
-            assert_eq!(size(text), None, "{text}");
-        }
-    }
 
     #[test]
     fn off_is_not_a_duration_of_nothing() {
@@ -193,17 +120,6 @@ mod tests {
         assert_eq!(rate("off"), Some(None));
         for text in ["10", "/s", "0/s", "1/day", "-1/s"] {
             assert_eq!(rate(text), None, "{text}");
-        }
-    }
-
-    #[test]
-    fn limits_have_a_default_below_their_ceiling() {
-        let parsed = limits("memory=512MiB/2GiB, cpus=1.5,pids=256").unwrap();
-        assert_eq!(parsed.memory, Some(Limit { default: 512 << 20, ceiling: 2 << 30 }));
-        assert_eq!(parsed.cpus, Some(Limit { default: 1.5, ceiling: 1.5 }));
-        assert_eq!((parsed.pids, parsed.disk), (Some(Limit { default: 256, ceiling: 256 }), None));
-        for text in ["memory", "memory=2GiB/1GiB", "ram=1GiB", "cpus=0", "cpus=NaN", "pids=1/x"] {
-            assert_eq!(limits(text), None, "{text}");
         }
     }
 

@@ -166,7 +166,7 @@ pub const SECTIONS: &[Section] = &[
                 "limits",
                 Kind::Limits,
                 Unset,
-                "Defaults and ceilings of memory, cpus, pids, disk, files; not built yet, so no server starts with it",
+                "What a sandbox gets of memory, cpus, pids, disk and files, and the most it may ask for",
             ),
             variable(
                 "BATON_DETACH_GRACE",

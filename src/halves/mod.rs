@@ -28,7 +28,10 @@ pub use back::Back;
 pub use front::{Front, connect};
 pub use socket::listen;
 
-use crate::storage::board::{Passing, Tenure, Told};
+use crate::{
+    runtime::Shares,
+    storage::board::{Passing, Tenure, Told},
+};
 
 /// Halves of different builds do not speak with each other: both are of one image.
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "/2");
@@ -106,11 +109,12 @@ pub struct Hello {
     version: String,
     pub instance: InstanceId,
     pub runsc_version: String,
+    pub cgroups: Result<Shares, String>,
 }
 
 impl Hello {
-    pub fn new(instance: InstanceId, runsc_version: String) -> Self {
-        Self { version: VERSION.to_owned(), instance, runsc_version }
+    pub fn new(instance: InstanceId, runsc_version: String, cgroups: Result<Shares, String>) -> Self {
+        Self { version: VERSION.to_owned(), instance, runsc_version, cgroups }
     }
 }
 

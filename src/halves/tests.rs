@@ -41,7 +41,7 @@ impl Pair {
         let (leaving, leaving_seen) = watch::channel(false);
         let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
         let back = Back {
-            hello: Hello::new(clock.instance_id(), "one".to_owned()),
+            hello: Hello::new(clock.instance_id(), "one".to_owned(), Err("none".to_owned())),
             clock: clock.clone(),
             board: board.clone(),
             execs: containers.clone(),
@@ -78,6 +78,7 @@ impl Pair {
             marker: [1; 16],
             env: [].into(),
             cwd: None,
+            limits: Default::default(),
             rootfs: None,
             runsc: None,
             forked_from: None,

@@ -204,6 +204,7 @@ impl Sandbox {
             marker,
             env: spec.env.clone(),
             cwd: spec.cwd.clone(),
+            limits: spec.limits.clone(),
             rootfs,
             runsc: None,
             forked_from: None,

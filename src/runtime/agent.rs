@@ -127,6 +127,8 @@ impl Channel {
             env: start.env.clone(),
             cwd: start.cwd.clone(),
             hostname: None,
+            pids: start.limits.pids,
+            files: start.limits.files,
         };
         self.send(&with_json(Kind::Assign, &assign)?);
         let ping = self.ping();
@@ -169,6 +171,13 @@ impl Channel {
         let ping = OWN + 1 + self.pings.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         self.send(&Frame::new(Kind::Ping).sequence(ping));
         ping
+    }
+
+    /// The sandbox is over a limit: the agent ends what takes most. An old one does not know how, and does nothing.
+    pub fn relieve(&self, used: u64, why: String) {
+        if let Ok(frame) = with_json(Kind::Relieve, &agent::Relieve { used, why }) {
+            self.send(&frame);
+        }
     }
 
     /// Waits until the agent has answered a ping.
@@ -240,7 +249,8 @@ mod tests {
     #[test]
     fn only_the_runtime_assigns_resyncs_and_attaches() {
         let refused: Vec<_> = Kind::ALL.into_iter().filter(|kind| !is_allowed(&Frame::new(*kind))).collect();
-        let own = [Kind::Assign, Kind::Attached, Kind::Detached, Kind::Resync, Kind::Restored, Kind::Forked];
+        let own =
+            [Kind::Assign, Kind::Attached, Kind::Detached, Kind::Resync, Kind::Restored, Kind::Forked, Kind::Relieve];
         assert_eq!(refused.iter().filter(|kind| !kind.is_from_agent()).copied().collect::<Vec<_>>(), own);
         assert!(Kind::ALL.into_iter().filter(|kind| kind.is_from_agent()).all(|kind| refused.contains(&kind)));
     }

@@ -10,10 +10,21 @@ pub const FLAGS: [&str; 4] = ["--platform=systrap", "--network=none", "--ignore-
 /// One thing asked of runsc.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb<'a> {
-    Run { bundle: &'a Path },
-    Restore { bundle: &'a Path, image: &'a Path },
-    Checkpoint { image: &'a Path },
-    Tar { archive: &'a Path },
+    /// `disk` is how many bytes it may write to its files.
+    Run {
+        bundle: &'a Path,
+        disk: Option<u64>,
+    },
+    Restore {
+        bundle: &'a Path,
+        image: &'a Path,
+    },
+    Checkpoint {
+        image: &'a Path,
+    },
+    Tar {
+        archive: &'a Path,
+    },
     Delete,
 }
 
@@ -34,6 +45,10 @@ impl Verb<'_> {
 pub fn line(root: &Path, overlay: &Path, log: &Path, verb: Verb<'_>, container: &str) -> Vec<OsString> {
     let mut overlay2 = OsString::from("--overlay2=root:dir=");
     overlay2.push(overlay);
+    // Only at birth: a checkpoint brings its own size along.
+    if let Verb::Run { disk: Some(disk), .. } = verb {
+        overlay2.push(format!(",size={disk}"));
+    }
     let mut line: Vec<OsString> = vec!["--root".into(), root.into()];
     line.extend(["--platform=systrap", "--network=none", "--ignore-cgroups"].map(OsString::from));
     line.extend([overlay2, "--log".into(), log.into(), "--log-format=json".into()]);
@@ -46,7 +61,7 @@ pub fn line(root: &Path, overlay: &Path, log: &Path, verb: Verb<'_>, container: 
         Verb::Delete => add(&["delete", "--force"]),
     }
     match verb {
-        Verb::Run { bundle } => line.push(bundle.into()),
+        Verb::Run { bundle, .. } => line.push(bundle.into()),
         Verb::Restore { bundle, image } => line.extend([bundle.into(), "--image-path".into(), image.into()]),
         Verb::Checkpoint { image } => line.push(image.into()),
         Verb::Tar { archive } => line.push(archive.into()),
@@ -71,7 +86,7 @@ mod tests {
                       --overlay2=root:dir=/s/overlay --log /s/log --log-format=json";
         let (bundle, image) = (Path::new("/s/b"), Path::new("/s/i"));
         for (verb, expected) in [
-            (Verb::Run { bundle }, "run --bundle /s/b c1"),
+            (Verb::Run { bundle, disk: None }, "run --bundle /s/b c1"),
             (Verb::Restore { bundle, image }, "restore --bundle /s/b --image-path /s/i c1"),
             (Verb::Checkpoint { image }, "checkpoint --leave-running --compression=none --image-path /s/i c1"),
             (Verb::Tar { archive: image }, "tar rootfs-upper --file /s/i c1"),
@@ -82,9 +97,16 @@ mod tests {
     }
 
     #[test]
+    fn the_size_of_the_disk_is_told_at_birth() {
+        let bundle = Path::new("/s/b");
+        let born = text(Verb::Run { bundle, disk: Some(1 << 30) });
+        assert!(born.contains(" --overlay2=root:dir=/s/overlay,size=1073741824 "), "{born}");
+    }
+
+    #[test]
     fn nothing_is_ever_detached() {
         let bundle = Path::new("/s/b");
-        assert!(!text(Verb::Run { bundle }).contains("detach"));
+        assert!(!text(Verb::Run { bundle, disk: None }).contains("detach"));
         assert!(!text(Verb::Restore { bundle, image: bundle }).contains("detach"));
     }
 }

@@ -19,6 +19,7 @@ use tokio_util::task::TaskTracker;
 use super::{
     Container, Error, Execs, Extract, Facts, Hold, Lifecycle, Link, Result, Seen, Shape, Start, Taken,
     cache::Cache,
+    cgroup::{self, Cgroups, Group, Shares},
     guard_link::GuardLink,
     life,
     live::Live,
@@ -42,6 +43,8 @@ pub(super) struct Tools {
     pub tasks: TaskTracker,
     /// To checkpoints that are being written.
     pub promised: Promised,
+    /// Or why there are none.
+    pub cgroups: std::result::Result<Box<dyn Cgroups>, String>,
 }
 
 /// The place of one sandbox.
@@ -57,6 +60,8 @@ pub(super) struct Slot {
     pub renewed: Mutex<Option<Moment>>,
     /// What the container stands on, as long as there is anything of it.
     pub root: Mutex<Option<Root>>,
+    /// What holds it to its limits, if it has one; likewise.
+    pub group: Mutex<Option<Group>>,
 }
 
 impl Slot {
@@ -70,6 +75,7 @@ impl Slot {
             live: Mutex::default(),
             renewed: Mutex::default(),
             root: Mutex::default(),
+            group: Mutex::default(),
         }
     }
 
@@ -114,6 +120,9 @@ impl Containers {
     /// starts the guard. `clock` must be the machine's: the guard reads the same one.
     pub async fn open(settings: Settings, clock: SharedClock) -> Result<Self> {
         let (settings, state_dir) = opening::take(settings).await?;
+        let place = settings.state_dir.clone();
+        let cgroups = tokio::task::spawn_blocking(move || cgroup::open(&place)).await;
+        let cgroups = cgroups.map_err(|error| error.to_string()).flatten();
         let (runsc, facts) = opening::probe(&settings, &clock).await?;
         let tasks = TaskTracker::new();
         let guard = GuardLink::start(settings.clone(), clock.clone(), &tasks);
@@ -128,6 +137,7 @@ impl Containers {
             runsc_sha256: facts.runsc_sha256.clone(),
             tasks,
             promised: Promised::default(),
+            cgroups,
         });
         Ok(Self { tools, facts, slots: Mutex::default(), _state_dir: state_dir })
     }
@@ -140,7 +150,17 @@ impl Containers {
                 tracing::warn!(sandbox = %id, %error, "a container could not be removed");
             }
         }
+        let tools = self.tools.clone();
+        let cleared = tokio::task::spawn_blocking(move || tools.cgroups.as_ref().map_or(Ok(()), |all| all.clear()));
+        if let Ok(Err(error)) = cleared.await {
+            tracing::warn!(%error, "a cgroup is left");
+        }
         opening::give_back(self.tools.settings.clone()).await;
+    }
+
+    /// What holds containers to their share of the machine, or why nothing does.
+    pub fn cgroups(&self) -> std::result::Result<Shares, String> {
+        self.tools.cgroups.as_ref().map(|cgroups| Shares::of(&**cgroups)).map_err(Clone::clone)
     }
 
     fn slot(&self, id: &SandboxId) -> Arc<Slot> {

@@ -1,4 +1,4 @@
-//! Pausing and resuming a container over its control socket, as `runsc pause` and `runsc resume` do, without
+//! Pausing, resuming and counting a container over its control socket, as `runsc pause` and `runsc resume` do, without
 //! starting a process for it: that took longer than everything else before an image.
 //!
 //! The sentry counts pauses, and one resume too many ends it. So nothing is ever asked again while an answer is
@@ -41,6 +41,22 @@ struct Answer {
     err: String,
 }
 
+/// The answer to a question about control files.
+#[derive(Debug, Deserialize)]
+struct Counted {
+    result: Results,
+}
+
+#[derive(Debug, Deserialize)]
+struct Results {
+    results: Vec<Read>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Read {
+    value: String,
+}
+
 impl Control {
     pub fn new(socket: PathBuf) -> Self {
         Self { socket, tasks: Mutex::new(Tasks::Run) }
@@ -52,7 +68,8 @@ impl Control {
         // What became of an earlier question shows in the tasks.
         let _ = settle(&mut tasks).await;
         if matches!(*tasks, Tasks::Run) {
-            *tasks = Tasks::Pausing(Question::ask(&self.socket, "containerManager.Pause").await?);
+            *tasks =
+                Tasks::Pausing(Question::ask(&self.socket, "containerManager.Pause", &serde_json::Value::Null).await?);
         }
         settle(&mut tasks).await
     }
@@ -62,9 +79,21 @@ impl Control {
         let mut tasks = self.tasks.lock().await;
         let _ = settle(&mut tasks).await;
         if matches!(*tasks, Tasks::Stand) {
-            *tasks = Tasks::Resuming(Question::ask(&self.socket, "containerManager.Resume").await?);
+            *tasks = Tasks::Resuming(
+                Question::ask(&self.socket, "containerManager.Resume", &serde_json::Value::Null).await?,
+            );
         }
         settle(&mut tasks).await
+    }
+
+    /// How many processes and threads there are inside, of all users.
+    pub async fn processes(&self) -> io::Result<u64> {
+        let file = serde_json::json!({"controller": "pids", "path": "/", "name": "pids.current"});
+        let asked = serde_json::json!({"args": [{"file": file}]});
+        let mut question = Question::ask(&self.socket, "Cgroups.ReadControlFiles", &asked).await?;
+        question.answer().await?;
+        let count = serde_json::from_slice::<Counted>(&question.heard)?.result.results.pop();
+        count.and_then(|count| count.value.parse().ok()).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 }
 
@@ -81,9 +110,9 @@ async fn settle(tasks: &mut Tasks) -> io::Result<()> {
 }
 
 impl Question {
-    async fn ask(socket: &std::path::Path, method: &str) -> io::Result<Self> {
+    async fn ask(socket: &std::path::Path, method: &str, asked: &serde_json::Value) -> io::Result<Self> {
         let stream = UnixStream::connect(socket).await?;
-        let text = serde_json::json!({"method": method, "arg": null}).to_string();
+        let text = serde_json::json!({"method": method, "arg": asked}).to_string();
         stream.writable().await?;
         // In one piece, so that it is asked or not: a socket that nobody has written to has room for it.
         if stream.try_write(text.as_bytes())? == text.len() {

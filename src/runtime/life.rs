@@ -15,11 +15,14 @@ use super::{
     agent::Channel,
     argv::Verb,
     bundle,
+    cgroup::{self, Group},
     containers::{Slot, Tools, lock},
     control::Control,
     guard_link::{Fence, seek},
     live::{Live, all_ended, watch_over},
     roots, space,
+    spawn::NOT_TAKEN,
+    usage,
 };
 use crate::guard::process::Process;
 
@@ -55,6 +58,9 @@ pub(super) async fn start(tools: &Arc<Tools>, slot: &Arc<Slot>, start: &Start, i
             if let Some(deadline) = lock(&slot.renewed).take() {
                 live.extend(tools, deadline);
             }
+            if let Some(watched) = usage::watch(tools, slot, &live, &start.limits) {
+                tools.tasks.spawn(watched);
+            }
             tools.tasks.spawn(watch_over(tools.clone(), slot.clone(), live, child));
             slot.seen.subscribe().wait_for(|seen| seen.container != Container::Partial).await.map_err(|_| gone())?;
             Ok(())
@@ -87,8 +93,10 @@ async fn begin(
         tools.guard.extend(name, deadline);
     }
     let log = bundle.join("log");
-    let verb = image.map_or(Verb::Run { bundle: &bundle }, |image| Verb::Restore { bundle: &bundle, image });
-    let mut child = tools.runsc.attach(verb, name, &log).await?;
+    let disk = start.limits.disk;
+    let verb = image.map_or(Verb::Run { bundle: &bundle, disk }, |image| Verb::Restore { bundle: &bundle, image });
+    let group = make_group(tools, slot, name, start, what)?;
+    let mut child = tools.runsc.attach(verb, name, &log, group.as_ref().map_or(&[], Group::directories)).await?;
     let (Some(stdin), Some(stdout), Some(stderr)) = (child.stdin.take(), child.stdout.take(), child.stderr.take())
     else {
         return Err(Error::Failed { what, why: "runsc has no pipes".to_owned() });
@@ -105,7 +113,10 @@ async fn begin(
     let found = seek(&state_file, &tools.clock, SHORT).await;
     let processes: Vec<_> =
         found.iter().flat_map(|pids| [pids.sentry, pids.gofer]).filter_map(|pid| Process::open(pid).ok()).collect();
-    if let Err(error) = synced.and(if processes.is_empty() { Err(gone()) } else { Ok(()) }) {
+    // It started as fast as it could; what runs in it from now on is not ours.
+    let held = || group.as_ref().map_or(Ok(()), Group::hold_back).map_err(|error| no_group(what, &error));
+    let started = synced.and_then(|()| if processes.is_empty() { Err(gone()) } else { held() });
+    if let Err(error) = started {
         return Err(discard(tools, name, &log, what, child, processes, error).await);
     }
     tools.guard.synced(name);
@@ -138,6 +149,7 @@ async fn discard(
     let by_itself = tools.clock.timeout(Duration::from_millis(100), child.wait()).await;
     let why = match by_itself {
         Ok(Ok(status)) if status.code() == Some(128) => Some(tools.runsc.why(log).await),
+        Ok(Ok(status)) if status.code() == Some(NOT_TAKEN.into()) => Some("its cgroup does not take it".to_owned()),
         Ok(_) | Err(_) => None,
     };
     // Those that no state file names yet are still children of runsc.
@@ -149,6 +161,30 @@ async fn discard(
     all_ended(&processes, &tools.clock).await;
     tracing::debug!(container = name, %error, "a start was given up");
     why.map_or(error, |why| Error::Failed { what, why })
+}
+
+/// The cgroup that the container will be in, if its limits need one and there can be one. In the slot first: what
+/// fails afterwards removes it.
+fn make_group(tools: &Tools, slot: &Slot, name: &str, start: &Start, what: &'static str) -> Result<Option<Group>> {
+    let bounds = cgroup::Bounds::of(&start.limits);
+    let group = match &tools.cgroups {
+        Ok(cgroups) if bounds != cgroup::Bounds::default() => {
+            Some(cgroups.make(name, &bounds).map_err(|error| no_group(what, &error))?)
+        }
+        Ok(_) => None,
+        Err(why) => {
+            if start.limits.cpus.is_some() {
+                tracing::warn!(sandbox = %slot.id, why, "nothing holds it to its share of the CPUs");
+            }
+            None
+        }
+    };
+    (*lock(&slot.group)).clone_from(&group);
+    Ok(group)
+}
+
+fn no_group(what: &'static str, error: &std::io::Error) -> Error {
+    Error::Failed { what, why: format!("its limits cannot be set: {error}") }
 }
 
 async fn make_bundle(tools: &Tools, bundle: &Path, rootfs: &Path) -> std::io::Result<()> {
@@ -185,6 +221,13 @@ pub(super) async fn pause(tools: &Tools, slot: &Slot) -> Result<()> {
         live.paused.send_replace(false);
         live.channel.ping();
     }
+    // Its commands stand: what is done now is our own work, and others wait for it.
+    if paused.is_ok()
+        && let Some(group) = &*lock(&slot.group)
+        && let Err(error) = group.let_run()
+    {
+        tracing::warn!(sandbox = %slot.id, %error, "a checkpoint has only the sandbox's share of the CPUs");
+    }
     shown(slot, &live, paused).await
 }
 
@@ -219,6 +262,8 @@ pub(super) async fn resume(tools: &Tools, slot: &Slot) -> Result<()> {
         tools.guard.resume(&live.name, deadline, live.fence.clone()).await?;
     }
     if live.is_paused() {
+        let held = lock(&slot.group).as_ref().map_or(Ok(()), Group::hold_back);
+        held.map_err(|error| no_group("resume", &error))?;
         if let Err(error) = ask(tools, &live, "resume", live.control.resume()).await {
             // The sentry says nothing; perhaps the agent does.
             let ping = live.channel.ping();
@@ -292,6 +337,12 @@ async fn wipe(tools: &Tools, slot: &Slot) -> Result<()> {
         tools.runsc.call(Verb::Delete, &name, SHORT, None).await?;
     }
     tools.guard.disarm(&name).await?;
+    let group = lock(&slot.group).clone();
+    if let Some(group) = group {
+        let removed = group.remove(&tools.clock).await;
+        removed.map_err(|error| Error::Failed { what: "remove", why: format!("its cgroup stays: {error}") })?;
+    }
+    lock(&slot.group).take();
     match tokio::fs::remove_dir_all(tools.settings.bundle(&name)).await {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             return Err(Error::Failed { what: "remove", why: error.to_string() });

@@ -9,6 +9,7 @@ pub mod archive;
 mod argv;
 mod bundle;
 mod cache;
+mod cgroup;
 mod containers;
 mod control;
 pub mod fake;
@@ -24,8 +25,10 @@ mod runsc;
 mod settings;
 mod space;
 pub mod spawn;
+mod usage;
 mod writer;
 
+pub use cgroup::{Shares, probe as probe_cgroups};
 pub use containers::Containers;
 pub use opening::{check_root, predecessor, sign};
 pub use outlet::{Behind, LeftOut, OUTPUT_FRAMES, Outlet};
@@ -44,6 +47,7 @@ use async_trait::async_trait;
 use baton_protocol::{
     frame::{Frame, Marker},
     id::SandboxId,
+    limits::Limits,
     reason::Reason,
 };
 use tokio::sync::{mpsc, watch};
@@ -88,6 +92,8 @@ pub struct Start {
     pub marker: Marker,
     pub env: BTreeMap<String, String>,
     pub cwd: Option<String>,
+    /// What it may have of this machine.
+    pub limits: Limits,
     /// Digest of the root file system, which must be here; `None` is the base.
     pub rootfs: Option<String>,
     /// SHA-256 of the runsc to use, which must be here; `None` is the usual one.

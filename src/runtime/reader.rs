@@ -179,7 +179,8 @@ impl Reader {
             | Kind::List
             | Kind::Restored
             | Kind::Forked
-            | Kind::Ping => return Err("the agent sent a frame that is not its to send"),
+            | Kind::Ping
+            | Kind::Relieve => return Err("the agent sent a frame that is not its to send"),
         }
         Ok(())
     }

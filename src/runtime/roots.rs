@@ -168,7 +168,7 @@ async fn fill(tools: &Tools, file: &Path, wanted: &Extract, base: Option<&Root>,
     words.push(kind.into());
     words.extend(base.map(|base| base.path.clone().into_os_string()));
     let stdio = [Stdio::from(stdin), Stdio::piped(), Stdio::piped()];
-    let child = tools.runsc.spawner().spawn(tools.settings.exe.as_os_str(), &words, stdio).await;
+    let child = tools.runsc.spawner().spawn(tools.settings.exe.as_os_str(), &words, &[], stdio).await;
     let child = child.map_err(|error| failed("extract", &error))?;
     let ended = tools.clock.timeout(LONG, child.wait_with_output()).await;
     let output = ended.map_err(|elapsed| Error::TimedOut { what: "extract", after: elapsed.0 })?;

@@ -69,11 +69,11 @@ impl Runsc {
         &self.spawner
     }
 
-    /// Starts a container attached to this process: it lives as long as the returned child.
-    pub async fn attach(&self, verb: Verb<'_>, container: &str, log: &Path) -> Result<Child> {
+    /// Starts a container attached to this process: it lives as long as the returned child, in these cgroups.
+    pub async fn attach(&self, verb: Verb<'_>, container: &str, log: &Path, cgroups: &[PathBuf]) -> Result<Child> {
         let line = argv::line(&self.settings.root(), &self.settings.overlay(), log, verb, container);
         let stdio = [Stdio::piped(), Stdio::piped(), Stdio::piped()];
-        let started = self.spawner.spawn(self.binary(container).as_os_str(), &line, stdio).await;
+        let started = self.spawner.spawn(self.binary(container).as_os_str(), &line, cgroups, stdio).await;
         started.map_err(|error| Error::Failed { what: verb.name(), why: format!("runsc does not start: {error}") })
     }
 
@@ -89,7 +89,7 @@ impl Runsc {
         let log = self.settings.logs().join(format!("{container}-{}", self.calls.fetch_add(1, Ordering::Relaxed)));
         let line = argv::line(&self.settings.root(), &self.settings.overlay(), &log, verb, container);
         let stdio = [Stdio::null(), Stdio::null(), Stdio::null()];
-        let started = self.spawner.spawn(self.binary(container).as_os_str(), &line, stdio).await;
+        let started = self.spawner.spawn(self.binary(container).as_os_str(), &line, &[], stdio).await;
         let mut child =
             started.map_err(|error| Error::Failed { what, why: format!("runsc does not start: {error}") })?;
         let fenced = async {
@@ -135,7 +135,7 @@ impl Runsc {
     pub async fn ask(&self, words: &[&str]) -> io::Result<String> {
         let words: Vec<_> = words.iter().map(Into::into).collect();
         let stdio = [Stdio::null(), Stdio::piped(), Stdio::piped()];
-        let child = self.spawner.spawn(self.settings.runsc.as_os_str(), &words, stdio).await?;
+        let child = self.spawner.spawn(self.settings.runsc.as_os_str(), &words, &[], stdio).await?;
         let limit = Duration::from_secs(20);
         let output = self.clock.timeout(limit, child.wait_with_output()).await.map_err(io::Error::other)??;
         // `help` of a verb exits with an error and writes to stderr: what counts is what it says.

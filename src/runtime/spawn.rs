@@ -21,6 +21,8 @@ use tokio::{
 };
 
 pub const VERB: &str = "die-with";
+/// The exit status of a child whose cgroup did not take it.
+pub const NOT_TAKEN: u8 = 125;
 
 type Job = (Command, oneshot::Sender<io::Result<Child>>);
 
@@ -44,16 +46,17 @@ impl Spawner {
         Ok(Self { exe, jobs })
     }
 
-    /// Starts `program` with an empty environment. It is killed when the server ends or the
-    /// returned child is dropped.
+    /// Starts `program` with an empty environment, in the cgroups of these directories. It is killed when the server
+    /// ends or the returned child is dropped.
     pub async fn spawn(
         &self,
         program: &OsStr,
         arguments: &[OsString],
+        cgroups: &[PathBuf],
         [stdin, stdout, stderr]: [Stdio; 3],
     ) -> io::Result<Child> {
         let mut command = Command::new(&self.exe);
-        command.arg(VERB).arg(std::process::id().to_string()).arg("--").arg(program).args(arguments);
+        command.arg(VERB).arg(std::process::id().to_string()).args(cgroups).arg("--").arg(program).args(arguments);
         command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").current_dir("/");
         command.stdin(stdin).stdout(stdout).stderr(stderr).kill_on_drop(true);
         let (started, child) = oneshot::channel();
@@ -63,12 +66,12 @@ impl Spawner {
     }
 }
 
-/// The verb: `die-with PPID -- PROGRAM ARGUMENT…`. Returns only if it could not become the program.
+/// The verb: `die-with PPID [CGROUP…] -- PROGRAM ARGUMENT…`. Returns only if it could not become the program.
 pub fn die_with(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let parent = arguments.next().and_then(|word| word.to_str()?.parse::<i32>().ok());
-    let program = arguments.next().filter(|word| word == "--").and(arguments.next());
-    let (Some(parent), Some(program)) = (parent, program) else {
-        eprintln!("usage: baton {VERB} PPID -- PROGRAM [ARGUMENT…]");
+    let cgroups: Vec<PathBuf> = arguments.by_ref().take_while(|word| word != "--").map(PathBuf::from).collect();
+    let (Some(parent), Some(program)) = (parent, arguments.next()) else {
+        eprintln!("usage: baton {VERB} PPID [CGROUP…] -- PROGRAM [ARGUMENT…]");
         return ExitCode::from(2);
     };
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
@@ -78,6 +81,13 @@ pub fn die_with(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     // The parent may have died before the signal was asked for.
     if getppid().map(|pid| pid.as_raw_nonzero().get()) != Some(parent) {
         return ExitCode::FAILURE;
+    }
+    // By itself, before it is anything else: all that it starts is in them too.
+    for cgroup in cgroups {
+        if let Err(error) = std::fs::write(cgroup.join(super::cgroup::MEMBERS), "0") {
+            eprintln!("the cgroup {} does not take it: {error}", cgroup.display());
+            return ExitCode::from(NOT_TAKEN);
+        }
     }
     let error = std::process::Command::new(&program).args(arguments).exec();
     eprintln!("cannot start {}: {error}", program.display());

@@ -27,6 +27,7 @@ mod hostile;
 mod image;
 mod leftovers;
 mod library;
+mod limits;
 mod local;
 mod moves;
 mod mutants;

@@ -131,6 +131,7 @@ pub fn start() -> Start {
         marker: clock().bits(),
         env: [("BATON_TEST".to_owned(), "yes".to_owned())].into(),
         cwd: None,
+        limits: Default::default(),
         rootfs: None,
         runsc: None,
         forked_from: None,

@@ -28,6 +28,7 @@ pub async fn begin(lives: &FakeContainers, clock: &SharedClock, id: &SandboxId) 
         marker: [0; 16],
         env: [].into(),
         cwd: None,
+        limits: Default::default(),
         rootfs: None,
         runsc: None,
         forked_from: None,
@@ -56,7 +57,7 @@ pub async fn join(
     let user = nix::unistd::geteuid().as_raw();
     let listener = halves::listen(directory.path(), user).unwrap();
     let back = Back {
-        hello: Hello::new(instance.clone(), "none".to_owned()),
+        hello: Hello::new(instance.clone(), "none".to_owned(), Err("none".to_owned())),
         clock: clock.clone(),
         board: board.clone(),
         execs: containers.clone(),

@@ -210,6 +210,8 @@ impl World {
             runsc_version: "none".into(),
             idle_timeout: Some(300),
             max_sandboxes: 100,
+            limits: Default::default(),
+            cgroups: Err("none".to_owned()),
             connections: 4_096,
             api_keys: vec![],
             admin_key: None,

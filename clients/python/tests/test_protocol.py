@@ -32,6 +32,7 @@ REQUESTS: dict[str, Any] = {
         labels={"team": "blue"},
         env={"LANG": "C.UTF-8"},
         cwd="/root",
+        limits={"memory": 512 << 20, "cpus": 1.5, "pids": 256, "disk": 1 << 30, "files": 1024},
         ttl=86400,
         on_incompatible="files",
         from_checkpoint=CHECKPOINT,

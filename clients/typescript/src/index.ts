@@ -31,7 +31,7 @@ export {
 export { OutputStream, Result, Running, type WaitOptions } from "./exec.js";
 export type { FileEntry, FileOptions, Source } from "./files.js";
 export type { Chunk } from "./pipe.js";
-export type { Config, ExecView, Progress, Status, Update } from "./protocol.js";
+export type { Config, ExecView, Limits, Progress, Status, Update } from "./protocol.js";
 export {
   type AskOptions,
   type AttachOptions,

@@ -198,6 +198,19 @@ function only(fields: Request): Request {
 
 const seconds = (ms: number | undefined) => (ms === undefined ? undefined : ms / 1000);
 
+/** What a sandbox may have at most; what is left out is as the server has it. */
+export interface Limits {
+  /** Of all its commands together: bytes, or a text such as `"512MiB"`. */
+  memory?: number | string;
+  cpus?: number;
+  /** Processes and threads at one time. */
+  pids?: number;
+  /** Written to its files: bytes, or a text such as `"1GiB"`. */
+  disk?: number | string;
+  /** Open files of one process. */
+  files?: number;
+}
+
 export interface Config {
   /** Deleted after so much time without work; `null` for never. */
   idleTimeoutMs?: number | null;
@@ -212,7 +225,7 @@ export interface Config {
   onIncompatible?: "fail" | "files";
   fromCheckpoint?: string;
   sourceToken?: string;
-  limits?: Record<string, unknown>;
+  limits?: Limits;
 }
 
 export function config(wanted: Config): Request {

@@ -28,6 +28,7 @@ const REQUESTS: Record<string, protocol.Request> = {
     labels: { team: "blue" },
     env: { LANG: "C.UTF-8" },
     cwd: "/root",
+    limits: { memory: 512 * 2 ** 20, cpus: 1.5, pids: 256, disk: 2 ** 30, files: 1024 },
     ttlMs: 86_400_000,
     onIncompatible: "files",
     fromCheckpoint: CHECKPOINT,

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, os::fd::AsFd, time::Duration};
 
 use baton_protocol::{
-    agent::{self, Assign, Exit, Hello, KEPT_EXITS, MAX_EXECS, Restored, State},
+    agent::{self, Assign, Exit, Hello, KEPT_EXITS, MAX_EXECS, Relieve, Restored, State},
     frame::{self, Frame, Kind, MAX_PAYLOAD, Marker, Stream, VERSION},
 };
 use nix::sys::signal::Signal;
@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use crate::{
     exec::{self, Exec},
+    held::Held,
     input::Taken,
     intake::Intake,
     outbox::Outbox,
@@ -113,6 +114,10 @@ impl Agent {
                 Ok(restored) => self.shared.env.extend(restored.env),
                 Err(error) => self.outbox.log(&format!("{:?} was not understood: {error}", frame.kind)),
             },
+            Kind::Relieve => match serde_json::from_slice::<Relieve>(&frame.payload) {
+                Ok(asked) => self.relieve(&asked),
+                Err(error) => self.outbox.log(&format!("Relieve was not understood: {error}")),
+            },
             Kind::Ping => {
                 let answers = self.outbox.answers();
                 frame::encode(answers, Kind::Pong, Stream::Stdin, 0, 0, frame.sequence, &[&frame.payload]);
@@ -143,7 +148,9 @@ impl Agent {
         }
         let marker: Marker = inverted.map(|byte| !byte);
         self.intake.set_marker(marker);
-        self.shared = Shared { env: assign.env, cwd: assign.cwd };
+        let held = Held { pids: assign.pids, files: assign.files };
+        held.own().expect("a process may always lower its own limits");
+        self.shared = Shared { env: assign.env, cwd: assign.cwd, held };
         if let Some(name) = assign.hostname {
             // Outside a sandbox that is not ours to change.
             if std::process::id() == 1 {

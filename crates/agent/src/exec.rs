@@ -47,6 +47,8 @@ pub struct Exec {
     began: Duration,
     deadline: Option<Duration>,
     pub timed_out: bool,
+    /// Why its process was ended, if the sandbox was over a limit.
+    pub reason: Option<String>,
     /// Its tree was killed and will be looked at again.
     pub sweep: Option<Sweep>,
 }
@@ -68,6 +70,7 @@ impl Exec {
             began: ran,
             deadline: asked.timeout_ms.map(|span| ran.saturating_add(Duration::from_millis(span))),
             timed_out: false,
+            reason: None,
             sweep: None,
         }
     }
@@ -88,6 +91,7 @@ impl Exec {
             began: Duration::ZERO,
             deadline: None,
             timed_out: false,
+            reason: None,
             sweep: None,
         }
     }
@@ -100,8 +104,18 @@ impl Exec {
             signal,
             error: None,
             timed_out: self.timed_out,
+            reason: self.reason.take().filter(|_| signal.is_some()),
             duration_ms: ran.saturating_sub(self.began).as_millis() as u64,
         });
+    }
+
+    /// Adds a line of the agent's own to what the command says.
+    pub fn note(&mut self, text: &str) {
+        if self.is_terminal {
+            self.stdout.add(format!("\r\n{text}\r\n").as_bytes());
+        } else {
+            self.stderr.add(format!("{text}\n").as_bytes());
+        }
     }
 
     pub fn is_running(&self) -> bool {

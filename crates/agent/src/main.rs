@@ -12,12 +12,14 @@
 mod agent;
 mod exec;
 mod file;
+mod held;
 mod input;
 mod intake;
 mod outbox;
 mod output;
 mod poll;
 mod ran;
+mod relief;
 mod ring;
 mod seal;
 mod spawn;

@@ -143,6 +143,15 @@ impl Output {
         }
     }
 
+    /// Appends something of the agent's own, as long as the stream is open. What is held of it stays: while somebody
+    /// reads there is always room for a little more.
+    pub fn add(&mut self, text: &[u8]) {
+        if self.from.is_some() {
+            self.ring.push(text, RING_DETACHED as usize);
+            self.sent = self.sent.max(self.ring.base());
+        }
+    }
+
     pub fn close(&mut self, poll: &Poll) {
         if let Some(from) = self.from.take()
             && self.watched

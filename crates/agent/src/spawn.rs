@@ -36,6 +36,7 @@ use rustix::{
 
 use crate::{
     file,
+    held::Held,
     users::{self, User},
 };
 
@@ -60,6 +61,7 @@ pub struct Spawned {
 pub struct Shared {
     pub env: BTreeMap<String, String>,
     pub cwd: Option<String>,
+    pub held: Held,
 }
 
 /// Starts `exec`, or says for people why not.
@@ -88,7 +90,7 @@ pub fn spawn(exec: &Exec, number: u32, shared: &Shared) -> Result<Spawned, Strin
         None => pipes(exec.stdin),
     }
     .map_err(|error| explain(Errno::from_raw(error.raw_os_error())))?;
-    let pid = start(&path, &ends, user.as_ref(), &argv, &words).map_err(explain)?;
+    let pid = start(&path, &ends, user.as_ref(), shared.held, &argv, &words).map_err(explain)?;
     Ok(Spawned { pid, stdin: ends.stdin, stdout: ends.stdout, stderr: ends.stderr })
 }
 
@@ -175,7 +177,14 @@ pub fn enlarge(pipe: impl AsFd) {
     let _ = fcntl_setpipe_size(pipe, PIPE_SIZE);
 }
 
-fn start(path: &Path, ends: &Ends, user: Option<&User>, argv: &[CString], env: &[CString]) -> Result<i32, Errno> {
+fn start(
+    path: &Path,
+    ends: &Ends,
+    user: Option<&User>,
+    held: Held,
+    argv: &[CString],
+    env: &[CString],
+) -> Result<i32, Errno> {
     let mut actions = PosixSpawnFileActions::init()?;
     for action in &ends.actions {
         match action {
@@ -207,6 +216,8 @@ fn start(path: &Path, ends: &Ends, user: Option<&User>, argv: &[CString], env: &
         }
         started => started?,
     };
+    // Still under the child's identity: only its own user may limit it.
+    held.child(pid.as_raw());
     Ok(pid.as_raw())
 }
 

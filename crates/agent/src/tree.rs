@@ -19,8 +19,8 @@ use crate::spawn::EXEC_VARIABLE;
 const ROUNDS: usize = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Process {
-    pid: i32,
+pub struct Process {
+    pub pid: i32,
     parent: i32,
     group: i32,
     session: i32,
@@ -57,6 +57,11 @@ pub fn signal(root: Root, signal: Signal) -> bool {
         }
     }
     !hit.is_empty()
+}
+
+/// Whether one of these processes belongs to the tree.
+pub fn contains(root: Root, processes: &[Process], pid: i32) -> bool {
+    members(processes, std::process::id() as i32, root.pid, |pid| carries(pid, root.exec)).contains(&pid)
 }
 
 /// Kills everything below the agent. The kernel does that where the agent is the first process.
@@ -99,13 +104,26 @@ fn members(processes: &[Process], own: i32, root: Option<i32>, carries: impl Fn(
     found
 }
 
+/// Every living process below the agent: inside a sandbox that is every other one. `None` when they are too many to
+/// be looked at as long as `may_go_on`.
+pub fn below(may_go_on: impl Fn() -> bool) -> Option<Vec<Process>> {
+    let processes = numbers().map(|pid| may_go_on().then(|| read(pid)));
+    let processes: Vec<Process> = processes.collect::<Option<Vec<_>>>()?.into_iter().flatten().collect();
+    let found = members(&processes, std::process::id() as i32, None, |_| true);
+    Some(processes.into_iter().filter(|process| found.contains(&process.pid)).collect())
+}
+
 fn scan() -> Vec<Process> {
-    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
-    entries
-        .flatten()
-        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .filter_map(|pid: i32| parse_stat(pid, &fs::read(format!("/proc/{pid}/stat")).ok()?))
-        .collect()
+    numbers().filter_map(read).collect()
+}
+
+fn numbers() -> impl Iterator<Item = i32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+fn read(pid: i32) -> Option<Process> {
+    parse_stat(pid, &fs::read(format!("/proc/{pid}/stat")).ok()?)
 }
 
 /// A living process from its `stat` line. Its name may contain anything, also parentheses.

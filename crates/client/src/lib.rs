@@ -66,6 +66,7 @@ pub use baton_protocol::{
     event::{ExecView, Output, Status, Token, Update},
     file::{Entry, Kind as FileKind},
     id::{CheckpointId, ExecId, InstanceId, SandboxId, SnapshotName},
+    limits::{Cpus, Limits},
     request::{Config, Idle, Language, Offsets},
 };
 

@@ -27,6 +27,22 @@ pub struct Assign {
     pub cwd: Option<String>,
     #[serde(default)]
     pub hostname: Option<String>,
+    /// Processes and threads of one user at one time. It holds for the sandbox's whole life, also after a restore.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pids: Option<u32>,
+    /// Open files of one process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub files: Option<u32>,
+}
+
+/// `Relieve`: the sandbox is over a limit of its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Relieve {
+    /// Bytes of memory that are in use, of which the largest part is to be ended; 0 is everything, at once.
+    #[serde(default)]
+    pub used: u64,
+    /// For whoever started what is ended now.
+    pub why: String,
 }
 
 /// `Exec`: one command.
@@ -98,6 +114,9 @@ pub struct Exit {
     /// It was killed because its time was up.
     #[serde(default)]
     pub timed_out: bool,
+    /// It was killed because the sandbox was over a limit, which this says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
     /// How long it ran, without the time the sandbox stood still.
     #[serde(default)]
     pub duration_ms: u64,

@@ -58,6 +58,8 @@ pub enum Kind {
     Forked = 15,
     /// Answered by `Pong` with the same sequence.
     Ping = 16,
+    /// The sandbox is over a limit: end what takes most ([`crate::agent::Relieve`]).
+    Relieve = 17,
 
     // From the agent.
     /// It is up ([`crate::agent::Hello`]).
@@ -82,7 +84,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    pub const ALL: [Kind; 26] = [
+    pub const ALL: [Kind; 27] = [
         Kind::Assign,
         Kind::Exec,
         Kind::Stdin,
@@ -99,6 +101,7 @@ impl Kind {
         Kind::Restored,
         Kind::Forked,
         Kind::Ping,
+        Kind::Relieve,
         Kind::Hello,
         Kind::Started,
         Kind::Data,

@@ -6,7 +6,7 @@
 //! | [`metadata`], [`lock`], [`manifest`] | instances and operators, through the bucket |
 //! | [`frame`], [`agent`] | the server and the agent inside a sandbox, over two pipes |
 //! | [`file`] | a client and the agent, about files of a sandbox |
-//! | [`id`], [`reason`], [`trace`] | everybody |
+//! | [`id`], [`limits`], [`reason`], [`trace`] | everybody |
 
 pub mod agent;
 pub mod binary;
@@ -14,6 +14,7 @@ pub mod event;
 pub mod file;
 pub mod frame;
 pub mod id;
+pub mod limits;
 pub mod lock;
 pub mod manifest;
 pub mod metadata;

@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     id::{CheckpointId, InstanceId, Nonce, SandboxId, SnapshotName},
+    limits::Limits,
     trace::{self, Traceparent},
 };
 
@@ -52,7 +53,7 @@ pub struct Spec {
     #[serde(default)]
     pub cwd: Option<String>,
     #[serde(default)]
-    pub limits: Map<String, Value>,
+    pub limits: Limits,
     /// Seconds after which it is deleted; `None` leaves it to the operator's default.
     #[serde(default)]
     pub ttl: Option<u64>,
@@ -174,7 +175,7 @@ impl Spec {
             labels: BTreeMap::new(),
             env: BTreeMap::new(),
             cwd: None,
-            limits: Map::new(),
+            limits: Limits::default(),
             ttl: None,
             on_incompatible: OnIncompatible::Fail,
             token_sha256,

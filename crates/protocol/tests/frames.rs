@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use baton_protocol::{
-    agent::{Assign, Exec, Exit, Hello, Restored, Resync, State},
+    agent::{Assign, Exec, Exit, Hello, Relieve, Restored, Resync, State},
     frame::{Broken, Decoder, Frame, HEADER, Kind, MAX_PAYLOAD, Stream},
 };
 use proptest::prelude::*;
@@ -75,6 +75,7 @@ fn every_payload_of_json_is_read_and_written_without_loss() {
     reads_and_writes::<Resync>(Kind::Resync);
     reads_and_writes::<Restored>(Kind::Restored);
     reads_and_writes::<Restored>(Kind::Forked);
+    reads_and_writes::<Relieve>(Kind::Relieve);
     reads_and_writes::<Hello>(Kind::Hello);
     reads_and_writes::<Exit>(Kind::Exit);
     reads_and_writes::<State>(Kind::ResyncAck);

@@ -37,6 +37,7 @@ impl Commands {
             | Kind::Restored
             | Kind::Forked
             | Kind::Ping
+            | Kind::Relieve
             | Kind::Hello
             | Kind::ResyncAck
             | Kind::Pong
@@ -286,6 +287,8 @@ fn done(number: u32, exec_id: &ExecId, exit: &agent::Exit) -> Event {
         signal: exit.signal,
         timed_out: exit.timed_out,
         duration_ms: Some(exit.duration_ms),
+        // What an agent says may be anything: a client gets a short line of it.
+        message: exit.reason.as_ref().map(|text| text.chars().filter(|c| !c.is_control()).take(200).collect()),
         ..Update::new(Status::ExecutionDone)
     })
 }

@@ -78,7 +78,7 @@ async fn begin(api: Arc<Api>, socket: WebSocket, is_v1: bool, id: SandboxId, req
     };
     let token = token::fresh(&*api.clock);
     let bare = Spec::new(id.clone(), token::sha256(&token.0), api.clock.timestamp(), api.settings.instance.clone());
-    let mut spec = match intent::create(bare, &config, api.abilities(), api.settings.idle_timeout) {
+    let mut spec = match intent::create(bare, &config, api.abilities(), api.defaults()) {
         Ok(spec) => spec,
         Err(refusal) => return refuse(speaker, &refusal, Close::Fatal).await,
     };
@@ -145,7 +145,7 @@ async fn begin(api: Arc<Api>, socket: WebSocket, is_v1: bool, id: SandboxId, req
     .await;
 }
 
-/// A copy of another sandbox needs that one's token, and stands on the same snapshot.
+/// A copy of another sandbox needs that one's token, stands on the same snapshot and has the same limits.
 async fn inherit(api: &Api, config: &Config, spec: &mut Spec) -> Result<(), Refusal> {
     let Some(checkpoint_id) = &config.from_checkpoint else { return Ok(()) };
     let found = api.records.find(&checkpoint_id.sandbox()).await;
@@ -158,6 +158,7 @@ async fn inherit(api: &Api, config: &Config, spec: &mut Spec) -> Result<(), Refu
         return Err(Refusal::of(Status::PermissionDenialError, "`source_token` is missing or wrong."));
     }
     spec.filesystem_snapshot_name = source.spec.filesystem_snapshot_name;
+    spec.limits = source.spec.limits;
     Ok(())
 }
 

@@ -127,6 +127,7 @@ impl Machine {
             | Kind::Resync
             | Kind::Restored
             | Kind::Forked
+            | Kind::Relieve
             | Kind::Hello
             | Kind::Started
             | Kind::Data
@@ -290,7 +291,7 @@ impl Exec {
             Program::Tick { .. } | Program::Flood { .. } | Program::Cat | Program::Sleep { .. } => return None,
         };
         let duration_ms = ran.saturating_sub(self.began).as_millis() as u64;
-        Some(self.ended(Exit { code, signal, error: None, timed_out: timed_out && code.is_none(), duration_ms }))
+        Some(self.ended(Exit { code, signal, timed_out: timed_out && code.is_none(), duration_ms, ..Exit::default() }))
     }
 
     fn ended(&mut self, exit: Exit) -> Exit {

@@ -79,13 +79,14 @@ class Sandbox(Files):
         on_incompatible: Optional[str] = None,
         from_checkpoint: Optional[str] = None,
         source_token: Optional[str] = None,
-        limits: Optional[Mapping[str, Any]] = None,
+        limits: Optional[Mapping[str, Union[int, float, str]]] = None,
         connection: Optional[Connection] = None,
         **options: Any,
     ) -> Sandbox:
         """A new sandbox, running. Without ``url`` the one in ``BATON_URL``.
 
-        ``idle_timeout`` is in seconds, a text such as ``"5m"``, or ``None`` for never. Further options
+        ``idle_timeout`` is in seconds, a text such as ``"5m"``, or ``None`` for never. ``limits`` has any of
+        ``memory`` and ``disk`` (bytes, or a text such as ``"512MiB"``), ``cpus``, ``pids`` and ``files``. Further options
         are those of :class:`Connection`: ``api_key``, ``headers``, ``auth``, ``on_status`` and so on.
         """
         config = protocol.config(

@@ -2,7 +2,7 @@
 
 use std::{os::fd::AsFd, time::Duration};
 
-use baton_protocol::frame::Stream;
+use baton_protocol::{agent::Relieve, frame::Stream};
 use nix::sys::signal::Signal;
 use rustix::{
     io,
@@ -14,6 +14,7 @@ use crate::{
     exec::{Exec, Sweep},
     outbox::Piece,
     poll::Source,
+    relief::{self, Ended},
     tree,
 };
 
@@ -136,11 +137,8 @@ impl Agent {
     /// Signals the command and all that descends from it. What is killed is looked for again
     /// later: it may have been starting something just then.
     pub(super) fn signal_tree(&mut self, number: u32, signal: Signal) {
-        let Some(exec) = self.execs.get(&number) else { return };
-        let is_alive = exec.is_running();
-        let is_reused = self.execs.values().any(|other| other.number != number && other.pid == exec.pid);
-        let pid = (exec.pid > 1 && !is_reused).then_some(exec.pid);
-        let found = tree::signal(tree::Root { exec: number, pid, is_alive }, signal);
+        let Some(root) = self.root(number) else { return };
+        let found = tree::signal(root, signal);
         let at = self.ran.total() + BETWEEN_SWEEPS;
         if let Some(exec) = self.execs.get_mut(&number)
             && signal == Signal::SIGKILL
@@ -148,6 +146,50 @@ impl Agent {
             let left = exec.sweep.map_or(SWEEPS, |sweep| sweep.left - 1);
             exec.sweep = (found && left > 0).then_some(Sweep { left, at });
         }
+    }
+
+    /// What the tree of a command grows from.
+    fn root(&self, number: u32) -> Option<tree::Root> {
+        let exec = self.execs.get(&number)?;
+        let is_reused = self.execs.values().any(|other| other.number != number && other.pid == exec.pid);
+        let pid = (exec.pid > 1 && !is_reused).then_some(exec.pid);
+        Some(tree::Root { exec: number, pid, is_alive: exec.is_running() })
+    }
+
+    /// The sandbox is over a limit: ends what takes most, and tells those whose it was.
+    pub(super) fn relieve(&mut self, asked: &Relieve) {
+        let processes = if asked.used == 0 { None } else { relief::look() };
+        let ended = processes.as_ref().map_or_else(relief::end_all, |found| relief::relieve(found, asked.used));
+        let processes: Vec<_> = processes.into_iter().flatten().map(|(process, _)| process).collect();
+        let (numbers, text) = match ended {
+            Ended::One { pid, name } => {
+                let is_root = |exec: &Exec| exec.pid == pid && exec.is_running();
+                let own = self.execs.values().find(|exec| is_root(exec)).map(|exec| exec.number);
+                let number = own.or_else(|| {
+                    let mut roots = self.execs.keys().filter_map(|number| self.root(*number));
+                    roots.find(|root| tree::contains(*root, &processes, pid)).map(|root| root.exec)
+                });
+                if let Some(exec) = own.and_then(|number| self.execs.get_mut(&number)) {
+                    exec.reason = Some(asked.why.clone());
+                }
+                (number.into_iter().collect(), format!("{name} was killed: {}", asked.why))
+            }
+            Ended::All => {
+                let running: Vec<u32> =
+                    self.execs.values().filter(|exec| exec.is_running()).map(|exec| exec.number).collect();
+                for exec in self.execs.values_mut().filter(|exec| exec.is_running()) {
+                    exec.reason = Some(asked.why.clone());
+                }
+                (running, format!("everything was killed: {}", asked.why))
+            }
+            Ended::Files => (Vec::new(), format!("the files in /dev/shm were removed: {}", asked.why)),
+        };
+        for number in numbers {
+            if let Some(exec) = self.execs.get_mut(&number) {
+                exec.note(&format!("baton: {text}"));
+            }
+        }
+        self.outbox.log(&text);
     }
 
     /// How long nothing may happen before the agent has to look again.

@@ -5,6 +5,7 @@
 mod files;
 mod flow;
 mod lifecycle;
+mod limits;
 mod probe;
 mod stdin;
 mod terminal;

@@ -206,6 +206,8 @@ fn settings(tools: &Tools, drain: watch::Receiver<bool>, room: usize) -> api::Se
         runsc_version: String::new(),
         idle_timeout: None,
         max_sandboxes: room,
+        limits: Default::default(),
+        cgroups: Err("none".to_owned()),
         connections: 100,
         api_keys: Vec::new(),
         admin_key: None,

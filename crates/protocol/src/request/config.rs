@@ -11,6 +11,7 @@ use super::{
 use crate::{
     event::{Status, Token},
     id::{CheckpointId, SnapshotName},
+    limits::Limits,
     metadata::OnIncompatible,
 };
 
@@ -25,8 +26,7 @@ pub struct Config {
     pub labels: BTreeMap<String, String>,
     pub env: BTreeMap<String, String>,
     pub cwd: Option<String>,
-    /// Some limit was asked for.
-    pub limits: bool,
+    pub limits: Limits,
     pub ttl: Option<Duration>,
     pub on_incompatible: OnIncompatible,
     pub from_checkpoint: Option<CheckpointId>,
@@ -55,7 +55,6 @@ impl Config {
             Some("files") => OnIncompatible::Files,
             Some(_) => return Err(wrong("on_incompatible", "\"fail\" or \"files\"")),
         };
-        let limits: Option<BTreeMap<String, serde::de::IgnoredAny>> = fields.optional("limits", "an object")?;
         let env = fields.strings("env")?;
         check_env(&env)?;
         let cwd = fields.string("cwd")?;
@@ -71,7 +70,7 @@ impl Config {
             labels: fields.strings("labels")?,
             env,
             cwd,
-            limits: limits.is_some_and(|limits| !limits.is_empty()),
+            limits: fields.limits()?,
             ttl: fields.duration("ttl")?,
             on_incompatible,
             from_checkpoint: fields.name("from_checkpoint")?,
@@ -107,6 +106,9 @@ impl Config {
         }
         if let Some(cwd) = &self.cwd {
             set("cwd", json!(cwd));
+        }
+        if !self.limits.is_empty() {
+            set("limits", json!(self.limits));
         }
         if let Some(ttl) = self.ttl {
             set("ttl", seconds(ttl));

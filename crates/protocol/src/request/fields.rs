@@ -9,7 +9,9 @@ use serde::{
     Deserialize, Deserializer,
     de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor},
 };
-use serde_json::value::RawValue;
+use serde_json::{Value, value::RawValue};
+
+use crate::limits::Limits;
 
 /// Every field name of every request.
 const KNOWN: [&str; 46] = [
@@ -117,6 +119,19 @@ impl<'a> Fields<'a> {
 
     pub fn strings(&self, field: &'static str) -> Result<BTreeMap<String, String>, Wrong> {
         Ok(self.optional(field, "an object of strings")?.unwrap_or_default())
+    }
+
+    /// Every limit that is known, within its own bounds; one that is not is named.
+    pub fn limits(&self) -> Result<Limits, Wrong> {
+        let given = self.optional::<BTreeMap<String, Box<RawValue>>>("limits", "an object")?;
+        let mut limits = Limits::default();
+        for (name, raw) in given.into_iter().flatten() {
+            // A number or a short text: what is longer is neither, and not worth the memory.
+            let value = if raw.get().len() <= 64 { serde_json::from_str(raw.get()).ok() } else { None };
+            let set = limits.set(&name, &value.unwrap_or(Value::Bool(false))).and_then(|()| limits.check());
+            set.map_err(|message| Wrong { field: "limits", message })?;
+        }
+        Ok(limits)
     }
 
     /// Seconds as a number, or a text such as `5m`; more than nothing.

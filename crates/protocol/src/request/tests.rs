@@ -33,6 +33,9 @@ fn a_config_field_of_the_wrong_type_is_named() {
         (r#"{"env":{"A=B":"x"}}"#, "env"),
         (r#"{"cwd":"relative"}"#, "cwd"),
         (r#"{"limits":7}"#, "limits"),
+        (r#"{"limits":{"memory":"much"}}"#, "limits.memory"),
+        (r#"{"limits":{"memory":[[]]}}"#, "limits.memory"),
+        (r#"{"limits":{"ram":1}}"#, "limits.ram"),
         (r#"{"on_incompatible":"try"}"#, "on_incompatible"),
         (r#"{"from_checkpoint":"x"}"#, "from_checkpoint"),
     ] {

@@ -1,0 +1,48 @@
+//! `--limit NAME=VALUE`: what a sandbox may have.
+
+use baton_protocol::limits::Limits;
+use serde_json::Value;
+
+/// One limit, as it was written.
+#[derive(Clone, Debug)]
+pub struct Limit(String, Value);
+
+/// Says at once what is no limit; how much a server allows it says itself.
+pub fn limit(text: &str) -> Result<Limit, String> {
+    let (name, value) = text.split_once('=').ok_or("write it as NAME=VALUE")?;
+    let limit = Limit(name.to_owned(), Value::String(value.to_owned()));
+    let mut limits = Limits::default();
+    limits.set(name, &limit.1)?;
+    limits.check().map(|()| limit)
+}
+
+/// All of them; of one given twice the last counts.
+pub fn limits(given: &[Limit]) -> Limits {
+    let mut limits = Limits::default();
+    for Limit(name, value) in given {
+        // Each was looked at when it was read.
+        let _ = limits.set(name, value);
+    }
+    limits
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use baton_protocol::limits::Cpus;
+
+    #[test]
+    fn limits_are_written_as_people_do_and_what_is_none_is_named() {
+        let given: Vec<_> =
+            ["memory=512MiB", "cpus=1.5", "memory=1GiB"].iter().map(|text| limit(text).unwrap()).collect();
+        let all = limits(&given);
+        assert_eq!((all.memory, all.cpus, all.pids), (Some(1 << 30), Some(Cpus(1500)), None));
+        for (text, sentence) in [
+            ("memory", "write it as NAME=VALUE"),
+            ("ram=1GiB", "`limits.ram` is not a limit"),
+            ("pids=many", "`limits.pids` must be "),
+        ] {
+            assert!(limit(text).unwrap_err().starts_with(sentence), "{text}");
+        }
+    }
+}

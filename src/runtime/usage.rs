@@ -1,0 +1,308 @@
+//! Holds a container to the limits that its own kernel does not keep: looks from outside at what it takes, and has
+//! its agent make room, long before the machine would run short.
+//!
+//! ```text
+//!   used:   ──────── limit ──────────── line ───────────────── most
+//!            fine    │  making room      │ what is left stays    │ the container ends
+//!                    └─ in vain: the line is drawn a little above what could not be had back
+//! ```
+
+use std::{
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use baton_protocol::limits::{Limits, show_size};
+
+use super::{
+    Container,
+    cgroup::most_memory,
+    containers::{Slot, Tools, lock},
+    live::Live,
+};
+use crate::clock::Moment;
+
+/// Bytes that a sandbox can fill in a second, generously.
+const FASTEST: u64 = 2 << 30;
+/// How soon and how late it is looked at again.
+const SOONEST: Duration = Duration::from_millis(20);
+const LATEST: Duration = Duration::from_millis(500);
+/// How long it may take until room that was made shows.
+const RELIEF: Duration = Duration::from_millis(250);
+/// So often room is made in vain before what is left is left alone.
+const IN_VAIN: u32 = 4;
+/// What the sentry takes for itself, whatever runs.
+const OWN: u64 = 32 << 20;
+/// How often processes are counted: the kernel inside counts them by user, and a sandbox has many users.
+const COUNT_EVERY: Duration = Duration::from_secs(1);
+const ANSWER: Duration = Duration::from_secs(1);
+/// Processes on top of the limit that the agent may start.
+const RESERVE: u64 = 32;
+/// The file in which a sandbox's memory lies, as the kernel shows it.
+const MEMORY: &str = "/memfd:runsc-memory";
+const PAGE: u64 = 4096;
+
+/// Watches until the container has ended; `None` when there is nothing to watch.
+pub(super) fn watch(
+    tools: &Arc<Tools>,
+    slot: &Arc<Slot>,
+    live: &Arc<Live>,
+    limits: &Limits,
+) -> Option<impl Future<Output = ()> + use<>> {
+    let sentry = live.sentry()?.pid();
+    if limits.memory.is_none() && limits.pids.is_none() {
+        return None;
+    }
+    let watched = Watched {
+        tools: tools.clone(),
+        slot: slot.clone(),
+        live: live.clone(),
+        gauge: limits.memory.map(|limit| (Gauge { sentry, memory: None }, Scale::new(limit))),
+        pids: limits.pids,
+        count_at: tools.clock.now() + COUNT_EVERY,
+        hurries: false,
+    };
+    let ended = live.ended.clone();
+    Some(async move {
+        tokio::select! {
+            () = watched.run() => {}
+            () = ended.cancelled() => {}
+        }
+    })
+}
+
+struct Watched {
+    tools: Arc<Tools>,
+    slot: Arc<Slot>,
+    live: Arc<Live>,
+    gauge: Option<(Gauge, Scale)>,
+    pids: Option<u32>,
+    count_at: Moment,
+    /// It is over its limit, and not held back for now.
+    hurries: bool,
+}
+
+impl Watched {
+    async fn run(mut self) {
+        loop {
+            let mut wait = LATEST;
+            // One that stands takes no more, and does not answer.
+            if self.live.look().container == Container::Running {
+                wait = self.weigh();
+                if self.tools.clock.now() >= self.count_at {
+                    self.count().await;
+                    self.count_at = self.tools.clock.now() + COUNT_EVERY;
+                }
+            }
+            self.tools.clock.sleep(wait).await;
+        }
+    }
+
+    /// Looks at its memory; how long until the next look.
+    fn weigh(&mut self) -> Duration {
+        let Some((gauge, scale)) = &mut self.gauge else { return LATEST };
+        let used = match gauge.read() {
+            Ok(used) => used,
+            Err(error) => {
+                // It is just ending, or not yet whole.
+                tracing::debug!(sandbox = %self.slot.id, %error, "its memory cannot be read");
+                return LATEST;
+            }
+        };
+        let limit = scale.limit;
+        let verdict = scale.weigh(used);
+        let is_over = matches!(verdict, Verdict::Over { .. });
+        if std::mem::replace(&mut self.hurries, is_over) != is_over {
+            self.hurry(is_over);
+        }
+        match verdict {
+            Verdict::Fine { free } => soon(free),
+            Verdict::Over { at_once } => {
+                tracing::info!(sandbox = %self.slot.id, used, limit, at_once, "over its memory limit; room is made");
+                let why = format!("the sandbox is over its memory limit of {}", show_size(limit));
+                self.live.channel.relieve(if at_once { 0 } else { used }, why);
+                RELIEF
+            }
+            Verdict::TooMuch => {
+                tracing::error!(sandbox = %self.slot.id, used, limit, "far over its memory limit; the container ends");
+                self.live.doomed.cancel();
+                LATEST
+            }
+        }
+    }
+
+    /// While room is made the agent needs the CPUs, and what it ends has them all.
+    fn hurry(&self, is_over: bool) {
+        let group = lock(&self.slot.group);
+        let Some(group) = &*group else { return };
+        let set = if is_over { group.let_run() } else { group.hold_back() };
+        if let Err(error) = set {
+            tracing::warn!(sandbox = %self.slot.id, %error, "its share of the CPUs cannot be set");
+        }
+    }
+
+    /// Counts its processes, of all users.
+    async fn count(&self) {
+        let Some(limit) = self.pids else { return };
+        let counted = self.tools.clock.timeout(ANSWER, self.live.control.processes()).await;
+        let Ok(Ok(count)) = counted else { return };
+        if count > u64::from(limit) + RESERVE {
+            tracing::info!(sandbox = %self.slot.id, count, limit, "over its limit of processes; they are ended");
+            self.live.channel.relieve(0, format!("the sandbox is over its limit of {limit} processes"));
+        }
+    }
+}
+
+/// The sooner, the less is free.
+fn soon(free: u64) -> Duration {
+    Duration::from_secs_f64(free as f64 / FASTEST as f64).clamp(SOONEST, LATEST)
+}
+
+/// What a container's memory is, as the machine sees it.
+struct Gauge {
+    sentry: i32,
+    memory: Option<PathBuf>,
+}
+
+impl Gauge {
+    /// What its commands hold, and what the sentry needs to remember about them and their files.
+    fn read(&mut self) -> io::Result<u64> {
+        let place = match &self.memory {
+            Some(place) => place,
+            None => self.memory.insert(find(self.sentry)?),
+        };
+        let held = fs::metadata(place)?.blocks() * 512;
+        Ok(held + remembered(&fs::read_to_string(format!("/proc/{}/statm", self.sentry))?).saturating_sub(OWN))
+    }
+}
+
+fn find(sentry: i32) -> io::Result<PathBuf> {
+    for entry in fs::read_dir(format!("/proc/{sentry}/fd"))? {
+        let place = entry?.path();
+        if fs::read_link(&place).is_ok_and(|link| names_memory(&link)) {
+            return Ok(place);
+        }
+    }
+    Err(io::ErrorKind::NotFound.into())
+}
+
+fn names_memory(link: &Path) -> bool {
+    link.to_str().is_some_and(|link| link.split(' ').next() == Some(MEMORY))
+}
+
+/// Memory of a process that is in no file, from its `statm`.
+fn remembered(statm: &str) -> u64 {
+    let mut sizes = statm.split(' ').skip(1).map(|pages| pages.parse::<u64>().unwrap_or(0));
+    let (resident, shared) = (sizes.next().unwrap_or(0), sizes.next().unwrap_or(0));
+    resident.saturating_sub(shared) * PAGE
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Fine {
+        free: u64,
+    },
+    /// Room has to be made, at once where looking for the largest was in vain: something grows faster than the agent
+    /// can look.
+    Over {
+        at_once: bool,
+    },
+    TooMuch,
+}
+
+/// Decides what a use of memory means. Pure.
+#[derive(Debug)]
+struct Scale {
+    limit: u64,
+    /// Above this there has to be room.
+    line: u64,
+    /// What was used when room was last made.
+    last: u64,
+    in_vain: u32,
+}
+
+impl Scale {
+    fn new(limit: u64) -> Self {
+        Self { limit, line: limit, last: u64::MAX, in_vain: 0 }
+    }
+
+    fn weigh(&mut self, used: u64) -> Verdict {
+        let step = self.limit / 16;
+        if used <= self.limit {
+            *self = Self::new(self.limit);
+            return Verdict::Fine { free: self.limit - used };
+        }
+        if used > most_memory(self.limit) {
+            return Verdict::TooMuch;
+        }
+        if used <= self.line {
+            return Verdict::Fine { free: self.line - used };
+        }
+        // What it did not give back the last time was not to be had.
+        self.in_vain = if used.saturating_add(step) > self.last { self.in_vain + 1 } else { 1 };
+        self.last = used;
+        if self.in_vain > IN_VAIN {
+            // So that somebody can come in and tidy up.
+            (self.line, self.in_vain, self.last) = (used + step, 0, u64::MAX);
+            return Verdict::Fine { free: step };
+        }
+        Verdict::Over { at_once: self.in_vain == 2 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn room_is_made_above_the_limit_and_not_below() {
+        let mut scale = Scale::new(512 * MIB);
+        assert_eq!(scale.weigh(500 * MIB), Verdict::Fine { free: 12 * MIB });
+        assert_eq!(scale.weigh(512 * MIB), Verdict::Fine { free: 0 });
+        assert_eq!(scale.weigh(513 * MIB), Verdict::Over { at_once: false });
+        assert_eq!(scale.weigh(100 * MIB), Verdict::Fine { free: 412 * MIB });
+        assert_eq!(scale.weigh(900 * MIB), Verdict::TooMuch);
+    }
+
+    #[test]
+    fn as_long_as_room_comes_more_is_made() {
+        let mut scale = Scale::new(512 * MIB);
+        for used in [800, 750, 700, 650, 600, 550] {
+            assert_eq!(scale.weigh(used * MIB), Verdict::Over { at_once: false });
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_had_back_is_left_alone_until_more_comes_on_top() {
+        let mut scale = Scale::new(512 * MIB);
+        for time in 1..=IN_VAIN {
+            assert_eq!(scale.weigh(600 * MIB), Verdict::Over { at_once: time == 2 });
+        }
+        assert_eq!(scale.weigh(600 * MIB), Verdict::Fine { free: 32 * MIB });
+        assert_eq!(scale.weigh(620 * MIB), Verdict::Fine { free: 12 * MIB });
+        assert_eq!(scale.weigh(640 * MIB), Verdict::Over { at_once: false });
+        assert_eq!(scale.weigh(400 * MIB), Verdict::Fine { free: 112 * MIB });
+        assert_eq!(scale.weigh(600 * MIB), Verdict::Over { at_once: false }, "from the beginning again");
+    }
+
+    #[test]
+    fn the_less_is_free_the_sooner_it_is_looked_at_again() {
+        assert_eq!(soon(0), SOONEST);
+        assert_eq!(soon(256 * MIB), Duration::from_millis(125));
+        assert_eq!(soon(1 << 40), LATEST);
+    }
+
+    #[test]
+    fn memory_is_known_by_its_name_and_by_what_is_in_no_file() {
+        assert!(names_memory(Path::new("/memfd:runsc-memory (deleted)")));
+        assert!(!names_memory(Path::new("/memfd:runsc-memory2 (deleted)")));
+        assert!(!names_memory(Path::new("/memfd:systrap-memory (deleted)")));
+        assert_eq!(remembered("1000 300 100 5 0 20 0\n"), 200 * PAGE);
+        assert_eq!(remembered(""), 0);
+    }
+}
