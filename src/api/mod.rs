@@ -33,7 +33,7 @@ use axum::{
 };
 use baton_protocol::{
     id::{InstanceId, SandboxId},
-    limits::Bounds,
+    limits::{Bounds, Limits},
 };
 use serde::Deserialize;
 use serde_json::json;
@@ -189,6 +189,9 @@ pub async fn serve(
 async fn status(State(api): State<Arc<Api>>) -> Response {
     let draining = api.is_draining();
     let can = api.abilities();
+    let bounds = &api.settings.limits;
+    // What a sandbox gets, not what was wished for.
+    let default = Limits { cpus: bounds.default.cpus.filter(|_| can.cpus), ..bounds.default.clone() };
     let body = json!({
         "status": if draining { "draining" } else { "ok" },
         "instance": api.settings.instance,
@@ -202,8 +205,8 @@ async fn status(State(api): State<Arc<Api>>) -> Response {
             "cpus": can.cpus,
         },
         "limits": {
-            "default": api.settings.limits.default,
-            "ceiling": api.settings.limits.ceiling,
+            "default": default,
+            "ceiling": bounds.ceiling,
             "cgroup": api.settings.cgroups.as_ref().map_or("none", |shares| &shares.version),
         },
     });

@@ -49,7 +49,7 @@ def greet():
             return
 "#;
 
-async fn place_with(agent: &str) -> (Place, tempfile::NamedTempFile) {
+pub async fn place_with(agent: &str) -> (Place, tempfile::NamedTempFile) {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), format!("{HEAD}{agent}\n")).unwrap();
     std::fs::set_permissions(file.path(), std::fs::Permissions::from_mode(0o755)).unwrap();

@@ -13,13 +13,15 @@ use serde_json::{Value, json};
 
 use crate::{
     client::{Client, command},
+    hostile,
     place::{Place, clock, sandbox, start},
     servers::{Machine, is_proof},
     wire::{Dialect, Heard, Socket},
 };
 
-/// Fills memory as fast as it can, to the end.
-const GREEDY: &str = "x = []\nwhile True: x.append(bytearray(b'x') * (1 << 20))";
+/// Fills memory to the end, and leaves a busy machine the time to look.
+pub const GREEDY: &str =
+    "import time\nx = []\nwhile True:\n    x.append(bytearray(b'x') * (1 << 20))\n    time.sleep(0.002)";
 /// The same, by many processes of which none has much.
 const GREEDY_TOGETHER: &str = "
 import os, time
@@ -187,6 +189,18 @@ async fn a_full_disk_is_full_for_its_sandbox_alone_and_every_limit_survives_a_mo
     scene.place.close().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_makes_no_room_is_ended_with_its_container() {
+    let greedy = "greet()\nx = []\nwhile True:\n    x.append(bytearray(b'x') * (1 << 20)); time.sleep(0.001)";
+    let (place, _agent) = hostile::place_with(greedy).await;
+    let id = sandbox();
+    place.containers.create(&id, &limited(json!({"memory": "64MiB"}))).await.unwrap();
+    let mut seen = place.containers.watch(&id);
+    let ended = seen.wait_for(|seen| seen.container == Container::Stopped);
+    clock().timeout(Duration::from_secs(30), ended).await.expect("it is ended").unwrap();
+    place.close().await;
+}
+
 /// The directories of the cgroups that belong to a server with this state directory.
 fn groups(place: &Place) -> Vec<PathBuf> {
     let sentry = place.processes().first().expect("it runs").pid();
@@ -332,7 +346,7 @@ async fn in_force(socket: &mut Socket) {
 }
 
 /// A command's last word, and all it wrote.
-async fn said(socket: &mut Socket, argv: Value) -> (Value, String) {
+pub async fn said(socket: &mut Socket, argv: Value) -> (Value, String) {
     socket.send(json!({"action": "exec", "argv": argv})).await;
     let mut written = Vec::new();
     loop {

@@ -47,3 +47,4 @@ mod suite;
 mod traces;
 mod transfer;
 mod wire;
+mod without_cgroups;

@@ -54,6 +54,10 @@ impl Socket {
         Self::open_with(server, path, dialect, &[]).await
     }
 
+    pub async fn open_path(address: &str, path: &str) -> Self {
+        Self::open_at(address, path, Dialect::V1, &[]).await
+    }
+
     /// With more headers than a client needs.
     pub async fn open_with(server: &Server, path: &str, dialect: Dialect, headers: &[(&'static str, &str)]) -> Self {
         Self::open_at(&server.address, path, dialect, headers).await
