@@ -247,7 +247,11 @@ async fn how_far_long_work_is_reaches_v1_clients_alone() {
         let id = client.id().clone();
         let post = || all.iter().for_each(|passing| world.board.post(&id, passing.clone()));
         // Nobody here has asked for anything.
+        let mut shown = world.front_board.follow(&id);
         post();
+        for _ in &all {
+            shown.next().await;
+        }
         client.says(r#"{"action":"snapshot_filesystem","name":"a"}"#).await;
         client.hears("FILESYSTEM_SNAPSHOT_CREATING").await;
         assert!(!is_told(&client));

@@ -147,6 +147,8 @@ pub struct World {
     pub address: SocketAddr,
     pub clock: Arc<SkipClock>,
     pub board: Arc<Board>,
+    /// Where sessions read: the same one, unless a socket lies between.
+    pub front_board: Arc<Board>,
     pub records: Records,
     pub containers: Arc<Containers>,
     pub instance: InstanceId,
@@ -223,7 +225,7 @@ impl World {
             traces: Default::default(),
         };
         (plan.change)(&mut settings);
-        let api = Api::new(settings, shared.clone(), front_records, front_board, execs);
+        let api = Api::new(settings, shared.clone(), front_records, front_board.clone(), execs);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
@@ -245,6 +247,7 @@ impl World {
             address,
             clock,
             board,
+            front_board,
             records,
             containers,
             instance,
