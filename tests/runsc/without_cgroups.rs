@@ -3,7 +3,11 @@
 use std::{path::Path, process::Stdio};
 
 use serde_json::{Value, json};
-use tokio::process::Command;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    process::Command,
+};
 
 use crate::{
     limits::{GREEDY, said},
@@ -40,6 +44,9 @@ async fn without_cgroups_all_but_cpus_is_held_and_cpus_are_refused() {
     assert_eq!((&done["signal"], &done["message"].is_string()), (&json!(9), &true), "{output}");
     assert_eq!(said(&mut socket, json!(["echo", "fine"])).await.1, "fine\n");
 
+    let answer = execute(&address, "echo $(ulimit -Hu) $(ulimit -Hn)").await;
+    assert!(answer.contains("64 99\n"), "whoever says nothing gets the defaults: {answer}");
+
     let mut refused = Socket::open_path(&address, "/create").await;
     refused.send(json!({"limits": {"cpus": 1}})).await;
     let message = refused.status("CREATION_ERROR").await["message"].as_str().unwrap().to_owned();
@@ -51,6 +58,17 @@ async fn without_cgroups_all_but_cpus_is_held_and_cpus_are_refused() {
     let said = std::fs::read_to_string(&log).unwrap();
     assert_eq!(said.matches("BATON_LIMITS names cpus").count(), 1, "it is said once: {said}");
     unmount(&state);
+}
+
+/// One `POST /execute`, and all that comes back.
+async fn execute(address: &str, code: &str) -> String {
+    let mut socket = TcpStream::connect(address).await.unwrap();
+    let head = "POST /execute?language=bash HTTP/1.1\r\nHost: test\r\nConnection: close\r\n";
+    let request = format!("{head}Content-Length: {}\r\n\r\n{code}", code.len());
+    socket.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer).await.unwrap();
+    answer
 }
 
 async fn address(log: &Path) -> String {
