@@ -284,6 +284,8 @@ async fn how_far_long_work_is_reaches_v1_clients_alone() {
         world.set(|script| script.start_waits = true);
         let mut again = client.again(&world, if is_v1 { &V1 } else { &[] }).await;
         again.hears(if is_v1 { "hello RESTORING" } else { "RESTORING" }).await;
+        // Before that nobody follows.
+        until(async || world.board.presence(&id).attached).await;
         post();
         if is_v1 {
             again.hears("RESTORING RESTORING").await;
