@@ -56,14 +56,13 @@ impl Line {
 }
 
 impl Board {
-    /// As [`attach`](Self::attach), unless `most` sandboxes are already here or on their way.
+    /// As [`attach`](Self::attach), unless `most` others are already here or on their way. What is here has its
+    /// place, whoever waits for one.
     pub fn admit(self: &Arc<Self>, id: &SandboxId, most: usize) -> Option<Attached> {
         let mut lines = lock(&self.lines);
-        let others = lines.iter().filter(|(other, line)| *other != id && line.is_here()).count();
         let is_here = lines.get(id).is_some_and(Line::is_here);
-        // What is here has its place, whoever waits for one.
-        let ahead = if is_here { 0 } else { lock(&self.queue).waiting.len() };
-        (others + ahead < most).then(|| self.attach_to(&mut lines, id))
+        let taken = || lines.values().filter(|line| line.is_here()).count() + lock(&self.queue).waiting.len();
+        (is_here || taken() < most).then(|| self.attach_to(&mut lines, id))
     }
 
     /// As [`admit`](Self::admit), and without room waits until others have made some. `None` when nobody

@@ -60,21 +60,22 @@ pub(super) fn share<'a>(places: &[Taken<'a>], newcomers: &[Newcomer<'_>]) -> (Ve
             hopes.push(hopes[same]);
             continue;
         }
-        let others = || places.iter().filter(|place| place.id != newcomer.id);
-        let is_here = others().count() < places.len();
-        let before = if is_here { 0 } else { ahead };
-        let stay = others().filter(|place| place.tenure == Tenure::Stays).count();
-        let leave = others().filter(|place| place.tenure == Tenure::Leaves).count();
-        let hope = if others().count() + before < newcomer.most {
+        if places.iter().any(|place| place.id == newcomer.id) {
+            hopes.push(Hope::Enter);
+            continue;
+        }
+        let stay = places.iter().filter(|place| place.tenure == Tenure::Stays).count();
+        let leave = places.iter().filter(|place| place.tenure == Tenure::Leaves).count();
+        let hope = if places.len() + ahead < newcomer.most {
             Hope::Enter
-        } else if stay + before < newcomer.most {
+        } else if stay + ahead < newcomer.most {
             Hope::Wait
         } else {
             Hope::None
         };
         if hope != Hope::None {
-            ahead += usize::from(!is_here);
-            short = short.max((others().count() + before + 1).saturating_sub(newcomer.most + leave));
+            ahead += 1;
+            short = short.max((places.len() + ahead).saturating_sub(newcomer.most + leave));
         }
         hopes.push(hope);
     }
@@ -181,9 +182,10 @@ mod tests {
         ];
         let newcomers = [Newcomer { id: &ids[0], most: 2 }];
         assert_eq!(share(&places, &newcomers), (vec![Hope::Enter], vec![]));
+        // Not even where there are more already than there should be.
         let newcomers = [Newcomer { id: &ids[0], most: 1 }];
-        assert_eq!(share(&places, &newcomers), (vec![Hope::None], vec![]));
-        // Not even when others wait for its place.
+        assert_eq!(share(&places, &newcomers), (vec![Hope::Enter], vec![]));
+        // Nor when others wait for its place.
         let newcomers = [Newcomer { id: &id(5), most: 2 }, Newcomer { id: &ids[0], most: 2 }];
         assert_eq!(share(&places, &newcomers).0, [Hope::Wait, Hope::Enter]);
     }
