@@ -175,10 +175,11 @@ impl Weather {
     /// Whether a fault of this kind strikes a call on this machine now.
     pub fn strikes(&self, kind: Kind, machine: usize, dice: &Dice) -> bool {
         let spells = self.spells.lock().unwrap();
-        let spell = spells.iter().filter(|spell| spell.kind == kind).find(|spell| {
-            let now = self.start.elapsed();
-            spell.from <= now && now < spell.to && spell.machine.is_none_or(|at| at == machine)
-        });
+        // Most kinds have none, and to ask for the time takes longer than to see that.
+        let mut spells = spells.iter().filter(|spell| spell.kind == kind).peekable();
+        let now = spells.peek().map(|_| self.start.elapsed()).unwrap_or_default();
+        let spell =
+            spells.find(|spell| spell.from <= now && now < spell.to && spell.machine.is_none_or(|at| at == machine));
         let strikes = spell.is_some_and(|spell| dice.falls(spell.percent));
         if strikes {
             self.tally.count(kind);
