@@ -1,10 +1,19 @@
 //! What one command may have of processes and open files: the kernel's own limits, set where a command cannot
 //! raise them. They lie in a checkpoint with everything else.
 
-use rustix::process::{Pid, Resource, Rlimit, prlimit, setrlimit};
+use std::{thread, time::Duration};
+
+use rustix::{
+    io::Errno,
+    process::{Pid, Resource, Rlimit, prlimit, setrlimit},
+};
 
 /// Processes on top of the limit that only the agent can start, so that there is always a way in.
 const RESERVE: u64 = 16;
+/// A child that starts as another user is that user a moment after the agent goes on: how often, and after which time,
+/// it is tried again to limit it.
+const TRIES: u32 = 200;
+const MOMENT: Duration = Duration::from_micros(50);
 
 /// `None` is no limit.
 #[derive(Clone, Copy, Debug, Default)]
@@ -24,8 +33,13 @@ impl Held {
     pub fn child(self, pid: i32) {
         let pid = Pid::from_raw(pid);
         for (resource, most) in [(Resource::Nproc, self.pids), (Resource::Nofile, self.files)] {
-            if let Some(most) = most {
-                let _ = prlimit(pid, resource, fixed(most.into()));
+            let Some(most) = most else { continue };
+            for _ in 0..TRIES {
+                // Whoever is not the child's user yet, and has no capability for it, is refused.
+                if prlimit(pid, resource, fixed(most.into())) != Err(Errno::PERM) {
+                    break;
+                }
+                thread::sleep(MOMENT);
             }
         }
     }
