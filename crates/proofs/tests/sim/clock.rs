@@ -1,6 +1,7 @@
 //! A machine's time: its own offset and rate, and the ways in which it can stand still.
 
 use std::{
+    cell::Cell,
     collections::BTreeMap,
     sync::{Arc, Mutex},
     time::{Duration, SystemTime},
@@ -12,6 +13,24 @@ use baton_protocol::id::Nonce;
 use tokio::{sync::Notify, time::Instant};
 
 use crate::dice::Dice;
+
+thread_local! {
+    static NOW: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
+/// The simulated time. It is asked for all the time, and moves only while the runtime has nothing to do.
+pub fn now() -> Instant {
+    NOW.get().unwrap_or_else(|| {
+        let now = Instant::now();
+        NOW.set(Some(now));
+        now
+    })
+}
+
+/// The runtime had nothing to do, or is another one.
+pub fn forget_now() {
+    NOW.set(None);
+}
 
 /// What stands still.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -60,7 +79,7 @@ impl Machine {
         *now = Some(now.map_or(still, |now| now.max(still)));
         drop(now);
         if still == Still::Clock {
-            self.stopped.lock().unwrap().1.get_or_insert_with(Instant::now);
+            self.stopped.lock().unwrap().1.get_or_insert_with(self::now);
         }
     }
 
@@ -69,11 +88,11 @@ impl Machine {
         // [I3'] The guard needs a tick; if its clock stood, the next renewal shows it, which comes before the deadline.
         let mut excused = TICK;
         if let Some(since) = stopped.1.take() {
-            stopped.0 += since.elapsed();
+            stopped.0 += now() - since;
             excused = Duration::from_secs(20);
         }
         if self.is_still() {
-            *self.excused_until.lock().unwrap() = Instant::now() + excused;
+            *self.excused_until.lock().unwrap() = now() + excused;
         }
         drop(stopped);
         *self.still.lock().unwrap() = None;
@@ -91,7 +110,7 @@ impl Machine {
     }
 
     pub fn is_excused(&self) -> bool {
-        Instant::now() < *self.excused_until.lock().unwrap()
+        now() < *self.excused_until.lock().unwrap()
     }
 
     /// Ends when the server's process can go on.
@@ -112,8 +131,8 @@ impl Machine {
 
     fn elapsed(&self) -> Duration {
         let (stopped, since) = *self.stopped.lock().unwrap();
-        let real = self.start.elapsed().saturating_sub(stopped);
-        real.saturating_sub(since.map_or(Duration::ZERO, |since| since.elapsed()))
+        let real = (now() - self.start).saturating_sub(stopped);
+        real.saturating_sub(since.map_or(Duration::ZERO, |since| now() - since))
     }
 
     pub fn now(&self) -> Moment {

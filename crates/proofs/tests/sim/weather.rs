@@ -5,7 +5,7 @@ use std::{sync::Mutex, time::Duration};
 use tokio::time::Instant;
 
 use crate::{
-    clock::Still,
+    clock::{Still, now},
     dice::Dice,
     kinds::{Kind, Tally},
 };
@@ -156,7 +156,7 @@ impl Weather {
 
     /// From now on a machine hears no answer for `deaf`, and then for `mute` none to its writes.
     pub fn muffle(&self, machine: usize, deaf: Duration, mute: Duration) {
-        let from = self.start.elapsed();
+        let from = now() - self.start;
         let spell = |kind, from: Duration, to: Duration| Spell {
             kind,
             from,
@@ -175,11 +175,11 @@ impl Weather {
     /// Whether a fault of this kind strikes a call on this machine now.
     pub fn strikes(&self, kind: Kind, machine: usize, dice: &Dice) -> bool {
         let spells = self.spells.lock().unwrap();
-        // Most kinds have none, and to ask for the time takes longer than to see that.
-        let mut spells = spells.iter().filter(|spell| spell.kind == kind).peekable();
-        let now = spells.peek().map(|_| self.start.elapsed()).unwrap_or_default();
-        let spell =
-            spells.find(|spell| spell.from <= now && now < spell.to && spell.machine.is_none_or(|at| at == machine));
+        let now = now() - self.start;
+        let spell = spells.iter().find(|spell| {
+            let lasts = spell.kind == kind && spell.from <= now && now < spell.to;
+            lasts && spell.machine.is_none_or(|at| at == machine)
+        });
         let strikes = spell.is_some_and(|spell| dice.falls(spell.percent));
         if strikes {
             self.tally.count(kind);
@@ -189,6 +189,6 @@ impl Weather {
 
     /// `span`, but never beyond the end of the faults by more than a moment.
     pub fn at_most(&self, span: Duration) -> Duration {
-        span.min(FAULTS_END.saturating_sub(self.start.elapsed()).max(Duration::from_millis(50)))
+        span.min(FAULTS_END.saturating_sub(now() - self.start).max(Duration::from_millis(50)))
     }
 }

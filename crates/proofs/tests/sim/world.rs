@@ -24,7 +24,7 @@ use tokio::{
 use crate::{
     bucket::Bucket,
     client,
-    clock::{Machine, Still, TICK},
+    clock::{Machine, Still, TICK, forget_now},
     dice::Dice,
     fleeting, fork,
     kinds::Kind,
@@ -65,7 +65,9 @@ fn staging() -> tempfile::TempDir {
 
 /// Runs one seed to its end.
 pub fn run(seed: u64, mistake: Option<Mistake>) -> (Verdict, Arc<Weather>) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    forget_now();
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_time().start_paused(true).on_thread_unpark(forget_now).build().unwrap();
     runtime.block_on(async {
         let dice = Dice::new(seed);
         let start = Instant::now();
