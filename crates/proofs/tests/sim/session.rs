@@ -36,13 +36,15 @@ pub struct Reader {
     length: Option<u64>,
     /// Up to where it had bytes already, if an instance that did not know better sent it back.
     had: u64,
+    /// [I3'] Its command began on an instance that had lost the sandbox and did not know it yet.
+    is_stray: bool,
     /// The last it was told.
     pub told: Option<Status>,
 }
 
 impl Reader {
     pub fn new(name: String) -> Self {
-        Self { name, starts: 0, runs: false, next: 0, length: None, had: 0, told: None }
+        Self { name, starts: 0, is_stray: false, runs: false, next: 0, length: None, had: 0, told: None }
     }
 
     fn exec_id(&self) -> String {
@@ -258,10 +260,12 @@ impl Session<'_> {
                 }
                 // Of a command that has ended and was read to its end nothing is kept.
                 let is_over = self.reader.length == Some(self.reader.next);
-                if self.reader.runs && !is_over && !self.world.ground.oracle.has_gone_back(self.id) {
+                let may_vanish = self.reader.is_stray || self.world.ground.oracle.has_gone_back(self.id);
+                if self.reader.runs && !is_over && !may_vanish {
                     self.wrong("bytes: a command is gone, and the sandbox never went back in time");
                 }
                 self.reader.starts += 1;
+                self.reader.is_stray = self.is_excused() && !self.holds();
                 (self.reader.next, self.reader.had, self.reader.runs) = (0, 0, false);
                 let lines = self.lines();
                 self.reader.length = lines.map(length);
@@ -299,6 +303,11 @@ impl Session<'_> {
     fn note(&self, line: &str) {
         let (name, at) = (&self.reader.name, self.process.at);
         self.world.ground.oracle.note(format!("client {name} at {at} of {}: {line}", short(self.id)));
+    }
+
+    /// This instance has the lease of its sandbox.
+    fn holds(&self) -> bool {
+        self.world.ground.oracle.holder(self.id) == Some(self.process.at)
     }
 
     fn is_excused(&self) -> bool {

@@ -37,12 +37,13 @@ impl Oracle {
         }
         let id = layout::sandbox_of(key).or_else(|| sandbox_of_checkpoint(key));
         let story = id.and_then(|id| told.stories.get(&id));
+        // A lock that an operator deletes while its holder works says what it said.
         let purging = story.is_some_and(|story| {
-            story.may_be_purged && story.lock.as_ref().is_some_and(|lock| lock.purging || lock.purged)
+            let lock = story.lock.as_ref().or(story.former.as_ref());
+            story.may_be_purged && lock.is_some_and(|lock| lock.purging || lock.purged)
         });
         // What no head names may go, unless it may still be committed: by this epoch, with a number to come.
         let outdated = layout::checkpoint_of(key).is_some_and(|checkpoint| {
-            // A lock that an operator deletes while its holder tidies up says what it said.
             story.and_then(|story| story.lock.as_ref().or(story.former.as_ref())).is_some_and(|lock| {
                 let named = [&lock.head, &lock.prev_head].into_iter().flatten();
                 let over = lock.head.as_ref().is_some_and(|head| checkpoint.seq() <= head.seq);
