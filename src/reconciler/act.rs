@@ -19,6 +19,7 @@ use crate::{
     },
 };
 
+pub(super) const DELETED: &str = "The sandbox was deleted.";
 const LOST: &str = "The sandbox ended without a checkpoint; its state is lost.";
 
 /// How an action can end badly.
@@ -295,8 +296,8 @@ impl Sandbox {
 
     /// There is no such sandbox, or none any more: whoever waits for it hears so.
     pub(super) fn tell_gone(&self) {
-        if !self.told.running && !self.is_refused() && self.tools.board.presence(&self.id).attached {
-            let message = "The sandbox was deleted.".to_owned();
+        if !self.told.running && !self.is_refused() && self.is_attended() {
+            let message = DELETED.to_owned();
             self.tools.board.post(&self.id, Passing::Failed { reason: Reason::Deleted, message });
         }
     }

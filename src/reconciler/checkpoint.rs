@@ -112,7 +112,7 @@ impl Sandbox {
     /// meanwhile hears so.
     async fn miss_lock(&mut self) -> Done {
         let tools = self.tools.clone();
-        if tools.board.presence(&self.id).attached && !self.is_refused() {
+        if self.is_attended() && !self.is_refused() {
             self.settle(Action::Refuse, Err(lock_missing())).await;
         }
         tools.clock.sleep(tools.clock.jittered(tools.times.retry)).await;

@@ -3,7 +3,7 @@
 use baton_protocol::reason::Reason;
 
 use super::{
-    act::Failure,
+    act::{DELETED, Failure},
     desired::Wish,
     plan::{Desired, Observed, Standing},
     sandbox::{Contention, Sandbox},
@@ -24,7 +24,7 @@ impl Sandbox {
         }
         let stand = self.lock.as_ref().and_then(LockFile::stand);
         if desired == Desired::Deleted || stand == Some(Stand::Purged) {
-            return refuse(Reason::Deleted, "The sandbox was deleted.");
+            return refuse(Reason::Deleted, DELETED);
         }
         // What cannot move is only watched, and nobody was told of that.
         let wanted = self.told.acquiring || self.contention.is_some();

@@ -183,7 +183,7 @@ impl Sandbox {
             self.shown.set(&seen.container);
             self.tell_fence(seen.container);
             let Some((wish, observed)) = self.observe(seen) else {
-                if self.unread && self.tools.board.presence(&self.id).attached {
+                if self.unread && self.is_attended() {
                     self.rest_unread().await;
                     continue;
                 }
@@ -245,7 +245,7 @@ impl Sandbox {
     fn is_finished(&self, observed: &Observed, desired: Desired) -> bool {
         let purged = self.lock.as_ref().and_then(LockFile::stand) == Some(Stand::Purged);
         let away = matches!(observed.standing, Standing::Free | Standing::Theirs | Standing::Missing);
-        let asked = self.tools.board.presence(&self.id).attached && desired == Desired::Running && !observed.refused;
+        let asked = self.is_attended() && desired == Desired::Running && !observed.refused;
         observed.container == Container::Absent && !observed.waiting && (purged || (away && !asked))
     }
 
