@@ -7,13 +7,13 @@ use baton_protocol::{
     id::SandboxId,
     metadata::{DesiredState, Spec},
 };
-use tokio::time::{Instant, sleep, timeout};
 
 use crate::{
     dice::Dice,
     fleeting,
     process::Process,
     session::{self, Reader},
+    time::{Instant, sleep, timeout},
     weather::MACHINES,
     words::short,
     world::World,
@@ -154,7 +154,7 @@ async fn ask_one(world: Arc<World>, process: Arc<Process>, id: SandboxId, end: I
             if oracle.running(&id) == [process.at] {
                 return Answer::Running;
             }
-            let Ok(posted) = timeout(Duration::from_millis(500), follower.next()).await else { continue };
+            let Some(posted) = timeout(Duration::from_millis(500), follower.next()).await else { continue };
             let passing = posted.passing;
             oracle.heard(process.at, process.name(), &id, &passing);
             match answer(&passing) {

@@ -1,7 +1,6 @@
 //! A machine's time: its own offset and rate, and the ways in which it can stand still.
 
 use std::{
-    cell::Cell,
     collections::BTreeMap,
     sync::{Arc, Mutex},
     time::{Duration, SystemTime},
@@ -10,27 +9,12 @@ use std::{
 use async_trait::async_trait;
 use baton::clock::{Clock, Moment};
 use baton_protocol::id::Nonce;
-use tokio::{sync::Notify, time::Instant};
+use tokio::sync::Notify;
 
-use crate::dice::Dice;
-
-thread_local! {
-    static NOW: Cell<Option<Instant>> = const { Cell::new(None) };
-}
-
-/// The simulated time. It is asked for all the time, and moves only while the runtime has nothing to do.
-pub fn now() -> Instant {
-    NOW.get().unwrap_or_else(|| {
-        let now = Instant::now();
-        NOW.set(Some(now));
-        now
-    })
-}
-
-/// The runtime had nothing to do, or is another one.
-pub fn forget_now() {
-    NOW.set(None);
-}
+use crate::{
+    dice::Dice,
+    time::{Instant, nanos, sleep},
+};
 
 /// What stands still.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -43,28 +27,33 @@ pub enum Still {
     Clock,
 }
 
+/// No clock shows less.
+const FIRST: Duration = Duration::from_secs(1_000);
+
 /// How long a guard that was frozen may take to act.
 pub const TICK: Duration = Duration::from_millis(250);
 
 #[derive(Debug)]
 pub struct Machine {
     start: Instant,
-    offset: Duration,
-    pub rate: f64,
+    /// What its clock showed then.
+    offset: u64,
+    /// How many milliseconds of its own a second has.
+    pub rate: u64,
     still: Mutex<Option<Still>>,
     /// Wakes in order, which a watch does not.
     moved: Notify,
-    /// How long the clock has stood still so far, and since when it does.
-    stopped: Mutex<(Duration, Option<Instant>)>,
+    /// For how many nanoseconds the clock has stood still so far, and since when it does.
+    stopped: Mutex<(u64, Option<Instant>)>,
     /// Until when a thawed container may run although another has the lease: its clock stood.
     excused_until: Mutex<Instant>,
 }
 
 impl Machine {
-    pub fn new(start: Instant, offset: Duration, rate: f64) -> Arc<Self> {
+    pub fn new(start: Instant, offset: Duration, rate: u64) -> Arc<Self> {
         Arc::new(Self {
             start,
-            offset,
+            offset: nanos(FIRST + offset),
             rate,
             still: Mutex::new(None),
             moved: Notify::new(),
@@ -79,7 +68,7 @@ impl Machine {
         *now = Some(now.map_or(still, |now| now.max(still)));
         drop(now);
         if still == Still::Clock {
-            self.stopped.lock().unwrap().1.get_or_insert_with(self::now);
+            self.stopped.lock().unwrap().1.get_or_insert_with(Instant::now);
         }
     }
 
@@ -88,11 +77,11 @@ impl Machine {
         // [I3'] The guard needs a tick; if its clock stood, the next renewal shows it, which comes before the deadline.
         let mut excused = TICK;
         if let Some(since) = stopped.1.take() {
-            stopped.0 += now() - since;
+            stopped.0 += Instant::now().0 - since.0;
             excused = Duration::from_secs(20);
         }
         if self.is_still() {
-            *self.excused_until.lock().unwrap() = now() + excused;
+            *self.excused_until.lock().unwrap() = Instant::now() + excused;
         }
         drop(stopped);
         *self.still.lock().unwrap() = None;
@@ -110,7 +99,7 @@ impl Machine {
     }
 
     pub fn is_excused(&self) -> bool {
-        now() < *self.excused_until.lock().unwrap()
+        Instant::now() < *self.excused_until.lock().unwrap()
     }
 
     /// Ends when the server's process can go on.
@@ -129,16 +118,15 @@ impl Machine {
         }
     }
 
-    fn elapsed(&self) -> Duration {
-        let (stopped, since) = *self.stopped.lock().unwrap();
-        let real = (now() - self.start).saturating_sub(stopped);
-        real.saturating_sub(since.map_or(Duration::ZERO, |since| now() - since))
+    /// How long `span` of its own time lasts; never a moment too short.
+    fn lasts(&self, span: Duration) -> Duration {
+        Duration::from_nanos(nanos(span).saturating_mul(1_000).div_ceil(self.rate))
     }
 
     pub fn now(&self) -> Moment {
-        let elapsed = self.elapsed();
-        let elapsed = if self.rate == 1.0 { elapsed } else { elapsed.mul_f64(self.rate) };
-        Moment(Duration::from_secs(1_000) + self.offset + elapsed)
+        let (stopped, since) = *self.stopped.lock().unwrap();
+        let moved = since.unwrap_or_else(Instant::now).0 - self.start.0 - stopped;
+        Moment(Duration::from_nanos(self.offset + moved * self.rate / 1_000))
     }
 }
 
@@ -207,9 +195,7 @@ impl Clock for View {
             if left.is_zero() {
                 return;
             }
-            let rate = self.machine.rate;
-            let left = if rate == 1.0 { left } else { left.div_f64(rate) };
-            tokio::time::sleep(left + Duration::from_nanos(10)).await;
+            sleep(self.machine.lasts(left)).await;
             if self.is_guard {
                 self.machine.guard_moves().await;
             } else {

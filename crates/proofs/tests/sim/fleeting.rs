@@ -4,13 +4,13 @@ use std::{sync::Arc, time::Duration};
 
 use baton::api::token;
 use baton_protocol::{event::Status, id::SandboxId, metadata::Spec};
-use tokio::time::{Instant, sleep};
 
 use crate::{
     dice::Dice,
     kinds::Kind,
     oracle::Fate,
     session::{self, Reader, TOKEN},
+    time::{Instant, sleep},
     weather::MACHINES,
     world::World,
 };

@@ -18,6 +18,7 @@ mod process;
 mod runtime;
 mod session;
 mod socket;
+mod time;
 mod weather;
 mod words;
 mod world;

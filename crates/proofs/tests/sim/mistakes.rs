@@ -64,7 +64,7 @@ pub const MISTAKES: [(Mistake, u64); 20] = [
     (Mistake::NoFence, 5),
     (Mistake::GuardHangsToo, 111),
     (Mistake::ContainersSurvive, 46),
-    (Mistake::RunsAfterRelease, 1),
+    (Mistake::RunsAfterRelease, 3),
     (Mistake::PauseLies, 0),
     (Mistake::RemoveLies, 3),
     (Mistake::CountedNonces, 196),
@@ -73,11 +73,11 @@ pub const MISTAKES: [(Mistake, u64); 20] = [
     (Mistake::NoWaiterPriority, 1),
     (Mistake::HeadNotCommitted, 0),
     (Mistake::CommitElsewhere, 3),
-    (Mistake::StatusAhead, 17),
+    (Mistake::StatusAhead, 2),
     (Mistake::UploadsNothing, 0),
     (Mistake::WrongReplay, 0),
     (Mistake::NoRest, 1),
-    (Mistake::WildClocks, 8),
+    (Mistake::WildClocks, 20),
 ];
 
 impl Mistake {

@@ -16,12 +16,9 @@ use baton::{
     },
 };
 use baton_protocol::{frame, id::SandboxId};
-use tokio::{
-    sync::{mpsc, watch},
-    time::sleep,
-};
+use tokio::sync::{mpsc, watch};
 
-use crate::{clock::SetBack, dice::Dice, kinds::Kind, life::Life, mistakes::Mistake};
+use crate::{clock::SetBack, dice::Dice, kinds::Kind, life::Life, mistakes::Mistake, time::sleep};
 
 #[derive(Debug)]
 pub struct Runtime {

@@ -9,16 +9,20 @@ use baton_protocol::{
 };
 use futures::{SinkExt, StreamExt};
 use serde_json::json;
-use tokio::{
-    io::DuplexStream,
-    time::{Instant, sleep, sleep_until, timeout},
-};
+use tokio::io::DuplexStream;
 use tokio_tungstenite::{
     WebSocketStream, client_async_with_config,
     tungstenite::{Message, client::IntoClientRequest, protocol::WebSocketConfig},
 };
 
-use crate::{dice::Dice, kinds::Kind, process::Process, words::short, world::World};
+use crate::{
+    dice::Dice,
+    kinds::Kind,
+    process::Process,
+    time::{Instant, sleep, sleep_until, timeout},
+    words::short,
+    world::World,
+};
 
 pub const TOKEN: &str = "let me in";
 /// Between two lines of a command.
@@ -95,7 +99,7 @@ pub async fn visit(world: &World, process: &Process, id: &SandboxId, dice: &Dice
         () = overhear(world, process, id) => {}
         () = session.live(stay) => {}
     }
-    world.ground.oracle.note(format!("client {name} leaves"));
+    world.ground.oracle.note(format!("client {name} of {} leaves", short(id)));
 }
 
 /// Attaches, hears what is said and says nothing, until `stay`.

@@ -2,12 +2,11 @@
 
 use std::{sync::Mutex, time::Duration};
 
-use tokio::time::Instant;
-
 use crate::{
-    clock::{Still, now},
+    clock::Still,
     dice::Dice,
     kinds::{Kind, Tally},
+    time::Instant,
 };
 
 pub const MACHINES: usize = 3;
@@ -51,7 +50,6 @@ pub enum Event {
 
 #[derive(Debug)]
 struct Spell {
-    kind: Kind,
     from: Duration,
     to: Duration,
     machine: Option<usize>,
@@ -62,7 +60,8 @@ struct Spell {
 pub struct Weather {
     pub kinds: Vec<Kind>,
     pub events: Vec<(Duration, Event)>,
-    spells: Mutex<Vec<Spell>>,
+    /// Of each kind: every call asks for several.
+    spells: Mutex<Vec<Vec<Spell>>>,
     start: Instant,
     pub tally: Tally,
 }
@@ -79,12 +78,12 @@ impl Weather {
             kinds.push(Kind::Rates);
         }
         if is_crowded {
-            // Of several loops of one instance a drain, or a write to its memory, wakes no one first; and what is not
-            // stored, or comes on top, makes no room.
-            kinds.retain(|kind| !matches!(kind, Kind::Drain | Kind::Ephemeral | Kind::Fork));
+            // What is not stored, or comes on top, makes no room.
+            kinds.retain(|kind| !matches!(kind, Kind::Ephemeral | Kind::Fork));
             kinds.push(Kind::Crowded);
         }
-        let (spells, tally) = (Mutex::default(), Tally::default());
+        let spells = Kind::ALL.iter().map(|_| Vec::new()).collect();
+        let (spells, tally) = (Mutex::new(spells), Tally::default());
         let mut weather = Self { kinds: kinds.clone(), events: Vec::new(), spells, start, tally };
         for kind in kinds {
             weather.draw(kind, dice);
@@ -119,7 +118,7 @@ impl Weather {
                     let to = (from + dice.seconds(2, 120)).min(FAULTS_END);
                     let machine = dice.falls(60).then_some(machine);
                     let percent = *dice.pick(&[10, 30, 60, 100]);
-                    self.spell(Spell { kind, from, to, machine, percent });
+                    self.spell(kind, Spell { from, to, machine, percent });
                     continue;
                 }
                 Kind::ContainerEnds => Event::ContainerEnds(machine),
@@ -150,22 +149,17 @@ impl Weather {
         }
     }
 
-    fn spell(&self, spell: Spell) {
-        self.spells.lock().unwrap().push(spell);
+    fn spell(&self, kind: Kind, spell: Spell) {
+        self.spells.lock().unwrap()[kind as usize].push(spell);
     }
 
     /// From now on a machine hears no answer for `deaf`, and then for `mute` none to its writes.
     pub fn muffle(&self, machine: usize, deaf: Duration, mute: Duration) {
-        let from = now() - self.start;
-        let spell = |kind, from: Duration, to: Duration| Spell {
-            kind,
-            from,
-            to: to.min(FAULTS_END),
-            machine: Some(machine),
-            percent: 100,
-        };
-        self.spell(spell(Kind::ReplyLost, from, from + deaf));
-        self.spell(spell(Kind::ReadOnly, from + deaf, from + deaf + mute));
+        let from = self.start.elapsed();
+        let spell =
+            |from: Duration, to: Duration| Spell { from, to: to.min(FAULTS_END), machine: Some(machine), percent: 100 };
+        self.spell(Kind::ReplyLost, spell(from, from + deaf));
+        self.spell(Kind::ReadOnly, spell(from + deaf, from + deaf + mute));
     }
 
     pub fn has(&self, kind: Kind) -> bool {
@@ -175,9 +169,13 @@ impl Weather {
     /// Whether a fault of this kind strikes a call on this machine now.
     pub fn strikes(&self, kind: Kind, machine: usize, dice: &Dice) -> bool {
         let spells = self.spells.lock().unwrap();
-        let now = now() - self.start;
+        let spells = &spells[kind as usize];
+        if spells.is_empty() {
+            return false;
+        }
+        let now = self.start.elapsed();
         let spell = spells.iter().find(|spell| {
-            let lasts = spell.kind == kind && spell.from <= now && now < spell.to;
+            let lasts = spell.from <= now && now < spell.to;
             lasts && spell.machine.is_none_or(|at| at == machine)
         });
         let strikes = spell.is_some_and(|spell| dice.falls(spell.percent));
@@ -189,6 +187,6 @@ impl Weather {
 
     /// `span`, but never beyond the end of the faults by more than a moment.
     pub fn at_most(&self, span: Duration) -> Duration {
-        span.min(FAULTS_END.saturating_sub(now() - self.start).max(Duration::from_millis(50)))
+        span.min(FAULTS_END.saturating_sub(self.start.elapsed()).max(Duration::from_millis(50)))
     }
 }

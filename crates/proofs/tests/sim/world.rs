@@ -1,14 +1,14 @@
 //! One seed: three machines, their clients, an operator, and everything that happens to them.
 
+mod happen;
+
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex},
-    time::Duration,
 };
 
 use baton::{
     api::token,
-    reconciler::desired::Drain,
     storage::{layout::Object, records},
 };
 use baton_protocol::{
@@ -16,23 +16,21 @@ use baton_protocol::{
     metadata::Spec,
 };
 use bytes::Bytes;
-use tokio::{
-    task::JoinSet,
-    time::{Instant, sleep, sleep_until},
-};
+use tokio::task::JoinSet;
 
 use crate::{
     bucket::Bucket,
     client,
-    clock::{Machine, Still, TICK, forget_now},
+    clock::Machine,
     dice::Dice,
-    fleeting, fork,
+    fleeting,
     kinds::Kind,
     mistakes::Mistake,
     oracle::{Oracle, Verdict},
     process::{Ground, Process},
     session::TOKEN,
-    weather::{Event, FAULTS_END, MACHINES, Weather},
+    time::{self, Instant, sleep},
+    weather::{MACHINES, Weather},
 };
 
 #[derive(Debug)]
@@ -65,32 +63,38 @@ fn staging() -> tempfile::TempDir {
 
 /// Runs one seed to its end.
 pub fn run(seed: u64, mistake: Option<Mistake>) -> (Verdict, Arc<Weather>) {
-    forget_now();
-    let mut runtime = tokio::runtime::Builder::new_current_thread();
-    let runtime = runtime.enable_time().start_paused(true).on_thread_unpark(forget_now).build().unwrap();
+    time::begin();
+    let runtime = tokio::runtime::Builder::new_current_thread().on_thread_park(time::move_on).build().unwrap();
+    let dice = Dice::new(seed);
+    let start = Instant::now();
+    // By dice of their own, so that all other seeds are what they would be without.
+    let is_crowded = Dice::new(!seed).falls(CROWDED);
+    let weather = Arc::new(Weather::new(&dice, start, is_crowded));
+    let world = World::new(dice, start, weather.clone(), mistake);
+    // Its life is a task: when the runtime's own future has something to do, time does not know it.
+    let live = world.clone();
+    let life = runtime.spawn(async move { live.live().await });
     runtime.block_on(async {
-        let dice = Dice::new(seed);
-        let start = Instant::now();
-        // By dice of their own, so that all other seeds are what they would be without.
-        let is_crowded = Dice::new(!seed).falls(CROWDED);
-        let weather = Arc::new(Weather::new(&dice, start, is_crowded));
-        let world = World::new(dice, start, weather.clone(), mistake);
-        world.live().await;
-        (world.ground.oracle.verdict(), weather)
-    })
+        tokio::select! {
+            biased;
+            ended = life => ended.unwrap(),
+            () = time::is_over() => world.ground.oracle.wrong("everybody waits, and nobody for a moment"),
+        }
+    });
+    (world.ground.oracle.verdict(), weather)
 }
 
 impl World {
     fn new(dice: Dice, start: Instant, weather: Arc<Weather>, mistake: Option<Mistake>) -> Arc<Self> {
         let oracle = Oracle::new();
         let rate = |n: u64| match mistake {
-            Some(Mistake::WildClocks) => [0.5, 1.0, 2.0][n as usize],
+            Some(Mistake::WildClocks) => [500, 1_000, 2_000][n as usize],
             _ if weather.has(Kind::Rates) => {
                 weather.tally.count(Kind::Rates);
                 // What holds within the bounds must hold at them.
-                if dice.falls(60) { *dice.pick(&[0.85, 1.2]) } else { 0.85 + dice.below(351) as f64 / 1000.0 }
+                if dice.falls(60) { *dice.pick(&[850, 1_200]) } else { 850 + dice.below(351) }
             }
-            _ => 1.0,
+            _ => 1_000,
         };
         weather.tally.count(Kind::Offset);
         let machines = (0..MACHINES as u64).map(|n| Machine::new(start, dice.seconds(0, 9_000), rate(n))).collect();
@@ -199,172 +203,6 @@ impl World {
         let created = tools.records.create(&spec).await;
         created.unwrap();
         self.keep_copy(id);
-    }
-
-    async fn let_it_happen(self: &Arc<Self>) {
-        let mut queue: BTreeMap<(Duration, usize), Event> = BTreeMap::new();
-        for (number, (at, event)) in self.ground.weather.events.iter().enumerate() {
-            queue.insert((*at, number), *event);
-        }
-        while let Some(((at, number), event)) = queue.pop_first() {
-            if at >= FAULTS_END {
-                break;
-            }
-            sleep_until(self.start + at).await;
-            for (after, next) in self.happen(event) {
-                queue.insert((at + after, queue.len() + number + 1000), next);
-            }
-            if self.ground.oracle.is_wrong() {
-                break;
-            }
-        }
-        sleep_until(self.start + FAULTS_END).await;
-    }
-
-    /// Lets one thing happen; what follows from it, and how much later.
-    fn happen(self: &Arc<Self>, event: Event) -> Vec<(Duration, Event)> {
-        match event {
-            Event::KillHolder(at) => {
-                let holder = self.ground.oracle.holder(self.pick()).filter(|_| self.dice.falls(50));
-                self.happen(Event::Kill(holder.unwrap_or(at)))
-            }
-            Event::Kill(at) => {
-                if !self.end(at) {
-                    return Vec::new();
-                }
-                self.count(Kind::Kill);
-                let same_directory = self.dice.falls(50);
-                let after = if self.dice.falls(50) { self.dice.millis(50, 2_000) } else { self.dice.seconds(1, 40) };
-                vec![(after, Event::Start { machine: at, same_directory })]
-            }
-            Event::Doom(at, steps) => {
-                let id = self.pick();
-                let holder = self.ground.oracle.holder(id);
-                let at = holder.filter(|_| self.dice.falls(70)).unwrap_or(at);
-                // What outlives its server by mistake does not die with it either.
-                let survives = self.ground.mistake == Some(Mistake::ContainersSurvive);
-                let Some(process) = self.process(at).filter(|_| !survives) else { return Vec::new() };
-                self.note(format!("{at} is doomed"));
-                process.life.doom(steps);
-                // Somebody wants what it has, so that it dies while it hands over.
-                let other = (at + 1 + self.dice.below(2) as usize) % MACHINES;
-                let stay = self.dice.seconds(45, 75);
-                self.knocks(id, other, Duration::ZERO, stay);
-                vec![(self.dice.seconds(1, 30), Event::Kill(at))]
-            }
-            Event::Start { machine, same_directory } => {
-                if self.process(machine).is_none() {
-                    self.count(if same_directory { Kind::RestartSame } else { Kind::RestartNew });
-                    self.begin(machine, same_directory);
-                }
-                Vec::new()
-            }
-            Event::Drain(at) => {
-                let Some(process) = self.process(at) else { return Vec::new() };
-                self.note(format!("{at} drains"));
-                self.count(Kind::Drain);
-                self.ground.oracle.disturbed(at);
-                self.ground.oracle.drains(at);
-                process.drain(Drain::Draining);
-                let grace = Duration::from_secs(8);
-                vec![(grace, Event::DrainOver(at)), (grace + Duration::from_secs(2), Event::Kill(at))]
-            }
-            Event::DrainOver(at) => {
-                if let Some(process) = self.process(at).filter(|process| process.tools.drain.read() != Drain::No) {
-                    process.drain(Drain::Over);
-                }
-                Vec::new()
-            }
-            Event::Freeze(at, still, span) => {
-                self.note(format!("{at} stands still: {still:?} for {span:?}"));
-                self.count(match still {
-                    Still::Process => Kind::Hang,
-                    Still::Machine => Kind::Freeze,
-                    Still::Clock => Kind::Suspend,
-                });
-                self.ground.oracle.disturbed(at);
-                self.ground.oracle.shaken(at);
-                self.ground.machines[at].freeze(still);
-                vec![(span, Event::Thaw(at))]
-            }
-            Event::Thaw(at) => {
-                self.thaw(at);
-                vec![(TICK + Duration::from_millis(2), Event::Look)]
-            }
-            Event::Look => {
-                for id in self.ground.all() {
-                    self.ground.oracle.look(id);
-                }
-                Vec::new()
-            }
-            Event::ContainerEnds(at) => {
-                let ids: Vec<_> = self.ground.all().cloned().collect();
-                let id = self.dice.pick(&ids);
-                if let Some(process) = self.process(at).filter(|process| process.runtime.has(id)) {
-                    self.note(format!("a container of {at} ends by itself"));
-                    self.count(Kind::ContainerEnds);
-                    self.ground.oracle.may_end(id);
-                    process.runtime.end(id);
-                }
-                Vec::new()
-            }
-            Event::GuardDies(at) => {
-                // Without its guard and hanging, a machine keeps no promise.
-                if let Some(process) = self.process(at).filter(|_| self.ground.machines[at].moves()) {
-                    self.note(format!("the guard of {at} dies"));
-                    self.count(Kind::GuardDies);
-                    self.ground.oracle.disturbed(at);
-                    self.ground.oracle.shaken(at);
-                    tokio::spawn(async move { process.runtime.lose_guard().await });
-                }
-                Vec::new()
-            }
-            Event::Muffle => {
-                let id = self.pick();
-                if let Some(at) = self.ground.oracle.holder(id) {
-                    self.note(format!("{at} hears nothing"));
-                    self.count(Kind::Muffled);
-                    let (deaf, mute) = (self.dice.millis(7_000, 14_000), self.dice.seconds(25, 40));
-                    self.ground.weather.muffle(at, deaf, mute);
-                    // Whose clock is fast has waited soonest.
-                    let rivals = [(at + 1) % MACHINES, (at + 2) % MACHINES];
-                    let rate = |at: &usize| self.ground.machines[*at].rate;
-                    let other = rivals.into_iter().max_by(|one, two| rate(one).total_cmp(&rate(two))).unwrap_or(at);
-                    let (wait, stay) = (self.dice.millis(0, 6_000), self.dice.seconds(35, 60));
-                    self.knocks(id, other, wait, stay);
-                }
-                vec![(self.dice.seconds(50, 120), Event::Muffle)]
-            }
-            Event::Fork => {
-                if let Some(id) = self.ground.copies.first() {
-                    let copying = fork::live(self.clone(), self.pick().clone(), id.clone(), self.dice.fork());
-                    self.crowd.lock().unwrap().spawn(copying);
-                }
-                Vec::new()
-            }
-            Event::Storm(count) => {
-                let id = self.pick();
-                self.count(Kind::Storm);
-                for _ in 0..count {
-                    let at = self.dice.below(MACHINES as u64) as usize;
-                    let (wait, stay) = (self.dice.millis(0, 3_000), self.dice.millis(10, 15_000));
-                    self.knocks(id, at, wait, stay);
-                }
-                Vec::new()
-            }
-            Event::LockGarbage
-            | Event::LockMended
-            | Event::StaleOverwrite
-            | Event::Garbage
-            | Event::MetadataGone
-            | Event::LockGone
-            | Event::Flip
-            | Event::Deletion => self.operate(event),
-        }
-    }
-
-    fn knocks(self: &Arc<Self>, id: &SandboxId, at: usize, wait: Duration, stay: Duration) {
-        self.crowd.lock().unwrap().spawn(client::knock(self.clone(), id.clone(), at, wait, stay));
     }
 
     /// Whether this is the first try at that copy.

@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use baton::{runtime::Container, storage::layout};
 use baton_protocol::id::SandboxId;
-use tokio::time::Instant;
 
 use super::{Oracle, Told};
-use crate::words::short;
+use crate::{time::Instant, words::short};
 
 /// How long after its machine stood still, or its guard died, one may stand still itself.
 const EXCUSED: Duration = Duration::from_secs(90);

@@ -4,10 +4,9 @@ use std::{collections::BTreeSet, time::Duration};
 
 use baton::runtime::Container;
 use baton_protocol::{id::SandboxId, lock::Lock};
-use tokio::time::Instant;
 
 use super::{Oracle, Told};
-use crate::{bucket::Bucket, words::committed};
+use crate::{bucket::Bucket, time::Instant, words::committed};
 
 /// A waiter's entry counts as fresh for this long on the fastest clock.
 const FRESH: Duration = Duration::from_secs(48);

@@ -21,11 +21,11 @@ use baton_protocol::{
     lock::Lock,
     metadata::Status,
 };
-use tokio::{sync::watch, time::Instant};
+use tokio::sync::watch;
 
 pub use fleeting::Fate;
 
-use crate::{clock::Machine, weather::MACHINES};
+use crate::{clock::Machine, time::Instant, weather::MACHINES};
 use fleeting::Home;
 use vacancy::Vacancy;
 

@@ -3,11 +3,11 @@
 use baton::storage::{layout, records};
 use baton_protocol::{lock::Lock, metadata::DesiredState};
 use bytes::Bytes;
-use tokio::time::Instant;
 
 use super::{Oracle, Told};
 use crate::{
     bucket::Bucket,
+    time::Instant,
     words::{last, lock_of, picture, sandbox_of_checkpoint, short},
 };
 
