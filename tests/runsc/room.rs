@@ -13,10 +13,11 @@ use crate::{
 const FULL: [(&str, &str); 1] = [("BATON_MAX_SANDBOXES", "1")];
 /// A file, and a process that outlives the command that started it.
 const BEGIN: &str = "echo kept >/srv/file
-(while :; do date +%N >/srv/beat; sleep 0.05; done) >/dev/null 2>&1 &
+(while :; do echo >>/srv/beat; sleep 0.05; done) >/dev/null 2>&1 &
 echo $! >/srv/pid";
 const LOOK: &str = "cat /srv/file; kill -0 $(cat /srv/pid) && echo alive
-a=$(cat /srv/beat); sleep 0.5; b=$(cat /srv/beat); [ \"$a\" != \"$b\" ] && echo beats";
+beats() { wc -c </srv/beat; }
+a=$(beats); for n in $(seq 300); do [ $(beats) -gt $a ] && echo beats && break; sleep 0.05; done";
 const LINES: u64 = 10_000;
 
 /// The server has seen that its clients left.
