@@ -44,6 +44,8 @@ use weather::Weather;
 const QUICK: u64 = 200;
 /// From so many seeds on every kind of fault must have struck.
 const MEETS_ALL: u64 = 200;
+/// A long run says now and then how far it is.
+const TELLS_EVERY: u64 = 2_500;
 /// How many seeds a mistake may hide from.
 const FOUND_WITHIN: u64 = 2_000;
 const SHOWN: usize = 400;
@@ -111,6 +113,10 @@ impl Sum {
         self.tally.merge(&weather.tally);
     }
 
+    fn tell(&self, of: u64, took: u64) {
+        println!("{} of {of} seeds after {took} s, {} failed", self.seeds, self.failed.len());
+    }
+
     fn print(&self, took: f64) {
         let Self { seeds, epochs, commits, successions, most_calls, .. } = self;
         let count = *seeds as f64;
@@ -157,6 +163,9 @@ mod proof {
                             sum.lock().unwrap().failed.push(tell(seed, &weather, &verdict, SHOWN));
                         } else if seed % 100 == 0 && run(seed, None).0.hash != verdict.hash {
                             sum.lock().unwrap().failed.push(format!("seed {seed} does not replay"));
+                        }
+                        if (seed - first + 1).is_multiple_of(TELLS_EVERY) && seed + 1 < end {
+                            sum.lock().unwrap().tell(end - first, began.elapsed().as_secs());
                         }
                     }
                 });
