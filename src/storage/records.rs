@@ -1,15 +1,16 @@
 //! The typed records of a sandbox, wherever they lie: a persistent sandbox in the configured
 //! store, any other in this instance's memory. Same code, same keys.
 
+mod make;
 mod pens;
 mod survey;
 
 use std::sync::Arc;
 
 use baton_protocol::{
-    id::{CheckpointId, SandboxId},
-    lock::{Head, Lock},
-    metadata::{Latest, MAX_BYTES, Metadata, Phase, Spec, Status},
+    id::SandboxId,
+    lock::Lock,
+    metadata::{MAX_BYTES, Metadata, Spec},
     reason::Reason,
     trace::Traceparent,
 };
@@ -23,7 +24,7 @@ use super::{
     recent::Recent,
     rules::{Identity, Times},
     store::{self, If, Poll, Store, Urgency, Version},
-    stores::{Need, Refusal, Stores},
+    stores::Stores,
 };
 use crate::{clock::SharedClock, metrics::Metrics};
 
@@ -93,9 +94,6 @@ type Shelf<'a> = &'a Arc<dyn Store>;
 
 /// How often a write is made anew on top of somebody else's before it is given up.
 const TRIES: usize = 20;
-/// How often a new object is sent again; a client waits for it.
-const NEW_TRIES: usize = 3;
-
 pub const CHECKPOINT_NOT_ENABLED: &str = "Checkpointing is not enabled on the server.";
 
 impl Records {
@@ -134,64 +132,6 @@ impl Records {
 
     pub fn can_snapshot(&self) -> bool {
         self.can_snapshot
-    }
-
-    /// Writes a new sandbox's lock, then its metadata: no acquire ever creates a lock.
-    pub async fn create(&self, spec: &Spec) -> Result<()> {
-        let place = if spec.enable_sandbox_checkpoint { Place::Durable } else { Place::Memory };
-        let (locks, metadata) = self.stores(place)?;
-        if let Some(stores) = self.stores.as_ref().filter(|_| place == Place::Durable) {
-            stores.check(Need::Checkpoint).await.map_err(|refusal| match refusal {
-                Refusal::Unreachable(error) => Error::Store(error),
-                Refusal::NoCheckpoints | Refusal::NoSnapshots | Refusal::NotLocal => {
-                    Error::NotConfigured(refusal.to_string())
-                }
-            })?;
-        }
-        let id = &spec.sandbox_id;
-        let mut spec = spec.clone();
-        spec.lock_bucket = self.lock_bucket(place);
-        self.put_new(locks, &lock_key(id), &Lock::new(id.clone())).await?;
-        let record = Metadata { spec, latest_sandbox_checkpoint: None, status: Status::default() };
-        self.put_new(metadata, &metadata_key(id), &record).await
-    }
-
-    /// Writes a sandbox that begins as the copy of another one: its pin, its lock with the head, its metadata.
-    /// Only a committed checkpoint is copied.
-    pub async fn fork(&self, source: &CheckpointId, spec: &Spec) -> Result<()> {
-        let (locks, metadata) = self.stores(Place::Durable)?;
-        let checkpoints =
-            self.checkpoints.as_ref().ok_or_else(|| Error::NotConfigured(CHECKPOINT_NOT_ENABLED.to_owned()))?;
-        let id = &spec.sandbox_id;
-        // Pinned before it is looked at: what is seen then stays.
-        checkpoints.pin(source, id).await?;
-        let head = self.committed(source).await;
-        let head = match head {
-            Ok(Some(head)) => head,
-            gone => {
-                checkpoints.unpin(source, id).await?;
-                gone?;
-                return Err(Error::NoCheckpoint);
-            }
-        };
-        if let Err(error) = checkpoints.manifest(&head).await {
-            checkpoints.unpin(source, id).await?;
-            return Err(error.into());
-        }
-        let latest = Latest { bucket: head.bucket.clone(), path: layout::checkpoint_prefix(source) };
-        let lock = Lock { head: Some(head), forked_from: Some(source.clone()), ran: true, ..Lock::new(id.clone()) };
-        let mut spec = spec.clone();
-        spec.lock_bucket = self.lock_bucket(Place::Durable);
-        self.put_new(locks, &lock_key(id), &lock).await?;
-        let status = Status { phase: Phase::Checkpointed, ..Status::default() };
-        let record = Metadata { spec, latest_sandbox_checkpoint: Some(latest), status };
-        self.put_new(metadata, &metadata_key(id), &record).await
-    }
-
-    /// The head that names a checkpoint, if it is the last or the last but one of its sandbox.
-    async fn committed(&self, id: &CheckpointId) -> Result<Option<Head>> {
-        let Some(lock) = self.lock_of(&id.sandbox()).await? else { return Ok(None) };
-        Ok([lock.head, lock.prev_head].into_iter().flatten().find(|head| head.checkpoint_id == *id))
     }
 
     /// The lock of a durable sandbox, read once. `None`: there is none.
@@ -337,21 +277,6 @@ impl Records {
             name(&spec.lock_bucket),
             name(&here)
         )))
-    }
-
-    /// A new object under a name that only we know: a conflict is our own lost answer.
-    async fn put_new(&self, store: &Arc<dyn Store>, key: &str, record: &impl serde::Serialize) -> Result<()> {
-        let mut tries = 0;
-        loop {
-            match self.put(store, key, record, If::Absent, Urgency::Commit).await {
-                Ok(_) | Err(store::Error::Conflict(_)) => return Ok(()),
-                Err(error) if error.is_passing() && tries < NEW_TRIES => {
-                    tries += 1;
-                    self.clock.sleep(self.clock.jittered(self.times.retry)).await;
-                }
-                Err(error) => return Err(error.into()),
-            }
-        }
     }
 
     async fn put(
