@@ -121,6 +121,12 @@ impl Guard {
                     known.deadline = deadline;
                 }
             }
+            Order::Take { container, deadline } => {
+                if let Some(known) = self.containers.get_mut(&container) {
+                    known.deadline = deadline;
+                    self.report(Told::Taken, container);
+                }
+            }
             Order::Synced { container } => {
                 if let Some(known) = self.containers.get_mut(&container) {
                     known.synced = true;

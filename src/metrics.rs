@@ -78,6 +78,11 @@ words! {
     Ended { Zero "zero", NonZero "nonzero", Signal "signal", TimedOut "timed_out", NotStarted "not_started" }
 }
 
+words! {
+    /// Why a new sandbox did not begin in a warm container.
+    Missed { Empty "empty", Unfit "unfit", Broken "broken" }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Phase {
     phase: Word,
@@ -135,6 +140,9 @@ struct Inner {
     registry: Registry,
     sandboxes: Family<Phase, Gauge>,
     left: Family<Left, Counter>,
+    warm_ready: Gauge,
+    warm_taken: Counter,
+    warm_missed: Family<Left, Counter>,
     sessions: Gauge,
     nudges: Gauge,
     actions: Timed<Acted>,
@@ -165,6 +173,12 @@ impl Default for Metrics {
         registry.register("sandboxes", "Sandboxes looked after, by the phase of their container", sandboxes.clone());
         let left = Family::default();
         registry.register("sandboxes_left", "Sandboxes that left this instance, by why", left.clone());
+        let warm_ready = Gauge::default();
+        registry.register("warm_ready", "Warm containers that wait for a sandbox", warm_ready.clone());
+        let warm_taken = Counter::default();
+        registry.register("warm_taken", "Sandboxes that began in a warm container", warm_taken.clone());
+        let warm_missed = Family::default();
+        registry.register("warm_missed", "Sandboxes that did not, by why", warm_missed.clone());
         let sessions = Gauge::default();
         registry.register("sessions", "Sessions that are attached or wait", sessions.clone());
         let nudges = Gauge::default();
@@ -205,6 +219,9 @@ impl Default for Metrics {
             registry,
             sandboxes,
             left,
+            warm_ready,
+            warm_taken,
+            warm_missed,
             sessions,
             nudges,
             actions,
@@ -239,6 +256,18 @@ impl Metrics {
 
     pub fn sandbox_left(&self, why: &impl Named) {
         self.0.left.get_or_create(&Left { why: Word::of(why) }).inc();
+    }
+
+    pub fn warm_ready(&self, count: usize) {
+        self.0.warm_ready.set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+
+    pub fn warm_taken(&self) {
+        self.0.warm_taken.inc();
+    }
+
+    pub fn warm_missed(&self, why: Missed) {
+        self.0.warm_missed.get_or_create(&Left { why: Word::of(&why) }).inc();
     }
 
     pub fn acted(&self, action: &impl Named, outcome: Outcome, took: Duration) {

@@ -20,7 +20,7 @@ use crate::{
     metrics::Metrics,
     notice::Notice,
     reconciler::{self, Deposit, Housekeeping, Rhythm, Tools, desired::Drain},
-    runtime::{Containers, Lifecycle, Settings, Shares, archive::Limits, predecessor, sign},
+    runtime::{Containers, Lifecycle, Settings, Shares, Warm, archive::Limits, predecessor, sign},
     storage::{
         board::Board,
         memory::Memory,
@@ -148,6 +148,7 @@ impl Half {
             wait_for_a_signal().await?;
             tracing::info!(within = ?config.drain, "draining; a second signal ends at once");
             leaving.send_replace(true);
+            self.containers.drain();
             self.tools.drain.post(Drain::Draining);
             clock.sleep(config.drain).await;
             tracing::warn!("the drain time is up; what is left is let go with its last checkpoint");
@@ -230,6 +231,7 @@ fn settings(config: &Config, pieces: &Pieces, metrics: &Metrics) -> Result<Setti
         detach_grace: config.detach_grace,
         confirm: config.lease.confirm,
         cpu_features: (!config.cpu_features.is_empty()).then(|| config.cpu_features.clone()),
+        warm: Warm { count: config.warm, room: config.max_sandboxes, limits: config.limits.default.clone() },
         metrics: metrics.clone(),
     })
 }

@@ -76,6 +76,7 @@ pub struct Config {
     pub rate_limit: Option<Rate>,
 
     pub max_sandboxes: usize,
+    pub warm: usize,
     pub limits: Bounds,
     pub detach_grace: Duration,
     pub drain: Duration,
@@ -154,6 +155,7 @@ impl Config {
             origins: from.optional("BATON_ORIGINS", parse::names)?.unwrap_or_default(),
             rate_limit: from.required("BATON_RATE_LIMIT", parse::rate)?,
             max_sandboxes: from.required("BATON_MAX_SANDBOXES", parse::count)? as usize,
+            warm: from.required("BATON_WARM", parse::count_or_none)? as usize,
             limits: from.optional("BATON_LIMITS", parse::limits)?.unwrap_or_default(),
             detach_grace: from.required("BATON_DETACH_GRACE", parse::span)?,
             drain: from.required("BATON_DRAIN", parse::span)?,

@@ -56,6 +56,10 @@ pub fn count(text: &str) -> Option<u32> {
     text.parse().ok().filter(|count| *count > 0)
 }
 
+pub fn count_or_none(text: &str) -> Option<u32> {
+    if is_off(text) { Some(0) } else { count(text) }
+}
+
 pub fn factor(text: &str) -> Option<f64> {
     text.parse().ok().filter(|factor| (0.02..=50.0).contains(factor))
 }
@@ -111,6 +115,13 @@ mod tests {
         assert_eq!(span_or_off("soon"), None);
         assert_eq!(span("0s"), None);
         assert_eq!(span("15"), None, "a number without a unit says nothing");
+    }
+
+    #[test]
+    fn none_is_a_count_only_where_that_means_something() {
+        assert_eq!((count("3"), count("0"), count("-1"), count("off")), (Some(3), None, None, None));
+        assert_eq!((count_or_none("3"), count_or_none("0"), count_or_none("off")), (Some(3), Some(0), Some(0)));
+        assert_eq!((count_or_none("-1"), count_or_none("some")), (None, None));
     }
 
     #[test]

@@ -127,7 +127,7 @@ fn every_kind_that_can_be_wrong_is_refused_with_its_own_sentence() {
             Kind::AddressOrOff => "here",
             Kind::Url => "ftp://x",
             Kind::YesNo => "perhaps",
-            Kind::Count | Kind::Size | Kind::Rate => "-3",
+            Kind::Count | Kind::CountOrNone | Kind::Size | Kind::Rate => "-3",
             Kind::Factor => "0",
             Kind::Span | Kind::SpanOrOff => "later",
             Kind::Limits => "memory=lots",

@@ -21,6 +21,11 @@ pub enum Order {
         container: String,
         deadline: Duration,
     },
+    /// A container that was nobody's is a sandbox's from now on, and has its deadline. Answered by `taken`.
+    Take {
+        container: String,
+        deadline: Duration,
+    },
     /// There is something worth keeping from now on.
     Synced {
         container: String,
@@ -49,6 +54,7 @@ pub struct Report {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Told {
     Armed,
+    Taken,
     /// Every thread of it stands still.
     Fenced,
     Killed,
@@ -57,8 +63,9 @@ pub enum Told {
 }
 
 impl Told {
-    const ALL: [(Told, &str); 5] = [
+    const ALL: [(Told, &str); 6] = [
         (Told::Armed, "armed"),
+        (Told::Taken, "taken"),
         (Told::Fenced, "fenced"),
         (Told::Killed, "killed"),
         (Told::Resumed, "resumed"),
@@ -78,6 +85,7 @@ impl fmt::Display for Order {
                 write!(f, "arm {container} {deadline} {confirm} {}", state_file.display())
             }
             Order::Extend { container, deadline } => write!(f, "extend {container} {}", deadline.as_nanos()),
+            Order::Take { container, deadline } => write!(f, "take {container} {}", deadline.as_nanos()),
             Order::Synced { container } => write!(f, "synced {container}"),
             Order::Fence { container } => write!(f, "fence {container}"),
             Order::Resume { container, deadline } => write!(f, "resume {container} {}", deadline.as_nanos()),
@@ -98,6 +106,7 @@ impl FromStr for Order {
                 Order::Arm { container, deadline, confirm, state_file: Path::new(word()?).to_owned() }
             }
             "extend" => Order::Extend { container, deadline: nanos(word()?)? },
+            "take" => Order::Take { container, deadline: nanos(word()?)? },
             "synced" => Order::Synced { container },
             "fence" => Order::Fence { container },
             "resume" => Order::Resume { container, deadline: nanos(word()?)? },
@@ -138,6 +147,7 @@ mod tests {
         let orders = [
             Order::Arm { container: container.clone(), deadline, confirm: Duration::from_secs(2), state_file },
             Order::Extend { container: container.clone(), deadline },
+            Order::Take { container: container.clone(), deadline },
             Order::Synced { container: container.clone() },
             Order::Fence { container: container.clone() },
             Order::Resume { container: container.clone(), deadline },
@@ -154,7 +164,7 @@ mod tests {
 
     #[test]
     fn nonsense_is_malformed() {
-        for bad in ["", "arm", "arm c", "arm c 1 2", "extend c x", "resume c", "sing c"] {
+        for bad in ["", "arm", "arm c", "arm c 1 2", "extend c x", "take c", "resume c", "sing c"] {
             assert_eq!(bad.parse::<Order>(), Err(Malformed), "{bad:?}");
         }
         assert_eq!("fenced".parse::<Report>(), Err(Malformed));

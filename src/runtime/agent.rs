@@ -58,6 +58,8 @@ impl News {
 #[derive(Debug)]
 pub enum Control {
     Bytes(Vec<u8>),
+    /// It is a sandbox's from now on: a client is waited for.
+    Begin,
     Link(mpsc::Receiver<Frame>),
     /// The container has ended.
     End,
@@ -120,24 +122,27 @@ impl Channel {
         self.gate.send_if_modified(|gate| std::mem::replace(gate, open) != open);
     }
 
-    /// The agent becomes the agent of one sandbox. Done when it has answered.
-    pub async fn assign(&self, start: &Start, limit: Duration) -> Result<()> {
-        let assign = agent::Assign {
-            marker_inverted: hex(&start.marker.map(|byte| !byte)),
-            env: start.env.clone(),
-            cwd: start.cwd.clone(),
-            hostname: None,
-            pids: start.limits.pids,
-            files: start.limits.files,
-        };
-        self.send(&with_json(Kind::Assign, &assign)?);
+    /// Done when the agent has answered, whose it may be.
+    pub async fn greet(&self, limit: Duration) -> Result<()> {
         let ping = self.ping();
         self.heard("create", limit, |news| news.version.is_some() && news.pong >= ping).await
+    }
+
+    pub fn is_broken(&self) -> bool {
+        self.news.borrow().broken.is_some()
+    }
+
+    /// The agent becomes the agent of one sandbox. Done when it has answered.
+    pub async fn assign(&self, start: &Start, limit: Duration) -> Result<()> {
+        self.send(&assignment(start)?);
+        let _ = self.control.send(Control::Begin);
+        self.greet(limit).await
     }
 
     /// Begins anew after a restore. Repeated with a fresh nonce until the agent answers.
     pub async fn resync(&self, start: &Start, limit: Duration) -> Result<()> {
         let until = self.clock.now() + limit;
+        let _ = self.control.send(Control::Begin);
         loop {
             let nonce = self.clock.bits();
             self.hunt.send_replace(Some(nonce));
@@ -225,6 +230,19 @@ pub fn is_allowed(frame: &Frame) -> bool {
             | Kind::List
     ) || (frame.kind == Kind::Ping && frame.sequence < OWN);
     kind && frame.payload.len() <= MAX_PAYLOAD
+}
+
+/// What makes an agent that of a sandbox; refused when it is too much for a frame.
+pub fn assignment(start: &Start) -> Result<Frame> {
+    let assign = agent::Assign {
+        marker_inverted: hex(&start.marker.map(|byte| !byte)),
+        env: start.env.clone(),
+        cwd: start.cwd.clone(),
+        hostname: None,
+        pids: start.limits.pids,
+        files: start.limits.files,
+    };
+    with_json(Kind::Assign, &assign)
 }
 
 fn with_json(kind: Kind, payload: &impl Serialize) -> Result<Frame> {

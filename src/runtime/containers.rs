@@ -24,6 +24,7 @@ use super::{
     life,
     live::Live,
     opening,
+    pool::{Pool, Seat},
     roots::{self, Root},
     runsc::Runsc,
     settings::Settings,
@@ -45,6 +46,7 @@ pub(super) struct Tools {
     pub promised: Promised,
     /// Or why there are none.
     pub cgroups: std::result::Result<Box<dyn Cgroups>, String>,
+    pub pool: Arc<Pool>,
 }
 
 /// The place of one sandbox.
@@ -62,6 +64,8 @@ pub(super) struct Slot {
     pub root: Mutex<Option<Root>>,
     /// What holds it to its limits, if it has one; likewise.
     pub group: Mutex<Option<Group>>,
+    /// Its share of the room here; likewise.
+    pub seat: Mutex<Option<Seat>>,
 }
 
 impl Slot {
@@ -76,6 +80,7 @@ impl Slot {
             renewed: Mutex::default(),
             root: Mutex::default(),
             group: Mutex::default(),
+            seat: Mutex::default(),
         }
     }
 
@@ -128,6 +133,8 @@ impl Containers {
         let guard = GuardLink::start(settings.clone(), clock.clone(), &tasks);
         let guard = guard.map_err(|error| Error::Failed { what: "guard", why: error.to_string() })?;
         let cache = Cache::new(settings.rootfs_cache.clone(), settings.rootfs_cache_size);
+        let holds_cpus = cgroups.as_ref().is_ok_and(|cgroups| cgroups.holds_cpus());
+        let pool = Pool::new(&settings, &facts.runsc_sha256, holds_cpus, clock.clone());
         let tools = Arc::new(Tools {
             settings,
             clock,
@@ -138,24 +145,36 @@ impl Containers {
             tasks,
             promised: Promised::default(),
             cgroups,
+            pool,
         });
+        if tools.settings.warm.count > 0 {
+            tools.tasks.spawn(tools.pool.clone().keep(tools.clone()));
+        }
         Ok(Self { tools, facts, slots: Mutex::default(), _state_dir: state_dir })
     }
 
     /// Removes every container and mount. What cannot be removed dies with the process, or is
     /// wiped at the next start.
     pub async fn close(&self) {
+        self.tools.pool.close().await;
         for id in self.here() {
             if let Err(error) = self.remove(&id).await {
                 tracing::warn!(sandbox = %id, %error, "a container could not be removed");
             }
         }
+        // A start that was still under way may have left something there.
+        self.tools.pool.empty(&self.tools).await;
         let tools = self.tools.clone();
         let cleared = tokio::task::spawn_blocking(move || tools.cgroups.as_ref().map_or(Ok(()), |all| all.clear()));
         if let Ok(Err(error)) = cleared.await {
             tracing::warn!(%error, "a cgroup is left");
         }
         opening::give_back(self.tools.settings.clone()).await;
+    }
+
+    /// This instance is on its way out: no container waits for a sandbox any more.
+    pub fn drain(&self) {
+        self.tools.pool.drain();
     }
 
     /// What holds containers to their share of the machine, or why nothing does.
@@ -201,6 +220,7 @@ impl Containers {
 impl Drop for Containers {
     /// Without [`close`](Self::close) first, the containers at least do not outlive their owner.
     fn drop(&mut self) {
+        self.tools.pool.drain();
         for slot in lock(&self.slots).values() {
             if let Some(live) = slot.live() {
                 live.doomed.cancel();

@@ -52,9 +52,12 @@ struct Entry {
     deadline: Duration,
     synced: bool,
     fence: watch::Sender<Fence>,
-    /// Who waits for `armed` or `disarmed`.
-    answered: Option<oneshot::Sender<watch::Receiver<Fence>>>,
+    /// Who waits for `armed`, `taken` or `disarmed`.
+    awaited: Option<Awaited>,
 }
+
+/// What the guard will say, and who waits for it.
+type Awaited = (Told, oneshot::Sender<watch::Receiver<Fence>>);
 
 #[derive(Clone, Debug)]
 pub struct GuardLink {
@@ -65,6 +68,8 @@ pub struct GuardLink {
 
 /// How long an answer of the guard may take; it is one line through two pipes.
 const ANSWER: Duration = Duration::from_secs(5);
+/// The deadline of a container that is nobody's yet: it runs nothing, and dies with the server.
+pub const NONE_YET: Moment = Moment(Duration::from_secs(u32::MAX as u64));
 
 impl GuardLink {
     /// Starts the guard. It ends when the last link is dropped.
@@ -80,6 +85,11 @@ impl GuardLink {
     pub async fn arm(&self, container: &str, state_file: PathBuf, deadline: Moment) -> Result<watch::Receiver<Fence>> {
         let (container, confirm) = (container.to_owned(), self.settings.confirm);
         self.ask(Order::Arm { container, deadline: deadline.0, confirm, state_file }).await
+    }
+
+    /// A container that was nobody's has a deadline from now on. Done when the guard has it.
+    pub async fn take(&self, container: &str, deadline: Moment) -> Result<watch::Receiver<Fence>> {
+        self.ask(Order::Take { container: container.to_owned(), deadline: deadline.0 }).await
     }
 
     pub async fn disarm(&self, container: &str) -> Result<()> {
@@ -207,13 +217,20 @@ impl Keeper {
         match &order {
             Order::Arm { container, deadline, state_file, .. } => {
                 let (fence, _) = watch::channel(Fence::Running);
+                let awaited = answered.map(|answered| (Told::Armed, answered));
                 let entry =
-                    Entry { state_file: state_file.clone(), deadline: *deadline, synced: false, fence, answered };
+                    Entry { state_file: state_file.clone(), deadline: *deadline, synced: false, fence, awaited };
                 self.entries.insert(container.clone(), entry);
             }
             Order::Extend { container, deadline } | Order::Resume { container, deadline } => {
                 if let Some(entry) = self.entries.get_mut(container) {
                     entry.deadline = *deadline;
+                }
+            }
+            Order::Take { container, deadline } => {
+                if let Some(entry) = self.entries.get_mut(container) {
+                    entry.deadline = *deadline;
+                    entry.awaited = answered.map(|answered| (Told::Taken, answered));
                 }
             }
             Order::Synced { container } => {
@@ -224,7 +241,7 @@ impl Keeper {
             Order::Fence { .. } => {}
             Order::Disarm { container } => {
                 if let Some(entry) = self.entries.get_mut(container) {
-                    entry.answered = answered;
+                    entry.awaited = answered.map(|answered| (Told::Disarmed, answered));
                 } else if let Some(answered) = answered {
                     let _ = answered.send(watch::channel(Fence::Killed).1);
                 }
@@ -237,7 +254,7 @@ impl Keeper {
         let Ok(Report { what, container }) = line.parse() else { return };
         let Some(entry) = self.entries.get_mut(&container) else { return };
         match what {
-            Told::Armed => {}
+            Told::Armed | Told::Taken => {}
             Told::Fenced => {
                 entry.fence.send_if_modified(|fence| {
                     *fence == Fence::Running && {
@@ -250,9 +267,7 @@ impl Keeper {
             Told::Resumed => drop(entry.fence.send_replace(Fence::Running)),
             Told::Disarmed => {}
         }
-        if matches!(what, Told::Armed | Told::Disarmed)
-            && let Some(answered) = entry.answered.take()
-        {
+        if let Some((_, answered)) = entry.awaited.take_if(|(awaited, _)| *awaited == what) {
             let _ = answered.send(entry.fence.subscribe());
         }
         if what == Told::Disarmed {
@@ -297,6 +312,9 @@ impl Keeper {
             let (container, deadline, state_file) = (name.clone(), entry.deadline, entry.state_file.clone());
             let confirm = self.settings.confirm;
             guard.tell(&Order::Arm { container: container.clone(), deadline, confirm, state_file }).await?;
+            if matches!(entry.awaited, Some((Told::Taken, _))) {
+                guard.tell(&Order::Take { container: container.clone(), deadline }).await?;
+            }
             if entry.synced {
                 guard.tell(&Order::Synced { container: container.clone() }).await?;
             }

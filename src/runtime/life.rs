@@ -1,57 +1,63 @@
 //! The actions on one container, each from beginning to end.
 
 use std::{
-    os::unix::fs::PermissionsExt,
     path::Path,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
-use tokio::{io::AsyncReadExt, process::Child, sync::watch};
-use tokio_util::sync::CancellationToken;
+use tokio::process::Child;
 
 use super::{
     Container, Error, Result, Start,
-    agent::Channel,
+    agent::assignment,
     argv::Verb,
-    bundle,
-    cgroup::{self, Group},
+    begun::{self, Begun, SHORT, gone, no_group},
+    cgroup::Group,
     containers::{Slot, Tools, lock},
-    control::Control,
-    guard_link::{Fence, seek},
-    live::{Live, all_ended, watch_over},
-    roots, space,
-    spawn::NOT_TAKEN,
-    usage,
+    guard_link::Fence,
+    live::{Live, watch_over},
+    pool::{self, Remains, Warm},
+    roots, space, usage,
 };
 use crate::guard::process::Process;
 
 const START: Duration = Duration::from_secs(60);
-const SHORT: Duration = Duration::from_secs(20);
 /// Writing an image of many gigabytes takes its time.
 const LONG: Duration = Duration::from_secs(600);
 const WAKE: Duration = Duration::from_secs(5);
-/// Both pipes of the agent are made this large: fewer, larger reads.
-const PIPE: usize = 1 << 20;
-const STDERR_READ: u64 = 64 << 10;
 
 /// First start, or start from the checkpoint in `image`.
 pub(super) async fn start(tools: &Arc<Tools>, slot: &Arc<Slot>, start: &Start, image: Option<&Path>) -> Result<()> {
     if lock(&slot.name).is_some() {
         return Err(Error::NotIn("absent"));
     }
+    if image.is_none() {
+        // What no agent can be told is refused before one is started, or taken.
+        assignment(start)?;
+    }
     let binary = roots::binary(tools, start.runsc.as_deref())?;
     let root = roots::find(tools, start.rootfs.as_deref())?;
     let rootfs = root.path.clone();
     *lock(&slot.root) = Some(root);
-    let name = baton_protocol::id::hex(&tools.clock.bits()[..8]);
+    let name = begun::new_name(tools);
     if let Some(binary) = binary {
         tools.runsc.choose(&name, binary);
     }
     *lock(&slot.renewed) = None;
     *lock(&slot.name) = Some(name.clone());
     slot.show(Container::Partial);
-    match begin(tools, slot, &name, &rootfs, start, image).await {
+    let (seat, _starting, offer) = tools.pool.enter(image.is_none().then_some(start));
+    *lock(&slot.seat) = Some(seat);
+    let begun = match offer.warm(&tools.pool).await {
+        Some(warm) => take(tools, slot, warm, start).await,
+        None => None,
+    };
+    let begun = match begun {
+        Some(begun) => Ok(begun),
+        None => begin(tools, slot, &name, &rootfs, start, image).await,
+    };
+    match begun {
         Ok((live, child)) => {
             let live = Arc::new(live);
             *lock(&slot.live) = Some(live.clone());
@@ -74,6 +80,7 @@ pub(super) async fn start(tools: &Arc<Tools>, slot: &Arc<Slot>, start: &Start, i
     }
 }
 
+/// From nothing.
 async fn begin(
     tools: &Arc<Tools>,
     slot: &Slot,
@@ -82,131 +89,76 @@ async fn begin(
     start: &Start,
     image: Option<&Path>,
 ) -> Result<(Live, Child)> {
-    let what = if image.is_some() { "restore" } else { "create" };
-    let failed = |error: std::io::Error| Error::Failed { what, why: error.to_string() };
     let bundle = tools.settings.bundle(name);
-    make_bundle(tools, &bundle, rootfs).await.map_err(failed)?;
-    let state_file = tools.settings.state_file(name);
-    let fence = tools.guard.arm(name, state_file.clone(), start.deadline).await?;
-    if let Some(deadline) = *lock(&slot.renewed) {
-        // It came before the guard knew the name.
-        tools.guard.extend(name, deadline);
-    }
-    let log = bundle.join("log");
     let disk = start.limits.disk;
     let verb = image.map_or(Verb::Run { bundle: &bundle, disk }, |image| Verb::Restore { bundle: &bundle, image });
-    let group = make_group(tools, slot, name, start, what)?;
-    let mut child = tools.runsc.attach(verb, name, &log, group.as_ref().map_or(&[], Group::directories)).await?;
-    let (Some(stdin), Some(stdout), Some(stderr)) = (child.stdin.take(), child.stdout.take(), child.stderr.take())
-    else {
-        return Err(Error::Failed { what, why: "runsc has no pipes".to_owned() });
-    };
-    // Smaller ones only cost speed.
-    let _ = rustix::pipe::fcntl_setpipe_size(&stdin, PIPE);
-    let _ = rustix::pipe::fcntl_setpipe_size(&stdout, PIPE);
-    tools.tasks.spawn(drain(stderr));
-    let channel = Channel::start(stdin, stdout, tools);
+    let what = verb.name();
+    if start.limits.cpus.is_some()
+        && let Err(why) = &tools.cgroups
+    {
+        tracing::warn!(sandbox = %slot.id, why, "nothing holds it to its share of the CPUs");
+    }
+    let group = begun::make_group(tools, name, &start.limits)?;
+    // In the slot first: what fails afterwards removes it.
+    (*lock(&slot.group)).clone_from(&group);
+    let bundled = begun::make_bundle(tools, name, rootfs).await;
+    bundled.map_err(|error| Error::Failed { what, why: error.to_string() })?;
+    let fence = tools.guard.arm(name, tools.settings.state_file(name), start.deadline).await?;
+    extend_if_renewed(tools, slot, name);
+    let mut begun = Begun::start(tools, name, verb, group.as_ref()).await?;
     let synced = match image {
-        None => channel.assign(start, START).await,
-        Some(_) => channel.resync(start, START).await,
+        None => begun.channel.assign(start, START).await,
+        Some(_) => begun.channel.resync(start, START).await,
     };
-    let found = seek(&state_file, &tools.clock, SHORT).await;
-    let processes: Vec<_> =
-        found.iter().flat_map(|pids| [pids.sentry, pids.gofer]).filter_map(|pid| Process::open(pid).ok()).collect();
-    // It started as fast as it could; what runs in it from now on is not ours.
-    let held = || group.as_ref().map_or(Ok(()), Group::hold_back).map_err(|error| no_group(what, &error));
-    let started = synced.and_then(|()| if processes.is_empty() { Err(gone()) } else { held() });
+    let found = begun.find_processes(tools).await;
+    let started = synced.and(found).and_then(|()| hold_back(group.as_ref(), what));
     if let Err(error) = started {
-        return Err(discard(tools, name, &log, what, child, processes, error).await);
+        return Err(begun.discard(tools, what, error).await);
     }
     tools.guard.synced(name);
-    let live = Live {
-        name: name.to_owned(),
-        channel,
-        fence,
-        processes,
-        control: Control::new(tools.settings.control_socket(name)),
-        paused: watch::channel(false).0,
-        deadline: start.deadline.into(),
-        doomed: CancellationToken::new(),
-        ended: CancellationToken::new(),
-        unwanted: false.into(),
-        log,
-    };
-    Ok((live, child))
+    Ok(begun.into_live(tools, fence, start.deadline))
 }
 
-/// Ends what has started but did not answer. The reason runsc gives is better than ours.
-async fn discard(
-    tools: &Tools,
-    name: &str,
-    log: &Path,
-    what: &'static str,
-    mut child: Child,
-    mut processes: Vec<Process>,
-    error: Error,
-) -> Error {
-    let by_itself = tools.clock.timeout(Duration::from_millis(100), child.wait()).await;
-    let why = match by_itself {
-        Ok(Ok(status)) if status.code() == Some(128) => Some(tools.runsc.why(log).await),
-        Ok(Ok(status)) if status.code() == Some(NOT_TAKEN.into()) => Some("its cgroup does not take it".to_owned()),
-        Ok(_) | Err(_) => None,
+/// A container that was nobody's becomes the sandbox's: first the guard has its deadline, then the agent hears of it.
+/// `None` when it was good for nothing, and is dead.
+async fn take(tools: &Arc<Tools>, slot: &Slot, warm: Warm, start: &Start) -> Option<(Live, Child)> {
+    let Warm { begun, group } = warm;
+    let (name, own) = (begun.name.clone(), lock(&slot.name).replace(begun.name.clone()));
+    (*lock(&slot.group)).clone_from(&group);
+    let taken = async {
+        let fence = tools.guard.take(&name, start.deadline).await?;
+        extend_if_renewed(tools, slot, &name);
+        begun.channel.assign(start, pool::PATIENCE).await?;
+        hold_back(group.as_ref(), "create")?;
+        Ok(fence)
     };
-    // Those that no state file names yet are still children of runsc.
-    processes.extend(child.id().into_iter().flat_map(Process::children_of));
-    for process in &processes {
-        let _ = process.signal(rustix::process::Signal::KILL);
-    }
-    let _ = child.kill().await;
-    all_ended(&processes, &tools.clock).await;
-    tracing::debug!(container = name, %error, "a start was given up");
-    why.map_or(error, |why| Error::Failed { what, why })
-}
-
-/// The cgroup that the container will be in, if its limits need one and there can be one. In the slot first: what
-/// fails afterwards removes it.
-fn make_group(tools: &Tools, slot: &Slot, name: &str, start: &Start, what: &'static str) -> Result<Option<Group>> {
-    let bounds = cgroup::Bounds::of(&start.limits);
-    let group = match &tools.cgroups {
-        Ok(cgroups) if bounds != cgroup::Bounds::default() => {
-            Some(cgroups.make(name, &bounds).map_err(|error| no_group(what, &error))?)
+    let taken = taken.await;
+    tools.pool.served(taken.is_ok());
+    match taken {
+        Ok(fence) => {
+            tools.guard.synced(&name);
+            Some(begun.into_live(tools, fence, start.deadline))
         }
-        Ok(_) => None,
-        Err(why) => {
-            if start.limits.cpus.is_some() {
-                tracing::warn!(sandbox = %slot.id, why, "nothing holds it to its share of the CPUs");
-            }
+        Err(error) => {
+            begun.end(tools).await;
+            *lock(&slot.name) = own;
+            lock(&slot.group).take();
+            tools.pool.leave(Remains { name, group }, &error);
             None
         }
-    };
-    (*lock(&slot.group)).clone_from(&group);
-    Ok(group)
-}
-
-fn no_group(what: &'static str, error: &std::io::Error) -> Error {
-    Error::Failed { what, why: format!("its limits cannot be set: {error}") }
-}
-
-async fn make_bundle(tools: &Tools, bundle: &Path, rootfs: &Path) -> std::io::Result<()> {
-    let settings = &tools.settings;
-    let agent_dir = bundle.join("agent");
-    tokio::fs::create_dir_all(&agent_dir).await?;
-    // A private copy: the original may be replaced while sandboxes run.
-    let agent = agent_dir.join("agent");
-    tokio::fs::copy(&settings.agent, &agent).await?;
-    tokio::fs::set_permissions(&agent, std::fs::Permissions::from_mode(0o555)).await?;
-    let spec = bundle::spec(rootfs, &agent_dir, settings.cpu_features.as_deref());
-    tokio::fs::write(bundle.join("config.json"), spec.to_string()).await
-}
-
-/// The agent's own log, a little of it. The pipe is read to its end, so that nobody ever waits for it.
-async fn drain(mut stderr: tokio::process::ChildStderr) {
-    let mut text = Vec::new();
-    let _ = (&mut stderr).take(STDERR_READ).read_to_end(&mut text).await;
-    if !text.is_empty() {
-        tracing::debug!(text = %String::from_utf8_lossy(&text).escape_debug(), "the container's stderr");
     }
-    let _ = tokio::io::copy(&mut stderr, &mut tokio::io::sink()).await;
+}
+
+/// It came before the guard knew whose deadline it is.
+fn extend_if_renewed(tools: &Tools, slot: &Slot, name: &str) {
+    if let Some(deadline) = *lock(&slot.renewed) {
+        tools.guard.extend(name, deadline);
+    }
+}
+
+/// It started as fast as it could; what runs in it from now on is not ours.
+fn hold_back(group: Option<&Group>, what: &'static str) -> Result<()> {
+    group.map_or(Ok(()), Group::hold_back).map_err(|error| no_group(what, &error))
 }
 
 pub(super) async fn pause(tools: &Tools, slot: &Slot) -> Result<()> {
@@ -333,25 +285,12 @@ async fn wipe(tools: &Tools, slot: &Slot) -> Result<()> {
     let Some(name) = lock(&slot.name).clone() else { return Ok(()) };
     slot.show(Container::Partial);
     lock(&slot.live).take();
-    if tokio::fs::try_exists(tools.settings.state_file(&name)).await.unwrap_or(true) {
-        tools.runsc.call(Verb::Delete, &name, SHORT, None).await?;
-    }
-    tools.guard.disarm(&name).await?;
     let group = lock(&slot.group).clone();
-    if let Some(group) = group {
-        let removed = group.remove(&tools.clock).await;
-        removed.map_err(|error| Error::Failed { what: "remove", why: format!("its cgroup stays: {error}") })?;
-    }
+    begun::clear(tools, &name, group.as_ref()).await?;
     lock(&slot.group).take();
-    match tokio::fs::remove_dir_all(tools.settings.bundle(&name)).await {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            return Err(Error::Failed { what: "remove", why: error.to_string() });
-        }
-        Ok(()) | Err(_) => {}
-    }
-    tools.runsc.forget(&name);
     lock(&slot.root).take();
     lock(&slot.name).take();
+    lock(&slot.seat).take();
     slot.show(Container::Absent);
     Ok(())
 }
@@ -374,8 +313,4 @@ async fn shown(slot: &Slot, live: &Live, done: Result<()>) -> Result<()> {
         () = live.ended.cancelled() => Ok(()),
     };
     done
-}
-
-fn gone() -> Error {
-    Error::NotIn("there any more")
 }

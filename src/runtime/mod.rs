@@ -7,6 +7,7 @@
 mod agent;
 pub mod archive;
 mod argv;
+mod begun;
 mod bundle;
 mod cache;
 mod cgroup;
@@ -18,6 +19,7 @@ mod life;
 mod live;
 mod opening;
 mod outlet;
+mod pool;
 mod reader;
 pub mod rootfs;
 mod roots;
@@ -33,7 +35,7 @@ pub use containers::Containers;
 pub use opening::{check_root, predecessor, sign};
 pub use outlet::{Behind, LeftOut, OUTPUT_FRAMES, Outlet};
 pub use roots::Hold;
-pub use settings::Settings;
+pub use settings::{Settings, Warm};
 pub use space::FILES as IMAGE_FILES;
 
 use std::{

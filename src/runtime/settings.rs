@@ -2,7 +2,9 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use super::archive::Limits;
+use baton_protocol::limits::Limits;
+
+use super::archive;
 use crate::metrics::Metrics;
 
 /// Where everything is.
@@ -22,7 +24,7 @@ pub struct Settings {
     /// Where further runsc binaries are kept, by digest.
     pub runtimes: PathBuf,
     /// What an archive may hold.
-    pub archive_limits: Limits,
+    pub archive_limits: archive::Limits,
     /// The static program that becomes PID 1 of every sandbox.
     pub agent: PathBuf,
     /// How long output is held back for a client that may come again.
@@ -31,7 +33,19 @@ pub struct Settings {
     pub confirm: Duration,
     /// What a checkpoint may ask of a CPU; `None` is all this machine has.
     pub cpu_features: Option<Vec<String>>,
+    pub warm: Warm,
     pub metrics: Metrics,
+}
+
+/// Containers that are ready before anybody asks.
+#[derive(Clone, Debug, Default)]
+pub struct Warm {
+    /// How many; zero is none.
+    pub count: usize,
+    /// For how many sandboxes there is room in all.
+    pub room: usize,
+    /// What a sandbox gets that asks for nothing.
+    pub limits: Limits,
 }
 
 impl Settings {

@@ -48,8 +48,7 @@ impl Writer {
         settings: &Settings,
     ) -> Self {
         let (detach_grace, metrics) = (settings.detach_grace, settings.metrics.clone());
-        let detach_at = Some(clock.now() + detach_grace);
-        Self { stdin, control, gate, output, link: None, detach_at, clock, detach_grace, metrics }
+        Self { stdin, control, gate, output, link: None, detach_at: None, clock, detach_grace, metrics }
     }
 
     pub async fn run(mut self) {
@@ -72,6 +71,7 @@ impl Writer {
                 biased;
                 control = self.control.recv() => match control? {
                     Control::Bytes(bytes) => return Some(bytes),
+                    Control::Begin => self.detach_at = Some(self.clock.now() + self.detach_grace),
                     Control::End => return None,
                     Control::Link(link) => {
                         (self.link, self.detach_at) = (Some(link), None);

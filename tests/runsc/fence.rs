@@ -159,7 +159,7 @@ async fn when_the_guard_dies_everything_stands_until_there_is_a_new_one() {
 }
 
 /// The guard among a process's children that knows this state directory.
-fn guard_of(server: u32, state_dir: &std::path::Path) -> Process {
+pub fn guard_of(server: u32, state_dir: &std::path::Path) -> Process {
     // Guards have no name of their own; the one whose stdin we hold is found by its arguments.
     let mut guards = Vec::new();
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {

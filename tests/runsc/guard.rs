@@ -116,6 +116,17 @@ fn at_the_deadline_it_kills_what_has_not_answered_yet() {
 }
 
 #[test]
+fn one_that_was_nobodys_has_a_deadline_from_the_moment_it_is_taken() {
+    let mut scene = Scene::new();
+    scene.show_sentry();
+    scene.arm(later());
+    scene.tell(Order::Take { container: "c".to_owned(), deadline: soon() });
+    scene.hear(Told::Taken);
+    scene.hear(Told::Killed);
+    scene.sentry.wait().unwrap();
+}
+
+#[test]
 fn one_that_shows_itself_after_its_deadline_is_met_at_once() {
     let mut scene = Scene::new();
     scene.arm(Duration::ZERO);

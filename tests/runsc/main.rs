@@ -46,5 +46,6 @@ mod stored;
 mod suite;
 mod traces;
 mod transfer;
+mod warm;
 mod wire;
 mod without_cgroups;

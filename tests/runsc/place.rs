@@ -40,6 +40,7 @@ pub fn settings(state_dir: &Path) -> Settings {
         // a container that was killed for that is another story than the one told here.
         confirm: Duration::from_secs(30),
         cpu_features: None,
+        warm: Default::default(),
         metrics: Default::default(),
     }
 }

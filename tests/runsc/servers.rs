@@ -232,6 +232,8 @@ impl Plan {
             command.env("BATON_ROOTFS", piece("BATON_TEST_ROOTFS"));
             // Only where a test is about it: hundreds of megabytes are packed and stored.
             command.env("BATON_STORE_RUNTIME", "false");
+            // Only where a test is about it: one more container for each server.
+            command.env("BATON_WARM", "0");
             // A cache of its own: what one server has, another has never seen.
             let mut cache = self.state.clone().into_os_string();
             cache.push("-cache");

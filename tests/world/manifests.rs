@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fs, path::Path, time::Duration};
 
 use baton::{
     config::{self, LeaseTimes},
-    metrics::{Answer, Ended, Metrics, Outcome, Pipe, Verb, Way},
+    metrics::{Answer, Ended, Metrics, Missed, Outcome, Pipe, Verb, Way},
 };
 use serde_json::Value;
 
@@ -287,6 +287,7 @@ fn page() -> String {
     metrics.store_called(Verb::Poll, Answer::Good, span);
     metrics.store_moved(Way::In, 1);
     metrics.exec_started();
+    metrics.warm_missed(Missed::Empty);
     metrics.exec_ended(Ended::Zero);
     metrics.exec_moved(Pipe::Stdin, 1);
     metrics.page(1, 1)

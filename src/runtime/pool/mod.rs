@@ -1,0 +1,308 @@
+//! Warm containers: started, their agents answering, and nobody's yet. A create takes one and has only to assign it.
+//! What was taken is made again once nobody else wants the machine.
+//!
+//! ```text
+//!   making ──▶ ready ──create──▶ a sandbox's, for good
+//!     │          └─it broke, no room, drain──▶ removed
+//!     └─a create that finds it under way waits for it──▶ a sandbox's
+//! ```
+//!
+//! The guard knows each of them from before it starts. Nothing of a sandbox is in one before it is taken, and none
+//! ever comes back.
+
+mod offer;
+mod rules;
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex},
+};
+
+use baton_protocol::limits::Limits;
+use tokio::sync::{Notify, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Error, Result,
+    argv::Verb,
+    begun::{self, Begun, SHORT},
+    cgroup::Group,
+    containers::{Tools, lock},
+    guard_link::NONE_YET,
+    settings::Settings,
+};
+use crate::{
+    clock::{Moment, SharedClock},
+    metrics::Metrics,
+};
+pub(super) use offer::{PATIENCE, Seat};
+use rules::{Due, Standing, Trouble, Usual, due};
+
+/// A container that is nobody's.
+#[derive(Debug)]
+pub(super) struct Warm {
+    pub begun: Begun,
+    pub group: Option<Group>,
+}
+
+/// What is left of one whose processes are dead.
+#[derive(Debug)]
+pub(super) struct Remains {
+    pub name: String,
+    pub group: Option<Group>,
+}
+
+#[derive(Debug)]
+pub(super) struct Pool {
+    wanted: usize,
+    room: usize,
+    usual: Usual,
+    clock: SharedClock,
+    metrics: Metrics,
+    state: Mutex<State>,
+    stirred: Notify,
+    closing: CancellationToken,
+    closed: CancellationToken,
+}
+
+#[derive(Debug)]
+struct State {
+    ready: VecDeque<Warm>,
+    remains: Vec<Remains>,
+    /// Sandboxes of which anything is here, and those among them that are starting.
+    here: usize,
+    starting: usize,
+    quiet_at: Moment,
+    is_making: bool,
+    /// A create that waits for the one that is being made.
+    waiter: Option<oneshot::Sender<Warm>>,
+    trouble: Trouble,
+    /// That it is ready was said.
+    is_told: bool,
+}
+
+impl Pool {
+    pub fn new(settings: &Settings, runsc_sha256: &str, holds_cpus: bool, clock: SharedClock) -> Arc<Self> {
+        let warm = &settings.warm;
+        // As it is with a sandbox that asks for nothing.
+        let limits = Limits { cpus: warm.limits.cpus.filter(|_| holds_cpus), ..warm.limits.clone() };
+        let usual =
+            Usual { rootfs_digest: settings.rootfs_digest.clone(), runsc_sha256: runsc_sha256.to_owned(), limits };
+        let state = State {
+            ready: VecDeque::new(),
+            remains: Vec::new(),
+            here: 0,
+            starting: 0,
+            quiet_at: clock.now(),
+            is_making: false,
+            waiter: None,
+            trouble: Trouble::default(),
+            is_told: false,
+        };
+        let pool = Self {
+            wanted: warm.count,
+            room: warm.room,
+            usual,
+            clock,
+            metrics: settings.metrics.clone(),
+            state: Mutex::new(state),
+            stirred: Notify::new(),
+            closing: CancellationToken::new(),
+            closed: CancellationToken::new(),
+        };
+        Arc::new(pool)
+    }
+
+    /// Leaves to the pool what is left of one that failed.
+    pub fn leave(&self, remains: Remains, why: &Error) {
+        let mut state = lock(&self.state);
+        state.remains.push(remains);
+        self.complain(&mut state, why);
+        drop(state);
+        self.stirred.notify_one();
+    }
+
+    fn complain(&self, state: &mut State, why: &Error) {
+        state.is_told = false;
+        if state.trouble.note(self.clock.now()) && !self.closing.is_cancelled() {
+            tracing::warn!(error = %why, "a warm container failed; sandboxes start from nothing until there is one again");
+        }
+    }
+
+    fn show(&self, state: &State) {
+        self.metrics.warm_ready(state.ready.len());
+    }
+
+    /// No more are made, and those that are ready are removed. Returns at once.
+    pub fn drain(&self) {
+        self.closing.cancel();
+    }
+
+    /// As [`drain`](Self::drain), and done when all of them are gone.
+    pub async fn close(&self) {
+        self.drain();
+        if self.wanted > 0 && self.clock.timeout(3 * SHORT, self.closed.cancelled()).await.is_err() {
+            tracing::warn!("warm containers could not be removed in time");
+        }
+    }
+
+    /// Keeps as many ready as there shall be, until it is drained.
+    pub async fn keep(self: Arc<Self>, tools: Arc<Tools>) {
+        while !self.closing.is_cancelled() {
+            let (due, wake) = self.look();
+            match due {
+                Due::Remove => self.remove(&tools).await,
+                Due::Clear => self.clear(&tools).await,
+                Due::Make => self.make(&tools).await,
+                Due::Later | Due::Rest => {
+                    let at = async {
+                        match wake {
+                            Some(at) => self.clock.sleep_until(at).await,
+                            None => std::future::pending().await,
+                        }
+                    };
+                    tokio::select! {
+                        () = self.stirred.notified() => {}
+                        () = self.closing.cancelled() => {}
+                        () = at => {}
+                    }
+                }
+            }
+        }
+        self.empty(&tools).await;
+        self.closed.cancel();
+    }
+
+    /// What is to be done, and when to look again although nothing has changed.
+    fn look(&self) -> (Due, Option<Moment>) {
+        let mut state = lock(&self.state);
+        let now = self.clock.now();
+        // One that broke is no more than its remains; it is removed first.
+        if let Some(at) = state.ready.iter().position(|warm| warm.begun.channel.is_broken()) {
+            let broken = state.ready.remove(at);
+            state.ready.extend(broken);
+            self.complain(&mut state, &begun::gone());
+            return (Due::Remove, None);
+        }
+        let calm_at = state.trouble.until().unwrap_or(now);
+        let standing = Standing {
+            wanted: self.wanted,
+            room: self.room,
+            here: state.here,
+            ready: state.ready.len(),
+            starting: state.starting,
+            has_remains: !state.remains.is_empty(),
+            is_quiet: now >= state.quiet_at,
+            is_calm: now >= calm_at,
+        };
+        let due = due(&standing);
+        state.is_making = due == Due::Make;
+        (due, (due == Due::Later).then(|| calm_at.max(state.quiet_at)))
+    }
+
+    /// The last one.
+    async fn remove(&self, tools: &Tools) {
+        let warm = {
+            let mut state = lock(&self.state);
+            let warm = state.ready.pop_back();
+            self.show(&state);
+            warm
+        };
+        let Some(Warm { begun, group }) = warm else { return };
+        let remains = Remains { name: begun.name.clone(), group };
+        begun.end(tools).await;
+        self.wipe(tools, remains).await;
+    }
+
+    async fn clear(&self, tools: &Tools) {
+        let remains = lock(&self.state).remains.pop();
+        if let Some(remains) = remains {
+            self.wipe(tools, remains).await;
+        }
+    }
+
+    /// What cannot be wiped now is tried again later.
+    async fn wipe(&self, tools: &Tools, remains: Remains) {
+        if let Err(error) = begun::clear(tools, &remains.name, remains.group.as_ref()).await {
+            self.leave(remains, &error);
+        }
+    }
+
+    async fn make(&self, tools: &Arc<Tools>) {
+        let made = self.begin(tools).await;
+        let mut state = lock(&self.state);
+        state.is_making = false;
+        let waiter = state.waiter.take();
+        match made {
+            Ok(warm) => {
+                let news = warm.begun.channel.news();
+                let kept = match waiter {
+                    Some(waiter) => waiter.send(warm).err(),
+                    None => Some(warm),
+                };
+                let Some(warm) = kept else { return };
+                state.ready.push_back(warm);
+                self.show(&state);
+                if state.ready.len() == self.wanted.min(self.room) && !std::mem::replace(&mut state.is_told, true) {
+                    tracing::info!(ready = state.ready.len(), "the warm pool is ready");
+                }
+                drop(state);
+                let pool = Arc::downgrade(&tools.pool);
+                tools.tasks.spawn(async move {
+                    let mut news = news;
+                    let _ = news.wait_for(|news| news.broken.is_some()).await;
+                    if let Some(pool) = pool.upgrade() {
+                        pool.stirred.notify_one();
+                    }
+                });
+            }
+            Err(error) => {
+                // Nobody waits for what will not come.
+                drop(waiter);
+                self.complain(&mut state, &error);
+            }
+        }
+    }
+
+    async fn begin(&self, tools: &Tools) -> Result<Warm> {
+        let name = begun::new_name(tools);
+        let limits = &self.usual.limits;
+        let group = begun::make_group(tools, &name, limits)?;
+        let verb = Verb::Run { bundle: &tools.settings.bundle(&name), disk: limits.disk };
+        let begun = async {
+            let bundled = begun::make_bundle(tools, &name, &tools.settings.rootfs).await;
+            bundled.map_err(|error| Error::Failed { what: verb.name(), why: error.to_string() })?;
+            tools.guard.arm(&name, tools.settings.state_file(&name), NONE_YET).await?;
+            let mut begun = Begun::start(tools, &name, verb, group.as_ref()).await?;
+            let greeted = tokio::select! {
+                greeted = begun.channel.greet(SHORT) => greeted,
+                () = self.closing.cancelled() => Err(Error::NotIn("wanted any more")),
+            };
+            let found = begun.find_processes(tools).await;
+            match greeted.and(found) {
+                Ok(()) => Ok(begun),
+                Err(error) => Err(begun.discard(tools, verb.name(), error).await),
+            }
+        };
+        match begun.await {
+            Ok(begun) => Ok(Warm { begun, group }),
+            Err(error) => {
+                lock(&self.state).remains.push(Remains { name, group });
+                Err(error)
+            }
+        }
+    }
+
+    /// What cannot be removed dies with the process and is wiped at the next start.
+    pub async fn empty(&self, tools: &Tools) {
+        while !lock(&self.state).ready.is_empty() {
+            self.remove(tools).await;
+        }
+        let remains = std::mem::take(&mut lock(&self.state).remains);
+        for Remains { name, group } in remains {
+            if let Err(error) = begun::clear(tools, &name, group.as_ref()).await {
+                tracing::warn!(container = name, %error, "something is left of a warm container");
+            }
+        }
+    }
+}
