@@ -11,7 +11,11 @@ use anyhow::{Context, Result, bail};
 use baton_fake_gcs::FakeGcs;
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
-use tokio::process::{Child, Command};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    process::{Child, Command},
+};
 
 use crate::{
     bare::Bare,
@@ -90,7 +94,12 @@ impl Place {
         Ok(path)
     }
 
+    /// With nothing warm.
     pub async fn server(&self, name: &str, store: Store<'_>) -> Result<Server> {
+        self.server_with(name, store, &[("BATON_WARM", "0")]).await
+    }
+
+    pub async fn server_with(&self, name: &str, store: Store<'_>, settings: &[(&str, &str)]) -> Result<Server> {
         let state_dir = self.directory.path().join(name);
         fs::create_dir_all(&state_dir)?;
         let log = state_dir.join("server.log");
@@ -108,8 +117,10 @@ impl Place {
             .env("BATON_CACHE_DIR", state_dir.with_extension("cache"))
             .env("BATON_STORE_RUNTIME", "false")
             .env("BATON_LISTEN", "127.0.0.1:0")
+            .env("BATON_ADMIN_LISTEN", "127.0.0.1:0")
             .env("BATON_RATE_LIMIT", "off")
             .env("BATON_LOG", filter)
+            .envs(settings.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(fs::File::create(&log)?)
@@ -124,9 +135,9 @@ impl Place {
         let mut child = command.spawn().context("the server does not start")?;
         for _ in 0..2_000 {
             let text = fs::read_to_string(&log)?;
-            let address = text.split_once("serving address=").and_then(|(_, rest)| rest.split_whitespace().next());
-            if let Some(address) = address {
-                return Ok(Server { address: address.to_owned(), child, state_dir, log });
+            let said = |before: &str| Some(text.split_once(before)?.1.split_whitespace().next()?.to_owned());
+            if let (Some(address), Some(figures)) = (said("serving address="), said("metrics are served address=")) {
+                return Ok(Server { address, figures, child, state_dir, log });
             }
             if child.try_wait()?.is_some() {
                 bail!("the server does not start: {text}");
@@ -146,6 +157,8 @@ impl Place {
 #[derive(Debug)]
 pub struct Server {
     pub address: String,
+    /// Where its figures are.
+    figures: String,
     pub state_dir: PathBuf,
     child: Child,
     log: PathBuf,
@@ -154,6 +167,32 @@ pub struct Server {
 impl Server {
     pub fn pid(&self) -> u32 {
         self.child.id().unwrap_or(0)
+    }
+
+    /// One of its figures; zero while it has none.
+    async fn figure(&self, name: &str) -> Result<u64> {
+        let mut socket = TcpStream::connect(&self.figures).await?;
+        socket.write_all(b"GET /metrics HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n").await?;
+        let mut page = String::new();
+        socket.read_to_string(&mut page).await?;
+        let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        Ok(line.map_or(Ok(0), |value| value.trim().parse())?)
+    }
+
+    /// Until a warm container waits.
+    pub async fn is_warm(&self) -> Result<()> {
+        for _ in 0..2_000 {
+            if self.figure("baton_warm_ready").await? > 0 {
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        bail!("no warm container is ready")
+    }
+
+    /// How many sandboxes began in a warm container.
+    pub async fn taken(&self) -> Result<u64> {
+        self.figure("baton_warm_taken_total").await
     }
 
     fn signal(&self, signal: Signal) {
