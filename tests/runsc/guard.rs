@@ -2,7 +2,9 @@
 
 use std::{
     io::{BufRead, BufReader, Write},
-    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    process::{Child, ChildStdin, Command, Stdio},
+    sync::mpsc,
+    thread,
     time::Duration,
 };
 
@@ -13,11 +15,14 @@ use baton::guard::{
 
 use crate::place::clock;
 
+/// Far more than it ever takes: what a guard that has lost its voice costs.
+const PATIENCE: Duration = Duration::from_secs(30);
+
 /// A guard, and a process that stands for a sentry.
 struct Scene {
     guard: Child,
     orders: Option<ChildStdin>,
-    reports: BufReader<ChildStdout>,
+    reports: mpsc::Receiver<String>,
     sentry: Child,
     process: Process,
     state: tempfile::NamedTempFile,
@@ -33,7 +38,9 @@ impl Scene {
             .unwrap();
         let sentry = Command::new("sleep").arg("600").spawn().unwrap();
         let process = Process::open(i32::try_from(sentry.id()).unwrap()).unwrap();
-        let (orders, reports) = (guard.stdin.take(), BufReader::new(guard.stdout.take().unwrap()));
+        let (orders, lines) = (guard.stdin.take(), BufReader::new(guard.stdout.take().unwrap()).lines());
+        let (said, reports) = mpsc::channel();
+        thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| said.send(line)));
         Self { guard, orders, reports, sentry, process, state: tempfile::NamedTempFile::new().unwrap() }
     }
 
@@ -62,9 +69,8 @@ impl Scene {
     }
 
     fn hear(&mut self, what: Told) {
-        let mut line = String::new();
-        self.reports.read_line(&mut line).unwrap();
-        assert_eq!(line.trim_end().parse(), Ok(Report { what, container: "c".to_owned() }));
+        let line = self.reports.recv_timeout(PATIENCE).unwrap();
+        assert_eq!(line.parse(), Ok(Report { what, container: "c".to_owned() }));
     }
 }
 
@@ -100,7 +106,7 @@ fn at_the_deadline_it_stops_what_is_worth_keeping() {
     scene.tell(Order::Resume { container: "c".to_owned(), deadline: later() });
     scene.hear(Told::Resumed);
     while scene.process.is_stopped() {
-        std::thread::yield_now();
+        thread::yield_now();
     }
     scene.tell(Order::Disarm { container: "c".to_owned() });
     scene.hear(Told::Disarmed);
