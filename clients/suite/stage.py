@@ -100,11 +100,18 @@ class Proxy:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         left = self.cuts.pop(0) if self.cuts else None
+        # From the first: one that is still on its way to the server when all are cut is cut too.
+        self._open.add(writer)
         try:
             host, port = self.to.split(":")
             away_reader, away_writer = await asyncio.open_connection(host, int(port))
         except OSError:
+            self._open.discard(writer)
             self._reset(writer)
+            return
+        if writer.is_closing():
+            self._open.discard(writer)
+            self._reset(away_writer)
             return
         flowing = asyncio.Event()
         flowing.set()
