@@ -164,7 +164,8 @@ async fn a_fork_bomb_stops_at_its_limit_and_the_sandbox_answers() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_disk_is_full_for_its_sandbox_alone_and_every_limit_survives_a_move() {
-    let all = json!({"memory": "256MiB", "cpus": 1.5, "pids": 64, "disk": "64MiB", "files": 77});
+    // Enough for the processes of the bomb.
+    let all = json!({"memory": "512MiB", "cpus": 1.5, "pids": 64, "disk": "64MiB", "files": 77});
     let mut scene = Scene::new(all).await;
     for _ in 0..2 {
         let (exit, stdout, stderr) =
@@ -182,7 +183,7 @@ async fn a_full_disk_is_full_for_its_sandbox_alone_and_every_limit_survives_a_mo
         scene.client.until("it hits the limit", |client| client.execs[&bomb].stdout.at > 0).await;
         scene.kill(bomb).await;
         let (exit, _, stderr) = scene.run(python(GREEDY)).await;
-        assert_ended_for_memory(&exit, &stderr, "256MiB");
+        assert_ended_for_memory(&exit, &stderr, "512MiB");
         scene.moves().await;
     }
     scene.lives().await;

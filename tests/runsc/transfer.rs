@@ -60,6 +60,8 @@ async fn a_transfer_goes_on_after_a_move() {
     for (number, part) in content.chunks(100_000).enumerate() {
         client.stdin(put, part).await;
         if number == 5 {
+            // What nobody has written to it yet is not in the image.
+            client.until("it begins", |client| client.execs[&put].started).await;
             let image = place.path("image");
             containers.pause(&id).await.unwrap();
             containers.checkpoint(&id, &image).await.unwrap();
