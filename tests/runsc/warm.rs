@@ -246,6 +246,24 @@ async fn nothing_of_it_is_left_when_the_instance_closes() {
     }
 }
 
+/// One is being made, for as long as nobody lets it go on.
+async fn being_made() -> (Scene, tempfile::TempDir) {
+    let names = tempfile::tempdir().unwrap();
+    let runsc =
+        with_shell(names.path(), &format!("while [ ! -e {} ]; do sleep 0.02; done", go(names.path()).display()));
+    let scene = Scene::with(1, |settings| Settings { runsc, ..settings }).await;
+    eventually("one is being made", || runs(names.path()) == 1).await;
+    (scene, names)
+}
+
+fn let_go(names: &Path) {
+    std::fs::write(go(names), "").unwrap();
+}
+
+fn go(names: &Path) -> PathBuf {
+    names.join("go")
+}
+
 /// A runsc before whose every `run` these lines of a shell are run; `$n` is how many there were.
 fn with_shell(names: &Path, script: &str) -> PathBuf {
     let (file, runs, runsc) = (names.join("runsc"), names.join("runs"), place::piece("BATON_RUNSC"));

@@ -54,16 +54,12 @@ async fn a_warm_container_that_hangs_is_given_up_soon_and_killed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_create_waits_for_the_one_that_is_being_made() {
-    let names = tempfile::tempdir().unwrap();
-    let go = names.path().join("go");
-    let runsc = with_shell(names.path(), &format!("while [ ! -e {} ]; do sleep 0.02; done", go.display()));
-    let scene = Scene::with(1, |settings| Settings { runsc, ..settings }).await;
-    eventually("one is being made", || runs(names.path()) == 1).await;
+    let (scene, names) = being_made().await;
     let start = start();
     let create = scene.create(&start);
     let soon = async {
         clock().sleep(Duration::from_millis(100)).await;
-        std::fs::write(&go, "").unwrap();
+        let_go(names.path());
     };
     let ((_, mut client), ()) = tokio::join!(create, soon);
     assert_eq!(output(&mut client, "echo here").await, "here\n");

@@ -55,11 +55,7 @@ async fn nothing_begins_in_it_after_the_deadline() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deadline_that_comes_while_it_is_taken_counts() {
-    let names = tempfile::tempdir().unwrap();
-    let go = names.path().join("go");
-    let runsc = with_shell(names.path(), &format!("while [ ! -e {} ]; do sleep 0.02; done", go.display()));
-    let scene = Scene::with(1, |settings| Settings { runsc, ..settings }).await;
-    eventually("one is being made", || runs(names.path()) == 1).await;
+    let (scene, names) = being_made().await;
     let (id, deadline) = (sandbox(), clock().now() + Duration::from_millis(600));
     let (containers, start, name) = (scene.place.containers.clone(), Start { deadline, ..start() }, id.clone());
     let starting = tokio::spawn(async move { containers.create(&name, &start).await });
@@ -68,7 +64,7 @@ async fn a_deadline_that_comes_while_it_is_taken_counts() {
         assert!(clock().now() < deadline, "it cannot be extended while it waits");
         clock().sleep(Duration::from_millis(5)).await;
     }
-    std::fs::write(&go, "").unwrap();
+    let_go(names.path());
     starting.await.unwrap().unwrap();
     assert_eq!(scene.figure("baton_warm_taken_total"), 1);
     clock().sleep_until(deadline + Duration::from_millis(300)).await;

@@ -1,5 +1,5 @@
 //! Simulated time: it stands still while anybody has something to do, and then moves to the next moment that somebody
-//! waits for. Tokio can do that too, but its timers are made for many threads and cost a third of a seed.
+//! waits for. Tokio can do that too, but its timers are made for many threads and cost a tenth of a seed.
 
 use std::{
     cell::RefCell,
