@@ -55,12 +55,7 @@ async fn show(baton: &Path, directory: &Path) -> Result<()> {
     let door = Door::open(a.address).await?;
     say("two servers, a and b, share one storage directory; times of the lease are a fifth of the usual ones");
 
-    let config = Config {
-        enable_checkpoint: true,
-        enable_sandbox_handoff: true,
-        idle_timeout: Some(Idle::Never),
-        ..Config::default()
-    };
+    let config = Config { enable_checkpoint: true, idle_timeout: Some(Idle::Never), ..Config::default() };
     let sandbox = Sandbox::create(&door.url, Options { config, ..Options::default() }).await?;
     say("a new sandbox runs on a");
     let mut count = Count::new(sandbox.exec(Exec::argv(["python3", "-c", COUNT])).await?);

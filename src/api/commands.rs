@@ -43,6 +43,8 @@ struct Command {
     delivery: Option<Delivery>,
     /// Killed by a client that does not follow it: only the end is told.
     tell_end: bool,
+    /// A plain client asked for every field about this one.
+    details: bool,
     /// When to ask how far its streams go.
     ask_at: Option<Moment>,
     /// How far they go; when all that is taken, ask again.
@@ -58,6 +60,7 @@ impl Command {
             before: None,
             delivery: None,
             tell_end: false,
+            details: false,
             ask_at: None,
             ask_after: None,
         }
@@ -135,7 +138,7 @@ impl Commands {
         if !self.line.is_open() || !self.is_known {
             return refuse(NOT_RUNNING);
         }
-        if !speaker.is_v1 && self.is_any_running() {
+        if !speaker.is_v1() && self.is_any_running() {
             return refuse(IN_PROGRESS);
         }
         if exec.exec_id.as_ref().is_some_and(|exec_id| self.is_active(exec_id)) {
@@ -149,8 +152,8 @@ impl Commands {
             Some(exec_id) => exec_id.clone(),
             None => self.free_name(number),
         };
-        let start = command::start(exec, &exec_id, speaker.is_v1)?;
-        if !speaker.is_v1 {
+        let start = command::start(exec, &exec_id, speaker.is_v1())?;
+        if !speaker.is_v1() {
             self.mute_done();
         }
         self.next_exec += 1;
@@ -165,6 +168,7 @@ impl Commands {
         }
         let mut command = Command::new(exec_id.clone(), input);
         command.delivery = Some(Delivery::new(number, exec_id));
+        command.details = exec.details;
         self.known.insert(number, command);
         self.feed(number);
         Ok(())

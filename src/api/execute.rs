@@ -23,6 +23,7 @@ use tracing::Instrument;
 
 use super::{
     Api, command,
+    dialect::Dialect,
     input::Input,
     intent::{self, NO_ROOM, SHUTTING_DOWN},
     limits,
@@ -60,9 +61,9 @@ pub async fn execute(
     api.admit(headers, peer, None).map_err(plain)?;
     limits::check_key(headers, &api.settings).map_err(plain)?;
     let refuse = |status: StatusCode, text: &str| (status, text.to_owned()).into_response();
-    let Some(language) = query.language.as_deref().and_then(Language::parse) else {
-        let text = "Unsupported language: `language` must be \"python\" or \"bash\".";
-        return Err(refuse(StatusCode::UNPROCESSABLE_ENTITY, text));
+    let asked = query.language.unwrap_or_default();
+    let Some(language) = Language::parse(&asked) else {
+        return Err(refuse(StatusCode::UNPROCESSABLE_ENTITY, &Language::unsupported(&asked)));
     };
     let mut span = api.settings.traces.asked(Asked::Execute, limits::traceparent(headers));
     let read = api.clock.timeout(BODY_WITHIN, body::to_bytes(request.into_body(), MAX_MESSAGE)).await;
@@ -138,7 +139,7 @@ async fn run(
     // Nobody is ever given the token.
     let hash = token::sha256(&token::fresh(&*api.clock).0);
     let bare = Spec::new(id.clone(), hash, api.clock.timestamp(), api.settings.instance.clone());
-    let spec = intent::create(bare, &Config::default(), api.abilities(), api.defaults());
+    let spec = intent::create(bare, &Config::default(), Dialect::V1, api.abilities(), api.defaults());
     let mut spec = spec.map_err(|refusal| unavailable(&refusal.message))?;
     spec.traceparent = request.traceparent();
     api.records.create(&spec).await.map_err(|error| unavailable(&sentence(&error)))?;

@@ -8,6 +8,8 @@ use baton_protocol::{
     request::{Config, Idle, Refusal},
 };
 
+use super::dialect::Dialect;
+
 pub const NO_CHECKPOINT: &str = "Checkpointing is not enabled on the server.";
 pub const NO_HANDOFF: &str = "Sandbox handoff requires checkpointing to be enabled.";
 pub const NO_AUTO_CHECKPOINT: &str = "Idle timeout auto checkpoint requires checkpointing to be enabled.";
@@ -41,15 +43,21 @@ pub struct Defaults<'a> {
 }
 
 /// Fills in what the client asked for.
-pub fn create(mut spec: Spec, config: &Config, can: Abilities, defaults: Defaults<'_>) -> Result<Spec, Refusal> {
+pub fn create(
+    mut spec: Spec,
+    config: &Config,
+    dialect: Dialect,
+    can: Abilities,
+    defaults: Defaults<'_>,
+) -> Result<Spec, Refusal> {
     let refuse = |message: &str| Err(Refusal::of(Status::CreationError, message));
     if config.enable_checkpoint && !can.checkpoint {
         return refuse(NO_CHECKPOINT);
     }
-    if config.enable_sandbox_handoff && !config.enable_checkpoint {
+    if config.enable_sandbox_handoff == Some(true) && !config.enable_checkpoint {
         return refuse(NO_HANDOFF);
     }
-    if config.enable_idle_timeout_auto_checkpoint && !config.enable_checkpoint {
+    if config.enable_idle_timeout_auto_checkpoint == Some(true) && !config.enable_checkpoint {
         return refuse(NO_AUTO_CHECKPOINT);
     }
     if config.filesystem_snapshot_name.is_some() && !can.snapshot {
@@ -79,8 +87,11 @@ pub fn create(mut spec: Spec, config: &Config, can: Abilities, defaults: Default
     // What begins with a checkpoint lies beside it.
     spec.enable_sandbox_checkpoint = config.enable_checkpoint || config.from_checkpoint.is_some();
     spec.from_checkpoint.clone_from(&config.from_checkpoint);
-    spec.enable_sandbox_handoff = config.enable_sandbox_handoff;
-    spec.enable_idle_timeout_auto_checkpoint = config.enable_idle_timeout_auto_checkpoint;
+    // What is stored is kept and can move, unless the client says otherwise; the predecessor's clients say what they want.
+    let implied = spec.enable_sandbox_checkpoint && dialect != Dialect::Predecessor;
+    spec.enable_sandbox_handoff = config.enable_sandbox_handoff.unwrap_or(implied);
+    spec.enable_idle_timeout_auto_checkpoint = config.enable_idle_timeout_auto_checkpoint.unwrap_or(implied);
+    spec.plain = Some(dialect.plain_words());
     spec.filesystem_snapshot_name.clone_from(&config.filesystem_snapshot_name);
     spec.labels.clone_from(&config.labels);
     spec.env.clone_from(&config.env);
@@ -201,7 +212,7 @@ mod tests {
     const NONE: Abilities = Abilities { checkpoint: false, snapshot: false, cpus: false };
 
     fn create(spec: Spec, config: &Config, can: Abilities, idle: Option<u64>) -> Result<Spec, Refusal> {
-        super::create(spec, config, can, Defaults { idle, limits: &Bounds::default() })
+        super::create(spec, config, Dialect::Documents, can, Defaults { idle, limits: &Bounds::default() })
     }
 
     fn here() -> InstanceId {
@@ -221,15 +232,39 @@ mod tests {
     fn what_the_server_or_the_config_lacks_is_refused_with_its_text() {
         let checkpoint = Config { enable_checkpoint: true, ..Config::default() };
         assert_eq!(refused(checkpoint.clone(), NONE), NO_CHECKPOINT);
-        let handoff = Config { enable_sandbox_handoff: true, ..Config::default() };
+        let handoff = Config { enable_sandbox_handoff: Some(true), ..Config::default() };
         assert_eq!(refused(handoff, ALL), NO_HANDOFF);
-        let auto = Config { enable_idle_timeout_auto_checkpoint: true, ..Config::default() };
+        let auto = Config { enable_idle_timeout_auto_checkpoint: Some(true), ..Config::default() };
         assert_eq!(refused(auto, ALL), NO_AUTO_CHECKPOINT);
         let name = "x".parse().ok();
         assert_eq!(refused(Config { filesystem_snapshot_name: name, ..Config::default() }, NONE), NO_SNAPSHOT);
         let labels = [("a".to_owned(), "b".repeat(MOST_BYTES))].into();
         assert_eq!(refused(Config { labels, ..Config::default() }, ALL), TOO_LARGE);
         assert!(create(spec(), &checkpoint, ALL, None).unwrap().enable_sandbox_checkpoint);
+    }
+
+    /// The message of the documents gives all of it; a flag that says no is heeded; the predecessor implies nothing.
+    #[test]
+    fn what_is_stored_moves_and_is_kept_unless_the_client_says_otherwise() {
+        let flags = [None, Some(false), Some(true)];
+        for dialect in [Dialect::V1, Dialect::Documents, Dialect::Predecessor] {
+            for (handoff, auto) in flags.iter().flat_map(|handoff| flags.map(|auto| (*handoff, auto))) {
+                let config = Config {
+                    enable_checkpoint: true,
+                    enable_sandbox_handoff: handoff,
+                    enable_idle_timeout_auto_checkpoint: auto,
+                    ..Config::default()
+                };
+                let defaults = Defaults { idle: None, limits: &Bounds::default() };
+                let spec = super::create(spec(), &config, dialect, ALL, defaults).unwrap();
+                let implied = dialect != Dialect::Predecessor;
+                assert_eq!(spec.enable_sandbox_handoff, handoff.unwrap_or(implied), "{dialect:?}");
+                assert_eq!(spec.enable_idle_timeout_auto_checkpoint, auto.unwrap_or(implied), "{dialect:?}");
+                assert_eq!(spec.plain_words(), dialect.plain_words());
+            }
+        }
+        let in_memory = create(spec(), &Config::default(), ALL, None).unwrap();
+        assert!(!in_memory.enable_sandbox_handoff && !in_memory.enable_idle_timeout_auto_checkpoint);
     }
 
     #[test]
@@ -247,7 +282,8 @@ mod tests {
         let bounds = Bounds::parse("memory=512MiB/1GiB,cpus=1/2").unwrap();
         let given = |limits: serde_json::Value, can| {
             let config = Config { limits: serde_json::from_value(limits).unwrap(), ..Config::default() };
-            let created = super::create(spec(), &config, can, Defaults { idle: None, limits: &bounds });
+            let created =
+                super::create(spec(), &config, Dialect::Documents, can, Defaults { idle: None, limits: &bounds });
             created.map(|spec| serde_json::to_value(spec.limits).unwrap()).map_err(|refusal| refusal.message)
         };
         let json = |text: &str| serde_json::from_str(text).unwrap();

@@ -6,6 +6,7 @@
 pub mod close;
 mod command;
 mod commands;
+pub mod dialect;
 mod execute;
 mod input;
 pub mod intent;
@@ -34,6 +35,8 @@ use axum::{
 use baton_protocol::{
     id::{InstanceId, SandboxId},
     limits::{Bounds, Limits},
+    metadata::PlainWords,
+    request::Config,
 };
 use serde::Deserialize;
 use serde_json::json;
@@ -42,6 +45,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub use self::linger::Peer;
 use self::{
+    dialect::Dialect,
     intent::{Abilities, Defaults},
     limits::Limiter,
     registry::Registry,
@@ -68,6 +72,10 @@ pub struct Settings {
     pub cgroups: Result<Shares, String>,
     /// So many at once; more wait until one has ended.
     pub connections: usize,
+    /// The words of plain clients that do not say otherwise.
+    pub plain: PlainWords,
+    /// Whoever knows the id may attach without a token; a wrong one is still refused.
+    pub is_token_optional: bool,
     /// Empty: everybody may create.
     pub api_keys: Vec<String>,
     pub admin_key: Option<String>,
@@ -216,18 +224,26 @@ async fn status(State(api): State<Arc<Api>>) -> Response {
 async fn create(
     State(api): State<Arc<Api>>,
     ConnectInfo(peer): ConnectInfo<Peer>,
+    Query(parameters): Query<Vec<(String, String)>>,
     headers: HeaderMap,
     upgrade: WebSocketUpgrade,
 ) -> Result<Response, StatusCode> {
     api.admit(&headers, peer, None)?;
     limits::check_key(&headers, &api.settings)?;
     let request = api.settings.traces.asked(Asked::Create, limits::traceparent(&headers));
-    Ok(accept(&api.clone(), upgrade, move |socket, is_v1| session::create(api, socket, is_v1, request)))
+    let (details, config) = match Config::from_query(&parameters) {
+        Ok((config, is_given)) => (config.details, is_given.then_some(Ok(config))),
+        Err(refusal) => (false, Some(Err(refusal))),
+    };
+    Ok(accept(&api.clone(), upgrade, move |socket, dialect| {
+        session::create(api, socket, session::Upgrade { dialect, details, request }, config)
+    }))
 }
 
 #[derive(Deserialize)]
 struct AttachQuery {
     sandbox_token: Option<String>,
+    details: Option<String>,
 }
 
 async fn attach(
@@ -246,14 +262,17 @@ async fn attach(
     // What is no id was never given out: nothing is looked up for it.
     let id = SandboxId::parse(&sandbox_id).ok();
     let request = api.settings.traces.asked(Asked::Attach, limits::traceparent(&headers));
-    Ok(accept(&api.clone(), upgrade, move |socket, is_v1| session::attach(api, socket, is_v1, id, token, request)))
+    let details = query.details.is_some_and(|details| details == "1" || details == "true");
+    Ok(accept(&api.clone(), upgrade, move |socket, dialect| {
+        session::attach(api, socket, session::Upgrade { dialect, details, request }, id, token)
+    }))
 }
 
 /// Upgrades at once; the dialect is the subprotocol. Offers that carry a token or key are never echoed.
 fn accept<F>(
     api: &Arc<Api>,
     upgrade: WebSocketUpgrade,
-    session: impl FnOnce(WebSocket, bool) -> F + Send + 'static,
+    session: impl FnOnce(WebSocket, Dialect) -> F + Send + 'static,
 ) -> Response
 where
     F: Future<Output = ()> + Send + 'static,
@@ -264,9 +283,10 @@ where
         .read_buffer_size(wire::READ_AT_ONCE)
         .protocols(["baton.v1", "baton.plain"]);
     let is_v1 = upgrade.selected_protocol().is_some_and(|name| name == "baton.v1");
+    let dialect = Dialect::of_server(is_v1, api.settings.plain);
     let tasks = api.tasks.clone();
     // Tracked, so that the end of the server waits for the end of the session.
-    upgrade.on_upgrade(move |socket| tasks.track_future(session(socket, is_v1)))
+    upgrade.on_upgrade(move |socket| tasks.track_future(session(socket, dialect)))
 }
 
 /// What went wrong with the records, as a client may hear it: no path, no object's name.

@@ -14,7 +14,11 @@ use baton_protocol::{
     request::Refusal,
 };
 
-use super::{output::Flow, wire::Wire};
+use super::{
+    dialect::{Dialect, without_details},
+    output::Flow,
+    wire::Wire,
+};
 use crate::clock::{Moment, SharedClock};
 
 const JOIN: Duration = Duration::from_millis(2);
@@ -62,24 +66,42 @@ impl Said {
 #[derive(Debug)]
 pub struct Speaker {
     pub wire: Wire,
-    pub is_v1: bool,
+    pub dialect: Dialect,
+    /// A plain client hears every field and every event.
+    pub details: bool,
     clock: SharedClock,
     joined: Option<Joined>,
 }
 
 impl Speaker {
-    pub fn new(wire: Wire, is_v1: bool, clock: SharedClock) -> Self {
-        Self { wire, is_v1, clock, joined: None }
+    pub fn new(wire: Wire, dialect: Dialect, details: bool, clock: SharedClock) -> Self {
+        Self { wire, dialect, details, clock, joined: None }
+    }
+
+    pub fn is_v1(&self) -> bool {
+        self.dialect.is_v1()
     }
 
     pub fn say(&mut self, event: &Event) {
-        self.flush();
-        self.wire.say(event);
+        self.say_about(event, false);
     }
 
     pub fn say_all(&mut self, events: &[Event]) {
+        for event in events {
+            self.say(event);
+        }
+    }
+
+    /// Says an event about an exec for which the client may have asked for `details`.
+    pub fn say_about(&mut self, event: &Event, details: bool) {
         self.flush();
-        self.wire.say_all(events);
+        if self.is_v1() || self.details || details {
+            self.wire.say(event);
+            return;
+        }
+        for event in without_details(event, self.dialect) {
+            self.wire.say(&event);
+        }
     }
 
     pub fn refuse(&mut self, refusal: &Refusal) {
@@ -101,17 +123,17 @@ impl Speaker {
         if other || bytes.len() >= ENOUGH {
             self.flush();
         }
-        if self.is_v1 && bytes.len() >= ENOUGH {
+        if self.is_v1() && bytes.len() >= ENOUGH {
             self.send_bytes(exec, output, offset, bytes);
             return;
         }
-        let said = if self.is_v1 { Said::Bytes(bytes) } else { Said::Text(flow.decode(&bytes)) };
+        let said = if self.is_v1() { Said::Bytes(bytes) } else { Said::Text(flow.decode(&bytes)) };
         self.join(exec, output, offset, said);
     }
 
     /// The stream has ended: a character that was begun is none.
     pub fn output_end(&mut self, exec: u32, output: Output, flow: &mut Flow) {
-        if !self.is_v1
+        if !self.is_v1()
             && let Some(text) = flow.decode_rest()
         {
             self.join(exec, output, flow.next(), Said::Text(text));

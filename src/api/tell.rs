@@ -7,10 +7,16 @@
 use baton_protocol::{
     event::{Event, Progress, Status, Update},
     id::CheckpointId,
+    metadata::Spec,
 };
 
-use super::close::Close;
+use super::{close::Close, dialect::Dialect};
 use crate::storage::board::{DOWNLOAD, EXTRACT, Passing, SNAPSHOT, UPLOAD, Why};
+
+const IDLE_IN_MEMORY: &str = "The sandbox was idle for longer than its `idle_timeout` and is deleted: it was created without \
+     `enable_checkpoint`, so it was in memory only.";
+const IDLE_STORED: &str = "The sandbox was idle for longer than its `idle_timeout` and is stopped without a checkpoint, as \
+     `enable_idle_timeout_auto_checkpoint` says: only an earlier checkpoint, if there is one, can be restored.";
 
 /// How a session came to its sandbox, until it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,9 +67,11 @@ pub enum Then {
 #[derive(Clone, Debug)]
 pub struct Story {
     pub stage: Stage,
-    pub is_v1: bool,
+    pub dialect: Dialect,
     /// The spec allows handoff: only then there is talk of locks.
     pub has_handoff: bool,
+    /// It is stored, so that an idle end leaves its last checkpoint behind.
+    pub is_persistent: bool,
     pub asked: Option<Asked>,
     pub wished: Wished,
     restoring: bool,
@@ -77,11 +85,12 @@ pub struct Story {
 }
 
 impl Story {
-    pub fn new(stage: Stage, is_v1: bool) -> Self {
+    pub fn new(stage: Stage, dialect: Dialect) -> Self {
         Self {
             stage,
-            is_v1,
+            dialect,
             has_handoff: false,
+            is_persistent: false,
             asked: None,
             wished: Wished::default(),
             restoring: false,
@@ -96,6 +105,17 @@ impl Story {
     /// A checkpoint that ends the session is under way: commands and input are refused.
     pub fn is_leaving(&self) -> bool {
         self.asked.is_some() || self.checkpointing.is_some()
+    }
+
+    /// What the spec says about the words of this session.
+    pub fn learn(&mut self, spec: &Spec, dialect: Dialect) {
+        self.dialect = dialect;
+        self.has_handoff = spec.enable_sandbox_handoff;
+        self.is_persistent = spec.enable_sandbox_checkpoint;
+    }
+
+    fn tells_locks(&self) -> bool {
+        self.has_handoff && self.dialect.tells_all_steps()
     }
 
     pub fn is_acquired(&self) -> bool {
@@ -122,7 +142,7 @@ impl Story {
             Passing::Failed { message, .. } => self.fail(message),
             Passing::ReleaseRequested => {
                 self.failed = None;
-                self.when_open(self.has_handoff, Status::LockReleaseRequested)
+                self.when_open(self.tells_locks(), Status::LockReleaseRequested)
             }
             Passing::Checkpointing { why } => self.checkpoint(*why),
             Passing::CheckpointFailed { why, message, .. } => self.checkpoint_failed(*why, message),
@@ -130,12 +150,12 @@ impl Story {
             Passing::Fenced { message } => {
                 self.fenced = true;
                 let update = Update { message: Some(message.clone()), ..Update::new(Status::Paused) };
-                let open = self.stage == Stage::Open && self.is_v1;
+                let open = self.stage == Stage::Open && self.dialect.is_v1();
                 stay(if open { vec![Event::StatusUpdate(update)] } else { vec![] })
             }
             Passing::Unfenced => {
                 let was = std::mem::replace(&mut self.fenced, false);
-                self.when_open(was && self.is_v1, Status::Running)
+                self.when_open(was && self.dialect.is_v1(), Status::Running)
             }
             Passing::LeaseLost { message } => self.lose(message),
             Passing::Answered => Answer { events: vec![], then: Then::Look },
@@ -156,7 +176,7 @@ impl Story {
             _ => return Answer::default(),
         };
         // A transfer that has not begun to move shows that it is alive, and no more.
-        if !self.is_v1 || done == 0 || self.asked == Some(Asked::Kill) {
+        if !self.dialect.is_v1() || done == 0 || self.asked == Some(Asked::Kill) {
             return Answer::default();
         }
         let progress = Some(Progress { done, total });
@@ -176,7 +196,7 @@ impl Story {
             return Answer::default();
         }
         let mut events = if self.stage == Stage::Attaching { self.restoring() } else { vec![] };
-        if self.has_handoff {
+        if self.tells_locks() {
             events.push(Event::status(status));
         }
         stay(events)
@@ -263,13 +283,20 @@ impl Story {
                 if !began {
                     events.push(Event::status(Status::Checkpointing));
                 }
-                events.extend(self.deletion(None));
+                if self.dialect.tells_all_steps() {
+                    events.extend(self.deletion(None));
+                }
                 events.push(checkpointed());
                 close(events, Close::Normal)
             }
             Why::Idle => {
-                events.extend(self.deletion(None));
-                if began && checkpoint_id.is_some() {
+                let is_checkpointed = began && checkpoint_id.is_some();
+                if !is_checkpointed {
+                    events.extend(self.deletion(Some(if self.is_persistent { IDLE_STORED } else { IDLE_IN_MEMORY })));
+                } else if self.dialect.tells_all_steps() {
+                    events.extend(self.deletion(None));
+                }
+                if is_checkpointed {
                     events.push(checkpointed());
                 }
                 close(events, Close::Normal)
@@ -291,7 +318,7 @@ impl Story {
 
     fn deletion(&self, message: Option<&str>) -> Vec<Event> {
         let mut events = vec![Event::status(Status::Deleting)];
-        if self.has_handoff {
+        if self.tells_locks() {
             events.extend([Event::status(Status::LockReleasing), Event::status(Status::LockReleased)]);
         }
         let deleted = Update { message: message.map(str::to_owned), ..Update::new(Status::Deleted) };
@@ -304,7 +331,7 @@ impl Story {
             // What was here before this session came was another's already.
             Stage::Attaching if !self.acquired => self.ask_again(),
             Stage::Creating | Stage::Attaching => self.fail(message),
-            Stage::Open if self.is_v1 => {
+            Stage::Open if self.dialect.is_v1() => {
                 close(Event::refusal(Status::LockRenewalError, message).to_vec(), Close::Restart)
             }
             // The status would stop existing clients from following.

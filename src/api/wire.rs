@@ -31,6 +31,9 @@ const QUEUE_MESSAGES: usize = 1024;
 /// A ping goes out after so much silence, and after so much output.
 pub const PING_EVERY: Duration = Duration::from_secs(10);
 const PING_BYTES: u64 = 256 << 10;
+/// What a plain client was sent is confirmed by the pong of a ping that goes out this much later at the latest, so that
+/// hardly anything is sent again when it comes back.
+const CONFIRM_WITHIN: Duration = Duration::from_millis(100);
 /// No sign of life for so long after a ping: the client is gone.
 const PONG_WITHIN: Duration = Duration::from_secs(10);
 /// For the last events, the close frame and the client's answer to it.
@@ -63,6 +66,8 @@ pub struct Wire {
     queue: VecDeque<Message>,
     queued: usize,
     unflushed: bool,
+    /// Only pongs tell how far the client is.
+    confirms_by_pong: bool,
     pings: VecDeque<Sent>,
     last_ping: u64,
     ping_at: Moment,
@@ -78,7 +83,7 @@ impl std::fmt::Debug for Wire {
 }
 
 impl Wire {
-    pub fn new(socket: WebSocket, clock: SharedClock) -> Self {
+    pub fn new(socket: WebSocket, clock: SharedClock, confirms_by_pong: bool) -> Self {
         let now = clock.now();
         Self {
             socket,
@@ -86,6 +91,7 @@ impl Wire {
             queue: VecDeque::new(),
             queued: 0,
             unflushed: false,
+            confirms_by_pong,
             pings: VecDeque::new(),
             last_ping: 0,
             ping_at: now + PING_EVERY,
@@ -95,18 +101,19 @@ impl Wire {
     }
 
     pub fn say(&mut self, event: &Event) {
-        self.push(Message::Text(event.to_json().into()));
-    }
-
-    pub fn say_all(&mut self, events: &[Event]) {
-        for event in events {
-            self.say(event);
-        }
+        self.push_confirmed(Message::Text(event.to_json().into()));
     }
 
     /// One piece of output, however it is encoded.
     pub fn output(&mut self, message: Message, bytes: usize) {
         self.since_ping += bytes as u64;
+        self.push_confirmed(message);
+    }
+
+    fn push_confirmed(&mut self, message: Message) {
+        if self.confirms_by_pong {
+            self.ping_at = self.ping_at.min(self.clock.now() + CONFIRM_WITHIN);
+        }
         self.push(message);
     }
 

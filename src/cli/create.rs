@@ -81,8 +81,8 @@ pub async fn run(args: CreateArgs) -> anyhow::Result<ExitCode> {
     let config = Config {
         idle_timeout: args.idle,
         enable_checkpoint: args.checkpoint,
-        enable_sandbox_handoff: args.handoff,
-        enable_idle_timeout_auto_checkpoint: args.auto_checkpoint,
+        enable_sandbox_handoff: args.handoff.then_some(true),
+        enable_idle_timeout_auto_checkpoint: args.auto_checkpoint.then_some(true),
         filesystem_snapshot_name: args.snapshot.clone(),
         labels: args.label.iter().cloned().collect(),
         env: args.env.iter().cloned().collect(),

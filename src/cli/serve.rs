@@ -285,6 +285,8 @@ pub(super) fn api_settings(
         connections: descriptors::connections(),
         api_keys: config.api_keys.iter().map(|key| key.reveal().clone()).collect(),
         admin_key: config.admin_key.as_ref().map(|key| key.reveal().clone()),
+        plain: config.plain,
+        is_token_optional: config.is_token_optional,
         origins: config.origins.clone(),
         rate_limit: config.rate_limit.map(|rate| api::limits::Rate {
             burst: rate.count,

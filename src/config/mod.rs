@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use baton_protocol::limits::Bounds;
+use baton_protocol::{limits::Bounds, metadata::PlainWords};
 use serde::Serialize;
 
 use crate::telemetry::Redacted;
@@ -71,6 +71,8 @@ pub struct Config {
     pub admin_listen: Option<SocketAddr>,
     pub api_keys: Vec<Redacted<String>>,
     pub admin_key: Option<Redacted<String>>,
+    pub plain: PlainWords,
+    pub is_token_optional: bool,
     pub origins: Vec<String>,
     /// `None` is no limit.
     pub rate_limit: Option<Rate>,
@@ -152,6 +154,8 @@ impl Config {
             admin_listen: from.required("BATON_ADMIN_LISTEN", parse::address_or_off)?,
             api_keys: from.optional("BATON_API_KEYS", secrets)?.unwrap_or_default(),
             admin_key: from.optional("BATON_ADMIN_KEY", secret)?,
+            plain: from.required("BATON_PLAIN", parse::plain_words)?,
+            is_token_optional: from.required("BATON_ATTACH_TOKEN", parse::is_optional)?,
             origins: from.optional("BATON_ORIGINS", parse::names)?.unwrap_or_default(),
             rate_limit: from.required("BATON_RATE_LIMIT", parse::rate)?,
             max_sandboxes: from.required("BATON_MAX_SANDBOXES", parse::count)? as usize,

@@ -2,8 +2,8 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use baton_protocol::limits::Bounds;
 pub use baton_protocol::limits::size;
+use baton_protocol::{limits::Bounds, metadata::PlainWords};
 
 pub fn text(text: &str) -> Option<String> {
     Some(text.to_owned())
@@ -48,6 +48,23 @@ pub fn yes_no(text: &str) -> Option<bool> {
     match text.to_ascii_lowercase().as_str() {
         "true" | "yes" | "on" | "1" => Some(true),
         "false" | "no" | "off" | "0" => Some(false),
+        _ => None,
+    }
+}
+
+pub fn plain_words(text: &str) -> Option<PlainWords> {
+    match text {
+        "documents" => Some(PlainWords::Documents),
+        "predecessor" => Some(PlainWords::Predecessor),
+        _ => None,
+    }
+}
+
+/// Whether something may be left out.
+pub fn is_optional(text: &str) -> Option<bool> {
+    match text {
+        "required" => Some(false),
+        "optional" => Some(true),
         _ => None,
     }
 }

@@ -25,6 +25,8 @@ pub enum Kind {
     SpanOrOff,
     Rate,
     Limits,
+    PlainWords,
+    Requirement,
 }
 
 impl Kind {
@@ -46,6 +48,8 @@ impl Kind {
             Self::Span => "a duration such as 500ms, 15s or 2m",
             Self::SpanOrOff => "a duration such as 90s or 30days, or off",
             Self::Rate => "a rate such as 10/s or 100/m, or off",
+            Self::PlainWords => "documents or predecessor",
+            Self::Requirement => "required or optional",
             Self::Limits => "limits such as memory=512MiB/2GiB,cpus=1/4,pids=256 (default/ceiling)",
         }
     }
@@ -136,6 +140,20 @@ pub const SECTIONS: &[Section] = &[
                 Kind::Secret,
                 Unset,
                 "Key that opens the list of sandboxes; unset, the list is closed",
+            ),
+            variable(
+                "BATON_ATTACH_TOKEN",
+                "attach-token",
+                Kind::Requirement,
+                Is("required"),
+                "Whether an attach must show the sandbox's token; optional, whoever knows an id may attach without one",
+            ),
+            variable(
+                "BATON_PLAIN",
+                "plain",
+                Kind::PlainWords,
+                Is("documents"),
+                "Whose words plain clients hear that sent no flag of the Python predecessor's; predecessor gives all of them its words and defaults",
             ),
             variable(
                 "BATON_ORIGINS",

@@ -131,6 +131,8 @@ fn every_kind_that_can_be_wrong_is_refused_with_its_own_sentence() {
             Kind::Factor => "0",
             Kind::Span | Kind::SpanOrOff => "later",
             Kind::Limits => "memory=lots",
+            Kind::PlainWords => "documentation",
+            Kind::Requirement => "perhaps",
         };
         let sentence = complaint(&[(variable.name, wrong)]);
         assert!(sentence.starts_with(&format!("{} is '{wrong}', but", variable.name)), "{sentence}");

@@ -160,7 +160,11 @@ impl Bring<'_> {
         };
         let missing = |why: &str| refusal(Reason::SnapshotMissing, &format!("The filesystem snapshot `{name}` {why}."));
         match snapshots.find_genuine(name).await.map_err(fetched)? {
-            Found::Nothing => Err(missing("does not exist")),
+            // Existing clients look for the first words.
+            Found::Nothing => {
+                let message = format!("Filesystem snapshot not found: `{name}` does not exist.");
+                Err(refusal(Reason::SnapshotMissing, &message))
+            }
             Found::Unfinished => Err(missing("is not finished")),
             Found::Ours(manifest) => {
                 let base = match (manifest.kind, manifest.base_digest.clone()) {

@@ -79,7 +79,7 @@ async fn copy(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin,
 }
 
 fn persistent() -> Options {
-    let config = Config { enable_checkpoint: true, enable_sandbox_handoff: true, ..Config::default() };
+    let config = Config { enable_checkpoint: true, enable_sandbox_handoff: Some(true), ..Config::default() };
     Options { config, ..Options::default() }
 }
 

@@ -12,6 +12,7 @@ mod copies;
 mod crash;
 mod cut_off;
 mod deploys;
+mod documents;
 mod drain;
 mod fake;
 mod fence;

@@ -135,7 +135,7 @@ async fn a_tree_goes_in_and_out_over_fifty_cuts_and_a_handoff() {
     let machine = Machine::with_a_directory().await;
     let (one, two) = (machine.server("one").await, machine.server("two").await);
     let proxy = Proxy::start(&one, 50, 60_000).await;
-    let config = Config { enable_checkpoint: true, enable_sandbox_handoff: true, ..Config::default() };
+    let config = Config { enable_checkpoint: true, enable_sandbox_handoff: Some(true), ..Config::default() };
     let sandbox = soon(Sandbox::create(&proxy.url(), Options { config, ..Options::default() })).await.unwrap();
     let here = machine.directory.path().join("here");
     plant(&here, 6 << 20);

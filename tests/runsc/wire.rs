@@ -81,7 +81,7 @@ impl Socket {
     }
 
     pub async fn create_at(address: &str, dialect: Dialect, config: Value) -> (Self, Key) {
-        let mut socket = Self::open_at(address, "/create", dialect, &[]).await;
+        let mut socket = Self::open_at(address, "/create?details=1", dialect, &[]).await;
         socket.send(config).await;
         let event = socket.until("sandbox_id", |event| event["event"] == "sandbox_id").await;
         let text = |field: &str| event[field].as_str().expect("a text").to_owned();
@@ -95,7 +95,7 @@ impl Socket {
     }
 
     pub async fn attach_at(address: &str, dialect: Dialect, key: &Key) -> Self {
-        let path = format!("/attach/{}?sandbox_token={}", key.id, key.token);
+        let path = format!("/attach/{}?sandbox_token={}&details=1", key.id, key.token);
         Self::open_at(address, &path, dialect, &[]).await
     }
 

@@ -96,14 +96,14 @@ async fn what_was_never_there_is_not_found() {
     let unknown = "sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab";
     let world = World::new().await;
     let mut client = Client::new(connect(&world, &format!("/attach/{unknown}"), &[]).await.unwrap());
-    client.hears("NOT_FOUND close:1011").await;
+    client.hears("RESTORING NOT_FOUND close:1011").await;
     for bad in ["..%2f..%2fetc", "sandbox-x", "%00", "a%0Ab", "sandbox-0B9F5A52-6F0E-4B1C-9D3E-0123456789AB"] {
         let mut client = Client::new(connect(&world, &format!("/attach/{bad}"), &[]).await.unwrap());
-        client.hears("NOT_FOUND close:1011").await;
+        client.hears("RESTORING NOT_FOUND close:1011").await;
     }
     let long = "a".repeat(4096);
     let mut client = Client::new(connect(&world, &format!("/attach/{long}"), &[]).await.unwrap());
-    client.hears("NOT_FOUND close:1011").await;
+    client.hears("RESTORING NOT_FOUND close:1011").await;
     let world = World::with_storage().await;
     let mut client = Client::new(connect(&world, &format!("/attach/{unknown}"), &[]).await.unwrap());
     client.hears("RESTORING NOT_FOUND close:1011").await;

@@ -32,13 +32,13 @@ async fn a_checkpoint_ends_the_session_and_an_attach_brings_it_back() {
     let world = World::with_storage().await;
     let mut client = Client::running(&world, PERSISTENT).await;
     client.says(r#"{"action":"checkpoint"}"#).await;
-    client.hears("CHECKPOINTING DELETING DELETED CHECKPOINTED").await;
+    client.hears("CHECKPOINTING CHECKPOINTED").await;
     assert_eq!(client.last.as_ref().unwrap().checkpoint_id, Some(checkpoint_id(client.id())));
     client.hears("close:1000").await;
     let mut again = client.again(&world, &[]).await;
     again.hears("RESTORING RUNNING").await;
     again.says(r#"{"action":"checkpoint"}"#).await;
-    again.hears("CHECKPOINTING DELETING DELETED CHECKPOINTED close:1000").await;
+    again.hears("CHECKPOINTING CHECKPOINTED close:1000").await;
 }
 
 #[tokio::test]
@@ -54,7 +54,7 @@ async fn a_checkpoint_during_a_command_is_refused_unless_live() {
     client.says(r#"{"event":"stdin","data":"on"}"#).await;
     client.hears("out:on").await;
     client.says(r#"{"action":"checkpoint","live":true}"#).await;
-    client.hears("CHECKPOINTING DELETING DELETED CHECKPOINTED close:1000").await;
+    client.hears("CHECKPOINTING CHECKPOINTED close:1000").await;
     let mut again = client.again(&world, &[]).await;
     again.says(r#"{"action":"reconnect"}"#).await;
     again.hears("RESTORING RUNNING EXECUTION_RUNNING").await;
@@ -280,7 +280,8 @@ async fn how_far_long_work_is_reaches_v1_clients_alone() {
             assert!(is_told(&client));
         }
         world.set(|script| script.checkpoint_waits = false);
-        client.hears("DELETING DELETED CHECKPOINTED close:1000").await;
+        let steps = if is_v1 { "DELETING LOCK_RELEASING LOCK_RELEASED DELETED " } else { "" };
+        client.hears(&format!("{steps}CHECKPOINTED close:1000")).await;
         world.set(|script| script.start_waits = true);
         let mut again = client.again(&world, if is_v1 { &V1 } else { &[] }).await;
         again.hears(if is_v1 { "hello RESTORING" } else { "RESTORING" }).await;
@@ -293,6 +294,6 @@ async fn how_far_long_work_is_reaches_v1_clients_alone() {
         }
         world.set(|script| script.start_waits = false);
         world.board.nudge(&id);
-        again.hears("RUNNING").await;
+        again.hears(if is_v1 { "LOCK_ACQUIRING LOCK_ACQUIRED RUNNING" } else { "RUNNING" }).await;
     }
 }

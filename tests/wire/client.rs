@@ -55,8 +55,9 @@ impl Client {
         Self { socket, id: None, token: None, last: None }
     }
 
+    /// With details: what is left of the events without them is the subject of `documents`.
     pub async fn create(world: &World) -> Self {
-        Self::new(connect(world, "/create", &[]).await.unwrap())
+        Self::new(connect(world, "/create?details=1", &[]).await.unwrap())
     }
 
     /// A plain client whose sandbox runs, with the config `{}` or `config`.
@@ -86,7 +87,7 @@ impl Client {
     }
 
     async fn attached_with(world: &World, id: &SandboxId, token: &str, headers: &[(&'static str, &str)]) -> Self {
-        let socket = connect(world, &format!("/attach/{id}?sandbox_token={token}"), headers).await.unwrap();
+        let socket = connect(world, &format!("/attach/{id}?sandbox_token={token}&details=1"), headers).await.unwrap();
         Self { socket, id: Some(id.clone()), token: Some(token.to_owned()), last: None }
     }
 

@@ -74,7 +74,7 @@ async fn a_stored_sandbox_finds_no_room_on_a_full_server_and_nothing_is_written(
     let world = World::with(Plan { has_storage: true, can_snapshot: false, change }).await;
     let mut stored = Client::running(&world, r#"{"enable_checkpoint":true}"#).await;
     stored.says(r#"{"action":"checkpoint"}"#).await;
-    stored.hears("CHECKPOINTING DELETING DELETED CHECKPOINTED close:1000").await;
+    stored.hears("CHECKPOINTING CHECKPOINTED close:1000").await;
     let mut other = Client::running(&world, "{}").await;
     let writes = world.writes();
     let mut again = stored.again(&world, &[]).await;

@@ -26,8 +26,9 @@ async fn a_create_tells_the_id_before_running() {
     assert_ne!(spec.token_sha256, *client.token.as_ref().unwrap());
 }
 
+/// A library that answers pings by itself answers them when somebody reads.
 #[tokio::test]
-async fn without_a_config_the_defaults_are_taken_after_three_seconds() {
+async fn a_client_that_answers_no_ping_has_three_seconds_for_its_config() {
     let world = World::new().await;
     let mut client = Client::create(&world).await;
     client.hears("CREATING").await;
@@ -39,6 +40,15 @@ async fn without_a_config_the_defaults_are_taken_after_three_seconds() {
     })
     .await;
     client.hears("sandbox_id RUNNING").await;
+}
+
+#[tokio::test]
+async fn a_client_that_answers_its_ping_and_says_nothing_gets_the_defaults() {
+    let world = World::new().await;
+    let mut client = Client::create(&world).await;
+    client.hears("CREATING sandbox_id RUNNING").await;
+    let spec = world.records.find(client.id()).await.unwrap().unwrap().spec;
+    assert_eq!(spec.idle_timeout, Some(300));
 }
 
 #[tokio::test]
@@ -83,7 +93,7 @@ async fn a_create_that_fails_is_deleted() {
     world.set(|script| script.start_fails = Some("The container did not start."));
     let mut client = Client::create(&world).await;
     client.says("{}").await;
-    client.hears("CREATING CREATION_ERROR E close:4000").await;
+    client.hears("CREATING sandbox_id CREATION_ERROR E close:4000").await;
     assert_eq!(client.message(), "The container did not start.");
     until(async || world.records.list(None).await.unwrap().0.is_empty()).await;
 }
@@ -93,7 +103,8 @@ async fn a_client_that_leaves_before_its_id_leaves_nothing() {
     let world = World::new().await;
     world.set(|script| script.start_waits = true);
     let mut client = Client::create(&world).await;
-    client.says("{}").await;
+    // The predecessor's clients hear the id just before RUNNING.
+    client.says(r#"{"enable_sandbox_handoff":false}"#).await;
     client.hears("CREATING").await;
     until(async || !world.records.list(None).await.unwrap().0.is_empty()).await;
     let id = world.records.list(None).await.unwrap().0.remove(0);
@@ -227,7 +238,7 @@ async fn a_killed_sandbox_is_gone() {
     client.hears("KILLING DELETING DELETED KILLED close:1000").await;
     assert!(world.records.find(client.id()).await.unwrap().is_none());
     let mut again = client.again(&world, &[]).await;
-    again.hears("NOT_FOUND close:1011").await;
+    again.hears("RESTORING NOT_FOUND close:1011").await;
 }
 
 #[tokio::test]

@@ -29,7 +29,7 @@ async fn leave(world: &World, mut client: Client) -> Client {
 async fn stored(world: &World) -> Client {
     let mut client = Client::running(world, KEPT).await;
     client.says(r#"{"action":"checkpoint"}"#).await;
-    client.hears("CHECKPOINTING DELETING DELETED CHECKPOINTED close:1000").await;
+    client.hears("CHECKPOINTING CHECKPOINTED close:1000").await;
     client
 }
 
@@ -64,7 +64,7 @@ async fn the_words_of_a_handoff_and_of_v1_are_those_of_any_other_create_and_atta
     leave(&world, first).await;
     let mut second = Client::new(connect(&world, "/create", &V1).await.unwrap());
     second.says(config).await;
-    second.hears("hello CREATING LOCK_ACQUIRING LOCK_ACQUIRED sandbox_id RUNNING").await;
+    second.hears("hello CREATING sandbox_id LOCK_ACQUIRING LOCK_ACQUIRED RUNNING").await;
     let second = leave(&world, second).await;
     let third = Client::running(&world, KEPT).await;
     leave(&world, third).await;

@@ -25,7 +25,7 @@ use baton::{
 };
 use baton_protocol::{
     id::{CheckpointId, InstanceId, Nonce, SandboxId},
-    metadata::DesiredState,
+    metadata::{DesiredState, PlainWords},
     reason::Reason,
 };
 use bytes::Bytes;
@@ -215,6 +215,8 @@ impl World {
             limits: Default::default(),
             cgroups: Err("none".to_owned()),
             connections: 4_096,
+            plain: PlainWords::Documents,
+            is_token_optional: false,
             api_keys: vec![],
             admin_key: None,
             origins: vec![],

@@ -103,6 +103,7 @@ impl Exec {
             stdin: false,
             pty: None,
             timeout: None,
+            details: false,
         })
     }
 

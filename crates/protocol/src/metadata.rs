@@ -59,6 +59,9 @@ pub struct Spec {
     pub ttl: Option<u64>,
     #[serde(default)]
     pub on_incompatible: OnIncompatible,
+    /// Which words plain clients hear of this sandbox; [`Spec::plain_words`] fills it in where it is absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plain: Option<PlainWords>,
     pub token_sha256: String,
     #[serde(default)]
     pub lock_bucket: Option<String>,
@@ -90,6 +93,16 @@ pub enum OnIncompatible {
     #[default]
     Fail,
     Files,
+}
+
+/// Which words a plain client hears: those of the documents, or those of the Python predecessor, which also tells of
+/// locks and of the deletion that follows a checkpoint.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PlainWords {
+    #[default]
+    Documents,
+    Predecessor,
 }
 
 /// A wish that is fulfilled once and answered under its nonce.
@@ -178,6 +191,7 @@ impl Spec {
             limits: Limits::default(),
             ttl: None,
             on_incompatible: OnIncompatible::Fail,
+            plain: None,
             token_sha256,
             lock_bucket: None,
             desired_state: DesiredState::Running,
@@ -186,5 +200,12 @@ impl Spec {
             traceparent: None,
             unknown: Map::new(),
         }
+    }
+
+    /// Sandboxes stored before the key existed were created with the predecessor's flags if they have one set.
+    pub fn plain_words(&self) -> PlainWords {
+        let has_flag = self.enable_sandbox_handoff || self.enable_idle_timeout_auto_checkpoint;
+        let implied = if has_flag { PlainWords::Predecessor } else { PlainWords::Documents };
+        self.plain.unwrap_or(implied)
     }
 }

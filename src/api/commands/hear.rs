@@ -53,7 +53,7 @@ impl Commands {
             exec: Some(number),
             ..Update::new(Status::ExecutionRunning)
         };
-        speaker.say(&Event::StatusUpdate(running));
+        speaker.say_about(&Event::StatusUpdate(running), command.details);
     }
 
     fn data(&mut self, frame: Frame, speaker: &mut Speaker) {
@@ -125,7 +125,7 @@ impl Commands {
             return;
         }
         if std::mem::take(&mut command.tell_end) {
-            speaker.say(&done(frame.exec, &command.exec_id, &exit));
+            speaker.say_about(&done(frame.exec, &command.exec_id, &exit), command.details);
         }
         if let Some(before) = &mut command.before {
             before.exit = Some(exit.clone());
@@ -143,7 +143,7 @@ impl Commands {
         let Some(delivery) = &mut command.delivery else { return };
         let Some(exit) = delivery.take_exit() else { return };
         (command.ask_at, command.ask_after) = (None, None);
-        speaker.say(&done(number, &command.exec_id, &exit));
+        speaker.say_about(&done(number, &command.exec_id, &exit), command.details);
         // Its pong confirms that the end arrived.
         self.ping(speaker);
     }
@@ -164,14 +164,14 @@ impl Commands {
         let Some(command) = self.known.get_mut(&frame.exec) else { return };
         if frame.stream == Stream::Exit {
             // A plain client does not count its bytes, and many commands leave some unread.
-            if command.input.close() && speaker.is_v1 {
+            if command.input.close() && speaker.is_v1() {
                 let refusal = Refusal::of(Status::StdinError, NOT_READ);
                 speaker.refuse_about(&refusal, Some(command.exec_id.clone()));
             }
             return;
         }
         command.input.took(frame.offset);
-        if speaker.is_v1 && command.input.is_open {
+        if speaker.is_v1() && command.input.is_open {
             speaker.say(&Event::StdinAck { exec_id: command.exec_id.clone(), offset: frame.offset });
         }
         self.feed(frame.exec);

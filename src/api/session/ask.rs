@@ -16,11 +16,12 @@ const LEAVING: &str = "The sandbox is about to leave this server: it takes no co
 impl Session {
     pub(super) fn ask(&mut self, request: Request) -> Option<End> {
         tracing::debug!(request = request.word(), "a client asks");
-        let is_v1 = self.speaker.is_v1;
+        let is_v1 = self.speaker.is_v1();
         let only_v1 = || Err(Refusal::of(Status::Error, "This needs the subprotocol `baton.v1`."));
         let answered = match request {
             Request::Config(_) => {
-                let message = "A message needs `action`, `event`, or `language` and `code`.";
+                let message = "A message needs `action`, `event`, or `language` and `code`; a config must be the first \
+                               message on `/create`, sent at once.";
                 Err(Refusal::of(Status::Error, message))
             }
             Request::Exec(_) | Request::Stdin(_) if self.story.is_leaving() => {

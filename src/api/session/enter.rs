@@ -22,6 +22,7 @@ use crate::{
         Api,
         close::Close,
         commands::Commands,
+        dialect::Dialect,
         intent::{self, NO_ROOM, SHUTTING_DOWN},
         sentence,
         speaker::Speaker,
@@ -33,8 +34,10 @@ use crate::{
     traces,
 };
 
-/// How long a new client may take for its config.
+/// How long a new client may take for its config, if it answers no pings.
 const FIRST_WITHIN: Duration = Duration::from_secs(3);
+/// How long after its first pong: it is there, and has nothing to say.
+const FIRST_AFTER_PONG: Duration = Duration::from_millis(150);
 /// A refusal that some clients answer by coming back at once is told this much later.
 const LATE: Duration = Duration::from_millis(500);
 const DENIED: &str = "The sandbox token is missing or wrong.";
@@ -47,10 +50,19 @@ enum First {
     End(super::End),
 }
 
-pub async fn create(api: Arc<Api>, socket: WebSocket, is_v1: bool, request: traces::Span) {
+/// What the upgrade request said about the session.
+pub struct Upgrade {
+    pub dialect: Dialect,
+    /// A plain client that asked for every field and event.
+    pub details: bool,
+    pub request: traces::Span,
+}
+
+/// With `config` the client has said everything in the query, and no first message is awaited.
+pub async fn create(api: Arc<Api>, socket: WebSocket, upgrade: Upgrade, config: Option<Result<Config, Refusal>>) {
     let id = api.clock.sandbox_id();
-    let span = log_span(&id, &request);
-    begin(api, socket, is_v1, id, request).instrument(span).await;
+    let span = log_span(&id, &upgrade.request);
+    begin(api, socket, upgrade, config, id).instrument(span).await;
 }
 
 /// What every log line of a session says.
@@ -62,11 +74,21 @@ fn log_span(id: &SandboxId, request: &traces::Span) -> tracing::Span {
     span
 }
 
-async fn begin(api: Arc<Api>, socket: WebSocket, is_v1: bool, id: SandboxId, request: traces::Span) {
-    let mut speaker = greet(&api, socket, is_v1);
+async fn begin(
+    api: Arc<Api>,
+    socket: WebSocket,
+    upgrade: Upgrade,
+    config: Option<Result<Config, Refusal>>,
+    id: SandboxId,
+) {
+    let (mut speaker, request) = greet(&api, socket, upgrade);
     speaker.say(&Event::status(Status::Creating));
     let mut malformed = 0;
-    let (config, waiting) = match first(&api, &mut speaker, &mut malformed).await {
+    let first = match config {
+        Some(config) => First::Message(config.map(|config| Request::Config(Box::new(config)))),
+        None => first(&api, &mut speaker, &mut malformed).await,
+    };
+    let (config, waiting) = match first {
         First::Silence => (Config::default(), None),
         First::Message(Ok(Request::Config(config))) => (*config, None),
         First::Message(Err(refusal)) if refusal.status == Status::CreationError => {
@@ -76,9 +98,12 @@ async fn begin(api: Arc<Api>, socket: WebSocket, is_v1: bool, id: SandboxId, req
         First::End(super::End::Close(close)) => return speaker.wire.close(close).await,
         First::End(super::End::Gone) => return speaker.wire.leave().await,
     };
+    speaker.details |= config.details;
+    speaker.dialect = speaker.dialect.of_create(&config);
+    let dialect = speaker.dialect;
     let token = token::fresh(&*api.clock);
     let bare = Spec::new(id.clone(), token::sha256(&token.0), api.clock.timestamp(), api.settings.instance.clone());
-    let mut spec = match intent::create(bare, &config, api.abilities(), api.defaults()) {
+    let mut spec = match intent::create(bare, &config, dialect, api.abilities(), api.defaults()) {
         Ok(spec) => spec,
         Err(refusal) => return refuse(speaker, &refusal, Close::Fatal).await,
     };
@@ -117,9 +142,9 @@ async fn begin(api: Arc<Api>, socket: WebSocket, is_v1: bool, id: SandboxId, req
     }
     tracing::info!("a sandbox is wanted");
     api.board.nudge(&id);
-    let mut story = Story::new(Stage::Creating, is_v1);
-    story.has_handoff = spec.enable_sandbox_handoff;
-    Session {
+    let mut story = Story::new(Stage::Creating, dialect);
+    story.learn(&spec, dialect);
+    let mut session = Session {
         commands: Commands::new(api.clock.clone()),
         patience: Some(patience(&api)),
         marks: api.marks.take(&id),
@@ -140,9 +165,13 @@ async fn begin(api: Arc<Api>, socket: WebSocket, is_v1: bool, id: SandboxId, req
         work: FuturesUnordered::new(),
         wishes: Wishes::default(),
         takes_turns: Turns::default(),
+    };
+    // What begins with a snapshot exists only when that was found. The predecessor's clients expect the id just before
+    // RUNNING in any case.
+    if dialect != Dialect::Predecessor && session.spec.filesystem_snapshot_name.is_none() {
+        session.tell_id();
     }
-    .run()
-    .await;
+    session.run().await;
 }
 
 /// A copy of another sandbox needs that one's token, stands on the same snapshot and has the same limits.
@@ -162,16 +191,9 @@ async fn inherit(api: &Api, config: &Config, spec: &mut Spec) -> Result<(), Refu
     Ok(())
 }
 
-pub async fn attach(
-    api: Arc<Api>,
-    socket: WebSocket,
-    is_v1: bool,
-    id: Option<SandboxId>,
-    token: Option<String>,
-    request: traces::Span,
-) {
-    let speaker = greet(&api, socket, is_v1);
-    let Some(id) = id else { return not_found(speaker).await };
+pub async fn attach(api: Arc<Api>, socket: WebSocket, upgrade: Upgrade, id: Option<SandboxId>, token: Option<String>) {
+    let (speaker, request) = greet(&api, socket, upgrade);
+    let Some(id) = id else { return unknown(&api, speaker).await };
     let span = log_span(&id, &request);
     come_back(api, speaker, id, token, request).instrument(span).await;
 }
@@ -189,14 +211,11 @@ async fn come_back(api: Arc<Api>, mut speaker: Speaker, id: SandboxId, token: Op
             return refuse(speaker, &error(&sentence(&failure)), Close::Fatal).await;
         }
     };
-    let Some(found) = found else {
-        if api.records.can_checkpoint() {
-            speaker.say(&Event::status(Status::Restoring));
-        }
-        return not_found(speaker).await;
-    };
+    let Some(found) = found else { return unknown(&api, speaker).await };
+    speaker.dialect = speaker.dialect.of_attach(&found.spec);
     // Before this nothing is written, and nobody else is disturbed.
-    if !token::matches(token.as_deref(), &found.spec.token_sha256) {
+    let is_excused = token.is_none() && api.settings.is_token_optional;
+    if !is_excused && !token::matches(token.as_deref(), &found.spec.token_sha256) {
         return refuse(speaker, &Refusal::of(Status::PermissionDenialError, DENIED), Close::Fatal).await;
     }
     let Some(seat) = api.registry.admit(&id, &api.clock).await else {
@@ -205,7 +224,7 @@ async fn come_back(api: Arc<Api>, mut speaker: Speaker, id: SandboxId, token: Op
         speaker.say(&Event::StatusUpdate(Update { message, ..Update::new(Status::InUse) }));
         return speaker.wire.close(Close::Unavailable).await;
     };
-    let mut story = Story::new(Stage::Attaching, speaker.is_v1);
+    let mut story = Story::new(Stage::Attaching, speaker.dialect);
     let mut newcomer = Newcomer::new(speaker, seat);
     let admitted = match api.board.admit(&id, api.settings.max_sandboxes) {
         Some(presence) => Ok(presence),
@@ -227,7 +246,7 @@ async fn come_back(api: Arc<Api>, mut speaker: Speaker, id: SandboxId, token: Op
     let spec = match api.records.wish(&id, cause, &|spec| intent::attach(spec, &here)).await {
         Ok(Some(spec)) if spec.desired_state != DesiredState::Deleted => spec,
         Ok(_) => {
-            if api.records.can_checkpoint() {
+            if tells_restoring(&api, &speaker) {
                 speaker.say_all(&story.restoring());
             }
             return not_found(speaker).await;
@@ -238,7 +257,7 @@ async fn come_back(api: Arc<Api>, mut speaker: Speaker, id: SandboxId, token: Op
         }
     };
     let is_old = runs_elsewhere(&api, &id, &found.status).await;
-    story.has_handoff = spec.enable_sandbox_handoff;
+    story.learn(&spec, speaker.dialect);
     let mut session = Session {
         commands: Commands::new(api.clock.clone()),
         patience: Some(patience(&api)),
@@ -285,9 +304,11 @@ async fn runs_elsewhere(api: &Api, id: &SandboxId, status: &metadata::Status) ->
     lock.is_ok_and(|lock| lock.is_some_and(|lock| lock.lease.is_none_or(|lease| lease.owner != *me)))
 }
 
-fn greet(api: &Api, socket: WebSocket, is_v1: bool) -> Speaker {
-    let mut speaker = Speaker::new(Wire::new(socket, api.clock.clone()), is_v1, api.clock.clone());
-    if is_v1 {
+fn greet(api: &Api, socket: WebSocket, upgrade: Upgrade) -> (Speaker, traces::Span) {
+    let Upgrade { dialect, details, request } = upgrade;
+    let wire = Wire::new(socket, api.clock.clone(), !dialect.is_v1());
+    let mut speaker = Speaker::new(wire, dialect, details, api.clock.clone());
+    if dialect.is_v1() {
         speaker.say(&Event::Hello {
             protocol: PROTOCOL,
             max_frame: MAX_FRAME as u64,
@@ -295,7 +316,7 @@ fn greet(api: &Api, socket: WebSocket, is_v1: bool) -> Speaker {
             instance: api.settings.instance.clone(),
         });
     }
-    speaker
+    (speaker, request)
 }
 
 /// How long a session waits for its sandbox.
@@ -308,13 +329,26 @@ async fn refuse(mut speaker: Speaker, refusal: &Refusal, close: Close) {
     speaker.wire.close(close).await;
 }
 
+/// The documents say RESTORING of every sandbox that is not in memory; the predecessor only where it could restore one.
+fn tells_restoring(api: &Api, speaker: &Speaker) -> bool {
+    speaker.dialect != Dialect::Predecessor || api.records.can_checkpoint()
+}
+
+async fn unknown(api: &Api, mut speaker: Speaker) {
+    if tells_restoring(api, &speaker) {
+        speaker.say(&Event::status(Status::Restoring));
+    }
+    not_found(speaker).await;
+}
+
 async fn not_found(mut speaker: Speaker) {
     speaker.say(&Event::status(Status::NotFound));
     speaker.wire.close(Close::Unavailable).await;
 }
 
 async fn first(api: &Api, speaker: &mut Speaker, malformed: &mut u32) -> First {
-    let until = api.clock.now() + FIRST_WITHIN;
+    let mut until = api.clock.now() + FIRST_WITHIN;
+    speaker.wire.ping(vec![]);
     loop {
         let turn = tokio::select! {
             biased;
@@ -323,7 +357,14 @@ async fn first(api: &Api, speaker: &mut Speaker, malformed: &mut u32) -> First {
             () = api.clock.sleep_until(until) => return First::Silence,
         };
         let refusal = match turn {
-            Turn::Wrote | Turn::Pong(_) => continue,
+            Turn::Wrote => continue,
+            Turn::Pong(_) => {
+                // The predecessor waited for a config however long it took.
+                if speaker.dialect != Dialect::Predecessor {
+                    until = until.min(api.clock.now() + FIRST_AFTER_PONG);
+                }
+                continue;
+            }
             Turn::Text(text) => match Request::parse(&text) {
                 Err(refusal) if refusal.malformed => refusal,
                 parsed => return First::Message(parsed),

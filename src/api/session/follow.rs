@@ -67,16 +67,14 @@ impl Session {
         let mut running = Update::new(Status::Running);
         match std::mem::replace(&mut self.story.stage, Stage::Open) {
             Stage::Creating => {
-                if let Some(sandbox_token) = self.token.take() {
-                    self.speaker.say(&Event::SandboxId { sandbox_id: self.id.clone(), sandbox_token });
-                }
+                self.tell_id();
                 // A copy begins with the commands of its source.
-                if self.speaker.is_v1 && self.spec.from_checkpoint.is_some() {
+                if self.speaker.is_v1() && self.spec.from_checkpoint.is_some() {
                     running.execs = Some(self.commands.views());
                 }
             }
             Stage::Attaching | Stage::Open => {
-                if self.speaker.is_v1 {
+                if self.speaker.is_v1() {
                     running.execs = Some(self.commands.views());
                 }
                 match self.boot.take() {
@@ -100,6 +98,13 @@ impl Session {
             }
         }
         None
+    }
+
+    /// Says how to come back to the sandbox, once.
+    pub(super) fn tell_id(&mut self) {
+        if let Some(sandbox_token) = self.token.take() {
+            self.speaker.say(&Event::SandboxId { sandbox_id: self.id.clone(), sandbox_token });
+        }
     }
 
     /// The container has ended. The board tells why, and what comes of it, unless another one

@@ -28,7 +28,7 @@ use baton_protocol::{
 use bytes::Bytes;
 use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 
-pub use self::enter::{attach, create};
+pub use self::enter::{Upgrade, attach, create};
 use self::wish::{Done, Wishes};
 use super::{
     Api,
@@ -208,7 +208,7 @@ impl Session {
                 self.binary(&bytes)
             }
             Turn::Pong(marks) => {
-                self.commands.confirm(&marks, self.speaker.is_v1);
+                self.commands.confirm(&marks, self.speaker.is_v1());
                 let ponged = self.speaker.wire.ponged();
                 for (_, knock) in self.knocks.extract_if(.., |(number, _)| *number <= ponged) {
                     // Who knocked may have left meanwhile.
@@ -229,7 +229,7 @@ impl Session {
     }
 
     fn binary(&mut self, bytes: &Bytes) -> Option<End> {
-        if !self.speaker.is_v1 {
+        if !self.speaker.is_v1() {
             return self.complain(&Refusal::malformed("A message must be text: this client asked for no `baton.v1`."));
         }
         let chunk = match Chunk::decode(bytes) {
@@ -286,8 +286,9 @@ impl Session {
         if !marks.is_empty() {
             self.api.marks.keep(&self.id, marks);
         }
-        if self.token.is_some() {
-            // Nobody can ever come back to it.
+        let failed_to_start = self.story.stage == Stage::Creating && end == End::Close(Close::Fatal);
+        if self.token.is_some() || failed_to_start {
+            // Nobody can come back to it, or nobody will: its client was told that there is none.
             self.api.delete(&self.id, self.request.traceparent()).await;
         }
         let Self { speaker, seat, presence, follower, commands, work, .. } = self;

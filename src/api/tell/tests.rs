@@ -8,7 +8,11 @@ use crate::storage::board::Boot;
 const CHECKPOINT: &str = "sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab-1-2-00112233445566778899aabbccddeeff";
 
 fn open() -> Story {
-    Story::new(Stage::Open, false)
+    Story::new(Stage::Open, Dialect::Predecessor)
+}
+
+fn documents(stage: Stage) -> Story {
+    with_handoff(Story::new(stage, Dialect::Documents))
 }
 
 fn with_handoff(mut story: Story) -> Story {
@@ -57,21 +61,21 @@ const FATAL: Then = Then::Close(Close::Fatal);
 fn locks_are_talked_of_only_with_handoff() {
     let running = Passing::Running { boot: Boot::Fresh };
     let posted = [Passing::Acquiring, Passing::Acquired, running];
-    tells(Story::new(Stage::Creating, false), &posted, "", Then::Enter);
-    let create = with_handoff(Story::new(Stage::Creating, false));
+    tells(Story::new(Stage::Creating, Dialect::Predecessor), &posted, "", Then::Enter);
+    let create = with_handoff(Story::new(Stage::Creating, Dialect::Predecessor));
     tells(create, &posted, "LOCK_ACQUIRING LOCK_ACQUIRED", Then::Enter);
-    let attach = with_handoff(Story::new(Stage::Attaching, false));
+    let attach = with_handoff(Story::new(Stage::Attaching, Dialect::Predecessor));
     tells(attach, &posted, "RESTORING LOCK_ACQUIRING LOCK_ACQUIRED", Then::Enter);
-    tells(Story::new(Stage::Attaching, false), &posted, "RESTORING", Then::Enter);
+    tells(Story::new(Stage::Attaching, Dialect::Predecessor), &posted, "RESTORING", Then::Enter);
 }
 
 #[test]
 fn what_does_not_start_is_an_error_of_its_kind() {
     let failed = [Passing::Failed { reason: Reason::Lost, message: "The state is lost.".into() }];
-    tells(Story::new(Stage::Creating, false), &failed, "CREATION_ERROR E", FATAL);
-    tells(Story::new(Stage::Attaching, false), &failed, "RESTORING RESTORE_ERROR E", FATAL);
+    tells(Story::new(Stage::Creating, Dialect::Predecessor), &failed, "CREATION_ERROR E", FATAL);
+    tells(Story::new(Stage::Attaching, Dialect::Predecessor), &failed, "RESTORING RESTORE_ERROR E", FATAL);
     let lost = [Passing::Acquiring, Passing::Acquired, Passing::LeaseLost { message: "taken".into() }];
-    let attach = with_handoff(Story::new(Stage::Attaching, false));
+    let attach = with_handoff(Story::new(Stage::Attaching, Dialect::Predecessor));
     tells(attach, &lost, "RESTORING LOCK_ACQUIRING LOCK_ACQUIRED RESTORE_ERROR E", FATAL);
 }
 
@@ -141,6 +145,37 @@ fn an_idle_end_tells_of_a_checkpoint_only_when_one_was_made() {
     tells(open(), &posted, "CHECKPOINTING DELETING DELETED CHECKPOINTED", NORMAL);
 }
 
+/// Every flow of the documents, for a sandbox that can move: neither locks nor the deletion of the local copy are told.
+#[test]
+fn the_documents_know_neither_locks_nor_the_deletion_after_a_checkpoint() {
+    let running = Passing::Running { boot: Boot::Fresh };
+    let start = [Passing::Acquiring, Passing::Acquired, running];
+    tells(documents(Stage::Creating), &start, "", Then::Enter);
+    tells(documents(Stage::Attaching), &start, "RESTORING", Then::Enter);
+    let mut asked = documents(Stage::Open);
+    asked.ask_checkpoint();
+    let checkpoint = [Passing::Checkpointing { why: Why::Checkpointed }, left(Why::Checkpointed, true)];
+    tells(asked, &checkpoint, "CHECKPOINTED", NORMAL);
+    let handoff = [Passing::ReleaseRequested, Passing::Checkpointing { why: Why::Waiter }, left(Why::Waiter, true)];
+    tells(documents(Stage::Open), &handoff, "CHECKPOINTING CHECKPOINTED", NORMAL);
+    let idle = [Passing::Checkpointing { why: Why::Idle }, left(Why::Idle, true)];
+    tells(documents(Stage::Open), &idle, "CHECKPOINTING CHECKPOINTED", NORMAL);
+    tells(documents(Stage::Open), &[left(Why::Idle, false)], "DELETING DELETED", NORMAL);
+    tells(documents(Stage::Open), &[left(Why::Deleted, false)], "DELETING DELETED", NORMAL);
+}
+
+#[test]
+fn an_idle_end_without_a_checkpoint_says_what_is_lost() {
+    for is_persistent in [false, true] {
+        let mut story = Story { is_persistent, ..documents(Stage::Open) };
+        let answer = story.tell(&left(Why::Idle, false));
+        let Some(Event::StatusUpdate(Update { message: Some(message), .. })) = answer.events.last() else {
+            panic!("{answer:?}")
+        };
+        assert_eq!(message.contains("in memory only"), !is_persistent, "{message}");
+    }
+}
+
 #[test]
 fn at_drain_a_client_is_left_to_follow() {
     for why in [Why::Drain, Why::HandedOff, Why::Room] {
@@ -155,13 +190,13 @@ fn at_drain_a_client_is_left_to_follow() {
 fn a_lost_lease_is_named_only_in_v1() {
     let lost = [Passing::LeaseLost { message: "taken".into() }];
     tells(open(), &lost, "", RESTART);
-    tells(Story::new(Stage::Open, true), &lost, "LOCK_RENEWAL_ERROR E", RESTART);
+    tells(Story::new(Stage::Open, Dialect::V1), &lost, "LOCK_RENEWAL_ERROR E", RESTART);
 }
 
 #[test]
 fn what_was_lost_before_it_was_had_is_asked_for_again() {
     let lost = [Passing::LeaseLost { message: "taken".into() }];
-    tells(Story::new(Stage::Attaching, true), &lost, "RESTORING", Then::AskAgain);
+    tells(Story::new(Stage::Attaching, Dialect::V1), &lost, "RESTORING", Then::AskAgain);
 }
 
 #[test]
@@ -173,54 +208,63 @@ fn whoever_waits_for_an_answer_looks_when_one_was_given() {
 fn a_pause_is_told_only_in_v1() {
     let posted = [Passing::Unfenced, Passing::Fenced { message: "unreachable".into() }, Passing::Unfenced];
     tells(open(), &posted, "", Then::Stay);
-    tells(Story::new(Stage::Open, true), &posted, "PAUSED RUNNING", Then::Stay);
+    tells(Story::new(Stage::Open, Dialect::V1), &posted, "PAUSED RUNNING", Then::Stay);
 }
 
 #[test]
 fn what_leaves_before_it_was_had_is_asked_for_again() {
     for why in [Why::Checkpointed, Why::HandedOff, Why::Waiter, Why::Room, Why::Idle] {
-        tells(Story::new(Stage::Attaching, false), &[left(why, true)], "RESTORING", Then::AskAgain);
+        tells(Story::new(Stage::Attaching, Dialect::Predecessor), &[left(why, true)], "RESTORING", Then::AskAgain);
     }
     let gone = Then::Close(Close::Unavailable);
-    tells(Story::new(Stage::Attaching, false), &[left(Why::Deleted, false)], "RESTORING NOT_FOUND", gone);
-    tells(Story::new(Stage::Attaching, false), &[left(Why::Drain, true)], "", RESTART);
-    tells(Story::new(Stage::Creating, false), &[left(Why::Drain, false)], "CREATION_ERROR E", FATAL);
+    tells(
+        Story::new(Stage::Attaching, Dialect::Predecessor),
+        &[left(Why::Deleted, false)],
+        "RESTORING NOT_FOUND",
+        gone,
+    );
+    tells(Story::new(Stage::Attaching, Dialect::Predecessor), &[left(Why::Drain, true)], "", RESTART);
+    tells(Story::new(Stage::Creating, Dialect::Predecessor), &[left(Why::Drain, false)], "CREATION_ERROR E", FATAL);
 }
 
 #[test]
 fn how_far_it_is_comes_with_the_word_that_was_said_and_in_v1_alone() {
     let moved = |what: &str, done| Passing::Progress { what: what.to_owned(), done, total: 8 };
     let all = |done| [SNAPSHOT, UPLOAD, DOWNLOAD, EXTRACT].map(|what| moved(what, done));
-    let wished =
-        |snapshot, checkpoint| Story { wished: Wished { snapshot, checkpoint }, ..Story::new(Stage::Open, true) };
-    let restoring = |is_v1| {
-        let mut story = Story::new(Stage::Attaching, is_v1);
+    let wished = |snapshot, checkpoint| Story {
+        wished: Wished { snapshot, checkpoint },
+        ..Story::new(Stage::Open, Dialect::V1)
+    };
+    let restoring = |dialect| {
+        let mut story = Story::new(Stage::Attaching, dialect);
         story.restoring();
         story
     };
-    let leaving = |is_v1| {
-        let mut story = Story::new(Stage::Open, is_v1);
+    let leaving = |dialect| {
+        let mut story = Story::new(Stage::Open, dialect);
         story.ask_checkpoint();
         story
     };
-    tells(Story::new(Stage::Creating, true), &all(3), "CREATING CREATING", Then::Stay);
-    tells(restoring(true), &all(3), "RESTORING RESTORING", Then::Stay);
-    tells(leaving(true), &all(3), "CHECKPOINTING", Then::Stay);
+    tells(Story::new(Stage::Creating, Dialect::V1), &all(3), "CREATING CREATING", Then::Stay);
+    tells(restoring(Dialect::V1), &all(3), "RESTORING RESTORING", Then::Stay);
+    tells(leaving(Dialect::V1), &all(3), "CHECKPOINTING", Then::Stay);
     tells(wished(true, false), &all(3), "FILESYSTEM_SNAPSHOT_CREATING", Then::Stay);
     tells(wished(false, true), &all(3), "CHECKPOINTING", Then::Stay);
     let by_a_waiter = [&[Passing::Checkpointing { why: Why::Waiter }], &all(3)[..]].concat();
-    tells(Story::new(Stage::Open, true), &by_a_waiter, "CHECKPOINTING CHECKPOINTING", Then::Stay);
+    tells(Story::new(Stage::Open, Dialect::V1), &by_a_waiter, "CHECKPOINTING CHECKPOINTING", Then::Stay);
     let again = [&[failed(Why::Waiter)], &by_a_waiter[..]].concat();
-    tells(Story::new(Stage::Open, true), &again, "CHECKPOINT_ERROR E", Then::Stay);
+    tells(Story::new(Stage::Open, Dialect::V1), &again, "CHECKPOINT_ERROR E", Then::Stay);
     // Somebody else's wish, a sign of life, a sandbox that is being killed, a plain client.
-    tells(Story::new(Stage::Open, true), &all(3), "", Then::Stay);
-    tells(Story::new(Stage::Attaching, true), &all(3), "", Then::Stay);
-    tells(restoring(true), &all(0), "", Then::Stay);
-    tells(Story { asked: Some(Asked::Kill), ..leaving(true) }, &all(3), "", Then::Stay);
-    for plain in [Story::new(Stage::Creating, false), restoring(false), leaving(false)] {
+    tells(Story::new(Stage::Open, Dialect::V1), &all(3), "", Then::Stay);
+    tells(Story::new(Stage::Attaching, Dialect::V1), &all(3), "", Then::Stay);
+    tells(restoring(Dialect::V1), &all(0), "", Then::Stay);
+    tells(Story { asked: Some(Asked::Kill), ..leaving(Dialect::V1) }, &all(3), "", Then::Stay);
+    for plain in
+        [Story::new(Stage::Creating, Dialect::Predecessor), restoring(Dialect::Documents), leaving(Dialect::Documents)]
+    {
         tells(plain, &all(3), "", Then::Stay);
     }
-    let answer = leaving(true).tell(&moved(UPLOAD, 3));
+    let answer = leaving(Dialect::V1).tell(&moved(UPLOAD, 3));
     let [Event::StatusUpdate(update)] = &answer.events[..] else { panic!("{answer:?}") };
     assert_eq!(update.progress, Some(Progress { done: 3, total: 8 }));
 }

@@ -39,7 +39,7 @@ impl Scene {
 }
 
 fn persistent() -> Options {
-    let config = Config { enable_checkpoint: true, enable_sandbox_handoff: true, ..Config::default() };
+    let config = Config { enable_checkpoint: true, enable_sandbox_handoff: Some(true), ..Config::default() };
     Options { config, ..Options::default() }
 }
 

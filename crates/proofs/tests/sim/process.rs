@@ -21,7 +21,10 @@ use baton::{
         store::Store,
     },
 };
-use baton_protocol::id::{InstanceId, SandboxId};
+use baton_protocol::{
+    id::{InstanceId, SandboxId},
+    metadata::PlainWords,
+};
 use tokio::{sync::watch, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 
@@ -209,6 +212,8 @@ fn settings(tools: &Tools, drain: watch::Receiver<bool>, room: usize) -> api::Se
         limits: Default::default(),
         cgroups: Err("none".to_owned()),
         connections: 100,
+        plain: PlainWords::Documents,
+        is_token_optional: false,
         api_keys: Vec::new(),
         admin_key: None,
         origins: Vec::new(),

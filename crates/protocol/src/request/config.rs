@@ -20,8 +20,10 @@ pub struct Config {
     /// `None` leaves it to the server.
     pub idle_timeout: Option<Idle>,
     pub enable_checkpoint: bool,
-    pub enable_sandbox_handoff: bool,
-    pub enable_idle_timeout_auto_checkpoint: bool,
+    /// `None`: as `enable_checkpoint`, unless the server speaks the predecessor's words.
+    pub enable_sandbox_handoff: Option<bool>,
+    /// `None`: as `enable_checkpoint`, unless the server speaks the predecessor's words.
+    pub enable_idle_timeout_auto_checkpoint: Option<bool>,
     pub filesystem_snapshot_name: Option<SnapshotName>,
     pub labels: BTreeMap<String, String>,
     pub env: BTreeMap<String, String>,
@@ -31,6 +33,8 @@ pub struct Config {
     pub on_incompatible: OnIncompatible,
     pub from_checkpoint: Option<CheckpointId>,
     pub source_token: Option<Token>,
+    /// A plain client that wants every field and every event, not only those of the documents.
+    pub details: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,8 +68,9 @@ impl Config {
         Ok(Self {
             idle_timeout,
             enable_checkpoint: fields.flag("enable_checkpoint")?,
-            enable_sandbox_handoff: fields.flag("enable_sandbox_handoff")?,
-            enable_idle_timeout_auto_checkpoint: fields.flag("enable_idle_timeout_auto_checkpoint")?,
+            enable_sandbox_handoff: fields.optional("enable_sandbox_handoff", "true or false")?,
+            enable_idle_timeout_auto_checkpoint: fields
+                .optional("enable_idle_timeout_auto_checkpoint", "true or false")?,
             filesystem_snapshot_name: fields.name("filesystem_snapshot_name")?,
             labels: fields.strings("labels")?,
             env,
@@ -75,7 +80,13 @@ impl Config {
             on_incompatible,
             from_checkpoint: fields.name("from_checkpoint")?,
             source_token: fields.string("source_token")?.map(Token),
+            details: fields.flag("details")?,
         })
+    }
+
+    /// Whether the client sent a flag that only the predecessor's clients know.
+    pub fn has_predecessor_flags(&self) -> bool {
+        self.enable_sandbox_handoff.is_some() || self.enable_idle_timeout_auto_checkpoint.is_some()
     }
 
     pub(super) fn to_json(&self) -> Map<String, Value> {
@@ -87,12 +98,13 @@ impl Config {
             Some(Idle::After(span)) => drop(set("idle_timeout", seconds(span))),
         }
         for (name, flag) in [
-            ("enable_checkpoint", self.enable_checkpoint),
+            ("enable_checkpoint", self.enable_checkpoint.then_some(true)),
             ("enable_sandbox_handoff", self.enable_sandbox_handoff),
             ("enable_idle_timeout_auto_checkpoint", self.enable_idle_timeout_auto_checkpoint),
+            ("details", self.details.then_some(true)),
         ] {
-            if flag {
-                set(name, json!(true));
+            if let Some(flag) = flag {
+                set(name, json!(flag));
             }
         }
         if let Some(name) = &self.filesystem_snapshot_name {

@@ -22,6 +22,8 @@ pub struct Exec {
     pub stdin: bool,
     pub pty: Option<Pty>,
     pub timeout: Option<Duration>,
+    /// A plain client that wants to hear the exec's id, exit code and duration.
+    pub details: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,6 +52,12 @@ impl Language {
         }
     }
 
+    /// The text that existing clients know.
+    pub fn unsupported(text: &str) -> String {
+        let shown: String = text.chars().filter(|c| !c.is_control()).take(64).collect();
+        format!("Unsupported language: '{shown}'. Supported languages are: python, bash")
+    }
+
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Python => "python",
@@ -70,6 +78,7 @@ impl Exec {
             stdin: true,
             pty: None,
             timeout: None,
+            details: false,
         }
     }
 
@@ -77,7 +86,8 @@ impl Exec {
     pub(super) fn read_plain(fields: &Fields<'_>) -> Result<Self, Refusal> {
         let error = |wrong: Wrong| Refusal::of(Status::ExecutionError, wrong.message);
         let (language, code) = read_code(fields)?;
-        Ok(Self { exec_id: fields.name("exec_id").map_err(error)?, ..Self::plain(language, code) })
+        let (exec_id, details) = (fields.name("exec_id").map_err(error)?, fields.flag("details").map_err(error)?);
+        Ok(Self { exec_id, details, ..Self::plain(language, code) })
     }
 
     pub(super) fn read(fields: &Fields<'_>) -> Result<Self, Refusal> {
@@ -114,6 +124,7 @@ impl Exec {
             stdin: fields.flag("stdin")?,
             pty,
             timeout: fields.duration("timeout")?,
+            details: fields.flag("details")?,
         })
     }
 
@@ -142,6 +153,9 @@ impl Exec {
         }
         if let Some(exec_id) = &self.exec_id {
             set("exec_id", json!(exec_id));
+        }
+        if self.details {
+            set("details", json!(true));
         }
         let code = matches!(self.command, Command::Code { .. });
         let bare = self.env.is_empty() && self.cwd.is_none() && self.user.is_none();
@@ -223,10 +237,7 @@ fn read_code(fields: &Fields<'_>) -> Result<(Language, String), Refusal> {
     let error = |wrong: Wrong| Refusal::of(Status::ExecutionError, wrong.message);
     let language: String = fields.required("language", "\"python\" or \"bash\"").map_err(error)?;
     let Some(language) = Language::parse(&language) else {
-        return Err(Refusal::of(
-            Status::ExecutionUnsupportedLanguageError,
-            "Unsupported language: `language` must be \"python\" or \"bash\".",
-        ));
+        return Err(Refusal::of(Status::ExecutionUnsupportedLanguageError, Language::unsupported(&language)));
     };
     let code: String = fields.required("code", "a string").map_err(error)?;
     if code.contains('\0') {

@@ -14,7 +14,7 @@ use serde_json::{Value, value::RawValue};
 use crate::limits::Limits;
 
 /// Every field name of every request.
-const KNOWN: [&str; 46] = [
+const KNOWN: [&str; 47] = [
     "action",
     "archive",
     "argv",
@@ -24,6 +24,7 @@ const KNOWN: [&str; 46] = [
     "cwd",
     "data",
     "depth",
+    "details",
     "enable_checkpoint",
     "enable_idle_timeout_auto_checkpoint",
     "enable_sandbox_handoff",

@@ -8,6 +8,7 @@
 mod config;
 mod exec;
 mod fields;
+mod query;
 
 use std::{collections::BTreeMap, fmt};
 
