@@ -36,12 +36,44 @@ async fn all_plain_clients_hear_its_words_where_the_operator_says_so() {
     assert_eq!(metadata["enable_idle_timeout_auto_checkpoint"], json!(false));
     let mut socket = restores_with(&server, &key, &["RESTORING", "RUNNING"]).await;
     runs(&mut socket, "bash", "cat /data.txt", "state1\n").await;
+    // Nobody else gets in while it is attached, and it does not notice.
+    let listens = tokio::spawn(async move { (next(&mut socket).await, socket) });
+    let mut second = attach(&server, &key).await;
+    hears(&mut second, &statuses(&["IN_USE"])).await;
+    closes(&mut second, 1011).await;
+    assert!(!listens.is_finished());
+    listens.abort();
     // A snapshot that is not there is told before there is an id.
     let mut socket = open(&server, "/create").await;
     socket.send(json!({"filesystem_snapshot_name": "non-existent-snapshot"})).await;
     hears(&mut socket, &statuses(&["CREATING", "CREATION_ERROR"])).await;
     explains(&mut socket, "Filesystem snapshot not found").await;
     closes(&mut socket, 4000).await;
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_snapshot_is_made_and_begun_from() {
+    let machine = Machine::with_a_directory().await;
+    let server = machine.server_with("a", &[("BATON_PLAIN", "predecessor")]).await;
+    let (mut socket, _) = create(&server, json!({"idle_timeout": 120})).await;
+    runs_silently(&mut socket, "echo hello > /test.txt").await;
+    socket.send(json!({"action": "snapshot_filesystem", "name": "my-snapshot"})).await;
+    hears(&mut socket, &statuses(&["FILESYSTEM_SNAPSHOT_CREATING", "FILESYSTEM_SNAPSHOT_CREATED"])).await;
+    let (mut socket, _) = create(&server, json!({"filesystem_snapshot_name": "my-snapshot"})).await;
+    runs(&mut socket, "bash", "cat /test.txt", "hello\n").await;
+    server.stop().await;
+}
+
+/// Where it cannot restore anything it says so without RESTORING.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_storage_what_is_not_there_is_not_found_at_once() {
+    let machine = Machine::with_a_directory().await;
+    let settings = [("BATON_PLAIN", "predecessor"), ("CHECKPOINT_AND_RESTORE_PATH", "")];
+    let server = machine.server_with("a", &settings).await;
+    let mut socket = open(&server, "/attach/non-existent-sandbox?sandbox_token=any-token").await;
+    hears(&mut socket, &statuses(&["NOT_FOUND"])).await;
+    closes(&mut socket, 1011).await;
     server.stop().await;
 }
 
