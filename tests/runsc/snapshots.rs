@@ -115,7 +115,7 @@ pub async fn snapshot(socket: &mut Socket, name: &str, full: bool) -> Value {
 }
 
 pub async fn refused(server: &Server, config: Value) -> String {
-    let mut socket = Socket::open(server, "/create", Dialect::Plain).await;
+    let mut socket = Socket::open(server, "/create?details=1", Dialect::Plain).await;
     socket.send(config).await;
     let refusal = socket.status("CREATION_ERROR").await;
     assert_eq!(socket.end().await, Some(4000));
