@@ -308,6 +308,11 @@ impl Sandbox {
         if self.why == Why::Idle {
             self.refuse_until_asked();
         }
+        let (sandbox, why) = (&self.id, self.why);
+        match &checkpoint_id {
+            Some(checkpoint) => tracing::info!(%sandbox, ?why, %checkpoint, "the sandbox left this instance"),
+            None => tracing::info!(%sandbox, ?why, "the sandbox ended without a checkpoint"),
+        }
         self.tools.metrics.sandbox_left(&self.why);
         self.tools.board.post(&self.id, Passing::Left { why: self.why, checkpoint_id });
     }

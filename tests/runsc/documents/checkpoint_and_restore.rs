@@ -133,11 +133,12 @@ async fn an_idle_end_is_a_checkpoint_and_deletes_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_idle_end_of_what_is_in_memory_only_is_told() {
     let machine = Machine::with_a_directory().await;
-    let server = machine.server("a").await;
+    let mut server = machine.server("a").await;
     let (mut socket, key) = create(&server, json!({"idle_timeout": 1})).await;
     hears(&mut socket, &[status("DELETING"), status("DELETED")]).await;
     explains(&mut socket, "The sandbox was idle for longer than its `idle_timeout` and is deleted").await;
     closes(&mut socket, 1000).await;
+    assert_eq!(server.said("the sandbox ended without a checkpoint").await, format!("sandbox={}", key.id));
     let mut socket = attach(&server, &key).await;
     hears(&mut socket, &[status("RESTORING"), status("NOT_FOUND")]).await;
     closes(&mut socket, 1011).await;
