@@ -281,6 +281,7 @@ where
         .max_message_size(wire::MAX_MESSAGE)
         .max_frame_size(wire::MAX_MESSAGE)
         .read_buffer_size(wire::READ_AT_ONCE)
+        .max_write_buffer_size(wire::MAX_UNWRITTEN)
         .protocols(["baton.v1", "baton.plain"]);
     let is_v1 = upgrade.selected_protocol().is_some_and(|name| name == "baton.v1");
     let dialect = Dialect::of_server(is_v1, api.settings.plain);

@@ -25,6 +25,9 @@ pub const MAX_MESSAGE: usize = 16 << 20;
 pub const READ_AT_ONCE: usize = 16 << 10;
 /// What a client's library takes by default; every frame is smaller.
 pub const MAX_FRAME: usize = 1 << 20;
+/// What the library may hold back for a client that does not read: a message, and its own answers to pings and closes.
+/// Of the answers that do not fit it keeps the newest.
+pub const MAX_UNWRITTEN: usize = 2 * MAX_FRAME;
 /// Above this nothing more is taken from the sandbox.
 const QUEUE_BYTES: usize = 1 << 20;
 const QUEUE_MESSAGES: usize = 1024;

@@ -4,6 +4,10 @@ use std::time::Duration;
 
 use baton_protocol::binary::Chunk;
 use serde_json::json;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
 
 use crate::{
     place::clock,
@@ -35,6 +39,39 @@ async fn a_client_that_never_reads_costs_the_server_less_than_eight_mebibytes() 
     }
     assert!(most < before + 8 * 1024, "{before} KiB grew to {most} KiB");
     drop(socket);
+    server.stop().await;
+}
+
+/// Every ping is answered by the WebSocket library itself, past our own queue.
+#[tokio::test]
+async fn a_client_that_pings_and_never_reads_costs_the_server_less_than_eight_mebibytes() {
+    let machine = Machine::with_a_directory().await;
+    let server = machine.server("a").await;
+    let (socket, _) = Socket::create(&server, Dialect::Plain, json!({})).await;
+    let before = resident_kib(&server);
+    let mut stream = TcpStream::connect(&server.address).await.unwrap();
+    let upgrade = format!(
+        "GET /create HTTP/1.1\r\nhost: {}\r\nconnection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n\
+         sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
+        server.address
+    );
+    stream.write_all(upgrade.as_bytes()).await.unwrap();
+    assert!(stream.read(&mut [0; 64]).await.unwrap() > 0);
+    // The longest ping, masked with zeros.
+    let mut ping = vec![0x89, 0x80 | 125, 0, 0, 0, 0];
+    ping.resize(ping.len() + 125, b'x');
+    let pings = ping.repeat(8_192);
+    let mut most = 0;
+    for _ in 0..128 {
+        // A server that ends the connection, or stops listening to it, is safe too.
+        let wrote = clock().timeout(Duration::from_secs(2), stream.write_all(&pings)).await;
+        most = most.max(resident_kib(&server));
+        if !matches!(wrote, Ok(Ok(()))) {
+            break;
+        }
+    }
+    assert!(most < before + 8 * 1024, "{before} KiB grew to {most} KiB");
+    drop((socket, stream));
     server.stop().await;
 }
 
