@@ -60,7 +60,12 @@ impl Tokens {
     pub fn find(&self, text: &str) -> anyhow::Result<Option<Kept>> {
         let book = self.read()?;
         let full = if text.starts_with("sandbox-") { text.to_owned() } else { format!("sandbox-{text}") };
-        let mut found = book.sandboxes.into_iter().filter(|(id, _)| id.as_str().starts_with(&full));
+        let mut sandboxes = book.sandboxes;
+        // A whole id means that sandbox, also where another's begins with it.
+        if let Some((id, line)) = SandboxId::parse(&full).ok().and_then(|id| sandboxes.remove_entry(&id)) {
+            return Ok(Some(Kept { id, token: line.token, url: line.url }));
+        }
+        let mut found = sandboxes.into_iter().filter(|(id, _)| id.as_str().starts_with(&full));
         match (found.next(), found.next()) {
             (None, _) => Ok(None),
             (Some((id, line)), None) => Ok(Some(Kept { id, token: line.token, url: line.url })),
@@ -123,6 +128,19 @@ mod tests {
         tokens.forget(&kept('b').id).unwrap();
         tokens.forget(&kept('b').id).unwrap();
         assert_eq!(tokens.find("0b9f").unwrap(), Some(kept('a')));
+    }
+
+    #[test]
+    fn a_whole_id_is_found_also_where_another_begins_with_it() {
+        let space = tempfile::tempdir().unwrap();
+        let tokens = Tokens::at(&space.path().join("tokens.json"));
+        let named = |id: &str| Kept { id: SandboxId::parse(id).unwrap(), ..kept('a') };
+        for id in ["sandbox-abc-123", "sandbox-abc"] {
+            tokens.keep(&named(id)).unwrap();
+        }
+        assert_eq!(tokens.find("abc").unwrap(), Some(named("sandbox-abc")));
+        assert_eq!(tokens.find("abc-").unwrap(), Some(named("sandbox-abc-123")));
+        assert!(tokens.find("ab").is_err());
     }
 
     #[test]

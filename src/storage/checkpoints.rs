@@ -175,7 +175,9 @@ impl Checkpoints {
         loop {
             let page = self.store.list(&prefix, after.as_deref()).await?;
             after = page.entries.last().map(|entry| entry.key.clone());
-            found.extend(page.entries.iter().filter_map(|entry| layout::checkpoint_of(&entry.key)));
+            let listed = page.entries.iter().filter_map(|entry| layout::checkpoint_of(&entry.key));
+            // The name of one sandbox may begin with that of another.
+            found.extend(listed.filter(|id| id.sandbox() == *sandbox));
             if !page.more {
                 return Ok(found);
             }

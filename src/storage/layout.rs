@@ -211,7 +211,7 @@ pub fn checkpoint_prefix(checkpoint: &CheckpointId) -> String {
     format!("sandbox_checkpoints/{checkpoint}/")
 }
 
-/// Under which all checkpoints of a sandbox are listed.
+/// Under which all checkpoints of a sandbox are listed, and perhaps some of a sandbox whose name begins with its name.
 pub fn checkpoints_of(sandbox: &SandboxId) -> String {
     format!("sandbox_checkpoints/{sandbox}-")
 }

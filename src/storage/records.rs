@@ -5,7 +5,7 @@ mod make;
 mod pens;
 mod survey;
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use baton_protocol::{
     id::SandboxId,
@@ -194,10 +194,11 @@ impl Records {
 
     /// The sandboxes of this instance's memory and of the store, after `after`, in order; and whether there are more.
     pub async fn list(&self, after: Option<&SandboxId>) -> Result<(Vec<SandboxId>, bool)> {
-        let mut ids = std::collections::BTreeSet::new();
+        // By key, as the next page is asked for: that is not the order of ids where one begins with another.
+        let mut found = BTreeMap::new();
         let mut more = false;
         // A listing is cut where the shorter page ends, so that nothing between is passed over.
-        let mut end: Option<SandboxId> = None;
+        let mut end: Option<String> = None;
         for place in [Place::Memory, Place::Durable] {
             let Ok((_, metadata)) = self.stores(place) else { continue };
             let after = after.map(metadata_key);
@@ -206,19 +207,18 @@ impl Records {
                 Ok(page) => page?,
                 Err(elapsed) => return Err(unanswered(PREFIX, elapsed).into()),
             };
-            let found: Vec<_> = page.entries.iter().filter_map(|entry| id_of(&entry.key)).collect();
             if page.more {
                 more = true;
-                let last = page.entries.last().and_then(|entry| layout::sandbox_of(&entry.key));
+                let last = page.entries.last().map(|entry| entry.key.clone());
                 end = match (end, last) {
                     (Some(one), Some(other)) => Some(one.min(other)),
                     (one, other) => one.or(other),
                 };
             }
-            ids.extend(found);
+            found.extend(page.entries.into_iter().filter_map(|entry| id_of(&entry.key).map(|id| (entry.key, id))));
         }
-        let within = |id: &SandboxId| end.as_ref().is_none_or(|end| id <= end);
-        Ok((ids.into_iter().filter(within).collect(), more))
+        let within = |key: &String| end.as_ref().is_none_or(|end| key <= end);
+        Ok((found.into_iter().filter(|(key, _)| within(key)).map(|(_, id)| id).collect(), more))
     }
 
     /// The writer of a sandbox's lock.

@@ -7,6 +7,7 @@ mod directory;
 mod faults;
 mod footprint;
 mod mounted;
+mod names;
 mod scale;
 mod stores;
 mod suite;

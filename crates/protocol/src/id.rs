@@ -63,9 +63,11 @@ macro_rules! name {
 }
 
 name!(
-    /// A sandbox, for as long as it exists anywhere.
-    SandboxId, "sandbox id", "it is `sandbox-` and a version 4 UUID",
-    |text| text.strip_prefix("sandbox-").is_some_and(is_uuid4)
+    /// A sandbox, for as long as it exists anywhere. A server makes up `sandbox-` and a random UUID; an operator
+    /// who restores a sandbox by hand may have called it otherwise.
+    SandboxId, "sandbox id",
+    "it is `sandbox-` and 1 to 36 lower-case letters, digits or `-`, the first and the last of them no `-`",
+    |text| text.strip_prefix("sandbox-").is_some_and(is_label)
 );
 name!(
     /// One running server process; new at every start.
@@ -119,7 +121,7 @@ impl CheckpointId {
 
     /// The sandbox whose state this is.
     pub fn sandbox(&self) -> SandboxId {
-        SandboxId(self.0[..SANDBOX_ID_LEN].to_owned())
+        SandboxId(self.0.rsplitn(4, '-').last().unwrap_or_default().to_owned())
     }
 
     pub fn epoch(&self) -> u64 {
@@ -130,19 +132,20 @@ impl CheckpointId {
         Self::parts(&self.0).map_or(0, |(_, seq)| seq)
     }
 
+    /// From the end, since a sandbox's id may hold `-` and numbers too: there is one way to read it.
     fn parts(text: &str) -> Option<(u64, u64)> {
-        let (sandbox, rest) = text.split_at_checked(SANDBOX_ID_LEN)?;
+        let mut parts = text.rsplitn(4, '-');
+        let (nonce, seq, epoch, sandbox) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
         SandboxId::parse(sandbox).ok()?;
-        let mut parts = rest.strip_prefix('-')?.split('-');
-        let (epoch, seq, nonce) = (parts.next()?, parts.next()?, parts.next()?);
-        if parts.next().is_some() || !is_hex(nonce, 32) {
+        if !is_hex(nonce, 32) {
             return None;
         }
         Some((number(epoch)?, number(seq)?))
     }
 }
 
-const SANDBOX_ID_LEN: usize = "sandbox-".len() + 36;
+/// Room for a UUID: nothing that is named after a sandbox gets longer than with an id a server made up.
+const LONGEST_LABEL: usize = 36;
 
 /// Decimal in the one form we write: no sign, no leading zero.
 fn number(text: &str) -> Option<u64> {
@@ -150,14 +153,12 @@ fn number(text: &str) -> Option<u64> {
     (value.to_string() == text).then_some(value)
 }
 
-fn is_uuid4(text: &str) -> bool {
-    text.len() == 36
-        && text.bytes().enumerate().all(|(at, byte)| match at {
-            8 | 13 | 18 | 23 => byte == b'-',
-            14 => byte == b'4',
-            19 => matches!(byte, b'8' | b'9' | b'a' | b'b'),
-            _ => matches!(byte, b'0'..=b'9' | b'a'..=b'f'),
-        })
+fn is_label(text: &str) -> bool {
+    text.len() <= LONGEST_LABEL
+        && !text.is_empty()
+        && !text.starts_with('-')
+        && !text.ends_with('-')
+        && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'z' | b'-'))
 }
 
 fn is_hex(text: &str, len: usize) -> bool {
@@ -185,9 +186,13 @@ mod tests {
     const ID: &str = "sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab";
 
     #[test]
-    fn a_sandbox_id_is_its_prefix_and_a_version_4_uuid() {
-        assert_eq!(SandboxId::parse(ID).unwrap().as_str(), ID);
+    fn a_sandbox_id_is_its_prefix_and_a_short_name_that_cannot_be_a_path() {
+        let longest = format!("sandbox-{}", "z".repeat(36));
+        for good in [ID, "sandbox-abc-123", "sandbox-1", "sandbox-a--b", &longest] {
+            assert_eq!(SandboxId::parse(good).unwrap().as_str(), good);
+        }
         let long = "a".repeat(4096);
+        let longer = format!("{longest}z");
         for bad in [
             "",
             "sandbox-",
@@ -195,12 +200,24 @@ mod tests {
             "..%2f",
             "/etc/passwd",
             long.as_str(),
+            longer.as_str(),
+            "abc-123",
+            "sandbox_abc",
+            "sandbox--abc",
+            "sandbox-abc-",
+            "sandbox-.",
+            "sandbox-a.b",
+            "sandbox-a_b",
+            "sandbox-a/b",
+            "sandbox-a\\b",
+            "sandbox-..",
+            "sandbox-%2e",
             "sandbox-\0",
             "sandbox-x\n",
             "sandbox-0B9F5A52-6F0E-4B1C-9D3E-0123456789AB",
-            "sandbox-0b9f5a52-6f0e-1b1c-9d3e-0123456789ab",
             "sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab\n",
             "sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789aｂ",
+            "sandbox-é",
             " sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab",
         ] {
             assert!(SandboxId::parse(bad).is_err(), "{bad:?}");
@@ -217,6 +234,21 @@ mod tests {
             assert!(CheckpointId::parse(&format!("{ID}{bad}")).is_err(), "{bad:?}");
         }
         assert!(CheckpointId::parse("ｓandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab-1-2-3").is_err());
+    }
+
+    #[test]
+    fn a_checkpoint_id_reads_in_one_way_whatever_its_sandbox_is_called() {
+        let nonce = Nonce::from_bits([0xcd; 16]);
+        for name in ["sandbox-abc-123", "sandbox-abc", "sandbox-1-2", "sandbox-1", "sandbox-a--1"] {
+            let sandbox = SandboxId::parse(name).unwrap();
+            let id = CheckpointId::new(&sandbox, 123, 4, &nonce);
+            let read = CheckpointId::parse(id.as_str()).unwrap();
+            assert_eq!((read.sandbox(), read.epoch(), read.seq()), (sandbox, 123, 4));
+            assert!(SandboxId::parse(id.as_str()).is_err(), "a checkpoint is never taken for a sandbox");
+        }
+        for bad in [format!("sandbox--1-2-{nonce}"), format!("sandbox-1-2-{nonce}"), format!("abc-1-2-{nonce}")] {
+            assert!(CheckpointId::parse(&bad).is_err(), "{bad}");
+        }
     }
 
     #[test]
