@@ -35,7 +35,7 @@ pub struct Args {
 }
 
 /// What the lease holder writes, and nobody else.
-const HOLDERS: [&str; 2] = ["status", "latest_sandbox_checkpoint"];
+const HOLDERS: [&str; 3] = ["status", "latest_sandbox_checkpoint", "last_checkpointed"];
 /// A holder looks at the metadata every five seconds.
 const SEEN_WITHIN: Duration = Duration::from_secs(15);
 

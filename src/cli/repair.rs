@@ -7,7 +7,7 @@ use baton_protocol::{
     id::{CheckpointId, SandboxId},
     lock::{Head, Lock},
     manifest::Checkpoint,
-    metadata::{DesiredState, Metadata, Spec, Status},
+    metadata::{Committed, DesiredState, Metadata, Spec, Status},
     reason::Reason,
 };
 
@@ -77,7 +77,7 @@ async fn new_metadata(desk: &Desk, id: &SandboxId, lock: &Lock) -> Result<Verdic
     (spec.enable_sandbox_checkpoint, spec.enable_sandbox_handoff) = (true, true);
     (spec.desired_state, spec.placement) = (DesiredState::Checkpointed, None);
     spec.lock_bucket = desk.records.lock_bucket(Place::Durable);
-    let rest = Resting::of(lock);
+    let rest = Resting::of(lock, desk.upkeep.taken(lock).await);
     let status = Status {
         phase: rest.phase,
         reason: rest.reason.map(String::from).unwrap_or_default(),
@@ -86,7 +86,8 @@ async fn new_metadata(desk: &Desk, id: &SandboxId, lock: &Lock) -> Result<Verdic
         updated: desk.clock.timestamp(),
         ..Status::default()
     };
-    let record = Metadata { spec, latest_sandbox_checkpoint: rest.latest, status };
+    let Committed { latest, at } = rest.committed;
+    let record = Metadata { spec, latest_sandbox_checkpoint: latest, last_checkpointed: at, status };
     desk.records.recreate(&record, Place::Durable).await?;
     let there = desk.find(id).await?;
     if there.spec.token_sha256 != record.spec.token_sha256 {

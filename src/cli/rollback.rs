@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use baton_protocol::{
     id::{CheckpointId, SandboxId},
     lock::Head,
-    metadata::Status,
+    metadata::{Committed, Status},
 };
 
 use super::desk::{self, Desk, Rest, Verdict, Waiting};
@@ -53,8 +53,8 @@ pub async fn rollback(desk: &Desk, id: &SandboxId, to: Option<&CheckpointId>, wa
     };
     let bucket = checkpoints.bucket().cloned();
     let found = Head { checkpoint_id: target.clone(), manifest_sha256, bucket, ..head.clone() };
-    match checkpoints.genuine(&found).await {
-        Ok(_) => {}
+    let taken = match checkpoints.genuine(&found).await {
+        Ok(manifest) => manifest.created,
         Err(store::Error::Damaged { why, .. }) => {
             return Ok(Verdict::Refused(format!("the manifest of {target} cannot be used, {why}: Damaged")));
         }
@@ -62,7 +62,7 @@ pub async fn rollback(desk: &Desk, id: &SandboxId, to: Option<&CheckpointId>, wa
             return Ok(Verdict::Refused(format!("{target} is not signed with a key of BATON_HMAC_KEY: Unsigned")));
         }
         Err(error) => return Err(error.into()),
-    }
+    };
     // A holder that only seems dead has the lease for as long as it takes to be sure.
     match desk.until_free(id, &mut file, waiting.timeout.min(desk.times.takeover * 2)).await? {
         Rest::Free | Rest::Dead => {}
@@ -75,11 +75,11 @@ pub async fn rollback(desk: &Desk, id: &SandboxId, to: Option<&CheckpointId>, wa
     let seq = held.head.as_ref().map_or(0, |head| head.seq) + 1;
     let head = Head { seq, epoch: held.epoch, ..found };
     desk.upkeep.release(&mut file, Some(head)).await?;
-    let rest = Resting::of(file.lock().context("the lock is gone")?);
-    let report = |status: &mut Status, latest: &mut Option<baton_protocol::metadata::Latest>| {
+    let rest = Resting::of(file.lock().context("the lock is gone")?, Some(taken));
+    let report = |status: &mut Status, committed: &mut Committed| {
         (status.phase, status.instance) = (rest.phase, None);
         (status.reason, status.message) = (String::new(), String::new());
-        latest.clone_from(&rest.latest);
+        committed.clone_from(&rest.committed);
     };
     desk.records.report(id, held.epoch, &report).await?;
     Ok(Verdict::Done(format!("{id} starts from {target} now")))

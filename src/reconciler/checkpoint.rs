@@ -2,11 +2,11 @@
 //! go on, and it does on any failure.
 //!
 //! ```text
-//!   pause ──▶ image ──▶ hash, upload, manifest ──▶ commit (and release) ──▶ tell ──▶ remove
-//!     └──────────┴───────────────┴── any failure: resume, tell, keep everything
+//!   pause ──▶ image ──▶ hash, upload, manifest ──▶ commit (and release) ─┬▶ metadata ──▶ tell
+//!     └──────────┴───────────────┴── any failure: resume, tell, keep       └▶ remove
 //! ```
 
-use std::time::Duration;
+use std::{future::pending, pin::pin, time::Duration};
 
 use baton_protocol::{
     id::{CheckpointId, hex},
@@ -14,6 +14,7 @@ use baton_protocol::{
     manifest::{self, Runsc},
     reason::Reason,
 };
+use futures::{FutureExt, future::maybe_done};
 
 use super::{
     act::{Done, Failure, lock_missing},
@@ -26,12 +27,16 @@ use crate::{
     runtime::Shape,
     storage::{
         board::{Passing, UPLOAD, Why},
+        checkpoints::committed,
         layout::Image,
         lease::{self, Released},
         store,
     },
     traces::Step,
 };
+
+/// So many calls the metadata may take before a commit is told without them.
+const CALLS_BEFORE_TELLING: u32 = 2;
 
 /// What becomes of the sandbox once its image is on the local disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +49,8 @@ pub(super) enum After {
 #[derive(Debug)]
 pub(super) struct Stored {
     pub(super) head: Head,
+    /// When it was taken.
+    pub(super) taken: String,
     /// How long the sandbox stood still, if it runs on.
     pub(super) paused: Duration,
     /// To be wiped when there is time.
@@ -58,7 +65,7 @@ impl Sandbox {
             self.tools.board.post(&self.id, Passing::ReleaseRequested);
         }
         self.tools.board.post(&self.id, Passing::Checkpointing { why });
-        let Stored { head, image, .. } = match self.save_image(After::Paused).await {
+        let Stored { head, taken, image, .. } = match self.save_image(After::Paused).await {
             Ok(stored) => stored,
             Err(failure) => return self.go_on(why, failure).await,
         };
@@ -67,23 +74,47 @@ impl Sandbox {
             image.wipe().await;
             return Err(Failure::Look);
         }
-        let checkpoint_id = head.checkpoint_id.clone();
-        let freed = self.free(Some(head)).await;
-        if matches!(freed, Ok(Released::Freed)) {
-            self.tell_left(Some(checkpoint_id.clone()));
-        }
-        let removed = match freed {
-            Ok(_) => self.tools.lifecycle.remove(&self.id).await.map_err(Failure::from),
-            Err(_) => Ok(()),
+        let (checkpoint_id, shown) = (head.checkpoint_id.clone(), committed(&head, Some(taken)));
+        let removed = match self.free(Some(head)).await {
+            Ok(Released::Freed) => {
+                self.committed = Some(shown);
+                self.leave_stored(checkpoint_id).await
+            }
+            Ok(Released::Lost) => {
+                let removed = self.tools.lifecycle.remove(&self.id).await;
+                removed.map(|()| self.tell_lost()).map_err(Failure::from)
+            }
+            Err(failure) => Err(failure),
         };
         // Nobody waits for this any more.
         image.wipe().await;
-        removed?;
-        match freed? {
-            Released::Freed => self.report_checkpointed(&checkpoint_id).await,
-            Released::Lost => self.tell_lost(),
+        removed
+    }
+
+    /// Removes what was committed and let go, and tells of it: in the metadata first, so that who hears of a checkpoint
+    /// finds it there. The commit counts already, so nobody waits long for a store that is slow with the metadata; they
+    /// are written afterwards then.
+    async fn leave_stored(&mut self, checkpoint_id: CheckpointId) -> Done {
+        let (tools, id) = (self.tools.clone(), self.id.clone());
+        let report = self.report_checkpointed();
+        let mut writing = pin!(maybe_done(async {
+            if let Some(report) = report {
+                report.write().await;
+            }
+        }));
+        let mut removing = pin!(maybe_done(tools.lifecycle.remove(&id)));
+        tokio::select! {
+            biased;
+            () = writing.as_mut() => {}
+            () = tools.clock.sleep(tools.times.call * CALLS_BEFORE_TELLING) => {
+                tracing::warn!(sandbox = %id, %checkpoint_id, "the metadata do not name the checkpoint yet");
+            }
+            () = removing.as_mut().then(|()| pending()) => {}
         }
-        Ok(())
+        self.tell_left(Some(checkpoint_id));
+        removing.as_mut().await;
+        writing.await;
+        removing.as_mut().take_output().unwrap_or(Ok(())).map_err(Failure::from)
     }
 
     /// Frees the lease, sending again until it is settled: after the first try nothing may run
@@ -167,6 +198,7 @@ impl Sandbox {
         let seq = lock.head.as_ref().map_or(0, |head| head.seq) + 1;
         let checkpoint_id = CheckpointId::new(&id, lock.epoch, seq, &tools.clock.nonce());
         let facts = tools.lifecycle.facts();
+        let taken = precisely(&tools.clock);
         let draft = manifest::Checkpoint {
             version: manifest::VERSION,
             checkpoint_id: checkpoint_id.clone(),
@@ -184,7 +216,7 @@ impl Sandbox {
             cpu_features: facts.cpu_features,
             oci_sha256: facts.oci_sha256,
             agent_marker: hex(&marker),
-            created: precisely(&tools.clock),
+            created: taken.clone(),
             rootfs: self.rootfs(),
             layer: None,
         };
@@ -231,7 +263,7 @@ impl Sandbox {
         let stored = self.under_lease(work).await;
         self.look_again();
         match stored.and_then(|stored| stored) {
-            Ok((head, paused)) => Ok(Stored { head, paused, image }),
+            Ok((head, paused)) => Ok(Stored { head, taken, paused, image }),
             Err(failure) => {
                 image.wipe().await;
                 Err(failure)

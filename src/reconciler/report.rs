@@ -1,41 +1,112 @@
 //! Writes the view of what is so, at resting phases. A failed report changes nothing: the next
 //! owner repairs it from the lock.
 
+use std::sync::Arc;
+
 use baton_protocol::{
-    id::CheckpointId,
-    metadata::{Latest, Phase, Status},
+    id::{InstanceId, SandboxId},
+    metadata::{Committed, Phase},
     reason::Reason,
 };
 
 use super::{
+    Tools,
     plan::{Desired, Observed, Standing},
     sandbox::Sandbox,
 };
 use crate::{
     runtime::Container,
-    storage::{lease::LockFile, records},
+    storage::{checkpoints::committed, lease::LockFile, records},
 };
 
+/// One view of a sandbox, on its way into the metadata. It is a value of its own, so that its writing can go on beside
+/// what the sandbox does next.
+#[derive(Clone, Debug)]
+pub(super) struct Report {
+    tools: Arc<Tools>,
+    id: SandboxId,
+    epoch: u64,
+    observed_spec: String,
+    phase: Phase,
+    /// Where it runs.
+    instance: Option<InstanceId>,
+    reason: Option<Reason>,
+    message: String,
+    /// What is to be said of the committed checkpoint, if anything.
+    committed: Option<Committed>,
+}
+
+impl Report {
+    /// Never over what was said of a later epoch. Safe to repeat.
+    pub(super) async fn write(self) {
+        let Self { tools, id, epoch, observed_spec, phase, instance, reason, message, committed } = self;
+        let reason = reason.map_or("", Reason::name);
+        let written = tools
+            .records
+            .report(&id, epoch, &|status, shown| {
+                status.phase = phase;
+                status.instance.clone_from(&instance);
+                reason.clone_into(&mut status.reason);
+                message.clone_into(&mut status.message);
+                observed_spec.clone_into(&mut status.observed_spec_sha256);
+                if let Some(committed) = &committed {
+                    shown.clone_from(committed);
+                }
+            })
+            .await;
+        match written {
+            Ok(()) => tracing::info!(sandbox = %id, epoch, ?phase, reason, "phase"),
+            Err(error) => tracing::warn!(sandbox = %id, epoch, ?phase, %error, "the status cannot be written"),
+        }
+    }
+}
+
 impl Sandbox {
-    pub(super) async fn report_running(&self) {
-        let me = self.tools.who.me.clone();
-        self.report(Phase::Running, "", "", &|status, _| status.instance = Some(me.clone())).await;
+    /// `None`: only whoever held it may speak, and only of that time, since another may have had it meanwhile.
+    fn report(&self, phase: Phase) -> Option<Report> {
+        Some(Report {
+            tools: self.tools.clone(),
+            id: self.id.clone(),
+            epoch: self.lock.as_ref().and_then(LockFile::epoch)?,
+            observed_spec: self.spec_sha256().to_owned(),
+            phase,
+            instance: (phase == Phase::Running).then(|| self.tools.who.me.clone()),
+            reason: None,
+            message: String::new(),
+            committed: None,
+        })
     }
 
-    pub(super) async fn report_checkpointed(&self, checkpoint_id: &CheckpointId) {
-        let bucket = self.lock.as_ref().and_then(|lock| lock.lock()?.head.as_ref()?.bucket.clone());
-        let latest = Latest { bucket, path: crate::storage::layout::checkpoint_prefix(checkpoint_id) };
-        self.report(Phase::Checkpointed, "", "", &|status, copy| {
-            status.instance = None;
-            *copy = Some(latest.clone());
-        })
-        .await;
+    /// It runs. Whoever had it before may not have come to say what it started from.
+    pub(super) async fn report_running(&self) {
+        if let Some(report) = self.report(Phase::Running) {
+            Report { committed: self.committed_head(), ..report }.write().await;
+        }
+    }
+
+    /// What is known of the head the lock names now.
+    fn committed_head(&self) -> Option<Committed> {
+        let head = self.lock.as_ref()?.lock()?.head.as_ref()?;
+        self.committed.clone().filter(|shown| shown.latest == committed(head, None).latest)
+    }
+
+    /// It was let go with this checkpoint. Written by the caller, in his own time.
+    pub(super) fn report_checkpointed(&self) -> Option<Report> {
+        let report = self.report(Phase::Checkpointed)?;
+        Some(Report { committed: self.committed.clone(), ..report })
     }
 
     /// It runs, though not as wanted.
     pub(super) async fn report_trouble(&self, reason: Reason, message: &str) {
-        let me = self.tools.who.me.clone();
-        self.report(Phase::Running, reason.name(), message, &|status, _| status.instance = Some(me.clone())).await;
+        if let Some(report) = self.report(Phase::Running) {
+            Report { reason: Some(reason), message: message.to_owned(), ..report }.write().await;
+        }
+    }
+
+    pub(super) async fn report_failed(&self, reason: Reason, message: &str) {
+        if let Some(report) = self.report(Phase::Failed) {
+            Report { reason: Some(reason), message: message.to_owned(), ..report }.write().await;
+        }
     }
 
     /// It runs and nothing is to be done: the status says so of the spec as it is now. Somebody else's
@@ -79,37 +150,6 @@ impl Sandbox {
         match self.tools.records.complain(&self.id, epoch, reason, message).await {
             Ok(()) => self.amiss = true,
             Err(error) => tracing::warn!(sandbox = %self.id, %error, "the status cannot be written"),
-        }
-    }
-
-    pub(super) async fn report_failed(&self, reason: Reason, message: &str) {
-        self.report(Phase::Failed, reason.name(), message, &|status, _| status.instance = None).await;
-    }
-
-    async fn report(
-        &self,
-        phase: Phase,
-        reason: &str,
-        message: &str,
-        change: &(dyn Fn(&mut Status, &mut Option<Latest>) + Send + Sync),
-    ) {
-        // Only whoever held it may speak, and only of that time: another may have had it since.
-        let Some(epoch) = self.lock.as_ref().and_then(LockFile::epoch) else { return };
-        let spec = self.spec_sha256();
-        let written = self
-            .tools
-            .records
-            .report(&self.id, epoch, &|status, latest| {
-                status.phase = phase;
-                reason.clone_into(&mut status.reason);
-                message.clone_into(&mut status.message);
-                spec.clone_into(&mut status.observed_spec_sha256);
-                change(status, latest);
-            })
-            .await;
-        match written {
-            Ok(()) => tracing::info!(sandbox = %self.id, epoch, ?phase, reason, "phase"),
-            Err(error) => tracing::warn!(sandbox = %self.id, epoch, ?phase, %error, "the status cannot be written"),
         }
     }
 }

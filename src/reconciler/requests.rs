@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use baton_protocol::{
     id::Nonce,
-    metadata::{Answer, Done as Fulfilled, Latest, Request, Spec},
+    metadata::{Answer, Committed, Done as Fulfilled, Request, Spec},
     reason::Reason,
 };
 
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     clock::Moment,
-    storage::{board::Passing, layout, lease::LockFile},
+    storage::{board::Passing, checkpoints::committed, lease::LockFile},
 };
 
 /// An answer that nobody took for so long is not waited for.
@@ -48,17 +48,17 @@ impl Sandbox {
     pub(super) async fn save(&mut self) -> Done {
         let nonces: Vec<_> = self.unanswered(|request| matches!(request, Request::Checkpoint {})).collect();
         self.save_due = self.next_save();
-        let (head, paused) = match self.save_image(After::Running).await {
+        let (head, taken, paused) = match self.save_image(After::Running).await {
             Ok(saved) => {
                 saved.image.wipe().await;
-                (saved.head, saved.paused)
+                (saved.head, saved.taken, saved.paused)
             }
             Err(Failure::Look) => return Err(Failure::Look),
             Err(Failure::Passing(message)) => return self.answer_no(nonces, Reason::CheckpointFailed, &message).await,
             Err(Failure::NoSpace(message)) => return self.answer_no(nonces, Reason::NoSpace, &message).await,
             Err(Failure::Refused { reason, message }) => return self.answer_no(nonces, reason, &message).await,
         };
-        let latest = Latest { bucket: head.bucket.clone(), path: layout::checkpoint_prefix(&head.checkpoint_id) };
+        let shown = committed(&head, Some(taken));
         let fulfilled = Fulfilled {
             checkpoint_id: Some(head.checkpoint_id.clone()),
             paused_ms: u64::try_from(paused.as_millis()).ok(),
@@ -68,7 +68,8 @@ impl Sandbox {
         self.lock_file()?.commit(head).await?;
         tracing::info!(sandbox = %self.id, %checkpoint_id, paused_ms, "checkpointed, and it runs on");
         self.untidy = true;
-        self.answer(nonces, &Answer::Ok(fulfilled), Some(&latest)).await
+        self.committed = Some(shown.clone());
+        self.answer(nonces, &Answer::Ok(fulfilled), Some(&shown)).await
     }
 
     /// A container that could not be paused or saved must go on before anything else.
@@ -80,18 +81,18 @@ impl Sandbox {
         self.answer(nonces, &answer, None).await
     }
 
-    pub(super) async fn answer(&mut self, nonces: Vec<Nonce>, answer: &Answer, latest: Option<&Latest>) -> Done {
+    pub(super) async fn answer(&mut self, nonces: Vec<Nonce>, answer: &Answer, news: Option<&Committed>) -> Done {
         let epoch = self.lock_file()?.lock().map_or(0, |lock| lock.epoch);
         let open = self.found.as_ref().map(|found| found.metadata.spec.requests.clone()).unwrap_or_default();
         self.tools
             .records
-            .report(&self.id, epoch, &|status, copy| {
+            .report(&self.id, epoch, &|status, shown| {
                 // Answers whose request is gone were heard.
                 let heard: BTreeMap<_, _> = std::mem::take(&mut status.answers);
                 status.answers = heard.into_iter().filter(|(nonce, _)| open.contains_key(nonce)).collect();
                 status.answers.extend(nonces.iter().map(|nonce| (nonce.clone(), answer.clone())));
-                if let Some(latest) = latest {
-                    *copy = Some(latest.clone());
+                if let Some(committed) = news {
+                    shown.clone_from(committed);
                 }
             })
             .await?;

@@ -15,7 +15,11 @@ use super::{
     sandbox::Sandbox,
 };
 use crate::{
-    storage::{board::Boot, checkpoints::Checkpoints, store},
+    storage::{
+        board::Boot,
+        checkpoints::{Checkpoints, committed},
+        store,
+    },
     traces::Step,
 };
 
@@ -45,6 +49,7 @@ impl Sandbox {
                 return self.without_memory(&checkpoints, &head, failure).await;
             }
         };
+        self.committed = Some(committed(&head, Some(manifest.created.clone())));
         let facts = tools.lifecycle.facts();
         let other = (manifest.runsc.version != facts.runsc_version).then(|| manifest.runsc.clone());
         let has_runsc = |runsc: &Runsc| runsc.sha256.as_ref().is_some_and(|sha256| tools.lifecycle.has_runtime(sha256));

@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use baton_protocol::{
     frame::Marker,
     id::{Nonce, SandboxId},
+    metadata::Committed,
     reason::Reason,
 };
 
@@ -51,6 +52,8 @@ pub(super) struct Sandbox {
     pub(super) runsc: Option<baton_protocol::manifest::Runsc>,
     /// The memory of the head cannot be used here.
     pub(super) files_only: bool,
+    /// What the metadata are to say of the head, as far as it was seen here.
+    pub(super) committed: Option<Committed>,
     /// There may be checkpoints that nothing names any more.
     pub(super) untidy: bool,
     /// It ran here under the lease we hold.
@@ -145,6 +148,7 @@ impl Sandbox {
             root: None,
             missing: None,
             files_only: false,
+            committed: None,
             runsc: None,
             untidy: false,
             ran: false,

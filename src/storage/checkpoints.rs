@@ -6,6 +6,7 @@ use baton_protocol::{
     id::{CheckpointId, SandboxId, hex},
     lock::Head,
     manifest::{Archive, Checkpoint},
+    metadata::{Committed, Latest},
 };
 
 use bytes::Bytes;
@@ -22,6 +23,12 @@ use crate::clock::SharedClock;
 
 /// Reading a local file may stall no longer than this.
 const STALL: Duration = Duration::from_secs(30);
+
+/// How metadata show a head that was taken at this time.
+pub fn committed(head: &Head, taken: Option<String>) -> Committed {
+    let latest = Latest { bucket: head.bucket.clone(), path: layout::checkpoint_prefix(&head.checkpoint_id) };
+    Committed { latest: Some(latest), at: taken }
+}
 
 #[derive(Clone, Debug)]
 pub struct Checkpoints {

@@ -337,11 +337,17 @@ pub fn parse(id: &SandboxId, bytes: &[u8]) -> Result<Metadata> {
         .map_err(|error| invalid(format!("metadata.json is not a JSON object: {error}")))?;
     let status = record.remove("status").and_then(|status| serde_json::from_value(status).ok());
     let latest = record.remove("latest_sandbox_checkpoint").and_then(|latest| serde_json::from_value(latest).ok());
+    let taken = record.remove("last_checkpointed").and_then(|taken| serde_json::from_value(taken).ok());
     let spec: Spec = serde_json::from_value(Value::Object(record)).map_err(|error| invalid(error.to_string()))?;
     if spec.sandbox_id != *id {
         return Err(invalid("sandbox_id is not that of this sandbox".to_owned()));
     }
-    Ok(Metadata { spec, latest_sandbox_checkpoint: latest.flatten(), status: status.unwrap_or_default() })
+    Ok(Metadata {
+        spec,
+        latest_sandbox_checkpoint: latest.flatten(),
+        last_checkpointed: taken.flatten(),
+        status: status.unwrap_or_default(),
+    })
 }
 
 /// What every key of a sandbox begins with.

@@ -6,12 +6,12 @@ use std::collections::BTreeSet;
 use baton_protocol::{
     id::{CheckpointId, SandboxId},
     lock::{Head, Lock},
-    metadata::{Latest, Phase, Status},
+    metadata::{Committed, Phase, Status},
     reason::Reason,
 };
 
 use super::{
-    checkpoints::Checkpoints,
+    checkpoints::{Checkpoints, committed},
     layout,
     lease::{self, Lapse, LockFile, Released},
     records::{self, Place, Records},
@@ -181,17 +181,23 @@ impl Upkeep {
 
     /// Writes the status of a sandbox that runs nowhere. `lock` is ours.
     pub async fn report_resting(&self, id: &SandboxId, lock: &Lock) -> records::Result<Phase> {
-        let rest = Resting::of(lock);
+        let rest = Resting::of(lock, self.taken(lock).await);
         self.records
-            .report(id, lock.epoch, &|status: &mut Status, latest| {
+            .report(id, lock.epoch, &|status: &mut Status, committed| {
                 status.phase = rest.phase;
                 status.reason = rest.reason.map(String::from).unwrap_or_default();
                 status.message = rest.message.to_owned();
                 status.instance = None;
-                latest.clone_from(&rest.latest);
+                committed.clone_from(&rest.committed);
             })
             .await?;
         Ok(rest.phase)
+    }
+
+    /// When the head of a lock was taken, if its manifest can be read: only a view depends on it.
+    pub async fn taken(&self, lock: &Lock) -> Option<String> {
+        let (checkpoints, head) = (self.checkpoints.as_ref()?, lock.head.as_ref()?);
+        checkpoints.manifest(head).await.ok().map(|manifest| manifest.created)
     }
 
     /// Frees a lease under which nothing ran, with `head` as the last commit in the same write.
@@ -251,16 +257,14 @@ pub struct Resting {
     pub phase: Phase,
     pub reason: Option<Reason>,
     pub message: &'static str,
-    pub latest: Option<Latest>,
+    pub committed: Committed,
 }
 
 impl Resting {
-    pub fn of(lock: &Lock) -> Self {
-        let latest = lock
-            .head
-            .as_ref()
-            .map(|head| Latest { bucket: head.bucket.clone(), path: layout::checkpoint_prefix(&head.checkpoint_id) });
-        let (phase, reason, message) = match (&latest, lock.ran) {
+    /// `taken` is when its head was.
+    pub fn of(lock: &Lock, taken: Option<String>) -> Self {
+        let committed = lock.head.as_ref().map(|head| committed(head, taken)).unwrap_or_default();
+        let (phase, reason, message) = match (&committed.latest, lock.ran) {
             (Some(_), _) if lock.behind => {
                 (Phase::Checkpointed, None, "It ran on after its last checkpoint; what it did since then is lost.")
             }
@@ -270,7 +274,7 @@ impl Resting {
             }
             (None, false) => (Phase::Pending, None, ""),
         };
-        Self { phase, reason, message, latest }
+        Self { phase, reason, message, committed }
     }
 }
 
@@ -303,11 +307,11 @@ mod tests {
 
     #[test]
     fn the_status_of_what_runs_nowhere_follows_from_the_lock() {
-        let phase = |lock: &Lock| Resting::of(lock).phase;
+        let phase = |lock: &Lock| Resting::of(lock, None).phase;
         assert_eq!(phase(&Lock::new(id())), Phase::Pending);
         assert_eq!(phase(&Lock { ran: true, ..Lock::new(id()) }), Phase::Failed);
         let stored = Lock { ran: true, head: Some(head(1, 1)), ..Lock::new(id()) };
-        assert_eq!((phase(&stored), Resting::of(&stored).message), (Phase::Checkpointed, ""));
-        assert!(!Resting::of(&Lock { behind: true, ..stored }).message.is_empty());
+        assert_eq!((phase(&stored), Resting::of(&stored, None).message), (Phase::Checkpointed, ""));
+        assert!(!Resting::of(&Lock { behind: true, ..stored }, None).message.is_empty());
     }
 }

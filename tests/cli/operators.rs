@@ -42,7 +42,7 @@ fn put(store: &Path, number: u32) -> SandboxId {
     (spec.enable_sandbox_checkpoint, spec.desired_state) = (true, DesiredState::Checkpointed);
     spec.labels.insert("half".to_owned(), (number % 2).to_string());
     let status = Status { phase: Phase::Checkpointed, ..Status::default() };
-    let record = Metadata { spec, latest_sandbox_checkpoint: None, status };
+    let record = Metadata { spec, latest_sandbox_checkpoint: None, last_checkpointed: None, status };
     fs::write(folder.join("lock.json"), serde_json::to_vec(&Lock::new(id.clone())).unwrap()).unwrap();
     fs::write(folder.join("metadata.json"), serde_json::to_vec(&record).unwrap()).unwrap();
     id

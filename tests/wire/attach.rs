@@ -6,7 +6,7 @@ use baton::{
     clock::SharedClock,
     storage::board::{Boot, Passing},
 };
-use baton_protocol::metadata::{Latest, Phase, Status};
+use baton_protocol::metadata::{Committed, Phase, Status};
 
 use crate::{
     client::{Client, V1, connect},
@@ -119,7 +119,7 @@ async fn what_runs_here_and_was_taken_over_is_not_opened() {
     // Here nobody holds the lease; so far only the status says where it runs.
     let clock: SharedClock = world.clock.clone();
     let other = clock.instance_id();
-    let report = |status: &mut Status, _: &mut Option<Latest>| {
+    let report = |status: &mut Status, _: &mut Committed| {
         (status.phase, status.instance) = (Phase::Running, Some(other.clone()));
     };
     world.records.report(&id, 7, &report).await.unwrap();

@@ -218,7 +218,7 @@ async fn wishes_are_answered_under_their_nonce() {
         } else {
             Answer::Error { reason: "NoSpace".into(), message: "no".into() }
         };
-        let told = |status: &mut baton_protocol::metadata::Status, _: &mut Option<_>| {
+        let told = |status: &mut baton_protocol::metadata::Status, _: &mut baton_protocol::metadata::Committed| {
             status.answers.insert(nonce.clone(), reply.clone());
         };
         world.records.report(client.id(), 1, &told).await.unwrap();

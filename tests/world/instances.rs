@@ -169,10 +169,10 @@ impl Instance {
     pub async fn create(&self, change: impl Fn(&mut Spec)) -> Visit {
         let tools = &self.tools;
         let id = tools.clock.sandbox_id();
-        let mut spec = Spec::new(id.clone(), String::new(), tools.clock.timestamp(), tools.who.me.clone());
+        let mut spec = Spec::new(id, String::new(), tools.clock.timestamp(), tools.who.me.clone());
         change(&mut spec);
         tools.records.create(&spec).await.unwrap();
-        self.visit(&id)
+        self.visit(&spec.sandbox_id)
     }
 
     /// One that was made here, ran, and lies in the store.

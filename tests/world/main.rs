@@ -4,6 +4,7 @@
 
 mod churn;
 mod command_page;
+mod committed;
 mod crash;
 mod edits;
 mod found;

@@ -51,7 +51,8 @@ fn every_command_on_the_page_exists() {
 fn every_field_of_the_metadata_is_on_the_page() {
     let mut spec = Spec::new(id(), String::new(), String::new(), InstanceId::from_bits([1; 16]));
     spec.traceparent = Some(Traceparent { trace: [1; 16], span: [1; 8], sampled: true });
-    let record = Metadata { spec, latest_sandbox_checkpoint: None, status: Status::default() };
+    let last_checkpointed = Some(String::new());
+    let record = Metadata { spec, latest_sandbox_checkpoint: None, last_checkpointed, status: Status::default() };
     let record = serde_json::to_value(&record).unwrap();
     let page = page();
     for field in record.as_object().unwrap().keys() {

@@ -182,7 +182,7 @@ async fn rule_10_what_the_lock_names_is_restored_whatever_the_metadata_say() {
     let id = stored(&one).await;
     let head = world.lock(&id).await.unwrap().head.unwrap();
     let lie = Latest { bucket: None, path: "sandbox_checkpoints/another/".to_owned() };
-    let told = one.tools.records.report(&id, 99, &|_, latest| *latest = Some(lie.clone())).await;
+    let told = one.tools.records.report(&id, 99, &|_, shown| shown.latest = Some(lie.clone())).await;
     told.unwrap();
     let mut visit = two.attach(&id).await;
     let told = visit.until_running().await;

@@ -29,10 +29,10 @@ use serde_json::{Value, json};
 
 use crate::instances::{Instance, World, movable};
 
-const WAIT: Waiting = Waiting { no_wait: false, timeout: Duration::from_secs(120) };
+pub const WAIT: Waiting = Waiting { no_wait: false, timeout: Duration::from_secs(120) };
 
 /// Another machine with access to the same store.
-fn desk(world: &World) -> Desk {
+pub fn desk(world: &World) -> Desk {
     let (clock, store) = (world.clock.clone(), world.store());
     let durable = Durable { locks: store.clone(), metadata: store.clone(), lock_bucket: None };
     let records = Records::new(
@@ -46,7 +46,7 @@ fn desk(world: &World) -> Desk {
     Desk { is_quiet: true, ..Desk::new(clock, records, Some(checkpoints), Times::DEFAULT, 2) }
 }
 
-async fn running(world: &World, one: &Instance) -> SandboxId {
+pub async fn running(world: &World, one: &Instance) -> SandboxId {
     let mut visit = one
         .create(|spec| {
             movable(spec);
@@ -74,13 +74,13 @@ async fn stored(world: &World, one: &Instance, times: usize) -> SandboxId {
     id
 }
 
-async fn done(verdict: impl Future<Output = anyhow::Result<Verdict>>) -> String {
+pub async fn done(verdict: impl Future<Output = anyhow::Result<Verdict>>) -> String {
     let verdict = verdict.await.unwrap();
     assert_eq!(verdict.exit(), 0, "{verdict:?}");
     verdict.line().to_owned()
 }
 
-async fn refused(verdict: impl Future<Output = anyhow::Result<Verdict>>) -> String {
+pub async fn refused(verdict: impl Future<Output = anyhow::Result<Verdict>>) -> String {
     let verdict = verdict.await.unwrap();
     assert_eq!(verdict.exit(), 3, "{verdict:?}");
     verdict.line().to_owned()

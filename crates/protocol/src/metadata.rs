@@ -1,8 +1,8 @@
 //! `metadata.json`: what is wanted (clients and operators) and a view of what is so.
 //!
-//! Two pens write one object: clients and operators everything but `status` and
-//! `latest_sandbox_checkpoint`, the lease holder only those two. Keys this code
-//! does not know are kept.
+//! Two pens write one object: clients and operators everything but `status`,
+//! `latest_sandbox_checkpoint` and `last_checkpointed`, the lease holder only those three.
+//! Keys this code does not know are kept.
 
 use std::collections::BTreeMap;
 
@@ -24,6 +24,9 @@ pub struct Metadata {
     pub spec: Spec,
     #[serde(default)]
     pub latest_sandbox_checkpoint: Option<Latest>,
+    /// When that one was taken, as RFC 3339 writes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_checkpointed: Option<String>,
     #[serde(default)]
     pub status: Status,
 }
@@ -122,6 +125,13 @@ pub enum Request {
 pub struct Latest {
     pub bucket: Option<String>,
     pub path: String,
+}
+
+/// What the lease holder shows of the committed checkpoint: where it lies and when it was taken.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Committed {
+    pub latest: Option<Latest>,
+    pub at: Option<String>,
 }
 
 /// A view of what is so, written by the lease holder at resting phases.

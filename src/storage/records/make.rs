@@ -5,12 +5,12 @@ use std::sync::Arc;
 use baton_protocol::{
     id::CheckpointId,
     lock::{Head, Lock},
-    metadata::{Latest, Metadata, Phase, Spec, Status},
+    metadata::{Committed, Metadata, Phase, Spec, Status},
 };
 
 use super::{CHECKPOINT_NOT_ENABLED, Error, Place, Records, Result, lock_key, metadata_key};
 use crate::storage::{
-    layout,
+    checkpoints::committed,
     store::{self, If, Store, Urgency},
     stores::{Need, Refusal},
 };
@@ -35,7 +35,8 @@ impl Records {
         let mut spec = spec.clone();
         spec.lock_bucket = self.lock_bucket(place);
         self.put_new(locks, &lock_key(id), &Lock::new(id.clone())).await?;
-        let record = Metadata { spec, latest_sandbox_checkpoint: None, status: Status::default() };
+        let status = Status::default();
+        let record = Metadata { spec, latest_sandbox_checkpoint: None, last_checkpointed: None, status };
         self.put_new(metadata, &metadata_key(id), &record).await
     }
 
@@ -57,17 +58,20 @@ impl Records {
                 return Err(Error::NoCheckpoint);
             }
         };
-        if let Err(error) = checkpoints.manifest(&head).await {
-            checkpoints.unpin(source, id).await?;
-            return Err(error.into());
-        }
-        let latest = Latest { bucket: head.bucket.clone(), path: layout::checkpoint_prefix(source) };
+        let manifest = match checkpoints.manifest(&head).await {
+            Ok(manifest) => manifest,
+            Err(error) => {
+                checkpoints.unpin(source, id).await?;
+                return Err(error.into());
+            }
+        };
+        let Committed { latest, at } = committed(&head, Some(manifest.created));
         let lock = Lock { head: Some(head), forked_from: Some(source.clone()), ran: true, ..Lock::new(id.clone()) };
         let mut spec = spec.clone();
         spec.lock_bucket = self.lock_bucket(Place::Durable);
         self.put_new(locks, &lock_key(id), &lock).await?;
         let status = Status { phase: Phase::Checkpointed, ..Status::default() };
-        let record = Metadata { spec, latest_sandbox_checkpoint: Some(latest), status };
+        let record = Metadata { spec, latest_sandbox_checkpoint: latest, last_checkpointed: at, status };
         self.put_new(metadata, &metadata_key(id), &record).await
     }
 

@@ -2,7 +2,7 @@
 
 use baton_protocol::{
     id::SandboxId,
-    metadata::{Latest, Metadata, Spec, Status},
+    metadata::{Committed, Metadata, Spec, Status},
     trace::Traceparent,
 };
 
@@ -36,20 +36,23 @@ impl Records {
         &self,
         id: &SandboxId,
         epoch: u64,
-        change: &(dyn Fn(&mut Status, &mut Option<Latest>) + Send + Sync),
+        change: &(dyn Fn(&mut Status, &mut Committed) + Send + Sync),
     ) -> Result<()> {
         let updated = self.clock.timestamp();
         self.rewrite(id, &|record| {
             if record.status.epoch > epoch {
                 return false;
             }
-            let before = (record.status.clone(), record.latest_sandbox_checkpoint.clone());
-            change(&mut record.status, &mut record.latest_sandbox_checkpoint);
+            let shown = (record.latest_sandbox_checkpoint.take(), record.last_checkpointed.take());
+            let before = (record.status.clone(), Committed { latest: shown.0, at: shown.1 });
+            let mut committed = before.1.clone();
+            change(&mut record.status, &mut committed);
             record.status.epoch = epoch;
-            let changed = before != (record.status.clone(), record.latest_sandbox_checkpoint.clone());
+            let changed = (&before.0, &before.1) != (&record.status, &committed);
             if changed {
                 record.status.updated.clone_from(&updated);
             }
+            (record.latest_sandbox_checkpoint, record.last_checkpointed) = (committed.latest, committed.at);
             changed
         })
         .await

@@ -19,7 +19,7 @@ use baton::{
 };
 use baton_protocol::{
     id::SandboxId,
-    metadata::{DesiredState, Latest, Metadata, Phase, Spec, Status},
+    metadata::{Committed, DesiredState, Metadata, Phase, Spec, Status},
 };
 use serde_json::Value;
 
@@ -155,7 +155,7 @@ async fn merge() {
             }
             1 => {
                 let (epoch, phase) = (dice.below(6), dice.pick(&[Phase::Running, Phase::Checkpointed, Phase::Failed]));
-                let change = |status: &mut Status, _: &mut Option<Latest>| {
+                let change = |status: &mut Status, _: &mut Committed| {
                     (status.phase, status.message) = (phase, case.to_string());
                 };
                 records.report(&id, epoch, &change).await.unwrap();
