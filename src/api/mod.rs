@@ -298,6 +298,9 @@ fn sentence(error: &records::Error) -> String {
         records::Error::OtherStore(_) => {
             "OtherStore: this server is configured for another bucket than that of the sandbox.".to_owned()
         }
+        records::Error::TokenMissing => {
+            "TokenMissing: the sandbox has no token yet; an operator has to give it one with `baton repair`.".to_owned()
+        }
         records::Error::NotConfigured(text) => text.clone(),
         records::Error::NoCheckpoint => "The checkpoint is not one of the last two of its sandbox.".to_owned(),
         records::Error::Store(error) => match error {

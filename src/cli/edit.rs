@@ -13,7 +13,7 @@ use super::desk::{self, Desk, Verdict, Waiting};
 use crate::{
     config::process_environment,
     storage::{
-        records::{self, parse},
+        records::parse,
         store::{If, Version},
     },
 };
@@ -205,9 +205,7 @@ async fn outcome(desk: &Desk, id: &SandboxId, before: &Status, waiting: Waiting)
         let lock = desk.lock(id).await?;
         let found = match desk.records.find(id).await {
             Ok(found) => found,
-            Err(error @ (records::Error::InvalidSpec(_) | records::Error::OtherStore(_))) => {
-                return Ok(Verdict::Refused(error.to_string()));
-            }
+            Err(error) if error.reason().is_some() => return Ok(Verdict::Refused(error.to_string())),
             Err(error) => return Err(error.into()),
         };
         let Some(found) = found else { return Ok(Verdict::Done(format!("{id} is deleted"))) };

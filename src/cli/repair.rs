@@ -1,27 +1,38 @@
-//! `baton repair`: makes the lock or the metadata of a sandbox anew from what is left of it.
+//! `baton repair`: makes the lock or the metadata of a sandbox anew from what is left of it, or from what an operator
+//! has put there by hand.
 
-use std::{collections::BTreeMap, process::ExitCode};
+mod choose;
+
+use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use baton_protocol::{
     id::{CheckpointId, SandboxId},
-    lock::{Head, Lock},
-    manifest::Checkpoint,
-    metadata::{Committed, DesiredState, Metadata, Spec, Status},
+    lock::Lock,
+    metadata::{DesiredState, Metadata, Spec, Status},
     reason::Reason,
 };
 
+use self::choose::{Choice, Start, Stored, choose};
 use super::desk::{self, Desk, Verdict};
 use crate::{
     api::token,
-    storage::{records::Place, upkeep::Resting},
+    storage::{
+        records::{self, Draft, Place},
+        store::{If, Version},
+        upkeep::Resting,
+    },
 };
 
 /// Make the lock or the metadata of a sandbox anew.
 ///
-/// Without its metadata a sandbox gets new ones, with a new token, which is printed once. Without its lock a new
-/// one is made from what is stored, above every epoch that was ever seen; that is safe only when no instance runs
-/// the sandbox, so it must be said: --nobody-runs-it. If the bucket can undelete the object, do that instead.
+/// Without its metadata a sandbox gets new ones, with a new token, which is printed once; so do metadata that have no
+/// token. Without its lock a new one is made from what is stored, above every epoch that was ever seen; that is safe
+/// only when no instance runs the sandbox, so it must be said: --nobody-runs-it. If the bucket can undelete the
+/// object, do that instead.
+///
+/// A sandbox is restored by hand in the same way: put its checkpoint and a metadata.json that names it into the
+/// store. What that leaves out gets a default, and the sandbox a lock and a token.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = format!("Examples:\n  baton list --orphans\n  baton repair ID\n  baton repair ID --nobody-runs-it\n  BATON_HMAC_KEY=… baton repair ID --sign\n\n{}", desk::CODES))]
 pub struct Args {
@@ -50,9 +61,13 @@ pub async fn repair(desk: &Desk, args: &Args) -> Result<Verdict> {
         (lock, _) if args.sign => sign(desk, id, lock.as_ref()).await,
         (Some(lock), None) => new_metadata(desk, id, &lock).await,
         (None, Some(_)) => new_lock(desk, args).await,
-        (Some(_), Some(_)) => match desk.records.find(id).await {
+        (Some(lock), Some(_)) => match desk.records.draft(id).await {
+            Ok(Some((draft, version))) if !draft.has_token => {
+                let taken = desk.upkeep.taken(&lock).await;
+                finish(desk, draft, version, &lock, taken, format!("{id} can be attached to")).await
+            }
             Ok(_) => Ok(Verdict::Done(format!("{id} needs no repair"))),
-            Err(error) => Ok(Verdict::Refused(format!("{error}: mend it with `baton edit {id}`"))),
+            Err(error) => Ok(unusable(id, &error)),
         },
         (None, None) => bail!("{id} does not exist"),
     }
@@ -77,23 +92,29 @@ async fn new_metadata(desk: &Desk, id: &SandboxId, lock: &Lock) -> Result<Verdic
     (spec.enable_sandbox_checkpoint, spec.enable_sandbox_handoff) = (true, true);
     (spec.desired_state, spec.placement) = (DesiredState::Checkpointed, None);
     spec.lock_bucket = desk.records.lock_bucket(Place::Durable);
-    let rest = Resting::of(lock, desk.upkeep.taken(lock).await);
-    let status = Status {
-        phase: rest.phase,
-        reason: rest.reason.map(String::from).unwrap_or_default(),
-        message: rest.message.to_owned(),
-        epoch: lock.epoch,
-        updated: desk.clock.timestamp(),
-        ..Status::default()
-    };
-    let Committed { latest, at } = rest.committed;
-    let record = Metadata { spec, latest_sandbox_checkpoint: latest, last_checkpointed: at, status };
+    let status = Status::default();
+    let mut record = Metadata { spec, latest_sandbox_checkpoint: None, last_checkpointed: None, status };
+    show_resting(desk, &mut record, lock, desk.upkeep.taken(lock).await);
     desk.records.recreate(&record, Place::Durable).await?;
     let there = desk.find(id).await?;
     if there.spec.token_sha256 != record.spec.token_sha256 {
         return Ok(Verdict::Done(format!("{id} has metadata again; somebody else put them there")));
     }
     Ok(Verdict::Done(format!("{id} has new metadata; its new token is {}", secret.0)))
+}
+
+/// What the lock shows of a sandbox that nobody runs.
+fn show_resting(desk: &Desk, record: &mut Metadata, lock: &Lock, taken: Option<String>) {
+    let Resting { phase, reason, message, committed } = Resting::of(lock, taken);
+    record.status = Status {
+        phase,
+        reason: reason.map(String::from).unwrap_or_default(),
+        message: message.to_owned(),
+        epoch: lock.epoch,
+        updated: desk.clock.timestamp(),
+        ..Status::default()
+    };
+    (record.latest_sandbox_checkpoint, record.last_checkpointed) = (committed.latest, committed.at);
 }
 
 async fn new_lock(desk: &Desk, args: &Args) -> Result<Verdict> {
@@ -104,72 +125,71 @@ async fn new_lock(desk: &Desk, args: &Args) -> Result<Verdict> {
             Reason::LockMissing
         )));
     }
-    let found = desk.find(id).await?;
-    let shelf = desk.upkeep.checkpoints.as_ref().context("there is no place for checkpoints")?;
-    let mut manifests = BTreeMap::new();
-    let mut epochs = vec![found.status.epoch];
-    for checkpoint in shelf.list(id).await? {
-        epochs.push(checkpoint.epoch());
-        if let Some(manifest) = shelf.manifest_of(&checkpoint).await? {
-            manifests.insert(checkpoint, manifest);
-        }
-    }
-    let latest = found
-        .latest_sandbox_checkpoint
-        .as_ref()
-        .and_then(|latest| crate::storage::layout::checkpoint_of(&format!("{}/", latest.path.trim_end_matches('/'))));
-    let head = match args.head.as_ref().or(latest.as_ref()) {
-        Some(from) => {
-            let newest = newest_from(from, &manifests);
-            Some(newest.with_context(|| {
-                format!("{from} is not there: choose one with --head; `baton checkpoints {id}` lists them")
-            })?)
-        }
-        None if manifests.is_empty() => None,
-        None => {
-            bail!("nothing says which checkpoint counts: choose one with --head; `baton checkpoints {id}` lists them")
-        }
+    let (draft, version) = match desk.records.draft(id).await {
+        Ok(found) => found.with_context(|| format!("{id} does not exist"))?,
+        Err(error) if error.reason().is_some() => return Ok(unusable(id, &error)),
+        Err(error) => return Err(error.into()),
     };
-    let head = head.map(|checkpoint_id| {
-        let (manifest, manifest_sha256) = &manifests[&checkpoint_id];
-        Head {
-            seq: manifest.seq,
-            epoch: manifest.epoch,
-            checkpoint_id,
-            bucket: shelf.bucket().cloned(),
-            manifest_sha256: manifest_sha256.clone(),
-        }
-    });
-    // Nobody knows whether it ran on after that.
+    let shelf = desk.upkeep.checkpoints.as_ref().context("there is no place for checkpoints")?;
+    let stored = Stored::of(shelf, id).await?;
+    let start = match choose(shelf, &stored, args.head.as_ref(), &draft.metadata).await? {
+        Choice::Nothing => None,
+        Choice::Start(start) => Some(*start),
+        Choice::Refused(why) => return Ok(Verdict::Refused(why)),
+    };
+    let (head, taken) = start.map(|Start { head, taken }| (head, taken)).unzip();
+    let source = head.as_ref().map(|head| head.checkpoint_id.clone()).filter(|source| source.sandbox() != *id);
+    if let Some(source) = &source {
+        shelf.pin(source, id).await?;
+    }
     let lock = Lock {
-        epoch: epochs.into_iter().max().unwrap_or(0) + 1,
+        epoch: draft.metadata.status.epoch.max(stored.epoch) + 1,
         ran: true,
-        behind: true,
+        // Nobody knows whether it ran on after that. What another sandbox did since is not its own.
+        behind: source.is_none(),
+        forked_from: source,
         head,
         ..Lock::new(id.clone())
     };
     desk.records.new_lock(&lock).await?;
-    let from = lock.head.map_or("has no checkpoint: its state is lost".to_owned(), |head| {
+    let from = lock.head.as_ref().map_or("has no checkpoint: its state is lost".to_owned(), |head| {
         format!("starts from {}", head.checkpoint_id)
     });
-    Ok(Verdict::Done(format!("{id} has a new lock, epoch {}, and {from}", lock.epoch)))
+    let news = format!("{id} has a new lock, epoch {}, and {from}", lock.epoch);
+    if draft.has_token && !draft.is_by_hand {
+        return Ok(Verdict::Done(news));
+    }
+    finish(desk, draft, version, &lock, taken, news).await
 }
 
-/// The newest whole checkpoint that `from` leads to, and that is `from` itself if nothing newer came of it.
-fn newest_from(from: &CheckpointId, manifests: &BTreeMap<CheckpointId, (Checkpoint, String)>) -> Option<CheckpointId> {
-    let descends = |id: &CheckpointId| {
-        let mut at = id;
-        for _ in 0..=manifests.len() {
-            if at == from {
-                return true;
-            }
-            match manifests.get(at).and_then(|(manifest, _)| manifest.parent.as_ref()) {
-                Some(parent) => at = parent,
-                None => return false,
-            }
-        }
-        false
-    };
-    let found = manifests.keys().filter(|id| descends(id));
-    found.max_by_key(|id| (id.seq(), id.epoch())).cloned()
+/// Gives metadata what they lack: a token, and what an instance would have said of a sandbox that rests.
+async fn finish(
+    desk: &Desk,
+    draft: Draft,
+    version: Version,
+    lock: &Lock,
+    taken: Option<String>,
+    news: String,
+) -> Result<Verdict> {
+    let Draft { metadata: mut record, has_token, is_by_hand } = draft;
+    let id = record.spec.sandbox_id.clone();
+    let secret = (!has_token).then(|| token::fresh(&*desk.clock));
+    if let Some(secret) = &secret {
+        record.spec.token_sha256 = token::sha256(&secret.0);
+    }
+    if is_by_hand {
+        show_resting(desk, &mut record, lock, taken);
+    }
+    let text = serde_json::to_vec_pretty(&record)?;
+    if !desk.records.put_raw(&id, text.into(), If::Is(version)).await? {
+        return Ok(Verdict::Refused(format!("{news}; its metadata changed meanwhile: `baton repair {id}` once more")));
+    }
+    Ok(Verdict::Done(match secret {
+        Some(secret) => format!("{news}; its new token is {}", secret.0),
+        None => news,
+    }))
+}
+
+fn unusable(id: &SandboxId, error: &records::Error) -> Verdict {
+    Verdict::Refused(format!("{error}: mend it with `baton edit {id}`"))
 }

@@ -95,6 +95,9 @@ pub async fn row(desk: &Desk, id: SandboxId, objects: Objects) -> Option<Row> {
         Err(error) => {
             row.reason = error.reason().map(String::from).unwrap_or_default();
             row.message = error.to_string();
+            if matches!(error, Error::TokenMissing) {
+                row.found = desk.records.draft(&row.id).await.ok().flatten().map(|(draft, _)| draft.metadata);
+            }
         }
     }
     if objects.lock.is_none() {

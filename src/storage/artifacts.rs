@@ -303,7 +303,7 @@ pub(super) async fn patiently<'a, T>(clock: &SharedClock, work: impl Fn() -> Box
 }
 
 /// What the manifest says of each file of a checkpoint: these files, each once, and no other name.
-fn images(manifest: &manifest::Checkpoint) -> Result<Vec<(Image, Digest)>> {
+pub(super) fn images(manifest: &manifest::Checkpoint) -> Result<Vec<(Image, Digest)>> {
     let mut seen = BTreeSet::new();
     let found = manifest.files.iter().map(|file| {
         let every = Image::ALL.into_iter().chain([Image::Files]);

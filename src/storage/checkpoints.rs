@@ -32,10 +32,10 @@ pub fn committed(head: &Head, taken: Option<String>) -> Committed {
 
 #[derive(Clone, Debug)]
 pub struct Checkpoints {
-    store: Arc<dyn Store>,
+    pub(super) store: Arc<dyn Store>,
     /// Recorded in the head; `None` under a mount.
     bucket: Option<String>,
-    clock: SharedClock,
+    pub(super) clock: SharedClock,
     seals: Seals,
 }
 
@@ -194,7 +194,10 @@ impl Checkpoints {
     /// The manifest of a checkpoint as it lies there, and its digest. `None`: there is none, so the upload
     /// was never finished. Only the lock says whether it was committed.
     pub async fn manifest_of(&self, id: &CheckpointId) -> Result<Option<(Checkpoint, String)>> {
-        let key = Object::CheckpointManifest(id).key();
+        self.manifest_at(Object::CheckpointManifest(id).key()).await
+    }
+
+    pub(super) async fn manifest_at(&self, key: String) -> Result<Option<(Checkpoint, String)>> {
         let Poll::Changed(bytes, _) = self.store.poll(&key, None).await? else { return Ok(None) };
         let manifest =
             serde_json::from_slice(&bytes).map_err(|error| Error::Damaged { key, why: error.to_string() })?;

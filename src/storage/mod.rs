@@ -6,6 +6,7 @@ pub mod checkpoints;
 pub mod counted;
 pub mod directory;
 pub mod files;
+pub mod foreign;
 pub mod gcs;
 pub mod layout;
 pub mod lease;

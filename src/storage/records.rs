@@ -3,6 +3,7 @@
 
 mod make;
 mod pens;
+mod read;
 mod survey;
 
 use std::{collections::BTreeMap, sync::Arc};
@@ -10,12 +11,11 @@ use std::{collections::BTreeMap, sync::Arc};
 use baton_protocol::{
     id::SandboxId,
     lock::Lock,
-    metadata::{MAX_BYTES, Metadata, Spec},
+    metadata::{Metadata, Spec},
     reason::Reason,
     trace::Traceparent,
 };
 use bytes::Bytes;
-use serde_json::{Map, Value};
 
 use super::{
     checkpoints::Checkpoints,
@@ -28,6 +28,7 @@ use super::{
 };
 use crate::{clock::SharedClock, metrics::Metrics};
 
+pub use read::{Draft, parse};
 pub use survey::Objects;
 
 /// By what the caller can do about it.
@@ -39,6 +40,9 @@ pub enum Error {
     /// It was made where this instance does not look.
     #[error("{reason}: {0}", reason = Reason::OtherStore)]
     OtherStore(String),
+    /// Nobody can attach before an operator has given it a token.
+    #[error("{reason}: metadata.json has no `token_sha256`", reason = Reason::TokenMissing)]
+    TokenMissing,
     /// What the request needs is not configured.
     #[error("{0}")]
     NotConfigured(String),
@@ -160,8 +164,9 @@ impl Records {
                 Poll::Unchanged => return Ok(Some(Looked::Unchanged)),
                 Poll::Missing => {}
                 Poll::Changed(bytes, version) => {
-                    let metadata = parse(id, &bytes)?;
-                    self.check_place(&metadata.spec, place)?;
+                    let draft = read::draft(id, &bytes, self.lock_bucket(place).as_deref())?;
+                    self.check_place(&draft.metadata.spec, place)?;
+                    let metadata = draft.finished()?;
                     let found = Found { metadata, version, place };
                     self.recent.note(id, &found);
                     return Ok(Some(Looked::Found(Box::new(found))));
@@ -325,29 +330,6 @@ impl Looked {
             Self::Unchanged => None,
         }
     }
-}
-
-/// Reads `metadata.json` as somebody may have left it. A broken `status` is only a broken view.
-pub fn parse(id: &SandboxId, bytes: &[u8]) -> Result<Metadata> {
-    let invalid = |why: String| Error::InvalidSpec(why);
-    if bytes.len() > MAX_BYTES {
-        return Err(invalid(format!("metadata.json is {} bytes long, the most is {MAX_BYTES}", bytes.len())));
-    }
-    let mut record: Map<String, Value> = serde_json::from_slice(bytes)
-        .map_err(|error| invalid(format!("metadata.json is not a JSON object: {error}")))?;
-    let status = record.remove("status").and_then(|status| serde_json::from_value(status).ok());
-    let latest = record.remove("latest_sandbox_checkpoint").and_then(|latest| serde_json::from_value(latest).ok());
-    let taken = record.remove("last_checkpointed").and_then(|taken| serde_json::from_value(taken).ok());
-    let spec: Spec = serde_json::from_value(Value::Object(record)).map_err(|error| invalid(error.to_string()))?;
-    if spec.sandbox_id != *id {
-        return Err(invalid("sandbox_id is not that of this sandbox".to_owned()));
-    }
-    Ok(Metadata {
-        spec,
-        latest_sandbox_checkpoint: latest.flatten(),
-        last_checkpointed: taken.flatten(),
-        status: status.unwrap_or_default(),
-    })
 }
 
 /// What every key of a sandbox begins with.

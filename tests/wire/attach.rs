@@ -4,9 +4,15 @@ use std::time::Duration;
 
 use baton::{
     clock::SharedClock,
-    storage::board::{Boot, Passing},
+    storage::{
+        board::{Boot, Passing},
+        store::If,
+    },
 };
-use baton_protocol::metadata::{Committed, Phase, Status};
+use baton_protocol::{
+    id::SandboxId,
+    metadata::{Committed, Phase, Status},
+};
 
 use crate::{
     client::{Client, V1, connect},
@@ -29,6 +35,23 @@ async fn an_attach_here_needs_only_the_token() {
         client.hears("EXECUTION_RUNNING out:back EXECUTION_DONE").await;
         client.socket.close(None).await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn a_sandbox_that_was_put_there_by_hand_says_that_it_has_no_token_yet_and_nothing_is_written() {
+    let world = World::with_storage().await;
+    let id = SandboxId::parse("sandbox-abc-123").unwrap();
+    let record = r#"{"sandbox_id": "sandbox-abc-123", "created_timestamp": "2025-10-08T10:00:00Z", "idle_timeout": 300,
+        "latest_sandbox_checkpoint": {"bucket": "b", "path": "sandbox_checkpoints/checkpoint-xyz/"}}"#;
+    assert!(world.records.put_raw(&id, record.into(), If::Absent).await.unwrap());
+    let writes = world.writes();
+    for query in ["", "?sandbox_token=", "?sandbox_token=guess"] {
+        let path = format!("/attach/{id}{query}");
+        let mut client = Client::new(connect(&world, &path, &[]).await.unwrap());
+        client.hears("RESTORING RESTORE_ERROR E close:4000").await;
+        assert!(client.message().starts_with("TokenMissing: "), "{}", client.message());
+    }
+    assert_eq!(world.writes(), writes);
 }
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 //! source tree itself, its rooms and its pages.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used)]
 
+mod by_hand;
 mod churn;
 mod command_page;
 mod committed;

@@ -3,13 +3,14 @@
 //! | module | between whom |
 //! |---|---|
 //! | [`request`], [`event`], [`binary`] | a client and the server, over a WebSocket |
-//! | [`metadata`], [`lock`], [`manifest`] | instances and operators, through the bucket |
+//! | [`metadata`], [`by_hand`], [`lock`], [`manifest`] | instances and operators, through the bucket |
 //! | [`frame`], [`agent`] | the server and the agent inside a sandbox, over two pipes |
 //! | [`file`] | a client and the agent, about files of a sandbox |
 //! | [`id`], [`limits`], [`reason`], [`trace`] | everybody |
 
 pub mod agent;
 pub mod binary;
+pub mod by_hand;
 pub mod event;
 pub mod file;
 pub mod frame;

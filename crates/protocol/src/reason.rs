@@ -53,8 +53,13 @@ reasons! {
     }
     /// The metadata is there, the lock is not.
     LockMissing {
-        cause: "lock.json was deleted. Nobody makes a new one by himself, since two instances could then run the sandbox; a container that ran stands still and is kept.",
-        remedy: "Bring the object back from the bucket's soft delete. If that is not possible, make sure that no instance runs the sandbox and use `baton repair ID`."
+        cause: "lock.json was deleted, or the sandbox was put into the store by hand and never had one. Instances do not make a new one by themselves, since two of them could then run the sandbox; a container that ran stands still and is kept.",
+        remedy: "Bring the object back from the bucket's soft delete. If that is not possible, or if there never was one, make sure that no instance runs the sandbox and use `baton repair ID --nobody-runs-it`."
+    }
+    /// The metadata is there and can be understood, and nobody could attach.
+    TokenMissing {
+        cause: "metadata.json has no `token_sha256`: it was written by hand, to restore a sandbox, or the key was removed. Nobody can attach; an instance that runs the sandbox goes on by the last good spec.",
+        remedy: "`baton repair ID` gives the sandbox a new token and prints it once; with --nobody-runs-it it makes the lock too, where there is none. If you have a token already, put its SHA-256 into `token_sha256` instead."
     }
     /// It ran, and left no checkpoint.
     Lost {

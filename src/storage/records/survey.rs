@@ -12,7 +12,7 @@ use baton_protocol::{
 use bytes::Bytes;
 use serde_json::{Map, Value};
 
-use super::{Error, PREFIX, Place, Records, Result, lock_key, metadata_key, unanswered};
+use super::{Draft, Error, PREFIX, Place, Records, Result, lock_key, metadata_key, read, unanswered};
 use crate::storage::{
     layout,
     store::{self, If, Poll, Store, Version},
@@ -67,6 +67,14 @@ impl Records {
             Poll::Changed(bytes, version) => Ok(Some((bytes, version))),
             Poll::Unchanged | Poll::Missing => Ok(None),
         }
+    }
+
+    /// The metadata if they can be understood, also before anybody can attach. `None`: there are none.
+    pub async fn draft(&self, id: &SandboxId) -> Result<Option<(Draft, Version)>> {
+        let Some((bytes, version)) = self.raw(id).await? else { return Ok(None) };
+        let draft = read::draft(id, &bytes, self.lock_bucket(Place::Durable).as_deref())?;
+        self.check_place(&draft.metadata.spec, Place::Durable)?;
+        Ok(Some((draft, version)))
     }
 
     /// Replaces the metadata by an operator's text, if it is still what he saw. False: it is not.
@@ -143,6 +151,7 @@ impl Error {
         match self {
             Self::InvalidSpec(_) => Some(Reason::InvalidSpec),
             Self::OtherStore(_) => Some(Reason::OtherStore),
+            Self::TokenMissing => Some(Reason::TokenMissing),
             Self::NotConfigured(_) | Self::NoCheckpoint | Self::Store(_) => None,
         }
     }

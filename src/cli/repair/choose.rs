@@ -1,0 +1,158 @@
+//! Which checkpoint a sandbox without a lock starts from.
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+use baton_protocol::{
+    id::{CheckpointId, SandboxId},
+    lock::Head,
+    manifest::Checkpoint,
+    metadata::{Latest, Metadata},
+    reason::Reason,
+};
+
+use crate::storage::{checkpoints::Checkpoints, foreign::Folder, store};
+
+/// What was found to start from.
+#[derive(Debug)]
+pub enum Choice {
+    /// Nothing is stored of it.
+    Nothing,
+    Start(Box<Start>),
+    /// In one sentence, which begins with the reason.
+    Refused(String),
+}
+
+#[derive(Debug)]
+pub struct Start {
+    pub head: Head,
+    /// When it was taken.
+    pub taken: String,
+}
+
+/// All that is stored of a sandbox under its own name.
+#[derive(Debug, Default)]
+pub struct Stored {
+    manifests: BTreeMap<CheckpointId, (Checkpoint, String)>,
+    /// The highest epoch that any of them is of.
+    pub epoch: u64,
+}
+
+impl Stored {
+    pub async fn of(shelf: &Checkpoints, id: &SandboxId) -> Result<Self> {
+        let mut stored = Self::default();
+        for checkpoint in shelf.list(id).await? {
+            stored.epoch = stored.epoch.max(checkpoint.epoch());
+            match shelf.manifest_of(&checkpoint).await {
+                Ok(Some(manifest)) => drop(stored.manifests.insert(checkpoint, manifest)),
+                // Nothing starts from it, and it keeps nothing from starting.
+                Ok(None) | Err(store::Error::Damaged { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(stored)
+    }
+
+    /// The newest whole checkpoint that `from` leads to, and that is `from` itself if nothing newer came of it.
+    fn newest_from(&self, from: &CheckpointId) -> Option<CheckpointId> {
+        let descends = |id: &CheckpointId| {
+            let mut at = id;
+            for _ in 0..=self.manifests.len() {
+                if at == from {
+                    return true;
+                }
+                match self.manifests.get(at).and_then(|(manifest, _)| manifest.parent.as_ref()) {
+                    Some(parent) => at = parent,
+                    None => return false,
+                }
+            }
+            false
+        };
+        let found = self.manifests.keys().filter(|id| descends(id));
+        found.max_by_key(|id| (id.seq(), id.epoch())).cloned()
+    }
+}
+
+/// The checkpoint that was asked for, or else the newest that came of the one the metadata name.
+pub async fn choose(
+    shelf: &Checkpoints,
+    stored: &Stored,
+    asked: Option<&CheckpointId>,
+    found: &Metadata,
+) -> Result<Choice> {
+    let id = &found.spec.sandbox_id;
+    let folder = match (asked, &found.latest_sandbox_checkpoint) {
+        (Some(asked), _) => Folder::from(asked),
+        (None, Some(latest)) => match folder_of(shelf, latest) {
+            Ok(folder) => folder,
+            Err(refusal) => return Ok(Choice::Refused(refusal)),
+        },
+        (None, None) if stored.manifests.is_empty() => return Ok(Choice::Nothing),
+        (None, None) => {
+            return Ok(Choice::Refused(format!(
+                "{}: nothing says which checkpoint counts: choose one with --head; `baton checkpoints {id}` lists them",
+                Reason::CheckpointMissing
+            )));
+        }
+    };
+    let newest = folder.checkpoint().and_then(|from| stored.newest_from(&from));
+    start(shelf, &newest.as_ref().map_or(folder, Folder::from)).await
+}
+
+fn folder_of(shelf: &Checkpoints, latest: &Latest) -> Result<Folder, String> {
+    // Under a mount nobody knows which bucket that is.
+    if let (Some(named), Some(here)) = (&latest.bucket, shelf.bucket())
+        && named != here
+    {
+        return Err(format!(
+            "{}: the checkpoint lies in bucket {named}, and SANDBOX_CHECKPOINT_BUCKET is {here}: copy it there and say so in latest_sandbox_checkpoint, or set the variable",
+            Reason::OtherStore
+        ));
+    }
+    Folder::parse(&latest.path).map_err(|error| format!("{}: latest_sandbox_checkpoint: {error}", Reason::InvalidSpec))
+}
+
+/// The checkpoint in a folder, if it is whole and one of ours. One that lies under another name is copied to its own.
+async fn start(shelf: &Checkpoints, folder: &Folder) -> Result<Choice> {
+    let damaged =
+        |why: String| Choice::Refused(format!("{}: {} cannot be used: {why}", Reason::Damaged, folder.path()));
+    let manifest = match shelf.manifest_in(folder).await {
+        Ok(manifest) => manifest,
+        Err(store::Error::Damaged { why, .. }) => return Ok(damaged(why)),
+        Err(error) => return Err(error.into()),
+    };
+    let missing = shelf.missing_in(folder, manifest.as_ref().map(|(manifest, _)| manifest)).await?;
+    if !missing.is_empty() {
+        return Ok(Choice::Refused(format!(
+            "{}: {} lacks {}: a checkpoint is restored with every file of it that baton has written; choose another with --head",
+            Reason::CheckpointMissing,
+            folder.path(),
+            missing.join(", ")
+        )));
+    }
+    let Some((manifest, mut sha256)) = manifest else { return Ok(damaged("there is no manifest".to_owned())) };
+    match folder.checkpoint() {
+        Some(id) if id != manifest.checkpoint_id => return Ok(damaged("it describes another checkpoint".to_owned())),
+        Some(_) => {}
+        None => {
+            let through = tempfile::tempdir()?;
+            sha256 = match shelf.adopt(folder, &manifest, through.path()).await {
+                Ok(sha256) => sha256,
+                Err(store::Error::Damaged { why, .. }) => return Ok(damaged(why)),
+                Err(error) => return Err(error.into()),
+            };
+        }
+    }
+    let head = Head {
+        seq: manifest.seq,
+        epoch: manifest.epoch,
+        checkpoint_id: manifest.checkpoint_id,
+        bucket: shelf.bucket().cloned(),
+        manifest_sha256: sha256,
+    };
+    match shelf.manifest(&head).await {
+        Ok(manifest) => Ok(Choice::Start(Box::new(Start { head, taken: manifest.created }))),
+        Err(store::Error::Damaged { why, .. }) => Ok(damaged(why)),
+        Err(error) => Err(error.into()),
+    }
+}

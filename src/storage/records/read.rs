@@ -1,0 +1,100 @@
+//! Reads `metadata.json` as somebody may have left it.
+
+use baton_protocol::{
+    by_hand,
+    id::SandboxId,
+    metadata::{MAX_BYTES, Metadata, Spec},
+};
+use serde_json::{Map, Value};
+
+use super::{Error, Result};
+
+/// A record that can be understood, perhaps before anybody can attach.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Draft {
+    /// Its token is empty if it has none.
+    pub metadata: Metadata,
+    pub has_token: bool,
+    /// No instance has written to it yet.
+    pub is_by_hand: bool,
+}
+
+/// The metadata of a sandbox to which somebody can attach. A broken `status` is only a broken view.
+pub fn parse(id: &SandboxId, bytes: &[u8]) -> Result<Metadata> {
+    draft(id, bytes, None)?.finished()
+}
+
+/// As [`parse`], also of a record that lacks what only an operator's command can give it. `lock_bucket` is where the
+/// lock of one that was written by hand is looked for.
+pub fn draft(id: &SandboxId, bytes: &[u8], lock_bucket: Option<&str>) -> Result<Draft> {
+    let invalid = |why: String| Error::InvalidSpec(why);
+    if bytes.len() > MAX_BYTES {
+        return Err(invalid(format!("metadata.json is {} bytes long, the most is {MAX_BYTES}", bytes.len())));
+    }
+    let mut record: Map<String, Value> = serde_json::from_slice(bytes)
+        .map_err(|error| invalid(format!("metadata.json is not a JSON object: {error}")))?;
+    let is_by_hand = by_hand::is_by_hand(&record);
+    by_hand::complete(&mut record, lock_bucket);
+    let status = record.remove("status").and_then(|status| serde_json::from_value(status).ok());
+    let latest = record.remove("latest_sandbox_checkpoint").and_then(|latest| serde_json::from_value(latest).ok());
+    let taken = record.remove("last_checkpointed").and_then(|taken| serde_json::from_value(taken).ok());
+    let token = record.entry("token_sha256").or_insert(Value::Null);
+    let has_token = !token.is_null();
+    if !has_token {
+        *token = Value::String(String::new());
+    }
+    let spec: Spec = serde_json::from_value(Value::Object(record)).map_err(|error| invalid(error.to_string()))?;
+    if spec.sandbox_id != *id {
+        return Err(invalid("sandbox_id is not that of this sandbox".to_owned()));
+    }
+    let metadata = Metadata {
+        spec,
+        latest_sandbox_checkpoint: latest.flatten(),
+        last_checkpointed: taken.flatten(),
+        status: status.unwrap_or_default(),
+    };
+    Ok(Draft { metadata, has_token, is_by_hand })
+}
+
+impl Draft {
+    pub(super) fn finished(self) -> Result<Metadata> {
+        if self.has_token { Ok(self.metadata) } else { Err(Error::TokenMissing) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn id() -> SandboxId {
+        SandboxId::parse("sandbox-abc-123").unwrap()
+    }
+
+    fn text(change: impl Fn(&mut Value)) -> Vec<u8> {
+        let mut record = json!({"sandbox_id": "sandbox-abc-123", "created_timestamp": "2025-10-08T10:00:00Z"});
+        change(&mut record);
+        serde_json::to_vec(&record).unwrap()
+    }
+
+    #[test]
+    fn what_has_no_token_says_so_and_not_that_it_cannot_be_understood() {
+        assert!(matches!(parse(&id(), &text(|_| {})), Err(Error::TokenMissing)));
+        assert!(matches!(parse(&id(), &text(|record| record["token_sha256"] = Value::Null)), Err(Error::TokenMissing)));
+        assert!(parse(&id(), &text(|record| record["token_sha256"] = json!("ab"))).is_ok());
+        // What is wrong besides comes first: a new token would not mend it.
+        let dancing = text(|record| record["desired_state"] = json!("dancing"));
+        assert!(matches!(parse(&id(), &dancing), Err(Error::InvalidSpec(_))));
+    }
+
+    #[test]
+    fn only_a_record_that_no_instance_has_written_to_is_completed() {
+        let read = |change: fn(&mut Value)| draft(&id(), &text(change), Some("locks"));
+        let by_hand = read(|_| {}).unwrap();
+        assert!(by_hand.is_by_hand && !by_hand.has_token);
+        assert_eq!(by_hand.metadata.spec.lock_bucket.as_deref(), Some("locks"));
+        let error = read(|record| record["status"] = json!({"phase": "running"})).unwrap_err();
+        assert!(matches!(&error, Error::InvalidSpec(why) if why.contains("desired_state")), "{error}");
+    }
+}
