@@ -8,12 +8,13 @@ use axum::{
     http::{HeaderMap, StatusCode},
     response::{IntoResponse, Response},
 };
-use baton_protocol::{id::SandboxId, metadata::Metadata};
+use baton_protocol::{id::SandboxId, metadata::Metadata, reason::Reason};
 use futures::{StreamExt, stream};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{Api, limits, sentence};
+use crate::storage::unresponsive::{self, LastWrite, Unresponsive};
 
 const PAGE: usize = 100;
 const AT_ONCE: usize = 16;
@@ -42,28 +43,27 @@ pub async fn list(
         Some(Some((name, value))) => Some((name.to_owned(), value.to_owned())),
         Some(None) => return bad("`label` must be `name=value`."),
     };
-    let (mut ids, mut more) = match api.records.list(after.as_ref()).await {
+    let (mut listed, mut more) = match api.records.page(after.as_ref()).await {
         Ok(listed) => listed,
         Err(error) => return Ok(unavailable(&sentence(&error))),
     };
-    if ids.len() > PAGE {
-        ids.truncate(PAGE);
+    if listed.len() > PAGE {
+        listed.truncate(PAGE);
         more = true;
     }
-    let next = more.then(|| ids.last().cloned()).flatten();
-    let records = &api.records;
-    let found = stream::iter(ids)
-        .map(|id| async move { (records.find(&id).await, id) })
-        .buffered(AT_ONCE)
-        .filter_map(|(found, id)| {
-            let view = match found {
-                Ok(Some(found)) => is_labelled(&found, label.as_ref()).then(|| view_of(&api, &found)),
-                // It went between the listing and the look.
-                Ok(None) => None,
+    let next = more.then(|| listed.last().map(|(id, _)| id.clone())).flatten();
+    let (api, label) = (&*api, label.as_ref());
+    let found = stream::iter(listed)
+        .map(|(id, lock)| async move {
+            match api.records.find(&id).await {
+                Ok(Some(found)) if is_labelled(&found, label) => Some(view_of(api, &found, lock).await),
+                // It went between the listing and the look, or is another's.
+                Ok(_) => None,
                 Err(error) => label.is_none().then(|| json!({"sandbox_id": id, "error": sentence(&error)})),
-            };
-            std::future::ready(view)
+            }
         })
+        .buffered(AT_ONCE)
+        .filter_map(std::future::ready)
         .collect::<Vec<_>>();
     match api.clock.timeout(WITHIN, found).await {
         Ok(sandboxes) => Ok(Json(json!({"sandboxes": sandboxes, "next": next})).into_response()),
@@ -79,7 +79,7 @@ pub async fn view(
     check(&api, &headers)?;
     let id = SandboxId::parse(&sandbox_id).map_err(|_| StatusCode::NOT_FOUND)?;
     match api.records.find(&id).await {
-        Ok(Some(found)) => Ok(Json(view_of(&api, &found)).into_response()),
+        Ok(Some(found)) => Ok(Json(view_of(&api, &found, None).await).into_response()),
         Ok(None) => Err(StatusCode::NOT_FOUND),
         Err(error) => Ok(unavailable(&sentence(&error))),
     }
@@ -98,14 +98,18 @@ fn is_labelled(found: &Metadata, label: Option<&(String, String)>) -> bool {
     label.is_none_or(|(name, value)| found.spec.labels.get(name) == Some(value))
 }
 
-fn view_of(api: &Api, found: &Metadata) -> Value {
+/// `lock` is when it was written, if that is known.
+async fn view_of(api: &Api, found: &Metadata, lock: Option<LastWrite>) -> Value {
     let (spec, status) = (&found.spec, &found.status);
+    let silent = api.records.unresponsive(found, lock).await;
     let created = humantime::parse_rfc3339_weak(&spec.created_timestamp).ok();
     let age = created.and_then(|created| api.clock.wall().duration_since(created).ok());
     json!({
         "sandbox_id": spec.sandbox_id,
-        "phase": status.phase,
-        "reason": status.reason,
+        "phase": silent.as_ref().map_or_else(|| json!(status.phase), |_| json!(unresponsive::PHASE)),
+        "reason": silent.as_ref().map_or(status.reason.as_str(), |_| Reason::Unresponsive.name()),
+        "message": silent.as_ref().map_or_else(|| status.message.clone(), Unresponsive::story),
+        "unresponsive": silent.as_ref().map(Unresponsive::json),
         "instance": status.instance,
         "desired_state": spec.desired_state,
         "labels": spec.labels,
@@ -114,5 +118,6 @@ fn view_of(api: &Api, found: &Metadata) -> Value {
         "enable_checkpoint": spec.enable_sandbox_checkpoint,
         "enable_sandbox_handoff": spec.enable_sandbox_handoff,
         "latest_checkpoint": found.latest_sandbox_checkpoint.as_ref().map(|latest| &latest.path),
+        "last_checkpointed": found.last_checkpointed,
     })
 }

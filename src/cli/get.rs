@@ -10,9 +10,9 @@ use super::{
     config::Output,
     desk::{self, Desk},
     print,
-    rows::{Row, phase_name, row, state_name},
+    rows::{Row, Shown, row, state_name},
 };
-use crate::storage::records::Objects;
+use crate::storage::unresponsive::Unresponsive;
 
 /// Show one sandbox: what is wanted, what is so, who holds it and what it starts from.
 #[derive(Clone, Debug, clap::Args)]
@@ -35,12 +35,8 @@ pub async fn get(desk: &Desk, args: &Args) -> Result<String> {
     let id = &args.id;
     let lock = desk.lock(id).await?;
     let raw = desk.records.raw(id).await?;
-    let objects = Objects {
-        // Only whether they are there matters here.
-        lock: lock.as_ref().map(|_| crate::storage::store::Version(String::new())),
-        metadata: raw.as_ref().map(|(_, version)| version.clone()),
-    };
-    if objects == Objects::default() {
+    let objects = desk.records.objects(id).await?;
+    if lock.is_none() && raw.is_none() {
         bail!("{id} does not exist");
     }
     if let Some(lock) = lock.as_ref().filter(|lock| lock.purged) {
@@ -53,7 +49,15 @@ pub async fn get(desk: &Desk, args: &Args) -> Result<String> {
     Ok(match args.output {
         Output::Json => {
             let metadata = raw.and_then(|(bytes, _)| serde_json::from_slice::<Value>(&bytes).ok());
-            let view = json!({"sandbox_id": id, "reason": row.reason, "metadata": metadata, "lock": lock});
+            let view = json!({
+                "sandbox_id": id,
+                "phase": row.phase().map(Shown::name),
+                "reason": row.reason,
+                "message": row.message,
+                "unresponsive": row.unresponsive.as_ref().map(Unresponsive::json),
+                "metadata": metadata,
+                "lock": lock,
+            });
             format!("{view:#}\n")
         }
         Output::Table => text(&row, lock.as_ref()),
@@ -64,7 +68,7 @@ fn text(row: &Row, lock: Option<&Lock>) -> String {
     let mut lines: Vec<(&str, String)> = vec![("sandbox", row.id.to_string())];
     if let Some(found) = &row.found {
         let (spec, status) = (&found.spec, &found.status);
-        lines.push(("phase", phase_name(status.phase).to_owned()));
+        lines.push(("phase", row.phase().map_or("-", Shown::name).to_owned()));
         lines.push(("wanted", state_name(spec.desired_state).to_owned()));
         lines.push(("placement", spec.placement.as_ref().map_or("anywhere".to_owned(), ToString::to_string)));
         lines.push(("created", spec.created_timestamp.clone()));
@@ -78,6 +82,10 @@ fn text(row: &Row, lock: Option<&Lock>) -> String {
     }
     if let Some(lock) = lock {
         lines.push(("holder", lock.lease.as_ref().map_or("nobody".to_owned(), |lease| lease.owner.to_string())));
+        if let Some(silent) = &row.unresponsive {
+            let silence = format!("for {} s, since {}", silent.silent_for.as_secs(), silent.since_text());
+            lines.push(("silent", silence));
+        }
         lines.push(("epoch", lock.epoch.to_string()));
         if let Some(waiter) = &lock.waiter {
             lines.push(("waiter", waiter.instance.to_string()));

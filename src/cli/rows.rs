@@ -11,7 +11,10 @@ use futures::{Stream, StreamExt, stream};
 use serde_json::{Value, json};
 
 use super::desk::Desk;
-use crate::storage::records::{Error, Objects, Result};
+use crate::storage::{
+    records::{Error, Objects, Result},
+    unresponsive::{self, Unresponsive},
+};
 
 /// So many objects are read at the same time.
 const AT_ONCE: usize = 32;
@@ -25,6 +28,24 @@ pub struct Row {
     pub message: String,
     /// The lock is there and the metadata is not.
     pub is_orphan: bool,
+    /// Its holder shows no sign of life: what it last said of the phase may not be so any more.
+    pub unresponsive: Option<Unresponsive>,
+}
+
+/// A phase as it is shown: what the holder has said, or that it says nothing any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shown {
+    Told(Phase),
+    Unresponsive,
+}
+
+impl Shown {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Told(phase) => phase_name(phase),
+            Self::Unresponsive => unresponsive::PHASE,
+        }
+    }
 }
 
 /// Which rows are wanted.
@@ -35,7 +56,7 @@ pub struct Filter {
     pub labels: Vec<(String, String)>,
     /// Only those in this phase.
     #[arg(long, value_name = "PHASE", value_parser = phase)]
-    pub phase: Option<Phase>,
+    pub phase: Option<Shown>,
     /// Only what is left over: locks without metadata, metadata without a lock.
     #[arg(long)]
     pub orphans: bool,
@@ -46,9 +67,14 @@ fn label(text: &str) -> std::result::Result<(String, String), &'static str> {
     Ok((name.to_owned(), value.to_owned()))
 }
 
-fn phase(text: &str) -> std::result::Result<Phase, &'static str> {
-    serde_json::from_value(Value::String(text.to_lowercase()))
-        .map_err(|_| "a phase is pending, running, checkpointed or failed")
+fn phase(text: &str) -> std::result::Result<Shown, &'static str> {
+    let text = text.to_lowercase();
+    if text == unresponsive::PHASE {
+        return Ok(Shown::Unresponsive);
+    }
+    serde_json::from_value(Value::String(text))
+        .map(Shown::Told)
+        .map_err(|_| "a phase is pending, running, checkpointed, failed or unresponsive")
 }
 
 impl Filter {
@@ -59,9 +85,7 @@ impl Filter {
         let found = row.found.as_ref();
         let labelled =
             |(name, value): &(String, String)| found.is_some_and(|found| found.spec.labels.get(name) == Some(value));
-        !row.is_orphan
-            && self.labels.iter().all(labelled)
-            && self.phase.is_none_or(|phase| found.is_some_and(|found| found.status.phase == phase))
+        !row.is_orphan && self.labels.iter().all(labelled) && self.phase.is_none_or(|phase| row.phase() == Some(phase))
     }
 }
 
@@ -76,7 +100,8 @@ pub async fn rows<'a>(desk: &'a Desk, filter: &'a Filter) -> Result<impl Stream<
 
 /// `None`: it is gone, or only its tombstone is left.
 pub async fn row(desk: &Desk, id: SandboxId, objects: Objects) -> Option<Row> {
-    let mut row = Row { id, found: None, reason: String::new(), message: String::new(), is_orphan: false };
+    let mut row =
+        Row { id, found: None, reason: String::new(), message: String::new(), is_orphan: false, unresponsive: None };
     if objects.metadata.is_none() {
         match desk.lock(&row.id).await {
             Ok(lock) if lock.as_ref().is_none_or(|lock| lock.purged) => return None,
@@ -90,6 +115,7 @@ pub async fn row(desk: &Desk, id: SandboxId, objects: Objects) -> Option<Row> {
         Ok(found) => {
             let found = found?;
             (row.reason, row.message) = (found.status.reason.clone(), found.status.message.clone());
+            row.unresponsive = desk.records.unresponsive(&found, objects.lock_written).await;
             row.found = Some(found);
         }
         Err(error) => {
@@ -99,6 +125,9 @@ pub async fn row(desk: &Desk, id: SandboxId, objects: Objects) -> Option<Row> {
                 row.found = desk.records.draft(&row.id).await.ok().flatten().map(|(draft, _)| draft.metadata);
             }
         }
+    }
+    if let Some(silent) = &row.unresponsive {
+        (row.reason, row.message) = (Reason::Unresponsive.into(), silent.story());
     }
     if objects.lock.is_none() {
         row.reason = Reason::LockMissing.into();
@@ -124,9 +153,15 @@ async fn find(desk: &Desk, id: &SandboxId) -> Result<Option<Metadata>> {
 pub const HEADER: &str = "SANDBOX                                       PHASE         WANTED        AGE   INSTANCE       REASON             LABELS";
 
 impl Row {
+    /// `None`: nothing says.
+    pub fn phase(&self) -> Option<Shown> {
+        let told = self.found.as_ref().map(|found| Shown::Told(found.status.phase));
+        if self.unresponsive.is_some() { Some(Shown::Unresponsive) } else { told }
+    }
+
     pub fn line(&self, now: std::time::SystemTime) -> String {
         let found = self.found.as_ref();
-        let phase = found.map_or(if self.is_orphan { "orphan" } else { "-" }, |found| phase_name(found.status.phase));
+        let phase = self.phase().map_or(if self.is_orphan { "orphan" } else { "-" }, Shown::name);
         let wanted = found.map_or("-", |found| state_name(found.spec.desired_state));
         let created = found.and_then(|found| humantime::parse_rfc3339_weak(&found.spec.created_timestamp).ok());
         let age = created.and_then(|created| now.duration_since(created).ok()).map_or("-".to_owned(), age);
@@ -135,8 +170,9 @@ impl Row {
         let labels = found.map(|found| &found.spec.labels).into_iter().flatten();
         let labels: Vec<_> = labels.map(|(name, value)| format!("{name}={value}")).collect();
         let reason = if self.reason.is_empty() { "-" } else { &self.reason };
+        let story = self.unresponsive.as_ref().map_or(String::new(), |silent| format!("  {}", silent.story()));
         let line = format!(
-            "{:44}  {phase:12}  {wanted:12}  {age:>4}  {instance:13}  {reason:17}  {}",
+            "{:44}  {phase:12}  {wanted:12}  {age:>4}  {instance:13}  {reason:17}  {}{story}",
             self.id.as_str(),
             labels.join(",")
         );
@@ -148,16 +184,18 @@ impl Row {
         let found = self.found.as_ref();
         json!({
             "sandbox_id": self.id,
-            "phase": found.map(|found| found.status.phase),
+            "phase": self.phase().map(Shown::name),
             "desired_state": found.map(|found| found.spec.desired_state),
             "placement": found.and_then(|found| found.spec.placement.as_ref()),
             "instance": found.and_then(|found| found.status.instance.as_ref()),
             "reason": self.reason,
             "message": self.message,
+            "unresponsive": self.unresponsive.as_ref().map(Unresponsive::json),
             "orphan": self.is_orphan,
             "labels": found.map(|found| &found.spec.labels),
             "created": found.map(|found| &found.spec.created_timestamp),
             "latest_checkpoint": found.and_then(|found| found.latest_sandbox_checkpoint.as_ref()).map(|latest| &latest.path),
+            "last_checkpointed": found.and_then(|found| found.last_checkpointed.as_ref()),
         })
     }
 }
@@ -205,7 +243,8 @@ mod tests {
     fn filters_are_read_or_refused() {
         assert_eq!(label("a=b=c"), Ok(("a".to_owned(), "b=c".to_owned())));
         assert!(label("a").is_err());
-        assert_eq!(phase("Running"), Ok(Phase::Running));
+        assert_eq!(phase("Running"), Ok(Shown::Told(Phase::Running)));
+        assert_eq!(phase("Unresponsive"), Ok(Shown::Unresponsive));
         assert!(phase("dancing").is_err());
     }
 }

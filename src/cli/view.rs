@@ -194,6 +194,12 @@ fn labels(view: &Value) -> String {
     if labels.is_empty() { "-".to_owned() } else { labels.join(",") }
 }
 
+/// What is said after the row of a sandbox whose holder shows no sign of life.
+fn story(view: &Value) -> String {
+    let silent = view.get("unresponsive").filter(|silent| silent.is_object());
+    silent.map_or(String::new(), |_| format!("  {}", text(view, "message")))
+}
+
 fn age(view: &Value) -> String {
     match view.get("age_seconds").and_then(Value::as_u64) {
         None => "-".to_owned(),
@@ -213,7 +219,7 @@ fn table(views: &[Value]) -> String {
             text(view, "phase").to_owned(),
             text(view, "instance").to_owned(),
             age(view),
-            labels(view),
+            labels(view) + &story(view),
         ]
         .map(|cell| baton_files::plain(&cell))
     };
@@ -248,10 +254,14 @@ mod tests {
         let views = [
             json!({"sandbox_id": "sandbox-1", "phase": "Running", "instance": "i", "age_seconds": 7300, "labels": {"a": "\u{1b}[2J"}}),
             json!({"sandbox_id": "sandbox-22", "error": "gone"}),
+            json!({"sandbox_id": "sandbox-3", "phase": "unresponsive", "message": "since then", "unresponsive": {"seconds": 41}}),
+            json!({"sandbox_id": "sandbox-4", "phase": "running", "message": "fine", "unresponsive": null}),
         ];
-        let expected = "SANDBOX     PHASE    INSTANCE  AGE  LABELS\n\
-                        sandbox-1   Running  i         2h   a=?[2J\n\
-                        sandbox-22  -        -         -    -\n";
+        let expected = "SANDBOX     PHASE         INSTANCE  AGE  LABELS\n\
+                        sandbox-1   Running       i         2h   a=?[2J\n\
+                        sandbox-22  -             -         -    -\n\
+                        sandbox-3   unresponsive  -         -    -  since then\n\
+                        sandbox-4   running       -         -    -\n";
         assert_eq!(table(&views), expected);
         assert_eq!(lines(&json!({"phase": "Running", "reason": null})), format!("{:24} Running\n", "phase"));
     }

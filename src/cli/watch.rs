@@ -64,9 +64,7 @@ async fn look(desk: &Desk, args: &Args) -> Result<BTreeMap<SandboxId, String>> {
     let now = desk.clock.wall();
     let mut seen = BTreeMap::new();
     if let Some(id) = &args.id {
-        let lock = desk.lock(id).await?.map(|_| crate::storage::store::Version(String::new()));
-        let metadata = desk.records.raw(id).await?.map(|(_, version)| version);
-        let objects = crate::storage::records::Objects { lock, metadata };
+        let objects = desk.records.objects(id).await?;
         if let Some(row) = rows::row(desk, id.clone(), objects).await {
             seen.insert(id.clone(), row.line(now));
         }

@@ -189,7 +189,7 @@ impl Store for Afar {
     async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
         let call = Call::List { prefix: prefix.to_owned(), after: after.map(str::to_owned) };
         let Answer::Listed { entries, more } = self.call(prefix, call).await? else { return Err(strange(prefix)) };
-        let entry = |(key, version, size)| Entry { key, version: Version(version), size };
+        let entry = |(key, version, size)| Entry { key, version: Version(version), size, updated: None };
         Ok(Page { entries: entries.into_iter().map(entry).collect(), more })
     }
 

@@ -7,7 +7,7 @@ use std::{
     ops::Bound,
     path::Path,
     sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use async_trait::async_trait;
@@ -35,6 +35,7 @@ pub struct Memory {
 struct Object {
     bytes: Bytes,
     version: Version,
+    updated: SystemTime,
 }
 
 impl Memory {
@@ -77,8 +78,9 @@ impl Memory {
             return Err(Error::Conflict(key.to_owned()));
         }
         let version = Version(self.next().to_string());
-        objects.insert(key.to_owned(), Object { bytes, version: version.clone() });
-        Ok(Written { version, updated: Some(self.clock.wall()) })
+        let updated = self.clock.wall();
+        objects.insert(key.to_owned(), Object { bytes, version: version.clone(), updated });
+        Ok(Written { version, updated: Some(updated) })
     }
 }
 
@@ -108,7 +110,7 @@ impl Memory {
 impl Store for Memory {
     async fn poll(&self, key: &str, known: Option<&Version>) -> Result<Poll> {
         check_key(key)?;
-        let Some(Object { bytes, version }) = self.objects().get(key).cloned() else { return Ok(Poll::Missing) };
+        let Some(Object { bytes, version, .. }) = self.objects().get(key).cloned() else { return Ok(Poll::Missing) };
         if known == Some(&version) {
             return Ok(Poll::Unchanged);
         }
@@ -147,6 +149,7 @@ impl Store for Memory {
                 key: key.clone(),
                 version: object.version.clone(),
                 size: object.bytes.len() as u64,
+                updated: Some(object.updated),
             });
         let entries = found.by_ref().take(self.page).collect();
         Ok(Page { entries, more: found.next().is_some() })

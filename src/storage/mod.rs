@@ -20,5 +20,6 @@ pub mod seal;
 pub mod snapshots;
 pub mod store;
 pub mod stores;
+pub mod unresponsive;
 pub mod upkeep;
 pub mod uses;

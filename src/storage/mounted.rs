@@ -146,7 +146,8 @@ impl Shelf {
                 self.disk.open(&path)?.take(SMALL).read_to_end(&mut bytes)?;
             }
             let mark = if size <= SMALL { tree::mark(&bytes) } else { tree::large_mark(size) };
-            Ok(Seen { version: Version(mark), size, bytes })
+            // What a mount says of times is its cache's.
+            Ok(Seen { version: Version(mark), size, bytes, updated: None })
         });
         match seen {
             Ok(seen) => Ok(Some(seen)),

@@ -25,6 +25,7 @@ use super::{
     rules::{Identity, Times},
     store::{self, If, Poll, Store, Urgency, Version},
     stores::Stores,
+    unresponsive::LastWrite,
 };
 use crate::{clock::SharedClock, metrics::Metrics};
 
@@ -199,6 +200,12 @@ impl Records {
 
     /// The sandboxes of this instance's memory and of the store, after `after`, in order; and whether there are more.
     pub async fn list(&self, after: Option<&SandboxId>) -> Result<(Vec<SandboxId>, bool)> {
+        let (listed, more) = self.page(after).await?;
+        Ok((listed.into_iter().map(|(id, _)| id).collect(), more))
+    }
+
+    /// As [`list`](Self::list), and when the lock of each was written, as far as the same page of the store says so.
+    pub async fn page(&self, after: Option<&SandboxId>) -> Result<(Vec<(SandboxId, Option<LastWrite>)>, bool)> {
         // By key, as the next page is asked for: that is not the order of ids where one begins with another.
         let mut found = BTreeMap::new();
         let mut more = false;
@@ -220,10 +227,16 @@ impl Records {
                     (one, other) => one.or(other),
                 };
             }
-            found.extend(page.entries.into_iter().filter_map(|entry| id_of(&entry.key).map(|id| (entry.key, id))));
+            let written: BTreeMap<_, _> =
+                page.entries.iter().map(|entry| (entry.key.as_str(), self.last_write(entry))).collect();
+            for entry in &page.entries {
+                let Some(id) = id_of(&entry.key) else { continue };
+                let lock = written.get(lock_key(&id).as_str()).copied().flatten();
+                found.insert(entry.key.clone(), (id, lock));
+            }
         }
         let within = |key: &String| end.as_ref().is_none_or(|end| key <= end);
-        Ok((found.into_iter().filter(|(key, _)| within(key)).map(|(_, id)| id).collect(), more))
+        Ok((found.into_iter().filter(|(key, _)| within(key)).map(|(_, listed)| listed).collect(), more))
     }
 
     /// The writer of a sandbox's lock.

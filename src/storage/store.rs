@@ -76,6 +76,8 @@ pub struct Entry {
     pub key: String,
     pub version: Version,
     pub size: u64,
+    /// When it was last written, by the store's own clock, where it has one. For views: no decision compares it.
+    pub updated: Option<SystemTime>,
 }
 
 /// One page of a listing, in the order of keys.

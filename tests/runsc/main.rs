@@ -38,6 +38,7 @@ mod proxy;
 #[path = "../cli/pty.rs"]
 mod pty;
 mod recipes;
+mod records;
 mod room;
 mod seals;
 mod servers;

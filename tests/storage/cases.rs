@@ -161,6 +161,23 @@ pub async fn a_listing_knows_the_version_a_poll_tells(subject: &Subject) {
     assert_eq!(store.poll(&key, Some(&written)).await.unwrap(), Poll::Unchanged);
 }
 
+pub async fn a_listing_says_when_an_object_was_last_written(subject: &Subject) {
+    let (store, key) = (&subject.store, format!("{}sandboxes/when/lock.json", subject.prefix));
+    let written = async || {
+        let listed = store.list(&key, None).await.unwrap().entries;
+        listed[0].updated.expect("a store that locks has a clock")
+    };
+    store.put(&key, "one".into(), If::Absent).await.unwrap();
+    let first = written().await;
+    assert_eq!(written().await, first, "a look is no write");
+    // A clock may be coarse: it moves on in the end.
+    while written().await == first {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        store.put(&key, "two".into(), If::Any).await.unwrap();
+    }
+    assert!(written().await > first);
+}
+
 pub async fn keys_that_climb_or_hide_are_refused(subject: &Subject) {
     let long = format!("a/{}", "b".repeat(2000));
     for key in ["", "/", "/a", "a/", "a//b", "..", "../a", "a/../b", "a/./b", ".baton/locks/00", "a\0b", "a\nb", &long]

@@ -102,6 +102,7 @@ macro_rules! table {
                 no_contended_increment_is_lost
                 a_listing_goes_over_page_borders_in_the_order_of_keys
                 a_listing_knows_the_version_a_poll_tells
+                a_listing_says_when_an_object_was_last_written
                 keys_that_climb_or_hide_are_refused
                 a_large_object_is_not_polled_and_not_put
                 files_come_back_as_they_went

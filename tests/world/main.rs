@@ -29,4 +29,5 @@ mod snapshots;
 mod stage;
 mod sweep;
 mod terraform;
+mod unresponsive;
 mod verbs;

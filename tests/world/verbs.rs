@@ -9,7 +9,7 @@ use baton::{
         delete,
         desk::{Desk, Verdict, Waiting},
         edit, gc, get, list, repair, rollback,
-        rows::Filter,
+        rows::{Filter, Shown},
         watch,
     },
     runtime::Container,
@@ -307,11 +307,11 @@ async fn what_there_is_is_listed_filtered_shown_and_watched() {
     let blue = Filter { labels: vec![("team".to_owned(), "blue".to_owned())], ..Filter::default() };
     let blue: Value = serde_json::from_str(&listed(blue, Output::Json).await).unwrap();
     assert_eq!((blue.as_array().unwrap().len(), &blue[0]["sandbox_id"]), (1, &json!(asleep)));
-    let running = listed(Filter { phase: Some(Phase::Running), ..Filter::default() }, Output::Table).await;
+    let running = listed(Filter { phase: Some(Shown::Told(Phase::Running)), ..Filter::default() }, Output::Table).await;
     assert!(running.contains(awake.as_str()) && !running.contains(asleep.as_str()), "{running}");
     let left = listed(Filter { orphans: true, ..Filter::default() }, Output::Table).await;
     assert!(left.contains(orphan.as_str()) && left.contains(lockless.as_str()) && !left.contains(awake.as_str()));
-    let none = listed(Filter { phase: Some(Phase::Failed), ..Filter::default() }, Output::Json).await;
+    let none = listed(Filter { phase: Some(Shown::Told(Phase::Failed)), ..Filter::default() }, Output::Json).await;
     assert_eq!(none, "[]\n");
 
     let shown = async |id: &SandboxId, output| get::get(&desk, &get::Args { id: id.clone(), output }).await;

@@ -61,6 +61,11 @@ reasons! {
         cause: "metadata.json has no `token_sha256`: it was written by hand, to restore a sandbox, or the key was removed. Nobody can attach; an instance that runs the sandbox goes on by the last good spec.",
         remedy: "`baton repair ID` gives the sandbox a new token and prints it once; with --nobody-runs-it it makes the lock too, where there is none. If you have a token already, put its SHA-256 into `token_sha256` instead."
     }
+    /// Only in views: no instance could write it.
+    Unresponsive {
+        cause: "The instance that holds the lease has not renewed it for BATON_TAKEOVER: it died, hangs, or is cut off from the store. In that case its container stands still.",
+        remedy: "You don't need to do anything: the next attach takes the lease over and restores the last checkpoint. `baton handoff ID` takes it over now, and `baton edit ID --set placement=null` has another instance start it. If the instance is only cut off and nobody takes over, it goes on where it was."
+    }
     /// It ran, and left no checkpoint.
     Lost {
         cause: "The sandbox ended without a committed checkpoint: its instance died, its container ended by itself, or the drain time was up.",

@@ -45,7 +45,7 @@ impl Walk<'_> {
                     self.page.more = true;
                     return Ok(());
                 }
-                self.page.entries.push(Entry { key, version: seen.version, size: seen.size });
+                self.page.entries.push(Entry { key, version: seen.version, size: seen.size, updated: seen.updated });
             }
         }
         Ok(())

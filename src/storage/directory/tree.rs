@@ -5,7 +5,7 @@ use std::{
     io::{self, Read, Write},
     path::{Path, PathBuf},
     sync::Once,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use baton_protocol::id::hex;
@@ -40,6 +40,7 @@ pub struct Seen {
     pub version: Version,
     pub size: u64,
     pub bytes: Vec<u8>,
+    pub updated: Option<SystemTime>,
 }
 
 /// The part of a version that the content decides. Large objects are written once and never
@@ -79,17 +80,18 @@ impl Tree {
     pub fn look(&self, key: &str) -> Result<Option<Seen>> {
         let mut token = self.token(key)?;
         loop {
-            let Some((mark, size, bytes)) = self.content(key)? else { return Ok(None) };
+            let Some(seen) = self.content(key)? else { return Ok(None) };
             let again = self.token(key)?;
             if token == again {
-                return Ok(Some(Seen { version: Version(format!("{mark}-{token}")), size, bytes }));
+                return Ok(Some(Seen { version: Version(format!("{}-{token}", seen.version.0)), ..seen }));
             }
             // A write is under way. Each turn of this loop is a write that succeeded.
             token = again;
         }
     }
 
-    fn content(&self, key: &str) -> Result<Option<(String, u64, Vec<u8>)>> {
+    /// The object, with its mark alone for a version.
+    fn content(&self, key: &str) -> Result<Option<Seen>> {
         let mut file = match self.open(key) {
             Ok(file) => file,
             Err(Error::NotFound(_)) => return Ok(None),
@@ -100,13 +102,15 @@ impl Tree {
         if !about.is_file() {
             return Ok(None);
         }
+        let updated = about.modified().ok();
         if about.len() > SMALL {
-            return Ok(Some((large_mark(about.len()), about.len(), Vec::new())));
+            let version = Version(large_mark(about.len()));
+            return Ok(Some(Seen { version, size: about.len(), bytes: Vec::new(), updated }));
         }
         let mut bytes = Vec::with_capacity(about.len() as usize);
         // An editor may be writing: never more than a small object, whatever the size said.
         Read::take(&mut file, SMALL).read_to_end(&mut bytes).map_err(failed)?;
-        Ok(Some((mark(&bytes), bytes.len() as u64, bytes)))
+        Ok(Some(Seen { version: Version(mark(&bytes)), size: bytes.len() as u64, bytes, updated }))
     }
 
     /// A file of this file system that will be an object, or vanishes.

@@ -150,29 +150,33 @@ impl Store for Gcs {
     }
 
     async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
-        let work =
-            async {
-                let client = self.client(prefix).await?;
-                let mut entries: Vec<Entry> = Vec::new();
-                let mut token = String::new();
-                // One more than a page, to know whether there is more; and one for `after` itself,
-                // since the service begins with it.
-                let wanted = self.page + 1;
-                loop {
-                    let page = client.list(&self.bucket, prefix, after.unwrap_or_default(), wanted + 1, token).await;
-                    let page = page.map_err(|error| named(prefix, error))?;
-                    entries.extend(page.objects.into_iter().filter(|object| Some(object.name.as_str()) > after).map(
-                        |object| Entry { version: version(object.generation), size: object.size, key: object.name },
-                    ));
-                    token = page.token;
-                    if entries.len() >= wanted || token.is_empty() {
-                        break;
-                    }
+        let work = async {
+            let client = self.client(prefix).await?;
+            let mut entries: Vec<Entry> = Vec::new();
+            let mut token = String::new();
+            // One more than a page, to know whether there is more; and one for `after` itself,
+            // since the service begins with it.
+            let wanted = self.page + 1;
+            loop {
+                let page = client.list(&self.bucket, prefix, after.unwrap_or_default(), wanted + 1, token).await;
+                let page = page.map_err(|error| named(prefix, error))?;
+                entries.extend(page.objects.into_iter().filter(|object| Some(object.name.as_str()) > after).map(
+                    |object| Entry {
+                        version: version(object.generation),
+                        size: object.size,
+                        updated: object.updated,
+                        key: object.name,
+                    },
+                ));
+                token = page.token;
+                if entries.len() >= wanted || token.is_empty() {
+                    break;
                 }
-                let more = entries.len() > self.page;
-                entries.truncate(self.page);
-                Ok(Page { entries, more })
-            };
+            }
+            let more = entries.len() > self.page;
+            entries.truncate(self.page);
+            Ok(Page { entries, more })
+        };
         self.bounded(prefix, work).await
     }
 

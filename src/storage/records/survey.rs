@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use baton_protocol::{
     id::SandboxId,
     lock::Lock,
-    metadata::{MAX_BYTES, Status},
+    metadata::{MAX_BYTES, Metadata, Phase, Status},
     reason::Reason,
 };
 use bytes::Bytes;
@@ -15,7 +15,8 @@ use serde_json::{Map, Value};
 use super::{Draft, Error, PREFIX, Place, Records, Result, lock_key, metadata_key, read, unanswered};
 use crate::storage::{
     layout,
-    store::{self, If, Poll, Store, Version},
+    store::{self, Entry, If, Poll, Store, Version},
+    unresponsive::{self, LastWrite, Unresponsive},
 };
 
 /// Which objects of a sandbox there are.
@@ -23,6 +24,8 @@ use crate::storage::{
 pub struct Objects {
     pub lock: Option<Version>,
     pub metadata: Option<Version>,
+    /// When the lock was written, for views alone.
+    pub lock_written: Option<LastWrite>,
 }
 
 /// A listing is long work: one page may take this many times what a call on a small object may.
@@ -31,22 +34,33 @@ const PAGE_PATIENCE: u32 = 10;
 impl Records {
     /// Every sandbox in the store, in order. Listed in pages; what changes meanwhile may be missed.
     pub async fn survey(&self) -> Result<BTreeMap<SandboxId, Objects>> {
+        self.listed(PREFIX).await
+    }
+
+    /// Which objects of one sandbox there are.
+    pub async fn objects(&self, id: &SandboxId) -> Result<Objects> {
+        Ok(self.listed(&layout::sandbox_prefix(id)).await?.remove(id).unwrap_or_default())
+    }
+
+    /// What lies under `prefix`, of which sandbox.
+    async fn listed(&self, prefix: &str) -> Result<BTreeMap<SandboxId, Objects>> {
         let (locks, metadata) = self.stores(Place::Durable)?;
         let mut found: BTreeMap<SandboxId, Objects> = BTreeMap::new();
         let shared = Arc::ptr_eq(locks, metadata);
         for store in std::iter::once(metadata).chain((!shared).then_some(locks)) {
             let mut after: Option<String> = None;
             loop {
-                let listing = store.list(PREFIX, after.as_deref());
+                let listing = store.list(prefix, after.as_deref());
                 let page = match self.clock.timeout(self.times.call * PAGE_PATIENCE, listing).await {
                     Ok(page) => page?,
-                    Err(elapsed) => return Err(unanswered(PREFIX, elapsed).into()),
+                    Err(elapsed) => return Err(unanswered(prefix, elapsed).into()),
                 };
                 for entry in &page.entries {
                     let Some(id) = layout::sandbox_of(&entry.key) else { continue };
                     let version = Some(entry.version.clone());
                     if entry.key == lock_key(&id) && (shared || Arc::ptr_eq(store, locks)) {
-                        found.entry(id).or_default().lock = version;
+                        let objects = found.entry(id).or_default();
+                        (objects.lock, objects.lock_written) = (version, self.last_write(entry));
                     } else if entry.key == metadata_key(&id) && (shared || Arc::ptr_eq(store, metadata)) {
                         found.entry(id).or_default().metadata = version;
                     }
@@ -58,6 +72,32 @@ impl Records {
             }
         }
         Ok(found)
+    }
+
+    /// Of an object that was listed just now.
+    pub(super) fn last_write(&self, entry: &Entry) -> Option<LastWrite> {
+        let at = entry.updated?;
+        Some(LastWrite { at, age: self.clock.wall().duration_since(at).unwrap_or_default() })
+    }
+
+    /// Whether the holder of a sandbox shows no sign of life, and what comes of that. For views: a decision watches the
+    /// lock instead. Where the store does not answer nothing is said. `lock` is when it was written, if that is known.
+    pub async fn unresponsive(&self, found: &Metadata, lock: Option<LastWrite>) -> Option<Unresponsive> {
+        // Nobody holds what rests, and of those there are many. What cannot be stored ends with its instance.
+        let (spec, status) = (&found.spec, &found.status);
+        if !matches!(status.phase, Phase::Running | Phase::Pending) || !spec.enable_sandbox_checkpoint {
+            return None;
+        }
+        let id = &spec.sandbox_id;
+        let written = match lock {
+            Some(written) => written,
+            None => self.objects(id).await.ok()?.lock_written?,
+        };
+        if written.age < self.times.takeover {
+            return None;
+        }
+        let lock = self.lock_of(id).await.ok()??;
+        unresponsive::judge(&lock, found, written, self.times.takeover)
     }
 
     /// The metadata as it lies in the store, whatever it says. `None`: there is none.

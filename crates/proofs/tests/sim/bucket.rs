@@ -324,6 +324,7 @@ impl Store for Way {
                 key: key.clone(),
                 version: version(object.version),
                 size: object.bytes.len() as u64,
+                updated: None,
             };
             Ok(Page { entries: found.map(entry).collect(), more: false })
         })
