@@ -189,7 +189,8 @@ impl Running<'_> {
                 }
                 Passing::Acquiring
                 | Passing::Acquired
-                | Passing::ReleaseRequested
+                | Passing::ReleaseRequested { .. }
+                | Passing::Probe { .. }
                 | Passing::Checkpointing { .. }
                 | Passing::CheckpointFailed { .. }
                 | Passing::Fenced { .. }

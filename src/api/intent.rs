@@ -4,7 +4,8 @@ use baton_protocol::{
     event::Status,
     id::{CheckpointId, InstanceId, Nonce, SandboxId},
     limits::{Bounds, Limits},
-    metadata::{self, DesiredState, Spec},
+    lock::Claim,
+    metadata::{self, Claimed, DesiredState, PlainWords, Spec},
     request::{Config, Idle, Refusal},
 };
 
@@ -120,15 +121,39 @@ fn whole_seconds(span: std::time::Duration) -> u64 {
     span.as_secs() + u64::from(span.subsec_nanos() > 0)
 }
 
-/// An attach wants it to run here. Whether there is anything to write; deleted is final.
-pub fn attach(spec: &mut Spec, here: &InstanceId) -> bool {
-    let so = spec.desired_state == DesiredState::Running && spec.placement.as_ref() == Some(here);
-    if so || spec.desired_state == DesiredState::Deleted {
+/// Whether whoever attaches gets the sandbox at once, also from a client that is alive. Otherwise it is asked whether
+/// that client is.
+pub fn preempts(spec: &Spec, is_v1: bool) -> bool {
+    is_v1 || spec.plain_words() == PlainWords::Predecessor
+}
+
+/// An attach wants it to run here. Whether there is anything to write; deleted is final, and what an operator ordered
+/// away from here stays ordered: the client follows.
+pub fn attach(spec: &mut Spec, here: &InstanceId, is_v1: bool, is_held_here: bool) -> bool {
+    let kind = if preempts(spec, is_v1) { Claim::Preempt } else { Claim::Ask };
+    let claim = Some(Claimed { instance: here.clone(), kind });
+    let is_running = spec.desired_state == DesiredState::Running;
+    let is_so = is_running && spec.placement.as_ref() == Some(here) && spec.claim == claim;
+    let is_ordered_away = is_running && is_held_here && spec.open_order().is_some_and(|named| named != here);
+    if is_so || is_ordered_away || spec.desired_state == DesiredState::Deleted {
         return false;
     }
     spec.desired_state = DesiredState::Running;
     spec.placement = Some(here.clone());
+    spec.claim = claim;
     true
+}
+
+/// The client that attached here was told that the sandbox is in use: it is wanted where it is, unless somebody wants
+/// something else by now.
+pub fn give_back(spec: &mut Spec, here: &InstanceId, holder: &InstanceId) -> bool {
+    let is_ours = spec.placement.as_ref() == Some(here)
+        && spec.claim.as_ref().is_some_and(|claimed| claimed.instance == *here && claimed.kind == Claim::Ask);
+    if is_ours {
+        spec.placement = Some(holder.clone());
+        spec.claim = Some(Claimed { instance: holder.clone(), kind: Claim::Ask });
+    }
+    is_ours
 }
 
 /// Another state is wanted. Whether there is anything to write; deleted is final.
@@ -182,6 +207,7 @@ pub fn copy(source: &Spec, checkpoint_id: &CheckpointId, id: SandboxId, token_sh
         from_checkpoint: Some(checkpoint_id.clone()),
         desired_state: DesiredState::Checkpointed,
         placement: None,
+        claim: None,
         requests: std::collections::BTreeMap::new(),
         traceparent: None,
         ..source.clone()
@@ -312,20 +338,86 @@ mod tests {
     fn nothing_is_written_over_deleted() {
         let mut spec = spec();
         spec.desired_state = DesiredState::Deleted;
-        assert!(!attach(&mut spec, &InstanceId::from_bits([2; 16])));
+        assert!(!attach(&mut spec, &there(), true, false));
         assert!(!desire(&mut spec, DesiredState::Checkpointed));
         assert!(!take_back(&mut spec, &here()));
         assert_eq!(spec.desired_state, DesiredState::Deleted);
     }
 
+    fn there() -> InstanceId {
+        InstanceId::from_bits([2; 16])
+    }
+
+    fn of_the_documents() -> Spec {
+        Spec { plain: Some(PlainWords::Documents), ..spec() }
+    }
+
+    fn of_the_predecessor() -> Spec {
+        Spec { plain: Some(PlainWords::Predecessor), ..spec() }
+    }
+
     #[test]
     fn an_attach_writes_only_what_is_not_so_already() {
-        let mut spec = spec();
-        assert!(!attach(&mut spec, &here()));
+        let mut spec = of_the_documents();
+        assert!(!attach(&mut spec, &here(), false, false), "its own client has made it");
         spec.desired_state = DesiredState::HandedOff;
-        assert!(attach(&mut spec, &here()));
-        assert!(attach(&mut spec, &InstanceId::from_bits([2; 16])));
-        assert_eq!(spec.placement, Some(InstanceId::from_bits([2; 16])));
+        assert!(attach(&mut spec, &here(), false, false));
+        assert!(attach(&mut spec, &there(), false, false));
+        assert_eq!(spec.placement, Some(there()));
+        assert_eq!(spec.claim, Some(Claimed { instance: there(), kind: Claim::Ask }));
+        assert!(attach(&mut spec, &there(), true, false), "it claims more than before");
+        assert_eq!(spec.claim, Some(Claimed { instance: there(), kind: Claim::Preempt }));
+        spec.desired_state = DesiredState::Deleted;
+        assert!(!attach(&mut spec, &here(), true, true));
+    }
+
+    #[test]
+    fn who_speaks_v1_and_who_comes_to_a_sandbox_of_the_predecessor_wins_at_once() {
+        for (spec, is_v1, wins) in [
+            (of_the_documents(), false, false),
+            (of_the_documents(), true, true),
+            (of_the_predecessor(), false, true),
+            (of_the_predecessor(), true, true),
+        ] {
+            assert_eq!(preempts(&spec, is_v1), wins);
+            let mut spec = spec;
+            assert!(attach(&mut spec, &there(), is_v1, false));
+            assert_eq!(spec.claim.unwrap().kind == Claim::Preempt, wins);
+        }
+    }
+
+    #[test]
+    fn an_attach_where_it_is_leaves_an_order_to_elsewhere_as_it_is() {
+        let mut ordered = spec();
+        ordered.placement = Some(there());
+        let mut spec = ordered.clone();
+        assert!(!attach(&mut spec, &here(), true, true));
+        assert_eq!(spec, ordered);
+        assert!(attach(&mut spec, &here(), true, false), "what is not here has to be asked for");
+        let mut spec = ordered.clone();
+        spec.desired_state = DesiredState::HandedOff;
+        assert!(attach(&mut spec, &here(), true, true), "it would leave, and nobody would take it yet");
+    }
+
+    #[test]
+    fn only_the_own_request_is_given_back_to_the_holder() {
+        let mut asked = of_the_documents();
+        assert!(attach(&mut asked, &there(), false, false));
+        let mut spec = asked.clone();
+        assert!(give_back(&mut spec, &there(), &here()));
+        assert_eq!((spec.placement.as_ref(), spec.open_order()), (Some(&here()), None));
+        assert!(!give_back(&mut spec, &there(), &here()), "once");
+        for change in [
+            |spec: &mut Spec| spec.placement = Some(InstanceId::from_bits([3; 16])),
+            |spec: &mut Spec| spec.claim = None,
+            |spec: &mut Spec| spec.claim = Some(Claimed { instance: there(), kind: Claim::Order }),
+        ] {
+            let mut spec = asked.clone();
+            change(&mut spec);
+            let before = spec.clone();
+            assert!(!give_back(&mut spec, &there(), &here()));
+            assert_eq!(spec, before);
+        }
     }
 
     #[test]

@@ -3,16 +3,12 @@
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
 };
 
 use baton_protocol::id::SandboxId;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::clock::SharedClock;
-
-/// A client that does not answer a ping within this counts as dead when another one wants its place.
-const ALIVE_WITHIN: Duration = Duration::from_secs(1);
+use crate::{clock::SharedClock, storage::board::ALIVE_WITHIN};
 
 /// Somebody else wants the place. Answered when the client has shown that it lives.
 pub type Knock = oneshot::Sender<()>;

@@ -6,8 +6,9 @@
 
 use baton_protocol::{
     event::{Event, Progress, Status, Update},
-    id::CheckpointId,
+    id::{CheckpointId, InstanceId},
     metadata::Spec,
+    reason::Reason,
 };
 
 use super::{close::Close, dialect::Dialect};
@@ -60,6 +61,8 @@ pub enum Then {
     Look,
     /// Its own checkpoint failed: want it running again, then close.
     TakeBack,
+    /// A client elsewhere has it and is alive: say so a little later, and close.
+    InUse,
     Close(Close),
 }
 
@@ -139,11 +142,13 @@ impl Story {
             Passing::Acquiring => self.lock(Status::LockAcquiring),
             Passing::Acquired => self.lock(Status::LockAcquired),
             Passing::Running { .. } => Answer { events: vec![], then: Then::Enter },
-            Passing::Failed { message, .. } => self.fail(message),
-            Passing::ReleaseRequested => {
-                self.failed = None;
-                self.when_open(self.tells_locks(), Status::LockReleaseRequested)
+            Passing::Failed { reason: Reason::InUse, .. } if self.stage == Stage::Attaching => {
+                Answer { events: self.restoring(), then: Then::InUse }
             }
+            Passing::Failed { message, .. } => self.fail(message),
+            Passing::ReleaseRequested { by } => self.release_requested(by),
+            // The session answers by itself.
+            Passing::Probe { .. } => Answer::default(),
             Passing::Checkpointing { why } => self.checkpoint(*why),
             Passing::CheckpointFailed { why, message, .. } => self.checkpoint_failed(*why, message),
             Passing::Left { why, checkpoint_id } => self.leave(*why, checkpoint_id.as_ref()),
@@ -185,6 +190,16 @@ impl Story {
 
     fn when_open(&self, holds: bool, status: Status) -> Answer {
         stay(if holds && self.stage == Stage::Open { vec![Event::status(status)] } else { vec![] })
+    }
+
+    /// In v1 whoever loses the sandbox hears to whom.
+    fn release_requested(&mut self, by: &InstanceId) -> Answer {
+        self.failed = None;
+        if !self.tells_locks() || self.stage != Stage::Open {
+            return Answer::default();
+        }
+        let message = Some(format!("A client attached on instance {by}, and the sandbox moves there."));
+        stay(vec![Event::StatusUpdate(Update { message, ..Update::new(Status::LockReleaseRequested) })])
     }
 
     fn lock(&mut self, status: Status) -> Answer {

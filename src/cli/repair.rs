@@ -90,7 +90,7 @@ async fn new_metadata(desk: &Desk, id: &SandboxId, lock: &Lock) -> Result<Verdic
     let secret = token::fresh(&*desk.clock);
     let mut spec = Spec::new(id.clone(), token::sha256(&secret.0), desk.clock.timestamp(), desk.who.me.clone());
     (spec.enable_sandbox_checkpoint, spec.enable_sandbox_handoff) = (true, true);
-    (spec.desired_state, spec.placement) = (DesiredState::Checkpointed, None);
+    (spec.desired_state, spec.placement, spec.claim) = (DesiredState::Checkpointed, None, None);
     spec.lock_bucket = desk.records.lock_bucket(Place::Durable);
     let status = Status::default();
     let mut record = Metadata { spec, latest_sandbox_checkpoint: None, last_checkpointed: None, status };

@@ -316,6 +316,7 @@ impl Sessions<'_> {
             Said::Open { id, number } => self.server.waiting.put(number, back.execs.open(&id)),
             Said::Told(Told::Nudged(id)) => back.board.nudge(&id),
             Said::Told(Told::Touched(id)) => back.board.touch(&id),
+            Said::Told(Told::Alive(id, number)) => back.board.alive(&id, number),
             Said::Told(Told::Wanted(id)) => {
                 self.wanted.entry(id).or_insert_with_key(|id| back.board.want(id));
             }

@@ -34,7 +34,7 @@ use crate::{
 };
 
 /// Halves of different builds do not speak with each other: both are of one image.
-const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "/2");
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "/3");
 
 /// Largest message: a small object in base64, and its envelope.
 const MOST: usize = 2 << 20;

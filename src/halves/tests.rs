@@ -128,6 +128,21 @@ async fn what_sessions_do_arrives_on_the_other_board_and_ends_with_the_api() {
 }
 
 #[tokio::test]
+async fn a_sign_of_life_is_asked_for_and_given_across_the_socket() {
+    let pair = Pair::new();
+    let front = pair.front().await;
+    let id = pair.clock.sandbox_id();
+    let _attached = front.board.attach(&id);
+    let mut follower = front.board.follow(&id);
+    pair.eventually("the session is known", || pair.board.presence(&id).attached).await;
+    let number = pair.board.probe(&id);
+    assert_eq!(within(&pair.clock, follower.next()).await.passing, Passing::Probe { number });
+    front.board.alive(&id, number);
+    pair.eventually("the answer has come", || pair.board.is_alive(&id, number)).await;
+    pair.stop.cancel();
+}
+
+#[tokio::test]
 async fn the_place_of_a_sandbox_is_wanted_across_the_socket_and_no_longer_than_the_api_lives() {
     let pair = Pair::new();
     let front = pair.front().await;

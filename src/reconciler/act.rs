@@ -77,6 +77,7 @@ impl Sandbox {
             Action::Acquire => self.acquire(desired).await,
             Action::Wait => self.wait().await,
             Action::Withdraw => Ok(self.lock_file()?.withdraw().await?),
+            Action::Decline => self.decline().await,
             Action::Renew => self.renew().await,
             Action::Create => self.create().await,
             Action::Refuse => self.refuse(seen),
@@ -102,14 +103,6 @@ impl Sandbox {
             self.lock_file()?.acquire(false).await?;
         }
         self.tools.board.post(&self.id, Passing::Acquired);
-        Ok(())
-    }
-
-    async fn wait(&mut self) -> Done {
-        self.tell_acquiring();
-        self.lock_file()?.wait().await?;
-        self.waited = true;
-        self.beat_due = self.tools.clock.now() + self.tools.times.beat;
         Ok(())
     }
 
@@ -243,7 +236,7 @@ impl Sandbox {
         self.lock.as_mut().ok_or(Failure::Look)
     }
 
-    fn tell_acquiring(&mut self) {
+    pub(super) fn tell_acquiring(&mut self) {
         if !std::mem::replace(&mut self.told.acquiring, true) {
             self.tools.board.post(&self.id, Passing::Acquiring);
         }

@@ -29,7 +29,7 @@ use crate::{
         board::{Passing, UPLOAD, Why},
         checkpoints::committed,
         layout::Image,
-        lease::{self, Released},
+        lease::{self, LockFile, Released},
         store,
     },
     traces::Step,
@@ -61,8 +61,9 @@ impl Sandbox {
     /// Commits a checkpoint and frees the lease, in one write.
     pub(super) async fn checkpoint(&mut self) -> Done {
         let why = self.why;
-        if why == Why::Waiter {
-            self.tools.board.post(&self.id, Passing::ReleaseRequested);
+        if let Some(waiter) = self.lock.as_ref().and_then(LockFile::waiter).filter(|_| why == Why::Waiter) {
+            let by = waiter.instance.clone();
+            self.tools.board.post(&self.id, Passing::ReleaseRequested { by });
         }
         self.tools.board.post(&self.id, Passing::Checkpointing { why });
         let Stored { head, taken, image, .. } = match self.save_image(After::Paused).await {

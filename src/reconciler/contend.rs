@@ -1,19 +1,116 @@
-//! Contending: why a session that waits here for a sandbox another instance has waits in vain.
+//! Contending for a sandbox that one instance has and another wants: what a waiter here claims and why it waits in
+//! vain, and what the holder here makes of a waiter elsewhere.
 
-use baton_protocol::reason::Reason;
+use baton_protocol::{
+    id::Nonce,
+    lock::{Claim, Waiter},
+    metadata::Spec,
+    reason::Reason,
+};
 
 use super::{
-    act::{DELETED, Failure},
+    act::{DELETED, Done, Failure},
     desired::Wish,
     plan::{Desired, Observed, Standing},
+    precedence::{Client, Verdict, verdict},
     sandbox::{Contention, Sandbox},
 };
 use crate::{
-    runtime::Container,
-    storage::{lease::LockFile, rules::Stand},
+    clock::Moment,
+    runtime::{Container, Seen},
+    storage::{
+        board::{ALIVE_WITHIN, Presence},
+        lease::LockFile,
+        rules::Stand,
+    },
 };
 
+const IN_USE: &str = "Another client is attached to the sandbox.";
+
+/// A sign of life that was asked for.
+#[derive(Clone, Debug)]
+pub(super) struct Probe {
+    /// For which entry of a waiter, and which session: either may change meanwhile.
+    of: (Nonce, u64),
+    number: u64,
+    since: Moment,
+}
+
 impl Sandbox {
+    /// What the instance that `placement` names claims; here, if that is this one.
+    fn claim(&self, spec: &Spec) -> Option<Claim> {
+        spec.claim_at_placement().filter(|_| spec.placement.as_ref() == Some(&self.tools.who.me))
+    }
+
+    /// Whether it can be had from another instance: its clients have to allow that, or an operator orders it.
+    pub(super) fn may_move(&self, spec: &Spec) -> bool {
+        let is_ordered = spec.enable_sandbox_checkpoint && self.claim(spec) == Some(Claim::Order);
+        spec.enable_sandbox_handoff || is_ordered
+    }
+
+    /// Our entry in the lock is what this spec asks for, and was not declined.
+    pub(super) fn is_waiting(&self, spec: &Spec) -> bool {
+        let entry = self.lock.as_ref().and_then(LockFile::entry);
+        entry.is_some_and(|entry| !entry.declined && self.claim(spec).is_none_or(|claim| claim == entry.claim))
+    }
+
+    /// Registers as waiter, for the session that is here now.
+    pub(super) async fn wait(&mut self) -> Done {
+        self.tell_acquiring();
+        let claim = self.found.as_ref().and_then(|found| self.claim(&found.metadata.spec)).unwrap_or_default();
+        self.waited_under = self.tools.board.asked(&self.id);
+        self.lock_file()?.wait(claim).await?;
+        self.waited = true;
+        self.beat_due = self.tools.clock.now() + self.tools.times.beat;
+        Ok(())
+    }
+
+    /// What is due to another instance that waits for what is held here.
+    pub(super) fn verdict(&mut self, seen: Seen, presence: &Presence) -> Verdict {
+        let waiter = self.lock.as_ref().and_then(LockFile::waiter).filter(|_| self.is_held()).cloned();
+        let asks = |waiter: &Waiter| waiter.claim == Claim::Ask && seen.container == Container::Running;
+        let client = match &waiter {
+            Some(waiter) if asks(waiter) && presence.attached => self.probed(waiter),
+            Some(_) | None => {
+                self.probe = None;
+                if presence.attached { Client::Probed } else { Client::Absent }
+            }
+        };
+        verdict(waiter.map(|waiter| waiter.claim), client)
+    }
+
+    /// Asks the attached client for a sign of life, once for each entry of a waiter and each session.
+    fn probed(&mut self, waiter: &Waiter) -> Client {
+        let (board, now) = (&self.tools.board, self.tools.clock.now());
+        let of = (waiter.op.clone(), board.asked(&self.id));
+        let known = self.probe.take().filter(|probe| probe.of == of);
+        let probe = known.unwrap_or_else(|| Probe { of, number: board.probe(&self.id), since: now });
+        let client = Client::judge(true, board.is_alive(&self.id, probe.number), now - probe.since);
+        self.probe = Some(probe);
+        client
+    }
+
+    /// When the client that was asked for a sign of life has had its time.
+    pub(super) fn probe_ends(&self) -> Option<Moment> {
+        let ends = self.probe.as_ref().map(|probe| probe.since + ALIVE_WITHIN);
+        ends.filter(|ends| *ends > self.tools.clock.now())
+    }
+
+    /// Tells the waiter that was judged that the sandbox is in use.
+    pub(super) async fn decline(&mut self) -> Done {
+        let Some(Probe { of: (waiter, _), .. }) = self.probe.clone() else { return Err(Failure::Look) };
+        self.lock_file()?.decline(&waiter).await?;
+        self.extend().await;
+        tracing::info!(sandbox = %self.id, "a waiter was declined: the attached client is alive");
+        Ok(())
+    }
+
+    /// The holder has declined what was asked for the session that is here.
+    fn is_declined(&self) -> bool {
+        let entry = self.lock.as_ref().and_then(LockFile::entry);
+        entry.is_some_and(|entry| entry.declined) && self.waited_under == self.tools.board.asked(&self.id)
+    }
+
     /// Why the session that waits here waits in vain.
     pub(super) fn turned_away(&mut self, desired: Desired, wish: &Wish, seen: &Observed) -> Option<Failure> {
         let refuse = |reason: Reason, message: &str| Some(Failure::Refused { reason, message: message.to_owned() });
@@ -26,6 +123,9 @@ impl Sandbox {
         if desired == Desired::Deleted || stand == Some(Stand::Purged) {
             return refuse(Reason::Deleted, DELETED);
         }
+        if seen.standing == Standing::Theirs && self.is_declined() {
+            return refuse(Reason::InUse, IN_USE);
+        }
         // What cannot move is only watched, and nobody was told of that.
         let wanted = self.told.acquiring || self.contention.is_some();
         if wanted && desired == Desired::HandedOff && !wish.placed_here {
@@ -35,10 +135,11 @@ impl Sandbox {
             self.contention = None;
             return None;
         }
+        let may_move = self.found.as_ref().is_some_and(|found| self.may_move(&found.metadata.spec));
         let now = self.tools.clock.now();
         let lease = self.lock.as_ref().and_then(|lock| Some(lock.lock()?.lease.as_ref()?.op.clone()));
         let contention = self.contention.get_or_insert(Contention { since: now, lease: lease.clone() });
-        if !wish.movable && lease != contention.lease {
+        if !may_move && lease != contention.lease {
             return refuse(
                 Reason::RunningElsewhere,
                 "The sandbox runs on another instance, and handoff is not enabled for it.",

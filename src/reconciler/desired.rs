@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use baton_protocol::metadata::DesiredState;
 
-use super::plan::{Desired, Saved};
+use super::{
+    plan::{Desired, Saved},
+    precedence::Verdict,
+};
 use crate::storage::board::Why;
 
 /// All that the wish depends on.
@@ -16,8 +19,8 @@ pub struct Wish {
     pub purging: bool,
     /// We hold the lease.
     pub held: bool,
-    /// Another instance waits, and its entry is fresh.
-    pub waited_for: bool,
+    /// What follows from who waits elsewhere and who is attached here.
+    pub verdict: Verdict,
     /// The spec allows handoff.
     pub movable: bool,
     /// It lives in a store that others see.
@@ -52,8 +55,11 @@ pub fn desired(wish: &Wish) -> (Desired, Why) {
     if wish.spec == DesiredState::Deleted || wish.purging {
         return (Desired::Deleted, Why::Deleted);
     }
-    if wish.held && wish.movable && wish.waited_for {
-        return (Desired::HandedOff, Why::Waiter);
+    match wish.verdict {
+        Verdict::Yield if wish.held && wish.movable => return (Desired::HandedOff, Why::Waiter),
+        // An operator may move whatever can be checkpointed, and its clients follow.
+        Verdict::Relocate if wish.held && wish.persistent => return (Desired::HandedOff, Why::HandedOff),
+        Verdict::Keep | Verdict::Decline | Verdict::Yield | Verdict::Relocate => {}
     }
     match (wish.drain, wish.persistent) {
         (Drain::No, _) => {}
@@ -102,24 +108,26 @@ mod tests {
         SPECS.into_iter().flat_map(|spec| {
             [Drain::No, Drain::Draining, Drain::Over].into_iter().flat_map(move |drain| {
                 Saved::ALL.into_iter().flat_map(move |saved| {
-                    (0..2048u16).map(move |bits| {
-                        let bit = |n: u16| bits >> n & 1 == 1;
-                        Wish {
-                            spec,
-                            drain,
-                            saved,
-                            purging: bit(0),
-                            held: bit(1),
-                            waited_for: bit(2),
-                            movable: bit(3),
-                            persistent: bit(4),
-                            idle: bit(5),
-                            checkpoint_when_idle: bit(6),
-                            placed_here: bit(7),
-                            asked_here: bit(8),
-                            refused: bit(9),
-                            yields: bit(10),
-                        }
+                    Verdict::ALL.into_iter().flat_map(move |verdict| {
+                        (0..1024u16).map(move |bits| {
+                            let bit = |n: u16| bits >> n & 1 == 1;
+                            Wish {
+                                spec,
+                                drain,
+                                saved,
+                                verdict,
+                                purging: bit(0),
+                                held: bit(1),
+                                movable: bit(2),
+                                persistent: bit(3),
+                                idle: bit(4),
+                                checkpoint_when_idle: bit(5),
+                                placed_here: bit(6),
+                                asked_here: bit(7),
+                                refused: bit(8),
+                                yields: bit(9),
+                            }
+                        })
                     })
                 })
             })
@@ -134,10 +142,32 @@ mod tests {
         }
     }
 
+    fn yields_to_a_waiter(wish: &Wish) -> bool {
+        wish.held && wish.movable && wish.verdict == Verdict::Yield
+    }
+
+    fn is_relocated(wish: &Wish) -> bool {
+        wish.held && wish.persistent && wish.verdict == Verdict::Relocate
+    }
+
     #[test]
-    fn a_fresh_waiter_moves_only_what_may_move_and_is_held() {
+    fn a_waiter_moves_only_what_may_move_and_is_held() {
         for wish in all().filter(|w| desired(w).1 == Why::Waiter) {
-            assert!(wish.held && wish.movable && wish.waited_for);
+            assert!(yields_to_a_waiter(&wish), "{wish:?}");
+        }
+    }
+
+    #[test]
+    fn an_order_moves_all_that_can_be_checkpointed_and_lets_its_clients_follow() {
+        for wish in all().filter(|w| is_relocated(w) && w.spec != DesiredState::Deleted && !w.purging) {
+            assert_eq!(desired(&wish), (Desired::HandedOff, Why::HandedOff), "{wish:?}");
+        }
+    }
+
+    #[test]
+    fn a_waiter_that_is_declined_or_not_judged_yet_changes_nothing() {
+        for wish in all().filter(|wish| matches!(wish.verdict, Verdict::Decline)) {
+            assert_eq!(desired(&wish), desired(&Wish { verdict: Verdict::Keep, ..wish }), "{wish:?}");
         }
     }
 
@@ -158,7 +188,8 @@ mod tests {
         for wish in all() {
             let comes_first = wish.spec == DesiredState::Deleted
                 || wish.purging
-                || (wish.held && wish.movable && wish.waited_for)
+                || yields_to_a_waiter(&wish)
+                || is_relocated(&wish)
                 || wish.drain != Drain::No;
             let yields = wish.held && wish.persistent && wish.yields && !comes_first;
             assert_eq!(desired(&wish) == (Desired::HandedOff, Why::Room), yields, "{wish:?}");

@@ -11,6 +11,7 @@ use sha2::{Digest, Sha256};
 use super::{
     desired::{Wish, idle_in},
     plan::{Observed, Saved, Standing},
+    precedence::Verdict,
     sandbox::{LockRead, Sandbox},
     sweep::{rules::outlived, since_1970},
 };
@@ -74,10 +75,13 @@ impl Sandbox {
         }
         let due = self.tools.clock.now() + self.lock_rhythm();
         self.lock_due = if has_read { due } else { due.min(self.lock_due) };
-        // A waiter that shows no sign of life is passed over.
-        if let Some(lock) = self.lock.as_mut().filter(|lock| lock.is_waiting() && now >= self.beat_due) {
+        // A waiter that shows no sign of life is passed over. One that was declined has its answer.
+        let entry = self.lock.as_ref().and_then(LockFile::entry).filter(|entry| !entry.declined);
+        if let Some(claim) = entry.map(|entry| entry.claim).filter(|_| now >= self.beat_due)
+            && let Some(lock) = &mut self.lock
+        {
             self.beat_due = now + self.tools.times.beat;
-            let beaten = lock.wait().await;
+            let beaten = lock.wait(claim).await;
             self.note(beaten);
         }
     }
@@ -183,6 +187,7 @@ impl Sandbox {
         let presence = self.tools.board.presence(&self.id);
         let unattended = !presence.ever_attached && now - presence.known_since >= self.tools.rhythm.unattended;
         let idle = self.is_idle(seen, unattended);
+        let verdict = self.verdict(seen, &presence);
         let Some(found) = &self.found else {
             // Without a record only our own remains are left to remove.
             return (seen.container != Container::Absent).then(|| self.nothing_known(seen));
@@ -196,7 +201,7 @@ impl Sandbox {
             spec: spec.desired_state,
             purging: lock.is_some_and(|lock| lock.purging),
             held: matches!(standing, Standing::Ours | Standing::Late),
-            waited_for: self.lock.as_ref().is_some_and(LockFile::is_waited_for),
+            verdict,
             movable: spec.enable_sandbox_handoff,
             persistent,
             drain: self.tools.drain.read(),
@@ -213,11 +218,13 @@ impl Sandbox {
             container: seen.container,
             saved,
             checkpointable: persistent,
-            may_wait: spec.enable_sandbox_handoff && lock.is_some_and(|lock| lock.lease.is_some()),
+            may_wait: self.may_move(spec) && lock.is_some_and(|lock| lock.lease.is_some()),
             owed_checkpoint: self.owes_checkpoint(),
             owed_snapshot: self.owes_snapshot(),
             owed_rootfs: self.owes_rootfs(),
-            waiting: self.lock.as_ref().is_some_and(LockFile::is_waiting),
+            registered: self.lock.as_ref().is_some_and(|lock| lock.entry().is_some()),
+            waiting: self.is_waiting(spec),
+            declines: verdict == Verdict::Decline && spec.enable_sandbox_handoff,
             refused,
         };
         Some((wish, observed))
@@ -237,7 +244,7 @@ impl Sandbox {
             spec: DesiredState::HandedOff,
             purging: false,
             held: false,
-            waited_for: false,
+            verdict: Verdict::Keep,
             movable: false,
             persistent: true,
             drain: self.tools.drain.read(),
@@ -258,7 +265,9 @@ impl Sandbox {
             owed_checkpoint: false,
             owed_snapshot: false,
             owed_rootfs: false,
+            registered: false,
             waiting: false,
+            declines: false,
             refused: true,
         };
         (wish, observed)
@@ -319,7 +328,7 @@ impl Sandbox {
         let now = self.tools.clock.now();
         let movable = self.found.as_ref().is_some_and(|found| found.metadata.spec.enable_sandbox_handoff);
         let left = (!presence.attached && presence.ever_attached).then(|| now - presence.active_at);
-        let waits = self.lock.as_ref().is_some_and(LockFile::is_waiting);
+        let waits = self.lock.as_ref().is_some_and(|lock| lock.entry().is_some());
         let waited = self.contention.as_ref().filter(|_| waits).map(|contention| now - contention.since);
         self.tools.rhythm.lock_in(self.is_held(), movable, left, waited)
     }

@@ -13,6 +13,7 @@ impl Named for Action {
             Self::Acquire => "acquire",
             Self::Wait => "wait",
             Self::Withdraw => "withdraw",
+            Self::Decline => "decline",
             Self::Renew => "renew",
             Self::Create => "create",
             Self::Refuse => "refuse",

@@ -16,6 +16,7 @@ mod fetch;
 mod look;
 mod measure;
 pub mod plan;
+pub mod precedence;
 mod report;
 mod requests;
 mod restore;

@@ -56,7 +56,11 @@ pub struct Observed {
     /// The root file system is not on this instance yet.
     pub owed_rootfs: bool,
     /// We are named as waiter in the lock.
+    pub registered: bool,
+    /// Our entry there says what is asked here now, and the holder has not declined it.
     pub waiting: bool,
+    /// Another waits who has to hear that the sandbox is in use.
+    pub declines: bool,
     /// The last try at this very spec failed for good, and nobody asked since.
     pub refused: bool,
 }
@@ -98,9 +102,11 @@ impl Saved {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Register as waiter.
+    /// Register as waiter, or say what is claimed now.
     Wait,
     Withdraw,
+    /// Tell whoever waits that the sandbox is in use.
+    Decline,
     Acquire,
     /// Prove that the late lease is still ours.
     Renew,
@@ -135,8 +141,10 @@ pub fn plan(desired: Desired, seen: &Observed) -> Action {
         (Late, _, _) => Renew,
 
         (Free | Theirs, C::Partial | C::Running | C::Paused | C::Fenced | C::Stopped, _) => Remove,
-        (Free | Theirs, C::Absent, D::Checkpointed | D::HandedOff | D::Ended | D::Dropped) if seen.waiting => Withdraw,
-        (Free | Theirs, C::Absent, D::Running) if seen.waiting && seen.refused => Withdraw,
+        (Free | Theirs, C::Absent, D::Checkpointed | D::HandedOff | D::Ended | D::Dropped) if seen.registered => {
+            Withdraw
+        }
+        (Free | Theirs, C::Absent, D::Running) if seen.registered && seen.refused => Withdraw,
         (Theirs, C::Absent, D::Running) if seen.may_wait && !seen.waiting && !seen.refused => Wait,
         (Theirs, C::Absent, _) => Rest,
         (Free, C::Absent, D::Running) if seen.refused => Rest,
@@ -160,6 +168,7 @@ pub fn plan(desired: Desired, seen: &Observed) -> Action {
             Checkpoint
         }
         (Ours, C::Paused, D::Running | D::Checkpointed | D::HandedOff) => Resume,
+        (Ours, C::Running, D::Running) if seen.declines => Decline,
         (Ours, C::Running, _) if seen.owed_snapshot => Snapshot,
         (Ours, C::Running, _) if seen.owed_checkpoint && seen.checkpointable => Save,
         (Ours, C::Running, D::Running | D::Checkpointed | D::HandedOff) => Rest,
@@ -176,8 +185,8 @@ mod tests {
             Standing::ALL.into_iter().flat_map(move |standing| {
                 Container::ALL.into_iter().flat_map(move |container| {
                     Saved::ALL.into_iter().flat_map(move |saved| {
-                        (0..128u8).map(move |bits| {
-                            let bit = |n: u8| bits >> n & 1 == 1;
+                        (0..512u16).map(move |bits| {
+                            let bit = |n: u16| bits >> n & 1 == 1;
                             let seen = Observed {
                                 standing,
                                 container,
@@ -189,6 +198,8 @@ mod tests {
                                 waiting: bit(4),
                                 refused: bit(5),
                                 may_wait: bit(6),
+                                registered: bit(7),
+                                declines: bit(8),
                             };
                             (desired, seen)
                         })
@@ -201,9 +212,12 @@ mod tests {
     /// The world as it is after `action` succeeded. `None` once the record is gone.
     fn after(action: Action, mut world: Observed) -> Option<Observed> {
         match action {
-            Action::Wait => world.waiting = true,
-            Action::Withdraw => world.waiting = false,
-            Action::Acquire => (world.standing, world.waiting) = (Standing::Ours, false),
+            Action::Wait => (world.registered, world.waiting) = (true, true),
+            Action::Withdraw => (world.registered, world.waiting) = (false, false),
+            Action::Decline => world.declines = false,
+            Action::Acquire => {
+                (world.standing, world.registered, world.waiting) = (Standing::Ours, false, false);
+            }
             Action::Renew => world.standing = Standing::Ours,
             Action::Release => world.standing = Standing::Free,
             Action::Extract => world.owed_rootfs = false,
@@ -300,7 +314,8 @@ mod tests {
                         && o.may_wait
                         && !o.refused
                 }
-                Action::Withdraw => o.waiting && absent && (desired != Desired::Running || o.refused),
+                Action::Withdraw => o.registered && absent && (desired != Desired::Running || o.refused),
+                Action::Decline => ours && live && desired == Desired::Running && o.declines,
                 Action::Acquire => o.standing == Standing::Free && absent,
                 Action::Renew => o.standing == Standing::Late && !live,
                 Action::Fence => {
@@ -333,9 +348,9 @@ mod tests {
 
     #[test]
     fn every_state_comes_to_rest() {
-        assert_eq!(all().count(), 82_944);
+        assert_eq!(all().count(), 331_776);
         let longest = all().map(|(desired, start)| settle(desired, start).0.len()).max();
-        assert!(longest <= Some(6), "{longest:?}");
+        assert!(longest <= Some(7), "{longest:?}");
     }
 
     #[test]
@@ -346,11 +361,10 @@ mod tests {
             let gone = seen.standing != Standing::Ours && seen.container == Container::Absent;
             let stays = running_here && (!seen.checkpointable || seen.refused);
             let ok = match desired {
-                Desired::Running => {
-                    running_here || (gone && (seen.waiting != seen.refused || !(seen.waiting || seen.may_wait)))
-                }
-                Desired::Checkpointed | Desired::HandedOff => (gone && !seen.waiting) || stays,
-                Desired::Ended | Desired::Dropped => gone && !seen.waiting,
+                Desired::Running if seen.refused => running_here || (gone && !seen.registered),
+                Desired::Running => running_here || (gone && (seen.waiting || !seen.may_wait)),
+                Desired::Checkpointed | Desired::HandedOff => (gone && !seen.registered) || stays,
+                Desired::Ended | Desired::Dropped => gone && !seen.registered,
                 Desired::Deleted => gone,
             };
             assert!(ok, "{desired:?} {seen:?}");
@@ -390,6 +404,14 @@ mod tests {
     #[test]
     fn a_sandbox_that_nobody_may_wait_for_is_never_waited_for() {
         assert!(all().all(|(d, o)| o.may_wait || plan(d, &o) != Action::Wait));
+    }
+
+    #[test]
+    fn who_waits_for_what_is_in_use_hears_so_before_anything_else_is_done_for_what_runs() {
+        let in_use = |d: &Desired, o: &Observed| {
+            *d == Desired::Running && o.standing == Standing::Ours && o.container == Container::Running && o.declines
+        };
+        assert!(all().filter(|(d, o)| in_use(d, o)).all(|(d, o)| plan(d, &o) == Action::Decline));
     }
 
     #[test]

@@ -12,6 +12,7 @@ use baton_protocol::{
 use super::{
     Bell, Tools,
     act::Failure,
+    contend::Probe,
     desired::{Drain, desired},
     fetch::Fetching,
     measure,
@@ -85,6 +86,10 @@ pub(super) struct Sandbox {
     pub(super) fetching: Option<Fetching>,
     /// We asked another instance for it.
     pub(super) waited: bool,
+    /// How many sessions had come when we last did.
+    pub(super) waited_under: u64,
+    /// A sign of life that was asked for because another instance wants it.
+    pub(super) probe: Option<Probe>,
     shown: Shown,
     /// Of the action under way.
     pub(super) parts: Parts,
@@ -169,6 +174,8 @@ impl Sandbox {
             unread: false,
             fetching: None,
             waited: false,
+            waited_under: 0,
+            probe: None,
             shown,
             parts: Parts::default(),
             fulfilled: None,
@@ -250,7 +257,7 @@ impl Sandbox {
         let purged = self.lock.as_ref().and_then(LockFile::stand) == Some(Stand::Purged);
         let away = matches!(observed.standing, Standing::Free | Standing::Theirs | Standing::Missing);
         let asked = self.is_attended() && desired == Desired::Running && !observed.refused;
-        observed.container == Container::Absent && !observed.waiting && (purged || (away && !asked))
+        observed.container == Container::Absent && !observed.registered && (purged || (away && !asked))
     }
 
     /// Waits until something may have changed since this was seen.
@@ -312,6 +319,9 @@ impl Sandbox {
         }
         if let Some(left) = self.idle_in(seen).filter(|_| seen.container == Container::Running) {
             until = until.min(now + left);
+        }
+        if let Some(ends) = self.probe_ends() {
+            until = until.min(ends);
         }
         if let Some(due) = self.save_due.filter(|_| seen.container == Container::Running) {
             until = until.min(due);

@@ -41,7 +41,13 @@ fn weight(action: Action) -> Weight {
         | Action::Release
         | Action::Purge => Weight::Whole,
         Action::Acquire | Action::Extract | Action::Remove | Action::Withdraw => Weight::Part,
-        Action::Wait | Action::Renew | Action::Refuse | Action::Fence | Action::Resume | Action::Rest => Weight::None,
+        Action::Wait
+        | Action::Decline
+        | Action::Renew
+        | Action::Refuse
+        | Action::Fence
+        | Action::Resume
+        | Action::Rest => Weight::None,
     }
 }
 

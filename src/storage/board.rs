@@ -7,6 +7,7 @@
 
 mod follow;
 mod phases;
+mod probe;
 mod room;
 mod rules;
 
@@ -22,6 +23,7 @@ use tokio::sync::{Notify, watch};
 pub use self::{
     follow::Follower,
     phases::{Boot, DOWNLOAD, EXTRACT, Passing, Posted, SNAPSHOT, UPLOAD, Why},
+    probe::ALIVE_WITHIN,
     room::{ROOM_WITHIN, Wanted},
     rules::Tenure,
 };
@@ -60,6 +62,8 @@ pub enum Told {
     /// Somebody waits for its place.
     Wanted(SandboxId),
     Unwanted(SandboxId),
+    /// The attached client has answered the probe of this number.
+    Alive(SandboxId, u64),
 }
 
 /// Where a board passes on what it is told.
@@ -93,6 +97,9 @@ struct Line {
     active_at: Moment,
     /// When activity was last passed on.
     touched_at: Option<Moment>,
+    /// How often a sign of life was asked for, and which probe was answered last.
+    probes: u64,
+    alive: u64,
 }
 
 #[derive(Debug)]
@@ -196,6 +203,11 @@ impl Board {
         lock(&self.lines).get(id).is_some_and(Line::is_here)
     }
 
+    /// The reconciler of this instance holds it.
+    pub fn is_held(&self, id: &SandboxId) -> bool {
+        lock(&self.lines).get(id).is_some_and(|line| line.held)
+    }
+
     /// The reconciler says whether it holds a sandbox.
     pub fn hold(&self, id: &SandboxId, held: bool) {
         let mut lines = lock(&self.lines);
@@ -293,6 +305,8 @@ impl Line {
             known_since: now,
             active_at: now,
             touched_at: None,
+            probes: 0,
+            alive: 0,
         }
     }
 }

@@ -11,7 +11,7 @@ use std::{future::Future, pin::pin, sync::Arc, time::SystemTime};
 
 use baton_protocol::{
     id::Nonce,
-    lock::{Head, Lock},
+    lock::{Claim, Head, Lock, Waiter},
 };
 use tokio::sync::watch;
 
@@ -137,13 +137,14 @@ impl LockFile {
         Some(rules::stand(lock, &self.who, self.held.as_ref(), &self.sight, &self.times, self.clock.now()))
     }
 
-    /// Another instance waits and its entry is fresh.
-    pub fn is_waited_for(&self) -> bool {
-        self.lock().is_some_and(|lock| self.sight.is_waited_for(lock, &self.who.me))
+    /// Another instance that waits, if its entry is fresh and was not declined.
+    pub fn waiter(&self) -> Option<&Waiter> {
+        self.lock().and_then(|lock| self.sight.waiter(lock, &self.who.me))
     }
 
-    pub fn is_waiting(&self) -> bool {
-        self.lock().and_then(|lock| lock.waiter.as_ref()).is_some_and(|waiter| waiter.instance == self.who.me)
+    /// Our own entry as waiter, whatever became of it.
+    pub fn entry(&self) -> Option<&Waiter> {
+        self.lock()?.waiter.as_ref().filter(|waiter| waiter.instance == self.who.me)
     }
 
     /// What the lock said when we acquired it.
@@ -303,10 +304,21 @@ impl LockFile {
         Ok(Released::Freed)
     }
 
-    /// Registers as waiter, or shows that we still wait.
-    pub async fn wait(&mut self) -> Result<()> {
+    /// [12] Tells the waiter whose entry carries this nonce that the sandbox stays here. Renews the lease too.
+    pub async fn decline(&mut self, waiter: &Nonce) -> Result<()> {
         let op = self.clock.nonce();
-        let next = rules::waited(self.current()?, &self.who.me, op.clone(), &self.times);
+        let lock = self.ours()?;
+        if lock.waiter.as_ref().is_none_or(|entry| entry.op != *waiter) {
+            return Err(Error::Changed);
+        }
+        let next = rules::declined(lock, op.clone());
+        self.send(next, &op, Urgency::Renewal, |lock| is_op(lock, &op)).await
+    }
+
+    /// Registers as waiter, or shows that we still wait. What the holder answered before counts no more.
+    pub async fn wait(&mut self, claim: Claim) -> Result<()> {
+        let op = self.clock.nonce();
+        let next = rules::waited(self.current()?, &self.who.me, claim, op.clone(), &self.times);
         let registered = |lock: &Lock| lock.waiter.as_ref().is_some_and(|waiter| waiter.op == op);
         self.send(next, &op, Urgency::Waiter, registered).await
     }

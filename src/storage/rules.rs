@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use baton_protocol::{
     id::{InstanceId, Nonce},
-    lock::{Head, Lease, Lock, Waiter},
+    lock::{Claim, Head, Lease, Lock, Waiter},
 };
 
 use crate::clock::Moment;
@@ -115,14 +115,23 @@ pub fn tombstone(lock: &Lock, at: String) -> Lock {
     }
 }
 
-/// [12] Our name in the waiter slot; `lease` is copied unchanged.
-pub fn waited(lock: &Lock, me: &InstanceId, op: Nonce, times: &Times) -> Lock {
+/// [12] Our name in the waiter slot, and what we claim; `lease` is copied unchanged.
+pub fn waited(lock: &Lock, me: &InstanceId, claim: Claim, op: Nonce, times: &Times) -> Lock {
     let beat = match &lock.waiter {
         Some(waiter) if waiter.instance == *me => waiter.beat + 1,
         Some(_) | None => 0,
     };
-    let waiter = Waiter { instance: me.clone(), op, beat, ttl_ms: millis(times.waiter) };
+    let waiter = Waiter { instance: me.clone(), op, beat, ttl_ms: millis(times.waiter), claim, declined: false };
     Lock { waiter: Some(waiter), ..lock.clone() }
+}
+
+/// [12] The holder's answer to a waiter that asks: no. Proves the lease like every write of the holder.
+pub fn declined(lock: &Lock, op: Nonce) -> Lock {
+    let mut next = renewed(lock, op);
+    if let Some(waiter) = &mut next.waiter {
+        waiter.declined = true;
+    }
+    next
 }
 
 pub fn withdrawn(lock: &Lock, me: &InstanceId) -> Lock {
@@ -225,11 +234,11 @@ impl Sight {
             .is_some_and(|lease| self.lease_for >= times.takeover.max(Duration::from_millis(lease.takeover_ms)))
     }
 
-    /// [9, 12] Somebody else waits, and is still there as far as we can tell.
-    pub fn is_waited_for(&self, lock: &Lock, me: &InstanceId) -> bool {
-        lock.waiter
-            .as_ref()
-            .is_some_and(|waiter| waiter.instance != *me && self.waiter_for < Duration::from_millis(waiter.ttl_ms))
+    /// [9, 12] Somebody else waits, is still there as far as we can tell, and was not told that it stays where it is.
+    pub fn waiter<'a>(&self, lock: &'a Lock, me: &InstanceId) -> Option<&'a Waiter> {
+        lock.waiter.as_ref().filter(|waiter| {
+            waiter.instance != *me && !waiter.declined && self.waiter_for < Duration::from_millis(waiter.ttl_ms)
+        })
     }
 }
 
@@ -260,7 +269,7 @@ pub fn stand(lock: &Lock, who: &Identity, held: Option<&Held>, sight: &Sight, ti
             return Stand::Theirs;
         }
     }
-    if sight.is_waited_for(lock, &who.me) { Stand::Theirs } else { Stand::Free }
+    if sight.waiter(lock, &who.me).is_some() { Stand::Theirs } else { Stand::Free }
 }
 
 fn millis(span: Duration) -> u64 {
@@ -300,7 +309,7 @@ mod tests {
 
     #[test]
     fn an_acquisition_raises_the_epoch_keeps_the_head_and_clears_the_waiter() {
-        let waiting = waited(&free(), &me(), op(9), &T);
+        let waiting = waited(&free(), &me(), Claim::Preempt, op(9), &T);
         let held = acquired(&waiting, &me(), op(1), &T, true);
         assert_eq!((held.epoch, held.ran, held.waiter.is_none()), (1, true, true));
         let again = acquired(&released(&held, None, true), &other(), op(2), &T, false);
@@ -309,7 +318,7 @@ mod tests {
 
     #[test]
     fn every_write_of_the_owner_changes_renew_and_copies_the_waiter() {
-        let held = waited(&acquired(&free(), &me(), op(1), &T, true), &other(), op(5), &T);
+        let held = waited(&acquired(&free(), &me(), op(1), &T, true), &other(), Claim::Preempt, op(5), &T);
         let next = renewed(&held, op(2));
         let (before, after) = (held.lease.unwrap(), next.lease.unwrap());
         assert_eq!((before.renew + 1, after.op), (after.renew, op(2)));
@@ -354,15 +363,32 @@ mod tests {
 
     #[test]
     fn a_fresh_waiter_comes_first_and_a_stale_one_does_not() {
-        let lock = waited(&free(), &other(), op(1), &T);
+        let lock = waited(&free(), &other(), Claim::Preempt, op(1), &T);
         let mut sight = Sight::default();
         sight.saw(&lock, at(0));
         assert_eq!(stand(&lock, &who(1), None, &sight, &T, at(0)), Stand::Theirs);
         assert_eq!(stand(&lock, &who(2), None, &sight, &T, at(0)), Stand::Free);
         sight.saw(&lock, at(60));
         assert_eq!(stand(&lock, &who(1), None, &sight, &T, at(60)), Stand::Free);
-        sight.saw(&waited(&lock, &other(), op(2), &T), at(61));
+        sight.saw(&waited(&lock, &other(), Claim::Preempt, op(2), &T), at(61));
         assert_eq!(stand(&lock, &who(1), None, &sight, &T, at(61)), Stand::Theirs);
+    }
+
+    #[test]
+    fn a_waiter_that_was_declined_keeps_nobody_away_until_it_asks_again() {
+        let held = acquired(&free(), &me(), op(1), &T, true);
+        let asked = waited(&held, &other(), Claim::Ask, op(2), &T);
+        let lock = declined(&asked, op(3));
+        let (before, after) = (asked.lease.clone().unwrap(), lock.lease.clone().unwrap());
+        assert_eq!((before.renew + 1, &after.op), (after.renew, &op(3)), "it is a renewal too");
+        let sight = Sight::default();
+        assert_eq!(sight.waiter(&asked, &me()).map(|waiter| waiter.claim), Some(Claim::Ask));
+        assert_eq!(sight.waiter(&lock, &me()), None);
+        let third = Identity { me: InstanceId::from_bits([3; 16]), predecessor: None };
+        let freed = released(&lock, None, true);
+        assert_eq!(stand(&freed, &third, None, &sight, &T, at(0)), Stand::Free);
+        let again = waited(&lock, &other(), Claim::Preempt, op(4), &T);
+        assert_eq!(sight.waiter(&again, &me()).map(|waiter| waiter.claim), Some(Claim::Preempt));
     }
 
     #[test]
@@ -378,7 +404,7 @@ mod tests {
         let heir = Identity { me: me(), predecessor: Some(other()) };
         assert_eq!(stand(&lock, &heir, None, &Sight::default(), &T, at(0)), Stand::Free);
         let third = InstanceId::from_bits([3; 16]);
-        let lock = waited(&lock, &third, op(2), &T);
+        let lock = waited(&lock, &third, Claim::Preempt, op(2), &T);
         assert_eq!(stand(&lock, &heir, None, &Sight::default(), &T, at(0)), Stand::Theirs);
     }
 
@@ -413,7 +439,7 @@ mod tests {
 
     #[test]
     fn only_our_own_name_is_withdrawn() {
-        let lock = waited(&free(), &other(), op(1), &T);
+        let lock = waited(&free(), &other(), Claim::Ask, op(1), &T);
         assert_eq!(withdrawn(&lock, &me()), lock);
         assert_eq!(withdrawn(&lock, &other()).waiter, None);
     }

@@ -142,7 +142,7 @@ async fn a_client_that_hands_off_is_left_to_follow() {
     client.says(r#"{"action":"handoff"}"#).await;
     client.hears("CHECKPOINTING CHECKPOINTED close:1012").await;
     let mut client = Client::running(&world, MOBILE).await;
-    world.board.post(client.id(), Passing::ReleaseRequested);
+    world.board.post(client.id(), Passing::ReleaseRequested { by: world.instance.clone() });
     world.board.post(client.id(), Passing::Checkpointing { why: Why::Waiter });
     world.leave(client.id(), Why::Waiter, true);
     client.hears("LOCK_RELEASE_REQUESTED CHECKPOINTING DELETING LOCK_RELEASING LOCK_RELEASED DELETED").await;

@@ -8,6 +8,7 @@ mod client;
 mod flow;
 mod halves;
 mod hostile;
+mod in_use;
 mod limits;
 mod logs;
 mod plain;

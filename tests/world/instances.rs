@@ -19,8 +19,8 @@ use baton::{
 };
 use baton_protocol::{
     id::SandboxId,
-    lock::Lock,
-    metadata::{DesiredState, Metadata, Spec},
+    lock::{Claim, Lock},
+    metadata::{Claimed, DesiredState, Metadata, Spec},
 };
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -186,16 +186,27 @@ impl Instance {
 
     /// What `/attach` does after the token was found right.
     pub async fn attach(&self, id: &SandboxId) -> Visit {
+        self.attach_with(id, Claim::Preempt).await
+    }
+
+    /// As `attach`, by a client that gets the sandbox only if the one that has it is not alive.
+    pub async fn ask_for(&self, id: &SandboxId) -> Visit {
+        self.attach_with(id, Claim::Ask).await
+    }
+
+    async fn attach_with(&self, id: &SandboxId, kind: Claim) -> Visit {
         let me = self.tools.who.me.clone();
         self.edit(id, |spec| {
             spec.desired_state = DesiredState::Running;
             spec.placement = Some(me.clone());
+            spec.claim = Some(Claimed { instance: me.clone(), kind });
         })
         .await;
         self.visit(id)
     }
 
-    fn visit(&self, id: &SandboxId) -> Visit {
+    /// A session that is here for a sandbox, and wants nothing of it that is not wanted already.
+    pub fn visit(&self, id: &SandboxId) -> Visit {
         let (follower, attached) = (self.board.follow(id), self.board.attach(id));
         self.board.nudge(id);
         Visit { id: id.clone(), began: self.tools.clock.now(), follower, _attached: attached }

@@ -13,7 +13,7 @@ use baton::{
 };
 use baton_protocol::{
     id::{CheckpointId, InstanceId, Nonce},
-    lock::{Head, Lock},
+    lock::{Claim, Head, Lock},
 };
 
 use crate::stage::{Fault, Stage};
@@ -151,7 +151,10 @@ async fn rule_01_a_write_that_was_dropped_in_the_middle_is_settled_before_the_ne
         tokio::pin!(renewal);
         assert!(futures::poll!(&mut renewal).is_pending());
     }
-    assert!(matches!(lock.wait().await, Err(Error::Changed)), "nothing is written on top of an open write");
+    assert!(
+        matches!(lock.wait(Claim::Preempt).await, Err(Error::Changed)),
+        "nothing is written on top of an open write"
+    );
     lock.renew().await.expect("a renewal settles it by itself");
     assert_eq!(world.stage.deliver().await, 0, "the dropped write comes too late");
     assert_eq!(lock.stand(), Some(Stand::Ours));
@@ -163,10 +166,10 @@ async fn rule_08_a_waiter_that_registers_meanwhile_is_merged_into_the_renewal() 
     let mut lock = world.holder().await;
     let (mut other, name) = world.instance();
     other.read().await.unwrap();
-    other.wait().await.unwrap();
+    other.wait(Claim::Preempt).await.unwrap();
     lock.renew().await.unwrap();
     assert_eq!(lock.lock().unwrap().waiter.as_ref().unwrap().instance, name);
-    assert!(lock.is_waited_for() && other.is_waiting());
+    assert!(lock.waiter().is_some() && other.entry().is_some());
     assert_eq!(other.stand(), Some(Stand::Theirs));
 }
 

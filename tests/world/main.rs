@@ -16,6 +16,7 @@ mod manifests;
 mod operate_page;
 mod outcomes;
 mod plan_table;
+mod precedence;
 mod progress;
 mod readme;
 mod reasons;

@@ -10,14 +10,23 @@ use baton::{
 /// A standing, a container, and the actions with their conditions.
 type Place = (usize, usize, Vec<(String, String)>);
 
-const FLAGS: [&str; 7] =
-    ["checkpointable", "may wait", "owed checkpoint", "owed snapshot", "owed rootfs", "waiting", "refused"];
+const FLAGS: [&str; 9] = [
+    "checkpointable",
+    "may wait",
+    "owed checkpoint",
+    "owed snapshot",
+    "owed rootfs",
+    "registered",
+    "waiting",
+    "declines",
+    "refused",
+];
 
 /// What decides within one cell: what is saved, and the flags.
-type Rest = (usize, u8);
+type Rest = (usize, u16);
 
 fn observed(standing: Standing, container: Container, (saved, flags): Rest) -> Observed {
-    let flag = |n: u8| flags >> n & 1 == 1;
+    let flag = |n: u16| flags >> n & 1 == 1;
     Observed {
         standing,
         container,
@@ -27,13 +36,15 @@ fn observed(standing: Standing, container: Container, (saved, flags): Rest) -> O
         owed_checkpoint: flag(2),
         owed_snapshot: flag(3),
         owed_rootfs: flag(4),
-        waiting: flag(5),
-        refused: flag(6),
+        registered: flag(5),
+        waiting: flag(6),
+        declines: flag(7),
+        refused: flag(8),
     }
 }
 
 fn all_of_the_rest() -> impl Iterator<Item = Rest> {
-    (0..Saved::ALL.len()).flat_map(|saved| (0..1u8 << FLAGS.len()).map(move |flags| (saved, flags)))
+    (0..Saved::ALL.len()).flat_map(|saved| (0..1u16 << FLAGS.len()).map(move |flags| (saved, flags)))
 }
 
 /// Every action of a cell, with the states that lead to it, in the order they are met.

@@ -76,7 +76,7 @@ const ROOMS: &[Room] = &[
 ];
 
 /// Files of these names decide and do nothing else.
-const PURE: [&str; 7] = ["plan", "desired", "intent", "argv", "bundle", "layout", "rules"];
+const PURE: [&str; 8] = ["plan", "desired", "precedence", "intent", "argv", "bundle", "layout", "rules"];
 const PURE_RULE: &str = "is a pure file: no async, clock, randomness or I/O (a `Moment` is only a number)";
 const IMPURE: [&str; 9] =
     ["async", "await", "Instant", "SystemTime", "SystemClock", "SharedClock", "getrandom", "println", "eprintln"];

@@ -12,7 +12,7 @@ use baton::{
 };
 use baton_protocol::{
     id::SandboxId,
-    lock::Lock,
+    lock::{Claim, Lock, Waiter},
     metadata::{DesiredState, Latest},
     reason::Reason,
 };
@@ -161,7 +161,14 @@ async fn rule_09_free_with_anothers_fresh_waiter_is_not_taken_until_that_is_stal
     let waiter = three.tools.who.me.clone();
     let op = world.clock.nonce();
     change_lock(&one, &id, |lock| {
-        let waiter = baton_protocol::lock::Waiter { instance: waiter.clone(), op: op.clone(), beat: 0, ttl_ms: 60_000 };
+        let waiter = Waiter {
+            instance: waiter.clone(),
+            op: op.clone(),
+            beat: 0,
+            ttl_ms: 60_000,
+            claim: Claim::Preempt,
+            declined: false,
+        };
         lock.waiter = Some(waiter);
     })
     .await;

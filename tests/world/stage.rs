@@ -75,6 +75,13 @@ impl Stage {
         self.lock_puts.lock().unwrap().push_back(fault);
     }
 
+    /// Nothing that was to go wrong does.
+    pub fn clear(&self) {
+        for faults in [&self.puts, &self.polls, &self.lock_puts] {
+            faults.lock().unwrap().clear();
+        }
+    }
+
     /// As `next_put`, for writes of objects whose name ends with this.
     pub fn next_put_of(&self, name: &str, fault: Fault) {
         self.named.lock().unwrap().push((name.to_owned(), fault));

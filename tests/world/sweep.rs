@@ -94,7 +94,7 @@ async fn what_has_the_entry_of_a_waiter_that_died_is_purged_all_the_same() {
     let id = stored(&world, &one).await;
     let mut lock = world.lock(&id).await.unwrap();
     let (instance, op) = (world.clock.instance_id(), world.clock.nonce());
-    lock.waiter = Some(Waiter { instance, op, beat: 0, ttl_ms: 60_000 });
+    lock.waiter = Some(Waiter { instance, op, beat: 0, ttl_ms: 60_000, claim: Default::default(), declined: false });
     world.put(&format!("sandboxes/{id}/lock.json"), &serde_json::to_string(&lock).unwrap()).await;
     world.edit(&id, |record| record["desired_state"] = json!("deleted")).await;
     world.after(50).await;

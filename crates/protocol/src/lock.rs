@@ -58,6 +58,30 @@ pub struct Waiter {
     pub op: Nonce,
     pub beat: u64,
     pub ttl_ms: u64,
+    /// What the holder owes it.
+    #[serde(default)]
+    pub claim: Claim,
+    /// The holder's answer: an attached client is alive, so the sandbox stays where it is.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub declined: bool,
+}
+
+/// How an instance comes to want a sandbox that another one may have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Claim {
+    /// A client attached there, and gets the sandbox unless the client that has it is alive.
+    Ask,
+    /// An operator named the instance.
+    Order,
+    /// A client attached there, and gets the sandbox at once. What entries of older versions mean, which do not say.
+    #[default]
+    #[serde(other)]
+    Preempt,
+}
+
+impl Claim {
+    pub const ALL: [Self; 3] = [Self::Ask, Self::Order, Self::Preempt];
 }
 
 /// The committed checkpoint.
@@ -90,5 +114,26 @@ impl Lock {
             purged_at: None,
             unknown: Map::new(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_of_another_version_counts_as_one_that_gets_the_sandbox_at_once() {
+        let entry = |more: &str| {
+            let nonce = "0".repeat(32);
+            let text = format!(r#"{{"instance":"inst-{nonce}","op":"{nonce}","beat":0,"ttl_ms":1{more}}}"#);
+            serde_json::from_str::<Waiter>(&text).unwrap()
+        };
+        assert_eq!((entry("").claim, entry("").declined), (Claim::Preempt, false));
+        assert_eq!(entry(r#","claim":"by decree""#).claim, Claim::Preempt);
+        for claim in Claim::ALL {
+            let written = serde_json::to_string(&claim).unwrap();
+            assert_eq!(entry(&format!(r#","claim":{written}"#)).claim, claim);
+        }
+        assert!(entry(r#","declined":true"#).declined);
     }
 }

@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 use crate::{
     id::{CheckpointId, InstanceId, Nonce, SandboxId, SnapshotName},
     limits::Limits,
+    lock::Claim,
     trace::{self, Traceparent},
 };
 
@@ -71,6 +72,9 @@ pub struct Spec {
     pub desired_state: DesiredState,
     #[serde(default)]
     pub placement: Option<InstanceId>,
+    /// Who last wanted it at its own place. A `placement` that names another instance is an operator's order.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claim: Option<Claimed>,
     #[serde(default)]
     pub requests: BTreeMap<Nonce, Request>,
     /// The request that wrote the last wish, if it is traced: what comes of the wish is part of its trace.
@@ -106,6 +110,14 @@ pub enum PlainWords {
     #[default]
     Documents,
     Predecessor,
+}
+
+/// An instance that wants the sandbox for itself, and how it came to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Claimed {
+    pub instance: InstanceId,
+    #[serde(default)]
+    pub kind: Claim,
 }
 
 /// A wish that is fulfilled once and answered under its nonce.
@@ -205,6 +217,7 @@ impl Spec {
             token_sha256,
             lock_bucket: None,
             desired_state: DesiredState::Running,
+            claim: Some(Claimed { instance: placement.clone(), kind: Claim::Ask }),
             placement: Some(placement),
             requests: BTreeMap::new(),
             traceparent: None,
@@ -217,5 +230,41 @@ impl Spec {
         let has_flag = self.enable_sandbox_handoff || self.enable_idle_timeout_auto_checkpoint;
         let implied = if has_flag { PlainWords::Predecessor } else { PlainWords::Documents };
         self.plain.unwrap_or(implied)
+    }
+
+    /// What `placement` is to the instance that it names; `None` without a placement.
+    pub fn claim_at_placement(&self) -> Option<Claim> {
+        let named = self.placement.as_ref()?;
+        let claimed = self.claim.as_ref().filter(|claimed| claimed.instance == *named);
+        Some(claimed.map_or(Claim::Order, |claimed| claimed.kind))
+    }
+
+    /// The instance that an operator named and that has not accepted it yet.
+    pub fn open_order(&self) -> Option<&InstanceId> {
+        let named = self.placement.as_ref()?;
+        self.claim.as_ref().is_none_or(|claimed| claimed.instance != *named).then_some(named)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_placement_is_an_order_unless_the_instance_it_names_has_claimed_it() {
+        let [one, two] = [1, 2].map(|n| InstanceId::from_bits([n; 16]));
+        let id = SandboxId::parse("sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab").unwrap();
+        let mut spec = Spec::new(id, String::new(), String::new(), one.clone());
+        assert_eq!((spec.claim_at_placement(), spec.open_order()), (Some(Claim::Ask), None), "its own client made it");
+        spec.placement = Some(two.clone());
+        assert_eq!((spec.claim_at_placement(), spec.open_order()), (Some(Claim::Order), Some(&two)));
+        for kind in Claim::ALL {
+            spec.claim = Some(Claimed { instance: two.clone(), kind });
+            assert_eq!((spec.claim_at_placement(), spec.open_order()), (Some(kind), None));
+        }
+        spec.claim = None;
+        assert_eq!(spec.open_order(), Some(&two));
+        spec.placement = None;
+        assert_eq!((spec.claim_at_placement(), spec.open_order()), (None, None));
     }
 }

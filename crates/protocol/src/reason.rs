@@ -145,6 +145,16 @@ reasons! {
         cause: "A later attach on another instance took precedence.",
         remedy: "Nothing is wrong: the last client with the token has the sandbox. Two clients that attach again and again take it from each other."
     }
+    /// The client that has it is alive.
+    InUse {
+        cause: "Another client is attached to the sandbox on another instance, and answered when it was asked for a sign of life.",
+        remedy: "Attach again when that client has left. A client that speaks `baton.v1` gets the sandbox at once; `docs/protocol.md` has the table."
+    }
+    /// An operator named an instance, which has not asked for the sandbox yet.
+    PlacementPending {
+        cause: "`placement` names another instance, and that instance has not asked for the sandbox yet: its next sweep has not come, it has no room, or there is no such instance any more. The sandbox runs on where it is.",
+        remedy: "It moves as soon as that instance asks, within two sweeps (BATON_SWEEP). If it never does, name an instance that `baton list` shows: `baton handoff ID --to INSTANCE`."
+    }
     RunningElsewhere {
         cause: "The sandbox runs on another instance, and it was created without `enable_sandbox_handoff`.",
         remedy: "Attach there, or have it let go with `baton checkpoint ID` or `baton handoff ID`."

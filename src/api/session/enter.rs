@@ -31,6 +31,7 @@ use crate::{
         wire::{MAX_FRAME, Turn, Wire},
     },
     clock::Moment,
+    storage::records,
     traces,
 };
 
@@ -39,7 +40,7 @@ const FIRST_WITHIN: Duration = Duration::from_secs(3);
 /// How long after its first pong: it is there, and has nothing to say.
 const FIRST_AFTER_PONG: Duration = Duration::from_millis(150);
 /// A refusal that some clients answer by coming back at once is told this much later.
-const LATE: Duration = Duration::from_millis(500);
+pub(super) const LATE: Duration = Duration::from_millis(500);
 const DENIED: &str = "The sandbox token is missing or wrong.";
 
 /// What a create begins with.
@@ -161,6 +162,8 @@ async fn begin(
         presence,
         follower,
         knocks,
+        probes: vec![],
+        is_declined: false,
         malformed,
         work: FuturesUnordered::new(),
         wishes: Wishes::default(),
@@ -220,8 +223,7 @@ async fn come_back(api: Arc<Api>, mut speaker: Speaker, id: SandboxId, token: Op
     }
     let Some(seat) = api.registry.admit(&id, &api.clock).await else {
         api.clock.sleep(LATE).await;
-        let message = Some("Another client is attached to the sandbox.".to_owned());
-        speaker.say(&Event::StatusUpdate(Update { message, ..Update::new(Status::InUse) }));
+        say_in_use(&mut speaker);
         return speaker.wire.close(Close::Unavailable).await;
     };
     let mut story = Story::new(Stage::Attaching, speaker.dialect);
@@ -243,7 +245,8 @@ async fn come_back(api: Arc<Api>, mut speaker: Speaker, id: SandboxId, token: Op
     let follower = api.board.follow(&id);
     let here = api.settings.instance.clone();
     let cause = request.traceparent();
-    let spec = match api.records.wish(&id, cause, &|spec| intent::attach(spec, &here)).await {
+    let (is_v1, is_held) = (speaker.is_v1(), api.board.is_held(&id));
+    let spec = match api.records.wish(&id, cause, &|spec| intent::attach(spec, &here, is_v1, is_held)).await {
         Ok(Some(spec)) if spec.desired_state != DesiredState::Deleted => spec,
         Ok(_) => {
             if tells_restoring(&api, &speaker) {
@@ -274,6 +277,8 @@ async fn come_back(api: Arc<Api>, mut speaker: Speaker, id: SandboxId, token: Op
         presence,
         follower,
         knocks,
+        probes: vec![],
+        is_declined: false,
         malformed,
         work: FuturesUnordered::new(),
         wishes: Wishes::default(),
@@ -290,6 +295,26 @@ async fn come_back(api: Arc<Api>, mut speaker: Speaker, id: SandboxId, token: Op
     }
     session.api.board.nudge(&session.id);
     session.run().await;
+}
+
+pub(super) fn say_in_use(speaker: &mut Speaker) {
+    let message = Some("Another client is attached to the sandbox.".to_owned());
+    speaker.say(&Event::StatusUpdate(Update { message, ..Update::new(Status::InUse) }));
+}
+
+/// Wants the sandbox where it is, after a client that attached here was told that it is in use. If that cannot be
+/// written nothing moves either: what this instance once asked for is no order.
+pub(super) async fn give_back(api: &Api, id: &SandboxId) {
+    let here = &api.settings.instance;
+    let given = async {
+        let lock = api.records.lock_of(id).await?;
+        let Some(holder) = lock.and_then(|lock| lock.lease).map(|lease| lease.owner) else { return Ok(()) };
+        api.records.edit(id, &|spec| intent::give_back(spec, here, &holder)).await.map(drop)
+    };
+    if let Err(error) = given.await {
+        let error: records::Error = error;
+        tracing::warn!(%error, "a request for a sandbox that is in use could not be taken back");
+    }
 }
 
 /// Whether a container of this sandbox that is here is not the sandbox any more: a machine that stood still, its clock

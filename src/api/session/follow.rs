@@ -18,6 +18,9 @@ impl Session {
         if let Passing::Running { boot } = passing {
             self.boot = Some(boot.clone());
         }
+        if let Passing::Probe { number } = passing {
+            self.probes.push((self.commands.ping(&mut self.speaker), *number));
+        }
         self.story.wished = self.wishes.wished();
         let answer = self.story.tell(passing);
         self.speaker.say_all(&answer.events);
@@ -38,8 +41,8 @@ impl Session {
             Then::AskAgain => {
                 self.commands.line.close();
                 self.boot = None;
-                let here = self.api.settings.instance.clone();
-                self.edit(What::AskAgain, move |spec| intent::attach(spec, &here));
+                let (here, is_v1) = (self.api.settings.instance.clone(), self.speaker.is_v1());
+                self.edit(What::AskAgain, move |spec| intent::attach(spec, &here, is_v1, false));
                 None
             }
             Then::Look => {
@@ -50,6 +53,10 @@ impl Session {
                 let here = self.api.settings.instance.clone();
                 self.edit(What::TakeBack, move |spec| intent::take_back(spec, &here));
                 None
+            }
+            Then::InUse => {
+                self.is_declined = true;
+                Some(End::Close(Close::Unavailable))
             }
             Then::Close(close) => {
                 if self.story.stage == Stage::Open {

@@ -89,6 +89,10 @@ struct Session {
     /// Came before the sandbox ran.
     waiting: VecDeque<Result<Request, Refusal>>,
     knocks: Vec<(u64, Knock)>,
+    /// Pings by which the reconciler's probes are answered, with the number of each probe.
+    probes: Vec<(u64, u64)>,
+    /// A client on another instance has the sandbox, and is alive.
+    is_declined: bool,
     malformed: u32,
     work: FuturesUnordered<BoxFuture<'static, Done>>,
     wishes: Wishes,
@@ -214,6 +218,9 @@ impl Session {
                     // Who knocked may have left meanwhile.
                     let _ = knock.send(());
                 }
+                for (_, probe) in self.probes.extract_if(.., |(number, _)| *number <= ponged) {
+                    self.api.board.alive(&self.id, probe);
+                }
                 None
             }
             Turn::Broken(close) => Some(End::Close(close)),
@@ -291,9 +298,15 @@ impl Session {
             // Nobody can come back to it, or nobody will: its client was told that there is none.
             self.api.delete(&self.id, self.request.traceparent()).await;
         }
-        let Self { speaker, seat, presence, follower, commands, work, .. } = self;
+        let Self { api, id, mut speaker, is_declined, seat, presence, follower, commands, work, .. } = self;
+        drop((presence, follower, commands));
+        if is_declined {
+            // Nobody else can ask for it here before the request is taken back.
+            futures::join!(enter::give_back(&api, &id), api.clock.sleep(enter::LATE));
+            enter::say_in_use(&mut speaker);
+        }
         // The place is free before the client hears the end: it may come back at once.
-        drop((seat, presence, follower, commands));
+        drop(seat);
         match end {
             End::Close(close) => speaker.wire.close(close).await,
             End::Gone => speaker.wire.leave().await,

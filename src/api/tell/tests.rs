@@ -107,7 +107,7 @@ fn a_failure_is_heard_once_per_wish() {
     assert!(!story.is_leaving());
     assert_eq!(hear(&mut story, &again), (String::new(), Then::Stay));
     assert_eq!(
-        hear(&mut story, &[Passing::ReleaseRequested, again[0].clone(), again[1].clone()]),
+        hear(&mut story, &[release_requested(), again[0].clone(), again[1].clone()]),
         ("LOCK_RELEASE_REQUESTED CHECKPOINTING CHECKPOINT_ERROR E".into(), Then::Stay)
     );
     assert_eq!(
@@ -116,9 +116,39 @@ fn a_failure_is_heard_once_per_wish() {
     );
 }
 
+fn release_requested() -> Passing {
+    Passing::ReleaseRequested { by: InstanceId::from_bits([2; 16]) }
+}
+
+#[test]
+fn who_loses_the_sandbox_hears_to_whom_in_v1_and_no_more_than_the_word_in_plain() {
+    for (is_v1, says_who) in [(false, false), (true, true)] {
+        let mut story = with_handoff(Story { is_v1, ..open() });
+        let answer = story.tell(&release_requested());
+        let [Event::StatusUpdate(update)] = &answer.events[..] else { panic!("{answer:?}") };
+        assert_eq!((update.status, answer.then), (Status::LockReleaseRequested, Then::Stay));
+        let message = update.message.as_deref().unwrap_or_default();
+        assert_eq!(message.contains(InstanceId::from_bits([2; 16]).as_str()), says_who, "{message}");
+    }
+}
+
+#[test]
+fn a_newcomer_hears_that_the_sandbox_is_in_use_where_it_is() {
+    let in_use = Passing::Failed { reason: Reason::InUse, message: String::new() };
+    let attaching = || Story::new(Stage::Attaching, false);
+    tells(attaching(), std::slice::from_ref(&in_use), "RESTORING", Then::InUse);
+    tells(attaching(), &[Passing::Acquiring, in_use.clone()], "RESTORING", Then::InUse);
+    tells(with_handoff(attaching()), &[Passing::Acquiring, in_use], "RESTORING LOCK_ACQUIRING", Then::InUse);
+}
+
+#[test]
+fn a_probe_is_answered_without_a_word() {
+    tells(open(), &[Passing::Probe { number: 1 }], "", Then::Stay);
+}
+
 #[test]
 fn a_handoff_is_told_on_the_old_instance() {
-    let posted = [Passing::ReleaseRequested, Passing::Checkpointing { why: Why::Waiter }, left(Why::Waiter, true)];
+    let posted = [release_requested(), Passing::Checkpointing { why: Why::Waiter }, left(Why::Waiter, true)];
     tells(
         with_handoff(open()),
         &posted,

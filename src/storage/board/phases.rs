@@ -1,6 +1,9 @@
 //! What happens to a sandbox on this instance, in the words of the board: plain data.
 
-use baton_protocol::{id::CheckpointId, reason::Reason};
+use baton_protocol::{
+    id::{CheckpointId, InstanceId},
+    reason::Reason,
+};
 use serde::{Deserialize, Serialize};
 
 /// What progress is of: a snapshot or a checkpoint on its way to the store, a checkpoint or the archive
@@ -62,8 +65,14 @@ pub enum Passing {
         reason: Reason,
         message: String,
     },
-    /// Another instance asked for it.
-    ReleaseRequested,
+    /// Another instance asked for it, and gets it.
+    ReleaseRequested {
+        by: InstanceId,
+    },
+    /// Another instance asks for it: is the client that is attached here alive?
+    Probe {
+        number: u64,
+    },
     Checkpointing {
         why: Why,
     },

@@ -141,3 +141,17 @@ async fn who_came_first_is_admitted_first_and_nobody_slips_in_between() {
     board.hold(&old, false);
     assert!(waiting.await.is_some());
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_sign_of_life_answers_the_probe_it_was_asked_by_and_none_that_came_later() {
+    let (board, id, _) = board();
+    let _session = board.attach(&id);
+    let mut follower = board.follow(&id);
+    let first = board.probe(&id);
+    assert_eq!(follower.next().await.passing, Passing::Probe { number: first });
+    assert!(!board.is_alive(&id, first));
+    board.alive(&id, first);
+    assert_eq!(board.next_nudge().await, id, "who asked looks at once");
+    let second = board.probe(&id);
+    assert!(board.is_alive(&id, first) && !board.is_alive(&id, second));
+}

@@ -7,6 +7,7 @@ use baton::{
     reconciler::{
         desired::{Drain, Wish, desired},
         plan::{Action, Desired, Observed, Saved, Standing, plan},
+        precedence::Verdict,
     },
     runtime::Container,
     storage::{
@@ -59,7 +60,7 @@ fn draw(dice: &mut Dice) -> (Wish, Observed) {
         spec: dice.pick(&SPECS),
         purging: dice.below(4) == 0,
         held: matches!(standing, Standing::Ours | Standing::Late),
-        waited_for: dice.falls(),
+        verdict: dice.pick(&Verdict::ALL),
         movable: dice.falls(),
         persistent,
         drain: dice.pick(&[Drain::No, Drain::Draining, Drain::Over]),
@@ -80,7 +81,9 @@ fn draw(dice: &mut Dice) -> (Wish, Observed) {
         owed_checkpoint: dice.falls(),
         owed_snapshot: dice.falls(),
         owed_rootfs: dice.falls(),
+        registered: waiting || dice.falls(),
         waiting,
+        declines: wish.movable && wish.verdict == Verdict::Decline,
         refused,
     };
     (wish, observed)
@@ -108,7 +111,8 @@ mod proof {
                 Action::Renew => seen.standing == Standing::Late,
                 Action::Fence => unsure,
                 Action::Refuse => !seen.refused && wanted == Desired::Running,
-                Action::Withdraw => seen.waiting,
+                Action::Withdraw => seen.registered,
+                Action::Decline => ours && seen.declines && wanted == Desired::Running,
                 Action::Extract | Action::Rest => true,
             };
             assert!(holds, "case {case}: {wish:?} {seen:?} -> {:?}", plan(wanted, &seen));

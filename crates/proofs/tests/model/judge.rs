@@ -24,7 +24,7 @@ impl Protocol {
             state.wrong |= wrong::EPOCH;
         }
         if takes {
-            let waits = old.waiter > 0 && old.waiter != who;
+            let waits = old.waiter > 0 && old.waiter != who && !old.declined;
             if waits && state.waiter_age < self.bounds.ticks.waiter {
                 state.wrong |= wrong::PRIORITY;
             }
@@ -40,8 +40,16 @@ impl Protocol {
         } else if !matches!(write, Write::Wait { .. } | Write::Withdraw { .. }) && old.owner != who {
             state.wrong |= wrong::LATE_COMMIT;
         }
+        if matches!(write, Write::Decline { .. }) {
+            // The holder answers an entry and changes nothing else of it.
+            let same = Small { op: old.op, declined: old.declined, ..next } == old;
+            state.wrong |= if same && old.asks { 0 } else { wrong::NOT_ITS_OWN };
+            state.seen |= seen::DECLINED;
+        }
         if matches!(write, Write::Wait { .. } | Write::Withdraw { .. }) {
-            let same = Small { waiter: old.waiter, waiter_op: old.waiter_op, ..next } == old;
+            let entry =
+                Small { waiter: old.waiter, waiter_op: old.waiter_op, asks: old.asks, declined: old.declined, ..next };
+            let same = entry == old;
             state.wrong |= if same { 0 } else { wrong::NOT_ITS_OWN };
             let overwrites = matches!(write, Write::Wait { .. }) && old.waiter > 0 && old.waiter != who;
             state.seen |= if overwrites { seen::OVERWRITTEN } else { 0 };
@@ -122,7 +130,8 @@ pub fn properties(bounds: &Bounds) -> Vec<Property<Protocol>> {
     also(bounds.aborts, possible!("a broken off handoff goes on", seen::ABORT));
     also(bounds.saves, possible!("a checkpoint of what runs on", seen::SAVED));
     also(bounds.restarts > 0, possible!("a predecessor's lease is inherited", seen::INHERITED));
-    also(bounds.wishes > 0, possible!("a waiter withdraws", seen::WITHDRAWN));
+    also(bounds.wishes > 0 || bounds.asks, possible!("a waiter withdraws", seen::WITHDRAWN));
+    also(bounds.asks, possible!("a waiter is declined", seen::DECLINED));
     also(bounds.instances > 2, possible!("a waiter is overwritten", seen::OVERWRITTEN));
     also(bounds.may_delete, possible!("a purge ends", seen::PURGED));
     also(bounds.may_delete && bounds.kills > 0, possible!("a purge is taken over", seen::PURGE_TAKEN));

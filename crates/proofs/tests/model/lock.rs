@@ -13,7 +13,7 @@ use baton::{
 };
 use baton_protocol::{
     id::{CheckpointId, InstanceId, Nonce, SandboxId},
-    lock::{Head, Lease, Lock, Waiter},
+    lock::{Claim, Head, Lease, Lock, Waiter},
 };
 
 /// A lock with numbers for names; 0 is nobody and nothing. `renew` and `beat` are left out: no rule looks at them
@@ -25,6 +25,9 @@ pub struct Small {
     pub op: u8,
     pub waiter: u8,
     pub waiter_op: u8,
+    /// The waiter asks, and does not preempt; and it was told that the sandbox is in use.
+    pub asks: bool,
+    pub declined: bool,
     pub head: u8,
     pub prev_head: u8,
     pub ran: bool,
@@ -42,8 +45,9 @@ pub enum Write {
     Release { head: u8, behind: bool },
     Purging { op: u8 },
     Bury,
-    Wait { me: u8, op: u8 },
+    Wait { me: u8, op: u8, asks: bool },
     Withdraw { me: u8 },
+    Decline { op: u8 },
 }
 
 /// The lease's times, in ticks.
@@ -73,7 +77,7 @@ const STRANGER: u8 = 250;
 
 thread_local! {
     static WRITES: Memory<(Small, Write), Small> = RefCell::default();
-    static STANDS: Memory<View, (Stand, bool)> = RefCell::default();
+    static STANDS: Memory<View, (Stand, Option<Claim>)> = RefCell::default();
     static PROOFS: Memory<Question, Option<(u8, u8)>> = RefCell::default();
     static ENDS: Memory<(Small, u8, u8), LetGo> = RefCell::default();
 }
@@ -135,16 +139,17 @@ pub fn written(lock: Small, write: Write) -> Small {
                 Write::Purging { op } => rules::purging(&lock, nonce(op)),
                 // When it was buried decides nothing here.
                 Write::Bury => rules::tombstone(&lock, String::new()),
-                Write::Wait { me, op } => rules::waited(&lock, &instance(me), nonce(op), &times),
+                Write::Wait { me, op, asks } => rules::waited(&lock, &instance(me), claim(asks), nonce(op), &times),
                 Write::Withdraw { me } => rules::withdrawn(&lock, &instance(me)),
+                Write::Decline { op } => rules::declined(&lock, nonce(op)),
             };
             Small::of(&next)
         })
     })
 }
 
-/// How an instance stands to a lock, and whether it sees another wait for it.
-pub fn stand(view: View) -> (Stand, bool) {
+/// How an instance stands to a lock, and what another claims that it sees wait for it.
+pub fn stand(view: View) -> (Stand, Option<Claim>) {
     STANDS.with(|map| {
         remembered(map, view, |view| {
             let times = view.ticks.times();
@@ -156,7 +161,7 @@ pub fn stand(view: View) -> (Stand, bool) {
             };
             let held = view.held.map(|held| whole_held(held, NOW));
             let stand = rules::stand(&lock, &who, held.as_ref(), &sight, &times, moment(NOW));
-            (stand, sight.is_waited_for(&lock, &who.me))
+            (stand, sight.waiter(&lock, &who.me).map(|waiter| waiter.claim))
         })
     })
 }
@@ -210,7 +215,14 @@ fn sight(lock: &Lock, lease_for: u8, waiter_for: u8) -> Sight {
     let mut sight = Sight::default();
     let mut before = lock.clone();
     if lease_for > waiter_for {
-        before.waiter = Some(Waiter { instance: instance(STRANGER), op: nonce(STRANGER), beat: 0, ttl_ms: 0 });
+        before.waiter = Some(Waiter {
+            instance: instance(STRANGER),
+            op: nonce(STRANGER),
+            beat: 0,
+            ttl_ms: 0,
+            claim: Claim::Ask,
+            declined: false,
+        });
     } else {
         before.lease = Some(lease(STRANGER, STRANGER, &Times::DEFAULT));
     }
@@ -245,6 +257,8 @@ impl Small {
             op: nonce(self.waiter_op),
             beat: 0,
             ttl_ms: times.waiter.as_millis() as u64,
+            claim: claim(self.asks),
+            declined: self.declined,
         };
         let mut lock = Lock::new(sandbox());
         lock.epoch = self.epoch.into();
@@ -265,6 +279,8 @@ impl Small {
             op: lease.map_or(0, |lease| number(lease.op.as_str())),
             waiter: waiter.map_or(0, |waiter| number(waiter.instance.as_str())),
             waiter_op: waiter.map_or(0, |waiter| number(waiter.op.as_str())),
+            asks: waiter.is_some_and(|waiter| waiter.claim == Claim::Ask),
+            declined: waiter.is_some_and(|waiter| waiter.declined),
             head: head(&lock.head),
             prev_head: head(&lock.prev_head),
             ran: lock.ran,
@@ -273,6 +289,10 @@ impl Small {
             purged: lock.purged,
         }
     }
+}
+
+fn claim(asks: bool) -> Claim {
+    if asks { Claim::Ask } else { Claim::Preempt }
 }
 
 fn sandbox() -> SandboxId {
@@ -332,6 +352,8 @@ mod tests {
             op: 2,
             waiter: 4,
             waiter_op: 5,
+            asks: true,
+            declined: true,
             head: 2,
             prev_head: 1,
             ran: true,
@@ -366,7 +388,7 @@ mod tests {
                 last = Some((small, now));
                 let again = sight(&lock, counts.0, counts.1);
                 assert_eq!(real.is_abandoned(&lock, &times), again.is_abandoned(&lock, &times));
-                assert_eq!(real.is_waited_for(&lock, &me), again.is_waited_for(&lock, &me));
+                assert_eq!(real.waiter(&lock, &me), again.waiter(&lock, &me));
             }
         }
     }

@@ -76,6 +76,8 @@ fn rounds() -> Vec<(&'static str, Bounds)> {
         ("a hang", Bounds { hangs: 1, ..short.clone() }),
         ("an end by itself", Bounds { ends: 1, checkpoints: 1, ..short.clone() }),
         ("a deletion", Bounds { wishes: 1, may_delete: true, kills: 1, ..short.clone() }),
+        ("a client that is alive", Bounds { asks: true, checkpoints: 1, ..short.clone() }),
+        ("a client that is alive, and a lost answer", Bounds { asks: true, lost: 1, ..short.clone() }),
         ("a lock that is gone", Bounds { lock_gone: true, checkpoints: 1, ..short }),
     ]
 }

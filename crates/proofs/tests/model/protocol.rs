@@ -5,11 +5,12 @@ use baton::{
     reconciler::{
         desired::{Drain, Wish, desired},
         plan::{Action, Desired, Observed, Saved, Standing, plan},
+        precedence::{Client, verdict},
     },
     runtime::Container,
     storage::rules::Stand,
 };
-use baton_protocol::metadata::DesiredState;
+use baton_protocol::{lock::Claim, metadata::DesiredState};
 use stateright::{Model, Property};
 
 use crate::{
@@ -42,6 +43,8 @@ pub enum Act {
     Renew(usize, Fate),
     /// Shows that it still waits.
     Beat(usize, Fate),
+    /// Tells whoever asks that a client here is alive.
+    Decline(usize, Fate),
     /// Begins a checkpoint after which it runs on.
     Save(usize),
     /// A checkpoint breaks off before its commit was sent; it goes on at once, or the next pass sees to it.
@@ -70,7 +73,7 @@ impl Protocol {
         self.mistake.map_or(self.bounds.ticks, |mistake| mistake.ticks(self.bounds.ticks))
     }
 
-    fn stand(&self, instance: &Instance) -> Option<(Stand, bool)> {
+    fn stand(&self, instance: &Instance) -> Option<(Stand, Option<Claim>)> {
         let view = View {
             lock: instance.known?,
             me: instance.name,
@@ -119,11 +122,16 @@ impl Protocol {
             Want::Delete => DesiredState::Deleted,
         };
         let asked = instance.want == Want::Run;
+        let registered = lock.waiter == instance.name;
+        let is_declined = registered && lock.declined;
+        let refused = instance.refused || is_declined;
+        // Whether its client is alive is nobody's to foresee: if it is, the waiter is declined at some step.
+        let waiter = self.stand(instance).and_then(|(_, waiter)| waiter);
         let wish = Wish {
             spec,
             purging: lock.purging && !self.makes(Mistake::PurgeIsOpen),
             held,
-            waited_for: self.stand(instance).is_some_and(|(_, waited_for)| waited_for),
+            verdict: verdict(waiter, Client::Absent),
             movable: true,
             persistent: true,
             drain: Drain::No,
@@ -133,7 +141,7 @@ impl Protocol {
             placed_here: asked,
             asked_here: asked,
             saved,
-            refused: instance.refused,
+            refused,
         };
         let observed = Observed {
             standing,
@@ -144,8 +152,10 @@ impl Protocol {
             owed_checkpoint,
             owed_snapshot: false,
             owed_rootfs: false,
-            waiting: lock.waiter == instance.name,
-            refused: instance.refused,
+            registered,
+            waiting: registered && !is_declined,
+            declines: false,
+            refused,
         };
         let (desired, _) = desired(&wish);
         (desired, plan(desired, &observed))
@@ -171,6 +181,7 @@ impl Protocol {
                 Action::Wait | Action::Withdraw | Action::Acquire | Action::Renew | Action::Resume => {
                     (!instance.unsettled).then_some(true)
                 }
+                Action::Decline => None,
                 Action::Release | Action::Purge => (!instance.unsettled).then_some(true),
                 Action::Checkpoint if instance.in_doubt => None,
                 Action::Checkpoint => self.may_checkpoint(state, instance).then_some(false),
@@ -263,7 +274,13 @@ impl Protocol {
         {
             writes(Act::Renew, acts);
         }
-        let waits = instance.known.is_some_and(|lock| lock.waiter == instance.name);
+        let is_asked = instance.known.is_some_and(|lock| lock.asks && !lock.declined && lock.waiter != instance.name);
+        let in_use = standing == Standing::Ours && instance.container == Container::Running && !instance.released;
+        if is_asked && in_use && !instance.unsettled && instance.stage == Stage::Planning && instance.want == Want::Run
+        {
+            writes(Act::Decline, acts);
+        }
+        let waits = instance.known.is_some_and(|lock| lock.waiter == instance.name && !lock.declined);
         if waits && !instance.unsettled && state.waiter_age > 0 && instance.stage == Stage::Planning {
             writes(Act::Beat, acts);
         }
@@ -337,8 +354,12 @@ impl Model for Protocol {
                 self.send(state, at, Write::Renew { op }, fate);
             }
             Act::Beat(at, fate) => {
-                let (me, op) = (state.instances[at].name, state.fresh_waiter_op());
-                self.send(state, at, Write::Wait { me, op }, fate);
+                let (me, op, asks) = (state.instances[at].name, state.fresh_waiter_op(), self.bounds.asks);
+                self.send(state, at, Write::Wait { me, op, asks }, fate);
+            }
+            Act::Decline(at, fate) => {
+                let op = self.op(state, at);
+                self.send(state, at, Write::Decline { op }, fate);
             }
             Act::Save(at) => self.begin_checkpoint(state, at, false),
             Act::Abort(at, goes_on) => {

@@ -107,7 +107,8 @@ impl State {
                 Write::Renew { .. } => Write::Renew { op: 0 },
                 Write::Commit { head, .. } => Write::Commit { op: 0, head },
                 Write::Purging { .. } => Write::Purging { op: 0 },
-                Write::Wait { me, .. } => Write::Wait { me, op: 0 },
+                Write::Wait { me, asks, .. } => Write::Wait { me, op: 0, asks },
+                Write::Decline { .. } => Write::Decline { op: 0 },
                 same @ (Write::Release { .. } | Write::Bury | Write::Withdraw { .. }) => same,
             };
         }

@@ -34,6 +34,8 @@ pub struct Bounds {
     pub saves: bool,
     /// An operator deletes the lock.
     pub lock_gone: bool,
+    /// Who waits asks, and a holder whose client is alive declines.
+    pub asks: bool,
 }
 
 impl Bounds {
@@ -54,6 +56,7 @@ impl Bounds {
         aborts: false,
         saves: false,
         lock_gone: false,
+        asks: false,
     };
 }
 
@@ -258,6 +261,7 @@ pub mod seen {
     pub const RESTORED: u16 = 512;
     pub const SAVED: u16 = 1024;
     pub const FOUND_LATER: u16 = 2048;
+    pub const DECLINED: u16 = 4096;
 }
 
 impl State {

@@ -233,8 +233,8 @@ impl Protocol {
                         self.send(state, at, Write::Acquire { me, op, runs: desired == Desired::Running }, fate);
                     }
                     Action::Wait => {
-                        let op = state.fresh_waiter_op();
-                        self.send(state, at, Write::Wait { me, op }, fate);
+                        let (op, asks) = (state.fresh_waiter_op(), self.bounds.asks);
+                        self.send(state, at, Write::Wait { me, op, asks }, fate);
                     }
                     Action::Withdraw => {
                         self.send(state, at, Write::Withdraw { me }, fate);
@@ -267,7 +267,7 @@ impl Protocol {
                             state.instances[at].stage = Stage::Marked;
                         }
                     }
-                    Action::Rest | Action::Extract | Action::Snapshot | Action::Save => {}
+                    Action::Rest | Action::Extract | Action::Snapshot | Action::Save | Action::Decline => {}
                 }
             }
         }

@@ -106,7 +106,8 @@ fn answer(passing: &Passing) -> Option<Answer> {
         Passing::LeaseLost { .. } => Some(Answer::LeaseLost),
         Passing::Acquiring
         | Passing::Acquired
-        | Passing::ReleaseRequested
+        | Passing::ReleaseRequested { .. }
+        | Passing::Probe { .. }
         | Passing::Checkpointing { .. }
         | Passing::CheckpointFailed { .. }
         | Passing::Fenced { .. }

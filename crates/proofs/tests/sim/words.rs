@@ -65,7 +65,8 @@ pub fn brief(passing: &Passing) -> String {
         other @ (Passing::Running { .. }
         | Passing::Acquiring
         | Passing::Acquired
-        | Passing::ReleaseRequested
+        | Passing::ReleaseRequested { .. }
+        | Passing::Probe { .. }
         | Passing::Checkpointing { .. }
         | Passing::Fenced { .. }
         | Passing::Unfenced

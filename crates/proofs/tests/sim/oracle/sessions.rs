@@ -35,7 +35,8 @@ impl Oracle {
             | Passing::Acquiring
             | Passing::Acquired
             | Passing::Failed { .. }
-            | Passing::ReleaseRequested
+            | Passing::ReleaseRequested { .. }
+            | Passing::Probe { .. }
             | Passing::Checkpointing { .. }
             | Passing::CheckpointFailed { .. }
             | Passing::Fenced { .. }

@@ -1,0 +1,88 @@
+//! Which attach wins: the one table behind "Two clients" in `docs/protocol.md`, from whoever waits elsewhere and
+//! the client that is attached here to what becomes of the sandbox. Pure.
+
+use std::time::Duration;
+
+use baton_protocol::lock::Claim;
+
+use crate::storage::board::ALIVE_WITHIN;
+
+/// The client that is attached where the sandbox is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Client {
+    /// Nobody is attached.
+    Absent,
+    /// It was asked for a sign of life, and its time is not up yet.
+    Probed,
+    Alive,
+    /// It was asked, and did not answer in time.
+    Silent,
+}
+
+impl Client {
+    pub const ALL: [Self; 4] = [Self::Absent, Self::Probed, Self::Alive, Self::Silent];
+
+    /// `since`: how long ago it was asked. An answer that comes late counts as long as nothing was done about it.
+    pub fn judge(is_attached: bool, has_answered: bool, since: Duration) -> Self {
+        match (is_attached, has_answered) {
+            (false, _) => Self::Absent,
+            (true, true) => Self::Alive,
+            (true, false) if since < ALIVE_WITHIN => Self::Probed,
+            (true, false) => Self::Silent,
+        }
+    }
+}
+
+/// What the holder does about a waiter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Verdict {
+    /// Nothing, as yet.
+    #[default]
+    Keep,
+    /// The sandbox stays; the waiter hears that it is in use.
+    Decline,
+    /// The waiter gets it, and the client here loses it to another one.
+    Yield,
+    /// The waiter gets it by order, and the client here may follow.
+    Relocate,
+}
+
+impl Verdict {
+    pub const ALL: [Self; 4] = [Self::Keep, Self::Decline, Self::Yield, Self::Relocate];
+}
+
+/// `waiter`: what a fresh waiter claims; `None` if there is none.
+pub fn verdict(waiter: Option<Claim>, client: Client) -> Verdict {
+    match (waiter, client) {
+        (None, _) | (Some(Claim::Ask), Client::Probed) => Verdict::Keep,
+        (Some(Claim::Ask), Client::Alive) => Verdict::Decline,
+        (Some(Claim::Ask), Client::Absent | Client::Silent) | (Some(Claim::Preempt), _) => Verdict::Yield,
+        (Some(Claim::Order), _) => Verdict::Relocate,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_the_one_that_is_documented() {
+        use {Client as C, Verdict as V};
+        let row = |waiter| [C::Absent, C::Probed, C::Alive, C::Silent].map(|client| verdict(waiter, client));
+        assert_eq!(row(None), [V::Keep; 4]);
+        assert_eq!(row(Some(Claim::Ask)), [V::Yield, V::Keep, V::Decline, V::Yield]);
+        assert_eq!(row(Some(Claim::Preempt)), [V::Yield; 4]);
+        assert_eq!(row(Some(Claim::Order)), [V::Relocate; 4]);
+    }
+
+    #[test]
+    fn a_client_has_one_second_and_is_believed_whenever_it_answers() {
+        let millis = Duration::from_millis;
+        for since in [millis(0), millis(999), millis(1_000), millis(9_000)] {
+            assert_eq!(Client::judge(false, false, since), Client::Absent);
+            assert_eq!(Client::judge(true, true, since), Client::Alive);
+        }
+        assert_eq!(Client::judge(true, false, millis(999)), Client::Probed);
+        assert_eq!(Client::judge(true, false, millis(1_000)), Client::Silent);
+    }
+}
