@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use baton_protocol::{
     id::{InstanceId, SandboxId},
+    lock::Claim,
     metadata::{Committed, Phase},
     reason::Reason,
 };
@@ -109,18 +110,25 @@ impl Sandbox {
         }
     }
 
-    /// It runs and nothing is to be done: the status says so of the spec as it is now. Somebody else's
-    /// placement is on its way to be fulfilled, and then the next holder reports.
+    /// It runs and nothing is to be done: the status says so of the spec as it is now. A client that attached
+    /// elsewhere is on its way to get it, and then the next holder reports.
     pub(super) async fn report_at_rest(&mut self, desired: Desired, seen: &Observed) {
         let Some(found) = self.found.as_ref().filter(|_| !self.amiss) else { return };
         let runs = seen.standing == Standing::Ours && seen.container == Container::Running && self.told.running;
         let (spec, status) = (&found.metadata.spec, &found.metadata.status);
-        if !runs || spec.placement.as_ref().is_some_and(|at| *at != self.tools.who.me) {
+        let elsewhere = spec.placement.as_ref().filter(|at| **at != self.tools.who.me);
+        let is_ordered = elsewhere.is_some() && spec.claim_at_placement() == Some(Claim::Order);
+        if !runs || (elsewhere.is_some() && !is_ordered) {
             return;
         }
-        let unfit = matches!(desired, Desired::Checkpointed | Desired::HandedOff) && !seen.checkpointable;
-        let is_trying = matches!(desired, Desired::Checkpointed | Desired::HandedOff) && !unfit;
-        let reason = if unfit { Reason::NotCheckpointable.name() } else { "" };
+        let leaves = matches!(desired, Desired::Checkpointed | Desired::HandedOff);
+        let unfit = (leaves || is_ordered) && !seen.checkpointable;
+        let is_trying = leaves && !unfit;
+        let reason = match (unfit, is_ordered) {
+            (true, _) => Reason::NotCheckpointable.name(),
+            (false, true) => Reason::PlacementPending.name(),
+            (false, false) => "",
+        };
         let is_told = status.phase == Phase::Running
             && (status.reason == reason || is_trying)
             && status.observed_spec_sha256 == self.spec_sha256
@@ -133,6 +141,9 @@ impl Sandbox {
             self.report_trouble(Reason::NotCheckpointable, message).await;
         } else if is_trying {
             return;
+        } else if let Some(named) = elsewhere {
+            let message = format!("{named} has not asked for the sandbox yet; it runs on here until then.");
+            self.report_trouble(Reason::PlacementPending, &message).await;
         } else {
             self.report_running().await;
         }

@@ -212,11 +212,7 @@ impl Sweep {
         }
         known.wish = match self.ground.records.find(id).await {
             Ok(Some(found)) => {
-                known.placement = match &found.spec.placement {
-                    None => Placement::Anywhere,
-                    Some(at) if *at == self.ground.who.me => Placement::Me,
-                    Some(_) => Placement::Other,
-                };
+                known.placement = Placement::of(&found.spec, &self.ground.who.me);
                 known.due = rules::due(&found.spec, &found.status, self.ground.retention);
                 known.is_said_to_run = rules::is_said_to_run(&found.status);
                 Wish::Is(found.spec.desired_state)
@@ -237,7 +233,7 @@ impl Sweep {
         let now = self.ground.clock.now();
         let first = known.objects == Objects::default();
         let still = known.objects.lock.as_ref() == Some(version);
-        if !first && !still {
+        if !first && !still && known.placement != Placement::Ordered {
             // Somebody wrote it since the last time, so somebody lives. If he has just let go, it stands still next time.
             (known.lock, known.file) = (Lock::Held, None);
             return;

@@ -15,6 +15,7 @@ mod lease;
 mod manifests;
 mod operate_page;
 mod outcomes;
+mod placement;
 mod plan_table;
 mod precedence;
 mod progress;

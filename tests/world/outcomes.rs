@@ -21,8 +21,12 @@ enum Owner {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Placement {
-    Me,
-    Other,
+    /// Left as it is: where it runs, or ran last.
+    Same,
+    /// Another instance, which lives and has room.
+    Another,
+    /// An instance that is not there any more.
+    Gone,
     Null,
 }
 
@@ -33,6 +37,10 @@ enum Outcome {
     RunsOn,
     /// It is started from its last checkpoint.
     Starts,
+    /// It runs on the instance that was named, by way of a checkpoint if it ran.
+    Moves,
+    /// It runs on, and its status says that the instance that was named has not asked for it.
+    Pends,
     /// It is checkpointed and let go.
     LetGo,
     /// Its status is corrected and its lease freed.
@@ -45,12 +53,14 @@ enum Outcome {
 
 const OWNERS: [Owner; 3] = [Owner::Held, Owner::Free, Owner::Dead];
 const STATES: [&str; 4] = ["running", "checkpointed", "handed_off", "deleted"];
-const PLACEMENTS: [Placement; 3] = [Placement::Me, Placement::Other, Placement::Null];
+const PLACEMENTS: [Placement; 4] = [Placement::Same, Placement::Another, Placement::Gone, Placement::Null];
 
 /// The table: what an operator may rely on.
 fn expected(owner: Owner, state: &str, placement: Placement) -> Outcome {
     match (owner, state, placement) {
         (_, "deleted", _) => Outcome::Erased,
+        (_, "running" | "handed_off", Placement::Another) => Outcome::Moves,
+        (Owner::Held, "running", Placement::Gone) => Outcome::Pends,
         (Owner::Held, "running", _) => Outcome::RunsOn,
         (Owner::Held, _, _) => Outcome::LetGo,
         (Owner::Free | Owner::Dead, "running", Placement::Null) => Outcome::Starts,
@@ -83,7 +93,7 @@ async fn outcome(owner: Owner, state: &str, placement: Placement) -> Outcome {
     let world = World::new().sweeping();
     let (mut one, two, id) = stage(&world).await;
     let stranger = InstanceId::from_bits([9; 16]);
-    let mut here = one.tools.who.me.clone();
+    let (here, there) = (one.tools.who.me.clone(), two.tools.who.me.clone());
     match owner {
         Owner::Held => {}
         Owner::Free => {
@@ -93,23 +103,21 @@ async fn outcome(owner: Owner, state: &str, placement: Placement) -> Outcome {
             }
             world.after(200).await;
         }
-        Owner::Dead => {
-            one = one.die().await;
-            here = two.tools.who.me.clone();
-        }
+        Owner::Dead => one = one.die().await,
     }
     let before = world.lock(&id).await.unwrap();
     world
         .edit(&id, |record| {
             record["desired_state"] = json!(state);
             record["placement"] = match placement {
-                Placement::Me => json!(here),
-                Placement::Other => json!(stranger),
+                Placement::Same => json!(here),
+                Placement::Another => json!(there),
+                Placement::Gone => json!(stranger),
                 Placement::Null => json!(null),
             };
         })
         .await;
-    world.after(if owner == Owner::Held { 6 } else { 250 }).await;
+    world.after(if owner == Owner::Held && placement != Placement::Another { 6 } else { 250 }).await;
     let lock = world.lock(&id).await.unwrap();
     let status = two.metadata(&id).await.map(|found| found.status);
     let alive = if owner == Owner::Dead { vec![&two] } else { vec![&one, &two] };
@@ -121,7 +129,19 @@ async fn outcome(owner: Owner, state: &str, placement: Placement) -> Outcome {
     } else if let [at] = running[..] {
         let status = status.unwrap();
         assert_eq!((status.phase, status.instance.as_ref()), (Phase::Running, Some(&at.tools.who.me)));
-        if lock.epoch == before.epoch { Outcome::RunsOn } else { Outcome::Starts }
+        let is_named = placement == Placement::Another && at.tools.who.me == there;
+        match (lock.epoch == before.epoch, status.reason.as_str()) {
+            (true, "PlacementPending") => Outcome::Pends,
+            (true, reason) => {
+                assert_eq!(reason, "");
+                Outcome::RunsOn
+            }
+            (false, _) if is_named => {
+                assert_ne!((owner == Owner::Held, &lock.head), (true, &before.head), "nothing was committed");
+                Outcome::Moves
+            }
+            (false, _) => Outcome::Starts,
+        }
     } else if lock.epoch == before.epoch && lock.lease.is_none() && before.lease.is_some() {
         assert_eq!((status.unwrap().phase, lock.behind), (Phase::Checkpointed, false));
         assert_ne!(lock.head, before.head, "nothing was committed");
@@ -154,6 +174,8 @@ fn words(outcome: Outcome) -> &'static str {
     match outcome {
         Outcome::RunsOn => "runs on where it is",
         Outcome::Starts => "is started from its last checkpoint, by the first instance with room",
+        Outcome::Moves => "runs there, within two sweeps",
+        Outcome::Pends => "runs on where it is; its status says `PlacementPending`",
         Outcome::LetGo => "is checkpointed and let go",
         Outcome::Corrected => "its status is corrected and its lease freed; the last checkpoint counts",
         Outcome::Erased => "is erased; a tombstone is left",
@@ -162,7 +184,9 @@ fn words(outcome: Outcome) -> &'static str {
 }
 
 fn table() -> String {
-    let mut page = String::from("| | `desired_state` | `placement`: me | another | `null` |\n|---|---|---|---|---|\n");
+    let mut page = String::from(
+        "| | `desired_state` | `placement` as it was | another instance | one that is gone | `null` |\n|---|---|---|---|---|---|\n",
+    );
     for owner in OWNERS {
         for state in STATES {
             let who = match owner {

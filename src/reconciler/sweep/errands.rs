@@ -3,13 +3,14 @@
 use std::{sync::Arc, time::Duration};
 
 use baton_protocol::{
-    id::SandboxId,
-    metadata::{DesiredState, Spec},
+    id::{InstanceId, SandboxId},
+    lock::Claim,
+    metadata::{Claimed, DesiredState, Spec},
 };
 
 use super::{
     Assignment, Ground,
-    rules::{self, Errand},
+    rules::{self, Errand, Placement},
     since_1970,
 };
 use crate::{
@@ -101,16 +102,60 @@ async fn expire(ground: &Ground, id: &SandboxId) -> records::Result<bool> {
     Ok(edited.is_some_and(|spec| spec.desired_state == DesiredState::Deleted))
 }
 
+/// Claims what is wanted anywhere, or what an operator ordered here. Whether there is anything to write.
+fn accept(spec: &mut Spec, me: &InstanceId) -> bool {
+    let kind = match (Placement::of(spec, me), spec.desired_state) {
+        (Placement::Anywhere, DesiredState::Running) => Claim::Ask,
+        (Placement::Ordered, DesiredState::Running | DesiredState::HandedOff) => Claim::Order,
+        _ => return false,
+    };
+    spec.desired_state = DesiredState::Running;
+    spec.placement = Some(me.clone());
+    spec.claim = Some(Claimed { instance: me.clone(), kind });
+    true
+}
+
 /// Wants it here, as an operator would, if nobody was faster.
 async fn take(ground: &Ground, id: &SandboxId) -> records::Result<bool> {
     let me = &ground.who.me;
-    let change = |spec: &mut Spec| {
-        let free = spec.desired_state == DesiredState::Running && spec.placement.is_none();
-        if free {
-            spec.placement = Some(me.clone());
-        }
-        free
-    };
+    let change = |spec: &mut Spec| accept(spec, me);
     let edited = ground.records.wish(id, None, &change).await?;
     Ok(edited.is_some_and(|spec| spec.desired_state == DesiredState::Running && spec.placement.as_ref() == Some(me)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_accepted_names_this_instance_and_how_it_came_to_it() {
+        let [me, other] = [1, 2].map(|n| InstanceId::from_bits([n; 16]));
+        let id = SandboxId::parse("sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab").unwrap();
+        let spec = |state, placement: Option<&InstanceId>, claimed: &InstanceId| {
+            let mut spec = Spec::new(id.clone(), String::new(), String::new(), claimed.clone());
+            (spec.desired_state, spec.placement) = (state, placement.cloned());
+            spec
+        };
+        use DesiredState as D;
+        for (state, placement, claimed, kind) in [
+            (D::Running, None, &other, Some(Claim::Ask)),
+            (D::HandedOff, None, &other, None),
+            (D::Running, Some(&me), &other, Some(Claim::Order)),
+            (D::HandedOff, Some(&me), &other, Some(Claim::Order)),
+            (D::Checkpointed, Some(&me), &other, None),
+            (D::Deleted, Some(&me), &other, None),
+            (D::Running, Some(&me), &me, None),
+            (D::Running, Some(&other), &me, None),
+        ] {
+            let before = spec(state, placement, claimed);
+            let mut after = before.clone();
+            assert_eq!(accept(&mut after, &me), kind.is_some(), "{before:?}");
+            let Some(kind) = kind else {
+                assert_eq!(after, before);
+                continue;
+            };
+            let claim = Some(Claimed { instance: me.clone(), kind });
+            assert_eq!((after.desired_state, &after.placement, &after.claim), (D::Running, &Some(me.clone()), &claim));
+        }
+    }
 }

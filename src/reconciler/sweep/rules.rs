@@ -3,7 +3,11 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use baton_protocol::metadata::{DesiredState, Phase, Spec, Status};
+use baton_protocol::{
+    id::InstanceId,
+    lock::Claim,
+    metadata::{DesiredState, Phase, Spec, Status},
+};
 
 /// A lock that has had no metadata for so long is what is left of a create that was given up.
 pub const ABANDONED: Duration = Duration::from_secs(10 * 60);
@@ -36,9 +40,28 @@ pub enum Wish {
 /// Where it is wanted, as one instance sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Placement {
+    /// Here, because somebody asked here; whoever asks again gets it.
     Me,
+    /// Here, by an operator's order that this instance has not accepted yet.
+    Ordered,
+    /// Here, by an order that this instance has accepted.
+    Accepted,
     Other,
     Anywhere,
+}
+
+impl Placement {
+    pub const ALL: [Self; 5] = [Self::Me, Self::Ordered, Self::Accepted, Self::Other, Self::Anywhere];
+
+    pub fn of(spec: &Spec, me: &InstanceId) -> Self {
+        match &spec.placement {
+            None => Self::Anywhere,
+            Some(at) if at != me => Self::Other,
+            Some(_) if spec.open_order().is_some() => Self::Ordered,
+            Some(_) if spec.claim_at_placement() == Some(Claim::Order) => Self::Accepted,
+            Some(_) => Self::Me,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,7 +94,7 @@ pub enum Errand {
     Purge,
     /// Its time is up: want it deleted, then erase it.
     Expire,
-    /// Want it here, then start it.
+    /// Want it here, then have it from its holder if it has one, and start it.
     Take,
     /// Say in the status that it runs nowhere, and free its lease.
     Correct,
@@ -85,7 +108,10 @@ pub enum Errand {
 
 pub fn errand(seen: &Seen) -> Errand {
     use DesiredState as D;
+    let is_ordered = matches!(seen.placement, Placement::Ordered | Placement::Accepted);
     match (seen.lock, seen.wish) {
+        // Until it is here: a holder that could not let go may be able to by now.
+        (Lock::Held, Wish::Is(D::Running)) if is_ordered && seen.has_room && !seen.purging => Errand::Take,
         (Lock::Missing | Lock::Unknown | Lock::Held, _) => Errand::Rest,
         (Lock::Purged, Wish::Missing) if seen.is_untidy => Errand::Sweep,
         (Lock::Purged, Wish::Missing) if seen.is_past => Errand::Forget,
@@ -98,6 +124,12 @@ pub fn errand(seen: &Seen) -> Errand {
         (Lock::Free | Lock::Dead, Wish::Is(D::Deleted)) => Errand::Purge,
         (Lock::Free | Lock::Dead, Wish::Is(_)) if seen.is_overdue => Errand::Expire,
         (Lock::Free | Lock::Dead, Wish::Is(D::Running)) if seen.placement == Placement::Anywhere && seen.has_room => {
+            Errand::Take
+        }
+        // Once: what has ended here since then was asked for by nobody.
+        (Lock::Free | Lock::Dead, Wish::Is(D::Running | D::HandedOff))
+            if seen.placement == Placement::Ordered && seen.has_room =>
+        {
             Errand::Take
         }
         // Its holder may only be cut off, and then goes on where it stopped, unless somebody asks for it.
@@ -150,12 +182,10 @@ mod tests {
         Wish::Is(DesiredState::HandedOff),
         Wish::Is(DesiredState::Deleted),
     ];
-    const PLACEMENTS: [Placement; 3] = [Placement::Me, Placement::Other, Placement::Anywhere];
-
     fn all() -> impl Iterator<Item = Seen> {
         LOCKS.into_iter().flat_map(|lock| {
             WISHES.into_iter().flat_map(move |wish| {
-                PLACEMENTS.into_iter().flat_map(move |placement| {
+                Placement::ALL.into_iter().flat_map(move |placement| {
                     (0..256u32).map(move |bits| {
                         let bit = |n: u32| bits >> n & 1 == 1;
                         Seen {
@@ -178,9 +208,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_missing_or_unknown_is_left_alone() {
+    fn what_is_held_missing_or_unknown_is_left_alone_unless_it_was_ordered_here() {
         for seen in all().filter(|seen| matches!(seen.lock, Lock::Held | Lock::Missing | Lock::Unknown)) {
-            assert_eq!(errand(&seen), Errand::Rest, "{seen:?}");
+            let is_ordered = matches!(seen.placement, Placement::Ordered | Placement::Accepted);
+            let moves = seen.lock == Lock::Held && seen.wish == Wish::Is(DesiredState::Running) && is_ordered;
+            let expected = if moves && seen.has_room && !seen.purging { Errand::Take } else { Errand::Rest };
+            assert_eq!(errand(&seen), expected, "{seen:?}");
+        }
+    }
+
+    #[test]
+    fn an_order_starts_what_is_free_once() {
+        for seen in all().filter(|seen| matches!(seen.lock, Lock::Free | Lock::Dead)) {
+            assert!(seen.placement != Placement::Accepted || errand(&seen) != Errand::Take, "{seen:?}");
         }
     }
 
@@ -193,10 +233,11 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_wanted_anywhere_is_taken_and_only_with_room() {
+    fn only_what_is_wanted_anywhere_or_ordered_here_is_taken_and_only_with_room() {
         for seen in all().filter(|seen| errand(seen) == Errand::Take) {
-            assert!(seen.has_room && seen.placement == Placement::Anywhere && !seen.is_overdue);
-            assert_eq!(seen.wish, Wish::Is(DesiredState::Running));
+            assert!(seen.has_room && (!seen.is_overdue || seen.lock == Lock::Held), "{seen:?}");
+            assert!(!matches!(seen.placement, Placement::Me | Placement::Other), "{seen:?}");
+            assert!(matches!(seen.wish, Wish::Is(DesiredState::Running | DesiredState::HandedOff)), "{seen:?}");
         }
     }
 
@@ -205,7 +246,7 @@ mod tests {
         for seen in all().filter(|seen| {
             seen.lock == Lock::Dead
                 && seen.wish == Wish::Is(DesiredState::Running)
-                && seen.placement != Placement::Anywhere
+                && !matches!(seen.placement, Placement::Anywhere | Placement::Ordered)
                 && !seen.purging
                 && !seen.is_overdue
         }) {
@@ -223,7 +264,7 @@ mod tests {
     #[test]
     fn ttl_counts_from_creation_retention_from_the_last_sign_and_nonsense_never() {
         let id = baton_protocol::id::SandboxId::parse("sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab").unwrap();
-        let me = baton_protocol::id::InstanceId::from_bits([1; 16]);
+        let me = InstanceId::from_bits([1; 16]);
         let mut spec = Spec::new(id, String::new(), "2026-11-16T10:00:00Z".to_owned(), me);
         let mut status = Status { updated: "2026-11-16T12:00:00Z".to_owned(), ..Status::default() };
         let at = |text: &str| Some(wall(text).unwrap());
