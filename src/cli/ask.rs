@@ -38,13 +38,16 @@ pub struct CheckpointArgs {
     pub one: OneArgs,
 }
 
-/// Have a sandbox leave the instance it is on, with all that runs in it; the next attach takes it anywhere.
+/// Have a sandbox leave the instance it is on, with all that runs in it; the next attach takes it anywhere, or the
+/// instance that is named takes it.
 ///
 /// With storage variables set it works on the storage, without a server; with --url, or without
 /// storage, it asks the server.
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = format!("Examples:\n  baton handoff 0b9f\n  baton handoff --no-wait 0b9f\n\n{}", desk::CODES))]
+#[command(after_help = format!("Examples:\n  baton handoff 0b9f\n  baton handoff --no-wait 0b9f\n  baton handoff 0b9f --to inst-5f3a\n\n{}", desk::CODES))]
 pub struct HandoffArgs {
+    #[command(flatten)]
+    pub target: handoff::Target,
     #[command(flatten)]
     pub waiting: Waiting,
     #[command(flatten)]
@@ -95,6 +98,9 @@ pub async fn ask_checkpoint(args: CheckpointArgs) -> anyhow::Result<ExitCode> {
 }
 
 pub async fn ask_handoff(args: HandoffArgs) -> anyhow::Result<ExitCode> {
+    if args.target.to.is_some() {
+        anyhow::bail!("--to works on the storage alone: set its variables (`baton config`), and leave --url out");
+    }
     args.one
         .ask(async |sandbox, _| {
             let before = sandbox.instance();
@@ -166,7 +172,8 @@ impl CheckpointArgs {
 impl HandoffArgs {
     /// Without a server.
     pub fn by_storage(&self) -> anyhow::Result<ExitCode> {
-        self.one.by_storage(|id| handoff::run(handoff::Args { id, waiting: self.waiting }))
+        let Self { target, waiting, .. } = self.clone();
+        self.one.by_storage(|id| handoff::run(handoff::Args { id, target, waiting }))
     }
 }
 

@@ -93,7 +93,8 @@ pub enum Rest {
     Late,
 }
 
-const LOOK: Duration = Duration::from_millis(500);
+/// Between two looks at something that is waited for.
+pub const LOOK: Duration = Duration::from_millis(500);
 
 impl Desk {
     /// By the variables of the environment.

@@ -1,24 +1,230 @@
-//! `baton handoff`: has the instance that runs a sandbox let it go; the next attach takes it anywhere.
+//! `baton handoff`: has the instance that runs a sandbox let it go, for the next attach or for an instance that is
+//! named.
 
-use std::process::ExitCode;
+use std::{collections::BTreeSet, process::ExitCode};
 
-use anyhow::Result;
-use baton_protocol::{id::SandboxId, metadata::DesiredState};
+use anyhow::{Context, Result};
+use baton_protocol::{
+    id::{InstanceId, SandboxId},
+    lock::Lock,
+    metadata::{DesiredState, Metadata, Phase, Spec},
+    reason::Reason,
+};
+use futures::{StreamExt, stream};
 
 use super::{
     checkpoint::let_go,
-    desk::{self, Waiting},
+    desk::{self, Desk, LOOK, Verdict, Waiting},
 };
+
+/// So many sandboxes are looked at at the same time for the instances they name.
+const AT_ONCE: usize = 32;
 
 /// Have a sandbox leave the instance it is on; the next attach takes it anywhere.
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = format!("Examples:\n  baton handoff ID\n  baton handoff --no-wait ID\n\n{}", desk::CODES))]
+#[command(after_help = format!("Examples:\n  baton handoff ID\n  baton handoff ID --to inst-5f3a\n\n{}", desk::CODES))]
 pub struct Args {
     pub id: SandboxId,
+    #[command(flatten)]
+    pub target: Target,
     #[command(flatten)]
     pub waiting: Waiting,
 }
 
+/// Where a sandbox is to go.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Target {
+    /// The instance that takes it, or the beginning of its id: it runs on where it is until that one asks for it.
+    #[arg(long, value_name = "INSTANCE")]
+    pub to: Option<String>,
+    /// Name an instance that no sandbox in the store has been on, by its whole id.
+    #[arg(long, requires = "to")]
+    pub force: bool,
+}
+
 pub fn run(args: Args) -> Result<ExitCode> {
-    desk::run(|desk| async move { let_go(&desk, &args.id, DesiredState::HandedOff, args.waiting).await })
+    desk::run(|desk| async move {
+        match &args.target.to {
+            None => let_go(&desk, &args.id, DesiredState::HandedOff, args.waiting).await,
+            Some(to) => move_to(&desk, &args.id, to, args.target.force, args.waiting).await,
+        }
+    })
+}
+
+/// Orders a sandbox to an instance, and waits until it runs there or it is clear why it does not.
+pub async fn move_to(desk: &Desk, id: &SandboxId, to: &str, force: bool, waiting: Waiting) -> Result<Verdict> {
+    let target = match choose(&known_instances(desk).await?, to, force) {
+        Ok(target) => target,
+        Err(why) => return Ok(Verdict::Refused(why)),
+    };
+    if let Some(Sight::Arrived) = desk.lock(id).await?.map(|lock| sight_of(&lock, None, &target)) {
+        return Ok(Verdict::Done(format!("{id} is on {target} already")));
+    }
+    let written = desk.records.wish(id, None, &|spec| order(spec, &target)).await?;
+    let spec = written.with_context(|| format!("{id} does not exist"))?;
+    if spec.desired_state == DesiredState::Deleted {
+        return Ok(Verdict::Refused(format!("{id} is being deleted")));
+    }
+    if waiting.no_wait {
+        return Ok(Verdict::Done(format!("{id} was ordered to {target}")));
+    }
+    until_there(desk, id, &target, waiting).await
+}
+
+/// Whether there is anything to write.
+fn order(spec: &mut Spec, target: &InstanceId) -> bool {
+    let is_so = spec.desired_state == DesiredState::Running && spec.open_order() == Some(target);
+    if is_so || spec.desired_state == DesiredState::Deleted {
+        return false;
+    }
+    spec.desired_state = DesiredState::Running;
+    spec.placement = Some(target.clone());
+    // What that instance wanted before is not what is ordered now.
+    spec.claim = None;
+    true
+}
+
+/// How far an order has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Sight {
+    Arrived,
+    /// It will not come until something changes.
+    Refused(String),
+    /// What is waited for.
+    Waiting(String),
+}
+
+async fn until_there(desk: &Desk, id: &SandboxId, target: &InstanceId, waiting: Waiting) -> Result<Verdict> {
+    let end = desk.clock.now() + waiting.timeout;
+    let mut said = String::new();
+    loop {
+        let Some(lock) = desk.lock(id).await? else {
+            return Ok(Verdict::Refused(desk::reason(Reason::LockMissing)));
+        };
+        let found = desk.find(id).await?;
+        match sight_of(&lock, Some(&found), target) {
+            Sight::Arrived => return Ok(Verdict::Done(format!("{id} runs on {target}"))),
+            Sight::Refused(why) => return Ok(Verdict::Refused(format!("{id} does not run on {target}: {why}"))),
+            Sight::Waiting(line) if line != said => {
+                desk.tell(&line);
+                said = line;
+            }
+            Sight::Waiting(_) => {}
+        }
+        if desk.clock.now() >= end {
+            return Ok(Verdict::Late(format!("{id} does not run on {target} yet: {said}")));
+        }
+        desk.clock.sleep(LOOK).await;
+    }
+}
+
+/// Without metadata only whether it is there is told.
+fn sight_of(lock: &Lock, found: Option<&Metadata>, target: &InstanceId) -> Sight {
+    let holder = lock.lease.as_ref().map(|lease| &lease.owner);
+    let is_there = holder == Some(target);
+    let Some(Metadata { spec, status, .. }) = found else {
+        return if is_there { Sight::Arrived } else { Sight::Waiting(String::new()) };
+    };
+    let why = format!("{}: {}", status.reason, status.message);
+    let is_final = matches!(
+        Reason::find(&status.reason),
+        Some(Reason::NotCheckpointable | Reason::InvalidSpec | Reason::OtherStore | Reason::LockMissing)
+    );
+    match &spec.placement {
+        _ if lock.purged || spec.desired_state == DesiredState::Deleted => Sight::Refused("it was deleted".to_owned()),
+        _ if is_there && status.phase == Phase::Running && status.instance.as_ref() == Some(target) => Sight::Arrived,
+        Some(other) if other != target => Sight::Refused(format!("somebody asked for it on {other} meanwhile")),
+        None => Sight::Refused("somebody has changed its placement meanwhile".to_owned()),
+        _ if is_final => Sight::Refused(why),
+        // That instance had it, and could not start it.
+        _ if holder.is_none() && spec.open_order().is_none() && status.phase == Phase::Failed => Sight::Refused(why),
+        _ if is_there => Sight::Waiting(format!("{target} starts it")),
+        _ => {
+            let from = holder.map_or_else(String::new, |holder| format!(" from {holder}"));
+            let why = if status.reason.is_empty() { String::new() } else { format!(" ({})", status.reason) };
+            Sight::Waiting(format!("waiting for {target} to take it{from}{why}"))
+        }
+    }
+}
+
+/// Every instance that a sandbox in the store is on, waits for, or is said to be on.
+async fn known_instances(desk: &Desk) -> Result<BTreeSet<InstanceId>> {
+    let ids = desk.records.survey().await?.into_keys();
+    let named = stream::iter(ids).map(|id| async move {
+        let (lock, found) = futures::join!(desk.lock(&id), desk.records.find(&id));
+        let lock = lock.ok().flatten();
+        let owner = lock.as_ref().and_then(|lock| lock.lease.as_ref()).map(|lease| lease.owner.clone());
+        let waiter = lock.as_ref().and_then(|lock| lock.waiter.as_ref()).map(|waiter| waiter.instance.clone());
+        let said = found.ok().flatten().and_then(|found| found.status.instance);
+        [owner, waiter, said]
+    });
+    let named: Vec<_> = named.buffer_unordered(AT_ONCE).collect().await;
+    Ok(named.into_iter().flatten().flatten().collect())
+}
+
+/// The one instance that is meant, or why it is not clear which.
+fn choose(known: &BTreeSet<InstanceId>, text: &str, force: bool) -> Result<InstanceId, String> {
+    let whole = InstanceId::parse(text).ok();
+    if let Some(whole) = whole {
+        return if force || known.contains(&whole) {
+            Ok(whole)
+        } else {
+            Err(format!("no sandbox in the store has been on {whole}: if it is there all the same, use --force"))
+        };
+    }
+    let begins = |id: &&InstanceId| {
+        let id = id.as_str();
+        id.starts_with(text) || id.strip_prefix("inst-").is_some_and(|rest| rest.starts_with(text))
+    };
+    let meant: Vec<_> = known.iter().filter(begins).collect();
+    match meant[..] {
+        [one] => Ok(one.clone()),
+        [] => Err(format!(
+            "no instance that a sandbox in the store has been on begins with `{}`",
+            baton_files::plain(text)
+        )),
+        _ => {
+            let meant: Vec<_> = meant.iter().map(|id| id.as_str()).collect();
+            Err(format!("`{text}` may be any of {}", meant.join(", ")))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn instance(text: &str) -> InstanceId {
+        InstanceId::parse(&format!("inst-{text:0<32}")).unwrap()
+    }
+
+    #[test]
+    fn an_instance_is_meant_by_its_id_or_by_a_beginning_that_only_one_has() {
+        let known: BTreeSet<_> = ["ab1", "ab2", "c"].map(instance).into();
+        for text in ["inst-c", "c", instance("c").as_str()] {
+            assert_eq!(choose(&known, text, false), Ok(instance("c")));
+        }
+        assert!(choose(&known, "ab", false).unwrap_err().contains(instance("ab2").as_str()));
+        assert!(choose(&known, "inst-d", false).unwrap_err().contains("inst-d"));
+        assert!(choose(&known, "d", true).is_err(), "a beginning of nothing is nobody");
+        let stranger = instance("d");
+        assert!(choose(&known, stranger.as_str(), false).unwrap_err().contains("--force"));
+        assert_eq!(choose(&known, stranger.as_str(), true), Ok(stranger));
+    }
+
+    #[test]
+    fn an_order_is_written_once_and_never_over_a_deletion() {
+        let [one, two] = ["1", "2"].map(instance);
+        let id = SandboxId::parse("sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab").unwrap();
+        let mut spec = Spec::new(id, String::new(), String::new(), one.clone());
+        spec.desired_state = DesiredState::Checkpointed;
+        assert!(order(&mut spec, &two));
+        assert_eq!((spec.desired_state, spec.open_order()), (DesiredState::Running, Some(&two)));
+        assert!(!order(&mut spec, &two));
+        // Where it was last by its client's wish an order is one all the same.
+        assert!(order(&mut spec, &one));
+        assert_eq!(spec.open_order(), Some(&one));
+        spec.desired_state = DesiredState::Deleted;
+        assert!(!order(&mut spec, &two));
+    }
 }

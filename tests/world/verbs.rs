@@ -8,7 +8,7 @@ use baton::{
         config::Output,
         delete,
         desk::{Desk, Verdict, Waiting},
-        edit, gc, get, list, repair, rollback,
+        edit, gc, get, handoff, list, repair, rollback,
         rows::{Filter, Shown},
         watch,
     },
@@ -100,6 +100,53 @@ async fn checkpoint_and_handoff_wait_until_the_holder_has_let_go() {
         done(checkpoint::let_go(&desk, &id, state, WAIT)).await;
         one.stop().await;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handoff_to_an_instance_ends_when_the_sandbox_runs_there() {
+    let world = World::new().sweeping();
+    let (one, two, desk) = (world.instance(), world.instance(), desk(&world));
+    let id = running(&world, &one).await;
+    let other = running(&world, &two).await;
+    let to = two.tools.who.me.clone();
+    let unknown = world.clock.instance_id();
+    let line = refused(handoff::move_to(&desk, &id, unknown.as_str(), false, WAIT)).await;
+    assert!(line.contains("--force"), "{line}");
+    assert_eq!(one.metadata(&id).await.unwrap().spec.placement, Some(one.tools.who.me.clone()), "nothing was written");
+    // By a beginning of its id, which another sandbox there makes known.
+    let line = done(handoff::move_to(&desk, &id, &to.as_str()[..12], false, WAIT)).await;
+    assert!(line.ends_with(&format!("runs on {to}")), "{line}");
+    assert_eq!((one.container(&id), two.container(&id)), (Container::Absent, Container::Running));
+    assert!(done(handoff::move_to(&desk, &other, to.as_str(), false, WAIT)).await.contains("already"));
+    // What lies in the store is started there.
+    let stored = stored(&world, &one, 1).await;
+    done(handoff::move_to(&desk, &stored, to.as_str(), false, WAIT)).await;
+    assert_eq!(two.container(&stored), Container::Running);
+    one.stop().await;
+    two.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handoff_to_nobody_says_what_it_waits_for_and_to_elsewhere_who_was_faster() {
+    let world = World::new().sweeping();
+    let (one, two, desk) = (world.instance(), world.instance(), desk(&world));
+    let id = running(&world, &one).await;
+    let nobody = world.clock.instance_id();
+    let verdict = handoff::move_to(&desk, &id, nobody.as_str(), true, WAIT).await.unwrap();
+    assert_eq!(verdict.exit(), 4, "{verdict:?}");
+    assert!(verdict.line().contains("PlacementPending"), "{verdict:?}");
+    assert_eq!(one.container(&id), Container::Running);
+    let (moved, _visit) = tokio::join!(handoff::move_to(&desk, &id, nobody.as_str(), true, WAIT), async {
+        world.after(3).await;
+        two.attach(&id).await
+    });
+    let moved = moved.unwrap();
+    assert_eq!(moved.exit(), 3);
+    assert!(moved.line().contains(two.tools.who.me.as_str()), "{moved:?}");
+    let gone = world.clock.sandbox_id();
+    assert!(handoff::move_to(&desk, &gone, nobody.as_str(), true, WAIT).await.is_err());
+    one.stop().await;
+    two.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
