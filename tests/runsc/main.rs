@@ -33,6 +33,7 @@ mod local;
 mod moves;
 mod mutants;
 mod place;
+mod precedence;
 mod proxy;
 #[allow(dead_code, reason = "shared with the tests of the command line")]
 #[path = "../cli/pty.rs"]
