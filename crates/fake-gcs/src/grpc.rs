@@ -12,13 +12,13 @@ use crate::{
     Shared, drop_connection,
     fault::Op,
     json::{Reply, reply},
-    objects::{About, Condition, Object, Query, Refusal},
+    listing::{LONGEST_PAGE, Query},
+    objects::{About, Attributes, Condition, Object, Refusal},
     proto,
 };
 
 /// Five bytes before every message: not compressed, and its length.
 const PREFIX: usize = 5;
-const LONGEST_PAGE: usize = 1000;
 
 pub async fn serve(State(state): State<Shared>, Path(method): Path<String>, body: Body) -> Reply {
     let Ok(body) = body.collect().await else { return refuse(&Refusal::Unavailable) };
@@ -45,7 +45,7 @@ async fn call(state: &Shared, method: &str, message: Bytes) -> Result<Vec<u8>, R
         "GetObject" => {
             let asked: proto::GetObject = decode(message)?;
             let lose = state.receive(Op::Get, &asked.object).await?.lose_reply;
-            let condition = Condition { is: asked.if_generation_match, is_not: asked.if_generation_not_match };
+            let condition = condition(asked.if_generation_match, asked.if_generation_not_match);
             let bucket = bucket(&asked.bucket);
             let objects = state.objects();
             let object = objects.get(bucket, &asked.object)?;
@@ -55,7 +55,7 @@ async fn call(state: &Shared, method: &str, message: Bytes) -> Result<Vec<u8>, R
         "DeleteObject" => {
             let asked: proto::DeleteObject = decode(message)?;
             let lose = state.receive(Op::Delete, &asked.object).await?.lose_reply;
-            let condition = Condition { is: asked.if_generation_match, is_not: asked.if_generation_not_match };
+            let condition = condition(asked.if_generation_match, asked.if_generation_not_match);
             state.objects().delete(bucket(&asked.bucket), &asked.object, condition)?;
             answer(lose, &proto::Empty {})
         }
@@ -69,10 +69,12 @@ async fn call(state: &Shared, method: &str, message: Bytes) -> Result<Vec<u8>, R
             let target = asked.destination.ok_or(Refusal::Invalid("No destination."))?;
             let lose = state.receive(Op::Compose, &target.name).await?.lose_reply;
             let pinned = |generation| (generation != 0).then_some(generation);
-            let sources: Vec<_> = asked.sources.into_iter().map(|s| (s.name, pinned(s.generation))).collect();
+            let sources: Vec<_> =
+                asked.sources.into_iter().map(|s| (s.name, condition(pinned(s.generation), None))).collect();
             let content_type = (!target.content_type.is_empty()).then_some(target.content_type);
-            let about = About { content_type, metadata: target.metadata, crc32c: None };
-            let condition = Condition { is: asked.if_generation_match, is_not: None };
+            let attributes = Attributes { content_type, metadata: target.metadata, ..Attributes::default() };
+            let about = About { attributes, ..About::default() };
+            let condition = condition(asked.if_generation_match, None);
             let bucket = bucket(&target.bucket);
             let object = state.objects().compose(bucket, &target.name, &sources, &about, condition)?;
             answer(lose, &describe(bucket, &target.name, &object))
@@ -83,42 +85,48 @@ async fn call(state: &Shared, method: &str, message: Bytes) -> Result<Vec<u8>, R
 
 fn list(state: &Shared, asked: &proto::ListObjects) -> Result<proto::Listed, Refusal> {
     let bucket = bucket(&asked.parent);
-    let continued = !asked.page_token.is_empty();
     let objects = state.objects();
     let limit = usize::try_from(asked.page_size).unwrap_or(0);
     let query = Query {
         prefix: &asked.prefix,
-        start: if continued { &asked.page_token } else { &asked.lexicographic_start },
-        after: continued,
+        start: &asked.lexicographic_start,
+        after: Some(asked.page_token.as_str()).filter(|token| !token.is_empty()),
         limit: if limit == 0 { LONGEST_PAGE } else { limit.min(LONGEST_PAGE) },
+        ..Query::default()
     };
-    let (page, more) = objects.list(bucket, query)?;
-    let last = page.last().filter(|_| more).map(|(name, _)| (*name).to_owned());
+    let page = objects.list(bucket, query)?;
     Ok(proto::Listed {
-        objects: page.into_iter().map(|(name, object)| describe(bucket, name, object)).collect(),
-        next_page_token: last.unwrap_or_default(),
+        next_page_token: page.next.unwrap_or_default().to_owned(),
+        objects: page.objects.into_iter().map(|(name, object)| describe(bucket, name, object)).collect(),
     })
 }
 
 fn describe(bucket: &str, name: &str, object: &Object) -> proto::Object {
-    let since = object.updated.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    let time = proto::Timestamp {
-        seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
-        nanos: i32::try_from(since.subsec_nanos()).unwrap_or(0),
-    };
     proto::Object {
         name: name.to_owned(),
         bucket: format!("projects/_/buckets/{bucket}"),
         generation: object.generation,
-        metageneration: 1,
+        metageneration: object.metageneration,
         storage_class: "STANDARD".to_owned(),
         size: i64::try_from(object.data.len()).unwrap_or(i64::MAX),
-        content_type: object.content_type.clone(),
-        create_time: Some(time.clone()),
+        content_type: object.attributes.content_type.clone().unwrap_or_default(),
+        create_time: Some(timestamp(object.created)),
         checksums: Some(proto::Checksums { crc32c: Some(object.crc32c) }),
-        update_time: Some(time),
-        metadata: object.metadata.clone(),
+        update_time: Some(timestamp(object.updated)),
+        metadata: object.attributes.metadata.clone(),
     }
+}
+
+fn timestamp(time: std::time::SystemTime) -> proto::Timestamp {
+    let since = time.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    proto::Timestamp {
+        seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
+        nanos: i32::try_from(since.subsec_nanos()).unwrap_or(0),
+    }
+}
+
+fn condition(is: Option<i64>, is_not: Option<i64>) -> Condition {
+    Condition { is, is_not, ..Condition::default() }
 }
 
 fn answer(lose: bool, message: &impl Message) -> Result<Vec<u8>, Refusal> {
@@ -141,6 +149,7 @@ fn refuse(refusal: &Refusal) -> Reply {
     let (code, message) = match refusal {
         Refusal::NoBucket => ("5", "The specified bucket does not exist."),
         Refusal::NoObject(_) => ("5", "No such object."),
+        Refusal::Conflict(why) => ("6", *why),
         Refusal::Precondition => ("9", "At least one of the pre-conditions you specified did not hold."),
         Refusal::NotModified => ("10", "Not modified."),
         Refusal::Invalid(why) => ("3", *why),

@@ -1,234 +1,161 @@
-//! The JSON API: objects read and written over HTTP/1.1.
+//! What the answers of the JSON API have in common: resources, conditions, refusals.
 
 use std::collections::HashMap;
 
 use axum::{
-    body::{Body, Bytes},
-    extract::{Path, Query, State},
-    http::{HeaderMap, HeaderName, HeaderValue, Response, header},
+    body::Body,
+    http::{HeaderValue, Response, header},
 };
 use base64::{Engine, prelude::BASE64_STANDARD};
-use http_body_util::BodyExt;
-use memchr::memmem;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Value, json};
 
-use crate::{
-    Plan, Shared, drop_connection,
-    fault::Op,
-    objects::{About, Condition, Object, Refusal},
-    resumable,
-};
+use crate::objects::{About, Attributes, Condition, Object, Refusal};
 
 pub type Reply = Response<Body>;
 pub type Parameters = HashMap<String, String>;
 
-/// A whole object in one request, or the start of a resumable upload.
-pub async fn upload(
-    State(state): State<Shared>,
-    Path(bucket): Path<String>,
-    Query(parameters): Query<Parameters>,
-    headers: HeaderMap,
-    body: Body,
-) -> Reply {
-    let name = parameters.get("name").cloned().unwrap_or_default();
-    let condition = condition(&parameters);
-    let kind = parameters.get("uploadType").map_or("", String::as_str);
-    let op = if kind == "resumable" { Op::Start } else { Op::Write };
-    let plan = match state.receive(op, &name).await {
-        Ok(plan) => plan,
-        Err(refusal) => return refuse(&refusal),
-    };
-    let Ok(body) = collect(body, plan.cut).await else { return refuse(&Refusal::Invalid("The body is cut.")) };
-    let reply = match kind {
-        "resumable" => resumable::start(&state, bucket, name, &body, condition),
-        "multipart" => match parts(&headers, &body) {
-            Some((about, data)) => {
-                let stored = state.objects().put(&bucket, &name, data, &about, condition);
-                stored.map_or_else(
-                    |refusal| refuse(&refusal),
-                    |object| json_reply(200, &describe(&bucket, &name, &object)),
-                )
+/// What a name keeps as it is inside a URL.
+const IN_NAMES: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
+
+/// An object's resource. The MD5 is the caller's choice: it may take a while.
+pub fn describe(url: &str, bucket: &str, name: &str, object: &Object, md5: Option<[u8; 16]>) -> Value {
+    let time = |time| humantime::format_rfc3339_millis(time).to_string();
+    let place = format!("storage/v1/b/{bucket}/o/{}", utf8_percent_encode(name, IN_NAMES));
+    let generation = object.generation.to_string();
+    let mut resource = json!({
+        "kind": "storage#object", "id": format!("{bucket}/{name}/{generation}"), "name": name, "bucket": bucket,
+        "selfLink": format!("{url}/{place}"),
+        "mediaLink": format!("{url}/download/{place}?generation={generation}&alt=media"),
+        "metageneration": object.metageneration.to_string(), "size": object.data.len().to_string(),
+        "crc32c": BASE64_STANDARD.encode(object.crc32c.to_be_bytes()), "etag": etag(object),
+        "storageClass": "STANDARD", "timeCreated": time(object.created), "updated": time(object.updated),
+        "timeStorageClassUpdated": time(object.created), "timeFinalized": time(object.created), "generation": generation,
+    });
+    if let Value::Object(attributes) = show_attributes(&object.attributes)
+        && let Some(fields) = resource.as_object_mut()
+    {
+        fields.extend(attributes);
+    }
+    if let Some(md5) = md5 {
+        resource["md5Hash"] = json!(BASE64_STANDARD.encode(md5));
+    }
+    if let Some(components) = object.components {
+        resource["componentCount"] = json!(components);
+    }
+    resource
+}
+
+/// Another one for every change of content or attributes.
+pub fn etag(object: &Object) -> String {
+    BASE64_STANDARD.encode(format!("{}/{}", object.generation, object.metageneration))
+}
+
+fn show_attributes(attributes: &Attributes) -> Value {
+    let mut shown = serde_json::Map::new();
+    for (name, value) in named(attributes) {
+        shown.extend(value.clone().map(|value| (name.to_owned(), json!(value))));
+    }
+    if !attributes.metadata.is_empty() {
+        shown.insert("metadata".to_owned(), json!(attributes.metadata));
+    }
+    Value::Object(shown)
+}
+
+fn named(attributes: &Attributes) -> [(&'static str, &Option<String>); 5] {
+    [
+        ("contentType", &attributes.content_type),
+        ("contentEncoding", &attributes.content_encoding),
+        ("contentDisposition", &attributes.content_disposition),
+        ("contentLanguage", &attributes.content_language),
+        ("cacheControl", &attributes.cache_control),
+    ]
+}
+
+/// Merges a patch: a field that is `null` goes, one that is not there stays.
+pub fn merge(attributes: &mut Attributes, patch: &Value) {
+    let fields = [
+        ("contentType", &mut attributes.content_type),
+        ("contentEncoding", &mut attributes.content_encoding),
+        ("contentDisposition", &mut attributes.content_disposition),
+        ("contentLanguage", &mut attributes.content_language),
+        ("cacheControl", &mut attributes.cache_control),
+    ];
+    for (name, field) in fields {
+        if let Some(value) = patch.get(name) {
+            *field = value.as_str().map(str::to_owned);
+        }
+    }
+    match patch.get("metadata") {
+        Some(Value::Object(changes)) => {
+            for (key, value) in changes {
+                match value.as_str() {
+                    Some(value) => drop(attributes.metadata.insert(key.clone(), value.to_owned())),
+                    None => drop(attributes.metadata.remove(key)),
+                }
             }
-            None => refuse(&Refusal::Invalid("Malformed multipart body.")),
-        },
-        _ => refuse(&Refusal::Unimplemented),
-    };
-    if plan.lose_reply {
-        drop_connection();
+        }
+        Some(_) => attributes.metadata.clear(),
+        None => {}
     }
-    reply
 }
 
-/// The whole body; the connection breaks once `cut` bytes are there.
-async fn collect(mut body: Body, cut: Option<usize>) -> Result<Bytes, axum::Error> {
-    let Some(cut) = cut else { return Ok(body.collect().await?.to_bytes()) };
-    let mut count = 0;
-    let mut whole = Vec::new();
-    while let Some(frame) = body.frame().await {
-        if let Ok(data) = frame?.into_data() {
-            count += data.len();
-            whole.extend_from_slice(&data);
-        }
-        if count >= cut {
-            drop_connection();
-        }
-    }
-    Ok(whole.into())
-}
-
-/// The first part describes, the second is the content, later ones add to the description.
-fn parts(headers: &HeaderMap, body: &Bytes) -> Option<(About, Bytes)> {
-    let kind = headers.get(header::CONTENT_TYPE)?.to_str().ok()?;
-    let delimiter = format!("--{}", kind.split_once("boundary=")?.1.trim_matches('"'));
-    let borders: Vec<usize> = memmem::find_iter(body, delimiter.as_bytes()).collect();
-    let mut parts = borders.windows(2).filter_map(|pair| {
-        let part = body.slice(pair[0] + delimiter.len()..pair[1]);
-        let head = memmem::find(&part, b"\r\n\r\n")? + 4;
-        Some(part.slice(head..part.len().checked_sub(2)?))
-    });
-    let mut description: Value = serde_json::from_slice(&parts.next()?).ok()?;
-    let data = parts.next()?;
-    for part in parts {
-        if let Ok(Value::Object(more)) = serde_json::from_slice(&part) {
-            description.as_object_mut()?.extend(more);
-        }
-    }
-    Some((about(&description), data))
-}
-
-pub fn about(description: &Value) -> About {
-    let crc = description["crc32c"].as_str().and_then(|text| BASE64_STANDARD.decode(text).ok());
-    let metadata = description["metadata"].as_object();
+/// What a resource that comes with an upload says.
+pub fn about(resource: &Value) -> About {
+    let bytes = |name: &str| resource[name].as_str().and_then(|text| BASE64_STANDARD.decode(text).ok());
+    let mut attributes = Attributes::default();
+    merge(&mut attributes, resource);
     About {
-        content_type: description["contentType"].as_str().map(str::to_owned),
-        metadata: metadata
-            .into_iter()
-            .flatten()
-            .filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())))
-            .collect(),
-        crc32c: crc.and_then(|bytes| Some(u32::from_be_bytes(bytes.try_into().ok()?))),
+        attributes,
+        crc32c: bytes("crc32c").and_then(|bytes| Some(u32::from_be_bytes(bytes.try_into().ok()?))),
+        md5: bytes("md5Hash").and_then(|bytes| bytes.try_into().ok()),
     }
 }
 
-pub async fn read(
-    State(state): State<Shared>,
-    Path((bucket, name)): Path<(String, String)>,
-    Query(parameters): Query<Parameters>,
-    headers: HeaderMap,
-) -> Reply {
-    let plan = match state.receive(Op::Read, &name).await {
-        Ok(plan) => plan,
-        Err(refusal) => return refuse(&refusal),
-    };
-    if plan.lose_reply {
-        drop_connection();
-    }
-    let found = state.objects().get(&bucket, &name).cloned();
-    let object = found.and_then(|object| {
-        let wanted = parameters.get("generation").is_none_or(|wanted| *wanted == object.generation.to_string());
-        condition(&parameters).check(Some(&object))?;
-        if wanted { Ok(object) } else { Err(Refusal::NoObject(format!("{bucket}/{name}"))) }
-    });
-    match object {
-        Err(refusal) => refuse(&refusal),
-        Ok(object) if parameters.get("alt").is_some_and(|alt| alt == "media") => {
-            let (answer, bytes) = content(&object, &headers, &plan);
-            state.sends(&bucket, &name, bytes);
-            answer
-        }
-        Ok(object) => json_reply(200, &describe(&bucket, &name, &object)),
+pub fn condition(parameters: &Parameters) -> Condition {
+    conditions(parameters, "if")
+}
+
+/// Conditions whose names begin with `prefix`: those of a copy's source have one of their own.
+pub fn conditions(parameters: &Parameters, prefix: &str) -> Condition {
+    let number = |name: &str| parameters.get(&format!("{prefix}{name}")).and_then(|text| text.parse().ok());
+    Condition {
+        is: number("GenerationMatch"),
+        is_not: number("GenerationNotMatch"),
+        metageneration_is: number("MetagenerationMatch"),
+        metageneration_is_not: number("MetagenerationNotMatch"),
     }
 }
 
-/// And how many bytes it has.
-fn content(object: &Object, headers: &HeaderMap, plan: &Plan) -> (Reply, usize) {
-    let size = object.data.len();
-    let asked = headers.get(header::RANGE).and_then(|value| value.to_str().ok()).and_then(|text| range(text, size));
-    let (from, to) = asked.unwrap_or((0, size));
-    if asked.is_some() && from >= to {
-        return (reply(416, Body::empty()), 0);
-    }
-    let mut data = object.data.slice(from..to);
-    if plan.flip && !data.is_empty() {
-        let mut wrong = data.to_vec();
-        wrong[0] ^= 1;
-        data = wrong.into();
-    }
-    let body = match plan.cut {
-        Some(cut) if cut < data.len() => {
-            let broken = Err(std::io::Error::other("the connection breaks here"));
-            Body::from_stream(futures::stream::iter([Ok(data.slice(..cut)), broken]))
-        }
-        Some(_) | None => Body::from(data),
-    };
-    let mut answer = reply(if asked.is_some() { 206 } else { 200 }, body);
-    let mut set = |name: &str, value: &str| {
-        if let (Ok(name), Ok(value)) = (name.parse::<HeaderName>(), HeaderValue::from_str(value)) {
-            answer.headers_mut().insert(name, value);
-        }
-    };
-    if asked.is_some() {
-        set("content-range", &format!("bytes {from}-{}/{size}", to - 1));
-    }
-    set("content-length", &(to - from).to_string());
-    set("content-type", &object.content_type);
-    set("etag", &format!("\"{}\"", object.generation));
-    set("x-goog-generation", &object.generation.to_string());
-    set("x-goog-metageneration", "1");
-    set("x-goog-stored-content-length", &size.to_string());
-    set("x-goog-stored-content-encoding", "identity");
-    set("x-goog-storage-class", "STANDARD");
-    set("x-goog-hash", &format!("crc32c={}", BASE64_STANDARD.encode(object.crc32c.to_be_bytes())));
-    for (key, value) in &object.metadata {
-        set(&format!("x-goog-meta-{key}"), value);
-    }
-    (answer, to - from)
-}
-
-/// `bytes=A-B`, `bytes=A-` or `bytes=-N`, as the bytes from one place up to another.
-fn range(text: &str, size: usize) -> Option<(usize, usize)> {
-    let (first, last) = text.strip_prefix("bytes=")?.split_once('-')?;
-    if first.is_empty() {
-        return Some((size.saturating_sub(last.parse().ok()?), size));
-    }
-    let end = if last.is_empty() { size } else { last.parse::<usize>().ok()?.saturating_add(1).min(size) };
-    Some((first.parse().ok()?, end))
-}
-
-fn condition(parameters: &Parameters) -> Condition {
-    let number = |name: &str| parameters.get(name).and_then(|text| text.parse().ok());
-    Condition { is: number("ifGenerationMatch"), is_not: number("ifGenerationNotMatch") }
-}
-
-pub fn describe(bucket: &str, name: &str, object: &Object) -> Value {
-    let updated = humantime::format_rfc3339_millis(object.updated).to_string();
-    json!({
-        "kind": "storage#object", "name": name, "bucket": bucket,
-        "generation": object.generation.to_string(), "metageneration": "1",
-        "size": object.data.len().to_string(), "contentType": object.content_type,
-        "crc32c": BASE64_STANDARD.encode(object.crc32c.to_be_bytes()), "etag": object.generation.to_string(),
-        "storageClass": "STANDARD", "timeCreated": updated, "updated": updated, "metadata": object.metadata,
-    })
+/// The generation that a request names. 0 is whichever is live: gcsfuse says so.
+pub fn generation(parameters: &Parameters) -> Option<i64> {
+    parameters.get("generation").and_then(|text| text.parse().ok()).filter(|generation| *generation != 0)
 }
 
 pub fn refuse(refusal: &Refusal) -> Reply {
-    let (code, message) = match refusal {
+    let (code, reason, message) = match refusal {
         Refusal::NotModified => return reply(304, Body::empty()),
-        Refusal::NoBucket => (404, "The specified bucket does not exist.".to_owned()),
-        Refusal::NoObject(place) => (404, format!("No such object: {place}")),
-        Refusal::Precondition => (412, "At least one of the pre-conditions you specified did not hold.".to_owned()),
-        Refusal::Invalid(why) => (400, (*why).to_owned()),
-        Refusal::TooMany => (429, "The object exceeded the rate limit for object mutation operations.".to_owned()),
-        Refusal::Unavailable => (503, "Try again.".to_owned()),
-        Refusal::Unimplemented => (501, "Not implemented.".to_owned()),
-        Refusal::Status(code) => (*code, "A fault was asked for.".to_owned()),
+        Refusal::NoBucket => (404, "notFound", "The specified bucket does not exist.".to_owned()),
+        Refusal::NoObject(place) => (404, "notFound", format!("No such object: {place}")),
+        Refusal::Conflict(why) => (409, "conflict", (*why).to_owned()),
+        Refusal::Precondition => {
+            (412, "conditionNotMet", "At least one of the pre-conditions you specified did not hold.".to_owned())
+        }
+        Refusal::Invalid(why) => (400, "invalid", (*why).to_owned()),
+        Refusal::TooMany => {
+            (429, "rateLimitExceeded", "The object exceeded the rate limit for object mutation operations.".to_owned())
+        }
+        Refusal::Unavailable => (503, "backendError", "Try again.".to_owned()),
+        Refusal::Unimplemented => (501, "notImplemented", "Not implemented.".to_owned()),
+        Refusal::Status(code) => (*code, "fault", "A fault was asked for.".to_owned()),
     };
-    json_reply(code, &json!({"error": {"code": code, "message": message, "errors": [{"message": message}]}}))
+    let errors = json!([{"message": message, "domain": "global", "reason": reason}]);
+    json_reply(code, &json!({"error": {"code": code, "message": message, "errors": errors}}))
 }
 
 pub fn json_reply(status: u16, value: &Value) -> Reply {
     let mut answer = reply(status, Body::from(value.to_string()));
-    answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json; charset=UTF-8"));
     answer
 }
 
@@ -236,4 +163,27 @@ pub fn reply(status: u16, body: Body) -> Reply {
     let mut answer = Response::new(body);
     *answer.status_mut() = status.try_into().unwrap_or(axum::http::StatusCode::INTERNAL_SERVER_ERROR);
     answer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_patch_changes_what_it_names_and_removes_what_it_names_null() {
+        let mut attributes = Attributes {
+            content_type: Some("text/plain".to_owned()),
+            cache_control: Some("no-cache".to_owned()),
+            metadata: [("a", "1"), ("b", "2")].map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
+            ..Attributes::default()
+        };
+        merge(&mut attributes, &json!({"cacheControl": null, "metadata": {"a": null, "c": "3"}}));
+        let left = [("b", "2"), ("c", "3")].map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+        assert_eq!(
+            attributes,
+            Attributes { content_type: Some("text/plain".to_owned()), metadata: left, ..Attributes::default() }
+        );
+        merge(&mut attributes, &json!({"metadata": null}));
+        assert!(attributes.metadata.is_empty());
+    }
 }

@@ -1,17 +1,22 @@
 //! A Cloud Storage server in this process: tests run against it, and two servers on one machine can be tried with it.
 //!
-//! It speaks both transports of the official client on one port: the JSON API over HTTP/1.1
-//! (`json`, `resumable`) and gRPC over HTTP/2 (`grpc`, `proto`). Objects lie in memory (`objects`).
-//! What can go wrong goes wrong on demand (`fault`).
+//! It speaks both transports of the official clients on one port: the JSON API over HTTP/1.1 (`buckets`, `listing`,
+//! `read`, `upload`, `resumable`, `change`; what they share is `json`) and gRPC over HTTP/2 (`grpc`, `proto`).
+//! Objects lie in memory (`objects`). What can go wrong goes wrong on demand (`fault`).
 
 #![expect(clippy::disallowed_methods, reason = "a server in its own right: its time is not an instance's")]
 
+mod buckets;
+mod change;
 mod fault;
 mod grpc;
 mod json;
+mod listing;
 mod objects;
 mod proto;
+mod read;
 mod resumable;
+mod upload;
 
 use std::{
     collections::HashMap,
@@ -78,12 +83,7 @@ impl FakeGcs {
             requests: AtomicU64::new(0),
             sent: Mutex::default(),
         });
-        let routes = Router::new()
-            .route("/storage/v1/b/{bucket}/o/{*object}", get(json::read))
-            .route("/upload/storage/v1/b/{bucket}/o", post(json::upload).put(resumable::put))
-            .route("/google.storage.v2.Storage/{method}", post(grpc::serve))
-            .layer(axum::extract::DefaultBodyLimit::disable())
-            .with_state(shared.clone());
+        let routes = routes(shared.clone());
         // Without it small gRPC answers wait 40 ms for a delayed acknowledgement.
         let listener = listener.tap_io(|socket| drop(socket.set_nodelay(true)));
         let mut server = JoinSet::new();
@@ -132,6 +132,12 @@ impl FakeGcs {
         lock(&self.shared.objects).get(bucket, name).ok().map(|object| object.data.clone())
     }
 
+    /// The names of all objects of a bucket.
+    pub fn names(&self, bucket: &str) -> Vec<String> {
+        let objects = lock(&self.shared.objects);
+        objects.objects.keys().filter(|(home, _)| home == bucket).map(|(_, name)| name.clone()).collect()
+    }
+
     /// Puts an object there, past all faults and conditions.
     pub fn put(&self, bucket: &str, name: &str, data: impl Into<bytes::Bytes>) {
         lock(&self.shared.objects).force(bucket, name, data.into());
@@ -141,6 +147,25 @@ impl FakeGcs {
     pub async fn run(mut self) {
         self.server.join_next().await;
     }
+}
+
+fn routes(shared: Shared) -> Router {
+    let uploads = || post(upload::post).put(resumable::put).delete(resumable::cancel);
+    let object = get(read::get).patch(change::patch).put(change::update).delete(change::delete).post(change::post);
+    Router::new()
+        .route("/storage/v1/b", get(buckets::list).post(buckets::create))
+        .route("/storage/v1/b/{bucket}", get(buckets::get).delete(buckets::delete))
+        .route("/storage/v1/b/{bucket}/storageLayout", get(buckets::layout))
+        .route("/storage/v1/b/{bucket}/o", get(listing::list))
+        .route("/storage/v1/b/{bucket}/o/{*object}", object)
+        .route("/download/storage/v1/b/{bucket}/o/{*object}", get(read::download))
+        .route("/upload/storage/v1/b/{bucket}/o", uploads())
+        // What the command line of Google's puts before it.
+        .route("/resumable/upload/storage/v1/b/{bucket}/o", uploads())
+        .route("/google.storage.v2.Storage/{method}", post(grpc::serve))
+        .route("/{bucket}/{*object}", get(read::xml))
+        .layer(axum::extract::DefaultBodyLimit::disable())
+        .with_state(shared)
 }
 
 /// What a handler has to do beside its work.

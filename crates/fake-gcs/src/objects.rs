@@ -1,31 +1,62 @@
-//! The buckets and the objects in them: generations, conditions, pages. No transport.
+//! The buckets and the objects in them: generations, conditions, changes. No transport.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    ops::Bound,
+    sync::{Arc, OnceLock},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use bytes::Bytes;
 use serde_json::Value;
 
+/// A larger object's MD5 is worked out only for those who look at its attributes: no transfer waits for it.
+const CHEAP: usize = 1 << 20;
+
 #[derive(Clone, Debug)]
 pub struct Object {
     pub generation: i64,
+    /// Rises when the attributes change and the content does not.
+    pub metageneration: i64,
     pub data: Bytes,
     pub crc32c: u32,
-    pub content_type: String,
-    pub metadata: HashMap<String, String>,
+    pub attributes: Attributes,
+    /// Of how many objects it was composed.
+    pub components: Option<usize>,
+    pub created: SystemTime,
     pub updated: SystemTime,
+    md5: Arc<OnceLock<[u8; 16]>>,
+}
+
+impl Object {
+    /// `None` for what was composed: the service has none for these either.
+    pub fn md5(&self) -> Option<[u8; 16]> {
+        self.components.is_none().then(|| *self.md5.get_or_init(|| md5::compute(&self.data).0))
+    }
+
+    /// As [`md5`](Self::md5), unless it would take a while.
+    pub fn cheap_md5(&self) -> Option<[u8; 16]> {
+        if self.data.len() <= CHEAP { self.md5() } else { self.md5.get().copied() }
+    }
+}
+
+/// What an object has besides its content, and can be given later.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Attributes {
+    pub content_type: Option<String>,
+    pub content_encoding: Option<String>,
+    pub content_disposition: Option<String>,
+    pub content_language: Option<String>,
+    pub cache_control: Option<String>,
+    pub metadata: HashMap<String, String>,
 }
 
 /// What a writer says about an object besides its content.
 #[derive(Clone, Debug, Default)]
 pub struct About {
-    pub content_type: Option<String>,
-    pub metadata: HashMap<String, String>,
-    /// Checked against the content.
+    pub attributes: Attributes,
+    /// Checked against the content, like the next.
     pub crc32c: Option<u32>,
+    pub md5: Option<[u8; 16]>,
 }
 
 /// Why a request is not done, in the service's terms.
@@ -33,6 +64,8 @@ pub struct About {
 pub enum Refusal {
     NoBucket,
     NoObject(String),
+    /// A bucket that is created once more, or deleted with objects in it.
+    Conflict(&'static str),
     Precondition,
     NotModified,
     Invalid(&'static str),
@@ -47,19 +80,31 @@ pub enum Refusal {
 pub struct Condition {
     pub is: Option<i64>,
     pub is_not: Option<i64>,
+    pub metageneration_is: Option<i64>,
+    pub metageneration_is_not: Option<i64>,
 }
 
 impl Condition {
     /// Generation 0 stands for an object that does not exist.
     pub fn check(self, current: Option<&Object>) -> Result<(), Refusal> {
         let generation = current.map_or(0, |object| object.generation);
-        if self.is.is_some_and(|wanted| wanted != generation) {
+        let metageneration = current.map_or(0, |object| object.metageneration);
+        let differs = |wanted: Option<i64>, found| wanted.is_some_and(|wanted| wanted != found);
+        if differs(self.is, generation) || differs(self.metageneration_is, metageneration) {
             return Err(Refusal::Precondition);
         }
-        if self.is_not.is_some_and(|known| known == generation) {
+        if self.is_not == Some(generation) || self.metageneration_is_not == Some(metageneration) {
             return Err(Refusal::NotModified);
         }
         Ok(())
+    }
+
+    /// As [`check`](Self::check) before something is changed: there is no "not modified" then.
+    pub fn check_change(self, current: Option<&Object>) -> Result<(), Refusal> {
+        match self.check(current) {
+            Err(Refusal::NotModified) => Err(Refusal::Precondition),
+            checked => checked,
+        }
     }
 }
 
@@ -76,26 +121,17 @@ pub struct Upload {
 }
 
 type Place = (String, String);
-type Listed<'a> = Vec<(&'a str, &'a Object)>;
 
 #[derive(Debug)]
 pub struct Objects {
-    buckets: BTreeSet<String>,
-    objects: BTreeMap<Place, Object>,
+    pub(crate) buckets: BTreeSet<String>,
+    /// Every bucket anybody names is there.
+    is_open: bool,
+    pub(crate) objects: BTreeMap<Place, Object>,
     pub uploads: HashMap<String, Upload>,
     written: HashMap<Place, Instant>,
     write_interval: Option<Duration>,
     last: i64,
-}
-
-/// What a listing asks for.
-#[derive(Clone, Copy, Debug)]
-pub struct Query<'a> {
-    pub prefix: &'a str,
-    /// The first name of the page; with `after`, the last of the page before.
-    pub start: &'a str,
-    pub after: bool,
-    pub limit: usize,
 }
 
 impl Objects {
@@ -103,6 +139,7 @@ impl Objects {
         // Generations of the real service look like microseconds; they are unique over restarts that way, too.
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self {
+            is_open: buckets.is_empty(),
             buckets: buckets.into_iter().collect(),
             objects: BTreeMap::new(),
             uploads: HashMap::new(),
@@ -124,12 +161,36 @@ impl Objects {
     }
 
     pub fn check_bucket(&self, bucket: &str) -> Result<(), Refusal> {
-        if self.buckets.is_empty() || self.buckets.contains(bucket) { Ok(()) } else { Err(Refusal::NoBucket) }
+        if self.is_open || self.buckets.contains(bucket) { Ok(()) } else { Err(Refusal::NoBucket) }
+    }
+
+    pub fn create_bucket(&mut self, bucket: &str) -> Result<(), Refusal> {
+        let is_new = self.buckets.insert(bucket.to_owned());
+        if is_new {
+            Ok(())
+        } else {
+            Err(Refusal::Conflict("Your previous request to create the named bucket succeeded and you already own it."))
+        }
+    }
+
+    pub fn delete_bucket(&mut self, bucket: &str) -> Result<(), Refusal> {
+        self.check_bucket(bucket)?;
+        if self.objects.keys().any(|(home, _)| home == bucket) {
+            return Err(Refusal::Conflict("The bucket you tried to delete is not empty."));
+        }
+        if self.buckets.remove(bucket) { Ok(()) } else { Err(Refusal::NoBucket) }
     }
 
     pub fn get(&self, bucket: &str, name: &str) -> Result<&Object, Refusal> {
         self.check_bucket(bucket)?;
         self.find(bucket, name).ok_or_else(|| Refusal::NoObject(format!("{bucket}/{name}")))
+    }
+
+    /// As [`get`](Self::get), of one generation: no others than the live one are kept.
+    pub fn get_generation(&self, bucket: &str, name: &str, generation: Option<i64>) -> Result<&Object, Refusal> {
+        let object = self.get(bucket, name)?;
+        let is_wanted = generation.is_none_or(|wanted| wanted == object.generation);
+        if is_wanted { Ok(object) } else { Err(Refusal::NoObject(format!("{bucket}/{name}"))) }
     }
 
     pub fn find(&self, bucket: &str, name: &str) -> Option<&Object> {
@@ -144,8 +205,23 @@ impl Objects {
         about: &About,
         condition: Condition,
     ) -> Result<Object, Refusal> {
+        self.store(bucket, name, data, about, condition, None)
+    }
+
+    fn store(
+        &mut self,
+        bucket: &str,
+        name: &str,
+        data: Bytes,
+        about: &About,
+        condition: Condition,
+        components: Option<usize>,
+    ) -> Result<Object, Refusal> {
+        if name.is_empty() {
+            return Err(Refusal::Invalid("Required parameter: name"));
+        }
         self.check_bucket(bucket)?;
-        condition.check(self.find(bucket, name))?;
+        condition.check_change(self.find(bucket, name))?;
         let place = (bucket.to_owned(), name.to_owned());
         let too_soon = |interval| self.written.get(&place).is_some_and(|written| written.elapsed() < interval);
         if self.write_interval.is_some_and(too_soon) {
@@ -155,16 +231,27 @@ impl Objects {
         if about.crc32c.is_some_and(|said| said != crc32c) {
             return Err(Refusal::Invalid("Provided CRC32C doesn't match calculated CRC32C."));
         }
+        let md5 = OnceLock::new();
+        if let Some(said) = about.md5
+            && said != *md5.get_or_init(|| md5::compute(&data).0)
+        {
+            return Err(Refusal::Invalid("Provided MD5 hash doesn't match calculated MD5 hash."));
+        }
         self.last += 1;
+        let now = SystemTime::now();
         let object = Object {
             generation: self.last,
+            metageneration: 1,
             data,
             crc32c,
-            content_type: about.content_type.clone().unwrap_or_else(|| "application/octet-stream".to_owned()),
-            metadata: about.metadata.clone(),
-            updated: SystemTime::now(),
+            attributes: about.attributes.clone(),
+            components,
+            created: now,
+            updated: now,
+            md5: Arc::new(md5),
         };
         self.written.insert(place.clone(), Instant::now());
+        self.buckets.insert(bucket.to_owned());
         self.objects.insert(place, object.clone());
         Ok(object)
     }
@@ -177,23 +264,26 @@ impl Objects {
     }
 
     pub fn delete(&mut self, bucket: &str, name: &str, condition: Condition) -> Result<(), Refusal> {
-        condition.check(Some(self.get(bucket, name)?))?;
+        condition.check_change(Some(self.get(bucket, name)?))?;
         self.objects.remove(&(bucket.to_owned(), name.to_owned()));
         Ok(())
     }
 
-    /// A page, and whether there is more.
-    pub fn list(&self, bucket: &str, query: Query<'_>) -> Result<(Listed<'_>, bool), Refusal> {
-        self.check_bucket(bucket)?;
-        let start = (bucket.to_owned(), query.start.max(query.prefix).to_owned());
-        let from = if query.after { Bound::Excluded(start) } else { Bound::Included(start) };
-        let mut found = self
-            .objects
-            .range((from, Bound::Unbounded))
-            .take_while(|((home, name), _)| home == bucket && name.starts_with(query.prefix))
-            .map(|((_, name), object)| (name.as_str(), object));
-        let page = found.by_ref().take(query.limit).collect();
-        Ok((page, found.next().is_some()))
+    /// Other attributes for the same content.
+    pub fn patch(
+        &mut self,
+        bucket: &str,
+        name: &str,
+        condition: Condition,
+        change: impl FnOnce(&mut Attributes),
+    ) -> Result<Object, Refusal> {
+        condition.check_change(Some(self.get(bucket, name)?))?;
+        let place = (bucket.to_owned(), name.to_owned());
+        let object = self.objects.get_mut(&place).ok_or(Refusal::Unavailable)?;
+        change(&mut object.attributes);
+        object.metageneration += 1;
+        object.updated = SystemTime::now();
+        Ok(object.clone())
     }
 
     /// Up to 32 objects one after the other, as a new one.
@@ -201,20 +291,21 @@ impl Objects {
         &mut self,
         bucket: &str,
         name: &str,
-        sources: &[(String, Option<i64>)],
+        sources: &[(String, Condition)],
         about: &About,
         condition: Condition,
     ) -> Result<Object, Refusal> {
         if sources.is_empty() || sources.len() > 32 {
             return Err(Refusal::Invalid("The number of source components must be between 1 and 32."));
         }
-        let mut data = Vec::new();
-        for (source, generation) in sources {
+        let (mut data, mut components) = (Vec::new(), 0);
+        for (source, condition) in sources {
             let object = self.get(bucket, source)?;
-            Condition { is: *generation, is_not: None }.check(Some(object))?;
+            condition.check_change(Some(object))?;
             data.extend_from_slice(&object.data);
+            components += object.components.unwrap_or(1);
         }
-        self.put(bucket, name, data.into(), about, condition)
+        self.store(bucket, name, data.into(), about, condition, Some(components))
     }
 }
 
@@ -226,8 +317,12 @@ mod tests {
         Objects::new(vec!["b".to_owned()], None)
     }
 
-    fn put(objects: &mut Objects, name: &str, is: Option<i64>) -> Result<i64, Refusal> {
-        let condition = Condition { is, is_not: None };
+    fn is(generation: i64) -> Condition {
+        Condition { is: Some(generation), ..Condition::default() }
+    }
+
+    fn put(objects: &mut Objects, name: &str, wanted: Option<i64>) -> Result<i64, Refusal> {
+        let condition = Condition { is: wanted, ..Condition::default() };
         objects.put("b", name, name.as_bytes().to_vec().into(), &About::default(), condition).map(|o| o.generation)
     }
 
@@ -238,11 +333,24 @@ mod tests {
         assert_eq!(put(&mut objects, "a", Some(0)), Err(Refusal::Precondition));
         let second = put(&mut objects, "a", Some(first)).unwrap();
         assert_ne!(first, second);
-        let stale = Condition { is: Some(first), is_not: None };
-        assert_eq!(objects.delete("b", "a", stale), Err(Refusal::Precondition));
+        assert_eq!(objects.delete("b", "a", is(first)), Err(Refusal::Precondition));
+        let unchanged = Condition { is_not: Some(second), ..Condition::default() };
+        assert_eq!(unchanged.check(objects.find("b", "a")), Err(Refusal::NotModified));
+        assert_eq!(objects.delete("b", "a", unchanged), Err(Refusal::Precondition), "only a read is not modified");
         objects.delete("b", "a", Condition::default()).unwrap();
         assert!(matches!(objects.delete("b", "a", Condition::default()), Err(Refusal::NoObject(_))));
         assert_eq!(objects.get("c", "a").unwrap_err(), Refusal::NoBucket);
+    }
+
+    #[test]
+    fn other_attributes_are_another_metageneration_of_the_same_generation() {
+        let mut objects = objects();
+        let first = put(&mut objects, "a", None).unwrap();
+        let condition = Condition { metageneration_is: Some(1), ..Condition::default() };
+        let change = |attributes: &mut Attributes| attributes.content_type = Some("text/plain".to_owned());
+        let patched = objects.patch("b", "a", condition, change).unwrap();
+        assert_eq!((patched.generation, patched.metageneration), (first, 2));
+        assert_eq!(objects.patch("b", "a", condition, change).unwrap_err(), Refusal::Precondition);
     }
 
     #[test]
@@ -257,24 +365,11 @@ mod tests {
 
     #[test]
     fn content_that_is_not_what_its_writer_says_is_refused() {
-        let about = About { crc32c: Some(1), ..About::default() };
-        let answer = objects().put("b", "a", Bytes::from_static(b"x"), &about, Condition::default());
-        assert!(matches!(answer, Err(Refusal::Invalid(_))));
-    }
-
-    #[test]
-    fn pages_follow_each_other_without_gap_or_overlap() {
-        let mut objects = objects();
-        for name in ["p/1", "p/2", "p/3", "q"] {
-            put(&mut objects, name, None).unwrap();
+        let wrong = [About { crc32c: Some(1), ..About::default() }, About { md5: Some([0; 16]), ..About::default() }];
+        for about in wrong {
+            let answer = objects().put("b", "a", Bytes::from_static(b"x"), &about, Condition::default());
+            assert!(matches!(answer, Err(Refusal::Invalid(_))));
         }
-        let names = |start, after, limit| {
-            let (page, more) = objects.list("b", Query { prefix: "p/", start, after, limit }).unwrap();
-            (page.into_iter().map(|(name, _)| name.to_owned()).collect::<Vec<_>>(), more)
-        };
-        assert_eq!(names("", false, 2), (vec!["p/1".to_owned(), "p/2".to_owned()], true));
-        assert_eq!(names("p/2", true, 2), (vec!["p/3".to_owned()], false));
-        assert_eq!(names("p/2", false, 9), (vec!["p/2".to_owned(), "p/3".to_owned()], false));
     }
 
     #[test]
@@ -282,11 +377,22 @@ mod tests {
         let mut objects = objects();
         let first = put(&mut objects, "1", None).unwrap();
         put(&mut objects, "2", None).unwrap();
-        let sources = [("1".to_owned(), Some(first)), ("2".to_owned(), None)];
+        let sources = [("1".to_owned(), is(first)), ("2".to_owned(), Condition::default())];
         let whole = objects.compose("b", "12", &sources, &About::default(), Condition::default()).unwrap();
-        assert_eq!(whole.data, "12");
+        assert_eq!((whole.data.as_ref(), whole.components, whole.md5()), (b"12".as_slice(), Some(2), None));
         put(&mut objects, "1", None).unwrap();
         let answer = objects.compose("b", "12", &sources, &About::default(), Condition::default());
         assert_eq!(answer.unwrap_err(), Refusal::Precondition);
+    }
+
+    #[test]
+    fn a_bucket_goes_only_when_it_is_empty() {
+        let mut objects = objects();
+        assert!(matches!(objects.create_bucket("b"), Err(Refusal::Conflict(_))));
+        objects.create_bucket("c").unwrap();
+        put(&mut objects, "a", None).unwrap();
+        assert!(matches!(objects.delete_bucket("b"), Err(Refusal::Conflict(_))));
+        objects.delete_bucket("c").unwrap();
+        assert_eq!(objects.delete_bucket("c"), Err(Refusal::NoBucket));
     }
 }

@@ -3,7 +3,7 @@
 use axum::{
     body::Body,
     extract::{Query, State},
-    http::{HeaderMap, HeaderValue, header},
+    http::{HeaderMap, HeaderValue, StatusCode, header},
 };
 use bytes::Bytes;
 use http_body_util::BodyExt;
@@ -11,8 +11,9 @@ use http_body_util::BodyExt;
 use crate::{
     Plan, Shared, drop_connection,
     fault::Op,
-    json::{Parameters, Reply, about, describe, json_reply, refuse, reply},
+    json::{Parameters, Reply, about, json_reply, refuse, reply},
     objects::{Condition, Refusal, Upload},
+    upload::stored_as,
 };
 
 /// The service keeps whole pieces of this size when a connection breaks.
@@ -20,7 +21,7 @@ const PIECE: usize = 256 << 10;
 
 pub fn start(state: &Shared, bucket: String, name: String, body: &Bytes, condition: Condition) -> Reply {
     let mut objects = state.objects();
-    let allowed = objects.check_bucket(&bucket).and_then(|()| condition.check(objects.find(&bucket, &name)));
+    let allowed = objects.check_bucket(&bucket).and_then(|()| condition.check_change(objects.find(&bucket, &name)));
     if let Err(refusal) = allowed {
         return refuse(&refusal);
     }
@@ -71,11 +72,32 @@ pub async fn put(
             return refuse(&refusal);
         }
     }
-    let answer = finish(&state, &id, &span).unwrap_or_else(|refusal| refuse(&refusal));
+    let mut answer = finish(&state, &id, &span).unwrap_or_else(|refusal| refuse(&refusal));
+    if headers.contains_key("x-guploader-no-308") {
+        answer = without_308(answer);
+    }
     if plan.lose_reply {
         drop_connection();
     }
     answer
+}
+
+/// Go's client wants no 308, which proxies take for a redirection: it reads the status from a header.
+fn without_308(mut answer: Reply) -> Reply {
+    if answer.status() == StatusCode::PERMANENT_REDIRECT {
+        *answer.status_mut() = StatusCode::OK;
+        answer.headers_mut().insert("x-http-status-code-override", HeaderValue::from_static("308"));
+    }
+    answer
+}
+
+/// Gives an upload up. The service answers so, too.
+pub async fn cancel(State(state): State<Shared>, Query(parameters): Query<Parameters>) -> Reply {
+    let id = parameters.get("upload_id").cloned().unwrap_or_default();
+    match state.objects().uploads.remove(&id) {
+        Some(_) => reply(499, Body::empty()),
+        None => refuse(&Refusal::NoObject(id)),
+    }
 }
 
 async fn take(state: &Shared, id: &str, from: usize, mut body: Body, plan: &Plan) -> Result<(), Refusal> {
@@ -136,7 +158,7 @@ fn finish(state: &Shared, id: &str, span: &Span) -> Result<Reply, Refusal> {
     let stored = objects.put(&bucket, &name, data, &about, condition);
     match stored {
         Ok(object) => {
-            let answer = describe(&bucket, &name, &object);
+            let answer = stored_as(&state.url, &bucket, &name, &object, &about);
             let reply = json_reply(200, &answer);
             if let Some(upload) = objects.uploads.get_mut(id) {
                 upload.done = Some(answer);
