@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
-.PHONY: help setup run build test check fmt bench demo proof sim docs image-tree clean
+.PHONY: help setup setup-tests run build test check fmt bench demo proof sim docs image-tree clean
 
 # Outside the source tree, so that a fresh clone finds what an earlier one built.
 ifndef BATON_CACHE_DIR
@@ -30,13 +30,16 @@ help: ## list these targets
 setup: ## get runsc, the root file system and the agent into the cache (needs root)
 	@scripts/setup
 
+setup-tests: ## the same, and gcsfuse, which only tests need
+	@scripts/setup --tests
+
 run: setup ## set up, build and serve on 127.0.0.1:8080
 	@scripts/run
 
 build: ## build the server, optimised
 	cargo build --release --locked --bin baton
 
-test: setup ## check the style, then run every test; the last line counts them
+test: setup-tests ## check the style, then run every test; the last line counts them
 	@scripts/test
 
 check: ## style, lints and licences, without running anything

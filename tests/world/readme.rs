@@ -14,6 +14,7 @@ const OUTSIDE_THE_SERVER: &[&str] = &[
     "BATON_BENCH_ROWS",
     "BATON_BIN",
     "BATON_FORKED_FROM",
+    "BATON_GCSFUSE",
     "BATON_HEADER",
     "BATON_SEEDS",
     "BATON_TIER",
