@@ -49,7 +49,11 @@ fn line(probe: &Probe) -> String {
         Artifact::Checkpoints => "checkpoints",
         Artifact::Snapshots => "snapshots",
     };
-    let place = probe.bucket.as_ref().map_or_else(|| "a directory".to_owned(), |bucket| format!("bucket {bucket}"));
+    let place = match (&probe.bucket, probe.is_mounted) {
+        (Some(bucket), true) => format!("a mount of bucket {bucket}"),
+        (Some(bucket), false) => format!("bucket {bucket}"),
+        (None, _) => "a directory".to_owned(),
+    };
     match &probe.result {
         Ok(()) => format!("{what:12} {place}: works\n"),
         Err(error) => format!("{what:12} {place}: {error}\n"),

@@ -190,7 +190,7 @@ impl Store for Afar {
         let call = Call::List { prefix: prefix.to_owned(), after: after.map(str::to_owned) };
         let Answer::Listed { entries, more } = self.call(prefix, call).await? else { return Err(strange(prefix)) };
         let entry = |(key, version, size)| Entry { key, version: Version(version), size, updated: None };
-        Ok(Page { entries: entries.into_iter().map(entry).collect(), more })
+        Ok(Page { entries: entries.into_iter().map(entry).collect(), more, ..Page::default() })
     }
 
     async fn upload(&self, key: &str, _: &Path, _: If, _: &Digest, _: Progress<'_>) -> Result<Written> {

@@ -11,7 +11,7 @@ use tokio::{sync::watch, task::JoinSet};
 use super::{
     Tools,
     act::{Done, Failure},
-    restore::{compatible, fetched},
+    restore::{compatible, fetched, manifest_fetched},
     sandbox::Sandbox,
     staging::{Staging, Steps},
 };
@@ -80,7 +80,7 @@ async fn fetch(
     read: watch::Sender<Option<Checkpoint>>,
 ) -> Done {
     let (manifest, made) = futures::join!(checkpoints.genuine(&head), image.make());
-    let manifest = manifest.map_err(fetched)?;
+    let manifest = manifest.map_err(|error| manifest_fetched(&checkpoints, &head, error))?;
     made?;
     compatible(&manifest, &tools.lifecycle.facts())?;
     read.send_replace(Some(manifest.clone()));
@@ -96,7 +96,7 @@ impl Sandbox {
         let head = self.lock.as_ref().and_then(|lock| lock.lock()?.head.clone());
         let checkpoints = self.tools.checkpoints.clone();
         if let (Some(head), Some(checkpoints), None) = (head, checkpoints, &self.fetching)
-            && checkpoints.holds(&head)
+            && checkpoints.may_hold(&head)
         {
             self.fetching = Some(Fetching::begin(&self.tools, &self.id, checkpoints, head));
         }

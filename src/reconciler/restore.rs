@@ -30,7 +30,7 @@ impl Sandbox {
         let id = self.id.clone();
         let checkpoints = tools.checkpoints.clone().ok_or_else(not_configured)?;
         let head = self.lock_file()?.lock().and_then(|lock| lock.head.clone()).ok_or(Failure::Look)?;
-        if !checkpoints.holds(&head) {
+        if !checkpoints.may_hold(&head) {
             return Err(refusal(Reason::OtherStore, "The checkpoint lies in another bucket than this instance uses."));
         }
         // Also what ran under this very lease and ended by itself goes back to its head.
@@ -192,6 +192,24 @@ pub(super) fn fetched(error: store::Error) -> Failure {
         | store::Error::Unavailable { .. }
         | store::Error::Denied { .. }
         | store::Error::Other { .. }) => Failure::Passing(format!("The checkpoint could not be fetched: {error}.")),
+    }
+}
+
+/// As [`fetched`], of the manifest. Where only one of lock and instance names its bucket these may be two, and that
+/// is what an operator has to look at first.
+pub(super) fn manifest_fetched(checkpoints: &Checkpoints, head: &Head, error: store::Error) -> Failure {
+    match (&error, &head.bucket, checkpoints.bucket()) {
+        (store::Error::NotFound(_), Some(recorded), None) => refusal(
+            Reason::OtherStore,
+            &format!("The checkpoint lies in bucket {recorded}, and is not in the directory that this instance uses."),
+        ),
+        (store::Error::NotFound(_), None, Some(own)) => refusal(
+            Reason::OtherStore,
+            &format!(
+                "The checkpoint was stored through a mount, and is not in bucket {own}, which this instance uses."
+            ),
+        ),
+        _ => fetched(error),
     }
 }
 

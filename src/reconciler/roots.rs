@@ -302,9 +302,9 @@ impl Bring<'_> {
         };
         let tell = |done| self.steps.tell(done, 0);
         let most = self.tools.archive_size;
-        let found = if let Some(snapshots) = self.tools.snapshots.as_ref().filter(|at| at.holds(archive)) {
+        let found = if let Some(snapshots) = self.tools.snapshots.as_ref().filter(|at| at.may_hold(archive)) {
             snapshots.fetch(&archive.path, file, most, &tell).await.map_err(fetched)?.sha256
-        } else if let Some(checkpoints) = self.tools.checkpoints.as_ref().filter(|at| at.holds_archive(archive)) {
+        } else if let Some(checkpoints) = self.tools.checkpoints.as_ref().filter(|at| at.may_hold_archive(archive)) {
             checkpoints.fetch_archive(archive, file, most, &tell).await.map_err(fetched)?.sha256
         } else {
             return Err(elsewhere());

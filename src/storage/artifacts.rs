@@ -23,7 +23,7 @@ use sha2::{Digest as _, Sha256};
 use super::{
     files,
     layout::{Image, Object, checkpoint_prefix},
-    store::{Digest, Error, If, Poll, Progress, Result, Store},
+    store::{Digest, Error, If, Page, Poll, Progress, Result, Store},
 };
 use crate::clock::SharedClock;
 
@@ -191,10 +191,22 @@ pub async fn purge(store: &dyn Store, clock: &SharedClock, id: &CheckpointId) ->
         for entry in &page.entries {
             erase(store, clock, &entry.key).await?;
         }
+        remove_folders(store, clock, &page).await?;
         if !page.more {
             return Ok(());
         }
     }
+}
+
+/// What a mounted bucket keeps of directories that are empty now.
+pub(super) async fn remove_folders(store: &dyn Store, clock: &SharedClock, page: &Page) -> Result<()> {
+    let mut folders: Vec<_> = page.folders.iter().collect();
+    // Whatever is inside another has the longer name.
+    folders.sort_by_key(|name| std::cmp::Reverse(name.len()));
+    for folder in folders {
+        patiently(clock, || store.remove_folder(folder)).await?;
+    }
+    Ok(())
 }
 
 pub(super) async fn erase(store: &dyn Store, clock: &SharedClock, key: &str) -> Result<()> {

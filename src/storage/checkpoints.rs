@@ -14,7 +14,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::{
     artifacts::{self, Total, erase, patiently, put_once},
-    files,
+    bucket_name, files,
     layout::{self, Image, Object, Sha256Name},
     seal::{self, Seals},
     store::{Digest, Error, Poll, Progress, Result, Store},
@@ -33,7 +33,7 @@ pub fn committed(head: &Head, taken: Option<String>) -> Committed {
 #[derive(Clone, Debug)]
 pub struct Checkpoints {
     pub(super) store: Arc<dyn Store>,
-    /// Recorded in the head; `None` under a mount.
+    /// Recorded in the head; `None` under a mount whose bucket nobody has named.
     bucket: Option<String>,
     pub(super) clock: SharedClock,
     seals: Seals,
@@ -92,9 +92,9 @@ impl Checkpoints {
         Ok(self.seals.are_asked_for())
     }
 
-    /// Whether a head was stored where this instance looks.
-    pub fn holds(&self, head: &Head) -> bool {
-        head.bucket == self.bucket
+    /// Whether a head may lie where this instance looks. Only different names say that it does not.
+    pub fn may_hold(&self, head: &Head) -> bool {
+        bucket_name::may_be_one(head.bucket.as_ref(), self.bucket.as_ref())
     }
 
     /// Brings every file of a verified manifest into the fresh directory `image`, each verified, to be read only.
@@ -110,9 +110,10 @@ impl Checkpoints {
         Some(Archive { bucket: self.bucket.clone(), path, sha256 })
     }
 
-    /// Whether an archive was stored where this instance looks for checkpoints.
-    pub fn holds_archive(&self, archive: &Archive) -> bool {
-        layout::checkpoint_of(&archive.path).is_some() && archive.bucket == self.bucket
+    /// Whether an archive may lie where this instance looks for checkpoints.
+    pub fn may_hold_archive(&self, archive: &Archive) -> bool {
+        layout::checkpoint_of(&archive.path).is_some()
+            && bucket_name::may_be_one(archive.bucket.as_ref(), self.bucket.as_ref())
     }
 
     /// Brings an archive that a manifest names into `file`; what it was.

@@ -115,6 +115,13 @@ impl Store for Counted {
         deleted
     }
 
+    async fn remove_folder(&self, name: &str) -> Result<()> {
+        let call = self.call(Verb::Delete);
+        let removed = self.store.remove_folder(name).await;
+        call.answered(&removed, Answer::Good);
+        removed
+    }
+
     async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
         let call = self.call(Verb::List);
         let listed = self.store.list(prefix, after).await;

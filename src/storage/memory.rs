@@ -152,7 +152,7 @@ impl Store for Memory {
                 updated: Some(object.updated),
             });
         let entries = found.by_ref().take(self.page).collect();
-        Ok(Page { entries, more: found.next().is_some() })
+        Ok(Page { entries, more: found.next().is_some(), ..Page::default() })
     }
 
     async fn upload(

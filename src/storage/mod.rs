@@ -2,6 +2,7 @@
 
 pub mod artifacts;
 pub mod board;
+pub mod bucket_name;
 pub mod checkpoints;
 pub mod counted;
 pub mod directory;

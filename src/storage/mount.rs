@@ -92,6 +92,10 @@ impl Store for Mount {
         self.store().await?.delete(key, condition).await
     }
 
+    async fn remove_folder(&self, name: &str) -> Result<()> {
+        self.store().await?.remove_folder(name).await
+    }
+
     async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
         self.store().await?.list(prefix, after).await
     }

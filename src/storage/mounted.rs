@@ -3,7 +3,8 @@
 //! Such a mount can neither lock nor rename with a condition, and shows a file to others only after
 //! it was closed and caches have caught up. So an object is written straight to its final name, its
 //! `close` is checked (there it becomes an object), and a reader that was told of a name waits for
-//! it. Comparing and setting is refused: lock and metadata cannot live here.
+//! it. Comparing and setting is refused: lock and metadata cannot live here. Other instances may use the same
+//! bucket without a mount: the names of objects are the same.
 
 use std::{
     fmt,
@@ -32,6 +33,8 @@ const STALL: Duration = Duration::from_secs(60);
 /// How long the caches of a mount may hide a new file.
 const SETTLES: Duration = Duration::from_secs(60);
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
+/// How often a folder that vanished is made again for one file.
+const FOLDER_ATTEMPTS: u32 = 3;
 
 /// What is asked of the operating system; a test puts a slow or failing one in between.
 pub trait Disk: fmt::Debug + Send + Sync + 'static {
@@ -131,6 +134,22 @@ fn is_settling(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::StaleNetworkFileHandle)
 }
 
+/// What `close` says when the object was written by somebody else meanwhile.
+fn is_clobbered(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::StaleNetworkFileHandle
+}
+
+/// Whether a directory tells of a file. If that cannot be known, it does.
+fn is_listed(path: &Path) -> bool {
+    let Some(entries) = path.parent().map(fs::read_dir) else { return true };
+    match entries {
+        Ok(mut entries) => {
+            entries.any(|entry| entry.map_or(true, |entry| Some(&*entry.file_name()) == path.file_name()))
+        }
+        Err(error) => error.kind() != io::ErrorKind::NotFound,
+    }
+}
+
 /// The blocking half.
 struct Shelf {
     root: PathBuf,
@@ -164,24 +183,71 @@ impl Shelf {
             If::Absent => false,
             If::Is(_) => return Err(refused(key)),
         };
-        let failed = |error: io::Error| local_error(key, &error);
-        fs::create_dir_all(path.parent().unwrap_or(&self.root)).map_err(failed)?;
-        let mut sheet = match self.disk.create(&path, replace) {
+        let mut sheet = match self.create(&path, replace) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 return Err(Error::Conflict(key.to_owned()));
             }
-            created => created.map_err(failed)?,
+            created => created.map_err(|error| local_error(key, &error))?,
         };
-        let filled = fill(&mut *sheet);
-        let closed = sheet.close().map_err(failed);
-        match filled.and_then(|mark| closed.map(|()| mark)) {
-            Ok(mark) => Ok(Written { version: Version(mark), updated: None }),
+        let mark = match fill(&mut *sheet) {
+            Ok(mark) => mark,
+            Err(error) => {
+                // Before it is closed: then it never becomes an object.
+                drop(fs::remove_file(&path));
+                drop(sheet.close());
+                return Err(error);
+            }
+        };
+        match sheet.close() {
+            Ok(()) => Ok(Written { version: Version(mark), updated: None }),
+            // Another was faster, though the file could be opened: caches hid theirs. It is not ours to take away.
+            Err(error) if !replace && is_clobbered(&error) => Err(Error::Conflict(key.to_owned())),
             Err(error) => {
                 // Nobody knows the name yet: the manifest would have come last.
                 drop(fs::remove_file(&path));
-                Err(error)
+                Err(local_error(key, &error))
             }
         }
+    }
+
+    /// A file under its final name. Its folder may go while it is made: whoever empties one removes it.
+    fn create(&self, path: &Path, replace: bool) -> io::Result<Box<dyn Sheet>> {
+        let folder = path.parent().unwrap_or(&self.root);
+        for _ in 1..FOLDER_ATTEMPTS {
+            fs::create_dir_all(folder)?;
+            match self.disk.create(path, replace) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                created => return created,
+            }
+        }
+        fs::create_dir_all(folder)?;
+        self.disk.create(path, replace)
+    }
+
+    /// Deletes a file, and its folder if nothing is left in it: in the bucket that is an object of its own.
+    fn remove(&self, key: &str) -> Result<()> {
+        let path = self.root.join(key);
+        match fs::remove_file(&path) {
+            // What another way to the bucket has deleted is still in our caches, and gcsfuse says EIO. A listing
+            // asks the bucket.
+            Err(error) if error.kind() != io::ErrorKind::NotFound && !is_listed(&path) => {
+                return Err(Error::NotFound(key.to_owned()));
+            }
+            removed => removed.map_err(|error| local_error(key, &error))?,
+        }
+        let mut folder = path.parent();
+        // What lies at the top is everybody's, and soon needed again.
+        while let Some(empty) = folder.filter(|folder| folder.parent().is_some_and(|above| self.is_inside(above))) {
+            if fs::remove_dir(empty).is_err() {
+                break;
+            }
+            folder = empty.parent();
+        }
+        Ok(())
+    }
+
+    fn is_inside(&self, path: &Path) -> bool {
+        path != self.root && path.starts_with(&self.root)
     }
 
     fn digest(&self, key: &str, reporter: &Reporter) -> Result<Digest> {
@@ -252,8 +318,16 @@ impl Store for Mounted {
             return Err(refused(key));
         }
         let name = key.to_owned();
-        self.call(key, &|_| {}, move |shelf, _| {
-            fs::remove_file(shelf.root.join(&name)).map_err(|error| local_error(&name, &error))
+        self.call(key, &|_| {}, move |shelf, _| shelf.remove(&name)).await
+    }
+
+    async fn remove_folder(&self, name: &str) -> Result<()> {
+        let name = name.to_owned();
+        self.call(&name.clone(), &|_| {}, move |shelf, _| match fs::remove_dir(shelf.root.join(&name)) {
+            Err(error) if !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::DirectoryNotEmpty) => {
+                Err(local_error(&name, &error))
+            }
+            Ok(()) | Err(_) => Ok(()),
         })
         .await
     }

@@ -18,7 +18,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::{
     artifacts::{self, erase, give, patiently, put_once},
-    files,
+    bucket_name, files,
     layout::{Object, SNAPSHOTS, snapshot_of, snapshot_prefix},
     seal::{self, Seals},
     store::{Digest, Error, If, Poll, Progress, Result, Store},
@@ -33,7 +33,7 @@ const ENDS: [&str; 3] = [".tar", ".tar.gz", ".tar.zst"];
 #[derive(Clone, Debug)]
 pub struct Snapshots {
     store: Arc<dyn Store>,
-    /// `None` under a mount.
+    /// `None` under a mount whose bucket nobody has named.
     bucket: Option<String>,
     clock: SharedClock,
     seals: Seals,
@@ -202,9 +202,9 @@ impl Snapshots {
         Archive { bucket: self.bucket.clone(), path, sha256: manifest.sha256.clone() }
     }
 
-    /// Whether an archive was stored where this instance looks for snapshots.
-    pub fn holds(&self, archive: &Archive) -> bool {
-        archive.path.starts_with(SNAPSHOTS) && archive.bucket == self.bucket
+    /// Whether an archive may lie where this instance looks for snapshots.
+    pub fn may_hold(&self, archive: &Archive) -> bool {
+        archive.path.starts_with(SNAPSHOTS) && bucket_name::may_be_one(archive.bucket.as_ref(), self.bucket.as_ref())
     }
 
     pub async fn list(&self) -> Result<Vec<Listed>> {
@@ -243,7 +243,8 @@ impl Snapshots {
         for entry in page.entries.iter().filter(|entry| entry.key != last) {
             erase(&*self.store, &self.clock, &entry.key).await?;
         }
-        erase(&*self.store, &self.clock, &last).await
+        erase(&*self.store, &self.clock, &last).await?;
+        artifacts::remove_folders(&*self.store, &self.clock, &page).await
     }
 
     /// Puts a complete archive under a name, as it is: `end` is how its name ends.

@@ -84,6 +84,9 @@ pub struct Entry {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Page {
     pub entries: Vec<Entry>,
+    /// Directories under the prefix, with a slash at the end. In a bucket they are empty objects that a mount has
+    /// left; they are no keys.
+    pub folders: Vec<String>,
     /// Ask again `after` the last key.
     pub more: bool,
 }
@@ -166,6 +169,11 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     }
     /// Over a network `NotFound` and `Conflict` may also mean that this very call succeeded.
     async fn delete(&self, key: &str, condition: If) -> Result<()>;
+    /// Removes a directory, by its name from [`Page::folders`], if nothing is in it. Safe to repeat. For stores that do
+    /// not do so by themselves.
+    async fn remove_folder(&self, _name: &str) -> Result<()> {
+        Ok(())
+    }
     /// What begins with `prefix` and comes after the key `after`.
     async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page>;
     /// Refuses a file that is not what `digest` says. Cancelled, it leaves nothing behind under `key`.

@@ -6,6 +6,8 @@
 use std::{path::PathBuf, sync::Arc};
 
 use super::{
+    artifacts::wait_for,
+    bucket_name,
     checkpoints::Checkpoints,
     counted::Counted,
     directory::Directory,
@@ -24,6 +26,8 @@ pub struct Opened {
     pub store: Arc<dyn Store>,
     /// `None` where there is only a mount.
     pub bucket: Option<String>,
+    /// That bucket without the mount, where `store` is one of it. Only a probe looks there.
+    pub behind_mount: Option<Arc<dyn Store>>,
 }
 
 /// `None` where nothing is configured.
@@ -44,6 +48,8 @@ pub struct Stores {
 pub struct Probe {
     pub artifact: Artifact,
     pub bucket: Option<String>,
+    /// The bucket is reached through a mount.
+    pub is_mounted: bool,
     pub result: store::Result<()>,
 }
 
@@ -78,7 +84,8 @@ impl Stores {
         let bucket = |bucket: String| {
             let store = Gcs::new(connection.clone(), &bucket, clock.clone())
                 .with_timeouts(settings.call_timeout, settings.stall_timeout);
-            Opened { store: Arc::new(store), bucket: Some(bucket) }
+            let store: Arc<dyn Store> = Arc::new(store);
+            Opened { store, bucket: Some(bucket), behind_mount: None }
         };
         let mut mounts = Vec::new();
         let mut open = |artifact| {
@@ -86,10 +93,14 @@ impl Stores {
                 (Place::Bucket(name), _) => bucket(name),
                 (Place::Mounted(path), Artifact::Lock | Artifact::Metadata) => {
                     mounts.push(path.clone());
-                    Opened { store: Arc::new(Directory::new(path, clock.clone())), bucket: None }
+                    let store = Arc::new(Directory::new(path, clock.clone()));
+                    Opened { store, bucket: None, behind_mount: None }
                 }
                 (Place::Mounted(path), Artifact::Checkpoints | Artifact::Snapshots) => {
-                    Opened { store: Arc::new(Mount::new(path, clock.clone())), bucket: None }
+                    let named = bucket_name::of(artifact, settings).map(bucket);
+                    let (bucket, behind_mount) = named.map(|named| (named.bucket, named.store)).unzip();
+                    let store = Arc::new(Mount::new(path, clock.clone()));
+                    Opened { store, bucket: bucket.flatten(), behind_mount }
                 }
             })
         };
@@ -136,7 +147,7 @@ impl Stores {
 
     /// All of it in one store, as ephemeral sandboxes and tests have it.
     pub fn of(store: &Arc<dyn Store>, clock: &SharedClock) -> Self {
-        let opened = || Some(Opened { store: store.clone(), bucket: None });
+        let opened = || Some(Opened { store: store.clone(), bucket: None, behind_mount: None });
         Self {
             lock: opened(),
             metadata: opened(),
@@ -153,13 +164,16 @@ impl Stores {
         let opened = [&self.lock, &self.metadata, &self.checkpoints, &self.snapshots];
         let mut probes = Vec::new();
         for (artifact, opened) in Artifact::ALL.into_iter().zip(opened) {
-            let Some(Opened { store, bucket }) = opened else { continue };
+            let Some(Opened { store, bucket, behind_mount }) = opened else { continue };
             let key = format!("probes/{}", self.clock.nonce());
             let result = match artifact {
                 Artifact::Lock | Artifact::Metadata => try_register(&**store, &key).await,
-                Artifact::Checkpoints | Artifact::Snapshots => try_shelf(&**store, &key).await,
+                Artifact::Checkpoints | Artifact::Snapshots => {
+                    try_shelf(&**store, behind_mount.as_deref(), &key, &self.clock).await
+                }
             };
-            probes.push(Probe { artifact, bucket: bucket.clone(), result });
+            let is_mounted = behind_mount.is_some();
+            probes.push(Probe { artifact, bucket: bucket.clone(), is_mounted, result });
         }
         probes
     }
@@ -193,9 +207,25 @@ async fn try_register(store: &dyn Store, key: &str) -> store::Result<()> {
     }
 }
 
-/// Write once, list, delete: what checkpoints and snapshots need.
-async fn try_shelf(store: &dyn Store, key: &str) -> store::Result<()> {
+/// Write once, list, delete: what checkpoints and snapshots need. What is written through a mount has to be in the
+/// bucket that it is said to show.
+async fn try_shelf(
+    store: &dyn Store,
+    behind_mount: Option<&dyn Store>,
+    key: &str,
+    clock: &SharedClock,
+) -> store::Result<()> {
     store.put(key, "1".into(), If::Absent).await?;
     store.list(key, None).await?;
-    store.delete(key, If::Any).await
+    let shows = match behind_mount {
+        Some(bucket) => match wait_for(bucket, clock, key).await {
+            Err(store::Error::NotFound(_)) => Err(store::Error::Other {
+                key: key.to_owned(),
+                why: "written through the mount, it is not in the bucket: the mount shows another one".to_owned(),
+            }),
+            found => found.map(drop),
+        },
+        None => Ok(()),
+    };
+    store.delete(key, If::Any).await.and(shows)
 }

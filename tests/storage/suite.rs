@@ -14,7 +14,7 @@ use baton::{
 };
 use baton_fake_gcs::{FakeGcs, Options};
 
-use crate::cases;
+use crate::{cases, gcsfuse::Gcsfuse};
 
 /// A store to try, and what has to live as long as it does.
 pub struct Subject {
@@ -55,6 +55,14 @@ async fn mounted() -> Subject {
     let root = tempfile::tempdir().unwrap();
     let path = root.path().to_owned();
     Subject::new(move || Arc::new(Mounted::new(&path, clock()).with_page(PAGE)), root)
+}
+
+/// What Cloud Run mounts: a real gcsfuse over a bucket.
+async fn gcsfuse() -> Subject {
+    let (fake, root) = (fake_gcs().await, tempfile::tempdir().unwrap());
+    let mount = Gcsfuse::mount(fake.url(), BUCKET, &root.path().join("mount"));
+    let path = mount.path().to_owned();
+    Subject::new(move || Arc::new(Mounted::new(&path, clock()).with_page(PAGE)), (mount, fake, root))
 }
 
 async fn gcs() -> Subject {
@@ -131,17 +139,23 @@ macro_rules! table {
 table!(memory directory gcs #[ignore = "needs a real bucket, named by BATON_TEST_GCS_BUCKET"] real_gcs);
 
 /// A mounted bucket keeps files and cannot compare and set.
-mod mounted {
-    use super::*;
-    table!(@cases mounted
-        a_listing_goes_over_page_borders_in_the_order_of_keys
-        a_listing_knows_the_version_a_poll_tells
-        keys_that_climb_or_hide_are_refused
-        files_come_back_as_they_went
-        a_file_that_is_not_what_its_digest_says_is_not_uploaded
-        a_download_that_is_not_what_its_digest_says_is_not_published
-        a_transfer_cancelled_in_the_middle_leaves_nothing
-        progress_ends_at_the_size_of_the_file
-        an_upload_repeated_with_the_same_content_is_settled
-    );
+macro_rules! mounted_table {
+    ($($implementation:ident)*) => { $(
+        mod $implementation {
+            use super::*;
+            table!(@cases $implementation
+                a_listing_goes_over_page_borders_in_the_order_of_keys
+                a_listing_knows_the_version_a_poll_tells
+                keys_that_climb_or_hide_are_refused
+                files_come_back_as_they_went
+                a_file_that_is_not_what_its_digest_says_is_not_uploaded
+                a_download_that_is_not_what_its_digest_says_is_not_published
+                a_transfer_cancelled_in_the_middle_leaves_nothing
+                progress_ends_at_the_size_of_the_file
+                an_upload_repeated_with_the_same_content_is_settled
+            );
+        }
+    )* };
 }
+
+mounted_table!(mounted gcsfuse);

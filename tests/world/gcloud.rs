@@ -10,7 +10,8 @@ use std::{
 };
 
 /// Commands and the flags of theirs that are used.
-const KNOWN: [(&str, &[&str]); 17] = [
+const KNOWN: [(&str, &[&str]); 19] = [
+    ("config set", &[]),
     ("services enable", &[]),
     ("builds submit", &[]),
     ("iam service-accounts describe", &[]),
@@ -37,6 +38,7 @@ const KNOWN: [(&str, &[&str]); 17] = [
     ("run services replace", &["--region"]),
     ("run services add-iam-policy-binding", &["--region", "--member", "--role"]),
     ("storage cp", &[]),
+    ("storage ls", &["--long"]),
 ];
 
 /// Remembers in a directory what was made, and writes down what it was asked.

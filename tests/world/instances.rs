@@ -34,13 +34,15 @@ pub struct World {
     staging: tempfile::TempDir,
     /// Of the instances that start from now on.
     pub housekeeping: Housekeeping,
+    /// What these call the bucket of their artifacts; `None` is a mount that nobody has named.
+    pub bucket: Option<String>,
 }
 
 impl World {
     pub fn new() -> Self {
         let clock: SharedClock = Arc::new(TestClock::new(3));
         let store = Arc::new(Memory::new(clock.clone()));
-        Self { clock, store, staging: tempfile::tempdir().unwrap(), housekeeping: Housekeeping::OFF }
+        Self { clock, store, staging: tempfile::tempdir().unwrap(), housekeeping: Housekeeping::OFF, bucket: None }
     }
 
     pub fn instance(&self) -> Instance {
@@ -64,8 +66,8 @@ impl World {
         let tools = Arc::new(Tools {
             staging: self.staging.path().join(who.me.as_str()),
             who,
-            checkpoints: Some(Checkpoints::new(store.clone(), None, clock.clone())),
-            snapshots: Some(Snapshots::new(store, None, clock.clone())),
+            checkpoints: Some(Checkpoints::new(store.clone(), self.bucket.clone(), clock.clone())),
+            snapshots: Some(Snapshots::new(store, self.bucket.clone(), clock.clone())),
             archive_size: 1 << 30,
             deposit: Deposit::default(),
             runtimes: None,

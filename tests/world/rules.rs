@@ -305,9 +305,11 @@ async fn rule_14_a_missing_lock_is_nobodys_and_nobody_makes_it_up() {
 
 #[tokio::test(start_paused = true)]
 async fn rule_15_a_lock_or_a_head_in_another_bucket_is_refused() {
-    let world = World::new();
+    let mut world = World::new();
+    world.bucket = Some("here".to_owned());
     let (one, two) = (world.instance(), world.instance());
     let id = stored(&one).await;
+    assert_eq!(world.lock(&id).await.unwrap().head.unwrap().bucket, world.bucket);
     change_lock(&one, &id, |lock| lock.head.as_mut().unwrap().bucket = Some("elsewhere".to_owned())).await;
     let mut visit = two.attach(&id).await;
     visit.until(|passing| is_failed(passing, Reason::OtherStore)).await;
@@ -324,4 +326,52 @@ async fn rule_15_a_lock_or_a_head_in_another_bucket_is_refused() {
     assert!(refused.to_string().contains("OtherStore"), "{refused}");
     one.stop().await;
     two.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_15_where_either_bucket_has_no_name_what_is_found_decides() {
+    for names in [[None, Some("b")], [Some("b"), None], [None, None], [Some("b"), Some("b")]] {
+        let [stored_in, restored_in] = names.map(|name| name.map(str::to_owned));
+        let mut world = World::new();
+        world.bucket = stored_in;
+        let one = world.instance();
+        world.bucket = restored_in;
+        let two = world.instance();
+        let id = stored(&one).await;
+        let mut visit = two.attach(&id).await;
+        visit.until_running().await;
+        assert_eq!(two.container(&id), Container::Running, "{names:?}");
+        one.stop().await;
+        two.stop().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_15_a_checkpoint_that_is_not_found_is_refused_by_a_reason_and_left_alone() {
+    for (names, reason) in [
+        ([None, Some("b")], Reason::OtherStore),
+        ([Some("b"), None], Reason::OtherStore),
+        ([None, None], Reason::CheckpointMissing),
+        ([Some("b"), Some("b")], Reason::CheckpointMissing),
+    ] {
+        let [stored_in, restored_in] = names.map(|name| name.map(str::to_owned));
+        let mut world = World::new();
+        world.bucket = stored_in;
+        let one = world.instance();
+        world.bucket = restored_in;
+        let two = world.instance();
+        let id = stored(&one).await;
+        let lock = world.lock(&id).await.unwrap();
+        let manifest = format!("sandbox_checkpoints/{}/manifest.json", lock.head.as_ref().unwrap().checkpoint_id);
+        one.store.delete(&manifest, If::Any).await.unwrap();
+        let before = world.keys().await;
+        let mut visit = two.attach(&id).await;
+        visit.until(|passing| is_failed(passing, reason)).await;
+        world.after(1).await;
+        let left = world.lock(&id).await.unwrap();
+        assert!(left.lease.is_none() && left.head == lock.head, "{names:?}: it is left for an instance that can");
+        assert_eq!(world.keys().await, before, "{names:?}: nothing is erased because something else failed");
+        one.stop().await;
+        two.stop().await;
+    }
 }

@@ -48,8 +48,8 @@ reasons! {
     }
     /// The sandbox lies where this instance does not look.
     OtherStore {
-        cause: "The metadata or the lock name another bucket than this instance is configured with.",
-        remedy: "Compare `lock_bucket` in the metadata and `head.bucket` in the lock with `baton config`, and give every instance the same storage variables."
+        cause: "The metadata or the lock name another bucket than this instance is configured with; or only one of lock and instance names the bucket of the checkpoint, and it is not there.",
+        remedy: "Compare `lock_bucket` in the metadata and `head.bucket` in the lock with `baton config`, and give every instance the same storage variables. An instance that mounts the bucket is told its name by the bucket variable beside the mount's."
     }
     /// The metadata is there, the lock is not.
     LockMissing {

@@ -40,6 +40,9 @@ impl Walk<'_> {
             let key = format!("{folder}{name}");
             if key.ends_with('/') {
                 self.folder(&key)?;
+                if key.starts_with(self.prefix) {
+                    self.page.folders.push(key);
+                }
             } else if let Some(seen) = (self.look)(&key)? {
                 if self.page.entries.len() == self.size {
                     self.page.more = true;

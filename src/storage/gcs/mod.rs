@@ -149,10 +149,20 @@ impl Store for Gcs {
         self.heed(key, self.bounded(key, work).await)
     }
 
+    async fn remove_folder(&self, name: &str) -> Result<()> {
+        let work = async {
+            match self.client(name).await?.delete(&self.bucket, name, None).await {
+                Ok(()) | Err(baton_gcs::Error::NotFound) => Ok(()),
+                Err(error) => Err(named(name, error)),
+            }
+        };
+        self.bounded(name, work).await
+    }
+
     async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
         let work = async {
             let client = self.client(prefix).await?;
-            let mut entries: Vec<Entry> = Vec::new();
+            let (mut entries, mut folders) = (Vec::<Entry>::new(), Vec::new());
             let mut token = String::new();
             // One more than a page, to know whether there is more; and one for `after` itself,
             // since the service begins with it.
@@ -160,14 +170,15 @@ impl Store for Gcs {
             loop {
                 let page = client.list(&self.bucket, prefix, after.unwrap_or_default(), wanted + 1, token).await;
                 let page = page.map_err(|error| named(prefix, error))?;
-                entries.extend(page.objects.into_iter().filter(|object| Some(object.name.as_str()) > after).map(
-                    |object| Entry {
-                        version: version(object.generation),
-                        size: object.size,
-                        updated: object.updated,
-                        key: object.name,
-                    },
-                ));
+                for object in page.objects.into_iter().filter(|object| Some(object.name.as_str()) > after) {
+                    if object.name.ends_with('/') {
+                        folders.push(object.name);
+                        continue;
+                    }
+                    let version = version(object.generation);
+                    let updated = object.updated;
+                    entries.push(Entry { version, size: object.size, updated, key: object.name });
+                }
                 token = page.token;
                 if entries.len() >= wanted || token.is_empty() {
                     break;
@@ -175,7 +186,7 @@ impl Store for Gcs {
             }
             let more = entries.len() > self.page;
             entries.truncate(self.page);
-            Ok(Page { entries, more })
+            Ok(Page { entries, folders, more })
         };
         self.bounded(prefix, work).await
     }

@@ -326,7 +326,7 @@ impl Store for Way {
                 size: object.bytes.len() as u64,
                 updated: None,
             };
-            Ok(Page { entries: found.map(entry).collect(), more: false })
+            Ok(Page { entries: found.map(entry).collect(), ..Page::default() })
         })
         .await
     }
