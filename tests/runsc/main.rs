@@ -1,6 +1,6 @@
 //! The runtime over the real runsc, and its fake held to the same suite.
 //!
-//! `BATON_RUNSC`, `BATON_TEST_ROOTFS` and `BATON_AGENT` say where the pieces are; `make test`
+//! `BATON_RUNSC`, `BATON_TEST_ROOTFS`, `BATON_AGENT` and `BATON_GCSFUSE` say where the pieces are; `make test`
 //! sets them. At most two tests at a time run containers.
 #![allow(clippy::disallowed_methods, reason = "tests look at the world, the environment and the time too")]
 #![allow(clippy::unwrap_used, clippy::wildcard_enum_match_arm, reason = "a test that is surprised ends")]
@@ -21,6 +21,8 @@ mod files;
 mod flow;
 mod forks;
 mod gate;
+#[path = "../storage/gcsfuse.rs"]
+mod gcsfuse;
 mod guard;
 mod halves;
 mod handoff;
@@ -30,6 +32,7 @@ mod leftovers;
 mod library;
 mod limits;
 mod local;
+mod mounts;
 mod moves;
 mod mutants;
 mod place;
