@@ -77,14 +77,16 @@ fn misfits(value: &Value, schema: &Value, at: &str) -> Vec<String> {
     found
 }
 
-const CLOUD_RUN: [&str; 2] = ["manifests/cloud-run.yaml", "manifests/cloud-run-halves.yaml"];
+const CLOUD_RUN: [&str; 3] =
+    ["manifests/cloud-run.yaml", "manifests/cloud-run-halves.yaml", "manifests/cloud-run-mounted.yaml"];
 const KUBERNETES: [&str; 2] = ["manifests/kubernetes.yaml", "manifests/kubernetes-one-node.yaml"];
 
 #[test]
 fn every_manifest_fits_the_schema_it_claims() {
-    for (schema, files) in
-        [("manifests/schema/cloud-run.json", CLOUD_RUN), ("manifests/schema/kubernetes.json", KUBERNETES)]
-    {
+    for (schema, files) in [
+        ("manifests/schema/cloud-run.json", CLOUD_RUN.as_slice()),
+        ("manifests/schema/kubernetes.json", KUBERNETES.as_slice()),
+    ] {
         let schema = json(schema);
         for file in files {
             let documents = documents(file);
@@ -228,7 +230,7 @@ fn every_server_lets_its_sandboxes_go_before_its_platform_ends_it() {
 }
 
 #[test]
-fn both_shapes_ask_the_same_of_the_platform() {
+fn every_shape_asks_the_same_of_the_platform() {
     for file in CLOUD_RUN {
         let service = &documents(file)[0];
         let annotation = |name: &str| service.pointer("/spec/template/metadata/annotations").unwrap()[name].clone();
@@ -272,6 +274,37 @@ fn both_shapes_ask_the_same_of_the_platform() {
     ] {
         assert!(script.contains(word), "manifests/bucket lacks {word}");
     }
+}
+
+/// What is different about a service with a mount is the mount.
+#[test]
+fn a_mounted_bucket_is_the_one_that_is_named_and_holds_no_locks() {
+    let (plain, mut mounted) = (documents("manifests/cloud-run.yaml"), documents("manifests/cloud-run-mounted.yaml"));
+    let spec = mounted[0].pointer_mut("/spec/template/spec").unwrap();
+    let take = |list: &mut Value, is_wanted: &dyn Fn(&Value) -> bool| -> Vec<Value> {
+        let (taken, left) = list.as_array().unwrap().iter().cloned().partition(is_wanted);
+        *list = Value::Array(left);
+        taken
+    };
+    let volume = take(&mut spec["volumes"], &|one| one.get("csi").is_some()).remove(0);
+    let container = &mut spec["containers"][0];
+    let mount = take(&mut container["volumeMounts"], &|one| one["name"] == volume["name"]).remove(0);
+    let paths = take(&mut container["env"], &|one| one["name"].as_str().unwrap().ends_with("_MOUNT_PATH"));
+    let names: Vec<_> = paths.iter().map(|one| one["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["SANDBOX_CHECKPOINT_MOUNT_PATH", "FILESYSTEM_SNAPSHOT_MOUNT_PATH"]);
+    assert!(paths.iter().all(|one| one["value"] == mount["mountPath"]), "{paths:?} and {mount}");
+    let attributes = &volume["csi"]["volumeAttributes"];
+    for name in ["SANDBOX_CHECKPOINT_BUCKET", "FILESYSTEM_SNAPSHOT_BUCKET"] {
+        let set = container["env"].as_array().unwrap().iter().find(|one| one["name"] == name).unwrap();
+        assert_eq!(set["value"], attributes["bucketName"], "{name}");
+    }
+    // The tests mount buckets with these very options.
+    let fixture = read("tests/storage/gcsfuse.rs");
+    for option in attributes["mountOptions"].as_str().unwrap().split(',') {
+        assert!(fixture.contains(&format!("\"--{option}\"")), "{option} was never tried");
+    }
+    assert_ne!(volume["csi"]["readOnly"], true);
+    assert_eq!(mounted, plain, "nothing else is different");
 }
 
 /// Everything the server can ever show, once.
