@@ -56,6 +56,35 @@ async fn a_create_whose_reply_is_lost_is_ambiguous_and_a_read_settles_it() {
 }
 
 #[tokio::test]
+async fn a_write_whose_answer_breaks_off_is_ambiguous_and_not_damage() {
+    let fake = fake_gcs().await;
+    let store = gcs_on(&fake);
+    for clip in [0, 1, 40] {
+        fake.add_fault(Fault::new(Op::Write, Kind::Clip(clip)));
+        let text = format!("nonce {clip}");
+        let error = store.put(KEY, text.clone().into(), If::Any).await.unwrap_err();
+        assert!(matches!(error, Error::Unavailable { .. }), "{clip}: {error:?}");
+        assert_eq!(read(&store).await.0, text);
+    }
+}
+
+#[tokio::test]
+async fn an_upload_whose_answer_breaks_off_may_simply_be_repeated() {
+    for (size, op) in [(3 << 20, Op::Write), (40 << 20, Op::Put)] {
+        let (_folder, path, bytes, digest) = file(size);
+        let fake = fake_gcs().await;
+        let store = gcs_on(&fake);
+        fake.add_fault(Fault::new(op, Kind::Clip(40)));
+        // The library repeats some of these itself.
+        let first = store.upload("pages.img", &path, If::Absent, &digest, NO_PROGRESS).await;
+        assert!(first.as_ref().err().is_none_or(Error::is_passing), "{first:?}");
+        store.upload("pages.img", &path, If::Absent, &digest, NO_PROGRESS).await.unwrap();
+        assert_eq!(fake.faults_left(), []);
+        assert!(fake.content(BUCKET, "pages.img").unwrap() == bytes);
+    }
+}
+
+#[tokio::test]
 async fn an_update_whose_reply_is_lost_is_ambiguous_and_a_read_settles_it() {
     let fake = fake_gcs().await;
     let store = gcs_on(&fake);

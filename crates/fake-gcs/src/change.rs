@@ -9,7 +9,8 @@ use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 
 use crate::{
-    Shared, drop_connection,
+    Shared,
+    answer::send,
     fault::Op,
     json::{Parameters, Reply, about, condition, conditions, describe, json_reply, merge, refuse, reply},
     objects::{About, Attributes, Condition, Object, Refusal},
@@ -104,10 +105,7 @@ async fn perform(state: &Shared, op: Op, name: &str, work: impl FnOnce() -> Done
         Err(refusal) => return refuse(&refusal),
     };
     let answer = work().unwrap_or_else(|refusal| refuse(&refusal));
-    if plan.lose_reply {
-        drop_connection();
-    }
-    answer
+    send(answer, &plan).await
 }
 
 fn shown(state: &Shared, bucket: &str, name: &str, object: &Object) -> Reply {

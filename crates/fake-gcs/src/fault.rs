@@ -36,6 +36,8 @@ pub enum Kind {
     Cut(usize),
     /// So many bytes of a resumable upload are kept, then 503.
     Keep(usize),
+    /// The work is done, and its answer breaks off after so many bytes.
+    Clip(usize),
     /// One bit of what is read is wrong.
     Flip,
 }
@@ -92,7 +94,7 @@ pub(crate) fn take(faults: &mut Vec<Fault>, op: Op, object: &str) -> Option<Kind
 #[error(
     "{0}; a fault is OP:KIND[:VALUE][,object=TEXT][,times=N|forever] with \
      OP any, write, start, put, read, get, list, delete or compose and \
-     KIND lost, drop, hang, delay:2s, status:503, cut:512KiB, keep:512KiB or flip"
+     KIND lost, drop, hang, delay:2s, status:503, cut:512KiB, keep:512KiB, clip:20 or flip"
 )]
 pub struct Malformed(String);
 
@@ -125,6 +127,7 @@ pub fn parse_fault(text: &str) -> Result<Fault, Malformed> {
         ("status", Some(value)) => Kind::Status(number(value)?),
         ("cut", Some(value)) => Kind::Cut(bytes(value)?),
         ("keep", Some(value)) => Kind::Keep(bytes(value)?),
+        ("clip", Some(value)) => Kind::Clip(bytes(value)?),
         _ => return Err(Malformed(format!("{kind:?} is no fault, or its value is missing or too much"))),
     };
     let mut fault = Fault::new(op, kind);
@@ -166,6 +169,7 @@ mod tests {
             parse_fault("any:delay:30ms,times=forever").unwrap(),
             Fault::new(Op::Any, Kind::Delay(Duration::from_millis(30))).times(0)
         );
+        assert_eq!(parse_fault("write:clip:20").unwrap(), Fault::new(Op::Write, Kind::Clip(20)));
         assert_eq!(parse_fault("list:status:429").unwrap(), Fault::new(Op::List, Kind::Status(429)));
         for bad in
             ["", "write", "walk:lost", "write:lost:1", "read:cut", "read:cut:x", "any:flip,times=0", "any:flip,x"]

@@ -6,6 +6,7 @@
 
 #![expect(clippy::disallowed_methods, reason = "a server in its own right: its time is not an instance's")]
 
+mod answer;
 mod buckets;
 mod change;
 mod fault;
@@ -177,6 +178,8 @@ pub(crate) struct Plan {
     cut: Option<usize>,
     /// So many bytes of an upload are kept, then 503.
     keep: Option<usize>,
+    /// The answer breaks off after so many bytes.
+    clip: Option<usize>,
     /// A bit of the body is wrong.
     flip: bool,
 }
@@ -200,6 +203,7 @@ impl State {
             Some(Kind::Status(code)) => return Err(Refusal::Status(code)),
             Some(Kind::Cut(bytes)) => plan.cut = Some(bytes),
             Some(Kind::Keep(bytes)) => plan.keep = Some(bytes),
+            Some(Kind::Clip(bytes)) => plan.clip = Some(bytes),
             Some(Kind::Flip) => plan.flip = true,
         }
         Ok(plan)

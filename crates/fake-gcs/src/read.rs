@@ -8,7 +8,9 @@ use axum::{
 use base64::{Engine, prelude::BASE64_STANDARD};
 
 use crate::{
-    Plan, Shared, drop_connection,
+    Plan, Shared,
+    answer::broken_off,
+    drop_connection,
     fault::Op,
     json::{Parameters, Reply, condition, describe, etag, generation, json_reply, refuse, reply},
     objects::{Condition, Object, Refusal},
@@ -118,10 +120,7 @@ fn bytes_of(object: &Object, headers: &HeaderMap, plan: &Plan) -> (Reply, usize)
         data = wrong.into();
     }
     let body = match plan.cut {
-        Some(cut) if cut < data.len() => {
-            let broken = Err(std::io::Error::other("the connection breaks here"));
-            Body::from_stream(futures::stream::iter([Ok(data.slice(..cut)), broken]))
-        }
+        Some(cut) if cut < data.len() => broken_off(data.slice(..cut)),
         Some(_) | None => Body::from(data),
     };
     let mut answer = reply(if asked.is_some() { 206 } else { 200 }, body);

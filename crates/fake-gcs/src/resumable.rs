@@ -9,7 +9,9 @@ use bytes::Bytes;
 use http_body_util::BodyExt;
 
 use crate::{
-    Plan, Shared, drop_connection,
+    Plan, Shared,
+    answer::send,
+    drop_connection,
     fault::Op,
     json::{Parameters, Reply, about, json_reply, refuse, reply},
     objects::{Condition, Refusal, Upload},
@@ -76,10 +78,7 @@ pub async fn put(
     if headers.contains_key("x-guploader-no-308") {
         answer = without_308(answer);
     }
-    if plan.lose_reply {
-        drop_connection();
-    }
-    answer
+    send(answer, &plan).await
 }
 
 /// Go's client wants no 308, which proxies take for a redirection: it reads the status from a header.

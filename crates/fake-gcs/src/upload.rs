@@ -10,7 +10,9 @@ use memchr::memmem;
 use serde_json::Value;
 
 use crate::{
-    Plan, Shared, drop_connection,
+    Plan, Shared,
+    answer::send,
+    drop_connection,
     fault::Op,
     json::{Parameters, Reply, about, condition, describe, json_reply, refuse},
     objects::{About, Attributes, Object, Refusal},
@@ -48,10 +50,7 @@ pub async fn post(
         }
         _ => refuse(&Refusal::Unimplemented),
     };
-    if plan.lose_reply {
-        drop_connection();
-    }
-    reply
+    send(reply, &plan).await
 }
 
 /// The whole body, and the name of the object, with the fault that is due for it.

@@ -1,6 +1,7 @@
 //! What an error of either transport means to the caller.
 
 use google_cloud_gax::error::rpc::Code;
+use google_cloud_storage::error::{ReadError, WriteError};
 
 use crate::Error;
 
@@ -33,7 +34,7 @@ pub fn error(error: &Raw) -> Error {
     if is(&[401, 403]) || has_code(error, &[Code::PermissionDenied, Code::Unauthenticated]) {
         return Error::Denied(why());
     }
-    if is(&[400]) && why().contains("CRC32C") {
+    if is_checksum_mismatch(error) || (is(&[400]) && why().contains("CRC32C")) {
         return Error::Damaged(why());
     }
     let passing =
@@ -41,17 +42,28 @@ pub fn error(error: &Raw) -> Error {
     let server_side = status.is_some_and(|status| status == 408 || status >= 500) || has_code(error, &passing);
     let on_the_way = status.is_none()
         && (error.is_io() || error.is_timeout() || error.is_connect() || error.is_transport() || error.is_exhausted());
-    if server_side || on_the_way || error.is_transient_and_before_rpc() {
+    // An answer that breaks off, or that is not one of this service, cannot be parsed: whether the work was done is
+    // unknown, and what was read is incomplete rather than wrong.
+    let cut_off = error.is_deserialization();
+    if server_side || on_the_way || cut_off || error.is_transient_and_before_rpc() {
         return Error::Unavailable(why());
     }
     if error.is_authentication() {
         return Error::Denied(why());
     }
-    if error.is_deserialization() {
-        // The library says it like this when a checksum does not match.
-        return Error::Damaged(why());
-    }
     Error::Other(why())
+}
+
+/// The library compared what it read or wrote with the checksum of the service, and they differ.
+fn is_checksum_mismatch(error: &Raw) -> bool {
+    causes(error).any(|cause| {
+        matches!(cause.downcast_ref(), Some(ReadError::ChecksumMismatch(_)))
+            || matches!(cause.downcast_ref(), Some(WriteError::ChecksumMismatch { .. }))
+    })
+}
+
+fn causes(error: &Raw) -> impl Iterator<Item = &(dyn std::error::Error + 'static)> {
+    std::iter::successors(std::error::Error::source(error), |cause| cause.source())
 }
 
 fn has_code(error: &Raw, codes: &[Code]) -> bool {
@@ -61,10 +73,8 @@ fn has_code(error: &Raw, codes: &[Code]) -> bool {
 /// The whole chain of causes, and what the service said, in one line of bounded length.
 fn explain(error: &Raw) -> String {
     let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(inner) = cause {
-        text = format!("{text}: {inner}");
-        cause = inner.source();
+    for cause in causes(error) {
+        text = format!("{text}: {cause}");
     }
     if let Some(said) = error.http_payload().and_then(|payload| std::str::from_utf8(payload).ok()) {
         text = format!("{text}: {said}");
@@ -106,6 +116,20 @@ mod tests {
         assert!(matches!(grpc(Code::PermissionDenied, ""), Error::Denied(_)));
         assert!(matches!(http(400, "Provided CRC32C doesn't match"), Error::Damaged(_)));
         assert!(matches!(http(400, "what?"), Error::Other(_)));
+    }
+
+    #[test]
+    fn only_a_checksum_mismatch_is_damage_and_an_answer_that_cannot_be_parsed_is_none() {
+        use google_cloud_storage::error::ChecksumMismatch;
+        let mismatch = ChecksumMismatch::Crc32c { got: 1, want: 2 };
+        let read = Raw::deser(ReadError::ChecksumMismatch(mismatch.clone()));
+        assert!(matches!(error(&read), Error::Damaged(_)), "{read:?}");
+        let written = Raw::ser(WriteError::ChecksumMismatch { mismatch, object: Box::default() });
+        assert!(matches!(error(&written), Error::Damaged(_)), "{written:?}");
+        for cut in [Raw::deser("EOF while parsing an object"), Raw::deser(ReadError::MissingHeader("content-length"))] {
+            assert!(matches!(error(&cut), Error::Unavailable(_)), "{cut:?}");
+        }
+        assert!(matches!(error(&Raw::io(ReadError::ShortRead(3))), Error::Unavailable(_)));
     }
 
     #[test]
