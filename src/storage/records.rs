@@ -305,9 +305,7 @@ impl Records {
         condition: If,
         urgency: Urgency,
     ) -> store::Result<Version> {
-        let bytes = serde_json::to_vec_pretty(record)
-            .map_err(|error| store::Error::Other { key: key.to_owned(), why: error.to_string() })?;
-        let put = store.put_as(key, Bytes::from(bytes), condition, urgency);
+        let put = store.put_as(key, encoded(key, record)?, condition, urgency);
         match self.clock.timeout(self.times.call, put).await {
             Ok(written) => written.map(|written| written.version),
             Err(elapsed) => Err(unanswered(key, elapsed)),
@@ -354,6 +352,12 @@ fn lock_key(id: &SandboxId) -> String {
 
 fn metadata_key(id: &SandboxId) -> String {
     Object::Metadata(id).key()
+}
+
+/// A record as it lies in the store.
+fn encoded(key: &str, record: &impl serde::Serialize) -> store::Result<Bytes> {
+    let encoded = serde_json::to_vec_pretty(record);
+    encoded.map(Bytes::from).map_err(|error| store::Error::Other { key: key.to_owned(), why: error.to_string() })
 }
 
 fn id_of(key: &str) -> Option<SandboxId> {

@@ -10,6 +10,7 @@ mod gcsfuse;
 mod mounted;
 mod names;
 mod one_bucket;
+mod records;
 mod scale;
 mod stores;
 mod suite;

@@ -1,17 +1,15 @@
 //! New sandboxes: made from nothing, or as the copy of another.
 
-use std::sync::Arc;
-
 use baton_protocol::{
     id::CheckpointId,
     lock::{Head, Lock},
     metadata::{Committed, Metadata, Phase, Spec, Status},
 };
 
-use super::{CHECKPOINT_NOT_ENABLED, Error, Place, Records, Result, lock_key, metadata_key};
+use super::{CHECKPOINT_NOT_ENABLED, Error, Place, Records, Result, Shelf, encoded, lock_key, metadata_key};
 use crate::storage::{
     checkpoints::committed,
-    store::{self, If, Store, Urgency},
+    store::{self, If, Poll, Urgency, Version},
     stores::{Need, Refusal},
 };
 
@@ -31,13 +29,12 @@ impl Records {
                 }
             })?;
         }
-        let id = &spec.sandbox_id;
         let mut spec = spec.clone();
         spec.lock_bucket = self.lock_bucket(place);
-        self.put_new(locks, &lock_key(id), &Lock::new(id.clone())).await?;
+        let lock = Lock::new(spec.sandbox_id.clone());
         let status = Status::default();
         let record = Metadata { spec, latest_sandbox_checkpoint: None, last_checkpointed: None, status };
-        self.put_new(metadata, &metadata_key(id), &record).await
+        self.write_new((locks, &lock), (metadata, &record)).await.map_err(|unwritten| unwritten.error)
     }
 
     /// Writes a sandbox that begins as the copy of another one: its pin, its lock with the head, its metadata.
@@ -69,10 +66,13 @@ impl Records {
         let lock = Lock { head: Some(head), forked_from: Some(source.clone()), ran: true, ..Lock::new(id.clone()) };
         let mut spec = spec.clone();
         spec.lock_bucket = self.lock_bucket(Place::Durable);
-        self.put_new(locks, &lock_key(id), &lock).await?;
         let status = Status { phase: Phase::Checkpointed, ..Status::default() };
         let record = Metadata { spec, latest_sandbox_checkpoint: latest, last_checkpointed: at, status };
-        self.put_new(metadata, &metadata_key(id), &record).await
+        let Err(unwritten) = self.write_new((locks, &lock), (metadata, &record)).await else { return Ok(()) };
+        if unwritten.is_erased {
+            checkpoints.unpin(source, id).await?;
+        }
+        Err(unwritten.error)
     }
 
     /// The head that names a checkpoint, if it is the last or the last but one of its sandbox.
@@ -81,23 +81,86 @@ impl Records {
         Ok([lock.head, lock.prev_head].into_iter().flatten().find(|head| head.checkpoint_id == *id))
     }
 
-    /// A new object under a name that only we know: a conflict is our own lost answer.
-    pub(super) async fn put_new(
+    /// Writes both objects of a new sandbox. A failure takes back what was written, as far as the store answers: what
+    /// is left is a lock without metadata, which the sweep purges.
+    async fn write_new(
         &self,
-        store: &Arc<dyn Store>,
-        key: &str,
-        record: &impl serde::Serialize,
-    ) -> Result<()> {
+        (locks, lock): (Shelf<'_>, &Lock),
+        (metadata, record): (Shelf<'_>, &Metadata),
+    ) -> std::result::Result<(), Unwritten> {
+        let (lock_key, metadata_key) = (lock_key(&lock.sandbox_id), metadata_key(&lock.sandbox_id));
+        if let Err(error) = self.put_new(locks, &lock_key, lock).await {
+            let is_erased = self.erase_own(locks, &lock_key, lock).await;
+            return Err(Unwritten { error, is_erased });
+        }
+        if let Err(error) = self.put_new(metadata, &metadata_key, record).await {
+            // The lock goes last: metadata without a lock would wait for an operator.
+            let is_erased =
+                self.erase_own(metadata, &metadata_key, record).await && self.erase_own(locks, &lock_key, lock).await;
+            return Err(Unwritten { error, is_erased });
+        }
+        Ok(())
+    }
+
+    /// Writes an object that must not be there yet. A refusal and a lost answer are settled by reading: what is there
+    /// then is this very record, from an attempt that was applied after all, or somebody else's, a conflict.
+    pub(super) async fn put_new(&self, store: Shelf<'_>, key: &str, record: &impl serde::Serialize) -> Result<()> {
         let mut tries = 0;
         loop {
-            match self.put(store, key, record, If::Absent, Urgency::Commit).await {
-                Ok(_) | Err(store::Error::Conflict(_)) => return Ok(()),
-                Err(error) if error.is_passing() && tries < NEW_TRIES => {
-                    tries += 1;
-                    self.clock.sleep(self.clock.jittered(self.times.retry)).await;
+            let Err(error) = self.put(store, key, record, If::Absent, Urgency::Commit).await else { return Ok(()) };
+            if matches!(error, store::Error::Conflict(_) | store::Error::Unavailable { .. }) {
+                match self.own(store, key, record).await {
+                    Ok(Some(Own::Ours(_))) => return Ok(()),
+                    Ok(Some(Own::Theirs)) => return Err(store::Error::Conflict(key.to_owned()).into()),
+                    // Not applied, or gone again.
+                    Ok(None) => {}
+                    Err(unread) if unread.is_passing() => {}
+                    Err(unread) => return Err(unread.into()),
                 }
-                Err(error) => return Err(error.into()),
+            } else if !error.is_passing() {
+                return Err(error.into());
             }
+            if tries == NEW_TRIES {
+                return Err(error.into());
+            }
+            tries += 1;
+            self.clock.sleep(self.clock.jittered(self.times.retry)).await;
         }
     }
+
+    /// Whose content an object has, if there is one.
+    async fn own(&self, store: Shelf<'_>, key: &str, record: &impl serde::Serialize) -> store::Result<Option<Own>> {
+        let ours = encoded(key, record)?;
+        Ok(match self.poll(store, key, None).await? {
+            Poll::Changed(there, version) if there == ours => Some(Own::Ours(version)),
+            Poll::Changed(..) | Poll::Unchanged => Some(Own::Theirs),
+            Poll::Missing => None,
+        })
+    }
+
+    /// Erases an object that still has the content we gave it. Whether there is none now.
+    async fn erase_own(&self, store: Shelf<'_>, key: &str, record: &impl serde::Serialize) -> bool {
+        let erased = match self.own(store, key, record).await {
+            Ok(None) => return true,
+            Ok(Some(Own::Theirs)) => return false,
+            Ok(Some(Own::Ours(version))) => self.delete_seen(store, key, &version).await,
+            Err(error) => Err(error.into()),
+        };
+        erased
+            .inspect_err(|error| tracing::warn!(key, %error, "what a failed create has written is left to the sweep"))
+            .is_ok()
+    }
+}
+
+/// Whose content an object has that was to be new.
+enum Own {
+    Ours(Version),
+    Theirs,
+}
+
+/// Why a new sandbox could not be written.
+struct Unwritten {
+    error: Error,
+    /// Nothing of it is left.
+    is_erased: bool,
 }

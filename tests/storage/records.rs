@@ -1,0 +1,89 @@
+//! The records of a sandbox in a bucket: what a create leaves there, however its calls end.
+
+use std::time::Duration;
+
+use baton::{
+    clock::SharedClock,
+    storage::{
+        memory::Memory,
+        records::{Durable, Error, Records},
+        rules::Times,
+        store,
+    },
+};
+use baton_fake_gcs::{FakeGcs, Fault, Kind, Op};
+use baton_protocol::{
+    id::{InstanceId, SandboxId},
+    metadata::Spec,
+};
+use std::sync::Arc;
+
+use crate::suite::{BUCKET, clock, fake_gcs, gcs_on};
+
+fn records(fake: &FakeGcs) -> Records {
+    records_on(Arc::new(gcs_on(fake)))
+}
+
+fn records_on(store: Arc<dyn store::Store>) -> Records {
+    let clock: SharedClock = clock();
+    let durable = Durable { locks: store.clone(), metadata: store, lock_bucket: None };
+    // Long enough for a busy machine, and between tries as short as a test may be.
+    let times = Times { call: Duration::from_secs(20), retry: Duration::from_millis(5), ..Times::DEFAULT };
+    Records::new(clock.clone(), Arc::new(Memory::new(clock)), Some(durable), false, times)
+}
+
+fn spec() -> Spec {
+    let (id, me) = (clock().sandbox_id(), InstanceId::from_bits([1; 16]));
+    Spec { enable_sandbox_checkpoint: true, ..Spec::new(id, "token".to_owned(), clock().timestamp(), me) }
+}
+
+fn objects(fake: &FakeGcs, id: &SandboxId) -> [Option<bytes::Bytes>; 2] {
+    ["lock.json", "metadata.json"].map(|name| fake.content(BUCKET, &format!("sandboxes/{id}/{name}")))
+}
+
+#[tokio::test]
+async fn a_create_whose_answers_break_off_or_are_lost_is_settled_by_reading() {
+    for name in ["lock.json", "metadata.json"] {
+        for kind in [Kind::Clip(20), Kind::Lost, Kind::Drop, Kind::Status(503)] {
+            let (fake, spec) = (fake_gcs().await, spec());
+            fake.add_fault(Fault::new(Op::Write, kind).on(name));
+            records(&fake).create(&spec).await.unwrap();
+            assert_eq!(fake.faults_left(), [], "{kind:?} has happened to {name}");
+            assert!(objects(&fake, &spec.sandbox_id).iter().all(Option::is_some), "{name}, {kind:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_another_has_written_under_the_name_is_a_conflict_and_stays() {
+    for name in ["lock.json", "metadata.json"] {
+        let (fake, spec) = (fake_gcs().await, spec());
+        let key = format!("sandboxes/{}/{name}", spec.sandbox_id);
+        fake.put(BUCKET, &key, "another's");
+        let error = records(&fake).create(&spec).await.unwrap_err();
+        assert!(matches!(error, Error::Store(store::Error::Conflict(_))), "{name}: {error:?}");
+        assert_eq!(fake.content(BUCKET, &key).unwrap(), "another's");
+    }
+}
+
+#[tokio::test]
+async fn a_create_that_fails_leaves_nothing_behind() {
+    for name in ["lock.json", "metadata.json"] {
+        for kind in [Kind::Drop, Kind::Status(403), Kind::Status(503), Kind::Cut(0)] {
+            let (fake, spec) = (fake_gcs().await, spec());
+            fake.add_fault(Fault::new(Op::Write, kind).on(name).times(0));
+            records(&fake).create(&spec).await.unwrap_err();
+            assert_eq!(objects(&fake, &spec.sandbox_id), [None, None], "{name}, {kind:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_create_whose_outcome_cannot_be_read_takes_back_what_it_wrote() {
+    let (fake, spec) = (fake_gcs().await, spec());
+    // Four writes whose answers break off, and as many reads that fail, three times each.
+    fake.add_fault(Fault::new(Op::Write, Kind::Clip(20)).on("metadata.json").times(4));
+    fake.add_fault(Fault::new(Op::Read, Kind::Status(503)).on("metadata.json").times(12));
+    records(&fake).create(&spec).await.unwrap_err();
+    assert_eq!(objects(&fake, &spec.sandbox_id), [None, None]);
+}
