@@ -43,14 +43,10 @@ pub async fn list(
         Some(Some((name, value))) => Some((name.to_owned(), value.to_owned())),
         Some(None) => return bad("`label` must be `name=value`."),
     };
-    let (mut listed, mut more) = match api.records.page(after.as_ref()).await {
+    let (listed, more) = match api.records.page(after.as_ref(), PAGE).await {
         Ok(listed) => listed,
         Err(error) => return Ok(unavailable(&sentence(&error))),
     };
-    if listed.len() > PAGE {
-        listed.truncate(PAGE);
-        more = true;
-    }
     let next = more.then(|| listed.last().map(|(id, _)| id.clone())).flatten();
     let (api, label) = (&*api, label.as_ref());
     let found = stream::iter(listed)

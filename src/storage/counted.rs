@@ -129,6 +129,13 @@ impl Store for Counted {
         listed
     }
 
+    async fn list_some(&self, prefix: &str, after: Option<&str>, most: usize) -> Result<Page> {
+        let call = self.call(Verb::List);
+        let listed = self.store.list_some(prefix, after, most).await;
+        call.answered(&listed, Answer::Good);
+        listed
+    }
+
     async fn upload(
         &self,
         key: &str,

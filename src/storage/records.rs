@@ -99,6 +99,10 @@ type Shelf<'a> = &'a Arc<dyn Store>;
 
 /// How often a write is made anew on top of somebody else's before it is given up.
 const TRIES: usize = 20;
+/// Lock and metadata: so many names are listed for one sandbox.
+const NAMES: usize = 2;
+/// A listing may take this many times what a call on a small object may.
+const LISTING_PATIENCE: u32 = 10;
 pub const CHECKPOINT_NOT_ENABLED: &str = "Checkpointing is not enabled on the server.";
 
 impl Records {
@@ -198,45 +202,45 @@ impl Records {
         Ok(())
     }
 
-    /// The sandboxes of this instance's memory and of the store, after `after`, in order; and whether there are more.
-    pub async fn list(&self, after: Option<&SandboxId>) -> Result<(Vec<SandboxId>, bool)> {
-        let (listed, more) = self.page(after).await?;
+    /// The first `most` sandboxes of this instance's memory and of the store after `after`, in order; and whether there
+    /// are more.
+    pub async fn list(&self, after: Option<&SandboxId>, most: usize) -> Result<(Vec<SandboxId>, bool)> {
+        let (listed, more) = self.page(after, most).await?;
         Ok((listed.into_iter().map(|(id, _)| id).collect(), more))
     }
 
     /// As [`list`](Self::list), and when the lock of each was written, as far as the same page of the store says so.
-    pub async fn page(&self, after: Option<&SandboxId>) -> Result<(Vec<(SandboxId, Option<LastWrite>)>, bool)> {
+    pub async fn page(
+        &self,
+        after: Option<&SandboxId>,
+        most: usize,
+    ) -> Result<(Vec<(SandboxId, Option<LastWrite>)>, bool)> {
         // By key, as the next page is asked for: that is not the order of ids where one begins with another.
         let mut found = BTreeMap::new();
-        let mut more = false;
         // A listing is cut where the shorter page ends, so that nothing between is passed over.
         let mut end: Option<String> = None;
         for place in [Place::Memory, Place::Durable] {
             let Ok((_, metadata)) = self.stores(place) else { continue };
-            let after = after.map(metadata_key);
-            let listing = metadata.list(PREFIX, after.as_deref());
-            let page = match self.clock.timeout(self.times.call * 5, listing).await {
-                Ok(page) => page?,
+            let listing = list_in(metadata, after, most);
+            let (entries, more) = match self.clock.timeout(self.times.call * LISTING_PATIENCE, listing).await {
+                Ok(listed) => listed?,
                 Err(elapsed) => return Err(unanswered(PREFIX, elapsed).into()),
             };
-            if page.more {
-                more = true;
-                let last = page.entries.last().map(|entry| entry.key.clone());
-                end = match (end, last) {
-                    (Some(one), Some(other)) => Some(one.min(other)),
-                    (one, other) => one.or(other),
-                };
+            if let Some(last) = entries.last().filter(|_| more) {
+                end = Some(end.map_or_else(|| last.key.clone(), |end| end.min(last.key.clone())));
             }
             let written: BTreeMap<_, _> =
-                page.entries.iter().map(|entry| (entry.key.as_str(), self.last_write(entry))).collect();
-            for entry in &page.entries {
+                entries.iter().map(|entry| (entry.key.as_str(), self.last_write(entry))).collect();
+            for entry in &entries {
                 let Some(id) = id_of(&entry.key) else { continue };
                 let lock = written.get(lock_key(&id).as_str()).copied().flatten();
                 found.insert(entry.key.clone(), (id, lock));
             }
         }
+        let more = end.is_some() || found.len() > most;
         let within = |key: &String| end.as_ref().is_none_or(|end| key <= end);
-        Ok((found.into_iter().filter(|(key, _)| within(key)).map(|(_, listed)| listed).collect(), more))
+        let listed = found.into_iter().filter(|(key, _)| within(key)).map(|(_, listed)| listed);
+        Ok((listed.take(most).collect(), more))
     }
 
     /// The writer of a sandbox's lock.
@@ -339,6 +343,21 @@ impl Looked {
         match self {
             Self::Found(found) => Some(*found),
             Self::Unchanged => None,
+        }
+    }
+}
+
+/// What one store has after `after`, up to `most` sandboxes with metadata; and whether there may be more.
+async fn list_in(store: Shelf<'_>, after: Option<&SandboxId>, most: usize) -> store::Result<(Vec<Entry>, bool)> {
+    let (mut entries, mut count, mut after) = (Vec::new(), 0, after.map(metadata_key));
+    loop {
+        let page = store.list_some(PREFIX, after.as_deref(), NAMES * (most - count)).await?;
+        count += page.entries.iter().filter(|entry| id_of(&entry.key).is_some()).count();
+        after = page.entries.last().map(|entry| entry.key.clone());
+        entries.extend(page.entries);
+        // Tombstones have no metadata: there may be fewer sandboxes than names.
+        if count >= most || !page.more || after.is_none() {
+            return Ok((entries, page.more));
         }
     }
 }

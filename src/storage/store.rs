@@ -174,8 +174,16 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     async fn remove_folder(&self, _name: &str) -> Result<()> {
         Ok(())
     }
-    /// What begins with `prefix` and comes after the key `after`.
+    /// What begins with `prefix` and comes after the key `after`. How long it may take is the caller's to say; a store
+    /// that is far away only ends a listing that makes no progress.
     async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page>;
+    /// As [`list`](Self::list), for a caller that needs at most `most` entries.
+    async fn list_some(&self, prefix: &str, after: Option<&str>, most: usize) -> Result<Page> {
+        let mut page = self.list(prefix, after).await?;
+        page.more |= page.entries.len() > most;
+        page.entries.truncate(most);
+        Ok(page)
+    }
     /// Refuses a file that is not what `digest` says. Cancelled, it leaves nothing behind under `key`.
     /// With `If::Absent` an object that already holds this very content is no conflict, so that an
     /// upload whose answer was lost can simply be repeated.

@@ -11,12 +11,15 @@ use super::{
     records::{Records, Result},
 };
 
+/// So many sandboxes are listed at once.
+const AT_ONCE: usize = 500;
+
 /// A sandbox that was made from a snapshot, or whose checkpoints stand on it. Looks at every sandbox there is.
 pub async fn user_of(records: &Records, checkpoints: &Checkpoints, name: &SnapshotName) -> Result<Option<SandboxId>> {
     let prefix = snapshot_prefix(name);
     let mut after = None;
     loop {
-        let (ids, more) = records.list(after.as_ref()).await?;
+        let (ids, more) = records.list(after.as_ref(), AT_ONCE).await?;
         for id in &ids {
             let spec = records.find(id).await?.map(|found| found.spec);
             let is_named = spec.as_ref().is_some_and(|spec| {

@@ -57,7 +57,7 @@ async fn a_listing_in_pages_passes_over_none_of_them() {
         let records = Records::new(clock(), memory, Some(place), false, Times::DEFAULT);
         let (mut found, mut after) = (Vec::new(), None::<SandboxId>);
         loop {
-            let (listed, more) = records.list(after.as_ref()).await.unwrap();
+            let (listed, more) = records.list(after.as_ref(), page).await.unwrap();
             found.extend(listed);
             after = found.last().cloned();
             if !more {

@@ -87,3 +87,30 @@ async fn a_create_whose_outcome_cannot_be_read_takes_back_what_it_wrote() {
     records(&fake).create(&spec).await.unwrap_err();
     assert_eq!(objects(&fake, &spec.sandbox_id), [None, None]);
 }
+
+#[tokio::test]
+async fn a_page_of_sandboxes_costs_the_names_of_those_sandboxes_and_none_is_passed_over() {
+    let fake = fake_gcs().await;
+    let mut ids: Vec<SandboxId> = (0..60).map(|_| clock().sandbox_id()).collect();
+    for id in &ids {
+        fake.put(BUCKET, &format!("sandboxes/{id}/lock.json"), "{}");
+        fake.put(BUCKET, &format!("sandboxes/{id}/metadata.json"), "{}");
+        // What is left of another one.
+        fake.put(BUCKET, &format!("sandboxes/{}/lock.json", clock().sandbox_id()), "{}");
+    }
+    ids.sort();
+    let records = records_on(Arc::new(gcs_on(&fake).with_page(998)));
+    let (mut found, mut after) = (Vec::new(), None);
+    loop {
+        let before = fake.listed();
+        let (page, more) = records.list(after.as_ref(), 10).await.unwrap();
+        assert!(page.len() <= 10);
+        assert!(fake.listed() - before <= 60, "{} names for {} sandboxes", fake.listed() - before, page.len());
+        after = page.last().cloned();
+        found.extend(page);
+        if !more {
+            break;
+        }
+    }
+    assert_eq!(found, ids);
+}

@@ -95,7 +95,7 @@ async fn a_create_that_fails_is_deleted() {
     client.says("{}").await;
     client.hears("CREATING sandbox_id CREATION_ERROR E close:4000").await;
     assert_eq!(client.message(), "The container did not start.");
-    until(async || world.records.list(None).await.unwrap().0.is_empty()).await;
+    until(async || world.records.list(None, 100).await.unwrap().0.is_empty()).await;
 }
 
 #[tokio::test]
@@ -106,8 +106,8 @@ async fn a_client_that_leaves_before_its_id_leaves_nothing() {
     // The predecessor's clients hear the id just before RUNNING.
     client.says(r#"{"enable_sandbox_handoff":false}"#).await;
     client.hears("CREATING").await;
-    until(async || !world.records.list(None).await.unwrap().0.is_empty()).await;
-    let id = world.records.list(None).await.unwrap().0.remove(0);
+    until(async || !world.records.list(None, 100).await.unwrap().0.is_empty()).await;
+    let id = world.records.list(None, 100).await.unwrap().0.remove(0);
     client.cut();
     let is_deleted = |found: Metadata| found.spec.desired_state == DesiredState::Deleted;
     until(async || world.records.find(&id).await.unwrap().is_none_or(is_deleted)).await;
@@ -284,7 +284,7 @@ async fn an_execute_streams_and_leaves_nothing() {
     for path in ["POST /execute", "POST /execute?language=perl"] {
         assert_eq!(http(&world, path, &[], "x").await.0, 422);
     }
-    until(async || world.records.list(None).await.unwrap().0.is_empty()).await;
+    until(async || world.records.list(None, 100).await.unwrap().0.is_empty()).await;
 }
 
 #[tokio::test]

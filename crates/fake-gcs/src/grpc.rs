@@ -1,5 +1,7 @@
 //! gRPC: get, list, delete and compose over HTTP/2.
 
+use std::sync::atomic::Ordering;
+
 use axum::{
     body::{Body, Bytes},
     extract::{Path, State},
@@ -95,6 +97,7 @@ fn list(state: &Shared, asked: &proto::ListObjects) -> Result<proto::Listed, Ref
         ..Query::default()
     };
     let page = objects.list(bucket, query)?;
+    state.listed.fetch_add(page.objects.len() as u64, Ordering::SeqCst);
     Ok(proto::Listed {
         next_page_token: page.next.unwrap_or_default().to_owned(),
         objects: page.objects.into_iter().map(|(name, object)| describe(bucket, name, object)).collect(),

@@ -68,6 +68,8 @@ pub(crate) struct State {
     faults: Mutex<Vec<Fault>>,
     latency: Mutex<Duration>,
     requests: AtomicU64,
+    /// Names sent in listings.
+    listed: AtomicU64,
     /// Bytes of content sent, by object.
     sent: Mutex<HashMap<String, u64>>,
 }
@@ -82,6 +84,7 @@ impl FakeGcs {
             faults: Mutex::new(options.faults),
             latency: Mutex::new(options.latency),
             requests: AtomicU64::new(0),
+            listed: AtomicU64::new(0),
             sent: Mutex::default(),
         });
         let routes = routes(shared.clone());
@@ -121,6 +124,11 @@ impl FakeGcs {
     /// Requests received so far.
     pub fn requests(&self) -> u64 {
         self.shared.requests.load(Ordering::SeqCst)
+    }
+
+    /// Names sent in listings so far.
+    pub fn listed(&self) -> u64 {
+        self.shared.listed.load(Ordering::SeqCst)
     }
 
     /// How many bytes of an object's content were sent to whoever read it, in however many requests.

@@ -23,7 +23,7 @@ use super::{
         check_small, too_large,
     },
 };
-use crate::clock::SharedClock;
+use crate::clock::{Elapsed, SharedClock};
 
 /// The service gives a thousand names at most, and two more are asked for than a page has.
 const PAGE: usize = 998;
@@ -54,7 +54,7 @@ impl Gcs {
         }
     }
 
-    /// The most a call on a small object may take, and how long a transfer may stand still.
+    /// The most a call on a small object may take, and how long a transfer, or one request of a listing, may stand still.
     pub fn with_timeouts(mut self, call: Duration, stall: Duration) -> Self {
         (self.call_timeout, self.stall_timeout) = (call, stall);
         self
@@ -74,8 +74,7 @@ impl Gcs {
 
     /// Bounds a call: the library sets no limit of its own.
     async fn bounded<T>(&self, key: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
-        let late =
-            |elapsed: crate::clock::Elapsed| Error::Unavailable { key: key.to_owned(), why: elapsed.to_string() };
+        let late = |elapsed: Elapsed| Error::Unavailable { key: key.to_owned(), why: elapsed.to_string() };
         self.clock.timeout(self.call_timeout, work).await.map_err(late)?
     }
 
@@ -104,6 +103,32 @@ impl Gcs {
             }
             Err(baton_gcs::Error::NotFound) => Ok(Poll::Missing),
             Err(error) => Err(named(key, error)),
+        }
+    }
+
+    /// At least `wanted` entries after `after`, unless there are fewer, and the folders between them. Each request has the time of a transfer that
+    /// stands still; for all of them together the caller has its own limit.
+    async fn names(&self, prefix: &str, after: Option<&str>, wanted: usize) -> Result<(Vec<Entry>, Vec<String>)> {
+        let client = self.bounded(prefix, self.client(prefix)).await?;
+        let late = |elapsed: Elapsed| Error::Unavailable { key: prefix.to_owned(), why: elapsed.to_string() };
+        let (mut entries, mut folders, mut token) = (Vec::new(), Vec::new(), String::new());
+        loop {
+            // One more for `after` itself, since the service begins with it.
+            let asked = client.list(&self.bucket, prefix, after.unwrap_or_default(), wanted + 1, token);
+            let page = self.clock.timeout(self.stall_timeout, asked).await.map_err(late)?;
+            let page = page.map_err(|error| named(prefix, error))?;
+            let new = page.objects.into_iter().filter(|object| Some(object.name.as_str()) > after);
+            for object in new {
+                if object.name.ends_with('/') {
+                    folders.push(object.name);
+                } else {
+                    entries.push(entry(object));
+                }
+            }
+            token = page.token;
+            if entries.len() >= wanted || token.is_empty() {
+                return Ok((entries, folders));
+            }
         }
     }
 
@@ -160,35 +185,16 @@ impl Store for Gcs {
     }
 
     async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
-        let work = async {
-            let client = self.client(prefix).await?;
-            let (mut entries, mut folders) = (Vec::<Entry>::new(), Vec::new());
-            let mut token = String::new();
-            // One more than a page, to know whether there is more; and one for `after` itself,
-            // since the service begins with it.
-            let wanted = self.page + 1;
-            loop {
-                let page = client.list(&self.bucket, prefix, after.unwrap_or_default(), wanted + 1, token).await;
-                let page = page.map_err(|error| named(prefix, error))?;
-                for object in page.objects.into_iter().filter(|object| Some(object.name.as_str()) > after) {
-                    if object.name.ends_with('/') {
-                        folders.push(object.name);
-                        continue;
-                    }
-                    let version = version(object.generation);
-                    let updated = object.updated;
-                    entries.push(Entry { version, size: object.size, updated, key: object.name });
-                }
-                token = page.token;
-                if entries.len() >= wanted || token.is_empty() {
-                    break;
-                }
-            }
-            let more = entries.len() > self.page;
-            entries.truncate(self.page);
-            Ok(Page { entries, folders, more })
-        };
-        self.bounded(prefix, work).await
+        self.list_some(prefix, after, self.page).await
+    }
+
+    async fn list_some(&self, prefix: &str, after: Option<&str>, most: usize) -> Result<Page> {
+        let most = most.clamp(1, self.page);
+        // One more, to know whether there is more.
+        let (mut entries, folders) = self.names(prefix, after, most + 1).await?;
+        let more = entries.len() > most;
+        entries.truncate(most);
+        Ok(Page { entries, folders, more })
     }
 
     async fn upload(
@@ -216,6 +222,10 @@ impl Store for Gcs {
 
 fn version(generation: i64) -> Version {
     Version(generation.to_string())
+}
+
+fn entry(about: About) -> Entry {
+    Entry { version: version(about.generation), size: about.size, updated: about.updated, key: about.name }
 }
 
 fn generation(key: &str, version: &Version) -> Result<i64> {

@@ -12,7 +12,7 @@ use baton_protocol::{
 use bytes::Bytes;
 use serde_json::{Map, Value};
 
-use super::{Draft, Error, PREFIX, Place, Records, Result, lock_key, metadata_key, read, unanswered};
+use super::{Draft, Error, LISTING_PATIENCE, PREFIX, Place, Records, Result, lock_key, metadata_key, read, unanswered};
 use crate::storage::{
     layout,
     store::{self, Entry, If, Poll, Store, Version},
@@ -27,9 +27,6 @@ pub struct Objects {
     /// When the lock was written, for views alone.
     pub lock_written: Option<LastWrite>,
 }
-
-/// A listing is long work: one page may take this many times what a call on a small object may.
-const PAGE_PATIENCE: u32 = 10;
 
 impl Records {
     /// Every sandbox in the store, in order. Listed in pages; what changes meanwhile may be missed.
@@ -51,7 +48,7 @@ impl Records {
             let mut after: Option<String> = None;
             loop {
                 let listing = store.list(prefix, after.as_deref());
-                let page = match self.clock.timeout(self.times.call * PAGE_PATIENCE, listing).await {
+                let page = match self.clock.timeout(self.times.call * LISTING_PATIENCE, listing).await {
                     Ok(page) => page?,
                     Err(elapsed) => return Err(unanswered(prefix, elapsed).into()),
                 };
