@@ -23,7 +23,7 @@ use super::{
     lease::LockFile,
     recent::Recent,
     rules::{Identity, Times},
-    store::{self, If, Poll, Store, Urgency, Version},
+    store::{self, Entry, If, Poll, Store, Urgency, Version},
     stores::Stores,
     unresponsive::LastWrite,
 };

@@ -258,6 +258,55 @@ async fn a_bucket_that_does_not_exist_is_not_an_empty_one() {
 }
 
 #[tokio::test]
+async fn whether_the_bucket_or_the_object_is_missing_is_told_by_the_code_of_a_listing() {
+    let fake = fake_gcs().await;
+    // Whatever the service says in words.
+    fake.add_fault(Fault::new(Op::Read, Kind::Status(404)).times(0));
+    fake.add_fault(Fault::new(Op::Write, Kind::Status(404)).times(0));
+    let (_folder, path, _, digest) = file(1000);
+    let connection = Arc::new(Connection::new(Some(fake.url().to_owned())));
+    let elsewhere = Gcs::new(connection, "elsewhere", clock()).with_timeouts(Duration::from_secs(20), SHORT);
+    assert_denied(elsewhere.poll(KEY, None).await.map(drop));
+    assert_denied(elsewhere.delete(KEY, If::Any).await);
+    assert_denied(elsewhere.put(KEY, "1".into(), If::Any).await.map(drop));
+    assert_denied(elsewhere.upload(KEY, &path, If::Any, &digest, NO_PROGRESS).await.map(drop));
+    assert_denied(elsewhere.download(KEY, &path.with_extension("back"), &digest, NO_PROGRESS).await);
+    let store = gcs_on(&fake);
+    for _ in 0..2 {
+        assert_eq!(store.poll(KEY, None).await.unwrap(), Poll::Missing);
+    }
+}
+
+fn assert_denied(answer: Result<(), Error>) {
+    let Err(error) = answer else { panic!("it is not there") };
+    assert!(matches!(error, Error::Denied { .. }) && error.to_string().contains("bucket does not exist"), "{error:?}");
+}
+
+#[tokio::test]
+async fn what_was_damaged_on_its_way_is_moved_once_more() {
+    let (folder, path, bytes, digest) = file(3 << 20);
+    let fake = fake_gcs().await;
+    let store = gcs_on(&fake);
+    fake.put(BUCKET, "pages.img", bytes.clone());
+    fake.put(BUCKET, KEY, "small");
+    let back = |name: &str| folder.path().join(name);
+    let flip = |op| fake.add_fault(Fault::new(op, Kind::Flip));
+    flip(Op::Read);
+    assert_eq!(read(&store).await.0, "small");
+    flip(Op::Read);
+    store.download("pages.img", &back("one"), &digest, NO_PROGRESS).await.unwrap();
+    flip(Op::Read);
+    store.fetch("pages.img", &back("two"), 4 << 20, NO_PROGRESS).await.unwrap();
+    flip(Op::Write);
+    store.put("put", "small".into(), If::Absent).await.unwrap();
+    flip(Op::Write);
+    store.upload("sent.img", &path, If::Absent, &digest, NO_PROGRESS).await.unwrap();
+    assert_eq!(fake.faults_left(), [], "each has happened");
+    assert!(std::fs::read(back("one")).unwrap() == bytes && std::fs::read(back("two")).unwrap() == bytes);
+    assert!(fake.content(BUCKET, "put").unwrap() == "small" && fake.content(BUCKET, "sent.img").unwrap() == bytes);
+}
+
+#[tokio::test]
 async fn a_service_that_is_not_there_is_a_passing_error_with_a_reason() {
     let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let connection = Arc::new(Connection::new(Some(format!("http://{address}"))));

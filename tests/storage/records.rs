@@ -114,3 +114,11 @@ async fn a_page_of_sandboxes_costs_the_names_of_those_sandboxes_and_none_is_pass
     }
     assert_eq!(found, ids);
 }
+
+#[tokio::test]
+async fn metadata_that_is_stored_compressed_is_invalid_and_says_so() {
+    let (fake, spec) = (fake_gcs().await, spec());
+    fake.put(BUCKET, &format!("sandboxes/{}/metadata.json", spec.sandbox_id), &b"\x1f\x8b\x08rest"[..]);
+    let error = records(&fake).find(&spec.sandbox_id).await.unwrap_err();
+    assert!(matches!(&error, Error::InvalidSpec(why) if why.contains("Content-Encoding: gzip")), "{error:?}");
+}

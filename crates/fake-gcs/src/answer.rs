@@ -30,3 +30,12 @@ pub fn broken_off(data: Bytes) -> Body {
     };
     Body::from_stream(futures::stream::iter([Ok(data)]).chain(futures::stream::once(broken)))
 }
+
+/// One bit is wrong.
+pub fn flipped(data: &Bytes) -> Bytes {
+    let mut wrong = data.to_vec();
+    if let Some(first) = wrong.first_mut() {
+        *first ^= 1;
+    }
+    wrong.into()
+}

@@ -38,7 +38,7 @@ pub enum Kind {
     Keep(usize),
     /// The work is done, and its answer breaks off after so many bytes.
     Clip(usize),
-    /// One bit of what is read is wrong.
+    /// One bit of what is read, or of what is written at once, is wrong.
     Flip,
 }
 

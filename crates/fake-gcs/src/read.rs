@@ -9,7 +9,7 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 
 use crate::{
     Plan, Shared,
-    answer::broken_off,
+    answer::{broken_off, flipped},
     drop_connection,
     fault::Op,
     json::{Parameters, Reply, condition, describe, etag, generation, json_reply, refuse, reply},
@@ -114,10 +114,8 @@ fn bytes_of(object: &Object, headers: &HeaderMap, plan: &Plan) -> (Reply, usize)
         return (reply(416, Body::empty()), 0);
     }
     let mut data = object.data.slice(from..to);
-    if plan.flip && !data.is_empty() {
-        let mut wrong = data.to_vec();
-        wrong[0] ^= 1;
-        data = wrong.into();
+    if plan.flip {
+        data = flipped(&data);
     }
     let body = match plan.cut {
         Some(cut) if cut < data.len() => broken_off(data.slice(..cut)),

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::{
     Plan, Shared,
-    answer::send,
+    answer::{flipped, send},
     drop_connection,
     fault::Op,
     json::{Parameters, Reply, about, condition, describe, json_reply, refuse},
@@ -39,7 +39,10 @@ pub async fn post(
     let reply = match kind {
         "resumable" => resumable::start(&state, bucket, name, &body, condition(&parameters)),
         "multipart" => match parts(&headers, &body) {
-            Some((resource, data)) => store(&state, &bucket, &name, data, &about(&resource), &parameters),
+            Some((resource, data)) => {
+                let data = if plan.flip { flipped(&data) } else { data };
+                store(&state, &bucket, &name, data, &about(&resource), &parameters)
+            }
             None => refuse(&Refusal::Invalid("Malformed multipart body.")),
         },
         "media" => {

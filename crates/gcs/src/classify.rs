@@ -22,8 +22,7 @@ pub fn error(error: &Raw) -> Error {
     // gRPC answers come with status 200 when they come with one at all.
     let is = |codes: &[u16]| status.is_some_and(|status| codes.contains(&status));
     if is(&[404]) || has_code(error, &[Code::NotFound]) {
-        // An absent bucket must not look like an absent object: that would say the sandbox is gone.
-        return if why().contains("bucket does not exist") { Error::Denied(why()) } else { Error::NotFound };
+        return Error::NotFound;
     }
     if is(&[412]) || has_code(error, &[Code::FailedPrecondition]) {
         return Error::Conflict;
@@ -130,12 +129,5 @@ mod tests {
             assert!(matches!(error(&cut), Error::Unavailable(_)), "{cut:?}");
         }
         assert!(matches!(error(&Raw::io(ReadError::ShortRead(3))), Error::Unavailable(_)));
-    }
-
-    #[test]
-    fn an_absent_bucket_is_not_an_absent_object() {
-        let said = "The specified bucket does not exist.";
-        assert!(matches!(http(404, said), Error::Denied(_)));
-        assert!(matches!(grpc(Code::NotFound, said), Error::Denied(_)));
     }
 }

@@ -24,6 +24,7 @@ pub type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// By what the caller can do about it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
+    /// The object, or the whole bucket: the service has one code for both.
     #[error("it does not exist")]
     NotFound,
     /// The condition did not hold.

@@ -49,7 +49,10 @@ impl Gcs {
     async fn stream(&self, key: &str, chunks: mpsc::Sender<Bytes>, whole: Arc<AtomicBool>) -> Result<()> {
         let stalled = |late: crate::clock::Elapsed| Error::Unavailable { key: key.to_owned(), why: late.to_string() };
         let failed = |error| named(key, error);
-        let start = async { self.client(key).await?.open(&self.bucket, key).await.map_err(failed) };
+        let start = async {
+            let opened = self.client(key).await?.open(&self.bucket, key).await;
+            self.with_object(key, opened).await
+        };
         let mut content = self.clock.timeout(self.stall_timeout, start).await.map_err(stalled)??;
         while let Some(chunk) = self.clock.timeout(self.stall_timeout, content.next_piece()).await.map_err(stalled)? {
             if chunks.send(chunk.map_err(failed)?).await.is_err() {

@@ -3,11 +3,16 @@
 //! Conditional writes are sent once (`crates/gcs` says why). What became of one whose reply was lost is
 //! for the caller to settle, by reading. Reads and transfers are repeated.
 
+mod bucket;
 mod download;
 mod pace;
 mod upload;
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    path::Path,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use baton_gcs::{About, Client, Read};
@@ -23,7 +28,7 @@ use super::{
         check_small, too_large,
     },
 };
-use crate::clock::{Elapsed, SharedClock};
+use crate::clock::{Elapsed, Moment, SharedClock};
 
 /// The service gives a thousand names at most, and two more are asked for than a page has.
 const PAGE: usize = 998;
@@ -35,6 +40,8 @@ pub struct Gcs {
     /// As the client wants it: `projects/_/buckets/NAME`.
     bucket: String,
     pace: Pace,
+    /// When a call last proved that the bucket is there.
+    seen: Mutex<Option<Moment>>,
     page: usize,
     call_timeout: Duration,
     stall_timeout: Duration,
@@ -48,6 +55,7 @@ impl Gcs {
             connection,
             bucket: format!("projects/_/buckets/{bucket}"),
             pace: Pace::default(),
+            seen: Mutex::default(),
             page: PAGE,
             call_timeout: Duration::from_secs(2),
             stall_timeout: Duration::from_secs(30),
@@ -94,14 +102,18 @@ impl Gcs {
     async fn read(&self, key: &str, known: Option<&Version>) -> Result<Poll> {
         let known = known.map(|known| generation(key, known)).transpose()?;
         match self.client(key).await?.read(&self.bucket, key, known, SMALL).await {
-            Ok(Read::Unchanged) => Ok(Poll::Unchanged),
+            Ok(Read::Unchanged) => {
+                self.saw_bucket();
+                Ok(Poll::Unchanged)
+            }
             Ok(Read::Found(bytes, generation)) => {
+                self.saw_bucket();
                 if known.is_some() {
                     self.pace.noticed(key, self.clock.now());
                 }
                 Ok(Poll::Changed(bytes.into(), version(generation)))
             }
-            Err(baton_gcs::Error::NotFound) => Ok(Poll::Missing),
+            Err(baton_gcs::Error::NotFound) => self.check_bucket(key).await.map(|()| Poll::Missing),
             Err(error) => Err(named(key, error)),
         }
     }
@@ -116,7 +128,8 @@ impl Gcs {
             // One more for `after` itself, since the service begins with it.
             let asked = client.list(&self.bucket, prefix, after.unwrap_or_default(), wanted + 1, token);
             let page = self.clock.timeout(self.stall_timeout, asked).await.map_err(late)?;
-            let page = page.map_err(|error| named(prefix, error))?;
+            let page = page.map_err(|error| self.without_object(prefix, error))?;
+            self.saw_bucket();
             let new = page.objects.into_iter().filter(|object| Some(object.name.as_str()) > after);
             for object in new {
                 if object.name.ends_with('/') {
@@ -135,7 +148,9 @@ impl Gcs {
     async fn write(&self, key: &str, bytes: Bytes, condition: &If) -> Result<Written> {
         let (crc32c, wanted) = (crc32c::crc32c(&bytes), wanted_generation(key, condition)?);
         let written_as = self.client(key).await?.write(&self.bucket, key, bytes, crc32c, wanted).await;
-        written_as.map(|about| written(&about)).map_err(|error| named(key, error))
+        let about = written_as.map_err(|error| self.without_object(key, error))?;
+        self.saw_bucket();
+        Ok(written(&about))
     }
 }
 
@@ -143,7 +158,10 @@ impl Gcs {
 impl Store for Gcs {
     async fn poll(&self, key: &str, known: Option<&Version>) -> Result<Poll> {
         check_key(key)?;
-        self.bounded(key, self.read(key, known)).await
+        match self.bounded(key, self.read(key, known)).await {
+            Err(error) if is_damaged(&error) => self.bounded(key, self.read(key, known)).await,
+            polled => polled,
+        }
     }
 
     async fn put(&self, key: &str, bytes: Bytes, condition: If) -> Result<Written> {
@@ -160,7 +178,13 @@ impl Store for Gcs {
             key: key.to_owned(),
             why: format!("no answer within {}", humantime::format_duration(self.call_timeout)),
         };
-        let answer = self.clock.timeout(left, self.write(key, bytes, &condition)).await.map_err(late);
+        let write = async {
+            match self.write(key, bytes.clone(), &condition).await {
+                Err(error) if is_damaged(&error) => self.write(key, bytes, &condition).await,
+                written => written,
+            }
+        };
+        let answer = self.clock.timeout(left, write).await.map_err(late);
         self.heed(key, answer.and_then(|answer| answer))
     }
 
@@ -169,7 +193,7 @@ impl Store for Gcs {
         let work = async {
             let wanted = wanted_generation(key, &condition)?;
             let deleted = self.client(key).await?.delete(&self.bucket, key, wanted).await;
-            deleted.map_err(|error| named(key, error))
+            self.with_object(key, deleted).await
         };
         self.heed(key, self.bounded(key, work).await)
     }
@@ -206,18 +230,37 @@ impl Store for Gcs {
         progress: Progress<'_>,
     ) -> Result<Written> {
         check_key(key)?;
-        self.send_file(key, file, &condition, digest, progress).await
+        match self.send_file(key, file, &condition, digest, progress).await {
+            Err(error) if is_damaged(&error) => self.send_file(key, file, &condition, digest, progress).await,
+            sent => sent,
+        }
     }
 
     async fn download(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {
         check_key(key)?;
-        self.fetch_file(key, file, Wanted::This(digest.clone()), progress).await.map(drop)
+        let wanted = || Wanted::This(digest.clone());
+        match self.fetch_file(key, file, wanted(), progress).await {
+            Err(error) if is_damaged(&error) => self.fetch_file(key, file, wanted(), progress).await.map(drop),
+            fetched => fetched.map(drop),
+        }
     }
 
     async fn fetch(&self, key: &str, file: &Path, most: u64, progress: Progress<'_>) -> Result<Digest> {
         check_key(key)?;
-        self.fetch_file(key, file, Wanted::AtMost(most), progress).await
+        match self.fetch_file(key, file, Wanted::AtMost(most), progress).await {
+            Err(error) if is_damaged(&error) => self.fetch_file(key, file, Wanted::AtMost(most), progress).await,
+            fetched => fetched,
+        }
     }
+}
+
+/// Something was changed on its way, or lies there so: moving it once more tells which.
+fn is_damaged(error: &Error) -> bool {
+    let is_damaged = matches!(error, Error::Damaged { .. });
+    if is_damaged {
+        tracing::warn!(%error, "a transfer had a wrong checksum; it is tried once more");
+    }
+    is_damaged
 }
 
 fn version(generation: i64) -> Version {

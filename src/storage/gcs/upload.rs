@@ -70,6 +70,10 @@ impl Gcs {
                 progress(digest.size);
                 Ok(written(&about))
             }
+            Err(baton_gcs::Error::NotFound) => {
+                self.bounded(key, self.check_bucket(key)).await?;
+                Err(Error::Unavailable { key: key.to_owned(), why: "the service has forgotten the upload".to_owned() })
+            }
             Err(error) => {
                 let error = named(key, error);
                 if matches!(error, Error::Conflict(_)) && *condition == If::Absent {
@@ -83,7 +87,8 @@ impl Gcs {
     /// What is there already: our own, perhaps from an attempt whose answer was lost, or another's?
     async fn settle(&self, key: &str, digest: &Digest) -> Result<Written> {
         let work = async {
-            let about = self.client(key).await?.about(&self.bucket, key).await.map_err(|error| named(key, error))?;
+            let about = self.client(key).await?.about(&self.bucket, key).await;
+            let about = self.with_object(key, about).await?;
             let same = about.sha256.as_ref() == Some(&digest.sha256)
                 && about.size == digest.size
                 && about.crc32c == Some(digest.crc32c);

@@ -9,6 +9,9 @@ use serde_json::{Map, Value};
 
 use super::{Error, Result};
 
+/// What everything compressed with gzip begins with. Objects come as they are stored, whatever their encoding.
+const GZIP: &[u8] = &[0x1f, 0x8b];
+
 /// A record that can be understood, perhaps before anybody can attach.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Draft {
@@ -30,6 +33,9 @@ pub fn draft(id: &SandboxId, bytes: &[u8], lock_bucket: Option<&str>) -> Result<
     let invalid = |why: String| Error::InvalidSpec(why);
     if bytes.len() > MAX_BYTES {
         return Err(invalid(format!("metadata.json is {} bytes long, the most is {MAX_BYTES}", bytes.len())));
+    }
+    if bytes.starts_with(GZIP) {
+        return Err(invalid("metadata.json is compressed: store it again without `Content-Encoding: gzip`".to_owned()));
     }
     let mut record: Map<String, Value> = serde_json::from_slice(bytes)
         .map_err(|error| invalid(format!("metadata.json is not a JSON object: {error}")))?;
