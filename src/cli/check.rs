@@ -28,8 +28,12 @@ pub async fn check(config: &Config) -> (String, bool) {
 
 fn report(probes: &[Probe], verdict: Result<(), Refusal>) -> (String, bool) {
     let mut text: String = probes.iter().map(line).collect();
-    let mut well = probes.iter().all(|probe| probe.result.is_ok());
+    let failed = probes.iter().filter(|probe| probe.result.is_err()).count();
+    let mut well = failed == 0;
     match verdict {
+        Ok(()) if !well => {
+            text.push_str(&format!("{failed} of {} stores do not work: what needs them fails.\n", probes.len()));
+        }
         Ok(()) => text.push_str("Sandboxes can outlive this instance.\n"),
         Err(Refusal::NoCheckpoints) if probes.is_empty() => {
             text.push_str("No storage is configured: every sandbox ends with its instance.\n");
@@ -145,5 +149,6 @@ mod tests {
         ];
         let (text, well) = check(&config(&unreachable)).await;
         assert!(!well && text.contains("locks        bucket b: storage"), "{text}");
+        assert!(text.ends_with("3 of 3 stores do not work: what needs them fails.\n"), "{text}");
     }
 }

@@ -38,7 +38,9 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         rustls::crypto::ring::default_provider().install_default().ok();
         let (text, well) = tokio::runtime::Runtime::new()?.block_on(super::check::check(&config));
         let (line, holds) = super::check::limits(&config, runtime::probe_cgroups());
-        print(&(text + &line))?;
+        let warnings: String = config.warnings().iter().map(|warning| format!("{warning}\n")).collect();
+        // The verdict on storage is the last word.
+        print(&(warnings + &line + &text))?;
         return Ok(if well && holds { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
     let text = match args.output {

@@ -302,6 +302,9 @@ pub(super) fn api_settings(
 pub(super) fn say_hello(config: &Config, instance: &InstanceId, listener: &TcpListener) -> Result<()> {
     let address = listener.local_addr().context("the listener has no address")?;
     tracing::info!(%address, %instance, version = env!("CARGO_PKG_VERSION"), "serving");
+    for warning in config.warnings() {
+        tracing::warn!("{warning}");
+    }
     if config.api_keys.is_empty() {
         tracing::info!("BATON_API_KEYS is not set: whoever reaches this address may create sandboxes");
     }

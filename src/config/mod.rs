@@ -190,7 +190,7 @@ impl Config {
                 snapshot_mount: from.optional("FILESYSTEM_SNAPSHOT_MOUNT_PATH", parse::text)?,
                 all_mount: from.optional("CHECKPOINT_AND_RESTORE_PATH", parse::text)?,
             },
-            gcs_endpoint: from.optional("BATON_GCS_ENDPOINT", parse::url)?,
+            gcs_endpoint: from.gcs_endpoint()?,
             otlp_endpoint: from.optional("OTEL_EXPORTER_OTLP_ENDPOINT", parse::url)?,
             otel_service: from.required("OTEL_SERVICE_NAME", parse::text)?,
             hmac_keys: from.optional("BATON_HMAC_KEY", keys)?.unwrap_or_default(),
@@ -207,6 +207,15 @@ impl Config {
     /// Nobody said anything about this one.
     pub fn is_default(&self, name: &str) -> bool {
         self.settings.iter().any(|setting| setting.name == name && setting.source == Source::Default)
+    }
+
+    /// What an operator should know about the settings before anything is done with them.
+    pub fn warnings(&self) -> Vec<&'static str> {
+        let is_ignored = !self.is_default("STORAGE_EMULATOR_HOST") && !self.is_default("BATON_GCS_ENDPOINT");
+        is_ignored
+            .then_some("STORAGE_EMULATOR_HOST is ignored: BATON_GCS_ENDPOINT is set too and comes first")
+            .into_iter()
+            .collect()
     }
 
     /// Every variable of the table, in its order.
@@ -267,6 +276,13 @@ impl Reader<'_> {
             setting.value = Some(path.display().to_string());
         }
         path
+    }
+
+    /// Our own variable comes before the one that all of Google's clients know.
+    fn gcs_endpoint(&mut self) -> Result<Option<String>, Error> {
+        let ours = self.optional("BATON_GCS_ENDPOINT", parse::url)?;
+        let theirs = self.optional("STORAGE_EMULATOR_HOST", parse::url_or_host)?;
+        Ok(ours.or(theirs))
     }
 
     fn lease(&mut self, on_cloud_run: bool) -> Result<LeaseTimes, Error> {

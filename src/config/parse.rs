@@ -44,6 +44,11 @@ pub fn url(text: &str) -> Option<String> {
     (!rest.is_empty() && !rest.contains(char::is_whitespace)).then(|| text.trim_end_matches('/').to_owned())
 }
 
+/// A URL, or the host and port of a server without TLS.
+pub fn url_or_host(text: &str) -> Option<String> {
+    url(text).or_else(|| url(&format!("http://{text}")).filter(|_| !text.contains("://")))
+}
+
 pub fn yes_no(text: &str) -> Option<bool> {
     match text.to_ascii_lowercase().as_str() {
         "true" | "yes" | "on" | "1" => Some(true),

@@ -398,6 +398,13 @@ pub const SECTIONS: &[Section] = &[
                 "A Cloud Storage server to use in place of the real one, without credentials",
             ),
             variable(
+                "STORAGE_EMULATOR_HOST",
+                "storage-emulator-host",
+                Kind::Url,
+                Unset,
+                "What Google's own clients read for the same: used when BATON_GCS_ENDPOINT is not set; a host and port will do",
+            ),
+            variable(
                 "BATON_HMAC_KEY",
                 "hmac-key",
                 Kind::Keys,

@@ -197,3 +197,21 @@ fn lease_times_under_which_two_copies_could_run_are_refused() {
     let sentence = complaint(&[("BATON_RENEW", "10s")]);
     assert!(sentence.starts_with("BATON_HOLD is 15s, but with BATON_RENEW at 10s"), "{sentence}");
 }
+
+#[test]
+fn the_variable_of_googles_clients_names_the_emulator_unless_our_own_does() {
+    let (ours, theirs) = ("BATON_GCS_ENDPOINT", "STORAGE_EMULATOR_HOST");
+    for (text, endpoint) in [
+        ("http://127.0.0.1:9000/", "http://127.0.0.1:9000"),
+        ("localhost:9000", "http://localhost:9000"),
+        ("https://emulator", "https://emulator"),
+    ] {
+        let config = read(&[(theirs, text)]);
+        assert_eq!(config.gcs_endpoint.as_deref(), Some(endpoint));
+        assert!(config.warnings().is_empty());
+    }
+    assert!(complaint(&[(theirs, "ftp://x")]).contains(theirs));
+    let config = read(&[(theirs, "localhost:9000"), (ours, "http://127.0.0.1:4443")]);
+    assert_eq!(config.gcs_endpoint.as_deref(), Some("http://127.0.0.1:4443"));
+    assert!(config.warnings()[0].contains(theirs), "{:?}", config.warnings());
+}

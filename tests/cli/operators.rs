@@ -108,3 +108,17 @@ async fn without_storage_and_for_an_unknown_reason_the_error_says_what_to_do() {
     assert!(ran.code == Some(0) && ran.out.contains("baton repair"), "{}", ran.out);
     assert_eq!(baton(nowhere, &["explain", "Nonsense"], None).await.code, Some(1));
 }
+
+#[tokio::test]
+async fn a_check_ends_with_what_does_not_work_and_not_with_good_news() {
+    let store = tempfile::tempdir().unwrap();
+    let check = ["config", "--check"];
+    let ran = baton(store.path(), &check, None).await;
+    assert_eq!(ran.code, Some(0), "{}{}", ran.out, ran.err);
+    assert_eq!(ran.out.lines().last(), Some("Sandboxes can outlive this instance."));
+    // Nothing listens there.
+    let broken = [&check[..], &["--sandbox-metadata-bucket", "b", "--storage-emulator-host", "127.0.0.1:1"]].concat();
+    let ran = baton(store.path(), &broken, None).await;
+    assert_eq!(ran.code, Some(1), "{}{}", ran.out, ran.err);
+    assert_eq!(ran.out.lines().last(), Some("2 of 4 stores do not work: what needs them fails."), "{}", ran.out);
+}
