@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn a_whole_id_is_found_also_where_another_begins_with_it() {
         let space = tempfile::tempdir().unwrap();
-        let tokens = Tokens::at(&space.path().join("tokens.json"));
+        let tokens = Tokens::at(space.path().join("tokens.json"));
         let named = |id: &str| Kept { id: SandboxId::parse(id).unwrap(), ..kept('a') };
         for id in ["sandbox-abc-123", "sandbox-abc"] {
             tokens.keep(&named(id)).unwrap();

@@ -38,8 +38,8 @@ pub enum What {
 
 /// What became of a store call.
 pub enum Done {
-    Edited(What, Result<Option<Spec>, records::Error>),
-    Looked(Result<Option<Metadata>, records::Error>),
+    Edited(What, Result<Option<Box<Spec>>, records::Error>),
+    Looked(Result<Option<Box<Metadata>>, records::Error>),
     Copied(Result<Vec<Copied>, records::Error>),
 }
 
@@ -111,7 +111,7 @@ impl Session {
                 None => api.records.edit(&id, &change).await,
             };
             api.board.nudge(&id);
-            Done::Edited(what, edited)
+            Done::Edited(what, edited.map(|spec| spec.map(Box::new)))
         }));
     }
 
@@ -156,9 +156,9 @@ impl Session {
         }
     }
 
-    fn edited(&mut self, what: What, spec: Option<Spec>) -> Option<End> {
+    fn edited(&mut self, what: What, spec: Option<Box<Spec>>) -> Option<End> {
         if let Some(spec) = spec {
-            self.spec = spec;
+            self.spec = *spec;
         } else if matches!(what, What::AskAgain) {
             self.spec.desired_state = DesiredState::Deleted;
         }
@@ -204,10 +204,11 @@ impl Session {
             return;
         }
         let (api, id) = (self.api.clone(), self.id.clone());
-        self.work.push(Box::pin(async move { Done::Looked(api.records.find(&id).await) }));
+        self.work
+            .push(Box::pin(async move { Done::Looked(api.records.find(&id).await.map(|found| found.map(Box::new))) }));
     }
 
-    fn looked(&mut self, looked: Result<Option<Metadata>, records::Error>) {
+    fn looked(&mut self, looked: Result<Option<Box<Metadata>>, records::Error>) {
         let now = self.api.clock.now();
         let mut answers = looked.ok().flatten().map(|found| found.status.answers).unwrap_or_default();
         let open = std::mem::take(&mut self.wishes.open);

@@ -121,21 +121,21 @@ fn release_requested() -> Passing {
 }
 
 #[test]
-fn who_loses_the_sandbox_hears_to_whom_in_v1_and_no_more_than_the_word_in_plain() {
-    for (is_v1, says_who) in [(false, false), (true, true)] {
-        let mut story = with_handoff(Story { is_v1, ..open() });
+fn who_loses_the_sandbox_hears_to_whom() {
+    for dialect in [Dialect::V1, Dialect::Predecessor] {
+        let mut story = with_handoff(Story { dialect, ..open() });
         let answer = story.tell(&release_requested());
         let [Event::StatusUpdate(update)] = &answer.events[..] else { panic!("{answer:?}") };
         assert_eq!((update.status, answer.then), (Status::LockReleaseRequested, Then::Stay));
         let message = update.message.as_deref().unwrap_or_default();
-        assert_eq!(message.contains(InstanceId::from_bits([2; 16]).as_str()), says_who, "{message}");
+        assert!(message.contains(InstanceId::from_bits([2; 16]).as_str()), "{message}");
     }
 }
 
 #[test]
 fn a_newcomer_hears_that_the_sandbox_is_in_use_where_it_is() {
     let in_use = Passing::Failed { reason: Reason::InUse, message: String::new() };
-    let attaching = || Story::new(Stage::Attaching, false);
+    let attaching = || Story::new(Stage::Attaching, Dialect::Predecessor);
     tells(attaching(), std::slice::from_ref(&in_use), "RESTORING", Then::InUse);
     tells(attaching(), &[Passing::Acquiring, in_use.clone()], "RESTORING", Then::InUse);
     tells(with_handoff(attaching()), &[Passing::Acquiring, in_use], "RESTORING LOCK_ACQUIRING", Then::InUse);
@@ -186,7 +186,7 @@ fn the_documents_know_neither_locks_nor_the_deletion_after_a_checkpoint() {
     asked.ask_checkpoint();
     let checkpoint = [Passing::Checkpointing { why: Why::Checkpointed }, left(Why::Checkpointed, true)];
     tells(asked, &checkpoint, "CHECKPOINTED", NORMAL);
-    let handoff = [Passing::ReleaseRequested, Passing::Checkpointing { why: Why::Waiter }, left(Why::Waiter, true)];
+    let handoff = [release_requested(), Passing::Checkpointing { why: Why::Waiter }, left(Why::Waiter, true)];
     tells(documents(Stage::Open), &handoff, "CHECKPOINTING CHECKPOINTED", NORMAL);
     let idle = [Passing::Checkpointing { why: Why::Idle }, left(Why::Idle, true)];
     tells(documents(Stage::Open), &idle, "CHECKPOINTING CHECKPOINTED", NORMAL);
