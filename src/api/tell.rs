@@ -7,6 +7,7 @@
 use baton_protocol::{
     event::{Event, Progress, Status, Update},
     id::{CheckpointId, InstanceId},
+    lock::Claim,
     metadata::Spec,
     reason::Reason,
 };
@@ -146,7 +147,7 @@ impl Story {
                 Answer { events: self.restoring(), then: Then::InUse }
             }
             Passing::Failed { message, .. } => self.fail(message),
-            Passing::ReleaseRequested { by } => self.release_requested(by),
+            Passing::ReleaseRequested { by, claim } => self.release_requested(by, *claim),
             // The session answers by itself.
             Passing::Probe { .. } => Answer::default(),
             Passing::Checkpointing { why } => self.checkpoint(*why),
@@ -192,13 +193,14 @@ impl Story {
         stay(if holds && self.stage == Stage::Open { vec![Event::status(status)] } else { vec![] })
     }
 
-    /// In v1 whoever loses the sandbox hears to whom.
-    fn release_requested(&mut self, by: &InstanceId) -> Answer {
+    /// Whoever loses the sandbox hears to whom, and why; in plain with details only.
+    fn release_requested(&mut self, by: &InstanceId, claim: Claim) -> Answer {
         self.failed = None;
         if !self.tells_locks() || self.stage != Stage::Open {
             return Answer::default();
         }
-        let message = Some(format!("A client attached on instance {by}, and the sandbox moves there."));
+        let silent = if claim == Claim::Ask { ", and this one gave no sign of life" } else { "" };
+        let message = Some(format!("A client attached on instance {by}{silent}: the sandbox moves there."));
         stay(vec![Event::StatusUpdate(Update { message, ..Update::new(Status::LockReleaseRequested) })])
     }
 

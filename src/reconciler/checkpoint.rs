@@ -62,8 +62,8 @@ impl Sandbox {
     pub(super) async fn checkpoint(&mut self) -> Done {
         let why = self.why;
         if let Some(waiter) = self.lock.as_ref().and_then(LockFile::waiter).filter(|_| why == Why::Waiter) {
-            let by = waiter.instance.clone();
-            self.tools.board.post(&self.id, Passing::ReleaseRequested { by });
+            let (by, claim) = (waiter.instance.clone(), waiter.claim);
+            self.tools.board.post(&self.id, Passing::ReleaseRequested { by, claim });
         }
         self.tools.board.post(&self.id, Passing::Checkpointing { why });
         let Stored { head, taken, image, .. } = match self.save_image(After::Paused).await {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use baton::storage::board::{DOWNLOAD, EXTRACT, Passing, SNAPSHOT, UPLOAD, Why};
 use baton_protocol::{
     event::Progress,
+    lock::Claim,
     metadata::{Answer, DesiredState, Done},
     reason::Reason,
 };
@@ -142,7 +143,7 @@ async fn a_client_that_hands_off_is_left_to_follow() {
     client.says(r#"{"action":"handoff"}"#).await;
     client.hears("CHECKPOINTING CHECKPOINTED close:1012").await;
     let mut client = Client::running(&world, MOBILE).await;
-    world.board.post(client.id(), Passing::ReleaseRequested { by: world.instance.clone() });
+    world.board.post(client.id(), Passing::ReleaseRequested { by: world.instance.clone(), claim: Claim::Preempt });
     world.board.post(client.id(), Passing::Checkpointing { why: Why::Waiter });
     world.leave(client.id(), Why::Waiter, true);
     client.hears("LOCK_RELEASE_REQUESTED CHECKPOINTING DELETING LOCK_RELEASING LOCK_RELEASED DELETED").await;

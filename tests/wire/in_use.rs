@@ -125,7 +125,7 @@ async fn who_loses_the_sandbox_hears_to_which_instance() {
     let world = World::with_storage().await;
     let mut client = Client::running_v1(&world, MOVABLE).await;
     let by = InstanceId::from_bits([7; 16]);
-    world.board.post(client.id(), Passing::ReleaseRequested { by: by.clone() });
+    world.board.post(client.id(), Passing::ReleaseRequested { by: by.clone(), claim: Claim::Preempt });
     client.hears("LOCK_RELEASE_REQUESTED").await;
     assert!(client.message().contains(by.as_str()), "{}", client.message());
 }

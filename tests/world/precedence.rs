@@ -78,7 +78,10 @@ async fn a_client_that_does_not_answer_within_a_second_loses_it() {
     let told = first.until_left().await;
     assert!(matches!(told[0], Passing::Probe { .. }), "{told:?}");
     let by = two.tools.who.me.clone();
-    assert_eq!(told[1..3], [Passing::ReleaseRequested { by }, Passing::Checkpointing { why: Why::Waiter }]);
+    assert_eq!(
+        told[1..3],
+        [Passing::ReleaseRequested { by, claim: Claim::Ask }, Passing::Checkpointing { why: Why::Waiter }]
+    );
     assert_eq!((one.container(&id), two.container(&id)), (Container::Absent, Container::Running));
     one.stop().await;
     two.stop().await;

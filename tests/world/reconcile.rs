@@ -14,6 +14,7 @@ use baton_protocol::{
     agent,
     frame::{Frame, Kind},
     id::{ExecId, SandboxId},
+    lock::Claim,
     metadata::{DesiredState, Phase},
     reason::Reason,
 };
@@ -188,7 +189,7 @@ async fn an_attach_elsewhere_moves_a_running_sandbox_with_its_command() {
     assert!(matches!(told.last(), Some(Passing::Running { boot: Boot::Restored { rolled_back: false, .. } })));
     assert!(world.clock.now() - second.began < Duration::from_secs(3), "{:?}", world.clock.now() - second.began);
     let told = first.until_left().await;
-    assert_eq!(told[0], Passing::ReleaseRequested { by: two.tools.who.me.clone() });
+    assert_eq!(told[0], Passing::ReleaseRequested { by: two.tools.who.me.clone(), claim: Claim::Preempt });
     assert_eq!(told[1], Passing::Checkpointing { why: Why::Waiter });
     assert_eq!(one.container(&id), Container::Absent);
     assert_eq!(two.containers.open(&id).map(drop), Some(()));

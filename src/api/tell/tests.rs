@@ -117,7 +117,7 @@ fn a_failure_is_heard_once_per_wish() {
 }
 
 fn release_requested() -> Passing {
-    Passing::ReleaseRequested { by: InstanceId::from_bits([2; 16]) }
+    Passing::ReleaseRequested { by: InstanceId::from_bits([2; 16]), claim: Claim::Preempt }
 }
 
 #[test]
@@ -129,7 +129,13 @@ fn who_loses_the_sandbox_hears_to_whom() {
         assert_eq!((update.status, answer.then), (Status::LockReleaseRequested, Then::Stay));
         let message = update.message.as_deref().unwrap_or_default();
         assert!(message.contains(InstanceId::from_bits([2; 16]).as_str()), "{message}");
+        assert!(!message.contains("no sign of life"), "{message}");
     }
+    let mut story = with_handoff(Story { dialect: Dialect::V1, ..open() });
+    let silent = Passing::ReleaseRequested { by: InstanceId::from_bits([2; 16]), claim: Claim::Ask };
+    let answer = story.tell(&silent);
+    assert!(matches!(&answer.events[..], [Event::StatusUpdate(update)]
+        if update.message.as_ref().is_some_and(|message| message.contains("no sign of life"))));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use baton_protocol::{
     id::{CheckpointId, InstanceId},
+    lock::Claim,
     reason::Reason,
 };
 use serde::{Deserialize, Serialize};
@@ -68,6 +69,7 @@ pub enum Passing {
     /// Another instance asked for it, and gets it.
     ReleaseRequested {
         by: InstanceId,
+        claim: Claim,
     },
     /// Another instance asks for it: is the client that is attached here alive?
     Probe {
