@@ -5,12 +5,13 @@ use std::{sync::Arc, time::Duration};
 use baton::storage::{board::Passing, layout::Object, records};
 use baton_protocol::{
     id::SandboxId,
-    metadata::{DesiredState, Spec},
+    lock::Claim,
+    metadata::{Claimed, DesiredState, Spec},
 };
 
 use crate::{
     dice::Dice,
-    fleeting,
+    fleeting, plain,
     process::Process,
     session::{self, Reader},
     time::{Instant, sleep, timeout},
@@ -27,6 +28,10 @@ const WATCHED_FOR: Duration = Duration::from_secs(60);
 
 /// How long the last client reads; a session may have to make way first.
 const READS_FOR: Duration = Duration::from_secs(15);
+
+/// Then it goes on reading, and a plain newcomer comes elsewhere a little later.
+const NEWCOMER_AFTER: Duration = Duration::from_secs(5);
+const NEWCOMER_FOR: Duration = Duration::from_secs(25);
 
 /// And what has its place may have a command that runs.
 const MAKES_ROOM: Duration = Duration::from_secs(30);
@@ -80,12 +85,14 @@ pub async fn knock(world: Arc<World>, id: SandboxId, at: usize, wait: Duration, 
 async fn begin(process: &Process, id: &SandboxId) -> Result<(), Answer> {
     let me = process.tools.who.me.clone();
     let change = |spec: &mut Spec| {
-        let so = spec.desired_state == DesiredState::Running && spec.placement.as_ref() == Some(&me);
-        if so || spec.desired_state == DesiredState::Deleted {
+        let claim = Some(Claimed { instance: me.clone(), kind: Claim::Preempt });
+        let is_running = spec.desired_state == DesiredState::Running;
+        if (is_running && spec.placement.as_ref() == Some(&me) && spec.claim == claim)
+            || spec.desired_state == DesiredState::Deleted
+        {
             return false;
         }
-        spec.desired_state = DesiredState::Running;
-        spec.placement = Some(me.clone());
+        (spec.desired_state, spec.placement, spec.claim) = (DesiredState::Running, Some(me.clone()), claim);
         true
     };
     match process.tools.records.edit(id, &change).await {
@@ -139,12 +146,12 @@ async fn ask_one(world: Arc<World>, process: Arc<Process>, id: SandboxId, end: I
     let oracle = &world.ground.oracle;
     let board = &process.tools.board;
     let lock = oracle.lock(&id);
-    let movable = world
-        .ground
-        .bucket
-        .get(&Object::Metadata(&id).key())
-        .and_then(|bytes| records::parse(&id, &bytes).ok())
-        .is_some_and(|metadata| metadata.spec.enable_sandbox_handoff);
+    let found = world.ground.bucket.get(&Object::Metadata(&id).key());
+    let spec = found.and_then(|bytes| records::parse(&id, &bytes).ok()).map(|metadata| metadata.spec);
+    let movable = spec.as_ref().is_some_and(|spec| spec.enable_sandbox_handoff);
+    // With little room the newcomer might find none.
+    let is_of_the_documents =
+        world.ground.room.is_none() && movable && spec.is_some_and(|spec| spec.unknown.contains_key("plain"));
     let (attached, mut follower) = (board.attach(&id), board.follow(&id));
     let got = timeout(end - Instant::now(), async {
         if let Err(refusal) = begin(&process, &id).await {
@@ -186,6 +193,14 @@ async fn ask_one(world: Arc<World>, process: Arc<Process>, id: SandboxId, end: I
         let reads_for = if world.ground.room.is_some() { MAKES_ROOM + READS_FOR } else { READS_FOR };
         let stay = Instant::now() + (end - Instant::now()).min(reads_for);
         session::read(&world, &process, &id, &mut reader, stay).await;
+        if reader.bytes() > 0 && is_of_the_documents && end - Instant::now() > NEWCOMER_FOR {
+            let other = world.process((process.at + 1) % MACHINES).expect("all are up");
+            let stay = Instant::now() + NEWCOMER_FOR;
+            futures::join!(
+                session::read(&world, &process, &id, &mut reader, stay),
+                plain::is_declined(&world, &other, &id, NEWCOMER_AFTER)
+            );
+        }
     }
     while Instant::now() < end {
         board.touch(&id);

@@ -41,6 +41,10 @@ kinds! {
     Fork,
     /// Fewer places than sandboxes: one that nobody uses is let go for another.
     Crowded,
+    /// A sandbox that is the documents', and plain clients that want it on several instances.
+    Documents,
+    /// An operator names the instance on which a sandbox is to be.
+    Orders,
 }
 
 impl Kind {
@@ -48,7 +52,7 @@ impl Kind {
     pub fn is_drawn(self) -> bool {
         let in_all =
             matches!(self, Self::Offset | Self::RestartSame | Self::RestartNew | Self::Vanish | Self::SlowReader);
-        !in_all && self != Self::Crowded
+        !in_all && !matches!(self, Self::Crowded | Self::Documents | Self::Orders)
     }
 }
 

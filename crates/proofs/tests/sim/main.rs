@@ -14,6 +14,7 @@ mod life;
 mod mistakes;
 mod operator;
 mod oracle;
+mod plain;
 mod process;
 mod runtime;
 mod session;

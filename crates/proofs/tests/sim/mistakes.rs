@@ -5,7 +5,7 @@ use std::time::Duration;
 use baton::storage::{layout, records, rules::Times};
 use baton_protocol::{
     id::{Nonce, SandboxId},
-    lock::Lock,
+    lock::{Claim, Lock},
     metadata::Latest,
 };
 use bytes::Bytes;
@@ -54,10 +54,14 @@ pub enum Mistake {
     NoRest,
     /// Clocks differ by more than is promised.
     WildClocks,
+    /// Whoever asks is taken for one that gets the sandbox at once.
+    AskingPreempts,
+    /// A waiter does not see that it was declined.
+    DeclineUnseen,
 }
 
 /// With a seed that finds it; others are tried when that one does not.
-pub const MISTAKES: [(Mistake, u64); 20] = [
+pub const MISTAKES: [(Mistake, u64); 22] = [
     (Mistake::TakeoverBelowHold, 12),
     (Mistake::HoldAboveTakeover, 20),
     (Mistake::DeadlineFromAnswer, 105),
@@ -67,17 +71,19 @@ pub const MISTAKES: [(Mistake, u64); 20] = [
     (Mistake::RunsAfterRelease, 3),
     (Mistake::PauseLies, 0),
     (Mistake::RemoveLies, 3),
-    (Mistake::CountedNonces, 196),
+    (Mistake::CountedNonces, 202),
     (Mistake::NoConditions, 1),
     (Mistake::CachedReads, 1),
     (Mistake::NoWaiterPriority, 1),
     (Mistake::HeadNotCommitted, 0),
     (Mistake::CommitElsewhere, 3),
-    (Mistake::StatusAhead, 2),
+    (Mistake::StatusAhead, 5),
     (Mistake::UploadsNothing, 0),
     (Mistake::WrongReplay, 0),
     (Mistake::NoRest, 1),
-    (Mistake::WildClocks, 20),
+    (Mistake::WildClocks, 6),
+    (Mistake::AskingPreempts, 0),
+    (Mistake::DeclineUnseen, 0),
 ];
 
 impl Mistake {
@@ -102,7 +108,9 @@ impl Mistake {
             | Self::UploadsNothing
             | Self::WrongReplay
             | Self::NoRest
-            | Self::WildClocks => Times::DEFAULT,
+            | Self::WildClocks
+            | Self::AskingPreempts
+            | Self::DeclineUnseen => Times::DEFAULT,
         }
     }
 
@@ -119,6 +127,8 @@ impl Mistake {
             | Self::RunsAfterRelease
             | Self::PauseLies
             | Self::WildClocks => two_execute,
+            Self::AskingPreempts => wrong.contains("lost its sandbox to one that only asks"),
+            Self::DeclineUnseen => wrong.contains("left waiting"),
             Self::RemoveLies
             | Self::CountedNonces
             | Self::NoConditions
@@ -143,6 +153,16 @@ impl Mistake {
             (Self::NoWaiterPriority, _) => altered(bytes, |lock| {
                 if lock.waiter.as_ref().is_some_and(|waiter| waiter.instance.as_str() != name) {
                     lock.waiter = None;
+                }
+            }),
+            (Self::AskingPreempts, _) => altered(bytes, |lock| {
+                if let Some(waiter) = lock.waiter.as_mut().filter(|waiter| waiter.instance.as_str() != name) {
+                    waiter.claim = Claim::Preempt;
+                }
+            }),
+            (Self::DeclineUnseen, _) => altered(bytes, |lock| {
+                if let Some(waiter) = lock.waiter.as_mut().filter(|waiter| waiter.instance.as_str() == name) {
+                    waiter.declined = false;
                 }
             }),
             _ => bytes.clone(),

@@ -3,10 +3,17 @@
 use std::{collections::btree_map::Entry, time::Duration};
 
 use baton::storage::{layout::Object, records, store::If};
-use baton_protocol::{id::SandboxId, metadata::DesiredState};
+use baton_protocol::{
+    id::SandboxId,
+    metadata::{DesiredState, Spec},
+};
 use bytes::Bytes;
 
-use crate::{kinds::Kind, weather::Event, world::World};
+use crate::{
+    kinds::Kind,
+    weather::{Event, MACHINES},
+    world::World,
+};
 
 impl World {
     /// What follows from it, and how much later.
@@ -51,9 +58,13 @@ impl World {
             Event::LockGone => bucket.delete(&lock, &If::Any, "operator").is_ok().then_some(Kind::LockGone),
             Event::Flip => {
                 let states = [DesiredState::Running, DesiredState::Checkpointed, DesiredState::HandedOff];
-                self.rewrite(&id, *self.dice.pick(&states)).then_some(Kind::Flips)
+                let state = *self.dice.pick(&states);
+                self.rewrite(&id, |spec| spec.desired_state = state).then_some(Kind::Flips)
             }
-            Event::Deletion => self.rewrite(&id, DesiredState::Deleted).then_some(Kind::Deletion),
+            Event::Deletion => {
+                self.rewrite(&id, |spec| spec.desired_state = DesiredState::Deleted).then_some(Kind::Deletion)
+            }
+            Event::Order => self.order(&id).then_some(Kind::Orders),
             _ => None,
         };
         if let Some(kind) = struck {
@@ -63,15 +74,23 @@ impl World {
     }
 
     /// Reads, changes and writes back; whether there was anything to change.
-    fn rewrite(&self, id: &SandboxId, state: DesiredState) -> bool {
+    fn rewrite(&self, id: &SandboxId, change: impl FnOnce(&mut Spec)) -> bool {
         let key = Object::Metadata(id).key();
         let found = self.ground.bucket.get(&key).and_then(|bytes| records::parse(id, &bytes).ok());
         let Some(mut metadata) = found.filter(|found| found.spec.desired_state != DesiredState::Deleted) else {
             return false;
         };
-        metadata.spec.desired_state = state;
+        change(&mut metadata.spec);
         self.ground.bucket.overwrite(&key, serde_json::to_vec(&metadata).unwrap().into());
         true
+    }
+
+    /// Names an instance: one that is there, or was. It moves there, or leaves and is taken from there.
+    fn order(&self, id: &SandboxId) -> bool {
+        let machine = self.own.below(MACHINES as u64) as usize;
+        let Some(named) = self.last_on(machine) else { return false };
+        let state = if self.own.falls(70) { DesiredState::Running } else { DesiredState::HandedOff };
+        self.rewrite(id, |spec| (spec.desired_state, spec.placement) = (state, Some(named)))
     }
 
     /// It is wanted deleted, and is still there.

@@ -25,6 +25,13 @@ use crate::{
 };
 
 pub const TOKEN: &str = "let me in";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dialect {
+    Plain,
+    V1,
+}
+
 /// Between two lines of a command.
 const EVERY: Duration = Duration::from_millis(1_500);
 
@@ -92,7 +99,7 @@ fn length(lines: u64) -> u64 {
 pub async fn visit(world: &World, process: &Process, id: &SandboxId, dice: &Dice, reader: &mut Reader, stay: Instant) {
     let name = reader.name.clone();
     world.ground.oracle.note(format!("client {name} comes to {} for {}", process.at, short(id)));
-    let Some(socket) = open(process, id, stay).await else { return };
+    let Some(socket) = open(process, id, Dialect::V1, stay).await else { return };
     let session = Session { world, process, id, dice: Some(dice), reader, socket, running: false };
     tokio::select! {
         biased;
@@ -104,7 +111,7 @@ pub async fn visit(world: &World, process: &Process, id: &SandboxId, dice: &Dice
 
 /// Attaches, hears what is said and says nothing, until `stay`.
 pub async fn knock(process: &Process, id: &SandboxId, stay: Instant) {
-    let Some(mut socket) = open(process, id, stay).await else { return };
+    let Some(mut socket) = open(process, id, Dialect::V1, stay).await else { return };
     loop {
         tokio::select! {
             biased;
@@ -127,7 +134,7 @@ async fn overhear(world: &World, process: &Process, id: &SandboxId) {
 /// Attaches again and again and only reads, unless there is nothing to attach to.
 pub async fn read(world: &World, process: &Process, id: &SandboxId, reader: &mut Reader, stay: Instant) {
     while Instant::now() < stay && reader.told != Some(Status::NotFound) {
-        if let Some(socket) = open(process, id, stay).await {
+        if let Some(socket) = open(process, id, Dialect::V1, stay).await {
             let session = Session { world, process, id, dice: None, reader, socket, running: false };
             session.live(stay).await;
         }
@@ -135,11 +142,17 @@ pub async fn read(world: &World, process: &Process, id: &SandboxId, reader: &mut
     }
 }
 
-async fn open(process: &Process, id: &SandboxId, stay: Instant) -> Option<WebSocketStream<DuplexStream>> {
+pub async fn open(
+    process: &Process,
+    id: &SandboxId,
+    dialect: Dialect,
+    stay: Instant,
+) -> Option<WebSocketStream<DuplexStream>> {
     let request = format!("ws://baton/attach/{id}").into_client_request();
     let mut request = request.unwrap();
-    for (name, value) in [("sec-websocket-protocol", "baton.v1"), ("x-sandbox-token", TOKEN)] {
-        request.headers_mut().insert(name, value.parse().unwrap());
+    request.headers_mut().insert("x-sandbox-token", TOKEN.parse().unwrap());
+    if dialect == Dialect::V1 {
+        request.headers_mut().insert("sec-websocket-protocol", "baton.v1".parse().unwrap());
     }
     // What a client reads into is made anew for every visit.
     let small = WebSocketConfig::default().read_buffer_size(4 << 10).write_buffer_size(4 << 10);

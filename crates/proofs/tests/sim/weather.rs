@@ -42,6 +42,7 @@ pub enum Event {
     LockGone,
     Flip,
     Deletion,
+    Order,
     Muffle,
     Fork,
     /// So many clients come at once, from all sides.
@@ -67,7 +68,8 @@ pub struct Weather {
 }
 
 impl Weather {
-    pub fn new(dice: &Dice, start: Instant, is_crowded: bool) -> Self {
+    /// `more`: kinds that are not drawn here, with the dice for what happens then.
+    pub fn new(dice: &Dice, start: Instant, is_crowded: bool, (more, own): (&[Kind], &Dice)) -> Self {
         let density = dice.below(45);
         let drawn = Kind::ALL.iter().copied().filter(|kind| kind.is_drawn());
         let mut kinds: Vec<Kind> = drawn.filter(|_| dice.falls(density)).collect();
@@ -88,6 +90,10 @@ impl Weather {
         for kind in kinds {
             weather.draw(kind, dice);
         }
+        weather.kinds.extend(more);
+        for kind in more {
+            weather.draw(*kind, own);
+        }
         weather
     }
 
@@ -99,7 +105,7 @@ impl Weather {
             let machine = dice.below(MACHINES as u64) as usize;
             let still = |still| Event::Freeze(machine, still, dice.seconds(1, 90));
             let event = match kind {
-                Kind::Rates | Kind::Idle | Kind::Ephemeral | Kind::Crowded => return,
+                Kind::Rates | Kind::Idle | Kind::Ephemeral | Kind::Crowded | Kind::Documents => return,
                 Kind::Offset | Kind::RestartSame | Kind::RestartNew | Kind::Vanish | Kind::SlowReader => return,
                 Kind::Slow
                 | Kind::Busy
@@ -138,6 +144,7 @@ impl Weather {
                 Kind::MetadataGone => Event::MetadataGone,
                 Kind::LockGone => Event::LockGone,
                 Kind::Deletion => Event::Deletion,
+                Kind::Orders => Event::Order,
                 Kind::Flips => {
                     let count = dice.below(20) + 1;
                     let flips = (0..count).map(|n| (from + Duration::from_secs(n), Event::Flip));

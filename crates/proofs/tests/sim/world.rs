@@ -27,6 +27,7 @@ use crate::{
     kinds::Kind,
     mistakes::Mistake,
     oracle::{Oracle, Verdict},
+    plain,
     process::{Ground, Process},
     session::TOKEN,
     time::{self, Instant, sleep},
@@ -37,6 +38,8 @@ use crate::{
 pub struct World {
     pub ground: Ground,
     pub dice: Dice,
+    /// For what only some seeds have, so that all others are what they would be without.
+    pub own: Dice,
     pub start: Instant,
     processes: Mutex<Vec<Option<Arc<Process>>>>,
     /// Who ran on each machine last.
@@ -55,6 +58,8 @@ pub struct World {
 
 /// In so many seeds of a hundred there is little room.
 const CROWDED: u64 = 6;
+const DOCUMENTS: u64 = 25;
+const ORDERS: u64 = 15;
 
 /// Images lie in memory where that can be had.
 fn staging() -> tempfile::TempDir {
@@ -69,8 +74,11 @@ pub fn run(seed: u64, mistake: Option<Mistake>) -> (Verdict, Arc<Weather>) {
     let start = Instant::now();
     // By dice of their own, so that all other seeds are what they would be without.
     let is_crowded = Dice::new(!seed).falls(CROWDED);
-    let weather = Arc::new(Weather::new(&dice, start, is_crowded));
-    let world = World::new(dice, start, weather.clone(), mistake);
+    let own = Dice::new(!seed).fork();
+    let more = [(Kind::Documents, DOCUMENTS), (Kind::Orders, ORDERS)];
+    let more: Vec<_> = more.into_iter().filter(|(_, percent)| own.falls(*percent)).map(|(kind, _)| kind).collect();
+    let weather = Arc::new(Weather::new(&dice, start, is_crowded, (&more, &own)));
+    let world = World::new(dice, own, start, weather.clone(), mistake);
     // Its life is a task: when the runtime's own future has something to do, time does not know it.
     let live = world.clone();
     let life = runtime.spawn(async move { live.live().await });
@@ -85,7 +93,7 @@ pub fn run(seed: u64, mistake: Option<Mistake>) -> (Verdict, Arc<Weather>) {
 }
 
 impl World {
-    fn new(dice: Dice, start: Instant, weather: Arc<Weather>, mistake: Option<Mistake>) -> Arc<Self> {
+    fn new(dice: Dice, own: Dice, start: Instant, weather: Arc<Weather>, mistake: Option<Mistake>) -> Arc<Self> {
         let oracle = Oracle::new();
         let rate = |n: u64| match mistake {
             Some(Mistake::WildClocks) => [500, 1_000, 2_000][n as usize],
@@ -128,6 +136,7 @@ impl World {
         Arc::new(Self {
             ground,
             dice,
+            own,
             start,
             processes: Mutex::new(vec![None; MACHINES]),
             last: Mutex::new(vec![None; MACHINES]),
@@ -138,6 +147,11 @@ impl World {
             made: Mutex::default(),
             crowd: Mutex::default(),
         })
+    }
+
+    /// Who runs on a machine, or ran there last.
+    pub fn last_on(&self, at: usize) -> Option<InstanceId> {
+        self.last.lock().unwrap()[at].clone()
     }
 
     pub fn process(&self, at: usize) -> Option<Arc<Process>> {
@@ -159,6 +173,11 @@ impl World {
             self.create(id).await;
             for number in 0..=self.dice.below(most) {
                 clients.spawn(client::live(self.clone(), id.clone(), format!("c{number}"), self.dice.fork()));
+            }
+            if self.ground.weather.has(Kind::Documents) {
+                for number in 0..=self.own.below(2) {
+                    clients.spawn(plain::live(self.clone(), id.clone(), format!("p{number}"), self.own.fork()));
+                }
             }
         }
         for id in &self.ground.copies {
@@ -194,6 +213,11 @@ impl World {
         // Who hears nothing is taken over rather than asked, if what it has cannot move.
         let movable = if self.ground.weather.has(Kind::Muffled) { 35 } else { 75 };
         spec.enable_sandbox_handoff = self.dice.falls(movable);
+        if self.ground.weather.has(Kind::Documents) {
+            self.count(Kind::Documents);
+            spec.enable_sandbox_handoff = true;
+            spec.unknown.insert("plain".to_owned(), "documents".into());
+        }
         spec.enable_idle_timeout_auto_checkpoint = self.dice.falls(50);
         spec.idle_timeout = self.ground.weather.has(Kind::Idle).then(|| 20 + self.dice.below(60));
         if spec.idle_timeout.is_some() {

@@ -63,7 +63,9 @@ impl Oracle {
 
     /// A machine stands still, or its guard has died.
     pub fn shaken(&self, at: usize) {
-        for home in self.told.lock().unwrap().stories.values_mut().filter_map(|story| story.home.as_mut()) {
+        let mut told = self.told.lock().unwrap();
+        told.shaken.insert(at, Instant::now());
+        for home in told.stories.values_mut().filter_map(|story| story.home.as_mut()) {
             if home.at == at {
                 home.shaken = Some(Instant::now());
             }

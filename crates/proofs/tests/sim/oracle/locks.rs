@@ -3,7 +3,10 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use baton::runtime::Container;
-use baton_protocol::{id::SandboxId, lock::Lock};
+use baton_protocol::{
+    id::SandboxId,
+    lock::{Lock, Waiter},
+};
 
 use super::{Oracle, Told};
 use crate::{bucket::Bucket, time::Instant, words::committed};
@@ -53,7 +56,8 @@ impl Oracle {
                 wrong.push("[9] an acquisition that is none".to_owned());
             }
             let fresh = story.waiter_since.is_some_and(|since| now - since < FRESH);
-            if old.waiter.as_ref().is_some_and(|waiter| waiter.instance.as_str() != who) && fresh {
+            let waits = |waiter: &Waiter| waiter.instance.as_str() != who && !waiter.declined;
+            if old.waiter.as_ref().is_some_and(waits) && fresh {
                 wrong.push("I4: acquired past a fresh waiter".to_owned());
             }
         } else if owner(new).is_some() && owner(new) != owner(&old) {

@@ -83,6 +83,8 @@ struct Told {
     commits: u64,
     epochs: u64,
     successions: u64,
+    /// When each machine last stood still or lost its guard.
+    shaken: BTreeMap<usize, Instant>,
 }
 
 #[derive(Debug)]

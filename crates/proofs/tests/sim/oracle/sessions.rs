@@ -1,5 +1,7 @@
 //! What sessions are told.
 
+use std::time::Duration;
+
 use baton::storage::board::{Boot, Passing};
 use baton_protocol::id::SandboxId;
 
@@ -7,6 +9,11 @@ use super::{Oracle, letter};
 use crate::words::{brief, short};
 
 impl Oracle {
+    /// The machine stood still, or lost its guard, within the last `span`.
+    pub fn is_shaken(&self, at: usize, span: Duration) -> bool {
+        self.told.lock().unwrap().shaken.get(&at).is_some_and(|at| at.elapsed() < span)
+    }
+
     /// What a session was told.
     pub fn heard(&self, at: usize, name: &str, id: &SandboxId, passing: &Passing) {
         let mut told = self.told.lock().unwrap();

@@ -38,9 +38,8 @@ impl Told {
             let is_clear = !story.garbled && story.unnamed_since.is_none();
             let Some(lock) = story.lock.as_ref().filter(|_| is_clear) else { continue };
             let is_owner = lock.lease.as_ref().is_some_and(|lease| lease.owner.as_str() == name);
-            let Some(waiter) = lock.waiter.as_ref().filter(|_| is_owner).map(|waiter| waiter.instance.as_str()) else {
-                continue;
-            };
+            let waiter = lock.waiter.as_ref().filter(|waiter| is_owner && !waiter.declined);
+            let Some(waiter) = waiter.map(|waiter| waiter.instance.as_str()) else { continue };
             let place = places.iter().find(|(_, place)| place.name == waiter && place.machine.moves());
             story.vacancy =
                 place.map(|(at, place)| Vacancy { waiter: waiter.to_owned(), at: *at, since: place.machine.now() });

@@ -175,6 +175,7 @@ impl World {
             | Event::MetadataGone
             | Event::LockGone
             | Event::Flip
+            | Event::Order
             | Event::Deletion => self.operate(event),
         }
     }
