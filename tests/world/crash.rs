@@ -101,18 +101,23 @@ async fn dead_after_the_commit_was_applied_loses_nothing() {
 async fn dead_after_the_commit_and_before_the_status_is_repaired_by_the_next() {
     let world = World::new();
     let (one, two) = (world.instance(), world.instance());
-    let mut visit = running_over_a_head(&one).await;
+    let visit = running_over_a_head(&one).await;
     let id = visit.id.clone();
     one.edit(&id, |spec| spec.desired_state = DesiredState::Checkpointed).await;
     one.store.next_put_of("metadata.json", Fault::Hangs);
-    visit.until_left().await;
+    while world.lock(&id).await.unwrap().lease.is_some() {
+        world.clock.sleep(Duration::from_millis(10)).await;
+    }
     one.die().await;
     assert_eq!(two.metadata(&id).await.unwrap().status.phase, Phase::Running, "the view is old");
     let (_visit, seq, rolled_back) = restored(&two, &id).await;
     assert_eq!((seq, rolled_back), (2, false));
     world.after(1).await;
-    let status = two.metadata(&id).await.unwrap().status;
+    let found = two.metadata(&id).await.unwrap();
+    let status = found.status;
     assert_eq!((status.phase, status.instance.as_ref(), status.epoch), (Phase::Running, Some(&two.tools.who.me), 3));
+    let head = world.lock(&id).await.unwrap().head.unwrap().checkpoint_id;
+    assert!(found.latest_sandbox_checkpoint.unwrap().path.contains(head.as_str()), "it names what it started from");
     two.stop().await;
 }
 
