@@ -166,7 +166,10 @@ impl Machine {
         let (root, program) = (self.directory.path(), self.directory.path().join("baton"));
         if !program.exists() {
             std::fs::set_permissions(root, std::fs::Permissions::from_mode(0o711)).unwrap();
-            std::fs::copy(env!("CARGO_BIN_EXE_baton"), &program).unwrap();
+            // By another process: whatever this one forks meanwhile would have the file open for writing, and then
+            // it cannot be executed.
+            let copied = std::process::Command::new("cp").arg(env!("CARGO_BIN_EXE_baton")).arg(&program).status();
+            assert!(copied.unwrap().success());
         }
         Some(NOBODY)
     }
