@@ -1,6 +1,7 @@
 //! The stores: one suite over every implementation, then what is special to each.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used)]
 
+mod absent_and_damaged;
 mod artifacts;
 mod cases;
 mod directory;
