@@ -142,7 +142,7 @@ async fn run(
     let spec = intent::create(bare, &Config::default(), Dialect::V1, api.abilities(), api.defaults());
     let mut spec = spec.map_err(|refusal| unavailable(&refusal.message))?;
     spec.traceparent = request.traceparent();
-    api.records.create(&spec).await.map_err(|error| unavailable(&sentence(&error)))?;
+    api.create(&spec).await.map_err(|error| unavailable(&sentence(&error)))?;
     api.board.nudge(id);
     let ran = Running { api, id, presence, follower }.run(exec, started, output).await;
     api.delete(id, request.traceparent()).await;

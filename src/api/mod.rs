@@ -35,7 +35,7 @@ use axum::{
 use baton_protocol::{
     id::{InstanceId, SandboxId},
     limits::{Bounds, Limits},
-    metadata::PlainWords,
+    metadata::{PlainWords, Spec},
     request::Config,
 };
 use serde::Deserialize;
@@ -125,6 +125,18 @@ impl Api {
             tasks: TaskTracker::new(),
             closing: CancellationToken::new(),
         })
+    }
+
+    /// Writes a new sandbox, held by this instance from its first write on. The reconciler knows of that write before
+    /// it is sent, and goes on from it when it is nudged.
+    async fn create(&self, spec: &Spec) -> records::Result<()> {
+        let (id, me) = (&spec.sandbox_id, &self.settings.instance);
+        let lease = self.board.lease(id);
+        let created = self.records.create(spec, me, &lease).await;
+        if created.is_err() {
+            self.board.unlease(id);
+        }
+        created
     }
 
     fn abilities(&self) -> Abilities {

@@ -24,7 +24,7 @@ use crate::{
     config::Config,
     halves::{self, Back, Front},
     metrics::Metrics,
-    storage::{board::Board, stores::Stores},
+    storage::{board::Board, rules::Times, stores::Stores},
 };
 
 /// Between two tries to reach the reconciler.
@@ -164,7 +164,8 @@ impl Round<'_> {
     async fn serve(&self, listener: TcpListener, front: Front, leaving: watch::Receiver<bool>) -> Result<bool> {
         let Front { hello, board, execs, memory, mut draining, gone, hold: _hold } = front;
         let stores = Stores::open(&super::check::storage_settings(self.config), self.clock).counted(self.metrics);
-        let records = records(stores, memory, self.clock, times(self.config)).measured_by(self.metrics.clone());
+        let times = Times { hold: hello.hold, takeover: hello.takeover, ..times(self.config) };
+        let records = records(stores, memory, self.clock, times).measured_by(self.metrics.clone());
         // The instance is the reconciler's: another one is another source of traces.
         let traces = traces(self.config, &hello.instance, self.clock);
         let settings = api_settings(self.config, &hello, leaving, traces.clone());

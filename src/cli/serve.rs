@@ -136,7 +136,7 @@ impl Half {
     /// What the other half has to know of this one.
     pub fn hello(&self) -> Hello {
         let runsc = self.containers.facts().runsc_version;
-        Hello::new(self.instance().clone(), runsc, self.containers.cgroups())
+        Hello::new(self.instance().clone(), runsc, self.containers.cgroups(), self.tools.times)
     }
 
     /// Runs until a signal, and then until every sandbox was let go or the time for it is up.

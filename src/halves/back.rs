@@ -321,6 +321,8 @@ impl Sessions<'_> {
                 self.wanted.entry(id).or_insert_with_key(|id| back.board.want(id));
             }
             Said::Told(Told::Unwanted(id)) => drop(self.wanted.remove(&id)),
+            Said::Told(Told::Leased { id, lease }) => back.board.note_lease(&id, lease),
+            Said::Told(Told::Unleased(id)) => back.board.unlease(&id),
             Said::Told(Told::Attached(id)) => {
                 let attached = back.board.attach(&id);
                 if let Some(visit) = self.visits.get_mut(&id) {

@@ -19,6 +19,8 @@ mod front;
 mod memory;
 mod socket;
 
+use std::time::Duration;
+
 use baton_protocol::id::{InstanceId, SandboxId};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::net::UnixStream;
@@ -30,7 +32,10 @@ pub use socket::listen;
 
 use crate::{
     runtime::Shares,
-    storage::board::{Passing, Tenure, Told},
+    storage::{
+        board::{Passing, Tenure, Told},
+        rules::Times,
+    },
 };
 
 /// Halves of different builds do not speak with each other: both are of one image.
@@ -110,11 +115,19 @@ pub struct Hello {
     pub instance: InstanceId,
     pub runsc_version: String,
     pub cgroups: Result<Shares, String>,
+    /// Of the leases that the API writes for new sandboxes: those who hold them say how long.
+    pub hold: Duration,
+    pub takeover: Duration,
 }
 
 impl Hello {
-    pub fn new(instance: InstanceId, runsc_version: String, cgroups: Result<Shares, String>) -> Self {
-        Self { version: VERSION.to_owned(), instance, runsc_version, cgroups }
+    pub fn new(
+        instance: InstanceId,
+        runsc_version: String,
+        cgroups: Result<Shares, String>,
+        Times { hold, takeover, .. }: Times,
+    ) -> Self {
+        Self { version: VERSION.to_owned(), instance, runsc_version, cgroups, hold, takeover }
     }
 }
 

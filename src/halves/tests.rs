@@ -41,7 +41,7 @@ impl Pair {
         let (leaving, leaving_seen) = watch::channel(false);
         let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
         let back = Back {
-            hello: Hello::new(clock.instance_id(), "one".to_owned(), Err("none".to_owned())),
+            hello: Hello::new(clock.instance_id(), "one".to_owned(), Err("none".to_owned()), Times::DEFAULT),
             clock: clock.clone(),
             board: board.clone(),
             execs: containers.clone(),
@@ -270,4 +270,19 @@ async fn halves_of_different_builds_do_not_speak() {
     assert!(matches!(hello, News::Hello(hello) if hello.version == VERSION), "it says who it is");
     assert!(within(&pair.clock, wire.next()).await.is_none(), "and nothing more");
     pair.stop.cancel();
+}
+
+#[tokio::test]
+async fn the_lease_of_a_new_sandbox_is_known_over_there_before_its_nudge() {
+    let pair = Pair::new();
+    let front = pair.front().await;
+    let (kept, dropped) = (pair.clock.sandbox_id(), pair.clock.sandbox_id());
+    front.board.lease(&dropped);
+    front.board.unlease(&dropped);
+    let lease = front.board.lease(&kept);
+    front.board.nudge(&kept);
+    assert_eq!(within(&pair.clock, pair.board.next_nudge()).await, kept);
+    assert_eq!(pair.board.take_lease(&kept), Some(lease));
+    assert_eq!((pair.board.take_lease(&kept), pair.board.take_lease(&dropped)), (None, None));
+    assert_eq!((front.hello.hold, front.hello.takeover), (Times::DEFAULT.hold, Times::DEFAULT.takeover));
 }

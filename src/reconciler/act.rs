@@ -242,6 +242,14 @@ impl Sandbox {
         }
     }
 
+    /// It was created under a lease of its own: clients hear of that as of any other.
+    pub(super) fn tell_leased(&mut self) {
+        if self.is_held() && !self.told.acquiring {
+            self.tell_acquiring();
+            self.tools.board.post(&self.id, Passing::Acquired);
+        }
+    }
+
     /// Whoever fenced it, and whenever.
     pub(super) fn tell_fence(&mut self, container: Container) {
         let fenced = container == Container::Fenced;

@@ -32,8 +32,7 @@ impl Sandbox {
         let now = self.tools.clock.now();
         let (tools, id) = (self.tools.clone(), self.id.clone());
         if self.lock.is_none() {
-            let place = tools.records.place_of(&id);
-            self.lock = place.and_then(|place| tools.records.lock_file(&id, place, &tools.who).ok());
+            self.lock = tools.records.place_of(&id).and_then(|place| self.open_lock(place));
         }
         let known = self.found.as_ref().map(|found| (found.version.clone(), found.place));
         let is_due = now >= self.metadata_due;
@@ -86,6 +85,15 @@ impl Sandbox {
         }
     }
 
+    /// The writer of its lock, with the lease under which it was created if that was here.
+    fn open_lock(&self, place: Place) -> Option<LockFile> {
+        let lock = self.tools.records.lock_file(&self.id, place, &self.tools.who).ok()?;
+        Some(match self.tools.board.take_lease(&self.id) {
+            Some(lease) => lock.begun_by(lease),
+            None => lock,
+        })
+    }
+
     async fn take_in(&mut self, looked: records::Result<Option<Looked>>) {
         self.unread = looked.is_err();
         match looked {
@@ -93,7 +101,7 @@ impl Sandbox {
             Ok(Some(Looked::Found(found))) => {
                 self.spec_sha256 = spec_sha256(&found.metadata.spec);
                 if self.lock.is_none() {
-                    self.lock = self.tools.records.lock_file(&self.id, found.place, &self.tools.who).ok();
+                    self.lock = self.open_lock(found.place);
                 }
                 self.found = Some(*found);
                 self.amiss = false;

@@ -193,6 +193,7 @@ impl Sandbox {
             let seen = *self.tools.lifecycle.watch(&self.id).borrow();
             self.shown.set(&seen.container);
             self.tell_fence(seen.container);
+            self.tell_leased();
             let Some((wish, observed)) = self.observe(seen) else {
                 if self.unread && self.is_attended() {
                     self.rest_unread().await;

@@ -24,7 +24,7 @@ use crate::{
         board::Board,
         lease::{self, LockFile},
         records::{self, Objects, Place, Records},
-        rules::{Identity, Stand},
+        rules::{Identity, Stand, is_initial},
         upkeep::Upkeep,
     },
 };
@@ -254,7 +254,8 @@ impl Sweep {
         };
         if let Some(lock) = file.lock() {
             known.purging = lock.purging;
-            known.started = lock.ran || lock.head.is_some();
+            // Under a lease that was never renewed there was no time to do anything worth keeping.
+            known.started = (lock.ran && !is_initial(lock)) || lock.head.is_some();
             known.purged_at = lock.purged_at.as_deref().and_then(rules::wall);
         }
         let is_waited_for = file.lock().is_some_and(|lock| lock.waiter.is_some());

@@ -27,6 +27,7 @@ pub use self::{
     room::{ROOM_WITHIN, Wanted},
     rules::Tenure,
 };
+use super::rules::InitialLease;
 use crate::{
     clock::{Moment, SharedClock},
     notice::Notice,
@@ -64,6 +65,13 @@ pub enum Told {
     Unwanted(SandboxId),
     /// The attached client has answered the probe of this number.
     Alive(SandboxId, u64),
+    /// Its lock is about to be written, held by this instance.
+    Leased {
+        id: SandboxId,
+        lease: InitialLease,
+    },
+    /// That came to nothing.
+    Unleased(SandboxId),
 }
 
 /// Where a board passes on what it is told.
@@ -109,6 +117,8 @@ pub struct Board {
     teller: Option<Teller>,
     lines: Mutex<BTreeMap<SandboxId, Line>>,
     nudged: Mutex<BTreeSet<SandboxId>>,
+    /// Leases of sandboxes that are being created, until their loop takes them over.
+    leases: Mutex<BTreeMap<SandboxId, InitialLease>>,
     bell: Notify,
     /// Counts changes of what is held, and of how it is held.
     holds: watch::Sender<u64>,
@@ -133,6 +143,7 @@ impl Board {
             teller,
             lines: Mutex::default(),
             nudged: Mutex::default(),
+            leases: Mutex::default(),
             bell: Notify::new(),
             holds,
             queue: Mutex::default(),
@@ -155,6 +166,33 @@ impl Board {
         }
         lock(&self.nudged).insert(id.clone());
         self.bell.notify_one();
+    }
+
+    /// The lock of a new sandbox is about to be written, held by this instance. Said before the write is sent: whatever
+    /// becomes of it, the deadline of the lease counts from here.
+    pub fn lease(&self, id: &SandboxId) -> InitialLease {
+        let lease = InitialLease { op: self.clock.nonce(), sent: self.clock.now() };
+        self.note_lease(id, lease.clone());
+        lease
+    }
+
+    /// The same, as the API's half said it.
+    pub fn note_lease(&self, id: &SandboxId, lease: InitialLease) {
+        if self.teller.is_some() {
+            return self.tell(|| Told::Leased { id: id.clone(), lease });
+        }
+        lock(&self.leases).insert(id.clone(), lease);
+    }
+
+    /// The sandbox was not created after all.
+    pub fn unlease(&self, id: &SandboxId) {
+        self.tell(|| Told::Unleased(id.clone()));
+        lock(&self.leases).remove(id);
+    }
+
+    /// The lease under which a sandbox was created here, for the one loop that goes on with it.
+    pub fn take_lease(&self, id: &SandboxId) -> Option<InitialLease> {
+        lock(&self.leases).remove(id)
     }
 
     /// The next sandbox somebody nudged. For one listener.

@@ -16,7 +16,7 @@ use baton_protocol::{
 use tokio::sync::watch;
 
 use super::{
-    rules::{self, Held, Identity, Sight, Stand, Times},
+    rules::{self, Held, Identity, InitialLease, Sight, Stand, Times},
     store::{self, Poll, Store, Urgency, Version},
 };
 use crate::{
@@ -118,6 +118,12 @@ impl LockFile {
             deadline: watch::Sender::new(None),
             metrics: Metrics::default(),
         }
+    }
+
+    /// [2] Takes in the write that made this lock, which was sent for us. What it proves shows when the lock is read.
+    pub fn begun_by(mut self, lease: InitialLease) -> Self {
+        self.attempts.push((lease.op, lease.sent));
+        self
     }
 
     /// Tells how late renewals come.

@@ -6,8 +6,8 @@ use baton::{
     clock::SharedClock,
     storage::{
         memory::Memory,
-        records::{Durable, Error, Records},
-        rules::Times,
+        records::{Durable, Error, Place, Records},
+        rules::{Identity, InitialLease, Times},
         store,
     },
 };
@@ -32,9 +32,17 @@ fn records_on(store: Arc<dyn store::Store>) -> Records {
     Records::new(clock.clone(), Arc::new(Memory::new(clock)), Some(durable), false, times)
 }
 
+fn me() -> InstanceId {
+    InstanceId::from_bits([1; 16])
+}
+
+fn lease() -> InitialLease {
+    InitialLease { op: clock().nonce(), sent: clock().now() }
+}
+
 fn spec() -> Spec {
-    let (id, me) = (clock().sandbox_id(), InstanceId::from_bits([1; 16]));
-    Spec { enable_sandbox_checkpoint: true, ..Spec::new(id, "token".to_owned(), clock().timestamp(), me) }
+    let (id, now) = (clock().sandbox_id(), clock().timestamp());
+    Spec { enable_sandbox_checkpoint: true, ..Spec::new(id, "token".to_owned(), now, me()) }
 }
 
 fn objects(fake: &FakeGcs, id: &SandboxId) -> [Option<bytes::Bytes>; 2] {
@@ -47,7 +55,7 @@ async fn a_create_whose_answers_break_off_or_are_lost_is_settled_by_reading() {
         for kind in [Kind::Clip(20), Kind::Lost, Kind::Drop, Kind::Status(503)] {
             let (fake, spec) = (fake_gcs().await, spec());
             fake.add_fault(Fault::new(Op::Write, kind).on(name));
-            records(&fake).create(&spec).await.unwrap();
+            records(&fake).create(&spec, &me(), &lease()).await.unwrap();
             assert_eq!(fake.faults_left(), [], "{kind:?} has happened to {name}");
             assert!(objects(&fake, &spec.sandbox_id).iter().all(Option::is_some), "{name}, {kind:?}");
         }
@@ -60,7 +68,7 @@ async fn what_another_has_written_under_the_name_is_a_conflict_and_stays() {
         let (fake, spec) = (fake_gcs().await, spec());
         let key = format!("sandboxes/{}/{name}", spec.sandbox_id);
         fake.put(BUCKET, &key, "another's");
-        let error = records(&fake).create(&spec).await.unwrap_err();
+        let error = records(&fake).create(&spec, &me(), &lease()).await.unwrap_err();
         assert!(matches!(error, Error::Store(store::Error::Conflict(_))), "{name}: {error:?}");
         assert_eq!(fake.content(BUCKET, &key).unwrap(), "another's");
     }
@@ -72,7 +80,7 @@ async fn a_create_that_fails_leaves_nothing_behind() {
         for kind in [Kind::Drop, Kind::Status(403), Kind::Status(503), Kind::Cut(0)] {
             let (fake, spec) = (fake_gcs().await, spec());
             fake.add_fault(Fault::new(Op::Write, kind).on(name).times(0));
-            records(&fake).create(&spec).await.unwrap_err();
+            records(&fake).create(&spec, &me(), &lease()).await.unwrap_err();
             assert_eq!(objects(&fake, &spec.sandbox_id), [None, None], "{name}, {kind:?}");
         }
     }
@@ -84,7 +92,7 @@ async fn a_create_whose_outcome_cannot_be_read_takes_back_what_it_wrote() {
     // Four writes whose answers break off, and as many reads that fail, three times each.
     fake.add_fault(Fault::new(Op::Write, Kind::Clip(20)).on("metadata.json").times(4));
     fake.add_fault(Fault::new(Op::Read, Kind::Status(503)).on("metadata.json").times(12));
-    records(&fake).create(&spec).await.unwrap_err();
+    records(&fake).create(&spec, &me(), &lease()).await.unwrap_err();
     assert_eq!(objects(&fake, &spec.sandbox_id), [None, None]);
 }
 
@@ -121,4 +129,16 @@ async fn metadata_that_is_stored_compressed_is_invalid_and_says_so() {
     fake.put(BUCKET, &format!("sandboxes/{}/metadata.json", spec.sandbox_id), &b"\x1f\x8b\x08rest"[..]);
     let error = records(&fake).find(&spec.sandbox_id).await.unwrap_err();
     assert!(matches!(&error, Error::InvalidSpec(why) if why.contains("Content-Encoding: gzip")), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_create_writes_each_object_once_so_that_no_limit_on_writes_slows_it() {
+    let (fake, spec, lease) = (fake_gcs().await, spec(), lease());
+    fake.set_write_interval(Some(Duration::from_secs(3600)));
+    let records = records(&fake);
+    records.create(&spec, &me(), &lease).await.unwrap();
+    let who = Identity { me: me(), predecessor: None };
+    let mut lock = records.lock_file(&spec.sandbox_id, Place::Durable, &who).unwrap().begun_by(lease);
+    lock.read().await.unwrap();
+    assert!(lock.held().is_some_and(|held| held.epoch == 1), "it is ours without another write");
 }

@@ -7,7 +7,7 @@ use baton::{
     clock::SharedClock,
     halves::{self, Back, Front, Hello},
     runtime::{Lifecycle, Start, fake::FakeContainers},
-    storage::{board::Board, store::Store},
+    storage::{board::Board, rules::Times, store::Store},
 };
 use baton_protocol::id::{InstanceId, SandboxId};
 use tokio::sync::watch;
@@ -57,7 +57,7 @@ pub async fn join(
     let user = nix::unistd::geteuid().as_raw();
     let listener = halves::listen(directory.path(), user).unwrap();
     let back = Back {
-        hello: Hello::new(instance.clone(), "none".to_owned(), Err("none".to_owned())),
+        hello: Hello::new(instance.clone(), "none".to_owned(), Err("none".to_owned()), Times::DEFAULT),
         clock: clock.clone(),
         board: board.clone(),
         execs: containers.clone(),

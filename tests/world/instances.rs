@@ -173,7 +173,8 @@ impl Instance {
         let id = tools.clock.sandbox_id();
         let mut spec = Spec::new(id, String::new(), tools.clock.timestamp(), tools.who.me.clone());
         change(&mut spec);
-        tools.records.create(&spec).await.unwrap();
+        let lease = tools.board.lease(&spec.sandbox_id);
+        tools.records.create(&spec, &tools.who.me, &lease).await.unwrap();
         self.visit(&spec.sandbox_id)
     }
 

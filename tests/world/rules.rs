@@ -7,13 +7,14 @@ use baton::{
     runtime::{Container, fake::Fault as Broken},
     storage::{
         board::{Boot, Passing, Why},
+        rules::Times,
         store::{If, Poll, Store},
     },
 };
 use baton_protocol::{
     id::SandboxId,
     lock::{Claim, Lock, Waiter},
-    metadata::{DesiredState, Latest},
+    metadata::{DesiredState, Latest, Spec},
     reason::Reason,
 };
 
@@ -317,7 +318,7 @@ async fn rule_15_a_lock_or_a_head_in_another_bucket_is_refused() {
     let lock = world.lock(&id).await.unwrap();
     assert!(lock.lease.is_none() && lock.head.is_some(), "it is left for an instance that can");
 
-    let moved = |spec: &mut baton_protocol::metadata::Spec| {
+    let moved = |spec: &mut Spec| {
         spec.lock_bucket = Some("elsewhere".to_owned());
         true
     };
@@ -374,4 +375,52 @@ async fn rule_15_a_checkpoint_that_is_not_found_is_refused_by_a_reason_and_left_
         one.stop().await;
         two.stop().await;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_09_a_new_sandbox_runs_under_the_very_write_that_made_its_lock() {
+    let world = World::new();
+    let one = world.instance();
+    let mut visit = one.create(persistent).await;
+    let made = world.lock(&visit.id).await.unwrap();
+    let told = visit.until_running().await;
+    assert_eq!(told[..2], [Passing::Acquiring, Passing::Acquired]);
+    assert_eq!(world.lock(&visit.id).await, Some(made.clone()), "nothing has written it since");
+    assert_eq!((made.epoch, made.ran, made.lease.map(|lease| lease.owner)), (1, true, Some(one.tools.who.me.clone())));
+    one.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_03_the_deadline_of_a_create_counts_from_before_its_lock_was_sent() {
+    let world = World::new();
+    let one = world.instance();
+    // The write takes longer than the hold time, or the reconciler hears of it that late.
+    one.store.next_lock_put(Fault::AnswerLost);
+    let (id, tools) = (world.clock.sandbox_id(), &one.tools);
+    let mut spec = Spec::new(id.clone(), String::new(), tools.clock.timestamp(), tools.who.me.clone());
+    persistent(&mut spec);
+    let lease = one.board.lease(&id);
+    world.after(20).await;
+    tools.records.create(&spec, &tools.who.me, &lease).await.unwrap();
+    let mut visit = one.attach(&id).await;
+    visit.until_running().await;
+    let lock = world.lock(&id).await.unwrap();
+    assert_eq!(lock.epoch, 1);
+    assert!(lock.lease.unwrap().renew > 0, "it was late, and was proven anew before anything was started");
+    one.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_09_a_create_whose_instance_died_before_it_started_is_taken_over_and_said_to_be_lost() {
+    let world = World::new();
+    let (one, two) = (world.instance(), world.instance());
+    let visit = one.create(movable).await;
+    let id = visit.id.clone();
+    drop(one.die().await);
+    let mut other = two.attach(&id).await;
+    let told = other.until(|passing| matches!(passing, Passing::Failed { .. })).await;
+    assert!(matches!(told.last(), Some(Passing::Failed { reason: Reason::Lost, .. })), "{told:?}");
+    let since = world.clock.now() - other.began;
+    assert!(since >= Times::DEFAULT.takeover, "{since:?}");
+    two.stop().await;
 }

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use baton::runtime::Container;
+use baton::{
+    runtime::Container,
+    storage::rules::{self, InitialLease, Times},
+};
 use baton_protocol::{
     id::{CheckpointId, SandboxId},
     lock::{Lock, Waiter},
@@ -42,14 +45,37 @@ async fn checkpoints(instance: &Instance, id: &SandboxId) -> usize {
 async fn a_create_that_was_given_up_is_erased_after_ten_minutes_and_not_before() {
     let world = World::new().sweeping();
     let one = world.instance();
-    let id = world.clock.sandbox_id();
-    let key = format!("sandboxes/{id}/lock.json");
-    world.put(&key, &serde_json::to_string(&Lock::new(id.clone())).unwrap()).await;
+    // Held by an instance that died between the two objects, and free, as a fork's lock is.
+    let (held, free) = (world.clock.sandbox_id(), world.clock.sandbox_id());
+    let lease = InitialLease { op: world.clock.nonce(), sent: world.clock.now() };
+    let locks = [rules::initial(held, &world.clock.instance_id(), &lease, &Times::DEFAULT), Lock::new(free)];
+    for lock in &locks {
+        world.put(&format!("sandboxes/{}/lock.json", lock.sandbox_id), &serde_json::to_string(lock).unwrap()).await;
+    }
     world.after(9 * 60).await;
-    assert!(!world.lock(&id).await.unwrap().purged);
+    for lock in &locks {
+        assert_eq!(world.lock(&lock.sandbox_id).await.as_ref(), Some(lock));
+    }
     world.after(4 * 60).await;
-    assert!(world.lock(&id).await.unwrap().purged);
+    for lock in &locks {
+        assert!(world.lock(&lock.sandbox_id).await.unwrap().purged, "{lock:?}");
+    }
     one.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_renewed_is_not_a_create_that_was_given_up() {
+    let world = World::new().sweeping();
+    let (one, two) = (world.instance(), world.instance());
+    let mut visit = one.create(persistent).await;
+    visit.until_running().await;
+    world.after(10).await;
+    let id = visit.id.clone();
+    drop(one.die().await);
+    world.remove(&format!("sandboxes/{id}/metadata.json")).await;
+    world.after(30 * 60).await;
+    assert!(!world.lock(&id).await.unwrap().purged, "somebody may want to know what became of it");
+    two.stop().await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -134,7 +134,7 @@ async fn begin(
     let Newcomer { speaker, seat, waiting, knocks, malformed } = newcomer;
     let follower = api.board.follow(&id);
     let written = match &spec.from_checkpoint {
-        None => api.records.create(&spec).await,
+        None => api.create(&spec).await,
         Some(checkpoint_id) => api.records.fork(checkpoint_id, &spec).await,
     };
     if let Err(failure) = written {

@@ -1,14 +1,15 @@
 //! New sandboxes: made from nothing, or as the copy of another.
 
 use baton_protocol::{
-    id::CheckpointId,
+    id::{CheckpointId, InstanceId},
     lock::{Head, Lock},
     metadata::{Committed, Metadata, Phase, Spec, Status},
 };
 
-use super::{CHECKPOINT_NOT_ENABLED, Error, Place, Records, Result, Shelf, encoded, lock_key, metadata_key};
+use super::{CHECKPOINT_NOT_ENABLED, Error, Found, Place, Records, Result, Shelf, encoded, lock_key, metadata_key};
 use crate::storage::{
     checkpoints::committed,
+    rules::{self, InitialLease},
     store::{self, If, Poll, Urgency, Version},
     stores::{Need, Refusal},
 };
@@ -17,8 +18,9 @@ use crate::storage::{
 const NEW_TRIES: usize = 3;
 
 impl Records {
-    /// Writes a new sandbox's lock, then its metadata: no acquire ever creates a lock.
-    pub async fn create(&self, spec: &Spec) -> Result<()> {
+    /// Writes a new sandbox's lock, held by the instance `me`, and then its metadata: no acquisition ever creates a lock.
+    /// `lease` is noted for the reconciler of that instance already.
+    pub async fn create(&self, spec: &Spec, me: &InstanceId, lease: &InitialLease) -> Result<()> {
         let place = if spec.enable_sandbox_checkpoint { Place::Durable } else { Place::Memory };
         let (locks, metadata) = self.stores(place)?;
         if let Some(stores) = self.stores.as_ref().filter(|_| place == Place::Durable) {
@@ -31,10 +33,13 @@ impl Records {
         }
         let mut spec = spec.clone();
         spec.lock_bucket = self.lock_bucket(place);
-        let lock = Lock::new(spec.sandbox_id.clone());
+        let lock = rules::initial(spec.sandbox_id.clone(), me, lease, &self.times);
         let status = Status::default();
         let record = Metadata { spec, latest_sandbox_checkpoint: None, last_checkpointed: None, status };
-        self.write_new((locks, &lock), (metadata, &record)).await.map_err(|unwritten| unwritten.error)
+        let written = self.write_new((locks, &lock), (metadata, &record)).await;
+        let version = written.map_err(|unwritten| unwritten.error)?;
+        self.recent.note(&lock.sandbox_id, &Found { metadata: record, version, place });
+        Ok(())
     }
 
     /// Writes a sandbox that begins as the copy of another one: its pin, its lock with the head, its metadata.
@@ -87,30 +92,35 @@ impl Records {
         &self,
         (locks, lock): (Shelf<'_>, &Lock),
         (metadata, record): (Shelf<'_>, &Metadata),
-    ) -> std::result::Result<(), Unwritten> {
+    ) -> std::result::Result<Version, Unwritten> {
         let (lock_key, metadata_key) = (lock_key(&lock.sandbox_id), metadata_key(&lock.sandbox_id));
         if let Err(error) = self.put_new(locks, &lock_key, lock).await {
             let is_erased = self.erase_own(locks, &lock_key, lock).await;
             return Err(Unwritten { error, is_erased });
         }
-        if let Err(error) = self.put_new(metadata, &metadata_key, record).await {
-            // The lock goes last: metadata without a lock would wait for an operator.
-            let is_erased =
-                self.erase_own(metadata, &metadata_key, record).await && self.erase_own(locks, &lock_key, lock).await;
-            return Err(Unwritten { error, is_erased });
+        match self.put_new(metadata, &metadata_key, record).await {
+            Ok(version) => Ok(version),
+            Err(error) => {
+                // The lock goes last: metadata without a lock would wait for an operator.
+                let is_erased = self.erase_own(metadata, &metadata_key, record).await
+                    && self.erase_own(locks, &lock_key, lock).await;
+                Err(Unwritten { error, is_erased })
+            }
         }
-        Ok(())
     }
 
     /// Writes an object that must not be there yet. A refusal and a lost answer are settled by reading: what is there
     /// then is this very record, from an attempt that was applied after all, or somebody else's, a conflict.
-    pub(super) async fn put_new(&self, store: Shelf<'_>, key: &str, record: &impl serde::Serialize) -> Result<()> {
+    pub(super) async fn put_new(&self, store: Shelf<'_>, key: &str, record: &impl serde::Serialize) -> Result<Version> {
         let mut tries = 0;
         loop {
-            let Err(error) = self.put(store, key, record, If::Absent, Urgency::Commit).await else { return Ok(()) };
+            let error = match self.put(store, key, record, If::Absent, Urgency::Commit).await {
+                Ok(version) => return Ok(version),
+                Err(error) => error,
+            };
             if matches!(error, store::Error::Conflict(_) | store::Error::Unavailable { .. }) {
                 match self.own(store, key, record).await {
-                    Ok(Some(Own::Ours(_))) => return Ok(()),
+                    Ok(Some(Own::Ours(version))) => return Ok(version),
                     Ok(Some(Own::Theirs)) => return Err(store::Error::Conflict(key.to_owned()).into()),
                     // Not applied, or gone again.
                     Ok(None) => {}

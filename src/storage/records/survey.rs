@@ -153,7 +153,7 @@ impl Records {
     /// Writes a lock where there is none, for an operator who made sure that nobody runs the sandbox.
     pub async fn new_lock(&self, lock: &Lock) -> Result<()> {
         let (locks, _) = self.stores(Place::Durable)?;
-        self.put_new(locks, &lock_key(&lock.sandbox_id), lock).await
+        self.put_new(locks, &lock_key(&lock.sandbox_id), lock).await.map(drop)
     }
 
     /// Erases metadata that was put back over a tombstone, if it is still that.

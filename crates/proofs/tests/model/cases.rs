@@ -14,7 +14,7 @@ use baton::{
         layout::Object,
         memory::Memory,
         records::{self, Durable, Records},
-        rules::Times,
+        rules::{InitialLease, Times},
         store::{If, Poll, Store},
     },
 };
@@ -189,9 +189,11 @@ async fn merge() {
 
 async fn create(records: &Records, clock: &SharedClock) -> (SandboxId, Metadata) {
     let id = clock.sandbox_id();
-    let mut spec = Spec::new(id.clone(), String::new(), clock.timestamp(), clock.instance_id());
+    let me = clock.instance_id();
+    let mut spec = Spec::new(id.clone(), String::new(), clock.timestamp(), me.clone());
     spec.enable_sandbox_checkpoint = true;
-    records.create(&spec).await.unwrap();
+    let lease = InitialLease { op: clock.nonce(), sent: clock.now() };
+    records.create(&spec, &me, &lease).await.unwrap();
     let record = records.find(&id).await.unwrap().unwrap();
     (id, record)
 }

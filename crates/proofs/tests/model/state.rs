@@ -4,7 +4,7 @@ use std::hash::{Hash, Hasher};
 
 use baton::runtime::Container;
 
-use crate::lock::{Small, Ticks, Write};
+use crate::lock::{self, Small, Ticks, Write};
 
 /// How much may happen. Renewals, looks and beats are not bounded.
 #[derive(Clone, Debug)]
@@ -265,7 +265,8 @@ pub mod seen {
 }
 
 impl State {
-    /// As create writes it, or, once it was stored, as its last holder left it.
+    /// As create writes it, held by the first instance, whose reconciler has only been told of that write; or, once it
+    /// was stored, as its last holder left it.
     pub fn new(bounds: &Bounds, is_stored: bool) -> Self {
         let left = Left {
             lost: bounds.lost,
@@ -278,10 +279,17 @@ impl State {
             wishes: bounds.wishes,
             lock_gone: bounds.lock_gone,
         };
+        let mut instances: Vec<_> = (1..=bounds.instances).map(|name| Instance::new(name, 0)).collect();
+        let lock = if is_stored {
+            Small { head: 1, ran: true, ..Small::default() }
+        } else {
+            instances[0].attempts.push((1, 0));
+            lock::written(Small::default(), Write::Acquire { me: 1, op: 1, runs: true })
+        };
         Self {
-            lock: Some(Small { head: is_stored.into(), ran: is_stored, ..Small::default() }),
+            lock: Some(lock),
             late: Vec::new(),
-            instances: (1..=bounds.instances).map(|name| Instance::new(name, 0)).collect(),
+            instances,
             checkpoints: if is_stored { vec![(0, 0); 2] } else { vec![(0, 0)] },
             drawn: 0,
             told: is_stored.into(),

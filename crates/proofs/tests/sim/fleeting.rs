@@ -30,9 +30,13 @@ pub async fn live(world: Arc<World>, id: SandboxId, home: usize, dice: Dice) {
     let tools = &maker.tools;
     let mut spec = Spec::new(id.clone(), token::sha256(TOKEN), tools.clock.timestamp(), tools.who.me.clone());
     spec.idle_timeout = world.ground.weather.has(Kind::Idle).then(|| 20 + dice.below(60));
-    if tools.records.create(&spec).await.is_err() {
-        return;
+    let session = tools.board.attach(&id);
+    let lease = tools.board.lease(&id);
+    if tools.records.create(&spec, &tools.who.me, &lease).await.is_err() {
+        return tools.board.unlease(&id);
     }
+    tools.board.nudge(&id);
+    drop(session);
     world.ground.weather.tally.count(Kind::Ephemeral);
     world.ground.oracle.made(&id, home, maker.name(), spec.idle_timeout.is_some());
     let mut at = home;

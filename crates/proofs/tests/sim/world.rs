@@ -224,8 +224,12 @@ impl World {
             self.count(Kind::Idle);
         }
         self.ground.oracle.expects(id, spec.idle_timeout.is_some());
-        let created = tools.records.create(&spec).await;
-        created.unwrap();
+        // As a session that ends at once: its clients come later, and wherever they like.
+        let session = tools.board.attach(id);
+        let lease = tools.board.lease(id);
+        tools.records.create(&spec, &tools.who.me, &lease).await.unwrap();
+        tools.board.nudge(id);
+        drop(session);
         self.keep_copy(id);
     }
 

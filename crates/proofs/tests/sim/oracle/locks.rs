@@ -17,6 +17,10 @@ const FRESH: Duration = Duration::from_secs(48);
 /// A lock without metadata that never ran counts as abandoned after ten minutes: so long on the fastest clock.
 const ABANDONED: Duration = Duration::from_secs(500);
 
+fn owner(lock: &Lock) -> Option<String> {
+    lock.lease.as_ref().map(|lease| lease.owner.as_str().to_owned())
+}
+
 impl Oracle {
     /// What is wrong with a write of a lock.
     pub(super) fn judge(&self, told: &mut Told, id: &SandboxId, new: &Lock, who: &str, bucket: &Bucket) -> Vec<String> {
@@ -42,9 +46,18 @@ impl Oracle {
                     wrong.push(format!("I1: a copy of {}, which was never committed", head.checkpoint_id));
                 }
             }
+            // A create makes it held by its own instance, a fork free.
+            let first = owner(new).map_or(0, |_| 1);
+            if new.epoch != first || owner(new).is_some_and(|owner| owner != who) || (first == 1) == new.head.is_some()
+            {
+                wrong.push("[9] a first lock that neither a create nor a fork makes".to_owned());
+            }
+            if first == 1 {
+                told.epochs += 1;
+                story.owners.insert(first, who.to_owned());
+            }
             return wrong;
         };
-        let owner = |lock: &Lock| lock.lease.as_ref().map(|lease| lease.owner.as_str().to_owned());
         if new.epoch < old.epoch || new.epoch > old.epoch + 1 {
             wrong.push(format!("I1: the epoch went from {} to {}", old.epoch, new.epoch));
         } else if new.epoch == old.epoch + 1 {
@@ -83,7 +96,7 @@ impl Oracle {
             story.may_be_purged |= story.ends_idle && old.head.is_none();
             // What is left of a create that was given up.
             let unnamed = story.unnamed_since.is_some_and(|since| now - since >= ABANDONED);
-            story.may_be_purged |= unnamed && !old.ran && old.head.is_none();
+            story.may_be_purged |= unnamed && !story.ever_ran && old.head.is_none();
             if !story.may_be_purged {
                 wrong.push("I6: a purge began, and nobody wanted it".to_owned());
             }
