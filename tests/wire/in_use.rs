@@ -39,7 +39,7 @@ async fn elsewhere(world: &World) -> (SandboxId, String, InstanceId) {
 
 /// As the server of the documents makes it.
 async fn of_the_documents(world: &World, id: &SandboxId) {
-    let change = |spec: &mut Spec| spec.unknown.insert("plain".to_owned(), "documents".into()).is_none();
+    let change = |spec: &mut Spec| spec.plain.replace(PlainWords::Documents).is_none();
     world.records.edit(id, &change).await.unwrap();
 }
 

@@ -6,6 +6,7 @@ mod by_hand;
 mod churn;
 mod command_page;
 mod committed;
+mod costs;
 mod crash;
 mod edits;
 mod found;

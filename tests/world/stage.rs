@@ -47,6 +47,14 @@ pub struct Stage {
     cut: AtomicBool,
     brought: Mutex<Vec<String>>,
     crawl: Mutex<Option<SharedClock>>,
+    calls: Mutex<Calls>,
+}
+
+/// Calls as they are billed: a listing counts as a write, a deletion costs nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Calls {
+    pub writes: u64,
+    pub reads: u64,
 }
 
 impl Stage {
@@ -63,7 +71,21 @@ impl Stage {
             cut: AtomicBool::new(false),
             brought: Mutex::default(),
             crawl: Mutex::default(),
+            calls: Mutex::default(),
         })
+    }
+
+    /// What was asked of it so far.
+    pub fn calls(&self) -> Calls {
+        *self.calls.lock().unwrap()
+    }
+
+    fn wrote(&self) {
+        self.calls.lock().unwrap().writes += 1;
+    }
+
+    fn has_read(&self) {
+        self.calls.lock().unwrap().reads += 1;
     }
 
     pub fn next_put(&self, fault: Fault) {
@@ -160,6 +182,7 @@ fn lost(key: &str) -> Error {
 #[async_trait]
 impl Store for Stage {
     async fn poll(&self, key: &str, known: Option<&Version>) -> Result<Poll> {
+        self.has_read();
         self.reach(key)?;
         self.hangs(key).await;
         let fault = self.polls.lock().unwrap().pop_front();
@@ -171,6 +194,7 @@ impl Store for Stage {
     }
 
     async fn put(&self, key: &str, bytes: Bytes, condition: If) -> Result<Written> {
+        self.wrote();
         self.reach(key)?;
         self.hangs(key).await;
         let named = {
@@ -213,6 +237,7 @@ impl Store for Stage {
     }
 
     async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
+        self.wrote();
         self.reach(prefix)?;
         self.inner.list(prefix, after).await
     }
@@ -225,6 +250,7 @@ impl Store for Stage {
         digest: &Digest,
         progress: Progress<'_>,
     ) -> Result<Written> {
+        self.wrote();
         self.reach(key)?;
         self.hangs(key).await;
         self.crawls(digest.size, progress).await;
@@ -232,6 +258,7 @@ impl Store for Stage {
     }
 
     async fn download(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {
+        self.has_read();
         self.reach(key)?;
         self.brought.lock().unwrap().push(key.to_owned());
         self.crawls(digest.size, progress).await;
@@ -239,6 +266,7 @@ impl Store for Stage {
     }
 
     async fn fetch(&self, key: &str, file: &Path, most: u64, progress: Progress<'_>) -> Result<Digest> {
+        self.has_read();
         self.reach(key)?;
         self.brought.lock().unwrap().push(key.to_owned());
         self.inner.fetch(key, file, most, progress).await
