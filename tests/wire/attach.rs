@@ -6,6 +6,8 @@ use baton::{
     clock::SharedClock,
     storage::{
         board::{Boot, Passing},
+        records::Place,
+        rules::Identity,
         store::If,
     },
 };
@@ -139,9 +141,13 @@ async fn what_runs_here_and_was_taken_over_is_not_opened() {
     let first = Client::running(&world, r#"{"enable_checkpoint": true}"#).await;
     let (id, token) = (first.id().clone(), first.token.clone().unwrap());
     drop(first);
-    // Here nobody holds the lease; so far only the status says where it runs.
+    // Another instance has taken the lease, and here nobody has noticed.
     let clock: SharedClock = world.clock.clone();
     let other = clock.instance_id();
+    let who = Identity { me: other.clone(), predecessor: None };
+    let mut lock = world.records.lock_file(&id, Place::Durable, &who).unwrap();
+    lock.read().await.unwrap();
+    lock.acquire(true).await.unwrap();
     let report = |status: &mut Status, _: &mut Committed| {
         (status.phase, status.instance) = (Phase::Running, Some(other.clone()));
     };

@@ -6,7 +6,7 @@ use baton::storage::{board::Passing, records::Place, rules::Identity};
 use baton_protocol::{
     id::{InstanceId, SandboxId},
     lock::Claim,
-    metadata::Spec,
+    metadata::{PlainWords, Spec},
     reason::Reason,
 };
 
@@ -39,7 +39,7 @@ async fn elsewhere(world: &World) -> (SandboxId, String, InstanceId) {
 
 /// As the server of the documents makes it.
 async fn of_the_documents(world: &World, id: &SandboxId) {
-    let change = |spec: &mut Spec| spec.plain.replace(PlainWords::Documents).is_none();
+    let change = |spec: &mut Spec| spec.plain.replace(PlainWords::Documents) != Some(PlainWords::Documents);
     world.records.edit(id, &change).await.unwrap();
 }
 

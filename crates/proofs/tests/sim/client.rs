@@ -6,7 +6,7 @@ use baton::storage::{board::Passing, layout::Object, records};
 use baton_protocol::{
     id::SandboxId,
     lock::Claim,
-    metadata::{Claimed, DesiredState, Spec},
+    metadata::{Claimed, DesiredState, PlainWords, Spec},
 };
 
 use crate::{
@@ -151,7 +151,7 @@ async fn ask_one(world: Arc<World>, process: Arc<Process>, id: SandboxId, end: I
     let movable = spec.as_ref().is_some_and(|spec| spec.enable_sandbox_handoff);
     // With little room the newcomer might find none.
     let is_of_the_documents =
-        world.ground.room.is_none() && movable && spec.is_some_and(|spec| spec.unknown.contains_key("plain"));
+        world.ground.room.is_none() && movable && spec.is_some_and(|spec| spec.plain_words() == PlainWords::Documents);
     let (attached, mut follower) = (board.attach(&id), board.follow(&id));
     let got = timeout(end - Instant::now(), async {
         if let Err(refusal) = begin(&process, &id).await {

@@ -13,7 +13,7 @@ use baton::{
 };
 use baton_protocol::{
     id::{InstanceId, SandboxId},
-    metadata::Spec,
+    metadata::{PlainWords, Spec},
 };
 use bytes::Bytes;
 use tokio::task::JoinSet;
@@ -216,7 +216,9 @@ impl World {
         if self.ground.weather.has(Kind::Documents) {
             self.count(Kind::Documents);
             spec.enable_sandbox_handoff = true;
-            spec.unknown.insert("plain".to_owned(), "documents".into());
+            spec.plain = Some(PlainWords::Documents);
+        } else {
+            spec.plain = Some(PlainWords::Predecessor);
         }
         spec.enable_idle_timeout_auto_checkpoint = self.dice.falls(50);
         spec.idle_timeout = self.ground.weather.has(Kind::Idle).then(|| 20 + self.dice.below(60));
