@@ -4,5 +4,6 @@
 
 mod archives;
 mod hostile;
+mod hostile_table;
 mod single;
 mod tree;
