@@ -12,11 +12,12 @@ import tempfile
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, AsyncIterable, AsyncIterator, Iterable, Optional, Union
+from typing import Any, AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Optional, Union
 
 from . import protocol, seam
-from .errors import BatonError, ExecLostError, FileError
+from .errors import BatonError, ExecLostError, FileError, ProtocolError
 from .exec import Running
+from .unpack import LeftOut, unpack
 
 Source = Union[bytes, bytearray, memoryview, str, AsyncIterable[bytes], Iterable[bytes]]
 LocalPath = Union[str, "os.PathLike[str]"]
@@ -59,7 +60,7 @@ class Files(ABC):
     async def read_text(self, path: str, **options: Any) -> str:
         return (await self.read_file(path, **options)).decode("utf-8", "replace")
 
-    async def read_stream(self, path: str, *, archive: bool = False, **options: Any) -> AsyncIterator[bytes]:
+    async def read_stream(self, path: str, *, archive: bool = False, **options: Any) -> AsyncGenerator[bytes, None]:
         """A file, or with ``archive`` a tar archive of a directory, piece by piece with bounded memory."""
         running = await self._start(protocol.read_file(seam.exec_id(), path, archive=archive, **options))
         is_whole = False
@@ -132,7 +133,12 @@ class Files(ABC):
             await self.write_file(path, pieces, size=about.st_size, mode=mode, mtime=about.st_mtime, **options)
 
     async def download(self, path: str, local: LocalPath, **options: Any) -> None:
-        """Copies the file or directory at ``path`` to this machine. Nothing is written outside of ``local``."""
+        """Copies the file or directory at ``path`` to this machine: ``local`` becomes what is there.
+
+        The sandbox is not trusted: nothing outside ``local`` is written, linked or touched. Of a directory, members that
+        cannot be unpacked are left out, all others are there, and :class:`FileError` names the first ones. Directories
+        need a system that opens files relative to a directory, which Windows does not: ``FileError`` with ``ENOTSUP``.
+        """
         entries = await self.list_files(path, depth=0, **options)
         if not entries:
             raise FileError(f"{path}: no such file", "ENOENT")
@@ -159,15 +165,27 @@ class Files(ABC):
 
 
 def parse_listing(text: str) -> list[FileEntry]:
-    entries = []
-    for line in text.splitlines():
+    return [_entry(line) for line in text.splitlines()]
+
+
+def _entry(line: str) -> FileEntry:
+    try:
         fields = json.loads(line)
-        kind = fields["kind"] if fields["kind"] in ("file", "directory", "symlink") else "other"
-        mtime = fields.get("mtime_ms", 0) / 1000
-        entries.append(
-            FileEntry(fields["name"], kind, fields.get("size", 0), fields.get("mode", 0), mtime, fields.get("target"))
-        )
-    return entries
+        name, kind, target = fields["name"], fields["kind"], fields.get("target")
+        numbers = [fields.get(key, 0) for key in ("size", "mode", "mtime_ms")]
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise _damaged_listing() from error
+    is_whole = isinstance(name, str) and isinstance(kind, str) and isinstance(target, (str, type(None)))
+    # More than 63 bits are no time and no size, and would overflow where they are used.
+    if not is_whole or not all(isinstance(number, int) and abs(number) < 1 << 63 for number in numbers):
+        raise _damaged_listing()
+    size, mode, mtime_ms = numbers
+    known = kind if kind in ("file", "directory", "symlink") else "other"
+    return FileEntry(name, known, size, mode, mtime_ms / 1000, target)
+
+
+def _damaged_listing() -> ProtocolError:
+    return ProtocolError("a listing is damaged")
 
 
 def fault_of(stderr: str, path: str) -> FileError:
@@ -215,7 +233,7 @@ class _Pipe:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[Union[bytes, Exception, None]] = asyncio.Queue(4)
-        self._rest = b""
+        self._rest = memoryview(b"")
 
     async def put(self, item: Union[bytes, Exception, None]) -> None:
         await self._queue.put(item)
@@ -229,8 +247,9 @@ class _Pipe:
         asyncio.run_coroutine_threadsafe(self._queue.put(bytes(data)), self._loop).result()
         return len(data)
 
-    def read(self, size: int = -1) -> bytes:
-        parts, left = [], size
+    def read(self, size: int) -> bytes:
+        parts: list[memoryview] = []
+        left = size
         while left:
             if not self._rest:
                 item = asyncio.run_coroutine_threadsafe(self._queue.get(), self._loop).result()
@@ -238,9 +257,8 @@ class _Pipe:
                     # It stays the end for everybody who asks again.
                     asyncio.run_coroutine_threadsafe(self._queue.put(None), self._loop).result()
                     break
-                self._rest = item
-            part = self._rest if size < 0 else self._rest[:left]
-            self._rest = self._rest[len(part) :]
+                self._rest = memoryview(item)
+            part, self._rest = self._rest[:left], self._rest[left:]
             left -= len(part)
             parts.append(part)
         return b"".join(parts)
@@ -287,51 +305,41 @@ def _plain(member: tarfile.TarInfo) -> Optional[tarfile.TarInfo]:
     return member
 
 
-async def _unpack(source: AsyncIterator[bytes], directory: LocalPath) -> None:
+async def _unpack(source: AsyncGenerator[bytes, None], directory: LocalPath) -> None:
     pipe = _Pipe()
-    work = asyncio.get_running_loop().run_in_executor(None, _extract, pipe, os.fspath(directory))
-    task: asyncio.Future[Any] = asyncio.ensure_future(work)
+    task = asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(None, _drain_into, pipe, directory))
     try:
         async for data in source:
-            put = asyncio.ensure_future(pipe.put(data))
-            # One that failed takes nothing more.
-            await asyncio.wait({put, task}, return_when=asyncio.FIRST_COMPLETED)
-            if not put.done():
-                put.cancel()
+            if not await _offer(pipe, data, task):
                 break
-        if not task.done():
-            await pipe.put(None)
     except BaseException:
-        # What came is unpacked; what went wrong is said.
-        if not task.done():
-            await pipe.put(None)
+        # What came is unpacked; what went wrong in the sandbox is raised.
+        await _offer(pipe, None, task)
         with contextlib.suppress(Exception):
             await task
         raise
+    finally:
+        await source.aclose()
+    await _offer(pipe, None, task)
     left_out = await task
-    if left_out:
-        raise FileError(f"left out: {'; '.join(left_out)}", "EINVAL")
+    if left_out.count:
+        raise left_out.error()
 
 
-def _extract(pipe: _Pipe, directory: str) -> list[str]:
-    """An archive that comes out of a sandbox is not trusted: what would lead outside is left out, and named."""
-    left_out = []
-    os.makedirs(directory, exist_ok=True)
-    with tarfile.open(fileobj=pipe, mode="r|", bufsize=_PIECE) as tar:  # type: ignore[call-overload]
-        if not hasattr(tarfile, "data_filter"):
-            raise FileError("this Python unpacks archives without looking at them: 3.9.17, 3.10.12 or newer does", "EINVAL")
-        times = []
-        for member in tar:
-            try:
-                tar.extract(member, directory, filter="data")
-            except tarfile.FilterError as error:
-                left_out.append(str(error))
-                continue
-            if member.isdir():
-                times.append((os.path.join(directory, member.name), member))
-        # Last, since what is written into a directory changes its time.
-        for path, member in reversed(times):
-            os.utime(path, (member.mtime, member.mtime))
+async def _offer(pipe: _Pipe, item: Optional[bytes], task: asyncio.Future[LeftOut]) -> bool:
+    """Whether the thread can still take it: one that failed reads no more, and its pipe stays full."""
+    put = asyncio.ensure_future(pipe.put(item))
+    either: set[asyncio.Future[Any]] = {put, task}
+    try:
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        if not put.done():
+            put.cancel()
+    return not task.done()
+
+
+def _drain_into(pipe: _Pipe, directory: LocalPath) -> LeftOut:
+    left_out = unpack(pipe, directory)
     # The source says at its end whether all was well.
     while pipe.read(_PIECE):
         pass
