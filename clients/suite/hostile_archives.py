@@ -18,6 +18,7 @@ an `error`. `naive` says what comes of an extractor without any defence: it `esc
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -152,15 +153,18 @@ def outside_of(scene: Path) -> dict[str, list[Any]]:
     return found
 
 
-def _below(directory: Path, but: str = "") -> list[Path]:
-    """Of any depth, also where names are too long to be opened: those are named, and not looked into."""
-    found = []
-    for entry in os.scandir(directory):
-        if entry.name == but:
-            continue
-        found.append(Path(entry.path))
-        if entry.is_dir(follow_symlinks=False):
-            found += _below(Path(entry.path))
+def _below(top: Path, but: str = "") -> list[Path]:
+    """Everything in a directory, of any depth; what has too long a path to be looked into is named all the same."""
+    found, unseen = [], [str(top)]
+    while unseen:
+        directory = unseen.pop()
+        with contextlib.suppress(OSError), os.scandir(directory) as entries:
+            for entry in entries:
+                if directory == str(top) and entry.name == but:
+                    continue
+                found.append(Path(entry.path))
+                if entry.is_dir(follow_symlinks=False):
+                    unseen.append(entry.path)
     return found
 
 
@@ -190,7 +194,8 @@ def _differences(target: Path, case: dict[str, Any]) -> list[str]:
     scene = str(target.parent)
     wanted = {expand(name, scene).decode(): thing for name, thing in case["makes"].items()}
     found = {str(path.relative_to(target)): path for path in _below(target)}
-    found["."] = target
+    if target.exists():
+        found["."] = target
     complaints = [f"{name[:60]} is there" for name in sorted(found.keys() - wanted.keys() - {"."})]
     complaints += [f"{name[:60]} is missing" for name in sorted(wanted.keys() - found.keys())]
     for name in sorted(found.keys() & wanted.keys()):
