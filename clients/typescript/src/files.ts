@@ -1,7 +1,7 @@
 /** Files of a sandbox: a transfer is a command without a program, and outlasts drops as one does. */
 
 import { platform } from "./connect.js";
-import { ExecLostError, FileError } from "./errors.js";
+import { ExecLostError, FileError, ProtocolError } from "./errors.js";
 import { type Running } from "./exec.js";
 import * as protocol from "./protocol.js";
 import type { Request } from "./protocol.js";
@@ -122,7 +122,12 @@ export abstract class Files {
     await (await platform().transfer()).upload(this, local, path, options);
   }
 
-  /** Copies the file or directory at `path` to this machine. Node only. */
+  /**
+   * Copies the file or directory at `path` to this machine: `local` becomes what is there. Node only.
+   *
+   * The sandbox is not trusted: nothing outside `local` is written, linked or touched. Of a directory, members that cannot be
+   * unpacked are left out, all others are there, and `FileError` names the first ones. On Windows directories are refused (`ENOTSUP`).
+   */
   async download(path: string, local: string, options: FileOptions = {}): Promise<void> {
     await (await platform().transfer()).download(this, path, local, options);
   }
@@ -139,14 +144,21 @@ export abstract class Files {
 }
 
 export function parseListing(text: string): FileEntry[] {
-  return text
-    .split("\n")
-    .filter((line) => line)
-    .map((line) => {
-      const { name, kind, size = 0, mode = 0, mtime_ms: mtimeMs = 0, target } = JSON.parse(line);
-      const known = ["file", "directory", "symlink"].includes(kind) ? kind : "other";
-      return { name, kind: known, size, mode, mtimeMs, ...(target !== undefined && { target }) } as FileEntry;
-    });
+  return text.split("\n").filter(Boolean).map(entryOf);
+}
+
+function entryOf(line: string): FileEntry {
+  let fields: Record<string, unknown>;
+  try {
+    fields = { ...(JSON.parse(line) as object) };
+  } catch {
+    throw new ProtocolError("a listing is damaged");
+  }
+  const { name, kind, size = 0, mode = 0, mtime_ms: mtimeMs = 0, target } = fields;
+  const isWhole = typeof name === "string" && typeof kind === "string" && ["string", "undefined"].includes(typeof target);
+  if (!isWhole || ![size, mode, mtimeMs].every(Number.isFinite)) throw new ProtocolError("a listing is damaged");
+  const known = ["file", "directory", "symlink"].includes(kind) ? kind : "other";
+  return { name, kind: known, size, mode, mtimeMs, ...(target !== undefined && { target }) } as FileEntry;
 }
 
 /** The first fault that stderr names, as in `ENOENT: No such file or directory: /data/x`. */

@@ -1,12 +1,14 @@
 /** Files and directories between a machine and a sandbox, streamed. Node only. */
 
 import { createReadStream } from "node:fs";
-import { mkdir, stat } from "node:fs/promises";
-import { dirname, resolve } from "node:path";
+import { mkdir, rename, rm, stat } from "node:fs/promises";
+import { dirname, join, resolve } from "node:path";
 
-import { pack, unpack, writeWhole } from "./archive.js";
+import { pack } from "./archive.js";
+import { type About, unusedName, writeNew } from "./directory.js";
 import { FileError } from "./errors.js";
 import type { FileOptions, Files } from "./files.js";
+import { unpack } from "./unpack.js";
 
 export async function upload(files: Files, local: string, path: string, options: FileOptions): Promise<void> {
   const about = await stat(local);
@@ -31,4 +33,16 @@ export async function download(files: Files, path: string, local: string, option
   // A link is followed, and has a mode of its own that means nothing.
   const mode = entry.kind === "file" ? entry.mode & 0o777 : 0o644;
   await writeWhole(target, files.readStream(path, options), { mode, mtimeMs: entry.mtimeMs });
+}
+
+/** To a new file beside, which takes its name at the end: a reader sees the old or the new one. */
+async function writeWhole(path: string, source: AsyncIterable<Uint8Array>, about: About): Promise<void> {
+  const beside = join(dirname(path), unusedName());
+  try {
+    await writeNew(beside, source, about);
+    await rename(beside, path);
+  } catch (error) {
+    await rm(beside, { force: true });
+    throw error;
+  }
 }
