@@ -64,12 +64,17 @@ async fn the_sandbox_of_a_killed_server_is_unresponsive_in_every_view_until_anot
     assert_eq!(rows(&machine).await[0]["phase"], json!("running"));
     one.die().await;
 
-    let mut row = rows(&machine).await[0].clone();
-    while row["phase"] != json!("unresponsive") {
-        assert_eq!(row["phase"], json!("running"));
-        clock().sleep(std::time::Duration::from_millis(200)).await;
-        row = rows(&machine).await[0].clone();
-    }
+    let shown = async {
+        loop {
+            let row = rows(&machine).await[0].clone();
+            if row["phase"] == json!("unresponsive") {
+                return row;
+            }
+            assert_eq!(row["phase"], json!("running"));
+            clock().sleep(std::time::Duration::from_millis(200)).await;
+        }
+    };
+    let row = clock().timeout(std::time::Duration::from_secs(60), shown).await.expect("it is shown");
     assert_eq!((&row["reason"], &row["unresponsive"]["instance"]), (&json!("Unresponsive"), &owner));
     // The takeover time is a fifth of thirty seconds.
     assert!(row["unresponsive"]["seconds"].as_u64().unwrap() >= 6, "{row}");

@@ -313,7 +313,7 @@ pub async fn a_transfer_cancelled_in_the_middle_leaves_nothing(subject: &Subject
         match store.upload(&key, &file, If::Absent, &digest, NO_PROGRESS).await {
             Ok(_) => break,
             // Perhaps it goes away by itself, a moment later. Meanwhile a mount may say of it what it likes.
-            Err(error) if matches!(error, Error::Conflict(_)) || error.is_passing() => {
+            Err(error) if matches!(error, Error::Conflict(_) | Error::NotFound(_)) || error.is_passing() => {
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 drop(store.delete(&key, If::Any).await);
             }

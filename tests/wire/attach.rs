@@ -47,8 +47,8 @@ async fn a_sandbox_that_was_put_there_by_hand_says_that_it_has_no_token_yet_and_
         "latest_sandbox_checkpoint": {"bucket": "b", "path": "sandbox_checkpoints/checkpoint-xyz/"}}"#;
     assert!(world.records.put_raw(&id, record.into(), If::Absent).await.unwrap());
     let writes = world.writes();
-    for query in ["", "?sandbox_token=", "?sandbox_token=guess"] {
-        let path = format!("/attach/{id}{query}");
+    for query in ["", "&sandbox_token=", "&sandbox_token=guess"] {
+        let path = format!("/attach/{id}?details=1{query}");
         let mut client = Client::new(connect(&world, &path, &[]).await.unwrap());
         client.hears("RESTORING RESTORE_ERROR E close:4000").await;
         assert!(client.message().starts_with("TokenMissing: "), "{}", client.message());

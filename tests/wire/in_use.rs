@@ -90,7 +90,6 @@ async fn a_newcomer_hears_that_it_is_in_use_half_a_second_late_and_its_request_i
     let asked = spec(&world, &id).await;
     assert_eq!((asked.placement.as_ref(), asked.claim.unwrap().kind), (Some(&world.instance), Claim::Ask));
     world.board.post(&id, Passing::Acquiring);
-    newcomer.hears("LOCK_ACQUIRING").await;
     let begun = Instant::now();
     world.board.post(&id, Passing::Failed { reason: Reason::InUse, message: String::new() });
     newcomer.hears("IN_USE close:1011").await;

@@ -146,9 +146,12 @@ async fn shown_in_time(store: Arc<dyn Store>) {
     // By the time of whoever looks it is not over yet.
     assert_eq!(phase(&desk(Duration::from_secs(3600))).await, json!("running"));
     let desk = desk(takeover);
-    while phase(&desk).await != json!("unresponsive") {
-        clock.sleep(Duration::from_millis(20)).await;
-    }
+    let shown = async {
+        while phase(&desk).await != json!("unresponsive") {
+            clock.sleep(Duration::from_millis(20)).await;
+        }
+    };
+    clock.timeout(Duration::from_secs(60), shown).await.expect("it is shown");
     let row = listed(&desk, Some(Shown::Unresponsive), Output::Table).await;
     assert!(row.contains("it has no checkpoint"), "{row}");
 }
