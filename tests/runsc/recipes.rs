@@ -24,11 +24,20 @@ fn recipes() -> Vec<(String, Vec<String>)> {
     let mut found = Vec::new();
     for recipe in recipes.split("\n### ").skip(1) {
         let (title, text) = recipe.split_once('\n').unwrap();
-        let blocks = text.split("```").skip(1).step_by(2);
+        // What is shown as JSON is a file, not a command.
+        let blocks = text.split("```").skip(1).step_by(2).filter(|block| !block.starts_with("json"));
         let commands = blocks.flat_map(str::lines).filter(|line| !line.is_empty()).map(str::to_owned).collect();
         found.push((title.to_owned(), commands));
     }
     found
+}
+
+/// The record that stands on the page, for who restores a sandbox by hand.
+fn shown_record() -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operate.md");
+    let page = fs::read_to_string(path).unwrap();
+    let (_, block) = page.split_once("```json").expect("a record is shown");
+    block.split_once("```").unwrap().0.to_owned()
 }
 
 struct Ran {
@@ -141,6 +150,19 @@ async fn carry_out(world: &World, title: &str, commands: &[String]) {
             world.does(rollback, &id).await;
             assert_eq!(world.machine.lock(&id)["head"]["checkpoint_id"], head, "and forward again");
         }
+        ("An instance died", [list, get, explain, handoff]) => {
+            let mut other = world.machine.server_with("b", &SCALED).await;
+            let (socket, Key { id, .. }) = Socket::create(&other, Dialect::Plain, movable()).await;
+            world.does("baton checkpoint --keep-running ID", &id).await;
+            other.die().await;
+            drop(socket);
+            let shown = async { while !world.does(list, "").await.contains(&id) {} };
+            clock().timeout(Duration::from_secs(60), shown).await.expect("it is shown");
+            assert!(world.does(get, &id).await.contains("unresponsive"));
+            assert!(world.does(explain, "").await.contains("Unresponsive"));
+            world.does(handoff, &id).await;
+            assert!(world.is_free(&id));
+        }
         ("The bucket cannot be reached", [check]) => {
             world.does(check, "").await;
             let nowhere = [("BATON_GCS_ENDPOINT", "http://127.0.0.1:9"), ("SANDBOX_METADATA_BUCKET", "b")];
@@ -159,6 +181,25 @@ async fn carry_out(world: &World, title: &str, commands: &[String]) {
             world.lose(&two.id, "lock.json");
             world.does(repair_lock, &two.id).await;
             let mut socket = Socket::attach(&world.server, Dialect::Plain, &two).await;
+            socket.status("RUNNING").await;
+            socket.kill().await;
+        }
+        ("Restoring a sandbox by hand", [repair]) => {
+            let Key { id, .. } = world.stored().await;
+            let checkpoint = world.machine.lock(&id)["head"]["checkpoint_id"].as_str().unwrap().to_owned();
+            let checkpoints = world.machine.data().join("sandbox_checkpoints");
+            fs::create_dir(checkpoints.join("checkpoint-xyz")).unwrap();
+            for file in fs::read_dir(checkpoints.join(checkpoint)).unwrap().map(Result::unwrap) {
+                fs::copy(file.path(), checkpoints.join("checkpoint-xyz").join(file.file_name())).unwrap();
+            }
+            let record = json_of(&shown_record());
+            let id = record["sandbox_id"].as_str().unwrap().to_owned();
+            let sandbox = world.machine.data().join("sandboxes").join(&id);
+            fs::create_dir(&sandbox).unwrap();
+            fs::write(sandbox.join("metadata.json"), record.to_string()).unwrap();
+            let said = world.does(repair, &id).await;
+            let token = said.trim().rsplit(' ').next().unwrap().to_owned();
+            let mut socket = Socket::attach(&world.server, Dialect::Plain, &Key { id, token }).await;
             socket.status("RUNNING").await;
             socket.kill().await;
         }
