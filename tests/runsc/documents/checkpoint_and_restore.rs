@@ -99,8 +99,11 @@ async fn a_corrupted_checkpoint_is_a_restore_error() {
     let server = machine.server("a").await;
     let (mut socket, key) = create(&server, example()).await;
     checkpoints(&mut socket).await;
-    let head = machine.lock(&key.id)["head"]["checkpoint_id"].as_str().unwrap().to_owned();
-    let pages = machine.data().join("sandbox_checkpoints").join(head).join("pages.img");
+    // The metadata name the checkpoint by the time the client hears of it.
+    let metadata = machine.json(&format!("sandboxes/{}/metadata.json", key.id));
+    let path = metadata["latest_sandbox_checkpoint"]["path"].as_str().unwrap().to_owned();
+    assert!(metadata["last_checkpointed"].is_string(), "{metadata}");
+    let pages = machine.data().join(path).join("pages.img");
     let mut bytes = std::fs::read(&pages).unwrap();
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;

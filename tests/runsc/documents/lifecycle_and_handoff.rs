@@ -93,6 +93,26 @@ async fn a_second_client_is_refused_and_the_first_notices_nothing() {
     server.stop().await;
 }
 
+/// The same on another instance: the holder asks its client for a sign of life before it lets go.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_client_elsewhere_is_refused_while_the_first_is_alive() {
+    let machine = Machine::with_a_directory().await;
+    let (one, two) = tokio::join!(machine.server("a"), machine.server("b"));
+    let (mut first, key) = create(&one, example()).await;
+    let listens = tokio::spawn(async move { (next(&mut first).await, first) });
+    let mut second = attach(&two, &key).await;
+    hears(&mut second, &[status("RESTORING"), status("IN_USE")]).await;
+    closes(&mut second, 1011).await;
+    assert!(!listens.is_finished());
+    listens.abort();
+    let _ = listens.await;
+    // It has left now, and the next one gets it.
+    let mut third = attach(&two, &key).await;
+    hears(&mut third, &[status("RESTORING"), status("RUNNING")]).await;
+    one.stop().await;
+    two.stop().await;
+}
+
 /// The client's connection is lost and it lands on another instance, with a command that runs.
 #[tokio::test(flavor = "multi_thread")]
 async fn reconnecting_with_a_handoff() {

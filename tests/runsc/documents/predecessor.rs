@@ -65,6 +65,21 @@ async fn a_snapshot_is_made_and_begun_from() {
     server.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_checkpoint_that_was_deleted_is_a_restore_error() {
+    let machine = Machine::with_a_directory().await;
+    let server = machine.server_with("a", &[("BATON_PLAIN", "predecessor")]).await;
+    let (mut socket, key) = create(&server, json!({"idle_timeout": 120, "enable_checkpoint": true})).await;
+    checkpoints_with(&mut socket, &[&["CHECKPOINTING"][..], &LEFT].concat()).await;
+    let metadata = machine.json(&format!("sandboxes/{}/metadata.json", key.id));
+    let path = metadata["latest_sandbox_checkpoint"]["path"].as_str().unwrap().to_owned();
+    std::fs::remove_dir_all(machine.data().join(path)).unwrap();
+    let mut socket = restores_with(&server, &key, &["RESTORING", "RESTORE_ERROR"]).await;
+    explains(&mut socket, "").await;
+    closes(&mut socket, 4000).await;
+    server.stop().await;
+}
+
 /// Where it cannot restore anything it says so without RESTORING.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_storage_what_is_not_there_is_not_found_at_once() {
