@@ -6,7 +6,7 @@ from baton_sandbox import Sandbox
 
 
 async def main() -> None:
-    sandbox = await Sandbox.create(enable_checkpoint=True, enable_sandbox_handoff=True)
+    sandbox = await Sandbox.create(enable_checkpoint=True)
     running = await sandbox.exec("for i in $(seq 1 40); do echo $i; sleep 0.05; done")
     before = sandbox.info().instance
     counting = asyncio.ensure_future(running.wait(check=True))

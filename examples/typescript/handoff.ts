@@ -2,7 +2,7 @@
 
 import { Sandbox } from "baton-sandbox";
 
-const sandbox = await Sandbox.create(undefined, { enableCheckpoint: true, enableSandboxHandoff: true });
+const sandbox = await Sandbox.create(undefined, { enableCheckpoint: true });
 const running = await sandbox.exec("for i in $(seq 1 40); do echo $i; sleep 0.05; done");
 const before = sandbox.info().instance;
 const counting = running.wait({ check: true });

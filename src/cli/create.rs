@@ -17,22 +17,22 @@ use super::{
 /// Create a sandbox and print its id.
 ///
 /// Its token is kept in a file that only you can read, so that the other verbs find it by its id
-/// or the beginning of that. It lives until its idle time is over; with --checkpoint it can be
-/// stored and fetched again, with --handoff it may move between instances.
+/// or the beginning of that. It lives until its idle time is over; with --checkpoint it is stored
+/// then, can be fetched again, and may move between instances.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:\n  baton create\n  \
-                  baton create --checkpoint --handoff --idle 1h --label team=red\n  \
+                  baton create --checkpoint --idle 1h --label team=red\n  \
                   baton create --limit memory=512MiB --limit cpus=1.5\n  \
                   id=$(baton create) && baton exec $id -- uname -a\n  \
                   baton create -o json | jq -r .sandbox_token")]
 pub struct CreateArgs {
-    /// It can be stored: `baton checkpoint`.
+    /// It can be stored and may move between instances; at its idle end it is stored, not deleted.
     #[arg(long)]
     pub checkpoint: bool,
-    /// It may move between instances; needs --checkpoint.
+    /// It may move between instances; --checkpoint says so already.
     #[arg(long, requires = "checkpoint")]
     pub handoff: bool,
-    /// It is stored, not deleted, when it was idle for long enough; needs --checkpoint.
+    /// At its idle end it is stored; --checkpoint says so already.
     #[arg(long, requires = "checkpoint")]
     pub auto_checkpoint: bool,
     /// End it after this much time without work, as in `5m`; or `never`.

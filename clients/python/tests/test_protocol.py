@@ -39,6 +39,9 @@ REQUESTS: dict[str, Any] = {
         source_token="t0ken",
     ),
     "config_never_idle": protocol.config(idle_timeout=None),
+    "config_stays": protocol.config(
+        enable_checkpoint=True, enable_sandbox_handoff=False, enable_idle_timeout_auto_checkpoint=False
+    ),
     "exec_argv": protocol.exec_(
         exec_id="build-7",
         argv=["make", "-j2"],

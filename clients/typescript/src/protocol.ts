@@ -231,8 +231,6 @@ export interface Config {
 export function config(wanted: Config): Request {
   const request = only({
     enable_checkpoint: wanted.enableCheckpoint,
-    enable_sandbox_handoff: wanted.enableSandboxHandoff,
-    enable_idle_timeout_auto_checkpoint: wanted.enableIdleTimeoutAutoCheckpoint,
     filesystem_snapshot_name: wanted.filesystemSnapshotName,
     labels: wanted.labels,
     env: wanted.env,
@@ -243,6 +241,10 @@ export function config(wanted: Config): Request {
     source_token: wanted.sourceToken,
     limits: wanted.limits,
   });
+  // These two are implied by `enable_checkpoint`, so `false` is a value.
+  if (wanted.enableSandboxHandoff !== undefined) request["enable_sandbox_handoff"] = wanted.enableSandboxHandoff;
+  if (wanted.enableIdleTimeoutAutoCheckpoint !== undefined)
+    request["enable_idle_timeout_auto_checkpoint"] = wanted.enableIdleTimeoutAutoCheckpoint;
   // Here `null` is a value: never.
   if (wanted.idleTimeoutMs !== undefined) request["idle_timeout"] = wanted.idleTimeoutMs && wanted.idleTimeoutMs / 1000;
   return request;

@@ -35,6 +35,7 @@ const REQUESTS: Record<string, protocol.Request> = {
     sourceToken: "t0ken",
   }),
   config_never_idle: protocol.config({ idleTimeoutMs: null }),
+  config_stays: protocol.config({ enableCheckpoint: true, enableSandboxHandoff: false, enableIdleTimeoutAutoCheckpoint: false }),
   exec_argv: protocol.exec({
     execId: "build-7",
     argv: ["make", "-j2"],

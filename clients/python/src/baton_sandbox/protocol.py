@@ -256,8 +256,19 @@ def _only(**fields: Any) -> Request:
     return {name: value for name, value in fields.items() if value is not None and value is not False and value != {}}
 
 
-def config(*, idle_timeout: Union[float, str, None, Unset] = UNSET, **fields: Any) -> Request:
+def config(
+    *,
+    idle_timeout: Union[float, str, None, Unset] = UNSET,
+    enable_sandbox_handoff: Optional[bool] = None,
+    enable_idle_timeout_auto_checkpoint: Optional[bool] = None,
+    **fields: Any,
+) -> Request:
     request = _only(**fields)
+    # These two are implied by `enable_checkpoint`, so `False` is a value.
+    if enable_sandbox_handoff is not None:
+        request["enable_sandbox_handoff"] = enable_sandbox_handoff
+    if enable_idle_timeout_auto_checkpoint is not None:
+        request["enable_idle_timeout_auto_checkpoint"] = enable_idle_timeout_auto_checkpoint
     if idle_timeout is not UNSET:
         # Here `None` is a value: never.
         request["idle_timeout"] = idle_timeout

@@ -69,8 +69,8 @@ class Sandbox(Files):
         *,
         idle_timeout: Union[float, str, None, Unset] = UNSET,
         enable_checkpoint: bool = False,
-        enable_sandbox_handoff: bool = False,
-        enable_idle_timeout_auto_checkpoint: bool = False,
+        enable_sandbox_handoff: Optional[bool] = None,
+        enable_idle_timeout_auto_checkpoint: Optional[bool] = None,
         filesystem_snapshot_name: Optional[str] = None,
         labels: Optional[Mapping[str, str]] = None,
         env: Optional[Mapping[str, str]] = None,
@@ -85,7 +85,9 @@ class Sandbox(Files):
     ) -> Sandbox:
         """A new sandbox, running. Without ``url`` the one in ``BATON_URL``.
 
-        ``idle_timeout`` is in seconds, a text such as ``"5m"``, or ``None`` for never. ``limits`` has any of
+        ``idle_timeout`` is in seconds, a text such as ``"5m"``, or ``None`` for never. With ``enable_checkpoint`` it is
+        stored: it can move between instances and is checkpointed at its idle end, unless ``enable_sandbox_handoff`` or
+        ``enable_idle_timeout_auto_checkpoint`` is ``False``. ``limits`` has any of
         ``memory`` and ``disk`` (bytes, or a text such as ``"512MiB"``), ``cpus``, ``pids`` and ``files``. Further options
         are those of :class:`Connection`: ``api_key``, ``headers``, ``auth``, ``on_status`` and so on.
         """
@@ -105,7 +107,7 @@ class Sandbox(Files):
             limits=dict(limits or {}),
         )
         connection = replace(connection or Connection(), **options)
-        return await cls._open(url, None, config, connection, is_kept=enable_checkpoint or enable_sandbox_handoff)
+        return await cls._open(url, None, config, connection, is_kept=bool(enable_checkpoint or enable_sandbox_handoff))
 
     @classmethod
     async def attach(
