@@ -61,6 +61,9 @@ struct Sent {
     number: u64,
     at: Moment,
     marks: Vec<Mark>,
+    /// Unanswered it says that the client is gone. One that only confirms comes right after any event, and a client may
+    /// leave that unread for a while.
+    proves_life: bool,
 }
 
 pub struct Wire {
@@ -74,6 +77,8 @@ pub struct Wire {
     pings: VecDeque<Sent>,
     last_ping: u64,
     ping_at: Moment,
+    /// When what was sent is to be confirmed.
+    confirm_at: Option<Moment>,
     since_ping: u64,
     /// The client's last sign of life.
     alive_at: Moment,
@@ -98,6 +103,7 @@ impl Wire {
             pings: VecDeque::new(),
             last_ping: 0,
             ping_at: now + PING_EVERY,
+            confirm_at: None,
             since_ping: 0,
             alive_at: now,
         }
@@ -115,7 +121,7 @@ impl Wire {
 
     fn push_confirmed(&mut self, message: Message) {
         if self.confirms_by_pong {
-            self.ping_at = self.ping_at.min(self.clock.now() + CONFIRM_WITHIN);
+            self.confirm_at.get_or_insert(self.clock.now() + CONFIRM_WITHIN);
         }
         self.push(message);
     }
@@ -130,16 +136,29 @@ impl Wire {
     }
 
     pub fn is_ping_due(&self) -> bool {
+        self.is_proof_due() || self.confirm_at.is_some_and(|at| self.clock.now() >= at)
+    }
+
+    fn is_proof_due(&self) -> bool {
         self.since_ping >= PING_BYTES || self.clock.now() >= self.ping_at
     }
 
-    /// Its pong will confirm `marks`. Returns the ping's number.
-    pub fn ping(&mut self, marks: Vec<Mark>) -> u64 {
+    /// Sends what is due: a ping that asks for a sign of life, or one that only confirms.
+    pub fn ping_due(&mut self, marks: Vec<Mark>) -> u64 {
+        let proves_life = self.is_proof_due();
+        self.ping(marks, proves_life)
+    }
+
+    /// Its pong will confirm `marks`; with `proves_life` a client that does not answer is gone. Returns its number.
+    pub fn ping(&mut self, marks: Vec<Mark>, proves_life: bool) -> u64 {
         let now = self.clock.now();
         self.last_ping += 1;
         self.since_ping = 0;
-        self.ping_at = now + PING_EVERY;
-        self.pings.push_back(Sent { number: self.last_ping, at: now, marks });
+        self.confirm_at = None;
+        if proves_life {
+            self.ping_at = now + PING_EVERY;
+        }
+        self.pings.push_back(Sent { number: self.last_ping, at: now, marks, proves_life });
         self.push(Message::Ping(Bytes::copy_from_slice(&self.last_ping.to_be_bytes())));
         self.last_ping
     }
@@ -151,7 +170,7 @@ impl Wire {
 
     /// When the next ping is due, or the client must count as gone.
     pub fn wake_at(&self) -> Moment {
-        self.gone_at().map_or(self.ping_at, |gone| gone.min(self.ping_at))
+        [self.gone_at(), self.confirm_at].into_iter().flatten().fold(self.ping_at, Moment::min)
     }
 
     pub fn is_gone(&self) -> bool {
@@ -159,7 +178,8 @@ impl Wire {
     }
 
     fn gone_at(&self) -> Option<Moment> {
-        self.pings.front().map(|ping| ping.at.max(self.alive_at) + PONG_WITHIN)
+        let oldest = self.pings.iter().find(|ping| ping.proves_life);
+        oldest.map(|ping| ping.at.max(self.alive_at) + PONG_WITHIN)
     }
 
     /// Nobody listened to the client for a while: its silence says nothing.

@@ -51,6 +51,21 @@ async fn a_client_that_answers_its_ping_and_says_nothing_gets_the_defaults() {
     assert_eq!(spec.idle_timeout, Some(300));
 }
 
+/// Whoever reads only now and then answers pings as late. What only confirms the last event must not end it.
+#[tokio::test]
+async fn a_client_that_does_not_read_for_a_while_is_still_there() {
+    let world = World::new().await;
+    let mut client = Client::running(&world, "{}").await;
+    client.exec("out \"one\"").await;
+    client.hears("EXECUTION_RUNNING out:one EXECUTION_DONE").await;
+    // More than a ping may take that asks for a sign of life; those that only confirm went out before it.
+    world.clock.skip(Duration::from_secs(12));
+    // For the server to act on it, if it does.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    client.exec("out \"two\"").await;
+    client.hears("EXECUTION_RUNNING out:two EXECUTION_DONE").await;
+}
+
 #[tokio::test]
 async fn a_first_message_that_is_an_exec_creates_and_runs() {
     let world = World::new().await;

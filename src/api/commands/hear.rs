@@ -145,7 +145,8 @@ impl Commands {
         (command.ask_at, command.ask_after) = (None, None);
         speaker.say_about(&done(number, &command.exec_id, &exit), command.details);
         // Its pong confirms that the end arrived.
-        self.ping(speaker);
+        let marks = self.marks_sent(speaker);
+        speaker.wire.ping(marks, false);
     }
 
     /// The agent has told how far the streams go of commands that ended.
@@ -177,11 +178,25 @@ impl Commands {
         self.feed(frame.exec);
     }
 
-    /// Sends a ping that carries how far every command has come.
+    /// Asks for a sign of life, with how far every command has come.
     pub fn ping(&self, speaker: &mut Speaker) -> u64 {
+        let marks = self.marks_sent(speaker);
+        speaker.wire.ping(marks, true)
+    }
+
+    /// Pings if it is time to.
+    pub fn ping_if_due(&self, speaker: &mut Speaker) {
+        if speaker.wire.is_ping_due() {
+            let marks = self.marks_sent(speaker);
+            speaker.wire.ping_due(marks);
+        }
+    }
+
+    /// How far every command has come, with all that is joined sent.
+    fn marks_sent(&self, speaker: &mut Speaker) -> Vec<Mark> {
         speaker.flush();
         let deliveries = self.known.values().filter_map(|command| command.delivery.as_ref());
-        speaker.wire.ping(deliveries.map(Delivery::mark).collect())
+        deliveries.map(Delivery::mark).collect()
     }
 
     /// A pong: a plain client has everything up to the marks; of any client, the ends it was told.

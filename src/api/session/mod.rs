@@ -190,9 +190,7 @@ impl Session {
         if self.speaker.wire.is_gone() {
             return Some(End::Gone);
         }
-        if self.speaker.wire.is_ping_due() {
-            self.commands.ping(&mut self.speaker);
-        }
+        self.commands.ping_if_due(&mut self.speaker);
         let now = self.api.clock.now();
         if self.patience.is_some_and(|patience| now >= patience) { Some(self.give_up()) } else { None }
     }

@@ -72,7 +72,7 @@ impl Newcomer {
     fn knocked(&mut self, knock: Option<Knock>) -> Option<End> {
         // Another client has its seat.
         let Some(knock) = knock else { return Some(End::Close(Close::Unavailable)) };
-        self.knocks.push((self.speaker.wire.ping(vec![]), knock));
+        self.knocks.push((self.speaker.wire.ping(vec![], true), knock));
         None
     }
 
@@ -108,7 +108,7 @@ impl Newcomer {
             return Some(End::Gone);
         }
         if self.speaker.wire.is_ping_due() {
-            self.speaker.wire.ping(vec![]);
+            self.speaker.wire.ping_due(vec![]);
         }
         None
     }
