@@ -19,7 +19,7 @@ use crate::{
     halves::Hello,
     metrics::Metrics,
     notice::Notice,
-    reconciler::{self, Deposit, Housekeeping, Rhythm, Tools, desired::Drain},
+    reconciler::{self, AllowedRuntimes, Deposit, Housekeeping, Rhythm, Tools, desired::Drain},
     runtime::{Containers, Lifecycle, Settings, Shares, Warm, archive::Limits, predecessor, sign},
     storage::{
         board::Board,
@@ -111,7 +111,7 @@ impl Half {
             snapshots,
             archive_size: config.archive_size,
             deposit: Deposit::new(config.store_runtime),
-            runtimes: config.runtimes.clone(),
+            runtimes: AllowedRuntimes::new(config.runtimes.clone()),
             staging: config.state_dir.join("staging"),
             times,
             drain: Arc::new(Notice::new(Drain::No)),

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use baton_protocol::{limits::Bounds, metadata::PlainWords};
+use baton_protocol::{id::Sha256Name, limits::Bounds, metadata::PlainWords};
 use serde::Serialize;
 
 use crate::telemetry::Redacted;
@@ -98,8 +98,8 @@ pub struct Config {
     pub archive_size: u64,
     pub archive_entries: u32,
     pub archive_depth: u32,
-    /// `None`: every one that was stored.
-    pub runtimes: Option<Vec<String>>,
+    /// `None`: those that this build knows.
+    pub runtimes: Option<Vec<Sha256Name>>,
     pub store_runtime: bool,
     pub log: String,
     pub on_cloud_run: bool,
@@ -175,7 +175,7 @@ impl Config {
             archive_size: from.required("BATON_ARCHIVE_SIZE", parse::size)?,
             archive_entries: from.required("BATON_ARCHIVE_ENTRIES", parse::count)?,
             archive_depth: from.required("BATON_ARCHIVE_DEPTH", parse::count)?,
-            runtimes: from.optional("BATON_RUNTIMES", parse::names)?,
+            runtimes: from.optional("BATON_RUNTIMES", parse::digests)?,
             store_runtime: from.required("BATON_STORE_RUNTIME", parse::yes_no)?,
             log: from.required("BATON_LOG", parse::text)?,
             on_cloud_run,

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 pub use baton_protocol::limits::size;
-use baton_protocol::{limits::Bounds, metadata::PlainWords};
+use baton_protocol::{id::Sha256Name, limits::Bounds, metadata::PlainWords};
 
 pub fn text(text: &str) -> Option<String> {
     Some(text.to_owned())
@@ -15,6 +15,10 @@ pub fn path(text: &str) -> Option<PathBuf> {
 
 pub fn names(text: &str) -> Option<Vec<String>> {
     Some(pieces(text, ',').map(str::to_owned).collect())
+}
+
+pub fn digests(text: &str) -> Option<Vec<Sha256Name>> {
+    pieces(text, ',').map(|digest| Sha256Name::parse(digest).ok()).collect()
 }
 
 /// Names, none of which can be guessed: 32 bytes are as long as what an HMAC is of.

@@ -11,6 +11,7 @@ pub enum Kind {
     Secrets,
     Keys,
     Names,
+    Digests,
     Path,
     Port,
     Address,
@@ -35,6 +36,7 @@ impl Kind {
             Self::Text | Self::Secret => "text",
             Self::Secrets | Self::Names => "a list separated by commas",
             Self::Keys => "keys of at least 32 bytes each, separated by commas",
+            Self::Digests => "SHA-256 digests of 64 hex digits in lower case, separated by commas",
             Self::Path => "a path",
             Self::Port => "a port such as 8080",
             Self::Address => "an address with a port such as 127.0.0.1:8080",
@@ -295,9 +297,9 @@ pub const SECTIONS: &[Section] = &[
             variable(
                 "BATON_RUNTIMES",
                 "runtimes",
-                Kind::Names,
+                Kind::Digests,
                 Unset,
-                "SHA-256 of each runsc that may be fetched from storage and run, for checkpoints of other versions; unset, every one that an instance stored",
+                "SHA-256 of each runsc that may be fetched from storage and run, for checkpoints of other versions; unset, only those that this build knows",
             ),
             variable(
                 "BATON_STORE_RUNTIME",

@@ -122,6 +122,7 @@ fn every_kind_that_can_be_wrong_is_refused_with_its_own_sentence() {
     for variable in all() {
         let wrong = match variable.kind {
             Kind::Text | Kind::Secret | Kind::Secrets | Kind::Keys | Kind::Names | Kind::Path => continue,
+            Kind::Digests => "/bin/sh",
             Kind::Port => "70000",
             Kind::Address => "localhost",
             Kind::AddressOrOff => "here",

@@ -22,6 +22,7 @@ mod requests;
 mod restore;
 mod room;
 mod roots;
+mod runtimes;
 mod sandbox;
 mod snapshot;
 mod staging;
@@ -63,6 +64,7 @@ use crate::{
 };
 pub use deposit::Deposit;
 use desired::Drain;
+pub use runtimes::AllowedRuntimes;
 use sandbox::Sandbox;
 use sweep::Ground;
 
@@ -81,8 +83,7 @@ pub struct Tools {
     /// The most an archive may have that is fetched to become a root file system.
     pub archive_size: u64,
     pub deposit: Deposit,
-    /// SHA-256 of every runsc that may be fetched from storage and run; `None`: all that are there.
-    pub runtimes: Option<Vec<String>>,
+    pub runtimes: AllowedRuntimes,
     /// Where images lie on their way to and from the store.
     pub staging: PathBuf,
     pub times: Times,

@@ -52,7 +52,8 @@ impl Sandbox {
         self.committed = Some(committed(&head, Some(manifest.created.clone())));
         let facts = tools.lifecycle.facts();
         let other = (manifest.runsc.version != facts.runsc_version).then(|| manifest.runsc.clone());
-        let has_runsc = |runsc: &Runsc| runsc.sha256.as_ref().is_some_and(|sha256| tools.lifecycle.has_runtime(sha256));
+        let allowed = |runsc: &Runsc| tools.runtimes.find(runsc);
+        let has_runsc = |runsc: &Runsc| allowed(runsc).is_some_and(|name| tools.lifecycle.has_runtime(name.as_str()));
         let hold = tools.lifecycle.hold(&manifest.rootfs.digest).filter(|_| other.as_ref().is_none_or(has_runsc));
         let Some(hold) = hold else {
             // It has to be brought here first, while the files go on coming.

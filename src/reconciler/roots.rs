@@ -206,14 +206,12 @@ impl Bring<'_> {
                 format!("The checkpoint needs runsc {version}, this instance has {}, {why}.", facts.runsc_version);
             refusal(Reason::OtherRuntime, &message)
         };
-        let name = runsc.sha256.as_deref().and_then(|sha256| Sha256Name::parse(sha256).ok());
-        let Some(name) = name else { return Err(refuse("and the manifest does not say which build it was")) };
+        // Also of one that is here already: what may run is the operator's to say, at every start.
+        let Some(name) = self.tools.runtimes.find(runsc) else {
+            return Err(refuse("and BATON_RUNTIMES does not allow the other one"));
+        };
         if self.tools.lifecycle.has_runtime(name.as_str()) {
             return Ok(());
-        }
-        let is_allowed = |list: &Vec<String>| list.iter().any(|sha256| sha256 == name.as_str());
-        if !self.tools.runtimes.as_ref().is_none_or(is_allowed) {
-            return Err(refuse("and BATON_RUNTIMES does not allow the other one"));
         }
         let Some(checkpoints) = &self.tools.checkpoints else { return Err(refuse("and there is no storage")) };
         let staging = self.staged().await?;

@@ -17,6 +17,7 @@ use std::{
     time::Duration,
 };
 
+use baton_protocol::id::Sha256Name;
 use rustix::fs::{FlockOperation, Timespec, Timestamps, UTIME_NOW};
 use serde::{Deserialize, Serialize};
 
@@ -72,6 +73,10 @@ impl Cache {
 
     /// A tree that is here, held from now on. Does not wait for one that is being made.
     pub fn hold(&self, digest: &str) -> io::Result<Option<Held>> {
+        // Manifests name digests, and whoever writes one may write anything: nothing else becomes a path.
+        if Sha256Name::parse(digest).is_err() {
+            return Ok(None);
+        }
         let Some(lock) = self.lock(digest, FlockOperation::NonBlockingLockShared)? else { return Ok(None) };
         self.held(digest, lock)
     }
@@ -86,6 +91,7 @@ impl Cache {
 
     /// Held if somebody has made it, else the right to make it. Waits for whoever makes it now. Blocks.
     pub fn make(&self, digest: &str) -> io::Result<Result<Held, Making>> {
+        Sha256Name::parse(digest).map_err(io::Error::other)?;
         loop {
             if let Some(held) = self.hold(digest)? {
                 return Ok(Ok(held));

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use baton_protocol::reason::Reason;
+use baton_protocol::{id::Sha256Name, reason::Reason};
 
 use super::{
     Error, Extract, Result, Shape, Source, Taken, archive,
@@ -84,17 +84,18 @@ pub(super) fn find(tools: &Tools, digest: Option<&str>) -> Result<Root> {
 /// Another runsc than the usual one, if that is asked for.
 pub(super) fn binary(tools: &Tools, sha256: Option<&str>) -> Result<Option<PathBuf>> {
     let Some(sha256) = sha256.filter(|sha256| **sha256 != tools.runsc_sha256) else { return Ok(None) };
-    let binary = tools.settings.runtime(sha256);
-    if !binary.is_file() {
+    let binary = Sha256Name::parse(sha256).ok().map(|name| tools.settings.runtime(&name));
+    let Some(binary) = binary.filter(|binary| binary.is_file()) else {
         let message = "This instance does not have the runsc that the sandbox needs.".to_owned();
         return Err(Error::Refused { reason: Reason::OtherRuntime, message });
-    }
+    };
     Ok(Some(binary))
 }
 
 /// Keeps a runsc whose digest was verified. It appears only whole.
 pub(super) async fn add_runtime(tools: &Arc<Tools>, file: &Path, sha256: &str) -> Result<()> {
-    let (from, to) = (file.to_owned(), tools.settings.runtime(sha256));
+    let name = Sha256Name::parse(sha256).map_err(|invalid| failed("add_runtime", &io::Error::other(invalid)))?;
+    let (from, to) = (file.to_owned(), tools.settings.runtime(&name));
     beside(move || {
         let folder = to.parent().unwrap_or(Path::new("/"));
         fs::create_dir_all(folder)?;

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use baton_protocol::limits::Limits;
+use baton_protocol::{id::Sha256Name, limits::Limits};
 
 use super::archive;
 use crate::metrics::Metrics;
@@ -65,8 +65,8 @@ impl Settings {
     }
 
     /// A runsc that was added, by the SHA-256 of it.
-    pub fn runtime(&self, sha256: &str) -> PathBuf {
-        self.runtimes.join(sha256)
+    pub fn runtime(&self, sha256: &Sha256Name) -> PathBuf {
+        self.runtimes.join(sha256.as_str())
     }
 
     pub fn bundles(&self) -> PathBuf {

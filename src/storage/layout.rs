@@ -2,7 +2,8 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use baton_protocol::id::{CheckpointId, Invalid, SandboxId, SnapshotName};
+pub use baton_protocol::id::Sha256Name;
+use baton_protocol::id::{CheckpointId, SandboxId, SnapshotName};
 
 /// What the environment says about storage. Empty by default: everything is ephemeral.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,25 +91,6 @@ pub fn place(artifact: Artifact, settings: &StorageSettings) -> Option<Place> {
         Artifact::Metadata => metadata(),
         Artifact::Checkpoints => mount(&settings.checkpoint_mount).or_else(|| bucket(&settings.checkpoint_bucket)),
         Artifact::Snapshots => mount(&settings.snapshot_mount).or_else(|| bucket(&settings.snapshot_bucket)),
-    }
-}
-
-/// SHA-256 in hex, as it stands in names.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Sha256Name(String);
-
-impl Sha256Name {
-    pub fn parse(text: &str) -> Result<Self, Invalid> {
-        let sound = text.len() == 64 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-        if sound {
-            Ok(Self(text.to_owned()))
-        } else {
-            Err(Invalid { what: "SHA-256", rule: "64 hex digits in lower case" })
-        }
-    }
-
-    pub fn as_str(&self) -> &str {
-        &self.0
     }
 }
 

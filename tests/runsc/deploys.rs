@@ -20,7 +20,7 @@ fn other_rootfs(machine: &Machine) -> PathBuf {
 }
 
 /// Another build, as far as any version can tell: the version string that is compiled in has another last digit.
-fn other_runsc(machine: &Machine) -> PathBuf {
+pub fn other_runsc(machine: &Machine) -> PathBuf {
     let mut bytes = std::fs::read(piece("BATON_RUNSC")).unwrap();
     let told = Command::new(piece("BATON_RUNSC")).arg("--version").output().unwrap().stdout;
     let told = String::from_utf8(told).unwrap();

@@ -44,6 +44,7 @@ mod pty;
 mod recipes;
 mod records;
 mod room;
+mod runtimes;
 mod seals;
 mod servers;
 mod shell;

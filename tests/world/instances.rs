@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use baton::{
     clock::{Moment, SharedClock, TestClock},
     notice::Notice,
-    reconciler::{self, Deposit, Housekeeping, Rhythm, Tools, desired::Drain},
+    reconciler::{self, AllowedRuntimes, Deposit, Housekeeping, Rhythm, Tools, desired::Drain},
     runtime::{Container, Lifecycle, fake::FakeContainers},
     storage::{
         board::{Attached, Board, Follower, Passing},
@@ -70,7 +70,7 @@ impl World {
             snapshots: Some(Snapshots::new(store, self.bucket.clone(), clock.clone())),
             archive_size: 1 << 30,
             deposit: Deposit::default(),
-            runtimes: None,
+            runtimes: AllowedRuntimes::default(),
             clock,
             records,
             board: board.clone(),

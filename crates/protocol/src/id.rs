@@ -91,6 +91,10 @@ name!(
     |text| is_word(text, 63, |c| c.is_ascii_lowercase() || c.is_ascii_digit())
 );
 name!(
+    /// SHA-256 in hex, as it stands in the names of files and objects.
+    Sha256Name, "SHA-256", "64 hex digits in lower case", |text| is_hex(text, 64)
+);
+name!(
     /// A fresh value for one attempt at one write, or for one request.
     Nonce, "nonce", "32 hex digits",
     |text| is_hex(text, 32)

@@ -98,7 +98,7 @@ reasons! {
     }
     OtherRuntime {
         cause: "The checkpoint was made with another version or platform of runsc than this instance has; it restores with the same one only.",
-        remedy: "Attach on an instance with that version. Instances store their runsc for later ones unless BATON_STORE_RUNTIME is false; BATON_RUNTIMES, if set, must list it. A sandbox created with `on_incompatible: files` starts anew on its files."
+        remedy: "Attach on an instance with that version. Instances store their runsc for later ones unless BATON_STORE_RUNTIME is false; BATON_RUNTIMES must list it, unless this build knows it. A sandbox created with `on_incompatible: files` starts anew on its files."
     }
     OtherRootfs {
         cause: "The checkpoint was made on another root file system than this instance has, and none is stored beside it.",

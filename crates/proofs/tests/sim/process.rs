@@ -10,7 +10,7 @@ use baton::{
     api::{self, Api, Peer},
     clock::SharedClock,
     notice::Notice,
-    reconciler::{self, Deposit, Housekeeping, Rhythm, Tools, desired::Drain},
+    reconciler::{self, AllowedRuntimes, Deposit, Housekeeping, Rhythm, Tools, desired::Drain},
     storage::{
         board::Board,
         checkpoints::Checkpoints,
@@ -129,7 +129,7 @@ impl Process {
             snapshots: Some(Snapshots::new(way, None, clock.clone())),
             archive_size: 1 << 30,
             deposit: Deposit::default(),
-            runtimes: None,
+            runtimes: AllowedRuntimes::default(),
             staging: staging(ground.staging.path(), at),
             clock,
             times,

@@ -1,0 +1,59 @@
+//! Which runsc binaries may run here besides this instance's own. Pure.
+//!
+//! A checkpoint names the binary that made it, and whoever can write objects can name any: what runs with all the
+//! rights of the server is decided by this list alone, each time, also for what was fetched before.
+
+use std::collections::BTreeSet;
+
+use baton_protocol::{id::Sha256Name, manifest::Runsc};
+
+/// What releases of this server were built with.
+const KNOWN: [&str; 1] = ["e748771a877043a8710ed043d28a8338d7e6bdc08bd1e0612ce7f49543ad6528"];
+
+#[derive(Clone, Debug)]
+pub struct AllowedRuntimes(BTreeSet<Sha256Name>);
+
+impl Default for AllowedRuntimes {
+    /// Only the builds that this one knows.
+    fn default() -> Self {
+        Self(KNOWN.iter().filter_map(|sha256| Sha256Name::parse(sha256).ok()).collect())
+    }
+}
+
+impl AllowedRuntimes {
+    /// `None`: the operator has no list.
+    pub fn new(listed: Option<Vec<Sha256Name>>) -> Self {
+        listed.map_or_else(Self::default, |listed| Self(listed.into_iter().collect()))
+    }
+
+    /// The digest of the binary that a manifest names, if that may run here.
+    pub fn find(&self, runsc: &Runsc) -> Option<Sha256Name> {
+        let name = Sha256Name::parse(runsc.sha256.as_deref()?).ok()?;
+        self.0.contains(&name).then_some(name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn runsc(sha256: Option<&str>) -> Runsc {
+        let sha256 = sha256.map(str::to_owned);
+        Runsc { version: "other".to_owned(), platform: "systrap".to_owned(), flags: Vec::new(), sha256 }
+    }
+
+    #[test]
+    fn only_what_is_known_or_listed_may_run() {
+        let listed = "ab".repeat(32);
+        let with_list = AllowedRuntimes::new(Some(vec![Sha256Name::parse(&listed).unwrap()]));
+        let without = AllowedRuntimes::new(None);
+        assert_eq!(with_list.find(&runsc(Some(&listed))).unwrap().as_str(), listed);
+        assert_eq!(with_list.find(&runsc(Some(KNOWN[0]))), None, "the operator's list is the whole list");
+        assert_eq!(without.find(&runsc(Some(KNOWN[0]))).unwrap().as_str(), KNOWN[0]);
+        assert_eq!(without.find(&runsc(Some(&listed))), None);
+        for bad in [None, Some(""), Some("/bin/sh"), Some("../x"), Some(&*format!("/{}", "a".repeat(63)))] {
+            assert_eq!(without.find(&runsc(bad)), None, "{bad:?}");
+            assert_eq!(with_list.find(&runsc(bad)), None, "{bad:?}");
+        }
+    }
+}
