@@ -15,7 +15,7 @@ use tokio::{
     task::JoinSet,
 };
 
-use crate::servers::Server;
+use super::servers::Server;
 
 #[derive(Debug)]
 pub struct Proxy {

@@ -19,7 +19,7 @@ use tokio::{
     process::{Child, Command},
 };
 
-use crate::place::{Permit, clock, directory, eventually, permit, piece, processes, unmount};
+use super::place::{Permit, clock, directory, eventually, permit, piece, processes, unmount};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 

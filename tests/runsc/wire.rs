@@ -12,7 +12,7 @@ use tokio_tungstenite::{
     tungstenite::{Message, client::IntoClientRequest},
 };
 
-use crate::{
+use super::{
     client::{Got, Line},
     place::clock,
     servers::Server,

@@ -14,7 +14,7 @@ use tokio_tungstenite::{
     tungstenite::{self, Message, client::IntoClientRequest},
 };
 
-use crate::world::World;
+use super::world::World;
 
 pub type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
 const PATIENCE: Duration = Duration::from_secs(20);

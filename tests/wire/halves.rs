@@ -16,7 +16,7 @@ use tokio_util::{
     task::TaskTracker,
 };
 
-use crate::agent::Containers;
+use super::agent::Containers;
 
 pub fn are_wanted() -> bool {
     std::env::var("BATON_TEST_SHAPE").is_ok_and(|shape| shape == "halves")

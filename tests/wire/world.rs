@@ -34,7 +34,7 @@ use tokio::{
     sync::{oneshot, watch},
 };
 
-use crate::{
+use super::{
     agent::{Agent, Container, Containers},
     halves::{self, Joined},
 };

@@ -1,0 +1,1 @@
+//! Memory that a client can take before it was admitted.

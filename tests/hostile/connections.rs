@@ -1,0 +1,1 @@
+//! Connections that are opened and then left idle.

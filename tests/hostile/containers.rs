@@ -1,0 +1,1 @@
+//! Code in a sandbox that fights the limits of its container.

@@ -1,0 +1,1 @@
+//! What an operator gets who sets nothing.

@@ -1,0 +1,1 @@
+//! Disk of the host that a sandbox can fill.

@@ -1,0 +1,37 @@
+//! Attacks on the server, on its storage and on its clients. Each test has a control that shows the attack works
+//! where the defence is off.
+//!
+//! Tests that start containers read the same variables as `tests/runsc`; `make test` sets them.
+#![allow(clippy::disallowed_methods, reason = "tests look at the world, the environment and the time too")]
+#![allow(clippy::unwrap_used, clippy::wildcard_enum_match_arm, reason = "a test that is surprised ends")]
+
+mod admission;
+mod connections;
+mod containers;
+mod defaults;
+mod disk;
+mod rates;
+mod remains;
+mod storage_writer;
+mod tenants;
+mod terminal;
+
+/// Fixtures with the real runsc: servers as processes, sessions on their sockets.
+#[allow(dead_code, reason = "shared with the tests of runsc")]
+#[path = "../runsc"]
+mod real {
+    pub mod client;
+    pub mod place;
+    pub mod servers;
+    pub mod wire;
+}
+
+/// Fixtures without it: an API in this process, with a scripted agent behind it.
+#[allow(dead_code, reason = "shared with the tests of the wire")]
+#[path = "../wire"]
+mod scripted {
+    pub mod agent;
+    pub mod client;
+    pub mod halves;
+    pub mod world;
+}

@@ -1,0 +1,1 @@
+//! Rate limits: they slow down guessing, and never the rightful owner.

@@ -1,0 +1,1 @@
+//! What a killed server leaves behind, and who removes it.

@@ -1,0 +1,1 @@
+//! Whoever can write objects, without the key of the server.

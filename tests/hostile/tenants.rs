@@ -1,0 +1,1 @@
+//! One tenant against another: names, places and quotas.

@@ -1,0 +1,1 @@
+//! Text from strangers on an operator's terminal.
