@@ -18,6 +18,7 @@ use crate::{
     storage::{
         checkpoints::Checkpoints,
         lease::{self, LockFile},
+        lock_object::Unusable,
         memory::Memory,
         records::{Place, Records},
         rules::{Identity, Stand, Times},
@@ -101,7 +102,8 @@ impl Desk {
     pub fn open() -> Result<Self> {
         let config = Config::from_env(config::process_environment)?;
         let clock: SharedClock = Arc::new(SystemClock);
-        let stores = Stores::open(&storage_settings(&config), &clock).sealed_by(Seals::new(config.hmac_keys.clone()));
+        let seals = Seals::of_command(config.hmac_keys.clone());
+        let stores = Stores::open(&storage_settings(&config), &clock).sealed_by(seals);
         let times = serve::times(&config);
         let checkpoints = stores.of_checkpoints();
         let memory = Arc::new(Memory::new(clock.clone()));
@@ -137,10 +139,16 @@ impl Desk {
     }
 
     pub async fn lock(&self, id: &SandboxId) -> Result<Option<Lock>> {
+        Ok(self.usable_lock(id).await??)
+    }
+
+    /// As [`lock`](Self::lock), for a command that can say more about a lock that cannot be used.
+    pub async fn usable_lock(&self, id: &SandboxId) -> Result<Result<Option<Lock>, Unusable>> {
         let mut file = self.lock_file(id)?;
         match file.read().await {
-            Ok(()) => Ok(file.lock().cloned()),
-            Err(lease::Error::Missing) => Ok(None),
+            Ok(()) => Ok(Ok(file.lock().cloned())),
+            Err(lease::Error::Missing) => Ok(Ok(None)),
+            Err(lease::Error::Unusable(unusable)) => Ok(Err(unusable)),
             Err(error) => Err(error.into()),
         }
     }
@@ -173,10 +181,12 @@ impl Desk {
         loop {
             match file.read().await {
                 Ok(()) => {}
-                Err(lease::Error::Missing) => return Ok(Rest::Refused(reason(Reason::LockMissing))),
                 // Passing trouble with the store is waited out.
                 Err(lease::Error::Store(error)) if error.is_passing() => {}
-                Err(error) => return Err(error.into()),
+                Err(error) => match error.reason() {
+                    Some(why) => return Ok(Rest::Refused(reason(why))),
+                    None => return Err(error.into()),
+                },
             }
             let leased = file.lock().and_then(|lock| lock.lease.clone());
             match (file.stand(), leased) {

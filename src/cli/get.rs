@@ -33,10 +33,13 @@ pub fn run(args: Args) -> Result<ExitCode> {
 
 pub async fn get(desk: &Desk, args: &Args) -> Result<String> {
     let id = &args.id;
-    let lock = desk.lock(id).await?;
+    let (lock, unusable) = match desk.usable_lock(id).await? {
+        Ok(lock) => (lock, None),
+        Err(unusable) => (None, Some(unusable)),
+    };
     let raw = desk.records.raw(id).await?;
     let objects = desk.records.objects(id).await?;
-    if lock.is_none() && raw.is_none() {
+    if lock.is_none() && raw.is_none() && unusable.is_none() {
         bail!("{id} does not exist");
     }
     if let Some(lock) = lock.as_ref().filter(|lock| lock.purged) {
@@ -45,7 +48,11 @@ pub async fn get(desk: &Desk, args: &Args) -> Result<String> {
             lock.purged_at.as_ref().map_or(String::new(), |at| format!(" at {at}"))
         ));
     }
-    let Some(row) = row(desk, id.clone(), objects).await else { bail!("{id} does not exist") };
+    let Some(mut row) = row(desk, id.clone(), objects).await else { bail!("{id} does not exist") };
+    // Until that is repaired nothing else can be done about the sandbox.
+    if let Some(unusable) = unusable {
+        (row.reason, row.message) = (unusable.reason().into(), unusable.to_string());
+    }
     Ok(match args.output {
         Output::Json => {
             let metadata = raw.and_then(|(bytes, _)| serde_json::from_slice::<Value>(&bytes).ok());

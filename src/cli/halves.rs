@@ -24,7 +24,7 @@ use crate::{
     config::Config,
     halves::{self, Back, Front},
     metrics::Metrics,
-    storage::{board::Board, rules::Times, stores::Stores},
+    storage::{board::Board, rules::Times, seal::Seals, stores::Stores},
 };
 
 /// Between two tries to reach the reconciler.
@@ -164,6 +164,7 @@ impl Round<'_> {
     async fn serve(&self, listener: TcpListener, front: Front, leaving: watch::Receiver<bool>) -> Result<bool> {
         let Front { hello, board, execs, memory, mut draining, gone, hold: _hold } = front;
         let stores = Stores::open(&super::check::storage_settings(self.config), self.clock).counted(self.metrics);
+        let stores = stores.sealed_by(Seals::new(self.config.hmac_keys.clone()));
         let times = Times { hold: hello.hold, takeover: hello.takeover, ..times(self.config) };
         let records = records(stores, memory, self.clock, times).measured_by(self.metrics.clone());
         // The instance is the reconciler's: another one is another source of traces.

@@ -18,11 +18,15 @@ use super::desk::{self, Desk, Verdict};
 use crate::{
     api::token,
     storage::{
+        lock_object::Unusable,
         records::{self, Draft, Place},
-        store::{If, Version},
+        store::{self, If, Version},
         upkeep::Resting,
     },
 };
+
+/// How often a lock that changes meanwhile is signed again.
+const SIGN_TRIES: usize = 5;
 
 /// Make the lock or the metadata of a sandbox anew.
 ///
@@ -43,7 +47,8 @@ pub struct Args {
     /// The checkpoint to start from, where the metadata do not name one.
     #[arg(long, value_name = "CHECKPOINT")]
     pub head: Option<CheckpointId>,
-    /// Sign the checkpoints that count with the first key of BATON_HMAC_KEY, as they are: I know who made them.
+    /// Sign the lock and the checkpoints that it names with the first key of BATON_HMAC_KEY, as they are: I know who
+    /// wrote them.
     #[arg(long, conflicts_with_all = ["nobody_runs_it", "head"])]
     pub sign: bool,
 }
@@ -54,13 +59,18 @@ pub fn run(args: Args) -> Result<ExitCode> {
 
 pub async fn repair(desk: &Desk, args: &Args) -> Result<Verdict> {
     let id = &args.id;
-    let lock = desk.lock(id).await?;
+    if args.sign {
+        return sign(desk, id).await;
+    }
     let raw = desk.records.raw(id).await?;
+    let lock = match desk.usable_lock(id).await? {
+        Ok(lock) => lock,
+        Err(unusable) => return unusable_lock(desk, args, &unusable, raw.is_some()).await,
+    };
     match (lock, raw) {
         (Some(lock), _) if lock.purged => Ok(Verdict::Refused(format!("{id} was deleted"))),
-        (lock, _) if args.sign => sign(desk, id, lock.as_ref()).await,
         (Some(lock), None) => new_metadata(desk, id, &lock).await,
-        (None, Some(_)) => new_lock(desk, args).await,
+        (None, Some(_)) => new_lock(desk, args, None).await,
         (Some(lock), Some(_)) => match desk.records.draft(id).await {
             Ok(Some((draft, version))) if !draft.has_token => {
                 let taken = desk.upkeep.taken(&lock).await;
@@ -73,17 +83,49 @@ pub async fn repair(desk: &Desk, args: &Args) -> Result<Verdict> {
     }
 }
 
-async fn sign(desk: &Desk, id: &SandboxId, lock: Option<&Lock>) -> Result<Verdict> {
+/// Signs the checkpoints that count, and then the lock that names them, all as they are.
+async fn sign(desk: &Desk, id: &SandboxId) -> Result<Verdict> {
     let shelf = desk.upkeep.checkpoints.as_ref().context("there is no place for checkpoints")?;
-    let lock = lock.with_context(|| format!("{id} has no lock, which says what counts"))?;
-    let heads: Vec<_> = lock.head.iter().chain(&lock.prev_head).collect();
-    for head in &heads {
-        let signed = shelf.sign(head).await.with_context(|| format!("{} is not signed", head.checkpoint_id))?;
-        if !signed {
-            bail!("BATON_HMAC_KEY is not set: there is nothing to sign with");
+    if !desk.records.signs() {
+        bail!("BATON_HMAC_KEY is not set: there is nothing to sign with");
+    }
+    for _ in 0..SIGN_TRIES {
+        let found = desk.records.unverified_lock(id).await?;
+        let (lock, version) = found.with_context(|| format!("{id} has no lock, which says what counts"))?;
+        let lock = match lock {
+            Ok(lock) if lock.purged => return Ok(Verdict::Refused(format!("{id} was deleted"))),
+            Ok(lock) => lock,
+            Err(unusable) => return Ok(Verdict::Refused(format!("{}: {unusable}", unusable.reason()))),
+        };
+        let heads: Vec<_> = lock.head.iter().chain(&lock.prev_head).collect();
+        for head in &heads {
+            shelf.sign(head).await.with_context(|| format!("{} is not signed", head.checkpoint_id))?;
+        }
+        match desk.records.replace_lock(&lock, &version).await {
+            Ok(()) => return Ok(Verdict::Done(format!("the lock and {} checkpoints of {id} are signed", heads.len()))),
+            // It was renewed meanwhile: what is signed must be what is there.
+            Err(records::Error::Store(store::Error::Conflict(_))) => {}
+            Err(error) => return Err(error.into()),
         }
     }
-    Ok(Verdict::Done(format!("{} checkpoints of {id} are signed", heads.len())))
+    Ok(Verdict::Late(format!("the lock of {id} changes all the time: sign it when nobody runs the sandbox")))
+}
+
+/// What can be done about a lock that cannot be used, without `--sign`.
+async fn unusable_lock(desk: &Desk, args: &Args, unusable: &Unusable, has_metadata: bool) -> Result<Verdict> {
+    let (id, reason) = (&args.id, unusable.reason());
+    match unusable {
+        Unusable::Unsigned => Ok(Verdict::Refused(format!(
+            "{reason}: {unusable}: if an instance of yours wrote it, `baton repair {id} --sign` signs it as it is"
+        ))),
+        Unusable::Garbled(_) | Unusable::Older if !has_metadata => {
+            Ok(Verdict::Refused(format!("{reason}: {unusable}, and there is no metadata: bring both objects back")))
+        }
+        Unusable::Garbled(_) | Unusable::Older => {
+            let seen = desk.records.unverified_lock(id).await?.map(|(_, version)| version);
+            new_lock(desk, args, Some((unusable, seen.with_context(|| format!("the lock of {id} is gone"))?))).await
+        }
+    }
 }
 
 async fn new_metadata(desk: &Desk, id: &SandboxId, lock: &Lock) -> Result<Verdict> {
@@ -117,12 +159,16 @@ fn show_resting(desk: &Desk, record: &mut Metadata, lock: &Lock, taken: Option<S
     (record.latest_sandbox_checkpoint, record.last_checkpointed) = (committed.latest, committed.at);
 }
 
-async fn new_lock(desk: &Desk, args: &Args) -> Result<Verdict> {
+/// `over`: the lock that cannot be used, and the version of it that is replaced.
+async fn new_lock(desk: &Desk, args: &Args, over: Option<(&Unusable, Version)>) -> Result<Verdict> {
     let id = &args.id;
     if !args.nobody_runs_it {
+        let why = match &over {
+            Some((unusable, _)) => format!("{}: {unusable}: bring the last good lock.json back", unusable.reason()),
+            None => format!("{}: undelete lock.json", Reason::LockMissing),
+        };
         return Ok(Verdict::Refused(format!(
-            "{}: undelete lock.json if the bucket can; otherwise make sure that no instance runs {id} and say --nobody-runs-it",
-            Reason::LockMissing
+            "{why} if the bucket can; otherwise make sure that no instance runs {id} and say --nobody-runs-it"
         )));
     }
     let (draft, version) = match desk.records.draft(id).await {
@@ -151,7 +197,10 @@ async fn new_lock(desk: &Desk, args: &Args) -> Result<Verdict> {
         head,
         ..Lock::new(id.clone())
     };
-    desk.records.new_lock(&lock).await?;
+    match &over {
+        Some((_, version)) => desk.records.replace_lock(&lock, version).await?,
+        None => desk.records.new_lock(&lock).await?,
+    }
     let from = lock.head.as_ref().map_or("has no checkpoint: its state is lost".to_owned(), |head| {
         format!("starts from {}", head.checkpoint_id)
     });

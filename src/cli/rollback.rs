@@ -52,7 +52,8 @@ pub async fn rollback(desk: &Desk, id: &SandboxId, to: Option<&CheckpointId>, wa
         return Ok(Verdict::Refused(format!("{target} is not there, or was never finished: CheckpointMissing")));
     };
     let bucket = checkpoints.bucket().cloned();
-    let found = Head { checkpoint_id: target.clone(), manifest_sha256, bucket, ..head.clone() };
+    let (seq, epoch) = (head.seq.max(target.seq()), head.epoch.max(target.epoch()));
+    let found = Head { seq, epoch, checkpoint_id: target.clone(), manifest_sha256, bucket };
     let taken = match checkpoints.genuine(&found).await {
         Ok(manifest) => manifest.created,
         Err(store::Error::Damaged { why, .. }) => {
@@ -72,7 +73,7 @@ pub async fn rollback(desk: &Desk, id: &SandboxId, to: Option<&CheckpointId>, wa
     }
     desk.upkeep.acquire(&mut file).await?;
     let held = file.lock().cloned().context("the lock is gone")?;
-    let seq = held.head.as_ref().map_or(0, |head| head.seq) + 1;
+    let seq = held.head.as_ref().map_or(0, |head| head.seq).max(target.seq()) + 1;
     let head = Head { seq, epoch: held.epoch, ..found };
     desk.upkeep.release(&mut file, Some(head)).await?;
     let rest = Resting::of(file.lock().context("the lock is gone")?, Some(taken));

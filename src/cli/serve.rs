@@ -204,8 +204,9 @@ pub(super) fn records(stores: Stores, memory: Arc<dyn Store>, clock: &SharedCloc
         _ => None,
     };
     let can_snapshot = stores.snapshots.is_some();
-    let forks_from = stores.of_checkpoints();
+    let (forks_from, seals) = (stores.of_checkpoints(), stores.seals().clone());
     let records = Records::new(clock.clone(), memory, durable, can_snapshot, times).checked_by(stores);
+    let records = records.sealed_by(seals);
     match forks_from {
         Some(checkpoints) => records.forking_from(checkpoints),
         None => records,

@@ -411,7 +411,7 @@ pub const SECTIONS: &[Section] = &[
                 "hmac-key",
                 Kind::Keys,
                 Unset,
-                "Keys to sign checkpoints and snapshots with: the first signs, each is good, and what has no good signature is not started from; unset, nothing is signed",
+                "Keys to sign locks, checkpoints and snapshots with, the same for every instance: the first signs, each is good, and what has no good signature is not started from; unset, nothing is signed",
             ),
             variable(
                 "BATON_KEEP_CHECKPOINTS",

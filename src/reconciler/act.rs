@@ -8,7 +8,7 @@ use baton_protocol::{id::CheckpointId, reason::Reason};
 use super::{
     desired::Drain,
     plan::{Action, Desired, Observed, Saved, Standing},
-    sandbox::Sandbox,
+    sandbox::{LockRead, Sandbox},
 };
 use crate::{
     runtime::{self, Container, Start},
@@ -38,8 +38,10 @@ pub(super) enum Failure {
 impl From<lease::Error> for Failure {
     fn from(error: lease::Error) -> Self {
         match error {
-            lease::Error::Changed | lease::Error::Missing => Self::Look,
-            error @ (lease::Error::Garbled(_) | lease::Error::Store(_)) => Self::Passing(error.to_string()),
+            lease::Error::Changed | lease::Error::Missing | lease::Error::Unusable(_) => Self::Look,
+            error @ (lease::Error::Sealed | lease::Error::Unencoded(_) | lease::Error::Store(_)) => {
+                Self::Passing(error.to_string())
+            }
         }
     }
 }
@@ -127,7 +129,11 @@ impl Sandbox {
 
     fn refuse(&mut self, seen: &Observed) -> Done {
         if seen.standing == Standing::Missing {
-            return Err(lock_missing());
+            let reason = match self.lock_read {
+                LockRead::Unusable(reason) => reason,
+                LockRead::Never | LockRead::Good | LockRead::Failed => Reason::LockMissing,
+            };
+            return Err(no_lock(reason));
         }
         Err(Failure::Refused { reason: Reason::Lost, message: LOST.to_owned() })
     }
@@ -319,9 +325,16 @@ impl Sandbox {
     }
 }
 
-pub(super) fn lock_missing() -> Failure {
-    let message = "The sandbox's lock is missing; an operator has to repair it.".to_owned();
-    Failure::Refused { reason: Reason::LockMissing, message }
+/// There is no lock that can be used, for this reason.
+pub(super) fn no_lock(reason: Reason) -> Failure {
+    let message = if reason == Reason::Unsigned {
+        "The sandbox's lock is not signed with a key of this server; an operator has to look at it."
+    } else if reason == Reason::InvalidLock {
+        "The sandbox's lock cannot be read; an operator has to repair it."
+    } else {
+        "The sandbox's lock is missing; an operator has to repair it."
+    };
+    Failure::Refused { reason, message: message.to_owned() }
 }
 
 /// A start that failed is not tried again until somebody asks.

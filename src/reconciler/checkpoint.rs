@@ -17,7 +17,7 @@ use baton_protocol::{
 use futures::{FutureExt, future::maybe_done};
 
 use super::{
-    act::{Done, Failure, lock_missing},
+    act::{Done, Failure, no_lock},
     plan::Action,
     sandbox::Sandbox,
     staging::{Staging, Steps},
@@ -29,7 +29,7 @@ use crate::{
         board::{Passing, UPLOAD, Why},
         checkpoints::committed,
         layout::Image,
-        lease::{self, LockFile, Released},
+        lease::{LockFile, Released},
         store,
     },
     traces::Step,
@@ -129,23 +129,25 @@ impl Sandbox {
                     self.ran = false;
                     return Ok(released);
                 }
-                // [14] There is nothing to free, and nothing of it here to keep.
-                Err(lease::Error::Missing) if head.is_none() => return Err(Failure::Look),
-                Err(lease::Error::Missing) => self.miss_lock().await?,
-                Err(error) => {
-                    tracing::warn!(sandbox = %self.id, %error, "the release is not settled yet");
-                    tools.clock.sleep(tools.clock.jittered(tools.times.retry)).await;
-                }
+                Err(error) => match error.reason() {
+                    // [14] There is nothing to free, and nothing of it here to keep.
+                    Some(_) if head.is_none() => return Err(Failure::Look),
+                    Some(reason) => self.miss_lock(reason).await?,
+                    None => {
+                        tracing::warn!(sandbox = %self.id, %error, "the release is not settled yet");
+                        tools.clock.sleep(tools.clock.jittered(tools.times.retry)).await;
+                    }
+                },
             }
         }
     }
 
-    /// [14] What should be committed has no lock: it stands still and is kept until that is back. Whoever comes
+    /// [14] What should be committed has no lock that can be used: it stands still and is kept until that is back. Whoever comes
     /// meanwhile hears so.
-    async fn miss_lock(&mut self) -> Done {
+    async fn miss_lock(&mut self, reason: Reason) -> Done {
         let tools = self.tools.clone();
         if self.is_attended() && !self.is_refused() {
-            self.settle(Action::Refuse, Err(lock_missing())).await;
+            self.settle(Action::Refuse, Err(no_lock(reason))).await;
         }
         tools.clock.sleep(tools.clock.jittered(tools.times.retry)).await;
         let read = self.lock_file()?.read().await;
@@ -159,7 +161,7 @@ impl Sandbox {
         loop {
             match self.lock_file()?.bury().await {
                 Ok(Released::Freed | Released::Lost) => return Ok(()),
-                Err(lease::Error::Missing) => return Err(Failure::Look),
+                Err(error) if error.reason().is_some() => return Err(Failure::Look),
                 Err(error) => {
                     tracing::warn!(sandbox = %self.id, %error, "the purge is not settled yet");
                     tools.clock.sleep(tools.clock.jittered(tools.times.retry)).await;

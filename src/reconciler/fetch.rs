@@ -93,7 +93,8 @@ async fn fetch(
 impl Sandbox {
     /// Begins to fetch the head of the lock as it was read, if it can be had here.
     pub(super) fn fetch_ahead(&mut self) {
-        let head = self.lock.as_ref().and_then(|lock| lock.lock()?.head.clone());
+        let lock = self.lock.as_ref().and_then(|lock| lock.lock());
+        let head = lock.and_then(|lock| lock.head.clone().filter(|head| lock.may_start_from(&head.checkpoint_id)));
         let checkpoints = self.tools.checkpoints.clone();
         if let (Some(head), Some(checkpoints), None) = (head, checkpoints, &self.fetching)
             && checkpoints.may_hold(&head)

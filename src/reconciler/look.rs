@@ -161,14 +161,18 @@ impl Sandbox {
     }
 
     pub(super) fn note(&mut self, read: lease::Result<()>) {
-        self.lock_read = match read {
+        let before = self.lock_read;
+        self.lock_read = match &read {
             Ok(()) | Err(lease::Error::Changed) => LockRead::Good,
-            Err(lease::Error::Missing) => LockRead::Missing,
-            Err(error @ (lease::Error::Garbled(_) | lease::Error::Store(_))) => {
-                tracing::warn!(sandbox = %self.id, %error, "the lock cannot be read or written");
-                LockRead::Failed
-            }
+            Err(error) => error.reason().map_or(LockRead::Failed, LockRead::Unusable),
         };
+        // What stays as it is until an operator acts is logged once.
+        if let Err(error) = &read
+            && (self.lock_read == LockRead::Failed || self.lock_read != before)
+            && !matches!(error, lease::Error::Changed | lease::Error::Missing)
+        {
+            tracing::warn!(sandbox = %self.id, %error, "the lock cannot be read or written");
+        }
     }
 
     /// Tells the guard until when the container may run.
@@ -284,8 +288,9 @@ impl Sandbox {
     pub(super) fn standing(&self) -> Standing {
         let stand = self.lock.as_ref().and_then(LockFile::stand);
         match (self.lock_read, stand) {
-            (LockRead::Missing, _) => Standing::Missing,
             (_, Some(Stand::Ours)) => Standing::Ours,
+            // [14]
+            (LockRead::Unusable(_), _) => Standing::Missing,
             (_, Some(Stand::Late)) => Standing::Late,
             (LockRead::Never | LockRead::Failed, _) | (LockRead::Good, None) => Standing::Unknown,
             (LockRead::Good, Some(Stand::Free)) => Standing::Free,

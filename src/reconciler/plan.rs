@@ -70,7 +70,8 @@ pub struct Observed {
 pub enum Standing {
     /// It could not be read. We keep what we have; the guard watches our deadline.
     Unknown,
-    /// There is none, although there is metadata. Nobody may make one up.
+    /// There is none that can be used, although there is metadata. Nobody may make one up, or write over one that
+    /// cannot be parsed or verified.
     Missing,
     /// No lease, or another's that we have watched long enough; and no fresh waiter but us.
     Free,

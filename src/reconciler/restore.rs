@@ -29,7 +29,11 @@ impl Sandbox {
         let tools = self.tools.clone();
         let id = self.id.clone();
         let checkpoints = tools.checkpoints.clone().ok_or_else(not_configured)?;
-        let head = self.lock_file()?.lock().and_then(|lock| lock.head.clone()).ok_or(Failure::Look)?;
+        let lock = self.lock_file()?.lock().ok_or(Failure::Look)?;
+        let head = lock.head.clone().ok_or(Failure::Look)?;
+        if !lock.may_start_from(&head.checkpoint_id) {
+            return Err(refusal(Reason::Damaged, "The lock names a checkpoint of another sandbox."));
+        }
         if !checkpoints.may_hold(&head) {
             return Err(refusal(Reason::OtherStore, "The checkpoint lies in another bucket than this instance uses."));
         }

@@ -110,7 +110,8 @@ pub(super) enum LockRead {
     Never,
     Good,
     Failed,
-    Missing,
+    /// There is none, or none that can be used.
+    Unusable(Reason),
 }
 
 /// Since when we want what another has, and the lease as it was then.
@@ -357,7 +358,7 @@ impl Sandbox {
                 self.refuse_until_asked();
                 self.told.running = false;
                 // The status is the holder's to write.
-                if self.is_held() || reason == Reason::LockMissing {
+                if self.is_held() || matches!(reason, Reason::LockMissing | Reason::InvalidLock | Reason::Unsigned) {
                     self.report_failed(reason, &message).await;
                 }
                 self.tools.board.post(&self.id, Passing::Failed { reason, message });

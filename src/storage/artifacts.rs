@@ -152,6 +152,10 @@ pub async fn manifest(
     if manifest.checkpoint_id != *id {
         return Err(damaged("it describes another checkpoint".to_owned()));
     }
+    // The name is what the lock and a signature are about, so what else it says must be the same.
+    if (&manifest.sandbox_id, manifest.epoch, manifest.seq) != (&id.sandbox(), id.epoch(), id.seq()) {
+        return Err(damaged("its sandbox, epoch or sequence is not that of its name".to_owned()));
+    }
     images(&manifest)?;
     Ok(manifest)
 }

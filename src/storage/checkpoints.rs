@@ -68,7 +68,13 @@ impl Checkpoints {
 
     /// The manifest that a head names, verified against it.
     pub async fn manifest(&self, head: &Head) -> Result<Checkpoint> {
-        artifacts::manifest(&*self.store, &self.clock, &head.checkpoint_id, &head.manifest_sha256).await
+        let id = &head.checkpoint_id;
+        // A rollback commits an older checkpoint anew, so a head may be younger than what it names, and never older.
+        if head.seq < id.seq() || head.epoch < id.epoch() {
+            let why = "the head in the lock is older than the checkpoint that it names".to_owned();
+            return Err(Error::Damaged { key: Object::CheckpointManifest(id).key(), why });
+        }
+        artifacts::manifest(&*self.store, &self.clock, id, &head.manifest_sha256).await
     }
 
     /// As [`manifest`](Self::manifest), to start from it: one that is not sealed is refused.
@@ -83,13 +89,12 @@ impl Checkpoints {
         sealed.map(|()| manifest)
     }
 
-    /// Seals what a head names, as it lies there. False: there is no key to do it with.
-    pub async fn sign(&self, head: &Head) -> Result<bool> {
+    /// Seals what a head names, as it lies there, if there is a key to do it with.
+    pub async fn sign(&self, head: &Head) -> Result<()> {
         let (id, sha256) = (&head.checkpoint_id, &head.manifest_sha256);
         self.manifest(head).await?;
         let (about, seal) = (Object::CheckpointManifest(id).key(), Object::CheckpointSeal(id).key());
-        seal::put(&*self.store, &self.clock, &self.seals, &about, &seal, sha256).await?;
-        Ok(self.seals.are_asked_for())
+        seal::put(&*self.store, &self.clock, &self.seals, &about, &seal, sha256).await
     }
 
     /// Whether a head may lie where this instance looks. Only different names say that it does not.

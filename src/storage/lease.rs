@@ -12,11 +12,14 @@ use std::{future::Future, pin::pin, sync::Arc, time::SystemTime};
 use baton_protocol::{
     id::Nonce,
     lock::{Claim, Head, Lock, Waiter},
+    reason::Reason,
 };
 use tokio::sync::watch;
 
 use super::{
+    lock_object::{self, Unusable},
     rules::{self, Held, Identity, InitialLease, Sight, Stand, Times},
+    seal::Seals,
     store::{self, Poll, Store, Urgency, Version},
 };
 use crate::{
@@ -33,10 +36,27 @@ pub enum Error {
     /// Nobody may make up a new one.
     #[error("the lock does not exist")]
     Missing,
-    #[error("the lock cannot be understood: {0}")]
-    Garbled(String),
+    /// Nothing is written over it: an operator has to repair it.
+    #[error(transparent)]
+    Unusable(#[from] Unusable),
+    /// An operator's command has no key, and what it writes would be refused by instances that have one.
+    #[error("the lock is signed: set BATON_HMAC_KEY to the key of the instances")]
+    Sealed,
+    #[error("the lock cannot be encoded: {0}")]
+    Unencoded(String),
     #[error(transparent)]
     Store(#[from] store::Error),
+}
+
+impl Error {
+    /// Why there is no lock that can be used. Nothing is written until an operator has acted.
+    pub fn reason(&self) -> Option<Reason> {
+        match self {
+            Self::Missing => Some(Reason::LockMissing),
+            Self::Unusable(unusable) => Some(unusable.reason()),
+            Self::Changed | Self::Sealed | Self::Unencoded(_) | Self::Store(_) => None,
+        }
+    }
 }
 
 pub type Result<T> = std::result::Result<T, Error>;
@@ -74,7 +94,10 @@ pub struct LockFile {
     who: Identity,
     clock: SharedClock,
     times: Times,
+    seals: Seals,
     known: Option<(Lock, Version)>,
+    /// The lock as last read or written carries a signature.
+    is_sealed: bool,
     sight: Sight,
     held: Option<Held>,
     /// The last epoch that was ours, also after it was let go.
@@ -104,7 +127,9 @@ impl LockFile {
             who,
             clock,
             times,
+            seals: Seals::default(),
             known: None,
+            is_sealed: false,
             sight: Sight::default(),
             held: None,
             epoch: None,
@@ -124,6 +149,12 @@ impl LockFile {
     pub fn begun_by(mut self, lease: InitialLease) -> Self {
         self.attempts.push((lease.op, lease.sent));
         self
+    }
+
+    /// With keys: only a lock that one of them has signed is read, and every write is signed.
+    #[must_use]
+    pub fn sealed_by(self, seals: Seals) -> Self {
+        Self { seals, ..self }
     }
 
     /// Tells how late renewals come.
@@ -192,11 +223,13 @@ impl LockFile {
         match polled {
             Ok(Poll::Unchanged) => {}
             Ok(Poll::Changed(bytes, version)) => {
-                let lock = serde_json::from_slice(&bytes).map_err(|error| {
-                    self.sight.missed();
-                    Error::Garbled(error.to_string())
-                })?;
-                self.known = Some((lock, version));
+                let stored = lock_object::parse(&self.seals, &self.key, &bytes).and_then(|stored| match &self.known {
+                    Some((known, _)) if lock_object::is_older(&stored.lock, known) => Err(Unusable::Older),
+                    Some(_) | None => Ok(stored),
+                });
+                // What was known stays: a write made from it is refused, since its version is not the present one.
+                let stored = stored.inspect_err(|_| self.sight.missed())?;
+                (self.known, self.is_sealed) = (Some((stored.lock, version)), stored.is_sealed);
             }
             Ok(Poll::Missing) => {
                 // [14] Not free, and not ours to make. A conditional write cannot be applied any more either.

@@ -11,6 +11,7 @@ pub mod foreign;
 pub mod gcs;
 pub mod layout;
 pub mod lease;
+pub mod lock_object;
 pub mod memory;
 pub mod mount;
 pub mod mounted;

@@ -21,8 +21,10 @@ use super::{
     checkpoints::Checkpoints,
     layout::{self, Object},
     lease::LockFile,
+    lock_object::{self, Unusable},
     recent::Recent,
     rules::{Identity, Times},
+    seal::Seals,
     store::{self, Entry, If, Poll, Store, Urgency, Version},
     stores::Stores,
     unresponsive::LastWrite,
@@ -77,6 +79,8 @@ pub struct Records {
     recent: Arc<Recent>,
     /// Where forks come from.
     checkpoints: Option<Checkpoints>,
+    /// By which durable locks are signed.
+    seals: Seals,
     metrics: Metrics,
 }
 
@@ -113,8 +117,18 @@ impl Records {
         can_snapshot: bool,
         times: Times,
     ) -> Self {
-        let (recent, metrics) = (Arc::default(), Metrics::default());
-        Self { clock, memory, durable, can_snapshot, times, stores: None, recent, checkpoints: None, metrics }
+        Self {
+            clock,
+            memory,
+            durable,
+            can_snapshot,
+            times,
+            stores: None,
+            recent: Arc::default(),
+            checkpoints: None,
+            seals: Seals::default(),
+            metrics: Metrics::default(),
+        }
     }
 
     /// Refuses what is durable where these stores cannot hold it, as when a mount cannot lock.
@@ -129,6 +143,12 @@ impl Records {
         self
     }
 
+    /// With keys: durable locks are signed, and none is used that is not.
+    pub fn sealed_by(mut self, seals: Seals) -> Self {
+        self.seals = seals;
+        self
+    }
+
     /// Tells how late leases are renewed.
     pub fn measured_by(mut self, metrics: Metrics) -> Self {
         self.metrics = metrics;
@@ -137,6 +157,11 @@ impl Records {
 
     pub fn can_checkpoint(&self) -> bool {
         self.durable.is_some()
+    }
+
+    /// There is a key by which locks are signed.
+    pub fn signs(&self) -> bool {
+        self.seals.are_asked_for()
     }
 
     pub fn can_snapshot(&self) -> bool {
@@ -148,9 +173,13 @@ impl Records {
         let (locks, _) = self.stores(Place::Durable)?;
         let key = lock_key(id);
         match self.poll(locks, &key, None).await? {
-            Poll::Changed(bytes, _) => serde_json::from_slice(&bytes)
-                .map(Some)
-                .map_err(|error| store::Error::Damaged { key, why: error.to_string() }.into()),
+            Poll::Changed(bytes, _) => match lock_object::parse(&self.seals, &key, &bytes) {
+                Ok(stored) => Ok(Some(stored.lock)),
+                Err(Unusable::Unsigned) => Err(store::Error::Unsigned(key).into()),
+                Err(unusable @ (Unusable::Garbled(_) | Unusable::Older)) => {
+                    Err(store::Error::Damaged { key, why: unusable.to_string() }.into())
+                }
+            },
             Poll::Unchanged | Poll::Missing => Ok(None),
         }
     }
@@ -247,7 +276,7 @@ impl Records {
     pub fn lock_file(&self, id: &SandboxId, place: Place, who: &Identity) -> Result<LockFile> {
         let (locks, _) = self.stores(place)?;
         let file = LockFile::new(locks.clone(), lock_key(id), who.clone(), self.clock.clone(), self.times);
-        Ok(file.measured_by(self.metrics.clone()))
+        Ok(file.measured_by(self.metrics.clone()).sealed_by(self.seals_of(place)))
     }
 
     /// Ends when lock or metadata may have changed; never, where the store cannot tell.
@@ -277,6 +306,14 @@ impl Records {
             (Place::Memory, _) => Ok((&self.memory, &self.memory)),
             (Place::Durable, Some(durable)) => Ok((&durable.locks, &durable.metadata)),
             (Place::Durable, None) => Err(Error::NotConfigured(CHECKPOINT_NOT_ENABLED.to_owned())),
+        }
+    }
+
+    /// What ends with this instance is in its own memory, where nobody else can write.
+    fn seals_of(&self, place: Place) -> Seals {
+        match place {
+            Place::Memory => Seals::default(),
+            Place::Durable => self.seals.clone(),
         }
     }
 

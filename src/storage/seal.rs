@@ -14,27 +14,41 @@ use crate::{clock::SharedClock, telemetry::Redacted};
 
 /// The keys of an instance: the first one seals, each of them opens. Without any nothing is sealed or asked for.
 #[derive(Clone, Debug, Default)]
-pub struct Seals(Vec<Redacted<String>>);
+pub struct Seals {
+    keys: Vec<Redacted<String>>,
+    /// Without a key, leave alone what carries a seal instead of replacing it by something without one.
+    keeps_sealed: bool,
+}
 
 impl Seals {
     pub fn new(keys: Vec<Redacted<String>>) -> Self {
-        Self(keys)
+        Self { keys, keeps_sealed: false }
+    }
+
+    /// For an operator's command, which may lack the key that the instances have: what they have sealed stays sealed.
+    pub fn of_command(keys: Vec<Redacted<String>>) -> Self {
+        Self { keys, keeps_sealed: true }
+    }
+
+    /// Whether a record may be replaced: not if it is sealed, and what is written would not be, by a command.
+    pub fn may_replace(&self, is_sealed: bool) -> bool {
+        !is_sealed || !self.keeps_sealed || self.are_asked_for()
     }
 
     /// What belongs beside the object `key` with this content. `None` where nothing is sealed.
     pub fn seal(&self, key: &str, content: &[u8]) -> Option<String> {
-        self.0.first().and_then(|secret| mac(secret, key, content)).map(|mac| hex(&mac.finalize().into_bytes()))
+        self.keys.first().and_then(|secret| mac(secret, key, content)).map(|mac| hex(&mac.finalize().into_bytes()))
     }
 
     pub fn are_asked_for(&self) -> bool {
-        !self.0.is_empty()
+        !self.keys.is_empty()
     }
 
     /// Whether one of the keys made this seal, in constant time for each.
     pub fn is_genuine(&self, key: &str, content: &[u8], seal: &[u8]) -> bool {
         let Some(seal) = unhex(seal) else { return false };
         let made = |secret| mac(secret, key, content).is_some_and(|mac| mac.verify_slice(&seal).is_ok());
-        self.0.iter().any(made)
+        self.keys.iter().any(made)
     }
 }
 

@@ -122,7 +122,11 @@ impl Stores {
         Some(Snapshots::new(at.store, at.bucket, self.clock.clone()).sealed_by(self.seals.clone()))
     }
 
-    /// With keys, by which checkpoints and snapshots are sealed.
+    pub fn seals(&self) -> &Seals {
+        &self.seals
+    }
+
+    /// With keys, by which locks, checkpoints and snapshots are sealed.
     #[must_use]
     pub fn sealed_by(self, seals: Seals) -> Self {
         Self { seals, ..self }

@@ -26,6 +26,14 @@ mod real {
     pub mod wire;
 }
 
+/// Fixtures of instances on one store, with containers and a time that are simulated.
+#[allow(dead_code, reason = "shared with the tests of the world")]
+#[path = "../world"]
+mod simulated {
+    pub mod instances;
+    pub mod stage;
+}
+
 /// Fixtures without it: an API in this process, with a scripted agent behind it.
 #[allow(dead_code, reason = "shared with the tests of the wire")]
 #[path = "../wire"]

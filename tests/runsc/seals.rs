@@ -31,15 +31,24 @@ fn objects(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     found
 }
 
-async fn refused(machine: &Machine, server: &Server, key: &Key) {
+/// What an operator's command with these settings prints.
+async fn baton(machine: &Machine, arguments: &[&str], settings: &[(&str, &str)]) -> String {
+    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_baton"));
+    command.args(arguments).env_clear().envs(machine.place()).envs(settings.iter().copied()).kill_on_drop(true);
+    let done = clock().timeout(Duration::from_secs(60), command.output()).await.expect("it ends").unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    String::from_utf8(done.stdout).unwrap()
+}
+
+async fn refused(machine: &Machine, server: &Server, key: &Key, keys: &[(&str, &str)]) {
     let stored = machine.data().join("sandbox_checkpoints");
     let (before, head) = (objects(&stored), machine.lock(&key.id)["head"].clone());
     let mut socket = Socket::attach(server, Dialect::Plain, key).await;
     let answer = socket.status("RESTORE_ERROR").await;
     assert!(answer["message"].as_str().is_some_and(|text| text.contains("not signed")), "{answer}");
     socket.end().await;
-    let status = || machine.json(&format!("sandboxes/{}/metadata.json", key.id))["status"].clone();
-    eventually("the reason stands in its status", || status()["reason"] == "Unsigned").await;
+    let shown = baton(machine, &["get", &key.id], keys).await;
+    assert!(shown.contains("Unsigned") && shown.contains("baton repair ID --sign"), "{shown}");
     assert_eq!((objects(&stored), &machine.lock(&key.id)["head"]), (before, &head), "it stays as it is");
 }
 
@@ -64,13 +73,13 @@ async fn a_checkpoint_without_a_good_signature_is_refused_and_keys_can_be_change
     socket.status("CHECKPOINTED").await;
     socket.end().await;
     eventually("it is let go", || machine.lock(&key.id)["lease"].is_null()).await;
-    refused(&machine, &new, &key).await;
+    refused(&machine, &new, &key, &NEW).await;
 
     // The way from one key to the next.
     let both = machine.server_with("both", &BOTH).await;
     goes_on(&machine, &both, &key).await;
     goes_on(&machine, &new, &key).await;
-    refused(&machine, &old, &key).await;
+    refused(&machine, &old, &key, &OLD).await;
 
     // Somebody who can write the bucket and has no key: manifest and lock agree with each other.
     let lock = format!("sandboxes/{}/lock.json", key.id);
@@ -82,18 +91,15 @@ async fn a_checkpoint_without_a_good_signature_is_refused_and_keys_can_be_change
     changed["head"]["manifest_sha256"] = Value::from(digest);
     machine.replace(&manifest, text);
     machine.replace(&lock, serde_json::to_vec(&changed).unwrap());
-    refused(&machine, &both, &key).await;
+    refused(&machine, &both, &key, &BOTH).await;
 
     // Who has no key is taken in, so it was the signature.
     let open = machine.server("open").await;
     goes_on(&machine, &open, &key).await;
-    refused(&machine, &new, &key).await;
+    refused(&machine, &new, &key, &NEW).await;
 
     // An operator who knows that it is his signs it.
-    let mut sign = tokio::process::Command::new(env!("CARGO_BIN_EXE_baton"));
-    sign.args(["repair", &key.id, "--sign"]).env_clear().envs(machine.place()).envs(NEW).kill_on_drop(true);
-    let done = clock().timeout(Duration::from_secs(60), sign.output()).await.expect("it ends").unwrap();
-    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    baton(&machine, &["repair", &key.id, "--sign"], &NEW).await;
     goes_on(&machine, &new, &key).await;
     for server in [old, new, both, open] {
         server.stop().await;
@@ -128,11 +134,8 @@ async fn a_snapshot_without_a_good_signature_is_refused() {
     std::fs::copy(folder.join("mine/mine.tar"), folder.join("found/found.tar")).unwrap();
     let message = snapshots::refused(&new, named("found")).await;
     assert!(message.contains("not signed"), "{message}");
-    let mut import = tokio::process::Command::new(env!("CARGO_BIN_EXE_baton"));
-    import.args(["snapshot", "import", "--name", "brought"]).arg(folder.join("mine/mine.tar"));
-    import.env_clear().envs(machine.place()).envs(NEW).kill_on_drop(true);
-    let done = clock().timeout(Duration::from_secs(60), import.output()).await.expect("it ends").unwrap();
-    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let archive = folder.join("mine/mine.tar");
+    baton(&machine, &["snapshot", "import", "--name", "brought", archive.to_str().unwrap()], &NEW).await;
     assert_eq!(kept(&new, "brought").await, "kept\n");
     let message = snapshots::refused(&old, named("brought")).await;
     assert!(message.contains("not signed"), "{message}");

@@ -13,6 +13,7 @@ use baton::{
         memory::Memory,
         records::{Durable, Records},
         rules::{Identity, Times},
+        seal::Seals,
         snapshots::Snapshots,
         store::{If, Poll, Store},
     },
@@ -25,7 +26,7 @@ use baton_protocol::{
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::stage::Stage;
+use super::stage::Stage;
 
 /// One store, one time, any number of instances.
 pub struct World {
@@ -36,13 +37,16 @@ pub struct World {
     pub housekeeping: Housekeeping,
     /// What these call the bucket of their artifacts; `None` is a mount that nobody has named.
     pub bucket: Option<String>,
+    /// The keys that these have.
+    pub seals: Seals,
 }
 
 impl World {
     pub fn new() -> Self {
         let clock: SharedClock = Arc::new(TestClock::new(3));
         let store = Arc::new(Memory::new(clock.clone()));
-        Self { clock, store, staging: tempfile::tempdir().unwrap(), housekeeping: Housekeeping::OFF, bucket: None }
+        let (staging, housekeeping) = (tempfile::tempdir().unwrap(), Housekeeping::OFF);
+        Self { clock, store, staging, housekeeping, bucket: None, seals: Seals::default() }
     }
 
     pub fn instance(&self) -> Instance {
@@ -61,13 +65,16 @@ impl World {
         let store: Arc<dyn Store> = stage.clone();
         let durable = Durable { locks: store.clone(), metadata: store.clone(), lock_bucket: None };
         let memory = Arc::new(Memory::new(clock.clone()));
+        let checkpoints = Checkpoints::new(store.clone(), self.bucket.clone(), clock.clone());
+        let checkpoints = checkpoints.sealed_by(self.seals.clone());
         let records = Records::new(clock.clone(), memory, Some(durable), true, Times::DEFAULT);
+        let records = records.forking_from(checkpoints.clone()).sealed_by(self.seals.clone());
         let containers = Arc::new(FakeContainers::new(clock.clone()));
         let tools = Arc::new(Tools {
             staging: self.staging.path().join(who.me.as_str()),
             who,
-            checkpoints: Some(Checkpoints::new(store.clone(), self.bucket.clone(), clock.clone())),
-            snapshots: Some(Snapshots::new(store, self.bucket.clone(), clock.clone())),
+            checkpoints: Some(checkpoints),
+            snapshots: Some(Snapshots::new(store, self.bucket.clone(), clock.clone()).sealed_by(self.seals.clone())),
             archive_size: 1 << 30,
             deposit: Deposit::default(),
             runtimes: AllowedRuntimes::default(),

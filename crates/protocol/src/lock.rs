@@ -96,6 +96,11 @@ pub struct Head {
 }
 
 impl Lock {
+    /// Whether a checkpoint may be the head of this sandbox: it is its own, or the one that it was forked from.
+    pub fn may_start_from(&self, checkpoint: &CheckpointId) -> bool {
+        checkpoint.sandbox() == self.sandbox_id || self.forked_from.as_ref() == Some(checkpoint)
+    }
+
     /// As create writes it: free, never run.
     pub fn new(sandbox_id: SandboxId) -> Self {
         Self {
@@ -120,6 +125,23 @@ impl Lock {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_sandbox_starts_from_a_checkpoint_of_its_own_or_from_the_one_it_was_forked_from() {
+        let id = |name: &str| SandboxId::parse(name).unwrap();
+        let of = |name: &str, seq| CheckpointId::new(&id(name), 1, seq, &Nonce::from_bits([1; 16]));
+        let lock = Lock { forked_from: Some(of("sandbox-b", 1)), ..Lock::new(id("sandbox-a")) };
+        for (checkpoint, may) in [
+            (of("sandbox-a", 1), true),
+            (of("sandbox-b", 1), true),
+            (of("sandbox-b", 2), false),
+            (of("sandbox-a-1", 1), false),
+            (of("sandbox-c", 1), false),
+        ] {
+            assert_eq!(lock.may_start_from(&checkpoint), may, "{checkpoint}");
+        }
+        assert!(!Lock::new(id("sandbox-a")).may_start_from(&of("sandbox-b", 1)));
+    }
 
     #[test]
     fn an_entry_of_another_version_counts_as_one_that_gets_the_sandbox_at_once() {

@@ -56,6 +56,11 @@ reasons! {
         cause: "lock.json was deleted, or the sandbox was put into the store by hand and never had one. Instances do not make a new one by themselves, since two of them could then run the sandbox; a container that ran stands still and is kept.",
         remedy: "Bring the object back from the bucket's soft delete. If that is not possible, or if there never was one, make sure that no instance runs the sandbox and use `baton repair ID --nobody-runs-it`."
     }
+    /// The lock is there and cannot be parsed.
+    InvalidLock {
+        cause: "lock.json is no JSON object, lacks a field, has a value that is not allowed, names another sandbox, or is an earlier version that was put back over a later one. Instances write nothing over it, since what it said about the holder and the checkpoint is not known; a container that ran stands still and is kept.",
+        remedy: "Bring the last good version of the object back from the bucket's soft delete. If that is not possible, make sure that no instance runs the sandbox and use `baton repair ID --nobody-runs-it`, which replaces the lock."
+    }
     /// The metadata is there and can be understood, and nobody could attach.
     TokenMissing {
         cause: "metadata.json has no `token_sha256`: it was written by hand, to restore a sandbox, or the key was removed. Nobody can attach; an instance that runs the sandbox goes on by the last good spec.",
@@ -123,8 +128,8 @@ reasons! {
     }
     /// Whoever wrote it has none of our keys.
     Unsigned {
-        cause: "BATON_HMAC_KEY is set, and the checkpoint or snapshot has no signature, or one of another key. Nothing was started from it, and it stays as it is.",
-        remedy: "If it was made by an instance of yours, before it had a key or with an older one: put that key last in the list, or sign it with `baton repair ID --sign`. If not, somebody else writes to the bucket."
+        cause: "BATON_HMAC_KEY is set, and the lock, the checkpoint or the snapshot has no signature, or one of another key. Nothing was started from it, and it stays as it is.",
+        remedy: "If it was written by an instance of yours, before it had a key or with an older one: put that key last in the list, or sign it with `baton repair ID --sign`. If not, somebody else writes to the bucket: compare `head` in the lock with what the log of your instances says was committed last."
     }
     /// A stored file is not there.
     CheckpointMissing {

@@ -6,6 +6,7 @@ use baton_protocol::{id::Nonce, lock::Lock};
 
 use super::{Error, LockFile, Released, Result};
 use crate::storage::{
+    lock_object,
     rules::{self, Held, LetGo},
     store::{self, If, Urgency},
 };
@@ -56,7 +57,11 @@ impl LockFile {
         applied: impl Fn(&Lock) -> bool,
     ) -> Result<()> {
         let (_, version) = self.known.as_ref().ok_or(Error::Missing)?;
-        let bytes = serde_json::to_vec(&next).map_err(|error| Error::Garbled(error.to_string()))?;
+        if !self.seals.may_replace(self.is_sealed) {
+            return Err(Error::Sealed);
+        }
+        let encoded = lock_object::sealed(&self.seals, &self.key, &next).and_then(|sealed| serde_json::to_vec(&sealed));
+        let bytes = encoded.map_err(|error| Error::Unencoded(error.to_string()))?;
         // [3] Before it is sent: the deadline counts from here, whatever the way takes.
         let sent = self.clock.now();
         self.attempts.push((op.clone(), sent));
@@ -67,7 +72,7 @@ impl LockFile {
         match answer.unwrap_or_else(|elapsed| Err(self.unanswered(elapsed))) {
             Ok(written) => {
                 self.sight.saw(&next, self.clock.now());
-                self.known = Some((next, written.version));
+                (self.known, self.is_sealed) = (Some((next, written.version)), self.seals.are_asked_for());
                 (self.unsettled, self.in_doubt) = (false, false);
                 self.applied();
                 if let Some(updated) = written.updated {

@@ -9,6 +9,7 @@ use baton_protocol::{
 use super::{CHECKPOINT_NOT_ENABLED, Error, Found, Place, Records, Result, Shelf, encoded, lock_key, metadata_key};
 use crate::storage::{
     checkpoints::committed,
+    lock_object::{self, Sealed},
     rules::{self, InitialLease},
     store::{self, If, Poll, Urgency, Version},
     stores::{Need, Refusal},
@@ -36,7 +37,8 @@ impl Records {
         let lock = rules::initial(spec.sandbox_id.clone(), me, lease, &self.times);
         let status = Status::default();
         let record = Metadata { spec, latest_sandbox_checkpoint: None, last_checkpointed: None, status };
-        let written = self.write_new((locks, &lock), (metadata, &record)).await;
+        let sealed = self.sealed(&lock, place)?;
+        let written = self.write_new((locks, &sealed), (metadata, &record)).await;
         let version = written.map_err(|unwritten| unwritten.error)?;
         self.recent.note(&lock.sandbox_id, &Found { metadata: record, version, place });
         Ok(())
@@ -73,7 +75,8 @@ impl Records {
         spec.lock_bucket = self.lock_bucket(Place::Durable);
         let status = Status { phase: Phase::Checkpointed, ..Status::default() };
         let record = Metadata { spec, latest_sandbox_checkpoint: latest, last_checkpointed: at, status };
-        let Err(unwritten) = self.write_new((locks, &lock), (metadata, &record)).await else { return Ok(()) };
+        let sealed = self.sealed(&lock, Place::Durable)?;
+        let Err(unwritten) = self.write_new((locks, &sealed), (metadata, &record)).await else { return Ok(()) };
         if unwritten.is_erased {
             checkpoints.unpin(source, id).await?;
         }
@@ -86,14 +89,22 @@ impl Records {
         Ok([lock.head, lock.prev_head].into_iter().flatten().find(|head| head.checkpoint_id == *id))
     }
 
+    /// A lock as it is written in this place.
+    pub(super) fn sealed<'a>(&self, lock: &'a Lock, place: Place) -> Result<Sealed<'a>> {
+        let key = lock_key(&lock.sandbox_id);
+        let sealed = lock_object::sealed(&self.seals_of(place), &key, lock);
+        Ok(sealed.map_err(|error| store::Error::Other { key, why: error.to_string() })?)
+    }
+
     /// Writes both objects of a new sandbox. A failure takes back what was written, as far as the store answers: what
     /// is left is a lock without metadata, which the sweep purges.
     async fn write_new(
         &self,
-        (locks, lock): (Shelf<'_>, &Lock),
+        (locks, lock): (Shelf<'_>, &Sealed<'_>),
         (metadata, record): (Shelf<'_>, &Metadata),
     ) -> std::result::Result<Version, Unwritten> {
-        let (lock_key, metadata_key) = (lock_key(&lock.sandbox_id), metadata_key(&lock.sandbox_id));
+        let id = &record.spec.sandbox_id;
+        let (lock_key, metadata_key) = (lock_key(id), metadata_key(id));
         if let Err(error) = self.put_new(locks, &lock_key, lock).await {
             let is_erased = self.erase_own(locks, &lock_key, lock).await;
             return Err(Unwritten { error, is_erased });

@@ -15,7 +15,8 @@ use serde_json::{Map, Value};
 use super::{Draft, Error, LISTING_PATIENCE, PREFIX, Place, Records, Result, lock_key, metadata_key, read, unanswered};
 use crate::storage::{
     layout,
-    store::{self, Entry, If, Poll, Store, Version},
+    lock_object::{self, Unusable},
+    store::{self, Entry, If, Poll, Store, Urgency, Version},
     unresponsive::{self, LastWrite, Unresponsive},
 };
 
@@ -27,6 +28,9 @@ pub struct Objects {
     /// When the lock was written, for views alone.
     pub lock_written: Option<LastWrite>,
 }
+
+/// A lock that was parsed and not verified.
+pub type Unverified = std::result::Result<Lock, Unusable>;
 
 impl Records {
     /// Every sandbox in the store, in order. Listed in pages; what changes meanwhile may be missed.
@@ -153,7 +157,24 @@ impl Records {
     /// Writes a lock where there is none, for an operator who made sure that nobody runs the sandbox.
     pub async fn new_lock(&self, lock: &Lock) -> Result<()> {
         let (locks, _) = self.stores(Place::Durable)?;
-        self.put_new(locks, &lock_key(&lock.sandbox_id), lock).await.map(drop)
+        let sealed = self.sealed(lock, Place::Durable)?;
+        self.put_new(locks, &lock_key(&lock.sandbox_id), &sealed).await.map(drop)
+    }
+
+    /// Writes a lock over one that cannot be used, for an operator as above, if it is still the one that was seen.
+    pub async fn replace_lock(&self, lock: &Lock, seen: &Version) -> Result<()> {
+        let (locks, _) = self.stores(Place::Durable)?;
+        let sealed = self.sealed(lock, Place::Durable)?;
+        let key = lock_key(&lock.sandbox_id);
+        Ok(self.put(locks, &key, &sealed, If::Is(seen.clone()), Urgency::Commit).await.map(drop)?)
+    }
+
+    /// The lock as it is stored, whoever wrote it, for an operator who vouches for it. `None`: there is none.
+    pub async fn unverified_lock(&self, id: &SandboxId) -> Result<Option<(Unverified, Version)>> {
+        let (locks, _) = self.stores(Place::Durable)?;
+        let key = lock_key(id);
+        let Poll::Changed(bytes, version) = self.poll(locks, &key, None).await? else { return Ok(None) };
+        Ok(Some((lock_object::parse_unverified(&key, &bytes), version)))
     }
 
     /// Erases metadata that was put back over a tombstone, if it is still that.
