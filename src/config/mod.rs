@@ -123,6 +123,25 @@ pub struct Config {
     settings: Vec<Setting>,
 }
 
+/// What a bucket without signatures means.
+const UNSIGNED: &str = "BATON_HMAC_KEY is not set: whoever can write objects to the bucket decides what sandboxes are \
+    restored from, and can give one sandbox the memory and files of another; set it to a secret of at least 32 bytes, \
+    the same for every instance";
+
+impl StorageVariables {
+    /// Something is stored in Cloud Storage, directly or through a mount.
+    fn uses_a_bucket(&self) -> bool {
+        // Through `CHECKPOINT_AND_RESTORE_PATH` alone nothing says that it is the bucket that is written.
+        let is_used = |bucket: &Option<String>, mount: &Option<String>| {
+            bucket.is_some() && (mount.is_some() || self.all_mount.is_none())
+        };
+        self.metadata_bucket.is_some()
+            || self.lock_bucket.is_some()
+            || is_used(&self.checkpoint_bucket, &self.checkpoint_mount)
+            || is_used(&self.snapshot_bucket, &self.snapshot_mount)
+    }
+}
+
 /// Flags by the name of their variable.
 pub type Flags = BTreeMap<&'static str, String>;
 
@@ -212,10 +231,12 @@ impl Config {
     /// What an operator should know about the settings before anything is done with them.
     pub fn warnings(&self) -> Vec<&'static str> {
         let is_ignored = !self.is_default("STORAGE_EMULATOR_HOST") && !self.is_default("BATON_GCS_ENDPOINT");
-        is_ignored
-            .then_some("STORAGE_EMULATOR_HOST is ignored: BATON_GCS_ENDPOINT is set too and comes first")
-            .into_iter()
-            .collect()
+        let is_unsigned = self.storage.uses_a_bucket() && self.hmac_keys.is_empty();
+        let warnings = [
+            is_ignored.then_some("STORAGE_EMULATOR_HOST is ignored: BATON_GCS_ENDPOINT is set too and comes first"),
+            is_unsigned.then_some(UNSIGNED),
+        ];
+        warnings.into_iter().flatten().collect()
     }
 
     /// Every variable of the table, in its order.

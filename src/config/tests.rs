@@ -167,6 +167,28 @@ fn keys_that_could_be_guessed_are_refused_and_not_shown() {
 }
 
 #[test]
+fn a_bucket_without_a_key_is_a_warning_and_a_directory_is_none() {
+    let warned = |variables: &[(&str, &str)]| {
+        let warnings = read(variables).warnings();
+        assert!(warnings.iter().all(|text| text.contains("BATON_HMAC_KEY")), "{warnings:?}");
+        warnings.len() == 1
+    };
+    let (key, all) =
+        (("BATON_HMAC_KEY", "a-key-of-the-tests-with-32-bytes-or-more"), ("CHECKPOINT_AND_RESTORE_PATH", "/d"));
+    for bucket in
+        ["SANDBOX_METADATA_BUCKET", "SANDBOX_LOCK_BUCKET", "SANDBOX_CHECKPOINT_BUCKET", "FILESYSTEM_SNAPSHOT_BUCKET"]
+    {
+        assert!(warned(&[(bucket, "b")]), "{bucket}");
+        assert!(!warned(&[(bucket, "b"), key]), "{bucket}");
+    }
+    let mounted = ("SANDBOX_CHECKPOINT_MOUNT_PATH", "/mnt");
+    assert!(warned(&[("SANDBOX_CHECKPOINT_BUCKET", "b"), mounted]), "a mount of that bucket");
+    assert!(
+        !warned(&[]) && !warned(&[all]) && !warned(&[mounted]) && !warned(&[("SANDBOX_CHECKPOINT_BUCKET", "b"), all])
+    );
+}
+
+#[test]
 fn directories_follow_the_users_own() {
     let config = read(&[("HOME", "/home/ann"), ("XDG_CACHE_HOME", "/scratch")]);
     assert_eq!(config.state_dir, PathBuf::from("/home/ann/.local/state/baton"));
