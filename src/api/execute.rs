@@ -12,7 +12,7 @@ use baton_protocol::{
     agent,
     event::Output,
     frame::{Frame, Kind, Stream},
-    id::{ExecId, SandboxId},
+    id::{ExecId, SandboxId, Tenant},
     metadata::Spec,
     request::{Config, Exec, Language},
 };
@@ -59,7 +59,7 @@ pub async fn execute(
     let headers = request.headers();
     let plain = |status: StatusCode| status.into_response();
     api.admit(headers, peer, None).map_err(plain)?;
-    limits::check_key(headers, &api.settings).map_err(plain)?;
+    let tenant = limits::check_key(headers, &api.settings).map_err(plain)?;
     let refuse = |status: StatusCode, text: &str| (status, text.to_owned()).into_response();
     let asked = query.language.unwrap_or_default();
     let Some(language) = Language::parse(&asked) else {
@@ -87,7 +87,7 @@ pub async fn execute(
     tasks.spawn(
         async move {
             let mut started = Some(started);
-            match run(&api, &id, &exec, &mut started, output, &span).await {
+            match run(&api, (&id, tenant), &exec, &mut started, output, &span).await {
                 Ok(()) => span.end(Outcome::Done),
                 Err(refused) => {
                     if let Some(started) = started {
@@ -116,7 +116,7 @@ type Started = Option<oneshot::Sender<Result<(), Refused>>>;
 /// Makes the sandbox, runs the command, deletes the sandbox whatever happened.
 async fn run(
     api: &Arc<Api>,
-    id: &SandboxId,
+    (id, tenant): (&SandboxId, Option<Tenant>),
     exec: &Exec,
     started: &mut Started,
     output: mpsc::Sender<Bytes>,
@@ -126,6 +126,8 @@ async fn run(
     if api.is_draining() {
         return Err(unavailable(SHUTTING_DOWN));
     }
+    let counted = api.count(id, tenant.as_ref()).await;
+    let counted = counted.map_err(|sentence| (StatusCode::TOO_MANY_REQUESTS, sentence))?;
     let mut drain = api.settings.drain.clone();
     let admitted = tokio::select! {
         biased;
@@ -134,17 +136,23 @@ async fn run(
         // Nobody waits for the answer any more.
         () = output.closed() => return Ok(()),
     };
+    drop(counted);
     let presence = admitted.ok_or_else(|| unavailable(NO_ROOM))?;
     let follower = api.board.follow(id);
     // Nobody is ever given the token.
     let hash = token::sha256(&token::fresh(&*api.clock).0);
     let bare = Spec::new(id.clone(), hash, api.clock.timestamp(), api.settings.instance.clone());
-    let spec = intent::create(bare, &Config::default(), Dialect::V1, api.abilities(), api.defaults());
+    let defaults = api.defaults(tenant.as_ref());
+    let spec = intent::create(Spec { tenant, ..bare }, &Config::default(), Dialect::V1, api.abilities(), defaults);
     let mut spec = spec.map_err(|refusal| unavailable(&refusal.message))?;
     spec.traceparent = request.traceparent();
     api.create(&spec).await.map_err(|error| unavailable(&sentence(&error)))?;
     api.board.nudge(id);
+    // The caller may come again as soon as it has all of the output: the sandbox counts no more then.
+    let end = output.clone();
     let ran = Running { api, id, presence, follower }.run(exec, started, output).await;
+    api.occupancy.note(id, None);
+    drop(end);
     api.delete(id, request.traceparent()).await;
     ran
 }

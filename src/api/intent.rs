@@ -10,6 +10,7 @@ use baton_protocol::{
 };
 
 use super::dialect::Dialect;
+use crate::config::Quota;
 
 pub const NO_CHECKPOINT: &str = "Checkpointing is not enabled on the server.";
 pub const NO_HANDOFF: &str = "Sandbox handoff requires checkpointing to be enabled.";
@@ -41,6 +42,8 @@ pub struct Defaults<'a> {
     /// Seconds; `None` is never.
     pub idle: Option<u64>,
     pub limits: &'a Bounds,
+    /// The most it may ask for.
+    pub quota: Quota,
 }
 
 /// Fills in what the client asked for.
@@ -80,10 +83,13 @@ pub fn create(
     if size(&config.labels) + size(&config.env) + config.cwd.as_ref().map_or(0, String::len) > MOST_BYTES {
         return refuse(TOO_LARGE);
     }
-    spec.idle_timeout = match config.idle_timeout {
-        None => defaults.idle,
-        Some(Idle::Never) => None,
-        Some(Idle::After(span)) => Some(whole_seconds(span)),
+    let asked = config.idle_timeout.map(|asked| match asked {
+        Idle::Never => None,
+        Idle::After(span) => Some(whole_seconds(span)),
+    });
+    spec.idle_timeout = match defaults.quota.idle_timeout(asked, defaults.idle) {
+        Ok(idle) => idle,
+        Err(sentence) => return refuse(&sentence),
     };
     // What begins with a checkpoint lies beside it.
     spec.enable_sandbox_checkpoint = config.enable_checkpoint || config.from_checkpoint.is_some();
@@ -238,7 +244,13 @@ mod tests {
     const NONE: Abilities = Abilities { checkpoint: false, snapshot: false, cpus: false };
 
     fn create(spec: Spec, config: &Config, can: Abilities, idle: Option<u64>) -> Result<Spec, Refusal> {
-        super::create(spec, config, Dialect::Documents, can, Defaults { idle, limits: &Bounds::default() })
+        super::create(
+            spec,
+            config,
+            Dialect::Documents,
+            can,
+            Defaults { idle, limits: &Bounds::default(), quota: Quota::default() },
+        )
     }
 
     fn here() -> InstanceId {
@@ -281,7 +293,7 @@ mod tests {
                     enable_idle_timeout_auto_checkpoint: auto,
                     ..Config::default()
                 };
-                let defaults = Defaults { idle: None, limits: &Bounds::default() };
+                let defaults = Defaults { idle: None, limits: &Bounds::default(), quota: Quota::default() };
                 let spec = super::create(spec(), &config, dialect, ALL, defaults).unwrap();
                 let implied = dialect != Dialect::Predecessor;
                 assert_eq!(spec.enable_sandbox_handoff, handoff.unwrap_or(implied), "{dialect:?}");
@@ -304,12 +316,34 @@ mod tests {
     }
 
     #[test]
+    fn the_idle_time_is_within_the_quota_of_the_key() {
+        let quota = Quota { idle: Some(Duration::from_secs(60)), ..Quota::default() };
+        let idle = |idle_timeout| {
+            let config = Config { idle_timeout, ..Config::default() };
+            let defaults = Defaults { idle: Some(300), limits: &Bounds::default(), quota };
+            super::create(spec(), &config, Dialect::Documents, NONE, defaults).map(|spec| spec.idle_timeout)
+        };
+        assert_eq!(idle(None).unwrap(), Some(60));
+        assert_eq!(idle(Some(Idle::After(Duration::from_secs(5)))).unwrap(), Some(5));
+        for more in [Idle::Never, Idle::After(Duration::from_millis(60_001))] {
+            let refusal = idle(Some(more)).unwrap_err();
+            assert_eq!(refusal.status, Status::CreationError);
+            assert!(refusal.message.contains("1m at most (`idle` in BATON_QUOTAS)"), "{}", refusal.message);
+        }
+    }
+
+    #[test]
     fn limits_are_filled_from_the_servers_and_kept_below_them() {
         let bounds = Bounds::parse("memory=512MiB/1GiB,cpus=1/2").unwrap();
         let given = |limits: serde_json::Value, can| {
             let config = Config { limits: serde_json::from_value(limits).unwrap(), ..Config::default() };
-            let created =
-                super::create(spec(), &config, Dialect::Documents, can, Defaults { idle: None, limits: &bounds });
+            let created = super::create(
+                spec(),
+                &config,
+                Dialect::Documents,
+                can,
+                Defaults { idle: None, limits: &bounds, quota: Quota::default() },
+            );
             created.map(|spec| serde_json::to_value(spec.limits).unwrap()).map_err(|refusal| refusal.message)
         };
         let json = |text: &str| serde_json::from_str(text).unwrap();
@@ -322,16 +356,17 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_has_the_limits_of_its_checkpoint() {
+    fn a_copy_has_the_limits_and_the_tenant_of_its_source() {
         let source = SandboxId::parse("sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab").unwrap();
         let checkpoint_id = CheckpointId::new(&source, 1, 1, &Nonce::from_bits([1; 16]));
         let limits = Limits { pids: Some(64), ..Limits::default() };
         let config =
             Config { from_checkpoint: Some(checkpoint_id.clone()), limits: limits.clone(), ..Config::default() };
         assert_eq!(refused(config, ALL), LIMITED_ALREADY);
-        let copied =
-            copy(&Spec { limits: limits.clone(), ..spec() }, &checkpoint_id, source, String::new(), String::new());
-        assert_eq!(copied.limits, limits);
+        let tenant = "team-a".parse().ok();
+        let original = Spec { limits: limits.clone(), tenant, ..spec() };
+        let copied = copy(&original, &checkpoint_id, source, String::new(), String::new());
+        assert_eq!((copied.limits, copied.tenant), (limits, original.tenant));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::{
 };
 
 use axum::http::{HeaderMap, StatusCode, header};
+use baton_protocol::id::Tenant;
 
 use super::{Settings, token};
 use crate::{clock::Moment, traces::Traceparent};
@@ -81,13 +82,15 @@ pub fn traceparent(headers: &HeaderMap) -> Option<Traceparent> {
     header_text(headers, "traceparent").and_then(|text| Traceparent::parse(text.trim()))
 }
 
-/// Needed for `/create` and `/execute` where keys are configured.
-pub fn check_key(headers: &HeaderMap, settings: &Settings) -> Result<(), StatusCode> {
-    let key = header_text(headers, "x-api-key").or_else(|| offered(headers, "baton.key."));
-    if settings.api_keys.is_empty() || token::is_one_of(key.as_deref(), &settings.api_keys) {
-        return Ok(());
+/// Needed for `/create` and `/execute` where keys are configured: whom the key belongs to. Without keys nobody is told
+/// apart, and there are no tenants.
+pub fn check_key(headers: &HeaderMap, settings: &Settings) -> Result<Option<Tenant>, StatusCode> {
+    if settings.api_keys.is_empty() {
+        return Ok(None);
     }
-    Err(StatusCode::UNAUTHORIZED)
+    let key = header_text(headers, "x-api-key").or_else(|| offered(headers, "baton.key."));
+    let tenant = token::tenant_of(key.as_deref(), &settings.api_keys);
+    tenant.map(|tenant| Some(tenant.clone())).ok_or(StatusCode::UNAUTHORIZED)
 }
 
 pub fn check_admin(headers: &HeaderMap, settings: &Settings) -> Result<(), StatusCode> {

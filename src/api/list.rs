@@ -102,6 +102,7 @@ async fn view_of(api: &Api, found: &Metadata, lock: Option<LastWrite>) -> Value 
     let age = created.and_then(|created| api.clock.wall().duration_since(created).ok());
     json!({
         "sandbox_id": spec.sandbox_id,
+        "tenant": spec.tenant,
         "phase": silent.as_ref().map_or_else(|| json!(status.phase), |_| json!(unresponsive::PHASE)),
         "reason": silent.as_ref().map_or(status.reason.as_str(), |_| Reason::Unresponsive.name()),
         "message": silent.as_ref().map_or_else(|| status.message.clone(), Unresponsive::story),

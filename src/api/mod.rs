@@ -20,6 +20,7 @@ mod registry;
 mod session;
 mod speaker;
 pub mod tell;
+mod tenants;
 pub mod token;
 mod wire;
 
@@ -33,7 +34,7 @@ use axum::{
     routing::{any, get, post},
 };
 use baton_protocol::{
-    id::{InstanceId, SandboxId},
+    id::{InstanceId, SandboxId, Tenant},
     limits::{Bounds, Limits},
     metadata::{PlainWords, Spec},
     request::Config,
@@ -49,9 +50,11 @@ use self::{
     intent::{Abilities, Defaults},
     limits::Limiter,
     registry::Registry,
+    tenants::Occupancy,
 };
 use crate::{
     clock::SharedClock,
+    config::{ApiKey, Quotas},
     runtime::{Execs, Shares},
     storage::{board::Board, records, records::Records},
     traces::{Asked, Traces},
@@ -77,7 +80,8 @@ pub struct Settings {
     /// Whoever knows the id may attach without a token; a wrong one is still refused.
     pub is_token_optional: bool,
     /// Empty: everybody may create.
-    pub api_keys: Vec<String>,
+    pub api_keys: Vec<ApiKey>,
+    pub quotas: Quotas,
     pub admin_key: Option<String>,
     /// Pages that may connect; `*` is all.
     pub origins: Vec<String>,
@@ -98,6 +102,7 @@ pub struct Api {
     board: Arc<Board>,
     execs: Arc<dyn Execs>,
     registry: Arc<Registry>,
+    occupancy: Arc<Occupancy>,
     limiter: Limiter,
     marks: marks::Shelf,
     /// Every session and everything it leaves to do.
@@ -117,6 +122,7 @@ impl Api {
             settings,
             clock,
             records,
+            occupancy: Occupancy::new(board.clone()),
             board,
             execs,
             registry: Arc::default(),
@@ -147,8 +153,9 @@ impl Api {
         }
     }
 
-    fn defaults(&self) -> Defaults<'_> {
-        Defaults { idle: self.settings.idle_timeout, limits: &self.settings.limits }
+    fn defaults(&self, tenant: Option<&Tenant>) -> Defaults<'_> {
+        let quota = self.settings.quotas.of(tenant);
+        Defaults { idle: self.settings.idle_timeout, limits: &self.settings.limits, quota }
     }
 
     fn is_draining(&self) -> bool {
@@ -241,14 +248,14 @@ async fn create(
     upgrade: WebSocketUpgrade,
 ) -> Result<Response, StatusCode> {
     api.admit(&headers, peer, None)?;
-    limits::check_key(&headers, &api.settings)?;
+    let tenant = limits::check_key(&headers, &api.settings)?;
     let request = api.settings.traces.asked(Asked::Create, limits::traceparent(&headers));
     let (details, config) = match Config::from_query(&parameters) {
         Ok((config, is_given)) => (config.details, is_given.then_some(Ok(config))),
         Err(refusal) => (false, Some(Err(refusal))),
     };
     Ok(accept(&api.clone(), upgrade, move |socket, dialect| {
-        session::create(api, socket, session::Upgrade { dialect, details, request }, config)
+        session::create(api, socket, session::Upgrade { dialect, details, request }, tenant, config)
     }))
 }
 

@@ -1,10 +1,13 @@
 //! Tokens and keys: made once, kept only as a hash, compared in constant time.
 
-use baton_protocol::{event::Token, id};
+use baton_protocol::{
+    event::Token,
+    id::{self, Tenant},
+};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-use crate::clock::Clock;
+use crate::{clock::Clock, config::ApiKey};
 
 /// 256 bits that let their bearer attach.
 pub fn fresh(clock: &dyn Clock) -> Token {
@@ -32,10 +35,19 @@ pub fn is_one_of(given: Option<&str>, keys: &[String]) -> bool {
     keys.iter().fold(false, |found, key| found | bool::from(given.as_bytes().ct_eq(sha256(key).as_bytes())))
 }
 
+/// Whom the key `given` belongs to; how long that takes says nothing about the keys.
+pub fn tenant_of<'a>(given: Option<&str>, keys: &'a [ApiKey]) -> Option<&'a Tenant> {
+    let given = sha256(given.unwrap_or_default());
+    keys.iter().fold(None, |found, key| {
+        let is_it: bool = given.as_bytes().ct_eq(sha256(key.secret.reveal()).as_bytes()).into();
+        if is_it { Some(&key.tenant) } else { found }
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::SystemClock;
+    use crate::{clock::SystemClock, config::api_keys};
 
     #[test]
     fn a_token_is_long_fresh_and_matches_only_its_own_hash() {
@@ -58,5 +70,18 @@ mod tests {
         assert!(!is_one_of(Some("gamma"), &keys));
         assert!(!is_one_of(None, &keys));
         assert!(!is_one_of(Some(""), &[]));
+    }
+
+    #[test]
+    fn a_key_belongs_to_its_tenant_and_its_name_is_no_part_of_it() {
+        let keys = api_keys("team-a=alpha,team-a=beta,team-b=gamma").expect("keys");
+        let of = |given| tenant_of(given, &keys).map(Tenant::as_str);
+        assert_eq!(
+            (of(Some("alpha")), of(Some("beta")), of(Some("gamma"))),
+            (Some("team-a"), Some("team-a"), Some("team-b"))
+        );
+        for bad in [None, Some(""), Some("delta"), Some("team-a=alpha"), Some("team-a")] {
+            assert_eq!(of(bad), None, "{bad:?}");
+        }
     }
 }

@@ -3,7 +3,11 @@
 use std::{path::PathBuf, process::ExitCode, sync::Arc};
 
 use anyhow::{Context, bail};
-use baton_protocol::{id::SnapshotName, manifest::SnapshotKind};
+use baton_protocol::{
+    id::{SnapshotName, Tenant},
+    manifest::SnapshotKind,
+    snapshot_key::SnapshotKey,
+};
 
 use super::{
     attend::Signals,
@@ -16,6 +20,7 @@ use crate::{
     clock::{SharedClock, SystemClock},
     config::{self, Config},
     storage::{
+        layout::{Object, snapshot_prefix},
         memory::Memory,
         rules::Times,
         seal::Seals,
@@ -30,9 +35,10 @@ use crate::{
 pub enum Verb {
     /// Keep the file system of a running sandbox under a name.
     Create(Create),
-    /// The snapshots there are.
-    #[command(after_help = "Example:\n  FILESYSTEM_SNAPSHOT_BUCKET=b baton snapshot list")]
-    List(At),
+    /// The snapshots there are: name, size, what it is, and the tenant it belongs to.
+    #[command(after_help = "Examples:\n  FILESYSTEM_SNAPSHOT_BUCKET=b baton snapshot list\n  \
+                      FILESYSTEM_SNAPSHOT_BUCKET=b baton snapshot list --tenant team-a")]
+    List(List),
     /// Delete a snapshot. One that a sandbox stands on stays.
     #[command(after_help = "Example:\n  FILESYSTEM_SNAPSHOT_BUCKET=b baton snapshot delete numpy")]
     Delete(Named),
@@ -64,9 +70,34 @@ pub struct At {
     pub flags: flags::Given,
 }
 
+/// Whose snapshot a name means.
+#[derive(Debug, clap::Args)]
+pub struct Owner {
+    /// The tenant it belongs to; without one, it is public.
+    #[arg(long)]
+    pub tenant: Option<Tenant>,
+}
+
+impl Owner {
+    fn key(&self, name: &SnapshotName) -> SnapshotKey {
+        SnapshotKey::new(self.tenant.as_ref(), name)
+    }
+}
+
+#[derive(Debug, clap::Args)]
+pub struct List {
+    /// Those of this tenant alone.
+    #[arg(long)]
+    pub tenant: Option<Tenant>,
+    #[command(flatten)]
+    pub at: At,
+}
+
 #[derive(Debug, clap::Args)]
 pub struct Named {
     pub name: SnapshotName,
+    #[command(flatten)]
+    pub owner: Owner,
     #[command(flatten)]
     pub at: At,
 }
@@ -78,6 +109,8 @@ pub struct Import {
     #[arg(long)]
     pub name: Option<SnapshotName>,
     #[command(flatten)]
+    pub owner: Owner,
+    #[command(flatten)]
     pub at: At,
 }
 
@@ -87,6 +120,8 @@ pub struct Export {
     /// Where to; without it, the name and `.tar` here.
     #[arg(long)]
     pub to: Option<PathBuf>,
+    #[command(flatten)]
+    pub owner: Owner,
     #[command(flatten)]
     pub at: At,
 }
@@ -114,11 +149,12 @@ async fn create(args: &Create) -> anyhow::Result<ExitCode> {
 async fn run(verb: Verb) -> anyhow::Result<ExitCode> {
     match verb {
         Verb::Create(args) => return create(&args).await,
-        Verb::List(at) => {
-            let listed = Store::open(&at)?.snapshots.list().await.context("the snapshots cannot be listed")?;
+        Verb::List(args) => {
+            let listed = Store::open(&args.at)?.snapshots.list(args.tenant.as_ref()).await;
+            let listed = listed.context("the snapshots cannot be listed")?;
             print(&listed.iter().map(line).collect::<String>())
         }
-        Verb::Delete(args) => Store::open(&args.at)?.delete(&args.name).await,
+        Verb::Delete(args) => Store::open(&args.at)?.delete(&args.owner.key(&args.name)).await,
         Verb::Import(args) => Store::open(&args.at)?.import(&args).await,
         Verb::Export(args) => Store::open(&args.at)?.export(&args).await,
     }?;
@@ -131,7 +167,15 @@ fn line(listed: &Listed) -> String {
         (false, true) => "unfinished",
         (false, false) => "archive",
     };
-    format!("{:40} {:>14} {what}\n", listed.name.as_str(), listed.size)
+    let SnapshotKey { tenant, name } = &listed.snapshot;
+    let tenant = tenant.as_ref().map_or("-", Tenant::as_str);
+    format!("{:40} {:>14} {what:10} {tenant}\n", name.as_str(), listed.size)
+}
+
+/// As a person says it.
+fn shown(snapshot: &SnapshotKey) -> String {
+    let name = format!("named {}", snapshot.name);
+    snapshot.tenant.as_ref().map_or(name.clone(), |tenant| format!("{name} of the tenant {tenant}"))
 }
 
 struct Store {
@@ -154,7 +198,7 @@ impl Store {
         Ok(Self { snapshots, stores, clock, most: config.archive_size })
     }
 
-    async fn delete(self, name: &SnapshotName) -> anyhow::Result<()> {
+    async fn delete(self, snapshot: &SnapshotKey) -> anyhow::Result<()> {
         if let Some(checkpoints) = self.stores.of_checkpoints() {
             let records = serve::records(
                 self.stores.clone(),
@@ -163,16 +207,16 @@ impl Store {
                 Times::DEFAULT,
             );
             if records.can_checkpoint() {
-                let user = uses::user_of(&records, &checkpoints, name).await;
+                let user = uses::user_of(&records, &checkpoints, snapshot).await;
                 if let Some(user) = user.context("who uses the snapshot cannot be found out, so it stays")? {
-                    bail!("{name} stays: {user} was made from it and needs it to start elsewhere");
+                    bail!("{} stays: {user} was made from it and needs it to start elsewhere", snapshot.name);
                 }
             }
         }
-        if self.snapshots.find(name).await? == Found::Nothing {
-            bail!("there is no snapshot named {name}");
+        if self.snapshots.find(snapshot).await? == Found::Nothing {
+            bail!("there is no snapshot {}", shown(snapshot));
         }
-        Ok(self.snapshots.erase(name).await?)
+        Ok(self.snapshots.erase(snapshot).await?)
     }
 
     async fn import(self, args: &Import) -> anyhow::Result<()> {
@@ -183,26 +227,30 @@ impl Store {
             Some(name) => name.clone(),
             None => file.trim_end_matches(end).parse().context("give it a name with --name")?,
         };
-        match self.snapshots.import(&name, &args.file, end).await {
-            Err(store::Error::Conflict(_)) => bail!("a snapshot named {name} exists already"),
+        let snapshot = args.owner.key(&name);
+        match self.snapshots.import(&snapshot, &args.file, end).await {
+            Err(store::Error::Conflict(_)) => bail!("a snapshot {} exists already", shown(&snapshot)),
             imported => imported.with_context(|| format!("{} cannot be imported", args.file.display()))?,
         };
         print(&format!("{name}\n"))
     }
 
     async fn export(self, args: &Export) -> anyhow::Result<()> {
-        let key = match self.snapshots.find(&args.name).await? {
+        let snapshot = args.owner.key(&args.name);
+        let key = match self.snapshots.find(&snapshot).await? {
             Found::Ours(manifest) => {
                 if manifest.kind == SnapshotKind::Layer {
                     // Whoever imports it elsewhere would start sandboxes on next to nothing.
                     eprintln!("baton: {} holds only what changed on its base; `create --full` keeps all", args.name);
                 }
-                format!("filesystem_snapshots/{0}/{0}.tar", args.name)
+                Object::SnapshotArchive(&snapshot).key()
             }
             Found::Foreign { key } => key,
-            Found::Nothing | Found::Unfinished => bail!("there is no finished snapshot named {}", args.name),
+            Found::Nothing | Found::Unfinished => bail!("there is no finished snapshot {}", shown(&snapshot)),
         };
-        let plain = || PathBuf::from(key.rsplit('/').next().unwrap_or_default());
+        // By its name: of a public one that is the end of the key.
+        let end = key.strip_prefix(&format!("{}{snapshot}", snapshot_prefix(&snapshot))).unwrap_or_default();
+        let plain = || PathBuf::from(format!("{}{end}", args.name));
         let to = args.to.clone().unwrap_or_else(plain);
         if to.exists() {
             bail!("{} exists already", to.display());

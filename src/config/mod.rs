@@ -16,13 +16,17 @@ use serde::Serialize;
 use crate::telemetry::Redacted;
 
 mod document;
+mod keys;
 mod lease;
 mod parse;
+mod quotas;
 mod table;
 
 pub use document::document;
+pub use keys::{ApiKey, api_keys};
 pub use lease::LeaseTimes;
 pub use parse::Rate;
+pub use quotas::{Quota, Quotas};
 pub use table::{Kind, Preset, SECTIONS, Section, Variable, all, find};
 
 /// Where a value comes from.
@@ -69,7 +73,7 @@ pub struct Config {
     pub listen: SocketAddr,
     /// `None` is off.
     pub admin_listen: Option<SocketAddr>,
-    pub api_keys: Vec<Redacted<String>>,
+    pub api_keys: Vec<ApiKey>,
     pub admin_key: Option<Redacted<String>>,
     pub plain: PlainWords,
     pub is_token_optional: bool,
@@ -80,6 +84,7 @@ pub struct Config {
     pub max_sandboxes: usize,
     pub warm: usize,
     pub limits: Bounds,
+    pub quotas: Quotas,
     pub detach_grace: Duration,
     pub drain: Duration,
 
@@ -161,7 +166,6 @@ impl Config {
         let on_cloud_run = from.optional("K_SERVICE", parse::text)?.is_some();
         let port = from.optional("PORT", parse::port)?;
         let listen = from.required("BATON_LISTEN", parse::address)?;
-        let secrets = |text: &str| parse::names(text).map(|keys| keys.into_iter().map(Redacted::new).collect());
         let keys = |text: &str| parse::keys(text).map(|keys| keys.into_iter().map(Redacted::new).collect());
         let secret = |text: &str| Some(Redacted::new(text.to_owned()));
         let state_dir = from.optional("BATON_STATE_DIR", parse::path)?;
@@ -171,7 +175,7 @@ impl Config {
         let config = Self {
             listen: port.map_or(listen, |port| SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), port)),
             admin_listen: from.required("BATON_ADMIN_LISTEN", parse::address_or_off)?,
-            api_keys: from.optional("BATON_API_KEYS", secrets)?.unwrap_or_default(),
+            api_keys: from.optional("BATON_API_KEYS", api_keys)?.unwrap_or_default(),
             admin_key: from.optional("BATON_ADMIN_KEY", secret)?,
             plain: from.required("BATON_PLAIN", parse::plain_words)?,
             is_token_optional: from.required("BATON_ATTACH_TOKEN", parse::is_optional)?,
@@ -180,6 +184,7 @@ impl Config {
             max_sandboxes: from.required("BATON_MAX_SANDBOXES", parse::count)? as usize,
             warm: from.required("BATON_WARM", parse::count_or_none)? as usize,
             limits: from.optional("BATON_LIMITS", parse::limits)?.unwrap_or_default(),
+            quotas: from.optional("BATON_QUOTAS", Quotas::parse)?.unwrap_or_default(),
             detach_grace: from.required("BATON_DETACH_GRACE", parse::span)?,
             drain: from.required("BATON_DRAIN", parse::span)?,
             state_dir,
@@ -232,9 +237,14 @@ impl Config {
     pub fn warnings(&self) -> Vec<&'static str> {
         let is_ignored = !self.is_default("STORAGE_EMULATOR_HOST") && !self.is_default("BATON_GCS_ENDPOINT");
         let is_unsigned = self.storage.uses_a_bucket() && self.hmac_keys.is_empty();
+        // Two halves have one setting each of these; only the API has the keys.
+        let is_idle = self.api_keys.is_empty() && !self.is_default("BATON_QUOTAS");
         let warnings = [
             is_ignored.then_some("STORAGE_EMULATOR_HOST is ignored: BATON_GCS_ENDPOINT is set too and comes first"),
             is_unsigned.then_some(UNSIGNED),
+            is_idle.then_some(
+                "BATON_QUOTAS has no effect without BATON_API_KEYS: quotas are per tenant, and tenants have keys",
+            ),
         ];
         warnings.into_iter().flatten().collect()
     }

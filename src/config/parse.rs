@@ -26,7 +26,7 @@ pub fn keys(text: &str) -> Option<Vec<String>> {
     names(text).filter(|keys| !keys.is_empty() && keys.iter().all(|key| key.len() >= 32))
 }
 
-fn pieces(text: &str, separator: char) -> impl Iterator<Item = &str> {
+pub(super) fn pieces(text: &str, separator: char) -> impl Iterator<Item = &str> {
     text.split(separator).map(str::trim).filter(|piece| !piece.is_empty())
 }
 

@@ -8,7 +8,7 @@ use Preset::{Found, Is, Unset};
 pub enum Kind {
     Text,
     Secret,
-    Secrets,
+    ApiKeys,
     Keys,
     Names,
     Digests,
@@ -26,6 +26,7 @@ pub enum Kind {
     SpanOrOff,
     Rate,
     Limits,
+    Quotas,
     PlainWords,
     Requirement,
 }
@@ -34,7 +35,8 @@ impl Kind {
     pub const fn expects(self) -> &'static str {
         match self {
             Self::Text | Self::Secret => "text",
-            Self::Secrets | Self::Names => "a list separated by commas",
+            Self::Names => "a list separated by commas",
+            Self::ApiKeys => "keys separated by commas, each alone or as tenant=key, and none of two tenants",
             Self::Keys => "keys of at least 32 bytes each, separated by commas",
             Self::Digests => "SHA-256 digests of 64 hex digits in lower case, separated by commas",
             Self::Path => "a path",
@@ -53,11 +55,12 @@ impl Kind {
             Self::PlainWords => "documents or predecessor",
             Self::Requirement => "required or optional",
             Self::Limits => "limits such as memory=512MiB/2GiB,cpus=1/4,pids=256 (default/ceiling)",
+            Self::Quotas => "quotas such as sandboxes=20,snapshots=50,idle=1h;team-a:sandboxes=100",
         }
     }
 
     pub const fn is_secret(self) -> bool {
-        matches!(self, Self::Secret | Self::Secrets | Self::Keys)
+        matches!(self, Self::Secret | Self::ApiKeys | Self::Keys)
     }
 }
 
@@ -132,9 +135,9 @@ pub const SECTIONS: &[Section] = &[
             variable(
                 "BATON_API_KEYS",
                 "api-keys",
-                Kind::Secrets,
+                Kind::ApiKeys,
                 Unset,
-                "Keys of which a create or an execute must show one; unset, whoever reaches the server may",
+                "Keys of which a create or an execute must show one, each of a tenant (docs/tenants.md); unset, whoever reaches the server may",
             ),
             variable(
                 "BATON_ADMIN_KEY",
@@ -196,6 +199,13 @@ pub const SECTIONS: &[Section] = &[
                 Kind::Limits,
                 Unset,
                 "What a sandbox gets of memory, cpus, pids, disk and files, and the most it may ask for",
+            ),
+            variable(
+                "BATON_QUOTAS",
+                "quotas",
+                Kind::Quotas,
+                Unset,
+                "The most that one tenant may have: sandboxes at once on this instance, snapshots, and the idle time of new sandboxes (docs/tenants.md)",
             ),
             variable(
                 "BATON_DETACH_GRACE",

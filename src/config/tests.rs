@@ -121,7 +121,7 @@ fn a_bad_value_is_named_with_what_was_expected() {
 fn every_kind_that_can_be_wrong_is_refused_with_its_own_sentence() {
     for variable in all() {
         let wrong = match variable.kind {
-            Kind::Text | Kind::Secret | Kind::Secrets | Kind::Keys | Kind::Names | Kind::Path => continue,
+            Kind::Text | Kind::Secret | Kind::ApiKeys | Kind::Keys | Kind::Names | Kind::Path => continue,
             Kind::Digests => "/bin/sh",
             Kind::Port => "70000",
             Kind::Address => "localhost",
@@ -132,6 +132,7 @@ fn every_kind_that_can_be_wrong_is_refused_with_its_own_sentence() {
             Kind::Factor => "0",
             Kind::Span | Kind::SpanOrOff => "later",
             Kind::Limits => "memory=lots",
+            Kind::Quotas => "sandboxes=all",
             Kind::PlainWords => "documentation",
             Kind::Requirement => "perhaps",
         };
@@ -145,7 +146,7 @@ fn every_kind_that_can_be_wrong_is_refused_with_its_own_sentence() {
 fn secrets_are_covered_wherever_the_value_is_printed() {
     let config =
         read(&[("BATON_API_KEYS", "alpha,beta"), ("BATON_ADMIN_KEY", "gamma"), ("BATON_HMAC_KEY", &"delta".repeat(7))]);
-    assert_eq!(config.api_keys.iter().map(|key| key.reveal().as_str()).collect::<Vec<_>>(), ["alpha", "beta"]);
+    assert_eq!(config.api_keys.iter().map(|key| key.secret.reveal().as_str()).collect::<Vec<_>>(), ["alpha", "beta"]);
     let printed = format!("{config:?}");
     for secret in ["alpha", "beta", "gamma", "delta"] {
         assert!(!printed.contains(secret), "{printed}");

@@ -49,6 +49,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     clock::SharedClock,
+    config::Quotas,
     metrics::Metrics,
     notice::Notice,
     runtime::Lifecycle,
@@ -80,6 +81,7 @@ pub struct Tools {
     pub checkpoints: Option<Checkpoints>,
     /// `None`: there is no place for them.
     pub snapshots: Option<Snapshots>,
+    pub quotas: Quotas,
     /// The most an archive may have that is fetched to become a root file system.
     pub archive_size: u64,
     pub deposit: Deposit,

@@ -6,10 +6,10 @@
 //! ```
 
 use baton_protocol::{
-    id::SnapshotName,
     manifest::{self, Archive, Rootfs, Runsc, SnapshotKind},
     metadata::OnIncompatible,
     reason::Reason,
+    snapshot_key::SnapshotKey,
 };
 
 use super::{
@@ -65,19 +65,23 @@ impl Sandbox {
     pub(super) async fn extract(&mut self) -> Done {
         let tools = self.tools.clone();
         let id = self.id.clone();
-        let name = self.found.as_ref().and_then(|found| found.metadata.spec.filesystem_snapshot_name.clone());
+        let named = self.found.as_ref().and_then(|found| {
+            let spec = &found.metadata.spec;
+            let name = spec.filesystem_snapshot_name.as_ref()?;
+            Some(SnapshotKey::candidates(spec.tenant.as_ref(), name))
+        });
         let missing = self.missing.clone();
         let work = async {
             let bring = Bring { tools: &tools, steps: &Steps::new(&tools, &id, EXTRACT) };
             let found = async {
-                match (missing, name) {
+                match (missing, named) {
                     (Some(missing), _) => {
                         if let Some(runsc) = &missing.runsc {
                             bring.runtime(runsc).await?;
                         }
                         bring.rootfs(missing.rootfs).await
                     }
-                    (None, Some(name)) => bring.snapshot(&name).await,
+                    (None, Some(candidates)) => bring.snapshot(candidates).await,
                     (None, None) => Err(Failure::Look),
                 }
             };
@@ -153,13 +157,25 @@ struct Bring<'a> {
 }
 
 impl Bring<'_> {
-    /// By the name of a snapshot.
-    async fn snapshot(&self, name: &SnapshotName) -> Result<Root, Failure> {
+    /// The first of these snapshots that exists.
+    async fn snapshot(&self, candidates: Vec<SnapshotKey>) -> Result<Root, Failure> {
         let Some(snapshots) = &self.tools.snapshots else {
             return Err(refusal(Reason::NotSupported, super::requests::NOT_ENABLED));
         };
+        let mut sought = None;
+        for snapshot in candidates {
+            let found = snapshots.find_genuine(&snapshot).await.map_err(fetched)?;
+            let is_found = found != Found::Nothing;
+            sought = Some((snapshot, found));
+            if is_found {
+                break;
+            }
+        }
+        let Some((snapshot, found)) = sought else { return Err(Failure::Look) };
+        // In the words of the client, which knows no tenants.
+        let name = &snapshot.name;
         let missing = |why: &str| refusal(Reason::SnapshotMissing, &format!("The filesystem snapshot `{name}` {why}."));
-        match snapshots.find_genuine(name).await.map_err(fetched)? {
+        match found {
             // Existing clients look for the first words.
             Found::Nothing => {
                 let message = format!("Filesystem snapshot not found: `{name}` does not exist.");
@@ -174,7 +190,7 @@ impl Bring<'_> {
                 };
                 let digest = derived(base.as_deref(), &manifest.sha256);
                 let base_digest = base.unwrap_or_else(|| digest.clone());
-                let archive = Some(snapshots.archive(name, &manifest));
+                let archive = Some(snapshots.archive(&snapshot, &manifest));
                 self.rootfs(Rootfs { digest, base_digest, archive }).await
             }
             Found::Foreign { key } => {
@@ -184,7 +200,7 @@ impl Bring<'_> {
                 let brought = snapshots.fetch(&key, &file, self.tools.archive_size, &tell).await.map_err(fetched);
                 let extracted = async {
                     let archive = brought?;
-                    snapshots.check_archive(name, &archive).await.map_err(fetched)?;
+                    snapshots.check_archive(&snapshot, &archive).await.map_err(fetched)?;
                     let digest = derived(None, &archive.sha256);
                     let wanted = Extract { digest: digest.clone(), from: Source::Complete };
                     let hold = self.tools.lifecycle.extract(&file, &wanted).await?;

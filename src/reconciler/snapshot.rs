@@ -2,16 +2,17 @@
 //!
 //! ```text
 //!   claim ──▶ pause, write, go on ──▶ hash, upload, manifest ──▶ answer
-//!     └─ taken by another: a no        └─ failed: the name is free again, a no
+//!     └─ taken, or above the quota: a no  └─ failed: the name is free again, a no
 //! ```
 
 use std::time::Duration;
 
 use baton_protocol::{
-    id::{Nonce, SnapshotName},
+    id::Nonce,
     manifest::{self, SnapshotKind},
     metadata::{Answer, Done as Fulfilled, Request},
     reason::Reason,
+    snapshot_key::SnapshotKey,
 };
 
 use super::{
@@ -31,11 +32,11 @@ use crate::{
 
 impl Sandbox {
     pub(super) async fn snapshot(&mut self) -> Done {
-        let Some((nonce, name, shape)) = self.wanted_snapshot() else { return Err(Failure::Look) };
-        let (reason, message) = match self.take_snapshot(&nonce, &name, shape).await {
+        let Some((nonce, snapshot, shape)) = self.wanted_snapshot() else { return Err(Failure::Look) };
+        let (reason, message) = match self.take_snapshot(&nonce, &snapshot, shape).await {
             Ok(paused) => {
                 let done = Fulfilled {
-                    snapshot: Some(name),
+                    snapshot: Some(snapshot.name),
                     paused_ms: paused.and_then(|paused| u64::try_from(paused.as_millis()).ok()),
                     ..Fulfilled::default()
                 };
@@ -49,12 +50,13 @@ impl Sandbox {
         self.answer_no(vec![nonce], reason, &message).await
     }
 
-    fn wanted_snapshot(&self) -> Option<(Nonce, SnapshotName, Shape)> {
+    fn wanted_snapshot(&self) -> Option<(Nonce, SnapshotKey, Shape)> {
         let nonce = self.unanswered(|request| matches!(request, Request::Snapshot { .. })).next()?;
-        match self.found.as_ref()?.metadata.spec.requests.get(&nonce)? {
+        let spec = &self.found.as_ref()?.metadata.spec;
+        match spec.requests.get(&nonce)? {
             Request::Snapshot { name, full } => {
                 let shape = if *full { Shape::Complete } else { Shape::Layer };
-                Some((nonce, name.clone(), shape))
+                Some((nonce, SnapshotKey::new(spec.tenant.as_ref(), name), shape))
             }
             Request::Checkpoint {} => None,
         }
@@ -64,19 +66,28 @@ impl Sandbox {
     async fn take_snapshot(
         &mut self,
         nonce: &Nonce,
-        name: &SnapshotName,
+        snapshot: &SnapshotKey,
         shape: Shape,
     ) -> Result<Option<Duration>, Failure> {
         let tools = self.tools.clone();
         let snapshots = tools.snapshots.clone().ok_or_else(|| refusal(Reason::NotSupported, NOT_ENABLED))?;
         let stored = |error| Failure::Passing(format!("The snapshot could not be stored: {error}."));
-        match self.under_lease(snapshots.claim(name, nonce)).await?.map_err(stored)? {
+        // Before anything is written.
+        self.check_quota(&snapshots, snapshot).await?;
+        match self.under_lease(snapshots.claim(snapshot, nonce)).await?.map_err(stored)? {
             Claim::Taken => {
-                let message = format!("A filesystem snapshot named `{name}` exists already.");
+                let message = format!("A filesystem snapshot named `{}` exists already.", snapshot.name);
                 return Err(refusal(Reason::SnapshotExists, &message));
             }
             Claim::Finished(_) => return Ok(None),
             Claim::Ours => {}
+        }
+        // Once more: of those who claim at the same time, on any instance, each sees the others now.
+        if let Err(above) = self.check_quota(&snapshots, snapshot).await {
+            if !matches!(above, Failure::Look) {
+                give_back(&snapshots, snapshot).await;
+            }
+            return Err(above);
         }
         let staging = Staging::new(&tools, nonce.as_str());
         let id = self.id.clone();
@@ -90,7 +101,7 @@ impl Sandbox {
             let tell = |done, total| steps.tell(done, total);
             // Each reads it once.
             let (entries, archive) =
-                futures::join!(tools.lifecycle.tally(&archive), snapshots.store(name, &archive, &tell));
+                futures::join!(tools.lifecycle.tally(&archive), snapshots.store(snapshot, &archive, &tell));
             let archive = archive.map_err(stored)?;
             let manifest = manifest::Snapshot {
                 version: manifest::VERSION,
@@ -102,9 +113,9 @@ impl Sandbox {
                 nonce: nonce.clone(),
                 created: tools.clock.timestamp(),
             };
-            snapshots.finish(name, &manifest).await.map_err(stored)?;
+            snapshots.finish(snapshot, &manifest).await.map_err(stored)?;
             let (write, store) = (written - began, tools.clock.now() - written);
-            tracing::debug!(sandbox = %id, %name, ?write, paused = ?taken.paused, ?store, "a snapshot is stored");
+            tracing::debug!(sandbox = %id, %snapshot, ?write, paused = ?taken.paused, ?store, "a snapshot is stored");
             Ok(taken.paused)
         };
         let cancelled = self.cancelled();
@@ -120,15 +131,28 @@ impl Sandbox {
         self.look_again();
         let done = done?;
         if matches!(done, Err(Failure::Passing(_) | Failure::NoSpace(_) | Failure::Refused { .. })) {
-            give_back(&snapshots, name).await;
+            give_back(&snapshots, snapshot).await;
         }
         done.map(Some)
+    }
+
+    /// Whether the tenant may have this snapshot besides its others.
+    async fn check_quota(&mut self, snapshots: &Snapshots, snapshot: &SnapshotKey) -> Result<(), Failure> {
+        let Some(tenant) = &snapshot.tenant else { return Ok(()) };
+        let quota = self.tools.quotas.of(Some(tenant));
+        if quota.snapshots.is_none() {
+            return Ok(());
+        }
+        let counted = |error| Failure::Passing(format!("The snapshots of the tenant could not be counted: {error}."));
+        let stored = self.under_lease(snapshots.list(Some(tenant))).await?.map_err(counted)?;
+        let others = stored.iter().filter(|listed| listed.snapshot != *snapshot).count();
+        quota.allow_snapshot(others).map_err(|sentence| refusal(Reason::QuotaExceeded, &sentence))
     }
 }
 
 /// Nobody will go on with it.
-async fn give_back(snapshots: &Snapshots, name: &SnapshotName) {
-    if let Err(error) = snapshots.erase(name).await {
-        tracing::warn!(%name, %error, "a snapshot that failed is left unfinished");
+async fn give_back(snapshots: &Snapshots, snapshot: &SnapshotKey) {
+    if let Err(error) = snapshots.erase(snapshot).await {
+        tracing::warn!(%snapshot, %error, "a snapshot that failed is left unfinished");
     }
 }

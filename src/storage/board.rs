@@ -241,6 +241,11 @@ impl Board {
         lock(&self.lines).get(id).is_some_and(Line::is_here)
     }
 
+    /// What is on this instance, and what a session waits for here.
+    pub fn here(&self) -> Vec<SandboxId> {
+        lock(&self.lines).iter().filter(|(_, line)| line.is_here()).map(|(id, _)| id.clone()).collect()
+    }
+
     /// The reconciler of this instance holds it.
     pub fn is_held(&self, id: &SandboxId) -> bool {
         lock(&self.lines).get(id).is_some_and(|line| line.held)

@@ -3,7 +3,10 @@
 use std::{path::PathBuf, time::Duration};
 
 pub use baton_protocol::id::Sha256Name;
-use baton_protocol::id::{CheckpointId, SandboxId, SnapshotName};
+use baton_protocol::{
+    id::{CheckpointId, SandboxId, Tenant},
+    snapshot_key::SnapshotKey,
+};
 
 /// What the environment says about storage. Empty by default: everything is ephemeral.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -130,11 +133,11 @@ pub enum Object<'a> {
     Pin(&'a CheckpointId, &'a SandboxId),
     Rootfs(&'a Sha256Name),
     Runtime(&'a Sha256Name),
-    SnapshotArchive(&'a SnapshotName),
-    SnapshotMaking(&'a SnapshotName),
-    SnapshotManifest(&'a SnapshotName),
+    SnapshotArchive(&'a SnapshotKey),
+    SnapshotMaking(&'a SnapshotKey),
+    SnapshotManifest(&'a SnapshotKey),
     /// Beside the manifest or, where there is none, the archive.
-    SnapshotSeal(&'a SnapshotName),
+    SnapshotSeal(&'a SnapshotKey),
 }
 
 impl Object<'_> {
@@ -206,13 +209,18 @@ pub fn pins_prefix(checkpoint: &CheckpointId) -> String {
 pub const SNAPSHOTS: &str = "filesystem_snapshots/";
 
 /// Which snapshot a listed key belongs to; `None` for what is not one.
-pub fn snapshot_of(key: &str) -> Option<SnapshotName> {
+pub fn snapshot_of(key: &str) -> Option<SnapshotKey> {
     let (name, _) = key.strip_prefix(SNAPSHOTS)?.split_once('/')?;
-    SnapshotName::parse(name).ok()
+    SnapshotKey::parse(name).ok()
 }
 
-pub fn snapshot_prefix(name: &SnapshotName) -> String {
-    format!("{SNAPSHOTS}{name}/")
+pub fn snapshot_prefix(snapshot: &SnapshotKey) -> String {
+    format!("{SNAPSHOTS}{snapshot}/")
+}
+
+/// Under which all snapshots of a tenant are listed, and no others.
+pub fn snapshots_of(tenant: &Tenant) -> String {
+    format!("{SNAPSHOTS}{}", SnapshotKey::prefix_of(tenant))
 }
 
 /// Whose object a listed key is; `None` for what is not ours.
@@ -349,7 +357,7 @@ mod tests {
     fn every_object_has_its_documented_name_in_both_modes() {
         let sandbox = SandboxId::parse("sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab").unwrap();
         let checkpoint = CheckpointId::new(&sandbox, 7, 12, &Nonce::from_bits([0xab; 16]));
-        let snapshot = SnapshotName::parse("numpy").unwrap();
+        let [snapshot, owned] = ["numpy", "team-a~numpy"].map(|text| SnapshotKey::parse(text).unwrap());
         let digest = Sha256Name::parse(&"0a".repeat(32)).unwrap();
         let images = Image::ALL.map(|image| Object::Image(&checkpoint, image));
         let at = format!("sandbox_checkpoints/{checkpoint}/");
@@ -368,6 +376,8 @@ mod tests {
             (Object::SnapshotMaking(&snapshot), "s", "filesystem_snapshots/numpy/making.json".to_owned()),
             (Object::SnapshotManifest(&snapshot), "s", "filesystem_snapshots/numpy/manifest.json".to_owned()),
             (Object::SnapshotSeal(&snapshot), "s", "filesystem_snapshots/numpy/seal.hmac".to_owned()),
+            (Object::SnapshotArchive(&owned), "s", "filesystem_snapshots/team-a~numpy/team-a~numpy.tar".to_owned()),
+            (Object::SnapshotManifest(&owned), "s", "filesystem_snapshots/team-a~numpy/manifest.json".to_owned()),
         ];
         let text = |text: &str| Some(text.to_owned());
         let buckets = StorageSettings {
@@ -386,6 +396,9 @@ mod tests {
             assert_eq!(object.resolve(&StorageSettings::default()), None, "{object:?}");
         }
         assert!(images[0].key().starts_with(&checkpoints_of(&sandbox)));
+        let manifest = Object::SnapshotManifest(&owned).key();
+        assert_eq!(snapshot_of(&manifest), Some(owned.clone()));
+        assert!(manifest.starts_with(&snapshots_of(owned.tenant.as_ref().unwrap())));
         assert_eq!(sandbox_of(&Object::Lock(&sandbox).key()), Some(sandbox.clone()));
         assert_eq!(checkpoint_of(&images[0].key()), Some(checkpoint.clone()));
         for strange in ["sandboxes/x/lock.json", "sandboxes/lock.json", "other/x", "sandbox_checkpoints/x/y"] {

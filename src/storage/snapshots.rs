@@ -6,11 +6,17 @@
 //! With the first and without the last it is unfinished, and only the request with that nonce goes on
 //! with it. Where neither is, somebody put a complete archive there.
 
-use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
 
 use baton_protocol::{
-    id::{Nonce, SnapshotName, hex},
+    id::{Nonce, Tenant, hex},
     manifest::{self, Archive},
+    snapshot_key::SnapshotKey,
 };
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -19,7 +25,7 @@ use sha2::{Digest as _, Sha256};
 use super::{
     artifacts::{self, erase, give, patiently, put_once},
     bucket_name, files,
-    layout::{Object, SNAPSHOTS, snapshot_of, snapshot_prefix},
+    layout::{Object, SNAPSHOTS, snapshot_of, snapshot_prefix, snapshots_of},
     seal::{self, Seals},
     store::{Digest, Error, If, Poll, Progress, Result, Store},
 };
@@ -70,7 +76,7 @@ pub enum Found {
 /// One line of a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
-    pub name: SnapshotName,
+    pub snapshot: SnapshotKey,
     pub size: u64,
     /// Ours, and whole.
     pub has_manifest: bool,
@@ -90,12 +96,12 @@ impl Snapshots {
     }
 
     /// Takes the name for the request of this nonce. Safe to repeat.
-    pub async fn claim(&self, name: &SnapshotName, nonce: &Nonce) -> Result<Claim> {
-        let making = Object::SnapshotMaking(name).key();
-        if let Some(begun) = self.making(name).await? {
-            return self.claimed(name, nonce, &begun).await;
+    pub async fn claim(&self, snapshot: &SnapshotKey, nonce: &Nonce) -> Result<Claim> {
+        let making = Object::SnapshotMaking(snapshot).key();
+        if let Some(begun) = self.making(snapshot).await? {
+            return self.claimed(snapshot, nonce, &begun).await;
         }
-        let prefix = snapshot_prefix(name);
+        let prefix = snapshot_prefix(snapshot);
         if !patiently(&self.clock, || self.store.list(&prefix, None)).await?.entries.is_empty() {
             return Ok(Claim::Taken);
         }
@@ -108,11 +114,11 @@ impl Snapshots {
         }
     }
 
-    async fn claimed(&self, name: &SnapshotName, nonce: &Nonce, begun: &Making) -> Result<Claim> {
+    async fn claimed(&self, snapshot: &SnapshotKey, nonce: &Nonce, begun: &Making) -> Result<Claim> {
         if begun.nonce != *nonce {
             return Ok(Claim::Taken);
         }
-        Ok(match self.manifest(name).await? {
+        Ok(match self.manifest(snapshot).await? {
             Some(manifest) if manifest.nonce == *nonce => Claim::Finished(manifest),
             Some(_) => Claim::Taken,
             None => Claim::Ours,
@@ -120,8 +126,13 @@ impl Snapshots {
     }
 
     /// Stores the archive of a name that was claimed, which is given away: what it was. Safe to repeat.
-    pub async fn store(&self, name: &SnapshotName, archive: &Path, progress: artifacts::Total<'_>) -> Result<Digest> {
-        let key = Object::SnapshotArchive(name).key();
+    pub async fn store(
+        &self,
+        snapshot: &SnapshotKey,
+        archive: &Path,
+        progress: artifacts::Total<'_>,
+    ) -> Result<Digest> {
+        let key = Object::SnapshotArchive(snapshot).key();
         let (path, named) = (archive.to_owned(), key.clone());
         let size = files::beside(&self.clock, &key, STALL, &|_| {}, move |_| {
             path.metadata().map(|about| about.len()).map_err(|error| files::local_error(&named, &error))
@@ -139,53 +150,53 @@ impl Snapshots {
     }
 
     /// The manifest, last. Safe to repeat.
-    pub async fn finish(&self, name: &SnapshotName, manifest: &manifest::Snapshot) -> Result<()> {
-        let key = Object::SnapshotManifest(name).key();
+    pub async fn finish(&self, snapshot: &SnapshotKey, manifest: &manifest::Snapshot) -> Result<()> {
+        let key = Object::SnapshotManifest(snapshot).key();
         let bytes = serde_json::to_vec_pretty(manifest)
             .map_err(|error| Error::Other { key: key.clone(), why: error.to_string() })?;
         // First: with the manifest it is a snapshot. Nobody else writes either of them under this name.
-        self.seal(name, &key, &hex(&Sha256::digest(&bytes))).await?;
+        self.seal(snapshot, &key, &hex(&Sha256::digest(&bytes))).await?;
         put_once(&*self.store, &self.clock, &key, &Bytes::from(bytes)).await
     }
 
-    async fn seal(&self, name: &SnapshotName, about: &str, sha256: &str) -> Result<()> {
-        let seal = Object::SnapshotSeal(name).key();
+    async fn seal(&self, snapshot: &SnapshotKey, about: &str, sha256: &str) -> Result<()> {
+        let seal = Object::SnapshotSeal(snapshot).key();
         seal::put(&*self.store, &self.clock, &self.seals, about, &seal, sha256).await
     }
 
-    async fn check(&self, name: &SnapshotName, about: &str, sha256: &str) -> Result<()> {
-        let seal = Object::SnapshotSeal(name).key();
+    async fn check(&self, snapshot: &SnapshotKey, about: &str, sha256: &str) -> Result<()> {
+        let seal = Object::SnapshotSeal(snapshot).key();
         seal::check(&*self.store, &self.clock, &self.seals, about, &seal, sha256).await
     }
 
     /// As [`find`](Self::find), to start from it: one of ours whose manifest is not sealed is refused.
-    pub async fn find_genuine(&self, name: &SnapshotName) -> Result<Found> {
-        let found = self.find(name).await?;
+    pub async fn find_genuine(&self, snapshot: &SnapshotKey) -> Result<Found> {
+        let found = self.find(snapshot).await?;
         if !matches!(found, Found::Ours(_)) || !self.seals.are_asked_for() {
             return Ok(found);
         }
-        let key = Object::SnapshotManifest(name).key();
+        let key = Object::SnapshotManifest(snapshot).key();
         let bytes = self.small(&key).await?.ok_or_else(|| Error::NotFound(key.clone()))?;
-        self.check(name, &key, &hex(&Sha256::digest(&bytes))).await?;
+        self.check(snapshot, &key, &hex(&Sha256::digest(&bytes))).await?;
         let damaged = |error: serde_json::Error| Error::Damaged { key, why: error.to_string() };
         serde_json::from_slice(&bytes).map(Found::Ours).map_err(damaged)
     }
 
     /// Whether an archive without a manifest, which was fetched, is sealed.
-    pub async fn check_archive(&self, name: &SnapshotName, archive: &Archive) -> Result<()> {
-        self.check(name, &archive.path, &archive.sha256).await
+    pub async fn check_archive(&self, snapshot: &SnapshotKey, archive: &Archive) -> Result<()> {
+        self.check(snapshot, &archive.path, &archive.sha256).await
     }
 
-    pub async fn find(&self, name: &SnapshotName) -> Result<Found> {
-        if let Some(manifest) = self.manifest(name).await? {
+    pub async fn find(&self, snapshot: &SnapshotKey) -> Result<Found> {
+        if let Some(manifest) = self.manifest(snapshot).await? {
             return Ok(Found::Ours(manifest));
         }
-        let prefix = snapshot_prefix(name);
+        let prefix = snapshot_prefix(snapshot);
         let page = patiently(&self.clock, || self.store.list(&prefix, None)).await?;
-        if page.entries.iter().any(|entry| entry.key == Object::SnapshotMaking(name).key()) {
+        if page.entries.iter().any(|entry| entry.key == Object::SnapshotMaking(snapshot).key()) {
             return Ok(Found::Unfinished);
         }
-        let keys = ENDS.map(|end| format!("{prefix}{name}{end}"));
+        let keys = ENDS.map(|end| format!("{prefix}{snapshot}{end}"));
         let foreign = keys.into_iter().find(|key| page.entries.iter().any(|entry| entry.key == *key));
         Ok(foreign.map_or(Found::Nothing, |key| Found::Foreign { key }))
     }
@@ -197,8 +208,8 @@ impl Snapshots {
     }
 
     /// Where an archive of ours lies, without looking.
-    pub fn archive(&self, name: &SnapshotName, manifest: &manifest::Snapshot) -> Archive {
-        let path = Object::SnapshotArchive(name).key();
+    pub fn archive(&self, snapshot: &SnapshotKey, manifest: &manifest::Snapshot) -> Archive {
+        let path = Object::SnapshotArchive(snapshot).key();
         Archive { bucket: self.bucket.clone(), path, sha256: manifest.sha256.clone() }
     }
 
@@ -207,19 +218,21 @@ impl Snapshots {
         archive.path.starts_with(SNAPSHOTS) && bucket_name::may_be_one(archive.bucket.as_ref(), self.bucket.as_ref())
     }
 
-    pub async fn list(&self) -> Result<Vec<Listed>> {
-        let mut found: BTreeMap<SnapshotName, Listed> = BTreeMap::new();
-        let (mut making, mut after) = (std::collections::BTreeSet::new(), None::<String>);
+    /// All there are, or those of one tenant.
+    pub async fn list(&self, tenant: Option<&Tenant>) -> Result<Vec<Listed>> {
+        let prefix = tenant.map_or_else(|| SNAPSHOTS.to_owned(), snapshots_of);
+        let mut found: BTreeMap<SnapshotKey, Listed> = BTreeMap::new();
+        let (mut making, mut after) = (BTreeSet::new(), None::<String>);
         loop {
-            let page = patiently(&self.clock, || self.store.list(SNAPSHOTS, after.as_deref())).await?;
+            let page = patiently(&self.clock, || self.store.list(&prefix, after.as_deref())).await?;
             for entry in &page.entries {
-                let Some(name) = snapshot_of(&entry.key) else { continue };
-                let unknown = Listed { name: name.clone(), size: 0, has_manifest: false, is_unfinished: false };
-                let listed = found.entry(name.clone()).or_insert(unknown);
-                if entry.key == Object::SnapshotManifest(&name).key() {
+                let Some(snapshot) = snapshot_of(&entry.key) else { continue };
+                let unknown = Listed { snapshot: snapshot.clone(), size: 0, has_manifest: false, is_unfinished: false };
+                let listed = found.entry(snapshot.clone()).or_insert(unknown);
+                if entry.key == Object::SnapshotManifest(&snapshot).key() {
                     listed.has_manifest = true;
-                } else if entry.key == Object::SnapshotMaking(&name).key() {
-                    making.insert(name);
+                } else if entry.key == Object::SnapshotMaking(&snapshot).key() {
+                    making.insert(snapshot);
                 } else {
                     listed.size = listed.size.max(entry.size);
                 }
@@ -230,15 +243,15 @@ impl Snapshots {
             }
         }
         for listed in found.values_mut() {
-            listed.is_unfinished = !listed.has_manifest && making.contains(&listed.name);
+            listed.is_unfinished = !listed.has_manifest && making.contains(&listed.snapshot);
         }
         Ok(found.into_values().collect())
     }
 
     /// Erases it: in an order in which what is left never looks like another's archive. Safe to repeat.
-    pub async fn erase(&self, name: &SnapshotName) -> Result<()> {
-        erase(&*self.store, &self.clock, &Object::SnapshotManifest(name).key()).await?;
-        let (prefix, last) = (snapshot_prefix(name), Object::SnapshotMaking(name).key());
+    pub async fn erase(&self, snapshot: &SnapshotKey) -> Result<()> {
+        erase(&*self.store, &self.clock, &Object::SnapshotManifest(snapshot).key()).await?;
+        let (prefix, last) = (snapshot_prefix(snapshot), Object::SnapshotMaking(snapshot).key());
         let page = patiently(&self.clock, || self.store.list(&prefix, None)).await?;
         for entry in page.entries.iter().filter(|entry| entry.key != last) {
             erase(&*self.store, &self.clock, &entry.key).await?;
@@ -248,28 +261,28 @@ impl Snapshots {
     }
 
     /// Puts a complete archive under a name, as it is: `end` is how its name ends.
-    pub async fn import(&self, name: &SnapshotName, file: &Path, end: &str) -> Result<Digest> {
-        let prefix = snapshot_prefix(name);
+    pub async fn import(&self, snapshot: &SnapshotKey, file: &Path, end: &str) -> Result<Digest> {
+        let prefix = snapshot_prefix(snapshot);
         if !patiently(&self.clock, || self.store.list(&prefix, None)).await?.entries.is_empty() {
             return Err(Error::Conflict(prefix));
         }
         let digest = files::digest(&self.clock, file, STALL, &|_| {}).await?;
-        let key = format!("{prefix}{name}{end}");
+        let key = format!("{prefix}{snapshot}{end}");
         self.store.upload(&key, file, If::Absent, &digest, &|_| {}).await?;
-        self.seal(name, &key, &digest.sha256).await?;
+        self.seal(snapshot, &key, &digest.sha256).await?;
         Ok(digest)
     }
 
-    async fn manifest(&self, name: &SnapshotName) -> Result<Option<manifest::Snapshot>> {
-        let key = Object::SnapshotManifest(name).key();
+    async fn manifest(&self, snapshot: &SnapshotKey) -> Result<Option<manifest::Snapshot>> {
+        let key = Object::SnapshotManifest(snapshot).key();
         let Some(bytes) = self.small(&key).await? else { return Ok(None) };
         let damaged = |error: serde_json::Error| Error::Damaged { key: key.clone(), why: error.to_string() };
         let manifest: manifest::Snapshot = serde_json::from_slice(&bytes).map_err(damaged)?;
         Ok(Some(manifest))
     }
 
-    async fn making(&self, name: &SnapshotName) -> Result<Option<Making>> {
-        let key = Object::SnapshotMaking(name).key();
+    async fn making(&self, snapshot: &SnapshotKey) -> Result<Option<Making>> {
+        let key = Object::SnapshotMaking(snapshot).key();
         let Some(bytes) = self.small(&key).await? else { return Ok(None) };
         let damaged = |error: serde_json::Error| Error::Damaged { key: key.clone(), why: error.to_string() };
         serde_json::from_slice(&bytes).map(Some).map_err(damaged)

@@ -1,8 +1,9 @@
 //! Who needs a snapshot.
 
 use baton_protocol::{
-    id::{SandboxId, SnapshotName},
-    metadata::DesiredState,
+    id::SandboxId,
+    metadata::{DesiredState, Spec},
+    snapshot_key::SnapshotKey,
 };
 
 use super::{
@@ -15,17 +16,18 @@ use super::{
 const AT_ONCE: usize = 500;
 
 /// A sandbox that was made from a snapshot, or whose checkpoints stand on it. Looks at every sandbox there is.
-pub async fn user_of(records: &Records, checkpoints: &Checkpoints, name: &SnapshotName) -> Result<Option<SandboxId>> {
-    let prefix = snapshot_prefix(name);
+pub async fn user_of(
+    records: &Records,
+    checkpoints: &Checkpoints,
+    snapshot: &SnapshotKey,
+) -> Result<Option<SandboxId>> {
+    let prefix = snapshot_prefix(snapshot);
     let mut after = None;
     loop {
         let (ids, more) = records.list(after.as_ref(), AT_ONCE).await?;
         for id in &ids {
             let spec = records.find(id).await?.map(|found| found.spec);
-            let is_named = spec.as_ref().is_some_and(|spec| {
-                spec.filesystem_snapshot_name.as_ref() == Some(name) && spec.desired_state != DesiredState::Deleted
-            });
-            if is_named {
+            if spec.is_some_and(|spec| may_mean(&spec, snapshot)) {
                 return Ok(Some(id.clone()));
             }
             let lock = records.lock_of(id).await?;
@@ -42,4 +44,11 @@ pub async fn user_of(records: &Records, checkpoints: &Checkpoints, name: &Snapsh
             return Ok(None);
         }
     }
+}
+
+/// The sandbox names it. One whose tenant has a snapshot of that name too may mean either of them.
+fn may_mean(spec: &Spec, snapshot: &SnapshotKey) -> bool {
+    let named = spec.filesystem_snapshot_name.as_ref();
+    let meant = named.map(|name| SnapshotKey::candidates(spec.tenant.as_ref(), name));
+    spec.desired_state != DesiredState::Deleted && meant.is_some_and(|meant| meant.contains(snapshot))
 }

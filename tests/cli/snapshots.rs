@@ -43,3 +43,36 @@ fn an_archive_is_imported_listed_exported_and_deleted() {
         assert!(!done && why.contains(reason), "{words:?}: {why}");
     }
 }
+
+#[test]
+fn a_tenants_snapshot_is_named_with_its_tenant_and_a_bare_name_is_public() {
+    let directory = tempfile::tempdir().unwrap();
+    let data = directory.path();
+    for (file, bytes) in [("python.tar", "public"), ("of-a.tar", "of team-a")] {
+        std::fs::write(data.join(file), bytes).unwrap();
+    }
+    let run = |words: &[&str]| baton(data, words);
+    assert!(run(&["import", "python.tar"]).0);
+    assert!(run(&["import", "of-a.tar", "--name", "python", "--tenant", "team-a"]).0);
+    let stored = |name: &str| std::fs::read_to_string(data.join("filesystem_snapshots").join(name)).ok();
+    assert_eq!(stored("python/python.tar").as_deref(), Some("public"));
+    assert_eq!(stored("team-a~python/team-a~python.tar").as_deref(), Some("of team-a"));
+    let fields = |listed: String| -> Vec<String> {
+        listed.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect()
+    };
+    assert_eq!(fields(run(&["list"]).1), ["python 6 archive -", "python 9 archive team-a"]);
+    assert_eq!(fields(run(&["list", "--tenant", "team-a"]).1), ["python 9 archive team-a"]);
+    assert_eq!(fields(run(&["list", "--tenant", "team"]).1), [""; 0]);
+    std::fs::remove_file(data.join("python.tar")).unwrap();
+    let (done, named, _) = run(&["export", "python", "--tenant", "team-a"]);
+    assert_eq!((done, named.as_str()), (true, "python.tar\n"));
+    assert_eq!(std::fs::read_to_string(data.join("python.tar")).unwrap(), "of team-a");
+    let (done, _, why) = run(&["delete", "python", "--tenant", "team-b"]);
+    assert!(!done && why.contains("there is no snapshot named python of the tenant team-b"), "{why}");
+    assert!(run(&["delete", "python", "--tenant", "team-a"]).0);
+    assert_eq!(fields(run(&["list"]).1), ["python 6 archive -"]);
+    for words in [&["list", "--tenant", "Team"][..], &["list", "--tenant", "../x"], &["delete", "team-a~python"]] {
+        let (done, _, why) = run(words);
+        assert!(!done && why.contains("invalid value"), "{words:?}: {why}");
+    }
+}

@@ -12,7 +12,7 @@ use baton::storage::{
     stores::Stores,
 };
 use baton_fake_gcs::FakeGcs;
-use baton_protocol::{id::SnapshotName, manifest::Checkpoint};
+use baton_protocol::{manifest::Checkpoint, snapshot_key::SnapshotKey};
 
 use crate::{
     artifacts::{image, manifest_of},
@@ -88,10 +88,10 @@ async fn a_checkpoint_stored_one_way_is_restored_and_erased_the_other() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_snapshot_made_one_way_is_found_taken_and_erased_the_other() {
     let bucket = OneBucket::new().await;
-    for (name, (writer, reader)) in ["one", "two"].into_iter().zip(bucket.ways()) {
-        let name = SnapshotName::parse(name).unwrap();
+    for (name, (writer, reader)) in ["one", "team-a~two"].into_iter().zip(bucket.ways()) {
+        let name = SnapshotKey::parse(name).unwrap();
         let archive = bucket.place.path().join("archive");
-        std::fs::write(&archive, name.as_str()).unwrap();
+        std::fs::write(&archive, name.to_string()).unwrap();
         let (nonce, other) = (clock().nonce(), clock().nonce());
         let (made, seen) = (Snapshots::new(writer, None, clock()), Snapshots::new(reader, None, clock()));
         assert_eq!(made.claim(&name, &nonce).await.unwrap(), Claim::Ours);
@@ -101,9 +101,9 @@ async fn a_snapshot_made_one_way_is_found_taken_and_erased_the_other() {
         let target = bucket.place.path().join("fetched");
         let key = format!("filesystem_snapshots/{name}/{name}.tar");
         seen.fetch(&key, &target, 1 << 20, NO_PROGRESS).await.unwrap();
-        assert_eq!(std::fs::read_to_string(&target).unwrap(), name.as_str());
+        assert_eq!(std::fs::read_to_string(&target).unwrap(), name.to_string());
         seen.erase(&name).await.unwrap();
-        assert_eq!(seen.list().await.unwrap(), []);
+        assert_eq!(seen.list(None).await.unwrap(), []);
         assert_eq!(seen.claim(&name, &other).await.unwrap(), Claim::Ours, "the name is free again");
         seen.erase(&name).await.unwrap();
     }

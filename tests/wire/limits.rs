@@ -14,7 +14,7 @@ fn plan(change: fn(&mut baton::api::Settings)) -> Plan {
 
 #[tokio::test]
 async fn a_key_is_needed_where_keys_are_set() {
-    let world = World::with(plan(|settings| settings.api_keys = vec!["alpha".into(), "beta".into()])).await;
+    let world = World::with(plan(|settings| settings.api_keys = baton::config::api_keys("alpha,beta").unwrap())).await;
     for headers in [&[][..], &[("x-api-key", "gamma")], &[("sec-websocket-protocol", "baton.v1, baton.key.gamma")]] {
         assert_eq!(connect(&world, "/create", headers).await.err(), Some(401));
     }

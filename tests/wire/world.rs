@@ -218,6 +218,7 @@ impl World {
             plain: PlainWords::Documents,
             is_token_optional: false,
             api_keys: vec![],
+            quotas: Default::default(),
             admin_key: None,
             origins: vec![],
             rate_limit: None,

@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use baton::{
     clock::{Moment, SharedClock, TestClock},
+    config::Quotas,
     notice::Notice,
     reconciler::{self, AllowedRuntimes, Deposit, Housekeeping, Rhythm, Tools, desired::Drain},
     runtime::{Container, Lifecycle, fake::FakeContainers},
@@ -35,6 +36,7 @@ pub struct World {
     staging: tempfile::TempDir,
     /// Of the instances that start from now on.
     pub housekeeping: Housekeeping,
+    pub quotas: Quotas,
     /// What these call the bucket of their artifacts; `None` is a mount that nobody has named.
     pub bucket: Option<String>,
     /// The keys that these have.
@@ -45,8 +47,15 @@ impl World {
     pub fn new() -> Self {
         let clock: SharedClock = Arc::new(TestClock::new(3));
         let store = Arc::new(Memory::new(clock.clone()));
-        let (staging, housekeeping) = (tempfile::tempdir().unwrap(), Housekeeping::OFF);
-        Self { clock, store, staging, housekeeping, bucket: None, seals: Seals::default() }
+        Self {
+            clock,
+            store,
+            staging: tempfile::tempdir().unwrap(),
+            housekeeping: Housekeeping::OFF,
+            quotas: Quotas::default(),
+            bucket: None,
+            seals: Seals::default(),
+        }
     }
 
     pub fn instance(&self) -> Instance {
@@ -75,6 +84,7 @@ impl World {
             who,
             checkpoints: Some(checkpoints),
             snapshots: Some(Snapshots::new(store, self.bucket.clone(), clock.clone()).sealed_by(self.seals.clone())),
+            quotas: self.quotas.clone(),
             archive_size: 1 << 30,
             deposit: Deposit::default(),
             runtimes: AllowedRuntimes::default(),

@@ -1,6 +1,7 @@
 //! Snapshots and forks without runsc: names, nonces, crashes, pins.
 
 use baton::{
+    config::Quotas,
     runtime::{Container, fake::Fault as Broken},
     storage::{
         board::{Boot, Passing},
@@ -12,6 +13,7 @@ use baton::{
 use baton_protocol::{
     id::{CheckpointId, Nonce, SandboxId, SnapshotName},
     metadata::{Answer, DesiredState, Request, Spec},
+    snapshot_key::SnapshotKey,
 };
 use bytes::Bytes;
 
@@ -19,6 +21,11 @@ use crate::instances::{Instance, Visit, World, movable, persistent};
 
 fn name(text: &str) -> SnapshotName {
     text.parse().unwrap()
+}
+
+/// As it is stored.
+fn key(text: &str) -> SnapshotKey {
+    SnapshotKey::parse(text).unwrap()
 }
 
 async fn answer(instance: &Instance, id: &SandboxId, nonce: &Nonce) -> Answer {
@@ -58,12 +65,12 @@ async fn a_name_is_given_once_and_a_failure_gives_it_back() {
     one.containers.inject("snapshot", Broken::Fail);
     assert_eq!(reason(&take(&one, &visit, "a").await), "SnapshotFailed");
     let snapshots = one.tools.snapshots.clone().unwrap();
-    assert_eq!(snapshots.find(&name("a")).await.unwrap(), Found::Nothing, "nothing is left of it");
+    assert_eq!(snapshots.find(&key("a")).await.unwrap(), Found::Nothing, "nothing is left of it");
     let Answer::Ok(done) = take(&one, &visit, "a").await else { panic!("refused") };
     assert_eq!((done.snapshot, done.paused_ms), (Some(name("a")), Some(1)));
-    let Found::Ours(made) = snapshots.find(&name("a")).await.unwrap() else { panic!("not there") };
+    let Found::Ours(made) = snapshots.find(&key("a")).await.unwrap() else { panic!("not there") };
     assert_eq!(reason(&take(&one, &visit, "a").await), "SnapshotExists");
-    assert_eq!(snapshots.find(&name("a")).await.unwrap(), Found::Ours(made));
+    assert_eq!(snapshots.find(&key("a")).await.unwrap(), Found::Ours(made));
     assert_eq!(one.container(&visit.id), Container::Running);
     one.stop().await;
 }
@@ -113,10 +120,10 @@ async fn the_request_that_began_a_snapshot_goes_on_with_it_after_a_crash() {
     let nonce = one.tools.clock.nonce();
     // As an instance left it that died between the archive and the manifest.
     let snapshots = one.tools.snapshots.clone().unwrap();
-    assert_eq!(snapshots.claim(&name("s"), &nonce).await.unwrap(), Claim::Ours);
+    assert_eq!(snapshots.claim(&key("s"), &nonce).await.unwrap(), Claim::Ours);
     one.store.put("filesystem_snapshots/s/s.tar", Bytes::from_static(b"half"), If::Absent).await.unwrap();
-    assert_eq!(snapshots.find(&name("s")).await.unwrap(), Found::Unfinished);
-    assert_eq!(snapshots.claim(&name("s"), &one.tools.clock.nonce()).await.unwrap(), Claim::Taken);
+    assert_eq!(snapshots.find(&key("s")).await.unwrap(), Found::Unfinished);
+    assert_eq!(snapshots.claim(&key("s"), &one.tools.clock.nonce()).await.unwrap(), Claim::Taken);
     drop(visit);
     let mut visit = two.attach(&id).await;
     visit.until_running().await;
@@ -126,9 +133,9 @@ async fn the_request_that_began_a_snapshot_goes_on_with_it_after_a_crash() {
     })
     .await;
     assert!(matches!(answer(&two, &id, &nonce).await, Answer::Ok(_)));
-    let Found::Ours(made) = snapshots.find(&name("s")).await.unwrap() else { panic!("unfinished") };
+    let Found::Ours(made) = snapshots.find(&key("s")).await.unwrap() else { panic!("unfinished") };
     assert_eq!((made.nonce.clone(), made.size), (nonce.clone(), 1024));
-    assert_eq!(snapshots.claim(&name("s"), &nonce).await.unwrap(), Claim::Finished(made), "asked again it is answered");
+    assert_eq!(snapshots.claim(&key("s"), &nonce).await.unwrap(), Claim::Finished(made), "asked again it is answered");
     one.stop().await;
     two.stop().await;
 }
@@ -160,11 +167,11 @@ async fn a_sandbox_starts_from_a_snapshot_and_moves_to_where_that_was_never_seen
     let checkpoints = three.tools.checkpoints.clone().unwrap();
     let rootfs = checkpoints.manifest(&head).await.unwrap().rootfs;
     assert_eq!(rootfs.archive.unwrap().path, "filesystem_snapshots/base/base.tar");
-    assert_eq!(uses::user_of(&three.tools.records, &checkpoints, &name("base")).await.unwrap(), Some(id.clone()));
-    assert_eq!(uses::user_of(&three.tools.records, &checkpoints, &name("other")).await.unwrap(), None);
+    assert_eq!(uses::user_of(&three.tools.records, &checkpoints, &key("base")).await.unwrap(), Some(id.clone()));
+    assert_eq!(uses::user_of(&three.tools.records, &checkpoints, &key("other")).await.unwrap(), None);
     // Also when an operator took the name out of the metadata: the head still names it.
     three.edit(&id, |spec| spec.filesystem_snapshot_name = None).await;
-    assert_eq!(uses::user_of(&three.tools.records, &checkpoints, &name("base")).await.unwrap(), Some(id));
+    assert_eq!(uses::user_of(&three.tools.records, &checkpoints, &key("base")).await.unwrap(), Some(id));
     for instance in [one, two, three] {
         instance.stop().await;
     }
@@ -270,4 +277,108 @@ async fn only_one_of_the_last_two_checkpoints_can_be_copied() {
     assert!(world.lock(&spec.sandbox_id).await.is_none(), "nothing was written");
     assert!(one.store.list("sandbox_checkpoints/", None).await.unwrap().entries.is_empty(), "and no pin is left");
     one.stop().await;
+}
+
+/// One that can be kept, of this tenant, and from the snapshot of this name.
+fn of_tenant(tenant: Option<&'static str>, from: Option<&'static str>) -> impl Fn(&mut Spec) {
+    move |spec| {
+        persistent(spec);
+        spec.tenant = tenant.map(|tenant| tenant.parse().unwrap());
+        spec.filesystem_snapshot_name = from.map(name);
+    }
+}
+
+async fn running(instance: &Instance, tenant: Option<&'static str>) -> Visit {
+    let mut visit = instance.create(of_tenant(tenant, None)).await;
+    visit.until_running().await;
+    visit
+}
+
+async fn listed(instance: &Instance) -> Vec<String> {
+    let listed = instance.tools.snapshots.as_ref().unwrap().list(None).await.unwrap();
+    listed.iter().map(|listed| listed.snapshot.to_string()).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_tenant_has_names_of_its_own_and_may_start_from_the_public_ones() {
+    let world = World::new();
+    let one = world.instance();
+    for tenant in [Some("team-a"), Some("team-b"), None] {
+        let visit = running(&one, tenant).await;
+        let Answer::Ok(done) = take(&one, &visit, "base").await else { panic!("another's name is in the way") };
+        assert_eq!(done.snapshot, Some(name("base")), "clients know no tenants");
+        assert_eq!(reason(&take(&one, &visit, "base").await), "SnapshotExists", "its own name is given once");
+    }
+    let visit = running(&one, Some("team-a")).await;
+    assert!(matches!(take(&one, &visit, "secret").await, Answer::Ok(_)));
+    assert_eq!(listed(&one).await, ["base", "team-a~base", "team-a~secret", "team-b~base"]);
+    for (tenant, from, meant) in [
+        (Some("team-a"), "base", Some("team-a~base")),
+        (Some("team-b"), "base", Some("team-b~base")),
+        (Some("team-c"), "base", Some("base")),
+        (None, "base", Some("base")),
+        (Some("team-a"), "secret", Some("team-a~secret")),
+        (Some("team-b"), "secret", None),
+        (None, "secret", None),
+    ] {
+        let fresh = world.instance();
+        let mut visit = fresh.create(of_tenant(tenant, Some(from))).await;
+        match meant {
+            Some(meant) => {
+                visit.until_running().await;
+                assert_eq!(fresh.store.brought(), [format!("filesystem_snapshots/{meant}/{meant}.tar")], "{tenant:?}");
+            }
+            None => {
+                let told = visit.until(|passing| matches!(passing, Passing::Failed { .. })).await;
+                let Some(Passing::Failed { message, .. }) = told.last() else { panic!("{told:?}") };
+                // The same words as of a name that nobody has.
+                assert_eq!(message, "Filesystem snapshot not found: `secret` does not exist.");
+            }
+        }
+        fresh.stop().await;
+    }
+    one.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_snapshot_stays_as_long_as_a_sandbox_of_a_tenant_that_may_mean_it() {
+    let world = World::new();
+    let one = world.instance();
+    let source = running(&one, Some("team-a")).await;
+    assert!(matches!(take(&one, &source, "base").await, Answer::Ok(_)));
+    let mut visit = one.create(of_tenant(Some("team-a"), Some("base"))).await;
+    visit.until_running().await;
+    let checkpoints = one.tools.checkpoints.clone().unwrap();
+    for (snapshot, user) in [("team-a~base", Some(&visit.id)), ("base", Some(&visit.id)), ("team-b~base", None)] {
+        let found = uses::user_of(&one.tools.records, &checkpoints, &key(snapshot)).await.unwrap();
+        assert_eq!(found.as_ref(), user, "{snapshot}");
+    }
+    one.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tenant_stores_no_more_snapshots_than_its_quota_also_when_it_asks_on_two_instances_at_once() {
+    let mut world = World::new();
+    world.quotas = Quotas::parse("snapshots=2;team-b:snapshots=off").unwrap();
+    let (one, two) = (world.instance(), world.instance());
+    let (here, there) = (running(&one, Some("team-a")).await, running(&two, Some("team-a")).await);
+    assert!(matches!(take(&one, &here, "first").await, Answer::Ok(_)));
+    let (a, b) = tokio::join!(take(&one, &here, "second"), take(&two, &there, "third"));
+    let refused = [&a, &b].iter().filter(|answer| reason(answer) == "QuotaExceeded").count();
+    assert!(refused >= 1, "{a:?} {b:?}");
+    assert_eq!(listed(&one).await.len(), 3 - refused, "what is refused leaves nothing");
+    if refused == 2 {
+        assert!(matches!(take(&one, &here, "second").await, Answer::Ok(_)), "there is room for one of them");
+    }
+    let Answer::Error { message, .. } = take(&one, &here, "fourth").await else { panic!("a fourth") };
+    assert!(message.contains("2 snapshots stored at once (`snapshots` in BATON_QUOTAS)"), "{message}");
+    // Others have theirs, and who has no tenant has no quota.
+    for tenant in [Some("team-b"), None] {
+        let visit = running(&one, tenant).await;
+        for text in ["first", "second", "third"] {
+            assert!(matches!(take(&one, &visit, text).await, Answer::Ok(_)), "{tenant:?}");
+        }
+    }
+    one.stop().await;
+    two.stop().await;
 }

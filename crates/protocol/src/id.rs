@@ -91,6 +91,14 @@ name!(
     |text| is_word(text, 63, |c| c.is_ascii_lowercase() || c.is_ascii_digit())
 );
 name!(
+    /// Whom an API key belongs to, and what was made with it.
+    Tenant, "tenant",
+    "1 to 32 lower-case letters, digits or `-`, beginning with a letter or digit",
+    |text| text.len() <= 32
+        && text.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit())
+        && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'z' | b'-'))
+);
+name!(
     /// SHA-256 in hex, as it stands in the names of files and objects.
     Sha256Name, "SHA-256", "64 hex digits in lower case", |text| is_hex(text, 64)
 );
@@ -264,6 +272,13 @@ mod tests {
         assert!(SnapshotName::parse(&"a".repeat(64)).is_err());
         assert!(SnapshotName::parse("py3.11_numpy-2").is_ok());
         assert!(ExecId::parse("Build-7").is_ok());
+        assert!(SnapshotName::parse("team-a~numpy").is_err(), "`~` parts a tenant from a name");
+        for bad in ["", "-a", "a~b", "a.b", "a_b", "A", "a/b", "a=b", "é", &"a".repeat(33)] {
+            assert!(Tenant::parse(bad).is_err(), "{bad:?}");
+        }
+        for good in ["a", "0", "team-a", "k-0123456789ab", &"a".repeat(32)] {
+            assert!(Tenant::parse(good).is_ok(), "{good:?}");
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::{
-    id::{CheckpointId, InstanceId, Nonce, SandboxId, SnapshotName},
+    id::{CheckpointId, InstanceId, Nonce, SandboxId, SnapshotName, Tenant},
     limits::Limits,
     lock::Claim,
     trace::{self, Traceparent},
@@ -36,6 +36,9 @@ pub struct Metadata {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spec {
     pub sandbox_id: SandboxId,
+    /// Whom it belongs to: the tenant of the key that created it. `None` where the server asks for no keys.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<Tenant>,
     pub created_timestamp: String,
     /// Seconds; `None` is never.
     #[serde(default)]
@@ -200,6 +203,7 @@ impl Spec {
     pub fn new(sandbox_id: SandboxId, token_sha256: String, created_timestamp: String, placement: InstanceId) -> Self {
         Self {
             sandbox_id,
+            tenant: None,
             created_timestamp,
             idle_timeout: Some(300),
             enable_sandbox_checkpoint: false,

@@ -182,6 +182,11 @@ reasons! {
         cause: "A filesystem snapshot of that name exists, or another request makes one.",
         remedy: "Take another name, or delete the old one: `baton snapshot delete NAME`."
     }
+    /// A tenant has as much as it may have.
+    QuotaExceeded {
+        cause: "The tenant has as many snapshots as `snapshots` in BATON_QUOTAS allows. Nothing was stored.",
+        remedy: "Delete one of the tenant's (`baton snapshot list --tenant NAME`, `baton snapshot delete NAME --tenant NAME`), or raise its quota."
+    }
     SnapshotFailed {
         cause: "Pausing the sandbox, writing its file system or storing it failed. It runs on as before; the name is free again.",
         remedy: "The answer has the error. If it is the store, `baton config --check`; otherwise ask again."

@@ -6,7 +6,7 @@ use axum::extract::ws::WebSocket;
 use baton_protocol::{
     agent,
     event::{Event, PROTOCOL, Status, Update},
-    id::SandboxId,
+    id::{SandboxId, Tenant},
     metadata::{self, DesiredState, Phase, Spec},
     request::{Config, Refusal, Request},
 };
@@ -59,11 +59,17 @@ pub struct Upgrade {
     pub request: traces::Span,
 }
 
-/// With `config` the client has said everything in the query, and no first message is awaited.
-pub async fn create(api: Arc<Api>, socket: WebSocket, upgrade: Upgrade, config: Option<Result<Config, Refusal>>) {
+/// A sandbox of this tenant. With `config` the client has said everything in the query, and no first message is awaited.
+pub async fn create(
+    api: Arc<Api>,
+    socket: WebSocket,
+    upgrade: Upgrade,
+    tenant: Option<Tenant>,
+    config: Option<Result<Config, Refusal>>,
+) {
     let id = api.clock.sandbox_id();
     let span = log_span(&id, &upgrade.request);
-    begin(api, socket, upgrade, config, id).instrument(span).await;
+    begin(api, socket, upgrade, tenant, config, id).instrument(span).await;
 }
 
 /// What every log line of a session says.
@@ -79,6 +85,7 @@ async fn begin(
     api: Arc<Api>,
     socket: WebSocket,
     upgrade: Upgrade,
+    tenant: Option<Tenant>,
     config: Option<Result<Config, Refusal>>,
     id: SandboxId,
 ) {
@@ -104,7 +111,8 @@ async fn begin(
     let dialect = speaker.dialect;
     let token = token::fresh(&*api.clock);
     let bare = Spec::new(id.clone(), token::sha256(&token.0), api.clock.timestamp(), api.settings.instance.clone());
-    let mut spec = match intent::create(bare, &config, dialect, api.abilities(), api.defaults()) {
+    let defaults = api.defaults(tenant.as_ref());
+    let mut spec = match intent::create(Spec { tenant, ..bare }, &config, dialect, api.abilities(), defaults) {
         Ok(spec) => spec,
         Err(refusal) => return refuse(speaker, &refusal, Close::Fatal).await,
     };
@@ -116,6 +124,10 @@ async fn begin(
     if api.is_draining() {
         return refuse(speaker, &error(SHUTTING_DOWN), Close::Fatal).await;
     }
+    let counted = match api.count(&id, spec.tenant.as_ref()).await {
+        Ok(counted) => counted,
+        Err(sentence) => return refuse(speaker, &error(&sentence), Close::Fatal).await,
+    };
     // Nobody else can know the id yet, so the seat is free.
     let Some(seat) = api.registry.admit(&id, &api.clock).await else {
         return refuse(speaker, &error("The sandbox could not be created."), Close::Fatal).await;
@@ -125,6 +137,8 @@ async fn begin(
         Some(presence) => Ok(presence),
         None => newcomer.wait_for_room(&api, &id).await,
     };
+    // Whoever is in is on the board, and whoever is turned away may come again at once.
+    drop(counted);
     let presence = match admitted {
         Ok(presence) => presence,
         Err(Turned::End(end)) => return newcomer.leave(end).await,
@@ -177,7 +191,8 @@ async fn begin(
     session.run().await;
 }
 
-/// A copy of another sandbox needs that one's token, stands on the same snapshot and has the same limits.
+/// A copy of another sandbox needs that one's token, whosever key is shown with it; it stands on the same snapshot and
+/// has the same limits.
 async fn inherit(api: &Api, config: &Config, spec: &mut Spec) -> Result<(), Refusal> {
     let Some(checkpoint_id) = &config.from_checkpoint else { return Ok(()) };
     let found = api.records.find(&checkpoint_id.sandbox()).await;
@@ -189,6 +204,8 @@ async fn inherit(api: &Api, config: &Config, spec: &mut Spec) -> Result<(), Refu
     if !token::matches(given, &source.spec.token_sha256) {
         return Err(Refusal::of(Status::PermissionDenialError, "`source_token` is missing or wrong."));
     }
+    // Where no keys are asked for it stays with the tenant that the source belongs to.
+    spec.tenant = spec.tenant.take().or(source.spec.tenant);
     spec.filesystem_snapshot_name = source.spec.filesystem_snapshot_name;
     spec.limits = source.spec.limits;
     Ok(())
@@ -221,6 +238,14 @@ async fn come_back(api: Arc<Api>, mut speaker: Speaker, id: SandboxId, token: Op
     if !is_excused && !token::matches(token.as_deref(), &found.spec.token_sha256) {
         return refuse(speaker, &Refusal::of(Status::PermissionDenialError, DENIED), Close::Fatal).await;
     }
+    // It acts for whom the sandbox belongs to, whatever key was shown.
+    let counted = match api.count(&id, found.spec.tenant.as_ref()).await {
+        Ok(counted) => counted,
+        Err(sentence) => {
+            speaker.say(&Event::status(Status::Restoring));
+            return refuse(speaker, &error(&sentence), Close::Fatal).await;
+        }
+    };
     let Some(seat) = api.registry.admit(&id, &api.clock).await else {
         api.clock.sleep(LATE).await;
         say_in_use(&mut speaker);
@@ -235,6 +260,7 @@ async fn come_back(api: Arc<Api>, mut speaker: Speaker, id: SandboxId, token: Op
             newcomer.wait_for_room(&api, &id).await
         }
     };
+    drop(counted);
     let presence = match admitted {
         Ok(presence) => presence,
         Err(Turned::End(end)) => return newcomer.leave(end).await,

@@ -17,6 +17,10 @@ impl Session {
     pub(super) fn posted(&mut self, passing: &Passing) -> Option<End> {
         if let Passing::Running { boot } = passing {
             self.boot = Some(boot.clone());
+            self.api.occupancy.note(&self.id, self.spec.tenant.as_ref());
+        }
+        if let Passing::Left { .. } = passing {
+            self.api.occupancy.note(&self.id, None);
         }
         if let Passing::Probe { number } = passing {
             self.probes.push((self.commands.ping(&mut self.speaker), *number));

@@ -256,6 +256,7 @@ impl Api {
     /// Nobody will ever have it: it is to go. Errors are the reconciler's to mend, which ends
     /// what no session ever attached to.
     pub(in crate::api) async fn delete(&self, id: &SandboxId, parent: Option<Traceparent>) {
+        self.occupancy.note(id, None);
         let mut request = self.settings.traces.asked(Asked::Kill, parent);
         let wish = |spec: &mut Spec| intent::desire(spec, DesiredState::Deleted);
         match self.records.wish(id, request.traceparent(), &wish).await {

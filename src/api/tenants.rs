@@ -1,0 +1,160 @@
+//! Whose the sandboxes of this instance are, so that no tenant takes more places than its quota allows.
+//!
+//! A sandbox counts from its admission until it has left, or is to be deleted: its client may come again as soon as it has
+//! heard of that. Those that came without a session (an operator's placement,
+//! or an API that was started anew beside its reconciler) are looked up when somebody is counted.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use baton_protocol::{
+    id::{SandboxId, Tenant},
+    metadata::DesiredState,
+};
+
+use super::Api;
+use crate::{config::Quota, storage::board::Board};
+
+#[derive(Debug)]
+pub struct Occupancy {
+    board: Arc<Board>,
+    owners: Mutex<BTreeMap<SandboxId, Owner>>,
+}
+
+#[derive(Debug)]
+struct Owner {
+    tenant: Option<Tenant>,
+    /// Sessions that are on their way in, of which the board does not know yet.
+    admissions: u32,
+}
+
+impl Occupancy {
+    pub fn new(board: Arc<Board>) -> Arc<Self> {
+        Arc::new(Self { board, owners: Mutex::default() })
+    }
+
+    /// Counts a sandbox of this tenant, as long as the value lives or the sandbox is here; or says why it may not come.
+    /// What is here already has its place.
+    fn admit(self: &Arc<Self>, id: &SandboxId, tenant: &Tenant, quota: &Quota) -> Result<Admission, String> {
+        let mut owners = self.owners();
+        owners.retain(|id, owner| owner.admissions > 0 || self.board.is_here(id));
+        let is_counted = owners.contains_key(id) || self.board.is_here(id);
+        if !is_counted {
+            quota.allow_sandbox(owners.values().filter(|owner| owner.tenant.as_ref() == Some(tenant)).count())?;
+        }
+        let owner = owners.entry(id.clone()).or_insert(Owner { tenant: None, admissions: 0 });
+        owner.tenant = Some(tenant.clone());
+        owner.admissions += 1;
+        Ok(Admission { occupancy: self.clone(), id: id.clone() })
+    }
+
+    /// For whom a sandbox counts from now on, if it is known; `None` is for nobody.
+    pub fn note(&self, id: &SandboxId, tenant: Option<&Tenant>) {
+        if let Some(owner) = self.owners().get_mut(id) {
+            owner.tenant = tenant.cloned();
+        }
+    }
+
+    /// Sandboxes on this instance of which nobody has said whose they are.
+    fn unknown(&self) -> Vec<SandboxId> {
+        let owners = self.owners();
+        self.board.here().into_iter().filter(|id| !owners.contains_key(id)).collect()
+    }
+
+    fn learn(&self, id: SandboxId, tenant: Option<Tenant>) {
+        self.owners().entry(id).or_insert(Owner { tenant, admissions: 0 });
+    }
+
+    fn owners(&self) -> MutexGuard<'_, BTreeMap<SandboxId, Owner>> {
+        self.owners.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A sandbox that is on its way in and counts.
+#[derive(Debug)]
+pub struct Admission {
+    occupancy: Arc<Occupancy>,
+    id: SandboxId,
+}
+
+impl Drop for Admission {
+    fn drop(&mut self) {
+        let mut owners = self.occupancy.owners();
+        let Some(owner) = owners.get_mut(&self.id) else { return };
+        owner.admissions -= 1;
+        if owner.admissions == 0 && !self.occupancy.board.is_here(&self.id) {
+            owners.remove(&self.id);
+        }
+    }
+}
+
+impl Api {
+    /// Counts a sandbox that is to come to this instance, for whom it belongs to; or says which quota is used up. Nobody
+    /// is counted without a tenant.
+    pub(super) async fn count(&self, id: &SandboxId, tenant: Option<&Tenant>) -> Result<Option<Admission>, String> {
+        let Some(tenant) = tenant else { return Ok(None) };
+        let quota = self.settings.quotas.of(Some(tenant));
+        if quota.sandboxes.is_some() {
+            for id in self.occupancy.unknown() {
+                // One that cannot be read is asked for again the next time.
+                if let Ok(found) = self.records.find(&id).await {
+                    let kept = found.filter(|found| found.spec.desired_state != DesiredState::Deleted);
+                    self.occupancy.learn(id, kept.and_then(|found| found.spec.tenant));
+                }
+            }
+        }
+        self.occupancy.admit(id, tenant, &quota).map(Some)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::{SharedClock, SystemClock};
+
+    fn stage() -> (SharedClock, Arc<Board>, Arc<Occupancy>, [Tenant; 2]) {
+        let clock: SharedClock = Arc::new(SystemClock);
+        let board = Board::new(clock.clone());
+        let occupancy = Occupancy::new(board.clone());
+        (clock, board, occupancy, ["team-a", "team-b"].map(|name| name.parse().expect("a tenant")))
+    }
+
+    const ONE: Quota = Quota { sandboxes: Some(1), snapshots: None, idle: None };
+
+    #[test]
+    fn a_place_counts_while_somebody_comes_and_while_the_sandbox_is_here() {
+        let (clock, board, occupancy, [a, b]) = stage();
+        let (first, second) = (clock.sandbox_id(), clock.sandbox_id());
+        let coming = occupancy.admit(&first, &a, &ONE).expect("the first");
+        assert!(occupancy.admit(&second, &a, &ONE).is_err(), "it counts before it is on the board");
+        assert!(occupancy.admit(&second, &b, &ONE).is_ok(), "others are others");
+        assert!(occupancy.admit(&first, &a, &ONE).is_ok(), "a second session is no second sandbox");
+        board.hold(&first, true);
+        drop(coming);
+        assert!(occupancy.admit(&second, &a, &ONE).is_err(), "its session has left, and it is here");
+        assert!(occupancy.admit(&first, &a, &ONE).is_ok(), "what is here has its place");
+        occupancy.note(&first, None);
+        assert!(occupancy.admit(&second, &a, &ONE).is_ok(), "what is to be deleted counts no more");
+        occupancy.note(&first, Some(&a));
+        assert!(occupancy.admit(&second, &a, &ONE).is_err(), "it came back");
+        board.hold(&first, false);
+        assert!(occupancy.admit(&second, &a, &ONE).is_ok(), "it has left");
+        assert!(occupancy.owners().is_empty(), "nothing is remembered of what is not here");
+    }
+
+    #[test]
+    fn what_came_without_a_session_is_asked_for_and_counts_for_whom_it_belongs_to() {
+        let (clock, board, occupancy, [a, b]) = stage();
+        let (held, new) = (clock.sandbox_id(), clock.sandbox_id());
+        board.hold(&held, true);
+        assert_eq!(occupancy.unknown(), std::slice::from_ref(&held));
+        occupancy.learn(held.clone(), Some(a.clone()));
+        assert!(occupancy.unknown().is_empty());
+        assert!(occupancy.admit(&new, &a, &ONE).is_err());
+        assert!(occupancy.admit(&new, &b, &ONE).is_ok());
+        occupancy.learn(held, Some(b.clone()));
+        assert!(occupancy.admit(&new, &b, &ONE).is_ok(), "what is known is not learned again");
+    }
+}
