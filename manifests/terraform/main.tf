@@ -1,6 +1,6 @@
 # The same as manifests/bucket and manifests/cloud-run.yaml, for Terraform; with -var halves=true as
 # manifests/cloud-run-halves.yaml.
-#   TF_VAR_api_keys=$(head -c 24 /dev/urandom | base64 | tr -d '/+=\n') \
+#   TF_VAR_api_keys=$(head -c 24 /dev/urandom | base64 | tr -d '/+=\n') TF_VAR_hmac_key=$(openssl rand -hex 32) \
 #     terraform apply -var project=my-project -var region=europe-west1 -var image=…
 
 terraform {
@@ -47,13 +47,26 @@ variable "api_keys" {
   type        = string
   sensitive   = true
   ephemeral   = true
-  description = "Keys of which clients must show one, separated by commas"
+  description = "Keys of which clients must show one, alone or as tenant=key, separated by commas"
 }
 
 variable "api_keys_version" {
   type        = number
   default     = 1
   description = "Raise it to have other api_keys stored"
+}
+
+variable "hmac_key" {
+  type        = string
+  sensitive   = true
+  ephemeral   = true
+  description = "Keys of 32 bytes or more by which checkpoints and snapshots are signed, the newest first, separated by commas"
+}
+
+variable "hmac_key_version" {
+  type        = number
+  default     = 1
+  description = "Raise it to have another hmac_key stored"
 }
 
 variable "invokers" {
@@ -94,12 +107,13 @@ locals {
       memory  = "2Gi"
       ports   = [8080]
       after   = []
-      secrets = ["BATON_API_KEYS"]
+      secrets = ["BATON_API_KEYS", "BATON_HMAC_KEY"]
       env = {
         SANDBOX_METADATA_BUCKET    = local.buckets.metadata
         SANDBOX_CHECKPOINT_BUCKET  = local.buckets.checkpoints
         FILESYSTEM_SNAPSHOT_BUCKET = local.buckets.checkpoints
         BATON_MAX_SANDBOXES        = "1"
+        BATON_LIMITS               = "memory=512MiB,pids=512,disk=256MiB,files=4096"
         BATON_DRAIN                = "8s"
         BATON_ROOTFS_CACHE         = "512MiB"
         BATON_ARCHIVE_SIZE         = "1GiB"
@@ -118,12 +132,13 @@ locals {
       memory  = "512Mi"
       ports   = [8080]
       after   = ["reconciler"]
-      secrets = ["BATON_API_KEYS"]
+      secrets = ["BATON_API_KEYS", "BATON_HMAC_KEY"]
       env = {
         SANDBOX_METADATA_BUCKET    = local.buckets.metadata
         SANDBOX_CHECKPOINT_BUCKET  = local.buckets.checkpoints
         FILESYSTEM_SNAPSHOT_BUCKET = local.buckets.checkpoints
         BATON_MAX_SANDBOXES        = "1"
+        BATON_LIMITS               = "memory=512MiB,pids=512,disk=256MiB,files=4096"
         BATON_DRAIN                = "8s"
         BATON_SOCKET_DIR           = "/halves"
         GOOGLE_CLOUD_PROJECT       = var.project
@@ -141,12 +156,13 @@ locals {
       memory  = "2Gi"
       ports   = []
       after   = []
-      secrets = []
+      secrets = ["BATON_HMAC_KEY"]
       env = {
         SANDBOX_METADATA_BUCKET    = local.buckets.metadata
         SANDBOX_CHECKPOINT_BUCKET  = local.buckets.checkpoints
         FILESYSTEM_SNAPSHOT_BUCKET = local.buckets.checkpoints
         BATON_MAX_SANDBOXES        = "1"
+        BATON_LIMITS               = "memory=512MiB,pids=512,disk=256MiB,files=4096"
         BATON_DRAIN                = "8s"
         BATON_SOCKET_DIR           = "/halves"
         GOOGLE_CLOUD_PROJECT       = var.project
@@ -160,6 +176,18 @@ locals {
       mounts   = { state = "/run/baton", halves = "/halves" }
     },
   ]
+
+  # Where each variable that is a secret comes from.
+  secrets = {
+    BATON_API_KEYS = {
+      secret  = google_secret_manager_secret.keys.secret_id
+      version = google_secret_manager_secret_version.keys.version
+    }
+    BATON_HMAC_KEY = {
+      secret  = google_secret_manager_secret.hmac.secret_id
+      version = google_secret_manager_secret_version.hmac.version
+    }
+  }
 
   volumes = [
     { name = "state", size = "1Gi", for_one = true },
@@ -234,6 +262,26 @@ resource "google_secret_manager_secret_iam_member" "keys" {
   member    = "serviceAccount:${google_service_account.baton.email}"
 }
 
+resource "google_secret_manager_secret" "hmac" {
+  secret_id = "baton-hmac-key"
+  replication {
+    auto {}
+  }
+}
+
+resource "google_secret_manager_secret_version" "hmac" {
+  secret                 = google_secret_manager_secret.hmac.id
+  secret_data_wo         = var.hmac_key
+  secret_data_wo_version = var.hmac_key_version
+  deletion_policy        = "ABANDON"
+}
+
+resource "google_secret_manager_secret_iam_member" "hmac" {
+  secret_id = google_secret_manager_secret.hmac.id
+  role      = "roles/secretmanager.secretAccessor"
+  member    = "serviceAccount:${google_service_account.baton.email}"
+}
+
 resource "google_cloud_run_v2_service" "baton" {
   name     = "baton"
   location = var.region
@@ -281,8 +329,8 @@ resource "google_cloud_run_v2_service" "baton" {
             name = env.value
             value_source {
               secret_key_ref {
-                secret  = google_secret_manager_secret.keys.secret_id
-                version = google_secret_manager_secret_version.keys.version
+                secret  = local.secrets[env.value].secret
+                version = local.secrets[env.value].version
               }
             }
           }
@@ -346,6 +394,7 @@ resource "google_cloud_run_v2_service" "baton" {
   # A revision whose account may not read its secret yet does not start.
   depends_on = [
     google_secret_manager_secret_iam_member.keys,
+    google_secret_manager_secret_iam_member.hmac,
     google_storage_bucket_iam_member.baton,
   ]
 }

@@ -54,7 +54,7 @@ while (($#)); do
       if [[ $1 == describe ]]; then [[ -e $made ]]; else [[ ! -e $made ]] && touch "$made"; fi
       exit
       ;;
-    add) [[ $kind != secrets-versions- ]] || cat >"$PLACE/secret" ;;
+    add) [[ $kind != secrets-versions- ]] || cat >"$PLACE/secret-$2" ;;
   esac
   kind+=$1-
   shift
@@ -138,16 +138,19 @@ fn the_script_makes_what_a_service_needs_once_and_gives_no_more_rights_than_thos
     let role = |on: &str, role: &str| (on.to_owned(), role.to_owned());
     let expected = [
         role("baton-api-keys", "roles/secretmanager.secretAccessor"),
+        role("baton-hmac-key", "roles/secretmanager.secretAccessor"),
         role("gs://my-project-baton", "roles/storage.objectUser"),
         role("gs://my-project-baton-checkpoints", "roles/storage.objectUser"),
     ];
     assert_eq!(roles, expected.into());
-    let secret = fs::read_to_string(place.0.path().join("secret")).unwrap();
-    assert!(secret.len() >= 24 && secret.chars().all(|c| c.is_ascii_alphanumeric()), "a key that fits a header");
+    let secret = |name: &str| fs::read_to_string(place.0.path().join(format!("secret-{name}"))).unwrap();
+    let (key, hmac_key) = (secret("baton-api-keys"), secret("baton-hmac-key"));
+    assert!(key.len() >= 24 && key.chars().all(|c| c.is_ascii_alphanumeric()), "a key that fits a header");
+    assert!(hmac_key.len() >= 32 && hmac_key != key, "a key that the server takes");
 
     let (good, again) = place.run(&["my-project", "europe-west1"]);
     assert!(good && !again.iter().flatten().any(|word| word == "create"), "safe to repeat: {again:#?}");
-    assert_eq!(fs::read_to_string(place.0.path().join("secret")).unwrap(), secret, "the key stays");
+    assert_eq!((secret("baton-api-keys"), secret("baton-hmac-key")), (key, hmac_key), "the keys stay");
     let (good, nothing) = place.run(&["my-project"]);
     assert!(!good && nothing.is_empty(), "without a region nothing is done");
 }

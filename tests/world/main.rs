@@ -28,6 +28,7 @@ mod requests;
 mod room;
 mod rooms;
 mod rules;
+mod scripts;
 mod snapshots;
 mod stage;
 mod sweep;

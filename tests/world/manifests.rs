@@ -7,6 +7,7 @@ use baton::{
     config::{self, LeaseTimes},
     metrics::{Answer, Ended, Metrics, Missed, Outcome, Pipe, Verb, Way},
 };
+use baton_protocol::limits::{Bounds, size};
 use serde_json::Value;
 
 fn read(path: &str) -> String {
@@ -158,6 +159,95 @@ const OF_ONE_HALF: [&str; 8] = [
     "BATON_ORIGINS",
     "BATON_RATE_LIMIT",
 ];
+
+/// Bytes of a quantity such as `2Gi`.
+fn quantity(text: &str) -> u64 {
+    size(&format!("{text}B")).unwrap_or_else(|| panic!("{text} is no quantity"))
+}
+
+/// What a container sets one of its variables to.
+fn set_to<'a>(container: &'a Value, name: &str) -> Option<&'a Value> {
+    container["env"].as_array()?.iter().find(|pair| pair["name"] == name)
+}
+
+/// What is missing in a manifest for strangers to be let in, in sentences.
+fn open_doors(file: &str, document: &Value) -> Vec<String> {
+    let Some(spec) = document.pointer("/spec/template/spec") else { return vec![] };
+    let is_cloud_run = file.contains("cloud-run");
+    let mut found = vec![];
+    for container in spec["containers"].as_array().unwrap() {
+        let (name, verb) = (container["name"].as_str().unwrap(), container["args"][0].as_str().unwrap());
+        let mut complain = |what: &str| found.push(format!("{file}: {name} {what}"));
+        let is_secret = |name: &str| set_to(container, name).is_some_and(|pair| pair.get("valueFrom").is_some());
+        if !is_secret("BATON_HMAC_KEY") {
+            complain("has no BATON_HMAC_KEY from a secret");
+        }
+        if verb != "reconciler" && !is_secret("BATON_API_KEYS") {
+            complain("has no BATON_API_KEYS from a secret");
+        }
+        let bounds = set_to(container, "BATON_LIMITS").and_then(|pair| Bounds::parse(pair["value"].as_str()?));
+        let limits = bounds.unwrap_or_default().ceiling;
+        let (Some(memory), Some(disk), Some(_), Some(_)) = (limits.memory, limits.disk, limits.pids, limits.files)
+        else {
+            complain("sets no BATON_LIMITS of memory, disk, pids and files");
+            continue;
+        };
+        if verb == "api" {
+            continue;
+        }
+        let count = set_to(container, "BATON_MAX_SANDBOXES").and_then(|pair| pair["value"].as_str()?.parse().ok());
+        let count: u64 = count.expect("it says how many");
+        let room = quantity(container["resources"]["limits"]["memory"].as_str().expect("it says how much"));
+        let state = spec["volumes"].as_array().unwrap().iter().find(|one| one["name"] == "state").unwrap();
+        let state = quantity(state["emptyDir"]["sizeLimit"].as_str().unwrap());
+        // The image of a checkpoint has both once more. Files are memory on Cloud Run; elsewhere they lie in the state
+        // directory.
+        let image = memory + disk;
+        let (in_memory, on_disk) = if is_cloud_run { (2 * image, image) } else { (memory, disk + image) };
+        if count * in_memory > room {
+            complain("gives its sandboxes more memory than it has");
+        }
+        if count * on_disk > state {
+            complain("gives its sandboxes more disk than it has");
+        }
+    }
+    found
+}
+
+#[test]
+fn every_manifest_has_limits_that_fit_and_keys_from_secrets() {
+    for file in CLOUD_RUN.iter().chain(&KUBERNETES) {
+        let found: Vec<_> = documents(file).iter().flat_map(|document| open_doors(file, document)).collect();
+        assert_eq!(found, [""; 0]);
+    }
+}
+
+#[test]
+fn a_manifest_without_one_of_them_is_found() {
+    let good = &documents(CLOUD_RUN[0])[0];
+    let env = "/spec/template/spec/containers/0/env";
+    for (name, complaint) in [
+        ("BATON_HMAC_KEY", "no BATON_HMAC_KEY"),
+        ("BATON_API_KEYS", "no BATON_API_KEYS"),
+        ("BATON_LIMITS", "no BATON_LIMITS"),
+    ] {
+        let mut bad = good.clone();
+        bad.pointer_mut(env).unwrap().as_array_mut().unwrap().retain(|pair| pair["name"] != name);
+        let found = open_doors(CLOUD_RUN[0], &bad);
+        assert!(found.len() == 1 && found[0].contains(complaint), "{name}: {found:?}");
+    }
+    for (limits, complaint) in [
+        ("memory=512MiB,disk=256MiB,pids=512", "no BATON_LIMITS"),
+        ("memory=1GiB,disk=256MiB,pids=512,files=4096", "more memory"),
+        ("memory=64MiB/1GiB,disk=64MiB/256MiB,pids=512,files=4096", "more memory"),
+    ] {
+        let mut bad = good.clone();
+        let pair = bad.pointer_mut(env).unwrap().as_array_mut().unwrap().iter_mut();
+        pair.filter(|pair| pair["name"] == "BATON_LIMITS").for_each(|pair| pair["value"] = limits.into());
+        let found = open_doors(CLOUD_RUN[0], &bad);
+        assert!(found.first().is_some_and(|found| found.contains(complaint)), "{limits}: {found:?}");
+    }
+}
 
 #[test]
 fn two_halves_are_told_the_same() {

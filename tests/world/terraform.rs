@@ -158,10 +158,45 @@ fn terraform_asks_the_same_of_the_platform_and_of_the_buckets() {
         .collect();
     let theirs: Value = serde_json::from_str(&read("manifests/lifecycle.json")).unwrap();
     assert_eq!(json!(rules), theirs["rule"]);
-    // A revision that may not read its secret yet does not start.
+    // A revision that may not read its secrets yet does not start.
     let waits = value(service, "depends_on").to_string();
-    for resource in ["google_secret_manager_secret_iam_member.keys", "google_storage_bucket_iam_member.baton"] {
+    for resource in [
+        "google_secret_manager_secret_iam_member.keys",
+        "google_secret_manager_secret_iam_member.hmac",
+        "google_storage_bucket_iam_member.baton",
+    ] {
         assert!(waits.contains(resource), "the service does not wait for {resource}: {waits}");
+    }
+}
+
+/// The secret that a container's variable comes from has the same name in both, and goes into no state file.
+#[test]
+fn terraform_makes_the_secrets_that_the_manifests_of_cloud_run_name() {
+    let body = terraform();
+    let Expression::Object(secrets) = value(block(&body, "locals", &[]), "secrets") else { panic!("no map") };
+    let secret_of = |variable: &str| {
+        let fields = secrets.iter().find(|(key, _)| key.to_string() == variable).map(|(_, fields)| fields);
+        let Some(Expression::Object(fields)) = fields else { panic!("no secret for {variable}") };
+        fields.iter().find(|(key, _)| key.to_string() == "secret").unwrap().1.to_string()
+    };
+    let service = Value::deserialize(serde_yaml_ng::Deserializer::from_str(&read("manifests/cloud-run.yaml"))).unwrap();
+    let env = service.pointer("/spec/template/spec/containers/0/env").unwrap().as_array().unwrap();
+    let named: Vec<_> = env.iter().filter(|pair| pair.get("valueFrom").is_some()).collect();
+    assert_eq!(named.len(), secrets.len());
+    for pair in named {
+        let variable = pair["name"].as_str().unwrap();
+        let from = secret_of(variable);
+        let resource = from.split('.').nth(1).unwrap();
+        let secret = block(&body, "resource", &["google_secret_manager_secret", resource]);
+        let id = serde_json::to_value(value(secret, "secret_id")).unwrap();
+        assert_eq!(id, pair["valueFrom"]["secretKeyRef"]["name"], "{variable}");
+        let version = block(&body, "resource", &["google_secret_manager_secret_version", resource]);
+        let attributes: Vec<_> = version.attributes().map(|one| one.key()).collect();
+        assert!(attributes.contains(&"secret_data_wo") && !attributes.contains(&"secret_data"), "{attributes:?}");
+        for kept in ["sensitive", "ephemeral"] {
+            let variable = value(version, "secret_data_wo").to_string().replace("var.", "");
+            assert_eq!(value(block(&body, "variable", &[&variable]), kept), Expression::Bool(true), "{variable}");
+        }
     }
 }
 

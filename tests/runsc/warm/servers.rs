@@ -54,6 +54,22 @@ async fn after_sigterm_nothing_of_them_is_left() {
     assert_eq!(groups(), 0);
 }
 
+/// Limits that every sandbox gets by default cost no start.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sandbox_with_the_limits_of_the_manifest_begins_warm_and_has_them() {
+    let manifest = include_str!("../../../manifests/cloud-run.yaml");
+    let limits = manifest.split("name: BATON_LIMITS").nth(1).and_then(|rest| rest.split("value: ").nth(1));
+    let limits = limits.unwrap().lines().next().unwrap();
+    let machine = Machine::with_a_directory().await;
+    let mut server = machine.server_with("a", &[WARM, ("BATON_LIMITS", limits)]).await;
+    server.said(READY).await;
+    let (mut socket, _) = Socket::create(&server, Dialect::Plain, serde_json::json!({})).await;
+    assert!(server.figures().await.contains("baton_warm_taken_total 1"));
+    assert_eq!(socket.run("bash", "ulimit -n").await.0, "4096\n", "of {limits}");
+    socket.kill().await;
+    server.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sandbox_that_began_warm_moves_to_another_server_and_back() {
     let machine = Machine::with_a_bucket().await;
