@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     clock::SharedClock,
-    runtime::Shape,
+    runtime::{self, Shape},
     storage::{
         board::{Passing, UPLOAD, Why},
         checkpoints::committed,
@@ -239,8 +239,14 @@ impl Sandbox {
             let mut draft = draft;
             if wants_files {
                 let file = image.path().join(Image::Files.file_name());
-                let taken = tools.lifecycle.snapshot(&id, &file, Shape::Layer).await?;
-                draft.layer = Some(manifest::Layer { base_digest: taken.base_digest });
+                match tools.lifecycle.snapshot(&id, &file, Shape::Layer).await {
+                    Ok(taken) => draft.layer = Some(manifest::Layer { base_digest: taken.base_digest }),
+                    // Its memory and files are in the image all the same.
+                    Err(runtime::Error::Refused { reason: Reason::TooLarge, message }) => {
+                        tracing::warn!(sandbox = %id, message, "the checkpoint has no separate archive of its files");
+                    }
+                    Err(error) => return Err(error.into()),
+                }
             }
             if after == After::Running {
                 tools.lifecycle.resume(&id).await?;

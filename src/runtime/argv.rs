@@ -7,6 +7,9 @@ pub const PLATFORM: &str = "systrap";
 /// The flags a checkpoint depends on: it restores only where they are the same.
 pub const FLAGS: [&str; 4] = ["--platform=systrap", "--network=none", "--ignore-cgroups", "--overlay2=root:dir"];
 
+/// Not stdout, to which runsc writes messages of its own.
+const STDIN: &str = "/proc/self/fd/0";
+
 /// One thing asked of runsc.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb<'a> {
@@ -22,9 +25,8 @@ pub enum Verb<'a> {
     Checkpoint {
         image: &'a Path,
     },
-    Tar {
-        archive: &'a Path,
-    },
+    /// The archive goes into the pipe that is runsc's stdin.
+    Tar,
     Delete,
 }
 
@@ -35,7 +37,7 @@ impl Verb<'_> {
             Verb::Run { .. } => "create",
             Verb::Restore { .. } => "restore",
             Verb::Checkpoint { .. } => "checkpoint",
-            Verb::Tar { .. } => "snapshot",
+            Verb::Tar => "snapshot",
             Verb::Delete => "remove",
         }
     }
@@ -57,15 +59,14 @@ pub fn line(root: &Path, overlay: &Path, log: &Path, verb: Verb<'_>, container: 
         Verb::Run { .. } => add(&["run", "--bundle"]),
         Verb::Restore { .. } => add(&["restore", "--bundle"]),
         Verb::Checkpoint { .. } => add(&["checkpoint", "--leave-running", "--compression=none", "--image-path"]),
-        Verb::Tar { .. } => add(&["tar", "rootfs-upper", "--file"]),
+        Verb::Tar => add(&["tar", "rootfs-upper", "--file", STDIN]),
         Verb::Delete => add(&["delete", "--force"]),
     }
     match verb {
         Verb::Run { bundle, .. } => line.push(bundle.into()),
         Verb::Restore { bundle, image } => line.extend([bundle.into(), "--image-path".into(), image.into()]),
         Verb::Checkpoint { image } => line.push(image.into()),
-        Verb::Tar { archive } => line.push(archive.into()),
-        Verb::Delete => {}
+        Verb::Tar | Verb::Delete => {}
     }
     line.push(container.into());
     line
@@ -89,7 +90,7 @@ mod tests {
             (Verb::Run { bundle, disk: None }, "run --bundle /s/b c1"),
             (Verb::Restore { bundle, image }, "restore --bundle /s/b --image-path /s/i c1"),
             (Verb::Checkpoint { image }, "checkpoint --leave-running --compression=none --image-path /s/i c1"),
-            (Verb::Tar { archive: image }, "tar rootfs-upper --file /s/i c1"),
+            (Verb::Tar, "tar rootfs-upper --file /proc/self/fd/0 c1"),
             (Verb::Delete, "delete --force c1"),
         ] {
             assert_eq!(text(verb), format!("{global} {expected}"));

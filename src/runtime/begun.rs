@@ -16,7 +16,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Error, Result,
+    Error, Result, Start,
     agent::Channel,
     argv::Verb,
     bundle,
@@ -27,7 +27,7 @@ use super::{
     live::{Live, all_ended},
     spawn::NOT_TAKEN,
 };
-use crate::{clock::Moment, guard::process::Process};
+use crate::guard::process::Process;
 
 pub(super) const SHORT: Duration = Duration::from_secs(20);
 /// Both pipes of the agent are made this large: fewer, larger reads.
@@ -103,7 +103,7 @@ impl Begun {
     }
 
     /// It is a sandbox's, and runs.
-    pub fn into_live(self, tools: &Tools, fence: watch::Receiver<Fence>, deadline: Moment) -> (Live, Child) {
+    pub fn into_live(self, tools: &Tools, fence: watch::Receiver<Fence>, start: &Start) -> (Live, Child) {
         let live = Live {
             control: Control::new(tools.settings.control_socket(&self.name)),
             name: self.name,
@@ -111,7 +111,8 @@ impl Begun {
             fence,
             processes: self.processes,
             paused: watch::channel(false).0,
-            deadline: deadline.into(),
+            deadline: start.deadline.into(),
+            disk: start.limits.disk,
             doomed: CancellationToken::new(),
             ended: CancellationToken::new(),
             unwanted: false.into(),

@@ -2,10 +2,12 @@
 
 use std::{
     path::Path,
+    pin::pin,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
+use futures::future::maybe_done;
 use tokio::process::Child;
 
 use super::{
@@ -18,7 +20,7 @@ use super::{
     guard_link::Fence,
     live::{Live, watch_over},
     pool::{self, Remains, Warm},
-    roots, space, usage,
+    roots, space, upper, usage,
 };
 use crate::guard::process::Process;
 
@@ -116,7 +118,7 @@ async fn begin(
         return Err(begun.discard(tools, what, error).await);
     }
     tools.guard.synced(name);
-    Ok(begun.into_live(tools, fence, start.deadline))
+    Ok(begun.into_live(tools, fence, start))
 }
 
 /// A container that was nobody's becomes the sandbox's: first the guard has its deadline, then the agent hears of it.
@@ -137,7 +139,7 @@ async fn take(tools: &Arc<Tools>, slot: &Slot, warm: Warm, start: &Start) -> Opt
     match taken {
         Ok(fence) => {
             tools.guard.synced(&name);
-            Some(begun.into_live(tools, fence, start.deadline))
+            Some(begun.into_live(tools, fence, start))
         }
         Err(error) => {
             begun.end(tools).await;
@@ -256,10 +258,7 @@ pub(super) async fn upper(tools: &Tools, slot: &Slot, upper: &Path) -> Result<Du
     if !was_paused {
         pause(tools, slot).await?;
     }
-    let written = tools.runsc.call(Verb::Tar { archive: upper }, &live.name, LONG, Some(live.fence.clone())).await;
-    if written.is_err() {
-        let _ = tokio::fs::remove_file(upper).await;
-    }
+    let written = write_upper(tools, &live, upper).await;
     if !was_paused && !live.is_fenced() {
         let resumed = resume(tools, slot).await;
         written.and(resumed)?;
@@ -267,6 +266,34 @@ pub(super) async fn upper(tools: &Tools, slot: &Slot, upper: &Path) -> Result<Du
         written?;
     }
     Ok(tools.clock.now() - began)
+}
+
+/// The sentry writes it, into a pipe that ends where it becomes too large. What fails leaves nothing.
+async fn write_upper(tools: &Tools, live: &Live, upper: &Path) -> Result<()> {
+    let most = upper::largest(live.disk, tools.settings.archive_limits.size);
+    let piped = upper::pipe().map_err(|error| Error::Failed { what: "snapshot", why: error.to_string() });
+    let (to_sentry, from_sentry) = piped?;
+    let called = tools.runsc.call_with(Verb::Tar, &live.name, LONG, Some(live.fence.clone()), to_sentry);
+    let (mut called, mut received) = (pin!(called), pin!(maybe_done(upper::receive(from_sentry, upper, most))));
+    let written = tokio::select! {
+        biased;
+        written = &mut called => written,
+        () = &mut received => called.await,
+    };
+    // A sentry that does not answer may hold the pipe open, and writes no more that counts.
+    if written.is_ok() {
+        let ended = tools.clock.timeout(SHORT, &mut received).await;
+        ended.map_err(|elapsed| Error::TimedOut { what: "snapshot", after: elapsed.0 })?;
+    }
+    let whole = match (received.as_mut().take_output(), written) {
+        // Why it was cut off says more than that it was.
+        (Some(Err(error)), _) | (_, Err(error)) => Err(error),
+        (Some(Ok(())) | None, Ok(())) => Ok(()),
+    };
+    if whole.is_err() {
+        let _ = tokio::fs::remove_file(upper).await;
+    }
+    whole
 }
 
 pub(super) async fn remove(tools: &Tools, slot: &Slot) -> Result<()> {

@@ -41,6 +41,8 @@ pub(super) struct Live {
     pub control: Control,
     pub paused: watch::Sender<bool>,
     pub deadline: Mutex<Moment>,
+    /// How many bytes it may write to its files; `None` is no limit.
+    pub disk: Option<u64>,
     /// Set when it shall end now.
     pub doomed: CancellationToken,
     /// Set when the attached runsc has ended and its children are reaped.

@@ -27,6 +27,7 @@ mod runsc;
 mod settings;
 mod space;
 pub mod spawn;
+mod upper;
 mod usage;
 mod writer;
 

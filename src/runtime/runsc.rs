@@ -85,10 +85,22 @@ impl Runsc {
         limit: Duration,
         fence: Option<watch::Receiver<Fence>>,
     ) -> Result<()> {
+        self.call_with(verb, container, limit, fence, Stdio::null()).await
+    }
+
+    /// As [`call`](Self::call), with this as runsc's stdin.
+    pub async fn call_with(
+        &self,
+        verb: Verb<'_>,
+        container: &str,
+        limit: Duration,
+        fence: Option<watch::Receiver<Fence>>,
+        stdin: Stdio,
+    ) -> Result<()> {
         let what = verb.name();
         let log = self.settings.logs().join(format!("{container}-{}", self.calls.fetch_add(1, Ordering::Relaxed)));
         let line = argv::line(&self.settings.root(), &self.settings.overlay(), &log, verb, container);
-        let stdio = [Stdio::null(), Stdio::null(), Stdio::null()];
+        let stdio = [stdin, Stdio::null(), Stdio::null()];
         let started = self.spawner.spawn(self.binary(container).as_os_str(), &line, &[], stdio).await;
         let mut child =
             started.map_err(|error| Error::Failed { what, why: format!("runsc does not start: {error}") })?;

@@ -79,6 +79,16 @@ pub async fn check_room(file: PathBuf, sentry: i32) -> Result<()> {
     }
 }
 
+/// Refuses when the disk on which `file` grows is all but full: its neighbours need what is left.
+pub async fn check_margin(file: PathBuf) -> Result<()> {
+    let disk = tokio::task::spawn_blocking(move || rustix::fs::statvfs(&file)).await;
+    match disk.map_err(io::Error::other).and_then(|disk| Ok(disk?)) {
+        Ok(disk) if disk.f_bavail.saturating_mul(disk.f_frsize) < MARGIN => Err(Error::NoSpace { what: "a snapshot" }),
+        Ok(_) => Ok(()),
+        Err(error) => Err(Error::Failed { what: "snapshot", why: error.kind().to_string() }),
+    }
+}
+
 /// What the sandbox's memory and changed files take: all of it lies in unlinked files of the sentry.
 fn held(sentry: i32) -> io::Result<u64> {
     let mut files = std::collections::BTreeMap::new();
