@@ -25,6 +25,8 @@ struct StateFile {
     gofer: i32,
     #[serde(default)]
     sandbox: Option<Sentry>,
+    #[serde(default)]
+    status: String,
 }
 
 #[derive(Deserialize)]
@@ -32,6 +34,9 @@ struct Sentry {
     #[serde(default)]
     pid: i32,
 }
+
+/// The status that runsc gives a container once it was started or restored.
+const RUNNING: &str = "running";
 
 /// The processes of a container by its state file; `None` until runsc has written it.
 #[derive(Debug)]
@@ -44,6 +49,12 @@ pub fn pids(state_file: &Path) -> Option<Pids> {
     let state: StateFile = serde_json::from_slice(&fs::read(state_file).ok()?).ok()?;
     let sentry = state.sandbox?.pid;
     (sentry > 0).then_some(Pids { sentry, gofer: state.gofer })
+}
+
+/// Whether commands run in a container, by its state file.
+pub fn is_running(state_file: &Path) -> bool {
+    let state = fs::read(state_file).ok().and_then(|text| serde_json::from_slice::<StateFile>(&text).ok());
+    state.is_some_and(|state| state.status == RUNNING)
 }
 
 impl Process {

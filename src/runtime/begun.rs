@@ -3,10 +3,11 @@
 use std::{
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
-use baton_protocol::limits::Limits;
+use baton_protocol::{id::SandboxId, limits::Limits};
 use rustix::process::Signal;
 use tokio::{
     io::AsyncReadExt,
@@ -26,23 +27,30 @@ use super::{
     guard_link::{Fence, seek},
     live::{Live, all_ended},
     spawn::NOT_TAKEN,
+    usage::Subject,
 };
-use crate::guard::process::Process;
+use crate::guard::process::{self, Process};
 
 pub(super) const SHORT: Duration = Duration::from_secs(20);
 /// Both pipes of the agent are made this large: fewer, larger reads.
 const PIPE: usize = 1 << 20;
 const STDERR_READ: u64 = 64 << 10;
+/// How often is looked for what runsc writes down.
+const SEEK: Duration = Duration::from_millis(2);
 
 /// A container that was started.
 #[derive(Debug)]
 pub(super) struct Begun {
     pub name: String,
-    pub channel: Channel,
+    pub channel: Arc<Channel>,
+    /// Set when it shall end now.
+    pub doomed: CancellationToken,
     /// Sentry and gofer, once they are known.
     processes: Vec<Process>,
     child: Child,
     log: PathBuf,
+    paused: watch::Sender<bool>,
+    ended: CancellationToken,
 }
 
 pub(super) fn new_name(tools: &Tools) -> String {
@@ -90,8 +98,55 @@ impl Begun {
         let _ = rustix::pipe::fcntl_setpipe_size(&stdin, PIPE);
         let _ = rustix::pipe::fcntl_setpipe_size(&stdout, PIPE);
         tools.tasks.spawn(drain(stderr));
-        let channel = Channel::start(stdin, stdout, tools);
-        Ok(Self { name: name.to_owned(), channel, processes: Vec::new(), child, log })
+        Ok(Self {
+            name: name.to_owned(),
+            channel: Arc::new(Channel::start(stdin, stdout, tools)),
+            doomed: CancellationToken::new(),
+            processes: Vec::new(),
+            child,
+            log,
+            paused: watch::channel(false).0,
+            ended: CancellationToken::new(),
+        })
+    }
+
+    /// Waits until runsc has written down whose processes these are, which it does before anything runs in them.
+    pub async fn appear(&mut self, tools: &Tools) {
+        let state_file = tools.settings.state_file(&self.name);
+        while self.processes.is_empty() {
+            let pids = process::pids(&state_file).into_iter().flat_map(|pids| [pids.sentry, pids.gofer]);
+            self.processes = pids.filter_map(|pid| Process::open(pid).ok()).collect();
+            tools.clock.sleep(SEEK).await;
+        }
+    }
+
+    /// Waits until runsc has written down that commands run in it.
+    pub async fn runs(&self, tools: &Tools) {
+        let state_file = tools.settings.state_file(&self.name);
+        while !process::is_running(&state_file) {
+            tools.clock.sleep(SEEK).await;
+        }
+    }
+
+    /// As the one who holds it to its limits sees it; `None` as long as it has no processes.
+    pub fn subject(
+        &self,
+        tools: &Tools,
+        id: &SandboxId,
+        group: Option<&Group>,
+        fence: &watch::Receiver<Fence>,
+    ) -> Option<Subject> {
+        Some(Subject {
+            id: id.clone(),
+            sentry: self.processes.first()?.pid(),
+            group: group.cloned(),
+            channel: self.channel.clone(),
+            control: Control::new(tools.settings.control_socket(&self.name)),
+            fence: fence.clone(),
+            paused: self.paused.subscribe(),
+            doomed: self.doomed.clone(),
+            ended: self.ended.clone(),
+        })
     }
 
     /// Once the agent has answered, runsc has written down whose processes these are.
@@ -110,11 +165,11 @@ impl Begun {
             channel: self.channel,
             fence,
             processes: self.processes,
-            paused: watch::channel(false).0,
+            paused: self.paused,
             deadline: start.deadline.into(),
             disk: start.limits.disk,
-            doomed: CancellationToken::new(),
-            ended: CancellationToken::new(),
+            doomed: self.doomed,
+            ended: self.ended,
             unwanted: false.into(),
             log: self.log,
         };
@@ -143,6 +198,7 @@ impl Begun {
         }
         let _ = self.child.kill().await;
         all_ended(&self.processes, &tools.clock).await;
+        self.ended.cancel();
     }
 }
 

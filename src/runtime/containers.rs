@@ -14,7 +14,7 @@ use std::{
 use async_trait::async_trait;
 use baton_protocol::id::SandboxId;
 use tokio::sync::watch;
-use tokio_util::task::TaskTracker;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     Container, Error, Execs, Extract, Facts, Hold, Lifecycle, Link, Result, Seen, Shape, Start, Taken,
@@ -55,6 +55,8 @@ pub(super) struct Slot {
     pub id: SandboxId,
     pub seen: watch::Sender<Seen>,
     turn: tokio::sync::Mutex<()>,
+    /// Cancelled when the start under way, or the next one, is not wanted any more.
+    pub starting: Mutex<CancellationToken>,
     /// The container's name for runsc, from the first thing made for it to the last one wiped.
     pub name: Mutex<Option<String>>,
     pub live: Mutex<Option<Arc<Live>>>,
@@ -75,6 +77,7 @@ impl Slot {
             id,
             seen,
             turn: tokio::sync::Mutex::default(),
+            starting: Mutex::default(),
             name: Mutex::default(),
             live: Mutex::default(),
             renewed: Mutex::default(),
@@ -209,6 +212,15 @@ impl Containers {
         task.await.unwrap_or_else(|error| Err(Error::Failed { what: "an action", why: error.to_string() }))
     }
 
+    /// A start is wanted from now on. One that is under way keeps its token.
+    fn begin(&self, id: &SandboxId) {
+        let slot = self.slot(id);
+        let mut starting = lock(&slot.starting);
+        if starting.is_cancelled() {
+            *starting = CancellationToken::new();
+        }
+    }
+
     fn forget(&self, id: &SandboxId) {
         let mut slots = lock(&self.slots);
         if slots.get(id).is_some_and(is_forgettable) {
@@ -246,11 +258,13 @@ impl Lifecycle for Containers {
 
     async fn create(&self, id: &SandboxId, start: &Start) -> Result<()> {
         let start = start.clone();
+        self.begin(id);
         self.act(id, |tools, slot| async move { life::start(&tools, &slot, &start, None).await }).await
     }
 
     async fn restore(&self, id: &SandboxId, start: &Start, image: &Path) -> Result<()> {
         let (start, image) = (start.clone(), absolute(image)?);
+        self.begin(id);
         self.act(id, |tools, slot| async move { life::start(&tools, &slot, &start, Some(&image)).await }).await
     }
 
@@ -304,6 +318,10 @@ impl Lifecycle for Containers {
     }
 
     async fn remove(&self, id: &SandboxId) -> Result<()> {
+        // A start that hangs would keep its turn for as long as it may take.
+        if let Some(slot) = self.known(id) {
+            lock(&slot.starting).cancel();
+        }
         let removed = self.act(id, |tools, slot| async move { life::remove(&tools, &slot).await }).await;
         self.forget(id);
         removed

@@ -7,8 +7,9 @@ use std::{
     time::Duration,
 };
 
+use baton_protocol::limits::Limits;
 use futures::future::maybe_done;
-use tokio::process::Child;
+use tokio::{process::Child, sync::watch};
 
 use super::{
     Container, Error, Result, Start,
@@ -66,9 +67,6 @@ pub(super) async fn start(tools: &Arc<Tools>, slot: &Arc<Slot>, start: &Start, i
             if let Some(deadline) = lock(&slot.renewed).take() {
                 live.extend(tools, deadline);
             }
-            if let Some(watched) = usage::watch(tools, slot, &live, &start.limits) {
-                tools.tasks.spawn(watched);
-            }
             tools.tasks.spawn(watch_over(tools.clone(), slot.clone(), live, child));
             slot.seen.subscribe().wait_for(|seen| seen.container != Container::Partial).await.map_err(|_| gone())?;
             Ok(())
@@ -108,17 +106,72 @@ async fn begin(
     let fence = tools.guard.arm(name, tools.settings.state_file(name), start.deadline).await?;
     extend_if_renewed(tools, slot, name);
     let mut begun = Begun::start(tools, name, verb, group.as_ref()).await?;
-    let synced = match image {
-        None => begun.channel.assign(start, START).await,
-        Some(_) => begun.channel.resync(start, START).await,
+    let (doomed, cancelled) = (begun.doomed.clone(), lock(&slot.starting).clone());
+    let watched = |begun: &Begun| hold(tools, slot, begun, group.as_ref(), &fence, &start.limits);
+    let started = tokio::select! {
+        biased;
+        () = cancelled.cancelled() => Err(Error::NotIn("wanted any more")),
+        () = doomed.cancelled() => Err(over(what)),
+        synced = sync(tools, &mut begun, start, image.is_some(), group.as_ref(), watched) => synced,
     };
-    let found = begun.find_processes(tools).await;
-    let started = synced.and(found).and_then(|()| hold_back(group.as_ref(), what));
+    let started = started.and_then(|()| hold_back(group.as_ref(), what));
     if let Err(error) = started {
         return Err(begun.discard(tools, what, error).await);
     }
     tools.guard.synced(name);
     Ok(begun.into_live(tools, fence, start))
+}
+
+/// Done when the agent has answered. What is restored runs before that, and is held to its limits from its first
+/// moment: `watched` is called as soon as its processes are there.
+async fn sync(
+    tools: &Tools,
+    begun: &mut Begun,
+    start: &Start,
+    is_restored: bool,
+    group: Option<&Group>,
+    watched: impl FnOnce(&Begun),
+) -> Result<()> {
+    let channel = begun.channel.clone();
+    let mut answered = pin!(maybe_done(async {
+        if is_restored { channel.resync(start, START).await } else { channel.assign(start, START).await }
+    }));
+    let found = tokio::select! {
+        biased;
+        () = begun.appear(tools) => Ok(()),
+        () = &mut answered => begun.find_processes(tools).await,
+    };
+    if found.is_ok() {
+        watched(begun);
+    }
+    if is_restored {
+        tokio::select! {
+            biased;
+            () = &mut answered => {}
+            () = begun.runs(tools) => hold_back(group, "restore")?,
+        }
+    }
+    answered.as_mut().await;
+    answered.take_output().unwrap_or_else(|| Err(gone())).and(found)
+}
+
+/// Has its limits kept from now on.
+fn hold(
+    tools: &Tools,
+    slot: &Slot,
+    begun: &Begun,
+    group: Option<&Group>,
+    fence: &watch::Receiver<Fence>,
+    limits: &Limits,
+) {
+    let subject = begun.subject(tools, &slot.id, group, fence);
+    if let Some(watched) = subject.and_then(|subject| usage::watch(&tools.clock, subject, limits)) {
+        tools.tasks.spawn(watched);
+    }
+}
+
+fn over(what: &'static str) -> Error {
+    Error::Failed { what, why: "the sandbox went far over its limits".to_owned() }
 }
 
 /// A container that was nobody's becomes the sandbox's: first the guard has its deadline, then the agent hears of it.
@@ -130,6 +183,7 @@ async fn take(tools: &Arc<Tools>, slot: &Slot, warm: Warm, start: &Start) -> Opt
     let taken = async {
         let fence = tools.guard.take(&name, start.deadline).await?;
         extend_if_renewed(tools, slot, &name);
+        hold(tools, slot, &begun, group.as_ref(), &fence, &start.limits);
         begun.channel.assign(start, pool::PATIENCE).await?;
         hold_back(group.as_ref(), "create")?;
         Ok(fence)

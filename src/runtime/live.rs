@@ -34,7 +34,7 @@ const LOG_KEPT: u64 = 1 << 20;
 pub(super) struct Live {
     /// The container's name for runsc.
     pub name: String,
-    pub channel: Channel,
+    pub channel: Arc<Channel>,
     pub fence: watch::Receiver<Fence>,
     /// Sentry and gofer.
     pub processes: Vec<Process>,

@@ -215,7 +215,7 @@ pub trait Lifecycle: fmt::Debug + Send + Sync + 'static {
     fn runtime_file(&self) -> PathBuf;
     /// Writes the base root file system into the `.tar.zst` file `archive`.
     async fn pack(&self, archive: &Path) -> Result<()>;
-    /// Ends the container, if any, and wipes what is left. Safe to repeat.
+    /// Ends the container, if any, or its start that is under way, and wipes what is left. Safe to repeat.
     async fn remove(&self, id: &SandboxId) -> Result<()>;
     /// Until when the sandbox may run. Told to the guard, who stops it then.
     async fn extend(&self, id: &SandboxId, deadline: Moment) -> Result<()>;

@@ -15,15 +15,20 @@ use std::{
     time::Duration,
 };
 
-use baton_protocol::limits::{Limits, show_size};
+use baton_protocol::{
+    id::SandboxId,
+    limits::{Limits, show_size},
+};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use super::{
-    Container,
-    cgroup::most_memory,
-    containers::{Slot, Tools, lock},
-    live::Live,
+    agent::Channel,
+    cgroup::{Group, most_memory},
+    control::Control,
+    guard_link::Fence,
 };
-use crate::clock::Moment;
+use crate::clock::{Moment, SharedClock};
 
 /// Bytes that a sandbox can fill in a second, generously.
 const FASTEST: u64 = 2 << 30;
@@ -39,33 +44,54 @@ const OWN: u64 = 32 << 20;
 /// How often processes are counted: the kernel inside counts them by user, and a sandbox has many users.
 const COUNT_EVERY: Duration = Duration::from_secs(1);
 const ANSWER: Duration = Duration::from_secs(1);
+/// So often the agent is told to end processes before its container is ended: it may have been stopped itself.
+const UNHEEDED: u32 = 3;
 /// Processes on top of the limit that the agent may start.
 const RESERVE: u64 = 32;
 /// The file in which a sandbox's memory lies, as the kernel shows it.
 const MEMORY: &str = "/memfd:runsc-memory";
 const PAGE: u64 = 4096;
 
+/// The container that is watched.
+#[derive(Debug)]
+pub(super) struct Subject {
+    pub id: SandboxId,
+    pub sentry: i32,
+    pub group: Option<Group>,
+    pub channel: Arc<Channel>,
+    pub control: Control,
+    pub fence: watch::Receiver<Fence>,
+    pub paused: watch::Receiver<bool>,
+    pub doomed: CancellationToken,
+    pub ended: CancellationToken,
+}
+
+impl Subject {
+    /// One that stands still takes no more, and does not answer.
+    fn stands(&self) -> bool {
+        *self.fence.borrow() != Fence::Running || *self.paused.borrow()
+    }
+}
+
 /// Watches until the container has ended; `None` when there is nothing to watch.
 pub(super) fn watch(
-    tools: &Arc<Tools>,
-    slot: &Arc<Slot>,
-    live: &Arc<Live>,
+    clock: &SharedClock,
+    subject: Subject,
     limits: &Limits,
 ) -> Option<impl Future<Output = ()> + use<>> {
-    let sentry = live.sentry()?.pid();
     if limits.memory.is_none() && limits.pids.is_none() {
         return None;
     }
+    let ended = subject.ended.clone();
+    let gauge = Gauge { sentry: subject.sentry, memory: None };
     let watched = Watched {
-        tools: tools.clone(),
-        slot: slot.clone(),
-        live: live.clone(),
-        gauge: limits.memory.map(|limit| (Gauge { sentry, memory: None }, Scale::new(limit))),
-        pids: limits.pids,
-        count_at: tools.clock.now() + COUNT_EVERY,
+        clock: clock.clone(),
+        gauge: limits.memory.map(|limit| (gauge, Scale::new(limit))),
+        pids: limits.pids.map(Census::new),
+        count_at: clock.now() + COUNT_EVERY,
         hurries: false,
+        subject,
     };
-    let ended = live.ended.clone();
     Some(async move {
         tokio::select! {
             () = watched.run() => {}
@@ -75,11 +101,10 @@ pub(super) fn watch(
 }
 
 struct Watched {
-    tools: Arc<Tools>,
-    slot: Arc<Slot>,
-    live: Arc<Live>,
+    clock: SharedClock,
+    subject: Subject,
     gauge: Option<(Gauge, Scale)>,
-    pids: Option<u32>,
+    pids: Option<Census>,
     count_at: Moment,
     /// It is over its limit, and not held back for now.
     hurries: bool,
@@ -89,15 +114,14 @@ impl Watched {
     async fn run(mut self) {
         loop {
             let mut wait = LATEST;
-            // One that stands takes no more, and does not answer.
-            if self.live.look().container == Container::Running {
+            if !self.subject.stands() {
                 wait = self.weigh();
-                if self.tools.clock.now() >= self.count_at {
+                if self.clock.now() >= self.count_at {
                     self.count().await;
-                    self.count_at = self.tools.clock.now() + COUNT_EVERY;
+                    self.count_at = self.clock.now() + COUNT_EVERY;
                 }
             }
-            self.tools.clock.sleep(wait).await;
+            self.clock.sleep(wait).await;
         }
     }
 
@@ -107,9 +131,9 @@ impl Watched {
         let used = match gauge.read() {
             Ok(used) => used,
             Err(error) => {
-                // It is just ending, or not yet whole.
-                tracing::debug!(sandbox = %self.slot.id, %error, "its memory cannot be read");
-                return LATEST;
+                // It is just ending, or has just begun.
+                tracing::debug!(sandbox = %self.subject.id, %error, "its memory cannot be read");
+                return SOONEST;
             }
         };
         let limit = scale.limit;
@@ -121,14 +145,14 @@ impl Watched {
         match verdict {
             Verdict::Fine { free } => soon(free),
             Verdict::Over { at_once } => {
-                tracing::info!(sandbox = %self.slot.id, used, limit, at_once, "over its memory limit; room is made");
+                tracing::info!(sandbox = %self.subject.id, used, limit, at_once, "over its memory limit; room is made");
                 let why = format!("the sandbox is over its memory limit of {}", show_size(limit));
-                self.live.channel.relieve(if at_once { 0 } else { used }, why);
+                self.subject.channel.relieve(if at_once { 0 } else { used }, why);
                 RELIEF
             }
             Verdict::TooMuch => {
-                tracing::error!(sandbox = %self.slot.id, used, limit, "far over its memory limit; the container ends");
-                self.live.doomed.cancel();
+                tracing::error!(sandbox = %self.subject.id, used, limit, "far over its memory limit; the container ends");
+                self.subject.doomed.cancel();
                 LATEST
             }
         }
@@ -136,23 +160,66 @@ impl Watched {
 
     /// While room is made the agent needs the CPUs, and what it ends has them all.
     fn hurry(&self, is_over: bool) {
-        let group = lock(&self.slot.group);
-        let Some(group) = &*group else { return };
+        let Some(group) = &self.subject.group else { return };
         let set = if is_over { group.let_run() } else { group.hold_back() };
         if let Err(error) = set {
-            tracing::warn!(sandbox = %self.slot.id, %error, "its share of the CPUs cannot be set");
+            tracing::warn!(sandbox = %self.subject.id, %error, "its share of the CPUs cannot be set");
         }
     }
 
     /// Counts its processes, of all users.
-    async fn count(&self) {
-        let Some(limit) = self.pids else { return };
-        let counted = self.tools.clock.timeout(ANSWER, self.live.control.processes()).await;
+    async fn count(&mut self) {
+        let Some(census) = &mut self.pids else { return };
+        let counted = self.clock.timeout(ANSWER, self.subject.control.processes()).await;
         let Ok(Ok(count)) = counted else { return };
-        if count > u64::from(limit) + RESERVE {
-            tracing::info!(sandbox = %self.slot.id, count, limit, "over its limit of processes; they are ended");
-            self.live.channel.relieve(0, format!("the sandbox is over its limit of {limit} processes"));
+        let (limit, sandbox) = (census.limit, &self.subject.id);
+        match census.judge(count) {
+            Crowd::Fine => {}
+            Crowd::Over => {
+                tracing::info!(%sandbox, count, limit, "over its limit of processes; they are ended");
+                self.subject.channel.relieve(0, format!("the sandbox is over its limit of {limit} processes"));
+            }
+            Crowd::Unheeded => {
+                tracing::error!(%sandbox, count, limit, "its agent does not end what is too much; the container ends");
+                self.subject.doomed.cancel();
+            }
         }
+    }
+}
+
+/// What a number of processes means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Crowd {
+    Fine,
+    /// The agent is to end them.
+    Over,
+    /// It was told to, again and again, and has not.
+    Unheeded,
+}
+
+/// Decides what a count of processes means. Pure.
+#[derive(Debug)]
+struct Census {
+    limit: u32,
+    /// How often the agent was told since there were last few enough.
+    told: u32,
+}
+
+impl Census {
+    fn new(limit: u32) -> Self {
+        Self { limit, told: 0 }
+    }
+
+    fn judge(&mut self, count: u64) -> Crowd {
+        if count <= u64::from(self.limit).saturating_add(RESERVE) {
+            self.told = 0;
+            return Crowd::Fine;
+        }
+        if self.told >= UNHEEDED {
+            return Crowd::Unheeded;
+        }
+        self.told += 1;
+        Crowd::Over
     }
 }
 
@@ -288,6 +355,26 @@ mod tests {
         assert_eq!(scale.weigh(640 * MIB), Verdict::Over { at_once: false });
         assert_eq!(scale.weigh(400 * MIB), Verdict::Fine { free: 112 * MIB });
         assert_eq!(scale.weigh(600 * MIB), Verdict::Over { at_once: false }, "from the beginning again");
+    }
+
+    #[test]
+    fn an_agent_that_does_not_heed_is_ended_after_a_few_counts_in_a_row_and_not_before() {
+        let most = u64::from(64 + u32::try_from(RESERVE).unwrap());
+        // Every sequence of counts, few or too many.
+        for bits in 0..1_u32 << 10 {
+            let (mut census, mut in_a_row) = (Census::new(64), 0);
+            for at in 0..10 {
+                let is_over = bits >> at & 1 == 1;
+                in_a_row = if is_over { in_a_row + 1 } else { 0 };
+                let expected = match in_a_row {
+                    0 => Crowd::Fine,
+                    1..=UNHEEDED => Crowd::Over,
+                    _ => Crowd::Unheeded,
+                };
+                assert_eq!(census.judge(if is_over { most + 1 } else { most }), expected, "{bits:b} at {at}");
+            }
+        }
+        assert_eq!(Census::new(u32::MAX).judge(u64::MAX), Crowd::Over);
     }
 
     #[test]

@@ -21,6 +21,7 @@ mod terminal;
 #[path = "../runsc"]
 mod real {
     pub mod client;
+    pub mod impostor;
     pub mod place;
     pub mod servers;
     pub mod wire;

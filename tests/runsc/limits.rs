@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::{
     client::{Client, command},
-    hostile,
+    impostor,
     place::{Place, clock, sandbox, start},
     servers::{Machine, is_proof},
     wire::{Dialect, Heard, Socket},
@@ -193,7 +193,7 @@ async fn a_full_disk_is_full_for_its_sandbox_alone_and_every_limit_survives_a_mo
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_that_makes_no_room_is_ended_with_its_container() {
     let greedy = "greet()\nx = []\nwhile True:\n    x.append(bytearray(b'x') * (1 << 20)); time.sleep(0.001)";
-    let (place, _agent) = hostile::place_with(greedy).await;
+    let (place, _agent) = impostor::place_with(greedy).await;
     let id = sandbox();
     place.containers.create(&id, &limited(json!({"memory": "64MiB"}))).await.unwrap();
     let mut seen = place.containers.watch(&id);

@@ -28,6 +28,7 @@ mod halves;
 mod handoff;
 mod hostile;
 mod image;
+mod impostor;
 mod leftovers;
 mod library;
 mod limits;
