@@ -1,6 +1,6 @@
 //! A restore: only what verifies, and only with what it was made with.
 
-use std::sync::OnceLock;
+use std::{future::Future, sync::OnceLock};
 
 use baton_protocol::{
     lock::Head,
@@ -11,6 +11,7 @@ use baton_protocol::{
 use super::{
     act::{Done, Failure},
     checkpoint::{not_configured, refusal},
+    desired::Drain,
     roots::{Missing, Root},
     sandbox::Sandbox,
 };
@@ -46,7 +47,7 @@ impl Sandbox {
         }
         let mut fetching = self.fetching(checkpoints.clone(), &head).await;
         let began = tools.clock.now();
-        let manifest = match self.under_lease(fetching.manifest()).await.and_then(|read| read) {
+        let manifest = match self.while_staying(fetching.manifest()).await.and_then(|read| read) {
             Ok(manifest) => manifest,
             Err(failure) => {
                 fetching.abandon().await;
@@ -65,7 +66,7 @@ impl Sandbox {
             self.missing = Some(Missing { rootfs: manifest.rootfs, runsc: other });
             return Err(Failure::Look);
         };
-        if let Err(failure) = self.under_lease(fetching.done()).await.and_then(|fetched| fetched) {
+        if let Err(failure) = self.while_staying(fetching.done()).await.and_then(|fetched| fetched) {
             fetching.abandon().await;
             return Err(for_good(failure));
         }
@@ -100,7 +101,7 @@ impl Sandbox {
             tracing::debug!(sandbox = %id, fetch = ?waited, ?restore, "an image is restored");
             Ok::<_, Failure>(())
         };
-        let restored = self.under_lease(work).await;
+        let restored = self.while_staying(work).await;
         // Even if this was broken off the container may run, and then with this marker.
         if let Some((marker, boot)) = booted.into_inner() {
             (self.marker, self.boot) = (Some(marker), Some(boot));
@@ -122,6 +123,20 @@ impl Sandbox {
         }
         fetching.abandon().await;
         restored
+    }
+
+    /// As [`under_lease`](Self::under_lease), and only as long as this instance does not drain: what does not run yet
+    /// loses nothing, and need not begin here.
+    async fn while_staying<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Failure> {
+        let tools = self.tools.clone();
+        let work = async {
+            tokio::select! {
+                biased;
+                done = work => Ok(done),
+                _ = tools.drain.until(|drain| *drain != Drain::No) => Err(Failure::Look),
+            }
+        };
+        self.under_lease(work).await?
     }
 
     /// The memory of the head cannot be had here; perhaps its files will do.

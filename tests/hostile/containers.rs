@@ -1,14 +1,23 @@
 //! Code in a sandbox that fights the limits of its container.
 
-use std::{fs, os::unix::fs::MetadataExt, path::PathBuf, time::Duration};
+use std::{
+    fs,
+    os::unix::fs::{MetadataExt, PermissionsExt},
+    path::PathBuf,
+    time::Duration,
+};
 
 use baton::runtime::{Container, Error, Lifecycle, Start};
+use baton_fake_gcs::{Fault, Kind, Op};
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::real::{
     client::{Client, command},
     impostor::place_with,
-    place::{Place, clock, eventually, sandbox, start},
+    place::{Place, clock, eventually, piece, processes, sandbox, start},
+    servers::{Machine, Server},
+    wire::{Dialect, Key, Socket},
 };
 
 const MIB: u64 = 1 << 20;
@@ -81,8 +90,7 @@ fn held(place: &Place) -> u64 {
 fn quota(place: &Place) -> Option<String> {
     let sentry = place.processes().first()?.pid();
     let text = fs::read_to_string(format!("/proc/{sentry}/cgroup")).ok()?;
-    let line =
-        text.lines().find(|line| line.contains("/baton-") && (line.contains(":cpu:") || line.contains("0::")))?;
+    let line = text.lines().find(|line| line.contains("/baton-") && (line.contains(":cpu:") || line.contains("0::")))?;
     let group = line.splitn(3, ':').nth(2)?.trim_start_matches('/');
     let file = |name: &str| fs::read_to_string(PathBuf::from("/sys/fs/cgroup").join(name)).ok();
     file(&format!("cpu/{group}/cpu.cfs_quota_us")).or_else(|| file(&format!("{group}/cpu.max")))
@@ -135,4 +143,57 @@ async fn what_is_restored_is_limited_before_its_agent_has_answered() {
     assert!(matches!(&ended, Err(Error::Failed { why, .. }) if why.contains("over its limits")), "{ended:?}");
     assert_eq!(place.containers.watch(&id).borrow().container, Container::Absent);
     place.close().await;
+}
+
+/// A runsc that restores nothing: it says so in a file, and hangs.
+fn hanging_runsc(machine: &Machine) -> (PathBuf, PathBuf) {
+    let (wrapper, sign) = (machine.directory.path().join("runsc"), machine.directory.path().join("hangs"));
+    let hang = format!("case \" $* \" in *' restore --bundle '*) touch {}; sleep 1000;; esac", sign.display());
+    fs::write(&wrapper, format!("#!/bin/sh\n{hang}\nexec {} \"$@\"\n", piece("BATON_RUNSC").display())).unwrap();
+    fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)).unwrap();
+    (wrapper, sign)
+}
+
+/// SIGTERM while an attach waits for a restore: the server ends, and the sandbox is as it was.
+async fn drains(machine: &Machine, mut server: Server, mut socket: Socket, key: &Key, head: &Value) {
+    server.signal(Signal::SIGTERM);
+    assert_eq!(socket.end().await, Some(1012), "the client goes elsewhere");
+    assert!(server.ended().await.success(), "{}", server.log());
+    assert!(!server.log().contains("the drain time is up"), "{}", server.log());
+    assert_eq!(processes(&server.state).len(), 0);
+    let lock = machine.lock(&key.id);
+    assert_eq!((&lock["lease"], &lock["head"]), (&json!(null), head));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_does_not_wait_for_a_restore_that_hangs() {
+    let machine = Machine::with_a_bucket().await;
+    let one = machine.server("a").await;
+    let config = json!({"enable_checkpoint": true, "enable_sandbox_handoff": true, "idle_timeout": null});
+    let (mut socket, key) = Socket::create(&one, Dialect::Plain, config).await;
+    socket.run("bash", "echo kept > /srv/kept").await;
+    socket.send(json!({"action": "checkpoint"})).await;
+    assert_eq!(socket.end().await, Some(1000));
+    let head = machine.lock(&key.id)["head"].clone();
+
+    // Longer than any test waits.
+    let patient = ("BATON_DRAIN", "10m");
+    let (runsc, sign) = hanging_runsc(&machine);
+    let two = machine.server_with("b", &[patient, ("BATON_RUNSC", runsc.to_str().unwrap())]).await;
+    let socket = Socket::attach(&two, Dialect::Plain, &key).await;
+    eventually("runsc hangs", || sign.exists()).await;
+    drains(&machine, two, socket, &key, &head).await;
+
+    machine.bucket().add_fault(Fault::new(Op::Any, Kind::Hang).on("pages.img").times(0));
+    let mut three = machine.server_with("c", &[patient]).await;
+    let socket = Socket::attach(&three, Dialect::Plain, &key).await;
+    three.said("action=Restore").await;
+    drains(&machine, three, socket, &key, &head).await;
+    machine.bucket().clear_faults();
+
+    let mut socket = Socket::attach(&one, Dialect::Plain, &key).await;
+    socket.status("RUNNING").await;
+    assert_eq!(socket.run("bash", "cat /srv/kept").await.0, "kept\n");
+    socket.kill().await;
+    one.stop().await;
 }
