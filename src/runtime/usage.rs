@@ -8,6 +8,7 @@
 //! ```
 
 use std::{
+    collections::BTreeMap,
     fs, io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
@@ -83,7 +84,7 @@ pub(super) fn watch(
         return None;
     }
     let ended = subject.ended.clone();
-    let gauge = Gauge { sentry: subject.sentry, memory: None };
+    let gauge = Gauge { sentry: subject.sentry, memory: Vec::new(), seek_at: clock.now() };
     let watched = Watched {
         clock: clock.clone(),
         gauge: limits.memory.map(|limit| (gauge, Scale::new(limit))),
@@ -128,7 +129,7 @@ impl Watched {
     /// Looks at its memory; how long until the next look.
     fn weigh(&mut self) -> Duration {
         let Some((gauge, scale)) = &mut self.gauge else { return LATEST };
-        let used = match gauge.read() {
+        let used = match gauge.read(self.clock.now()) {
             Ok(used) => used,
             Err(error) => {
                 // It is just ending, or has just begun.
@@ -231,29 +232,42 @@ fn soon(free: u64) -> Duration {
 /// What a container's memory is, as the machine sees it.
 struct Gauge {
     sentry: i32,
-    memory: Option<PathBuf>,
+    memory: Vec<PathBuf>,
+    /// When it is looked for again: a restore replaces the memory with which its sentry began.
+    seek_at: Moment,
 }
 
 impl Gauge {
     /// What its commands hold, and what the sentry needs to remember about them and their files.
-    fn read(&mut self) -> io::Result<u64> {
-        let place = match &self.memory {
-            Some(place) => place,
-            None => self.memory.insert(find(self.sentry)?),
-        };
-        let held = fs::metadata(place)?.blocks() * 512;
-        Ok(held + remembered(&fs::read_to_string(format!("/proc/{}/statm", self.sentry))?).saturating_sub(OWN))
+    fn read(&mut self, now: Moment) -> io::Result<u64> {
+        if now >= self.seek_at || !self.memory.iter().all(|place| is_memory(place)) {
+            self.memory = find(self.sentry)?;
+            self.seek_at = now + COUNT_EVERY;
+        }
+        let mut files = BTreeMap::new();
+        for place in &self.memory {
+            let file = fs::metadata(place)?;
+            files.insert((file.dev(), file.ino()), file.blocks().saturating_mul(512));
+        }
+        let held = files.values().fold(0_u64, |sum, bytes| sum.saturating_add(*bytes));
+        let statm = fs::read_to_string(format!("/proc/{}/statm", self.sentry))?;
+        Ok(held.saturating_add(remembered(&statm).saturating_sub(OWN)))
     }
 }
 
-fn find(sentry: i32) -> io::Result<PathBuf> {
+fn find(sentry: i32) -> io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
     for entry in fs::read_dir(format!("/proc/{sentry}/fd"))? {
         let place = entry?.path();
-        if fs::read_link(&place).is_ok_and(|link| names_memory(&link)) {
-            return Ok(place);
+        if is_memory(&place) {
+            found.push(place);
         }
     }
-    Err(io::ErrorKind::NotFound.into())
+    if found.is_empty() { Err(io::ErrorKind::NotFound.into()) } else { Ok(found) }
+}
+
+fn is_memory(place: &Path) -> bool {
+    fs::read_link(place).is_ok_and(|link| names_memory(&link))
 }
 
 fn names_memory(link: &Path) -> bool {
@@ -264,7 +278,7 @@ fn names_memory(link: &Path) -> bool {
 fn remembered(statm: &str) -> u64 {
     let mut sizes = statm.split(' ').skip(1).map(|pages| pages.parse::<u64>().unwrap_or(0));
     let (resident, shared) = (sizes.next().unwrap_or(0), sizes.next().unwrap_or(0));
-    resident.saturating_sub(shared) * PAGE
+    resident.saturating_sub(shared).saturating_mul(PAGE)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -313,7 +327,7 @@ impl Scale {
         self.last = used;
         if self.in_vain > IN_VAIN {
             // So that somebody can come in and tidy up.
-            (self.line, self.in_vain, self.last) = (used + step, 0, u64::MAX);
+            (self.line, self.in_vain, self.last) = (used.saturating_add(step), 0, u64::MAX);
             return Verdict::Fine { free: step };
         }
         Verdict::Over { at_once: self.in_vain == 2 }
