@@ -52,7 +52,8 @@ pub async fn checkpoints(desk: &Desk, args: &Args) -> Result<String> {
         } else {
             "older"
         };
-        let size: Option<u64> = manifest.as_ref().map(|manifest| manifest.files.iter().map(|file| file.size).sum());
+        let size: Option<u64> =
+            manifest.as_ref().map(|manifest| manifest.files.iter().map(|file| file.size).fold(0, u64::saturating_add));
         views.push(json!({
             "checkpoint_id": id,
             "is": is,

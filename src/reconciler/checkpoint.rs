@@ -198,7 +198,7 @@ impl Sandbox {
         }
         let lock = self.lock_file()?.lock().cloned().ok_or(Failure::Look)?;
         let marker = self.marker.ok_or(Failure::Look)?;
-        let seq = lock.head.as_ref().map_or(0, |head| head.seq) + 1;
+        let seq = lock.head.as_ref().map_or(0, |head| head.seq).saturating_add(1);
         let checkpoint_id = CheckpointId::new(&id, lock.epoch, seq, &tools.clock.nonce());
         let facts = tools.lifecycle.facts();
         let taken = precisely(&tools.clock);

@@ -31,10 +31,7 @@ impl Promised {
     /// `None`: with what others were promised, `free` bytes are not enough.
     fn reserve(&self, free: u64, bytes: u64) -> Option<Room> {
         let mut promised = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if free < promised.saturating_add(bytes) {
-            return None;
-        }
-        *promised += bytes;
+        *promised = promised.checked_add(bytes).filter(|sum| *sum <= free)?;
         drop(promised);
         Some(Room { promised: self.clone(), bytes })
     }
@@ -58,9 +55,9 @@ pub async fn make_room(image: PathBuf, sentry: i32, promised: &Promised) -> Resu
         Ok((disk.f_bavail.saturating_mul(disk.f_frsize), held(sentry)?))
     });
     match checked.await.map_err(io::Error::other).flatten() {
-        Ok((free, held)) => {
-            promised.reserve(free, held + held / 16 + MARGIN).ok_or(Error::NoSpace { what: "a checkpoint" })
-        }
+        Ok((free, held)) => promised
+            .reserve(free, held.saturating_add(held / 16).saturating_add(MARGIN))
+            .ok_or(Error::NoSpace { what: "a checkpoint" }),
         Err(error) => Err(Error::Failed { what: "checkpoint", why: error.kind().to_string() }),
     }
 }
@@ -73,7 +70,7 @@ pub async fn check_room(file: PathBuf, sentry: i32) -> Result<()> {
         Ok((disk.f_bavail.saturating_mul(disk.f_frsize), held(sentry)?))
     });
     match checked.await.map_err(io::Error::other).flatten() {
-        Ok((free, held)) if free < held + MARGIN => Err(Error::NoSpace { what: "a snapshot" }),
+        Ok((free, held)) if free < held.saturating_add(MARGIN) => Err(Error::NoSpace { what: "a snapshot" }),
         Ok(_) => Ok(()),
         Err(error) => Err(Error::Failed { what: "snapshot", why: error.kind().to_string() }),
     }
@@ -97,10 +94,10 @@ fn held(sentry: i32) -> io::Result<u64> {
             && file.is_file()
             && file.nlink() == 0
         {
-            files.insert((file.dev(), file.ino()), file.blocks() * 512);
+            files.insert((file.dev(), file.ino()), file.blocks().saturating_mul(512));
         }
     }
-    Ok(files.values().sum())
+    Ok(files.values().copied().fold(0, u64::saturating_add))
 }
 
 pub async fn verify(image: &Path) -> Result<()> {

@@ -139,7 +139,7 @@ pub fn tombstone(lock: &Lock, at: String) -> Lock {
 /// [12] Our name in the waiter slot, and what we claim; `lease` is copied unchanged.
 pub fn waited(lock: &Lock, me: &InstanceId, claim: Claim, op: Nonce, times: &Times) -> Lock {
     let beat = match &lock.waiter {
-        Some(waiter) if waiter.instance == *me => waiter.beat + 1,
+        Some(waiter) if waiter.instance == *me => waiter.beat.saturating_add(1),
         Some(_) | None => 0,
     };
     let waiter = Waiter { instance: me.clone(), op, beat, ttl_ms: millis(times.waiter), claim, declined: false };

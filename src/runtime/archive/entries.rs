@@ -254,7 +254,7 @@ impl<R: Read> Reader<R> {
     }
 
     fn skip(&mut self) -> io::Result<()> {
-        let rest = self.left + self.padding;
+        let rest = self.left.saturating_add(self.padding);
         (self.left, self.padding) = (0, 0);
         let skipped = io::copy(&mut (&mut self.source).take(rest), &mut io::sink())?;
         if skipped == rest { Ok(()) } else { Err(early()) }

@@ -80,7 +80,7 @@ impl Bounds {
 
 /// Where the kernel ends it: well above the limit, at which the runtime itself makes room first.
 pub fn most_memory(limit: u64) -> u64 {
-    limit + limit / 2 + OWN
+    limit.saturating_add(limit / 2).saturating_add(OWN)
 }
 
 /// The group of one container, in one directory or one of each hierarchy.
