@@ -1,7 +1,7 @@
 //! The guard: a small process beside the server that stops containers when their time is up.
 //!
 //! It reads orders on stdin and reports on stdout ([`wire`]). It starts nothing, asks nobody,
-//! and outlives the server just long enough to kill what the server left.
+//! and outlives the server just long enough to kill what the server left and to take down its mounts.
 //!
 //! ```text
 //!   arm ──▶ Running ──deadline, fence──▶ Stopping ──every thread stands──▶ Stopped
@@ -10,13 +10,15 @@
 //!              └─not synced──▶ Killed ◀─────┘ not confirmed in time
 //! ```
 
+pub mod mounts;
 pub mod process;
 pub mod wire;
 
 use std::{
     collections::BTreeMap,
+    fs::File,
     io::{self, Write},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::ExitCode,
     time::Duration,
 };
@@ -24,6 +26,7 @@ use std::{
 use process::Process;
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
+    fs::FlockOperation,
     process::Signal,
 };
 use wire::{Order, Report, Told};
@@ -69,7 +72,23 @@ pub fn main() -> ExitCode {
     let mut guard = Guard::default();
     let served = guard.serve();
     guard.end();
+    // Its directory is the server's; what cannot be taken down now goes at the next start.
+    let _ = std::env::current_dir().and_then(|state_dir| take_down(&state_dir));
     if served.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Takes down what a server had mounted that ended without doing so itself, unless another one has its directory.
+fn take_down(state_dir: &Path) -> io::Result<()> {
+    let (lock, until) = (File::open(state_dir.join(mounts::LOCK))?, now() + LAST_SEEK);
+    while !mounts::below(state_dir)?.is_empty() && now() < until {
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return mounts::unmount_below(state_dir),
+            // A server that is just ending still has it.
+            Err(rustix::io::Errno::WOULDBLOCK) => std::thread::sleep(SEEK),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
 }
 
 fn now() -> Duration {

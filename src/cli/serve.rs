@@ -20,7 +20,7 @@ use crate::{
     metrics::Metrics,
     notice::Notice,
     reconciler::{self, AllowedRuntimes, Deposit, Housekeeping, Rhythm, Tools, desired::Drain},
-    runtime::{Containers, Lifecycle, Settings, Shares, Warm, archive::Limits, predecessor, sign},
+    runtime::{Containers, Lifecycle, STAGING, Settings, Shares, Warm, archive::Limits, predecessor, sign},
     storage::{
         board::Board,
         memory::Memory,
@@ -113,7 +113,7 @@ impl Half {
             archive_size: config.archive_size,
             deposit: Deposit::new(config.store_runtime),
             runtimes: AllowedRuntimes::new(config.runtimes.clone()),
-            staging: config.state_dir.join("staging"),
+            staging: config.state_dir.join(STAGING),
             times,
             drain: Arc::new(Notice::new(Drain::No)),
             rhythm: rhythm(config),

@@ -120,7 +120,7 @@ impl Cache {
             }
         }
         all.sort_by_key(|(used, _)| *used);
-        let mut sum: u64 = all.iter().map(|(_, about)| about.size).sum();
+        let mut sum: u64 = all.iter().map(|(_, about)| about.size).fold(0, u64::saturating_add);
         for (_, about) in all {
             if sum <= self.most {
                 return Ok(());
@@ -132,7 +132,31 @@ impl Cache {
                     "a root file system is dropped from the cache"
                 );
                 self.drop_tree(&about.digest)?;
-                sum -= about.size;
+                sum = sum.saturating_sub(about.size);
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes what was being made when its server was killed, and what an earlier boot left. Blocks.
+    pub fn sweep(&self) -> io::Result<()> {
+        let entries = match fs::read_dir(&self.folder) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            entries => entries?,
+        };
+        for entry in entries {
+            let path = entry?.path();
+            let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
+            let digest = name.strip_suffix(".making").unwrap_or(name);
+            if Sha256Name::parse(digest).is_err() || (digest == name && self.about(digest)?.is_some()) {
+                continue;
+            }
+            // Another server may be making it just now, or have made it.
+            if let Some(_lock) = self.lock(digest, FlockOperation::NonBlockingLockExclusive)?
+                && (digest != name || self.about(digest)?.is_none())
+            {
+                tracing::info!(digest, "what is left of a root file system is removed");
+                remove(&path)?;
             }
         }
         Ok(())
@@ -214,4 +238,31 @@ fn remove(folder: &Path) -> io::Result<()> {
 
 fn boot() -> io::Result<String> {
     Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_being_made_when_its_server_died_is_removed_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::new(folder.path().to_owned(), u64::MAX);
+        let [whole, dead, busy, old] = ["a", "b", "c", "d"].map(|digit| digit.repeat(64));
+        let make = |digest: &str| cache.make(digest).unwrap().unwrap_err();
+        make(&whole).finish(&About::new(&whole, &whole, true, 1).unwrap()).unwrap().unwrap();
+        drop(make(&dead));
+        let making = make(&busy);
+        let earlier = About { boot: "another".to_owned(), ..About::new(&old, &old, true, 1).unwrap() };
+        make(&old).finish(&earlier).unwrap();
+        fs::write(folder.path().join("note"), "").unwrap();
+        cache.sweep().unwrap();
+        let names = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut left: Vec<_> = names.filter(|name| !name.ends_with(".lock")).collect();
+        left.sort();
+        assert_eq!(left, [whole.clone(), format!("{busy}.making"), "note".to_owned()]);
+        assert!(cache.hold(&whole).unwrap().is_some());
+        drop(making);
+        Cache::new(folder.path().join("nowhere"), 0).sweep().unwrap();
+    }
 }

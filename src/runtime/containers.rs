@@ -136,6 +136,7 @@ impl Containers {
         let guard = GuardLink::start(settings.clone(), clock.clone(), &tasks);
         let guard = guard.map_err(|error| Error::Failed { what: "guard", why: error.to_string() })?;
         let cache = Cache::new(settings.rootfs_cache.clone(), settings.rootfs_cache_size);
+        roots::sweep(cache.clone(), settings.runtimes.clone()).await;
         let holds_cpus = cgroups.as_ref().is_ok_and(|cgroups| cgroups.holds_cpus());
         let pool = Pool::new(&settings, &facts.runsc_sha256, holds_cpus, clock.clone());
         let tools = Arc::new(Tools {

@@ -36,7 +36,7 @@ pub use containers::Containers;
 pub use opening::{check_root, predecessor, sign};
 pub use outlet::{Behind, LeftOut, OUTPUT_FRAMES, Outlet};
 pub use roots::Hold;
-pub use settings::{Settings, Warm};
+pub use settings::{STAGING, Settings, Warm};
 pub use space::FILES as IMAGE_FILES;
 
 use std::{

@@ -10,11 +10,14 @@ use std::{
 };
 
 use baton_protocol::{id::InstanceId, reason::Reason};
-use rustix::{fs::FlockOperation, mount::UnmountFlags, process::Signal};
+use rustix::{fs::FlockOperation, process::Signal};
 use sha2::{Digest, Sha256};
 
 use super::{Error, Facts, Result, argv, bundle, runsc::Runsc, settings::Settings, spawn::Spawner};
-use crate::{clock::SharedClock, guard::process::Process};
+use crate::{
+    clock::SharedClock,
+    guard::{mounts, process::Process},
+};
 
 const SETUP: &str = "`scripts/setup` gets the one this server is made for";
 
@@ -24,6 +27,9 @@ fn refused(reason: Reason, message: String) -> Error {
 
 /// Longer paths leave no room for the names of runsc's sockets (108 bytes in all).
 const LONGEST_STATE_DIR: usize = 70;
+/// How often, and after which time each, a state directory is tried to be had that another process has.
+const TRIES: u32 = 30;
+const AGAIN: Duration = Duration::from_millis(10);
 
 pub fn check_root() -> Result<()> {
     if rustix::process::geteuid().is_root() {
@@ -76,7 +82,7 @@ fn whole(state_dir: &Path) -> Result<PathBuf> {
 /// Takes down what only a running server needs. The next start would do it too.
 pub async fn give_back(settings: Arc<Settings>) {
     let given = tokio::task::spawn_blocking(move || {
-        unmount_all(&settings.state_dir)?;
+        mounts::unmount_below(&settings.state_dir)?;
         clear(&settings.root())
     });
     if let Ok(Err(error)) = given.await {
@@ -91,17 +97,24 @@ fn hold(state_dir: &Path) -> Result<File> {
         .recursive(true)
         .mode(0o700)
         .create(state_dir)
-        .and_then(|()| File::options().create(true).truncate(false).write(true).open(state_dir.join("lock")));
+        .and_then(|()| File::options().create(true).truncate(false).write(true).open(state_dir.join(mounts::LOCK)));
     let file = opened
         .map_err(|error| refused(Reason::StateDir, format!("the state directory {place} is not usable: {error}")))?;
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(refused(
-            Reason::StateDirHeld,
-            format!("another server uses the state directory {place}: stop it, or set BATON_STATE_DIR to another one"),
-        )),
-        Err(error) => Err(refused(Reason::StateDir, format!("the state directory {place} cannot be locked: {error}"))),
+    for _ in 0..TRIES {
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file),
+            // The guard of a server that has just ended takes down its mounts.
+            Err(rustix::io::Errno::WOULDBLOCK) => std::thread::sleep(AGAIN),
+            Err(error) => {
+                let message = format!("the state directory {place} cannot be locked: {error}");
+                return Err(refused(Reason::StateDir, message));
+            }
+        }
     }
+    Err(refused(
+        Reason::StateDirHeld,
+        format!("another server uses the state directory {place}: stop it, or set BATON_STATE_DIR to another one"),
+    ))
 }
 
 /// Processes, then mounts, then files: each needs the one before it gone.
@@ -121,15 +134,9 @@ fn wipe(settings: &Settings) -> io::Result<()> {
     if !left.iter().all(Process::has_ended) {
         return Err(io::Error::other("a process of an earlier server does not end"));
     }
-    unmount_all(&settings.state_dir)?;
-    [settings.bundles(), settings.logs(), settings.overlay(), root].iter().try_for_each(|directory| clear(directory))
-}
-
-fn unmount_all(state_dir: &Path) -> io::Result<()> {
-    for mount in mounts_below(state_dir)? {
-        rustix::mount::unmount(&mount, UnmountFlags::DETACH)?;
-    }
-    Ok(())
+    mounts::unmount_below(&settings.state_dir)?;
+    let temporary = [settings.bundles(), settings.logs(), settings.overlay(), settings.staging(), root];
+    temporary.iter().try_for_each(|directory| clear(directory))
 }
 
 fn clear(directory: &Path) -> io::Result<()> {
@@ -160,15 +167,6 @@ fn names_root(words: &[&[u8]], root: &Path) -> bool {
     let is_root = |value: &[u8]| value == root;
     words.iter().any(|word| word.strip_prefix(b"--root=").is_some_and(is_root))
         || words.windows(2).any(|pair| pair[0] == b"--root" && is_root(pair[1]))
-}
-
-/// Deepest first.
-fn mounts_below(directory: &Path) -> io::Result<Vec<PathBuf>> {
-    let table = fs::read_to_string("/proc/self/mountinfo")?;
-    let places = table.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);
-    let mut below: Vec<_> = places.filter(|place| place.starts_with(directory) && place != directory).collect();
-    below.sort_by_key(|place| std::cmp::Reverse(place.components().count()));
-    Ok(below)
 }
 
 /// What runsc is, or in one sentence why it will not do.

@@ -14,7 +14,7 @@ use baton_protocol::{id::Sha256Name, reason::Reason};
 
 use super::{
     Error, Extract, Result, Shape, Source, Taken, archive,
-    cache::{About, Held, Making},
+    cache::{About, Cache, Held, Making},
     containers::{Slot, Tools, lock},
     life, rootfs,
 };
@@ -25,6 +25,11 @@ const LONG: Duration = Duration::from_secs(1800);
 const SHOWN: usize = 300;
 /// What an entry takes besides its content, more or less.
 const ENTRY: u64 = 512;
+
+/// How the names of files begin that are not whole yet.
+const DRAFT: &str = ".draft-";
+/// One that was not written to for so long is nobody's.
+const ABANDONED: Duration = Duration::from_secs(3600);
 
 /// One root file system on this machine.
 #[derive(Clone, Debug)]
@@ -99,13 +104,30 @@ pub(super) async fn add_runtime(tools: &Arc<Tools>, file: &Path, sha256: &str) -
     beside(move || {
         let folder = to.parent().unwrap_or(Path::new("/"));
         fs::create_dir_all(folder)?;
-        let draft = tempfile::Builder::new().prefix(".draft-").tempfile_in(folder)?;
+        let draft = tempfile::Builder::new().prefix(DRAFT).tempfile_in(folder)?;
         fs::copy(&from, draft.path())?;
         fs::set_permissions(draft.path(), fs::Permissions::from_mode(0o755))?;
         // An open one for writing could not be executed.
         draft.into_temp_path().persist(&to).map_err(|error| error.error)
     })
     .await
+}
+
+/// Removes what a killed server left in the caches; other servers may use them too. What cannot be removed stays.
+pub(super) async fn sweep(cache: Cache, runtimes: PathBuf) {
+    let swept = beside(move || {
+        cache.sweep()?;
+        for entry in fs::read_dir(&runtimes).into_iter().flatten().flatten() {
+            let age = entry.metadata()?.modified()?.elapsed().unwrap_or_default();
+            if entry.file_name().as_encoded_bytes().starts_with(DRAFT.as_bytes()) && age > ABANDONED {
+                fs::remove_file(entry.path())?;
+            }
+        }
+        Ok(())
+    });
+    if let Err(error) = swept.await {
+        tracing::warn!(%error, "something is left in the cache");
+    }
 }
 
 /// The base as an archive, for those who will need it later.

@@ -37,6 +37,9 @@ pub struct Settings {
     pub metrics: Metrics,
 }
 
+/// The directory below the state directory for files on their way to and from the store.
+pub const STAGING: &str = "staging";
+
 /// Containers that are ready before anybody asks.
 #[derive(Clone, Debug, Default)]
 pub struct Warm {
@@ -52,6 +55,11 @@ impl Settings {
     /// runsc's own directory.
     pub fn root(&self) -> PathBuf {
         self.state_dir.join("runsc")
+    }
+
+    /// Where files are on their way to and from the store.
+    pub fn staging(&self) -> PathBuf {
+        self.state_dir.join(STAGING)
     }
 
     /// Where what sandboxes write to their files lies, in unlinked files.

@@ -90,7 +90,8 @@ fn held(place: &Place) -> u64 {
 fn quota(place: &Place) -> Option<String> {
     let sentry = place.processes().first()?.pid();
     let text = fs::read_to_string(format!("/proc/{sentry}/cgroup")).ok()?;
-    let line = text.lines().find(|line| line.contains("/baton-") && (line.contains(":cpu:") || line.contains("0::")))?;
+    let line =
+        text.lines().find(|line| line.contains("/baton-") && (line.contains(":cpu:") || line.contains("0::")))?;
     let group = line.splitn(3, ':').nth(2)?.trim_start_matches('/');
     let file = |name: &str| fs::read_to_string(PathBuf::from("/sys/fs/cgroup").join(name)).ok();
     file(&format!("cpu/{group}/cpu.cfs_quota_us")).or_else(|| file(&format!("{group}/cpu.max")))

@@ -9,7 +9,7 @@ use std::{
 
 use baton::{
     clock::{SharedClock, SystemClock},
-    guard::process::Process,
+    guard::{mounts, process::Process},
     runtime::{Containers, Settings, Start, archive::Limits},
 };
 use baton_protocol::id::SandboxId;
@@ -102,13 +102,14 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // After a failed test too: a mount would keep the directory.
-        unmount(self.directory.path());
+        // After a failed test too, while its containers are still there: a mount would keep the directory.
+        let _ = mounts::unmount_below(self.directory.path());
     }
 }
 
-pub fn unmount(state_dir: &Path) {
-    let _ = std::process::Command::new("umount").arg("-l").arg(state_dir.join("runsc/null-netns")).output();
+/// Whether nothing is mounted there: the guard of a server that was killed sees to that.
+pub fn is_unmounted(state_dir: &Path) -> bool {
+    mounts::below(state_dir).unwrap().is_empty()
 }
 
 pub fn directory() -> tempfile::TempDir {

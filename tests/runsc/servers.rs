@@ -19,7 +19,7 @@ use tokio::{
     process::{Child, Command},
 };
 
-use super::place::{Permit, clock, directory, eventually, permit, piece, processes, unmount};
+use super::place::{Permit, clock, directory, eventually, is_unmounted, permit, piece, processes};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -405,16 +405,16 @@ impl Drop for Server {
             for child in &mut alive {
                 let _ = child.start_kill();
             }
-            for _ in 0..500 {
-                if alive.iter_mut().all(|child| !matches!(child.try_wait(), Ok(None)))
-                    && processes(&self.state).is_empty()
-                {
-                    break;
-                }
-                std::thread::sleep(Duration::from_millis(10));
-            }
         }
-        unmount(&self.state);
+        for _ in 0..500 {
+            if alive.iter_mut().all(|child| !matches!(child.try_wait(), Ok(None)))
+                && processes(&self.state).is_empty()
+                && is_unmounted(&self.state)
+            {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 }
 

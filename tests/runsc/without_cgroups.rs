@@ -11,7 +11,7 @@ use tokio::{
 
 use crate::{
     limits::{GREEDY, said},
-    place::{clock, directory, permit, piece, unmount},
+    place::{clock, directory, permit, piece},
     servers::get,
     wire::{Dialect, Socket},
 };
@@ -57,7 +57,6 @@ async fn without_cgroups_all_but_cpus_is_held_and_cpus_are_refused() {
     assert!(server.wait().await.unwrap().success());
     let said = std::fs::read_to_string(&log).unwrap();
     assert_eq!(said.matches("BATON_LIMITS names cpus").count(), 1, "it is said once: {said}");
-    unmount(&state);
 }
 
 /// One `POST /execute`, and all that comes back.

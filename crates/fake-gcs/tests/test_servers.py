@@ -62,8 +62,6 @@ class Servers:
             server.terminate()
         for server in self.running:
             server.wait(PATIENCE)
-        for state in self.place.glob("*/runsc/null-netns"):
-            subprocess.run(["umount", "-l", str(state)], stderr=subprocess.DEVNULL, check=False)
 
 
 @pytest.fixture
