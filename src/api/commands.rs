@@ -30,6 +30,7 @@ const IN_PROGRESS: &str = "An execution is already in progress.";
 const NOT_RUNNING: &str = "The sandbox does not run at the moment.";
 const NOT_READ: &str = "The command does not read its stdin (any more).";
 const NOTHING_RUNS: &str = "No execution is in progress.";
+const NO_NUMBER: &str = "The sandbox has no number left for another command.";
 const STARTED_ANEW: &str = "The sandbox was started anew and the command is gone.";
 
 #[derive(Debug)]
@@ -148,6 +149,8 @@ impl Commands {
             return refuse("Too many commands: wait for one to end, and confirm its output.");
         }
         let number = self.next_exec;
+        // The agent says which number it took last.
+        let Some(next_exec) = number.checked_add(1) else { return refuse(NO_NUMBER) };
         let exec_id = match &exec.exec_id {
             Some(exec_id) => exec_id.clone(),
             None => self.free_name(number),
@@ -156,9 +159,9 @@ impl Commands {
         if !speaker.is_v1() {
             self.mute_done();
         }
-        self.next_exec += 1;
+        self.next_exec = next_exec;
         self.line.send(Frame::new(Kind::Exec).exec(number).sequence(self.next_request).payload(start.payload));
-        self.next_request += 1;
+        self.next_request = self.next_request.saturating_add(1);
         for stream in [Stream::Stdout, Stream::Stderr] {
             self.line.send(Frame::new(Kind::Credit).exec(number).stream(stream).offset(WINDOW));
         }

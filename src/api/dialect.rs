@@ -75,7 +75,9 @@ pub fn without_details(event: &Event, dialect: Dialect) -> Vec<Event> {
                 Output::Stdout => "stdout",
                 Output::Stderr => "stderr",
             };
-            vec![Event::Error { message: format!("{} bytes of {name} were not kept and are lost.", to - from) }]
+            vec![Event::Error {
+                message: format!("{} bytes of {name} were not kept and are lost.", to.saturating_sub(*from)),
+            }]
         }
         Event::Hello { .. } | Event::StdinAck { .. } | Event::OutputRewound { .. } | Event::Forked { .. } => vec![],
     }

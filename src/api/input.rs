@@ -58,7 +58,7 @@ impl Input {
 
     /// Where the next byte belongs.
     pub fn end(&self) -> u64 {
-        self.sent + self.pending.len() as u64
+        self.sent.saturating_add(self.pending.len() as u64)
     }
 
     pub fn waiting(&self) -> usize {
@@ -101,12 +101,12 @@ impl Input {
             let ask = Frame::new(Kind::Stdin).exec(exec).stream(Stream::Stdin).offset(self.sent);
             return (std::mem::replace(&mut self.doubt, Doubt::Asked) == Doubt::Open).then_some(ask);
         }
-        let room = (self.taken + WINDOW).saturating_sub(self.sent) as usize;
+        let room = self.taken.saturating_add(WINDOW).saturating_sub(self.sent) as usize;
         let count = self.pending.len().min(room).min(PIECE);
         if count > 0 {
             let payload: Vec<u8> = self.pending.drain(..count).collect();
             let frame = Frame::new(Kind::Stdin).exec(exec).stream(Stream::Stdin).offset(self.sent).payload(payload);
-            self.sent += count as u64;
+            self.sent = self.sent.saturating_add(count as u64);
             if self.pending.is_empty() {
                 self.pending = VecDeque::new();
             }

@@ -1,5 +1,6 @@
 //! How far the output of one command has come: read, sent, confirmed, and when it is done.
-//! Pure: bytes and offsets in, bytes and offsets out.
+//! Pure: bytes and offsets in, bytes and offsets out. Offsets come from the agent, which may be hostile: all
+//! arithmetic with them saturates.
 //!
 //! ```text
 //!   confirmed ──── sent ──── next ──────────▶ credit = confirmed + window
@@ -98,7 +99,7 @@ impl Flow {
     }
 
     pub fn sent(&self) -> u64 {
-        self.next - self.held.len() as u64
+        self.next.saturating_sub(self.held.len() as u64)
     }
 
     pub fn confirmed(&self) -> u64 {
@@ -143,7 +144,7 @@ impl Flow {
     /// The client has everything below `offset`. `Some`: tell the agent now.
     pub fn confirm(&mut self, offset: u64) -> Option<u64> {
         self.confirmed = self.confirmed.max(offset.min(self.sent()));
-        let due = self.confirmed >= self.passed_on + STEP || self.confirmed == self.next;
+        let due = self.confirmed >= self.passed_on.saturating_add(STEP) || self.confirmed == self.next;
         (due && self.confirmed > self.passed_on).then(|| {
             self.passed_on = self.confirmed;
             self.confirmed
@@ -151,7 +152,7 @@ impl Flow {
     }
 
     pub fn credit(&self) -> u64 {
-        self.confirmed + WINDOW
+        self.confirmed.saturating_add(WINDOW)
     }
 }
 

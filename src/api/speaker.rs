@@ -207,7 +207,7 @@ impl Speaker {
             return;
         }
         for (at, payload) in bytes.chunks(MOST_BYTES).enumerate() {
-            let offset = offset + (at * MOST_BYTES) as u64;
+            let offset = offset.saturating_add((at * MOST_BYTES) as u64);
             let chunk = Chunk { stream, exec, offset, payload }.encode();
             self.wire.output(Message::Binary(chunk.into()), payload.len());
         }

@@ -67,8 +67,9 @@ async fn show(sandbox: &Sandbox, args: &LogsArgs) -> anyhow::Result<u8> {
         None => views.into_iter().max_by_key(|view| view.exec).context("the sandbox knows no command")?,
     };
     let from = Offsets { stdout: view.stdout.from, stderr: view.stderr.from };
-    if view.stdout.from + view.stderr.from > 0 {
-        eprintln!("baton: {} bytes before this are not kept any more", view.stdout.from + view.stderr.from);
+    let lost = view.stdout.from.saturating_add(view.stderr.from);
+    if lost > 0 {
+        eprintln!("baton: {lost} bytes before this are not kept any more");
     }
     let running = match args.follow {
         true => sandbox.follow(&view.exec_id, from).await,
@@ -85,7 +86,7 @@ fn line(view: &ExecView) -> String {
         (false, None, Some(signal)) => format!("signal {signal}"),
         (false, None, None) => "ended".to_owned(),
     };
-    format!("{}  {state}  {} bytes\n", view.exec_id, view.stdout.to + view.stderr.to)
+    format!("{}  {state}  {} bytes\n", view.exec_id, view.stdout.to.saturating_add(view.stderr.to))
 }
 
 /// What there was when we came, and no more.
@@ -101,7 +102,7 @@ async fn look(mut running: Running, view: &ExecView) -> anyhow::Result<u8> {
             Chunk::Data(bytes) => {
                 let wanted = bytes.len().min(usize::try_from(end.saturating_sub(*at))?);
                 put(output, &bytes[..wanted]).await?;
-                *at += bytes.len() as u64;
+                *at = at.saturating_add(bytes.len() as u64);
             }
             Chunk::Gap { to, .. } => *at = to,
             Chunk::Rewound { .. } => bail!("the sandbox went back to an older checkpoint"),
@@ -114,7 +115,7 @@ async fn follow(mut running: Running) -> anyhow::Result<u8> {
     while let Some((output, chunk)) = running.next().await {
         match chunk {
             Chunk::Data(bytes) => put(output, &bytes).await?,
-            Chunk::Gap { from, to } => eprintln!("baton: {} bytes were not kept", to - from),
+            Chunk::Gap { from, to } => eprintln!("baton: {} bytes were not kept", to.saturating_sub(from)),
             Chunk::Rewound { .. } => bail!("the sandbox went back to an older checkpoint"),
         }
     }

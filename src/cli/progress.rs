@@ -47,7 +47,7 @@ impl Progress {
     /// So many bytes more.
     pub fn add(&self, bytes: u64) {
         let mut state = self.state();
-        state.done += bytes;
+        state.done = state.done.saturating_add(bytes);
         let now = self.clock.now();
         if state.drawn.is_none_or(|drawn| now - drawn >= BETWEEN) {
             self.draw(&mut state, now);

@@ -10,6 +10,7 @@ mod connections;
 mod containers;
 mod defaults;
 mod disk;
+mod numbers;
 mod rates;
 mod remains;
 mod storage_writer;

@@ -193,6 +193,10 @@ pub struct Agent {
     /// What the server asked of it, for tests that look.
     pub signals: Vec<(u32, u64, Stream)>,
     pub sizes: Vec<u64>,
+    /// Sent as they are, right after the next command began.
+    pub forged: Vec<Frame>,
+    /// Told in place of what is so.
+    pub forged_state: Option<State>,
 }
 
 impl Agent {
@@ -202,6 +206,7 @@ impl Agent {
             Kind::List => {
                 let execs = self.execs.iter().map(|(number, exec)| exec.state(*number)).collect();
                 let state = State { version: 1, last_request: self.last_request, last_exec: self.last_exec, execs };
+                let state = self.forged_state.clone().unwrap_or(state);
                 self.answers.push_back(Frame::new(Kind::Execs).payload(serde_json::to_vec(&state).unwrap()));
                 return;
             }
@@ -249,6 +254,7 @@ impl Agent {
             return self.answers.push_back(exit_frame(frame.exec, &exit));
         };
         self.answers.push_back(Frame::new(Kind::Started).exec(frame.exec).sequence(frame.sequence).offset(7));
+        self.answers.extend(self.forged.drain(..).map(|forged| forged.exec(frame.exec)));
         let exec = Exec {
             steps,
             stdout: Out::default(),

@@ -77,7 +77,7 @@ impl Pipe {
             return Ok(());
         }
         let bytes = bytes.split_off(known as usize);
-        self.received += bytes.len() as u64;
+        self.received = self.received.saturating_add(bytes.len() as u64);
         self.put(Chunk::Data(bytes), order);
         Ok(())
     }
@@ -92,7 +92,7 @@ impl Pipe {
 
     pub(crate) fn rewind(&mut self, to: u64, order: u64) {
         if to < self.received {
-            self.rewinds += 1;
+            self.rewinds = self.rewinds.wrapping_add(1);
             self.received = to;
             self.taken = self.taken.min(to);
             self.acked = self.acked.min(to);
@@ -162,7 +162,7 @@ impl Pipe {
     }
 
     pub(crate) fn is_ack_due(&self) -> bool {
-        self.taken >= self.acked + ACK_EVERY
+        self.taken >= self.acked.saturating_add(ACK_EVERY)
     }
 
     /// The offset to acknowledge now.
@@ -217,6 +217,17 @@ mod tests {
         pipe.gap(10, 0);
         pipe.push(10, Bytes::from_static(b"x"), 0).unwrap();
         assert_eq!(taken(&mut pipe), [Chunk::Gap { from: 0, to: 10 }, data("x")]);
+    }
+
+    #[test]
+    fn offsets_at_the_end_of_all_offsets_saturate() {
+        let mut pipe = Pipe::starting_at(u64::MAX - 1);
+        pipe.push(u64::MAX - 2, Bytes::from_static(b"abcd"), 0).unwrap();
+        pipe.gap(u64::MAX, 1);
+        assert_eq!((taken(&mut pipe), pipe.is_ack_due(), pipe.ack()), (vec![data("bcd")], true, u64::MAX));
+        assert_eq!(pipe.push(u64::MAX, Bytes::from_static(b"e"), 2), Ok(()));
+        pipe.rewind(0, 3);
+        assert!(!pipe.is_ack_due());
     }
 
     #[test]

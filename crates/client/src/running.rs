@@ -106,7 +106,7 @@ impl Running {
             };
             match chunk {
                 Chunk::Data(data) => bytes.extend_from_slice(&data),
-                Chunk::Gap { from, to } => collected.lost += to - from,
+                Chunk::Gap { from, to } => collected.lost = collected.lost.saturating_add(to.saturating_sub(from)),
                 // With a gap before it the place is not known; then all is kept.
                 Chunk::Rewound { to } if collected.lost == 0 => bytes.truncate(to as usize),
                 Chunk::Rewound { .. } => {}

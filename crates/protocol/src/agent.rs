@@ -159,3 +159,23 @@ pub struct Range {
     #[serde(default)]
     pub eof: bool,
 }
+
+impl Range {
+    /// The place in it nearest to `offset`, also if it ends before it begins: a hostile agent may say so.
+    pub fn nearest(&self, offset: u64) -> u64 {
+        offset.min(self.to).max(self.from)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_range_has_a_nearest_place() {
+        let nearest = |from, to, offset| Range { from, to, eof: false }.nearest(offset);
+        assert_eq!([0, 4, 9].map(|offset| nearest(2, 5, offset)), [2, 4, 5]);
+        assert_eq!([0, 4, 9].map(|offset| nearest(5, 2, offset)), [5, 5, 5]);
+        assert_eq!(nearest(u64::MAX, u64::MAX, 0), u64::MAX);
+    }
+}

@@ -86,13 +86,13 @@ impl Commands {
             } else if asked < range.from {
                 speaker.say(&Event::OutputGap { exec_id, stream: output, from: asked, to: range.from });
             }
-            let from = asked.clamp(range.from, range.to);
+            let from = range.nearest(asked);
             *delivery.flow(output) = Flow::resumed(from, self.replay);
             if from > range.from && !peek {
                 self.line.send(Frame::new(Kind::Ack).exec(number).stream(stream).offset(from));
             }
             self.line.send(Frame::new(Kind::Replay).exec(number).stream(stream).offset(from).sequence(self.replay));
-            self.line.send(Frame::new(Kind::Credit).exec(number).stream(stream).offset(from + WINDOW));
+            self.line.send(Frame::new(Kind::Credit).exec(number).stream(stream).offset(from.saturating_add(WINDOW)));
         }
         if let Some(exit) = before.exit {
             delivery.exited(exit);
