@@ -21,7 +21,7 @@ fn main() -> ExitCode {
     match run(Cli::parse()) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("baton: {error:#}");
+            cli::screen::say(format_args!("baton: {error:#}"));
             ExitCode::FAILURE
         }
     }

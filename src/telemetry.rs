@@ -6,6 +6,7 @@ use std::{
     io::{self, IsTerminal},
 };
 
+use baton_protocol::printable::escape_json;
 use serde_json::{Map, Value, json};
 use tracing::{
     Event, Level, Subscriber,
@@ -83,7 +84,7 @@ where
 {
     let parsed = EnvFilter::try_new(filter)
         .map_err(|error| Error::Filter { filter: filter.to_owned(), why: error.to_string() })?;
-    let base = tracing_subscriber::fmt().with_env_filter(parsed).with_writer(writer);
+    let base = tracing_subscriber::fmt().with_env_filter(parsed).with_writer(Printable(writer));
     Ok(match style {
         Style::Plain => Box::new(base.with_ansi(colours).with_target(false).finish()),
         Style::CloudLogging { project } => {
@@ -95,7 +96,36 @@ where
 
 /// What ends the process, as a line for Cloud Logging; for what comes before logging was started and after it.
 pub fn last_words(text: &str) -> String {
-    json!({"severity": "ERROR", "message": text}).to_string()
+    escape_json(&json!({"severity": "ERROR", "message": text}).to_string()).into_owned()
+}
+
+/// Escapes what a field may hold of C1 and of bidirectional controls. C0 is escaped by what formats a line, which may
+/// have put colours there itself.
+#[derive(Debug)]
+struct Printable<W>(W);
+
+impl<'w, W: MakeWriter<'w>> MakeWriter<'w> for Printable<W> {
+    type Writer = Printable<W::Writer>;
+
+    fn make_writer(&'w self) -> Self::Writer {
+        Printable(self.0.make_writer())
+    }
+
+    fn make_writer_for(&'w self, metadata: &tracing::Metadata<'_>) -> Self::Writer {
+        Printable(self.0.make_writer_for(metadata))
+    }
+}
+
+impl<W: io::Write> io::Write for Printable<W> {
+    /// A whole line at a time, as lines are written here.
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.0.write_all(escape_json(&String::from_utf8_lossy(line)).as_bytes())?;
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
 }
 
 /// `severity` and `message` are the names Cloud Logging looks for; it adds the time itself.
@@ -176,6 +206,8 @@ impl Visit for Fields<'_> {
 mod tests {
     use std::sync::{Arc, Mutex};
 
+    use baton_protocol::printable::is_printable;
+
     use super::*;
 
     #[derive(Clone, Default)]
@@ -240,6 +272,23 @@ mod tests {
             assert_eq!((&lines[0]["trace"], &lines[0]["logging.googleapis.com/trace"]), (&json!("0af7"), &expected));
             assert_eq!(lines[1].get("logging.googleapis.com/trace"), None);
         }
+    }
+
+    #[test]
+    fn no_field_and_no_message_brings_a_terminal_to_do_anything() {
+        let words = "\u{1b}[2J\u{7}\u{9b}2J\u{202e}\u{2066}\u{200f}\u{61c}\u{2028}";
+        for style in [Style::Plain, Style::CloudLogging { project: None }] {
+            let page = Page::of("info", style, || {
+                let span = tracing::info_span!("pass", shown = %words, debugged = ?words);
+                let _inside = span.enter();
+                tracing::warn!(shown = %words, debugged = ?words, "said: {words}");
+            });
+            assert!(page.contains("said"), "{page:?}");
+            assert_eq!(page.trim_end().chars().find(|letter| !is_printable(*letter)), None, "{page:?}");
+        }
+        let line = last_words(words);
+        assert_eq!(serde_json::from_str::<Value>(&line).unwrap()["message"], words);
+        assert!(line.chars().all(is_printable), "{line:?}");
     }
 
     #[test]

@@ -14,6 +14,7 @@ use baton_protocol::{
     frame::{Frame, Kind, Stream},
     id::{ExecId, SandboxId, Tenant},
     metadata::Spec,
+    printable::printable,
     request::{Config, Exec, Language},
 };
 use bytes::Bytes;
@@ -289,7 +290,8 @@ async fn follow_command(
             let exit: agent::Exit = serde_json::from_slice(&frame.payload).ok()?;
             tracing::info!(code = exit.code, signal = exit.signal, duration_ms = exit.duration_ms, "a command ended");
             if let Some(error) = exit.error {
-                return Some(Err((StatusCode::INTERNAL_SERVER_ERROR, error)));
+                // What an agent says may be anything.
+                return Some(Err((StatusCode::INTERNAL_SERVER_ERROR, printable(&error))));
             }
             delivery.exited(exit);
             ask = true;

@@ -12,7 +12,7 @@ use super::{
     desk::{self, Waiting},
     handoff,
     link::{SandboxArgs, explain},
-    print,
+    screen,
     tokens::Kept,
 };
 use crate::clock::{SharedClock, SystemClock};
@@ -123,7 +123,7 @@ pub async fn fork(args: ForkArgs) -> anyhow::Result<ExitCode> {
                 let kept = Kept { id: copy.id, token: copy.token, url: url.to_owned() };
                 if let Err(error) = tokens.keep(&kept) {
                     // The copies exist: whoever reads this can still use them.
-                    eprintln!("baton: {error:#}");
+                    screen::say(format_args!("baton: {error:#}"));
                 }
                 told.0 += &format!("{}\n", kept.id);
                 told.1.push(json!({"sandbox_id": kept.id, "sandbox_token": kept.token.0, "url": kept.url}));
@@ -135,7 +135,7 @@ pub async fn fork(args: ForkArgs) -> anyhow::Result<ExitCode> {
 
 /// A word that can be no sandbox's is a wrong command line.
 pub fn no_id(text: &str) -> ExitCode {
-    eprintln!("baton: `{}` is no sandbox's id", baton_files::plain(text));
+    screen::say(format_args!("baton: `{}` is no sandbox's id", baton_files::plain(text)));
     ExitCode::from(2)
 }
 
@@ -152,7 +152,7 @@ pub async fn kill(args: KillArgs) -> anyhow::Result<ExitCode> {
         };
         tokio::select! {
             killed = killed => if let Err(error) = killed {
-                eprintln!("baton: {text}: {error:#}");
+                screen::say(format_args!("baton: {text}: {error:#}"));
                 failed = true;
             },
             code = signals.end() => return Ok(ExitCode::from(code)),
@@ -208,8 +208,8 @@ impl OneArgs {
             code = signals.end() => return Ok(ExitCode::from(code)),
         };
         match self.output {
-            Output::Table => print(&text)?,
-            Output::Json => print(&format!("{json:#}\n"))?,
+            Output::Table => screen::print(&text)?,
+            Output::Json => screen::print(&screen::json(&json))?,
         }
         Ok(ExitCode::SUCCESS)
     }

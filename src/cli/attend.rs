@@ -192,7 +192,7 @@ async fn show(running: &mut Running) -> anyhow::Result<End> {
     while let Some((output, chunk)) = running.next().await {
         let bytes = match chunk {
             Chunk::Data(bytes) => bytes,
-            Chunk::Gap { from, to } => bail!("{} bytes of the output were lost on the way", to - from),
+            Chunk::Gap { from, to } => bail!("{} bytes of the output were lost on the way", to.saturating_sub(from)),
             Chunk::Rewound { .. } => bail!("the sandbox went back to an older checkpoint"),
         };
         let written = match output {
@@ -221,7 +221,7 @@ fn exit_code(outcome: &Outcome) -> anyhow::Result<u8> {
     }
     match (outcome.exit_code, outcome.signal) {
         (Some(code), _) => Ok(u8::try_from(code).unwrap_or(u8::MAX)),
-        (None, Some(number)) => Ok(u8::try_from(128 + number).unwrap_or(u8::MAX)),
+        (None, Some(number)) => Ok(u8::try_from(number.saturating_add(128)).unwrap_or(u8::MAX)),
         (None, None) => bail!("the command was lost: {}", outcome.error.as_deref().unwrap_or("nobody knows why")),
     }
 }

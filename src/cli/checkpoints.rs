@@ -3,13 +3,13 @@
 use std::{fmt::Write as _, process::ExitCode};
 
 use anyhow::{Context, Result, bail};
-use baton_protocol::id::SandboxId;
+use baton_protocol::{id::SandboxId, manifest::Checkpoint, printable::printable};
 use serde_json::{Value, json};
 
 use super::{
     config::Output,
     desk::{self, Desk},
-    print,
+    screen,
 };
 
 /// List the checkpoints of a sandbox, the newest first.
@@ -24,7 +24,7 @@ pub struct Args {
 
 pub fn run(args: Args) -> Result<ExitCode> {
     desk::block_on(|desk| async move {
-        print(&checkpoints(&desk, &args).await?)?;
+        screen::print(&checkpoints(&desk, &args).await?)?;
         Ok(ExitCode::SUCCESS)
     })
 }
@@ -52,8 +52,7 @@ pub async fn checkpoints(desk: &Desk, args: &Args) -> Result<String> {
         } else {
             "older"
         };
-        let size: Option<u64> =
-            manifest.as_ref().map(|manifest| manifest.files.iter().map(|file| file.size).fold(0, u64::saturating_add));
+        let size = manifest.as_ref().map(Checkpoint::size);
         views.push(json!({
             "checkpoint_id": id,
             "is": is,
@@ -64,11 +63,11 @@ pub async fn checkpoints(desk: &Desk, args: &Args) -> Result<String> {
         }));
     }
     if let Output::Json = args.output {
-        return Ok(format!("{:#}\n", Value::Array(views)));
+        return Ok(screen::json(&Value::Array(views)));
     }
     let mut text = format!("{:10}  {:6}  {:>10}  {:24}  CHECKPOINT\n", "IS", "PINNED", "SIZE", "CREATED");
     for view in views {
-        let word = |key: &str| view[key].as_str().unwrap_or("-").to_owned();
+        let word = |key: &str| printable(view[key].as_str().unwrap_or("-"));
         let size = view["size"].as_u64().map_or("-".to_owned(), |size| format!("{} KiB", size.div_ceil(1024)));
         let pinned = if view["pinned"] == true { "yes" } else { "-" };
         let (is, created, id) = (word("is"), word("created"), word("checkpoint_id"));

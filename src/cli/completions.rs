@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::CommandFactory;
 use clap_complete::Shell;
 
-use super::{Cli, print};
+use super::{Cli, screen};
 
 /// Print a script that completes baton's verbs and flags in a shell.
 #[derive(Clone, Debug, clap::Args)]
@@ -20,6 +20,6 @@ pub struct Args {
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "baton", &mut script);
-    print(&String::from_utf8_lossy(&script))?;
+    screen::print(&String::from_utf8_lossy(&script))?;
     Ok(ExitCode::SUCCESS)
 }

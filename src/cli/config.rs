@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use serde_json::{Value, json};
 
-use super::{flags, print};
+use super::{flags, screen};
 use crate::{
     config::{self, Config, Setting, Source},
     runtime,
@@ -40,14 +40,14 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let (line, holds) = super::check::limits(&config, runtime::probe_cgroups());
         let warnings: String = config.warnings().iter().map(|warning| format!("{warning}\n")).collect();
         // The verdict on storage is the last word.
-        print(&(warnings + &line + &text))?;
+        screen::print(&(warnings + &line + &text))?;
         return Ok(if well && holds { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
     let text = match args.output {
         Output::Table => table(config.settings()),
-        Output::Json => format!("{:#}\n", json(config.settings())),
+        Output::Json => screen::json(&json(config.settings())),
     };
-    print(&text)?;
+    screen::print(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -19,6 +19,7 @@ use super::{
     attend::{Signals, terminal, write},
     link::{SandboxArgs, explain},
     progress::Progress,
+    screen,
 };
 use crate::clock::{SharedClock, SystemClock};
 
@@ -148,11 +149,11 @@ impl Copying {
     fn tell_left_out(&self) {
         let named = self.left_out.lock().map(|mut named| std::mem::take(&mut *named)).unwrap_or_default();
         for line in &named {
-            eprintln!("baton: left out: {line}");
+            screen::say(format_args!("baton: left out: {line}"));
         }
         let count = self.count.load(Ordering::Relaxed);
         if count > MOST_NAMED {
-            eprintln!("baton: left out: {} more", count - MOST_NAMED);
+            screen::say(format_args!("baton: left out: {} more", count - MOST_NAMED));
         }
     }
 

@@ -10,7 +10,7 @@ use super::{
     config::Output,
     limit::{Limit, limit, limits},
     link::{ServerArgs, explain},
-    print,
+    screen,
     tokens::Kept,
 };
 
@@ -104,11 +104,11 @@ pub async fn run(args: CreateArgs) -> anyhow::Result<ExitCode> {
         return Err(error);
     }
     sandbox.close().await;
-    print(&match args.output {
+    screen::print(&match args.output {
         Output::Table => format!("{}\n", kept.id),
         Output::Json => {
             let told = json!({"sandbox_id": kept.id, "sandbox_token": kept.token.0, "url": kept.url});
-            format!("{told:#}\n")
+            screen::json(&told)
         }
     })?;
     Ok(ExitCode::SUCCESS)

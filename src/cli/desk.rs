@@ -11,7 +11,7 @@ use baton_protocol::{
     reason::Reason,
 };
 
-use super::{check::storage_settings, print, serve};
+use super::{check::storage_settings, screen, serve};
 use crate::{
     clock::{SharedClock, SystemClock},
     config::{self, Config},
@@ -130,7 +130,7 @@ impl Desk {
 
     pub fn tell(&self, text: &str) {
         if !self.is_quiet {
-            eprintln!("{text}");
+            screen::say(format_args!("{text}"));
         }
     }
 
@@ -225,7 +225,7 @@ pub fn reason(reason: Reason) -> String {
 /// Runs a command of the desk and says how it ended.
 pub fn run<F: Future<Output = Result<Verdict>>>(work: impl FnOnce(Desk) -> F) -> Result<ExitCode> {
     let verdict = block_on(work)?;
-    print(&format!("{}\n", verdict.line()))?;
+    screen::print(&format!("{}\n", verdict.line()))?;
     Ok(ExitCode::from(verdict.exit()))
 }
 

@@ -9,7 +9,10 @@ use baton_protocol::{
 };
 use serde_json::{Map, Value};
 
-use super::desk::{self, Desk, Verdict, Waiting};
+use super::{
+    desk::{self, Desk, Verdict, Waiting},
+    screen,
+};
 use crate::{
     config::process_environment,
     storage::{
@@ -145,7 +148,9 @@ async fn in_editor(id: &SandboxId, shown: &Map<String, Value>) -> Result<Option<
             // Without a terminal nobody would mend it.
             Err(error) if !std::io::IsTerminal::is_terminal(&std::io::stdin()) => return Err(error),
             Err(error) => {
-                eprintln!("{error:#}\nPress Enter to edit it again, Ctrl-C to leave everything as it was.");
+                screen::say(format_args!(
+                    "{error:#}\nPress Enter to edit it again, Ctrl-C to leave everything as it was."
+                ));
                 let read = tokio::task::spawn_blocking(|| std::io::stdin().read_line(&mut String::new()));
                 if read.await?? == 0 {
                     return Err(error);

@@ -7,7 +7,7 @@ use baton_client::Sandbox;
 use super::{
     attend::{CommandArgs, End, Signals, attend, terminal},
     link::{SandboxArgs, explain},
-    print,
+    screen,
 };
 use crate::clock::{SharedClock, SystemClock};
 
@@ -85,7 +85,7 @@ async fn command(sandbox: &Sandbox, args: &ExecArgs, signals: &mut Signals) -> a
         code = signals.end() => return Ok(code),
     };
     if args.detach {
-        print(&format!("{}\n", running.id()))?;
+        screen::print(&format!("{}\n", running.id()))?;
         return Ok(0);
     }
     let control = running.control();

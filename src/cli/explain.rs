@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::anyhow;
 use baton_protocol::reason::Reason;
 
-use super::print;
+use super::screen;
 
 /// A reason is what `status.reason` in metadata.json says, and what `baton list` shows.
 #[derive(Clone, Debug, clap::Args)]
@@ -23,7 +23,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         }
     };
     let texts: Vec<_> = reasons.into_iter().map(text).collect();
-    print(&texts.join("\n"))?;
+    screen::print(&texts.join("\n"))?;
     Ok(ExitCode::SUCCESS)
 }
 

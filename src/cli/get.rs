@@ -3,14 +3,14 @@
 use std::{fmt::Write as _, process::ExitCode};
 
 use anyhow::{Result, bail};
-use baton_protocol::{id::SandboxId, lock::Lock, reason::Reason};
+use baton_protocol::{id::SandboxId, lock::Lock, printable::printable, reason::Reason};
 use serde_json::{Value, json};
 
 use super::{
     config::Output,
     desk::{self, Desk},
-    print,
     rows::{Row, Shown, row, state_name},
+    screen,
 };
 use crate::storage::unresponsive::Unresponsive;
 
@@ -26,7 +26,7 @@ pub struct Args {
 
 pub fn run(args: Args) -> Result<ExitCode> {
     desk::block_on(|desk| async move {
-        print(&get(&desk, &args).await?)?;
+        screen::print(&get(&desk, &args).await?)?;
         Ok(ExitCode::SUCCESS)
     })
 }
@@ -65,7 +65,7 @@ pub async fn get(desk: &Desk, args: &Args) -> Result<String> {
                 "metadata": metadata,
                 "lock": lock,
             });
-            format!("{view:#}\n")
+            screen::json(&view)
         }
         Output::Table => text(&row, lock.as_ref()),
     })
@@ -115,7 +115,7 @@ fn text(row: &Row, lock: Option<&Lock>) -> String {
         lines.push(("remedy", format!("its metadata is gone: `baton repair {}` makes it anew", row.id)));
     }
     lines.iter().fold(String::new(), |mut text, (name, value)| {
-        let value: String = value.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+        let value = printable(value);
         let _ = writeln!(text, "{name:11} {value}");
         text
     })

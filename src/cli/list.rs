@@ -6,6 +6,7 @@ use std::{
 };
 
 use anyhow::Result;
+use baton_protocol::printable::escape_json;
 use futures::StreamExt;
 
 use super::{
@@ -49,7 +50,9 @@ pub async fn list(desk: &Desk, args: &Args, out: &mut (impl Write + Send)) -> Re
                 }
                 writeln!(out, "{}", row.line(desk.clock.wall()))?;
             }
-            Output::Json => write!(out, "{}{}", if count == 0 { "[\n" } else { ",\n" }, row.json())?,
+            Output::Json => {
+                write!(out, "{}{}", if count == 0 { "[\n" } else { ",\n" }, escape_json(&row.json().to_string()))?
+            }
         }
         count += 1;
     }

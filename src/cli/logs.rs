@@ -8,7 +8,7 @@ use baton_client::{Chunk, ExecId, ExecView, Offsets, Output, Running, Sandbox};
 use super::{
     attend::{Signals, write},
     link::{SandboxArgs, explain},
-    print,
+    screen,
 };
 use crate::clock::{SharedClock, SystemClock};
 
@@ -55,7 +55,7 @@ pub async fn run(args: LogsArgs) -> anyhow::Result<ExitCode> {
 async fn show(sandbox: &Sandbox, args: &LogsArgs) -> anyhow::Result<u8> {
     let views = sandbox.execs();
     if args.list {
-        print(&views.iter().map(line).collect::<String>())?;
+        screen::print(&views.iter().map(line).collect::<String>())?;
         return Ok(0);
     }
     let view = match &args.exec {
@@ -69,7 +69,7 @@ async fn show(sandbox: &Sandbox, args: &LogsArgs) -> anyhow::Result<u8> {
     let from = Offsets { stdout: view.stdout.from, stderr: view.stderr.from };
     let lost = view.stdout.from.saturating_add(view.stderr.from);
     if lost > 0 {
-        eprintln!("baton: {lost} bytes before this are not kept any more");
+        screen::say(format_args!("baton: {lost} bytes before this are not kept any more"));
     }
     let running = match args.follow {
         true => sandbox.follow(&view.exec_id, from).await,
@@ -115,7 +115,9 @@ async fn follow(mut running: Running) -> anyhow::Result<u8> {
     while let Some((output, chunk)) = running.next().await {
         match chunk {
             Chunk::Data(bytes) => put(output, &bytes).await?,
-            Chunk::Gap { from, to } => eprintln!("baton: {} bytes were not kept", to.saturating_sub(from)),
+            Chunk::Gap { from, to } => {
+                screen::say(format_args!("baton: {} bytes were not kept", to.saturating_sub(from)))
+            }
             Chunk::Rewound { .. } => bail!("the sandbox went back to an older checkpoint"),
         }
     }

@@ -1,7 +1,5 @@
 //! The command line: one file per verb.
 
-use std::io::{self, Write};
-
 use clap::{Parser, Subcommand};
 
 pub mod admin;
@@ -36,6 +34,7 @@ pub mod repair;
 pub mod rollback;
 pub mod rows;
 mod run;
+pub mod screen;
 pub mod serve;
 pub mod snapshot;
 mod tokens;
@@ -110,14 +109,6 @@ pub enum Verb {
 pub struct Serve {
     #[command(flatten)]
     pub flags: flags::Given,
-}
-
-/// Writes to standard output. A reader that has seen enough is no error.
-pub(crate) fn print(text: &str) -> anyhow::Result<()> {
-    match io::stdout().lock().write_all(text.as_bytes()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        written => Ok(written?),
-    }
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::time::Duration;
 use baton_protocol::{
     id::SandboxId,
     metadata::{DesiredState, Metadata, Phase},
+    printable::printable,
     reason::Reason,
 };
 use futures::{Stream, StreamExt, stream};
@@ -177,7 +178,7 @@ impl Row {
             labels.join(",")
         );
         // Labels may hold anything: a table is one line per row.
-        line.trim_end().chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+        printable(line.trim_end())
     }
 
     pub fn json(&self) -> Value {

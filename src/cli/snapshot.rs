@@ -14,7 +14,7 @@ use super::{
     check::storage_settings,
     flags,
     link::{SandboxArgs, explain},
-    print, serve,
+    screen, serve,
 };
 use crate::{
     clock::{SharedClock, SystemClock},
@@ -152,7 +152,7 @@ async fn run(verb: Verb) -> anyhow::Result<ExitCode> {
         Verb::List(args) => {
             let listed = Store::open(&args.at)?.snapshots.list(args.tenant.as_ref()).await;
             let listed = listed.context("the snapshots cannot be listed")?;
-            print(&listed.iter().map(line).collect::<String>())
+            screen::print(&listed.iter().map(line).collect::<String>())
         }
         Verb::Delete(args) => Store::open(&args.at)?.delete(&args.owner.key(&args.name)).await,
         Verb::Import(args) => Store::open(&args.at)?.import(&args).await,
@@ -232,7 +232,7 @@ impl Store {
             Err(store::Error::Conflict(_)) => bail!("a snapshot {} exists already", shown(&snapshot)),
             imported => imported.with_context(|| format!("{} cannot be imported", args.file.display()))?,
         };
-        print(&format!("{name}\n"))
+        screen::print(&format!("{name}\n"))
     }
 
     async fn export(self, args: &Export) -> anyhow::Result<()> {
@@ -241,7 +241,10 @@ impl Store {
             Found::Ours(manifest) => {
                 if manifest.kind == SnapshotKind::Layer {
                     // Whoever imports it elsewhere would start sandboxes on next to nothing.
-                    eprintln!("baton: {} holds only what changed on its base; `create --full` keeps all", args.name);
+                    screen::say(format_args!(
+                        "baton: {} holds only what changed on its base; `create --full` keeps all",
+                        args.name
+                    ));
                 }
                 Object::SnapshotArchive(&snapshot).key()
             }
@@ -256,6 +259,6 @@ impl Store {
             bail!("{} exists already", to.display());
         }
         self.snapshots.fetch(&key, &to, self.most, &|_| {}).await?;
-        print(&format!("{}\n", to.display()))
+        screen::print(&format!("{}\n", to.display()))
     }
 }

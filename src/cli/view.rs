@@ -12,8 +12,9 @@ use super::{
     config::Output,
     desk, get,
     link::{DEFAULT_URL, ServerArgs, explain},
-    list, print,
+    list,
     rows::Filter,
+    screen,
 };
 use crate::clock::{SharedClock, SystemClock};
 
@@ -74,9 +75,9 @@ pub async fn ask_list(args: ListArgs) -> anyhow::Result<ExitCode> {
                 None => break,
             }
         }
-        print(&match args.output {
+        screen::print(&match args.output {
             Output::Table => table(&found),
-            Output::Json => format!("{:#}\n", Value::Array(found)),
+            Output::Json => screen::json(&Value::Array(found)),
         })
     })
     .await
@@ -89,9 +90,9 @@ pub async fn ask_get(args: GetArgs) -> anyhow::Result<ExitCode> {
     let site = Site::of(&args.server, url.as_deref().unwrap_or(DEFAULT_URL))?;
     interruptible(async {
         let Some(view) = site.get(&format!("sandboxes/{id}"), &[]).await? else { bail!("there is no such sandbox") };
-        print(&match args.output {
+        screen::print(&match args.output {
             Output::Table => lines(&view),
-            Output::Json => format!("{view:#}\n"),
+            Output::Json => screen::json(&view),
         })
     })
     .await

@@ -8,8 +8,8 @@ use futures::StreamExt;
 
 use super::{
     desk::{self, Desk},
-    print,
     rows::{self, Filter, HEADER},
+    screen,
 };
 
 /// Watch sandboxes: a live table on a terminal, otherwise a line whenever one changes. Ends with Ctrl-C.
@@ -31,7 +31,12 @@ pub struct Args {
 pub fn run(args: Args) -> Result<ExitCode> {
     desk::block_on(|desk| async move {
         let live = std::io::stdout().is_terminal();
-        let mut out = |text: &str| print(text);
+        let mut out = |text: &str| {
+            if live {
+                screen::clear()?;
+            }
+            screen::print(text)
+        };
         let watching = watch(&desk, &args, live, &mut out);
         match args.within {
             Some(within) => desk.clock.timeout(within, watching).await.unwrap_or(Ok(()))?,
@@ -80,8 +85,7 @@ async fn look(desk: &Desk, args: &Args) -> Result<BTreeMap<SandboxId, String>> {
 
 fn table(seen: &BTreeMap<SandboxId, String>) -> String {
     let lines: Vec<_> = seen.values().map(String::as_str).collect();
-    // Home, and clear what is below.
-    format!("\x1b[H\x1b[2J{HEADER}\n{}\n", lines.join("\n"))
+    format!("{HEADER}\n{}\n", lines.join("\n"))
 }
 
 /// The lines that are new or differ in more than the age, and what is gone.

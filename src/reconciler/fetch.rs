@@ -84,9 +84,7 @@ async fn fetch(
     made?;
     compatible(&manifest, &tools.lifecycle.facts())?;
     read.send_replace(Some(manifest.clone()));
-    // Whoever wrote the manifest may have written any sizes.
-    let bytes = manifest.files.iter().fold(0_u64, |sum, file| sum.saturating_add(file.size));
-    image.has_room(bytes).await?;
+    image.has_room(manifest.size()).await?;
     let progress = Steps::new(&tools, &id, DOWNLOAD);
     let tell = |done, total| progress.tell(done, total);
     checkpoints.fetch(&manifest, image.path(), &tell).await.map_err(fetched)

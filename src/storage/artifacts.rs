@@ -346,7 +346,7 @@ struct Tally<'a> {
 
 impl<'a> Tally<'a> {
     fn of(sizes: impl Iterator<Item = u64> + Clone, progress: Total<'a>) -> Self {
-        let total = sizes.clone().fold(0_u64, u64::saturating_add);
+        let total = sizes.clone().fold(0, u64::saturating_add);
         Self { done: sizes.map(|_| AtomicU64::new(0)).collect(), total, progress }
     }
 

@@ -35,6 +35,13 @@ mod simulated {
     pub mod instances;
     pub mod stage;
 }
+/// Fixtures of the command line: a real pseudo terminal, and a server that does what a test tells it.
+#[allow(dead_code, reason = "shared with the tests of the command line")]
+#[path = "../cli/pty.rs"]
+mod pty;
+#[allow(dead_code, reason = "shared with the tests of the client")]
+#[path = "../../crates/client/tests/client/script.rs"]
+mod script;
 
 /// Fixtures without it: an API in this process, with a scripted agent behind it.
 #[allow(dead_code, reason = "shared with the tests of the wire")]

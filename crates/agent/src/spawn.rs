@@ -18,7 +18,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use baton_protocol::agent::{Exec, Pty};
+use baton_protocol::{
+    agent::{Exec, Pty},
+    printable::printable_start,
+};
 use nix::{
     errno::Errno,
     fcntl::OFlag,
@@ -293,5 +296,5 @@ fn c_string(text: &str) -> Result<CString, String> {
 
 /// `text` as it may stand in a message: short, and nothing that moves a cursor.
 pub fn plain(text: &str) -> String {
-    text.chars().take(120).map(|letter| if letter.is_control() { '?' } else { letter }).collect()
+    printable_start(text, 120)
 }

@@ -2,6 +2,8 @@
 
 use std::{fmt, io, path::Path};
 
+use baton_protocol::printable::printable_start;
+
 /// Names of these errnos are told; everything else is `EIO`.
 const NAMES: [(rustix::io::Errno, &str); 8] = [
     (rustix::io::Errno::NOENT, "ENOENT"),
@@ -48,7 +50,7 @@ impl std::error::Error for Fault {}
 
 /// `text` as it may stand on a terminal and in one line: a stranger's file names are no exception.
 pub fn plain(text: &str) -> String {
-    text.chars().take(LONGEST).map(|letter| if letter.is_control() { '?' } else { letter }).collect()
+    printable_start(text, LONGEST)
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //! | [`metadata`], [`by_hand`], [`lock`], [`manifest`] | instances and operators, through the bucket |
 //! | [`frame`], [`agent`] | the server and the agent inside a sandbox, over two pipes |
 //! | [`file`] | a client and the agent, about files of a sandbox |
-//! | [`id`], [`snapshot_key`], [`limits`], [`reason`], [`trace`] | everybody |
+//! | [`id`], [`snapshot_key`], [`limits`], [`printable`], [`reason`], [`trace`] | everybody |
 
 pub mod agent;
 pub mod binary;
@@ -19,6 +19,7 @@ pub mod limits;
 pub mod lock;
 pub mod manifest;
 pub mod metadata;
+pub mod printable;
 pub mod reason;
 pub mod request;
 pub mod snapshot_key;

@@ -5,6 +5,8 @@ use std::fmt;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use serde_json::{Map, Value};
 
+use crate::printable::printable_start;
+
 /// Every limit there is, in the order of texts.
 pub const NAMES: [&str; 5] = ["memory", "cpus", "pids", "disk", "files"];
 
@@ -70,7 +72,7 @@ impl Limits {
     /// Refuses what nobody here knows.
     pub fn check(&self) -> Result<(), String> {
         let Some(name) = self.unknown.keys().next() else { return Ok(()) };
-        let name: String = name.chars().filter(|letter| !letter.is_control()).take(40).collect();
+        let name = printable_start(name, 40);
         Err(format!("`limits.{name}` is not a limit: there are {}.", NAMES.join(", ")))
     }
 }

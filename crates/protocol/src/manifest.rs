@@ -37,6 +37,13 @@ pub struct Checkpoint {
     pub layer: Option<Layer>,
 }
 
+impl Checkpoint {
+    /// Bytes of all its files; what a manifest says may be more than there can be.
+    pub fn size(&self) -> u64 {
+        self.files.iter().fold(0, |sum, file| sum.saturating_add(file.size))
+    }
+}
+
 /// What `files.tar` of a checkpoint is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layer {

@@ -1,7 +1,12 @@
 //! What the agent says, and what the client says it has.
 
+use baton_protocol::printable::printable_start;
+
 use super::*;
 use crate::api::marks::Marks;
+
+/// So much of why a command ended or never began is passed on.
+const LONGEST_REASON: usize = 300;
 
 impl Commands {
     /// Takes one frame. Whether it was the agent's first answer on this link.
@@ -115,7 +120,7 @@ impl Commands {
             "a command ended"
         );
         if let Some(error) = &exit.error {
-            let events = exec_refusal(Some(command.exec_id.clone()), error);
+            let events = exec_refusal(Some(command.exec_id.clone()), &printable_start(error, LONGEST_REASON));
             let followed = command.delivery.is_some();
             self.known.remove(&frame.exec);
             self.line.send(Frame::new(Kind::Ack).exec(frame.exec).stream(Stream::Exit));
@@ -303,7 +308,7 @@ fn done(number: u32, exec_id: &ExecId, exit: &agent::Exit) -> Event {
         timed_out: exit.timed_out,
         duration_ms: Some(exit.duration_ms),
         // What an agent says may be anything: a client gets a short line of it.
-        message: exit.reason.as_ref().map(|text| text.chars().filter(|c| !c.is_control()).take(200).collect()),
+        message: exit.reason.as_ref().map(|text| printable_start(text, LONGEST_REASON)),
         ..Update::new(Status::ExecutionDone)
     })
 }

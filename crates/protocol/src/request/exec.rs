@@ -9,7 +9,7 @@ use super::{
     config::{check_env, seconds},
     fields::{Fields, Wrong, wrong},
 };
-use crate::{agent::Pty, event::Status, file, id::ExecId};
+use crate::{agent::Pty, event::Status, file, id::ExecId, printable::printable_start};
 
 /// Start a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,7 +54,7 @@ impl Language {
 
     /// The text that existing clients know.
     pub fn unsupported(text: &str) -> String {
-        let shown: String = text.chars().filter(|c| !c.is_control()).take(64).collect();
+        let shown = printable_start(text, 64);
         format!("Unsupported language: '{shown}'. Supported languages are: python, bash")
     }
 
