@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
-.PHONY: help setup setup-tests run build test check fmt bench demo proof sim docs image-tree clean
+.PHONY: help setup setup-tests run build test check fmt fuzz bench demo proof sim docs image-tree clean
 
 # Outside the source tree, so that a fresh clone finds what an earlier one built.
 ifndef BATON_CACHE_DIR
@@ -56,6 +56,9 @@ demo: setup ## hand a running command between two servers, one SIGTERM and one k
 
 proof: ## the tests in full: more seeds, more states, more cuts, more moves (SEEDS=20000)
 	@SEEDS=$(or $(SEEDS),20000) $(MAKE) --no-print-directory test TIER=proof
+
+fuzz: ## the fuzz targets alone (SECONDS_EACH=600, TARGETS="lock metadata")
+	@scripts/fuzz --seconds $(or $(SECONDS_EACH),60) $(TARGETS)
 
 sim: ## the simulation alone, optimised (SEEDS=2000, FIRST_SEED=0; SEED=n replays one)
 	@SEEDS=$(or $(SEEDS),2000) scripts/proofs --test sim

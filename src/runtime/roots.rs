@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use baton_protocol::{id::Sha256Name, reason::Reason};
+use baton_protocol::{id::Sha256Name, printable::printable_start, reason::Reason};
 
 use super::{
     Error, Extract, Result, Shape, Source, Taken, archive,
@@ -200,7 +200,7 @@ async fn fill(tools: &Tools, file: &Path, wanted: &Extract, base: Option<&Root>,
         return Err(Error::NoSpace { what: "the root file system" });
     }
     if !output.status.success() {
-        let why: String = String::from_utf8_lossy(&output.stderr).trim().chars().take(SHOWN).collect();
+        let why = printable_start(String::from_utf8_lossy(&output.stderr).trim(), SHOWN);
         let why = if why.is_empty() { output.status.to_string() } else { why };
         return Err(Error::Refused {
             reason: Reason::BadArchive,

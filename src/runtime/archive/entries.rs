@@ -131,7 +131,7 @@ impl<R: Read> Reader<R> {
         loop {
             self.skip()?;
             let Some(header) = self.header()? else { return Ok(None) };
-            let stored = header.entry_size()?;
+            let stored = number(header.entry_size())?;
             match header.entry_type().as_byte() {
                 b'L' => around.path = Some(self.text(stored)?),
                 b'K' => around.link = Some(self.text(stored)?),
@@ -154,7 +154,7 @@ impl<R: Read> Reader<R> {
         let named = around.path.unwrap_or_else(|| header.path_bytes().into_owned());
         let path = clean(&named, self.limits.depth)?;
         let link = around.link.or_else(|| header.link_name_bytes().map(std::borrow::Cow::into_owned));
-        let stored = around.size.map_or_else(|| header.entry_size(), Ok)?;
+        let stored = around.size.map_or_else(|| number(header.entry_size()), Ok)?;
         let mut size = 0;
         let kind = match header.entry_type().as_byte() {
             b'0' | 0 | b'7' if named.ends_with(b"/") => Kind::Directory,
@@ -189,13 +189,13 @@ impl<R: Read> Reader<R> {
         // Links and directories have no content of their own, whatever some writers put there.
         self.expect(stored)?;
         self.count(size)?;
-        let mtime = around.mtime.unwrap_or((i64::try_from(header.mtime()?).unwrap_or(0), 0));
+        let mtime = around.mtime.unwrap_or((i64::try_from(number(header.mtime())?).unwrap_or(0), 0));
         Ok(Entry {
             path,
             kind,
-            mode: header.mode()? & 0o7777,
-            uid: owner(around.uid.map_or_else(|| header.uid(), Ok)?)?,
-            gid: owner(around.gid.map_or_else(|| header.gid(), Ok)?)?,
+            mode: number(header.mode())? & 0o7777,
+            uid: owner(around.uid.map_or_else(|| number(header.uid()), Ok)?)?,
+            gid: owner(around.gid.map_or_else(|| number(header.gid()), Ok)?)?,
             mtime,
             size,
             attributes: around.attributes,
@@ -206,17 +206,17 @@ impl<R: Read> Reader<R> {
     fn pieces(&mut self, header: &Header, stored: u64) -> io::Result<(Vec<(u64, u64)>, u64)> {
         let bad = || wrong("the map of a sparse file is wrong");
         let gnu = header.as_gnu().ok_or_else(bad)?;
-        let real = gnu.real_size()?;
+        let real = number(gnu.real_size())?;
         let mut pieces = Vec::new();
         for piece in gnu.sparse.iter().filter(|piece| !piece.is_empty()) {
-            pieces.push((piece.offset()?, piece.length()?));
+            pieces.push((number(piece.offset())?, number(piece.length())?));
         }
         let mut more = gnu.is_extended();
         while more {
             let mut next = GnuExtSparseHeader::new();
             self.source.read_exact(next.as_mut_bytes())?;
             for piece in next.sparse.iter().filter(|piece| !piece.is_empty()) {
-                pieces.push((piece.offset()?, piece.length()?));
+                pieces.push((number(piece.offset())?, number(piece.length())?));
             }
             if pieces.len() > MOST_PIECES {
                 return Err(bad());
@@ -269,7 +269,8 @@ impl<R: Read> Reader<R> {
             return Ok(None);
         }
         let sum: u32 = bytes[..148].iter().chain(&bytes[156..]).map(|byte| u32::from(*byte)).sum();
-        if header.cksum()? == sum + 8 * 32 { Ok(Some(header)) } else { Err(wrong("it is no tar archive, or damaged")) }
+        let damaged = || wrong("it is no tar archive, or damaged");
+        if header.cksum().map_err(|_| damaged())? == sum + 8 * 32 { Ok(Some(header)) } else { Err(damaged()) }
     }
 
     fn around(&mut self, stored: u64) -> io::Result<Vec<u8>> {
@@ -339,6 +340,11 @@ impl Around {
         }
         Ok(())
     }
+}
+
+/// A field of a header. The error of the `tar` crate quotes it, with whatever a terminal would obey.
+fn number<T>(field: io::Result<T>) -> io::Result<T> {
+    field.map_err(|_| wrong("a header has a field that is no number"))
 }
 
 fn owner(number: u64) -> io::Result<u32> {

@@ -55,6 +55,25 @@ fn what_is_cut_anywhere_is_noticed() {
     assert!((0..=end).step_by(97).all(|length| read(&whole[..length]).is_err()));
 }
 
+#[test]
+fn what_a_header_holds_is_not_quoted_in_an_error() {
+    for field in [100..108, 108..116, 116..124, 124..136, 136..148, 148..156] {
+        let mut writer = Writer::new(Vec::new());
+        writer.add(&Entry { uid: 0, ..entry("short", Kind::Fifo, 0) }, &mut io::empty()).unwrap();
+        let mut bytes = writer.finish().unwrap();
+        // Behind the extended header and its content.
+        let header = &mut bytes[1024..1536];
+        header[field.clone()].fill(0x1b);
+        if field.start != 148 {
+            header[148..156].fill(b' ');
+            let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+            header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+        }
+        let error = read(&bytes).unwrap_err().to_string();
+        assert!(!error.contains(char::is_control), "{field:?}: {error:?}");
+    }
+}
+
 proptest! {
     #[test]
     fn no_bytes_make_it_read_too_much_or_break(
