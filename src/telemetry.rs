@@ -2,6 +2,7 @@
 //! shape of Cloud Logging on Cloud Run; and [`Redacted`], for what no line may hold.
 
 use std::{
+    borrow::Cow,
     fmt,
     io::{self, IsTerminal},
 };
@@ -99,8 +100,7 @@ pub fn last_words(text: &str) -> String {
     escape_json(&json!({"severity": "ERROR", "message": text}).to_string()).into_owned()
 }
 
-/// Escapes what a field may hold of C1 and of bidirectional controls. C0 is escaped by what formats a line, which may
-/// have put colours there itself.
+/// Escapes what a field may hold and a terminal obeys. Colours stay: what formats a line puts them there.
 #[derive(Debug)]
 struct Printable<W>(W);
 
@@ -116,10 +116,31 @@ impl<'w, W: MakeWriter<'w>> MakeWriter<'w> for Printable<W> {
     }
 }
 
+/// Every control character below DEL is escaped but the end of a line, a tab and the beginning of a colour.
+fn without_control(line: &str) -> Cow<'_, str> {
+    let is_colour = |rest: &str| {
+        let code =
+            rest.strip_prefix("\u{1b}[").map(|code| code.trim_start_matches(|c: char| c.is_ascii_digit() || c == ';'));
+        code.is_some_and(|code| code.starts_with('m'))
+    };
+    let obeyed = |at: usize, letter: char| {
+        letter < ' ' && !matches!(letter, '\n' | '\t') && !(letter == '\u{1b}' && is_colour(&line[at..]))
+    };
+    if !line.char_indices().any(|(at, letter)| obeyed(at, letter)) {
+        return Cow::Borrowed(line);
+    }
+    let escaped = line.char_indices().map(|(at, letter)| match obeyed(at, letter) {
+        true => format!("\\u{:04x}", letter as u32),
+        false => letter.to_string(),
+    });
+    Cow::Owned(escaped.collect())
+}
+
 impl<W: io::Write> io::Write for Printable<W> {
     /// A whole line at a time, as lines are written here.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        self.0.write_all(escape_json(&String::from_utf8_lossy(line)).as_bytes())?;
+        let line_text = String::from_utf8_lossy(line);
+        self.0.write_all(escape_json(&without_control(&line_text)).as_bytes())?;
         Ok(line.len())
     }
 
