@@ -242,11 +242,12 @@ pub(super) async fn snapshot(tools: &Arc<Tools>, slot: &Slot, target: &Path, sha
         None
     };
     let (from, to, under) = (upper.clone(), target.to_owned(), base.clone());
-    let composed = beside(move || match &under {
-        Some(base) => archive::layer(&root.path, &base.path, &from, &to),
-        None => archive::complete(&root.path, &from, &to),
+    let limits = tools.settings.archive_limits;
+    let composed = tokio::task::spawn_blocking(move || match &under {
+        Some(base) => archive::layer(&root.path, &base.path, &from, &to, limits),
+        None => archive::complete(&root.path, &from, &to, limits),
     });
-    let composed = composed.await;
+    let composed = composed.await.map_err(io::Error::other).flatten().map_err(|error| not_composed(&error));
     let _ = tokio::fs::remove_file(&upper).await;
     if composed.is_err() {
         let _ = tokio::fs::remove_file(target).await;
@@ -258,6 +259,15 @@ pub(super) async fn snapshot(tools: &Arc<Tools>, slot: &Slot, target: &Path, sha
 pub(super) async fn tally(archive: &Path) -> Result<u64> {
     let archive = archive.to_owned();
     beside(move || archive::tally(&archive)).await
+}
+
+/// As [`failed`], and a snapshot that holds more than it may is refused.
+fn not_composed(error: &io::Error) -> Error {
+    if error.kind() == io::ErrorKind::FileTooLarge {
+        let message = format!("The file system cannot be taken as a snapshot: {error}.");
+        return Error::Refused { reason: Reason::TooLarge, message };
+    }
+    failed("snapshot", error)
 }
 
 async fn beside<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> Result<T> {

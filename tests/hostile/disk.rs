@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::real::{
     client::{Client, command},
     place::{Place, clock, sandbox, start},
-    servers::{Machine, files_under},
+    servers::{Machine, Server, files_under},
     wire::{Dialect, Socket},
 };
 
@@ -143,4 +143,65 @@ fn sizes(directory: &Path) -> Vec<u64> {
             about => vec![about.len()],
         })
         .collect()
+}
+
+/// So many files, each of whose paths has more than three and a half kilobytes.
+const MANY: u64 = 8_000;
+const LONG_PATHS: &str = "
+import os
+os.chdir('/srv')
+for n in range(14):
+    os.mkdir('d' * 240); os.chdir('d' * 240)
+for n in range(8000): os.close(os.open('f' * 200 + str(n), os.O_CREAT))";
+const PATH: u64 = 14 * 241 + 200;
+
+/// The most memory the server has had since it was last asked.
+fn peak(server: &Server) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    let kibibytes: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
+    fs::write(format!("/proc/{}/clear_refs", server.pid()), "5").unwrap();
+    kibibytes << 10
+}
+
+async fn snapshot(socket: &mut Socket, name: &str) -> Value {
+    socket.send(json!({"action": "snapshot_filesystem", "name": name, "full": true})).await;
+    let answers = ["SANDBOX_FILESYSTEM_SNAPSHOT_CREATED", "SANDBOX_FILESYSTEM_SNAPSHOT_ERROR"];
+    socket.until("an answer", |event| event["status"].as_str().is_some_and(|status| answers.contains(&status))).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_long_paths_of_a_full_snapshot_are_not_held_in_memory_and_can_be_bounded() {
+    let machine = Machine::with_a_directory().await;
+    let server = machine.server("a").await;
+    let (mut socket, _) = Socket::create(&server, Dialect::Plain, json!({"idle_timeout": null})).await;
+    assert_eq!(snapshot(&mut socket, "before").await["status"], "SANDBOX_FILESYSTEM_SNAPSHOT_CREATED");
+    let (said, done) = socket.run("python", LONG_PATHS).await;
+    assert_eq!(done["exit_code"], json!(0), "{said}");
+    peak(&server);
+    let before = peak(&server);
+    assert_eq!(snapshot(&mut socket, "many").await["status"], "SANDBOX_FILESYSTEM_SNAPSHOT_CREATED");
+    let grown = peak(&server).saturating_sub(before);
+    // All of the names are in the archive: whoever kept them would have had to hold them.
+    let stored = machine.object("filesystem_snapshots/many/many.tar").unwrap();
+    assert!(stored.len() as u64 > MANY * PATH, "{}", stored.len());
+    let end = "f".repeat(200);
+    assert!(stored.windows(end.len()).filter(|window| *window == end.as_bytes()).count() as u64 >= MANY);
+    assert!(grown < MANY * PATH / 2, "{grown} bytes more for {} of names", MANY * PATH);
+    socket.kill().await;
+    server.stop().await;
+
+    // As many as an operator allows, and no more: the sandbox goes on, and nothing is stored.
+    let server = machine.server_with("b", &[("BATON_ARCHIVE_ENTRIES", "9000")]).await;
+    let (mut socket, _) = Socket::create(&server, Dialect::Plain, json!({"idle_timeout": null})).await;
+    assert_eq!(snapshot(&mut socket, "few").await["status"], "SANDBOX_FILESYSTEM_SNAPSHOT_CREATED");
+    socket.run("python", &LONG_PATHS.replace("8000", "3000")).await;
+    let refused = snapshot(&mut socket, "too-many").await;
+    assert!(refused["message"].as_str().unwrap().contains("more than 9000 entries"), "{refused}");
+    assert!(machine.object("filesystem_snapshots/too-many/too-many.tar").is_none());
+    assert_eq!(files_under(&server.staging()), 0, "nothing is left");
+    socket.until("what a person reads", |event| event["event"] == "error").await;
+    assert_eq!(socket.run("bash", "echo here").await.0, "here\n");
+    socket.kill().await;
+    server.stop().await;
 }

@@ -169,7 +169,7 @@ reasons! {
         remedy: "`baton get ID` shows the owner; its log says why its checkpoint takes so long or fails. If the instance is gone, attach again: its lease is taken over."
     }
     TooLarge {
-        cause: "The environment of the sandbox is larger than what can be handed to it, or an archive of its changed files would be larger than its `disk` limit or BATON_ARCHIVE_SIZE allows.",
+        cause: "The environment of the sandbox is larger than what can be handed to it, or an archive of its changed files would be larger than its `disk` limit, BATON_ARCHIVE_SIZE or BATON_ARCHIVE_ENTRIES allows.",
         remedy: "Make `env` smaller. For a snapshot, remove files that it need not hold; holes in sparse files count as if they were written."
     }
     /// No such snapshot, or not a whole one.

@@ -6,7 +6,11 @@
 //! ```
 
 use std::{
-    collections::HashMap,
+    collections::{
+        HashMap, HashSet,
+        hash_map::Entry::{Occupied, Vacant},
+    },
+    ffi::OsString,
     fs::{self, File, Metadata},
     io::{self, BufReader, BufWriter, Read, Write},
     os::unix::{
@@ -16,8 +20,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use sha2::{Digest, Sha256};
+
 use super::{
     OPAQUE,
+    bounds::{Bounds, Capped},
     entries::{Entry, Kind, Limits, Reader, clean},
     farm::attributes,
     writer::Writer,
@@ -35,28 +42,32 @@ pub fn tally(archive: &Path) -> io::Result<u64> {
     Ok(reader.tally().0)
 }
 
-/// Everything a sandbox on `tree` sees whose changes are in `upper`.
-pub fn complete(tree: &Path, upper: &Path, target: &Path) -> io::Result<()> {
-    let cover = Cover::of(upper)?;
-    let mut writer = Writer::new(create(target)?);
-    Walk { tree, base: None, cover: &cover, links: HashMap::new() }.add(&mut writer, Path::new(""))?;
-    add_layer(&mut writer, upper, false)?;
-    close(writer)
+/// Everything a sandbox on `tree` sees whose changes are in `upper`. More than `limits` allow is refused, with
+/// [`FileTooLarge`](io::ErrorKind::FileTooLarge).
+pub fn complete(tree: &Path, upper: &Path, target: &Path, limits: Limits) -> io::Result<()> {
+    compose(tree, None, upper, target, limits)
 }
 
 /// How that differs from `base`, on which `tree` was made.
-pub fn layer(tree: &Path, base: &Path, upper: &Path, target: &Path) -> io::Result<()> {
-    let cover = Cover::of(upper)?;
-    let mut writer = Writer::new(create(target)?);
-    Walk { tree, base: Some(base), cover: &cover, links: HashMap::new() }.add(&mut writer, Path::new(""))?;
-    add_layer(&mut writer, upper, true)?;
-    close(writer)
+pub fn layer(tree: &Path, base: &Path, upper: &Path, target: &Path, limits: Limits) -> io::Result<()> {
+    compose(tree, Some(base), upper, target, limits)
+}
+
+fn compose(tree: &Path, base: Option<&Path>, upper: &Path, target: &Path, limits: Limits) -> io::Result<()> {
+    let mut bounds = Bounds::new(limits);
+    let cover = Cover::of(upper, limits)?;
+    let capped = Capped { target: File::create(target)?, left: limits.size, most: limits.size };
+    let mut writer = Writer::new(BufWriter::with_capacity(BUFFER, capped));
+    Walk { tree, base, cover: &cover, links: HashMap::new(), bounds: &mut bounds }.add(&mut writer, Path::new(""))?;
+    add_layer(&mut writer, upper, base.is_some(), &mut bounds)?;
+    writer.finish()?.flush()
 }
 
 /// A tree as `.tar.zst`.
 pub fn pack(tree: &Path, target: &Path) -> io::Result<()> {
     let mut writer = Writer::new(zstd::Encoder::new(create(target)?, COMPRESSION)?);
-    Walk { tree, base: None, cover: &Cover::default(), links: HashMap::new() }.add(&mut writer, Path::new(""))?;
+    let (cover, bounds) = (&Cover::default(), &mut Bounds::new(Limits::NONE));
+    Walk { tree, base: None, cover, links: HashMap::new(), bounds }.add(&mut writer, Path::new(""))?;
     writer.finish()?.finish()?.into_inner().map_err(|error| error.into_error())?.sync_all()
 }
 
@@ -68,21 +79,23 @@ fn read(archive: &Path) -> io::Result<Reader<BufReader<File>>> {
     Ok(Reader::new(BufReader::with_capacity(BUFFER, File::open(archive)?), Limits::NONE))
 }
 
-fn close(writer: Writer<BufWriter<File>>) -> io::Result<()> {
-    writer.finish()?.flush()
-}
-
-fn add_layer(writer: &mut Writer<impl Write>, upper: &Path, keep_whiteouts: bool) -> io::Result<()> {
+fn add_layer(
+    writer: &mut Writer<impl Write>,
+    upper: &Path,
+    keep_whiteouts: bool,
+    bounds: &mut Bounds,
+) -> io::Result<()> {
     let mut reader = read(upper)?;
-    let mut gone = std::collections::BTreeSet::new();
+    let mut gone = HashSet::new();
     while let Some(mut entry) = reader.next()? {
+        bounds.entry()?;
         let is_gone = match &entry.kind {
             Kind::Whiteout => true,
-            Kind::Link(target) => gone.contains(target),
+            Kind::Link(target) => gone.contains(&Name::of(target)),
             Kind::File | Kind::Sparse(_) | Kind::Symlink(_) | Kind::Directory | Kind::Fifo | Kind::Device => false,
         };
         if is_gone {
-            gone.insert(entry.path.clone());
+            gone.insert(Name::of(&entry.path));
             if !keep_whiteouts {
                 continue;
             }
@@ -96,19 +109,31 @@ fn add_layer(writer: &mut Writer<impl Write>, upper: &Path, keep_whiteouts: bool
     Ok(())
 }
 
+/// A path by its digest: there may be a million, each of four kilobytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Name([u8; 16]);
+
+impl Name {
+    fn of(path: &Path) -> Self {
+        let digest = Sha256::digest(path.as_os_str().as_bytes());
+        Self(std::array::from_fn(|at| digest[at]))
+    }
+}
+
 /// What of a lower tree a layer leaves to be seen.
 #[derive(Debug, Default)]
 struct Cover {
     /// Whether everything below the name is covered too.
-    names: HashMap<PathBuf, bool>,
+    names: HashMap<Name, bool>,
 }
 
 impl Cover {
-    fn of(upper: &Path) -> io::Result<Self> {
+    fn of(upper: &Path, limits: Limits) -> io::Result<Self> {
         let mut reader = read(upper)?;
-        let mut names = HashMap::new();
+        let (mut names, mut bounds) = (HashMap::new(), Bounds::new(limits));
         while let Some(entry) = reader.next()? {
-            names.insert(entry.path.clone(), entry.kind != Kind::Directory || entry.is_opaque());
+            bounds.entry()?;
+            names.insert(Name::of(&entry.path), entry.kind != Kind::Directory || entry.is_opaque());
         }
         Ok(Self { names })
     }
@@ -120,36 +145,42 @@ struct Walk<'a> {
     cover: &'a Cover,
     /// The first name of every file that may have more.
     links: HashMap<(u64, u64), PathBuf>,
+    bounds: &'a mut Bounds,
 }
 
 impl Walk<'_> {
     fn add(&mut self, writer: &mut Writer<impl Write>, path: &Path) -> io::Result<()> {
         let place = self.tree.join(path);
-        let covered = self.cover.names.get(path);
+        let covered = self.cover.names.get(&Name::of(path));
         if covered == Some(&true) || path == Path::new(MOUNT) {
             return Ok(());
         }
         let about = fs::symlink_metadata(&place)?;
         if covered.is_none() && self.differs(path, &about)? {
+            self.bounds.entry()?;
             self.write(writer, path, &place, &about)?;
         }
         if !about.is_dir() {
             return Ok(());
         }
-        let mut names = names(&place)?;
+        let mut names = names(&place, self.bounds)?;
         for name in &names {
             self.add(writer, &path.join(name))?;
         }
         // What the base has here and the tree has not.
         if let Some(base) = self.base.map(|base| base.join(path)).filter(|base| base.is_dir() && !base.is_symlink()) {
             names.sort();
-            for name in self::names(&base)?.into_iter().filter(|name| names.binary_search(name).is_err()) {
+            let there = self::names(&base, self.bounds)?;
+            for name in there.iter().filter(|name| names.binary_search(name).is_err()) {
                 let gone = path.join(name);
-                if !self.cover.names.contains_key(&gone) {
+                if !self.cover.names.contains_key(&Name::of(&gone)) {
+                    self.bounds.entry()?;
                     writer.add(&whiteout(gone), &mut io::empty())?;
                 }
             }
+            self.bounds.release(&there);
         }
+        self.bounds.release(&names);
         Ok(())
     }
 
@@ -165,8 +196,14 @@ impl Walk<'_> {
         let first = if kind.is_dir() || about.nlink() < 2 {
             None
         } else {
-            let first = self.links.entry((about.dev(), about.ino())).or_insert_with(|| path.to_owned());
-            (*first != path).then(|| first.clone())
+            match self.links.entry((about.dev(), about.ino())) {
+                Occupied(first) => Some(first.get().clone()),
+                Vacant(place) => {
+                    self.bounds.hold(path.as_os_str())?;
+                    place.insert(path.to_owned());
+                    None
+                }
+            }
         };
         let kind = if let Some(first) = first {
             Kind::Link(first)
@@ -225,8 +262,14 @@ impl Walk<'_> {
     }
 }
 
-fn names(place: &Path) -> io::Result<Vec<std::ffi::OsString>> {
-    let mut names = fs::read_dir(place)?.map(|entry| Ok(entry?.file_name())).collect::<io::Result<Vec<_>>>()?;
+/// In order, held until they are released.
+fn names(place: &Path, bounds: &mut Bounds) -> io::Result<Vec<OsString>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(place)? {
+        let name = entry?.file_name();
+        bounds.hold(&name)?;
+        names.push(name);
+    }
     names.sort();
     Ok(names)
 }

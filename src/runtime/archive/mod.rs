@@ -7,6 +7,7 @@
 //! In a layer a character device 0:0 stands for a removed name, as overlay file systems have it, and
 //! so does a hard link to one; a directory with [`OPAQUE`] hides what the base has below it.
 
+mod bounds;
 mod compose;
 mod entries;
 mod extract;

@@ -1,0 +1,102 @@
+//! What composing an archive may take: entries, bytes on the disk, and bytes of names that are held in memory.
+
+use std::{
+    ffi::{OsStr, OsString},
+    io::{self, Write},
+};
+
+use baton_protocol::limits::show_size;
+
+use super::entries::Limits;
+
+/// Names that are held at the same time may take so many bytes, with what each costs besides.
+const NAMES: u64 = 64 << 20;
+const NAME: u64 = 96;
+
+fn too_large(message: String) -> io::Error {
+    io::Error::new(io::ErrorKind::FileTooLarge, message)
+}
+
+/// How much is left of each.
+#[derive(Debug)]
+pub struct Bounds {
+    entries: u64,
+    most_entries: u64,
+    names: u64,
+}
+
+impl Bounds {
+    pub fn new(limits: Limits) -> Self {
+        Self { entries: limits.entries, most_entries: limits.entries, names: NAMES }
+    }
+
+    /// One more in the archive.
+    pub fn entry(&mut self) -> io::Result<()> {
+        let left = self.entries.checked_sub(1);
+        self.entries = left.ok_or_else(|| too_large(format!("it has more than {} entries", self.most_entries)))?;
+        Ok(())
+    }
+
+    /// One more name in memory.
+    pub fn hold(&mut self, name: &OsStr) -> io::Result<()> {
+        let left = self.names.checked_sub(cost(name));
+        self.names = left.ok_or_else(|| too_large("its directories or links have too many long names".to_owned()))?;
+        Ok(())
+    }
+
+    /// They are held no more.
+    pub fn release(&mut self, names: &[OsString]) {
+        self.names += names.iter().map(|name| cost(name)).sum::<u64>();
+    }
+}
+
+fn cost(name: &OsStr) -> u64 {
+    name.len() as u64 + NAME
+}
+
+/// Takes so many bytes and no more.
+#[derive(Debug)]
+pub struct Capped<W> {
+    pub target: W,
+    pub left: u64,
+    pub most: u64,
+}
+
+impl<W: Write> Write for Capped<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if bytes.len() as u64 > self.left {
+            return Err(too_large(format!("it holds more than {}", show_size(self.most))));
+        }
+        let count = self.target.write(bytes)?;
+        self.left -= count as u64;
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.target.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_bound_holds_to_the_last_and_not_beyond() {
+        let mut bounds = Bounds::new(Limits { entries: 2, ..Limits::NONE });
+        bounds.entry().unwrap();
+        bounds.entry().unwrap();
+        assert_eq!(bounds.entry().unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+        let name = OsString::from("n".repeat(usize::try_from((NAMES / 2) - NAME).unwrap()));
+        bounds.hold(&name).unwrap();
+        bounds.hold(&name).unwrap();
+        assert_eq!(bounds.hold(OsStr::new("x")).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+        bounds.release(&[name.clone(), name.clone()]);
+        bounds.hold(&name).unwrap();
+
+        let mut capped = Capped { target: Vec::new(), left: 5, most: 5 };
+        capped.write_all(b"12345").unwrap();
+        assert_eq!(capped.write_all(b"6").unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+        assert_eq!(capped.target, b"12345");
+    }
+}
