@@ -108,7 +108,10 @@ async fn a_killed_server_leaves_no_mount_and_after_a_restart_nothing() {
         assert_eq!(left.mounts.is_empty(), !dies_with_its_guard, "the guard takes mounts down: {left:?}");
         assert!(left.files.iter().any(|file| file.starts_with(server.staging())), "an image is left: {left:?}");
 
-        machine.server("a").await.stop().await;
+        let server = machine.server("a").await;
+        // One that answers hears signals too.
+        server.get("/status").await;
+        server.stop().await;
         assert_eq!(World::of(&state), World::default());
         assert!(files(&state).len() <= KEPT.len());
     }
