@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use axum::{
-    body::{self, Body},
+    body::{Body, HttpBody},
     extract::{ConnectInfo, Query, Request, State},
     http::{StatusCode, header},
     response::{IntoResponse, Response},
@@ -18,13 +18,15 @@ use baton_protocol::{
     request::{Config, Exec, Language},
 };
 use bytes::Bytes;
+use futures::StreamExt;
 use serde::Deserialize;
 use tokio::sync::{mpsc, oneshot};
 use tracing::Instrument;
 
 use super::{
-    Api, command,
+    Api, Tracked, command,
     dialect::Dialect,
+    inbound::Reservation,
     input::Input,
     intent::{self, NO_ROOM, SHUTTING_DOWN},
     limits,
@@ -42,6 +44,8 @@ use crate::{
 
 /// For the code to arrive.
 const BODY_WITHIN: Duration = Duration::from_secs(30);
+/// For others to send the rest of what they are sending.
+const MEMORY_WITHIN: Duration = Duration::from_secs(3);
 const SETTLE: Duration = Duration::from_millis(20);
 
 #[derive(Deserialize)]
@@ -55,25 +59,26 @@ pub async fn execute(
     State(api): State<Arc<Api>>,
     ConnectInfo(peer): ConnectInfo<Peer>,
     Query(query): Query<ExecuteQuery>,
+    connection: Tracked,
     request: Request,
 ) -> Result<Response, Response> {
     let headers = request.headers();
     let plain = |status: StatusCode| status.into_response();
-    api.admit(headers, peer, None).map_err(plain)?;
-    let tenant = limits::check_key(headers, &api.settings).map_err(plain)?;
+    limits::check_origin(headers, &api.settings.origins).map_err(plain)?;
+    let key = limits::api_key(headers, &api.settings);
+    let tenant = api.admit(key, api.caller(headers, peer), &connection).map_err(plain)?;
     let refuse = |status: StatusCode, text: &str| (status, text.to_owned()).into_response();
     let asked = query.language.unwrap_or_default();
     let Some(language) = Language::parse(&asked) else {
         return Err(refuse(StatusCode::UNPROCESSABLE_ENTITY, &Language::unsupported(&asked)));
     };
     let mut span = api.settings.traces.asked(Asked::Execute, limits::traceparent(headers));
-    let read = api.clock.timeout(BODY_WITHIN, body::to_bytes(request.into_body(), MAX_MESSAGE)).await;
-    let code = match read {
-        Ok(Ok(code)) => code,
-        Ok(Err(_)) => return Err(refuse(StatusCode::PAYLOAD_TOO_LARGE, "The code is longer than 16 MiB.")),
+    let read = api.clock.timeout(BODY_WITHIN, read(&api, request.into_body())).await;
+    let (code, memory) = match read {
+        Ok(read) => read.map_err(|(status, text)| refuse(status, text))?,
         Err(_) => return Err(refuse(StatusCode::REQUEST_TIMEOUT, "The code did not arrive in time.")),
     };
-    let code = String::from_utf8(code.into()).ok().filter(|code| !code.contains('\0'));
+    let code = String::from_utf8(code).ok().filter(|code| !code.contains('\0'));
     let Some(code) = code else {
         return Err(refuse(StatusCode::UNPROCESSABLE_ENTITY, "The code must be UTF-8 without NUL."));
     };
@@ -88,7 +93,8 @@ pub async fn execute(
     tasks.spawn(
         async move {
             let mut started = Some(started);
-            match run(&api, (&id, tenant), &exec, &mut started, output, &span).await {
+            let newcomer = Newcomer { tenant, connection, memory };
+            match run(&api, &id, &exec, &mut started, output, &span, newcomer).await {
                 Ok(()) => span.end(Outcome::Done),
                 Err(refused) => {
                     if let Some(started) = started {
@@ -112,22 +118,54 @@ pub async fn execute(
     }
 }
 
+/// The code, and the memory it takes from that of all clients.
+async fn read(api: &Api, body: Body) -> Result<(Vec<u8>, Reservation), (StatusCode, &'static str)> {
+    let too_long = || (StatusCode::PAYLOAD_TOO_LARGE, "The code is longer than 16 MiB.");
+    let declared = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+    if declared > MAX_MESSAGE {
+        return Err(too_long());
+    }
+    // Pages that are not written to cost nothing, and a vector that grows is there twice for a moment.
+    let mut code = Vec::with_capacity(declared);
+    let (mut chunks, mut memory) = (body.into_data_stream(), api.inbound.reservation());
+    while let Some(chunk) = chunks.next().await {
+        let chunk = chunk.map_err(|_| (StatusCode::BAD_REQUEST, "The code did not arrive."))?;
+        let length = code.len() + chunk.len();
+        if length > MAX_MESSAGE {
+            return Err(too_long());
+        }
+        let resized = api.clock.timeout(MEMORY_WITHIN, memory.resize(length as u64)).await;
+        resized.map_err(|_| (StatusCode::SERVICE_UNAVAILABLE, "The server takes no more input now: try again."))?;
+        code.extend_from_slice(&chunk);
+    }
+    Ok((code, memory))
+}
+
+/// What a request has until its sandbox has a place.
+struct Newcomer {
+    tenant: Option<Tenant>,
+    connection: Tracked,
+    #[expect(dead_code, reason = "held until the code is no longer in the way of others")]
+    memory: Reservation,
+}
+
 type Started = Option<oneshot::Sender<Result<(), Refused>>>;
 
 /// Makes the sandbox, runs the command, deletes the sandbox whatever happened.
 async fn run(
     api: &Arc<Api>,
-    (id, tenant): (&SandboxId, Option<Tenant>),
+    id: &SandboxId,
     exec: &Exec,
     started: &mut Started,
     output: mpsc::Sender<Bytes>,
     request: &traces::Span,
+    newcomer: Newcomer,
 ) -> Result<(), Refused> {
     let unavailable = |text: &str| (StatusCode::SERVICE_UNAVAILABLE, text.to_owned());
     if api.is_draining() {
         return Err(unavailable(SHUTTING_DOWN));
     }
-    let counted = api.count(id, tenant.as_ref()).await;
+    let counted = api.count(id, newcomer.tenant.as_ref()).await;
     let counted = counted.map_err(|sentence| (StatusCode::TOO_MANY_REQUESTS, sentence))?;
     let mut drain = api.settings.drain.clone();
     let admitted = tokio::select! {
@@ -138,7 +176,8 @@ async fn run(
         () = output.closed() => return Ok(()),
     };
     drop(counted);
-    let presence = admitted.ok_or_else(|| unavailable(NO_ROOM))?;
+    let presence = admitted.filter(|_| newcomer.connection.prove()).ok_or_else(|| unavailable(NO_ROOM))?;
+    let Newcomer { tenant, .. } = newcomer;
     let follower = api.board.follow(id);
     // Nobody is ever given the token.
     let hash = token::sha256(&token::fresh(&*api.clock).0);

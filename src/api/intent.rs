@@ -1,5 +1,7 @@
 //! What a request means for the spec: a change, or a refusal with the documented text. Pure.
 
+use std::collections::BTreeMap;
+
 use baton_protocol::{
     event::Status,
     id::{CheckpointId, InstanceId, Nonce, SandboxId},
@@ -24,6 +26,12 @@ const NO_CPUS: &str = "`limits.cpus` cannot be kept here: this machine lets no c
 const LIMITED_ALREADY: &str = "`limits` cannot be chosen: a copy has those of the checkpoint it begins from.";
 const TWO_ORIGINS: &str = "A sandbox begins from a checkpoint or from a filesystem snapshot, not from both.";
 const TOO_LARGE: &str = "The config is too large: labels, env and cwd share 32 KiB.";
+const LABELS_TOO_LARGE: &str = "`labels` may have 64 entries, with names of 256 bytes and values of 1 KiB.";
+const ENV_TOO_LARGE: &str = "`env` may have 512 variables, with names of 256 bytes.";
+const MOST_LABELS: usize = 64;
+const MOST_VARIABLES: usize = 512;
+const LONGEST_NAME: usize = 256;
+const LONGEST_LABEL: usize = 1 << 10;
 /// Leaves room in `metadata.json` for status and requests.
 const MOST_BYTES: usize = 32 << 10;
 
@@ -77,7 +85,16 @@ pub fn create(
     if config.from_checkpoint.is_some() && config.filesystem_snapshot_name.is_some() {
         return refuse(TWO_ORIGINS);
     }
-    let size = |map: &std::collections::BTreeMap<String, String>| -> usize {
+    let fits = |map: &BTreeMap<String, String>, most: usize, longest: usize| {
+        map.len() <= most && map.iter().all(|(name, value)| name.len() <= LONGEST_NAME && value.len() <= longest)
+    };
+    if !fits(&config.labels, MOST_LABELS, LONGEST_LABEL) {
+        return refuse(LABELS_TOO_LARGE);
+    }
+    if !fits(&config.env, MOST_VARIABLES, MOST_BYTES) {
+        return refuse(ENV_TOO_LARGE);
+    }
+    let size = |map: &BTreeMap<String, String>| -> usize {
         map.iter().map(|(name, value)| name.len() + value.len() + 8).sum()
     };
     if size(&config.labels) + size(&config.env) + config.cwd.as_ref().map_or(0, String::len) > MOST_BYTES {
@@ -214,7 +231,7 @@ pub fn copy(source: &Spec, checkpoint_id: &CheckpointId, id: SandboxId, token_sh
         desired_state: DesiredState::Checkpointed,
         placement: None,
         claim: None,
-        requests: std::collections::BTreeMap::new(),
+        requests: BTreeMap::new(),
         traceparent: None,
         ..source.clone()
     }
@@ -276,9 +293,40 @@ mod tests {
         assert_eq!(refused(auto, ALL), NO_AUTO_CHECKPOINT);
         let name = "x".parse().ok();
         assert_eq!(refused(Config { filesystem_snapshot_name: name, ..Config::default() }, NONE), NO_SNAPSHOT);
-        let labels = [("a".to_owned(), "b".repeat(MOST_BYTES))].into();
-        assert_eq!(refused(Config { labels, ..Config::default() }, ALL), TOO_LARGE);
+        let env = [("a".to_owned(), "b".repeat(MOST_BYTES))].into();
+        assert_eq!(refused(Config { env, ..Config::default() }, ALL), TOO_LARGE);
         assert!(create(spec(), &checkpoint, ALL, None).unwrap().enable_sandbox_checkpoint);
+    }
+
+    #[test]
+    fn labels_and_variables_are_bounded_in_count_and_length() {
+        let many = |count: usize| (0..count).map(|number| (format!("n{number}"), String::new())).collect();
+        let one = |name: usize, value: usize| [("n".repeat(name), "v".repeat(value))].into();
+        for (labels, fits) in [
+            (many(MOST_LABELS), true),
+            (many(MOST_LABELS + 1), false),
+            (one(LONGEST_NAME, LONGEST_LABEL), true),
+            (one(LONGEST_NAME + 1, 0), false),
+            (one(1, LONGEST_LABEL + 1), false),
+        ] {
+            let config = Config { labels, ..Config::default() };
+            assert_eq!(
+                create(spec(), &config, ALL, None).map_err(|refusal| refusal.message).err().as_deref(),
+                (!fits).then_some(LABELS_TOO_LARGE)
+            );
+        }
+        for (env, fits) in [
+            (many(MOST_VARIABLES), true),
+            (many(MOST_VARIABLES + 1), false),
+            (one(LONGEST_NAME, MOST_BYTES / 2), true),
+            (one(LONGEST_NAME + 1, 0), false),
+        ] {
+            let config = Config { env, ..Config::default() };
+            assert_eq!(
+                create(spec(), &config, ALL, None).map_err(|refusal| refusal.message).err().as_deref(),
+                (!fits).then_some(ENV_TOO_LARGE)
+            );
+        }
     }
 
     /// The message of the documents gives all of it; a flag that says no is heeded; the predecessor implies nothing.

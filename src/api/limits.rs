@@ -1,4 +1,4 @@
-//! Who may knock at all: keys, origins and how often.
+//! Authentication and rate limits, checked before anything else: keys, origins, and how often a caller may fail.
 
 use std::{
     collections::HashMap,
@@ -9,15 +9,17 @@ use std::{
 use axum::http::{HeaderMap, StatusCode, header};
 use baton_protocol::id::Tenant;
 
-use super::{Settings, token};
+use super::{Settings, caller::Caller, token};
 use crate::{clock::Moment, traces::Traceparent};
 
-/// So many callers are remembered. When it is more, those who could come freely are forgotten,
-/// and if that is nobody, no new one may come.
+/// So many callers are remembered. When there are more, those without failures are forgotten, and if that is none, all
+/// others share one bucket.
 const MOST_CALLERS: usize = 10_000;
 const TIDY_EVERY: Duration = Duration::from_secs(1);
+/// How many bursts a caller can be behind: many requests may be under way before the first of them fails.
+const MOST_BEHIND: f64 = 10.0;
 
-/// How often one caller may come: a burst, and then so many a second.
+/// How often one caller may fail: a burst, and then so many a second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rate {
     pub burst: u32,
@@ -30,39 +32,50 @@ struct Bucket {
     at: Moment,
 }
 
+impl Bucket {
+    fn filled(&self, rate: Rate, now: Moment) -> f64 {
+        (self.tokens + (now - self.at).as_secs_f64() * rate.per_second).min(f64::from(rate.burst))
+    }
+}
+
 #[derive(Debug, Default)]
 struct Callers {
-    buckets: HashMap<String, Bucket>,
+    /// Under `None` that of all for whom there was no room.
+    buckets: HashMap<Option<Caller>, Bucket>,
     /// Looking through all of them is dear: once a second must do.
     tidied_at: Option<Moment>,
 }
 
+impl Callers {
+    fn key(&self, caller: Caller) -> Option<Caller> {
+        let is_full = self.buckets.len() >= MOST_CALLERS;
+        Some(caller).filter(|caller| !is_full || self.buckets.contains_key(&Some(*caller)))
+    }
+}
+
+/// Counts failures per caller. What succeeds is never counted.
 #[derive(Debug, Default)]
 pub struct Limiter(Mutex<Callers>);
 
 impl Limiter {
-    /// Whether `caller` may come once more now.
-    pub fn admit(&self, rate: Rate, caller: &str, now: Moment) -> bool {
+    /// Whether `caller` has failed too often of late.
+    pub fn is_limited(&self, rate: Rate, caller: Caller, now: Moment) -> bool {
+        let callers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        callers.buckets.get(&callers.key(caller)).is_some_and(|bucket| bucket.filled(rate, now) < 1.0)
+    }
+
+    /// `caller` has failed.
+    pub fn charge(&self, rate: Rate, caller: Caller, now: Moment) {
         let mut callers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Callers { buckets, tidied_at } = &mut *callers;
         let full = f64::from(rate.burst);
-        let filled = |bucket: &Bucket| (bucket.tokens + (now - bucket.at).as_secs_f64() * rate.per_second).min(full);
-        if buckets.len() >= MOST_CALLERS && !buckets.contains_key(caller) {
-            if tidied_at.is_none_or(|at| now - at >= TIDY_EVERY) {
-                *tidied_at = Some(now);
-                buckets.retain(|_, bucket| filled(bucket) < full);
-            }
-            if buckets.len() >= MOST_CALLERS {
-                return false;
-            }
+        if callers.key(caller).is_none() && callers.tidied_at.is_none_or(|at| now - at >= TIDY_EVERY) {
+            callers.tidied_at = Some(now);
+            callers.buckets.retain(|_, bucket| bucket.filled(rate, now) < full);
         }
-        let bucket = buckets.entry(caller.to_owned()).or_insert(Bucket { tokens: full, at: now });
-        *bucket = Bucket { tokens: filled(bucket), at: now };
-        let admitted = bucket.tokens >= 1.0;
-        if admitted {
-            bucket.tokens -= 1.0;
-        }
-        admitted
+        let key = callers.key(caller);
+        let bucket = callers.buckets.entry(key).or_insert(Bucket { tokens: full, at: now });
+        let tokens = (bucket.filled(rate, now) - 1.0).max(-MOST_BEHIND * full);
+        *bucket = Bucket { tokens, at: now };
     }
 }
 
@@ -82,21 +95,29 @@ pub fn traceparent(headers: &HeaderMap) -> Option<Traceparent> {
     header_text(headers, "traceparent").and_then(|text| Traceparent::parse(text.trim()))
 }
 
-/// Needed for `/create` and `/execute` where keys are configured: whom the key belongs to. Without keys nobody is told
-/// apart, and there are no tenants.
-pub fn check_key(headers: &HeaderMap, settings: &Settings) -> Result<Option<Tenant>, StatusCode> {
-    if settings.api_keys.is_empty() {
-        return Ok(None);
-    }
-    let key = header_text(headers, "x-api-key").or_else(|| offered(headers, "baton.key."));
-    let tenant = token::tenant_of(key.as_deref(), &settings.api_keys);
-    tenant.map(|tenant| Some(tenant.clone())).ok_or(StatusCode::UNAUTHORIZED)
+/// What a request shows of a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Key {
+    /// None is configured: everybody may, and there are no tenants.
+    NotNeeded,
+    /// Of this tenant; the operator's key is of none.
+    Right(Option<Tenant>),
+    Wrong,
 }
 
-pub fn check_admin(headers: &HeaderMap, settings: &Settings) -> Result<(), StatusCode> {
-    let Some(admin) = &settings.admin_key else { return Err(StatusCode::FORBIDDEN) };
+/// Needed for `/create` and `/execute` where keys are configured.
+pub fn api_key(headers: &HeaderMap, settings: &Settings) -> Key {
+    let key = header_text(headers, "x-api-key").or_else(|| offered(headers, "baton.key."));
+    if settings.api_keys.is_empty() {
+        return Key::NotNeeded;
+    }
+    let tenant = token::tenant_of(key.as_deref(), &settings.api_keys);
+    tenant.map_or(Key::Wrong, |tenant| Key::Right(Some(tenant.clone())))
+}
+
+pub fn admin_key(headers: &HeaderMap, admin: &str) -> Key {
     let key = header_text(headers, "x-api-key");
-    if token::is_one_of(key.as_deref(), std::slice::from_ref(admin)) { Ok(()) } else { Err(StatusCode::UNAUTHORIZED) }
+    if token::is_one_of(key.as_deref(), &[admin.to_owned()]) { Key::Right(None) } else { Key::Wrong }
 }
 
 pub fn header_text(headers: &HeaderMap, name: &str) -> Option<String> {
@@ -108,13 +129,6 @@ pub fn offered(headers: &HeaderMap, prefix: &str) -> Option<String> {
     let offers = headers.get_all(header::SEC_WEBSOCKET_PROTOCOL).iter().filter_map(|offer| offer.to_str().ok());
     let mut names = offers.flat_map(|offer| offer.split(',')).map(str::trim);
     names.find_map(|name| name.strip_prefix(prefix)).map(str::to_owned)
-}
-
-/// Whom a request comes from. Behind a proxy that is the last address it added itself.
-pub fn caller(headers: &HeaderMap, peer: &str, is_proxied: bool) -> String {
-    let forwarded = || header_text(headers, "x-forwarded-for")?.rsplit(',').next().map(|last| last.trim().to_owned());
-    let caller = is_proxied.then(forwarded).flatten().unwrap_or_else(|| peer.to_owned());
-    caller.chars().take(64).collect()
 }
 
 #[cfg(test)]
@@ -157,27 +171,53 @@ mod tests {
         assert_eq!(offered(&headers(&[]), "baton.key."), None);
     }
 
-    #[test]
-    fn a_caller_behind_the_proxy_is_the_one_the_proxy_saw() {
-        let given = headers(&[("x-forwarded-for", "1.1.1.1, 2.2.2.2")]);
-        assert_eq!(caller(&given, "127.0.0.1", true), "2.2.2.2");
-        assert_eq!(caller(&given, "127.0.0.1", false), "127.0.0.1");
-        assert_eq!(caller(&headers(&[]), "127.0.0.1", true), "127.0.0.1");
+    fn caller(number: usize) -> Caller {
+        Caller::of(std::net::Ipv4Addr::from(number as u32).into())
     }
 
     #[test]
-    fn a_burst_is_admitted_and_then_the_rate() {
+    fn a_burst_of_failures_is_answered_and_then_the_rate() {
         let (limiter, rate) = (Limiter::default(), Rate { burst: 3, per_second: 2.0 });
         let at = |ms| Moment(Duration::from_millis(ms));
-        assert_eq!((0..5).filter(|_| limiter.admit(rate, "a", at(0))).count(), 3);
-        assert!(limiter.admit(rate, "b", at(0)));
-        assert!(!limiter.admit(rate, "a", at(400)));
-        assert!(limiter.admit(rate, "a", at(900)));
-        for caller in 0..2 * MOST_CALLERS {
-            limiter.admit(rate, &caller.to_string(), at(1000));
+        let fails = |caller, now| {
+            let is_limited = limiter.is_limited(rate, caller, now);
+            if !is_limited {
+                limiter.charge(rate, caller, now);
+            }
+            !is_limited
+        };
+        assert_eq!((0..5).filter(|_| fails(caller(1), at(0))).count(), 3);
+        assert!(fails(caller(2), at(0)), "another address is not meant");
+        assert!(!fails(caller(1), at(400)));
+        assert!(fails(caller(1), at(900)));
+    }
+
+    #[test]
+    fn failures_that_were_under_way_together_are_all_counted_up_to_a_bound() {
+        let (limiter, rate) = (Limiter::default(), Rate { burst: 3, per_second: 1.0 });
+        let at = |seconds| Moment(Duration::from_secs(seconds));
+        for _ in 0..10 {
+            limiter.charge(rate, caller(1), at(0));
         }
-        assert_eq!(limiter.0.lock().unwrap().buckets.len(), MOST_CALLERS);
-        assert!(limiter.admit(rate, "new", at(5000)), "the quiet ones are forgotten");
-        assert_eq!(limiter.0.lock().unwrap().buckets.len(), 1);
+        assert!(limiter.is_limited(rate, caller(1), at(7)));
+        assert!(!limiter.is_limited(rate, caller(1), at(8)));
+        for _ in 0..1000 {
+            limiter.charge(rate, caller(1), at(8));
+        }
+        assert!(!limiter.is_limited(rate, caller(1), at(8 + 31)));
+    }
+
+    #[test]
+    fn more_callers_than_are_remembered_share_one_bucket_until_others_are_quiet() {
+        let (limiter, rate) = (Limiter::default(), Rate { burst: 3, per_second: 2.0 });
+        let at = |ms| Moment(Duration::from_millis(ms));
+        for number in 0..2 * MOST_CALLERS {
+            limiter.charge(rate, caller(number), at(0));
+        }
+        assert_eq!(limiter.0.lock().unwrap().buckets.len(), MOST_CALLERS + 1);
+        assert!(!limiter.is_limited(rate, caller(0), at(0)));
+        assert!(limiter.is_limited(rate, caller(3 * MOST_CALLERS), at(0)));
+        limiter.charge(rate, caller(3 * MOST_CALLERS), at(60_000));
+        assert_eq!(limiter.0.lock().unwrap().buckets.len(), 1, "the quiet ones are forgotten");
     }
 }

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use axum::{
     Json,
-    extract::{Path, Query, State},
+    extract::{ConnectInfo, Path, Query, State},
     http::{HeaderMap, StatusCode},
     response::{IntoResponse, Response},
 };
@@ -13,7 +13,7 @@ use futures::{StreamExt, stream};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Api, limits, sentence};
+use super::{Api, Peer, Tracked, limits, sentence};
 use crate::storage::unresponsive::{self, LastWrite, Unresponsive};
 
 const PAGE: usize = 100;
@@ -28,10 +28,12 @@ pub struct ListQuery {
 
 pub async fn list(
     State(api): State<Arc<Api>>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
     Query(query): Query<ListQuery>,
+    connection: Tracked,
     headers: HeaderMap,
 ) -> Result<Response, StatusCode> {
-    check(&api, &headers)?;
+    check(&api, &headers, peer, &connection)?;
     let bad = |text: &str| Ok((StatusCode::BAD_REQUEST, Json(json!({"message": text}))).into_response());
     let after = match query.after.as_deref().map(SandboxId::parse) {
         None => None,
@@ -69,10 +71,12 @@ pub async fn list(
 
 pub async fn view(
     State(api): State<Arc<Api>>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
     Path(sandbox_id): Path<String>,
+    connection: Tracked,
     headers: HeaderMap,
 ) -> Result<Response, StatusCode> {
-    check(&api, &headers)?;
+    check(&api, &headers, peer, &connection)?;
     let id = SandboxId::parse(&sandbox_id).map_err(|_| StatusCode::NOT_FOUND)?;
     match api.records.find(&id).await {
         Ok(Some(found)) => Ok(Json(view_of(&api, &found, None).await).into_response()),
@@ -81,9 +85,11 @@ pub async fn view(
     }
 }
 
-fn check(api: &Api, headers: &HeaderMap) -> Result<(), StatusCode> {
+fn check(api: &Api, headers: &HeaderMap, peer: Peer, connection: &Tracked) -> Result<(), StatusCode> {
     limits::check_origin(headers, &api.settings.origins)?;
-    limits::check_admin(headers, &api.settings)
+    api.settings.hosts.check(headers)?;
+    let admin = api.settings.admin_key.as_deref().ok_or(StatusCode::FORBIDDEN)?;
+    api.admit(limits::admin_key(headers, admin), api.caller(headers, peer), connection).map(drop)
 }
 
 fn unavailable(text: &str) -> Response {

@@ -3,17 +3,24 @@
 //! The API writes what is wanted into the records, nudges the board and follows it; bytes
 //! of commands go to and from the agent by frames. It never makes or ends a container.
 
+mod caller;
 pub mod close;
 mod command;
 mod commands;
+mod connections;
 pub mod dialect;
 mod execute;
+mod frame_scanner;
+pub mod hosts;
+mod inbound;
 mod input;
 pub mod intent;
+mod known_tokens;
 pub mod limits;
 mod linger;
 mod link;
 mod list;
+pub mod listener;
 mod marks;
 pub mod output;
 mod registry;
@@ -22,14 +29,15 @@ mod speaker;
 pub mod tell;
 mod tenants;
 pub mod token;
+mod upgrade;
 mod wire;
 
-use std::{sync::Arc, time::Duration};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use axum::{
     Json, Router,
-    extract::{ConnectInfo, Path, Query, State, WebSocketUpgrade, ws::WebSocket},
-    http::{HeaderMap, StatusCode},
+    extract::{ConnectInfo, FromRequestParts, Path, Query, State},
+    http::{HeaderMap, StatusCode, request::Parts},
     response::{IntoResponse, Response},
     routing::{any, get, post},
 };
@@ -46,11 +54,16 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub use self::linger::Peer;
 use self::{
+    caller::Caller,
+    connections::Handle,
     dialect::Dialect,
+    inbound::Budget,
     intent::{Abilities, Defaults},
-    limits::Limiter,
+    known_tokens::KnownTokens,
+    limits::{Key, Limiter},
     registry::Registry,
     tenants::Occupancy,
+    upgrade::{WebSocket, WebSocketUpgrade},
 };
 use crate::{
     clock::SharedClock,
@@ -73,8 +86,9 @@ pub struct Settings {
     pub limits: Bounds,
     /// What holds it to its share of the machine, or why nothing does.
     pub cgroups: Result<Shares, String>,
-    /// So many at once; more wait until one has ended.
-    pub connections: usize,
+    pub connections: listener::Bounds,
+    /// Bytes for what all clients together are still sending.
+    pub inbound_memory: u64,
     /// The words of plain clients that do not say otherwise.
     pub plain: PlainWords,
     /// Whoever knows the id may attach without a token; a wrong one is still refused.
@@ -86,8 +100,10 @@ pub struct Settings {
     /// Pages that may connect; `*` is all.
     pub origins: Vec<String>,
     pub rate_limit: Option<limits::Rate>,
-    /// Requests come through a proxy that says in `X-Forwarded-For` whom it saw.
-    pub is_proxied: bool,
+    /// So many proxies are in front, each of which says in `X-Forwarded-For` whom it saw.
+    pub proxies: usize,
+    /// What requests may call this server that get an answer without a key.
+    pub hosts: hosts::Hosts,
     /// True from the moment the instance is on its way out.
     pub drain: watch::Receiver<bool>,
     pub handoff_wait: Duration,
@@ -103,7 +119,9 @@ pub struct Api {
     execs: Arc<dyn Execs>,
     registry: Arc<Registry>,
     occupancy: Arc<Occupancy>,
+    inbound: Budget,
     limiter: Limiter,
+    known_tokens: KnownTokens,
     marks: marks::Shelf,
     /// Every session and everything it leaves to do.
     tasks: TaskTracker,
@@ -119,6 +137,7 @@ impl Api {
         execs: Arc<dyn Execs>,
     ) -> Arc<Self> {
         Arc::new(Self {
+            inbound: Budget::new(settings.inbound_memory),
             settings,
             clock,
             records,
@@ -127,6 +146,7 @@ impl Api {
             execs,
             registry: Arc::default(),
             limiter: Limiter::default(),
+            known_tokens: KnownTokens::default(),
             marks: marks::Shelf::default(),
             tasks: TaskTracker::new(),
             closing: CancellationToken::new(),
@@ -162,15 +182,63 @@ impl Api {
         *self.settings.drain.borrow()
     }
 
-    /// Origin and rate, before anything else.
-    fn admit(&self, headers: &HeaderMap, peer: Peer, id: Option<&str>) -> Result<(), StatusCode> {
-        limits::check_origin(headers, &self.settings.origins)?;
-        let Some(rate) = self.settings.rate_limit else { return Ok(()) };
-        let now = self.clock.now();
-        let caller = limits::caller(headers, &peer.0.ip().to_string(), self.settings.is_proxied);
-        let admitted = self.limiter.admit(rate, &caller, now)
-            && id.is_none_or(|id| self.limiter.admit(rate, &id.chars().take(64).collect::<String>(), now));
-        if admitted { Ok(()) } else { Err(StatusCode::TOO_MANY_REQUESTS) }
+    fn caller(&self, headers: &HeaderMap, peer: Peer) -> Caller {
+        Caller::find(headers, peer.0.ip(), self.settings.proxies)
+    }
+
+    /// Whether so many requests of `caller` failed that those without a key or token known to be right are refused.
+    fn is_limited(&self, caller: Caller) -> bool {
+        self.settings.rate_limit.is_some_and(|rate| self.limiter.is_limited(rate, caller, self.clock.now()))
+    }
+
+    /// `caller` showed a wrong key or token, or asked for what does not exist.
+    fn charge(&self, caller: Caller) {
+        if let Some(rate) = self.settings.rate_limit {
+            self.limiter.charge(rate, caller, self.clock.now());
+        }
+    }
+
+    fn is_known(&self, id: &SandboxId, token: Option<&str>) -> bool {
+        self.known_tokens.has(id, token, self.settings.is_token_optional)
+    }
+
+    /// A request with the right key always passes, for the tenant of the key. One with a wrong key is counted and refused.
+    fn admit(&self, key: Key, caller: Caller, connection: &Tracked) -> Result<Option<Tenant>, StatusCode> {
+        match key {
+            Key::NotNeeded => Ok(None),
+            Key::Right(tenant) if connection.prove() => Ok(tenant),
+            Key::Right(_) => Err(StatusCode::SERVICE_UNAVAILABLE),
+            Key::Wrong if self.is_limited(caller) => Err(StatusCode::TOO_MANY_REQUESTS),
+            Key::Wrong => {
+                self.charge(caller);
+                Err(StatusCode::UNAUTHORIZED)
+            }
+        }
+    }
+}
+
+/// The connection of a request, where it is one of [`listener`]'s.
+#[derive(Clone, Debug)]
+pub struct Tracked(Option<Handle>);
+
+impl Tracked {
+    /// See [`Handle::prove`].
+    fn prove(&self) -> bool {
+        self.0.as_ref().is_none_or(Handle::prove)
+    }
+
+    fn upgraded(&self) {
+        if let Some(handle) = &self.0 {
+            handle.upgraded();
+        }
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for Tracked {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        Ok(Self(parts.extensions.get().cloned()))
     }
 }
 
@@ -187,33 +255,26 @@ pub fn router(api: Arc<Api>) -> Router {
 }
 
 /// Serves until `shutdown`; then ends the sessions that are left, which takes a few seconds at most.
-pub async fn serve(
-    listener: TcpListener,
-    api: Arc<Api>,
-    shutdown: impl Future<Output = ()> + Send + 'static,
-) -> std::io::Result<()> {
-    let app = router(api.clone()).into_make_service_with_connect_info::<Peer>();
-    let listener = linger::Lingering::new(listener, api.settings.connections, api.clock.clone(), api.tasks.clone());
-    let (closing, clock) = (api.closing.clone(), api.clock.clone());
-    let server = axum::serve(listener, app).with_graceful_shutdown(async move {
+pub async fn serve(listener: TcpListener, api: Arc<Api>, shutdown: impl Future<Output = ()> + Send + 'static) {
+    let (closing, clock, tasks) = (api.closing.clone(), api.clock.clone(), api.tasks.clone());
+    let bounds = api.settings.connections;
+    let server = listener::serve(listener, router(api.clone()), bounds, clock.clone(), tasks, closing.clone());
+    let late = async {
         shutdown.await;
         closing.cancel();
-    });
-    let late = async {
-        api.closing.cancelled().await;
         clock.sleep(Duration::from_secs(5)).await;
     };
-    let served = tokio::select! {
-        served = server => served,
+    tokio::select! {
+        () = server => {}
         // A client that keeps its connection open does not keep the server.
-        () = late => Ok(()),
-    };
+        () = late => {}
+    }
     api.tasks.close();
     let _ = clock.timeout(Duration::from_secs(5), api.tasks.wait()).await;
-    served
 }
 
-async fn status(State(api): State<Arc<Api>>) -> Response {
+async fn status(State(api): State<Arc<Api>>, headers: HeaderMap) -> Result<Response, StatusCode> {
+    api.settings.hosts.check(&headers)?;
     let draining = api.is_draining();
     let can = api.abilities();
     let bounds = &api.settings.limits;
@@ -237,25 +298,28 @@ async fn status(State(api): State<Arc<Api>>) -> Response {
             "cgroup": api.settings.cgroups.as_ref().map_or("none", |shares| &shares.version),
         },
     });
-    (if draining { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK }, Json(body)).into_response()
+    Ok((if draining { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK }, Json(body)).into_response())
 }
 
 async fn create(
     State(api): State<Arc<Api>>,
     ConnectInfo(peer): ConnectInfo<Peer>,
     Query(parameters): Query<Vec<(String, String)>>,
+    connection: Tracked,
     headers: HeaderMap,
     upgrade: WebSocketUpgrade,
 ) -> Result<Response, StatusCode> {
-    api.admit(&headers, peer, None)?;
-    let tenant = limits::check_key(&headers, &api.settings)?;
+    limits::check_origin(&headers, &api.settings.origins)?;
+    let caller = api.caller(&headers, peer);
+    let tenant = api.admit(limits::api_key(&headers, &api.settings), caller, &connection)?;
     let request = api.settings.traces.asked(Asked::Create, limits::traceparent(&headers));
     let (details, config) = match Config::from_query(&parameters) {
         Ok((config, is_given)) => (config.details, is_given.then_some(Ok(config))),
         Err(refusal) => (false, Some(Err(refusal))),
     };
-    Ok(accept(&api.clone(), upgrade, move |socket, dialect| {
-        session::create(api, socket, session::Upgrade { dialect, details, request }, tenant, config)
+    Ok(accept(&api.clone(), upgrade, &connection.clone(), move |socket, dialect| {
+        let upgrade = session::Upgrade { dialect, details, request, caller, connection };
+        session::create(api, socket, upgrade, tenant, config)
     }))
 }
 
@@ -270,43 +334,48 @@ async fn attach(
     ConnectInfo(peer): ConnectInfo<Peer>,
     Path(sandbox_id): Path<String>,
     Query(query): Query<AttachQuery>,
+    connection: Tracked,
     headers: HeaderMap,
     upgrade: WebSocketUpgrade,
 ) -> Result<Response, StatusCode> {
-    api.admit(&headers, peer, Some(&sandbox_id))?;
+    limits::check_origin(&headers, &api.settings.origins)?;
+    let caller = api.caller(&headers, peer);
     let token = query
         .sandbox_token
         .or_else(|| limits::header_text(&headers, "x-sandbox-token"))
         .or_else(|| limits::offered(&headers, "baton.token."));
     // What is no id was never given out: nothing is looked up for it.
     let id = SandboxId::parse(&sandbox_id).ok();
+    if api.is_limited(caller) && !id.as_ref().is_some_and(|id| api.is_known(id, token.as_deref())) {
+        return Err(StatusCode::TOO_MANY_REQUESTS);
+    }
     let request = api.settings.traces.asked(Asked::Attach, limits::traceparent(&headers));
     let details = query.details.is_some_and(|details| details == "1" || details == "true");
-    Ok(accept(&api.clone(), upgrade, move |socket, dialect| {
-        session::attach(api, socket, session::Upgrade { dialect, details, request }, id, token)
+    Ok(accept(&api.clone(), upgrade, &connection.clone(), move |socket, dialect| {
+        session::attach(api, socket, session::Upgrade { dialect, details, request, caller, connection }, id, token)
     }))
 }
 
-/// Upgrades at once; the dialect is the subprotocol. Offers that carry a token or key are never echoed.
+/// Upgrades at once; the dialect is the subprotocol.
 fn accept<F>(
     api: &Arc<Api>,
     upgrade: WebSocketUpgrade,
+    connection: &Tracked,
     session: impl FnOnce(WebSocket, Dialect) -> F + Send + 'static,
 ) -> Response
 where
     F: Future<Output = ()> + Send + 'static,
 {
-    let upgrade = upgrade
-        .max_message_size(wire::MAX_MESSAGE)
-        .max_frame_size(wire::MAX_MESSAGE)
-        .read_buffer_size(wire::READ_AT_ONCE)
-        .max_write_buffer_size(wire::MAX_UNWRITTEN)
-        .protocols(["baton.v1", "baton.plain"]);
-    let is_v1 = upgrade.selected_protocol().is_some_and(|name| name == "baton.v1");
-    let dialect = Dialect::of_server(is_v1, api.settings.plain);
-    let tasks = api.tasks.clone();
+    connection.upgraded();
+    let dialect = Dialect::of_server(upgrade.is_v1(), api.settings.plain);
+    let (response, socket) = upgrade.accept(api.inbound.clone(), api.clock.clone());
     // Tracked, so that the end of the server waits for the end of the session.
-    upgrade.on_upgrade(move |socket| tasks.track_future(session(socket, dialect)))
+    api.tasks.spawn(async move {
+        if let Some(socket) = socket.await {
+            session(socket, dialect).await;
+        }
+    });
+    response
 }
 
 /// What went wrong with the records, as a client may hear it: no path, no object's name.

@@ -5,7 +5,6 @@
 
 use std::time::Duration;
 
-use axum::extract::ws::Message;
 use baton_protocol::{
     binary::{self, Chunk},
     event::{Event, Output},
@@ -13,6 +12,7 @@ use baton_protocol::{
     id::ExecId,
     request::Refusal,
 };
+use tokio_tungstenite::tungstenite::Message;
 
 use super::{
     dialect::{Dialect, without_details},

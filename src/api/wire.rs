@@ -7,20 +7,32 @@
 use std::{
     collections::VecDeque,
     future::poll_fn,
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
 
-use axum::extract::ws::{CloseFrame, Message, WebSocket};
 use baton_protocol::event::Event;
 use bytes::Bytes;
 use futures::{SinkExt, StreamExt};
+use tokio_tungstenite::tungstenite::{
+    Error, Message,
+    error::ProtocolError,
+    protocol::{CloseFrame, frame::coding::CloseCode},
+};
 
-use super::{close::Close, output::Mark};
+use super::{
+    close::Close,
+    inbound::{Gauge, Overdue},
+    output::Mark,
+    upgrade::WebSocket,
+};
 use crate::clock::{Moment, SharedClock};
 
 /// The longest message a client may send.
 pub const MAX_MESSAGE: usize = 16 << 20;
+/// The longest one before its sandbox has a place: room for every config, however its text is escaped.
+pub const MAX_FIRST_MESSAGE: usize = 256 << 10;
 /// Of a client's messages: every session has a buffer of this size, which is filled with zeros before each read.
 pub const READ_AT_ONCE: usize = 16 << 10;
 /// What a client's library takes by default; every frame is smaller.
@@ -50,6 +62,8 @@ pub enum Turn {
     Binary(Bytes),
     /// The client has everything sent before some ping; these are the newest marks it confirms.
     Pong(Vec<Mark>),
+    /// A message is longer than it may be as yet. It is not read any further until it may.
+    TooLong,
     /// What came is no WebSocket message, or too long a one. Nothing more can be read.
     Broken(Close),
     /// The client closed, or its connection broke.
@@ -68,6 +82,7 @@ struct Sent {
 
 pub struct Wire {
     socket: WebSocket,
+    gauge: Arc<Gauge>,
     clock: SharedClock,
     queue: VecDeque<Message>,
     queued: usize,
@@ -94,6 +109,7 @@ impl Wire {
     pub fn new(socket: WebSocket, clock: SharedClock, confirms_by_pong: bool) -> Self {
         let now = clock.now();
         Self {
+            gauge: socket.get_ref().gauge(),
             socket,
             clock,
             queue: VecDeque::new(),
@@ -107,6 +123,16 @@ impl Wire {
             since_ping: 0,
             alive_at: now,
         }
+    }
+
+    /// The sandbox has its place: messages may be as long as they like from now on.
+    pub fn allow_long_messages(&self) {
+        self.gauge.set_longest(MAX_MESSAGE as u64);
+    }
+
+    /// A message has come that is too long as yet.
+    pub fn is_paused(&self) -> bool {
+        self.gauge.is_paused()
     }
 
     pub fn say(&mut self, event: &Event) {
@@ -178,6 +204,9 @@ impl Wire {
     }
 
     fn gone_at(&self) -> Option<Moment> {
+        if self.gauge.is_waiting() {
+            return None;
+        }
         let oldest = self.pings.iter().find(|ping| ping.proves_life);
         oldest.map(|ping| ping.at.max(self.alive_at) + PONG_WITHIN)
     }
@@ -202,7 +231,13 @@ impl Wire {
             return Poll::Pending;
         }
         loop {
-            let Poll::Ready(read) = self.socket.poll_next_unpin(context) else { return Poll::Pending };
+            let was_waiting = self.gauge.is_waiting();
+            let Poll::Ready(read) = self.socket.poll_next_unpin(context) else {
+                if was_waiting || self.gauge.is_waiting() {
+                    self.excuse();
+                }
+                return if self.gauge.is_paused() { Poll::Ready(Turn::TooLong) } else { Poll::Pending };
+            };
             self.alive_at = self.clock.now();
             return Poll::Ready(match read {
                 Some(Ok(Message::Text(text))) => Turn::Text(text.as_str().to_owned()),
@@ -212,7 +247,7 @@ impl Wire {
                     None => continue,
                 },
                 // The library answers by itself.
-                Some(Ok(Message::Ping(_))) => continue,
+                Some(Ok(Message::Ping(_) | Message::Frame(_))) => continue,
                 Some(Ok(Message::Close(_))) | None => Turn::Gone,
                 Some(Err(error)) => fault(&error).map_or(Turn::Gone, Turn::Broken),
             });
@@ -220,7 +255,7 @@ impl Wire {
     }
 
     /// Whether anything went from the queue to the socket.
-    fn poll_write(&mut self, context: &mut Context<'_>) -> Result<bool, axum::Error> {
+    fn poll_write(&mut self, context: &mut Context<'_>) -> Result<bool, Error> {
         let mut wrote = false;
         while !self.queue.is_empty() {
             match self.socket.poll_ready_unpin(context) {
@@ -258,11 +293,23 @@ impl Wire {
 
     /// Says the last words, closes, and waits a bounded time for the client's answer.
     pub async fn close(mut self, close: Close) {
-        self.push(Message::Close(Some(CloseFrame { code: close.code(), reason: "".into() })));
+        self.push(Message::Close(Some(CloseFrame { code: CloseCode::from(close.code()), reason: "".into() })));
         let clock = self.clock.clone();
-        let _ = clock
-            .timeout(CLOSE_WITHIN, async { while !matches!(self.turn(self.queue.is_empty()).await, Turn::Gone) {} })
-            .await;
+        // Behind a message that is not read any further no answer can be heard.
+        let listens = !self.gauge.is_paused();
+        let closed = async {
+            loop {
+                let is_sent = self.queue.is_empty();
+                if is_sent && !listens {
+                    let _ = self.socket.flush().await;
+                    return;
+                }
+                if matches!(self.turn(is_sent).await, Turn::Gone | Turn::TooLong) {
+                    return;
+                }
+            }
+        };
+        let _ = clock.timeout(CLOSE_WITHIN, closed).await;
     }
 
     /// Ends without a word of its own: the client has closed or is not there.
@@ -276,22 +323,25 @@ fn size(message: &Message) -> usize {
     match message {
         Message::Text(text) => text.len(),
         Message::Binary(bytes) | Message::Ping(bytes) | Message::Pong(bytes) => bytes.len(),
-        Message::Close(_) => 0,
+        Message::Close(_) | Message::Frame(_) => 0,
     }
 }
 
 /// How to answer what could not be read; `None`: the connection itself broke.
-fn fault(error: &axum::Error) -> Option<Close> {
-    use tokio_tungstenite::tungstenite::{Error, error::ProtocolError};
-    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    while let Some(error) = source {
-        match error.downcast_ref::<Error>() {
-            Some(Error::Capacity(_)) => return Some(Close::TooBig),
-            Some(Error::Utf8(_)) => return Some(Close::BadData),
-            Some(Error::Protocol(ProtocolError::ResetWithoutClosingHandshake)) => return None,
-            Some(Error::Protocol(_)) => return Some(Close::Protocol),
-            _ => source = error.source(),
-        }
+fn fault(error: &Error) -> Option<Close> {
+    match error {
+        Error::Capacity(_) => Some(Close::TooBig),
+        Error::Utf8(_) => Some(Close::BadData),
+        Error::Protocol(ProtocolError::ResetWithoutClosingHandshake) => None,
+        Error::Protocol(_) => Some(Close::Protocol),
+        Error::Io(error) => error.get_ref().is_some_and(|error| error.is::<Overdue>()).then_some(Close::Restart),
+        Error::ConnectionClosed
+        | Error::AlreadyClosed
+        | Error::Tls(_)
+        | Error::WriteBufferFull(_)
+        | Error::AttackAttempt
+        | Error::Url(_)
+        | Error::Http(_)
+        | Error::HttpFormat(_) => None,
     }
-    None
 }

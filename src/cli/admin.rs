@@ -1,45 +1,69 @@
 //! The admin listener: `/metrics`, for whoever may reach it. It is on loopback unless an
 //! operator says otherwise, and shows figures alone, never an id.
 
-use std::sync::Arc;
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
-use axum::{Router, http::header, routing::get};
+use axum::{
+    Router,
+    http::{HeaderMap, StatusCode, header},
+    routing::get,
+};
 use tokio::{net::TcpListener, sync::watch};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::{config::Config, metrics::Metrics, storage::board::Board};
+use crate::{
+    api::{
+        hosts::Hosts,
+        listener::{self, Bounds},
+    },
+    clock::SystemClock,
+    config::Config,
+    metrics::Metrics,
+    storage::board::Board,
+};
 
 /// As Prometheus wants to be answered.
 const KIND: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// A collector or two come every few seconds; they may keep their connections for longer than that.
+const BOUNDS: Bounds = Bounds { connections: 64, per_peer: None, keep_alive: Duration::from_secs(120) };
 
-/// Binds the listener. Another server on this machine may have the default place already; one
-/// that an operator chose must be free.
-pub async fn listen(config: &Config) -> Result<Option<TcpListener>> {
-    let Some(address) = config.admin_listen else { return Ok(None) };
-    match TcpListener::bind(address).await {
-        Ok(listener) => Ok(Some(listener)),
-        Err(error) if config.is_default("BATON_ADMIN_LISTEN") => {
-            tracing::info!(%address, %error, "no metrics are served: choose another place with BATON_ADMIN_LISTEN");
-            Ok(None)
-        }
-        Err(error) => {
-            Err(error).with_context(|| format!("cannot listen on {address}: choose another with BATON_ADMIN_LISTEN"))
-        }
-    }
+#[derive(Debug)]
+pub struct Admin {
+    listener: TcpListener,
+    address: SocketAddr,
+    hosts: Hosts,
 }
 
-/// Serves as long as it can; without a listener that is not at all.
-pub async fn serve(listener: Option<TcpListener>, metrics: Metrics, board: watch::Receiver<Arc<Board>>) {
-    let Some(listener) = listener else { return };
-    if let Ok(address) = listener.local_addr() {
-        tracing::info!(%address, "metrics are served");
+impl Admin {
+    /// Binds the listener. Another server on this machine may have the default place already; one
+    /// that an operator chose must be free.
+    pub async fn open(config: &Config) -> Result<Option<Self>> {
+        let Some(address) = config.admin_listen else { return Ok(None) };
+        let hosts = Hosts::new(address, false, &config.hosts);
+        match TcpListener::bind(address).await {
+            Ok(listener) => Ok(Some(Self { address: listener.local_addr().unwrap_or(address), listener, hosts })),
+            Err(error) if config.is_default("BATON_ADMIN_LISTEN") => {
+                tracing::info!(%address, %error, "no metrics are served: choose another place with BATON_ADMIN_LISTEN");
+                Ok(None)
+            }
+            Err(error) => Err(error)
+                .with_context(|| format!("cannot listen on {address}: choose another with BATON_ADMIN_LISTEN")),
+        }
     }
-    let page = move || async move {
-        let counts = board.borrow().counts();
-        ([(header::CONTENT_TYPE, KIND)], metrics.page(counts.sessions, counts.nudges))
-    };
-    let app = Router::new().route("/metrics", get(page)).route("/healthz", get(|| async { "ok\n" }));
-    if let Err(error) = axum::serve(listener, app).await {
-        tracing::warn!(%error, "the admin listener failed");
+
+    /// Serves for ever.
+    pub async fn serve(self, metrics: Metrics, board: watch::Receiver<Arc<Board>>) {
+        let Self { listener, address, hosts } = self;
+        tracing::info!(%address, "metrics are served");
+        let page = move |headers: HeaderMap| async move {
+            hosts.check(&headers)?;
+            let counts = board.borrow().counts();
+            let page = metrics.page(counts.sessions, counts.nudges);
+            Ok::<_, StatusCode>(([(header::CONTENT_TYPE, KIND)], page))
+        };
+        let app = Router::new().route("/metrics", get(page)).route("/healthz", get(|| async { "ok\n" }));
+        let stop = CancellationToken::new();
+        listener::serve(listener, app, BOUNDS, Arc::new(SystemClock), TaskTracker::new(), stop).await;
     }
 }

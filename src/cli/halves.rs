@@ -16,10 +16,13 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     descriptors,
-    serve::{Half, Side, api_settings, listen, records, say_hello, second_signal, times, traces, wait_for_a_signal},
+    serve::{
+        Half, Side, api_settings, connections, listen, records, say_hello, second_signal, times, traces,
+        wait_for_a_signal,
+    },
 };
 use crate::{
-    api::{self, Api},
+    api::{self, Api, listener},
     clock::{SharedClock, SystemClock},
     config::Config,
     halves::{self, Back, Front},
@@ -95,7 +98,7 @@ pub async fn api(config: Config) -> Result<()> {
             let waiting = CancellationToken::new();
             let found = tokio::select! {
                 front = find(&config, &clock, &tasks) => front,
-                served = wait_page(another()?, waiting.clone()) => return served,
+                () = wait_page(another()?, &config, &clock, waiting.clone()) => return Ok(()),
                 signal = wait_for_a_signal() => return signal,
             };
             waiting.cancel();
@@ -140,15 +143,14 @@ async fn find(config: &Config, clock: &SharedClock, tasks: &TaskTracker) -> Fron
 }
 
 /// What a client hears while there is no reconciler.
-async fn wait_page(listener: TcpListener, stop: CancellationToken) -> Result<()> {
+async fn wait_page(listener: TcpListener, config: &Config, clock: &SharedClock, stop: CancellationToken) {
     let answer = || async {
         let body =
             json!({"status": "starting", "message": "The half of the server that runs sandboxes does not answer yet."});
         (StatusCode::SERVICE_UNAVAILABLE, Json(body)).into_response()
     };
     let app = Router::new().fallback(answer);
-    let served = axum::serve(listener, app).with_graceful_shutdown(stop.cancelled_owned()).await;
-    served.context("the listener failed")
+    listener::serve(listener, app, connections(config), clock.clone(), TaskTracker::new(), stop).await;
 }
 
 /// The API with one reconciler, from its coming to its going.
@@ -192,7 +194,7 @@ impl Round<'_> {
             std::future::pending::<()>().await;
         };
         tokio::select! {
-            served = front => served.context("the listener failed")?,
+            () = front => {}
             () = end => {}
             () = signal => {}
         }

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{admin, descriptors, pieces::Pieces};
 use crate::{
-    api::{self, Api},
+    api::{self, Api, hosts::Hosts, listener},
     clock::{SharedClock, SystemClock},
     config::Config,
     halves::Hello,
@@ -58,7 +58,7 @@ pub async fn serve(config: Config) -> Result<()> {
     let back = half.run(&config, &leaving);
     let halves = async {
         tokio::select! {
-            served = front => served.context("the listener failed"),
+            () = front => Ok(()),
             () = async {
                 back.await;
                 stop_api.cancel();
@@ -166,14 +166,14 @@ impl Half {
 
 /// What is served beside the work itself.
 pub(super) struct Side {
-    listener: Option<TcpListener>,
+    admin: Option<admin::Admin>,
     metrics: Metrics,
 }
 
 impl Side {
     /// Last, so that what keeps the server from starting is said alone.
     pub async fn open(config: &Config, metrics: Metrics) -> Result<Self> {
-        Ok(Self { listener: admin::listen(config).await?, metrics })
+        Ok(Self { admin: admin::Admin::open(config).await?, metrics })
     }
 
     /// For ever.
@@ -183,7 +183,9 @@ impl Side {
 
     /// For ever, with a board that may be replaced by another.
     pub async fn serve_latest(self, board: watch::Receiver<Arc<Board>>) {
-        admin::serve(self.listener, self.metrics, board).await;
+        if let Some(admin) = self.admin {
+            admin.serve(self.metrics, board).await;
+        }
         std::future::pending().await
     }
 }
@@ -284,7 +286,8 @@ pub(super) fn api_settings(
         max_sandboxes: config.max_sandboxes,
         limits: config.limits.clone(),
         cgroups: half.cgroups.clone(),
-        connections: descriptors::connections(),
+        connections: connections(config),
+        inbound_memory: config.connections.inbound_memory,
         api_keys: config.api_keys.clone(),
         quotas: config.quotas.clone(),
         admin_key: config.admin_key.as_ref().map(|key| key.reveal().clone()),
@@ -295,10 +298,22 @@ pub(super) fn api_settings(
             burst: rate.count,
             per_second: f64::from(rate.count) / rate.per.as_secs_f64(),
         }),
-        is_proxied: config.on_cloud_run,
+        proxies: config.trusted_proxies,
+        hosts: Hosts::new(config.listen, config.trusted_proxies > 0, &config.hosts),
         drain,
         handoff_wait: config.lease.handoff_wait,
         traces,
+    }
+}
+
+/// What connections to the API may cost.
+pub(super) fn connections(config: &Config) -> listener::Bounds {
+    let is_proxied = config.trusted_proxies > 0;
+    listener::Bounds {
+        connections: descriptors::connections(),
+        // All connections come from the proxy.
+        per_peer: (!is_proxied).then_some(config.connections.per_peer),
+        keep_alive: config.connections.keep_alive,
     }
 }
 
@@ -308,8 +323,8 @@ pub(super) fn say_hello(config: &Config, instance: &InstanceId, listener: &TcpLi
     for warning in config.warnings() {
         tracing::warn!("{warning}");
     }
-    if config.api_keys.is_empty() {
-        tracing::info!("BATON_API_KEYS is not set: whoever reaches this address may create sandboxes");
+    if config.api_keys.is_empty() && config.listen.ip().is_loopback() {
+        tracing::info!("BATON_API_KEYS is not set: every program on this machine may create sandboxes");
     }
     Ok(())
 }

@@ -68,6 +68,14 @@ pub struct StorageVariables {
     pub all_mount: Option<String>,
 }
 
+/// What clients' connections may cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connections {
+    pub keep_alive: Duration,
+    pub per_peer: usize,
+    pub inbound_memory: u64,
+}
+
 #[derive(Clone, Debug)]
 pub struct Config {
     pub listen: SocketAddr,
@@ -80,6 +88,10 @@ pub struct Config {
     pub origins: Vec<String>,
     /// `None` is no limit.
     pub rate_limit: Option<Rate>,
+    pub trusted_proxies: usize,
+    /// Names that a request may call the server by; empty is those that suit the address.
+    pub hosts: Vec<String>,
+    pub connections: Connections,
 
     pub max_sandboxes: usize,
     pub warm: usize,
@@ -146,6 +158,9 @@ impl StorageVariables {
             || is_used(&self.snapshot_bucket, &self.snapshot_mount)
     }
 }
+/// One client's message must fit into what all of them have together.
+const LONGEST_MESSAGE: u64 = 16 << 20;
+const OPEN_TO_ALL: &str = "BATON_API_KEYS is not set and the server does not listen on loopback: everyone who reaches it may create sandboxes";
 
 /// Flags by the name of their variable.
 pub type Flags = BTreeMap<&'static str, String>;
@@ -166,6 +181,8 @@ impl Config {
         let on_cloud_run = from.optional("K_SERVICE", parse::text)?.is_some();
         let port = from.optional("PORT", parse::port)?;
         let listen = from.required("BATON_LISTEN", parse::address)?;
+        let proxies = if on_cloud_run { "1" } else { "0" };
+        let trusted_proxies = from.found("BATON_TRUSTED_PROXIES", parse::count_or_none, proxies)? as usize;
         let keys = |text: &str| parse::keys(text).map(|keys| keys.into_iter().map(Redacted::new).collect());
         let secret = |text: &str| Some(Redacted::new(text.to_owned()));
         let state_dir = from.optional("BATON_STATE_DIR", parse::path)?;
@@ -181,6 +198,9 @@ impl Config {
             is_token_optional: from.required("BATON_ATTACH_TOKEN", parse::is_optional)?,
             origins: from.optional("BATON_ORIGINS", parse::names)?.unwrap_or_default(),
             rate_limit: from.required("BATON_RATE_LIMIT", parse::rate)?,
+            trusted_proxies,
+            hosts: from.optional("BATON_HOSTS", parse::names)?.unwrap_or_default(),
+            connections: from.connections(trusted_proxies > 0)?,
             max_sandboxes: from.required("BATON_MAX_SANDBOXES", parse::count)? as usize,
             warm: from.required("BATON_WARM", parse::count_or_none)? as usize,
             limits: from.optional("BATON_LIMITS", parse::limits)?.unwrap_or_default(),
@@ -237,11 +257,13 @@ impl Config {
     pub fn warnings(&self) -> Vec<&'static str> {
         let is_ignored = !self.is_default("STORAGE_EMULATOR_HOST") && !self.is_default("BATON_GCS_ENDPOINT");
         let is_unsigned = self.storage.uses_a_bucket() && self.hmac_keys.is_empty();
+        let is_open = !self.listen.ip().to_canonical().is_loopback() && self.api_keys.is_empty();
         // Two halves have one setting each of these; only the API has the keys.
         let is_idle = self.api_keys.is_empty() && !self.is_default("BATON_QUOTAS");
         let warnings = [
             is_ignored.then_some("STORAGE_EMULATOR_HOST is ignored: BATON_GCS_ENDPOINT is set too and comes first"),
             is_unsigned.then_some(UNSIGNED),
+            is_open.then_some(OPEN_TO_ALL),
             is_idle.then_some(
                 "BATON_QUOTAS has no effect without BATON_API_KEYS: quotas are per tenant, and tenants have keys",
             ),
@@ -294,6 +316,31 @@ impl Reader<'_> {
 
     fn required<T>(&mut self, name: &str, parse: impl Fn(&str) -> Option<T>) -> Result<T, Error> {
         Ok(self.optional(name, parse)?.expect("the table has a default for it; a test reads them all"))
+    }
+
+    /// With a default that depends on other settings; it is noted as what is in force.
+    fn found<T>(&mut self, name: &str, parse: impl Fn(&str) -> Option<T>, default: &str) -> Result<T, Error> {
+        if let Some(given) = self.optional(name, &parse)? {
+            return Ok(given);
+        }
+        if let Some(setting) = self.settings.last_mut() {
+            setting.value = Some(default.to_owned());
+        }
+        Ok(parse(default).expect("a default is one of its kind; a test reads them all"))
+    }
+
+    /// A proxy keeps its connections for the next client, and the longest of the usual times to do so is ten minutes.
+    fn connections(&mut self, is_proxied: bool) -> Result<Connections, Error> {
+        let connections = Connections {
+            keep_alive: self.found("BATON_KEEP_ALIVE", parse::span, if is_proxied { "620s" } else { "20s" })?,
+            per_peer: self.required("BATON_PEER_CONNECTIONS", parse::count)? as usize,
+            inbound_memory: self.required("BATON_INBOUND_MEMORY", parse::size)?,
+        };
+        if connections.inbound_memory < LONGEST_MESSAGE {
+            let why = "BATON_INBOUND_MEMORY is below 16MiB, which is what one message may have: raise it";
+            return Err(Error::Conflict(why.to_owned()));
+        }
+        Ok(connections)
     }
 
     /// The user's own directory of a kind, and notes it as what is in force.

@@ -430,7 +430,7 @@ async fn wait(child: &mut Child) -> ExitStatus {
 pub async fn get(address: &str, path: &str) -> std::io::Result<(u16, String)> {
     let asked = async {
         let mut socket = TcpStream::connect(address).await?;
-        let request = format!("GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n");
+        let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
         socket.write_all(request.as_bytes()).await?;
         let mut answer = String::new();
         socket.read_to_string(&mut answer).await?;

@@ -44,7 +44,7 @@ pub enum Heard {
 /// One WebSocket. Dropped, it is gone without a goodbye.
 #[derive(Debug)]
 pub struct Socket {
-    stream: WebSocketStream<MaybeTlsStream<TcpStream>>,
+    pub stream: WebSocketStream<MaybeTlsStream<TcpStream>>,
     /// Every status heard, without the prefix; `E` for an error event.
     pub story: Vec<String>,
 }

@@ -1,5 +1,7 @@
 //! Who may knock: keys, origins, rates, and the list that only an admin sees.
 
+use std::sync::atomic::Ordering;
+
 use baton::api::limits::Rate;
 
 use crate::{
@@ -57,15 +59,23 @@ async fn a_page_that_is_not_listed_cannot_connect() {
 }
 
 #[tokio::test]
-async fn who_comes_too_often_is_turned_away_before_the_upgrade() {
+async fn who_fails_too_often_is_turned_away_before_the_upgrade() {
     let world = World::with(plan(|settings| settings.rate_limit = Some(Rate { burst: 5, per_second: 0.001 }))).await;
     let mut refused = 0;
     for _ in 0..10 {
         let path = "/attach/sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab?sandbox_token=guess";
-        refused += u32::from(connect(&world, path, &[]).await.err() == Some(429));
+        match connect(&world, path, &[]).await {
+            Ok(socket) => Client::new(socket).hears("RESTORING NOT_FOUND close:1011").await,
+            Err(status) => {
+                assert_eq!(status, 429);
+                refused += 1;
+            }
+        }
     }
     assert_eq!(refused, 5);
     assert_eq!(world.writes(), 0);
+    let reads = world.reads.load(Ordering::SeqCst);
+    assert!(reads <= 10, "{reads} reads for five answers");
 }
 
 #[tokio::test]
@@ -88,27 +98,19 @@ async fn a_stored_sandbox_finds_no_room_on_a_full_server_and_nothing_is_written(
 }
 
 #[tokio::test]
-async fn more_connections_than_there_are_places_wait_and_disturb_nobody() {
-    let world = World::with(plan(|settings| settings.connections = 8)).await;
+async fn a_newcomer_takes_the_place_of_the_connection_that_has_been_idle_longest() {
+    use tokio::io::AsyncReadExt;
+    let world = World::with(plan(|settings| settings.connections.connections = 8)).await;
     let mut client = Client::running(&world, "{}").await;
     let mut silent = Vec::new();
     for _ in 0..7 {
         silent.push(tokio::net::TcpStream::connect(world.address).await.unwrap());
     }
-    // All places are taken: the next one is not answered, and who is there goes on.
-    let mut late = std::pin::pin!(http(&world, "GET /status", &[], ""));
-    let goes_on = async {
-        for _ in 0..20 {
-            client.says(r#"{"language":"bash","code":"out \"x\""}"#).await;
-            client.hears("EXECUTION_RUNNING out:x EXECUTION_DONE").await;
-        }
-    };
-    tokio::select! {
-        answer = &mut late => panic!("there was no place for it: {answer:?}"),
-        () = goes_on => {}
-    }
-    silent.pop();
-    assert_eq!(late.await.0, 200);
+    assert_eq!(http(&world, "GET /status", &[], "").await.0, 200);
+    let closed = silent[0].read(&mut [0; 1]).await;
+    assert!(matches!(closed, Ok(0) | Err(_)), "{closed:?}");
+    client.says(r#"{"language":"bash","code":"out \"x\""}"#).await;
+    client.hears("EXECUTION_RUNNING out:x EXECUTION_DONE").await;
 }
 
 #[tokio::test]

@@ -76,16 +76,18 @@ impl Clock for SkipClock {
     }
 }
 
-/// A store that counts what is written.
+/// A store that counts what is read and written.
 #[derive(Debug)]
 struct Counted {
     store: Memory,
+    reads: Arc<AtomicU64>,
     writes: Arc<AtomicU64>,
 }
 
 #[async_trait]
 impl Store for Counted {
     async fn poll(&self, key: &str, known: Option<&Version>) -> store::Result<Poll> {
+        self.reads.fetch_add(1, Ordering::SeqCst);
         self.store.poll(key, known).await
     }
     async fn put(&self, key: &str, bytes: Bytes, condition: If) -> store::Result<Written> {
@@ -153,6 +155,7 @@ pub struct World {
     pub containers: Arc<Containers>,
     pub instance: InstanceId,
     pub script: Arc<Mutex<Script>>,
+    pub reads: Arc<AtomicU64>,
     pub writes: Arc<AtomicU64>,
     pub drain: watch::Sender<bool>,
     lives: Arc<FakeContainers>,
@@ -184,9 +187,11 @@ impl World {
         let clock = Arc::new(SkipClock(watch::Sender::new(Duration::ZERO)));
         let shared: SharedClock = clock.clone();
         let board = Board::new(shared.clone());
-        let writes = Arc::new(AtomicU64::new(0));
-        let store =
-            || -> Arc<dyn Store> { Arc::new(Counted { store: Memory::new(shared.clone()), writes: writes.clone() }) };
+        let (reads, writes) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let store = || -> Arc<dyn Store> {
+            let store = Memory::new(shared.clone());
+            Arc::new(Counted { store, reads: reads.clone(), writes: writes.clone() })
+        };
         let durable = plan.has_storage.then(|| Durable { locks: store(), metadata: store(), lock_bucket: None });
         let memory = store();
         let records = Records::new(shared.clone(), memory.clone(), durable.clone(), plan.can_snapshot, Times::DEFAULT);
@@ -214,7 +219,8 @@ impl World {
             max_sandboxes: 100,
             limits: Default::default(),
             cgroups: Err("none".to_owned()),
-            connections: 4_096,
+            connections: Default::default(),
+            inbound_memory: 64 << 20,
             plain: PlainWords::Documents,
             is_token_optional: false,
             api_keys: vec![],
@@ -222,7 +228,8 @@ impl World {
             admin_key: None,
             origins: vec![],
             rate_limit: None,
-            is_proxied: false,
+            proxies: 0,
+            hosts: api::hosts::Hosts::Any,
             drain: draining,
             handoff_wait: Duration::from_secs(120),
             traces: Default::default(),
@@ -233,7 +240,7 @@ impl World {
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
         let server = tokio::spawn(async move {
-            api::serve(listener, api, async move { drop(stopped.await) }).await.unwrap();
+            api::serve(listener, api, async move { drop(stopped.await) }).await;
         });
         let script = Arc::new(Mutex::new(Script::default()));
         let double = Reconciler {
@@ -255,6 +262,7 @@ impl World {
             containers,
             instance,
             script,
+            reads,
             writes,
             drain,
             lives,

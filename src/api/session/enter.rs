@@ -2,7 +2,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use axum::extract::ws::WebSocket;
 use baton_protocol::{
     agent,
     event::{Event, PROTOCOL, Status, Update},
@@ -14,12 +13,13 @@ use futures::stream::FuturesUnordered;
 use tracing::{Instrument, field};
 
 use super::{
-    Session, Turns, Wishes,
+    Session, Turns, Waiting, Wishes,
     room::{Newcomer, Turned},
 };
 use crate::{
     api::{
-        Api,
+        Api, Tracked,
+        caller::Caller,
         close::Close,
         commands::Commands,
         dialect::Dialect,
@@ -28,6 +28,7 @@ use crate::{
         speaker::Speaker,
         tell::{Stage, Story},
         token,
+        upgrade::WebSocket,
         wire::{MAX_FRAME, Turn, Wire},
     },
     clock::Moment,
@@ -42,12 +43,17 @@ const FIRST_AFTER_PONG: Duration = Duration::from_millis(150);
 /// A refusal that some clients answer by coming back at once is told this much later.
 pub(super) const LATE: Duration = Duration::from_millis(500);
 const DENIED: &str = "The sandbox token is missing or wrong.";
+const FIRST_TOO_LONG: &str =
+    "The first message is longer than 256 KiB: a command with more code goes after the config.";
+const TOO_MANY_FAILURES: &str = "Too many wrong tokens came from this address: try again in a while.";
 
 /// What a create begins with.
 enum First {
     /// Nothing came in time.
     Silence,
-    Message(Result<Request, Refusal>),
+    /// With the length of its text.
+    Message(Result<Request, Refusal>, usize),
+    TooLong,
     End(super::End),
 }
 
@@ -57,6 +63,15 @@ pub struct Upgrade {
     /// A plain client that asked for every field and event.
     pub details: bool,
     pub request: traces::Span,
+    pub caller: Caller,
+    pub connection: Tracked,
+}
+
+/// Where a session comes from, beside its socket.
+struct Comer {
+    request: traces::Span,
+    caller: Caller,
+    connection: Tracked,
 }
 
 /// A sandbox of this tenant. With `config` the client has said everything in the query, and no first message is awaited.
@@ -89,20 +104,27 @@ async fn begin(
     config: Option<Result<Config, Refusal>>,
     id: SandboxId,
 ) {
-    let (mut speaker, request) = greet(&api, socket, upgrade);
+    let (mut speaker, Comer { request, caller, connection }) = greet(&api, socket, upgrade);
     speaker.say(&Event::status(Status::Creating));
     let mut malformed = 0;
     let first = match config {
-        Some(config) => First::Message(config.map(|config| Request::Config(Box::new(config)))),
+        Some(config) => First::Message(config.map(|config| Request::Config(Box::new(config))), 0),
         None => first(&api, &mut speaker, &mut malformed).await,
     };
-    let (config, waiting) = match first {
-        First::Silence => (Config::default(), None),
-        First::Message(Ok(Request::Config(config))) => (*config, None),
-        First::Message(Err(refusal)) if refusal.status == Status::CreationError => {
+    let mut waiting = Waiting::default();
+    let config = match first {
+        First::Silence => Config::default(),
+        First::Message(Ok(Request::Config(config)), _) => *config,
+        First::Message(Err(refusal), _) if refusal.status == Status::CreationError => {
             return refuse(speaker, &refusal, Close::Fatal).await;
         }
-        First::Message(other) => (Config::default(), Some(other)),
+        First::Message(other, bytes) => {
+            waiting.push(other, bytes);
+            Config::default()
+        }
+        First::TooLong => {
+            return refuse(speaker, &Refusal::of(Status::CreationError, FIRST_TOO_LONG), Close::TooBig).await;
+        }
         First::End(super::End::Close(close)) => return speaker.wire.close(close).await,
         First::End(super::End::Gone) => return speaker.wire.leave().await,
     };
@@ -117,7 +139,7 @@ async fn begin(
         Err(refusal) => return refuse(speaker, &refusal, Close::Fatal).await,
     };
     spec.traceparent = request.traceparent();
-    if let Err(refusal) = inherit(&api, &config, &mut spec).await {
+    if let Err(refusal) = inherit(&api, &config, &mut spec, caller).await {
         return refuse(speaker, &refusal, Close::Fatal).await;
     }
     let error = |message: &str| Refusal::of(Status::CreationError, message);
@@ -132,7 +154,7 @@ async fn begin(
     let Some(seat) = api.registry.admit(&id, &api.clock).await else {
         return refuse(speaker, &error("The sandbox could not be created."), Close::Fatal).await;
     };
-    let mut newcomer = Newcomer { waiting: waiting.into_iter().collect(), malformed, ..Newcomer::new(speaker, seat) };
+    let mut newcomer = Newcomer { waiting, malformed, ..Newcomer::new(speaker, seat) };
     let admitted = match api.board.admit(&id, api.settings.max_sandboxes) {
         Some(presence) => Ok(presence),
         None => newcomer.wait_for_room(&api, &id).await,
@@ -145,7 +167,11 @@ async fn begin(
         Err(Turned::Full) => return refuse(newcomer.give_up_seat(), &error(NO_ROOM), Close::Fatal).await,
         Err(Turned::Draining) => return refuse(newcomer.give_up_seat(), &error(SHUTTING_DOWN), Close::Fatal).await,
     };
+    if !connection.prove() {
+        return refuse(newcomer.give_up_seat(), &error(NO_ROOM), Close::Fatal).await;
+    }
     let Newcomer { speaker, seat, waiting, knocks, malformed } = newcomer;
+    speaker.wire.allow_long_messages();
     let follower = api.board.follow(&id);
     let written = match &spec.from_checkpoint {
         None => api.create(&spec).await,
@@ -155,6 +181,7 @@ async fn begin(
         tracing::warn!(error = %failure, "a sandbox could not be written");
         return refuse(speaker, &error(&sentence(&failure)), Close::Fatal).await;
     }
+    api.known_tokens.remember(&id, &spec.token_sha256);
     tracing::info!("a sandbox is wanted");
     api.board.nudge(&id);
     let mut story = Story::new(Stage::Creating, dialect);
@@ -193,15 +220,20 @@ async fn begin(
 
 /// A copy of another sandbox needs that one's token, whosever key is shown with it; it stands on the same snapshot and
 /// has the same limits.
-async fn inherit(api: &Api, config: &Config, spec: &mut Spec) -> Result<(), Refusal> {
+async fn inherit(api: &Api, config: &Config, spec: &mut Spec, caller: Caller) -> Result<(), Refusal> {
     let Some(checkpoint_id) = &config.from_checkpoint else { return Ok(()) };
-    let found = api.records.find(&checkpoint_id.sandbox()).await;
+    let (id, given) = (checkpoint_id.sandbox(), config.source_token.as_ref().map(|token| token.0.as_str()));
+    if api.is_limited(caller) && !api.known_tokens.has(&id, given, false) {
+        return Err(Refusal::of(Status::PermissionDenialError, TOO_MANY_FAILURES));
+    }
+    let found = api.records.find(&id).await;
     let found = found.map_err(|failure| Refusal::of(Status::CreationError, sentence(&failure)))?;
     let Some(source) = found else {
+        api.charge(caller);
         return Err(Refusal::of(Status::CreationError, "The sandbox of that checkpoint does not exist."));
     };
-    let given = config.source_token.as_ref().map(|token| token.0.as_str());
     if !token::matches(given, &source.spec.token_sha256) {
+        api.charge(caller);
         return Err(Refusal::of(Status::PermissionDenialError, "`source_token` is missing or wrong."));
     }
     // Where no keys are asked for it stays with the tenant that the source belongs to.
@@ -212,13 +244,14 @@ async fn inherit(api: &Api, config: &Config, spec: &mut Spec) -> Result<(), Refu
 }
 
 pub async fn attach(api: Arc<Api>, socket: WebSocket, upgrade: Upgrade, id: Option<SandboxId>, token: Option<String>) {
-    let (speaker, request) = greet(&api, socket, upgrade);
-    let Some(id) = id else { return unknown(&api, speaker).await };
-    let span = log_span(&id, &request);
-    come_back(api, speaker, id, token, request).instrument(span).await;
+    let (speaker, comer) = greet(&api, socket, upgrade);
+    let Some(id) = id else { return unknown(&api, speaker, comer.caller).await };
+    let span = log_span(&id, &comer.request);
+    come_back(api, speaker, id, token, comer).instrument(span).await;
 }
 
-async fn come_back(api: Arc<Api>, mut speaker: Speaker, id: SandboxId, token: Option<String>, request: traces::Span) {
+async fn come_back(api: Arc<Api>, mut speaker: Speaker, id: SandboxId, token: Option<String>, comer: Comer) {
+    let Comer { request, caller, connection } = comer;
     if api.is_draining() {
         api.clock.sleep(LATE).await;
         return speaker.wire.close(Close::Restart).await;
@@ -231,12 +264,17 @@ async fn come_back(api: Arc<Api>, mut speaker: Speaker, id: SandboxId, token: Op
             return refuse(speaker, &error(&sentence(&failure)), Close::Fatal).await;
         }
     };
-    let Some(found) = found else { return unknown(&api, speaker).await };
+    let Some(found) = found else { return unknown(&api, speaker, caller).await };
     speaker.dialect = speaker.dialect.of_attach(&found.spec);
     // Before this nothing is written, and nobody else is disturbed.
     let is_excused = token.is_none() && api.settings.is_token_optional;
     if !is_excused && !token::matches(token.as_deref(), &found.spec.token_sha256) {
+        api.charge(caller);
         return refuse(speaker, &Refusal::of(Status::PermissionDenialError, DENIED), Close::Fatal).await;
+    }
+    api.known_tokens.remember(&id, &found.spec.token_sha256);
+    if !connection.prove() {
+        return refuse(speaker, &error(NO_ROOM), Close::Fatal).await;
     }
     // It acts for whom the sandbox belongs to, whatever key was shown.
     let counted = match api.count(&id, found.spec.tenant.as_ref()).await {
@@ -268,6 +306,7 @@ async fn come_back(api: Arc<Api>, mut speaker: Speaker, id: SandboxId, token: Op
         Err(Turned::Draining) => return newcomer.leave(super::End::Close(Close::Restart)).await,
     };
     let Newcomer { mut speaker, seat, waiting, knocks, malformed } = newcomer;
+    speaker.wire.allow_long_messages();
     let follower = api.board.follow(&id);
     let here = api.settings.instance.clone();
     let cause = request.traceparent();
@@ -355,8 +394,8 @@ async fn runs_elsewhere(api: &Api, id: &SandboxId, status: &metadata::Status) ->
     lock.is_ok_and(|lock| lock.is_some_and(|lock| lock.lease.is_none_or(|lease| lease.owner != *me)))
 }
 
-fn greet(api: &Api, socket: WebSocket, upgrade: Upgrade) -> (Speaker, traces::Span) {
-    let Upgrade { dialect, details, request } = upgrade;
+fn greet(api: &Api, socket: WebSocket, upgrade: Upgrade) -> (Speaker, Comer) {
+    let Upgrade { dialect, details, request, caller, connection } = upgrade;
     let wire = Wire::new(socket, api.clock.clone(), !dialect.is_v1());
     let mut speaker = Speaker::new(wire, dialect, details, api.clock.clone());
     if dialect.is_v1() {
@@ -367,7 +406,7 @@ fn greet(api: &Api, socket: WebSocket, upgrade: Upgrade) -> (Speaker, traces::Sp
             instance: api.settings.instance.clone(),
         });
     }
-    (speaker, request)
+    (speaker, Comer { request, caller, connection })
 }
 
 /// How long a session waits for its sandbox.
@@ -385,7 +424,8 @@ fn tells_restoring(api: &Api, speaker: &Speaker) -> bool {
     speaker.dialect != Dialect::Predecessor || api.records.can_checkpoint()
 }
 
-async fn unknown(api: &Api, mut speaker: Speaker) {
+async fn unknown(api: &Api, mut speaker: Speaker, caller: Caller) {
+    api.charge(caller);
     if tells_restoring(api, &speaker) {
         speaker.say(&Event::status(Status::Restoring));
     }
@@ -419,9 +459,10 @@ async fn first(api: &Api, speaker: &mut Speaker, malformed: &mut u32) -> First {
             }
             Turn::Text(text) => match Request::parse(&text) {
                 Err(refusal) if refusal.malformed => refusal,
-                parsed => return First::Message(parsed),
+                parsed => return First::Message(parsed, text.len()),
             },
             Turn::Binary(_) => Refusal::malformed("The first message must be text."),
+            Turn::TooLong => return First::TooLong,
             Turn::Broken(close) => return First::End(super::End::Close(close)),
             Turn::Gone => return First::End(super::End::Gone),
         };

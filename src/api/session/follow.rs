@@ -103,8 +103,8 @@ impl Session {
         }
         tracing::info!("a session is open");
         self.speaker.say(&Event::StatusUpdate(running));
-        while let Some(waiting) = self.waiting.pop_front() {
-            if let Some(end) = self.take(waiting) {
+        while let Some(waiting) = self.waiting.pop() {
+            if let Some(end) = self.take(waiting, 0) {
                 return Some(end);
             }
         }

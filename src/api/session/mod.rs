@@ -62,6 +62,33 @@ enum End {
     Gone,
 }
 
+/// What a client asked for before its sandbox ran.
+#[derive(Debug, Default)]
+struct Waiting {
+    requests: VecDeque<Result<Request, Refusal>>,
+    bytes: usize,
+}
+
+impl Waiting {
+    /// The client has to wait, too.
+    fn is_full(&self) -> bool {
+        self.requests.len() >= MOST_WAITING || self.bytes >= MOST_WAITING_BYTES
+    }
+
+    fn push(&mut self, request: Result<Request, Refusal>, bytes: usize) {
+        self.bytes += bytes;
+        self.requests.push_back(request);
+    }
+
+    fn pop(&mut self) -> Option<Result<Request, Refusal>> {
+        let request = self.requests.pop_front();
+        if self.requests.is_empty() {
+            self.bytes = 0;
+        }
+        request
+    }
+}
+
 /// What the loop hears.
 enum Heard {
     Turn(Turn),
@@ -87,7 +114,7 @@ struct Session {
     presence: Attached,
     follower: Follower,
     /// Came before the sandbox ran.
-    waiting: VecDeque<Result<Request, Refusal>>,
+    waiting: Waiting,
     knocks: Vec<(u64, Knock)>,
     /// Pings by which the reconciler's probes are answered, with the number of each probe.
     probes: Vec<(u64, u64)>,
@@ -137,7 +164,7 @@ impl Session {
 
     /// Waits for the next thing to happen, and does what follows from it.
     async fn hear(&mut self) -> Option<End> {
-        let held_back = self.waiting.len() >= MOST_WAITING || self.commands.waiting() >= MOST_WAITING_BYTES;
+        let held_back = self.waiting.is_full() || self.commands.waiting() >= MOST_WAITING_BYTES;
         if held_back {
             self.speaker.wire.excuse();
         }
@@ -202,7 +229,7 @@ impl Session {
                 self.api.board.touch(&self.id);
                 match Request::parse(&text) {
                     Err(refusal) if refusal.malformed => self.complain(&refusal),
-                    parsed => self.take(parsed),
+                    parsed => self.take(parsed, text.len()),
                 }
             }
             Turn::Binary(bytes) => {
@@ -221,6 +248,7 @@ impl Session {
                 }
                 None
             }
+            Turn::TooLong => Some(End::Close(Close::TooBig)),
             Turn::Broken(close) => Some(End::Close(close)),
             Turn::Gone => Some(End::Gone),
         }
@@ -253,10 +281,10 @@ impl Session {
         None
     }
 
-    /// Answers now, or keeps it until the sandbox runs.
-    fn take(&mut self, parsed: Result<Request, Refusal>) -> Option<End> {
+    /// Answers now, or keeps it until the sandbox runs. Its text had so many `bytes`.
+    fn take(&mut self, parsed: Result<Request, Refusal>, bytes: usize) -> Option<End> {
         if self.story.stage != Stage::Open {
-            self.waiting.push_back(parsed);
+            self.waiting.push(parsed, bytes);
             return None;
         }
         match parsed {

@@ -1,13 +1,11 @@
 //! Waiting for room: the client is listened to meanwhile, and what it wants ends with it.
 
-use std::collections::VecDeque;
-
 use baton_protocol::{
     id::SandboxId,
     request::{Refusal, Request},
 };
 
-use super::{End, MOST_MALFORMED, MOST_WAITING};
+use super::{End, MOST_MALFORMED, Waiting};
 use crate::{
     api::{
         Api,
@@ -24,7 +22,7 @@ pub(super) struct Newcomer {
     pub(super) speaker: Speaker,
     pub(super) seat: Seat,
     /// What it asked for until now.
-    pub(super) waiting: VecDeque<Result<Request, Refusal>>,
+    pub(super) waiting: Waiting,
     pub(super) knocks: Vec<(u64, Knock)>,
     pub(super) malformed: u32,
 }
@@ -40,7 +38,7 @@ pub(super) enum Turned {
 
 impl Newcomer {
     pub(super) fn new(speaker: Speaker, seat: Seat) -> Self {
-        Self { speaker, seat, waiting: VecDeque::new(), knocks: vec![], malformed: 0 }
+        Self { speaker, seat, waiting: Waiting::default(), knocks: vec![], malformed: 0 }
     }
 
     /// A place for the sandbox, once others have made it.
@@ -48,7 +46,7 @@ impl Newcomer {
         let mut room = std::pin::pin!(api.board.make_room(id, api.settings.max_sandboxes));
         let mut drain = api.settings.drain.clone();
         loop {
-            let held_back = self.waiting.len() >= MOST_WAITING;
+            let held_back = self.waiting.is_full() || self.speaker.wire.is_paused();
             if held_back {
                 self.speaker.wire.excuse();
             }
@@ -78,7 +76,8 @@ impl Newcomer {
 
     fn turn(&mut self, turn: Turn) -> Option<End> {
         let refusal = match turn {
-            Turn::Wrote => return None,
+            // What is too long as yet is read once there is a place.
+            Turn::Wrote | Turn::TooLong => return None,
             Turn::Pong(_) => {
                 let ponged = self.speaker.wire.ponged();
                 for (_, knock) in self.knocks.extract_if(.., |(number, _)| *number <= ponged) {
@@ -90,7 +89,7 @@ impl Newcomer {
             Turn::Text(text) => match Request::parse(&text) {
                 Err(refusal) if refusal.malformed => refusal,
                 parsed => {
-                    self.waiting.push_back(parsed);
+                    self.waiting.push(parsed, text.len());
                     return None;
                 }
             },

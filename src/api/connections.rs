@@ -1,0 +1,303 @@
+//! Which connections are open, and which of them is closed when another one comes and there is no room for it.
+//!
+//! A connection has proven itself while it carries a request with a key, or a session whose token was right. All others
+//! give way: a newcomer takes the place of the one that has been idle longest. A few places are never given to proven
+//! connections, so a newcomer is always read, a health probe or a client with a key among them.
+
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::caller::Caller;
+
+/// One in so many places is kept for connections that have not proven themselves, and `MOST_RESERVED` at most.
+const RESERVED_SHARE: usize = 16;
+const MOST_RESERVED: usize = 64;
+
+/// How far a connection has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// Waits for a request, or for the rest of its head.
+    Idle,
+    /// A request or session is under way that has shown neither a key nor a token yet.
+    Unproven,
+    Proven,
+}
+
+/// How many connections there may be.
+#[derive(Clone, Copy, Debug)]
+pub struct Caps {
+    pub total: usize,
+    /// Of one address, those that have not proven themselves; `None` is no limit.
+    pub per_peer: Option<usize>,
+}
+
+impl Caps {
+    fn proven(self) -> usize {
+        let reserved = (self.total / RESERVED_SHARE).clamp(1, MOST_RESERVED);
+        self.total.saturating_sub(reserved).max(1)
+    }
+}
+
+/// What to do about a connection that has just been accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Accept,
+    /// Accept, and close this one.
+    Replace(u64),
+    Refuse,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    peer: Caller,
+    standing: Standing,
+    /// Counts changes of any connection: the smallest has not changed for longest.
+    since: u64,
+}
+
+fn judge(caps: Caps, newcomer: Caller, open: impl ExactSizeIterator<Item = (u64, Entry)> + Clone) -> Verdict {
+    let count = open.len();
+    let unproven = open.filter(|(_, entry)| entry.standing != Standing::Proven);
+    let oldest = |entry: &(u64, Entry)| (entry.1.standing != Standing::Idle, entry.1.since);
+    let of_peer = unproven.clone().filter(|(_, entry)| entry.peer == newcomer);
+    let victim = if caps.per_peer.is_some_and(|most| of_peer.clone().count() >= most) {
+        of_peer.min_by_key(oldest)
+    } else if count >= caps.total {
+        unproven.min_by_key(oldest)
+    } else {
+        return Verdict::Accept;
+    };
+    victim.map_or(Verdict::Refuse, |(number, _)| Verdict::Replace(number))
+}
+
+#[derive(Debug)]
+struct Open {
+    entry: Entry,
+    /// It became a WebSocket: the end of the request is not the end of what it carries.
+    is_upgraded: bool,
+    closed: CancellationToken,
+    standing: watch::Sender<Standing>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    open: BTreeMap<u64, Open>,
+    changes: u64,
+}
+
+impl Inner {
+    fn set(&mut self, number: u64, standing: Standing) {
+        self.changes += 1;
+        let since = self.changes;
+        if let Some(open) = self.open.get_mut(&number) {
+            open.entry = Entry { standing, since, ..open.entry };
+            open.standing.send_replace(standing);
+        }
+    }
+}
+
+/// All connections of one listener.
+#[derive(Debug)]
+pub struct Connections {
+    caps: Caps,
+    inner: Mutex<Inner>,
+}
+
+impl Connections {
+    pub fn new(caps: Caps) -> Arc<Self> {
+        Arc::new(Self { caps, inner: Mutex::default() })
+    }
+
+    /// A place for a new connection, made by closing another if need be.
+    pub fn admit(self: &Arc<Self>, peer: IpAddr) -> Option<Place> {
+        let peer = Caller::of(peer);
+        let mut inner = self.lock();
+        let open = inner.open.iter().map(|(number, open)| (*number, open.entry));
+        match judge(self.caps, peer, open) {
+            Verdict::Accept => {}
+            Verdict::Replace(number) => {
+                if let Some(open) = inner.open.remove(&number) {
+                    open.closed.cancel();
+                }
+            }
+            Verdict::Refuse => return None,
+        }
+        inner.changes += 1;
+        let number = inner.changes;
+        let (standing, seen) = watch::channel(Standing::Idle);
+        let closed = CancellationToken::new();
+        let entry = Entry { peer, standing: Standing::Idle, since: number };
+        inner.open.insert(number, Open { entry, is_upgraded: false, closed: closed.clone(), standing });
+        Some(Place { handle: Handle { connections: self.clone(), number }, closed, standing: seen })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What a connection's requests know of it.
+#[derive(Clone, Debug)]
+pub struct Handle {
+    connections: Arc<Connections>,
+    number: u64,
+}
+
+impl Handle {
+    /// A request has come. It ends when what is returned is dropped, unless it became a session.
+    pub fn begin(&self) -> Underway {
+        self.connections.lock().set(self.number, Standing::Unproven);
+        Underway(self.clone())
+    }
+
+    /// It carries a session from now on.
+    pub fn upgraded(&self) {
+        if let Some(open) = self.connections.lock().open.get_mut(&self.number) {
+            open.is_upgraded = true;
+        }
+    }
+
+    /// A key or a token was right: it gives way to no newcomer. False if there is no room for one more of these.
+    pub fn prove(&self) -> bool {
+        let mut inner = self.connections.lock();
+        let others = inner.open.iter().filter(|(number, _)| **number != self.number);
+        let proven = others.filter(|(_, open)| open.entry.standing == Standing::Proven).count();
+        let has_room = proven < self.connections.caps.proven();
+        if has_room {
+            inner.set(self.number, Standing::Proven);
+        }
+        has_room
+    }
+}
+
+/// A request whose answer is not yet written.
+#[derive(Debug)]
+pub struct Underway(Handle);
+
+impl Drop for Underway {
+    fn drop(&mut self) {
+        let Handle { connections, number } = &self.0;
+        let mut inner = connections.lock();
+        if inner.open.get(number).is_some_and(|open| !open.is_upgraded) {
+            inner.set(*number, Standing::Idle);
+        }
+    }
+}
+
+/// A connection's own place, until it is dropped.
+#[derive(Debug)]
+pub struct Place {
+    handle: Handle,
+    /// Cancelled when another connection has the place.
+    pub closed: CancellationToken,
+    pub standing: watch::Receiver<Standing>,
+}
+
+impl Place {
+    pub fn handle(&self) -> Handle {
+        self.handle.clone()
+    }
+
+    /// The server has said its last word: the connection gives way from now on.
+    pub fn ends(&self) {
+        self.handle.connections.lock().set(self.handle.number, Standing::Idle);
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.handle.connections.lock().open.remove(&self.handle.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STANDINGS: [Standing; 3] = [Standing::Idle, Standing::Unproven, Standing::Proven];
+
+    fn peer(last: u8) -> IpAddr {
+        IpAddr::from([10, 0, 0, last])
+    }
+
+    /// Over every table of up to four connections of two peers, in every order of age.
+    #[test]
+    fn a_newcomer_takes_a_free_place_or_that_of_the_oldest_unproven_connection() {
+        let kinds = STANDINGS.iter().flat_map(|standing| [(*standing, 1), (*standing, 2)]).collect::<Vec<_>>();
+        for total in 1..=4 {
+            for per_peer in [None, Some(1), Some(2)] {
+                let caps = Caps { total, per_peer };
+                for count in 0..=total {
+                    for choice in 0..kinds.len().pow(count as u32) {
+                        let open: Vec<_> = (0..count as u64)
+                            .map(|number| {
+                                let (standing, last) = kinds[choice / kinds.len().pow(number as u32) % kinds.len()];
+                                (number, Entry { peer: Caller::of(peer(last)), standing, since: number })
+                            })
+                            .collect();
+                        check(caps, &open);
+                    }
+                }
+            }
+        }
+    }
+
+    fn check(caps: Caps, open: &[(u64, Entry)]) {
+        let newcomer = Caller::of(peer(1));
+        let is_unproven = |entry: &Entry| entry.standing != Standing::Proven;
+        let of_peer = open.iter().filter(|(_, entry)| is_unproven(entry) && entry.peer == newcomer).count();
+        let peer_is_full = caps.per_peer.is_some_and(|most| of_peer >= most);
+        match judge(caps, newcomer, open.iter().copied()) {
+            Verdict::Accept => assert!(!peer_is_full && open.len() < caps.total, "{open:?}"),
+            Verdict::Replace(number) => {
+                assert!(peer_is_full || open.len() >= caps.total, "nothing is closed without need: {open:?}");
+                let (_, closed) = open[number as usize];
+                assert!(is_unproven(&closed), "a proven connection is never closed: {open:?}");
+                assert!(!peer_is_full || closed.peer == newcomer, "a peer closes its own: {open:?}");
+                for (_, entry) in open.iter().filter(|(_, entry)| is_unproven(entry)) {
+                    let is_candidate = !peer_is_full || entry.peer == newcomer;
+                    let is_better = (entry.standing != Standing::Idle, entry.since)
+                        < (closed.standing != Standing::Idle, closed.since);
+                    assert!(!(is_candidate && is_better), "{entry:?} before {closed:?}");
+                }
+            }
+            Verdict::Refuse => assert!(!open.iter().any(|(_, entry)| is_unproven(entry)), "{open:?}"),
+        }
+    }
+
+    #[test]
+    fn proven_connections_leave_a_reserve_and_take_it_back_when_they_end() {
+        let connections = Connections::new(Caps { total: 4, per_peer: None });
+        let places: Vec<_> = (0..4).map(|_| connections.admit(peer(1)).unwrap()).collect();
+        let requests: Vec<_> = places.iter().map(|place| place.handle().begin()).collect();
+        let proven: Vec<_> = places.iter().map(|place| place.handle().prove()).collect();
+        assert_eq!(proven, [true, true, true, false]);
+        assert!(places[0].handle().prove(), "it is one of them already");
+        let newcomer = connections.admit(peer(2)).expect("the reserve is always there");
+        assert!(places[3].closed.is_cancelled() && !newcomer.handle().prove());
+        drop(requests);
+        assert_eq!(*places[0].standing.borrow(), Standing::Idle);
+        assert!(newcomer.handle().prove());
+        drop((places, newcomer));
+        assert!(connections.lock().open.is_empty());
+    }
+
+    #[test]
+    fn a_session_outlasts_its_request() {
+        let connections = Connections::new(Caps { total: 4, per_peer: None });
+        let place = connections.admit(peer(1)).unwrap();
+        let request = place.handle().begin();
+        place.handle().upgraded();
+        assert!(place.handle().prove());
+        drop(request);
+        assert_eq!(*place.standing.borrow(), Standing::Proven);
+        place.ends();
+        assert_eq!(*place.standing.borrow(), Standing::Idle);
+    }
+}

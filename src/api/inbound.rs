@@ -1,0 +1,295 @@
+//! Memory for what clients are still sending: one budget for the messages and bodies of all of them.
+//!
+//! A stream that has used up what every client has for itself takes the rest from the budget, and is not read while
+//! there is none.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use futures::{FutureExt, future::BoxFuture};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    sync::{OwnedSemaphorePermit, Semaphore},
+};
+use tokio_util::sync::PollSemaphore;
+
+use super::frame_scanner::FrameScanner;
+use crate::clock::SharedClock;
+
+/// What every stream may hold without asking.
+pub const FREE: u64 = 16 << 10;
+/// So much is taken from the budget at a time.
+const STEP: u32 = 64 << 10;
+/// For the rest of a message that takes memory from others.
+const WHOLE_WITHIN: Duration = Duration::from_secs(60);
+
+/// The memory that all clients have together.
+#[derive(Clone, Debug)]
+pub struct Budget(Arc<Semaphore>);
+
+impl Budget {
+    pub fn new(bytes: u64) -> Self {
+        Self(Arc::new(Semaphore::new(usize::try_from(bytes).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS))))
+    }
+
+    pub fn reservation(&self) -> Reservation {
+        Reservation { budget: PollSemaphore::new(self.0.clone()), held: None }
+    }
+}
+
+/// What one stream has taken of the budget, until it is dropped.
+#[derive(Debug)]
+pub struct Reservation {
+    budget: PollSemaphore,
+    held: Option<OwnedSemaphorePermit>,
+}
+
+impl Reservation {
+    fn held(&self) -> u64 {
+        self.held.as_ref().map_or(0, |held| held.num_permits() as u64)
+    }
+
+    /// Ready when it is enough for a stream that holds `bytes` in all. What is too much is given back.
+    fn poll_resize(&mut self, context: &mut Context<'_>, bytes: u64) -> Poll<()> {
+        let steps = bytes.saturating_sub(FREE).div_ceil(STEP.into());
+        let needed = steps * u64::from(STEP);
+        let superfluous = usize::try_from(self.held().saturating_sub(needed)).unwrap_or(0);
+        drop(self.held.as_mut().and_then(|held| held.split(superfluous)));
+        while self.held() < needed {
+            let more = ready!(self.budget.poll_acquire_many(context, STEP));
+            match (&mut self.held, more) {
+                (Some(held), Some(more)) => held.merge(more),
+                (held, more) => *held = more,
+            }
+        }
+        Poll::Ready(())
+    }
+
+    /// See [`Self::poll_resize`]. May be cancelled.
+    pub async fn resize(&mut self, bytes: u64) {
+        std::future::poll_fn(|context| self.poll_resize(context, bytes)).await;
+    }
+}
+
+/// What a session knows of its stream, and says to it.
+#[derive(Debug)]
+pub struct Gauge {
+    longest: AtomicU64,
+    is_paused: AtomicBool,
+    is_waiting: AtomicBool,
+}
+
+impl Gauge {
+    /// A longer message is not read any further.
+    pub fn set_longest(&self, bytes: u64) {
+        self.longest.store(bytes, Ordering::Relaxed);
+        self.is_paused.store(false, Ordering::Relaxed);
+    }
+
+    /// A message has come that is longer than that.
+    pub fn is_paused(&self) -> bool {
+        self.is_paused.load(Ordering::Relaxed)
+    }
+
+    /// The budget is used up by others.
+    pub fn is_waiting(&self) -> bool {
+        self.is_waiting.load(Ordering::Relaxed)
+    }
+}
+
+/// A message that took memory from others was not whole in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a message was not whole within {}", humantime::format_duration(WHOLE_WITHIN))]
+pub struct Overdue;
+
+/// A WebSocket's bytes, of which no more are read than there is memory for.
+pub struct Metered<S> {
+    stream: S,
+    scanner: FrameScanner,
+    reservation: Reservation,
+    gauge: Arc<Gauge>,
+    clock: SharedClock,
+    overdue: Option<BoxFuture<'static, ()>>,
+}
+
+impl<S> std::fmt::Debug for Metered<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Metered").field("scanner", &self.scanner).field("gauge", &self.gauge).finish_non_exhaustive()
+    }
+}
+
+impl<S> Metered<S> {
+    pub fn new(stream: S, budget: &Budget, longest: u64, clock: SharedClock) -> Self {
+        let gauge = Gauge {
+            longest: AtomicU64::new(longest),
+            is_paused: AtomicBool::new(false),
+            is_waiting: AtomicBool::new(false),
+        };
+        Self {
+            stream,
+            scanner: FrameScanner::default(),
+            reservation: budget.reservation(),
+            gauge: Arc::new(gauge),
+            clock,
+            overdue: None,
+        }
+    }
+
+    pub fn gauge(&self) -> Arc<Gauge> {
+        self.gauge.clone()
+    }
+
+    /// Ready when `more` bytes may be read.
+    fn poll_room(&mut self, context: &mut Context<'_>, more: u64) -> Poll<io::Result<()>> {
+        let received = self.scanner.received();
+        if received > self.gauge.longest.load(Ordering::Relaxed) {
+            // Whoever allows a longer one asks again.
+            self.gauge.is_paused.store(true, Ordering::Relaxed);
+            return Poll::Pending;
+        }
+        let resized = self.reservation.poll_resize(context, received + more);
+        self.gauge.is_waiting.store(resized.is_pending(), Ordering::Relaxed);
+        if received <= FREE {
+            self.overdue = None;
+        } else {
+            let clock = &self.clock;
+            let overdue = self.overdue.get_or_insert_with(|| {
+                let clock = clock.clone();
+                async move { clock.sleep(WHOLE_WITHIN).await }.boxed()
+            });
+            if overdue.poll_unpin(context).is_ready() {
+                return Poll::Ready(Err(io::Error::other(Overdue)));
+            }
+        }
+        resized.map(Ok)
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        ready!(self.poll_room(context, buffer.remaining() as u64))?;
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
+        self.scanner.feed(&buffer.filled()[before..]);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Metered<S> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+    use crate::clock::TestClock;
+
+    const LONG: u64 = 1 << 20;
+
+    /// A text frame that says it is `LONG`, without its payload.
+    fn head() -> Vec<u8> {
+        let mut head = vec![0x81, 127];
+        head.extend(LONG.to_be_bytes());
+        head
+    }
+
+    fn streams(budget: &Budget, longest: u64) -> (tokio::io::DuplexStream, Metered<tokio::io::DuplexStream>) {
+        let (client, server) = tokio::io::duplex(2 << 20);
+        (client, Metered::new(server, budget, longest, Arc::new(TestClock::new(1))))
+    }
+
+    /// What can be read until nothing more comes.
+    async fn read(stream: &mut Metered<tokio::io::DuplexStream>) -> io::Result<u64> {
+        let (mut total, mut buffer) = (0, [0; 16 << 10]);
+        while let Some(read) = stream.read(&mut buffer).now_or_never() {
+            total += read? as u64;
+            // Else Tokio would have it wait for others after so many reads.
+            tokio::task::yield_now().await;
+        }
+        Ok(total)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn messages_share_the_budget_and_go_on_when_one_is_whole() {
+        let budget = Budget::new(LONG + LONG / 2);
+        let ((mut one, mut first), (mut two, mut second)) = (streams(&budget, 2 * LONG), streams(&budget, 2 * LONG));
+        for client in [&mut one, &mut two] {
+            client.write_all(&head()).await.unwrap();
+            client.write_all(&vec![b'x'; LONG as usize - 1]).await.unwrap();
+        }
+        assert_eq!(read(&mut first).await.unwrap(), 10 + LONG - 1);
+        assert!(!first.gauge().is_waiting());
+        let partly = read(&mut second).await.unwrap();
+        assert!(partly < LONG && second.gauge().is_waiting(), "{partly}");
+        one.write_all(b"x").await.unwrap();
+        assert_eq!(read(&mut first).await.unwrap(), 1);
+        assert!(read(&mut second).await.unwrap() + partly > LONG);
+        drop((first, second));
+        assert_eq!(budget.0.available_permits() as u64, LONG + LONG / 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_message_that_takes_memory_from_others_has_to_become_whole() {
+        let budget = Budget::new(2 * LONG);
+        let (mut client, mut stream) = streams(&budget, 2 * LONG);
+        client.write_all(&head()).await.unwrap();
+        client.write_all(&[b'x'; 100_000]).await.unwrap();
+        read(&mut stream).await.unwrap();
+        let error = stream.read(&mut [0; 100]).await.unwrap_err();
+        assert!(error.get_ref().is_some_and(|error| error.is::<Overdue>()), "{error}");
+        // One that fits into what everybody has may take its time.
+        let (mut client, mut stream) = streams(&budget, 2 * LONG);
+        client.write_all(&head()).await.unwrap();
+        let clock: SharedClock = Arc::new(TestClock::new(1));
+        assert!(read(&mut stream).await.is_ok());
+        assert!(clock.timeout(10 * WHOLE_WITHIN, stream.read(&mut [0; 100])).await.is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_message_longer_than_allowed_is_read_on_once_it_is_allowed() {
+        let budget = Budget::new(2 * LONG);
+        let (mut client, mut stream) = streams(&budget, 30_000);
+        client.write_all(&head()).await.unwrap();
+        client.write_all(&vec![b'x'; LONG as usize]).await.unwrap();
+        assert!(read(&mut stream).await.unwrap() < 60_000);
+        assert!(stream.gauge().is_paused());
+        stream.gauge().set_longest(LONG);
+        assert!(read(&mut stream).await.unwrap() > LONG - 60_000 && !stream.gauge().is_paused());
+    }
+}
