@@ -172,7 +172,7 @@ impl Server {
     /// One of its figures; zero while it has none.
     async fn figure(&self, name: &str) -> Result<u64> {
         let mut socket = TcpStream::connect(&self.figures).await?;
-        socket.write_all(b"GET /metrics HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n").await?;
+        socket.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await?;
         let mut page = String::new();
         socket.read_to_string(&mut page).await?;
         let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
