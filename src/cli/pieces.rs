@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use baton_protocol::id::Sha256Name;
 
 use crate::config::Config;
 
@@ -12,7 +13,7 @@ const SETUP: &str = "run `scripts/setup`, which gets everything a sandbox needs"
 pub struct Pieces {
     pub runsc: PathBuf,
     pub rootfs: PathBuf,
-    pub rootfs_digest: String,
+    pub rootfs_digest: Sha256Name,
     pub agent: PathBuf,
 }
 
@@ -33,8 +34,9 @@ impl Pieces {
         if rootfs == Path::new("/") {
             bail!("BATON_ROOTFS is this machine's own root file system; sandboxes need one of their own: {SETUP}");
         }
-        let rootfs_digest = match rootfs.file_name().and_then(|name| name.to_str()).filter(|name| is_digest(name)) {
-            Some(name) => name.to_owned(),
+        let name = rootfs.file_name().and_then(|name| name.to_str());
+        let rootfs_digest = match name.and_then(|name| Sha256Name::parse(name).ok()) {
+            Some(name) => name,
             None => crate::runtime::rootfs::digest(&rootfs)
                 .with_context(|| format!("the root file system {} cannot be read", rootfs.display()))?,
         };
@@ -68,8 +70,4 @@ fn existing(path: PathBuf, variable: &str) -> Result<PathBuf> {
         bail!("{variable} is {}, and there is no such file: name another, or unset it and {SETUP}", path.display());
     }
     Ok(path)
-}
-
-fn is_digest(name: &str) -> bool {
-    name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit())
 }

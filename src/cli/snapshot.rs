@@ -20,7 +20,6 @@ use crate::{
     clock::{SharedClock, SystemClock},
     config::{self, Config},
     storage::{
-        layout::{Object, snapshot_prefix},
         memory::Memory,
         rules::Times,
         seal::Seals,
@@ -237,7 +236,7 @@ impl Store {
 
     async fn export(self, args: &Export) -> anyhow::Result<()> {
         let snapshot = args.owner.key(&args.name);
-        let key = match self.snapshots.find(&snapshot).await? {
+        let path = match self.snapshots.find(&snapshot).await? {
             Found::Ours(manifest) => {
                 if manifest.kind == SnapshotKind::Layer {
                     // Whoever imports it elsewhere would start sandboxes on next to nothing.
@@ -246,19 +245,17 @@ impl Store {
                         args.name
                     ));
                 }
-                Object::SnapshotArchive(&snapshot).key()
+                self.snapshots.archive(&snapshot, &manifest).path
             }
-            Found::Foreign { key } => key,
+            Found::Foreign { path } => path,
             Found::Nothing | Found::Unfinished => bail!("there is no finished snapshot {}", shown(&snapshot)),
         };
-        // By its name: of a public one that is the end of the key.
-        let end = key.strip_prefix(&format!("{}{snapshot}", snapshot_prefix(&snapshot))).unwrap_or_default();
-        let plain = || PathBuf::from(format!("{}{end}", args.name));
+        let plain = || PathBuf::from(format!("{}{}", args.name, path.end()));
         let to = args.to.clone().unwrap_or_else(plain);
         if to.exists() {
             bail!("{} exists already", to.display());
         }
-        self.snapshots.fetch(&key, &to, self.most, &|_| {}).await?;
+        self.snapshots.fetch(&path, &to, self.most, &|_| {}).await?;
         screen::print(&format!("{}\n", to.display()))
     }
 }

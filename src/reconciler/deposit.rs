@@ -13,7 +13,7 @@ use std::{
 use tokio::sync::Notify;
 
 use super::{Tools, act::Failure, staging::Staging};
-use crate::storage::{checkpoints::Checkpoints, layout::Sha256Name, store};
+use crate::storage::{checkpoints::Checkpoints, store};
 
 /// After a try that failed.
 const LATER: Duration = Duration::from_secs(60);
@@ -56,13 +56,11 @@ pub(super) async fn run(tools: Arc<Tools>) {
 async fn store(tools: &Tools, checkpoints: &Checkpoints) -> Result<(), Failure> {
     let failed = |error: store::Error| Failure::Passing(error.to_string());
     let facts = tools.lifecycle.facts();
-    if let Ok(sha256) = Sha256Name::parse(&facts.runsc_sha256)
-        && checkpoints.deposit_runtime(&sha256, &tools.lifecycle.runtime_file()).await.map_err(failed)?
-    {
+    let (sha256, digest) = (&facts.runsc_sha256, &facts.rootfs_digest);
+    if checkpoints.deposit_runtime(sha256, &tools.lifecycle.runtime_file()).await.map_err(failed)? {
         tracing::info!(sha256 = sha256.as_str(), version = facts.runsc_version, "stored the runsc of this instance");
     }
-    let Ok(digest) = Sha256Name::parse(&facts.rootfs_digest) else { return Ok(()) };
-    if checkpoints.has_rootfs(&digest).await.map_err(failed)? {
+    if checkpoints.has_rootfs(digest).await.map_err(failed)? {
         return Ok(());
     }
     let staging = Staging::new(tools, "rootfs");
@@ -70,7 +68,7 @@ async fn store(tools: &Tools, checkpoints: &Checkpoints) -> Result<(), Failure> 
     let file = staging.path().join("rootfs.tar.zst");
     let stored = async {
         tools.lifecycle.pack(&file).await?;
-        checkpoints.deposit_rootfs(&digest, &file).await.map_err(failed)?;
+        checkpoints.deposit_rootfs(digest, &file).await.map_err(failed)?;
         tracing::info!(digest = digest.as_str(), "stored the base root file system of this instance");
         Ok(())
     };

@@ -58,7 +58,7 @@ impl Sandbox {
         let facts = tools.lifecycle.facts();
         let other = (manifest.runsc.version != facts.runsc_version).then(|| manifest.runsc.clone());
         let allowed = |runsc: &Runsc| tools.runtimes.find(runsc);
-        let has_runsc = |runsc: &Runsc| allowed(runsc).is_some_and(|name| tools.lifecycle.has_runtime(name.as_str()));
+        let has_runsc = |runsc: &Runsc| allowed(runsc).is_some_and(|name| tools.lifecycle.has_runtime(&name));
         let hold = tools.lifecycle.hold(&manifest.rootfs.digest).filter(|_| other.as_ref().is_none_or(has_runsc));
         let Some(hold) = hold else {
             // It has to be brought here first, while the files go on coming.
@@ -238,19 +238,19 @@ mod tests {
     use super::*;
     use crate::runtime::Facts;
     use baton_protocol::{
-        id::{CheckpointId, Nonce, SandboxId},
+        id::{CheckpointId, Nonce, SandboxId, Sha256Name},
         manifest::Rootfs,
     };
 
     fn facts() -> Facts {
         Facts {
             runsc_version: "one".to_owned(),
-            runsc_sha256: String::new(),
+            runsc_sha256: Sha256Name::from_bits([0; 32]),
             platform: "systrap".to_owned(),
             flags: Vec::new(),
             cpu_features: vec!["avx".to_owned(), "sse".to_owned()],
             oci_sha256: "spec".to_owned(),
-            rootfs_digest: "root".to_owned(),
+            rootfs_digest: Sha256Name::from_bits([1; 32]),
         }
     }
 
@@ -269,7 +269,7 @@ mod tests {
             oci_sha256: "spec".to_owned(),
             agent_marker: "0f".repeat(16),
             created: String::new(),
-            rootfs: Rootfs { digest: "root".to_owned(), base_digest: "root".to_owned(), archive: None },
+            rootfs: Rootfs { digest: facts().rootfs_digest, base_digest: facts().rootfs_digest, archive: None },
             layer: None,
         }
     }
@@ -294,7 +294,7 @@ mod tests {
         assert_eq!(with(|m| m.runsc.version = "two".to_owned()), None, "what is missing can be fetched");
         assert_eq!(with(|m| m.runsc.platform = "kvm".to_owned()), Some(Reason::OtherRuntime));
         assert_eq!(with(|m| m.cpu_features.push("amx".to_owned())), Some(Reason::OtherCpu));
-        assert_eq!(with(|m| m.rootfs.digest = "other".to_owned()), None, "what is missing can be fetched");
+        assert_eq!(with(|m| m.rootfs.digest = Sha256Name::from_bits([2; 32])), None, "what is missing can be fetched");
         assert_eq!(with(|m| m.oci_sha256 = "other".to_owned()), Some(Reason::OtherSpec));
     }
 

@@ -106,7 +106,7 @@ impl Sandbox {
             return Err(Failure::Look);
         }
         let root = brought.map_err(for_good)?;
-        tracing::info!(sandbox = %self.id, digest = root.rootfs.digest, "its root file system is here");
+        tracing::info!(sandbox = %self.id, digest = %root.rootfs.digest, "its root file system is here");
         (self.root, self.missing) = (Some(root), None);
         Ok(())
     }
@@ -125,7 +125,7 @@ impl Sandbox {
         let checkpoints = tools.checkpoints.clone().ok_or(Failure::Look)?;
         let archive = checkpoints.files_of(manifest).filter(|_| self.may_drop_memory());
         let (Some(archive), Some(layer)) = (archive, &manifest.layer) else { return Err(refusal) };
-        let digest = derived(layer.base_digest.as_deref(), &archive.sha256);
+        let digest = derived(layer.base_digest.as_ref(), &archive.sha256);
         let base_digest = layer.base_digest.clone().unwrap_or_else(|| digest.clone());
         let rootfs = Rootfs { digest, base_digest, archive: Some(archive) };
         let Some(hold) = tools.lifecycle.hold(&rootfs.digest) else {
@@ -188,16 +188,16 @@ impl Bring<'_> {
                     (SnapshotKind::Layer, Some(base)) => Some(base),
                     (SnapshotKind::Layer, None) => return Err(missing("does not say what it lies on")),
                 };
-                let digest = derived(base.as_deref(), &manifest.sha256);
+                let digest = derived(base.as_ref(), &manifest.sha256);
                 let base_digest = base.unwrap_or_else(|| digest.clone());
                 let archive = Some(snapshots.archive(&snapshot, &manifest));
                 self.rootfs(Rootfs { digest, base_digest, archive }).await
             }
-            Found::Foreign { key } => {
+            Found::Foreign { path } => {
                 let staging = self.staged().await?;
                 let file = staging.path().join("archive");
                 let tell = |done| self.steps.tell(done, 0);
-                let brought = snapshots.fetch(&key, &file, self.tools.archive_size, &tell).await.map_err(fetched);
+                let brought = snapshots.fetch(&path, &file, self.tools.archive_size, &tell).await.map_err(fetched);
                 let extracted = async {
                     let archive = brought?;
                     snapshots.check_archive(&snapshot, &archive).await.map_err(fetched)?;
@@ -226,7 +226,7 @@ impl Bring<'_> {
         let Some(name) = self.tools.runtimes.find(runsc) else {
             return Err(refuse("and BATON_RUNTIMES does not allow the other one"));
         };
-        if self.tools.lifecycle.has_runtime(name.as_str()) {
+        if self.tools.lifecycle.has_runtime(&name) {
             return Ok(());
         }
         let Some(checkpoints) = &self.tools.checkpoints else { return Err(refuse("and there is no storage")) };
@@ -237,7 +237,7 @@ impl Bring<'_> {
                 Err(store::Error::NotFound(_)) => return Err(refuse("and the other one is not stored")),
                 done => done.map_err(fetched)?,
             }
-            Ok(self.tools.lifecycle.add_runtime(&file, name.as_str()).await?)
+            Ok(self.tools.lifecycle.add_runtime(&file, &name).await?)
         };
         let brought = brought.await;
         staging.wipe().await;
@@ -255,7 +255,7 @@ impl Bring<'_> {
             return Ok(Root { rootfs, hold });
         };
         let base = is_layer.then(|| rootfs.base_digest.clone());
-        if derived(base.as_deref(), &archive.sha256) != rootfs.digest {
+        if derived(base.as_ref(), &archive.sha256) != rootfs.digest {
             return Err(refusal(Reason::Damaged, "The manifest names an archive that does not belong to it."));
         }
         let from = match base {
@@ -283,23 +283,22 @@ impl Bring<'_> {
     }
 
     /// A base root file system, which instances store by its digest.
-    async fn base(&self, digest: &str) -> Result<Hold, Failure> {
+    async fn base(&self, digest: &Sha256Name) -> Result<Hold, Failure> {
         if let Some(hold) = self.tools.lifecycle.hold(digest) {
             return Ok(hold);
         }
         let unknown =
             || refusal(Reason::OtherRootfs, "The sandbox stands on another root file system than this instance has.");
-        let name = Sha256Name::parse(digest).map_err(|_| unknown())?;
         let checkpoints = self.tools.checkpoints.as_ref().ok_or_else(unknown)?;
         let staging = self.staged().await?;
         let file = staging.path().join("archive");
         let tell = |done| self.steps.tell(done, 0);
         let extracted = async {
-            match checkpoints.fetch_rootfs(&name, &file, self.tools.archive_size, &tell).await {
+            match checkpoints.fetch_rootfs(digest, &file, self.tools.archive_size, &tell).await {
                 Err(store::Error::NotFound(_)) => return Err(unknown()),
                 done => done.map_err(fetched)?,
             }
-            let wanted = Extract { digest: digest.to_owned(), from: Source::Base };
+            let wanted = Extract { digest: digest.clone(), from: Source::Base };
             Ok(self.tools.lifecycle.extract(&file, &wanted).await?)
         };
         let extracted = extracted.await;
@@ -319,7 +318,8 @@ impl Bring<'_> {
         let found = if let Some(snapshots) = self.tools.snapshots.as_ref().filter(|at| at.may_hold(archive)) {
             snapshots.fetch(&archive.path, file, most, &tell).await.map_err(fetched)?.sha256
         } else if let Some(checkpoints) = self.tools.checkpoints.as_ref().filter(|at| at.may_hold_archive(archive)) {
-            checkpoints.fetch_archive(archive, file, most, &tell).await.map_err(fetched)?.sha256
+            let digest = checkpoints.fetch_archive(archive, file, most, &tell).await.map_err(fetched)?;
+            Sha256Name::parse(&digest.sha256).map_err(|_| elsewhere())?
         } else {
             return Err(elsewhere());
         };

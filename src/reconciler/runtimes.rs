@@ -28,8 +28,7 @@ impl AllowedRuntimes {
 
     /// The digest of the binary that a manifest names, if that may run here.
     pub fn find(&self, runsc: &Runsc) -> Option<Sha256Name> {
-        let name = Sha256Name::parse(runsc.sha256.as_deref()?).ok()?;
-        self.0.contains(&name).then_some(name)
+        runsc.sha256.clone().filter(|name| self.0.contains(name))
     }
 }
 
@@ -38,7 +37,7 @@ mod tests {
     use super::*;
 
     fn runsc(sha256: Option<&str>) -> Runsc {
-        let sha256 = sha256.map(str::to_owned);
+        let sha256 = sha256.map(|text| Sha256Name::parse(text).unwrap());
         Runsc { version: "other".to_owned(), platform: "systrap".to_owned(), flags: Vec::new(), sha256 }
     }
 
@@ -51,9 +50,6 @@ mod tests {
         assert_eq!(with_list.find(&runsc(Some(KNOWN[0]))), None, "the operator's list is the whole list");
         assert_eq!(without.find(&runsc(Some(KNOWN[0]))).unwrap().as_str(), KNOWN[0]);
         assert_eq!(without.find(&runsc(Some(&listed))), None);
-        for bad in [None, Some(""), Some("/bin/sh"), Some("../x"), Some(&*format!("/{}", "a".repeat(63)))] {
-            assert_eq!(without.find(&runsc(bad)), None, "{bad:?}");
-            assert_eq!(with_list.find(&runsc(bad)), None, "{bad:?}");
-        }
+        assert_eq!((without.find(&runsc(None)), with_list.find(&runsc(None))), (None, None));
     }
 }

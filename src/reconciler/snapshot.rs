@@ -25,6 +25,7 @@ use super::{
 use crate::{
     runtime::Shape,
     storage::{
+        artifacts,
         board::SNAPSHOT,
         snapshots::{Claim, Snapshots},
     },
@@ -108,7 +109,7 @@ impl Sandbox {
                 kind: if taken.base_digest.is_some() { SnapshotKind::Layer } else { SnapshotKind::Rootfs },
                 base_digest: taken.base_digest,
                 size: archive.size,
-                sha256: archive.sha256,
+                sha256: artifacts::named(&snapshot.to_string(), &archive.sha256).map_err(stored)?,
                 entries: entries?,
                 nonce: nonce.clone(),
                 created: tools.clock.timestamp(),

@@ -42,9 +42,9 @@ pub struct Held {
 /// What is known of an extracted tree.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct About {
-    pub digest: String,
+    pub digest: Sha256Name,
     /// The root file system a layer was laid on; the digest itself if it lies on none.
-    pub base_digest: String,
+    pub base_digest: Sha256Name,
     /// It can be had by its digest anywhere.
     pub is_base: bool,
     pub size: u64,
@@ -53,8 +53,8 @@ pub struct About {
 }
 
 impl About {
-    pub fn new(digest: &str, base_digest: &str, is_base: bool, size: u64) -> io::Result<Self> {
-        Ok(Self { digest: digest.to_owned(), base_digest: base_digest.to_owned(), is_base, size, boot: boot()? })
+    pub fn new(digest: &Sha256Name, base_digest: &Sha256Name, is_base: bool, size: u64) -> io::Result<Self> {
+        Ok(Self { digest: digest.clone(), base_digest: base_digest.clone(), is_base, size, boot: boot()? })
     }
 }
 
@@ -62,7 +62,7 @@ impl About {
 #[derive(Debug)]
 pub struct Making {
     cache: Cache,
-    digest: String,
+    digest: Sha256Name,
     lock: File,
 }
 
@@ -72,16 +72,12 @@ impl Cache {
     }
 
     /// A tree that is here, held from now on. Does not wait for one that is being made.
-    pub fn hold(&self, digest: &str) -> io::Result<Option<Held>> {
-        // Manifests name digests, and whoever writes one may write anything: nothing else becomes a path.
-        if Sha256Name::parse(digest).is_err() {
-            return Ok(None);
-        }
+    pub fn hold(&self, digest: &Sha256Name) -> io::Result<Option<Held>> {
         let Some(lock) = self.lock(digest, FlockOperation::NonBlockingLockShared)? else { return Ok(None) };
         self.held(digest, lock)
     }
 
-    fn held(&self, digest: &str, lock: File) -> io::Result<Option<Held>> {
+    fn held(&self, digest: &Sha256Name, lock: File) -> io::Result<Option<Held>> {
         let Some(about) = self.about(digest)? else { return Ok(None) };
         // So the least used can be told.
         let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
@@ -90,8 +86,7 @@ impl Cache {
     }
 
     /// Held if somebody has made it, else the right to make it. Waits for whoever makes it now. Blocks.
-    pub fn make(&self, digest: &str) -> io::Result<Result<Held, Making>> {
-        Sha256Name::parse(digest).map_err(io::Error::other)?;
+    pub fn make(&self, digest: &Sha256Name) -> io::Result<Result<Held, Making>> {
         loop {
             if let Some(held) = self.hold(digest)? {
                 return Ok(Ok(held));
@@ -99,7 +94,7 @@ impl Cache {
             if let Some(lock) = self.lock(digest, FlockOperation::NonBlockingLockExclusive)? {
                 // Between the two looks another one may have made it.
                 if self.about(digest)?.is_none() {
-                    let making = Making { cache: self.clone(), digest: digest.to_owned(), lock };
+                    let making = Making { cache: self.clone(), digest: digest.clone(), lock };
                     making.wipe()?;
                     fs::create_dir_all(making.tree())?;
                     return Ok(Err(making));
@@ -114,8 +109,9 @@ impl Cache {
         let mut all = Vec::new();
         for entry in fs::read_dir(&self.folder)? {
             let path = entry?.path();
-            let Some(digest) = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".lock")) else { continue };
-            if let Ok(Some(about)) = self.about(digest) {
+            let name = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".lock"));
+            let Some(digest) = name.and_then(|name| Sha256Name::parse(name).ok()) else { continue };
+            if let Ok(Some(about)) = self.about(&digest) {
                 all.push((fs::metadata(&path)?.modified()?, about));
             }
         }
@@ -127,7 +123,7 @@ impl Cache {
             }
             if let Some(_lock) = self.lock(&about.digest, FlockOperation::NonBlockingLockExclusive)? {
                 tracing::info!(
-                    digest = about.digest,
+                    digest = %about.digest,
                     size = about.size,
                     "a root file system is dropped from the cache"
                 );
@@ -147,30 +143,31 @@ impl Cache {
         for entry in entries {
             let path = entry?.path();
             let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
-            let digest = name.strip_suffix(".making").unwrap_or(name);
-            if Sha256Name::parse(digest).is_err() || (digest == name && self.about(digest)?.is_some()) {
+            let (whole, is_making) = name.strip_suffix(".making").map_or((name, false), |whole| (whole, true));
+            let Ok(digest) = Sha256Name::parse(whole) else { continue };
+            if !is_making && self.about(&digest)?.is_some() {
                 continue;
             }
             // Another server may be making it just now, or have made it.
-            if let Some(_lock) = self.lock(digest, FlockOperation::NonBlockingLockExclusive)?
-                && (digest != name || self.about(digest)?.is_none())
+            if let Some(_lock) = self.lock(&digest, FlockOperation::NonBlockingLockExclusive)?
+                && (is_making || self.about(&digest)?.is_none())
             {
-                tracing::info!(digest, "what is left of a root file system is removed");
+                tracing::info!(%digest, "what is left of a root file system is removed");
                 remove(&path)?;
             }
         }
         Ok(())
     }
 
-    fn drop_tree(&self, digest: &str) -> io::Result<()> {
+    fn drop_tree(&self, digest: &Sha256Name) -> io::Result<()> {
         // Under its name there is never half a tree.
         let doomed = self.folder.join(format!("{digest}.making"));
         remove(&doomed)?;
-        fs::rename(self.folder.join(digest), &doomed)?;
+        fs::rename(self.folder.join(digest.as_str()), &doomed)?;
         remove(&doomed)
     }
 
-    fn lock(&self, digest: &str, how: FlockOperation) -> io::Result<Option<File>> {
+    fn lock(&self, digest: &Sha256Name, how: FlockOperation) -> io::Result<Option<File>> {
         fs::create_dir_all(&self.folder)?;
         let path = self.folder.join(format!("{digest}.lock"));
         let file = File::options().create(true).truncate(false).read(true).write(true).open(path)?;
@@ -181,20 +178,20 @@ impl Cache {
         }
     }
 
-    fn tree(&self, digest: &str) -> PathBuf {
-        self.folder.join(digest).join("rootfs")
+    fn tree(&self, digest: &Sha256Name) -> PathBuf {
+        self.folder.join(digest.as_str()).join("rootfs")
     }
 
     /// `None`: there is none that can be trusted.
-    fn about(&self, digest: &str) -> io::Result<Option<About>> {
-        let text = match fs::read(self.folder.join(digest).join("about")) {
+    fn about(&self, digest: &Sha256Name) -> io::Result<Option<About>> {
+        let text = match fs::read(self.folder.join(digest.as_str()).join("about")) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),
         };
         let about: Option<About> = serde_json::from_slice(&text).ok();
         let boot = boot()?;
-        Ok(about.filter(|about| about.digest == digest && about.boot == boot))
+        Ok(about.filter(|about| about.digest == *digest && about.boot == boot))
     }
 }
 
@@ -211,14 +208,14 @@ impl Making {
     fn wipe(&self) -> io::Result<()> {
         remove(&self.folder())?;
         // What an earlier boot left does not count.
-        remove(&self.cache.folder.join(&self.digest))
+        remove(&self.cache.folder.join(self.digest.as_str()))
     }
 
     /// It is whole: everybody may have it. `None`: and somebody has dropped it already.
     pub fn finish(self, about: &About) -> io::Result<Option<Held>> {
         let folder = self.folder();
         fs::write(folder.join("about"), serde_json::to_vec(about)?)?;
-        fs::rename(&folder, self.cache.folder.join(&self.digest))?;
+        fs::rename(&folder, self.cache.folder.join(self.digest.as_str()))?;
         rustix::fs::flock(&self.lock, FlockOperation::LockShared)?;
         self.cache.held(&self.digest, self.lock)
     }
@@ -248,8 +245,8 @@ mod tests {
     fn what_was_being_made_when_its_server_died_is_removed_and_nothing_else() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::new(folder.path().to_owned(), u64::MAX);
-        let [whole, dead, busy, old] = ["a", "b", "c", "d"].map(|digit| digit.repeat(64));
-        let make = |digest: &str| cache.make(digest).unwrap().unwrap_err();
+        let [whole, dead, busy, old] = ["a", "b", "c", "d"].map(|digit| Sha256Name::parse(&digit.repeat(64)).unwrap());
+        let make = |digest: &Sha256Name| cache.make(digest).unwrap().unwrap_err();
         make(&whole).finish(&About::new(&whole, &whole, true, 1).unwrap()).unwrap().unwrap();
         drop(make(&dead));
         let making = make(&busy);
@@ -260,7 +257,7 @@ mod tests {
         let names = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
         let mut left: Vec<_> = names.filter(|name| !name.ends_with(".lock")).collect();
         left.sort();
-        assert_eq!(left, [whole.clone(), format!("{busy}.making"), "note".to_owned()]);
+        assert_eq!(left, [whole.to_string(), format!("{busy}.making"), "note".to_owned()]);
         assert!(cache.hold(&whole).unwrap().is_some());
         drop(making);
         Cache::new(folder.path().join("nowhere"), 0).sweep().unwrap();

@@ -12,7 +12,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use baton_protocol::id::SandboxId;
+use baton_protocol::id::{SandboxId, Sha256Name};
 use tokio::sync::watch;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -40,7 +40,7 @@ pub(super) struct Tools {
     pub runsc: Runsc,
     pub guard: GuardLink,
     pub cache: Cache,
-    pub runsc_sha256: String,
+    pub runsc_sha256: Sha256Name,
     pub tasks: TaskTracker,
     /// To checkpoints that are being written.
     pub promised: Promised,
@@ -291,7 +291,7 @@ impl Lifecycle for Containers {
         roots::tally(archive).await
     }
 
-    fn hold(&self, digest: &str) -> Option<Hold> {
+    fn hold(&self, digest: &Sha256Name) -> Option<Hold> {
         roots::find(&self.tools, Some(digest)).ok().map(Hold::from)
     }
 
@@ -302,11 +302,11 @@ impl Lifecycle for Containers {
         task.await.unwrap_or_else(|error| Err(Error::Failed { what: "an action", why: error.to_string() }))
     }
 
-    fn has_runtime(&self, sha256: &str) -> bool {
+    fn has_runtime(&self, sha256: &Sha256Name) -> bool {
         roots::binary(&self.tools, Some(sha256)).is_ok()
     }
 
-    async fn add_runtime(&self, file: &Path, sha256: &str) -> Result<()> {
+    async fn add_runtime(&self, file: &Path, sha256: &Sha256Name) -> Result<()> {
         roots::add_runtime(&self.tools, file, sha256).await
     }
 

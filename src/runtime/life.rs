@@ -39,8 +39,8 @@ pub(super) async fn start(tools: &Arc<Tools>, slot: &Arc<Slot>, start: &Start, i
         // What no agent can be told is refused before one is started, or taken.
         assignment(start)?;
     }
-    let binary = roots::binary(tools, start.runsc.as_deref())?;
-    let root = roots::find(tools, start.rootfs.as_deref())?;
+    let binary = roots::binary(tools, start.runsc.as_ref())?;
+    let root = roots::find(tools, start.rootfs.as_ref())?;
     let rootfs = root.path.clone();
     *lock(&slot.root) = Some(root);
     let name = begun::new_name(tools);

@@ -49,7 +49,7 @@ use std::{
 use async_trait::async_trait;
 use baton_protocol::{
     frame::{Frame, Marker},
-    id::SandboxId,
+    id::{SandboxId, Sha256Name},
     limits::Limits,
     reason::Reason,
 };
@@ -98,9 +98,9 @@ pub struct Start {
     /// What it may have of this machine.
     pub limits: Limits,
     /// Digest of the root file system, which must be here; `None` is the base.
-    pub rootfs: Option<String>,
+    pub rootfs: Option<Sha256Name>,
     /// SHA-256 of the runsc to use, which must be here; `None` is the usual one.
-    pub runsc: Option<String>,
+    pub runsc: Option<Sha256Name>,
     /// It is the copy of another sandbox, made from this checkpoint, and runs for the first time.
     pub forked_from: Option<String>,
     /// Until when it may run.
@@ -111,7 +111,7 @@ pub struct Start {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Extract {
     /// By which it will be known.
-    pub digest: String,
+    pub digest: Sha256Name,
     pub from: Source,
 }
 
@@ -120,7 +120,7 @@ pub struct Extract {
 pub enum Source {
     /// What changed on the root file system of this digest, which must be here.
     Layer {
-        base_digest: String,
+        base_digest: Sha256Name,
     },
     Complete,
     /// A base root file system, whose digest tells everything that is in it.
@@ -139,7 +139,7 @@ pub enum Shape {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Taken {
     /// The base of a layer; `None` is a complete archive.
-    pub base_digest: Option<String>,
+    pub base_digest: Option<Sha256Name>,
     /// How long the sandbox stood still.
     pub paused: Duration,
 }
@@ -148,12 +148,12 @@ pub struct Taken {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
     pub runsc_version: String,
-    pub runsc_sha256: String,
+    pub runsc_sha256: Sha256Name,
     pub platform: String,
     pub flags: Vec<String>,
     pub cpu_features: Vec<String>,
     pub oci_sha256: String,
-    pub rootfs_digest: String,
+    pub rootfs_digest: Sha256Name,
 }
 
 /// By what the caller can do about it.
@@ -204,13 +204,13 @@ pub trait Lifecycle: fmt::Debug + Send + Sync + 'static {
     /// How many entries such an archive has.
     async fn tally(&self, archive: &Path) -> Result<u64>;
     /// The root file system of this digest, if it is here; it stays as long as the value lives.
-    fn hold(&self, digest: &str) -> Option<Hold>;
+    fn hold(&self, digest: &Sha256Name) -> Option<Hold>;
     /// Makes a root file system, unless it is here already. What fails leaves nothing.
     async fn extract(&self, archive: &Path, wanted: &Extract) -> Result<Hold>;
     /// Whether sandboxes can be started with the runsc of this digest.
-    fn has_runtime(&self, sha256: &str) -> bool;
+    fn has_runtime(&self, sha256: &Sha256Name) -> bool;
     /// From now on they can. The file must be what the digest says.
-    async fn add_runtime(&self, file: &Path, sha256: &str) -> Result<()>;
+    async fn add_runtime(&self, file: &Path, sha256: &Sha256Name) -> Result<()>;
     /// Where the usual runsc is.
     fn runtime_file(&self) -> PathBuf;
     /// Writes the base root file system into the `.tar.zst` file `archive`.

@@ -9,7 +9,10 @@ use std::{
     time::Duration,
 };
 
-use baton_protocol::{id::InstanceId, reason::Reason};
+use baton_protocol::{
+    id::{InstanceId, Sha256Name},
+    reason::Reason,
+};
 use rustix::{fs::FlockOperation, process::Signal};
 use sha2::{Digest, Sha256};
 
@@ -224,12 +227,12 @@ pub async fn probe(settings: &Arc<Settings>, clock: &SharedClock) -> Result<(Run
     Ok((runsc, facts))
 }
 
-fn sha256_of(file: &Path) -> io::Result<String> {
+fn sha256_of(file: &Path) -> io::Result<Sha256Name> {
     let (mut file, mut hash) = (File::open(file)?, Sha256::new());
     let mut chunk = vec![0; 1 << 20];
     loop {
         match io::Read::read(&mut file, &mut chunk)? {
-            0 => return Ok(baton_protocol::id::hex(&hash.finalize())),
+            0 => return Ok(Sha256Name::from_bits(hash.finalize().into())),
             count => hash.update(&chunk[..count]),
         }
     }

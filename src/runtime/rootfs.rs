@@ -12,18 +12,19 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use baton_protocol::id::Sha256Name;
 use sha2::{Digest, Sha256};
 
 const MOUNT: &str = ".baton";
 
 /// The digest of what an archive becomes: the same for everybody who extracts it, without reading a file.
-pub fn derived(base_digest: Option<&str>, archive_sha256: &str) -> String {
-    let text = format!("root file system\n{}\n{archive_sha256}\n", base_digest.unwrap_or("complete"));
-    hex(&Sha256::digest(text.as_bytes()))
+pub fn derived(base_digest: Option<&Sha256Name>, archive_sha256: &Sha256Name) -> Sha256Name {
+    let text = format!("root file system\n{}\n{archive_sha256}\n", base_digest.map_or("complete", Sha256Name::as_str));
+    Sha256Name::from_bits(Sha256::digest(text.as_bytes()).into())
 }
 
 /// Reads every file once: a second or so for a small Debian. Blocks.
-pub fn digest(root: &Path) -> io::Result<String> {
+pub fn digest(root: &Path) -> io::Result<Sha256Name> {
     let mut entries = Vec::new();
     let mut files = Vec::new();
     walk(root, root, &mut entries, &mut files)?;
@@ -40,7 +41,7 @@ pub fn digest(root: &Path) -> io::Result<String> {
         all.update(&name);
         all.update([0]);
     }
-    Ok(hex(&all.finalize()))
+    Ok(Sha256Name::from_bits(all.finalize().into()))
 }
 
 type Named = (Vec<u8>, PathBuf);
@@ -127,7 +128,7 @@ mod tests {
         let setup = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/setup");
         let printed = Command::new(setup).arg("--digest").arg(tree.path()).output().unwrap();
         assert!(printed.status.success(), "{}", String::from_utf8_lossy(&printed.stderr));
-        assert_eq!(String::from_utf8(printed.stdout).unwrap().trim(), digest(tree.path()).unwrap());
+        assert_eq!(String::from_utf8(printed.stdout).unwrap().trim(), digest(tree.path()).unwrap().as_str());
     }
 
     #[test]

@@ -35,8 +35,8 @@ const ABANDONED: Duration = Duration::from_secs(3600);
 #[derive(Clone, Debug)]
 pub(super) struct Root {
     pub path: PathBuf,
-    pub digest: String,
-    pub base_digest: String,
+    pub digest: Sha256Name,
+    pub base_digest: Sha256Name,
     /// Others can have it by its digest.
     pub is_base: bool,
     held: Option<Held>,
@@ -54,13 +54,13 @@ impl From<Root> for Hold {
 
 impl Hold {
     /// The root file system it lies on, where that is another one.
-    pub fn base_digest(&self) -> Option<&str> {
-        self.0.as_ref().map(|held| held.about.base_digest.as_str())
+    pub fn base_digest(&self) -> Option<&Sha256Name> {
+        self.0.as_ref().map(|held| &held.about.base_digest)
     }
 }
 
 /// The root file system of a digest, held; `None` is the base.
-pub(super) fn find(tools: &Tools, digest: Option<&str>) -> Result<Root> {
+pub(super) fn find(tools: &Tools, digest: Option<&Sha256Name>) -> Result<Root> {
     let settings = &tools.settings;
     let Some(digest) = digest.filter(|digest| **digest != settings.rootfs_digest) else {
         let digest = settings.rootfs_digest.clone();
@@ -79,7 +79,7 @@ pub(super) fn find(tools: &Tools, digest: Option<&str>) -> Result<Root> {
     })?;
     Ok(Root {
         path: held.path.clone(),
-        digest: digest.to_owned(),
+        digest: digest.clone(),
         base_digest: held.about.base_digest.clone(),
         is_base: held.about.is_base,
         held: Some(held),
@@ -87,20 +87,19 @@ pub(super) fn find(tools: &Tools, digest: Option<&str>) -> Result<Root> {
 }
 
 /// Another runsc than the usual one, if that is asked for.
-pub(super) fn binary(tools: &Tools, sha256: Option<&str>) -> Result<Option<PathBuf>> {
+pub(super) fn binary(tools: &Tools, sha256: Option<&Sha256Name>) -> Result<Option<PathBuf>> {
     let Some(sha256) = sha256.filter(|sha256| **sha256 != tools.runsc_sha256) else { return Ok(None) };
-    let binary = Sha256Name::parse(sha256).ok().map(|name| tools.settings.runtime(&name));
-    let Some(binary) = binary.filter(|binary| binary.is_file()) else {
+    let binary = tools.settings.runtime(sha256);
+    if !binary.is_file() {
         let message = "This instance does not have the runsc that the sandbox needs.".to_owned();
         return Err(Error::Refused { reason: Reason::OtherRuntime, message });
-    };
+    }
     Ok(Some(binary))
 }
 
 /// Keeps a runsc whose digest was verified. It appears only whole.
-pub(super) async fn add_runtime(tools: &Arc<Tools>, file: &Path, sha256: &str) -> Result<()> {
-    let name = Sha256Name::parse(sha256).map_err(|invalid| failed("add_runtime", &io::Error::other(invalid)))?;
-    let (from, to) = (file.to_owned(), tools.settings.runtime(&name));
+pub(super) async fn add_runtime(tools: &Arc<Tools>, file: &Path, sha256: &Sha256Name) -> Result<()> {
+    let (from, to) = (file.to_owned(), tools.settings.runtime(sha256));
     beside(move || {
         let folder = to.parent().unwrap_or(Path::new("/"));
         fs::create_dir_all(folder)?;

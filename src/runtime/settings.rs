@@ -17,7 +17,7 @@ pub struct Settings {
     pub state_dir: PathBuf,
     /// The base root file system, never changed while it is used.
     pub rootfs: PathBuf,
-    pub rootfs_digest: String,
+    pub rootfs_digest: Sha256Name,
     /// Where root file systems are kept that were made from archives, and how many bytes of them.
     pub rootfs_cache: PathBuf,
     pub rootfs_cache_size: u64,

@@ -13,7 +13,7 @@ use std::{
 };
 
 use baton_protocol::{
-    id::{CheckpointId, hex},
+    id::{CheckpointId, Sha256Name},
     manifest,
 };
 use bytes::Bytes;
@@ -47,7 +47,7 @@ pub async fn hash(clock: &SharedClock, folder: &Path) -> Result<Vec<manifest::Fi
         files.push(Box::pin(async move {
             let name = image.file_name();
             let Digest { size, sha256, crc32c } = files::digest(clock, &folder.join(name), STALL, &|_| {}).await?;
-            Ok(manifest::File { name: name.to_owned(), size, sha256, crc32c })
+            Ok(manifest::File { name: name.to_owned(), size, sha256: named(name, &sha256)?, crc32c })
         }));
     }
     try_join_all(files).await
@@ -61,7 +61,7 @@ pub async fn upload(
     folder: &Path,
     manifest: &manifest::Checkpoint,
     progress: Total<'_>,
-) -> Result<String> {
+) -> Result<Sha256Name> {
     let id = &manifest.checkpoint_id;
     let tally = Tally::of(manifest.files.iter().map(|file| file.size), progress);
     let mut files: Vec<BoxFuture<'_, Result<()>>> = Vec::new();
@@ -76,13 +76,18 @@ pub async fn upload(
     describe(store, clock, manifest).await
 }
 
+/// A digest that was computed here, as manifests have it.
+pub fn named(key: &str, sha256: &str) -> Result<Sha256Name> {
+    Sha256Name::parse(sha256).map_err(|invalid| Error::Other { key: key.to_owned(), why: invalid.to_string() })
+}
+
 /// The manifest itself, after the files it describes.
-async fn describe(store: &dyn Store, clock: &SharedClock, manifest: &manifest::Checkpoint) -> Result<String> {
+async fn describe(store: &dyn Store, clock: &SharedClock, manifest: &manifest::Checkpoint) -> Result<Sha256Name> {
     let key = Object::CheckpointManifest(&manifest.checkpoint_id).key();
     let wrong = |error: serde_json::Error| Error::Other { key: key.clone(), why: error.to_string() };
     let bytes = Bytes::from(serde_json::to_vec_pretty(manifest).map_err(wrong)?);
     put_once(store, clock, &key, &bytes).await?;
-    Ok(hex(&Sha256::digest(&bytes)))
+    Ok(Sha256Name::from_bits(Sha256::digest(&bytes).into()))
 }
 
 /// How large the files of a checkpoint in `folder` are.
@@ -107,7 +112,7 @@ pub async fn store(
     folder: &Path,
     manifest: &mut manifest::Checkpoint,
     progress: Total<'_>,
-) -> Result<String> {
+) -> Result<Sha256Name> {
     let sizes = sizes(clock, folder).await?;
     let tally = Tally::of(sizes.iter().map(|(_, size)| *size), progress);
     let id = &manifest.checkpoint_id;
@@ -123,7 +128,8 @@ pub async fn store(
             });
             let name = image.file_name().to_owned();
             let taken = taken.await?;
-            Ok(taken.map(|Digest { size, sha256, crc32c }| manifest::File { name, size, sha256, crc32c }))
+            let Some(Digest { size, sha256, crc32c }) = taken else { return Ok(None) };
+            Ok(Some(manifest::File { sha256: named(&name, &sha256)?, name, size, crc32c }))
         }));
     }
     let taken: Option<Vec<_>> = try_join_all(files).await?.into_iter().collect();
@@ -140,12 +146,12 @@ pub async fn manifest(
     store: &dyn Store,
     clock: &SharedClock,
     id: &CheckpointId,
-    sha256: &str,
+    sha256: &Sha256Name,
 ) -> Result<manifest::Checkpoint> {
     let key = Object::CheckpointManifest(id).key();
     let bytes = wait_for(store, clock, &key).await?;
     let damaged = |why: String| Error::Damaged { key: key.clone(), why };
-    if hex(&Sha256::digest(&bytes)) != sha256 {
+    if Sha256Name::from_bits(Sha256::digest(&bytes).into()) != *sha256 {
         return Err(damaged("it is not the one the lock names".to_owned()));
     }
     let manifest: manifest::Checkpoint = serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
@@ -324,7 +330,7 @@ pub(super) fn images(manifest: &manifest::Checkpoint) -> Result<Vec<(Image, Dige
     let found = manifest.files.iter().map(|file| {
         let every = Image::ALL.into_iter().chain([Image::Files]);
         let image = every.into_iter().find(|image| image.file_name() == file.name)?;
-        let digest = Digest { size: file.size, sha256: file.sha256.clone(), crc32c: file.crc32c };
+        let digest = Digest { size: file.size, sha256: file.sha256.to_string(), crc32c: file.crc32c };
         seen.insert(file.name.clone()).then_some((image, digest))
     });
     let found: Option<Vec<_>> = found.collect();

@@ -3,9 +3,9 @@
 use std::{collections::BTreeSet, path::Path, sync::Arc, time::Duration};
 
 use baton_protocol::{
-    id::{CheckpointId, SandboxId, hex},
+    id::{CheckpointId, SandboxId},
     lock::Head,
-    manifest::{Archive, Checkpoint},
+    manifest::{Archive, ArchivePath, Checkpoint},
     metadata::{Committed, Latest},
 };
 
@@ -56,7 +56,7 @@ impl Checkpoints {
         let sha256 = artifacts::store(&*self.store, &self.clock, image, &mut manifest, progress).await?;
         let id = &manifest.checkpoint_id;
         let (about, seal) = (Object::CheckpointManifest(id).key(), Object::CheckpointSeal(id).key());
-        seal::put(&*self.store, &self.clock, &self.seals, &about, &seal, &sha256).await?;
+        seal::put(&*self.store, &self.clock, &self.seals, &about, &seal, sha256.as_str()).await?;
         Ok(Head {
             seq: manifest.seq,
             epoch: manifest.epoch,
@@ -83,7 +83,7 @@ impl Checkpoints {
         let (about, seal) = (Object::CheckpointManifest(id).key(), Object::CheckpointSeal(id).key());
         let (manifest, sealed) = futures::join!(
             self.manifest(head),
-            seal::check(&*self.store, &self.clock, &self.seals, &about, &seal, &head.manifest_sha256),
+            seal::check(&*self.store, &self.clock, &self.seals, &about, &seal, head.manifest_sha256.as_str()),
         );
         let manifest = manifest?;
         sealed.map(|()| manifest)
@@ -94,7 +94,7 @@ impl Checkpoints {
         let (id, sha256) = (&head.checkpoint_id, &head.manifest_sha256);
         self.manifest(head).await?;
         let (about, seal) = (Object::CheckpointManifest(id).key(), Object::CheckpointSeal(id).key());
-        seal::put(&*self.store, &self.clock, &self.seals, &about, &seal, sha256).await
+        seal::put(&*self.store, &self.clock, &self.seals, &about, &seal, sha256.as_str()).await
     }
 
     /// Whether a head may lie where this instance looks. Only different names say that it does not.
@@ -111,13 +111,13 @@ impl Checkpoints {
     pub fn files_of(&self, manifest: &Checkpoint) -> Option<Archive> {
         let name = Image::Files.file_name();
         let sha256 = manifest.files.iter().find(|file| file.name == name)?.sha256.clone();
-        let path = Object::Image(&manifest.checkpoint_id, Image::Files).key();
+        let path = ArchivePath::Checkpoint(manifest.checkpoint_id.clone());
         Some(Archive { bucket: self.bucket.clone(), path, sha256 })
     }
 
     /// Whether an archive may lie where this instance looks for checkpoints.
     pub fn may_hold_archive(&self, archive: &Archive) -> bool {
-        layout::checkpoint_of(&archive.path).is_some()
+        matches!(archive.path, ArchivePath::Checkpoint(_))
             && bucket_name::may_be_one(archive.bucket.as_ref(), self.bucket.as_ref())
     }
 
@@ -129,7 +129,8 @@ impl Checkpoints {
         most: u64,
         progress: Progress<'_>,
     ) -> Result<Digest> {
-        patiently(&self.clock, || self.store.fetch(&archive.path, file, most, progress)).await
+        let key = archive.path.to_string();
+        patiently(&self.clock, || self.store.fetch(&key, file, most, progress)).await
     }
 
     /// Stores something by its digest, unless it is there.
@@ -199,15 +200,15 @@ impl Checkpoints {
 
     /// The manifest of a checkpoint as it lies there, and its digest. `None`: there is none, so the upload
     /// was never finished. Only the lock says whether it was committed.
-    pub async fn manifest_of(&self, id: &CheckpointId) -> Result<Option<(Checkpoint, String)>> {
+    pub async fn manifest_of(&self, id: &CheckpointId) -> Result<Option<(Checkpoint, Sha256Name)>> {
         self.manifest_at(Object::CheckpointManifest(id).key()).await
     }
 
-    pub(super) async fn manifest_at(&self, key: String) -> Result<Option<(Checkpoint, String)>> {
+    pub(super) async fn manifest_at(&self, key: String) -> Result<Option<(Checkpoint, Sha256Name)>> {
         let Poll::Changed(bytes, _) = self.store.poll(&key, None).await? else { return Ok(None) };
         let manifest =
             serde_json::from_slice(&bytes).map_err(|error| Error::Damaged { key, why: error.to_string() })?;
-        Ok(Some((manifest, hex(&Sha256::digest(&bytes)))))
+        Ok(Some((manifest, Sha256Name::from_bits(Sha256::digest(&bytes).into()))))
     }
 
     pub fn bucket(&self) -> Option<&String> {

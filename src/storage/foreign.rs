@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use baton_protocol::{
-    id::{CheckpointId, Invalid},
+    id::{CheckpointId, Invalid, Sha256Name},
     manifest::Checkpoint,
 };
 
@@ -58,7 +58,7 @@ impl From<&CheckpointId> for Folder {
 
 impl Checkpoints {
     /// The manifest in a folder, and its digest.
-    pub async fn manifest_in(&self, folder: &Folder) -> Result<Option<(Checkpoint, String)>> {
+    pub async fn manifest_in(&self, folder: &Folder) -> Result<Option<(Checkpoint, Sha256Name)>> {
         self.manifest_at(folder.key(MANIFEST)).await
     }
 
@@ -89,7 +89,7 @@ impl Checkpoints {
 
     /// Copies a whole checkpoint from a folder to where its own name says it belongs, each file verified on its way
     /// through the empty directory `through`; what is in the folder stays. The manifest's digest there. Safe to repeat.
-    pub async fn adopt(&self, folder: &Folder, manifest: &Checkpoint, through: &Path) -> Result<String> {
+    pub async fn adopt(&self, folder: &Folder, manifest: &Checkpoint, through: &Path) -> Result<Sha256Name> {
         let (store, clock) = (&*self.store, &self.clock);
         for (image, digest) in artifacts::images(manifest)? {
             let file = through.join(image.file_name());

@@ -14,8 +14,8 @@ use std::{
 };
 
 use baton_protocol::{
-    id::{Nonce, Tenant, hex},
-    manifest::{self, Archive},
+    id::{Nonce, Sha256Name, Tenant, hex},
+    manifest::{self, Archive, ArchiveEnd, ArchivePath},
     snapshot_key::SnapshotKey,
 };
 use bytes::Bytes;
@@ -33,8 +33,6 @@ use crate::clock::SharedClock;
 
 /// Reading a local file may stall no longer than this.
 const STALL: Duration = Duration::from_secs(30);
-/// How the name of an archive may end.
-const ENDS: [&str; 3] = [".tar", ".tar.gz", ".tar.zst"];
 
 #[derive(Clone, Debug)]
 pub struct Snapshots {
@@ -69,7 +67,7 @@ pub enum Found {
     Ours(manifest::Snapshot),
     /// A complete archive that somebody put there.
     Foreign {
-        key: String,
+        path: ArchivePath,
     },
 }
 
@@ -184,7 +182,7 @@ impl Snapshots {
 
     /// Whether an archive without a manifest, which was fetched, is sealed.
     pub async fn check_archive(&self, snapshot: &SnapshotKey, archive: &Archive) -> Result<()> {
-        self.check(snapshot, &archive.path, &archive.sha256).await
+        self.check(snapshot, &archive.path.to_string(), archive.sha256.as_str()).await
     }
 
     pub async fn find(&self, snapshot: &SnapshotKey) -> Result<Found> {
@@ -196,26 +194,30 @@ impl Snapshots {
         if page.entries.iter().any(|entry| entry.key == Object::SnapshotMaking(snapshot).key()) {
             return Ok(Found::Unfinished);
         }
-        let keys = ENDS.map(|end| format!("{prefix}{snapshot}{end}"));
-        let foreign = keys.into_iter().find(|key| page.entries.iter().any(|entry| entry.key == *key));
-        Ok(foreign.map_or(Found::Nothing, |key| Found::Foreign { key }))
+        let paths = ArchiveEnd::ALL.map(|end| ArchivePath::Snapshot(snapshot.clone(), end));
+        let is_there = |path: &ArchivePath| page.entries.iter().any(|entry| entry.key == path.to_string());
+        Ok(paths.into_iter().find(is_there).map_or(Found::Nothing, |path| Found::Foreign { path }))
     }
 
     /// Brings an archive into `file`; more than `most` bytes are refused. Where it was, and what.
-    pub async fn fetch(&self, key: &str, file: &Path, most: u64, progress: Progress<'_>) -> Result<Archive> {
-        let digest = patiently(&self.clock, || self.store.fetch(key, file, most, progress)).await?;
-        Ok(Archive { bucket: self.bucket.clone(), path: key.to_owned(), sha256: digest.sha256 })
+    pub async fn fetch(&self, path: &ArchivePath, file: &Path, most: u64, progress: Progress<'_>) -> Result<Archive> {
+        let key = path.to_string();
+        let digest = patiently(&self.clock, || self.store.fetch(&key, file, most, progress)).await?;
+        let sha256 =
+            Sha256Name::parse(&digest.sha256).map_err(|invalid| Error::Other { key, why: invalid.to_string() })?;
+        Ok(Archive { bucket: self.bucket.clone(), path: path.clone(), sha256 })
     }
 
     /// Where an archive of ours lies, without looking.
     pub fn archive(&self, snapshot: &SnapshotKey, manifest: &manifest::Snapshot) -> Archive {
-        let path = Object::SnapshotArchive(snapshot).key();
+        let path = ArchivePath::Snapshot(snapshot.clone(), ArchiveEnd::Tar);
         Archive { bucket: self.bucket.clone(), path, sha256: manifest.sha256.clone() }
     }
 
     /// Whether an archive may lie where this instance looks for snapshots.
     pub fn may_hold(&self, archive: &Archive) -> bool {
-        archive.path.starts_with(SNAPSHOTS) && bucket_name::may_be_one(archive.bucket.as_ref(), self.bucket.as_ref())
+        matches!(archive.path, ArchivePath::Snapshot(..))
+            && bucket_name::may_be_one(archive.bucket.as_ref(), self.bucket.as_ref())
     }
 
     /// All there are, or those of one tenant.

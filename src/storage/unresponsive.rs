@@ -123,7 +123,13 @@ mod tests {
 
     fn head() -> Head {
         let checkpoint_id = CheckpointId::new(&id(), 1, 1, &Nonce::from_bits([3; 16]));
-        Head { seq: 1, epoch: 1, checkpoint_id, bucket: None, manifest_sha256: String::new() }
+        Head {
+            seq: 1,
+            epoch: 1,
+            checkpoint_id,
+            bucket: None,
+            manifest_sha256: baton_protocol::id::Sha256Name::from_bits([0; 32]),
+        }
     }
 
     fn found() -> Metadata {

@@ -6,13 +6,13 @@ use std::collections::BTreeSet;
 use baton_protocol::{
     id::{CheckpointId, SandboxId},
     lock::{Head, Lock},
+    manifest::ArchivePath,
     metadata::{Committed, Phase, Status},
     reason::Reason,
 };
 
 use super::{
     checkpoints::{Checkpoints, committed},
-    layout,
     lease::{self, Lapse, LockFile, Released},
     records::{self, Place, Records},
     rules::Stand,
@@ -129,7 +129,7 @@ impl Upkeep {
         }
         let Some(head) = &lock.head else { return Ok(false) };
         let archive = checkpoints.manifest(head).await?.rootfs.archive;
-        Ok(archive.is_some_and(|archive| layout::checkpoint_of(&archive.path).as_ref() == Some(id)))
+        Ok(archive.is_some_and(|archive| archive.path == ArchivePath::Checkpoint(id.clone())))
     }
 
     /// Checkpoints that nothing needs: beyond those to keep, never committed, and not pinned. `lock` is as
@@ -280,7 +280,7 @@ impl Resting {
 
 #[cfg(test)]
 mod tests {
-    use baton_protocol::id::Nonce;
+    use baton_protocol::id::{Nonce, Sha256Name};
 
     use super::*;
 
@@ -290,7 +290,7 @@ mod tests {
 
     fn head(epoch: u64, seq: u64) -> Head {
         let checkpoint_id = CheckpointId::new(&id(), epoch, seq, &Nonce::from_bits([seq as u8; 16]));
-        Head { seq, epoch, checkpoint_id, bucket: None, manifest_sha256: String::new() }
+        Head { seq, epoch, checkpoint_id, bucket: None, manifest_sha256: Sha256Name::from_bits([0; 32]) }
     }
 
     #[test]

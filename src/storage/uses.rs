@@ -2,13 +2,13 @@
 
 use baton_protocol::{
     id::SandboxId,
+    manifest::{Archive, ArchivePath},
     metadata::{DesiredState, Spec},
     snapshot_key::SnapshotKey,
 };
 
 use super::{
     checkpoints::Checkpoints,
-    layout::snapshot_prefix,
     records::{Records, Result},
 };
 
@@ -21,7 +21,6 @@ pub async fn user_of(
     checkpoints: &Checkpoints,
     snapshot: &SnapshotKey,
 ) -> Result<Option<SandboxId>> {
-    let prefix = snapshot_prefix(snapshot);
     let mut after = None;
     loop {
         let (ids, more) = records.list(after.as_ref(), AT_ONCE).await?;
@@ -34,7 +33,8 @@ pub async fn user_of(
             for head in lock.into_iter().flat_map(|lock| [lock.head, lock.prev_head]).flatten() {
                 // One that cannot be read cannot be restored either.
                 let Ok(manifest) = checkpoints.manifest(&head).await else { continue };
-                if manifest.rootfs.archive.is_some_and(|archive| archive.path.starts_with(&prefix)) {
+                let is_of = |archive: Archive| matches!(archive.path, ArchivePath::Snapshot(of, _) if of == *snapshot);
+                if manifest.rootfs.archive.is_some_and(is_of) {
                     return Ok(Some(id.clone()));
                 }
             }

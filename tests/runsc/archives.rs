@@ -10,6 +10,7 @@ use std::{
 
 use baton::runtime::{Error, Extract, Lifecycle, Settings, Source, archive::Limits};
 use baton_files::tar::pax;
+use baton_protocol::id::Sha256Name;
 use sha2::{Digest, Sha256};
 use tar::{Builder, EntryType, Header};
 
@@ -88,7 +89,7 @@ pub async fn extract(place: &Place, name: &str, bytes: &[u8], from: Source) -> R
     let file = place.path("archive");
     std::fs::write(&file, bytes).unwrap();
     let digest = format!("{:0>64}", name.bytes().map(|byte| format!("{byte:02x}")).collect::<String>());
-    let wanted = Extract { digest: digest.clone(), from };
+    let wanted = Extract { digest: Sha256Name::parse(&digest).unwrap(), from };
     place.containers.extract(&file, &wanted).await?;
     Ok(place.path("extracted").join(digest).join("rootfs"))
 }
@@ -278,7 +279,8 @@ async fn a_layer_changes_removes_and_hides_without_touching_its_base() {
     raw(&mut layer, T::Regular, b"./whole/shown", b"", b"new");
     raw(&mut layer, T::Regular, b"./dir", b"", b"a file now");
     raw(&mut layer, T::Link, b"./linked", b"./etc/kept", b"");
-    let base_digest = below.parent().unwrap().file_name().unwrap().to_str().unwrap().to_owned();
+    let base_digest = below.parent().unwrap().file_name().unwrap().to_str().unwrap();
+    let base_digest = Sha256Name::parse(base_digest).unwrap();
     let from = Source::Layer { base_digest };
     let tree = extract(&place, "layer", &ended(layer), from).await.unwrap();
     let read = |name: &str| std::fs::read_to_string(tree.join(name)).ok();
@@ -311,7 +313,7 @@ async fn two_that_want_the_same_make_it_once_and_the_least_used_goes_first() {
         builder.into_inner().unwrap()
     };
     let containers = Arc::clone(&place.containers);
-    let digest = |name: &str| format!("{name:0>64}");
+    let digest = |name: &str| Sha256Name::parse(&format!("{name:0>64}")).unwrap();
     let file = |name: &str| {
         let file = place.path(&format!("{name}.tar"));
         std::fs::write(&file, archive(name)).unwrap();
@@ -323,7 +325,7 @@ async fn two_that_want_the_same_make_it_once_and_the_least_used_goes_first() {
         async move { containers.extract(&file, &wanted).await.unwrap() }
     };
     let all = futures::future::join_all((0..8).map(|_| make("a"))).await;
-    let here = |name: &str| place.path("extracted").join(digest(name)).join("rootfs/large").exists();
+    let here = |name: &str| place.path("extracted").join(digest(name).as_str()).join("rootfs/large").exists();
     assert!(here("a"));
     drop(all);
     let held = make("b").await;

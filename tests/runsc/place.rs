@@ -12,7 +12,7 @@ use baton::{
     guard::{mounts, process::Process},
     runtime::{Containers, Settings, Start, archive::Limits},
 };
-use baton_protocol::id::SandboxId;
+use baton_protocol::id::{SandboxId, Sha256Name};
 
 pub fn clock() -> SharedClock {
     Arc::new(SystemClock)
@@ -29,7 +29,7 @@ pub fn settings(state_dir: &Path) -> Settings {
         runsc: piece("BATON_RUNSC"),
         state_dir: state_dir.to_owned(),
         rootfs: piece("BATON_TEST_ROOTFS"),
-        rootfs_digest: "test".to_owned(),
+        rootfs_digest: Sha256Name::from_bits([0x7e; 32]),
         rootfs_cache: state_dir.join("extracted"),
         rootfs_cache_size: 10 << 30,
         runtimes: state_dir.join("runtimes"),

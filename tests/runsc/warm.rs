@@ -173,7 +173,7 @@ async fn a_start_for_which_it_will_not_do_leaves_it_alone() {
     assert_eq!(output(&mut client, "df -m --output=size / | tail -1 | tr -d ' '; echo kept >/srv/file").await, "64\n");
     let archive = scene.place.path("archive");
     let taken = containers.snapshot(&id, &archive, Shape::Layer).await.unwrap();
-    let digest = "5e".repeat(32);
+    let digest = baton_protocol::id::Sha256Name::from_bits([0x5e; 32]);
     let from = Source::Layer { base_digest: taken.base_digest.unwrap() };
     let _hold = containers.extract(&archive, &Extract { digest: digest.clone(), from }).await.unwrap();
     let (other, mut client) = scene.create(&Start { rootfs: Some(digest), ..start() }).await;

@@ -16,7 +16,7 @@ use baton::storage::{
 };
 use baton_fake_gcs::{Fault, Kind, Op};
 use baton_protocol::{
-    id::{CheckpointId, Nonce, SandboxId},
+    id::{CheckpointId, Nonce, SandboxId, Sha256Name},
     manifest::{self, Checkpoint, Rootfs, Runsc},
 };
 
@@ -54,7 +54,11 @@ pub fn manifest_of(files: Vec<manifest::File>) -> Checkpoint {
         oci_sha256: String::new(),
         agent_marker: String::new(),
         created: String::new(),
-        rootfs: Rootfs { digest: String::new(), base_digest: String::new(), archive: None },
+        rootfs: Rootfs {
+            digest: Sha256Name::from_bits([0; 32]),
+            base_digest: Sha256Name::from_bits([0; 32]),
+            archive: None,
+        },
         layer: None,
     }
 }
@@ -212,7 +216,8 @@ async fn a_missing_file_is_said_at_once() {
     let error = artifacts::hash(&clock(), folder.path()).await.unwrap_err();
     assert!(matches!(error, Error::NotFound(_)), "{error:?}");
     let store = Memory::new(clock());
-    let error = artifacts::manifest(&store, &clock(), &checkpoint_id(), "").await.unwrap_err();
+    let error =
+        artifacts::manifest(&store, &clock(), &checkpoint_id(), &Sha256Name::from_bits([0; 32])).await.unwrap_err();
     assert!(matches!(error, Error::NotFound(_)), "{error:?}");
 }
 

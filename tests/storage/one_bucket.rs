@@ -12,7 +12,10 @@ use baton::storage::{
     stores::Stores,
 };
 use baton_fake_gcs::FakeGcs;
-use baton_protocol::{manifest::Checkpoint, snapshot_key::SnapshotKey};
+use baton_protocol::{
+    manifest::{ArchivePath, Checkpoint},
+    snapshot_key::SnapshotKey,
+};
 
 use crate::{
     artifacts::{image, manifest_of},
@@ -100,7 +103,7 @@ async fn a_snapshot_made_one_way_is_found_taken_and_erased_the_other() {
         made.store(&name, &archive, &|_, _| {}).await.unwrap();
         let target = bucket.place.path().join("fetched");
         let key = format!("filesystem_snapshots/{name}/{name}.tar");
-        seen.fetch(&key, &target, 1 << 20, NO_PROGRESS).await.unwrap();
+        seen.fetch(&ArchivePath::parse(&key).unwrap(), &target, 1 << 20, NO_PROGRESS).await.unwrap();
         assert_eq!(std::fs::read_to_string(&target).unwrap(), name.to_string());
         seen.erase(&name).await.unwrap();
         assert_eq!(seen.list(None).await.unwrap(), []);

@@ -28,7 +28,13 @@ fn who(me: &InstanceId) -> Identity {
 /// The one that would follow.
 fn head(lock: &Lock) -> Head {
     let checkpoint_id = CheckpointId::new(&lock.sandbox_id, lock.epoch, 1, &Nonce::from_bits([7; 16]));
-    Head { seq: 1, epoch: lock.epoch, checkpoint_id, bucket: None, manifest_sha256: String::new() }
+    Head {
+        seq: 1,
+        epoch: lock.epoch,
+        checkpoint_id,
+        bucket: None,
+        manifest_sha256: baton_protocol::id::Sha256Name::from_bits([0; 32]),
+    }
 }
 
 struct World {

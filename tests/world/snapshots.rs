@@ -169,7 +169,7 @@ async fn a_sandbox_starts_from_a_snapshot_and_moves_to_where_that_was_never_seen
     assert_eq!(three.store.brought(), once, "what the head needs besides comes beside its image");
     let checkpoints = three.tools.checkpoints.clone().unwrap();
     let rootfs = checkpoints.manifest(&head).await.unwrap().rootfs;
-    assert_eq!(rootfs.archive.unwrap().path, "filesystem_snapshots/base/base.tar");
+    assert_eq!(rootfs.archive.unwrap().path.to_string(), "filesystem_snapshots/base/base.tar");
     assert_eq!(uses::user_of(&three.tools.records, &checkpoints, &key("base")).await.unwrap(), Some(id.clone()));
     assert_eq!(uses::user_of(&three.tools.records, &checkpoints, &key("other")).await.unwrap(), None);
     // Also when an operator took the name out of the metadata: the head still names it.

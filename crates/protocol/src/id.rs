@@ -108,6 +108,12 @@ name!(
     |text| is_hex(text, 32)
 );
 
+impl Sha256Name {
+    pub fn from_bits(bits: [u8; 32]) -> Self {
+        Self(hex(&bits))
+    }
+}
+
 impl SandboxId {
     pub fn from_uuid(uuid: &str) -> Result<Self, Invalid> {
         Self::parse(&format!("sandbox-{uuid}"))

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::id::{CheckpointId, InstanceId, Nonce, SandboxId};
+use crate::id::{CheckpointId, InstanceId, Nonce, SandboxId, Sha256Name};
 
 pub const VERSION: u32 = 1;
 
@@ -92,7 +92,8 @@ pub struct Head {
     pub checkpoint_id: CheckpointId,
     /// `None` where checkpoints lie under a mount.
     pub bucket: Option<String>,
-    pub manifest_sha256: String,
+    #[serde(deserialize_with = "crate::manifest::field::manifest_sha256")]
+    pub manifest_sha256: Sha256Name,
 }
 
 impl Lock {

@@ -1,16 +1,48 @@
 //! `manifest.json` of checkpoints and snapshots: what the other files are, written last.
 
-use serde::{Deserialize, Serialize};
+use std::fmt;
 
-use crate::id::{CheckpointId, Nonce, SandboxId};
+use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
+
+use crate::{
+    id::{CheckpointId, Invalid, Nonce, SandboxId, Sha256Name},
+    snapshot_key::SnapshotKey,
+};
 
 pub const VERSION: u32 = 1;
+
+/// Readers of digests that say, of one that is none, in which field it stands.
+macro_rules! fields {
+    ($($reader:ident, $type:ty, $field:literal;)*) => {
+        $(pub(crate) fn $reader<'de, D: Deserializer<'de>>(from: D) -> Result<$type, D::Error> {
+            <$type>::deserialize(from).map_err(|error| D::Error::custom(format!("{}: {error}", $field)))
+        })*
+    };
+}
+
+pub(crate) mod field {
+    use super::*;
+
+    fields! {
+        file_sha256, Sha256Name, "files.sha256";
+        layer_base, Option<Sha256Name>, "layer.base_digest";
+        runsc_sha256, Option<Sha256Name>, "runsc.sha256";
+        rootfs_digest, Sha256Name, "rootfs.digest";
+        rootfs_base, Sha256Name, "rootfs.base_digest";
+        archive_path, ArchivePath, "rootfs.archive.path";
+        archive_sha256, Sha256Name, "rootfs.archive.sha256";
+        snapshot_base, Option<Sha256Name>, "base_digest";
+        snapshot_sha256, Sha256Name, "sha256";
+        manifest_sha256, Sha256Name, "head.manifest_sha256";
+    }
+}
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct File {
     pub name: String,
     pub size: u64,
-    pub sha256: String,
+    #[serde(deserialize_with = "field::file_sha256")]
+    pub sha256: Sha256Name,
     pub crc32c: u32,
 }
 
@@ -48,8 +80,8 @@ impl Checkpoint {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layer {
     /// The root file system it lies on; `None` is a complete one.
-    #[serde(default)]
-    pub base_digest: Option<String>,
+    #[serde(default, deserialize_with = "field::layer_base")]
+    pub base_digest: Option<Sha256Name>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,15 +89,17 @@ pub struct Runsc {
     pub version: String,
     pub platform: String,
     pub flags: Vec<String>,
-    #[serde(default)]
-    pub sha256: Option<String>,
+    #[serde(default, deserialize_with = "field::runsc_sha256")]
+    pub sha256: Option<Sha256Name>,
 }
 
 /// Where the root file system can be had by an instance that never saw it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rootfs {
-    pub digest: String,
-    pub base_digest: String,
+    #[serde(deserialize_with = "field::rootfs_digest")]
+    pub digest: Sha256Name,
+    #[serde(deserialize_with = "field::rootfs_base")]
+    pub base_digest: Sha256Name,
     #[serde(default)]
     pub archive: Option<Archive>,
 }
@@ -73,8 +107,100 @@ pub struct Rootfs {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Archive {
     pub bucket: Option<String>,
-    pub path: String,
-    pub sha256: String,
+    #[serde(deserialize_with = "field::archive_path")]
+    pub path: ArchivePath,
+    #[serde(deserialize_with = "field::archive_sha256")]
+    pub sha256: Sha256Name,
+}
+
+/// The name of the archive that a root file system was made from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum ArchivePath {
+    /// The files that a checkpoint carries.
+    Checkpoint(CheckpointId),
+    /// A snapshot, and how the name of its archive ends.
+    Snapshot(SnapshotKey, ArchiveEnd),
+    /// A base root file system, which needs no archive of its own to be found: no instance fetches it by this name.
+    Rootfs(Sha256Name),
+}
+
+/// How the name of a snapshot's archive ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ArchiveEnd {
+    Tar,
+    Gzip,
+    Zstd,
+}
+
+impl ArchiveEnd {
+    pub const ALL: [Self; 3] = [Self::Tar, Self::Gzip, Self::Zstd];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Tar => ".tar",
+            Self::Gzip => ".tar.gz",
+            Self::Zstd => ".tar.zst",
+        }
+    }
+}
+
+impl ArchivePath {
+    pub fn parse(text: &str) -> Result<Self, Invalid> {
+        let checkpoint = |text: &str| {
+            let id = text.strip_prefix("sandbox_checkpoints/")?.strip_suffix("/files.tar")?;
+            CheckpointId::parse(id).ok().map(Self::Checkpoint)
+        };
+        let snapshot = |text: &str| {
+            let (name, file) = text.strip_prefix("filesystem_snapshots/")?.split_once('/')?;
+            let end = file.strip_prefix(name)?;
+            let end = ArchiveEnd::ALL.into_iter().find(|known| known.as_str() == end)?;
+            SnapshotKey::parse(name).ok().map(|snapshot| Self::Snapshot(snapshot, end))
+        };
+        let rootfs = |text: &str| {
+            let digest = text.strip_prefix("rootfs/")?.strip_suffix(".tar.zst")?;
+            Sha256Name::parse(digest).ok().map(Self::Rootfs)
+        };
+        checkpoint(text).or_else(|| snapshot(text)).or_else(|| rootfs(text)).ok_or(Invalid {
+            what: "path of an archive",
+            rule: "it is that of a snapshot's archive, of the files of a checkpoint or of a root file system",
+        })
+    }
+}
+
+impl ArchivePath {
+    /// How a file of this kind ends.
+    pub fn end(&self) -> &'static str {
+        match self {
+            Self::Checkpoint(_) => ArchiveEnd::Tar,
+            Self::Snapshot(_, end) => *end,
+            Self::Rootfs(_) => ArchiveEnd::Zstd,
+        }
+        .as_str()
+    }
+}
+
+impl fmt::Display for ArchivePath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Checkpoint(id) => write!(f, "sandbox_checkpoints/{id}/files.tar"),
+            Self::Rootfs(digest) => write!(f, "rootfs/{digest}.tar.zst"),
+            Self::Snapshot(snapshot, end) => write!(f, "filesystem_snapshots/{snapshot}/{snapshot}{}", end.as_str()),
+        }
+    }
+}
+
+impl TryFrom<String> for ArchivePath {
+    type Error = Invalid;
+    fn try_from(text: String) -> Result<Self, Invalid> {
+        Self::parse(&text)
+    }
+}
+
+impl From<ArchivePath> for String {
+    fn from(path: ArchivePath) -> String {
+        path.to_string()
+    }
 }
 
 /// Of a filesystem snapshot.
@@ -83,10 +209,11 @@ pub struct Snapshot {
     pub version: u32,
     pub kind: SnapshotKind,
     /// The root file system a layer lies on.
-    #[serde(default)]
-    pub base_digest: Option<String>,
+    #[serde(default, deserialize_with = "field::snapshot_base")]
+    pub base_digest: Option<Sha256Name>,
     pub size: u64,
-    pub sha256: String,
+    #[serde(deserialize_with = "field::snapshot_sha256")]
+    pub sha256: Sha256Name,
     pub entries: u64,
     /// Of the request that made it.
     pub nonce: Nonce,
@@ -98,4 +225,63 @@ pub struct Snapshot {
 pub enum SnapshotKind {
     Layer,
     Rootfs,
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn a_path_of_an_archive_is_of_one_kind_and_comes_back_as_it_was() {
+        let checkpoint = format!("sandbox-abc-1-2-{}", "0".repeat(32));
+        let files = format!("sandbox_checkpoints/{checkpoint}/files.tar");
+        for good in [files.as_str(), "filesystem_snapshots/a/a.tar", "filesystem_snapshots/team~a/team~a.tar.zst"] {
+            assert_eq!(ArchivePath::parse(good).unwrap().to_string(), good);
+        }
+        let pages = format!("sandbox_checkpoints/{checkpoint}/pages.img");
+        for bad in [
+            "",
+            "/etc/shadow",
+            "filesystem_snapshots/../x",
+            "filesystem_snapshots/../...tar",
+            "filesystem_snapshots/a/b.tar",
+            "filesystem_snapshots/a/a.tar/../../x",
+            "filesystem_snapshots/a/a.zip",
+            "sandbox_checkpoints/../files.tar",
+            "sandboxes/a/lock.json",
+            pages.as_str(),
+        ] {
+            assert!(ArchivePath::parse(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_digest_that_is_none_is_refused_with_the_name_of_its_field() {
+        let text = include_str!("../fixtures/records/checkpoint_manifest.json");
+        let good: Value = serde_json::from_str(text).unwrap();
+        let archive = json!({"bucket": null, "path": "filesystem_snapshots/a/a.tar", "sha256": "0".repeat(64)});
+        let mut whole = good;
+        whole["rootfs"]["archive"] = archive;
+        whole["layer"] = json!({"base_digest": "0".repeat(64)});
+        whole["runsc"]["sha256"] = json!("0".repeat(64));
+        serde_json::from_value::<Checkpoint>(whole.clone()).unwrap();
+        for (pointer, field) in [
+            ("/files/0/sha256", "files.sha256"),
+            ("/layer/base_digest", "layer.base_digest"),
+            ("/runsc/sha256", "runsc.sha256"),
+            ("/rootfs/digest", "rootfs.digest"),
+            ("/rootfs/base_digest", "rootfs.base_digest"),
+            ("/rootfs/archive/path", "rootfs.archive.path"),
+            ("/rootfs/archive/sha256", "rootfs.archive.sha256"),
+        ] {
+            for wrong in ["", "/bin/sh", "../x", &"0A".repeat(32)] {
+                let mut manifest = whole.clone();
+                *manifest.pointer_mut(pointer).unwrap() = json!(wrong);
+                let error = serde_json::from_value::<Checkpoint>(manifest).unwrap_err().to_string();
+                assert!(error.starts_with(field), "{error}");
+            }
+        }
+    }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::Result;
 use baton_protocol::{
-    id::{CheckpointId, SandboxId},
+    id::{CheckpointId, SandboxId, Sha256Name},
     lock::Head,
     manifest::Checkpoint,
     metadata::{Latest, Metadata},
@@ -33,7 +33,7 @@ pub struct Start {
 /// All that is stored of a sandbox under its own name.
 #[derive(Debug, Default)]
 pub struct Stored {
-    manifests: BTreeMap<CheckpointId, (Checkpoint, String)>,
+    manifests: BTreeMap<CheckpointId, (Checkpoint, Sha256Name)>,
     /// The highest epoch that any of them is of.
     pub epoch: u64,
 }

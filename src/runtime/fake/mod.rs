@@ -18,7 +18,7 @@ use std::{
 
 use async_trait::async_trait;
 use baton_protocol::{
-    id::{SandboxId, hex},
+    id::{SandboxId, Sha256Name, hex},
     reason::Reason,
 };
 use machine::Machine;
@@ -66,7 +66,7 @@ pub struct FakeContainers {
     slots: Mutex<BTreeMap<SandboxId, Slot>>,
     faults: Mutex<BTreeMap<&'static str, VecDeque<Fault>>>,
     /// Root file systems and runtimes that were brought here.
-    roots: Mutex<BTreeSet<String>>,
+    roots: Mutex<BTreeSet<Sha256Name>>,
     tasks: TaskTracker,
     ended: CancellationToken,
 }
@@ -76,12 +76,12 @@ impl FakeContainers {
         let text = |text: &str| text.to_owned();
         let facts = Facts {
             runsc_version: text("fake-1"),
-            runsc_sha256: text("fake"),
+            runsc_sha256: Sha256Name::from_bits([0xfa; 32]),
             platform: text("fake"),
             flags: Vec::new(),
             cpu_features: vec![text("fpu")],
             oci_sha256: text("fake"),
-            rootfs_digest: text("fake"),
+            rootfs_digest: Sha256Name::from_bits([0xfb; 32]),
         };
         Self {
             clock,
@@ -297,17 +297,17 @@ impl Lifecycle for FakeContainers {
         std::fs::metadata(archive).map(|about| about.len() / 512).map_err(|error| failed("snapshot", error))
     }
 
-    fn hold(&self, digest: &str) -> Option<Hold> {
-        let here = digest == self.facts.rootfs_digest || lock(&self.roots).contains(digest);
+    fn hold(&self, digest: &Sha256Name) -> Option<Hold> {
+        let here = *digest == self.facts.rootfs_digest || lock(&self.roots).contains(digest);
         here.then(Hold::default)
     }
 
-    fn has_runtime(&self, sha256: &str) -> bool {
-        sha256 == self.facts.runsc_sha256 || lock(&self.roots).contains(sha256)
+    fn has_runtime(&self, sha256: &Sha256Name) -> bool {
+        *sha256 == self.facts.runsc_sha256 || lock(&self.roots).contains(sha256)
     }
 
-    async fn add_runtime(&self, _file: &Path, sha256: &str) -> Result<()> {
-        lock(&self.roots).insert(sha256.to_owned());
+    async fn add_runtime(&self, _file: &Path, sha256: &Sha256Name) -> Result<()> {
+        lock(&self.roots).insert(sha256.clone());
         Ok(())
     }
 

@@ -18,7 +18,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use baton_protocol::limits::Limits;
+use baton_protocol::{id::Sha256Name, limits::Limits};
 use tokio::sync::{Notify, oneshot};
 use tokio_util::sync::CancellationToken;
 
@@ -82,12 +82,11 @@ struct State {
 }
 
 impl Pool {
-    pub fn new(settings: &Settings, runsc_sha256: &str, holds_cpus: bool, clock: SharedClock) -> Arc<Self> {
+    pub fn new(settings: &Settings, runsc_sha256: &Sha256Name, holds_cpus: bool, clock: SharedClock) -> Arc<Self> {
         let warm = &settings.warm;
         // As it is with a sandbox that asks for nothing.
         let limits = Limits { cpus: warm.limits.cpus.filter(|_| holds_cpus), ..warm.limits.clone() };
-        let usual =
-            Usual { rootfs_digest: settings.rootfs_digest.clone(), runsc_sha256: runsc_sha256.to_owned(), limits };
+        let usual = Usual { rootfs_digest: settings.rootfs_digest.clone(), runsc_sha256: runsc_sha256.clone(), limits };
         let state = State {
             ready: VecDeque::new(),
             remains: Vec::new(),

@@ -2,21 +2,21 @@
 
 use std::time::Duration;
 
-use baton_protocol::limits::Limits;
+use baton_protocol::{id::Sha256Name, limits::Limits};
 
 use crate::{clock::Moment, runtime::Start};
 
 /// What a warm container was made with.
 #[derive(Clone, Debug)]
 pub struct Usual {
-    pub rootfs_digest: String,
-    pub runsc_sha256: String,
+    pub rootfs_digest: Sha256Name,
+    pub runsc_sha256: Sha256Name,
     pub limits: Limits,
 }
 
 /// The start asks for what can still be given to a container that has started. The other limits come by a frame.
 pub fn fits(start: &Start, usual: &Usual) -> bool {
-    let is_usual = |asked: &Option<String>, usual: &str| asked.as_deref().is_none_or(|asked| asked == usual);
+    let is_usual = |asked: &Option<Sha256Name>, usual: &Sha256Name| asked.as_ref().is_none_or(|asked| asked == usual);
     let at_birth = |limits: &Limits| (limits.disk, limits.memory, limits.cpus);
     is_usual(&start.rootfs, &usual.rootfs_digest)
         && is_usual(&start.runsc, &usual.runsc_sha256)
@@ -105,9 +105,13 @@ mod tests {
     use super::*;
     use baton_protocol::limits::Cpus;
 
+    fn digest(byte: u8) -> Sha256Name {
+        Sha256Name::from_bits([byte; 32])
+    }
+
     fn usual() -> Usual {
         let limits = Limits { disk: Some(1 << 30), memory: Some(1 << 29), cpus: Some(Cpus(1000)), ..Limits::default() };
-        Usual { rootfs_digest: "base".to_owned(), runsc_sha256: "runsc".to_owned(), limits }
+        Usual { rootfs_digest: digest(1), runsc_sha256: digest(2), limits }
     }
 
     fn start() -> Start {
@@ -131,14 +135,14 @@ mod tests {
             fits(&other, &usual())
         };
         assert!(with(|_| ()));
-        assert!(with(|start| start.rootfs = Some("base".to_owned())));
-        assert!(with(|start| start.runsc = Some("runsc".to_owned())));
+        assert!(with(|start| start.rootfs = Some(digest(1))));
+        assert!(with(|start| start.runsc = Some(digest(2))));
         assert!(with(|start| start.env.clear()));
         assert!(with(|start| start.cwd = None));
         assert!(with(|start| start.limits.pids = Some(64)), "it comes by a frame");
         assert!(with(|start| start.limits.files = Some(64)), "it comes by a frame");
-        assert!(!with(|start| start.rootfs = Some("snapshot".to_owned())));
-        assert!(!with(|start| start.runsc = Some("other".to_owned())));
+        assert!(!with(|start| start.rootfs = Some(digest(3))));
+        assert!(!with(|start| start.runsc = Some(digest(3))));
         assert!(!with(|start| start.forked_from = Some("checkpoint".to_owned())));
         assert!(!with(|start| start.limits.disk = Some(2 << 30)));
         assert!(!with(|start| start.limits.disk = None));

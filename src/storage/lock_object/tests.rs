@@ -1,5 +1,5 @@
 use baton_protocol::{
-    id::{CheckpointId, InstanceId, Nonce, SandboxId},
+    id::{CheckpointId, InstanceId, Nonce, SandboxId, Sha256Name},
     lock::{Claim, Head, Lease, Waiter},
 };
 use serde_json::json;
@@ -29,7 +29,7 @@ fn lock() -> Lock {
         epoch: 6,
         checkpoint_id: CheckpointId::new(&id(), 6, seq, &Nonce::from_bits([3; 16])),
         bucket: Some("b".to_owned()),
-        manifest_sha256: "0a".repeat(32),
+        manifest_sha256: Sha256Name::from_bits([10; 32]),
     };
     Lock {
         epoch: 7,

@@ -140,7 +140,7 @@ fn a_head_is_behind_from_the_start_of_a_run_until_the_run_is_committed() {
         epoch: 1,
         checkpoint_id: baton_protocol::id::CheckpointId::new(&free().sandbox_id, 1, 1, &op(7)),
         bucket: None,
-        manifest_sha256: String::new(),
+        manifest_sha256: baton_protocol::id::Sha256Name::from_bits([0; 32]),
     };
     let stored = released(&running, Some(head.clone()), true);
     assert_eq!((stored.behind, stored.head), (false, Some(head.clone())));

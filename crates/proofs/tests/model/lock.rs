@@ -314,7 +314,13 @@ fn number(name: &str) -> u8 {
 
 fn checkpoint(n: u8) -> Head {
     let checkpoint_id = CheckpointId::new(&sandbox(), 1, n.into(), &nonce(n));
-    Head { seq: n.into(), epoch: 1, checkpoint_id, bucket: None, manifest_sha256: String::new() }
+    Head {
+        seq: n.into(),
+        epoch: 1,
+        checkpoint_id,
+        bucket: None,
+        manifest_sha256: baton_protocol::id::Sha256Name::from_bits([0; 32]),
+    }
 }
 
 fn lease(owner: u8, op: u8, times: &Times) -> Lease {

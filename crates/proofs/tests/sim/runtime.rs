@@ -15,7 +15,10 @@ use baton::{
         fake::{FakeContainers, GIVEN_UP_AFTER},
     },
 };
-use baton_protocol::{frame, id::SandboxId};
+use baton_protocol::{
+    frame,
+    id::{SandboxId, Sha256Name},
+};
 use tokio::sync::{mpsc, watch};
 
 use crate::{clock::SetBack, dice::Dice, kinds::Kind, life::Life, mistakes::Mistake, time::sleep};
@@ -198,15 +201,15 @@ impl Lifecycle for Runtime {
         self.containers.tally(archive).await
     }
 
-    fn hold(&self, digest: &str) -> Option<Hold> {
+    fn hold(&self, digest: &Sha256Name) -> Option<Hold> {
         self.containers.hold(digest)
     }
 
-    fn has_runtime(&self, sha256: &str) -> bool {
+    fn has_runtime(&self, sha256: &Sha256Name) -> bool {
         self.containers.has_runtime(sha256)
     }
 
-    async fn add_runtime(&self, file: &Path, sha256: &str) -> Result<()> {
+    async fn add_runtime(&self, file: &Path, sha256: &Sha256Name) -> Result<()> {
         self.containers.add_runtime(file, sha256).await
     }
 
