@@ -64,7 +64,7 @@ async fn a_checkpoint_stored_one_way_is_restored_and_erased_the_other() {
     for (number, (writer, reader)) in bucket.ways().into_iter().enumerate() {
         let (source, target) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let mut manifest = made_of(source.path()).await;
-        manifest.seq += number as u64;
+        manifest.created = number.to_string();
         let sha256 = artifacts::upload(&*writer, &clock(), source.path(), &manifest, &|_, _| {}).await.unwrap();
         let id = &manifest.checkpoint_id;
         let found = artifacts::manifest(&*reader, &clock(), id, &sha256).await.unwrap();
