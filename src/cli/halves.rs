@@ -16,10 +16,8 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     descriptors,
-    serve::{
-        Half, Side, api_settings, connections, listen, records, say_hello, second_signal, times, traces,
-        wait_for_a_signal,
-    },
+    serve::{Half, Side, api_settings, connections, listen, records, say_hello, times, traces},
+    termination::Termination,
 };
 use crate::{
     api::{self, Api, listener},
@@ -57,12 +55,13 @@ pub async fn reconciler(config: Config) -> Result<()> {
         leaving: leaving_seen,
         api_user,
     };
+    let termination = Termination::listen()?;
     tracing::info!(instance = %half.instance(), sockets = %config.socket_dir.display(), "reconciling");
     let stop = CancellationToken::new();
     let work = async {
         let answer = back.serve(socket, stop.clone());
         let run = async {
-            half.run(&config, &leaving).await;
+            half.run(&config, &leaving, &termination).await;
             stop.cancel();
         };
         tokio::join!(answer, run);
@@ -70,7 +69,7 @@ pub async fn reconciler(config: Config) -> Result<()> {
     tokio::select! {
         () = work => {}
         () = side.serve(half.tools.board.clone()) => {}
-        () = second_signal() => tracing::warn!("a second signal: ending at once"),
+        () = termination.second() => tracing::warn!("a second signal: ending at once"),
     }
     half.containers.close().await;
     half.tools.traces.close().await;
@@ -86,6 +85,7 @@ pub async fn api(config: Config) -> Result<()> {
         let listener = listener.try_clone().and_then(TcpListener::from_std);
         listener.context("the listener cannot be shared")
     };
+    let termination = Termination::listen()?;
     let metrics = Metrics::default();
     let side = Side::open(&config, metrics.clone()).await?;
     // Of all rounds: a page that is asked for between two of them shows no sessions.
@@ -99,14 +99,20 @@ pub async fn api(config: Config) -> Result<()> {
             let found = tokio::select! {
                 front = find(&config, &clock, &tasks) => front,
                 () = wait_page(another()?, &config, &clock, waiting.clone()) => return Ok(()),
-                signal = wait_for_a_signal() => return signal,
+                () = termination.first() => return Ok(()),
             };
             waiting.cancel();
             shown.send_replace(found.board.clone());
             if std::mem::take(&mut is_new) {
                 tracing::info!(user = rustix::process::geteuid().as_raw(), "the reconciler answers");
             }
-            let round = Round { config: &config, clock: &clock, metrics: &metrics, leaving: &leaving };
+            let round = Round {
+                config: &config,
+                clock: &clock,
+                metrics: &metrics,
+                leaving: &leaving,
+                termination: &termination,
+            };
             if round.serve(another()?, found, leaving_seen.clone()).await? {
                 return Ok(());
             }
@@ -116,7 +122,7 @@ pub async fn api(config: Config) -> Result<()> {
     tokio::select! {
         ended = rounds => ended,
         () = side.serve_latest(board) => Ok(()),
-        () = second_signal() => {
+        () = termination.second() => {
             tracing::warn!("a second signal: ending at once");
             Ok(())
         }
@@ -159,6 +165,7 @@ struct Round<'a> {
     clock: &'a SharedClock,
     metrics: &'a Metrics,
     leaving: &'a watch::Sender<bool>,
+    termination: &'a Termination,
 }
 
 impl Round<'_> {
@@ -189,7 +196,7 @@ impl Round<'_> {
             std::future::pending::<()>().await;
         };
         let signal = async {
-            let _ = wait_for_a_signal().await;
+            self.termination.first().await;
             is_last.store(true, Ordering::Relaxed);
             std::future::pending::<()>().await;
         };
@@ -208,7 +215,7 @@ impl Round<'_> {
 
     /// A signal for us, and none for the reconciler.
     async fn told_alone(&self, is_last: &AtomicBool, mut draining: watch::Receiver<bool>) {
-        let _ = wait_for_a_signal().await;
+        self.termination.first().await;
         is_last.store(true, Ordering::Relaxed);
         self.leaving.send_replace(true);
         if self.clock.timeout(BOTH, draining.wait_for(|draining| *draining)).await.is_ok() {

@@ -37,6 +37,7 @@ mod run;
 pub mod screen;
 pub mod serve;
 pub mod snapshot;
+mod termination;
 mod tokens;
 mod view;
 pub mod watch;

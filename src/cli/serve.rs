@@ -4,14 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, anyhow};
 use baton_protocol::id::InstanceId;
-use tokio::{
-    net::TcpListener,
-    signal::unix::{Signal, SignalKind, signal},
-    sync::watch,
-};
+use tokio::{net::TcpListener, sync::watch};
 use tokio_util::sync::CancellationToken;
 
-use super::{admin, descriptors, pieces::Pieces};
+use super::{admin, descriptors, pieces::Pieces, termination::Termination};
 use crate::{
     api::{self, Api, hosts::Hosts, listener},
     clock::{SharedClock, SystemClock},
@@ -51,11 +47,12 @@ pub async fn serve(config: Config) -> Result<()> {
         half.tools.board.clone(),
         half.containers.clone(),
     );
+    let termination = Termination::listen()?;
     say_hello(&config, half.instance(), &listener)?;
 
     let stop_api = CancellationToken::new();
     let front = api::serve(listener, api, stop_api.clone().cancelled_owned());
-    let back = half.run(&config, &leaving);
+    let back = half.run(&config, &leaving, &termination);
     let halves = async {
         tokio::select! {
             () = front => Ok(()),
@@ -69,7 +66,7 @@ pub async fn serve(config: Config) -> Result<()> {
     let outcome = tokio::select! {
         outcome = halves => outcome,
         () = side.serve(half.tools.board.clone()) => Ok(()),
-        () = second_signal() => {
+        () = termination.second() => {
             tracing::warn!("a second signal: ending at once");
             Ok(())
         }
@@ -142,11 +139,11 @@ impl Half {
 
     /// Runs until a signal, and then until every sandbox was let go or the time for it is up.
     /// `leaving` is set at the signal.
-    pub async fn run(&self, config: &Config, leaving: &watch::Sender<bool>) {
+    pub async fn run(&self, config: &Config, leaving: &watch::Sender<bool>, termination: &Termination) {
         let stop = CancellationToken::new();
         let clock = &self.tools.clock;
         let end = async {
-            wait_for_a_signal().await?;
+            termination.first().await;
             tracing::info!(within = ?config.drain, "draining; a second signal ends at once");
             leaving.send_replace(true);
             self.containers.drain();
@@ -155,11 +152,10 @@ impl Half {
             tracing::warn!("the drain time is up; what is left is let go with its last checkpoint");
             self.tools.drain.post(Drain::Over);
             clock.sleep(LAST_CALL).await;
-            Ok::<_, anyhow::Error>(())
         };
         tokio::select! {
             () = reconciler::run(self.tools.clone(), stop.clone()) => {}
-            _ = end => stop.cancel(),
+            () = end => stop.cancel(),
         }
     }
 }
@@ -344,28 +340,4 @@ fn say_what_is_held(config: &Config, containers: &Containers) {
         }
         Err(why) => tracing::info!(why, "without cgroups: sandboxes cannot be held to a share of the CPUs"),
     }
-}
-
-pub(super) async fn wait_for_a_signal() -> Result<()> {
-    let (mut term, mut interrupt) = signals()?;
-    tokio::select! {
-        _ = term.recv() => {}
-        _ = interrupt.recv() => {}
-    }
-    Ok(())
-}
-
-pub(super) async fn second_signal() {
-    let Ok((mut term, mut interrupt)) = signals() else { return std::future::pending().await };
-    for _ in 0..2 {
-        tokio::select! {
-            _ = term.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-    }
-}
-
-fn signals() -> Result<(Signal, Signal)> {
-    let hear = |kind| signal(kind).context("signals cannot be heard");
-    Ok((hear(SignalKind::terminate())?, hear(SignalKind::interrupt())?))
 }

@@ -105,7 +105,7 @@ async fn a_manifest_cannot_name_a_root_file_system_by_its_path() {
     forge(&machine, &key.id, |manifest| {
         manifest["rootfs"] = json!({"digest": tree, "base_digest": tree, "archive": null});
     });
-    is_refused(&server, &key, "rootfs.digest").await;
+    is_refused(&server, &key, "rootfs.base_digest").await;
     assert!(!machine.directory.path().join("tree.lock").exists(), "a path was followed");
     server.stop().await;
 }
