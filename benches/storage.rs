@@ -18,9 +18,9 @@ use baton::{
         directory::Directory,
         files::Sum,
         gcs::{Connection, Gcs},
+        gcsfuse::Mounted,
         memory::Memory,
-        mounted::Mounted,
-        store::{Digest, If, Poll, Store},
+        store::{Digest, Poll, Precondition, Store},
     },
 };
 use baton_fake_gcs::{FakeGcs, Options};
@@ -94,17 +94,17 @@ async fn measure(size: u64) {
 }
 
 async fn row(store: &dyn Store, compares: bool, folder: &Path, source: &Path, digest: &Digest) -> String {
-    store.put("warm", "1".into(), If::Any).await.unwrap();
+    store.put("warm", "1".into(), Precondition::Any).await.unwrap();
     let create = per_call(async |call| {
-        store.put(&format!("created/{call}"), "{}".into(), If::Absent).await.unwrap();
+        store.put(&format!("created/{call}"), "{}".into(), Precondition::Absent).await.unwrap();
     })
     .await;
-    let mut known = store.put("lock.json", "{}".into(), If::Any).await.unwrap().version;
+    let mut known = store.put("lock.json", "{}".into(), Precondition::Any).await.unwrap().version;
     let mut change = "-".to_owned();
     if compares {
         let start = Instant::now();
         for call in 0..SMALL_CALLS {
-            known = store.put("lock.json", call.to_string().into(), If::Is(known)).await.unwrap().version;
+            known = store.put("lock.json", call.to_string().into(), Precondition::Is(known)).await.unwrap().version;
         }
         change = micros(start.elapsed() / SMALL_CALLS);
     }
@@ -116,7 +116,7 @@ async fn row(store: &dyn Store, compares: bool, folder: &Path, source: &Path, di
     std::fs::write("/proc/self/clear_refs", "5").unwrap();
     let before = memory("VmRSS");
     let start = Instant::now();
-    store.upload("pages.img", source, If::Absent, digest, &|_| {}).await.unwrap();
+    store.upload("pages.img", source, Precondition::Absent, digest, &|_| {}).await.unwrap();
     let up = rate(digest.size, start.elapsed());
     let start = Instant::now();
     store.download("pages.img", &folder.join("target"), digest, &|_| {}).await.unwrap();
@@ -130,10 +130,10 @@ async fn row(store: &dyn Store, compares: bool, folder: &Path, source: &Path, di
         store.lend("taken.img", &folder.join("lent"), digest, &|_| {}).await.unwrap();
         lend = format!("{:.0}", rate(digest.size, start.elapsed()));
         std::fs::remove_file(folder.join("lent")).unwrap();
-        store.delete("taken.img", If::Any).await.unwrap();
+        store.delete("taken.img", Precondition::Any).await.unwrap();
     }
     let grown = memory("VmHWM").saturating_sub(before) / MIB;
-    store.delete("pages.img", If::Any).await.unwrap();
+    store.delete("pages.img", Precondition::Any).await.unwrap();
     std::fs::remove_file(folder.join("target")).unwrap();
     format!("{create} | {change} | {unchanged} | {changed} | {up:.0} | {down:.0} | {take} | {lend} | {grown} MiB")
 }

@@ -10,9 +10,9 @@
 //!              └─not synced──▶ Killed ◀─────┘ not confirmed in time
 //! ```
 
+pub mod guard_wire;
 pub mod mounts;
 pub mod process;
-pub mod wire;
 
 use std::{
     collections::BTreeMap,
@@ -23,13 +23,13 @@ use std::{
     time::Duration,
 };
 
+use self::guard_wire::{GuardOutcome, Order, Report};
 use process::Process;
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
     fs::FlockOperation,
     process::Signal,
 };
-use wire::{Order, Report, Told};
 
 /// How often it looks at the clock although no deadline is near: a machine that slept wakes late.
 const TICK: Duration = Duration::from_millis(250);
@@ -133,7 +133,7 @@ impl Guard {
                 let armed =
                     Container { state_file, deadline, confirm, synced: false, sentry: None, state: State::Running };
                 self.containers.insert(container.clone(), armed);
-                self.report(Told::Armed, container);
+                self.report(GuardOutcome::Armed, container);
             }
             Order::Extend { container, deadline } => {
                 if let Some(known) = self.containers.get_mut(&container) {
@@ -143,7 +143,7 @@ impl Guard {
             Order::Take { container, deadline } => {
                 if let Some(known) = self.containers.get_mut(&container) {
                     known.deadline = deadline;
-                    self.report(Told::Taken, container);
+                    self.report(GuardOutcome::Taken, container);
                 }
             }
             Order::Synced { container } => {
@@ -154,7 +154,7 @@ impl Guard {
             Order::Fence { container } => {
                 let Some(known) = self.containers.get_mut(&container) else { return };
                 known.deadline = known.deadline.min(now);
-                let told = if known.state == State::Stopped { Some(Told::Fenced) } else { known.tick(now) };
+                let told = if known.state == State::Stopped { Some(GuardOutcome::Fenced) } else { known.tick(now) };
                 if let Some(what) = told {
                     self.report(what, container);
                 }
@@ -162,7 +162,7 @@ impl Guard {
             Order::Resume { container, deadline } => {
                 let Some(known) = self.containers.get_mut(&container) else { return };
                 if known.state == State::Killed || deadline <= now {
-                    let what = if known.state == State::Killed { Told::Killed } else { Told::Fenced };
+                    let what = if known.state == State::Killed { GuardOutcome::Killed } else { GuardOutcome::Fenced };
                     return self.report(what, container);
                 }
                 (known.deadline, known.state) = (deadline, State::Running);
@@ -170,16 +170,16 @@ impl Guard {
                 if let Some(sentry) = &known.sentry {
                     let _ = sentry.signal(Signal::CONT);
                 }
-                self.report(Told::Resumed, container);
+                self.report(GuardOutcome::Resumed, container);
             }
             Order::Disarm { container } => {
                 self.containers.remove(&container);
-                self.report(Told::Disarmed, container);
+                self.report(GuardOutcome::Disarmed, container);
             }
         }
     }
 
-    fn report(&mut self, what: Told, container: String) {
+    fn report(&mut self, what: GuardOutcome, container: String) {
         self.reports.push(Report { what, container });
     }
 
@@ -221,7 +221,7 @@ impl Guard {
 }
 
 impl Container {
-    fn tick(&mut self, now: Duration) -> Option<Told> {
+    fn tick(&mut self, now: Duration) -> Option<GuardOutcome> {
         match self.state {
             State::Running => {
                 self.seek();
@@ -240,7 +240,7 @@ impl Container {
                 let sentry = self.sentry.as_ref()?;
                 if sentry.is_stopped() {
                     self.state = State::Stopped;
-                    return Some(Told::Fenced);
+                    return Some(GuardOutcome::Fenced);
                 }
                 if now < until { None } else { self.kill() }
             }
@@ -254,9 +254,9 @@ impl Container {
         }
     }
 
-    fn kill(&mut self) -> Option<Told> {
+    fn kill(&mut self) -> Option<GuardOutcome> {
         let _ = self.sentry.as_ref()?.signal(Signal::KILL);
         self.state = State::Killed;
-        Some(Told::Killed)
+        Some(GuardOutcome::Killed)
     }
 }

@@ -13,13 +13,14 @@
 //! and on the board, and never call each other. `tests/world/rooms.rs` holds the rooms apart.
 
 pub mod api;
+pub mod bus;
 pub mod cli;
 pub mod clock;
 pub mod config;
+pub mod fair_watch;
 pub mod guard;
-pub mod halves;
+pub mod ipc;
 pub mod metrics;
-pub mod notice;
 pub mod reconciler;
 pub mod runtime;
 pub mod storage;

@@ -43,8 +43,8 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Verb::Snapshot { verb } => cli::snapshot::main(verb),
         Verb::Dev { verb } => tokio::runtime::Runtime::new()?.block_on(cli::dev::run(verb)).map(|()| ExitCode::SUCCESS),
         Verb::Serve(args) => start(&args, cli::serve::serve),
-        Verb::Api(args) => start(&args, cli::halves::api),
-        Verb::Reconciler(args) => start(&args, cli::halves::reconciler),
+        Verb::Api(args) => start(&args, cli::split_serve::api),
+        Verb::Reconciler(args) => start(&args, cli::split_serve::reconciler),
     }
 }
 

@@ -18,7 +18,7 @@ use nix::sched::{CloneFlags, unshare};
 use rustix::fs::{MemfdFlags, memfd_create};
 use tempfile::TempDir;
 
-use self::archive::{Form, Limits, extract_into, farm};
+use self::archive::{Form, Limits, extract_into, hardlink_tree};
 use crate::recipe;
 
 const LIMITS: Limits = Limits { size: 1 << 20, entries: 100, depth: 12 };
@@ -151,7 +151,7 @@ pub fn server_archive(data: &[u8]) {
     yard.clear();
     let mut below = 0;
     if form == Form::Layer {
-        farm(&yard.root.path().join("base"), &tree).unwrap();
+        hardlink_tree(&yard.root.path().join("base"), &tree).unwrap();
         walk(&tree, 0, &mut |_, _, _| {
             below += 1;
             true

@@ -6,7 +6,7 @@
 #[allow(dead_code, reason = "not everything a session does can be done here")]
 #[path = "../../src/api/input.rs"]
 mod input;
-#[path = "../../crates/agent/src/intake.rs"]
+#[path = "../../crates/agent/src/decoder.rs"]
 mod intake;
 #[allow(dead_code, reason = "not everything a session does can be done here")]
 #[path = "../../src/api/output.rs"]
@@ -21,7 +21,7 @@ use baton_protocol::{
 use self::{
     input::Input,
     intake::Intake,
-    output::{Delivery, Flow, WINDOW},
+    output::{Delivery, StreamCursor, WINDOW},
 };
 use crate::round_trip;
 
@@ -191,7 +191,8 @@ impl Session {
                 for told in &state.execs {
                     self.delivery.compare(told.stdout.to, told.stderr.to);
                     for (output, range) in [(Output::Stdout, told.stdout), (Output::Stderr, told.stderr)] {
-                        *self.delivery.flow(output) = Flow::resumed(range.nearest(frame.offset), frame.sequence);
+                        *self.delivery.flow(output) =
+                            StreamCursor::resumed(range.nearest(frame.offset), frame.sequence);
                     }
                     self.input = Input::resumed(told.stdin, !told.stdin_closed);
                 }
@@ -221,7 +222,7 @@ impl Session {
     }
 }
 
-fn flow_of(delivery: &mut Delivery, stream: Stream) -> Option<&mut Flow> {
+fn flow_of(delivery: &mut Delivery, stream: Stream) -> Option<&mut StreamCursor> {
     match stream {
         Stream::Stdout => Some(delivery.flow(Output::Stdout)),
         Stream::Stderr => Some(delivery.flow(Output::Stderr)),

@@ -24,21 +24,22 @@ use tokio::sync::{mpsc, oneshot};
 use tracing::Instrument;
 
 use super::{
-    Api, Tracked, command,
+    Api, Tracked,
     dialect::Dialect,
+    exec_spec,
     inbound::Reservation,
     input::Input,
     intent::{self, NO_ROOM, SHUTTING_DOWN},
     limits,
-    linger::Peer,
+    lingering_close::Peer,
     output::{Delivery, WINDOW},
     sentence, token,
-    wire::MAX_MESSAGE,
+    websocket::MAX_MESSAGE,
 };
 use crate::{
+    bus::{AttachGuard, LifecycleEvent, Subscription},
     metrics::Outcome,
     runtime::Link,
-    storage::board::{Attached, Follower, Passing},
     traces::{self, Asked},
 };
 
@@ -93,8 +94,8 @@ pub async fn execute(
     tasks.spawn(
         async move {
             let mut started = Some(started);
-            let newcomer = Newcomer { tenant, connection, memory };
-            match run(&api, &id, &exec, &mut started, output, &span, newcomer).await {
+            let pending = PendingSession { tenant, connection, memory };
+            match run(&api, &id, &exec, &mut started, output, &span, pending).await {
                 Ok(()) => span.end(Outcome::Done),
                 Err(refused) => {
                     if let Some(started) = started {
@@ -142,7 +143,7 @@ async fn read(api: &Api, body: Body) -> Result<(Vec<u8>, Reservation), (StatusCo
 }
 
 /// What a request has until its sandbox has a place.
-struct Newcomer {
+struct PendingSession {
     tenant: Option<Tenant>,
     connection: Tracked,
     #[expect(dead_code, reason = "held until the code is no longer in the way of others")]
@@ -159,26 +160,26 @@ async fn run(
     started: &mut Started,
     output: mpsc::Sender<Bytes>,
     request: &traces::Span,
-    newcomer: Newcomer,
+    pending: PendingSession,
 ) -> Result<(), Refused> {
     let unavailable = |text: &str| (StatusCode::SERVICE_UNAVAILABLE, text.to_owned());
     if api.is_draining() {
         return Err(unavailable(SHUTTING_DOWN));
     }
-    let counted = api.count(id, newcomer.tenant.as_ref()).await;
+    let counted = api.count(id, pending.tenant.as_ref()).await;
     let counted = counted.map_err(|sentence| (StatusCode::TOO_MANY_REQUESTS, sentence))?;
     let mut drain = api.settings.drain.clone();
     let admitted = tokio::select! {
         biased;
-        admitted = api.board.make_room(id, api.settings.max_sandboxes) => admitted,
+        admitted = api.bus.make_room(id, api.settings.max_sandboxes) => admitted,
         true = async { drain.wait_for(|drain| *drain).await.is_ok() } => return Err(unavailable(SHUTTING_DOWN)),
         // Nobody waits for the answer any more.
         () = output.closed() => return Ok(()),
     };
     drop(counted);
-    let presence = admitted.filter(|_| newcomer.connection.prove()).ok_or_else(|| unavailable(NO_ROOM))?;
-    let Newcomer { tenant, .. } = newcomer;
-    let follower = api.board.follow(id);
+    let presence = admitted.filter(|_| pending.connection.prove()).ok_or_else(|| unavailable(NO_ROOM))?;
+    let PendingSession { tenant, .. } = pending;
+    let subscription = api.bus.follow(id);
     // Nobody is ever given the token.
     let hash = token::sha256(&token::fresh(&*api.clock).0);
     let bare = Spec::new(id.clone(), hash, api.clock.timestamp(), api.settings.instance.clone());
@@ -187,10 +188,10 @@ async fn run(
     let mut spec = spec.map_err(|refusal| unavailable(&refusal.message))?;
     spec.traceparent = request.traceparent();
     api.create(&spec).await.map_err(|error| unavailable(&sentence(&error)))?;
-    api.board.nudge(id);
+    api.bus.nudge(id);
     // The caller may come again as soon as it has all of the output: the sandbox counts no more then.
     let end = output.clone();
-    let ran = Running { api, id, presence, follower }.run(exec, started, output).await;
+    let ran = Running { api, id, presence, subscription }.run(exec, started, output).await;
     api.occupancy.note(id, None);
     drop(end);
     api.delete(id, request.traceparent()).await;
@@ -201,8 +202,8 @@ struct Running<'a> {
     api: &'a Arc<Api>,
     id: &'a SandboxId,
     #[expect(dead_code, reason = "held so that the sandbox has somebody")]
-    presence: Attached,
-    follower: Follower,
+    presence: AttachGuard,
+    subscription: Subscription,
 }
 
 impl Running<'_> {
@@ -225,32 +226,35 @@ impl Running<'_> {
 
     async fn open(&mut self) -> Result<Link, Refused> {
         loop {
-            match self.follower.next().await.passing {
-                Passing::Running { .. } => {
+            match self.subscription.next().await.passing {
+                LifecycleEvent::Running { .. } => {
                     if let Some(link) = self.api.execs.open(self.id) {
                         return Ok(link);
                     }
                 }
-                Passing::Failed { message, .. } => return Err((StatusCode::SERVICE_UNAVAILABLE, message)),
-                Passing::Left { .. } | Passing::LeaseLost { .. } => {
+                LifecycleEvent::Failed { message, .. } => return Err((StatusCode::SERVICE_UNAVAILABLE, message)),
+                LifecycleEvent::Left { .. } | LifecycleEvent::LeaseLost { .. } => {
                     return Err((StatusCode::SERVICE_UNAVAILABLE, "The sandbox has ended.".to_owned()));
                 }
-                Passing::Acquiring
-                | Passing::Acquired
-                | Passing::ReleaseRequested { .. }
-                | Passing::Probe { .. }
-                | Passing::Checkpointing { .. }
-                | Passing::CheckpointFailed { .. }
-                | Passing::Fenced { .. }
-                | Passing::Unfenced
-                | Passing::Answered
-                | Passing::Progress { .. } => {}
+                LifecycleEvent::Acquiring
+                | LifecycleEvent::Acquired
+                | LifecycleEvent::ReleaseRequested { .. }
+                | LifecycleEvent::Probe { .. }
+                | LifecycleEvent::Checkpointing { .. }
+                | LifecycleEvent::CheckpointFailed { .. }
+                | LifecycleEvent::Fenced { .. }
+                | LifecycleEvent::Unfenced
+                | LifecycleEvent::Answered
+                | LifecycleEvent::Progress { .. } => {}
             }
         }
     }
 
     async fn left(&mut self) {
-        while !matches!(self.follower.next().await.passing, Passing::Left { .. } | Passing::LeaseLost { .. }) {}
+        while !matches!(
+            self.subscription.next().await.passing,
+            LifecycleEvent::Left { .. } | LifecycleEvent::LeaseLost { .. }
+        ) {}
     }
 }
 
@@ -264,7 +268,7 @@ async fn follow_command(
 ) -> Option<Result<(), Refused>> {
     const NUMBER: u32 = 1;
     let exec_id = ExecId::parse("execute").ok()?;
-    let start = match command::start(exec, &exec_id, false) {
+    let start = match exec_spec::start(exec, &exec_id, false) {
         Ok(start) => start,
         Err(refusal) => return Some(Err((StatusCode::UNPROCESSABLE_ENTITY, refusal.message))),
     };

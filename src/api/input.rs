@@ -19,12 +19,12 @@ pub struct Input {
     sent: u64,
     taken: u64,
     /// How much of what was passed on before this session is still on its way is not known.
-    doubt: Doubt,
+    doubt: AckState,
     pending: VecDeque<u8>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Doubt {
+enum AckState {
     #[default]
     None,
     Open,
@@ -47,7 +47,7 @@ impl Input {
 
     /// Of a command begun before this session.
     pub fn resumed(taken: u64, is_open: bool) -> Self {
-        Self { is_open, sent: taken, taken: taken.saturating_sub(WINDOW), doubt: Doubt::Open, ..Self::default() }
+        Self { is_open, sent: taken, taken: taken.saturating_sub(WINDOW), doubt: AckState::Open, ..Self::default() }
     }
 
     /// Bytes that come before everything of the client's.
@@ -81,7 +81,7 @@ impl Input {
     }
 
     pub fn took(&mut self, offset: u64) {
-        self.doubt = Doubt::None;
+        self.doubt = AckState::None;
         self.taken = self.taken.max(offset.min(self.sent));
     }
 
@@ -96,10 +96,10 @@ impl Input {
 
     /// The next frame that may go to the agent.
     pub fn next_frame(&mut self, exec: u32) -> Option<Frame> {
-        if self.doubt != Doubt::None && !self.pending.is_empty() {
+        if self.doubt != AckState::None && !self.pending.is_empty() {
             // Bytes it has already make the agent say how far they got: none at all will do.
             let ask = Frame::new(Kind::Stdin).exec(exec).stream(Stream::Stdin).offset(self.sent);
-            return (std::mem::replace(&mut self.doubt, Doubt::Asked) == Doubt::Open).then_some(ask);
+            return (std::mem::replace(&mut self.doubt, AckState::Asked) == AckState::Open).then_some(ask);
         }
         let room = self.taken.saturating_add(WINDOW).saturating_sub(self.sent) as usize;
         let count = self.pending.len().min(room).min(PIECE);

@@ -30,7 +30,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     connections::{Caps, Connections, Place, Standing, Underway},
-    linger::{Connection, Peer},
+    lingering_close::{Connection, Peer},
 };
 use crate::clock::SharedClock;
 

@@ -3,12 +3,15 @@
 //! The API writes what is wanted into the records, nudges the board and follows it; bytes
 //! of commands go to and from the agent by frames. It never makes or ends a container.
 
+mod agent_link;
 mod caller;
-pub mod close;
-mod command;
-mod commands;
+pub mod close_code;
 mod connections;
+mod delivered;
 pub mod dialect;
+mod event_writer;
+mod exec_spec;
+mod execs;
 mod execute;
 mod frame_scanner;
 pub mod hosts;
@@ -17,20 +20,17 @@ mod input;
 pub mod intent;
 mod known_tokens;
 pub mod limits;
-mod linger;
-mod link;
-mod list;
+mod lingering_close;
 pub mod listener;
-mod marks;
 pub mod output;
-mod registry;
+mod sandbox_list;
 mod session;
-mod speaker;
-pub mod tell;
+mod session_registry;
+pub mod status_machine;
 mod tenants;
 pub mod token;
 mod upgrade;
-mod wire;
+mod websocket;
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -52,7 +52,7 @@ use serde_json::json;
 use tokio::{net::TcpListener, sync::watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-pub use self::linger::Peer;
+pub use self::lingering_close::Peer;
 use self::{
     caller::Caller,
     connections::Handle,
@@ -61,15 +61,16 @@ use self::{
     intent::{Abilities, Defaults},
     known_tokens::KnownTokens,
     limits::{Key, Limiter},
-    registry::Registry,
+    session_registry::SessionRegistry,
     tenants::Occupancy,
     upgrade::{WebSocket, WebSocketUpgrade},
 };
 use crate::{
+    bus::Bus,
     clock::SharedClock,
     config::{ApiKey, Quotas},
-    runtime::{Execs, Shares},
-    storage::{board::Board, records, records::Records},
+    runtime::{AgentLinks, Shares},
+    storage::{records, records::Records},
     traces::{Asked, Traces},
 };
 
@@ -115,14 +116,14 @@ pub struct Api {
     settings: Settings,
     clock: SharedClock,
     records: Records,
-    board: Arc<Board>,
-    execs: Arc<dyn Execs>,
-    registry: Arc<Registry>,
+    bus: Arc<Bus>,
+    execs: Arc<dyn AgentLinks>,
+    registry: Arc<SessionRegistry>,
     occupancy: Arc<Occupancy>,
     inbound: Budget,
     limiter: Limiter,
     known_tokens: KnownTokens,
-    marks: marks::Shelf,
+    marks: delivered::MarkCache,
     /// Every session and everything it leaves to do.
     tasks: TaskTracker,
     closing: CancellationToken,
@@ -133,21 +134,21 @@ impl Api {
         settings: Settings,
         clock: SharedClock,
         records: Records,
-        board: Arc<Board>,
-        execs: Arc<dyn Execs>,
+        bus: Arc<Bus>,
+        execs: Arc<dyn AgentLinks>,
     ) -> Arc<Self> {
         Arc::new(Self {
             inbound: Budget::new(settings.inbound_memory),
             settings,
             clock,
             records,
-            occupancy: Occupancy::new(board.clone()),
-            board,
+            occupancy: Occupancy::new(bus.clone()),
+            bus,
             execs,
             registry: Arc::default(),
             limiter: Limiter::default(),
             known_tokens: KnownTokens::default(),
-            marks: marks::Shelf::default(),
+            marks: delivered::MarkCache::default(),
             tasks: TaskTracker::new(),
             closing: CancellationToken::new(),
         })
@@ -157,10 +158,10 @@ impl Api {
     /// it is sent, and goes on from it when it is nudged.
     async fn create(&self, spec: &Spec) -> records::Result<()> {
         let (id, me) = (&spec.sandbox_id, &self.settings.instance);
-        let lease = self.board.lease(id);
+        let lease = self.bus.lease(id);
         let created = self.records.create(spec, me, &lease).await;
         if created.is_err() {
-            self.board.unlease(id);
+            self.bus.unlease(id);
         }
         created
     }
@@ -249,8 +250,8 @@ pub fn router(api: Arc<Api>) -> Router {
         .route("/create", any(create))
         .route("/attach/{sandbox_id}", any(attach))
         .route("/execute", post(execute::execute))
-        .route("/sandboxes", get(list::list))
-        .route("/sandboxes/{sandbox_id}", get(list::view))
+        .route("/sandboxes", get(sandbox_list::list))
+        .route("/sandboxes/{sandbox_id}", get(sandbox_list::view))
         .with_state(api)
 }
 
@@ -284,7 +285,7 @@ async fn status(State(api): State<Arc<Api>>, headers: HeaderMap) -> Result<Respo
         "status": if draining { "draining" } else { "ok" },
         "instance": api.settings.instance,
         "version": api.settings.version,
-        "sandboxes": api.board.held(),
+        "sandboxes": api.bus.held(),
         "capabilities": {
             "checkpoint": can.checkpoint,
             "handoff": can.checkpoint,

@@ -28,7 +28,7 @@ pub struct Mark {
 
 /// One stream.
 #[derive(Debug, Default)]
-pub struct Flow {
+pub struct StreamCursor {
     next: u64,
     confirmed: u64,
     passed_on: u64,
@@ -49,7 +49,7 @@ pub struct Taken {
     pub skip: usize,
 }
 
-impl Flow {
+impl StreamCursor {
     /// Begins at `offset` with what carries `replay`.
     pub fn resumed(offset: u64, replay: u64) -> Self {
         Self { next: offset, confirmed: offset, passed_on: offset, replay: Some(replay), ..Self::default() }
@@ -161,8 +161,8 @@ impl Flow {
 pub struct Delivery {
     pub exec: u32,
     pub exec_id: ExecId,
-    pub stdout: Flow,
-    pub stderr: Flow,
+    pub stdout: StreamCursor,
+    pub stderr: StreamCursor,
     exit: Option<agent::Exit>,
     /// Nothing of it is told any more; what comes is confirmed unseen.
     pub is_muted: bool,
@@ -179,8 +179,8 @@ impl Delivery {
         Self {
             exec,
             exec_id,
-            stdout: Flow::default(),
-            stderr: Flow::default(),
+            stdout: StreamCursor::default(),
+            stderr: StreamCursor::default(),
             exit: None,
             is_muted: false,
             is_peek: false,
@@ -190,7 +190,7 @@ impl Delivery {
         }
     }
 
-    pub fn flow(&mut self, output: Output) -> &mut Flow {
+    pub fn flow(&mut self, output: Output) -> &mut StreamCursor {
         match output {
             Output::Stdout => &mut self.stdout,
             Output::Stderr => &mut self.stderr,
@@ -237,7 +237,7 @@ impl Delivery {
 
     /// Nothing will ever come of it again, and the client has it all.
     pub fn is_over(&self) -> bool {
-        let over = |flow: &Flow| flow.ends_at.is_some_and(|end| flow.confirmed >= end);
+        let over = |flow: &StreamCursor| flow.ends_at.is_some_and(|end| flow.confirmed >= end);
         self.is_heard && over(&self.stdout) && over(&self.stderr)
     }
 }
@@ -254,7 +254,7 @@ mod tests {
 
     #[test]
     fn every_byte_is_taken_once_and_a_gap_is_seen() {
-        let mut flow = Flow::default();
+        let mut flow = StreamCursor::default();
         assert_eq!(flow.take(0, 0, 10), taken(None, 0, 0));
         assert_eq!(flow.take(4, 0, 6), None);
         assert_eq!(flow.take(4, 0, 10), taken(None, 10, 6));
@@ -265,7 +265,7 @@ mod tests {
 
     #[test]
     fn frames_of_another_replay_are_not_taken() {
-        let mut flow = Flow::resumed(100, 7);
+        let mut flow = StreamCursor::resumed(100, 7);
         assert_eq!(flow.take(100, 6, 10), None);
         assert_eq!(flow.end(100, 6), None);
         assert!(!flow.has_ended());
@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     fn a_client_confirms_no_more_than_it_was_sent_and_the_agent_hears_it_in_steps() {
-        let mut flow = Flow::default();
+        let mut flow = StreamCursor::default();
         flow.take(0, 0, 1 << 20);
         assert_eq!(flow.confirm(10), None);
         assert_eq!(flow.confirm(STEP), Some(STEP));
@@ -286,7 +286,7 @@ mod tests {
 
     #[test]
     fn a_begun_character_counts_as_not_sent() {
-        let mut flow = Flow::default();
+        let mut flow = StreamCursor::default();
         flow.take(0, 0, 3);
         assert_eq!(flow.decode("aé".as_bytes().split_at(2).0), "a");
         assert_eq!((flow.sent(), flow.next()), (2, 3));
@@ -321,7 +321,7 @@ mod tests {
         fn text_is_the_same_wherever_it_is_cut(bytes in prop::collection::vec(prop_oneof![any::<u8>(), 0xc0..=0xf5u8, 0x80..=0xbfu8], 0..60), cuts in prop::collection::vec(0usize..60, 0..8)) {
             let mut cuts: Vec<_> = cuts.into_iter().map(|cut| cut.min(bytes.len())).chain([0, bytes.len()]).collect();
             cuts.sort_unstable();
-            let mut flow = Flow::default();
+            let mut flow = StreamCursor::default();
             let mut text: String = cuts.windows(2).map(|cut| {
                 flow.take(cut[0] as u64, 0, cut[1] - cut[0]);
                 let text = flow.decode(&bytes[cut[0]..cut[1]]);

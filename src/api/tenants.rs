@@ -15,11 +15,11 @@ use baton_protocol::{
 };
 
 use super::Api;
-use crate::{config::Quota, storage::board::Board};
+use crate::{bus::Bus, config::Quota};
 
 #[derive(Debug)]
 pub struct Occupancy {
-    board: Arc<Board>,
+    bus: Arc<Bus>,
     owners: Mutex<BTreeMap<SandboxId, Owner>>,
 }
 
@@ -31,23 +31,23 @@ struct Owner {
 }
 
 impl Occupancy {
-    pub fn new(board: Arc<Board>) -> Arc<Self> {
-        Arc::new(Self { board, owners: Mutex::default() })
+    pub fn new(bus: Arc<Bus>) -> Arc<Self> {
+        Arc::new(Self { bus, owners: Mutex::default() })
     }
 
     /// Counts a sandbox of this tenant, as long as the value lives or the sandbox is here; or says why it may not come.
     /// What is here already has its place.
-    fn admit(self: &Arc<Self>, id: &SandboxId, tenant: &Tenant, quota: &Quota) -> Result<Admission, String> {
+    fn admit(self: &Arc<Self>, id: &SandboxId, tenant: &Tenant, quota: &Quota) -> Result<OccupancyGuard, String> {
         let mut owners = self.owners();
-        owners.retain(|id, owner| owner.admissions > 0 || self.board.is_here(id));
-        let is_counted = owners.contains_key(id) || self.board.is_here(id);
+        owners.retain(|id, owner| owner.admissions > 0 || self.bus.is_here(id));
+        let is_counted = owners.contains_key(id) || self.bus.is_here(id);
         if !is_counted {
             quota.allow_sandbox(owners.values().filter(|owner| owner.tenant.as_ref() == Some(tenant)).count())?;
         }
         let owner = owners.entry(id.clone()).or_insert(Owner { tenant: None, admissions: 0 });
         owner.tenant = Some(tenant.clone());
         owner.admissions += 1;
-        Ok(Admission { occupancy: self.clone(), id: id.clone() })
+        Ok(OccupancyGuard { occupancy: self.clone(), id: id.clone() })
     }
 
     /// For whom a sandbox counts from now on, if it is known; `None` is for nobody.
@@ -60,7 +60,7 @@ impl Occupancy {
     /// Sandboxes on this instance of which nobody has said whose they are.
     fn unknown(&self) -> Vec<SandboxId> {
         let owners = self.owners();
-        self.board.here().into_iter().filter(|id| !owners.contains_key(id)).collect()
+        self.bus.here().into_iter().filter(|id| !owners.contains_key(id)).collect()
     }
 
     fn learn(&self, id: SandboxId, tenant: Option<Tenant>) {
@@ -74,17 +74,17 @@ impl Occupancy {
 
 /// A sandbox that is on its way in and counts.
 #[derive(Debug)]
-pub struct Admission {
+pub struct OccupancyGuard {
     occupancy: Arc<Occupancy>,
     id: SandboxId,
 }
 
-impl Drop for Admission {
+impl Drop for OccupancyGuard {
     fn drop(&mut self) {
         let mut owners = self.occupancy.owners();
         let Some(owner) = owners.get_mut(&self.id) else { return };
         owner.admissions -= 1;
-        if owner.admissions == 0 && !self.occupancy.board.is_here(&self.id) {
+        if owner.admissions == 0 && !self.occupancy.bus.is_here(&self.id) {
             owners.remove(&self.id);
         }
     }
@@ -93,7 +93,11 @@ impl Drop for Admission {
 impl Api {
     /// Counts a sandbox that is to come to this instance, for whom it belongs to; or says which quota is used up. Nobody
     /// is counted without a tenant.
-    pub(super) async fn count(&self, id: &SandboxId, tenant: Option<&Tenant>) -> Result<Option<Admission>, String> {
+    pub(super) async fn count(
+        &self,
+        id: &SandboxId,
+        tenant: Option<&Tenant>,
+    ) -> Result<Option<OccupancyGuard>, String> {
         let Some(tenant) = tenant else { return Ok(None) };
         let quota = self.settings.quotas.of(Some(tenant));
         if quota.sandboxes.is_some() {
@@ -114,24 +118,24 @@ mod tests {
     use super::*;
     use crate::clock::{SharedClock, SystemClock};
 
-    fn stage() -> (SharedClock, Arc<Board>, Arc<Occupancy>, [Tenant; 2]) {
+    fn stage() -> (SharedClock, Arc<Bus>, Arc<Occupancy>, [Tenant; 2]) {
         let clock: SharedClock = Arc::new(SystemClock);
-        let board = Board::new(clock.clone());
-        let occupancy = Occupancy::new(board.clone());
-        (clock, board, occupancy, ["team-a", "team-b"].map(|name| name.parse().expect("a tenant")))
+        let bus = Bus::new(clock.clone());
+        let occupancy = Occupancy::new(bus.clone());
+        (clock, bus, occupancy, ["team-a", "team-b"].map(|name| name.parse().expect("a tenant")))
     }
 
     const ONE: Quota = Quota { sandboxes: Some(1), snapshots: None, idle: None };
 
     #[test]
     fn a_place_counts_while_somebody_comes_and_while_the_sandbox_is_here() {
-        let (clock, board, occupancy, [a, b]) = stage();
+        let (clock, bus, occupancy, [a, b]) = stage();
         let (first, second) = (clock.sandbox_id(), clock.sandbox_id());
         let coming = occupancy.admit(&first, &a, &ONE).expect("the first");
         assert!(occupancy.admit(&second, &a, &ONE).is_err(), "it counts before it is on the board");
         assert!(occupancy.admit(&second, &b, &ONE).is_ok(), "others are others");
         assert!(occupancy.admit(&first, &a, &ONE).is_ok(), "a second session is no second sandbox");
-        board.hold(&first, true);
+        bus.hold(&first, true);
         drop(coming);
         assert!(occupancy.admit(&second, &a, &ONE).is_err(), "its session has left, and it is here");
         assert!(occupancy.admit(&first, &a, &ONE).is_ok(), "what is here has its place");
@@ -139,16 +143,16 @@ mod tests {
         assert!(occupancy.admit(&second, &a, &ONE).is_ok(), "what is to be deleted counts no more");
         occupancy.note(&first, Some(&a));
         assert!(occupancy.admit(&second, &a, &ONE).is_err(), "it came back");
-        board.hold(&first, false);
+        bus.hold(&first, false);
         assert!(occupancy.admit(&second, &a, &ONE).is_ok(), "it has left");
         assert!(occupancy.owners().is_empty(), "nothing is remembered of what is not here");
     }
 
     #[test]
     fn what_came_without_a_session_is_asked_for_and_counts_for_whom_it_belongs_to() {
-        let (clock, board, occupancy, [a, b]) = stage();
+        let (clock, bus, occupancy, [a, b]) = stage();
         let (held, new) = (clock.sandbox_id(), clock.sandbox_id());
-        board.hold(&held, true);
+        bus.hold(&held, true);
         assert_eq!(occupancy.unknown(), std::slice::from_ref(&held));
         occupancy.learn(held.clone(), Some(a.clone()));
         assert!(occupancy.unknown().is_empty());

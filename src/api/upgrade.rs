@@ -18,7 +18,7 @@ use tokio_tungstenite::{
 
 use super::{
     inbound::{Budget, Metered},
-    wire,
+    websocket,
 };
 use crate::clock::SharedClock;
 
@@ -87,7 +87,7 @@ impl WebSocketUpgrade {
         let response = (StatusCode::SWITCHING_PROTOCOLS, accepted, protocol, Body::empty()).into_response();
         let socket = async move {
             let stream = TokioIo::new(upgrade.await.ok()?);
-            let metered = Metered::new(stream, &budget, wire::MAX_FIRST_MESSAGE as u64, clock);
+            let metered = Metered::new(stream, &budget, websocket::MAX_FIRST_MESSAGE as u64, clock);
             Some(WebSocketStream::from_raw_socket(metered, Role::Server, Some(config())).await)
         };
         (response, socket)
@@ -96,10 +96,10 @@ impl WebSocketUpgrade {
 
 fn config() -> WebSocketConfig {
     WebSocketConfig::default()
-        .max_message_size(Some(wire::MAX_MESSAGE))
-        .max_frame_size(Some(wire::MAX_MESSAGE))
-        .read_buffer_size(wire::READ_AT_ONCE)
-        .max_write_buffer_size(wire::MAX_UNWRITTEN)
+        .max_message_size(Some(websocket::MAX_MESSAGE))
+        .max_frame_size(Some(websocket::MAX_MESSAGE))
+        .read_buffer_size(websocket::READ_AT_ONCE)
+        .max_write_buffer_size(websocket::MAX_UNWRITTEN)
 }
 
 fn words(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = &str> {

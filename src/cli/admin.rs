@@ -17,10 +17,10 @@ use crate::{
         hosts::Hosts,
         listener::{self, Bounds},
     },
+    bus::Bus,
     clock::SystemClock,
     config::Config,
     metrics::Metrics,
-    storage::board::Board,
 };
 
 /// As Prometheus wants to be answered.
@@ -53,12 +53,12 @@ impl Admin {
     }
 
     /// Serves for ever.
-    pub async fn serve(self, metrics: Metrics, board: watch::Receiver<Arc<Board>>) {
+    pub async fn serve(self, metrics: Metrics, bus: watch::Receiver<Arc<Bus>>) {
         let Self { listener, address, hosts } = self;
         tracing::info!(%address, "metrics are served");
         let page = move |headers: HeaderMap| async move {
             hosts.check(&headers)?;
-            let counts = board.borrow().counts();
+            let counts = bus.borrow().counts();
             let page = metrics.page(counts.sessions, counts.nudges);
             Ok::<_, StatusCode>(([(header::CONTENT_TYPE, KIND)], page))
         };

@@ -8,11 +8,11 @@ use baton_protocol::{
     metadata::{Answer, DesiredState, Request, Spec},
 };
 
-use super::desk::{self, Desk, Rest, Verdict, Waiting};
+use super::storage_admin::{self, Rest, StorageAdmin, Verdict, Waiting};
 
 /// Have a sandbox checkpointed: its state is kept and it runs nowhere, until somebody attaches.
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = format!("Examples:\n  baton checkpoint ID\n  baton checkpoint --keep-running ID\n\n{}", desk::CODES))]
+#[command(after_help = format!("Examples:\n  baton checkpoint ID\n  baton checkpoint --keep-running ID\n\n{}", storage_admin::CODES))]
 pub struct Args {
     pub id: SandboxId,
     /// Do not stop it: it stands still only while its image is written.
@@ -23,30 +23,30 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
-    desk::run(|desk| async move {
+    storage_admin::run(|admin| async move {
         if args.keep_running {
-            keep_running(&desk, &args.id, args.waiting).await
+            keep_running(&admin, &args.id, args.waiting).await
         } else {
-            let_go(&desk, &args.id, DesiredState::Checkpointed, args.waiting).await
+            let_go(&admin, &args.id, DesiredState::Checkpointed, args.waiting).await
         }
     })
 }
 
 /// Has whoever runs it commit a checkpoint and let it go.
-pub async fn let_go(desk: &Desk, id: &SandboxId, state: DesiredState, waiting: Waiting) -> Result<Verdict> {
-    desk.want(id, state).await?;
+pub async fn let_go(admin: &StorageAdmin, id: &SandboxId, state: DesiredState, waiting: Waiting) -> Result<Verdict> {
+    admin.want(id, state).await?;
     if waiting.no_wait {
         return Ok(Verdict::Done(format!("{id} was asked to let go")));
     }
-    let mut file = desk.lock_file(id)?;
+    let mut file = admin.lock_file(id)?;
     loop {
-        match desk.until_free(id, &mut file, waiting.timeout).await? {
+        match admin.until_free(id, &mut file, waiting.timeout).await? {
             Rest::Free => break,
             Rest::Dead => {
-                desk.tell("its holder shows no sign of life: its lease is taken");
-                match desk.upkeep.correct(id, &mut file).await {
+                admin.tell("its holder shows no sign of life: its lease is taken");
+                match admin.upkeep.correct(id, &mut file).await {
                     Ok(_) => break,
-                    Err(crate::storage::upkeep::Error::Taken) => {}
+                    Err(crate::storage::gc::Error::Taken) => {}
                     Err(error) => return Err(error.into()),
                 }
             }
@@ -56,7 +56,7 @@ pub async fn let_go(desk: &Desk, id: &SandboxId, state: DesiredState, waiting: W
         }
     }
     let Some(lock) = file.lock() else {
-        return Ok(Verdict::Refused(desk::reason(baton_protocol::reason::Reason::LockMissing)));
+        return Ok(Verdict::Refused(storage_admin::reason(baton_protocol::reason::Reason::LockMissing)));
     };
     Ok(match &lock.head {
         Some(head) if lock.behind => Verdict::Done(format!(
@@ -70,29 +70,29 @@ pub async fn let_go(desk: &Desk, id: &SandboxId, state: DesiredState, waiting: W
 }
 
 /// Asks for a checkpoint under a nonce, and waits for the answer.
-pub async fn keep_running(desk: &Desk, id: &SandboxId, waiting: Waiting) -> Result<Verdict> {
-    desk.find(id).await?;
-    if desk.lock(id).await?.is_none_or(|lock| lock.lease.is_none()) {
+pub async fn keep_running(admin: &StorageAdmin, id: &SandboxId, waiting: Waiting) -> Result<Verdict> {
+    admin.find(id).await?;
+    if admin.lock(id).await?.is_none_or(|lock| lock.lease.is_none()) {
         return Ok(Verdict::Refused(format!("nobody runs {id}: there is nothing to checkpoint")));
     }
-    let nonce = desk.clock.nonce();
+    let nonce = admin.clock.nonce();
     let ask = |spec: &mut Spec| spec.requests.insert(nonce.clone(), Request::Checkpoint {}).is_none();
-    desk.records.wish(id, None, &ask).await?;
+    admin.records.wish(id, None, &ask).await?;
     if waiting.no_wait {
         return Ok(Verdict::Done(format!("{id} was asked for a checkpoint")));
     }
-    let end = desk.clock.now() + waiting.timeout;
+    let end = admin.clock.now() + waiting.timeout;
     let answer = loop {
-        let found = desk.find(id).await?;
+        let found = admin.find(id).await?;
         if let Some(answer) = found.status.answers.get(&nonce) {
             break answer.clone();
         }
-        if desk.clock.now() >= end {
+        if admin.clock.now() >= end {
             return Ok(Verdict::Late(format!("{id} has not answered yet; the request stays")));
         }
-        desk.clock.sleep(std::time::Duration::from_millis(500)).await;
+        admin.clock.sleep(std::time::Duration::from_millis(500)).await;
     };
-    desk.records.edit(id, &|spec| spec.requests.remove(&nonce).is_some()).await?;
+    admin.records.edit(id, &|spec| spec.requests.remove(&nonce).is_some()).await?;
     Ok(match answer {
         Answer::Ok(done) => {
             let checkpoint = done.checkpoint_id.map_or_else(String::new, |id| format!(": {id}"));

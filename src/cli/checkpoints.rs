@@ -8,13 +8,13 @@ use serde_json::{Value, json};
 
 use super::{
     config::Output,
-    desk::{self, Desk},
     screen,
+    storage_admin::{self, StorageAdmin},
 };
 
 /// List the checkpoints of a sandbox, the newest first.
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = format!("Examples:\n  baton checkpoints ID\n  baton checkpoints ID -o json\n\n{}", desk::CODES))]
+#[command(after_help = format!("Examples:\n  baton checkpoints ID\n  baton checkpoints ID -o json\n\n{}", storage_admin::CODES))]
 pub struct Args {
     pub id: SandboxId,
     /// How to print.
@@ -23,15 +23,15 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
-    desk::block_on(|desk| async move {
-        screen::print(&checkpoints(&desk, &args).await?)?;
+    storage_admin::block_on(|admin| async move {
+        screen::print(&checkpoints(&admin, &args).await?)?;
         Ok(ExitCode::SUCCESS)
     })
 }
 
-pub async fn checkpoints(desk: &Desk, args: &Args) -> Result<String> {
-    let shelf = desk.upkeep.checkpoints.as_ref().context("there is no place for checkpoints")?;
-    let lock = desk.lock(&args.id).await?;
+pub async fn checkpoints(admin: &StorageAdmin, args: &Args) -> Result<String> {
+    let shelf = admin.upkeep.checkpoints.as_ref().context("there is no place for checkpoints")?;
+    let lock = admin.lock(&args.id).await?;
     let mut stored: Vec<_> = shelf.list(&args.id).await?.into_iter().collect();
     if lock.is_none() && stored.is_empty() {
         bail!("{} does not exist", args.id);

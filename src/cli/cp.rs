@@ -16,10 +16,10 @@ use futures::stream;
 use tokio::io::AsyncReadExt;
 
 use super::{
-    attend::{Signals, terminal, write},
-    link::{SandboxArgs, explain},
     progress::Progress,
     screen,
+    server_args::{SandboxArgs, explain},
+    stdio_bridge::{Signals, raw_terminal, write},
 };
 use crate::clock::{SharedClock, SystemClock};
 
@@ -99,7 +99,7 @@ pub async fn run(args: CpArgs) -> anyhow::Result<ExitCode> {
         attached = args.link.attach(&name) => attached?,
         code = signals.end() => return Ok(ExitCode::from(code)),
     };
-    let shown = !args.quiet && to != End::Stream && terminal::is_stderr();
+    let shown = !args.quiet && to != End::Stream && raw_terminal::is_stderr();
     let copying = Copying::new(&args, shown);
     let code = tokio::select! {
         copied = copying.copy(&sandbox, &from, &to) => copied.map(|()| 0),

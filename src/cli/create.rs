@@ -6,12 +6,12 @@ use baton_client::{Config, Idle, Options, Sandbox, SnapshotName};
 use serde_json::json;
 
 use super::{
-    attend::{Signals, variable},
     config::Output,
     limit::{Limit, limit, limits},
-    link::{ServerArgs, explain},
     screen,
-    tokens::Kept,
+    server_args::{ServerArgs, explain},
+    stdio_bridge::{Signals, variable},
+    token_file::SavedToken,
 };
 
 /// Create a sandbox and print its id.
@@ -98,7 +98,7 @@ pub async fn run(args: CreateArgs) -> anyhow::Result<ExitCode> {
         code = signals.end() => return Ok(ExitCode::from(code)),
     };
     let sandbox = created.map_err(|error| explain(error, url))?;
-    let kept = Kept { id: sandbox.id().clone(), token: sandbox.token().clone(), url: url.to_owned() };
+    let kept = SavedToken { id: sandbox.id().clone(), token: sandbox.token().clone(), url: url.to_owned() };
     if let Err(error) = tokens.keep(&kept) {
         let _ = sandbox.kill().await;
         return Err(error);

@@ -5,15 +5,15 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use baton_protocol::{id::SandboxId, metadata::DesiredState};
 
-use super::desk::{self, Desk, Rest, Verdict, Waiting};
-use crate::storage::upkeep::Error;
+use super::storage_admin::{self, Rest, StorageAdmin, Verdict, Waiting};
+use crate::storage::gc::Error;
 
 /// Delete a sandbox for good: its state, its checkpoints, its metadata.
 ///
 /// What runs it ends it and erases its objects; where nobody does, this command erases them. Checkpoints that
 /// a fork still needs stay.
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = format!("Examples:\n  baton delete ID\n\n{}", desk::CODES))]
+#[command(after_help = format!("Examples:\n  baton delete ID\n\n{}", storage_admin::CODES))]
 pub struct Args {
     pub id: SandboxId,
     #[command(flatten)]
@@ -21,28 +21,28 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
-    desk::run(|desk| async move { delete(&desk, &args.id, args.waiting).await })
+    storage_admin::run(|admin| async move { delete(&admin, &args.id, args.waiting).await })
 }
 
-pub async fn delete(desk: &Desk, id: &SandboxId, waiting: Waiting) -> Result<Verdict> {
-    let lock = desk.lock(id).await?;
+pub async fn delete(admin: &StorageAdmin, id: &SandboxId, waiting: Waiting) -> Result<Verdict> {
+    let lock = admin.lock(id).await?;
     if lock.as_ref().is_some_and(|lock| lock.purged) {
         return Ok(Verdict::Done(format!("{id} was deleted before")));
     }
-    match (desk.records.raw(id).await?, &lock) {
+    match (admin.records.raw(id).await?, &lock) {
         (None, None) => bail!("{id} does not exist"),
-        (Some(_), _) => drop(desk.want(id, DesiredState::Deleted).await?),
+        (Some(_), _) => drop(admin.want(id, DesiredState::Deleted).await?),
         // Metadata that somebody deleted by hand is not missed any more.
         (None, Some(_)) => {}
     }
     if waiting.no_wait {
         return Ok(Verdict::Done(format!("{id} is to be deleted")));
     }
-    let mut file = desk.lock_file(id)?;
+    let mut file = admin.lock_file(id)?;
     loop {
-        match desk.until_free(id, &mut file, waiting.timeout).await? {
+        match admin.until_free(id, &mut file, waiting.timeout).await? {
             Rest::Purged => return Ok(Verdict::Done(format!("{id} is deleted"))),
-            Rest::Free | Rest::Dead => match desk.upkeep.purge(id, &mut file).await {
+            Rest::Free | Rest::Dead => match admin.upkeep.purge(id, &mut file).await {
                 Ok(()) => return Ok(Verdict::Done(format!("{id} is deleted"))),
                 // Somebody else was faster, with the same wish before him.
                 Err(Error::Taken | Error::Lease(crate::storage::lease::Error::Changed)) => {}

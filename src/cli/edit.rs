@@ -10,14 +10,14 @@ use baton_protocol::{
 use serde_json::{Map, Value};
 
 use super::{
-    desk::{self, Desk, Verdict, Waiting},
     screen,
+    storage_admin::{self, StorageAdmin, Verdict, Waiting},
 };
 use crate::{
     config::process_environment,
     storage::{
         records::parse,
-        store::{If, Version},
+        store::{Precondition, Version},
     },
 };
 
@@ -27,7 +27,7 @@ use crate::{
 /// never lost. Then it says what became of it.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = format!("Examples:\n  baton edit ID\n  baton edit ID --set desired_state=running --set placement=null\n  \
-    baton edit ID --set labels.team=blue --set ttl=86400\n\n{}", desk::CODES))]
+    baton edit ID --set labels.team=blue --set ttl=86400\n\n{}", storage_admin::CODES))]
 pub struct Args {
     pub id: SandboxId,
     /// Set a field and open no editor; the value is JSON, or else text. May be given more than once.
@@ -49,12 +49,12 @@ fn setting(text: &str) -> std::result::Result<(String, Value), &'static str> {
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
-    desk::run(|desk| async move { edit(&desk, &args).await })
+    storage_admin::run(|admin| async move { edit(&admin, &args).await })
 }
 
-pub async fn edit(desk: &Desk, args: &Args) -> Result<Verdict> {
+pub async fn edit(admin: &StorageAdmin, args: &Args) -> Result<Verdict> {
     let id = &args.id;
-    let (before, version) = read(desk, id).await?;
+    let (before, version) = read(admin, id).await?;
     let shown = spec_of(&before);
     let after = if args.set.is_empty() {
         match in_editor(id, &shown).await? {
@@ -69,20 +69,20 @@ pub async fn edit(desk: &Desk, args: &Args) -> Result<Verdict> {
         return Ok(Verdict::Done("nothing was changed".to_owned()));
     }
     let after = told_by_nobody(&shown, after);
-    write(desk, id, &before, version, &shown, &after).await?;
+    write(admin, id, &before, version, &shown, &after).await?;
     for change in &changes {
-        desk.tell(change);
+        admin.tell(change);
     }
     if args.waiting.no_wait {
         return Ok(Verdict::Done(format!("{id} is changed")));
     }
     let status = before.get("status").cloned().and_then(|status| serde_json::from_value(status).ok());
-    outcome(desk, id, &status.unwrap_or_default(), args.waiting).await
+    outcome(admin, id, &status.unwrap_or_default(), args.waiting).await
 }
 
-async fn read(desk: &Desk, id: &SandboxId) -> Result<(Map<String, Value>, Version)> {
+async fn read(admin: &StorageAdmin, id: &SandboxId) -> Result<(Map<String, Value>, Version)> {
     let (bytes, version) =
-        desk.records.raw(id).await?.with_context(|| format!("{id} has no metadata: `baton repair {id}`"))?;
+        admin.records.raw(id).await?.with_context(|| format!("{id} has no metadata: `baton repair {id}`"))?;
     let record = serde_json::from_slice(&bytes).with_context(|| {
         format!("the metadata of {id} is not a JSON object; put a good copy over it, or delete it and use `baton repair {id}`")
     })?;
@@ -168,7 +168,7 @@ fn check(id: &SandboxId, text: &str) -> Result<Map<String, Value>> {
 
 /// Writes what was edited over what was shown. Where only the holder's part changed since, it is kept.
 async fn write(
-    desk: &Desk,
+    admin: &StorageAdmin,
     id: &SandboxId,
     before: &Map<String, Value>,
     version: Version,
@@ -183,10 +183,10 @@ async fn write(
         );
         let text = format!("{:#}", Value::Object(next));
         check(id, &text).map_err(|error| anyhow!("not written: {error:#}"))?;
-        if desk.records.put_raw(id, text.into(), If::Is(version)).await? {
+        if admin.records.put_raw(id, text.into(), Precondition::Is(version)).await? {
             return Ok(());
         }
-        (record, version) = read(desk, id).await?;
+        (record, version) = read(admin, id).await?;
         if spec_of(&record) != *shown {
             bail!("somebody else changed {id} meanwhile: nothing was written; look again");
         }
@@ -202,13 +202,13 @@ fn changes(before: &Map<String, Value>, after: &Map<String, Value>) -> Vec<Strin
 }
 
 /// What became of it, as far as it shows soon.
-async fn outcome(desk: &Desk, id: &SandboxId, before: &Status, waiting: Waiting) -> Result<Verdict> {
+async fn outcome(admin: &StorageAdmin, id: &SandboxId, before: &Status, waiting: Waiting) -> Result<Verdict> {
     let seen = |status: &Status| (status.observed_spec_sha256.clone(), status.phase, status.reason.clone());
     let before = seen(before);
-    let end = desk.clock.now() + waiting.timeout.min(SEEN_WITHIN);
+    let end = admin.clock.now() + waiting.timeout.min(SEEN_WITHIN);
     loop {
-        let lock = desk.lock(id).await?;
-        let found = match desk.records.find(id).await {
+        let lock = admin.lock(id).await?;
+        let found = match admin.records.find(id).await {
             Ok(found) => found,
             Err(error) if error.reason().is_some() => return Ok(Verdict::Refused(error.to_string())),
             Err(error) => return Err(error.into()),
@@ -219,10 +219,10 @@ async fn outcome(desk: &Desk, id: &SandboxId, before: &Status, waiting: Waiting)
             let _ = write!(line, ", {}: {}", found.status.reason, found.status.message);
         }
         let Some(lock) = lock else {
-            return Ok(Verdict::Refused(desk::reason(baton_protocol::reason::Reason::LockMissing)));
+            return Ok(Verdict::Refused(storage_admin::reason(baton_protocol::reason::Reason::LockMissing)));
         };
         // Between letting go and saying so there is a moment.
-        if lock.lease.is_none() && (found.status.phase != Phase::Running || desk.clock.now() >= end) {
+        if lock.lease.is_none() && (found.status.phase != Phase::Running || admin.clock.now() >= end) {
             return Ok(Verdict::Done(format!(
                 "{line}; nobody holds it, and the next sweep of an instance sees the change"
             )));
@@ -231,10 +231,10 @@ async fn outcome(desk: &Desk, id: &SandboxId, before: &Status, waiting: Waiting)
             let refused = !found.status.reason.is_empty();
             return Ok(if refused { Verdict::Refused(line) } else { Verdict::Done(line) });
         }
-        if desk.clock.now() >= end {
+        if admin.clock.now() >= end {
             return Ok(Verdict::Done(format!("{line}; its holder has not said more yet")));
         }
-        desk.clock.sleep(Duration::from_millis(250)).await;
+        admin.clock.sleep(Duration::from_millis(250)).await;
     }
 }
 

@@ -5,9 +5,9 @@ use std::{process::ExitCode, sync::Arc, time::Duration};
 use baton_client::Sandbox;
 
 use super::{
-    attend::{CommandArgs, End, Signals, attend, terminal},
-    link::{SandboxArgs, explain},
     screen,
+    server_args::{SandboxArgs, explain},
+    stdio_bridge::{CommandArgs, End, Signals, attend, raw_terminal},
 };
 use crate::clock::{SharedClock, SystemClock};
 
@@ -18,7 +18,7 @@ const SHELL: &str = "exec \"${SHELL:-$(command -v bash || echo sh)}\" -l";
 
 /// Run a command in a sandbox.
 ///
-/// Streams, signals and exit code pass through as with `baton run`; the sandbox stays. If it is
+/// Streams, signals and exit code pass through as with `baton run`; the sandbox stays. Precondition it is
 /// stored or on another instance it is fetched first. The connection may break: the command goes on,
 /// and so does this.
 #[derive(Clone, Debug, clap::Args)]
@@ -78,7 +78,7 @@ pub async fn run(args: ExecArgs) -> anyhow::Result<ExitCode> {
 }
 
 async fn command(sandbox: &Sandbox, args: &ExecArgs, signals: &mut Signals) -> anyhow::Result<u8> {
-    let stdin = !args.detach && (args.tty || args.interactive || !terminal::is_stdin());
+    let stdin = !args.detach && (args.tty || args.interactive || !raw_terminal::is_stdin());
     let exec = args.how.exec(&args.command, args.tty, stdin);
     let running = tokio::select! {
         started = sandbox.exec(exec) => started.map_err(|error| explain(error, ""))?,

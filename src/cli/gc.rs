@@ -4,19 +4,20 @@ use std::{process::ExitCode, time::Duration};
 
 use anyhow::Result;
 
-use super::desk::{self, Desk, Verdict};
+use super::storage_admin::{self, StorageAdmin, Verdict};
 use crate::{
+    bus::Bus,
     reconciler::sweep::{
-        Ground, Sweep,
-        rules::{ABANDONED, Errand, TOMBSTONE},
+        Sweep, SweepContext,
+        sweep_rules::{ABANDONED, SweepTask, TOMBSTONE},
     },
-    storage::{board::Board, upkeep::Error},
+    storage::gc::Error,
 };
 
 /// Do what the sweep of a server does, once: finish deletions, erase checkpoints that nothing needs, forget old
 /// tombstones, correct statuses. Nothing that anybody holds is touched, and nothing is started.
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = format!("Examples:\n  baton gc --dry-run\n  baton gc\n  baton gc --dead --tombstones-after 1h\n\n{}", desk::CODES))]
+#[command(after_help = format!("Examples:\n  baton gc --dry-run\n  baton gc\n  baton gc --dead --tombstones-after 1h\n\n{}", storage_admin::CODES))]
 pub struct Args {
     /// Only say what would be done.
     #[arg(long)]
@@ -33,16 +34,16 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
-    desk::run(|desk| async move { gc(&desk, &args).await })
+    storage_admin::run(|admin| async move { gc(&admin, &args).await })
 }
 
-pub async fn gc(desk: &Desk, args: &Args) -> Result<Verdict> {
-    let ground = Ground {
-        who: desk.who.clone(),
-        clock: desk.clock.clone(),
-        records: desk.records.clone(),
-        board: Board::new(desk.clock.clone()),
-        upkeep: desk.upkeep.clone(),
+pub async fn gc(admin: &StorageAdmin, args: &Args) -> Result<Verdict> {
+    let ground = SweepContext {
+        who: admin.who.clone(),
+        clock: admin.clock.clone(),
+        records: admin.records.clone(),
+        bus: Bus::new(admin.clock.clone()),
+        upkeep: admin.upkeep.clone(),
         retention: None,
         // Nothing is started from here.
         room: 0,
@@ -52,26 +53,26 @@ pub async fn gc(desk: &Desk, args: &Args) -> Result<Verdict> {
     let mut sweep = Sweep::new(ground.clone());
     let mut assignments = sweep.pass().await?;
     if args.dead {
-        desk.tell(&format!("watching leases for {}", humantime::format_duration(desk.times.takeover)));
-        desk.clock.sleep(desk.times.takeover + Duration::from_secs(1)).await;
+        admin.tell(&format!("watching leases for {}", humantime::format_duration(admin.times.takeover)));
+        admin.clock.sleep(admin.times.takeover + Duration::from_secs(1)).await;
         assignments.extend(sweep.pass().await?);
     }
     let (mut done, mut failed) = (0_usize, 0_usize);
     for assignment in assignments {
         let (id, errand) = (assignment.id.clone(), assignment.errand);
         if args.dry_run {
-            desk.tell(&format!("{id}: would {}", words(errand)));
+            admin.tell(&format!("{id}: would {}", words(errand)));
             done += 1;
             continue;
         }
         match assignment.fulfil(&ground).await {
             Ok(true) => {
-                desk.tell(&format!("{id}: {}", words(errand)));
+                admin.tell(&format!("{id}: {}", words(errand)));
                 done += 1;
             }
             Ok(false) | Err(Error::Taken) => {}
             Err(error) => {
-                desk.tell(&format!("{id}: could not {}: {error}", words(errand)));
+                admin.tell(&format!("{id}: could not {}: {error}", words(errand)));
                 failed += 1;
             }
         }
@@ -84,15 +85,15 @@ pub async fn gc(desk: &Desk, args: &Args) -> Result<Verdict> {
     Ok(if failed == 0 { Verdict::Done(line) } else { Verdict::Late(line) })
 }
 
-fn words(errand: Errand) -> &'static str {
+fn words(errand: SweepTask) -> &'static str {
     match errand {
-        Errand::Rest => "rest",
-        Errand::Purge => "erase it",
-        Errand::Expire => "erase it, its ttl is over",
-        Errand::Take => "start it",
-        Errand::Correct => "correct its status",
-        Errand::Tidy => "erase checkpoints that nothing needs",
-        Errand::Sweep => "erase what is left of it",
-        Errand::Forget => "forget its tombstone",
+        SweepTask::Rest => "rest",
+        SweepTask::Purge => "erase it",
+        SweepTask::Expire => "erase it, its ttl is over",
+        SweepTask::Take => "start it",
+        SweepTask::Correct => "correct its status",
+        SweepTask::Tidy => "erase checkpoints that nothing needs",
+        SweepTask::Sweep => "erase what is left of it",
+        SweepTask::Forget => "forget its tombstone",
     }
 }

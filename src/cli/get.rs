@@ -8,15 +8,15 @@ use serde_json::{Value, json};
 
 use super::{
     config::Output,
-    desk::{self, Desk},
     rows::{Row, Shown, row, state_name},
     screen,
+    storage_admin::{self, StorageAdmin},
 };
 use crate::storage::unresponsive::Unresponsive;
 
 /// Show one sandbox: what is wanted, what is so, who holds it and what it starts from.
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = format!("Examples:\n  baton get ID\n  baton get ID -o json\n\n{}", desk::CODES))]
+#[command(after_help = format!("Examples:\n  baton get ID\n  baton get ID -o json\n\n{}", storage_admin::CODES))]
 pub struct Args {
     pub id: SandboxId,
     /// How to print.
@@ -25,20 +25,20 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
-    desk::block_on(|desk| async move {
-        screen::print(&get(&desk, &args).await?)?;
+    storage_admin::block_on(|admin| async move {
+        screen::print(&get(&admin, &args).await?)?;
         Ok(ExitCode::SUCCESS)
     })
 }
 
-pub async fn get(desk: &Desk, args: &Args) -> Result<String> {
+pub async fn get(admin: &StorageAdmin, args: &Args) -> Result<String> {
     let id = &args.id;
-    let (lock, unusable) = match desk.usable_lock(id).await? {
+    let (lock, unusable) = match admin.usable_lock(id).await? {
         Ok(lock) => (lock, None),
         Err(unusable) => (None, Some(unusable)),
     };
-    let raw = desk.records.raw(id).await?;
-    let objects = desk.records.objects(id).await?;
+    let raw = admin.records.raw(id).await?;
+    let objects = admin.records.objects(id).await?;
     if lock.is_none() && raw.is_none() && unusable.is_none() {
         bail!("{id} does not exist");
     }
@@ -48,7 +48,7 @@ pub async fn get(desk: &Desk, args: &Args) -> Result<String> {
             lock.purged_at.as_ref().map_or(String::new(), |at| format!(" at {at}"))
         ));
     }
-    let Some(mut row) = row(desk, id.clone(), objects).await else { bail!("{id} does not exist") };
+    let Some(mut row) = row(admin, id.clone(), objects).await else { bail!("{id} does not exist") };
     // Until that is repaired nothing else can be done about the sandbox.
     if let Some(unusable) = unusable {
         (row.reason, row.message) = (unusable.reason().into(), unusable.to_string());

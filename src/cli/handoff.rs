@@ -14,7 +14,7 @@ use futures::{StreamExt, stream};
 
 use super::{
     checkpoint::let_go,
-    desk::{self, Desk, LOOK, Verdict, Waiting},
+    storage_admin::{self, LOOK, StorageAdmin, Verdict, Waiting},
 };
 
 /// So many sandboxes are looked at at the same time for the instances they name.
@@ -22,7 +22,7 @@ const AT_ONCE: usize = 32;
 
 /// Have a sandbox leave the instance it is on; the next attach takes it anywhere.
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = format!("Examples:\n  baton handoff ID\n  baton handoff ID --to inst-5f3a\n\n{}", desk::CODES))]
+#[command(after_help = format!("Examples:\n  baton handoff ID\n  baton handoff ID --to inst-5f3a\n\n{}", storage_admin::CODES))]
 pub struct Args {
     pub id: SandboxId,
     #[command(flatten)]
@@ -43,24 +43,24 @@ pub struct Target {
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
-    desk::run(|desk| async move {
+    storage_admin::run(|admin| async move {
         match &args.target.to {
-            None => let_go(&desk, &args.id, DesiredState::HandedOff, args.waiting).await,
-            Some(to) => move_to(&desk, &args.id, to, args.target.force, args.waiting).await,
+            None => let_go(&admin, &args.id, DesiredState::HandedOff, args.waiting).await,
+            Some(to) => move_to(&admin, &args.id, to, args.target.force, args.waiting).await,
         }
     })
 }
 
 /// Orders a sandbox to an instance, and waits until it runs there or it is clear why it does not.
-pub async fn move_to(desk: &Desk, id: &SandboxId, to: &str, force: bool, waiting: Waiting) -> Result<Verdict> {
-    let target = match choose(&known_instances(desk).await?, to, force) {
+pub async fn move_to(admin: &StorageAdmin, id: &SandboxId, to: &str, force: bool, waiting: Waiting) -> Result<Verdict> {
+    let target = match choose(&known_instances(admin).await?, to, force) {
         Ok(target) => target,
         Err(why) => return Ok(Verdict::Refused(why)),
     };
-    if let Some(Sight::Arrived) = desk.lock(id).await?.map(|lock| sight_of(&lock, None, &target)) {
+    if let Some(OrderProgress::Arrived) = admin.lock(id).await?.map(|lock| sight_of(&lock, None, &target)) {
         return Ok(Verdict::Done(format!("{id} is on {target} already")));
     }
-    let written = desk.records.wish(id, None, &|spec| order(spec, &target)).await?;
+    let written = admin.records.wish(id, None, &|spec| order(spec, &target)).await?;
     let spec = written.with_context(|| format!("{id} does not exist"))?;
     if spec.desired_state == DesiredState::Deleted {
         return Ok(Verdict::Refused(format!("{id} is being deleted")));
@@ -68,7 +68,7 @@ pub async fn move_to(desk: &Desk, id: &SandboxId, to: &str, force: bool, waiting
     if waiting.no_wait {
         return Ok(Verdict::Done(format!("{id} was ordered to {target}")));
     }
-    until_there(desk, id, &target, waiting).await
+    until_there(admin, id, &target, waiting).await
 }
 
 /// Whether there is anything to write.
@@ -86,7 +86,7 @@ fn order(spec: &mut Spec, target: &InstanceId) -> bool {
 
 /// How far an order has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Sight {
+enum OrderProgress {
     Arrived,
     /// It will not come until something changes.
     Refused(String),
@@ -94,36 +94,38 @@ enum Sight {
     Waiting(String),
 }
 
-async fn until_there(desk: &Desk, id: &SandboxId, target: &InstanceId, waiting: Waiting) -> Result<Verdict> {
-    let end = desk.clock.now() + waiting.timeout;
+async fn until_there(admin: &StorageAdmin, id: &SandboxId, target: &InstanceId, waiting: Waiting) -> Result<Verdict> {
+    let end = admin.clock.now() + waiting.timeout;
     let mut said = String::new();
     loop {
-        let Some(lock) = desk.lock(id).await? else {
-            return Ok(Verdict::Refused(desk::reason(Reason::LockMissing)));
+        let Some(lock) = admin.lock(id).await? else {
+            return Ok(Verdict::Refused(storage_admin::reason(Reason::LockMissing)));
         };
-        let found = desk.find(id).await?;
+        let found = admin.find(id).await?;
         match sight_of(&lock, Some(&found), target) {
-            Sight::Arrived => return Ok(Verdict::Done(format!("{id} runs on {target}"))),
-            Sight::Refused(why) => return Ok(Verdict::Refused(format!("{id} does not run on {target}: {why}"))),
-            Sight::Waiting(line) if line != said => {
-                desk.tell(&line);
+            OrderProgress::Arrived => return Ok(Verdict::Done(format!("{id} runs on {target}"))),
+            OrderProgress::Refused(why) => {
+                return Ok(Verdict::Refused(format!("{id} does not run on {target}: {why}")));
+            }
+            OrderProgress::Waiting(line) if line != said => {
+                admin.tell(&line);
                 said = line;
             }
-            Sight::Waiting(_) => {}
+            OrderProgress::Waiting(_) => {}
         }
-        if desk.clock.now() >= end {
+        if admin.clock.now() >= end {
             return Ok(Verdict::Late(format!("{id} does not run on {target} yet: {said}")));
         }
-        desk.clock.sleep(LOOK).await;
+        admin.clock.sleep(LOOK).await;
     }
 }
 
 /// Without metadata only whether it is there is told.
-fn sight_of(lock: &Lock, found: Option<&Metadata>, target: &InstanceId) -> Sight {
+fn sight_of(lock: &Lock, found: Option<&Metadata>, target: &InstanceId) -> OrderProgress {
     let holder = lock.lease.as_ref().map(|lease| &lease.owner);
     let is_there = holder == Some(target);
     let Some(Metadata { spec, status, .. }) = found else {
-        return if is_there { Sight::Arrived } else { Sight::Waiting(String::new()) };
+        return if is_there { OrderProgress::Arrived } else { OrderProgress::Waiting(String::new()) };
     };
     let why = format!("{}: {}", status.reason, status.message);
     let is_final = matches!(
@@ -131,27 +133,33 @@ fn sight_of(lock: &Lock, found: Option<&Metadata>, target: &InstanceId) -> Sight
         Some(Reason::NotCheckpointable | Reason::InvalidSpec | Reason::OtherStore | Reason::LockMissing)
     );
     match &spec.placement {
-        _ if lock.purged || spec.desired_state == DesiredState::Deleted => Sight::Refused("it was deleted".to_owned()),
-        _ if is_there && status.phase == Phase::Running && status.instance.as_ref() == Some(target) => Sight::Arrived,
-        Some(other) if other != target => Sight::Refused(format!("somebody asked for it on {other} meanwhile")),
-        None => Sight::Refused("somebody has changed its placement meanwhile".to_owned()),
-        _ if is_final => Sight::Refused(why),
+        _ if lock.purged || spec.desired_state == DesiredState::Deleted => {
+            OrderProgress::Refused("it was deleted".to_owned())
+        }
+        _ if is_there && status.phase == Phase::Running && status.instance.as_ref() == Some(target) => {
+            OrderProgress::Arrived
+        }
+        Some(other) if other != target => OrderProgress::Refused(format!("somebody asked for it on {other} meanwhile")),
+        None => OrderProgress::Refused("somebody has changed its placement meanwhile".to_owned()),
+        _ if is_final => OrderProgress::Refused(why),
         // That instance had it, and could not start it.
-        _ if holder.is_none() && spec.open_order().is_none() && status.phase == Phase::Failed => Sight::Refused(why),
-        _ if is_there => Sight::Waiting(format!("{target} starts it")),
+        _ if holder.is_none() && spec.open_order().is_none() && status.phase == Phase::Failed => {
+            OrderProgress::Refused(why)
+        }
+        _ if is_there => OrderProgress::Waiting(format!("{target} starts it")),
         _ => {
             let from = holder.map_or_else(String::new, |holder| format!(" from {holder}"));
             let why = if status.reason.is_empty() { String::new() } else { format!(" ({})", status.reason) };
-            Sight::Waiting(format!("waiting for {target} to take it{from}{why}"))
+            OrderProgress::Waiting(format!("waiting for {target} to take it{from}{why}"))
         }
     }
 }
 
 /// Every instance that a sandbox in the store is on, waits for, or is said to be on.
-async fn known_instances(desk: &Desk) -> Result<BTreeSet<InstanceId>> {
-    let ids = desk.records.survey().await?.into_keys();
+async fn known_instances(admin: &StorageAdmin) -> Result<BTreeSet<InstanceId>> {
+    let ids = admin.records.survey().await?.into_keys();
     let named = stream::iter(ids).map(|id| async move {
-        let (lock, found) = futures::join!(desk.lock(&id), desk.records.find(&id));
+        let (lock, found) = futures::join!(admin.lock(&id), admin.records.find(&id));
         let lock = lock.ok().flatten();
         let owner = lock.as_ref().and_then(|lock| lock.lease.as_ref()).map(|lease| lease.owner.clone());
         let waiter = lock.as_ref().and_then(|lock| lock.waiter.as_ref()).map(|waiter| waiter.instance.clone());

@@ -11,13 +11,13 @@ use futures::StreamExt;
 
 use super::{
     config::Output,
-    desk::{self, Desk},
     rows::{self, Filter, HEADER},
+    storage_admin::{self, StorageAdmin},
 };
 
 /// List the sandboxes in the store.
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = format!("Examples:\n  baton list --phase running\n  baton list --label team=blue -o json\n  baton list --orphans\n\n{}", desk::CODES))]
+#[command(after_help = format!("Examples:\n  baton list --phase running\n  baton list --label team=blue -o json\n  baton list --orphans\n\n{}", storage_admin::CODES))]
 pub struct Args {
     /// How to print.
     #[arg(short, long, value_enum, default_value_t = Output::Table)]
@@ -27,9 +27,9 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
-    desk::block_on(|desk| async move {
+    storage_admin::block_on(|admin| async move {
         let mut out = io::BufWriter::new(io::stdout());
-        match list(&desk, &args, &mut out).await {
+        match list(&admin, &args, &mut out).await {
             // Whoever read it has seen enough.
             Err(error) if error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe) => {}
             listed => listed?,
@@ -38,8 +38,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     })
 }
 
-pub async fn list(desk: &Desk, args: &Args, out: &mut (impl Write + Send)) -> Result<()> {
-    let rows = rows::rows(desk, &args.filter).await?;
+pub async fn list(admin: &StorageAdmin, args: &Args, out: &mut (impl Write + Send)) -> Result<()> {
+    let rows = rows::rows(admin, &args.filter).await?;
     let mut rows = std::pin::pin!(rows);
     let mut count = 0_usize;
     while let Some(row) = rows.next().await {
@@ -48,7 +48,7 @@ pub async fn list(desk: &Desk, args: &Args, out: &mut (impl Write + Send)) -> Re
                 if count == 0 {
                     writeln!(out, "{HEADER}")?;
                 }
-                writeln!(out, "{}", row.line(desk.clock.wall()))?;
+                writeln!(out, "{}", row.line(admin.clock.wall()))?;
             }
             Output::Json => {
                 write!(out, "{}{}", if count == 0 { "[\n" } else { ",\n" }, escape_json(&row.json().to_string()))?
@@ -57,7 +57,7 @@ pub async fn list(desk: &Desk, args: &Args, out: &mut (impl Write + Send)) -> Re
         count += 1;
     }
     match args.output {
-        Output::Table if count == 0 => desk.tell("no sandboxes"),
+        Output::Table if count == 0 => admin.tell("no sandboxes"),
         Output::Table => {}
         Output::Json => writeln!(out, "{}", if count == 0 { "[]" } else { "\n]" })?,
     }

@@ -6,9 +6,9 @@ use anyhow::{Context, bail};
 use baton_client::{Chunk, ExecId, ExecView, Offsets, Output, Running, Sandbox};
 
 use super::{
-    attend::{Signals, write},
-    link::{SandboxArgs, explain},
     screen,
+    server_args::{SandboxArgs, explain},
+    stdio_bridge::{Signals, write},
 };
 use crate::clock::{SharedClock, SystemClock};
 
@@ -122,7 +122,7 @@ async fn follow(mut running: Running) -> anyhow::Result<u8> {
         }
     }
     let outcome = running.wait().await.map_err(|error| explain(error, ""))?;
-    super::attend::End::Outcome(outcome).code()
+    super::stdio_bridge::End::Outcome(outcome).code()
 }
 
 async fn put(output: Output, bytes: &[u8]) -> anyhow::Result<()> {

@@ -3,8 +3,6 @@
 use clap::{Parser, Subcommand};
 
 pub mod admin;
-mod ask;
-mod attend;
 pub mod check;
 pub mod checkpoint;
 pub mod checkpoints;
@@ -14,7 +12,6 @@ mod cp;
 mod create;
 pub mod delete;
 mod descriptors;
-pub mod desk;
 pub mod dev;
 pub mod edit;
 mod exec;
@@ -22,26 +19,29 @@ pub mod explain;
 pub mod flags;
 pub mod gc;
 pub mod get;
-pub mod halves;
 pub mod handoff;
 mod limit;
-mod link;
 pub mod list;
 mod logs;
-mod pieces;
 mod progress;
 pub mod repair;
 pub mod rollback;
 pub mod rows;
 mod run;
+mod runtime_paths;
 pub mod screen;
 pub mod serve;
+mod server_args;
+mod server_requests;
+pub mod server_verbs;
 pub mod snapshot;
+pub mod split_serve;
+mod stdio_bridge;
+pub mod storage_admin;
 mod termination;
-mod tokens;
+mod token_file;
 mod view;
 pub mod watch;
-pub mod wire;
 
 /// Stateful code sandboxes that move between instances.
 #[derive(Debug, Parser)]
@@ -69,7 +69,7 @@ pub enum Verb {
     /// Run sandboxes alone, for a `baton api` on the same machine.
     Reconciler(Serve),
     #[command(flatten)]
-    Wire(Box<wire::Wire>),
+    Wire(Box<server_verbs::Wire>),
     /// Print every setting, its value and where it comes from.
     Config(config::Args),
     /// Watch phases change.

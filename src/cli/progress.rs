@@ -11,7 +11,7 @@ use std::{
 
 use baton_client::{OnStatus, Status};
 
-use super::attend::terminal;
+use super::stdio_bridge::raw_terminal;
 use crate::clock::{Moment, SharedClock, SystemClock};
 
 const BETWEEN: Duration = Duration::from_millis(100);
@@ -104,7 +104,7 @@ pub fn to_the_end() -> Option<OnStatus> {
 }
 
 fn following(is_to_the_end: bool) -> Option<OnStatus> {
-    if !terminal::is_stderr() {
+    if !raw_terminal::is_stderr() {
         return None;
     }
     let (progress, is_over) = (Progress::new(Arc::new(SystemClock), true), AtomicBool::new(false));

@@ -14,14 +14,14 @@ use baton_protocol::{
 };
 
 use self::choose::{Choice, Start, Stored, choose};
-use super::desk::{self, Desk, Verdict};
+use super::storage_admin::{self, StorageAdmin, Verdict};
 use crate::{
     api::token,
     storage::{
+        gc::Resting,
         lock_object::Unusable,
         records::{self, Draft, Place},
-        store::{self, If, Version},
-        upkeep::Resting,
+        store::{self, Precondition, Version},
     },
 };
 
@@ -38,7 +38,7 @@ const SIGN_TRIES: usize = 5;
 /// A sandbox is restored by hand in the same way: put its checkpoint and a metadata.json that names it into the
 /// store. What that leaves out gets a default, and the sandbox a lock and a token.
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = format!("Examples:\n  baton list --orphans\n  baton repair ID\n  baton repair ID --nobody-runs-it\n  BATON_HMAC_KEY=… baton repair ID --sign\n\n{}", desk::CODES))]
+#[command(after_help = format!("Examples:\n  baton list --orphans\n  baton repair ID\n  baton repair ID --nobody-runs-it\n  BATON_HMAC_KEY=… baton repair ID --sign\n\n{}", storage_admin::CODES))]
 pub struct Args {
     pub id: SandboxId,
     /// I have made sure that no instance runs it: each was stopped, or was looked at.
@@ -54,27 +54,27 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
-    desk::run(|desk| async move { repair(&desk, &args).await })
+    storage_admin::run(|admin| async move { repair(&admin, &args).await })
 }
 
-pub async fn repair(desk: &Desk, args: &Args) -> Result<Verdict> {
+pub async fn repair(admin: &StorageAdmin, args: &Args) -> Result<Verdict> {
     let id = &args.id;
     if args.sign {
-        return sign(desk, id).await;
+        return sign(admin, id).await;
     }
-    let raw = desk.records.raw(id).await?;
-    let lock = match desk.usable_lock(id).await? {
+    let raw = admin.records.raw(id).await?;
+    let lock = match admin.usable_lock(id).await? {
         Ok(lock) => lock,
-        Err(unusable) => return unusable_lock(desk, args, &unusable, raw.is_some()).await,
+        Err(unusable) => return unusable_lock(admin, args, &unusable, raw.is_some()).await,
     };
     match (lock, raw) {
         (Some(lock), _) if lock.purged => Ok(Verdict::Refused(format!("{id} was deleted"))),
-        (Some(lock), None) => new_metadata(desk, id, &lock).await,
-        (None, Some(_)) => new_lock(desk, args, None).await,
-        (Some(lock), Some(_)) => match desk.records.draft(id).await {
+        (Some(lock), None) => new_metadata(admin, id, &lock).await,
+        (None, Some(_)) => new_lock(admin, args, None).await,
+        (Some(lock), Some(_)) => match admin.records.draft(id).await {
             Ok(Some((draft, version))) if !draft.has_token => {
-                let taken = desk.upkeep.taken(&lock).await;
-                finish(desk, draft, version, &lock, taken, format!("{id} can be attached to")).await
+                let taken = admin.upkeep.taken(&lock).await;
+                finish(admin, draft, version, &lock, taken, format!("{id} can be attached to")).await
             }
             Ok(_) => Ok(Verdict::Done(format!("{id} needs no repair"))),
             Err(error) => Ok(unusable(id, &error)),
@@ -84,13 +84,13 @@ pub async fn repair(desk: &Desk, args: &Args) -> Result<Verdict> {
 }
 
 /// Signs the checkpoints that count, and then the lock that names them, all as they are.
-async fn sign(desk: &Desk, id: &SandboxId) -> Result<Verdict> {
-    let shelf = desk.upkeep.checkpoints.as_ref().context("there is no place for checkpoints")?;
-    if !desk.records.signs() {
+async fn sign(admin: &StorageAdmin, id: &SandboxId) -> Result<Verdict> {
+    let shelf = admin.upkeep.checkpoints.as_ref().context("there is no place for checkpoints")?;
+    if !admin.records.signs() {
         bail!("BATON_HMAC_KEY is not set: there is nothing to sign with");
     }
     for _ in 0..SIGN_TRIES {
-        let found = desk.records.unverified_lock(id).await?;
+        let found = admin.records.unverified_lock(id).await?;
         let (lock, version) = found.with_context(|| format!("{id} has no lock, which says what counts"))?;
         let lock = match lock {
             Ok(lock) if lock.purged => return Ok(Verdict::Refused(format!("{id} was deleted"))),
@@ -101,7 +101,7 @@ async fn sign(desk: &Desk, id: &SandboxId) -> Result<Verdict> {
         for head in &heads {
             shelf.sign(head).await.with_context(|| format!("{} is not signed", head.checkpoint_id))?;
         }
-        match desk.records.replace_lock(&lock, &version).await {
+        match admin.records.replace_lock(&lock, &version).await {
             Ok(()) => return Ok(Verdict::Done(format!("the lock and {} checkpoints of {id} are signed", heads.len()))),
             // It was renewed meanwhile: what is signed must be what is there.
             Err(records::Error::Store(store::Error::Conflict(_))) => {}
@@ -112,7 +112,7 @@ async fn sign(desk: &Desk, id: &SandboxId) -> Result<Verdict> {
 }
 
 /// What can be done about a lock that cannot be used, without `--sign`.
-async fn unusable_lock(desk: &Desk, args: &Args, unusable: &Unusable, has_metadata: bool) -> Result<Verdict> {
+async fn unusable_lock(admin: &StorageAdmin, args: &Args, unusable: &Unusable, has_metadata: bool) -> Result<Verdict> {
     let (id, reason) = (&args.id, unusable.reason());
     match unusable {
         Unusable::Unsigned => Ok(Verdict::Refused(format!(
@@ -122,23 +122,23 @@ async fn unusable_lock(desk: &Desk, args: &Args, unusable: &Unusable, has_metada
             Ok(Verdict::Refused(format!("{reason}: {unusable}, and there is no metadata: bring both objects back")))
         }
         Unusable::Garbled(_) | Unusable::Older => {
-            let seen = desk.records.unverified_lock(id).await?.map(|(_, version)| version);
-            new_lock(desk, args, Some((unusable, seen.with_context(|| format!("the lock of {id} is gone"))?))).await
+            let seen = admin.records.unverified_lock(id).await?.map(|(_, version)| version);
+            new_lock(admin, args, Some((unusable, seen.with_context(|| format!("the lock of {id} is gone"))?))).await
         }
     }
 }
 
-async fn new_metadata(desk: &Desk, id: &SandboxId, lock: &Lock) -> Result<Verdict> {
-    let secret = token::fresh(&*desk.clock);
-    let mut spec = Spec::new(id.clone(), token::sha256(&secret.0), desk.clock.timestamp(), desk.who.me.clone());
+async fn new_metadata(admin: &StorageAdmin, id: &SandboxId, lock: &Lock) -> Result<Verdict> {
+    let secret = token::fresh(&*admin.clock);
+    let mut spec = Spec::new(id.clone(), token::sha256(&secret.0), admin.clock.timestamp(), admin.who.me.clone());
     (spec.enable_sandbox_checkpoint, spec.enable_sandbox_handoff) = (true, true);
     (spec.desired_state, spec.placement, spec.claim) = (DesiredState::Checkpointed, None, None);
-    spec.lock_bucket = desk.records.lock_bucket(Place::Durable);
+    spec.lock_bucket = admin.records.lock_bucket(Place::Durable);
     let status = Status::default();
     let mut record = Metadata { spec, latest_sandbox_checkpoint: None, last_checkpointed: None, status };
-    show_resting(desk, &mut record, lock, desk.upkeep.taken(lock).await);
-    desk.records.recreate(&record, Place::Durable).await?;
-    let there = desk.find(id).await?;
+    show_resting(admin, &mut record, lock, admin.upkeep.taken(lock).await);
+    admin.records.recreate(&record, Place::Durable).await?;
+    let there = admin.find(id).await?;
     if there.spec.token_sha256 != record.spec.token_sha256 {
         return Ok(Verdict::Done(format!("{id} has metadata again; somebody else put them there")));
     }
@@ -146,21 +146,21 @@ async fn new_metadata(desk: &Desk, id: &SandboxId, lock: &Lock) -> Result<Verdic
 }
 
 /// What the lock shows of a sandbox that nobody runs.
-fn show_resting(desk: &Desk, record: &mut Metadata, lock: &Lock, taken: Option<String>) {
+fn show_resting(admin: &StorageAdmin, record: &mut Metadata, lock: &Lock, taken: Option<String>) {
     let Resting { phase, reason, message, committed } = Resting::of(lock, taken);
     record.status = Status {
         phase,
         reason: reason.map(String::from).unwrap_or_default(),
         message: message.to_owned(),
         epoch: lock.epoch,
-        updated: desk.clock.timestamp(),
+        updated: admin.clock.timestamp(),
         ..Status::default()
     };
     (record.latest_sandbox_checkpoint, record.last_checkpointed) = (committed.latest, committed.at);
 }
 
 /// `over`: the lock that cannot be used, and the version of it that is replaced.
-async fn new_lock(desk: &Desk, args: &Args, over: Option<(&Unusable, Version)>) -> Result<Verdict> {
+async fn new_lock(admin: &StorageAdmin, args: &Args, over: Option<(&Unusable, Version)>) -> Result<Verdict> {
     let id = &args.id;
     if !args.nobody_runs_it {
         let why = match &over {
@@ -171,12 +171,12 @@ async fn new_lock(desk: &Desk, args: &Args, over: Option<(&Unusable, Version)>) 
             "{why} if the bucket can; otherwise make sure that no instance runs {id} and say --nobody-runs-it"
         )));
     }
-    let (draft, version) = match desk.records.draft(id).await {
+    let (draft, version) = match admin.records.draft(id).await {
         Ok(found) => found.with_context(|| format!("{id} does not exist"))?,
         Err(error) if error.reason().is_some() => return Ok(unusable(id, &error)),
         Err(error) => return Err(error.into()),
     };
-    let shelf = desk.upkeep.checkpoints.as_ref().context("there is no place for checkpoints")?;
+    let shelf = admin.upkeep.checkpoints.as_ref().context("there is no place for checkpoints")?;
     let stored = Stored::of(shelf, id).await?;
     let start = match choose(shelf, &stored, args.head.as_ref(), &draft.metadata).await? {
         Choice::Nothing => None,
@@ -198,8 +198,8 @@ async fn new_lock(desk: &Desk, args: &Args, over: Option<(&Unusable, Version)>) 
         ..Lock::new(id.clone())
     };
     match &over {
-        Some((_, version)) => desk.records.replace_lock(&lock, version).await?,
-        None => desk.records.new_lock(&lock).await?,
+        Some((_, version)) => admin.records.replace_lock(&lock, version).await?,
+        None => admin.records.new_lock(&lock).await?,
     }
     let from = lock.head.as_ref().map_or("has no checkpoint: its state is lost".to_owned(), |head| {
         format!("starts from {}", head.checkpoint_id)
@@ -208,12 +208,12 @@ async fn new_lock(desk: &Desk, args: &Args, over: Option<(&Unusable, Version)>) 
     if draft.has_token && !draft.is_by_hand {
         return Ok(Verdict::Done(news));
     }
-    finish(desk, draft, version, &lock, taken, news).await
+    finish(admin, draft, version, &lock, taken, news).await
 }
 
 /// Gives metadata what they lack: a token, and what an instance would have said of a sandbox that rests.
 async fn finish(
-    desk: &Desk,
+    admin: &StorageAdmin,
     draft: Draft,
     version: Version,
     lock: &Lock,
@@ -222,15 +222,15 @@ async fn finish(
 ) -> Result<Verdict> {
     let Draft { metadata: mut record, has_token, is_by_hand } = draft;
     let id = record.spec.sandbox_id.clone();
-    let secret = (!has_token).then(|| token::fresh(&*desk.clock));
+    let secret = (!has_token).then(|| token::fresh(&*admin.clock));
     if let Some(secret) = &secret {
         record.spec.token_sha256 = token::sha256(&secret.0);
     }
     if is_by_hand {
-        show_resting(desk, &mut record, lock, taken);
+        show_resting(admin, &mut record, lock, taken);
     }
     let text = serde_json::to_vec_pretty(&record)?;
-    if !desk.records.put_raw(&id, text.into(), If::Is(version)).await? {
+    if !admin.records.put_raw(&id, text.into(), Precondition::Is(version)).await? {
         return Ok(Verdict::Refused(format!("{news}; its metadata changed meanwhile: `baton repair {id}` once more")));
     }
     Ok(Verdict::Done(match secret {

@@ -9,15 +9,15 @@ use baton_protocol::{
     metadata::{Committed, Status},
 };
 
-use super::desk::{self, Desk, Rest, Verdict, Waiting};
-use crate::storage::{store, upkeep::Resting};
+use super::storage_admin::{self, Rest, StorageAdmin, Verdict, Waiting};
+use crate::storage::{gc::Resting, store};
 
 /// Make an older checkpoint of a sandbox the one it starts from.
 ///
 /// Only of a sandbox that nobody runs: let it go first with `baton checkpoint ID`. The checkpoint that counted
 /// until now becomes the one before it, so that a rollback can be rolled back.
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = format!("Examples:\n  baton checkpoints ID\n  baton rollback ID\n  baton rollback ID --to CHECKPOINT\n\n{}", desk::CODES))]
+#[command(after_help = format!("Examples:\n  baton checkpoints ID\n  baton rollback ID\n  baton rollback ID --to CHECKPOINT\n\n{}", storage_admin::CODES))]
 pub struct Args {
     pub id: SandboxId,
     /// Which one; by default the one before the last.
@@ -28,12 +28,17 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
-    desk::run(|desk| async move { rollback(&desk, &args.id, args.to.as_ref(), args.waiting).await })
+    storage_admin::run(|admin| async move { rollback(&admin, &args.id, args.to.as_ref(), args.waiting).await })
 }
 
-pub async fn rollback(desk: &Desk, id: &SandboxId, to: Option<&CheckpointId>, waiting: Waiting) -> Result<Verdict> {
-    let checkpoints = desk.upkeep.checkpoints.as_ref().context("there is no place for checkpoints")?;
-    let mut file = desk.lock_file(id)?;
+pub async fn rollback(
+    admin: &StorageAdmin,
+    id: &SandboxId,
+    to: Option<&CheckpointId>,
+    waiting: Waiting,
+) -> Result<Verdict> {
+    let checkpoints = admin.upkeep.checkpoints.as_ref().context("there is no place for checkpoints")?;
+    let mut file = admin.lock_file(id)?;
     file.read().await.with_context(|| format!("{id} cannot be rolled back"))?;
     let lock = file.lock().cloned().context("the lock is gone")?;
     let head = lock.head.as_ref().with_context(|| format!("{id} has no checkpoint"))?;
@@ -65,23 +70,23 @@ pub async fn rollback(desk: &Desk, id: &SandboxId, to: Option<&CheckpointId>, wa
         Err(error) => return Err(error.into()),
     };
     // A holder that only seems dead has the lease for as long as it takes to be sure.
-    match desk.until_free(id, &mut file, waiting.timeout.min(desk.times.takeover * 2)).await? {
+    match admin.until_free(id, &mut file, waiting.timeout.min(admin.times.takeover * 2)).await? {
         Rest::Free | Rest::Dead => {}
         Rest::Purged => return Ok(Verdict::Refused(format!("{id} was deleted"))),
         Rest::Refused(why) => return Ok(Verdict::Refused(why)),
         Rest::Late => return Ok(Verdict::Refused(format!("{id} runs: let it go first, with `baton checkpoint {id}`"))),
     }
-    desk.upkeep.acquire(&mut file).await?;
+    admin.upkeep.acquire(&mut file).await?;
     let held = file.lock().cloned().context("the lock is gone")?;
     let seq = held.head.as_ref().map_or(0, |head| head.seq).max(target.seq()) + 1;
     let head = Head { seq, epoch: held.epoch, ..found };
-    desk.upkeep.release(&mut file, Some(head)).await?;
+    admin.upkeep.release(&mut file, Some(head)).await?;
     let rest = Resting::of(file.lock().context("the lock is gone")?, Some(taken));
     let report = |status: &mut Status, committed: &mut Committed| {
         (status.phase, status.instance) = (rest.phase, None);
         (status.reason, status.message) = (String::new(), String::new());
         committed.clone_from(&rest.committed);
     };
-    desk.records.report(id, held.epoch, &report).await?;
+    admin.records.report(id, held.epoch, &report).await?;
     Ok(Verdict::Done(format!("{id} starts from {target} now")))
 }

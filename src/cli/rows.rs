@@ -11,7 +11,7 @@ use baton_protocol::{
 use futures::{Stream, StreamExt, stream};
 use serde_json::{Value, json};
 
-use super::desk::Desk;
+use super::storage_admin::StorageAdmin;
 use crate::storage::{
     records::{Error, Objects, Result},
     unresponsive::{self, Unresponsive},
@@ -91,20 +91,20 @@ impl Filter {
 }
 
 /// Every sandbox that the filter wants, in order, as they are read.
-pub async fn rows<'a>(desk: &'a Desk, filter: &'a Filter) -> Result<impl Stream<Item = Row> + 'a> {
-    let listed = desk.records.survey().await?;
-    let looks = listed.into_iter().map(move |(id, objects)| row(desk, id, objects));
+pub async fn rows<'a>(admin: &'a StorageAdmin, filter: &'a Filter) -> Result<impl Stream<Item = Row> + 'a> {
+    let listed = admin.records.survey().await?;
+    let looks = listed.into_iter().map(move |(id, objects)| row(admin, id, objects));
     Ok(stream::iter(looks)
         .buffered(AT_ONCE)
         .filter_map(move |row| std::future::ready(row.filter(|row| filter.wants(row)))))
 }
 
 /// `None`: it is gone, or only its tombstone is left.
-pub async fn row(desk: &Desk, id: SandboxId, objects: Objects) -> Option<Row> {
+pub async fn row(admin: &StorageAdmin, id: SandboxId, objects: Objects) -> Option<Row> {
     let mut row =
         Row { id, found: None, reason: String::new(), message: String::new(), is_orphan: false, unresponsive: None };
     if objects.metadata.is_none() {
-        match desk.lock(&row.id).await {
+        match admin.lock(&row.id).await {
             Ok(lock) if lock.as_ref().is_none_or(|lock| lock.purged) => return None,
             Ok(_) => {}
             Err(error) => row.message = error.to_string(),
@@ -112,18 +112,18 @@ pub async fn row(desk: &Desk, id: SandboxId, objects: Objects) -> Option<Row> {
         row.is_orphan = true;
         return Some(row);
     }
-    match find(desk, &row.id).await {
+    match find(admin, &row.id).await {
         Ok(found) => {
             let found = found?;
             (row.reason, row.message) = (found.status.reason.clone(), found.status.message.clone());
-            row.unresponsive = desk.records.unresponsive(&found, objects.lock_written).await;
+            row.unresponsive = admin.records.unresponsive(&found, objects.lock_written).await;
             row.found = Some(found);
         }
         Err(error) => {
             row.reason = error.reason().map(String::from).unwrap_or_default();
             row.message = error.to_string();
             if matches!(error, Error::TokenMissing) {
-                row.found = desk.records.draft(&row.id).await.ok().flatten().map(|(draft, _)| draft.metadata);
+                row.found = admin.records.draft(&row.id).await.ok().flatten().map(|(draft, _)| draft.metadata);
             }
         }
     }
@@ -138,13 +138,13 @@ pub async fn row(desk: &Desk, id: SandboxId, objects: Objects) -> Option<Row> {
 }
 
 /// A long listing is not spoilt by one slow answer.
-async fn find(desk: &Desk, id: &SandboxId) -> Result<Option<Metadata>> {
+async fn find(admin: &StorageAdmin, id: &SandboxId) -> Result<Option<Metadata>> {
     let mut tries = 0;
     loop {
-        match desk.records.find(id).await {
+        match admin.records.find(id).await {
             Err(Error::Store(error)) if error.is_passing() && tries < 3 => {
                 tries += 1;
-                desk.clock.sleep(desk.clock.jittered(Duration::from_secs(1))).await;
+                admin.clock.sleep(admin.clock.jittered(Duration::from_secs(1))).await;
             }
             found => return found,
         }

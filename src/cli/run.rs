@@ -7,9 +7,9 @@ use baton_client::{Options, Sandbox};
 use baton_protocol::{id::SnapshotName, request::Config};
 
 use super::{
-    attend::{CommandArgs, Signals, attend, terminal},
     limit::{Limit, limit, limits},
-    link::{ServerArgs, explain},
+    server_args::{ServerArgs, explain},
+    stdio_bridge::{CommandArgs, Signals, attend, raw_terminal},
 };
 use crate::clock::{SharedClock, SystemClock};
 
@@ -69,7 +69,7 @@ pub async fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
 }
 
 async fn command(sandbox: &Sandbox, args: &RunArgs, signals: &mut Signals) -> anyhow::Result<u8> {
-    let stdin = args.tty || !terminal::is_stdin();
+    let stdin = args.tty || !raw_terminal::is_stdin();
     let exec = args.how.exec(&args.command, args.tty, stdin);
     let running = tokio::select! {
         started = sandbox.exec(exec) => started.map_err(|error| explain(error, args.server.url()))?,

@@ -7,22 +7,22 @@ use baton_protocol::id::InstanceId;
 use tokio::{net::TcpListener, sync::watch};
 use tokio_util::sync::CancellationToken;
 
-use super::{admin, descriptors, pieces::Pieces, termination::Termination};
+use super::{admin, descriptors, runtime_paths::Pieces, termination::Termination};
 use crate::{
     api::{self, Api, hosts::Hosts, listener},
+    bus::Bus,
     clock::{SharedClock, SystemClock},
     config::Config,
-    halves::Hello,
+    fair_watch::FairWatch,
+    ipc::Hello,
     metrics::Metrics,
-    notice::Notice,
-    reconciler::{self, AllowedRuntimes, Deposit, Housekeeping, Rhythm, Tools, desired::Drain},
+    reconciler::{self, AllowedRuntimes, Deposit, Housekeeping, PollIntervals, ReconcilerContext, desired::Drain},
     runtime::{Containers, Lifecycle, STAGING, Settings, Shares, Warm, archive::Limits, predecessor, sign},
     storage::{
-        board::Board,
+        lease::rules::{Identity, Times},
         memory::Memory,
         records::{Durable, Records},
-        rules::{Identity, Times},
-        seal::Seals,
+        signature::Seals,
         store::Store,
         stores::Stores,
     },
@@ -37,14 +37,14 @@ pub async fn serve(config: Config) -> Result<()> {
     let clock: SharedClock = Arc::new(SystemClock);
     let listener = listen(&config).await?;
     let metrics = Metrics::default();
-    let half = Half::open(&config, &clock, &metrics).await?;
-    let side = Side::open(&config, metrics).await?;
+    let half = Backend::open(&config, &clock, &metrics).await?;
+    let side = AdminServer::open(&config, metrics).await?;
     let (leaving, leaving_seen) = watch::channel(false);
     let api = Api::new(
         api_settings(&config, &half.hello(), leaving_seen, half.tools.traces.clone()),
         clock.clone(),
         half.tools.records.clone(),
-        half.tools.board.clone(),
+        half.tools.bus.clone(),
         half.containers.clone(),
     );
     let termination = Termination::listen()?;
@@ -65,7 +65,7 @@ pub async fn serve(config: Config) -> Result<()> {
     };
     let outcome = tokio::select! {
         outcome = halves => outcome,
-        () = side.serve(half.tools.board.clone()) => Ok(()),
+        () = side.serve(half.tools.bus.clone()) => Ok(()),
         () = termination.second() => {
             tracing::warn!("a second signal: ending at once");
             Ok(())
@@ -77,14 +77,14 @@ pub async fn serve(config: Config) -> Result<()> {
 }
 
 /// The half of an instance that runs sandboxes.
-pub(super) struct Half {
+pub(super) struct Backend {
     pub containers: Arc<Containers>,
-    pub tools: Arc<Tools>,
+    pub tools: Arc<ReconcilerContext>,
     /// The records of what ends with this instance.
     pub memory: Arc<dyn Store>,
 }
 
-impl Half {
+impl Backend {
     pub async fn open(config: &Config, clock: &SharedClock, metrics: &Metrics) -> Result<Self> {
         let pieces = Pieces::find(config)?;
         let containers = Arc::new(Containers::open(settings(config, &pieces, metrics)?, clock.clone()).await?);
@@ -98,11 +98,11 @@ impl Half {
         let stores = stores.sealed_by(Seals::new(config.hmac_keys.clone()));
         let (checkpoints, snapshots) = (stores.of_checkpoints(), stores.of_snapshots());
         let memory: Arc<dyn Store> = Arc::new(Memory::new(clock.clone()));
-        let tools = Arc::new(Tools {
+        let tools = Arc::new(ReconcilerContext {
             who,
             clock: clock.clone(),
             records: records(stores, memory.clone(), clock, times).measured_by(metrics.clone()),
-            board: Board::new(clock.clone()),
+            bus: Bus::new(clock.clone()),
             lifecycle: containers.clone(),
             checkpoints,
             snapshots,
@@ -112,7 +112,7 @@ impl Half {
             runtimes: AllowedRuntimes::new(config.runtimes.clone()),
             staging: config.state_dir.join(STAGING),
             times,
-            drain: Arc::new(Notice::new(Drain::No)),
+            drain: Arc::new(FairWatch::new(Drain::No)),
             rhythm: rhythm(config),
             housekeeping: Housekeeping {
                 sweep: config.sweep,
@@ -161,26 +161,26 @@ impl Half {
 }
 
 /// What is served beside the work itself.
-pub(super) struct Side {
+pub(super) struct AdminServer {
     admin: Option<admin::Admin>,
     metrics: Metrics,
 }
 
-impl Side {
+impl AdminServer {
     /// Last, so that what keeps the server from starting is said alone.
     pub async fn open(config: &Config, metrics: Metrics) -> Result<Self> {
         Ok(Self { admin: admin::Admin::open(config).await?, metrics })
     }
 
     /// For ever.
-    pub async fn serve(self, board: Arc<Board>) {
-        self.serve_latest(watch::Sender::new(board).subscribe()).await;
+    pub async fn serve(self, bus: Arc<Bus>) {
+        self.serve_latest(watch::Sender::new(bus).subscribe()).await;
     }
 
     /// For ever, with a board that may be replaced by another.
-    pub async fn serve_latest(self, board: watch::Receiver<Arc<Board>>) {
+    pub async fn serve_latest(self, bus: watch::Receiver<Arc<Bus>>) {
         if let Some(admin) = self.admin {
-            admin.serve(self.metrics, board).await;
+            admin.serve(self.metrics, bus).await;
         }
         std::future::pending().await
     }
@@ -256,15 +256,15 @@ pub(super) fn traces(config: &Config, instance: &InstanceId, clock: &SharedClock
     Traces::open(endpoint.map(|endpoint| Target { endpoint, service: &config.otel_service }).as_ref(), instance, clock)
 }
 
-fn rhythm(config: &Config) -> Rhythm {
+fn rhythm(config: &Config) -> PollIntervals {
     let lease = &config.lease;
-    Rhythm {
+    PollIntervals {
         lock_now: lease.look_now,
         lock_soon: lease.look_soon,
         lock: lease.look,
         now: lease.now,
         metadata: lease.look_at_metadata,
-        unattended: Rhythm::DEFAULT.unattended,
+        unattended: PollIntervals::DEFAULT.unattended,
     }
 }
 

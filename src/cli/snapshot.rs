@@ -10,23 +10,22 @@ use baton_protocol::{
 };
 
 use super::{
-    attend::Signals,
     check::storage_settings,
-    flags,
-    link::{SandboxArgs, explain},
-    screen, serve,
+    flags, screen, serve,
+    server_args::{SandboxArgs, explain},
+    stdio_bridge::Signals,
 };
 use crate::{
     clock::{SharedClock, SystemClock},
     config::{self, Config},
     storage::{
+        lease::rules::Times,
         memory::Memory,
-        rules::Times,
-        seal::Seals,
+        signature::Seals,
+        snapshot_users,
         snapshots::{Found, Listed, Snapshots},
         store,
         stores::Stores,
-        uses,
     },
 };
 
@@ -206,7 +205,7 @@ impl Store {
                 Times::DEFAULT,
             );
             if records.can_checkpoint() {
-                let user = uses::user_of(&records, &checkpoints, snapshot).await;
+                let user = snapshot_users::user_of(&records, &checkpoints, snapshot).await;
                 if let Some(user) = user.context("who uses the snapshot cannot be found out, so it stays")? {
                     bail!("{} stays: {user} was made from it and needs it to start elsewhere", snapshot.name);
                 }

@@ -7,14 +7,14 @@ use baton_client::Auth;
 use serde_json::Value;
 
 use super::{
-    ask::no_id,
-    attend::Signals,
     config::Output,
-    desk, get,
-    link::{DEFAULT_URL, ServerArgs, explain},
-    list,
+    get, list,
     rows::Filter,
     screen,
+    server_args::{DEFAULT_URL, ServerArgs, explain},
+    server_requests::no_id,
+    stdio_bridge::Signals,
+    storage_admin,
 };
 use crate::clock::{SharedClock, SystemClock};
 
@@ -26,7 +26,7 @@ const WITHIN: Duration = Duration::from_secs(60);
 /// it asks the server, whose admin key must be given.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = format!("Examples:\n  baton list --phase running\n  baton list --label team=red -o json\n  \
-                  BATON_API_KEY=… baton list --url wss://…\n  baton list --orphans\n\n{}", desk::CODES))]
+                  BATON_API_KEY=… baton list --url wss://…\n  baton list --orphans\n\n{}", storage_admin::CODES))]
 pub struct ListArgs {
     #[command(flatten)]
     pub filter: Filter,
@@ -42,7 +42,7 @@ pub struct ListArgs {
 /// With storage variables set it reads the storage, without a server; with --url, or without storage,
 /// it asks the server, whose admin key must be given.
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = format!("Examples:\n  baton get 0b9f\n  baton get 0b9f -o json\n\n{}", desk::CODES))]
+#[command(after_help = format!("Examples:\n  baton get 0b9f\n  baton get 0b9f -o json\n\n{}", storage_admin::CODES))]
 pub struct GetArgs {
     /// How to print.
     #[arg(short, long, value_enum, default_value_t = Output::Table)]

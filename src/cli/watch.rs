@@ -7,14 +7,14 @@ use baton_protocol::id::SandboxId;
 use futures::StreamExt;
 
 use super::{
-    desk::{self, Desk},
     rows::{self, Filter, HEADER},
     screen,
+    storage_admin::{self, StorageAdmin},
 };
 
 /// Watch sandboxes: a live table on a terminal, otherwise a line whenever one changes. Ends with Ctrl-C.
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = format!("Examples:\n  baton watch\n  baton watch ID\n  baton watch --phase failed --for 1m\n\n{}", desk::CODES))]
+#[command(after_help = format!("Examples:\n  baton watch\n  baton watch ID\n  baton watch --phase failed --for 1m\n\n{}", storage_admin::CODES))]
 pub struct Args {
     /// Only this one.
     pub id: Option<SandboxId>,
@@ -29,7 +29,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
-    desk::block_on(|desk| async move {
+    storage_admin::block_on(|admin| async move {
         let live = std::io::stdout().is_terminal();
         let mut out = |text: &str| {
             if live {
@@ -37,9 +37,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
             }
             screen::print(text)
         };
-        let watching = watch(&desk, &args, live, &mut out);
+        let watching = watch(&admin, &args, live, &mut out);
         match args.within {
-            Some(within) => desk.clock.timeout(within, watching).await.unwrap_or(Ok(()))?,
+            Some(within) => admin.clock.timeout(within, watching).await.unwrap_or(Ok(()))?,
             None => watching.await?,
         }
         Ok(ExitCode::SUCCESS)
@@ -47,10 +47,15 @@ pub fn run(args: Args) -> Result<ExitCode> {
 }
 
 /// Looks again and again, for ever; `out` gets the whole table, or the lines that changed.
-pub async fn watch(desk: &Desk, args: &Args, live: bool, out: &mut dyn FnMut(&str) -> Result<()>) -> Result<()> {
+pub async fn watch(
+    admin: &StorageAdmin,
+    args: &Args,
+    live: bool,
+    out: &mut dyn FnMut(&str) -> Result<()>,
+) -> Result<()> {
     let mut shown: BTreeMap<SandboxId, String> = BTreeMap::new();
     loop {
-        match look(desk, args).await {
+        match look(admin, args).await {
             Ok(seen) => {
                 let text = if live { table(&seen) } else { changes(&shown, &seen) };
                 if shown != seen && !text.is_empty() {
@@ -59,23 +64,23 @@ pub async fn watch(desk: &Desk, args: &Args, live: bool, out: &mut dyn FnMut(&st
                 shown = seen;
             }
             // What is unreachable now may be back soon.
-            Err(error) => desk.tell(&format!("{error}")),
+            Err(error) => admin.tell(&format!("{error}")),
         }
-        desk.clock.sleep(args.every.max(Duration::from_millis(100))).await;
+        admin.clock.sleep(args.every.max(Duration::from_millis(100))).await;
     }
 }
 
-async fn look(desk: &Desk, args: &Args) -> Result<BTreeMap<SandboxId, String>> {
-    let now = desk.clock.wall();
+async fn look(admin: &StorageAdmin, args: &Args) -> Result<BTreeMap<SandboxId, String>> {
+    let now = admin.clock.wall();
     let mut seen = BTreeMap::new();
     if let Some(id) = &args.id {
-        let objects = desk.records.objects(id).await?;
-        if let Some(row) = rows::row(desk, id.clone(), objects).await {
+        let objects = admin.records.objects(id).await?;
+        if let Some(row) = rows::row(admin, id.clone(), objects).await {
             seen.insert(id.clone(), row.line(now));
         }
         return Ok(seen);
     }
-    let rows = rows::rows(desk, &args.filter).await?;
+    let rows = rows::rows(admin, &args.filter).await?;
     let mut rows = std::pin::pin!(rows);
     while let Some(row) = rows.next().await {
         seen.insert(row.id.clone(), row.line(now));

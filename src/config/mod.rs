@@ -17,14 +17,14 @@ use crate::telemetry::Redacted;
 
 mod document;
 mod keys;
-mod lease;
+mod lease_times;
 mod parse;
 mod quotas;
 mod table;
 
+pub use self::lease_times::LeaseTimes;
 pub use document::document;
 pub use keys::{ApiKey, api_keys};
-pub use lease::LeaseTimes;
 pub use parse::Rate;
 pub use quotas::{Quota, Quotas};
 pub use table::{Kind, Preset, SECTIONS, Section, Variable, all, find};

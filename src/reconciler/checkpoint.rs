@@ -17,19 +17,19 @@ use baton_protocol::{
 use futures::{FutureExt, future::maybe_done};
 
 use super::{
-    act::{Done, Failure, no_lock},
+    actions::{Done, Failure, no_lock},
     plan::Action,
-    sandbox::Sandbox,
     staging::{Staging, Steps},
+    worker::Worker,
 };
 use crate::{
+    bus::{LeaveReason, LifecycleEvent, UPLOAD},
     clock::SharedClock,
     runtime::{self, Shape},
     storage::{
-        board::{Passing, UPLOAD, Why},
         checkpoints::committed,
         layout::Image,
-        lease::{LockFile, Released},
+        lease::{LeaseHandle, Released},
         store,
     },
     traces::Step,
@@ -57,23 +57,23 @@ pub(super) struct Stored {
     pub(super) image: Staging,
 }
 
-impl Sandbox {
+impl Worker {
     /// Commits a checkpoint and frees the lease, in one write.
     pub(super) async fn checkpoint(&mut self) -> Done {
         let why = self.why;
-        if let Some(waiter) = self.lock.as_ref().and_then(LockFile::waiter).filter(|_| why == Why::Waiter) {
+        if let Some(waiter) = self.lock.as_ref().and_then(LeaseHandle::waiter).filter(|_| why == LeaveReason::Waiter) {
             let (by, claim) = (waiter.instance.clone(), waiter.claim);
-            self.tools.board.post(&self.id, Passing::ReleaseRequested { by, claim });
+            self.context.bus.post(&self.id, LifecycleEvent::ReleaseRequested { by, claim });
         }
-        self.tools.board.post(&self.id, Passing::Checkpointing { why });
+        self.context.bus.post(&self.id, LifecycleEvent::Checkpointing { why });
         let Stored { head, taken, image, .. } = match self.save_image(After::Paused).await {
             Ok(stored) => stored,
             Err(failure) => return self.go_on(why, failure).await,
         };
         // Who came in the last moment need not wait for a restore.
-        if why == Why::Room && self.is_attended() {
+        if why == LeaveReason::Room && self.is_attended() {
             image.wipe().await;
-            return Err(Failure::Look);
+            return Err(Failure::Stale);
         }
         let (checkpoint_id, shown) = (head.checkpoint_id.clone(), committed(&head, Some(taken)));
         let removed = match self.free(Some(head)).await {
@@ -82,7 +82,7 @@ impl Sandbox {
                 self.leave_stored(checkpoint_id).await
             }
             Ok(Released::Lost) => {
-                let removed = self.tools.lifecycle.remove(&self.id).await;
+                let removed = self.context.lifecycle.remove(&self.id).await;
                 removed.map(|()| self.tell_lost()).map_err(Failure::from)
             }
             Err(failure) => Err(failure),
@@ -96,18 +96,18 @@ impl Sandbox {
     /// finds it there. The commit counts already, so nobody waits long for a store that is slow with the metadata; they
     /// are written afterwards then.
     async fn leave_stored(&mut self, checkpoint_id: CheckpointId) -> Done {
-        let (tools, id) = (self.tools.clone(), self.id.clone());
+        let (context, id) = (self.context.clone(), self.id.clone());
         let report = self.report_checkpointed();
         let mut writing = pin!(maybe_done(async {
             if let Some(report) = report {
                 report.write().await;
             }
         }));
-        let mut removing = pin!(maybe_done(tools.lifecycle.remove(&id)));
+        let mut removing = pin!(maybe_done(context.lifecycle.remove(&id)));
         tokio::select! {
             biased;
             () = writing.as_mut() => {}
-            () = tools.clock.sleep(tools.times.call * CALLS_BEFORE_TELLING) => {
+            () = context.clock.sleep(context.times.call * CALLS_BEFORE_TELLING) => {
                 tracing::warn!(sandbox = %id, %checkpoint_id, "the metadata do not name the checkpoint yet");
             }
             () = removing.as_mut().then(|()| pending()) => {}
@@ -121,7 +121,7 @@ impl Sandbox {
     /// Frees the lease, sending again until it is settled: after the first try nothing may run
     /// under this epoch any more, and what is uploaded stays.
     pub(super) async fn free(&mut self, head: Option<Head>) -> Result<Released, Failure> {
-        let tools = self.tools.clone();
+        let context = self.context.clone();
         let ran = self.ran;
         loop {
             match self.lock_file()?.release(head.clone(), ran).await {
@@ -131,11 +131,11 @@ impl Sandbox {
                 }
                 Err(error) => match error.reason() {
                     // [14] There is nothing to free, and nothing of it here to keep.
-                    Some(_) if head.is_none() => return Err(Failure::Look),
+                    Some(_) if head.is_none() => return Err(Failure::Stale),
                     Some(reason) => self.miss_lock(reason).await?,
                     None => {
                         tracing::warn!(sandbox = %self.id, %error, "the release is not settled yet");
-                        tools.clock.sleep(tools.clock.jittered(tools.times.retry)).await;
+                        context.clock.sleep(context.clock.jittered(context.times.retry)).await;
                     }
                 },
             }
@@ -145,11 +145,11 @@ impl Sandbox {
     /// [14] What should be committed has no lock that can be used: it stands still and is kept until that is back. Whoever comes
     /// meanwhile hears so.
     async fn miss_lock(&mut self, reason: Reason) -> Done {
-        let tools = self.tools.clone();
+        let context = self.context.clone();
         if self.is_attended() && !self.is_refused() {
             self.settle(Action::Refuse, Err(no_lock(reason))).await;
         }
-        tools.clock.sleep(tools.clock.jittered(tools.times.retry)).await;
+        context.clock.sleep(context.clock.jittered(context.times.retry)).await;
         let read = self.lock_file()?.read().await;
         self.note(read);
         Ok(())
@@ -157,51 +157,51 @@ impl Sandbox {
 
     /// Leaves the tombstone, sending again until that is settled: nobody else would finish the purge.
     pub(super) async fn bury(&mut self) -> Done {
-        let tools = self.tools.clone();
+        let context = self.context.clone();
         loop {
             match self.lock_file()?.bury().await {
                 Ok(Released::Freed | Released::Lost) => return Ok(()),
-                Err(error) if error.reason().is_some() => return Err(Failure::Look),
+                Err(error) if error.reason().is_some() => return Err(Failure::Stale),
                 Err(error) => {
                     tracing::warn!(sandbox = %self.id, %error, "the purge is not settled yet");
-                    tools.clock.sleep(tools.clock.jittered(tools.times.retry)).await;
+                    context.clock.sleep(context.clock.jittered(context.times.retry)).await;
                 }
             }
         }
     }
 
     /// The sandbox is as it was; those who asked hear why.
-    async fn go_on(&mut self, why: Why, failure: Failure) -> Done {
+    async fn go_on(&mut self, why: LeaveReason, failure: Failure) -> Done {
         let (reason, message) = match &failure {
-            Failure::Look => return Err(failure),
-            Failure::Passing(message) => (Reason::CheckpointFailed, message.clone()),
+            Failure::Stale => return Err(failure),
+            Failure::Transient(message) => (Reason::CheckpointFailed, message.clone()),
             Failure::NoSpace(message) => (Reason::NoSpace, message.clone()),
             Failure::Refused { reason, message } => (*reason, message.clone()),
         };
-        if let Err(error) = self.tools.lifecycle.resume(&self.id).await {
+        if let Err(error) = self.context.lifecycle.resume(&self.id).await {
             tracing::error!(sandbox = %self.id, %error, "it does not go on yet");
         }
         self.report_trouble(reason, &message).await;
-        self.tools.board.post(&self.id, Passing::CheckpointFailed { why, reason, message });
+        self.context.bus.post(&self.id, LifecycleEvent::CheckpointFailed { why, reason, message });
         Err(failure)
     }
 
     /// Everything before the commit: the image is stored.
     pub(super) async fn save_image(&mut self, after: After) -> Result<Stored, Failure> {
-        let tools = self.tools.clone();
+        let context = self.context.clone();
         let id = self.id.clone();
-        let checkpoints = tools.checkpoints.clone().ok_or_else(not_configured)?;
+        let checkpoints = context.checkpoints.clone().ok_or_else(not_configured)?;
         // The new checkpoint follows the head: it must not change on the way.
         if self.lock_file()?.is_in_doubt() {
             self.lock_file()?.renew().await?;
             self.extend().await;
         }
-        let lock = self.lock_file()?.lock().cloned().ok_or(Failure::Look)?;
-        let marker = self.marker.ok_or(Failure::Look)?;
+        let lock = self.lock_file()?.lock().cloned().ok_or(Failure::Stale)?;
+        let marker = self.marker.ok_or(Failure::Stale)?;
         let seq = lock.head.as_ref().map_or(0, |head| head.seq).saturating_add(1);
-        let checkpoint_id = CheckpointId::new(&id, lock.epoch, seq, &tools.clock.nonce());
-        let facts = tools.lifecycle.facts();
-        let taken = precisely(&tools.clock);
+        let checkpoint_id = CheckpointId::new(&id, lock.epoch, seq, &context.clock.nonce());
+        let facts = context.lifecycle.facts();
+        let taken = precisely(&context.clock);
         let draft = manifest::Checkpoint {
             version: manifest::VERSION,
             checkpoint_id: checkpoint_id.clone(),
@@ -224,22 +224,22 @@ impl Sandbox {
             layer: None,
         };
         let wants_files = self.may_drop_memory();
-        let image = Staging::new(&tools, checkpoint_id.as_str());
+        let image = Staging::new(&context, checkpoint_id.as_str());
         let parts = self.parts.clone();
         let work = async {
-            let began = tools.clock.now();
-            let (made, paused) = futures::join!(image.make(), tools.lifecycle.pause(&id));
+            let began = context.clock.now();
+            let (made, paused) = futures::join!(image.make(), context.lifecycle.pause(&id));
             made?;
             paused?;
-            let stopped = tools.clock.now();
-            parts.note(Step::Pause, &tools.clock, stopped - began);
-            tools.lifecycle.checkpoint(&id, image.path()).await?;
-            let written = tools.clock.now();
-            parts.note(Step::Image, &tools.clock, written - stopped);
+            let stopped = context.clock.now();
+            parts.note(Step::Pause, &context.clock, stopped - began);
+            context.lifecycle.checkpoint(&id, image.path()).await?;
+            let written = context.clock.now();
+            parts.note(Step::Image, &context.clock, written - stopped);
             let mut draft = draft;
             if wants_files {
                 let file = image.path().join(Image::Files.file_name());
-                match tools.lifecycle.snapshot(&id, &file, Shape::Layer).await {
+                match context.lifecycle.snapshot(&id, &file, Shape::Layer).await {
                     Ok(taken) => draft.layer = Some(manifest::Layer { base_digest: taken.base_digest }),
                     // Its memory and files are in the image all the same.
                     Err(runtime::Error::Refused { reason: Reason::TooLarge, message }) => {
@@ -249,14 +249,14 @@ impl Sandbox {
                 }
             }
             if after == After::Running {
-                tools.lifecycle.resume(&id).await?;
+                context.lifecycle.resume(&id).await?;
             }
-            let paused = tools.clock.now() - began;
-            let progress = Steps::new(&tools, &id, UPLOAD);
+            let paused = context.clock.now() - began;
+            let progress = Steps::new(&context, &id, UPLOAD);
             let tell = |done, total| progress.tell(done, total);
             let head = checkpoints.store(image.path(), draft, &tell).await.map_err(stored)?;
-            let store = tools.clock.now() - written;
-            parts.note(Step::Store, &tools.clock, store);
+            let store = context.clock.now() - written;
+            parts.note(Step::Store, &context.clock, store);
             tracing::debug!(sandbox = %id, pause = ?(stopped - began), image = ?(written - stopped), ?store, "an image is stored");
             Ok((head, paused))
         };
@@ -266,7 +266,7 @@ impl Sandbox {
             tokio::select! {
                 biased;
                 stored = work => stored,
-                () = cancelled => Err(Failure::Look),
+                () = cancelled => Err(Failure::Stale),
             }
         };
         let stored = self.under_lease(work).await;
@@ -295,5 +295,5 @@ pub(super) fn not_configured() -> Failure {
 }
 
 fn stored(error: store::Error) -> Failure {
-    Failure::Passing(format!("The checkpoint could not be stored: {error}."))
+    Failure::Transient(format!("The checkpoint could not be stored: {error}."))
 }

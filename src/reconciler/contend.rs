@@ -9,20 +9,17 @@ use baton_protocol::{
 };
 
 use super::{
-    act::{DELETED, Done, Failure},
-    desired::Wish,
-    plan::{Desired, Observed, Standing},
+    actions::{DELETED, Done, Failure},
+    desired::Inputs,
+    plan::{Desired, LockState, Observed},
     precedence::{Client, Verdict, verdict},
-    sandbox::{Contention, Sandbox},
+    worker::{Contention, Worker},
 };
 use crate::{
+    bus::{ALIVE_WITHIN, Presence},
     clock::Moment,
     runtime::{Container, Seen},
-    storage::{
-        board::{ALIVE_WITHIN, Presence},
-        lease::LockFile,
-        rules::Stand,
-    },
+    storage::lease::{LeaseHandle, rules::LeaseState},
 };
 
 const IN_USE: &str = "Another client is attached to the sandbox.";
@@ -36,10 +33,10 @@ pub(super) struct Probe {
     since: Moment,
 }
 
-impl Sandbox {
+impl Worker {
     /// What the instance that `placement` names claims; here, if that is this one.
     fn claim(&self, spec: &Spec) -> Option<Claim> {
-        spec.claim_at_placement().filter(|_| spec.placement.as_ref() == Some(&self.tools.who.me))
+        spec.claim_at_placement().filter(|_| spec.placement.as_ref() == Some(&self.context.who.me))
     }
 
     /// Whether it can be had from another instance: its clients have to allow that, or an operator orders it.
@@ -50,7 +47,7 @@ impl Sandbox {
 
     /// Our entry in the lock is what this spec asks for, and was not declined.
     pub(super) fn is_waiting(&self, spec: &Spec) -> bool {
-        let entry = self.lock.as_ref().and_then(LockFile::entry);
+        let entry = self.lock.as_ref().and_then(LeaseHandle::entry);
         entry.is_some_and(|entry| !entry.declined && self.claim(spec).is_none_or(|claim| claim == entry.claim))
     }
 
@@ -58,16 +55,16 @@ impl Sandbox {
     pub(super) async fn wait(&mut self) -> Done {
         self.tell_acquiring();
         let claim = self.found.as_ref().and_then(|found| self.claim(&found.metadata.spec)).unwrap_or_default();
-        self.waited_under = self.tools.board.asked(&self.id);
+        self.waited_under = self.context.bus.asked(&self.id);
         self.lock_file()?.wait(claim).await?;
         self.waited = true;
-        self.beat_due = self.tools.clock.now() + self.tools.times.beat;
+        self.beat_due = self.context.clock.now() + self.context.times.beat;
         Ok(())
     }
 
     /// What is due to another instance that waits for what is held here.
     pub(super) fn verdict(&mut self, seen: Seen, presence: &Presence) -> Verdict {
-        let waiter = self.lock.as_ref().and_then(LockFile::waiter).filter(|_| self.is_held()).cloned();
+        let waiter = self.lock.as_ref().and_then(LeaseHandle::waiter).filter(|_| self.is_held()).cloned();
         let asks = |waiter: &Waiter| waiter.claim == Claim::Ask && seen.container == Container::Running;
         let client = match &waiter {
             Some(waiter) if asks(waiter) && presence.attached => self.probed(waiter),
@@ -81,11 +78,11 @@ impl Sandbox {
 
     /// Asks the attached client for a sign of life, once for each entry of a waiter and each session.
     fn probed(&mut self, waiter: &Waiter) -> Client {
-        let (board, now) = (&self.tools.board, self.tools.clock.now());
-        let of = (waiter.op.clone(), board.asked(&self.id));
+        let (bus, now) = (&self.context.bus, self.context.clock.now());
+        let of = (waiter.op.clone(), bus.asked(&self.id));
         let known = self.probe.take().filter(|probe| probe.of == of);
-        let probe = known.unwrap_or_else(|| Probe { of, number: board.probe(&self.id), since: now });
-        let client = Client::judge(true, board.is_alive(&self.id, probe.number), now - probe.since);
+        let probe = known.unwrap_or_else(|| Probe { of, number: bus.probe(&self.id), since: now });
+        let client = Client::judge(true, bus.is_alive(&self.id, probe.number), now - probe.since);
         self.probe = Some(probe);
         client
     }
@@ -93,12 +90,12 @@ impl Sandbox {
     /// When the client that was asked for a sign of life has had its time.
     pub(super) fn probe_ends(&self) -> Option<Moment> {
         let ends = self.probe.as_ref().map(|probe| probe.since + ALIVE_WITHIN);
-        ends.filter(|ends| *ends > self.tools.clock.now())
+        ends.filter(|ends| *ends > self.context.clock.now())
     }
 
     /// Tells the waiter that was judged that the sandbox is in use.
     pub(super) async fn decline(&mut self) -> Done {
-        let Some(Probe { of: (waiter, _), .. }) = self.probe.clone() else { return Err(Failure::Look) };
+        let Some(Probe { of: (waiter, _), .. }) = self.probe.clone() else { return Err(Failure::Stale) };
         self.lock_file()?.decline(&waiter).await?;
         self.extend().await;
         tracing::info!(sandbox = %self.id, "a waiter was declined: the attached client is alive");
@@ -107,36 +104,36 @@ impl Sandbox {
 
     /// The holder has declined what was asked for the session that is here.
     fn is_declined(&self) -> bool {
-        let entry = self.lock.as_ref().and_then(LockFile::entry);
-        entry.is_some_and(|entry| entry.declined) && self.waited_under == self.tools.board.asked(&self.id)
+        let entry = self.lock.as_ref().and_then(LeaseHandle::entry);
+        entry.is_some_and(|entry| entry.declined) && self.waited_under == self.context.bus.asked(&self.id)
     }
 
     /// Why the session that waits here waits in vain.
-    pub(super) fn turned_away(&mut self, desired: Desired, wish: &Wish, seen: &Observed) -> Option<Failure> {
+    pub(super) fn turned_away(&mut self, desired: Desired, inputs: &Inputs, seen: &Observed) -> Option<Failure> {
         let refuse = |reason: Reason, message: &str| Some(Failure::Refused { reason, message: message.to_owned() });
-        let away = seen.container == Container::Absent && matches!(seen.standing, Standing::Free | Standing::Theirs);
-        if seen.refused || !away || !wish.asked_here {
+        let away = seen.container == Container::Absent && matches!(seen.standing, LockState::Free | LockState::Theirs);
+        if seen.refused || !away || !inputs.asked_here {
             self.contention = None;
             return None;
         }
-        let stand = self.lock.as_ref().and_then(LockFile::stand);
-        if desired == Desired::Deleted || stand == Some(Stand::Purged) {
+        let stand = self.lock.as_ref().and_then(LeaseHandle::stand);
+        if desired == Desired::Deleted || stand == Some(LeaseState::Purged) {
             return refuse(Reason::Deleted, DELETED);
         }
-        if seen.standing == Standing::Theirs && self.is_declined() {
+        if seen.standing == LockState::Theirs && self.is_declined() {
             return refuse(Reason::InUse, IN_USE);
         }
         // What cannot move is only watched, and nobody was told of that.
         let wanted = self.told.acquiring || self.contention.is_some();
-        if wanted && desired == Desired::HandedOff && !wish.placed_here {
+        if wanted && desired == Desired::HandedOff && !inputs.placed_here {
             return refuse(Reason::Superseded, "A later attach on another instance took precedence.");
         }
-        if desired != Desired::Running || seen.standing != Standing::Theirs {
+        if desired != Desired::Running || seen.standing != LockState::Theirs {
             self.contention = None;
             return None;
         }
         let may_move = self.found.as_ref().is_some_and(|found| self.may_move(&found.metadata.spec));
-        let now = self.tools.clock.now();
+        let now = self.context.clock.now();
         let lease = self.lock.as_ref().and_then(|lock| Some(lock.lock()?.lease.as_ref()?.op.clone()));
         let contention = self.contention.get_or_insert(Contention { since: now, lease: lease.clone() });
         if !may_move && lease != contention.lease {
@@ -145,7 +142,7 @@ impl Sandbox {
                 "The sandbox runs on another instance, and handoff is not enabled for it.",
             );
         }
-        if now - contention.since >= self.tools.times.handoff_wait {
+        if now - contention.since >= self.context.times.handoff_wait {
             return refuse(Reason::HandoffTimeout, "The instance that runs the sandbox did not let go in time.");
         }
         None

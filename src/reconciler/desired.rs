@@ -8,11 +8,11 @@ use super::{
     plan::{Desired, Saved},
     precedence::Verdict,
 };
-use crate::storage::board::Why;
+use crate::bus::LeaveReason;
 
 /// All that the wish depends on.
 #[derive(Clone, Copy, Debug)]
-pub struct Wish {
+pub struct Inputs {
     /// What the spec says.
     pub spec: DesiredState,
     /// The lock says that a purge has begun.
@@ -51,41 +51,41 @@ pub enum Drain {
 }
 
 /// What to bring about, and what to tell those who ask why it left.
-pub fn desired(wish: &Wish) -> (Desired, Why) {
-    if wish.spec == DesiredState::Deleted || wish.purging {
-        return (Desired::Deleted, Why::Deleted);
+pub fn desired(inputs: &Inputs) -> (Desired, LeaveReason) {
+    if inputs.spec == DesiredState::Deleted || inputs.purging {
+        return (Desired::Deleted, LeaveReason::Deleted);
     }
-    match wish.verdict {
-        Verdict::Yield if wish.held && wish.movable => return (Desired::HandedOff, Why::Waiter),
+    match inputs.verdict {
+        Verdict::Yield if inputs.held && inputs.movable => return (Desired::HandedOff, LeaveReason::Waiter),
         // An operator may move whatever can be checkpointed, and its clients follow.
-        Verdict::Relocate if wish.held && wish.persistent => return (Desired::HandedOff, Why::HandedOff),
+        Verdict::Relocate if inputs.held && inputs.persistent => return (Desired::HandedOff, LeaveReason::HandedOff),
         Verdict::Keep | Verdict::Decline | Verdict::Yield | Verdict::Relocate => {}
     }
-    match (wish.drain, wish.persistent) {
+    match (inputs.drain, inputs.persistent) {
         (Drain::No, _) => {}
-        (Drain::Draining, true) => return (Desired::HandedOff, Why::Drain),
-        (Drain::Over, true) => return (Desired::Dropped, Why::Drain),
-        (Drain::Draining | Drain::Over, false) => return (Desired::Ended, Why::Drain),
+        (Drain::Draining, true) => return (Desired::HandedOff, LeaveReason::Drain),
+        (Drain::Over, true) => return (Desired::Dropped, LeaveReason::Drain),
+        (Drain::Draining | Drain::Over, false) => return (Desired::Ended, LeaveReason::Drain),
     }
     // Nobody else can ever run it and nothing is left of it: only its record remains to be wiped.
-    if !wish.persistent && wish.refused && wish.saved != Saved::Checkpoint {
-        return (Desired::Ended, Why::Idle);
+    if !inputs.persistent && inputs.refused && inputs.saved != Saved::Checkpoint {
+        return (Desired::Ended, LeaveReason::Idle);
     }
     // Before the idle end, which may keep nothing.
-    if wish.held && wish.persistent && wish.yields {
-        return (Desired::HandedOff, Why::Room);
+    if inputs.held && inputs.persistent && inputs.yields {
+        return (Desired::HandedOff, LeaveReason::Room);
     }
-    if wish.held && wish.idle {
-        let end = if wish.checkpoint_when_idle { Desired::Checkpointed } else { Desired::Ended };
-        return (end, Why::Idle);
+    if inputs.held && inputs.idle {
+        let end = if inputs.checkpoint_when_idle { Desired::Checkpointed } else { Desired::Ended };
+        return (end, LeaveReason::Idle);
     }
-    match wish.spec {
-        DesiredState::HandedOff => (Desired::HandedOff, Why::HandedOff),
-        DesiredState::Checkpointed => (Desired::Checkpointed, Why::Checkpointed),
-        DesiredState::Running if wish.held || (wish.placed_here && wish.asked_here) => {
-            (Desired::Running, Why::HandedOff)
+    match inputs.spec {
+        DesiredState::HandedOff => (Desired::HandedOff, LeaveReason::HandedOff),
+        DesiredState::Checkpointed => (Desired::Checkpointed, LeaveReason::Checkpointed),
+        DesiredState::Running if inputs.held || (inputs.placed_here && inputs.asked_here) => {
+            (Desired::Running, LeaveReason::HandedOff)
         }
-        DesiredState::Running | DesiredState::Deleted => (Desired::HandedOff, Why::HandedOff),
+        DesiredState::Running | DesiredState::Deleted => (Desired::HandedOff, LeaveReason::HandedOff),
     }
 }
 
@@ -104,14 +104,14 @@ mod tests {
     const SPECS: [DesiredState; 4] =
         [DesiredState::Running, DesiredState::Checkpointed, DesiredState::HandedOff, DesiredState::Deleted];
 
-    fn all() -> impl Iterator<Item = Wish> {
+    fn all() -> impl Iterator<Item = Inputs> {
         SPECS.into_iter().flat_map(|spec| {
             [Drain::No, Drain::Draining, Drain::Over].into_iter().flat_map(move |drain| {
                 Saved::ALL.into_iter().flat_map(move |saved| {
                     Verdict::ALL.into_iter().flat_map(move |verdict| {
                         (0..1024u16).map(move |bits| {
                             let bit = |n: u16| bits >> n & 1 == 1;
-                            Wish {
+                            Inputs {
                                 spec,
                                 drain,
                                 saved,
@@ -136,38 +136,38 @@ mod tests {
 
     #[test]
     fn deletion_comes_before_everything_and_from_nothing_else() {
-        for wish in all() {
-            let asked = wish.spec == DesiredState::Deleted || wish.purging;
-            assert_eq!(desired(&wish).0 == Desired::Deleted, asked, "{wish:?}");
+        for inputs in all() {
+            let asked = inputs.spec == DesiredState::Deleted || inputs.purging;
+            assert_eq!(desired(&inputs).0 == Desired::Deleted, asked, "{inputs:?}");
         }
     }
 
-    fn yields_to_a_waiter(wish: &Wish) -> bool {
-        wish.held && wish.movable && wish.verdict == Verdict::Yield
+    fn yields_to_a_waiter(inputs: &Inputs) -> bool {
+        inputs.held && inputs.movable && inputs.verdict == Verdict::Yield
     }
 
-    fn is_relocated(wish: &Wish) -> bool {
-        wish.held && wish.persistent && wish.verdict == Verdict::Relocate
+    fn is_relocated(inputs: &Inputs) -> bool {
+        inputs.held && inputs.persistent && inputs.verdict == Verdict::Relocate
     }
 
     #[test]
     fn a_waiter_moves_only_what_may_move_and_is_held() {
-        for wish in all().filter(|w| desired(w).1 == Why::Waiter) {
-            assert!(yields_to_a_waiter(&wish), "{wish:?}");
+        for inputs in all().filter(|w| desired(w).1 == LeaveReason::Waiter) {
+            assert!(yields_to_a_waiter(&inputs), "{inputs:?}");
         }
     }
 
     #[test]
     fn an_order_moves_all_that_can_be_checkpointed_and_lets_its_clients_follow() {
-        for wish in all().filter(|w| is_relocated(w) && w.spec != DesiredState::Deleted && !w.purging) {
-            assert_eq!(desired(&wish), (Desired::HandedOff, Why::HandedOff), "{wish:?}");
+        for inputs in all().filter(|w| is_relocated(w) && w.spec != DesiredState::Deleted && !w.purging) {
+            assert_eq!(desired(&inputs), (Desired::HandedOff, LeaveReason::HandedOff), "{inputs:?}");
         }
     }
 
     #[test]
     fn a_waiter_that_is_declined_or_not_judged_yet_changes_nothing() {
-        for wish in all().filter(|wish| matches!(wish.verdict, Verdict::Decline)) {
-            assert_eq!(desired(&wish), desired(&Wish { verdict: Verdict::Keep, ..wish }), "{wish:?}");
+        for inputs in all().filter(|inputs| matches!(inputs.verdict, Verdict::Decline)) {
+            assert_eq!(desired(&inputs), desired(&Inputs { verdict: Verdict::Keep, ..inputs }), "{inputs:?}");
         }
     }
 
@@ -178,37 +178,37 @@ mod tests {
 
     #[test]
     fn a_persistent_sandbox_ends_only_by_idling_without_a_checkpoint() {
-        for wish in all().filter(|w| w.persistent && desired(w).0 == Desired::Ended) {
-            assert!(wish.held && wish.idle && !wish.checkpoint_when_idle, "{wish:?}");
+        for inputs in all().filter(|w| w.persistent && desired(w).0 == Desired::Ended) {
+            assert!(inputs.held && inputs.idle && !inputs.checkpoint_when_idle, "{inputs:?}");
         }
     }
 
     #[test]
     fn what_yields_is_kept_and_let_go_unless_it_is_deleted_waited_for_or_drained() {
-        for wish in all() {
-            let comes_first = wish.spec == DesiredState::Deleted
-                || wish.purging
-                || yields_to_a_waiter(&wish)
-                || is_relocated(&wish)
-                || wish.drain != Drain::No;
-            let yields = wish.held && wish.persistent && wish.yields && !comes_first;
-            assert_eq!(desired(&wish) == (Desired::HandedOff, Why::Room), yields, "{wish:?}");
-            assert_eq!(desired(&wish).1 == Why::Room, yields, "{wish:?}");
+        for inputs in all() {
+            let comes_first = inputs.spec == DesiredState::Deleted
+                || inputs.purging
+                || yields_to_a_waiter(&inputs)
+                || is_relocated(&inputs)
+                || inputs.drain != Drain::No;
+            let yields = inputs.held && inputs.persistent && inputs.yields && !comes_first;
+            assert_eq!(desired(&inputs) == (Desired::HandedOff, LeaveReason::Room), yields, "{inputs:?}");
+            assert_eq!(desired(&inputs).1 == LeaveReason::Room, yields, "{inputs:?}");
         }
     }
 
     #[test]
     fn a_place_that_is_not_wanted_changes_nothing_and_neither_does_one_that_nobody_here_can_give() {
-        for wish in all().filter(|wish| wish.yields && !(wish.held && wish.persistent)) {
-            assert_eq!(desired(&wish), desired(&Wish { yields: false, ..wish }), "{wish:?}");
+        for inputs in all().filter(|inputs| inputs.yields && !(inputs.held && inputs.persistent)) {
+            assert_eq!(desired(&inputs), desired(&Inputs { yields: false, ..inputs }), "{inputs:?}");
         }
     }
 
     #[test]
     fn running_needs_the_lease_or_somebody_who_asked_here() {
-        for wish in all().filter(|w| desired(w).0 == Desired::Running) {
-            assert!(wish.held || (wish.placed_here && wish.asked_here), "{wish:?}");
-            assert_eq!(wish.spec, DesiredState::Running);
+        for inputs in all().filter(|w| desired(w).0 == Desired::Running) {
+            assert!(inputs.held || (inputs.placed_here && inputs.asked_here), "{inputs:?}");
+            assert_eq!(inputs.spec, DesiredState::Running);
         }
     }
 

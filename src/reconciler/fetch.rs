@@ -9,13 +9,13 @@ use baton_protocol::{id::SandboxId, lock::Head, manifest::Checkpoint};
 use tokio::{sync::watch, task::JoinSet};
 
 use super::{
-    Tools,
-    act::{Done, Failure},
+    ReconcilerContext,
+    actions::{Done, Failure},
     restore::{compatible, fetched, manifest_fetched},
-    sandbox::Sandbox,
     staging::{Staging, Steps},
+    worker::Worker,
 };
-use crate::storage::{board::DOWNLOAD, checkpoints::Checkpoints};
+use crate::{bus::DOWNLOAD, storage::checkpoints::Checkpoints};
 
 #[derive(Debug)]
 pub(super) struct Fetching {
@@ -30,12 +30,17 @@ pub(super) struct Fetching {
 }
 
 impl Fetching {
-    pub(super) fn begin(tools: &Arc<Tools>, id: &SandboxId, checkpoints: Checkpoints, head: Head) -> Self {
+    pub(super) fn begin(
+        context: &Arc<ReconcilerContext>,
+        id: &SandboxId,
+        checkpoints: Checkpoints,
+        head: Head,
+    ) -> Self {
         // By the sandbox too: copies of one checkpoint may be fetched here side by side.
-        let image = Staging::new(tools, &format!("{id}-{}", head.checkpoint_id));
+        let image = Staging::new(context, &format!("{id}-{}", head.checkpoint_id));
         let (read, manifest) = watch::channel(None);
         let mut task = JoinSet::new();
-        task.spawn(fetch(tools.clone(), id.clone(), checkpoints, head.clone(), image.clone(), read));
+        task.spawn(fetch(context.clone(), id.clone(), checkpoints, head.clone(), image.clone(), read));
         Self { head, image, manifest, task, is_here: false }
     }
 
@@ -45,7 +50,7 @@ impl Fetching {
         match read {
             Some(manifest) => Ok(manifest),
             // It ended without one, and says why.
-            None => self.done().await.and(Err(Failure::Look)),
+            None => self.done().await.and(Err(Failure::Stale)),
         }
     }
 
@@ -55,9 +60,9 @@ impl Fetching {
             match self.task.join_next().await {
                 Some(Ok(fetched)) => fetched?,
                 Some(Err(error)) => {
-                    return Err(Failure::Passing(format!("The checkpoint could not be fetched: {error}.")));
+                    return Err(Failure::Transient(format!("The checkpoint could not be fetched: {error}.")));
                 }
-                None => return Err(Failure::Look),
+                None => return Err(Failure::Stale),
             }
             self.is_here = true;
         }
@@ -72,7 +77,7 @@ impl Fetching {
 
 /// The manifest by its hash, then what this instance must be like, then the files by theirs.
 async fn fetch(
-    tools: Arc<Tools>,
+    context: Arc<ReconcilerContext>,
     id: SandboxId,
     checkpoints: Checkpoints,
     head: Head,
@@ -82,24 +87,24 @@ async fn fetch(
     let (manifest, made) = futures::join!(checkpoints.genuine(&head), image.make());
     let manifest = manifest.map_err(|error| manifest_fetched(&checkpoints, &head, error))?;
     made?;
-    compatible(&manifest, &tools.lifecycle.facts())?;
+    compatible(&manifest, &context.lifecycle.facts())?;
     read.send_replace(Some(manifest.clone()));
     image.has_room(manifest.size()).await?;
-    let progress = Steps::new(&tools, &id, DOWNLOAD);
+    let progress = Steps::new(&context, &id, DOWNLOAD);
     let tell = |done, total| progress.tell(done, total);
     checkpoints.fetch(&manifest, image.path(), &tell).await.map_err(fetched)
 }
 
-impl Sandbox {
+impl Worker {
     /// Begins to fetch the head of the lock as it was read, if it can be had here.
     pub(super) fn fetch_ahead(&mut self) {
         let lock = self.lock.as_ref().and_then(|lock| lock.lock());
         let head = lock.and_then(|lock| lock.head.clone().filter(|head| lock.may_start_from(&head.checkpoint_id)));
-        let checkpoints = self.tools.checkpoints.clone();
+        let checkpoints = self.context.checkpoints.clone();
         if let (Some(head), Some(checkpoints), None) = (head, checkpoints, &self.fetching)
             && checkpoints.may_hold(&head)
         {
-            self.fetching = Some(Fetching::begin(&self.tools, &self.id, checkpoints, head));
+            self.fetching = Some(Fetching::begin(&self.context, &self.id, checkpoints, head));
         }
     }
 
@@ -117,7 +122,7 @@ impl Sandbox {
             Some(fetching) => fetching.abandon().await,
             None => {}
         }
-        Fetching::begin(&self.tools, &self.id, checkpoints, head.clone())
+        Fetching::begin(&self.context, &self.id, checkpoints, head.clone())
     }
 
     /// Takes the lease, while what it will be needed for is already on its way.

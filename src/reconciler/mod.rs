@@ -7,27 +7,27 @@
 //!    └────────── something changed ◀────────┘
 //! ```
 
-mod act;
+mod action_trace;
+mod actions;
+mod base_upload;
 mod checkpoint;
 mod contend;
-mod deposit;
 pub mod desired;
+mod eviction;
 mod fetch;
-mod look;
-mod measure;
+mod metric_labels;
+mod observe;
 pub mod plan;
 pub mod precedence;
 mod report;
 mod requests;
 mod restore;
-mod room;
-mod roots;
+mod rootfs_source;
 mod runtimes;
-mod sandbox;
 mod snapshot;
 mod staging;
 pub mod sweep;
-mod trace;
+mod worker;
 
 use std::{
     collections::HashMap,
@@ -47,35 +47,35 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
+pub use self::base_upload::Deposit;
+use self::worker::Worker;
 use crate::{
+    bus::Bus,
     clock::SharedClock,
     config::Quotas,
+    fair_watch::FairWatch,
     metrics::Metrics,
-    notice::Notice,
     runtime::Lifecycle,
     storage::{
-        board::Board,
         checkpoints::Checkpoints,
+        gc::Upkeep,
+        lease::rules::{Identity, Times},
         records::Records,
-        rules::{Identity, Times},
         snapshots::Snapshots,
-        upkeep::Upkeep,
     },
     traces::Traces,
 };
-pub use deposit::Deposit;
 use desired::Drain;
 pub use runtimes::AllowedRuntimes;
-use sandbox::Sandbox;
-use sweep::Ground;
+use sweep::SweepContext;
 
 /// What every loop works with.
 #[derive(Debug)]
-pub struct Tools {
+pub struct ReconcilerContext {
     pub who: Identity,
     pub clock: SharedClock,
     pub records: Records,
-    pub board: Arc<Board>,
+    pub bus: Arc<Bus>,
     pub lifecycle: Arc<dyn Lifecycle>,
     /// `None`: nothing can be stored.
     pub checkpoints: Option<Checkpoints>,
@@ -89,8 +89,8 @@ pub struct Tools {
     /// Where images lie on their way to and from the store.
     pub staging: PathBuf,
     pub times: Times,
-    pub drain: Arc<Notice<Drain>>,
-    pub rhythm: Rhythm,
+    pub drain: Arc<FairWatch<Drain>>,
+    pub rhythm: PollIntervals,
     pub housekeeping: Housekeeping,
     pub metrics: Metrics,
     pub traces: Traces,
@@ -117,7 +117,7 @@ impl Housekeeping {
         Housekeeping { sweep: None, retention: None, keep_checkpoints: 2, checkpoint_every: None, room: 64 };
 }
 
-impl Tools {
+impl ReconcilerContext {
     fn upkeep(&self) -> Upkeep {
         Upkeep {
             records: self.records.clone(),
@@ -127,24 +127,24 @@ impl Tools {
         }
     }
 
-    fn ground(&self) -> Ground {
-        Ground {
+    fn ground(&self) -> SweepContext {
+        SweepContext {
             who: self.who.clone(),
             clock: self.clock.clone(),
             records: self.records.clone(),
-            board: self.board.clone(),
+            bus: self.bus.clone(),
             upkeep: self.upkeep(),
             retention: self.housekeeping.retention,
             room: self.housekeeping.room,
-            abandoned_after: sweep::rules::ABANDONED,
-            tombstones_for: sweep::rules::TOMBSTONE,
+            abandoned_after: sweep::sweep_rules::ABANDONED,
+            tombstones_for: sweep::sweep_rules::TOMBSTONE,
         }
     }
 }
 
 /// How often is looked without a nudge.
 #[derive(Clone, Copy, Debug)]
-pub struct Rhythm {
+pub struct PollIntervals {
     /// At the lock, while it is about to be let go: docs/adr/0009 counts what that costs.
     pub lock_now: Duration,
     /// At the lock, for a while after a client left or while we want it.
@@ -157,8 +157,8 @@ pub struct Rhythm {
     pub unattended: Duration,
 }
 
-impl Rhythm {
-    pub const DEFAULT: Rhythm = Rhythm {
+impl PollIntervals {
+    pub const DEFAULT: PollIntervals = PollIntervals {
         lock_now: Duration::from_millis(60),
         lock_soon: Duration::from_millis(250),
         lock: Duration::from_secs(1),
@@ -184,12 +184,12 @@ impl Rhythm {
 
 /// Wakes one loop, and remembers that it did: a loop that is just ending is begun anew.
 #[derive(Debug, Default)]
-struct Bell {
+struct Wakeup {
     rung: AtomicBool,
     notify: Notify,
 }
 
-impl Bell {
+impl Wakeup {
     fn ring(&self) {
         self.rung.store(true, Ordering::SeqCst);
         self.notify.notify_one();
@@ -202,27 +202,27 @@ impl Bell {
 }
 
 /// Runs until `stop`, or, while draining, until every loop has come to its end.
-pub async fn run(tools: Arc<Tools>, stop: CancellationToken) {
+pub async fn run(context: Arc<ReconcilerContext>, stop: CancellationToken) {
     let mut loops: JoinSet<()> = JoinSet::new();
-    let mut bells: HashMap<SandboxId, Arc<Bell>> = HashMap::new();
+    let mut bells: HashMap<SandboxId, Arc<Wakeup>> = HashMap::new();
     let mut names: HashMap<tokio::task::Id, SandboxId> = HashMap::new();
     let (found, mut assignments) = mpsc::channel(1);
-    let mut sweeping = pin!(sweep::run(tools.clone(), found));
+    let mut sweeping = pin!(sweep::run(context.clone(), found));
     let mut sweeps = true;
-    let deposit = deposit::run(tools.clone());
+    let deposit = base_upload::run(context.clone());
     tokio::pin!(deposit);
     let mut is_stored = false;
     loop {
-        let drain = tools.drain.read();
+        let drain = context.drain.read();
         // What was begun for those who come after us is seen through, as long as there is time.
-        if drain != Drain::No && loops.is_empty() && (is_stored || !tools.deposit.has_begun()) {
+        if drain != Drain::No && loops.is_empty() && (is_stored || !context.deposit.has_begun()) {
             return;
         }
         let nudged = tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            _ = tools.drain.until(|now| *now != drain) => continue,
-            id = tools.board.next_nudge() => id,
+            _ = context.drain.until(|now| *now != drain) => continue,
+            id = context.bus.next_nudge() => id,
             () = &mut deposit, if !is_stored => {
                 is_stored = true;
                 continue;
@@ -236,7 +236,7 @@ pub async fn run(tools: Arc<Tools>, stop: CancellationToken) {
                     }
                 };
                 let Some(id) = names.remove(&task) else { continue };
-                let rung = bells.remove(&id).is_some_and(|bell| bell.rung.load(Ordering::SeqCst));
+                let rung = bells.remove(&id).is_some_and(|wakeup| wakeup.rung.load(Ordering::SeqCst));
                 if !rung && ended.is_ok() {
                     continue;
                 }
@@ -245,9 +245,9 @@ pub async fn run(tools: Arc<Tools>, stop: CancellationToken) {
             Some(assignment) = assignments.recv() => {
                 // A loop that is there looks after its sandbox itself.
                 if !bells.contains_key(&assignment.id) {
-                    let (id, bell) = (assignment.id.clone(), Arc::new(Bell::default()));
-                    bells.insert(id.clone(), bell.clone());
-                    names.insert(loops.spawn(assignment.run(tools.clone(), bell)).id(), id);
+                    let (id, wakeup) = (assignment.id.clone(), Arc::new(Wakeup::default()));
+                    bells.insert(id.clone(), wakeup.clone());
+                    names.insert(loops.spawn(assignment.run(context.clone(), wakeup)).id(), id);
                 }
                 continue;
             }
@@ -256,13 +256,13 @@ pub async fn run(tools: Arc<Tools>, stop: CancellationToken) {
                 continue;
             }
         };
-        if let Some(bell) = bells.get(&nudged) {
-            bell.ring();
+        if let Some(wakeup) = bells.get(&nudged) {
+            wakeup.ring();
             continue;
         }
-        let bell = Arc::new(Bell::default());
-        bells.insert(nudged.clone(), bell.clone());
-        let sandbox = Sandbox::new(nudged.clone(), tools.clone(), bell);
+        let wakeup = Arc::new(Wakeup::default());
+        bells.insert(nudged.clone(), wakeup.clone());
+        let sandbox = Worker::new(nudged.clone(), context.clone(), wakeup);
         names.insert(loops.spawn(sandbox.run()).id(), nudged);
     }
 }

@@ -42,7 +42,7 @@ impl Desired {
 /// Everything the planner may know, read fresh at the top of each pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Observed {
-    pub standing: Standing,
+    pub standing: LockState,
     pub container: Container,
     pub saved: Saved,
     /// The spec allows checkpoints.
@@ -67,7 +67,7 @@ pub struct Observed {
 
 /// How we stand to the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Standing {
+pub enum LockState {
     /// It could not be read. We keep what we have; the guard watches our deadline.
     Unknown,
     /// There is none that can be used, although there is metadata. Nobody may make one up, or write over one that
@@ -83,7 +83,7 @@ pub enum Standing {
     Late,
 }
 
-impl Standing {
+impl LockState {
     pub const ALL: [Self; 6] = [Self::Unknown, Self::Missing, Self::Free, Self::Theirs, Self::Ours, Self::Late];
 }
 
@@ -133,7 +133,7 @@ pub enum Action {
 }
 
 pub fn plan(desired: Desired, seen: &Observed) -> Action {
-    use {Action::*, Container as C, Desired as D, Standing::*};
+    use {Action::*, Container as C, Desired as D, LockState::*};
     match (seen.standing, seen.container, desired) {
         (Unknown, _, _) => Rest,
         (Missing | Late, C::Running | C::Paused, _) => Fence,
@@ -183,7 +183,7 @@ mod tests {
     /// Every state the planner can be shown.
     fn all() -> impl Iterator<Item = (Desired, Observed)> {
         Desired::ALL.into_iter().flat_map(|desired| {
-            Standing::ALL.into_iter().flat_map(move |standing| {
+            LockState::ALL.into_iter().flat_map(move |standing| {
                 Container::ALL.into_iter().flat_map(move |container| {
                     Saved::ALL.into_iter().flat_map(move |saved| {
                         (0..512u16).map(move |bits| {
@@ -217,10 +217,10 @@ mod tests {
             Action::Withdraw => (world.registered, world.waiting) = (false, false),
             Action::Decline => world.declines = false,
             Action::Acquire => {
-                (world.standing, world.registered, world.waiting) = (Standing::Ours, false, false);
+                (world.standing, world.registered, world.waiting) = (LockState::Ours, false, false);
             }
-            Action::Renew => world.standing = Standing::Ours,
-            Action::Release => world.standing = Standing::Free,
+            Action::Renew => world.standing = LockState::Ours,
+            Action::Release => world.standing = LockState::Free,
             Action::Extract => world.owed_rootfs = false,
             Action::Create | Action::Restore | Action::Resume => world.container = Container::Running,
             Action::Refuse => world.refused = true,
@@ -230,7 +230,7 @@ mod tests {
             Action::Checkpoint => {
                 world.container = Container::Stopped;
                 world.saved = Saved::Checkpoint;
-                world.standing = Standing::Free;
+                world.standing = LockState::Free;
             }
             Action::Remove => {
                 let had_run = !matches!(world.container, Container::Absent | Container::Partial);
@@ -262,13 +262,13 @@ mod tests {
 
     #[test]
     fn without_the_lease_we_only_remove_our_own_copy() {
-        for (desired, seen) in all().filter(|(_, o)| matches!(o.standing, Standing::Free | Standing::Theirs)) {
+        for (desired, seen) in all().filter(|(_, o)| matches!(o.standing, LockState::Free | LockState::Theirs)) {
             let action = plan(desired, &seen);
             assert!(
                 matches!(action, Action::Remove | Action::Acquire | Action::Wait | Action::Withdraw | Action::Rest),
                 "{desired:?} {seen:?} -> {action:?}"
             );
-            if seen.standing == Standing::Theirs {
+            if seen.standing == LockState::Theirs {
                 assert_ne!(action, Action::Acquire, "stole a held lease: {desired:?} {seen:?}");
             }
         }
@@ -276,7 +276,7 @@ mod tests {
 
     #[test]
     fn not_knowing_or_being_late_destroys_nothing() {
-        let unsure = [Standing::Unknown, Standing::Late, Standing::Missing];
+        let unsure = [LockState::Unknown, LockState::Late, LockState::Missing];
         for (desired, seen) in all().filter(|(_, o)| unsure.contains(&o.standing)) {
             let action = plan(desired, &seen);
             assert!(matches!(action, Action::Rest | Action::Fence | Action::Renew | Action::Refuse));
@@ -285,7 +285,7 @@ mod tests {
 
     #[test]
     fn a_missing_lock_is_never_acquired_and_its_container_is_kept_fenced() {
-        for (desired, start) in all().filter(|(_, o)| o.standing == Standing::Missing) {
+        for (desired, start) in all().filter(|(_, o)| o.standing == LockState::Missing) {
             let (path, end) = settle(desired, start);
             assert!(path.iter().all(|action| matches!(action, Action::Fence | Action::Refuse)));
             let end = end.unwrap();
@@ -301,14 +301,14 @@ mod tests {
     #[test]
     fn each_action_has_its_precondition() {
         for (desired, o) in all() {
-            let ours = o.standing == Standing::Ours;
+            let ours = o.standing == LockState::Ours;
             let absent = o.container == Container::Absent;
             let live = o.container == Container::Running;
             let action = plan(desired, &o);
             let starts = ours && absent && desired == Desired::Running && !o.refused;
             let holds = match action {
                 Action::Wait => {
-                    o.standing == Standing::Theirs
+                    o.standing == LockState::Theirs
                         && absent
                         && desired == Desired::Running
                         && !o.waiting
@@ -317,10 +317,10 @@ mod tests {
                 }
                 Action::Withdraw => o.registered && absent && (desired != Desired::Running || o.refused),
                 Action::Decline => ours && live && desired == Desired::Running && o.declines,
-                Action::Acquire => o.standing == Standing::Free && absent,
-                Action::Renew => o.standing == Standing::Late && !live,
+                Action::Acquire => o.standing == LockState::Free && absent,
+                Action::Renew => o.standing == LockState::Late && !live,
                 Action::Fence => {
-                    matches!(o.standing, Standing::Late | Standing::Missing)
+                    matches!(o.standing, LockState::Late | LockState::Missing)
                         && (live || o.container == Container::Paused)
                 }
                 Action::Resume => ours && matches!(o.container, Container::Paused | Container::Fenced),
@@ -329,7 +329,7 @@ mod tests {
                 Action::Restore => starts && !o.owed_rootfs && o.saved == Saved::Checkpoint,
                 Action::Refuse => {
                     (starts && o.saved == Saved::Lost)
-                        || (o.standing == Standing::Missing && !live && desired == Desired::Running)
+                        || (o.standing == LockState::Missing && !live && desired == Desired::Running)
                 }
                 Action::Snapshot => ours && live && o.owed_snapshot,
                 Action::Save => ours && live && o.owed_checkpoint && o.checkpointable,
@@ -356,10 +356,10 @@ mod tests {
 
     #[test]
     fn rest_is_where_it_was_asked_to_be() {
-        let known = |o: &Observed| !matches!(o.standing, Standing::Unknown | Standing::Missing);
+        let known = |o: &Observed| !matches!(o.standing, LockState::Unknown | LockState::Missing);
         for (desired, seen) in all().filter(|(d, o)| known(o) && plan(*d, o) == Action::Rest) {
-            let running_here = seen.standing == Standing::Ours && seen.container == Container::Running;
-            let gone = seen.standing != Standing::Ours && seen.container == Container::Absent;
+            let running_here = seen.standing == LockState::Ours && seen.container == Container::Running;
+            let gone = seen.standing != LockState::Ours && seen.container == Container::Absent;
             let stays = running_here && (!seen.checkpointable || seen.refused);
             let ok = match desired {
                 Desired::Running if seen.refused => running_here || (gone && !seen.registered),
@@ -376,7 +376,7 @@ mod tests {
     fn only_an_end_or_a_deletion_loses_a_running_sandbox() {
         for (desired, start) in all().filter(|(d, o)| {
             matches!(d, Desired::Running | Desired::Checkpointed | Desired::HandedOff)
-                && matches!(o.standing, Standing::Ours | Standing::Late)
+                && matches!(o.standing, LockState::Ours | LockState::Late)
                 && matches!(o.container, Container::Running | Container::Paused | Container::Fenced)
         }) {
             let end = settle(desired, start).1.expect("never purged");
@@ -394,7 +394,8 @@ mod tests {
 
     #[test]
     fn whoever_asks_for_a_sandbox_without_a_lock_is_answered() {
-        let asked = |d: &Desired, o: &Observed| *d == Desired::Running && o.standing == Standing::Missing && !o.refused;
+        let asked =
+            |d: &Desired, o: &Observed| *d == Desired::Running && o.standing == LockState::Missing && !o.refused;
         for (desired, start) in all().filter(|(d, o)| asked(d, o)) {
             let next = plan(desired, &start);
             let stops = matches!(start.container, Container::Running | Container::Paused);
@@ -410,7 +411,7 @@ mod tests {
     #[test]
     fn who_waits_for_what_is_in_use_hears_so_before_anything_else_is_done_for_what_runs() {
         let in_use = |d: &Desired, o: &Observed| {
-            *d == Desired::Running && o.standing == Standing::Ours && o.container == Container::Running && o.declines
+            *d == Desired::Running && o.standing == LockState::Ours && o.container == Container::Running && o.declines
         };
         assert!(all().filter(|(d, o)| in_use(d, o)).all(|(d, o)| plan(d, &o) == Action::Decline));
     }

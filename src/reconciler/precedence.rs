@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use baton_protocol::lock::Claim;
 
-use crate::storage::board::ALIVE_WITHIN;
+use crate::bus::ALIVE_WITHIN;
 
 /// The client that is attached where the sandbox is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

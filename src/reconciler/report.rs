@@ -11,20 +11,20 @@ use baton_protocol::{
 };
 
 use super::{
-    Tools,
-    plan::{Desired, Observed, Standing},
-    sandbox::Sandbox,
+    ReconcilerContext,
+    plan::{Desired, LockState, Observed},
+    worker::Worker,
 };
 use crate::{
     runtime::Container,
-    storage::{checkpoints::committed, lease::LockFile, records},
+    storage::{checkpoints::committed, lease::LeaseHandle, records},
 };
 
 /// One view of a sandbox, on its way into the metadata. It is a value of its own, so that its writing can go on beside
 /// what the sandbox does next.
 #[derive(Clone, Debug)]
 pub(super) struct Report {
-    tools: Arc<Tools>,
+    context: Arc<ReconcilerContext>,
     id: SandboxId,
     epoch: u64,
     observed_spec: String,
@@ -40,9 +40,9 @@ pub(super) struct Report {
 impl Report {
     /// Never over what was said of a later epoch. Safe to repeat.
     pub(super) async fn write(self) {
-        let Self { tools, id, epoch, observed_spec, phase, instance, reason, message, committed } = self;
+        let Self { context, id, epoch, observed_spec, phase, instance, reason, message, committed } = self;
         let reason = reason.map_or("", Reason::name);
-        let written = tools
+        let written = context
             .records
             .report(&id, epoch, &|status, shown| {
                 status.phase = phase;
@@ -62,16 +62,16 @@ impl Report {
     }
 }
 
-impl Sandbox {
+impl Worker {
     /// `None`: only whoever held it may speak, and only of that time, since another may have had it meanwhile.
     fn report(&self, phase: Phase) -> Option<Report> {
         Some(Report {
-            tools: self.tools.clone(),
+            context: self.context.clone(),
             id: self.id.clone(),
-            epoch: self.lock.as_ref().and_then(LockFile::epoch)?,
+            epoch: self.lock.as_ref().and_then(LeaseHandle::epoch)?,
             observed_spec: self.spec_sha256().to_owned(),
             phase,
-            instance: (phase == Phase::Running).then(|| self.tools.who.me.clone()),
+            instance: (phase == Phase::Running).then(|| self.context.who.me.clone()),
             reason: None,
             message: String::new(),
             committed: None,
@@ -114,9 +114,9 @@ impl Sandbox {
     /// elsewhere is on its way to get it, and then the next holder reports.
     pub(super) async fn report_at_rest(&mut self, desired: Desired, seen: &Observed) {
         let Some(found) = self.found.as_ref().filter(|_| !self.amiss) else { return };
-        let runs = seen.standing == Standing::Ours && seen.container == Container::Running && self.told.running;
+        let runs = seen.standing == LockState::Ours && seen.container == Container::Running && self.told.running;
         let (spec, status) = (&found.metadata.spec, &found.metadata.status);
-        let elsewhere = spec.placement.as_ref().filter(|at| **at != self.tools.who.me);
+        let elsewhere = spec.placement.as_ref().filter(|at| **at != self.context.who.me);
         let is_ordered = elsewhere.is_some() && spec.claim_at_placement() == Some(Claim::Order);
         if !runs || (elsewhere.is_some() && !is_ordered) {
             return;
@@ -132,7 +132,7 @@ impl Sandbox {
         let is_told = status.phase == Phase::Running
             && (status.reason == reason || is_trying)
             && status.observed_spec_sha256 == self.spec_sha256
-            && status.instance.as_ref() == Some(&self.tools.who.me);
+            && status.instance.as_ref() == Some(&self.context.who.me);
         if is_told {
             return;
         }
@@ -147,18 +147,18 @@ impl Sandbox {
         } else {
             self.report_running().await;
         }
-        self.metadata_due = self.tools.clock.now();
+        self.metadata_due = self.context.clock.now();
     }
 
     /// Metadata that cannot be used says so as far as it can; the last good spec stays in force.
     pub(super) async fn complain(&mut self, error: &records::Error) {
         let Some(reason) = error.reason().filter(|_| !self.amiss) else { return };
         tracing::warn!(sandbox = %self.id, %error, "the last good spec stays in force");
-        let held = self.lock.as_ref().and_then(LockFile::held).map(|held| held.epoch).filter(|_| self.is_held());
+        let held = self.lock.as_ref().and_then(LeaseHandle::held).map(|held| held.epoch).filter(|_| self.is_held());
         let Some(epoch) = held else { return };
         let message = error.to_string();
         let message = message.strip_prefix(&format!("{reason}: ")).unwrap_or(&message);
-        match self.tools.records.complain(&self.id, epoch, reason, message).await {
+        match self.context.records.complain(&self.id, epoch, reason, message).await {
             Ok(()) => self.amiss = true,
             Err(error) => tracing::warn!(sandbox = %self.id, %error, "the status cannot be written"),
         }

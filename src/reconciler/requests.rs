@@ -9,20 +9,21 @@ use baton_protocol::{
 };
 
 use super::{
-    act::{Done, Failure},
+    actions::{Done, Failure},
     checkpoint::After,
-    sandbox::Sandbox,
+    worker::Worker,
 };
 use crate::{
+    bus::LifecycleEvent,
     clock::Moment,
-    storage::{board::Passing, checkpoints::committed, lease::LockFile},
+    storage::{checkpoints::committed, lease::LeaseHandle},
 };
 
 /// An answer that nobody took for so long is not waited for.
 const HEARD_WITHIN: Duration = Duration::from_secs(10 * 60);
 pub(super) const NOT_ENABLED: &str = "Filesystem snapshot is not enabled on the server.";
 
-impl Sandbox {
+impl Worker {
     /// A checkpoint of the running sandbox was asked for and not answered yet, or it is time for one.
     pub(super) fn owes_checkpoint(&self) -> bool {
         self.is_save_due() || self.unanswered(|request| matches!(request, Request::Checkpoint {})).next().is_some()
@@ -53,8 +54,10 @@ impl Sandbox {
                 saved.image.wipe().await;
                 (saved.head, saved.taken, saved.paused)
             }
-            Err(Failure::Look) => return Err(Failure::Look),
-            Err(Failure::Passing(message)) => return self.answer_no(nonces, Reason::CheckpointFailed, &message).await,
+            Err(Failure::Stale) => return Err(Failure::Stale),
+            Err(Failure::Transient(message)) => {
+                return self.answer_no(nonces, Reason::CheckpointFailed, &message).await;
+            }
             Err(Failure::NoSpace(message)) => return self.answer_no(nonces, Reason::NoSpace, &message).await,
             Err(Failure::Refused { reason, message }) => return self.answer_no(nonces, reason, &message).await,
         };
@@ -74,7 +77,7 @@ impl Sandbox {
 
     /// A container that could not be paused or saved must go on before anything else.
     pub(super) async fn answer_no(&mut self, nonces: Vec<Nonce>, reason: Reason, message: &str) -> Done {
-        if let Err(error) = self.tools.lifecycle.resume(&self.id).await {
+        if let Err(error) = self.context.lifecycle.resume(&self.id).await {
             tracing::debug!(sandbox = %self.id, %error, "there was nothing to resume");
         }
         let answer = Answer::Error { reason: reason.into(), message: message.to_owned() };
@@ -84,7 +87,7 @@ impl Sandbox {
     pub(super) async fn answer(&mut self, nonces: Vec<Nonce>, answer: &Answer, news: Option<&Committed>) -> Done {
         let epoch = self.lock_file()?.lock().map_or(0, |lock| lock.epoch);
         let open = self.found.as_ref().map(|found| found.metadata.spec.requests.clone()).unwrap_or_default();
-        self.tools
+        self.context
             .records
             .report(&self.id, epoch, &|status, shown| {
                 // Answers whose request is gone were heard.
@@ -96,22 +99,22 @@ impl Sandbox {
                 }
             })
             .await?;
-        self.tools.board.post(&self.id, Passing::Answered);
+        self.context.bus.post(&self.id, LifecycleEvent::Answered);
         self.look_again();
         Ok(())
     }
 
     /// [13] The lease was renewed just now.
     pub(super) fn is_renewed(&self) -> bool {
-        self.lock.as_ref().is_some_and(LockFile::is_renewed)
+        self.lock.as_ref().is_some_and(LeaseHandle::is_renewed)
     }
 
     /// Erases checkpoints that nothing needs any more. Comes after a renewal that was due anyway: the
     /// lock is written no more often for it.
     pub(super) async fn tidy(&mut self) -> Done {
         self.untidy = false;
-        let lock = self.lock_file()?.lock().cloned().ok_or(Failure::Look)?;
-        let upkeep = self.tools.upkeep();
+        let lock = self.lock_file()?.lock().cloned().ok_or(Failure::Stale)?;
+        let upkeep = self.context.upkeep();
         if let Err(error) = self.under_lease(upkeep.tidy(&lock)).await? {
             tracing::warn!(sandbox = %self.id, %error, "old checkpoints are left for the next time");
         }
@@ -123,7 +126,7 @@ impl Sandbox {
 
     /// Removes requests whose answer nobody took for long: whoever asked is gone.
     pub(super) async fn settle_answers(&mut self) {
-        let now = self.tools.clock.now();
+        let now = self.context.clock.now();
         let Some(found) = self.found.as_ref().filter(|_| self.is_held()) else { return };
         let answers = &found.metadata.status.answers;
         let answered: BTreeMap<_, _> = found
@@ -145,7 +148,7 @@ impl Sandbox {
             spec.requests.retain(|nonce, _| !old.contains(nonce));
             spec.requests.len() < before
         };
-        match self.tools.records.edit(&self.id, &change).await {
+        match self.context.records.edit(&self.id, &change).await {
             Ok(_) => self.metadata_due = now,
             Err(error) => tracing::debug!(sandbox = %self.id, %error, "answered requests are left for the next time"),
         }
@@ -154,11 +157,11 @@ impl Sandbox {
     /// When a running sandbox is next checkpointed by itself.
     pub(super) fn next_save(&self) -> Option<Moment> {
         let persistent = self.found.as_ref().is_some_and(|found| found.metadata.spec.enable_sandbox_checkpoint);
-        let every = self.tools.housekeeping.checkpoint_every.filter(|_| persistent)?;
-        Some(self.tools.clock.now() + self.tools.clock.jittered(every))
+        let every = self.context.housekeeping.checkpoint_every.filter(|_| persistent)?;
+        Some(self.context.clock.now() + self.context.clock.jittered(every))
     }
 
     fn is_save_due(&self) -> bool {
-        self.save_due.is_some_and(|due| due <= self.tools.clock.now())
+        self.save_due.is_some_and(|due| due <= self.context.clock.now())
     }
 }

@@ -9,29 +9,29 @@ use baton_protocol::{
 };
 
 use super::{
-    act::{Done, Failure},
+    actions::{Done, Failure},
     checkpoint::{not_configured, refusal},
     desired::Drain,
-    roots::{Missing, Root},
-    sandbox::Sandbox,
+    rootfs_source::{Missing, Root},
+    worker::Worker,
 };
 use crate::{
+    bus::StartKind,
     storage::{
-        board::Boot,
         checkpoints::{Checkpoints, committed},
         store,
     },
     traces::Step,
 };
 
-impl Sandbox {
+impl Worker {
     /// Starts from the committed head.
     pub(super) async fn restore(&mut self) -> Done {
-        let tools = self.tools.clone();
+        let context = self.context.clone();
         let id = self.id.clone();
-        let checkpoints = tools.checkpoints.clone().ok_or_else(not_configured)?;
-        let lock = self.lock_file()?.lock().ok_or(Failure::Look)?;
-        let head = lock.head.clone().ok_or(Failure::Look)?;
+        let checkpoints = context.checkpoints.clone().ok_or_else(not_configured)?;
+        let lock = self.lock_file()?.lock().ok_or(Failure::Stale)?;
+        let head = lock.head.clone().ok_or(Failure::Stale)?;
         if !lock.may_start_from(&head.checkpoint_id) {
             return Err(refusal(Reason::Damaged, "The lock names a checkpoint of another sandbox."));
         }
@@ -46,7 +46,7 @@ impl Sandbox {
             return self.without_memory(&checkpoints, &head, refusal(Reason::OtherRuntime, message)).await;
         }
         let mut fetching = self.fetching(checkpoints.clone(), &head).await;
-        let began = tools.clock.now();
+        let began = context.clock.now();
         let manifest = match self.while_staying(fetching.manifest()).await.and_then(|read| read) {
             Ok(manifest) => manifest,
             Err(failure) => {
@@ -55,23 +55,23 @@ impl Sandbox {
             }
         };
         self.committed = Some(committed(&head, Some(manifest.created.clone())));
-        let facts = tools.lifecycle.facts();
+        let facts = context.lifecycle.facts();
         let other = (manifest.runsc.version != facts.runsc_version).then(|| manifest.runsc.clone());
-        let allowed = |runsc: &Runsc| tools.runtimes.find(runsc);
-        let has_runsc = |runsc: &Runsc| allowed(runsc).is_some_and(|name| tools.lifecycle.has_runtime(&name));
-        let hold = tools.lifecycle.hold(&manifest.rootfs.digest).filter(|_| other.as_ref().is_none_or(has_runsc));
+        let allowed = |runsc: &Runsc| context.runtimes.find(runsc);
+        let has_runsc = |runsc: &Runsc| allowed(runsc).is_some_and(|name| context.lifecycle.has_runtime(&name));
+        let hold = context.lifecycle.hold(&manifest.rootfs.digest).filter(|_| other.as_ref().is_none_or(has_runsc));
         let Some(hold) = hold else {
             // It has to be brought here first, while the files go on coming.
             self.fetching = Some(fetching);
             self.missing = Some(Missing { rootfs: manifest.rootfs, runsc: other });
-            return Err(Failure::Look);
+            return Err(Failure::Stale);
         };
         if let Err(failure) = self.while_staying(fetching.done()).await.and_then(|fetched| fetched) {
             fetching.abandon().await;
             return Err(for_good(failure));
         }
-        let waited = tools.clock.now() - began;
-        self.parts.note(Step::Fetch, &tools.clock, waited);
+        let waited = context.clock.now() - began;
+        self.parts.note(Step::Fetch, &context.clock, waited);
         self.root = Some(Root { rootfs: manifest.rootfs.clone(), hold });
         self.runsc = other;
         let mut start = self.start()?;
@@ -89,15 +89,15 @@ impl Sandbox {
                 .ok_or_else(|| refusal(Reason::Damaged, "The manifest of the checkpoint has no agent marker."))?;
             let at = humantime::parse_rfc3339(&manifest.created).ok();
             let _ = stopped.set(at);
-            let age = at.and_then(|at| tools.clock.wall().duration_since(at).ok());
+            let age = at.and_then(|at| context.clock.wall().duration_since(at).ok());
             let age_ms = age.map_or(0, |age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX));
-            let boot = Boot::Restored { checkpoint_id: head.checkpoint_id.clone(), age_ms, rolled_back };
+            let boot = StartKind::Restored { checkpoint_id: head.checkpoint_id.clone(), age_ms, rolled_back };
             let _ = booted.set((start.marker, boot));
             // The way here may have been long, and the lease was renewed on it.
-            start.deadline = (*deadlines.borrow()).ok_or(Failure::Look)?;
-            tools.lifecycle.restore(&id, &start, image.path()).await?;
-            let restore = tools.clock.now() - began - waited;
-            parts.note(Step::Start, &tools.clock, restore);
+            start.deadline = (*deadlines.borrow()).ok_or(Failure::Stale)?;
+            context.lifecycle.restore(&id, &start, image.path()).await?;
+            let restore = context.clock.now() - began - waited;
+            parts.note(Step::Start, &context.clock, restore);
             tracing::debug!(sandbox = %id, fetch = ?waited, ?restore, "an image is restored");
             Ok::<_, Failure>(())
         };
@@ -113,7 +113,7 @@ impl Sandbox {
                 && !rolled_back
                 && let Some(at) = stopped.into_inner().flatten()
             {
-                tools.metrics.moved_here(tools.clock.wall().duration_since(at).unwrap_or_default());
+                context.metrics.moved_here(context.clock.wall().duration_since(at).unwrap_or_default());
             }
             self.ran = true;
             self.untidy = true;
@@ -128,12 +128,12 @@ impl Sandbox {
     /// As [`under_lease`](Self::under_lease), and only as long as this instance does not drain: what does not run yet
     /// loses nothing, and need not begin here.
     async fn while_staying<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Failure> {
-        let tools = self.tools.clone();
+        let context = self.context.clone();
         let work = async {
             tokio::select! {
                 biased;
                 done = work => Ok(done),
-                _ = tools.drain.until(|drain| *drain != Drain::No) => Err(Failure::Look),
+                _ = context.drain.until(|drain| *drain != Drain::No) => Err(Failure::Stale),
             }
         };
         self.under_lease(work).await?
@@ -144,7 +144,7 @@ impl Sandbox {
         let unusable = [Reason::OtherRuntime, Reason::OtherCpu, Reason::OtherSpec];
         match &failure {
             Failure::Refused { reason, .. } if unusable.contains(reason) && self.may_drop_memory() => {}
-            Failure::Refused { .. } | Failure::Look | Failure::Passing(_) | Failure::NoSpace(_) => {
+            Failure::Refused { .. } | Failure::Stale | Failure::Transient(_) | Failure::NoSpace(_) => {
                 return Err(for_good(failure));
             }
         }
@@ -156,9 +156,9 @@ impl Sandbox {
 /// A start that failed is not tried again until somebody asks.
 pub(super) fn for_good(failure: Failure) -> Failure {
     match failure {
-        Failure::Passing(message) => Failure::Refused { reason: Reason::RestoreFailed, message },
+        Failure::Transient(message) => Failure::Refused { reason: Reason::RestoreFailed, message },
         Failure::NoSpace(message) => Failure::Refused { reason: Reason::NoSpace, message },
-        failure @ (Failure::Look | Failure::Refused { .. }) => failure,
+        failure @ (Failure::Stale | Failure::Refused { .. }) => failure,
     }
 }
 
@@ -211,7 +211,7 @@ pub(super) fn fetched(error: store::Error) -> Failure {
         | store::Error::RateLimited(_)
         | store::Error::Unavailable { .. }
         | store::Error::Denied { .. }
-        | store::Error::Other { .. }) => Failure::Passing(format!("The checkpoint could not be fetched: {error}.")),
+        | store::Error::Other { .. }) => Failure::Transient(format!("The checkpoint could not be fetched: {error}.")),
     }
 }
 

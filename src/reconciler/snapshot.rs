@@ -16,24 +16,24 @@ use baton_protocol::{
 };
 
 use super::{
-    act::{Done, Failure},
+    actions::{Done, Failure},
     checkpoint::refusal,
     requests::NOT_ENABLED,
-    sandbox::Sandbox,
     staging::{Staging, Steps},
+    worker::Worker,
 };
 use crate::{
+    bus::SNAPSHOT,
     runtime::Shape,
     storage::{
-        artifacts,
-        board::SNAPSHOT,
+        checkpoint_io,
         snapshots::{Claim, Snapshots},
     },
 };
 
-impl Sandbox {
+impl Worker {
     pub(super) async fn snapshot(&mut self) -> Done {
-        let Some((nonce, snapshot, shape)) = self.wanted_snapshot() else { return Err(Failure::Look) };
+        let Some((nonce, snapshot, shape)) = self.wanted_snapshot() else { return Err(Failure::Stale) };
         let (reason, message) = match self.take_snapshot(&nonce, &snapshot, shape).await {
             Ok(paused) => {
                 let done = Fulfilled {
@@ -43,9 +43,9 @@ impl Sandbox {
                 };
                 return self.answer(vec![nonce], &Answer::Ok(done), None).await;
             }
-            Err(Failure::Look) => return Err(Failure::Look),
+            Err(Failure::Stale) => return Err(Failure::Stale),
             Err(Failure::NoSpace(message)) => (Reason::NoSpace, message),
-            Err(Failure::Passing(message)) => (Reason::SnapshotFailed, message),
+            Err(Failure::Transient(message)) => (Reason::SnapshotFailed, message),
             Err(Failure::Refused { reason, message }) => (reason, message),
         };
         self.answer_no(vec![nonce], reason, &message).await
@@ -70,9 +70,9 @@ impl Sandbox {
         snapshot: &SnapshotKey,
         shape: Shape,
     ) -> Result<Option<Duration>, Failure> {
-        let tools = self.tools.clone();
-        let snapshots = tools.snapshots.clone().ok_or_else(|| refusal(Reason::NotSupported, NOT_ENABLED))?;
-        let stored = |error| Failure::Passing(format!("The snapshot could not be stored: {error}."));
+        let context = self.context.clone();
+        let snapshots = context.snapshots.clone().ok_or_else(|| refusal(Reason::NotSupported, NOT_ENABLED))?;
+        let stored = |error| Failure::Transient(format!("The snapshot could not be stored: {error}."));
         // Before anything is written.
         self.check_quota(&snapshots, snapshot).await?;
         match self.under_lease(snapshots.claim(snapshot, nonce)).await?.map_err(stored)? {
@@ -85,37 +85,37 @@ impl Sandbox {
         }
         // Once more: of those who claim at the same time, on any instance, each sees the others now.
         if let Err(above) = self.check_quota(&snapshots, snapshot).await {
-            if !matches!(above, Failure::Look) {
+            if !matches!(above, Failure::Stale) {
                 give_back(&snapshots, snapshot).await;
             }
             return Err(above);
         }
-        let staging = Staging::new(&tools, nonce.as_str());
+        let staging = Staging::new(&context, nonce.as_str());
         let id = self.id.clone();
         let work = async {
             staging.make().await?;
             let archive = staging.path().join("snapshot.tar");
-            let began = tools.clock.now();
-            let taken = tools.lifecycle.snapshot(&id, &archive, shape).await?;
-            let written = tools.clock.now();
-            let steps = Steps::new(&tools, &id, SNAPSHOT);
+            let began = context.clock.now();
+            let taken = context.lifecycle.snapshot(&id, &archive, shape).await?;
+            let written = context.clock.now();
+            let steps = Steps::new(&context, &id, SNAPSHOT);
             let tell = |done, total| steps.tell(done, total);
             // Each reads it once.
             let (entries, archive) =
-                futures::join!(tools.lifecycle.tally(&archive), snapshots.store(snapshot, &archive, &tell));
+                futures::join!(context.lifecycle.tally(&archive), snapshots.store(snapshot, &archive, &tell));
             let archive = archive.map_err(stored)?;
             let manifest = manifest::Snapshot {
                 version: manifest::VERSION,
                 kind: if taken.base_digest.is_some() { SnapshotKind::Layer } else { SnapshotKind::Rootfs },
                 base_digest: taken.base_digest,
                 size: archive.size,
-                sha256: artifacts::named(&snapshot.to_string(), &archive.sha256).map_err(stored)?,
+                sha256: checkpoint_io::named(&snapshot.to_string(), &archive.sha256).map_err(stored)?,
                 entries: entries?,
                 nonce: nonce.clone(),
-                created: tools.clock.timestamp(),
+                created: context.clock.timestamp(),
             };
             snapshots.finish(snapshot, &manifest).await.map_err(stored)?;
-            let (write, store) = (written - began, tools.clock.now() - written);
+            let (write, store) = (written - began, context.clock.now() - written);
             tracing::debug!(sandbox = %id, %snapshot, ?write, paused = ?taken.paused, ?store, "a snapshot is stored");
             Ok(taken.paused)
         };
@@ -124,14 +124,14 @@ impl Sandbox {
             tokio::select! {
                 biased;
                 done = work => done,
-                () = cancelled => Err(Failure::Look),
+                () = cancelled => Err(Failure::Stale),
             }
         };
         let done = self.under_lease(work).await;
         staging.wipe().await;
         self.look_again();
         let done = done?;
-        if matches!(done, Err(Failure::Passing(_) | Failure::NoSpace(_) | Failure::Refused { .. })) {
+        if matches!(done, Err(Failure::Transient(_) | Failure::NoSpace(_) | Failure::Refused { .. })) {
             give_back(&snapshots, snapshot).await;
         }
         done.map(Some)
@@ -140,11 +140,11 @@ impl Sandbox {
     /// Whether the tenant may have this snapshot besides its others.
     async fn check_quota(&mut self, snapshots: &Snapshots, snapshot: &SnapshotKey) -> Result<(), Failure> {
         let Some(tenant) = &snapshot.tenant else { return Ok(()) };
-        let quota = self.tools.quotas.of(Some(tenant));
+        let quota = self.context.quotas.of(Some(tenant));
         if quota.snapshots.is_none() {
             return Ok(());
         }
-        let counted = |error| Failure::Passing(format!("The snapshots of the tenant could not be counted: {error}."));
+        let counted = |error| Failure::Transient(format!("The snapshots of the tenant could not be counted: {error}."));
         let stored = self.under_lease(snapshots.list(Some(tenant))).await?.map_err(counted)?;
         let others = stored.iter().filter(|listed| listed.snapshot != *snapshot).count();
         quota.allow_snapshot(others).map_err(|sentence| refusal(Reason::QuotaExceeded, &sentence))

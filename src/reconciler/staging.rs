@@ -8,19 +8,17 @@ use std::{
 
 use baton_protocol::id::SandboxId;
 
-use super::{Tools, act::Failure};
+use super::{ReconcilerContext, actions::Failure};
 use crate::{
+    bus::{Bus, LifecycleEvent},
     clock::{Moment, SharedClock},
-    storage::{
-        board::{Board, Passing},
-        files, store,
-    },
+    storage::{files, store},
 };
 
 /// Tells of a transfer now and then: often enough for a person, too rarely to crowd out phases.
 pub(super) struct Steps<'a> {
     clock: &'a SharedClock,
-    board: &'a Board,
+    bus: &'a Bus,
     id: &'a SandboxId,
     what: &'static str,
     /// When, and how much was done then.
@@ -35,9 +33,9 @@ const MOST: u64 = 100;
 const STEP: u64 = 64 << 20;
 
 impl<'a> Steps<'a> {
-    pub(super) fn new(tools: &'a Tools, id: &'a SandboxId, what: &'static str) -> Self {
-        let told = Mutex::new((tools.clock.now(), 0));
-        Self { clock: &tools.clock, board: &tools.board, id, what, told }
+    pub(super) fn new(context: &'a ReconcilerContext, id: &'a SandboxId, what: &'static str) -> Self {
+        let told = Mutex::new((context.clock.now(), 0));
+        Self { clock: &context.clock, bus: &context.bus, id, what, told }
     }
 
     /// `total` is 0 if nobody knows it.
@@ -51,12 +49,12 @@ impl<'a> Steps<'a> {
             *told = (now, done);
         }
         tracing::debug!(sandbox = %self.id, what = self.what, done, total, "bytes of an image moved");
-        self.board.post(self.id, Passing::Progress { what: self.what.to_owned(), done, total });
+        self.bus.post(self.id, LifecycleEvent::Progress { what: self.what.to_owned(), done, total });
     }
 
     /// Nothing can be counted, but it goes on.
     pub(super) fn alive(&self) {
-        self.board.post(self.id, Passing::Progress { what: self.what.to_owned(), done: 0, total: 0 });
+        self.bus.post(self.id, LifecycleEvent::Progress { what: self.what.to_owned(), done: 0, total: 0 });
     }
 }
 
@@ -79,8 +77,8 @@ const MARGIN: u64 = 32 << 20;
 const STALL: Duration = Duration::from_secs(30);
 
 impl Staging {
-    pub(super) fn new(tools: &Tools, name: &str) -> Self {
-        Self { path: tools.staging.join(name), clock: tools.clock.clone() }
+    pub(super) fn new(context: &ReconcilerContext, name: &str) -> Self {
+        Self { path: context.staging.join(name), clock: context.clock.clone() }
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -90,7 +88,7 @@ impl Staging {
     pub(super) async fn make(&self) -> Result<(), Failure> {
         self.wipe().await;
         let made = self.beside(|path| std::fs::create_dir_all(path)).await;
-        made.map_err(|error| Failure::Passing(format!("There is no place for its files: {error}.")))
+        made.map_err(|error| Failure::Transient(format!("There is no place for its files: {error}.")))
     }
 
     /// Refuses early what would fill the disk.
@@ -101,7 +99,7 @@ impl Staging {
         let disk = files::beside(&self.clock, &name, STALL, &|_| {}, move |_| {
             rustix::fs::statvfs(&path).map_err(|error| files::local_error(&key, &error.into()))
         });
-        let disk = disk.await.map_err(|error| Failure::Passing(error.to_string()))?;
+        let disk = disk.await.map_err(|error| Failure::Transient(error.to_string()))?;
         if disk.f_bavail.saturating_mul(disk.f_frsize) < bytes.saturating_add(MARGIN) {
             return Err(Failure::NoSpace(format!("The local disk has no room for the checkpoint's {bytes} bytes.")));
         }

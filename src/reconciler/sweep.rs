@@ -8,8 +8,8 @@
 //! The sweep itself writes nothing. An errand runs where the sandbox's loop would, so that one instance
 //! has one writer per lock; if there is a loop, that one looks after the sandbox and the errand is dropped.
 
-mod errands;
-pub mod rules;
+pub mod sweep_rules;
+mod sweep_tasks;
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -17,18 +17,20 @@ use baton_protocol::id::SandboxId;
 use futures::{StreamExt, stream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
-use super::{Tools, desired::Drain};
+use self::sweep_rules::{Lock, Placement, Seen, SweepDesired, SweepTask, UnixTime, errand};
+use super::{ReconcilerContext, desired::Drain};
 use crate::{
+    bus::Bus,
     clock::{Moment, SharedClock},
     storage::{
-        board::Board,
-        lease::{self, LockFile},
+        gc::Upkeep,
+        lease::{
+            self, LeaseHandle,
+            rules::{Identity, LeaseState, is_initial},
+        },
         records::{self, Objects, Place, Records},
-        rules::{Identity, Stand, is_initial},
-        upkeep::Upkeep,
     },
 };
-use rules::{Errand, Lock, Placement, Seen, Wall, Wish, errand};
 
 /// So many sandboxes are looked at, and so many errands run, at the same time.
 const AT_ONCE: usize = 8;
@@ -37,12 +39,12 @@ const TIDY_AGAIN: Duration = Duration::from_secs(60 * 60);
 
 /// What a sweep works with.
 #[derive(Clone, Debug)]
-pub struct Ground {
+pub struct SweepContext {
     pub who: Identity,
     pub clock: SharedClock,
     pub records: Records,
     /// Who looks after what on this instance.
-    pub board: Arc<Board>,
+    pub bus: Arc<Bus>,
     pub upkeep: Upkeep,
     /// After which time sandboxes without a `ttl` are deleted.
     pub retention: Option<Duration>,
@@ -57,8 +59,8 @@ pub struct Ground {
 #[derive(Debug)]
 pub struct Assignment {
     pub id: SandboxId,
-    pub errand: Errand,
-    lock: LockFile,
+    pub errand: SweepTask,
+    lock: LeaseHandle,
     objects: Objects,
     /// Given back when the errand is done.
     permit: Option<OwnedSemaphorePermit>,
@@ -70,15 +72,15 @@ struct Known {
     objects: Objects,
     lock: Lock,
     /// Of a lock that somebody holds or waits for: watching it shows whether he lives.
-    file: Option<LockFile>,
+    file: Option<LeaseHandle>,
     purging: bool,
     started: bool,
-    purged_at: Option<Wall>,
+    purged_at: Option<UnixTime>,
     untidy: bool,
     tidy_at: Option<Moment>,
-    wish: Wish,
+    wish: SweepDesired,
     placement: Placement,
-    due: Option<Wall>,
+    due: Option<UnixTime>,
     is_said_to_run: bool,
     unnamed_since: Option<Moment>,
 }
@@ -94,7 +96,7 @@ impl Known {
             purged_at: None,
             untidy: false,
             tidy_at: None,
-            wish: Wish::Invalid,
+            wish: SweepDesired::Invalid,
             placement: Placement::Other,
             due: None,
             is_said_to_run: false,
@@ -105,18 +107,18 @@ impl Known {
 
 #[derive(Debug)]
 pub struct Sweep {
-    ground: Ground,
+    ground: SweepContext,
     known: HashMap<SandboxId, Known>,
 }
 
 /// Sweeps now and then, until the instance drains or nobody takes errands any more.
-pub(super) async fn run(tools: Arc<Tools>, assignments: mpsc::Sender<Assignment>) {
-    let Some(every) = tools.housekeeping.sweep.filter(|_| tools.records.can_checkpoint()) else { return };
-    let mut sweep = Sweep::new(tools.ground());
+pub(super) async fn run(context: Arc<ReconcilerContext>, assignments: mpsc::Sender<Assignment>) {
+    let Some(every) = context.housekeeping.sweep.filter(|_| context.records.can_checkpoint()) else { return };
+    let mut sweep = Sweep::new(context.ground());
     let permits = Arc::new(Semaphore::new(AT_ONCE));
     loop {
-        tools.clock.sleep(tools.clock.jittered(every)).await;
-        if tools.drain.read() != Drain::No {
+        context.clock.sleep(context.clock.jittered(every)).await;
+        if context.drain.read() != Drain::No {
             return;
         }
         let found = match sweep.pass().await {
@@ -137,7 +139,7 @@ pub(super) async fn run(tools: Arc<Tools>, assignments: mpsc::Sender<Assignment>
 }
 
 impl Sweep {
-    pub fn new(ground: Ground) -> Self {
+    pub fn new(ground: SweepContext) -> Self {
         Self { ground, known: HashMap::new() }
     }
 
@@ -147,7 +149,7 @@ impl Sweep {
             Ok(listed) => listed,
             Err(error) => {
                 // Time in which nothing could be read proves nothing about anybody's life.
-                self.known.values_mut().filter_map(|known| known.file.as_mut()).for_each(LockFile::missed);
+                self.known.values_mut().filter_map(|known| known.file.as_mut()).for_each(LeaseHandle::missed);
                 return Err(error);
             }
         };
@@ -166,7 +168,7 @@ impl Sweep {
         let mut assignments = Vec::new();
         for (id, mut known) in looked {
             let errand = errand(&self.seen(&known));
-            if errand != Errand::Rest {
+            if errand != SweepTask::Rest {
                 match known.file.take().map_or_else(|| self.lock_file(&id), Ok) {
                     Ok(lock) => {
                         let objects = known.objects.clone();
@@ -182,14 +184,14 @@ impl Sweep {
         Ok(assignments)
     }
 
-    fn lock_file(&self, id: &SandboxId) -> records::Result<LockFile> {
+    fn lock_file(&self, id: &SandboxId) -> records::Result<LeaseHandle> {
         self.ground.records.lock_file(id, Place::Durable, &self.ground.who)
     }
 
     /// What is known of a sandbox now. What did not change is not read again.
     async fn look(&self, id: &SandboxId, objects: Objects, before: Option<Known>) -> Known {
         // Its own loop looks after it.
-        if self.ground.board.is_here(id) {
+        if self.ground.bus.is_here(id) {
             return Known::new();
         }
         let mut known = before.unwrap_or_else(Known::new);
@@ -202,25 +204,25 @@ impl Sweep {
     async fn look_at_metadata(&self, id: &SandboxId, objects: &Objects, known: &mut Known) {
         let now = self.ground.clock.now();
         if objects.metadata.is_none() {
-            known.wish = Wish::Missing;
+            known.wish = SweepDesired::Missing;
             known.unnamed_since.get_or_insert(now);
             return;
         }
         known.unnamed_since = None;
-        if objects.metadata == known.objects.metadata && known.wish != Wish::Invalid {
+        if objects.metadata == known.objects.metadata && known.wish != SweepDesired::Invalid {
             return;
         }
         known.wish = match self.ground.records.find(id).await {
             Ok(Some(found)) => {
                 known.placement = Placement::of(&found.spec, &self.ground.who.me);
-                known.due = rules::due(&found.spec, &found.status, self.ground.retention);
-                known.is_said_to_run = rules::is_said_to_run(&found.status);
-                Wish::Is(found.spec.desired_state)
+                known.due = sweep_rules::due(&found.spec, &found.status, self.ground.retention);
+                known.is_said_to_run = sweep_rules::is_said_to_run(&found.status);
+                SweepDesired::Is(found.spec.desired_state)
             }
-            Ok(None) => Wish::Missing,
+            Ok(None) => SweepDesired::Missing,
             Err(error) => {
                 tracing::debug!(sandbox = %id, %error, "the sweep cannot use the metadata");
-                Wish::Invalid
+                SweepDesired::Invalid
             }
         };
     }
@@ -256,7 +258,7 @@ impl Sweep {
             known.purging = lock.purging;
             // Under a lease that was never renewed there was no time to do anything worth keeping.
             known.started = (lock.ran && !is_initial(lock)) || lock.head.is_some();
-            known.purged_at = lock.purged_at.as_deref().and_then(rules::wall);
+            known.purged_at = lock.purged_at.as_deref().and_then(sweep_rules::wall);
         }
         let is_waited_for = file.lock().is_some_and(|lock| lock.waiter.is_some());
         let is_free = matches!(known.lock, Lock::Free | Lock::Purged);
@@ -270,18 +272,18 @@ impl Sweep {
         }
     }
 
-    fn judge(&self, file: &LockFile) -> Lock {
+    fn judge(&self, file: &LeaseHandle) -> Lock {
         let is_leased = file.lock().is_some_and(|lock| lock.lease.is_some());
         match file.stand() {
             None => Lock::Unknown,
-            Some(Stand::Purged) => Lock::Purged,
-            Some(Stand::Free) if is_leased => Lock::Dead,
-            Some(Stand::Free) => Lock::Free,
-            Some(Stand::Theirs | Stand::Ours | Stand::Late) => Lock::Held,
+            Some(LeaseState::Purged) => Lock::Purged,
+            Some(LeaseState::Free) if is_leased => Lock::Dead,
+            Some(LeaseState::Free) => Lock::Free,
+            Some(LeaseState::Theirs | LeaseState::Ours | LeaseState::Late) => Lock::Held,
         }
     }
 
-    async fn is_untidy(&self, id: &SandboxId, file: &LockFile) -> bool {
+    async fn is_untidy(&self, id: &SandboxId, file: &LeaseHandle) -> bool {
         let Some(lock) = file.lock().filter(|lock| lock.epoch > 0) else { return false };
         let mut lock = lock.clone();
         // As it will be for whoever acquires it.
@@ -309,12 +311,12 @@ impl Sweep {
             is_said_to_run: known.is_said_to_run,
             is_untidy: known.untidy,
             is_past: known.purged_at.is_some_and(|at| wall.saturating_sub(at) >= self.ground.tombstones_for),
-            has_room: self.ground.board.held() < self.ground.room,
+            has_room: self.ground.bus.held() < self.ground.room,
         }
     }
 }
 
 /// The wall clock, as records have it.
-pub(super) fn since_1970(clock: &SharedClock) -> Wall {
+pub(super) fn since_1970(clock: &SharedClock) -> UnixTime {
     clock.wall().duration_since(std::time::UNIX_EPOCH).unwrap_or_default()
 }

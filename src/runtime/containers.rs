@@ -17,24 +17,24 @@ use tokio::sync::watch;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    Container, Error, Execs, Extract, Facts, Hold, Lifecycle, Link, Result, Seen, Shape, Start, Taken,
+    AgentLinks, Container, Error, Extract, Facts, Lifecycle, Link, Result, RootfsGuard, Seen, Shape, Start, Taken,
     cache::Cache,
     cgroup::{self, Cgroups, Group, Shares},
+    container::Live,
+    container_actions,
+    disk_space::Reservations,
     guard_link::GuardLink,
-    life,
-    live::Live,
-    opening,
-    pool::{Pool, Seat},
-    roots::{self, Root},
+    pool::{Pool, PoolSlot},
+    rootfs_cache::{self, Root},
     runsc::Runsc,
     settings::Settings,
-    space::Promised,
+    startup,
 };
 use crate::clock::{Moment, SharedClock};
 
 /// Everything an action needs.
 #[derive(Debug)]
-pub(super) struct Tools {
+pub(super) struct RuntimeContext {
     pub settings: Arc<Settings>,
     pub clock: SharedClock,
     pub runsc: Runsc,
@@ -43,7 +43,7 @@ pub(super) struct Tools {
     pub runsc_sha256: Sha256Name,
     pub tasks: TaskTracker,
     /// To checkpoints that are being written.
-    pub promised: Promised,
+    pub promised: Reservations,
     /// Or why there are none.
     pub cgroups: std::result::Result<Box<dyn Cgroups>, String>,
     pub pool: Arc<Pool>,
@@ -67,7 +67,7 @@ pub(super) struct Slot {
     /// What holds it to its limits, if it has one; likewise.
     pub group: Mutex<Option<Group>>,
     /// Its share of the room here; likewise.
-    pub seat: Mutex<Option<Seat>>,
+    pub seat: Mutex<Option<PoolSlot>>,
 }
 
 impl Slot {
@@ -116,7 +116,7 @@ fn is_forgettable(slot: &Arc<Slot>) -> bool {
 /// The containers of this instance. They end with the process.
 #[derive(Debug)]
 pub struct Containers {
-    tools: Arc<Tools>,
+    context: Arc<RuntimeContext>,
     facts: Facts,
     slots: Mutex<BTreeMap<SandboxId, Arc<Slot>>>,
     /// Held as long as we are here: one server per state directory.
@@ -127,19 +127,19 @@ impl Containers {
     /// Takes the state directory, wipes what a predecessor left there, looks at runsc and
     /// starts the guard. `clock` must be the machine's: the guard reads the same one.
     pub async fn open(settings: Settings, clock: SharedClock) -> Result<Self> {
-        let (settings, state_dir) = opening::take(settings).await?;
+        let (settings, state_dir) = startup::take(settings).await?;
         let place = settings.state_dir.clone();
         let cgroups = tokio::task::spawn_blocking(move || cgroup::open(&place)).await;
         let cgroups = cgroups.map_err(|error| error.to_string()).flatten();
-        let (runsc, facts) = opening::probe(&settings, &clock).await?;
+        let (runsc, facts) = startup::probe(&settings, &clock).await?;
         let tasks = TaskTracker::new();
         let guard = GuardLink::start(settings.clone(), clock.clone(), &tasks);
         let guard = guard.map_err(|error| Error::Failed { what: "guard", why: error.to_string() })?;
         let cache = Cache::new(settings.rootfs_cache.clone(), settings.rootfs_cache_size);
-        roots::sweep(cache.clone(), settings.runtimes.clone()).await;
+        rootfs_cache::sweep(cache.clone(), settings.runtimes.clone()).await;
         let holds_cpus = cgroups.as_ref().is_ok_and(|cgroups| cgroups.holds_cpus());
         let pool = Pool::new(&settings, &facts.runsc_sha256, holds_cpus, clock.clone());
-        let tools = Arc::new(Tools {
+        let context = Arc::new(RuntimeContext {
             settings,
             clock,
             runsc,
@@ -147,43 +147,43 @@ impl Containers {
             cache,
             runsc_sha256: facts.runsc_sha256.clone(),
             tasks,
-            promised: Promised::default(),
+            promised: Reservations::default(),
             cgroups,
             pool,
         });
-        if tools.settings.warm.count > 0 {
-            tools.tasks.spawn(tools.pool.clone().keep(tools.clone()));
+        if context.settings.warm.count > 0 {
+            context.tasks.spawn(context.pool.clone().keep(context.clone()));
         }
-        Ok(Self { tools, facts, slots: Mutex::default(), _state_dir: state_dir })
+        Ok(Self { context, facts, slots: Mutex::default(), _state_dir: state_dir })
     }
 
     /// Removes every container and mount. What cannot be removed dies with the process, or is
     /// wiped at the next start.
     pub async fn close(&self) {
-        self.tools.pool.close().await;
+        self.context.pool.close().await;
         for id in self.here() {
             if let Err(error) = self.remove(&id).await {
                 tracing::warn!(sandbox = %id, %error, "a container could not be removed");
             }
         }
         // A start that was still under way may have left something there.
-        self.tools.pool.empty(&self.tools).await;
-        let tools = self.tools.clone();
-        let cleared = tokio::task::spawn_blocking(move || tools.cgroups.as_ref().map_or(Ok(()), |all| all.clear()));
+        self.context.pool.empty(&self.context).await;
+        let context = self.context.clone();
+        let cleared = tokio::task::spawn_blocking(move || context.cgroups.as_ref().map_or(Ok(()), |all| all.clear()));
         if let Ok(Err(error)) = cleared.await {
             tracing::warn!(%error, "a cgroup is left");
         }
-        opening::give_back(self.tools.settings.clone()).await;
+        startup::give_back(self.context.settings.clone()).await;
     }
 
     /// This instance is on its way out: no container waits for a sandbox any more.
     pub fn drain(&self) {
-        self.tools.pool.drain();
+        self.context.pool.drain();
     }
 
     /// What holds containers to their share of the machine, or why nothing does.
     pub fn cgroups(&self) -> std::result::Result<Shares, String> {
-        self.tools.cgroups.as_ref().map(|cgroups| Shares::of(&**cgroups)).map_err(Clone::clone)
+        self.context.cgroups.as_ref().map(|cgroups| Shares::of(&**cgroups)).map_err(Clone::clone)
     }
 
     fn slot(&self, id: &SandboxId) -> Arc<Slot> {
@@ -199,14 +199,14 @@ impl Containers {
     }
 
     /// Runs an action when it is its turn, and to its end whatever becomes of the caller.
-    async fn act<F, T>(&self, id: &SandboxId, action: impl FnOnce(Arc<Tools>, Arc<Slot>) -> F) -> Result<T>
+    async fn act<F, T>(&self, id: &SandboxId, action: impl FnOnce(Arc<RuntimeContext>, Arc<Slot>) -> F) -> Result<T>
     where
         F: Future<Output = Result<T>> + Send + 'static,
         T: Send + 'static,
     {
         let slot = self.slot(id);
-        let action = action(self.tools.clone(), slot.clone());
-        let task = self.tools.tasks.spawn(async move {
+        let action = action(self.context.clone(), slot.clone());
+        let task = self.context.tasks.spawn(async move {
             let _turn = slot.turn.lock().await;
             action.await
         });
@@ -233,7 +233,7 @@ impl Containers {
 impl Drop for Containers {
     /// Without [`close`](Self::close) first, the containers at least do not outlive their owner.
     fn drop(&mut self) {
-        self.tools.pool.drain();
+        self.context.pool.drain();
         for slot in lock(&self.slots).values() {
             if let Some(live) = slot.live() {
                 live.doomed.cancel();
@@ -260,62 +260,67 @@ impl Lifecycle for Containers {
     async fn create(&self, id: &SandboxId, start: &Start) -> Result<()> {
         let start = start.clone();
         self.begin(id);
-        self.act(id, |tools, slot| async move { life::start(&tools, &slot, &start, None).await }).await
+        self.act(id, |context, slot| async move { container_actions::start(&context, &slot, &start, None).await }).await
     }
 
     async fn restore(&self, id: &SandboxId, start: &Start, image: &Path) -> Result<()> {
         let (start, image) = (start.clone(), absolute(image)?);
         self.begin(id);
-        self.act(id, |tools, slot| async move { life::start(&tools, &slot, &start, Some(&image)).await }).await
+        self.act(
+            id,
+            |context, slot| async move { container_actions::start(&context, &slot, &start, Some(&image)).await },
+        )
+        .await
     }
 
     async fn pause(&self, id: &SandboxId) -> Result<()> {
-        self.act(id, |tools, slot| async move { life::pause(&tools, &slot).await }).await
+        self.act(id, |context, slot| async move { container_actions::pause(&context, &slot).await }).await
     }
 
     async fn resume(&self, id: &SandboxId) -> Result<()> {
-        self.act(id, |tools, slot| async move { life::resume(&tools, &slot).await }).await
+        self.act(id, |context, slot| async move { container_actions::resume(&context, &slot).await }).await
     }
 
     async fn checkpoint(&self, id: &SandboxId, image: &Path) -> Result<()> {
         let image = absolute(image)?;
-        self.act(id, |tools, slot| async move { life::checkpoint(&tools, &slot, &image).await }).await
+        self.act(id, |context, slot| async move { container_actions::checkpoint(&context, &slot, &image).await }).await
     }
 
     async fn snapshot(&self, id: &SandboxId, archive: &Path, shape: Shape) -> Result<Taken> {
         let archive = absolute(archive)?;
-        self.act(id, move |tools, slot| async move { roots::snapshot(&tools, &slot, &archive, shape).await }).await
+        self.act(id, move |context, slot| async move { rootfs_cache::snapshot(&context, &slot, &archive, shape).await })
+            .await
     }
 
     async fn tally(&self, archive: &Path) -> Result<u64> {
-        roots::tally(archive).await
+        rootfs_cache::tally(archive).await
     }
 
-    fn hold(&self, digest: &Sha256Name) -> Option<Hold> {
-        roots::find(&self.tools, Some(digest)).ok().map(Hold::from)
+    fn hold(&self, digest: &Sha256Name) -> Option<RootfsGuard> {
+        rootfs_cache::find(&self.context, Some(digest)).ok().map(RootfsGuard::from)
     }
 
-    async fn extract(&self, archive: &Path, wanted: &Extract) -> Result<Hold> {
-        let (tools, archive, wanted) = (self.tools.clone(), absolute(archive)?, wanted.clone());
+    async fn extract(&self, archive: &Path, wanted: &Extract) -> Result<RootfsGuard> {
+        let (context, archive, wanted) = (self.context.clone(), absolute(archive)?, wanted.clone());
         // To its end also when its caller has gone: nothing is left half made.
-        let task = self.tools.tasks.spawn(async move { roots::extract(&tools, &archive, &wanted).await });
+        let task = self.context.tasks.spawn(async move { rootfs_cache::extract(&context, &archive, &wanted).await });
         task.await.unwrap_or_else(|error| Err(Error::Failed { what: "an action", why: error.to_string() }))
     }
 
     fn has_runtime(&self, sha256: &Sha256Name) -> bool {
-        roots::binary(&self.tools, Some(sha256)).is_ok()
+        rootfs_cache::binary(&self.context, Some(sha256)).is_ok()
     }
 
     async fn add_runtime(&self, file: &Path, sha256: &Sha256Name) -> Result<()> {
-        roots::add_runtime(&self.tools, file, sha256).await
+        rootfs_cache::add_runtime(&self.context, file, sha256).await
     }
 
     fn runtime_file(&self) -> PathBuf {
-        self.tools.settings.runsc.clone()
+        self.context.settings.runsc.clone()
     }
 
     async fn pack(&self, archive: &Path) -> Result<()> {
-        roots::pack(&self.tools, archive).await
+        rootfs_cache::pack(&self.context, archive).await
     }
 
     async fn remove(&self, id: &SandboxId) -> Result<()> {
@@ -323,7 +328,8 @@ impl Lifecycle for Containers {
         if let Some(slot) = self.known(id) {
             lock(&slot.starting).cancel();
         }
-        let removed = self.act(id, |tools, slot| async move { life::remove(&tools, &slot).await }).await;
+        let removed =
+            self.act(id, |context, slot| async move { container_actions::remove(&context, &slot).await }).await;
         self.forget(id);
         removed
     }
@@ -331,22 +337,22 @@ impl Lifecycle for Containers {
     async fn extend(&self, id: &SandboxId, deadline: Moment) -> Result<()> {
         let slot = self.known(id).ok_or(Error::NotIn("here"))?;
         if let Some(live) = slot.live() {
-            live.extend(&self.tools, deadline);
+            live.extend(&self.context, deadline);
             return Ok(());
         }
         let name = lock(&slot.name).clone().ok_or(Error::NotIn("here"))?;
         *lock(&slot.renewed) = Some(deadline);
-        self.tools.guard.extend(&name, deadline);
+        self.context.guard.extend(&name, deadline);
         Ok(())
     }
 
     async fn fence(&self, id: &SandboxId) -> Result<()> {
         let live = self.known(id).and_then(|slot| slot.live()).ok_or(Error::NotIn("here"))?;
-        self.tools.guard.fence(&live.name, live.fence.clone()).await.map(drop)
+        self.context.guard.fence(&live.name, live.fence.clone()).await.map(drop)
     }
 }
 
-impl Execs for Containers {
+impl AgentLinks for Containers {
     fn open(&self, id: &SandboxId) -> Option<Link> {
         let live = self.known(id)?.live()?;
         if live.has_ended() { None } else { live.channel.open() }

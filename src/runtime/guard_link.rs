@@ -25,8 +25,8 @@ use super::{Error, Result, settings::Settings};
 use crate::{
     clock::{Moment, SharedClock},
     guard::{
+        guard_wire::{GuardOutcome, Order, Report},
         process::{self, Process},
-        wire::{Order, Report, Told},
     },
 };
 
@@ -41,7 +41,7 @@ pub enum Fence {
 
 /// An order of an action, and where its answer goes.
 #[derive(Debug)]
-struct Wish {
+struct GuardRequest {
     order: Order,
     answered: Option<oneshot::Sender<watch::Receiver<Fence>>>,
 }
@@ -57,11 +57,11 @@ struct Entry {
 }
 
 /// What the guard will say, and who waits for it.
-type Awaited = (Told, oneshot::Sender<watch::Receiver<Fence>>);
+type Awaited = (GuardOutcome, oneshot::Sender<watch::Receiver<Fence>>);
 
 #[derive(Clone, Debug)]
 pub struct GuardLink {
-    wishes: mpsc::UnboundedSender<Wish>,
+    wishes: mpsc::UnboundedSender<GuardRequest>,
     clock: SharedClock,
     settings: Arc<Settings>,
 }
@@ -138,7 +138,7 @@ impl GuardLink {
 
     fn tell(&self, order: Order, answered: Option<oneshot::Sender<watch::Receiver<Fence>>>) {
         // Nobody listens only when this instance is ending.
-        let _ = self.wishes.send(Wish { order, answered });
+        let _ = self.wishes.send(GuardRequest { order, answered });
     }
 }
 
@@ -170,7 +170,7 @@ impl Running {
 struct Keeper {
     settings: Arc<Settings>,
     clock: SharedClock,
-    queue: mpsc::UnboundedReceiver<Wish>,
+    queue: mpsc::UnboundedReceiver<GuardRequest>,
     entries: BTreeMap<String, Entry>,
 }
 
@@ -213,11 +213,11 @@ impl Keeper {
     }
 
     /// Keeps what a new guard would have to be told.
-    fn note(&mut self, Wish { order, answered }: Wish) -> Order {
+    fn note(&mut self, GuardRequest { order, answered }: GuardRequest) -> Order {
         match &order {
             Order::Arm { container, deadline, state_file, .. } => {
                 let (fence, _) = watch::channel(Fence::Running);
-                let awaited = answered.map(|answered| (Told::Armed, answered));
+                let awaited = answered.map(|answered| (GuardOutcome::Armed, answered));
                 let entry =
                     Entry { state_file: state_file.clone(), deadline: *deadline, synced: false, fence, awaited };
                 self.entries.insert(container.clone(), entry);
@@ -230,7 +230,7 @@ impl Keeper {
             Order::Take { container, deadline } => {
                 if let Some(entry) = self.entries.get_mut(container) {
                     entry.deadline = *deadline;
-                    entry.awaited = answered.map(|answered| (Told::Taken, answered));
+                    entry.awaited = answered.map(|answered| (GuardOutcome::Taken, answered));
                 }
             }
             Order::Synced { container } => {
@@ -241,7 +241,7 @@ impl Keeper {
             Order::Fence { .. } => {}
             Order::Disarm { container } => {
                 if let Some(entry) = self.entries.get_mut(container) {
-                    entry.awaited = answered.map(|answered| (Told::Disarmed, answered));
+                    entry.awaited = answered.map(|answered| (GuardOutcome::Disarmed, answered));
                 } else if let Some(answered) = answered {
                     let _ = answered.send(watch::channel(Fence::Killed).1);
                 }
@@ -254,8 +254,8 @@ impl Keeper {
         let Ok(Report { what, container }) = line.parse() else { return };
         let Some(entry) = self.entries.get_mut(&container) else { return };
         match what {
-            Told::Armed | Told::Taken => {}
-            Told::Fenced => {
+            GuardOutcome::Armed | GuardOutcome::Taken => {}
+            GuardOutcome::Fenced => {
                 entry.fence.send_if_modified(|fence| {
                     *fence == Fence::Running && {
                         *fence = Fence::Fenced;
@@ -263,14 +263,14 @@ impl Keeper {
                     }
                 });
             }
-            Told::Killed => drop(entry.fence.send_replace(Fence::Killed)),
-            Told::Resumed => drop(entry.fence.send_replace(Fence::Running)),
-            Told::Disarmed => {}
+            GuardOutcome::Killed => drop(entry.fence.send_replace(Fence::Killed)),
+            GuardOutcome::Resumed => drop(entry.fence.send_replace(Fence::Running)),
+            GuardOutcome::Disarmed => {}
         }
         if let Some((_, answered)) = entry.awaited.take_if(|(awaited, _)| *awaited == what) {
             let _ = answered.send(entry.fence.subscribe());
         }
-        if what == Told::Disarmed {
+        if what == GuardOutcome::Disarmed {
             self.entries.remove(&container);
         }
     }
@@ -312,7 +312,7 @@ impl Keeper {
             let (container, deadline, state_file) = (name.clone(), entry.deadline, entry.state_file.clone());
             let confirm = self.settings.confirm;
             guard.tell(&Order::Arm { container: container.clone(), deadline, confirm, state_file }).await?;
-            if matches!(entry.awaited, Some((Told::Taken, _))) {
+            if matches!(entry.awaited, Some((GuardOutcome::Taken, _))) {
                 guard.tell(&Order::Take { container: container.clone(), deadline }).await?;
             }
             if entry.synced {

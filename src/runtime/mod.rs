@@ -1,43 +1,43 @@
 //! The local containers: one half makes and ends them, the other talks to what runs inside.
 //!
-//! The reconciler sees [`Lifecycle`], the API sees [`Execs`], and neither sees the
+//! The reconciler sees [`Lifecycle`], the API sees [`AgentLinks`], and neither sees the
 //! other's. Between the API and the agent inside a sandbox there are only frames,
 //! so that the two halves may later be two processes.
 
-mod agent;
 pub mod archive;
 mod argv;
-mod begun;
 mod bundle;
 mod cache;
 mod cgroup;
+mod channel;
+mod container;
+mod container_actions;
 mod containers;
-mod control;
+mod disk_space;
 pub mod fake;
+mod frame_reader;
+mod frame_writer;
 mod guard_link;
-mod life;
-mod live;
-mod opening;
-mod outlet;
+mod launch;
+mod memory_watch;
+mod output_queue;
 mod pool;
-mod reader;
-pub mod rootfs;
-mod roots;
+mod rootfs_cache;
+pub mod rootfs_digest;
 mod runsc;
+mod sentry;
 mod settings;
-mod space;
 pub mod spawn;
+mod startup;
 mod upper;
-mod usage;
-mod writer;
 
+pub use self::disk_space::FILES as IMAGE_FILES;
+pub use self::output_queue::{Behind, LeftOut, OUTPUT_FRAMES, Outlet};
+pub use self::rootfs_cache::RootfsGuard;
+pub use self::startup::{check_root, predecessor, sign};
 pub use cgroup::{Shares, probe as probe_cgroups};
 pub use containers::Containers;
-pub use opening::{check_root, predecessor, sign};
-pub use outlet::{Behind, LeftOut, OUTPUT_FRAMES, Outlet};
-pub use roots::Hold;
 pub use settings::{STAGING, Settings, Warm};
-pub use space::FILES as IMAGE_FILES;
 
 use std::{
     collections::BTreeMap,
@@ -204,9 +204,9 @@ pub trait Lifecycle: fmt::Debug + Send + Sync + 'static {
     /// How many entries such an archive has.
     async fn tally(&self, archive: &Path) -> Result<u64>;
     /// The root file system of this digest, if it is here; it stays as long as the value lives.
-    fn hold(&self, digest: &Sha256Name) -> Option<Hold>;
+    fn hold(&self, digest: &Sha256Name) -> Option<RootfsGuard>;
     /// Makes a root file system, unless it is here already. What fails leaves nothing.
-    async fn extract(&self, archive: &Path, wanted: &Extract) -> Result<Hold>;
+    async fn extract(&self, archive: &Path, wanted: &Extract) -> Result<RootfsGuard>;
     /// Whether sandboxes can be started with the runsc of this digest.
     fn has_runtime(&self, sha256: &Sha256Name) -> bool;
     /// From now on they can. The file must be what the digest says.
@@ -224,7 +224,7 @@ pub trait Lifecycle: fmt::Debug + Send + Sync + 'static {
 }
 
 /// Talks to the agent of a running sandbox.
-pub trait Execs: fmt::Debug + Send + Sync + 'static {
+pub trait AgentLinks: fmt::Debug + Send + Sync + 'static {
     /// Opens the one link to the agent; an earlier one is closed. `None` when nothing runs here.
     ///
     /// While the container is paused or fenced frames wait; when it ends, the link closes.

@@ -11,7 +11,7 @@ use tokio::{
     net::unix::pipe::Receiver,
 };
 
-use super::{Error, Result, space};
+use super::{Error, Result, disk_space};
 
 /// Fewer, larger reads.
 const PIPE: usize = 1 << 20;
@@ -61,7 +61,7 @@ async fn copy(from: &mut Receiver, file: &Path, most: u64) -> Result<()> {
         }
         if written >= look_at {
             look_at = written.saturating_add(STEP);
-            space::check_margin(file.to_owned()).await?;
+            disk_space::check_margin(file.to_owned()).await?;
         }
         target.write_all(&chunk[..count]).await.map_err(|error| failed(&error))?;
     }

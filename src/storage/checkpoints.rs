@@ -13,10 +13,11 @@ use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    artifacts::{self, Total, erase, patiently, put_once},
-    bucket_name, files,
+    bucket_name,
+    checkpoint_io::{self, Total, erase, patiently, put_once},
+    files,
     layout::{self, Image, Object, Sha256Name},
-    seal::{self, Seals},
+    signature::{self, Seals},
     store::{Digest, Error, Poll, Progress, Result, Store},
 };
 use crate::clock::SharedClock;
@@ -53,10 +54,10 @@ impl Checkpoints {
     /// Stores every file of `image`, then `manifest` with their digests; the head that names it.
     /// The files are given away. Nothing counts before that head is committed.
     pub async fn store(&self, image: &Path, mut manifest: Checkpoint, progress: Total<'_>) -> Result<Head> {
-        let sha256 = artifacts::store(&*self.store, &self.clock, image, &mut manifest, progress).await?;
+        let sha256 = checkpoint_io::store(&*self.store, &self.clock, image, &mut manifest, progress).await?;
         let id = &manifest.checkpoint_id;
         let (about, seal) = (Object::CheckpointManifest(id).key(), Object::CheckpointSeal(id).key());
-        seal::put(&*self.store, &self.clock, &self.seals, &about, &seal, sha256.as_str()).await?;
+        signature::put(&*self.store, &self.clock, &self.seals, &about, &seal, sha256.as_str()).await?;
         Ok(Head {
             seq: manifest.seq,
             epoch: manifest.epoch,
@@ -74,7 +75,7 @@ impl Checkpoints {
             let why = "the head in the lock is older than the checkpoint that it names".to_owned();
             return Err(Error::Damaged { key: Object::CheckpointManifest(id).key(), why });
         }
-        artifacts::manifest(&*self.store, &self.clock, id, &head.manifest_sha256).await
+        checkpoint_io::manifest(&*self.store, &self.clock, id, &head.manifest_sha256).await
     }
 
     /// As [`manifest`](Self::manifest), to start from it: one that is not sealed is refused.
@@ -83,7 +84,7 @@ impl Checkpoints {
         let (about, seal) = (Object::CheckpointManifest(id).key(), Object::CheckpointSeal(id).key());
         let (manifest, sealed) = futures::join!(
             self.manifest(head),
-            seal::check(&*self.store, &self.clock, &self.seals, &about, &seal, head.manifest_sha256.as_str()),
+            signature::check(&*self.store, &self.clock, &self.seals, &about, &seal, head.manifest_sha256.as_str()),
         );
         let manifest = manifest?;
         sealed.map(|()| manifest)
@@ -94,7 +95,7 @@ impl Checkpoints {
         let (id, sha256) = (&head.checkpoint_id, &head.manifest_sha256);
         self.manifest(head).await?;
         let (about, seal) = (Object::CheckpointManifest(id).key(), Object::CheckpointSeal(id).key());
-        seal::put(&*self.store, &self.clock, &self.seals, &about, &seal, sha256.as_str()).await
+        signature::put(&*self.store, &self.clock, &self.seals, &about, &seal, sha256.as_str()).await
     }
 
     /// Whether a head may lie where this instance looks. Only different names say that it does not.
@@ -104,7 +105,7 @@ impl Checkpoints {
 
     /// Brings every file of a verified manifest into the fresh directory `image`, each verified, to be read only.
     pub async fn fetch(&self, manifest: &Checkpoint, image: &Path, progress: Total<'_>) -> Result<()> {
-        artifacts::download(&*self.store, &self.clock, manifest, image, progress).await
+        checkpoint_io::download(&*self.store, &self.clock, manifest, image, progress).await
     }
 
     /// The file system alone that a checkpoint carries, if it does.
@@ -139,7 +140,7 @@ impl Checkpoints {
             return Ok(false);
         }
         let digest = files::digest(&self.clock, file, STALL, &|_| {}).await?;
-        match artifacts::send(&*self.store, &self.clock, key, file, &digest, &|_| {}).await {
+        match checkpoint_io::send(&*self.store, &self.clock, key, file, &digest, &|_| {}).await {
             // Another instance was faster; what counts is what comes out of it.
             Ok(()) | Err(Error::Conflict(_)) => Ok(true),
             Err(error) => Err(error),
@@ -238,6 +239,6 @@ impl Checkpoints {
 
     /// Erases a checkpoint that nothing names any more.
     pub async fn erase(&self, id: &CheckpointId) -> Result<()> {
-        artifacts::purge(&*self.store, &self.clock, id).await
+        checkpoint_io::purge(&*self.store, &self.clock, id).await
     }
 }

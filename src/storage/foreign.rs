@@ -9,7 +9,7 @@ use baton_protocol::{
 };
 
 use super::{
-    artifacts::{self, patiently, put_once},
+    checkpoint_io::{self, patiently, put_once},
     checkpoints::Checkpoints,
     layout::{Image, Object},
     store::{Poll, Result},
@@ -91,11 +91,11 @@ impl Checkpoints {
     /// through the empty directory `through`; what is in the folder stays. The manifest's digest there. Safe to repeat.
     pub async fn adopt(&self, folder: &Folder, manifest: &Checkpoint, through: &Path) -> Result<Sha256Name> {
         let (store, clock) = (&*self.store, &self.clock);
-        for (image, digest) in artifacts::images(manifest)? {
+        for (image, digest) in checkpoint_io::images(manifest)? {
             let file = through.join(image.file_name());
-            artifacts::fetch(store, clock, &folder.key(image.file_name()), &file, &digest, &|_| {}).await?;
+            checkpoint_io::fetch(store, clock, &folder.key(image.file_name()), &file, &digest, &|_| {}).await?;
         }
-        let sha256 = artifacts::upload(store, clock, through, manifest, &|_, _| {}).await?;
+        let sha256 = checkpoint_io::upload(store, clock, through, manifest, &|_, _| {}).await?;
         if let Poll::Changed(seal, _) = store.poll(&folder.key(SEAL), None).await? {
             put_once(store, clock, &Object::CheckpointSeal(&manifest.checkpoint_id).key(), &seal).await?;
         }

@@ -5,7 +5,8 @@
 //! noted with its send instant *before* it was sent, and is settled by reading when its answer
 //! was lost. Dropping a call in the middle is safe: the next one reads first.
 
-mod write;
+mod lease_write;
+pub mod rules;
 
 use std::{future::Future, pin::pin, sync::Arc, time::SystemTime};
 
@@ -16,11 +17,11 @@ use baton_protocol::{
 };
 use tokio::sync::watch;
 
+use self::rules::{Held, Identity, InitialLease, LeaseState, LeaseWatch, Times};
 use super::{
     lock_object::{self, Unusable},
-    rules::{self, Held, Identity, InitialLease, Sight, Stand, Times},
-    seal::Seals,
-    store::{self, Poll, Store, Urgency, Version},
+    signature::Seals,
+    store::{self, Poll, Priority, Store, Version},
 };
 use crate::{
     clock::{Moment, SharedClock},
@@ -82,13 +83,13 @@ pub enum Released {
 
 /// What the lock said when we acquired it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Before {
+pub struct PriorRun {
     pub ran: bool,
     pub behind: bool,
 }
 
 #[derive(Debug)]
-pub struct LockFile {
+pub struct LeaseHandle {
     store: Arc<dyn Store>,
     key: String,
     who: Identity,
@@ -98,11 +99,11 @@ pub struct LockFile {
     known: Option<(Lock, Version)>,
     /// The lock as last read or written carries a signature.
     is_sealed: bool,
-    sight: Sight,
+    sight: LeaseWatch,
     held: Option<Held>,
     /// The last epoch that was ours, also after it was let go.
     epoch: Option<u64>,
-    before: Before,
+    before: PriorRun,
     /// The store's time and our own at the last write: they advance together.
     updated: Option<(SystemTime, Moment)>,
     /// Nonces of this epoch's writes with the instant each was sent.
@@ -118,7 +119,7 @@ pub struct LockFile {
     metrics: Metrics,
 }
 
-impl LockFile {
+impl LeaseHandle {
     pub fn new(store: Arc<dyn Store>, key: String, who: Identity, clock: SharedClock, times: Times) -> Self {
         let next_renewal = clock.now();
         Self {
@@ -130,10 +131,10 @@ impl LockFile {
             seals: Seals::default(),
             known: None,
             is_sealed: false,
-            sight: Sight::default(),
+            sight: LeaseWatch::default(),
             held: None,
             epoch: None,
-            before: Before::default(),
+            before: PriorRun::default(),
             updated: None,
             attempts: Vec::new(),
             unsettled: false,
@@ -169,7 +170,7 @@ impl LockFile {
     }
 
     /// How we stand to the lock as last read or written.
-    pub fn stand(&self) -> Option<Stand> {
+    pub fn stand(&self) -> Option<LeaseState> {
         let lock = self.lock()?;
         Some(rules::stand(lock, &self.who, self.held.as_ref(), &self.sight, &self.times, self.clock.now()))
     }
@@ -185,7 +186,7 @@ impl LockFile {
     }
 
     /// What the lock said when we acquired it.
-    pub fn before(&self) -> Before {
+    pub fn before(&self) -> PriorRun {
         self.before
     }
 
@@ -261,10 +262,10 @@ impl LockFile {
         let op = self.clock.nonce();
         // [9] Whether it is free was judged from this very lock: the condition of the write makes that hold.
         let lock = self.current()?;
-        let before = Before { ran: lock.ran, behind: lock.behind };
+        let before = PriorRun { ran: lock.ran, behind: lock.behind };
         let next = rules::acquired(lock, &self.who.me, op.clone(), &self.times, runs);
         self.before = before;
-        self.send(next, &op, Urgency::Commit, |lock| is_op(lock, &op)).await
+        self.send(next, &op, Priority::Commit, |lock| is_op(lock, &op)).await
     }
 
     /// Proves that the lease is still ours, and so extends it.
@@ -275,12 +276,12 @@ impl LockFile {
         }
         let op = self.clock.nonce();
         let next = rules::renewed(self.ours()?, op.clone());
-        match self.send(next, &op, Urgency::Renewal, |lock| is_op(lock, &op)).await {
+        match self.send(next, &op, Priority::Renewal, |lock| is_op(lock, &op)).await {
             // [8] Somebody registered as waiter in between: it is merged, and written again at once.
-            Err(Error::Changed) if matches!(self.stand(), Some(Stand::Ours | Stand::Late)) => {
+            Err(Error::Changed) if matches!(self.stand(), Some(LeaseState::Ours | LeaseState::Late)) => {
                 let op = self.clock.nonce();
                 let next = rules::renewed(self.ours()?, op.clone());
-                self.send(next, &op, Urgency::Renewal, |lock| is_op(lock, &op)).await
+                self.send(next, &op, Priority::Renewal, |lock| is_op(lock, &op)).await
             }
             sent => sent,
         }
@@ -291,7 +292,7 @@ impl LockFile {
         let op = self.clock.nonce();
         let next = rules::committed(self.ours()?, op.clone(), head);
         self.in_doubt = true;
-        self.send(next, &op, Urgency::Commit, |lock| is_op(lock, &op)).await?;
+        self.send(next, &op, Priority::Commit, |lock| is_op(lock, &op)).await?;
         self.in_doubt = false;
         Ok(())
     }
@@ -324,7 +325,7 @@ impl LockFile {
     pub async fn purging(&mut self) -> Result<()> {
         let op = self.clock.nonce();
         let next = rules::purging(self.ours()?, op.clone());
-        self.send(next, &op, Urgency::Commit, |lock| is_op(lock, &op)).await
+        self.send(next, &op, Priority::Commit, |lock| is_op(lock, &op)).await
     }
 
     /// [13] Ends a purge: only the tombstone is left. One way, and safe to repeat, like a release.
@@ -351,7 +352,7 @@ impl LockFile {
             return Err(Error::Changed);
         }
         let next = rules::declined(lock, op.clone());
-        self.send(next, &op, Urgency::Renewal, |lock| is_op(lock, &op)).await
+        self.send(next, &op, Priority::Renewal, |lock| is_op(lock, &op)).await
     }
 
     /// Registers as waiter, or shows that we still wait. What the holder answered before counts no more.
@@ -359,7 +360,7 @@ impl LockFile {
         let op = self.clock.nonce();
         let next = rules::waited(self.current()?, &self.who.me, claim, op.clone(), &self.times);
         let registered = |lock: &Lock| lock.waiter.as_ref().is_some_and(|waiter| waiter.op == op);
-        self.send(next, &op, Urgency::Waiter, registered).await
+        self.send(next, &op, Priority::Waiter, registered).await
     }
 
     pub async fn withdraw(&mut self) -> Result<()> {
@@ -367,7 +368,7 @@ impl LockFile {
         let me = self.who.me.clone();
         let next = rules::withdrawn(self.current()?, &me);
         let gone = |lock: &Lock| lock.waiter.as_ref().is_none_or(|waiter| waiter.instance != me);
-        self.send(next, &op, Urgency::Waiter, gone).await
+        self.send(next, &op, Priority::Waiter, gone).await
     }
 
     /// Polls `work` and the renewals in one future, so that neither outlives the other. A failed
@@ -395,11 +396,11 @@ impl LockFile {
                 }
             }
             match (self.stand(), done) {
-                (Some(Stand::Ours), Some(done)) => return Ok(done),
-                (Some(Stand::Ours), None) => {}
+                (Some(LeaseState::Ours), Some(done)) => return Ok(done),
+                (Some(LeaseState::Ours), None) => {}
                 // [4, 7] Late is not lost: what was worked on is dropped, what stands still is kept.
-                (Some(Stand::Late) | None, _) => return Err(Lapse::Late),
-                (Some(Stand::Free | Stand::Theirs | Stand::Purged), _) => return Err(Lapse::Lost),
+                (Some(LeaseState::Late) | None, _) => return Err(Lapse::Late),
+                (Some(LeaseState::Free | LeaseState::Theirs | LeaseState::Purged), _) => return Err(Lapse::Lost),
             }
         }
     }

@@ -7,7 +7,7 @@ use baton_protocol::{lock::Lock, reason::Reason};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::{layout, seal::Seals};
+use super::{layout, signature::Seals};
 
 /// The key that holds the signature. It is no field of [`Lock`]: the rules of the lease do not know it.
 const SEAL: &str = "seal";

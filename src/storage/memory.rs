@@ -15,9 +15,12 @@ use bytes::Bytes;
 
 use super::{
     files::{self, Wanted},
-    store::{Digest, Entry, Error, If, Page, Poll, Progress, Result, Store, Version, Written, check_key, check_small},
+    store::{
+        Digest, Entry, Error, Page, Poll, Precondition, Progress, Result, Store, Version, Written, check_key,
+        check_small,
+    },
 };
-use crate::{clock::SharedClock, notice::Notice};
+use crate::{clock::SharedClock, fair_watch::FairWatch};
 
 const PAGE: usize = 1000;
 const STALL: Duration = Duration::from_secs(30);
@@ -28,7 +31,7 @@ pub struct Memory {
     page: usize,
     objects: Mutex<BTreeMap<String, Object>>,
     /// Writes and deletions so far; the source of versions, and what watchers wait on.
-    count: Notice<u64>,
+    count: FairWatch<u64>,
 }
 
 #[derive(Clone, Debug)]
@@ -40,7 +43,7 @@ struct Object {
 
 impl Memory {
     pub fn new(clock: SharedClock) -> Self {
-        Self { clock, page: PAGE, objects: Mutex::default(), count: Notice::new(0) }
+        Self { clock, page: PAGE, objects: Mutex::default(), count: FairWatch::new(0) }
     }
 
     /// Lists in pages of `page` entries.
@@ -72,7 +75,7 @@ impl Memory {
         Ok(Written { version: same.version, updated: None })
     }
 
-    fn write(&self, key: &str, bytes: Bytes, condition: &If) -> Result<Written> {
+    fn write(&self, key: &str, bytes: Bytes, condition: &Precondition) -> Result<Written> {
         let mut objects = self.objects();
         if !condition.holds(objects.get(key).map(|object| &object.version)) {
             return Err(Error::Conflict(key.to_owned()));
@@ -118,13 +121,13 @@ impl Store for Memory {
         Ok(Poll::Changed(bytes, version))
     }
 
-    async fn put(&self, key: &str, bytes: Bytes, condition: If) -> Result<Written> {
+    async fn put(&self, key: &str, bytes: Bytes, condition: Precondition) -> Result<Written> {
         check_key(key)?;
         check_small(key, bytes.len() as u64)?;
         self.write(key, bytes, &condition)
     }
 
-    async fn delete(&self, key: &str, condition: If) -> Result<()> {
+    async fn delete(&self, key: &str, condition: Precondition) -> Result<()> {
         check_key(key)?;
         let mut objects = self.objects();
         let Some(object) = objects.get(key) else { return Err(Error::NotFound(key.to_owned())) };
@@ -159,7 +162,7 @@ impl Store for Memory {
         &self,
         key: &str,
         file: &Path,
-        condition: If,
+        condition: Precondition,
         digest: &Digest,
         progress: Progress<'_>,
     ) -> Result<Written> {
@@ -174,7 +177,7 @@ impl Store for Memory {
         })
         .await?;
         match self.write(key, bytes, &condition) {
-            Err(Error::Conflict(_)) if condition == If::Absent => self.same(key, &wanted),
+            Err(Error::Conflict(_)) if condition == Precondition::Absent => self.same(key, &wanted),
             written => written,
         }
     }

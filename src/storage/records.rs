@@ -1,10 +1,10 @@
 //! The typed records of a sandbox, wherever they lie: a persistent sandbox in the configured
 //! store, any other in this instance's memory. Same code, same keys.
 
-mod make;
-mod pens;
-mod read;
-mod survey;
+mod create_records;
+mod read_records;
+mod scan;
+mod update;
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -20,19 +20,21 @@ use bytes::Bytes;
 use super::{
     checkpoints::Checkpoints,
     layout::{self, Object},
-    lease::LockFile,
+    lease::{
+        LeaseHandle,
+        rules::{Identity, Times},
+    },
     lock_object::{self, Unusable},
-    recent::Recent,
-    rules::{Identity, Times},
-    seal::Seals,
-    store::{self, Entry, If, Poll, Store, Urgency, Version},
+    metadata_cache::Recent,
+    signature::Seals,
+    store::{self, Entry, Poll, Precondition, Priority, Store, Version},
     stores::Stores,
     unresponsive::LastWrite,
 };
 use crate::{clock::SharedClock, metrics::Metrics};
 
-pub use read::{Draft, parse};
-pub use survey::Objects;
+pub use self::read_records::{Draft, parse};
+pub use self::scan::Objects;
 
 /// By what the caller can do about it.
 #[derive(Debug, thiserror::Error)]
@@ -99,7 +101,7 @@ pub struct Found {
     pub place: Place,
 }
 
-type Shelf<'a> = &'a Arc<dyn Store>;
+type StoreRef<'a> = &'a Arc<dyn Store>;
 
 /// How often a write is made anew on top of somebody else's before it is given up.
 const TRIES: usize = 20;
@@ -198,7 +200,7 @@ impl Records {
                 Poll::Unchanged => return Ok(Some(Looked::Unchanged)),
                 Poll::Missing => {}
                 Poll::Changed(bytes, version) => {
-                    let draft = read::draft(id, &bytes, self.lock_bucket(place).as_deref())?;
+                    let draft = read_records::draft(id, &bytes, self.lock_bucket(place).as_deref())?;
                     self.check_place(&draft.metadata.spec, place)?;
                     let metadata = draft.finished()?;
                     let found = Found { metadata, version, place };
@@ -214,7 +216,7 @@ impl Records {
     pub async fn recreate(&self, record: &Metadata, place: Place) -> Result<()> {
         let (_, metadata) = self.stores(place)?;
         let key = metadata_key(&record.spec.sandbox_id);
-        match self.put(metadata, &key, record, If::Absent, Urgency::Commit).await {
+        match self.put(metadata, &key, record, Precondition::Absent, Priority::Commit).await {
             Ok(_) | Err(store::Error::Conflict(_)) => Ok(()),
             Err(error) => Err(error.into()),
         }
@@ -273,9 +275,9 @@ impl Records {
     }
 
     /// The writer of a sandbox's lock.
-    pub fn lock_file(&self, id: &SandboxId, place: Place, who: &Identity) -> Result<LockFile> {
+    pub fn lock_file(&self, id: &SandboxId, place: Place, who: &Identity) -> Result<LeaseHandle> {
         let (locks, _) = self.stores(place)?;
-        let file = LockFile::new(locks.clone(), lock_key(id), who.clone(), self.clock.clone(), self.times);
+        let file = LeaseHandle::new(locks.clone(), lock_key(id), who.clone(), self.clock.clone(), self.times);
         Ok(file.measured_by(self.metrics.clone()).sealed_by(self.seals_of(place)))
     }
 
@@ -301,7 +303,7 @@ impl Records {
     }
 
     /// Where locks and where metadata lie.
-    fn stores(&self, place: Place) -> Result<(Shelf<'_>, Shelf<'_>)> {
+    fn stores(&self, place: Place) -> Result<(StoreRef<'_>, StoreRef<'_>)> {
         match (place, &self.durable) {
             (Place::Memory, _) => Ok((&self.memory, &self.memory)),
             (Place::Durable, Some(durable)) => Ok((&durable.locks, &durable.metadata)),
@@ -343,8 +345,8 @@ impl Records {
         store: &Arc<dyn Store>,
         key: &str,
         record: &impl serde::Serialize,
-        condition: If,
-        urgency: Urgency,
+        condition: Precondition,
+        urgency: Priority,
     ) -> store::Result<Version> {
         let put = store.put_as(key, encoded(key, record)?, condition, urgency);
         match self.clock.timeout(self.times.call, put).await {
@@ -361,7 +363,7 @@ impl Records {
     }
 
     async fn delete(&self, store: &Arc<dyn Store>, key: &str) -> Result<()> {
-        match self.clock.timeout(self.times.call, store.delete(key, If::Any)).await {
+        match self.clock.timeout(self.times.call, store.delete(key, Precondition::Any)).await {
             Ok(Ok(()) | Err(store::Error::NotFound(_))) => Ok(()),
             Ok(Err(error)) => Err(error.into()),
             Err(elapsed) => Err(unanswered(key, elapsed).into()),
@@ -385,7 +387,7 @@ impl Looked {
 }
 
 /// What one store has after `after`, up to `most` sandboxes with metadata; and whether there may be more.
-async fn list_in(store: Shelf<'_>, after: Option<&SandboxId>, most: usize) -> store::Result<(Vec<Entry>, bool)> {
+async fn list_in(store: StoreRef<'_>, after: Option<&SandboxId>, most: usize) -> store::Result<(Vec<Entry>, bool)> {
     let (mut entries, mut count, mut after) = (Vec::new(), 0, after.map(metadata_key));
     loop {
         let page = store.list_some(PREFIX, after.as_deref(), NAMES * (most - count)).await?;

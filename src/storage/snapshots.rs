@@ -23,11 +23,12 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    artifacts::{self, erase, give, patiently, put_once},
-    bucket_name, files,
+    bucket_name,
+    checkpoint_io::{self, erase, give, patiently, put_once},
+    files,
     layout::{Object, SNAPSHOTS, snapshot_of, snapshot_prefix, snapshots_of},
-    seal::{self, Seals},
-    store::{Digest, Error, If, Poll, Progress, Result, Store},
+    signature::{self, Seals},
+    store::{Digest, Error, Poll, Precondition, Progress, Result, Store},
 };
 use crate::clock::SharedClock;
 
@@ -128,7 +129,7 @@ impl Snapshots {
         &self,
         snapshot: &SnapshotKey,
         archive: &Path,
-        progress: artifacts::Total<'_>,
+        progress: checkpoint_io::Total<'_>,
     ) -> Result<Digest> {
         let key = Object::SnapshotArchive(snapshot).key();
         let (path, named) = (archive.to_owned(), key.clone());
@@ -159,12 +160,12 @@ impl Snapshots {
 
     async fn seal(&self, snapshot: &SnapshotKey, about: &str, sha256: &str) -> Result<()> {
         let seal = Object::SnapshotSeal(snapshot).key();
-        seal::put(&*self.store, &self.clock, &self.seals, about, &seal, sha256).await
+        signature::put(&*self.store, &self.clock, &self.seals, about, &seal, sha256).await
     }
 
     async fn check(&self, snapshot: &SnapshotKey, about: &str, sha256: &str) -> Result<()> {
         let seal = Object::SnapshotSeal(snapshot).key();
-        seal::check(&*self.store, &self.clock, &self.seals, about, &seal, sha256).await
+        signature::check(&*self.store, &self.clock, &self.seals, about, &seal, sha256).await
     }
 
     /// As [`find`](Self::find), to start from it: one of ours whose manifest is not sealed is refused.
@@ -259,7 +260,7 @@ impl Snapshots {
             erase(&*self.store, &self.clock, &entry.key).await?;
         }
         erase(&*self.store, &self.clock, &last).await?;
-        artifacts::remove_folders(&*self.store, &self.clock, &page).await
+        checkpoint_io::remove_folders(&*self.store, &self.clock, &page).await
     }
 
     /// Puts a complete archive under a name, as it is: `end` is how its name ends.
@@ -270,7 +271,7 @@ impl Snapshots {
         }
         let digest = files::digest(&self.clock, file, STALL, &|_| {}).await?;
         let key = format!("{prefix}{snapshot}{end}");
-        self.store.upload(&key, file, If::Absent, &digest, &|_| {}).await?;
+        self.store.upload(&key, file, Precondition::Absent, &digest, &|_| {}).await?;
         self.seal(snapshot, &key, &digest.sha256).await?;
         Ok(digest)
     }

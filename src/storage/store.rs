@@ -19,13 +19,13 @@ pub struct Version(pub String);
 
 /// When a write or a deletion may happen.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum If {
+pub enum Precondition {
     Any,
     Absent,
     Is(Version),
 }
 
-impl If {
+impl Precondition {
     /// Whether it may happen to an object whose version is `current`; `None` is an absent one.
     pub fn holds(&self, current: Option<&Version>) -> bool {
         match self {
@@ -39,7 +39,7 @@ impl If {
 /// Who goes first when one object may not be written as often as one would like, and what must have
 /// outlasted a crash of the whole machine when the write returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Urgency {
+pub enum Priority {
     Waiter,
     Renewal,
     /// What is wanted, and the view of what is so: both can be said again.
@@ -48,7 +48,7 @@ pub enum Urgency {
     Commit,
 }
 
-impl Urgency {
+impl Priority {
     /// Where store and instances are one machine, a crash ends those who wrote the others: then the
     /// object before the write will do. It is whole in any case.
     pub fn lasts(self) -> bool {
@@ -162,13 +162,13 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// One small object. With `known` an unchanged one costs next to nothing.
     async fn poll(&self, key: &str, known: Option<&Version>) -> Result<Poll>;
     /// `Conflict` and `Unavailable` are both ambiguous over a network: settle them by reading.
-    async fn put(&self, key: &str, bytes: Bytes, condition: If) -> Result<Written>;
+    async fn put(&self, key: &str, bytes: Bytes, condition: Precondition) -> Result<Written>;
     /// A `put` that may be told to wait for a more urgent one. Waiting counts as part of the call.
-    async fn put_as(&self, key: &str, bytes: Bytes, condition: If, _urgency: Urgency) -> Result<Written> {
+    async fn put_as(&self, key: &str, bytes: Bytes, condition: Precondition, _urgency: Priority) -> Result<Written> {
         self.put(key, bytes, condition).await
     }
     /// Over a network `NotFound` and `Conflict` may also mean that this very call succeeded.
-    async fn delete(&self, key: &str, condition: If) -> Result<()>;
+    async fn delete(&self, key: &str, condition: Precondition) -> Result<()>;
     /// Removes a directory, by its name from [`Page::folders`], if nothing is in it. Safe to repeat. For stores that do
     /// not do so by themselves.
     async fn remove_folder(&self, _name: &str) -> Result<()> {
@@ -185,13 +185,13 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         Ok(page)
     }
     /// Refuses a file that is not what `digest` says. Cancelled, it leaves nothing behind under `key`.
-    /// With `If::Absent` an object that already holds this very content is no conflict, so that an
+    /// With `Precondition::Absent` an object that already holds this very content is no conflict, so that an
     /// upload whose answer was lost can simply be repeated.
     async fn upload(
         &self,
         key: &str,
         file: &Path,
-        condition: If,
+        condition: Precondition,
         digest: &Digest,
         progress: Progress<'_>,
     ) -> Result<Written>;

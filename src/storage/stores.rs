@@ -6,17 +6,17 @@
 use std::{path::PathBuf, sync::Arc};
 
 use super::{
-    artifacts::wait_for,
+    auto_directory::{Mount, is_local},
     bucket_name,
+    checkpoint_io::wait_for,
     checkpoints::Checkpoints,
-    counted::Counted,
     directory::Directory,
     gcs::{Connection, Gcs},
     layout::{Artifact, Place, StorageSettings, place},
-    mount::{Mount, is_local},
-    seal::Seals,
+    metered::Counted,
+    signature::Seals,
     snapshots::Snapshots,
-    store::{self, If, Poll, Store},
+    store::{self, Poll, Precondition, Store},
 };
 use crate::{clock::SharedClock, metrics::Metrics};
 
@@ -203,10 +203,10 @@ impl Stores {
 
 /// Create, compare and set, delete: what lock and metadata need.
 async fn try_register(store: &dyn Store, key: &str) -> store::Result<()> {
-    let first = store.put(key, "1".into(), If::Absent).await?.version;
-    let second = store.put(key, "2".into(), If::Is(first)).await?.version;
+    let first = store.put(key, "1".into(), Precondition::Absent).await?.version;
+    let second = store.put(key, "2".into(), Precondition::Is(first)).await?.version;
     match store.poll(key, Some(&second)).await? {
-        Poll::Unchanged => store.delete(key, If::Is(second)).await,
+        Poll::Unchanged => store.delete(key, Precondition::Is(second)).await,
         Poll::Changed(..) | Poll::Missing => Err(store::Error::Conflict(key.to_owned())),
     }
 }
@@ -219,7 +219,7 @@ async fn try_shelf(
     key: &str,
     clock: &SharedClock,
 ) -> store::Result<()> {
-    store.put(key, "1".into(), If::Absent).await?;
+    store.put(key, "1".into(), Precondition::Absent).await?;
     store.list(key, None).await?;
     let shows = match behind_mount {
         Some(bucket) => match wait_for(bucket, clock, key).await {
@@ -231,5 +231,5 @@ async fn try_shelf(
         },
         None => Ok(()),
     };
-    store.delete(key, If::Any).await.and(shows)
+    store.delete(key, Precondition::Any).await.and(shows)
 }

@@ -19,7 +19,7 @@ use tokio_tungstenite::tungstenite::{
 use crate::{
     real::{
         servers::{Machine, Server},
-        wire::{Dialect, Socket},
+        socket::{Dialect, Socket},
     },
     scripted::{
         client::Client,
@@ -195,7 +195,7 @@ async fn a_long_message_waits_for_a_place_and_is_then_read() {
     world.set(|script| script.checkpoint_waits = true);
     let mut first = Client::running(&world, r#"{"enable_checkpoint":true}"#).await;
     first.socket.close(None).await.unwrap();
-    until(async || world.board.counts().sessions == 0).await;
+    until(async || world.bus.counts().sessions == 0).await;
     let mut second = Client::create(&world).await;
     second.says("{}").await;
     second.hears("CREATING").await;
@@ -205,7 +205,7 @@ async fn a_long_message_waits_for_a_place_and_is_then_read() {
         sink.send(Message::text(exec)).await.unwrap();
         sink
     });
-    until(async || world.board.is_wanted(first.id())).await;
+    until(async || world.bus.is_wanted(first.id())).await;
     world.set(|script| script.checkpoint_waits = false);
     second.socket = sending.await.unwrap().reunite(stream).unwrap();
     second.hears("sandbox_id RUNNING EXECUTION_RUNNING out:late EXECUTION_DONE").await;

@@ -14,10 +14,10 @@ use serde_json::{Value, json};
 
 use crate::real::{
     client::{Client, command},
+    fixture::{Place, clock, eventually, piece, processes, sandbox, start},
     impostor::place_with,
-    place::{Place, clock, eventually, piece, processes, sandbox, start},
     servers::{Machine, Server},
-    wire::{Dialect, Key, Socket},
+    socket::{Dialect, Key, Socket},
 };
 
 const MIB: u64 = 1 << 20;

@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 
 use crate::real::{
     client::{Client, command},
-    place::{Place, clock, sandbox, start},
+    fixture::{Place, clock, sandbox, start},
     servers::{Machine, Server, files_under},
-    wire::{Dialect, Socket},
+    socket::{Dialect, Socket},
 };
 
 const MIB: u64 = 1 << 20;

@@ -22,18 +22,18 @@ mod terminal;
 #[path = "../runsc"]
 mod real {
     pub mod client;
+    pub mod fixture;
     pub mod impostor;
-    pub mod place;
     pub mod servers;
-    pub mod wire;
+    pub mod socket;
 }
 
 /// Fixtures of instances on one store, with containers and a time that are simulated.
 #[allow(dead_code, reason = "shared with the tests of the world")]
 #[path = "../world"]
 mod simulated {
+    pub mod faulty_store;
     pub mod instances;
-    pub mod stage;
 }
 /// Fixtures of the command line: a real pseudo terminal, and a server that does what a test tells it.
 #[allow(dead_code, reason = "shared with the tests of the command line")]

@@ -14,9 +14,9 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use crate::real::{
-    place::eventually,
+    fixture::eventually,
     servers::{Machine, Server, files_under},
-    wire::{Dialect, Socket},
+    socket::{Dialect, Socket},
 };
 
 /// The files of a state directory that outlast its server: who may use it, and who did last.

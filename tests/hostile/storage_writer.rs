@@ -6,19 +6,19 @@ mod with_runsc;
 use std::time::Duration;
 
 use baton::{
+    bus::{LifecycleEvent, StartKind},
     cli::{
         config::Output,
-        desk::{Desk, Verdict, Waiting},
         get, repair, rollback,
+        storage_admin::{StorageAdmin, Verdict, Waiting},
     },
     runtime::Container,
     storage::{
-        board::{Boot, Passing},
         checkpoints::Checkpoints,
+        lease::rules::Times,
         memory::Memory,
         records::{Durable, Records},
-        rules::Times,
-        seal::Seals,
+        signature::Seals,
     },
     telemetry::Redacted,
 };
@@ -76,10 +76,11 @@ async fn ask_for_a_checkpoint(world: &World, one: &Instance, id: &SandboxId) {
 /// The reason for which an attach is refused, and the checkpoint it is restored from if it is not.
 async fn attached(one: &Instance, id: &SandboxId) -> Result<CheckpointId, Reason> {
     let mut visit = one.attach(id).await;
-    let is_over = |passing: &Passing| matches!(passing, Passing::Failed { .. } | Passing::Running { .. });
+    let is_over =
+        |passing: &LifecycleEvent| matches!(passing, LifecycleEvent::Failed { .. } | LifecycleEvent::Running { .. });
     match visit.until(is_over).await.pop() {
-        Some(Passing::Running { boot: Boot::Restored { checkpoint_id, .. } }) => Ok(checkpoint_id),
-        Some(Passing::Failed { reason, .. }) => Err(reason),
+        Some(LifecycleEvent::Running { boot: StartKind::Restored { checkpoint_id, .. } }) => Ok(checkpoint_id),
+        Some(LifecycleEvent::Failed { reason, .. }) => Err(reason),
         other => panic!("{other:?}"),
     }
 }
@@ -95,23 +96,23 @@ async fn objects(world: &World) -> Vec<(String, Option<String>)> {
 }
 
 /// A desk with these keys, as an operator has it.
-fn desk(world: &World, seals: Seals) -> Desk {
+fn admin(world: &World, seals: Seals) -> StorageAdmin {
     let (clock, store) = (world.clock.clone(), world.store());
     let durable = Durable { locks: store.clone(), metadata: store.clone(), lock_bucket: None };
     let memory = std::sync::Arc::new(Memory::new(clock.clone()));
     let checkpoints = Checkpoints::new(store, None, clock.clone()).sealed_by(seals.clone());
     let records = Records::new(clock.clone(), memory, Some(durable), true, Times::DEFAULT).sealed_by(seals);
-    Desk { is_quiet: true, ..Desk::new(clock, records, Some(checkpoints), Times::DEFAULT, 2) }
+    StorageAdmin { is_quiet: true, ..StorageAdmin::new(clock, records, Some(checkpoints), Times::DEFAULT, 2) }
 }
 
-async fn repaired(desk: &Desk, id: &SandboxId, change: impl FnOnce(&mut repair::Args)) -> Verdict {
+async fn repaired(admin: &StorageAdmin, id: &SandboxId, change: impl FnOnce(&mut repair::Args)) -> Verdict {
     let mut args = repair::Args { id: id.clone(), nobody_runs_it: false, head: None, sign: false };
     change(&mut args);
-    repair::repair(desk, &args).await.unwrap()
+    repair::repair(admin, &args).await.unwrap()
 }
 
-async fn shown(desk: &Desk, id: &SandboxId) -> String {
-    get::get(desk, &get::Args { id: id.clone(), output: Output::Table }).await.unwrap()
+async fn shown(admin: &StorageAdmin, id: &SandboxId) -> String {
+    get::get(admin, &get::Args { id: id.clone(), output: Output::Table }).await.unwrap()
 }
 
 #[tokio::test(start_paused = true)]
@@ -277,7 +278,7 @@ async fn an_operator_signs_what_was_stored_before_there_was_a_key() {
     run_once_more(&world, &before, &id).await;
     before.stop().await;
     world.seals = keys(&["key"]);
-    let (one, with_key, without) = (world.instance(), desk(&world, keys(&["key"])), desk(&world, Seals::default()));
+    let (one, with_key, without) = (world.instance(), admin(&world, keys(&["key"])), admin(&world, Seals::default()));
     assert_eq!(attached(&one, &id).await, Err(Reason::Unsigned));
     let text = shown(&with_key, &id).await;
     assert!(text.contains("Unsigned") && text.contains("baton repair ID --sign"), "{text}");
@@ -300,12 +301,12 @@ async fn a_command_without_the_key_leaves_a_signed_lock_alone() {
     run_once_more(&world, &one, &id).await;
     let before = world.text(&lock_key(&id)).await;
     let waiting = Waiting { no_wait: false, timeout: Duration::from_secs(60) };
-    let without = desk(&world, Seals::of_command(Vec::new()));
+    let without = admin(&world, Seals::of_command(Vec::new()));
     let error = rollback::rollback(&without, &id, None, waiting).await.unwrap_err();
     assert!(error.to_string().contains("BATON_HMAC_KEY"), "{error:#}");
     assert_eq!(world.text(&lock_key(&id)).await, before);
     let older = world.lock(&id).await.unwrap().prev_head.unwrap().checkpoint_id;
-    let with_key = desk(&world, keys(&["key"]));
+    let with_key = admin(&world, keys(&["key"]));
     assert_eq!(rollback::rollback(&with_key, &id, None, waiting).await.unwrap().exit(), 0);
     assert_eq!(attached(&one, &id).await, Ok(older));
     one.stop().await;
@@ -376,7 +377,7 @@ async fn an_instance_that_has_written_a_later_lock_does_not_believe_an_older_one
 #[tokio::test(start_paused = true)]
 async fn an_unreadable_lock_answers_an_attach_at_once_and_stays_as_it_is() {
     let world = world(Seals::default()).sweeping();
-    let (one, operator) = (world.instance(), desk(&world, Seals::default()));
+    let (one, operator) = (world.instance(), admin(&world, Seals::default()));
     let id = one.stored(lasting).await;
     let good = world.text(&lock_key(&id)).await.unwrap();
     let other = one.stored(lasting).await;
@@ -385,7 +386,7 @@ async fn an_unreadable_lock_answers_an_attach_at_once_and_stays_as_it_is() {
         world.put(&lock_key(&id), garbage).await;
         let before = objects(&world).await;
         let mut visit: Visit = one.attach(&id).await;
-        visit.until(|passing| matches!(passing, Passing::Failed { reason: Reason::InvalidLock, .. })).await;
+        visit.until(|passing| matches!(passing, LifecycleEvent::Failed { reason: Reason::InvalidLock, .. })).await;
         let waited = world.clock.now() - visit.began;
         assert!(waited < Duration::from_secs(1), "{garbage:?}: {waited:?}");
         drop(visit);

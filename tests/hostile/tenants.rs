@@ -17,7 +17,7 @@ use tokio::{
 use crate::{
     real::{
         servers::{Machine, Server},
-        wire::{Dialect, Socket as RealSocket},
+        socket::{Dialect, Socket as RealSocket},
     },
     scripted::{
         client::{Client, connect},
@@ -142,9 +142,9 @@ async fn what_is_held_here_counts_whoever_brought_it() {
         let copy = clock.sandbox_id();
         let mut spec = world.records.find(&id).await.unwrap().unwrap().spec;
         spec.sandbox_id = copy.clone();
-        let lease = world.board.lease(&copy);
+        let lease = world.bus.lease(&copy);
         world.records.create(&spec, &world.instance, &lease).await.unwrap();
-        world.board.hold(&copy, true);
+        world.bus.hold(&copy, true);
         until(async || world.front_board.is_held(&copy)).await;
         client.cut();
     }

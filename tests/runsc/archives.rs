@@ -14,7 +14,7 @@ use baton_protocol::id::Sha256Name;
 use sha2::{Digest, Sha256};
 use tar::{Builder, EntryType, Header};
 
-use crate::place::{Full, Place};
+use crate::fixture::{Full, Place};
 
 /// Everything about a tree that a snapshot promises to keep.
 pub fn look(tree: &Path) -> BTreeMap<PathBuf, String> {

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use baton::{
     clock::SharedClock,
-    runtime::{Execs, Link},
+    runtime::{AgentLinks, Link},
 };
 use baton_protocol::{
     agent::{Exec, ExecState, Exit, State},
@@ -110,13 +110,13 @@ pub fn command(argv: &[&str]) -> Exec {
 }
 
 impl Client {
-    pub fn attached(clock: SharedClock, containers: &dyn Execs, id: &SandboxId) -> Self {
+    pub fn attached(clock: SharedClock, containers: &dyn AgentLinks, id: &SandboxId) -> Self {
         let mut client = Self { clock, link: None, requests: 0, replays: 0, execs: BTreeMap::new(), pongs: 0 };
         client.attach(containers, id);
         client
     }
 
-    pub fn attach(&mut self, containers: &dyn Execs, id: &SandboxId) {
+    pub fn attach(&mut self, containers: &dyn AgentLinks, id: &SandboxId) {
         self.link = Some(containers.open(id).expect("it runs here"));
     }
 
@@ -253,7 +253,7 @@ impl Client {
     }
 
     /// Asks what runs, and goes on where it stopped reading.
-    pub async fn reconnect(&mut self, containers: &dyn Execs, id: &SandboxId) {
+    pub async fn reconnect(&mut self, containers: &dyn AgentLinks, id: &SandboxId) {
         self.attach(containers, id);
         let before = self.replays;
         self.send(Frame::new(Kind::List)).await;

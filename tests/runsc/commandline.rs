@@ -10,7 +10,7 @@ use std::{
 use tokio::{io::AsyncWriteExt, process::Command};
 
 use crate::{
-    place::clock,
+    fixture::clock,
     proxy::Proxy,
     servers::{Machine, Server, is_proof},
     transfer::{bytes, look, plant, soon},

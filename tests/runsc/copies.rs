@@ -6,7 +6,7 @@ use tokio::process::Child;
 
 use crate::{
     commandline::Person,
-    place::clock,
+    fixture::clock,
     proxy::Proxy,
     servers::{Machine, Server, is_proof},
     transfer::{bytes, soon},

@@ -4,10 +4,10 @@
 use serde_json::{Value, json};
 
 use crate::{
+    fixture::clock,
     handoff::{movable, ticking},
-    place::clock,
     servers::Machine,
-    wire::{Dialect, Heard, Key, Socket},
+    socket::{Dialect, Heard, Key, Socket},
 };
 
 /// A fifth of every time of the lease: a takeover comes after six seconds.

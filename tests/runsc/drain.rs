@@ -8,10 +8,10 @@ use nix::sys::signal::Signal;
 use serde_json::json;
 
 use crate::{
+    fixture::{clock, processes},
     handoff::ticking,
-    place::{clock, processes},
     servers::{Machine, Server},
-    wire::{Dialect, Mind, Socket},
+    socket::{Dialect, Mind, Socket},
 };
 
 /// Waits until the server says that it is on its way out.

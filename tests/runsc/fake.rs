@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use baton::{
     clock::{SharedClock, TestClock},
     runtime::{
-        Container, Error, Execs, Lifecycle, Start,
+        AgentLinks, Container, Error, Lifecycle, Start,
         fake::{FakeContainers, Fault},
     },
 };
@@ -17,7 +17,7 @@ use baton_protocol::{
 
 use crate::{
     client::{Client, command},
-    place,
+    fixture,
 };
 
 async fn running() -> (SharedClock, FakeContainers, SandboxId) {
@@ -28,7 +28,7 @@ async fn running() -> (SharedClock, FakeContainers, SandboxId) {
 }
 
 fn start(clock: &SharedClock) -> Start {
-    Start { deadline: clock.now() + Duration::from_secs(15), ..place::start() }
+    Start { deadline: clock.now() + Duration::from_secs(15), ..fixture::start() }
 }
 
 #[tokio::test(start_paused = true)]

@@ -15,7 +15,7 @@ use rustix::process::Signal;
 
 use crate::{
     client::{Client, command},
-    place::{self, Place, clock, eventually, sandbox, start},
+    fixture::{self, Place, clock, eventually, sandbox, start},
 };
 
 const TICKER: &str = "i=0; while :; do echo tick $i; i=$((i+1)); sleep 0.005; done";
@@ -110,7 +110,7 @@ async fn a_container_that_has_not_answered_by_its_deadline_is_killed() {
 async fn a_start_that_takes_longer_than_its_lease_lasts_goes_on_when_that_is_renewed() {
     let names = tempfile::tempdir().unwrap();
     let (slow, go) = (names.path().join("runsc"), names.path().join("go"));
-    let runsc = place::piece("BATON_RUNSC");
+    let runsc = fixture::piece("BATON_RUNSC");
     let waits = format!("case \" $* \" in *' run '*) while [ ! -e {} ]; do sleep 0.02; done;; esac", go.display());
     std::fs::write(&slow, format!("#!/bin/sh\n{waits}\nexec {} \"$@\"\n", runsc.display())).unwrap();
     std::fs::set_permissions(&slow, std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -200,7 +200,7 @@ const HOLD: &str = "BATON_TEST_HOLD";
 #[tokio::test(flavor = "multi_thread")]
 async fn as_a_server() {
     let Some(state_dir) = std::env::var_os(ROLE) else { return };
-    let containers = Containers::open(place::settings(state_dir.as_ref()), clock()).await.unwrap();
+    let containers = Containers::open(fixture::settings(state_dir.as_ref()), clock()).await.unwrap();
     for _ in 0..3 {
         let id = sandbox();
         containers.create(&id, &start()).await.unwrap();
@@ -248,12 +248,12 @@ pub async fn server(state_dir: &std::path::Path, hold: Option<u64>) -> std::proc
 
 #[tokio::test(flavor = "multi_thread")]
 async fn containers_are_gone_a_moment_after_the_server_was_killed() {
-    let _permit = place::permit().await;
+    let _permit = fixture::permit().await;
     let mut quickest = Duration::MAX;
     for _ in 0..3 {
-        let directory = place::directory();
+        let directory = fixture::directory();
         let mut server = server(directory.path(), None).await;
-        let processes = place::processes(directory.path());
+        let processes = fixture::processes(directory.path());
         assert!(processes.len() >= 6, "three containers of two processes and more: {}", processes.len());
         let killed = Instant::now();
         server.kill().unwrap();
@@ -261,7 +261,7 @@ async fn containers_are_gone_a_moment_after_the_server_was_killed() {
         let took = killed.elapsed();
         server.wait().unwrap();
         processes.iter().for_each(Process::reap);
-        eventually("its mounts go", || place::is_unmounted(directory.path())).await;
+        eventually("its mounts go", || fixture::is_unmounted(directory.path())).await;
         println!("gone after {took:?}");
         assert!(took < Duration::from_secs(5));
         quickest = quickest.min(took);
@@ -274,12 +274,12 @@ async fn containers_are_gone_a_moment_after_the_server_was_killed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_stands_still_cannot_keep_its_containers_running() {
-    let _permit = place::permit().await;
-    let directory = place::directory();
+    let _permit = fixture::permit().await;
+    let directory = fixture::directory();
     let mut server = server(directory.path(), Some(1_000)).await;
     let frozen = Process::open(i32::try_from(server.id()).unwrap()).unwrap();
     frozen.signal(Signal::STOP).unwrap();
-    let processes = place::processes(directory.path());
+    let processes = fixture::processes(directory.path());
     // Each container has a sentry, and all four of them stand; whatever else there is may go on.
     eventually("the guard stops them", || processes.iter().filter(|process| process.is_stopped()).count() >= 4).await;
     assert!(!processes.iter().any(Process::has_ended), "they are kept");
@@ -287,5 +287,5 @@ async fn a_server_that_stands_still_cannot_keep_its_containers_running() {
     server.wait().unwrap();
     eventually("everything is gone", || processes.iter().all(Process::has_ended)).await;
     processes.iter().for_each(Process::reap);
-    eventually("its mounts go", || place::is_unmounted(directory.path())).await;
+    eventually("its mounts go", || fixture::is_unmounted(directory.path())).await;
 }

@@ -7,7 +7,7 @@ use baton::runtime::{Container, Error, Lifecycle, Settings, Shape};
 
 use crate::{
     client::{Client, command},
-    place::{Place, clock, sandbox, start},
+    fixture::{Place, clock, sandbox, start},
 };
 
 #[tokio::test(flavor = "multi_thread")]

@@ -10,9 +10,9 @@ use tokio::{
 };
 
 use crate::{
-    place::clock,
+    fixture::clock,
     servers::{Machine, Server},
-    wire::{Dialect, Heard, Mind, Socket},
+    socket::{Dialect, Heard, Mind, Socket},
 };
 
 fn resident_kib(server: &Server) -> u64 {

@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 
 use crate::{
-    place::eventually,
+    fixture::eventually,
     servers::{Machine, Server, files_under, is_proof},
-    wire::{Dialect, Heard, Key, Socket},
+    socket::{Dialect, Heard, Key, Socket},
 };
 
 /// Counts, and mixes in what it is told.

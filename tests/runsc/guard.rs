@@ -9,11 +9,11 @@ use std::{
 };
 
 use baton::guard::{
+    guard_wire::{GuardOutcome, Order, Report},
     process::Process,
-    wire::{Order, Report, Told},
 };
 
-use crate::place::clock;
+use crate::fixture::clock;
 
 /// Far more than it ever takes: what a guard that has lost its voice costs.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -61,14 +61,14 @@ impl Scene {
             confirm,
             state_file: self.state.path().to_owned(),
         });
-        self.hear(Told::Armed);
+        self.hear(GuardOutcome::Armed);
     }
 
     fn synced(&mut self) {
         self.tell(Order::Synced { container: "c".to_owned() });
     }
 
-    fn hear(&mut self, what: Told) {
+    fn hear(&mut self, what: GuardOutcome) {
         let line = self.reports.recv_timeout(PATIENCE).unwrap();
         assert_eq!(line.parse(), Ok(Report { what, container: "c".to_owned() }));
     }
@@ -98,18 +98,18 @@ fn at_the_deadline_it_stops_what_is_worth_keeping() {
     scene.show_sentry();
     scene.synced();
     scene.tell(Order::Extend { container: "c".to_owned(), deadline: soon() });
-    scene.hear(Told::Fenced);
+    scene.hear(GuardOutcome::Fenced);
     assert!(scene.process.is_stopped() && !scene.process.has_ended());
     scene.tell(Order::Resume { container: "c".to_owned(), deadline: Duration::ZERO });
-    scene.hear(Told::Fenced);
+    scene.hear(GuardOutcome::Fenced);
     assert!(scene.process.is_stopped());
     scene.tell(Order::Resume { container: "c".to_owned(), deadline: later() });
-    scene.hear(Told::Resumed);
+    scene.hear(GuardOutcome::Resumed);
     while scene.process.is_stopped() {
         thread::yield_now();
     }
     scene.tell(Order::Disarm { container: "c".to_owned() });
-    scene.hear(Told::Disarmed);
+    scene.hear(GuardOutcome::Disarmed);
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn at_the_deadline_it_kills_what_has_not_answered_yet() {
     let mut scene = Scene::new();
     scene.show_sentry();
     scene.arm(soon());
-    scene.hear(Told::Killed);
+    scene.hear(GuardOutcome::Killed);
     scene.sentry.wait().unwrap();
 }
 
@@ -127,8 +127,8 @@ fn one_that_was_nobodys_has_a_deadline_from_the_moment_it_is_taken() {
     scene.show_sentry();
     scene.arm(later());
     scene.tell(Order::Take { container: "c".to_owned(), deadline: soon() });
-    scene.hear(Told::Taken);
-    scene.hear(Told::Killed);
+    scene.hear(GuardOutcome::Taken);
+    scene.hear(GuardOutcome::Killed);
     scene.sentry.wait().unwrap();
 }
 
@@ -137,7 +137,7 @@ fn one_that_shows_itself_after_its_deadline_is_met_at_once() {
     let mut scene = Scene::new();
     scene.arm(Duration::ZERO);
     scene.show_sentry();
-    scene.hear(Told::Killed);
+    scene.hear(GuardOutcome::Killed);
     scene.sentry.wait().unwrap();
 }
 
@@ -148,7 +148,7 @@ fn a_fence_needs_no_deadline() {
     scene.arm(later());
     scene.synced();
     scene.tell(Order::Fence { container: "c".to_owned() });
-    scene.hear(Told::Fenced);
+    scene.hear(GuardOutcome::Fenced);
     assert!(scene.process.is_stopped());
 }
 
@@ -159,7 +159,7 @@ fn when_the_server_is_gone_so_is_everything_it_ran() {
     scene.arm(later());
     scene.synced();
     scene.tell(Order::Fence { container: "c".to_owned() });
-    scene.hear(Told::Fenced);
+    scene.hear(GuardOutcome::Fenced);
     drop(scene.orders.take());
     assert!(scene.guard.wait().unwrap().success());
     scene.sentry.wait().unwrap();
@@ -181,5 +181,5 @@ fn nonsense_does_not_stop_it() {
     writeln!(scene.orders.as_mut().unwrap(), "sing\n\narm\nfence nobody\nresume nobody 1").unwrap();
     scene.show_sentry();
     scene.arm(soon());
-    scene.hear(Told::Killed);
+    scene.hear(GuardOutcome::Killed);
 }

@@ -8,10 +8,10 @@ use serde_json::json;
 use crate::{
     crash::SCALED,
     drain::everybody_goes_on_elsewhere,
+    fixture::{eventually, processes},
     handoff::{everything_moves, movable, ticking},
-    place::{eventually, processes},
     servers::{Machine, NOBODY, capabilities, is_proof},
-    wire::{Dialect, Socket},
+    socket::{Dialect, Socket},
 };
 
 #[tokio::test(flavor = "multi_thread")]

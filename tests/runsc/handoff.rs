@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 
 use crate::{
     client::Line,
-    place::{clock, eventually, processes},
+    fixture::{clock, eventually, processes},
     servers::{Machine, Server, Shared, is_proof},
-    wire::{Dialect, Heard, Key, Mind, Socket},
+    socket::{Dialect, Heard, Key, Mind, Socket},
 };
 
 const TICKER: &str = "i=0; while :; do echo tick $i; echo tock $i >&2; i=$((i+1)); sleep 0.01; done";

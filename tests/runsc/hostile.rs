@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use baton::runtime::{Container, Execs, Lifecycle, OUTPUT_FRAMES, Settings};
+use baton::runtime::{AgentLinks, Container, Lifecycle, OUTPUT_FRAMES, Settings};
 use baton_protocol::{
     agent::Exec,
     frame::{Frame, Kind, Stream},
@@ -10,8 +10,8 @@ use baton_protocol::{
 
 use crate::{
     client::{Client, command},
+    fixture::{Place, clock, sandbox, start},
     impostor::place_with,
-    place::{Place, clock, sandbox, start},
 };
 
 #[tokio::test(flavor = "multi_thread")]

@@ -14,7 +14,7 @@ use tokio::{
 };
 
 use crate::{
-    place::{clock, permit, piece, processes},
+    fixture::{clock, permit, piece, processes},
     servers::is_proof,
 };
 

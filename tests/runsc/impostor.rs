@@ -4,7 +4,7 @@ use std::{os::unix::fs::PermissionsExt, path::PathBuf};
 
 use baton::runtime::Settings;
 
-use super::place::Place;
+use super::fixture::Place;
 
 /// Speaks just enough of the protocol to be taken for an agent.
 const HEAD: &str = r#"#!/usr/bin/python3

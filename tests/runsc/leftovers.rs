@@ -9,13 +9,13 @@ use serde_json::json;
 
 use crate::{
     fence,
-    place::{self, Place, clock},
+    fixture::{self, Place, clock},
 };
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_server_on_the_same_state_directory_is_refused() {
     let place = Place::new().await;
-    let refused = Containers::open(place::settings(place.directory.path()), clock()).await.unwrap_err();
+    let refused = Containers::open(fixture::settings(place.directory.path()), clock()).await.unwrap_err();
     assert!(matches!(refused, Error::Refused { reason: Reason::StateDirHeld, .. }), "{refused}");
     assert!(refused.to_string().contains("BATON_STATE_DIR"), "{refused}");
     place.close().await;
@@ -23,9 +23,9 @@ async fn a_second_server_on_the_same_state_directory_is_refused() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_killed_server_left_is_wiped_at_the_next_start() {
-    let _permit = place::permit().await;
-    let directory = place::directory();
-    let settings = place::settings(directory.path());
+    let _permit = fixture::permit().await;
+    let directory = fixture::directory();
+    let settings = fixture::settings(directory.path());
     let mut server = fence::server(directory.path(), None).await;
     server.kill().unwrap();
     server.wait().unwrap();
@@ -48,7 +48,7 @@ async fn what_a_killed_server_left_is_wiped_at_the_next_start() {
         .arg("detached")
         .status();
     assert!(detached.unwrap().success());
-    let left = place::processes(directory.path());
+    let left = fixture::processes(directory.path());
     assert!(left.len() >= 2, "sentry and gofer live on");
     let table = std::fs::read_to_string("/proc/self/mounts").unwrap();
     assert!(table.contains(root.to_str().unwrap()), "a mount is left too");
@@ -67,8 +67,8 @@ async fn what_a_killed_server_left_is_wiped_at_the_next_start() {
 async fn a_removed_container_leaves_no_process_mount_or_file() {
     use baton::runtime::Lifecycle;
     let place = Place::new().await;
-    let id = place::sandbox();
-    place.containers.create(&id, &place::start()).await.unwrap();
+    let id = fixture::sandbox();
+    place.containers.create(&id, &fixture::start()).await.unwrap();
     let processes = place.processes();
     assert!(processes.len() >= 2);
     place.containers.remove(&id).await.unwrap();
@@ -87,8 +87,8 @@ async fn a_removed_container_leaves_no_process_mount_or_file() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_missing_is_said_with_the_way_to_get_it() {
-    let directory = place::directory();
-    let settings = place::settings(directory.path());
+    let directory = fixture::directory();
+    let settings = fixture::settings(directory.path());
     let no_agent = Settings { agent: "/nowhere/agent".into(), ..settings.clone() };
     let error = Containers::open(no_agent, clock()).await.unwrap_err().to_string();
     assert!(error.contains("no agent") && error.contains("scripts/setup"), "{error}");

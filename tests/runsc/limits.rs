@@ -13,10 +13,10 @@ use serde_json::{Value, json};
 
 use crate::{
     client::{Client, command},
+    fixture::{Place, clock, sandbox, start},
     impostor,
-    place::{Place, clock, sandbox, start},
     servers::{Machine, is_proof},
-    wire::{Dialect, Heard, Socket},
+    socket::{Dialect, Heard, Socket},
 };
 
 /// Fills memory to the end, and leaves a busy machine the time to look.
@@ -279,7 +279,7 @@ async fn what_a_killed_server_left_of_cgroups_is_removed_at_the_next_start() {
         return server.stop().await;
     }
     let (socket, _) = Socket::create(&server, Dialect::V1, json!({"limits": {"memory": "64MiB", "cpus": 1}})).await;
-    let left = crate::place::processes(&server.state);
+    let left = crate::fixture::processes(&server.state);
     let cgroup = fs::read_to_string(format!("/proc/{}/cgroup", left[0].pid())).unwrap();
     let place =
         cgroup.lines().find_map(|line| Some(line[line.find("/baton-")?..].split('/').nth(1)?.to_owned())).unwrap();
@@ -326,7 +326,7 @@ async fn limits_of_clients_are_checked_kept_and_in_force_on_the_next_instance() 
     let copies = socket.until("a copy", |event| event["event"] == "forked" || event["event"] == "error").await;
     let copy = &copies["sandboxes"][0];
     let text = |field: &str| copy[field].as_str().expect("a copy").to_owned();
-    let copy = crate::wire::Key { id: text("sandbox_id"), token: text("sandbox_token") };
+    let copy = crate::socket::Key { id: text("sandbox_id"), token: text("sandbox_token") };
     assert_eq!(machine.json(&format!("sandboxes/{}/metadata.json", copy.id))["limits"], kept);
     let mut attached = Socket::attach(&one, Dialect::V1, &copy).await;
     attached.status("RUNNING").await;

@@ -10,10 +10,10 @@ use serde_json::json;
 use tokio::process::{Child, Command};
 
 use crate::{
+    fixture::{clock, directory, eventually, permit, piece},
     handoff::movable,
-    place::{clock, directory, eventually, permit, piece},
     servers::get,
-    wire::{Dialect, Socket},
+    socket::{Dialect, Socket},
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);

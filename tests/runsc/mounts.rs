@@ -4,12 +4,12 @@
 use serde_json::{Value, json};
 
 use crate::{
+    fixture::eventually,
     gcsfuse::Gcsfuse,
     handoff::ticking,
-    place::eventually,
     servers::{Machine, Server},
     snapshots::snapshot,
-    wire::{Dialect, Key, Mind, Socket},
+    socket::{Dialect, Key, Mind, Socket},
 };
 
 /// The one bucket, and two mounts of it. They end before the bucket and after the servers.

@@ -8,7 +8,7 @@ use baton_protocol::agent::{Exec, Pty};
 
 use crate::{
     client::{Client, command},
-    place::{Place, clock, sandbox, start},
+    fixture::{Place, clock, sandbox, start},
 };
 
 const MOVES: u64 = 20;

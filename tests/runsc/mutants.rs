@@ -17,14 +17,14 @@ use std::{
 
 use baton::runtime::{
     Error, Settings, Source,
-    archive::{Form, Limits, extract_into, farm},
+    archive::{Form, Limits, extract_into, hardlink_tree},
 };
 use make::{mutant, names, valid};
 use nix::sched::{CloneFlags, unshare};
 
 use crate::{
     archives::{extract, look},
-    place::Place,
+    fixture::Place,
     servers::is_proof,
 };
 
@@ -78,7 +78,7 @@ impl Yard {
         fs::create_dir(&tree).unwrap();
         fs::write(&file, archive).unwrap();
         if form == Form::Layer {
-            farm(&self.root.join("base"), &tree).unwrap();
+            hardlink_tree(&self.root.join("base"), &tree).unwrap();
         }
         let (archive, place) = (File::open(&file).unwrap(), tree.clone());
         // A root and rights of its own, as the child has them.

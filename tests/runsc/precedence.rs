@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 
 use crate::{
     commandline::Person,
+    fixture::clock,
     handoff::{movable, tick, ticking},
-    place::clock,
     servers::{Machine, Server},
-    wire::{Dialect, Heard, Key, Mind, Socket},
+    socket::{Dialect, Heard, Key, Mind, Socket},
 };
 
 /// Two servers whose sweeps come often.

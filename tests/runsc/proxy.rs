@@ -75,7 +75,7 @@ impl Proxy {
     /// Waits until so much went through.
     pub async fn after_bytes(&self, count: u64) {
         while self.bytes() < count {
-            crate::place::clock().sleep(std::time::Duration::from_millis(2)).await;
+            crate::fixture::clock().sleep(std::time::Duration::from_millis(2)).await;
         }
     }
 

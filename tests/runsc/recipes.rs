@@ -7,10 +7,10 @@ use tokio::process::Command;
 
 use crate::{
     crash::SCALED,
+    fixture::{clock, eventually},
     handoff::movable,
-    place::{clock, eventually},
     servers::{Machine, Server},
-    wire::{Dialect, Key, Socket},
+    socket::{Dialect, Key, Socket},
 };
 
 /// The token whose hash stands on the page.

@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use crate::{
     commandline::Person,
     crash::SCALED,
+    fixture::clock,
     handoff::movable,
-    place::clock,
     servers::{Machine, Server},
-    wire::{Dialect, Key, Socket},
+    socket::{Dialect, Key, Socket},
 };
 
 /// A command on the storage alone.

@@ -5,9 +5,9 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::{
-    place::{clock, processes},
+    fixture::{clock, processes},
     servers::{Machine, Server},
-    wire::{Dialect, Key, Mind, Socket},
+    socket::{Dialect, Key, Mind, Socket},
 };
 
 const FULL: [(&str, &str); 1] = [("BATON_MAX_SANDBOXES", "1")];

@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::{
-    deploys::other_runsc,
-    place::eventually,
+    fixture::eventually,
     servers::{Machine, Server},
-    wire::{Dialect, Key, Socket},
+    socket::{Dialect, Key, Socket},
+    upgrades::other_runsc,
 };
 
 fn sha256(bytes: &[u8]) -> String {

@@ -6,11 +6,11 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::{
+    fixture::{clock, eventually},
     handoff::movable,
-    place::{clock, eventually},
     servers::{Machine, Server},
     snapshots::{self, snapshot},
-    wire::{Dialect, Key, Socket},
+    socket::{Dialect, Key, Socket},
 };
 
 const OLD: [(&str, &str); 1] = [("BATON_HMAC_KEY", "the-old-key-which-has-32-bytes-or-more")];

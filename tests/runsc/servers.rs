@@ -19,7 +19,7 @@ use tokio::{
     process::{Child, Command},
 };
 
-use super::place::{Permit, clock, directory, eventually, is_unmounted, permit, piece, processes};
+use super::fixture::{Permit, clock, directory, eventually, is_unmounted, permit, piece, processes};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 

@@ -5,9 +5,9 @@ use std::{os::unix::fs::MetadataExt, path::PathBuf, process::Command as Program}
 use serde_json::{Value, json};
 
 use crate::{
-    place::piece,
+    fixture::piece,
     servers::{Machine, Server, files_under, is_proof},
-    wire::{Dialect, Key, Socket},
+    socket::{Dialect, Key, Socket},
 };
 
 /// A tree with everything a file system can have, as large as told; and things removed from the base.

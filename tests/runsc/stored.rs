@@ -7,10 +7,10 @@ use baton_fake_gcs::{Fault, Kind, Op};
 use serde_json::{Value, json};
 
 use crate::{
+    fixture::{Full, eventually, piece},
     handoff::ticking,
-    place::{Full, eventually, piece},
     servers::{Machine, Server, files_under},
-    wire::{Dialect, Key, Socket},
+    socket::{Dialect, Key, Socket},
 };
 
 /// Leaves a file and a child that counts behind.

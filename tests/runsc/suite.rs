@@ -4,7 +4,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use baton::{
     clock::{Moment, SharedClock, TestClock},
-    runtime::{Container, Error, Execs, IMAGE_FILES, Lifecycle, fake::FakeContainers},
+    runtime::{AgentLinks, Container, Error, IMAGE_FILES, Lifecycle, fake::FakeContainers},
 };
 use baton_protocol::{
     agent::State,
@@ -14,13 +14,13 @@ use baton_protocol::{
 
 use crate::{
     client::{Client, command},
-    place::{Place, directory, sandbox, start},
+    fixture::{Place, directory, sandbox, start},
 };
 
 /// One runtime under test.
 struct Subject<'a> {
     life: &'a dyn Lifecycle,
-    execs: &'a dyn Execs,
+    execs: &'a dyn AgentLinks,
     clock: SharedClock,
     scratch: PathBuf,
 }
@@ -48,7 +48,7 @@ macro_rules! cases {
                 let subject = super::Subject {
                     life: &*place.containers,
                     execs: &*place.containers,
-                    clock: crate::place::clock(),
+                    clock: crate::fixture::clock(),
                     scratch: place.path("scratch"),
                 };
                 super::$case(&subject).await;

@@ -16,10 +16,10 @@ use serde_json::{Value, json};
 use tokio::{net::TcpListener, task::JoinSet};
 
 use crate::{
+    fixture::eventually,
     handoff::movable,
-    place::eventually,
     servers::{Machine, Server},
-    wire::{Dialect, Key, Socket},
+    socket::{Dialect, Key, Socket},
 };
 
 const SECRET: &str = "b7c1e0d2-what-nobody-may-read";
@@ -178,8 +178,8 @@ async fn one_trace_leads_from_the_request_over_storage_to_the_restore_elsewhere(
     assert_eq!(last.run("bash", "echo well").await.0, "well\n");
     last.kill().await;
     eventually("it says that nobody takes them", || one.log().contains("traces cannot be sent")).await;
-    let (began, limit) = (crate::place::clock().now(), Duration::from_secs(20));
+    let (began, limit) = (crate::fixture::clock().now(), Duration::from_secs(20));
     one.stop().await;
     two.stop().await;
-    assert!(crate::place::clock().now() - began < limit, "the end does not wait for the collector");
+    assert!(crate::fixture::clock().now() - began < limit, "the end does not wait for the collector");
 }

@@ -16,7 +16,7 @@ use baton_protocol::{
 
 use crate::{
     client::{Client, command},
-    place::{Place, clock, sandbox, start},
+    fixture::{Place, clock, sandbox, start},
     proxy::Proxy,
     servers::Machine,
 };

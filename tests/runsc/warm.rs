@@ -21,7 +21,7 @@ use baton_protocol::{id::SandboxId, limits::Limits};
 
 use crate::{
     client::{Client, command},
-    place::{self, Place, clock, eventually, processes, sandbox, start},
+    fixture::{self, Place, clock, eventually, processes, sandbox, start},
 };
 
 /// A place with warm containers, and its figures.
@@ -152,8 +152,8 @@ async fn what_began_warm_is_restored_elsewhere_with_its_marker() {
     containers.pause(&id).await.unwrap();
     containers.checkpoint(&id, &image).await.unwrap();
     scene.remove(&id).await;
-    let directory = place::directory();
-    let elsewhere = Containers::open(place::settings(directory.path()), clock()).await.unwrap();
+    let directory = fixture::directory();
+    let elsewhere = Containers::open(fixture::settings(directory.path()), clock()).await.unwrap();
     assert_eq!(containers.facts(), elsewhere.facts());
     elsewhere.restore(&id, &start, &image).await.unwrap();
     client.reconnect(&elsewhere, &id).await;
@@ -266,7 +266,7 @@ fn go(names: &Path) -> PathBuf {
 
 /// A runsc before whose every `run` these lines of a shell are run; `$n` is how many there were.
 fn with_shell(names: &Path, script: &str) -> PathBuf {
-    let (file, runs, runsc) = (names.join("runsc"), names.join("runs"), place::piece("BATON_RUNSC"));
+    let (file, runs, runsc) = (names.join("runsc"), names.join("runs"), fixture::piece("BATON_RUNSC"));
     let counted = format!("echo run >>{0}; n=$(wc -l <{0}); {script}", runs.display());
     let text = format!("#!/bin/sh\ncase \" $* \" in *' run '*) {counted};; esac\nexec {} \"$@\"\n", runsc.display());
     std::fs::write(&file, text).unwrap();

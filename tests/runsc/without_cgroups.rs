@@ -10,10 +10,10 @@ use tokio::{
 };
 
 use crate::{
+    fixture::{clock, directory, permit, piece},
     limits::{GREEDY, said},
-    place::{clock, directory, permit, piece},
     servers::get,
-    wire::{Dialect, Socket},
+    socket::{Dialect, Socket},
 };
 
 /// In a view of the file system of its own, in which there are none.

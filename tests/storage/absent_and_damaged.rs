@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use baton::storage::{
     gcs::{Connection, Gcs},
-    store::{Error, If, Poll, Store},
+    store::{Error, Poll, Precondition, Store},
 };
 use baton_fake_gcs::{Fault, Kind, Op};
 
@@ -20,7 +20,7 @@ async fn a_bucket_that_does_not_exist_is_not_an_empty_one() {
     let store = Gcs::new(connection, "elsewhere", clock()).with_timeouts(Duration::from_secs(20), SHORT);
     for error in [
         store.poll(KEY, None).await.unwrap_err(),
-        store.put(KEY, "1".into(), If::Absent).await.unwrap_err(),
+        store.put(KEY, "1".into(), Precondition::Absent).await.unwrap_err(),
         store.list("sandboxes/", None).await.unwrap_err(),
     ] {
         assert!(matches!(error, Error::Denied { .. }), "{error:?}");
@@ -38,9 +38,9 @@ async fn whether_the_bucket_or_the_object_is_missing_is_told_by_the_code_of_a_li
     let connection = Arc::new(Connection::new(Some(fake.url().to_owned())));
     let elsewhere = Gcs::new(connection, "elsewhere", clock()).with_timeouts(Duration::from_secs(20), SHORT);
     assert_denied(elsewhere.poll(KEY, None).await.map(drop));
-    assert_denied(elsewhere.delete(KEY, If::Any).await);
-    assert_denied(elsewhere.put(KEY, "1".into(), If::Any).await.map(drop));
-    assert_denied(elsewhere.upload(KEY, &path, If::Any, &digest, NO_PROGRESS).await.map(drop));
+    assert_denied(elsewhere.delete(KEY, Precondition::Any).await);
+    assert_denied(elsewhere.put(KEY, "1".into(), Precondition::Any).await.map(drop));
+    assert_denied(elsewhere.upload(KEY, &path, Precondition::Any, &digest, NO_PROGRESS).await.map(drop));
     assert_denied(elsewhere.download(KEY, &path.with_extension("back"), &digest, NO_PROGRESS).await);
     let store = gcs_on(&fake);
     for _ in 0..2 {
@@ -64,9 +64,9 @@ async fn what_was_damaged_on_its_way_is_moved_once_more() {
     flip(Op::Read);
     store.fetch("pages.img", &back("two"), 4 << 20, NO_PROGRESS).await.unwrap();
     flip(Op::Write);
-    store.put("put", "small".into(), If::Absent).await.unwrap();
+    store.put("put", "small".into(), Precondition::Absent).await.unwrap();
     flip(Op::Write);
-    store.upload("sent.img", &path, If::Absent, &digest, NO_PROGRESS).await.unwrap();
+    store.upload("sent.img", &path, Precondition::Absent, &digest, NO_PROGRESS).await.unwrap();
     assert_eq!(fake.faults_left(), [], "each has happened");
     assert!(std::fs::read(back("one")).unwrap() == bytes && std::fs::read(back("two")).unwrap() == bytes);
     assert!(fake.content(BUCKET, "put").unwrap() == "small" && fake.content(BUCKET, "sent.img").unwrap() == bytes);

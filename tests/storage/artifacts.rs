@@ -7,12 +7,12 @@ use std::{
 };
 
 use baton::storage::{
-    artifacts,
+    checkpoint_io,
     directory::Directory,
+    gcsfuse::Mounted,
     layout::{Image, Object},
     memory::Memory,
-    mounted::Mounted,
-    store::{Error, If, Poll, Store},
+    store::{Error, Poll, Precondition, Store},
 };
 use baton_fake_gcs::{Fault, Kind, Op};
 use baton_protocol::{
@@ -25,7 +25,7 @@ use crate::{
     suite::{BUCKET, clock, fake_gcs, gcs_on},
 };
 
-const QUIET: artifacts::Total<'static> = &|_, _| {};
+const QUIET: checkpoint_io::Total<'static> = &|_, _| {};
 
 pub fn checkpoint_id() -> CheckpointId {
     let sandbox = SandboxId::parse("sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab").unwrap();
@@ -77,16 +77,16 @@ fn contents(folder: &Path) -> BTreeMap<String, Vec<u8>> {
 async fn round_trip(store: &dyn Store) {
     let (source, target) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     image(source.path());
-    let manifest = manifest_of(artifacts::hash(&clock(), source.path()).await.unwrap());
+    let manifest = manifest_of(checkpoint_io::hash(&clock(), source.path()).await.unwrap());
     let told = Mutex::new(Vec::new());
     let progress = |done, total| told.lock().unwrap().push((done, total));
-    let sha256 = artifacts::upload(store, &clock(), source.path(), &manifest, &progress).await.unwrap();
+    let sha256 = checkpoint_io::upload(store, &clock(), source.path(), &manifest, &progress).await.unwrap();
     let size: u64 = manifest.files.iter().map(|file| file.size).sum();
     assert_eq!(told.lock().unwrap().iter().max(), Some(&(size, size)));
     told.lock().unwrap().clear();
-    let found = artifacts::manifest(store, &clock(), &manifest.checkpoint_id, &sha256).await.unwrap();
+    let found = checkpoint_io::manifest(store, &clock(), &manifest.checkpoint_id, &sha256).await.unwrap();
     assert_eq!(found, manifest);
-    artifacts::download(store, &clock(), &found, target.path(), &progress).await.unwrap();
+    checkpoint_io::download(store, &clock(), &found, target.path(), &progress).await.unwrap();
     assert_eq!(told.lock().unwrap().iter().max(), Some(&(size, size)));
     assert!(contents(source.path()) == contents(target.path()));
 }
@@ -133,12 +133,12 @@ async fn an_upload_is_safe_to_repeat_and_refuses_another_checkpoint_of_the_same_
     let store = Memory::new(clock());
     let source = tempfile::tempdir().unwrap();
     image(source.path());
-    let manifest = manifest_of(artifacts::hash(&clock(), source.path()).await.unwrap());
-    let first = artifacts::upload(&store, &clock(), source.path(), &manifest, QUIET).await.unwrap();
-    let again = artifacts::upload(&store, &clock(), source.path(), &manifest, QUIET).await.unwrap();
+    let manifest = manifest_of(checkpoint_io::hash(&clock(), source.path()).await.unwrap());
+    let first = checkpoint_io::upload(&store, &clock(), source.path(), &manifest, QUIET).await.unwrap();
+    let again = checkpoint_io::upload(&store, &clock(), source.path(), &manifest, QUIET).await.unwrap();
     assert_eq!(first, again);
     let other = Checkpoint { created: "later".into(), ..manifest };
-    let error = artifacts::upload(&store, &clock(), source.path(), &other, QUIET).await.unwrap_err();
+    let error = checkpoint_io::upload(&store, &clock(), source.path(), &other, QUIET).await.unwrap_err();
     assert!(matches!(error, Error::Conflict(_)), "{error:?}");
 }
 
@@ -147,12 +147,12 @@ async fn the_manifest_comes_last() {
     let store = Memory::new(clock());
     let source = tempfile::tempdir().unwrap();
     image(source.path());
-    let manifest = manifest_of(artifacts::hash(&clock(), source.path()).await.unwrap());
+    let manifest = manifest_of(checkpoint_io::hash(&clock(), source.path()).await.unwrap());
     let pages = source.path().join("pages.img");
     let mut bytes = std::fs::read(&pages).unwrap();
     bytes[5] ^= 1;
     std::fs::write(&pages, bytes).unwrap();
-    let error = artifacts::upload(&store, &clock(), source.path(), &manifest, QUIET).await.unwrap_err();
+    let error = checkpoint_io::upload(&store, &clock(), source.path(), &manifest, QUIET).await.unwrap_err();
     assert!(matches!(error, Error::Damaged { .. }), "{error:?}");
     let key = Object::CheckpointManifest(&manifest.checkpoint_id).key();
     assert_eq!(store.poll(&key, None).await.unwrap(), Poll::Missing);
@@ -164,9 +164,9 @@ async fn one_wrong_bit_anywhere_is_refused_before_use() {
     let store = gcs_on(&fake);
     let source = tempfile::tempdir().unwrap();
     image(source.path());
-    let manifest = manifest_of(artifacts::hash(&clock(), source.path()).await.unwrap());
+    let manifest = manifest_of(checkpoint_io::hash(&clock(), source.path()).await.unwrap());
     let id = &manifest.checkpoint_id;
-    let sha256 = artifacts::upload(&store, &clock(), source.path(), &manifest, QUIET).await.unwrap();
+    let sha256 = checkpoint_io::upload(&store, &clock(), source.path(), &manifest, QUIET).await.unwrap();
     for object in Image::ALL.map(|image| Object::Image(id, image)).map(|object| object.key()) {
         let whole = fake.content(BUCKET, &object).unwrap();
         for place in 0..10 {
@@ -175,7 +175,7 @@ async fn one_wrong_bit_anywhere_is_refused_before_use() {
             rotten[at] ^= 1 << (place % 8);
             fake.put(BUCKET, &object, rotten);
             let target = tempfile::tempdir().unwrap();
-            let answer = artifacts::download(&store, &clock(), &manifest, target.path(), QUIET).await;
+            let answer = checkpoint_io::download(&store, &clock(), &manifest, target.path(), QUIET).await;
             assert!(matches!(answer, Err(Error::Damaged { .. })), "{object} at {at}: {answer:?}");
             assert!(!target.path().join(object.rsplit('/').next().unwrap()).exists());
         }
@@ -185,7 +185,7 @@ async fn one_wrong_bit_anywhere_is_refused_before_use() {
     let mut other = fake.content(BUCKET, &key).unwrap().to_vec();
     other.push(b' ');
     fake.put(BUCKET, &key, other);
-    let error = artifacts::manifest(&store, &clock(), id, &sha256).await.unwrap_err();
+    let error = checkpoint_io::manifest(&store, &clock(), id, &sha256).await.unwrap_err();
     assert!(matches!(error, Error::Damaged { .. }), "{error:?}");
 }
 
@@ -194,7 +194,7 @@ async fn a_manifest_that_names_other_files_is_refused() {
     let store = Memory::new(clock());
     let (source, target) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     image(source.path());
-    let files = artifacts::hash(&clock(), source.path()).await.unwrap();
+    let files = checkpoint_io::hash(&clock(), source.path()).await.unwrap();
     let renamed = |name: &str| {
         let mut files = files.clone();
         files[0].name = name.to_owned();
@@ -202,8 +202,8 @@ async fn a_manifest_that_names_other_files_is_refused() {
     };
     for wrong in [Vec::new(), files[..2].to_vec(), renamed("../../etc/passwd"), renamed("pages.img"), renamed("x")] {
         let manifest = manifest_of(wrong);
-        let up = artifacts::upload(&store, &clock(), source.path(), &manifest, QUIET).await;
-        let down = artifacts::download(&store, &clock(), &manifest, target.path(), QUIET).await;
+        let up = checkpoint_io::upload(&store, &clock(), source.path(), &manifest, QUIET).await;
+        let down = checkpoint_io::download(&store, &clock(), &manifest, target.path(), QUIET).await;
         assert!(matches!(up, Err(Error::Damaged { .. })) && matches!(down, Err(Error::Damaged { .. })));
     }
 }
@@ -213,11 +213,11 @@ async fn a_missing_file_is_said_at_once() {
     let folder = tempfile::tempdir().unwrap();
     image(folder.path());
     std::fs::remove_file(folder.path().join("pages.img")).unwrap();
-    let error = artifacts::hash(&clock(), folder.path()).await.unwrap_err();
+    let error = checkpoint_io::hash(&clock(), folder.path()).await.unwrap_err();
     assert!(matches!(error, Error::NotFound(_)), "{error:?}");
     let store = Memory::new(clock());
     let error =
-        artifacts::manifest(&store, &clock(), &checkpoint_id(), &Sha256Name::from_bits([0; 32])).await.unwrap_err();
+        checkpoint_io::manifest(&store, &clock(), &checkpoint_id(), &Sha256Name::from_bits([0; 32])).await.unwrap_err();
     assert!(matches!(error, Error::NotFound(_)), "{error:?}");
 }
 
@@ -227,13 +227,13 @@ async fn a_purge_erases_the_checkpoint_and_nothing_beside_it() {
     let store = gcs_on(&fake);
     let source = tempfile::tempdir().unwrap();
     image(source.path());
-    let manifest = manifest_of(artifacts::hash(&clock(), source.path()).await.unwrap());
-    artifacts::upload(&store, &clock(), source.path(), &manifest, QUIET).await.unwrap();
+    let manifest = manifest_of(checkpoint_io::hash(&clock(), source.path()).await.unwrap());
+    checkpoint_io::upload(&store, &clock(), source.path(), &manifest, QUIET).await.unwrap();
     let beside = format!("sandbox_checkpoints/{}0/manifest.json", manifest.checkpoint_id);
-    store.put(&beside, "x".into(), If::Absent).await.unwrap();
+    store.put(&beside, "x".into(), Precondition::Absent).await.unwrap();
     fake.add_fault(Fault::new(Op::Delete, Kind::Lost));
-    artifacts::purge(&store, &clock(), &manifest.checkpoint_id).await.unwrap();
-    artifacts::purge(&store, &clock(), &manifest.checkpoint_id).await.expect("it is safe to repeat");
+    checkpoint_io::purge(&store, &clock(), &manifest.checkpoint_id).await.unwrap();
+    checkpoint_io::purge(&store, &clock(), &manifest.checkpoint_id).await.expect("it is safe to repeat");
     let left = store.list("sandbox_checkpoints/", None).await.unwrap().entries;
     assert_eq!(left.into_iter().map(|entry| entry.key).collect::<Vec<_>>(), [beside]);
 }

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use baton::storage::store::{Digest, Error, If, Poll, SMALL, Store, Version};
+use baton::storage::store::{Digest, Error, Poll, Precondition, SMALL, Store, Version};
 use bytes::Bytes;
 use tokio::task::JoinSet;
 
@@ -23,29 +23,29 @@ async fn read(store: &dyn Store, key: &str) -> (Bytes, Version) {
 
 pub async fn an_object_is_created_once_updated_by_version_and_deleted_by_version(subject: &Subject) {
     let (store, key) = (&subject.store, format!("{}sandboxes/a/lock.json", subject.prefix));
-    let first = store.put(&key, "1".into(), If::Absent).await.unwrap().version;
-    assert!(matches!(store.put(&key, "x".into(), If::Absent).await, Err(Error::Conflict(_))));
-    let second = store.put(&key, "2".into(), If::Is(first.clone())).await.unwrap().version;
+    let first = store.put(&key, "1".into(), Precondition::Absent).await.unwrap().version;
+    assert!(matches!(store.put(&key, "x".into(), Precondition::Absent).await, Err(Error::Conflict(_))));
+    let second = store.put(&key, "2".into(), Precondition::Is(first.clone())).await.unwrap().version;
     assert_ne!(first, second);
-    assert!(matches!(store.put(&key, "x".into(), If::Is(first.clone())).await, Err(Error::Conflict(_))));
+    assert!(matches!(store.put(&key, "x".into(), Precondition::Is(first.clone())).await, Err(Error::Conflict(_))));
     assert_eq!(read(&**store, &key).await, ("2".into(), second.clone()));
-    assert!(matches!(store.delete(&key, If::Is(first)).await, Err(Error::Conflict(_))));
+    assert!(matches!(store.delete(&key, Precondition::Is(first)).await, Err(Error::Conflict(_))));
     assert_eq!(read(&**store, &key).await.0, "2");
-    let third = store.put(&key, "3".into(), If::Any).await.unwrap().version;
-    assert!(matches!(store.delete(&key, If::Is(second)).await, Err(Error::Conflict(_))));
-    store.delete(&key, If::Is(third.clone())).await.unwrap();
+    let third = store.put(&key, "3".into(), Precondition::Any).await.unwrap().version;
+    assert!(matches!(store.delete(&key, Precondition::Is(second)).await, Err(Error::Conflict(_))));
+    store.delete(&key, Precondition::Is(third.clone())).await.unwrap();
     assert_eq!(store.poll(&key, None).await.unwrap(), Poll::Missing);
-    let again = store.put(&key, "3".into(), If::Absent).await.unwrap().version;
+    let again = store.put(&key, "3".into(), Precondition::Absent).await.unwrap().version;
     assert_ne!(again, third, "a later object of the same content is another");
 }
 
 pub async fn what_is_not_there_is_missing_and_cannot_be_deleted(subject: &Subject) {
     let (store, key) = (&subject.store, format!("{}sandboxes/none/lock.json", subject.prefix));
     assert_eq!(store.poll(&key, None).await.unwrap(), Poll::Missing);
-    assert!(matches!(store.delete(&key, If::Any).await, Err(Error::NotFound(_))));
-    let some = store.put(&format!("{key}.other"), "1".into(), If::Any).await.unwrap().version;
+    assert!(matches!(store.delete(&key, Precondition::Any).await, Err(Error::NotFound(_))));
+    let some = store.put(&format!("{key}.other"), "1".into(), Precondition::Any).await.unwrap().version;
     assert_eq!(store.poll(&key, Some(&some)).await.unwrap(), Poll::Missing);
-    assert!(matches!(store.put(&key, "1".into(), If::Is(some)).await, Err(Error::Conflict(_))));
+    assert!(matches!(store.put(&key, "1".into(), Precondition::Is(some)).await, Err(Error::Conflict(_))));
     let target = tempfile::tempdir().unwrap();
     let file = target.path().join("file");
     let error = store.download(&key, &file, &Digest::of(b""), NO_PROGRESS).await.unwrap_err();
@@ -55,21 +55,21 @@ pub async fn what_is_not_there_is_missing_and_cannot_be_deleted(subject: &Subjec
 
 pub async fn a_poll_says_unchanged_changed_or_missing(subject: &Subject) {
     let (store, key) = (&subject.store, format!("{}sandboxes/p/metadata.json", subject.prefix));
-    let first = store.put(&key, "one".into(), If::Absent).await.unwrap().version;
+    let first = store.put(&key, "one".into(), Precondition::Absent).await.unwrap().version;
     assert_eq!(store.poll(&key, Some(&first)).await.unwrap(), Poll::Unchanged);
-    let second = store.put(&key, "two".into(), If::Any).await.unwrap().version;
+    let second = store.put(&key, "two".into(), Precondition::Any).await.unwrap().version;
     assert_eq!(store.poll(&key, Some(&first)).await.unwrap(), Poll::Changed("two".into(), second.clone()));
-    store.delete(&key, If::Any).await.unwrap();
+    store.delete(&key, Precondition::Any).await.unwrap();
     assert_eq!(store.poll(&key, Some(&second)).await.unwrap(), Poll::Missing);
 }
 
 pub async fn the_same_content_written_again_is_a_new_version(subject: &Subject) {
     let (store, key) = (&subject.store, format!("{}sandboxes/aba/lock.json", subject.prefix));
-    let first = store.put(&key, "A".into(), If::Absent).await.unwrap().version;
-    store.put(&key, "B".into(), If::Is(first.clone())).await.unwrap();
-    let third = store.put(&key, "A".into(), If::Any).await.unwrap().version;
+    let first = store.put(&key, "A".into(), Precondition::Absent).await.unwrap().version;
+    store.put(&key, "B".into(), Precondition::Is(first.clone())).await.unwrap();
+    let third = store.put(&key, "A".into(), Precondition::Any).await.unwrap().version;
     assert_ne!(first, third);
-    assert!(matches!(store.put(&key, "C".into(), If::Is(first)).await, Err(Error::Conflict(_))));
+    assert!(matches!(store.put(&key, "C".into(), Precondition::Is(first)).await, Err(Error::Conflict(_))));
 }
 
 pub async fn of_forty_racing_creates_one_wins(subject: &Subject) {
@@ -79,7 +79,7 @@ pub async fn of_forty_racing_creates_one_wins(subject: &Subject) {
         let (store, key) = ((subject.open)(), key.clone());
         racers.spawn(async move {
             let bytes = Bytes::from(racer.to_string());
-            match store.put(&key, bytes.clone(), If::Absent).await {
+            match store.put(&key, bytes.clone(), Precondition::Absent).await {
                 Ok(written) => Some((bytes, written.version)),
                 Err(Error::Conflict(_)) => None,
                 Err(error) => panic!("{error}"),
@@ -96,7 +96,7 @@ pub async fn increment(store: &dyn Store, key: &str) {
     loop {
         let (bytes, version) = read(store, key).await;
         let number: u64 = std::str::from_utf8(&bytes).unwrap().parse().unwrap();
-        match store.put(key, (number + 1).to_string().into(), If::Is(version)).await {
+        match store.put(key, (number + 1).to_string().into(), Precondition::Is(version)).await {
             Ok(_) => return,
             Err(Error::Conflict(_)) => {}
             Err(Error::RateLimited(_)) => tokio::time::sleep(Duration::from_secs(1)).await,
@@ -107,7 +107,7 @@ pub async fn increment(store: &dyn Store, key: &str) {
 
 pub async fn no_contended_increment_is_lost(subject: &Subject) {
     let key = format!("{}sandboxes/sum/lock.json", subject.prefix);
-    subject.store.put(&key, "0".into(), If::Absent).await.unwrap();
+    subject.store.put(&key, "0".into(), Precondition::Absent).await.unwrap();
     let mut writers = JoinSet::new();
     for _ in 0..8 {
         let (store, key) = ((subject.open)(), key.clone());
@@ -128,9 +128,9 @@ pub async fn a_listing_goes_over_page_borders_in_the_order_of_keys(subject: &Sub
     keys.extend(["list/a-b/1", "list/a0", "list/b", "list/b/x/y"].map(|key| format!("{prefix}{key}")));
     keys.retain(|key| !key.ends_with("list/b"));
     for key in keys.iter().rev() {
-        store.put(key, "x".into(), If::Absent).await.unwrap();
+        store.put(key, "x".into(), Precondition::Absent).await.unwrap();
     }
-    store.put(&format!("{prefix}listing"), "x".into(), If::Absent).await.unwrap();
+    store.put(&format!("{prefix}listing"), "x".into(), Precondition::Absent).await.unwrap();
     keys.sort();
     let mut found: Vec<String> = Vec::new();
     loop {
@@ -153,8 +153,8 @@ pub async fn a_listing_goes_over_page_borders_in_the_order_of_keys(subject: &Sub
 
 pub async fn a_listing_knows_the_version_a_poll_tells(subject: &Subject) {
     let (store, key) = (&subject.store, format!("{}versions/one", subject.prefix));
-    store.put(&key, "first".into(), If::Absent).await.unwrap();
-    let written = store.put(&key, "second".into(), If::Any).await.unwrap().version;
+    store.put(&key, "first".into(), Precondition::Absent).await.unwrap();
+    let written = store.put(&key, "second".into(), Precondition::Any).await.unwrap().version;
     let page = store.list(&key, None).await.unwrap();
     assert_eq!((page.entries.len(), page.more), (1, false));
     assert_eq!((&page.entries[0].version, page.entries[0].size), (&written, 6));
@@ -167,13 +167,13 @@ pub async fn a_listing_says_when_an_object_was_last_written(subject: &Subject) {
         let listed = store.list(&key, None).await.unwrap().entries;
         listed[0].updated.expect("a store that locks has a clock")
     };
-    store.put(&key, "one".into(), If::Absent).await.unwrap();
+    store.put(&key, "one".into(), Precondition::Absent).await.unwrap();
     let first = written().await;
     assert_eq!(written().await, first, "a look is no write");
     // A clock may be coarse: it moves on in the end.
     while written().await == first {
         tokio::time::sleep(Duration::from_millis(2)).await;
-        store.put(&key, "two".into(), If::Any).await.unwrap();
+        store.put(&key, "two".into(), Precondition::Any).await.unwrap();
     }
     assert!(written().await > first);
 }
@@ -185,9 +185,9 @@ pub async fn keys_that_climb_or_hide_are_refused(subject: &Subject) {
         let store = &subject.store;
         let answers = [
             store.poll(key, None).await.err(),
-            store.put(key, "x".into(), If::Any).await.err(),
-            store.delete(key, If::Any).await.err(),
-            store.upload(key, Path::new("/dev/null"), If::Any, &Digest::of(b""), NO_PROGRESS).await.err(),
+            store.put(key, "x".into(), Precondition::Any).await.err(),
+            store.delete(key, Precondition::Any).await.err(),
+            store.upload(key, Path::new("/dev/null"), Precondition::Any, &Digest::of(b""), NO_PROGRESS).await.err(),
             store.download(key, Path::new("/nowhere"), &Digest::of(b""), NO_PROGRESS).await.err(),
         ];
         for answer in answers {
@@ -199,14 +199,14 @@ pub async fn keys_that_climb_or_hide_are_refused(subject: &Subject) {
 pub async fn a_large_object_is_not_polled_and_not_put(subject: &Subject) {
     let (store, key) = (&subject.store, format!("{}large", subject.prefix));
     let bytes = vec![7; SMALL as usize + 1];
-    assert!(matches!(store.put(&key, bytes.clone().into(), If::Any).await, Err(Error::Other { .. })));
+    assert!(matches!(store.put(&key, bytes.clone().into(), Precondition::Any).await, Err(Error::Other { .. })));
     let folder = tempfile::tempdir().unwrap();
     let (file, digest) = file_of(folder.path(), &bytes);
-    let version = store.upload(&key, &file, If::Absent, &digest, NO_PROGRESS).await.unwrap().version;
+    let version = store.upload(&key, &file, Precondition::Absent, &digest, NO_PROGRESS).await.unwrap().version;
     assert!(matches!(store.poll(&key, None).await, Err(Error::Other { .. })));
     assert_eq!(store.poll(&key, Some(&version)).await.unwrap(), Poll::Unchanged);
     assert_eq!(store.list(&key, None).await.unwrap().entries[0].version, version);
-    store.delete(&key, If::Is(version)).await.unwrap();
+    store.delete(&key, Precondition::Is(version)).await.unwrap();
 }
 
 /// Bytes that repeat nowhere near, from a seed.
@@ -237,12 +237,12 @@ pub async fn files_come_back_as_they_went(subject: &Subject) {
         let (source, target) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let bytes = noise(size as u64, size);
         let (file, digest) = file_of(source.path(), &bytes);
-        store.upload(&key, &file, If::Absent, &digest, NO_PROGRESS).await.unwrap();
+        store.upload(&key, &file, Precondition::Absent, &digest, NO_PROGRESS).await.unwrap();
         let back = target.path().join("back");
         store.download(&key, &back, &digest, NO_PROGRESS).await.unwrap();
         assert!(std::fs::read(&back).unwrap() == bytes, "{size} bytes differ");
         assert_eq!(std::fs::read_dir(target.path()).unwrap().count(), 1, "nothing beside the file");
-        store.delete(&key, If::Any).await.unwrap();
+        store.delete(&key, Precondition::Any).await.unwrap();
     }
 }
 
@@ -255,7 +255,7 @@ pub async fn a_file_that_is_not_what_its_digest_says_is_not_uploaded(subject: &S
         Digest { sha256: Digest::of(b"other").sha256, ..digest.clone() },
         Digest { crc32c: !digest.crc32c, ..digest.clone() },
     ] {
-        let error = store.upload(&key, &file, If::Absent, &wrong, NO_PROGRESS).await.unwrap_err();
+        let error = store.upload(&key, &file, Precondition::Absent, &wrong, NO_PROGRESS).await.unwrap_err();
         assert!(matches!(error, Error::Damaged { .. }), "{error:?}");
         assert!(store.list(&key, None).await.unwrap().entries.is_empty());
     }
@@ -265,7 +265,7 @@ pub async fn a_download_that_is_not_what_its_digest_says_is_not_published(subjec
     let (store, key) = (&subject.store, format!("{}other", subject.prefix));
     let (source, target) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (file, digest) = file_of(source.path(), &noise(2, 300_000));
-    store.upload(&key, &file, If::Absent, &digest, NO_PROGRESS).await.unwrap();
+    store.upload(&key, &file, Precondition::Absent, &digest, NO_PROGRESS).await.unwrap();
     let back = target.path().join("back");
     for wrong in [
         Digest { size: digest.size + 1, ..digest.clone() },
@@ -282,12 +282,12 @@ pub async fn an_upload_only_if_absent_keeps_what_is_there(subject: &Subject) {
     let (store, key) = (&subject.store, format!("{}once", subject.prefix));
     let folder = tempfile::tempdir().unwrap();
     let (file, digest) = file_of(folder.path(), b"first");
-    let first = store.upload(&key, &file, If::Absent, &digest, NO_PROGRESS).await.unwrap().version;
+    let first = store.upload(&key, &file, Precondition::Absent, &digest, NO_PROGRESS).await.unwrap().version;
     let (file, digest) = file_of(folder.path(), b"second");
-    let error = store.upload(&key, &file, If::Absent, &digest, NO_PROGRESS).await.unwrap_err();
+    let error = store.upload(&key, &file, Precondition::Absent, &digest, NO_PROGRESS).await.unwrap_err();
     assert!(matches!(error, Error::Conflict(_)), "{error:?}");
     assert_eq!(read(&**store, &key).await, ("first".into(), first.clone()));
-    store.upload(&key, &file, If::Is(first), &digest, NO_PROGRESS).await.unwrap();
+    store.upload(&key, &file, Precondition::Is(first), &digest, NO_PROGRESS).await.unwrap();
     assert_eq!(read(&**store, &key).await.0, "second");
 }
 
@@ -295,8 +295,8 @@ pub async fn an_upload_repeated_with_the_same_content_is_settled(subject: &Subje
     let (store, key) = (&subject.store, format!("{}twice", subject.prefix));
     let folder = tempfile::tempdir().unwrap();
     let (file, digest) = file_of(folder.path(), &noise(5, 3 << 20));
-    let first = store.upload(&key, &file, If::Absent, &digest, NO_PROGRESS).await.unwrap().version;
-    let again = store.upload(&key, &file, If::Absent, &digest, NO_PROGRESS).await.unwrap().version;
+    let first = store.upload(&key, &file, Precondition::Absent, &digest, NO_PROGRESS).await.unwrap().version;
+    let again = store.upload(&key, &file, Precondition::Absent, &digest, NO_PROGRESS).await.unwrap().version;
     assert_eq!(first, again, "nothing was written anew");
 }
 
@@ -308,14 +308,16 @@ pub async fn a_transfer_cancelled_in_the_middle_leaves_nothing(subject: &Subject
     let mut tries = 0..20;
     loop {
         assert!(tries.next().is_some(), "a cancelled upload always leaves an object");
-        until_half(&digest, async |progress| drop(store.upload(&key, &file, If::Absent, &digest, progress).await))
-            .await;
-        match store.upload(&key, &file, If::Absent, &digest, NO_PROGRESS).await {
+        until_half(&digest, async |progress| {
+            drop(store.upload(&key, &file, Precondition::Absent, &digest, progress).await)
+        })
+        .await;
+        match store.upload(&key, &file, Precondition::Absent, &digest, NO_PROGRESS).await {
             Ok(_) => break,
             // Perhaps it goes away by itself, a moment later. Meanwhile a mount may say of it what it likes.
             Err(error) if matches!(error, Error::Conflict(_) | Error::NotFound(_)) || error.is_passing() => {
                 tokio::time::sleep(Duration::from_millis(50)).await;
-                drop(store.delete(&key, If::Any).await);
+                drop(store.delete(&key, Precondition::Any).await);
             }
             Err(error) => panic!("{error}"),
         }
@@ -360,7 +362,7 @@ pub async fn progress_ends_at_the_size_of_the_file(subject: &Subject) {
     let progress = |done| {
         assert!(last.swap(done, Ordering::SeqCst) <= done, "it goes forward");
     };
-    store.upload(&key, &file, If::Absent, &digest, &progress).await.unwrap();
+    store.upload(&key, &file, Precondition::Absent, &digest, &progress).await.unwrap();
     assert_eq!(last.swap(0, Ordering::SeqCst), digest.size);
     store.download(&key, &folder.path().join("back"), &digest, &progress).await.unwrap();
     assert_eq!(last.load(Ordering::SeqCst), digest.size);

@@ -4,7 +4,7 @@ use std::{os::unix::fs::MetadataExt, path::Path, sync::Arc, time::Duration};
 
 use baton::storage::{
     directory::Directory,
-    store::{Digest, Error, If, Poll, Progress, Store},
+    store::{Digest, Error, Poll, Precondition, Progress, Store},
 };
 
 use crate::{cases::noise, suite::clock};
@@ -22,18 +22,18 @@ async fn an_editors_write_is_a_new_version_whether_in_place_or_by_rename() {
     let root = tempfile::tempdir().unwrap();
     let store = open(root.path());
     let path = root.path().join(KEY);
-    let first = store.put(KEY, "{}".into(), If::Absent).await.unwrap().version;
+    let first = store.put(KEY, "{}".into(), Precondition::Absent).await.unwrap().version;
     assert_eq!(std::fs::read(&path).unwrap(), b"{}", "the object is plain");
     std::fs::write(&path, "{\"a\":1}").unwrap();
     let Poll::Changed(bytes, second) = store.poll(KEY, Some(&first)).await.unwrap() else { panic!() };
     assert_eq!(bytes, "{\"a\":1}");
-    assert!(matches!(store.put(KEY, "lost".into(), If::Is(first)).await, Err(Error::Conflict(_))));
+    assert!(matches!(store.put(KEY, "lost".into(), Precondition::Is(first)).await, Err(Error::Conflict(_))));
     let beside = root.path().join("sandboxes/x/.metadata.json.swp");
     std::fs::write(&beside, "{\"a\":2}").unwrap();
     std::fs::rename(&beside, &path).unwrap();
     assert!(matches!(store.poll(KEY, Some(&second)).await.unwrap(), Poll::Changed(..)));
     let Poll::Changed(_, third) = store.poll(KEY, None).await.unwrap() else { panic!() };
-    store.put(KEY, "{}".into(), If::Is(third)).await.unwrap();
+    store.put(KEY, "{}".into(), Precondition::Is(third)).await.unwrap();
 }
 
 #[tokio::test]
@@ -44,7 +44,7 @@ async fn a_file_somebody_put_there_is_an_object() {
     std::fs::write(root.path().join(KEY), "by hand").unwrap();
     let Poll::Changed(_, version) = store.poll(KEY, None).await.unwrap() else { panic!() };
     assert_eq!(store.list("sandboxes/", None).await.unwrap().entries[0].version, version);
-    store.delete(KEY, If::Is(version)).await.unwrap();
+    store.delete(KEY, Precondition::Is(version)).await.unwrap();
     assert!(!root.path().join("sandboxes").exists(), "empty folders go with the last object");
 }
 
@@ -57,7 +57,7 @@ async fn drafts_of_the_dead_are_swept_and_those_of_the_living_are_not() {
         let file = std::fs::File::create(drafts.join(name)).unwrap();
         file.set_modified(std::time::SystemTime::now() - Duration::from_secs(age * 3600)).unwrap();
     }
-    open(root.path()).put(KEY, "1".into(), If::Absent).await.unwrap();
+    open(root.path()).put(KEY, "1".into(), Precondition::Absent).await.unwrap();
     let left: Vec<_> = std::fs::read_dir(&drafts).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left, ["living"]);
 }
@@ -68,9 +68,9 @@ async fn a_change_by_another_store_an_editor_or_a_deletion_is_noticed_at_once() 
     let (here, there) = (Arc::new(open(root.path())), open(root.path()));
     let path = root.path().join(KEY);
     // Neither the object nor its folders exist yet.
-    notices(&here, async { drop(there.put(KEY, "1".into(), If::Absent).await.unwrap()) }).await;
+    notices(&here, async { drop(there.put(KEY, "1".into(), Precondition::Absent).await.unwrap()) }).await;
     assert!(matches!(here.poll(KEY, None).await.unwrap(), Poll::Changed(..)));
-    notices(&here, async { drop(there.put(KEY, "2".into(), If::Any).await.unwrap()) }).await;
+    notices(&here, async { drop(there.put(KEY, "2".into(), Precondition::Any).await.unwrap()) }).await;
     notices(&here, async { std::fs::write(&path, "edited").unwrap() }).await;
     notices(&here, async { std::fs::remove_file(&path).unwrap() }).await;
 }
@@ -91,9 +91,9 @@ async fn notices(store: &Arc<Directory>, change: impl Future<Output = ()>) {
 async fn a_change_between_the_read_and_the_watch_is_not_missed() {
     let root = tempfile::tempdir().unwrap();
     let (here, there) = (open(root.path()), open(root.path()));
-    there.put(KEY, "1".into(), If::Absent).await.unwrap();
+    there.put(KEY, "1".into(), Precondition::Absent).await.unwrap();
     here.poll(KEY, None).await.unwrap();
-    there.put(KEY, "2".into(), If::Any).await.unwrap();
+    there.put(KEY, "2".into(), Precondition::Any).await.unwrap();
     tokio::time::timeout(Duration::from_secs(20), here.changed(KEY)).await.expect("it is old news");
 }
 
@@ -101,7 +101,7 @@ async fn a_change_between_the_read_and_the_watch_is_not_missed() {
 async fn a_lock_file_held_by_a_stopped_process_makes_the_store_unavailable_not_stuck() {
     let root = tempfile::tempdir().unwrap();
     let (store, hurried) = (open(root.path()), open(root.path()).with_patience(Duration::from_millis(500)));
-    store.put(KEY, "1".into(), If::Absent).await.unwrap();
+    store.put(KEY, "1".into(), Precondition::Absent).await.unwrap();
     let mut held = Vec::new();
     for entry in std::fs::read_dir(root.path().join(".baton/locks")).unwrap() {
         let file = std::fs::File::open(entry.unwrap().path()).unwrap();
@@ -109,10 +109,10 @@ async fn a_lock_file_held_by_a_stopped_process_makes_the_store_unavailable_not_s
         held.push(file);
     }
     store.poll(KEY, None).await.expect("readers need no lock");
-    let error = hurried.put(KEY, "2".into(), If::Any).await.unwrap_err();
+    let error = hurried.put(KEY, "2".into(), Precondition::Any).await.unwrap_err();
     assert!(error.is_passing(), "{error:?}");
     drop(held);
-    store.put(KEY, "3".into(), If::Any).await.unwrap();
+    store.put(KEY, "3".into(), Precondition::Any).await.unwrap();
 }
 
 /// The other half of the test below: it runs in a process of its own.
@@ -130,7 +130,7 @@ async fn one_process_of_six() {
 async fn six_processes_lose_no_increment() {
     let root = tempfile::tempdir().unwrap();
     let store = open(root.path());
-    store.put("sum", "0".into(), If::Absent).await.unwrap();
+    store.put("sum", "0".into(), Precondition::Absent).await.unwrap();
     let mut children = Vec::new();
     for _ in 0..6 {
         let mut command = tokio::process::Command::new(std::env::current_exe().unwrap());

@@ -8,7 +8,7 @@ use std::{
 
 use baton::storage::{
     gcs::{Connection, Gcs},
-    store::{Digest, Error, If, Poll, Store, Urgency, Version},
+    store::{Digest, Error, Poll, Precondition, Priority, Store, Version},
 };
 use baton_fake_gcs::{FakeGcs, Fault, Kind, Op};
 use bytes::Bytes;
@@ -50,7 +50,7 @@ async fn a_create_whose_reply_is_lost_is_ambiguous_and_a_read_settles_it() {
     let fake = fake_gcs().await;
     let store = gcs_on(&fake);
     fake.add_fault(Fault::new(Op::Write, Kind::Lost));
-    let error = store.put(KEY, "nonce 1".into(), If::Absent).await.unwrap_err();
+    let error = store.put(KEY, "nonce 1".into(), Precondition::Absent).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. } | Error::Conflict(_)), "{error:?}");
     assert_eq!(read(&store).await.0, "nonce 1");
 }
@@ -62,7 +62,7 @@ async fn a_write_whose_answer_breaks_off_is_ambiguous_and_not_damage() {
     for clip in [0, 1, 40] {
         fake.add_fault(Fault::new(Op::Write, Kind::Clip(clip)));
         let text = format!("nonce {clip}");
-        let error = store.put(KEY, text.clone().into(), If::Any).await.unwrap_err();
+        let error = store.put(KEY, text.clone().into(), Precondition::Any).await.unwrap_err();
         assert!(matches!(error, Error::Unavailable { .. }), "{clip}: {error:?}");
         assert_eq!(read(&store).await.0, text);
     }
@@ -76,9 +76,9 @@ async fn an_upload_whose_answer_breaks_off_may_simply_be_repeated() {
         let store = gcs_on(&fake);
         fake.add_fault(Fault::new(op, Kind::Clip(40)));
         // The library repeats some of these itself.
-        let first = store.upload("pages.img", &path, If::Absent, &digest, NO_PROGRESS).await;
+        let first = store.upload("pages.img", &path, Precondition::Absent, &digest, NO_PROGRESS).await;
         assert!(first.as_ref().err().is_none_or(Error::is_passing), "{first:?}");
-        store.upload("pages.img", &path, If::Absent, &digest, NO_PROGRESS).await.unwrap();
+        store.upload("pages.img", &path, Precondition::Absent, &digest, NO_PROGRESS).await.unwrap();
         assert_eq!(fake.faults_left(), []);
         assert!(fake.content(BUCKET, "pages.img").unwrap() == bytes);
     }
@@ -88,23 +88,23 @@ async fn an_upload_whose_answer_breaks_off_may_simply_be_repeated() {
 async fn an_update_whose_reply_is_lost_is_ambiguous_and_a_read_settles_it() {
     let fake = fake_gcs().await;
     let store = gcs_on(&fake);
-    let first = store.put(KEY, "nonce 1".into(), If::Absent).await.unwrap().version;
+    let first = store.put(KEY, "nonce 1".into(), Precondition::Absent).await.unwrap().version;
     fake.add_fault(Fault::new(Op::Write, Kind::Lost));
-    let error = store.put(KEY, "nonce 2".into(), If::Is(first.clone())).await.unwrap_err();
+    let error = store.put(KEY, "nonce 2".into(), Precondition::Is(first.clone())).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. } | Error::Conflict(_)), "{error:?}");
     let (bytes, version) = read(&store).await;
     assert_eq!(bytes, "nonce 2");
     assert_ne!(version, first);
-    store.put(KEY, "nonce 3".into(), If::Is(version)).await.expect("it goes on from what was read");
+    store.put(KEY, "nonce 3".into(), Precondition::Is(version)).await.expect("it goes on from what was read");
 }
 
 #[tokio::test]
 async fn a_delete_whose_reply_is_lost_is_ambiguous_and_a_read_settles_it() {
     let fake = fake_gcs().await;
     let store = gcs_on(&fake);
-    let first = store.put(KEY, "1".into(), If::Absent).await.unwrap().version;
+    let first = store.put(KEY, "1".into(), Precondition::Absent).await.unwrap().version;
     fake.add_fault(Fault::new(Op::Delete, Kind::Lost));
-    let error = store.delete(KEY, If::Is(first)).await.unwrap_err();
+    let error = store.delete(KEY, Precondition::Is(first)).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. } | Error::NotFound(_)), "{error:?}");
     assert_eq!(store.poll(KEY, None).await.unwrap(), Poll::Missing);
 }
@@ -115,7 +115,7 @@ async fn a_write_that_never_arrived_changes_nothing() {
     let store = gcs_on(&fake);
     for kind in [Kind::Drop, Kind::Status(503), Kind::Status(500)] {
         fake.add_fault(Fault::new(Op::Write, kind));
-        let error = store.put(KEY, "1".into(), If::Absent).await.unwrap_err();
+        let error = store.put(KEY, "1".into(), Precondition::Absent).await.unwrap_err();
         assert!(error.is_passing(), "{kind:?}: {error:?}");
         assert_eq!(store.poll(KEY, None).await.unwrap(), Poll::Missing);
     }
@@ -125,7 +125,7 @@ async fn a_write_that_never_arrived_changes_nothing() {
 async fn reads_and_listings_are_tried_again() {
     let fake = fake_gcs().await;
     let store = gcs_on(&fake);
-    store.put(KEY, "1".into(), If::Absent).await.unwrap();
+    store.put(KEY, "1".into(), Precondition::Absent).await.unwrap();
     for kind in [Kind::Drop, Kind::Status(503), Kind::Cut(0)] {
         fake.add_fault(Fault::new(Op::Read, kind));
         assert_eq!(read(&store).await.0, "1");
@@ -146,10 +146,10 @@ async fn after_too_many_writes_the_object_rests_for_a_second() {
     let store = gcs_on(&fake);
     fake.add_fault(Fault::new(Op::Write, Kind::Status(429)));
     let start = Instant::now();
-    let error = store.put(KEY, "1".into(), If::Absent).await.unwrap_err();
+    let error = store.put(KEY, "1".into(), Precondition::Absent).await.unwrap_err();
     assert!(matches!(error, Error::RateLimited(_)), "{error:?}");
-    store.put("another", "1".into(), If::Absent).await.expect("others do not wait");
-    store.put(KEY, "1".into(), If::Absent).await.unwrap();
+    store.put("another", "1".into(), Precondition::Absent).await.expect("others do not wait");
+    store.put(KEY, "1".into(), Precondition::Absent).await.unwrap();
     assert!(start.elapsed() >= Duration::from_secs(1), "{:?}", start.elapsed());
 }
 
@@ -159,7 +159,7 @@ async fn one_object_is_written_four_times_at_once_and_then_once_a_second() {
     let store = gcs_on(&fake);
     let start = Instant::now();
     for number in 0..6 {
-        store.put(KEY, number.to_string().into(), If::Any).await.unwrap();
+        store.put(KEY, number.to_string().into(), Precondition::Any).await.unwrap();
     }
     assert!(start.elapsed() >= Duration::from_millis(1900), "{:?}", start.elapsed());
 }
@@ -170,11 +170,11 @@ async fn a_write_that_cannot_have_its_turn_in_time_is_not_sent() {
     // No token comes back while a busy machine takes its time.
     let store = gcs_on(&fake).with_write_rate(1e-6, 4.0);
     for _ in 0..2 {
-        store.put_as(KEY, "waiter".into(), If::Any, Urgency::Waiter).await.unwrap();
+        store.put_as(KEY, "waiter".into(), Precondition::Any, Priority::Waiter).await.unwrap();
     }
     let store = store.with_timeouts(SHORT, SHORT);
     let before = fake.requests();
-    let error = store.put_as(KEY, "waiter".into(), If::Any, Urgency::Waiter).await.unwrap_err();
+    let error = store.put_as(KEY, "waiter".into(), Precondition::Any, Priority::Waiter).await.unwrap_err();
     assert!(matches!(error, Error::RateLimited(_)), "{error:?}");
     assert_eq!(fake.requests(), before, "it was never sent: nothing to settle");
 }
@@ -183,7 +183,7 @@ async fn a_write_that_cannot_have_its_turn_in_time_is_not_sent() {
 async fn an_unchanged_object_costs_one_request_without_content() {
     let fake = fake_gcs().await;
     let store = gcs_on(&fake);
-    let version = store.put(KEY, "1".into(), If::Absent).await.unwrap().version;
+    let version = store.put(KEY, "1".into(), Precondition::Absent).await.unwrap().version;
     let before = fake.requests();
     assert_eq!(store.poll(KEY, Some(&version)).await.unwrap(), Poll::Unchanged);
     assert_eq!(fake.requests(), before + 1);
@@ -192,7 +192,7 @@ async fn an_unchanged_object_costs_one_request_without_content() {
 #[tokio::test]
 async fn the_time_of_a_write_is_the_services() {
     let fake = fake_gcs().await;
-    let written = gcs_on(&fake).put(KEY, "1".into(), If::Absent).await.unwrap();
+    let written = gcs_on(&fake).put(KEY, "1".into(), Precondition::Absent).await.unwrap();
     let age = written.updated.expect("the service tells it").elapsed().unwrap_or_default();
     assert!(age < Duration::from_secs(60), "{age:?}");
 }
@@ -201,7 +201,7 @@ async fn the_time_of_a_write_is_the_services() {
 async fn a_call_that_hangs_ends_in_time_and_holds_up_no_other() {
     let fake = fake_gcs().await;
     let store = gcs_on(&fake);
-    let version = store.put(KEY, "1".into(), If::Absent).await.unwrap().version;
+    let version = store.put(KEY, "1".into(), Precondition::Absent).await.unwrap().version;
     store.list("", None).await.unwrap();
     let hurried = impatient(&fake);
     for op in [Op::Read, Op::Write, Op::Delete] {
@@ -212,12 +212,12 @@ async fn a_call_that_hangs_ends_in_time_and_holds_up_no_other() {
     };
     let hanging = async {
         late(hurried.poll(KEY, Some(&version)).await.err(), "poll");
-        late(hurried.put(KEY, "2".into(), If::Any).await.err(), "put");
-        late(hurried.delete(KEY, If::Any).await.err(), "delete");
+        late(hurried.put(KEY, "2".into(), Precondition::Any).await.err(), "put");
+        late(hurried.delete(KEY, Precondition::Any).await.err(), "delete");
     };
     let other = async {
         for number in 0..20 {
-            store.put(&format!("elsewhere/{number}"), "1".into(), If::Absent).await.unwrap();
+            store.put(&format!("elsewhere/{number}"), "1".into(), Precondition::Absent).await.unwrap();
         }
     };
     tokio::join!(hanging, other);
@@ -249,8 +249,8 @@ async fn a_service_that_is_not_there_is_a_passing_error_with_a_reason() {
     let store = Gcs::new(connection, BUCKET, clock());
     for error in [
         store.poll(KEY, None).await.unwrap_err(),
-        store.put(KEY, "1".into(), If::Absent).await.unwrap_err(),
-        store.delete(KEY, If::Any).await.unwrap_err(),
+        store.put(KEY, "1".into(), Precondition::Absent).await.unwrap_err(),
+        store.delete(KEY, Precondition::Any).await.unwrap_err(),
         store.list("", None).await.unwrap_err(),
     ] {
         assert!(error.is_passing() && error.to_string().len() > 40, "{error}");
@@ -264,8 +264,8 @@ async fn what_is_forbidden_is_for_an_operator() {
     fake.add_fault(Fault::new(Op::Any, Kind::Status(403)).times(0));
     for error in [
         store.poll(KEY, None).await.unwrap_err(),
-        store.put(KEY, "1".into(), If::Absent).await.unwrap_err(),
-        store.delete(KEY, If::Any).await.unwrap_err(),
+        store.put(KEY, "1".into(), Precondition::Absent).await.unwrap_err(),
+        store.delete(KEY, Precondition::Any).await.unwrap_err(),
     ] {
         assert!(matches!(error, Error::Denied { .. }) && !error.is_passing(), "{error:?}");
     }
@@ -280,7 +280,7 @@ async fn an_upload_that_is_cut_goes_on_and_what_is_stored_is_whole() {
             let fake = fake_gcs().await;
             let store = gcs_on(&fake);
             fake.add_fault(Fault::new(op, Kind::Cut(cut)).times(2));
-            store.upload("pages.img", &path, If::Absent, &digest, NO_PROGRESS).await.unwrap();
+            store.upload("pages.img", &path, Precondition::Absent, &digest, NO_PROGRESS).await.unwrap();
             assert_eq!(fake.faults_left(), [], "both cuts have happened");
             assert!(fake.content(BUCKET, "pages.img").unwrap() == bytes, "{size} bytes cut at {cut}");
         }
@@ -295,7 +295,7 @@ async fn an_upload_of_which_the_service_keeps_a_part_goes_on_from_there() {
     fake.add_fault(Fault::new(Op::Put, Kind::Keep(1)));
     fake.add_fault(Fault::new(Op::Put, Kind::Status(503)));
     fake.add_fault(Fault::new(Op::Start, Kind::Status(503)));
-    gcs_on(&fake).upload("pages.img", &path, If::Absent, &digest, NO_PROGRESS).await.unwrap();
+    gcs_on(&fake).upload("pages.img", &path, Precondition::Absent, &digest, NO_PROGRESS).await.unwrap();
     assert_eq!(fake.faults_left(), []);
     assert!(fake.content(BUCKET, "pages.img").unwrap() == bytes);
 }
@@ -306,7 +306,7 @@ async fn an_upload_whose_reply_is_lost_is_settled_as_done() {
         let (_folder, path, bytes, digest) = file(size);
         let fake = fake_gcs().await;
         fake.add_fault(Fault::new(op, Kind::Lost));
-        gcs_on(&fake).upload("pages.img", &path, If::Absent, &digest, NO_PROGRESS).await.unwrap();
+        gcs_on(&fake).upload("pages.img", &path, Precondition::Absent, &digest, NO_PROGRESS).await.unwrap();
         assert_eq!(fake.faults_left(), []);
         assert!(fake.content(BUCKET, "pages.img").unwrap() == bytes);
     }
@@ -318,7 +318,7 @@ async fn an_upload_that_stands_still_fails_and_leaves_nothing() {
     let fake = fake_gcs().await;
     fake.add_fault(Fault::new(Op::Put, Kind::Hang).times(0));
     let store = gcs_on(&fake).with_timeouts(Duration::from_secs(20), SHORT);
-    let error = store.upload("pages.img", &path, If::Absent, &digest, NO_PROGRESS).await.unwrap_err();
+    let error = store.upload("pages.img", &path, Precondition::Absent, &digest, NO_PROGRESS).await.unwrap_err();
     assert!(error.is_passing(), "{error:?}");
     assert_eq!(fake.content(BUCKET, "pages.img"), None);
 }

@@ -15,8 +15,8 @@ use baton::storage::{
     directory::Directory,
     files::Sum,
     gcs::{Connection, Gcs},
-    mounted::Mounted,
-    store::{Digest, If, Store},
+    gcsfuse::Mounted,
+    store::{Digest, Precondition, Store},
 };
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 
@@ -58,7 +58,7 @@ async fn carry(store: &dyn Store, folder: &Path, size: u64) {
     let digest = make_file(&source, size);
     let told = AtomicU64::new(0);
     let progress = |done| told.store(done, Ordering::Relaxed);
-    store.upload("pages.img", &source, If::Any, &digest, &progress).await.unwrap();
+    store.upload("pages.img", &source, Precondition::Any, &digest, &progress).await.unwrap();
     store.download("pages.img", &target, &digest, &progress).await.unwrap();
     assert_eq!(told.load(Ordering::Relaxed), size);
     std::fs::remove_file(target).unwrap();

@@ -12,9 +12,9 @@ use std::{
 };
 
 use baton::storage::{
-    artifacts,
-    mounted::{Disk, Files, Mounted, Sheet},
-    store::{Digest, Error, If, Poll, Store},
+    checkpoint_io,
+    gcsfuse::{Disk, Files, GcsfuseWriter, Mounted},
+    store::{Digest, Error, Poll, Precondition, Store},
 };
 
 use crate::{
@@ -49,7 +49,7 @@ impl Layer {
 }
 
 impl Disk for Layer {
-    fn create(&self, path: &Path, replace: bool) -> io::Result<Box<dyn Sheet>> {
+    fn create(&self, path: &Path, replace: bool) -> io::Result<Box<dyn GcsfuseWriter>> {
         let inner = Files.create(path, replace)?;
         Ok(Box::new(Page { inner, closes_to_fail: self.closes_to_fail.clone() }))
     }
@@ -66,7 +66,7 @@ impl Disk for Layer {
 }
 
 struct Page {
-    inner: Box<dyn Sheet>,
+    inner: Box<dyn GcsfuseWriter>,
     closes_to_fail: Arc<AtomicU32>,
 }
 
@@ -80,7 +80,7 @@ impl Write for Page {
     }
 }
 
-impl Sheet for Page {
+impl GcsfuseWriter for Page {
     fn close(self: Box<Self>) -> io::Result<()> {
         self.inner.close()?;
         let fails = self.closes_to_fail.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
@@ -95,14 +95,14 @@ async fn a_checkpoint_that_shows_late_is_waited_for() {
             (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let writer = Mounted::new(root.path(), clock());
         image(source.path());
-        let manifest = manifest_of(artifacts::hash(&clock(), source.path()).await.unwrap());
-        let sha256 = artifacts::upload(&writer, &clock(), source.path(), &manifest, &|_, _| {}).await.unwrap();
+        let manifest = manifest_of(checkpoint_io::hash(&clock(), source.path()).await.unwrap());
+        let sha256 = checkpoint_io::upload(&writer, &clock(), source.path(), &manifest, &|_, _| {}).await.unwrap();
         // Another machine, whose caches know nothing yet.
         let layer = Layer { hidden_looks: 3, stale, ..Layer::default() };
         let reader = Mounted::new(root.path(), clock()).with_disk(Arc::new(layer));
         let id = &manifest.checkpoint_id;
-        let found = artifacts::manifest(&reader, &clock(), id, &sha256).await.unwrap();
-        artifacts::download(&reader, &clock(), &found, target.path(), &|_, _| {}).await.unwrap();
+        let found = checkpoint_io::manifest(&reader, &clock(), id, &sha256).await.unwrap();
+        checkpoint_io::download(&reader, &clock(), &found, target.path(), &|_, _| {}).await.unwrap();
         assert_eq!(std::fs::read_dir(target.path()).unwrap().count(), 3);
     }
 }
@@ -123,25 +123,25 @@ async fn a_failed_close_is_a_failed_write_and_leaves_nothing() {
     let fails = Arc::new(AtomicU32::new(2));
     let layer = Layer { closes_to_fail: fails.clone(), ..Layer::default() };
     let store = Mounted::new(root.path(), clock()).with_disk(Arc::new(layer));
-    let error = store.put("a/small", "x".into(), If::Absent).await.unwrap_err();
+    let error = store.put("a/small", "x".into(), Precondition::Absent).await.unwrap_err();
     assert!(error.is_passing(), "{error:?}");
     let file = source.path().join("file");
     std::fs::write(&file, "content").unwrap();
     let digest = Digest::of(b"content");
-    let error = store.upload("a/file", &file, If::Absent, &digest, NO_PROGRESS).await.unwrap_err();
+    let error = store.upload("a/file", &file, Precondition::Absent, &digest, NO_PROGRESS).await.unwrap_err();
     assert!(error.is_passing(), "{error:?}");
     assert!(store.list("a/", None).await.unwrap().entries.is_empty());
-    store.upload("a/file", &file, If::Absent, &digest, NO_PROGRESS).await.expect("the name is free");
+    store.upload("a/file", &file, Precondition::Absent, &digest, NO_PROGRESS).await.expect("the name is free");
 }
 
 #[tokio::test]
 async fn a_checkpoint_whose_first_closes_fail_is_stored_all_the_same() {
     let (root, source) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     image(source.path());
-    let manifest = manifest_of(artifacts::hash(&clock(), source.path()).await.unwrap());
+    let manifest = manifest_of(checkpoint_io::hash(&clock(), source.path()).await.unwrap());
     let layer = Layer { closes_to_fail: Arc::new(AtomicU32::new(3)), ..Layer::default() };
     let store = Mounted::new(root.path(), clock()).with_disk(Arc::new(layer));
-    artifacts::upload(&store, &clock(), source.path(), &manifest, &|_, _| {}).await.unwrap();
+    checkpoint_io::upload(&store, &clock(), source.path(), &manifest, &|_, _| {}).await.unwrap();
     assert_eq!(store.list("", None).await.unwrap().entries.len(), 4);
 }
 
@@ -149,14 +149,14 @@ async fn a_checkpoint_whose_first_closes_fail_is_stored_all_the_same() {
 async fn comparing_and_setting_is_refused_with_advice() {
     let root = tempfile::tempdir().unwrap();
     let store = Mounted::new(root.path(), clock());
-    let version = store.put("k", "1".into(), If::Absent).await.unwrap().version;
+    let version = store.put("k", "1".into(), Precondition::Absent).await.unwrap().version;
     for error in [
-        store.put("k", "2".into(), If::Is(version.clone())).await.unwrap_err(),
-        store.delete("k", If::Is(version)).await.unwrap_err(),
+        store.put("k", "2".into(), Precondition::Is(version.clone())).await.unwrap_err(),
+        store.delete("k", Precondition::Is(version)).await.unwrap_err(),
     ] {
         assert!(error.to_string().contains("SANDBOX_METADATA_BUCKET"), "{error}");
     }
-    assert!(matches!(store.put("k", "2".into(), If::Absent).await, Err(Error::Conflict(_))));
-    store.delete("k", If::Any).await.unwrap();
+    assert!(matches!(store.put("k", "2".into(), Precondition::Absent).await, Err(Error::Conflict(_))));
+    store.delete("k", Precondition::Any).await.unwrap();
     assert_eq!(store.poll("k", None).await.unwrap(), Poll::Missing);
 }

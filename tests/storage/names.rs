@@ -4,12 +4,12 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use baton::storage::{
     checkpoints::Checkpoints,
+    gc::Upkeep,
     layout::{Image, Object},
+    lease::rules::Times,
     memory::Memory,
     records::{Durable, Records},
-    rules::Times,
-    store::{If, Store},
-    upkeep::Upkeep,
+    store::{Precondition, Store},
 };
 use baton_protocol::id::{CheckpointId, Nonce, SandboxId};
 
@@ -26,7 +26,7 @@ async fn the_checkpoints_of_one_are_not_listed_or_erased_with_those_of_the_other
     let store: Arc<dyn Store> = Arc::new(Memory::new(clock()));
     let of = |id: &SandboxId| CheckpointId::new(id, 3, 4, &Nonce::from_bits([7; 16]));
     for id in ids() {
-        store.put(&Object::Image(&of(&id), Image::Pages).key(), "x".into(), If::Absent).await.unwrap();
+        store.put(&Object::Image(&of(&id), Image::Pages).key(), "x".into(), Precondition::Absent).await.unwrap();
     }
     let checkpoints = Checkpoints::new(store.clone(), None, clock());
     for id in ids() {
@@ -50,7 +50,7 @@ async fn a_listing_in_pages_passes_over_none_of_them() {
         for (at, id) in ids().iter().enumerate() {
             let store = if at % 2 == 0 { &durable } else { &memory };
             for object in [Object::Lock(id), Object::Metadata(id)] {
-                store.put(&object.key(), "{}".into(), If::Absent).await.unwrap();
+                store.put(&object.key(), "{}".into(), Precondition::Absent).await.unwrap();
             }
         }
         let place = Durable { locks: durable.clone(), metadata: durable, lock_bucket: None };

@@ -3,12 +3,12 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use baton::storage::{
-    artifacts,
+    checkpoint_io,
     checkpoints::Checkpoints,
+    gcsfuse::Mounted,
     layout::{Artifact, StorageSettings},
-    mounted::Mounted,
     snapshots::{Claim, Found, Snapshots},
-    store::{Digest, Error, If, Poll, Store},
+    store::{Digest, Error, Poll, Precondition, Store},
     stores::Stores,
 };
 use baton_fake_gcs::FakeGcs;
@@ -55,7 +55,7 @@ impl OneBucket {
 
 async fn made_of(folder: &Path) -> Checkpoint {
     image(folder);
-    manifest_of(artifacts::hash(&clock(), folder).await.unwrap())
+    manifest_of(checkpoint_io::hash(&clock(), folder).await.unwrap())
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -65,10 +65,10 @@ async fn a_checkpoint_stored_one_way_is_restored_and_erased_the_other() {
         let (source, target) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let mut manifest = made_of(source.path()).await;
         manifest.created = number.to_string();
-        let sha256 = artifacts::upload(&*writer, &clock(), source.path(), &manifest, &|_, _| {}).await.unwrap();
+        let sha256 = checkpoint_io::upload(&*writer, &clock(), source.path(), &manifest, &|_, _| {}).await.unwrap();
         let id = &manifest.checkpoint_id;
-        let found = artifacts::manifest(&*reader, &clock(), id, &sha256).await.unwrap();
-        artifacts::download(&*reader, &clock(), &found, target.path(), &|_, _| {}).await.unwrap();
+        let found = checkpoint_io::manifest(&*reader, &clock(), id, &sha256).await.unwrap();
+        checkpoint_io::download(&*reader, &clock(), &found, target.path(), &|_, _| {}).await.unwrap();
         for file in &manifest.files {
             let bytes = |folder: &Path| std::fs::read(folder.join(&file.name)).unwrap();
             assert_eq!(bytes(target.path()), bytes(source.path()), "{}", file.name);
@@ -123,7 +123,7 @@ async fn of_two_mounts_that_write_one_name_one_wins_and_keeps_it() {
         let key = format!("races/{round}");
         let put = |store: &Arc<dyn Store>, text: &'static str| {
             let (store, key) = (store.clone(), key.clone());
-            tokio::spawn(async move { store.put(&key, text.into(), If::Absent).await.map(|_| text) })
+            tokio::spawn(async move { store.put(&key, text.into(), Precondition::Absent).await.map(|_| text) })
         };
         let (one, two) = tokio::join!(put(&stores[0], "one"), put(&stores[1], "two"));
         let (winners, losers): (Vec<_>, Vec<_>) = [one.unwrap(), two.unwrap()].into_iter().partition(Result::is_ok);
@@ -137,14 +137,14 @@ async fn of_two_mounts_that_write_one_name_one_wins_and_keeps_it() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_other_way_deleted_is_gone_and_what_it_changed_is_not_mistaken() {
     let bucket = OneBucket::new().await;
-    bucket.mounted.put("a/b", "1".into(), If::Absent).await.unwrap();
+    bucket.mounted.put("a/b", "1".into(), Precondition::Absent).await.unwrap();
     assert!(matches!(bucket.mounted.poll("a/b", None).await.unwrap(), Poll::Changed(..)), "it is in the caches");
-    bucket.direct.delete("a/b", If::Any).await.unwrap();
-    let error = bucket.mounted.delete("a/b", If::Any).await.unwrap_err();
+    bucket.direct.delete("a/b", Precondition::Any).await.unwrap();
+    let error = bucket.mounted.delete("a/b", Precondition::Any).await.unwrap_err();
     assert!(matches!(error, Error::NotFound(_)), "{error}");
     // A file whose content another way replaced by something of the same length is refused, not believed.
     let target = bucket.place.path().join("target");
-    bucket.mounted.put("a/c", "1".into(), If::Absent).await.unwrap();
+    bucket.mounted.put("a/c", "1".into(), Precondition::Absent).await.unwrap();
     bucket.fake.put(BUCKET, "a/c", "2");
     let error = bucket.mounted.download("a/c", &target, &Digest::of(b"1"), NO_PROGRESS).await.unwrap_err();
     assert!(!target.exists(), "{error}");

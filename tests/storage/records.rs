@@ -5,9 +5,9 @@ use std::time::Duration;
 use baton::{
     clock::SharedClock,
     storage::{
+        lease::rules::{Identity, InitialLease, Times},
         memory::Memory,
         records::{Durable, Error, Place, Records},
-        rules::{Identity, InitialLease, Times},
         store,
     },
 };

@@ -6,7 +6,7 @@ use baton::storage::{
     directory::Directory,
     layout::{self, Object},
     memory::Memory,
-    store::{If, Store},
+    store::{Precondition, Store},
 };
 use baton_protocol::id::SandboxId;
 
@@ -49,7 +49,7 @@ async fn sweep(store: &dyn Store) -> usize {
 async fn ten_thousand_sandboxes_are_listed_from_memory() {
     let store = Memory::new(clock());
     for key in keys() {
-        store.put(&key, "{}".into(), If::Absent).await.unwrap();
+        store.put(&key, "{}".into(), Precondition::Absent).await.unwrap();
     }
     assert_eq!(sweep(&store).await, 20);
 }

@@ -5,7 +5,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use baton::storage::{
     layout::{Artifact, StorageSettings},
     memory::Memory,
-    store::{If, Poll, Store},
+    store::{Poll, Precondition, Store},
     stores::{Need, Refusal, Stores},
 };
 
@@ -101,8 +101,8 @@ async fn a_lock_bucket_moves_the_lock_alone() {
     let stores = Stores::open(&settings, &clock());
     let (lock, metadata) = (stores.lock.unwrap(), stores.metadata.unwrap());
     assert_eq!((lock.bucket.as_deref(), metadata.bucket), (Some(BUCKET), None));
-    lock.store.put("sandboxes/x/lock.json", "{}".into(), If::Absent).await.unwrap();
-    metadata.store.put("sandboxes/x/metadata.json", "{}".into(), If::Absent).await.unwrap();
+    lock.store.put("sandboxes/x/lock.json", "{}".into(), Precondition::Absent).await.unwrap();
+    metadata.store.put("sandboxes/x/metadata.json", "{}".into(), Precondition::Absent).await.unwrap();
     assert!(fake.content(BUCKET, "sandboxes/x/lock.json").is_some());
     assert!(fake.content(BUCKET, "sandboxes/x/metadata.json").is_none());
     assert!(root.path().join("sandboxes/x/metadata.json").exists());
@@ -118,7 +118,7 @@ async fn a_directory_that_does_not_exist_is_made_at_the_first_write_and_not_befo
     let checkpoints = stores.checkpoints.unwrap().store;
     assert_eq!(checkpoints.poll("a", None).await.unwrap(), Poll::Missing);
     assert!(!path.exists());
-    checkpoints.put("a", "1".into(), If::Absent).await.unwrap();
+    checkpoints.put("a", "1".into(), Precondition::Absent).await.unwrap();
     assert!(path.join("a").exists());
 }
 

@@ -7,8 +7,8 @@ use baton::{
     storage::{
         directory::Directory,
         gcs::{Connection, Gcs},
+        gcsfuse::Mounted,
         memory::Memory,
-        mounted::Mounted,
         store::Store,
     },
 };

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use baton::runtime::{Behind, Execs, Link};
+use baton::runtime::{AgentLinks, Behind, Link};
 use baton_protocol::{
     agent::{self, ExecState, Exit, RING_ATTACHED, Range, State},
     frame::{Frame, Kind, Stream},
@@ -384,7 +384,7 @@ async fn run(agent: Arc<Mutex<Agent>>, mut links: mpsc::UnboundedReceiver<Ends>)
 #[derive(Debug, Default)]
 pub struct Containers(pub Mutex<BTreeMap<SandboxId, Container>>);
 
-impl Execs for Containers {
+impl AgentLinks for Containers {
     fn open(&self, id: &SandboxId) -> Option<Link> {
         let containers = self.0.lock().unwrap();
         let container = containers.get(id)?;

@@ -3,13 +3,9 @@
 use std::time::Duration;
 
 use baton::{
+    bus::{LifecycleEvent, StartKind},
     clock::SharedClock,
-    storage::{
-        board::{Boot, Passing},
-        records::Place,
-        rules::Identity,
-        store::If,
-    },
+    storage::{lease::rules::Identity, records::Place, store::Precondition},
 };
 use baton_protocol::{
     id::SandboxId,
@@ -45,7 +41,7 @@ async fn a_sandbox_that_was_put_there_by_hand_says_that_it_has_no_token_yet_and_
     let id = SandboxId::parse("sandbox-abc-123").unwrap();
     let record = r#"{"sandbox_id": "sandbox-abc-123", "created_timestamp": "2025-10-08T10:00:00Z", "idle_timeout": 300,
         "latest_sandbox_checkpoint": {"bucket": "b", "path": "sandbox_checkpoints/checkpoint-xyz/"}}"#;
-    assert!(world.records.put_raw(&id, record.into(), If::Absent).await.unwrap());
+    assert!(world.records.put_raw(&id, record.into(), Precondition::Absent).await.unwrap());
     let writes = world.writes();
     for query in ["", "&sandbox_token=", "&sandbox_token=guess"] {
         let path = format!("/attach/{id}?details=1{query}");
@@ -156,7 +152,7 @@ async fn what_runs_here_and_was_taken_over_is_not_opened() {
     let mut client = Client::new(connect(&world, &path, &[]).await.unwrap());
     client.hears("RESTORING").await;
     // The old one goes, and the client gets the sandbox.
-    world.board.post(&id, Passing::LeaseLost { message: "taken over".to_owned() });
+    world.bus.post(&id, LifecycleEvent::LeaseLost { message: "taken over".to_owned() });
     world.replace(&id).await;
     client.hears("RUNNING").await;
 }
@@ -195,10 +191,10 @@ async fn a_dead_client_gives_way() {
 async fn a_client_that_answers_no_ping_counts_as_gone() {
     let world = World::new().await;
     let client = Client::running(&world, "{}").await;
-    assert!(world.board.presence(client.id()).attached);
+    assert!(world.bus.presence(client.id()).attached);
     until(async || {
         world.clock.skip(Duration::from_secs(5));
-        !world.board.presence(client.id()).attached
+        !world.bus.presence(client.id()).attached
     })
     .await;
 }
@@ -264,7 +260,7 @@ async fn a_container_that_is_replaced_is_entered_anew() {
     client.exec("sleep").await;
     client.hears("EXECUTION_RUNNING").await;
     // Told twice: nothing new.
-    world.board.post(client.id(), Passing::Running { boot: Boot::Fresh });
+    world.bus.post(client.id(), LifecycleEvent::Running { boot: StartKind::Fresh });
     client.says(r#"{"action":"dance"}"#).await;
     client.hears("ERROR E").await;
     world.replace(client.id()).await;
@@ -281,11 +277,11 @@ async fn a_session_that_does_not_resume_leaves_the_marks_where_they_were() {
     client.hears("EXECUTION_RUNNING").await;
     let (id, token) = (client.id().clone(), client.token());
     client.cut();
-    until(async || !world.board.presence(&id).attached).await;
+    until(async || !world.bus.presence(&id).attached).await;
     let mut looks = Client::attached(&world, &id, &token).await;
     looks.hears("RUNNING").await;
     looks.cut();
-    until(async || !world.board.presence(&id).attached).await;
+    until(async || !world.bus.presence(&id).attached).await;
     world.agent().lock().unwrap().drop_oldest(1, 4);
     let mut late = Client::attached(&world, &id, &token).await;
     late.says(r#"{"action":"reconnect"}"#).await;

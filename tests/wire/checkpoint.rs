@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use baton::storage::board::{DOWNLOAD, EXTRACT, Passing, SNAPSHOT, UPLOAD, Why};
+use baton::bus::{DOWNLOAD, EXTRACT, LeaveReason, LifecycleEvent, SNAPSHOT, UPLOAD};
 use baton_protocol::{
     event::Progress,
     lock::Claim,
@@ -77,9 +77,9 @@ async fn a_failed_checkpoint_leaves_it_running() {
     again.hears("RUNNING").await;
     // Somebody else's wish that fails is told once, and the session stays.
     for _ in 0..3 {
-        world.board.post(again.id(), Passing::Checkpointing { why: Why::Waiter });
+        world.bus.post(again.id(), LifecycleEvent::Checkpointing { why: LeaveReason::Waiter });
         let (reason, message) = (Reason::NoSpace, "no".into());
-        world.board.post(again.id(), Passing::CheckpointFailed { why: Why::Waiter, reason, message });
+        world.bus.post(again.id(), LifecycleEvent::CheckpointFailed { why: LeaveReason::Waiter, reason, message });
     }
     again.hears("CHECKPOINTING CHECKPOINT_ERROR E").await;
     again.exec("out \"on\"").await;
@@ -132,7 +132,7 @@ async fn a_deletion_overtakes_a_checkpoint() {
     client.hears("CHECKPOINTING").await;
     client.says(r#"{"action":"kill_sandbox"}"#).await;
     client.hears("KILLING").await;
-    world.leave(client.id(), Why::Deleted, false);
+    world.leave(client.id(), LeaveReason::Deleted, false);
     client.hears("DELETING DELETED KILLED close:1000").await;
 }
 
@@ -143,9 +143,9 @@ async fn a_client_that_hands_off_is_left_to_follow() {
     client.says(r#"{"action":"handoff"}"#).await;
     client.hears("CHECKPOINTING CHECKPOINTED close:1012").await;
     let mut client = Client::running(&world, MOBILE).await;
-    world.board.post(client.id(), Passing::ReleaseRequested { by: world.instance.clone(), claim: Claim::Preempt });
-    world.board.post(client.id(), Passing::Checkpointing { why: Why::Waiter });
-    world.leave(client.id(), Why::Waiter, true);
+    world.bus.post(client.id(), LifecycleEvent::ReleaseRequested { by: world.instance.clone(), claim: Claim::Preempt });
+    world.bus.post(client.id(), LifecycleEvent::Checkpointing { why: LeaveReason::Waiter });
+    world.leave(client.id(), LeaveReason::Waiter, true);
     client.hears("LOCK_RELEASE_REQUESTED CHECKPOINTING DELETING LOCK_RELEASING LOCK_RELEASED DELETED").await;
     client.hears("CHECKPOINTED close:1000").await;
 }
@@ -156,9 +156,9 @@ async fn a_pause_and_a_lost_lease_are_named_in_v1_alone() {
     let mut plain = Client::running(&world, MOBILE).await;
     let mut v1 = Client::running_v1(&world, MOBILE).await;
     for client in [&plain, &v1] {
-        world.board.post(client.id(), Passing::Fenced { message: "Storage does not answer.".into() });
-        world.board.post(client.id(), Passing::Unfenced);
-        world.board.post(client.id(), Passing::LeaseLost { message: "Another server took it.".into() });
+        world.bus.post(client.id(), LifecycleEvent::Fenced { message: "Storage does not answer.".into() });
+        world.bus.post(client.id(), LifecycleEvent::Unfenced);
+        world.bus.post(client.id(), LifecycleEvent::LeaseLost { message: "Another server took it.".into() });
     }
     plain.hears("close:1012").await;
     v1.hears("PAUSED RUNNING LOCK_RENEWAL_ERROR E close:1012").await;
@@ -176,7 +176,7 @@ async fn an_attach_that_cannot_be_served_says_so() {
     world.set(|script| script.start_waits = true);
     let mut again = client.again(&world, &V1).await;
     again.hears("hello RESTORING").await;
-    world.board.post(client.id(), Passing::Acquiring);
+    world.bus.post(client.id(), LifecycleEvent::Acquiring);
     again.hears("LOCK_ACQUIRING").await;
     world.clock.skip(Duration::from_secs(60));
     // The client answers the ping that became due, and stays.
@@ -237,7 +237,7 @@ async fn wishes_are_answered_under_their_nonce() {
 #[tokio::test]
 async fn how_far_long_work_is_reaches_v1_clients_alone() {
     let world = World::with_storage().await;
-    let moved = |what: &str| Passing::Progress { what: what.to_owned(), done: 3, total: 8 };
+    let moved = |what: &str| LifecycleEvent::Progress { what: what.to_owned(), done: 3, total: 8 };
     let all = [SNAPSHOT, UPLOAD, DOWNLOAD, EXTRACT].map(moved);
     let is_told = |client: &Client| client.last.as_ref().unwrap().progress == Some(Progress { done: 3, total: 8 });
     for is_v1 in [true, false] {
@@ -246,7 +246,7 @@ async fn how_far_long_work_is_reaches_v1_clients_alone() {
             false => Client::running(&world, PERSISTENT).await,
         };
         let id = client.id().clone();
-        let post = || all.iter().for_each(|passing| world.board.post(&id, passing.clone()));
+        let post = || all.iter().for_each(|passing| world.bus.post(&id, passing.clone()));
         // Nobody here has asked for anything.
         let mut shown = world.front_board.follow(&id);
         post();
@@ -287,14 +287,14 @@ async fn how_far_long_work_is_reaches_v1_clients_alone() {
         let mut again = client.again(&world, if is_v1 { &V1 } else { &[] }).await;
         again.hears(if is_v1 { "hello RESTORING" } else { "RESTORING" }).await;
         // Before that nobody follows.
-        until(async || world.board.presence(&id).attached).await;
+        until(async || world.bus.presence(&id).attached).await;
         post();
         if is_v1 {
             again.hears("RESTORING RESTORING").await;
             assert!(is_told(&again));
         }
         world.set(|script| script.start_waits = false);
-        world.board.nudge(&id);
+        world.bus.nudge(&id);
         again.hears(if is_v1 { "LOCK_ACQUIRING LOCK_ACQUIRED RUNNING" } else { "RUNNING" }).await;
     }
 }

@@ -105,7 +105,7 @@ async fn a_client_that_never_reads_holds_the_command_back_and_is_gone_after_a_wh
     assert_eq!(world.agent().lock().unwrap().sent(1), 1 << 20);
     until(async || {
         world.clock.skip(Duration::from_secs(5));
-        !world.board.presence(client.id()).attached
+        !world.bus.presence(client.id()).attached
     })
     .await;
     // It comes back in time and misses nothing.

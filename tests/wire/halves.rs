@@ -4,10 +4,11 @@
 use std::{sync::Arc, time::Duration};
 
 use baton::{
+    bus::Bus,
     clock::SharedClock,
-    halves::{self, Back, Front, Hello},
+    ipc::{self, Back, Front, Hello},
     runtime::{Lifecycle, Start, fake::FakeContainers},
-    storage::{board::Board, rules::Times, store::Store},
+    storage::{lease::rules::Times, store::Store},
 };
 use baton_protocol::id::{InstanceId, SandboxId};
 use tokio::sync::watch;
@@ -47,7 +48,7 @@ pub struct Joined {
 pub async fn join(
     clock: &SharedClock,
     instance: &InstanceId,
-    board: &Arc<Board>,
+    bus: &Arc<Bus>,
     containers: &Arc<Containers>,
     lives: &Arc<FakeContainers>,
     memory: &Arc<dyn Store>,
@@ -55,11 +56,11 @@ pub async fn join(
 ) -> Joined {
     let directory = tempfile::Builder::new().prefix("bw").tempdir().unwrap();
     let user = nix::unistd::geteuid().as_raw();
-    let listener = halves::listen(directory.path(), user).unwrap();
+    let listener = ipc::listen(directory.path(), user).unwrap();
     let back = Back {
         hello: Hello::new(instance.clone(), "none".to_owned(), Err("none".to_owned()), Times::DEFAULT),
         clock: clock.clone(),
-        board: board.clone(),
+        bus: bus.clone(),
         execs: containers.clone(),
         lifecycle: lives.clone(),
         memory: memory.clone(),
@@ -68,6 +69,6 @@ pub async fn join(
     };
     let stop = CancellationToken::new();
     tokio::spawn(back.serve(listener, stop.clone()));
-    let front = halves::connect(directory.path(), clock, &TaskTracker::new()).await.unwrap();
+    let front = ipc::connect(directory.path(), clock, &TaskTracker::new()).await.unwrap();
     Joined { front, _stop: stop.drop_guard(), _directory: directory }
 }

@@ -2,7 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use baton::storage::{board::Passing, records::Place, rules::Identity};
+use baton::{
+    bus::LifecycleEvent,
+    storage::{lease::rules::Identity, records::Place},
+};
 use baton_protocol::{
     id::{InstanceId, SandboxId},
     lock::Claim,
@@ -26,8 +29,8 @@ async fn elsewhere(world: &World) -> (SandboxId, String, InstanceId) {
     let client = Client::running(world, MOVABLE).await;
     let (id, token) = (client.id().clone(), client.token());
     client.cut();
-    until(async || !world.board.presence(&id).attached).await;
-    world.leave(&id, baton::storage::board::Why::HandedOff, true);
+    until(async || !world.bus.presence(&id).attached).await;
+    world.leave(&id, baton::bus::LeaveReason::HandedOff, true);
     world.set(|script| script.start_waits = true);
     let holder = InstanceId::from_bits([7; 16]);
     let who = Identity { me: holder.clone(), predecessor: None };
@@ -52,10 +55,10 @@ async fn a_client_that_reads_gives_a_sign_of_life_and_notices_nothing_of_it() {
             _ => Client::running_v1(&world, "{}").await,
         };
         let id = client.id().clone();
-        let number = world.board.probe(&id);
+        let number = world.bus.probe(&id);
         let mut words = vec![];
         tokio::select! {
-            () = until(async || world.board.is_alive(&id, number)) => {}
+            () = until(async || world.bus.is_alive(&id, number)) => {}
             word = client.word() => words.push(word),
         }
         assert_eq!(words, [""; 0]);
@@ -67,15 +70,15 @@ async fn a_client_that_does_not_read_gives_no_sign_of_life_until_it_does() {
     let world = World::new().await;
     let mut client = Client::running(&world, "{}").await;
     let id = client.id().clone();
-    let number = world.board.probe(&id);
+    let number = world.bus.probe(&id);
     // Whatever else is said to the server is no pong.
     client.exec("out \"x\"").await;
     until(async || world.agent().lock().unwrap().starts().len() == 1).await;
-    assert!(!world.board.is_alive(&id, number));
+    assert!(!world.bus.is_alive(&id, number));
     client.hears("EXECUTION_RUNNING out:x EXECUTION_DONE").await;
     let reading = async { drop(client.next().await) };
     tokio::select! {
-        () = until(async || world.board.is_alive(&id, number)) => {}
+        () = until(async || world.bus.is_alive(&id, number)) => {}
         () = reading => panic!("nothing more is said"),
     }
 }
@@ -89,15 +92,15 @@ async fn a_newcomer_hears_that_it_is_in_use_half_a_second_late_and_its_request_i
     newcomer.hears("RESTORING").await;
     let asked = spec(&world, &id).await;
     assert_eq!((asked.placement.as_ref(), asked.claim.unwrap().kind), (Some(&world.instance), Claim::Ask));
-    world.board.post(&id, Passing::Acquiring);
+    world.bus.post(&id, LifecycleEvent::Acquiring);
     let begun = Instant::now();
-    world.board.post(&id, Passing::Failed { reason: Reason::InUse, message: String::new() });
+    world.bus.post(&id, LifecycleEvent::Failed { reason: Reason::InUse, message: String::new() });
     newcomer.hears("IN_USE close:1011").await;
     assert!(begun.elapsed() >= Duration::from_millis(500), "a refusal that clients answer at once comes late");
     assert!(!newcomer.message().is_empty());
     let given = spec(&world, &id).await;
     assert_eq!((given.placement.as_ref(), given.open_order()), (Some(&holder), None));
-    until(async || !world.board.presence(&id).attached).await;
+    until(async || !world.bus.presence(&id).attached).await;
 }
 
 #[tokio::test]
@@ -110,7 +113,7 @@ async fn a_newcomer_says_in_the_metadata_whether_it_asks_or_preempts() {
         client.hears(first).await;
         let kind = spec(&world, &id).await.claim.unwrap().kind;
         client.cut();
-        until(async || !world.board.presence(&id).attached).await;
+        until(async || !world.bus.presence(&id).attached).await;
         kind
     };
     assert_eq!(kind(&[], "RESTORING").await, Claim::Preempt, "it was made by a client of the predecessor");
@@ -124,7 +127,7 @@ async fn who_loses_the_sandbox_hears_to_which_instance() {
     let world = World::with_storage().await;
     let mut client = Client::running_v1(&world, MOVABLE).await;
     let by = InstanceId::from_bits([7; 16]);
-    world.board.post(client.id(), Passing::ReleaseRequested { by: by.clone(), claim: Claim::Preempt });
+    world.bus.post(client.id(), LifecycleEvent::ReleaseRequested { by: by.clone(), claim: Claim::Preempt });
     client.hears("LOCK_RELEASE_REQUESTED").await;
     assert!(client.message().contains(by.as_str()), "{}", client.message());
 }

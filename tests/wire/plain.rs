@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use baton::storage::board::Why;
+use baton::bus::LeaveReason;
 use baton_protocol::{
     event::Event,
     metadata::{DesiredState, Metadata},
@@ -260,11 +260,11 @@ async fn a_killed_sandbox_is_gone() {
 async fn an_idle_end_closes_properly_and_activity_is_noticed() {
     let world = World::new().await;
     let mut client = Client::running(&world, "{}").await;
-    let before = world.board.presence(client.id()).active_at;
+    let before = world.bus.presence(client.id()).active_at;
     client.exec("out \"x\"").await;
     client.hears("EXECUTION_RUNNING out:x EXECUTION_DONE").await;
-    assert!(world.board.presence(client.id()).active_at > before);
-    world.leave(client.id(), Why::Idle, false);
+    assert!(world.bus.presence(client.id()).active_at > before);
+    world.leave(client.id(), LeaveReason::Idle, false);
     client.hears("DELETING DELETED close:1000").await;
 }
 

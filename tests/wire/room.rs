@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use baton::{api::Settings, storage::board::ROOM_WITHIN};
+use baton::{api::Settings, bus::ROOM_WITHIN};
 
 use crate::{
     client::{Client, V1, connect},
@@ -21,7 +21,7 @@ async fn with_room_for_one() -> World {
 /// The client goes, and the server has seen it.
 async fn leave(world: &World, mut client: Client) -> Client {
     client.socket.close(None).await.unwrap();
-    until(async || world.board.counts().sessions == 0).await;
+    until(async || world.bus.counts().sessions == 0).await;
     client
 }
 
@@ -92,7 +92,7 @@ async fn who_comes_back_while_its_sandbox_is_about_to_go_has_it_and_the_newcomer
     let mut second = Client::create(&world).await;
     second.says("{}").await;
     second.hears("CREATING").await;
-    until(async || world.board.is_wanted(first.id())).await;
+    until(async || world.bus.is_wanted(first.id())).await;
     first.again(&world, &[]).await.hears("RUNNING").await;
     second.hears("CREATION_ERROR E close:4000").await;
     assert_eq!(second.message(), "The server has no room for another sandbox.");
@@ -121,7 +121,7 @@ async fn the_wish_for_room_ends_with_the_client_that_had_it() {
     let away = stored(&world).await;
     let first = Client::running(&world, KEPT).await;
     let first = leave(&world, first).await;
-    let wanted = async || world.board.is_wanted(first.id());
+    let wanted = async || world.bus.is_wanted(first.id());
     let mut creates = Client::create(&world).await;
     creates.says("{}").await;
     creates.hears("CREATING").await;
@@ -163,12 +163,12 @@ async fn what_is_asked_while_waiting_for_room_is_done_once_it_runs() {
     let mut second = Client::create(&world).await;
     second.says("{}").await;
     second.hears("CREATING").await;
-    until(async || world.board.is_wanted(first.id())).await;
+    until(async || world.bus.is_wanted(first.id())).await;
     second.says("no message").await;
     second.hears("ERROR E").await;
     second.exec("out \"early\"").await;
     world.set(|script| script.room_waits = false);
-    world.board.nudge(first.id());
+    world.bus.nudge(first.id());
     second.hears("sandbox_id RUNNING EXECUTION_RUNNING out:early EXECUTION_DONE").await;
 }
 
@@ -181,7 +181,7 @@ async fn who_waits_for_room_keeps_its_seat_as_long_as_it_lives() {
     let first = leave(&world, first).await;
     let mut waits = away.again(&world, &[]).await;
     waits.hears("RESTORING").await;
-    until(async || world.board.is_wanted(first.id())).await;
+    until(async || world.bus.is_wanted(first.id())).await;
     let mut other = away.again(&world, &[]).await;
     tokio::select! {
         () = other.hears("IN_USE close:1011") => {}
@@ -192,7 +192,7 @@ async fn who_waits_for_room_keeps_its_seat_as_long_as_it_lives() {
     third.hears("RESTORING").await;
     waits.hears("close:1011").await;
     world.set(|script| script.room_waits = false);
-    world.board.nudge(first.id());
+    world.bus.nudge(first.id());
     third.hears("RUNNING").await;
 }
 
@@ -203,7 +203,7 @@ async fn nobody_waits_for_room_longer_than_was_promised_or_on_a_server_that_drai
     let away = stored(&world).await;
     let first = Client::running(&world, KEPT).await;
     let first = leave(&world, first).await;
-    let wanted = async || world.board.is_wanted(first.id());
+    let wanted = async || world.bus.is_wanted(first.id());
     let mut late = Client::create(&world).await;
     late.says("{}").await;
     late.hears("CREATING").await;

@@ -13,14 +13,14 @@ use std::{
 use async_trait::async_trait;
 use baton::{
     api::{self, Api, Settings},
+    bus::{Bus, Evictability, LeaveReason, LifecycleEvent, StartKind},
     clock::{Clock, Moment, SharedClock, SystemClock},
-    runtime::{Execs, Lifecycle, fake::FakeContainers},
+    runtime::{AgentLinks, Lifecycle, fake::FakeContainers},
     storage::{
-        board::{Board, Boot, Passing, Tenure, Why},
+        lease::rules::Times,
         memory::Memory,
         records::{Durable, Records},
-        rules::Times,
-        store::{self, Digest, If, Page, Poll, Progress, Store, Version, Written},
+        store::{self, Digest, Page, Poll, Precondition, Progress, Store, Version, Written},
     },
 };
 use baton_protocol::{
@@ -90,11 +90,11 @@ impl Store for Counted {
         self.reads.fetch_add(1, Ordering::SeqCst);
         self.store.poll(key, known).await
     }
-    async fn put(&self, key: &str, bytes: Bytes, condition: If) -> store::Result<Written> {
+    async fn put(&self, key: &str, bytes: Bytes, condition: Precondition) -> store::Result<Written> {
         self.writes.fetch_add(1, Ordering::SeqCst);
         self.store.put(key, bytes, condition).await
     }
-    async fn delete(&self, key: &str, condition: If) -> store::Result<()> {
+    async fn delete(&self, key: &str, condition: Precondition) -> store::Result<()> {
         self.writes.fetch_add(1, Ordering::SeqCst);
         self.store.delete(key, condition).await
     }
@@ -105,7 +105,7 @@ impl Store for Counted {
         &self,
         key: &str,
         file: &std::path::Path,
-        condition: If,
+        condition: Precondition,
         digest: &Digest,
         progress: Progress<'_>,
     ) -> store::Result<Written> {
@@ -148,9 +148,9 @@ pub struct Script {
 pub struct World {
     pub address: SocketAddr,
     pub clock: Arc<SkipClock>,
-    pub board: Arc<Board>,
+    pub bus: Arc<Bus>,
     /// Where sessions read: the same one, unless a socket lies between.
-    pub front_board: Arc<Board>,
+    pub front_board: Arc<Bus>,
     pub records: Records,
     pub containers: Arc<Containers>,
     pub instance: InstanceId,
@@ -186,7 +186,7 @@ impl World {
     pub async fn with(plan: Plan) -> Self {
         let clock = Arc::new(SkipClock(watch::Sender::new(Duration::ZERO)));
         let shared: SharedClock = clock.clone();
-        let board = Board::new(shared.clone());
+        let bus = Bus::new(shared.clone());
         let (reads, writes) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let store = || -> Arc<dyn Store> {
             let store = Memory::new(shared.clone());
@@ -199,16 +199,16 @@ impl World {
         let instance = shared.instance_id();
         let (drain, draining) = watch::channel(false);
         let joined = if halves::are_wanted() {
-            Some(halves::join(&shared, &instance, &board, &containers, &lives, &memory, &draining).await)
+            Some(halves::join(&shared, &instance, &bus, &containers, &lives, &memory, &draining).await)
         } else {
             None
         };
-        let (front_board, front_records, execs): (_, _, Arc<dyn Execs>) = match &joined {
-            None => (board.clone(), records.clone(), containers.clone()),
+        let (front_board, front_records, execs): (_, _, Arc<dyn AgentLinks>) = match &joined {
+            None => (bus.clone(), records.clone(), containers.clone()),
             Some(Joined { front, .. }) => {
                 let memory = front.memory.clone();
                 let records = Records::new(shared.clone(), memory, durable, plan.can_snapshot, Times::DEFAULT);
-                (front.board.clone(), records, front.execs.clone())
+                (front.bus.clone(), records, front.execs.clone())
             }
         };
         let mut settings = Settings {
@@ -244,7 +244,7 @@ impl World {
         });
         let script = Arc::new(Mutex::new(Script::default()));
         let double = Reconciler {
-            board: board.clone(),
+            bus: bus.clone(),
             records: records.clone(),
             containers: containers.clone(),
             lives: lives.clone(),
@@ -256,7 +256,7 @@ impl World {
         Self {
             address,
             clock,
-            board,
+            bus,
             front_board,
             records,
             containers,
@@ -296,15 +296,15 @@ impl World {
         self.lives.remove(id).await.unwrap();
         self.containers.0.lock().unwrap().insert(id.clone(), Container::start(Arc::default()));
         halves::begin(&self.lives, &self.shared, id).await;
-        self.board.post(id, Passing::Running { boot: Boot::Fresh });
+        self.bus.post(id, LifecycleEvent::Running { boot: StartKind::Fresh });
     }
 
     /// It leaves, for a reason of the reconciler's own.
-    pub fn leave(&self, id: &SandboxId, why: Why, checkpointed: bool) {
+    pub fn leave(&self, id: &SandboxId, why: LeaveReason, checkpointed: bool) {
         self.containers.0.lock().unwrap().remove(id);
-        self.board.hold(id, false);
+        self.bus.hold(id, false);
         let checkpoint_id = checkpointed.then(|| checkpoint_id(id));
-        self.board.post(id, Passing::Left { why, checkpoint_id });
+        self.bus.post(id, LifecycleEvent::Left { why, checkpoint_id });
     }
 
     /// The server ends, its sessions with it.
@@ -337,7 +337,7 @@ pub fn checkpoint_id(id: &SandboxId) -> CheckpointId {
 }
 
 struct Reconciler {
-    board: Arc<Board>,
+    bus: Arc<Bus>,
     records: Records,
     containers: Arc<Containers>,
     /// Which of them run.
@@ -352,58 +352,58 @@ impl Reconciler {
         // What lies in checkpoints.
         let mut stored = std::collections::BTreeMap::new();
         loop {
-            let id = self.board.next_nudge().await;
+            let id = self.bus.next_nudge().await;
             let Ok(Some(found)) = self.records.find(&id).await else { continue };
             let script = self.script.lock().unwrap().clone();
             let here = self.containers.0.lock().unwrap().contains_key(&id);
-            let is_unused = self.board.is_wanted(&id) && !self.board.presence(&id).attached;
+            let is_unused = self.bus.is_wanted(&id) && !self.bus.presence(&id).attached;
             let makes_room = here && is_unused && !script.room_waits;
             match found.spec.desired_state {
                 DesiredState::Deleted => {
                     let removed = self.containers.0.lock().unwrap().remove(&id);
-                    self.board.hold(&id, false);
+                    self.bus.hold(&id, false);
                     let _ = self.records.erase(&id, place(found.spec.enable_sandbox_checkpoint)).await;
                     if removed.is_some() {
-                        self.board.post(&id, Passing::Left { why: Why::Deleted, checkpoint_id: None });
+                        self.bus.post(&id, LifecycleEvent::Left { why: LeaveReason::Deleted, checkpoint_id: None });
                     }
                 }
                 DesiredState::Running if !here && found.spec.placement.as_ref() == Some(&self.instance) => {
-                    if script.start_waits || !self.board.presence(&id).attached {
+                    if script.start_waits || !self.bus.presence(&id).attached {
                         continue;
                     }
-                    self.board.post(&id, Passing::Acquiring);
-                    self.board.post(&id, Passing::Acquired);
+                    self.bus.post(&id, LifecycleEvent::Acquiring);
+                    self.bus.post(&id, LifecycleEvent::Acquired);
                     if let Some(message) = script.start_fails {
                         let (reason, message) = (Reason::CreateFailed, message.into());
-                        self.board.post(&id, Passing::Failed { reason, message });
+                        self.bus.post(&id, LifecycleEvent::Failed { reason, message });
                         continue;
                     }
-                    self.board.hold(&id, true);
+                    self.bus.hold(&id, true);
                     if found.spec.enable_sandbox_checkpoint {
-                        self.board.set_tenure(&id, Tenure::Spare { since: self.clock.now() });
+                        self.bus.set_tenure(&id, Evictability::Spare { since: self.clock.now() });
                     }
                     let agent = stored.remove(&id).unwrap_or_default();
                     self.lives.remove(&id).await.unwrap();
                     halves::begin(&self.lives, &self.clock, &id).await;
                     self.containers.0.lock().unwrap().insert(id.clone(), Container::start(agent));
-                    self.board.post(&id, Passing::Running { boot: Boot::Fresh });
+                    self.bus.post(&id, LifecycleEvent::Running { boot: StartKind::Fresh });
                 }
                 DesiredState::Running | DesiredState::Checkpointed | DesiredState::HandedOff
                     if here && (makes_room || found.spec.desired_state != DesiredState::Running) =>
                 {
                     let why = match found.spec.desired_state {
-                        DesiredState::Checkpointed => Why::Checkpointed,
-                        DesiredState::HandedOff => Why::HandedOff,
-                        DesiredState::Running | DesiredState::Deleted => Why::Room,
+                        DesiredState::Checkpointed => LeaveReason::Checkpointed,
+                        DesiredState::HandedOff => LeaveReason::HandedOff,
+                        DesiredState::Running | DesiredState::Deleted => LeaveReason::Room,
                     };
-                    self.board.post(&id, Passing::Checkpointing { why });
+                    self.bus.post(&id, LifecycleEvent::Checkpointing { why });
                     if script.checkpoint_fails {
-                        self.board.set_tenure(&id, Tenure::Stays);
+                        self.bus.set_tenure(&id, Evictability::Stays);
                         let (reason, message) = (Reason::NoSpace, "There is no space left.".into());
-                        self.board.post(&id, Passing::CheckpointFailed { why, reason, message });
+                        self.bus.post(&id, LifecycleEvent::CheckpointFailed { why, reason, message });
                         continue;
                     }
-                    let returned = || why == Why::Room && self.board.presence(&id).attached;
+                    let returned = || why == LeaveReason::Room && self.bus.presence(&id).attached;
                     while self.script.lock().unwrap().checkpoint_waits && !returned() {
                         tokio::time::sleep(Duration::from_millis(5)).await;
                     }
@@ -413,10 +413,10 @@ impl Reconciler {
                     if let Some(container) = self.containers.0.lock().unwrap().remove(&id) {
                         stored.insert(id.clone(), container.agent.clone());
                     }
-                    self.board.hold(&id, false);
-                    self.board.post(&id, Passing::Left { why, checkpoint_id: Some(checkpoint_id(&id)) });
+                    self.bus.hold(&id, false);
+                    self.bus.post(&id, LifecycleEvent::Left { why, checkpoint_id: Some(checkpoint_id(&id)) });
                     // Somebody may want it back already.
-                    self.board.nudge(&id);
+                    self.bus.nudge(&id);
                 }
                 DesiredState::Running | DesiredState::Checkpointed | DesiredState::HandedOff => {}
             }

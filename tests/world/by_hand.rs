@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use baton::{
+    bus::{LifecycleEvent, StartKind},
     cli::{config::Output, get, list, repair},
     storage::{
-        board::{Boot, Passing},
         checkpoints::Checkpoints,
         layout,
         records::Error,
-        store::{If, Poll, Store},
+        store::{Poll, Precondition, Store},
     },
 };
 use baton_protocol::{
@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 
 use crate::{
     instances::{Instance, World, movable},
-    verbs::{desk, done, refused},
+    verbs::{admin, done, refused},
 };
 
 /// Word for word the example of the source document.
@@ -71,7 +71,7 @@ async fn put(world: &World, from: (&dyn Store, &CheckpointId), folder: &str) {
     for entry in from.0.list(&prefix, None).await.unwrap().entries {
         let name = entry.key.strip_prefix(&prefix).unwrap();
         let key = format!("sandbox_checkpoints/{folder}/{name}");
-        store.put(&key, bytes(from.0, &entry.key).await, If::Absent).await.unwrap();
+        store.put(&key, bytes(from.0, &entry.key).await, Precondition::Absent).await.unwrap();
     }
     world.put(&metadata_key(), &EXAMPLE.replace("checkpoint-xyz", folder)).await;
 }
@@ -87,7 +87,7 @@ async fn metadata(world: &World) -> Value {
 async fn restored(one: &Instance) -> (CheckpointId, bool) {
     let told = one.attach(&id()).await.until_running().await;
     match told.last() {
-        Some(Passing::Running { boot: Boot::Restored { checkpoint_id, rolled_back, .. } }) => {
+        Some(LifecycleEvent::Running { boot: StartKind::Restored { checkpoint_id, rolled_back, .. } }) => {
             (checkpoint_id.clone(), *rolled_back)
         }
         other => panic!("{other:?}"),
@@ -98,7 +98,7 @@ async fn restored(one: &Instance) -> (CheckpointId, bool) {
 async fn the_example_of_the_source_document_with_a_copied_checkpoint_becomes_a_sandbox() {
     let (store, checkpoint) = elsewhere(Some(&id())).await;
     let world = World::new();
-    let (one, desk) = (world.instance(), desk(&world));
+    let (one, admin) = (world.instance(), admin(&world));
     put(&world, (&*store, &checkpoint), checkpoint.as_str()).await;
     world.edit(&id(), |record| record["theirs"] = json!({"kept": true})).await;
 
@@ -106,17 +106,17 @@ async fn the_example_of_the_source_document_with_a_copied_checkpoint_becomes_a_s
     assert!(matches!(one.tools.records.find(&id()).await, Err(Error::TokenMissing)));
     let before = world.keys().await;
     let careful = repair::Args { nobody_runs_it: false, ..args() };
-    assert!(refused(repair::repair(&desk, &careful)).await.contains("--nobody-runs-it"));
+    assert!(refused(repair::repair(&admin, &careful)).await.contains("--nobody-runs-it"));
     let mut out = Vec::new();
     let table = list::Args { output: Output::Table, filter: Default::default() };
-    list::list(&desk, &table, &mut out).await.unwrap();
+    list::list(&admin, &table, &mut out).await.unwrap();
     let listed = String::from_utf8(out).unwrap();
     assert!(listed.contains("sandbox-abc-123") && listed.contains("checkpointed"), "{listed}");
-    let got = get::get(&desk, &get::Args { id: id(), output: Output::Table }).await.unwrap();
+    let got = get::get(&admin, &get::Args { id: id(), output: Output::Table }).await.unwrap();
     assert!(got.contains("LockMissing") && got.contains("baton repair"), "{got}");
     assert_eq!(world.keys().await, before);
 
-    let line = done(repair::repair(&desk, &args())).await;
+    let line = done(repair::repair(&admin, &args())).await;
     let token = line.rsplit(' ').next().unwrap();
     let record = metadata(&world).await;
     assert_eq!(record["token_sha256"], json!(baton::api::token::sha256(token)));
@@ -132,7 +132,7 @@ async fn the_example_of_the_source_document_with_a_copied_checkpoint_becomes_a_s
     assert_eq!(record["last_checkpointed"], manifest["created"]);
     let lock = world.lock(&id()).await.unwrap();
     assert!(lock.epoch > checkpoint.epoch() && lock.lease.is_none() && lock.forked_from.is_none());
-    assert!(done(repair::repair(&desk, &args())).await.contains("needs no repair"));
+    assert!(done(repair::repair(&admin, &args())).await.contains("needs no repair"));
     // Whether it ran on elsewhere nobody knows.
     assert_eq!(restored(&one).await, (checkpoint, true));
     one.stop().await;
@@ -142,10 +142,10 @@ async fn the_example_of_the_source_document_with_a_copied_checkpoint_becomes_a_s
 async fn a_checkpoint_of_another_sandbox_under_a_strange_name_is_copied_to_its_own_and_started_as_a_copy() {
     let (store, checkpoint) = elsewhere(None).await;
     let world = World::new();
-    let (one, desk) = (world.instance(), desk(&world));
+    let (one, admin) = (world.instance(), admin(&world));
     put(&world, (&*store, &checkpoint), "checkpoint-xyz").await;
     let strange = world.keys().await.into_iter().filter(|key| key.contains("checkpoint-xyz")).collect::<Vec<_>>();
-    done(repair::repair(&desk, &args())).await;
+    done(repair::repair(&admin, &args())).await;
     let keys = world.keys().await;
     assert!(strange.iter().all(|key| keys.contains(key)), "what the operator put there stays: {keys:?}");
     let prefix = layout::checkpoint_prefix(&checkpoint);
@@ -177,7 +177,7 @@ async fn what_cannot_be_restored_is_refused_with_its_reason_and_nothing_is_writt
         let (store, checkpoint) = elsewhere(Some(&id())).await;
         for (mischief, reason, named) in without {
             let world = World::new();
-            let desk = desk(&world);
+            let admin = admin(&world);
             let folder = if folder == "its own" { checkpoint.as_str() } else { folder };
             put(&world, (&*store, &checkpoint), folder).await;
             let mut harmed = false;
@@ -193,7 +193,7 @@ async fn what_cannot_be_restored_is_refused_with_its_reason_and_nothing_is_writt
                 continue;
             }
             let before = (world.keys().await, metadata(&world).await);
-            let line = refused(repair::repair(&desk, &args())).await;
+            let line = refused(repair::repair(&admin, &args())).await;
             assert!(line.starts_with(reason) && line.contains(named), "{line}");
             assert_eq!((world.keys().await, metadata(&world).await), before);
         }
@@ -203,8 +203,8 @@ async fn what_cannot_be_restored_is_refused_with_its_reason_and_nothing_is_writt
         let key = world.keys().await.into_iter().find(|key| key.ends_with("xyz/pages.img") && !manifest(key)).unwrap();
         let mut content = bytes(&*world.store(), &key).await.to_vec();
         content[0] ^= 1;
-        world.store().put(&key, content.into(), If::Any).await.unwrap();
-        let line = refused(repair::repair(&desk(&world), &args())).await;
+        world.store().put(&key, content.into(), Precondition::Any).await.unwrap();
+        let line = refused(repair::repair(&admin(&world), &args())).await;
         assert!(line.starts_with("Damaged"), "{line}");
         assert_eq!(world.lock(&id()).await, None);
     }
@@ -215,20 +215,20 @@ async fn a_checkpoint_in_another_bucket_and_a_path_that_leads_elsewhere_are_refu
     let (store, checkpoint) = elsewhere(Some(&id())).await;
     let world = World::new();
     put(&world, (&*store, &checkpoint), checkpoint.as_str()).await;
-    let mut desk = desk(&world);
+    let mut admin = admin(&world);
     let here = Checkpoints::new(world.store(), Some("ours".to_owned()), world.clock.clone());
-    desk.upkeep.checkpoints = Some(here);
-    let line = refused(repair::repair(&desk, &args())).await;
+    admin.upkeep.checkpoints = Some(here);
+    let line = refused(repair::repair(&admin, &args())).await;
     assert!(line.starts_with("OtherStore") && line.contains("company-sandbox-checkpoints"), "{line}");
     for path in ["sandboxes/sandbox-abc-123/", "sandbox_checkpoints/../sandboxes/x/", ""] {
         let latest = json!({"bucket": "ours", "path": path});
         world.edit(&id(), |record| record["latest_sandbox_checkpoint"] = latest.clone()).await;
-        let line = refused(repair::repair(&desk, &args())).await;
+        let line = refused(repair::repair(&admin, &args())).await;
         assert!(line.starts_with("InvalidSpec"), "{line}");
     }
     let latest = json!({"bucket": "ours", "path": layout::checkpoint_prefix(&checkpoint)});
     world.edit(&id(), |record| record["latest_sandbox_checkpoint"] = latest.clone()).await;
-    done(repair::repair(&desk, &args())).await;
+    done(repair::repair(&admin, &args())).await;
     assert_eq!(world.lock(&id()).await.unwrap().head.unwrap().bucket.as_deref(), Some("ours"));
 }
 
@@ -236,12 +236,12 @@ async fn a_checkpoint_in_another_bucket_and_a_path_that_leads_elsewhere_are_refu
 async fn a_repair_that_was_broken_off_after_the_lock_goes_on_with_the_token() {
     let (store, checkpoint) = elsewhere(Some(&id())).await;
     let world = World::new();
-    let (one, desk) = (world.instance(), desk(&world));
+    let (one, admin) = (world.instance(), admin(&world));
     put(&world, (&*store, &checkpoint), checkpoint.as_str()).await;
     let by_hand = world.text(&metadata_key()).await.unwrap();
-    done(repair::repair(&desk, &args())).await;
+    done(repair::repair(&admin, &args())).await;
     world.put(&metadata_key(), &by_hand).await;
-    let line = done(repair::repair(&desk, &repair::Args { nobody_runs_it: false, ..args() })).await;
+    let line = done(repair::repair(&admin, &repair::Args { nobody_runs_it: false, ..args() })).await;
     assert!(line.contains("its new token is"), "{line}");
     let found = one.metadata(&id()).await.unwrap();
     assert_eq!((found.status.phase, found.spec.desired_state), (Phase::Checkpointed, DesiredState::Checkpointed));
@@ -253,14 +253,14 @@ async fn a_repair_that_was_broken_off_after_the_lock_goes_on_with_the_token() {
 async fn a_record_with_a_token_of_the_operators_own_needs_a_lock_only_and_keeps_it() {
     let (store, checkpoint) = elsewhere(Some(&id())).await;
     let world = World::new();
-    let (one, desk) = (world.instance(), desk(&world));
+    let (one, admin) = (world.instance(), admin(&world));
     put(&world, (&*store, &checkpoint), checkpoint.as_str()).await;
     let hash = baton::api::token::sha256("mine");
     world.edit(&id(), |record| record["token_sha256"] = json!(hash)).await;
     // Whoever attaches now is told that the lock is missing.
-    let told = one.attach(&id()).await.until(|told| matches!(told, Passing::Failed { .. })).await;
+    let told = one.attach(&id()).await.until(|told| matches!(told, LifecycleEvent::Failed { .. })).await;
     assert!(format!("{told:?}").contains("LockMissing"), "{told:?}");
-    let line = done(repair::repair(&desk, &args())).await;
+    let line = done(repair::repair(&admin, &args())).await;
     assert!(!line.contains("token"), "{line}");
     assert_eq!(metadata(&world).await["token_sha256"], json!(hash));
     assert_eq!(restored(&one).await.0, checkpoint);

@@ -3,17 +3,18 @@
 use std::time::Duration;
 
 use baton::{
+    bus::LifecycleEvent,
     cli::{checkpoint, rollback},
     runtime::fake::Fault as Broken,
-    storage::{board::Passing, layout},
+    storage::layout,
 };
 use baton_protocol::{id::SandboxId, metadata::DesiredState};
 use serde_json::{Value, json};
 
 use crate::{
+    faulty_store::Fault,
     instances::{Instance, Visit, World, movable},
-    stage::Fault,
-    verbs::{WAIT, desk, done, running},
+    verbs::{WAIT, admin, done, running},
 };
 
 const CALL: Duration = Duration::from_secs(2);
@@ -58,7 +59,7 @@ async fn who_hears_of_a_checkpoint_finds_it_in_the_metadata_whoever_asked_for_it
             one.edit(&visit.id, |spec| spec.desired_state = DesiredState::Checkpointed).await;
         }
         // The first answer of the store is lost, and the client waits for the second.
-        visit.until(|told| matches!(told, Passing::Checkpointing { .. })).await;
+        visit.until(|told| matches!(told, LifecycleEvent::Checkpointing { .. })).await;
         one.store.next_put_of("metadata.json", Fault::Hangs);
         visit.until_left().await;
         assert_named(&world, &visit.id).await;
@@ -70,17 +71,17 @@ async fn who_hears_of_a_checkpoint_finds_it_in_the_metadata_whoever_asked_for_it
 #[tokio::test(start_paused = true)]
 async fn a_checkpoint_of_what_runs_on_is_named_when_it_is_answered() {
     let world = World::new();
-    let (one, desk) = (world.instance(), desk(&world));
+    let (one, admin) = (world.instance(), admin(&world));
     let id = running(&world, &one).await;
     assert_eq!(record(&world, &id).await.get("last_checkpointed"), None);
-    done(checkpoint::keep_running(&desk, &id, WAIT)).await;
+    done(checkpoint::keep_running(&admin, &id, WAIT)).await;
     let first = assert_named(&world, &id).await;
     world.after(60).await;
-    done(checkpoint::keep_running(&desk, &id, WAIT)).await;
+    done(checkpoint::keep_running(&admin, &id, WAIT)).await;
     let second = assert_named(&world, &id).await;
     assert!(first < second, "{first} {second}");
-    done(checkpoint::let_go(&desk, &id, DesiredState::Checkpointed, WAIT)).await;
-    done(rollback::rollback(&desk, &id, None, WAIT)).await;
+    done(checkpoint::let_go(&admin, &id, DesiredState::Checkpointed, WAIT)).await;
+    done(rollback::rollback(&admin, &id, None, WAIT)).await;
     assert_eq!(assert_named(&world, &id).await, second, "the one before it counts again");
     one.stop().await;
 }
@@ -93,7 +94,7 @@ async fn a_store_that_is_slow_with_the_metadata_delays_the_word_but_for_a_moment
     let id = visit.id.clone();
     one.containers.inject("checkpoint", Broken::Delay(Duration::from_secs(5)));
     one.edit(&id, |spec| spec.desired_state = DesiredState::Checkpointed).await;
-    visit.until(|told| matches!(told, Passing::Checkpointing { .. })).await;
+    visit.until(|told| matches!(told, LifecycleEvent::Checkpointing { .. })).await;
     one.store.hang("metadata.json");
     while world.lock(&id).await.unwrap().lease.is_some() {
         world.clock.sleep(Duration::from_millis(10)).await;

@@ -5,8 +5,8 @@ use std::time::Duration;
 use baton_protocol::metadata::DesiredState;
 
 use crate::{
+    faulty_store::Calls,
     instances::{Instance, World, movable},
-    stage::Calls,
 };
 
 const PAGE: &str = include_str!("../../docs/deploy.md");

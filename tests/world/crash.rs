@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use baton::{
+    bus::{LifecycleEvent, StartKind},
     reconciler::desired::Drain,
     runtime::{Container, fake::Fault as Broken},
-    storage::board::{Boot, Passing},
 };
 use baton_protocol::{
     id::SandboxId,
@@ -15,8 +15,8 @@ use baton_protocol::{
 };
 
 use crate::{
+    faulty_store::Fault,
     instances::{Instance, Visit, World, movable},
-    stage::Fault,
 };
 
 /// Runs on `one`, over a head from before: what happens after this head can be lost.
@@ -37,7 +37,7 @@ async fn stored(one: &Instance) -> SandboxId {
 
 /// Until the checkpoint that was asked for has begun, and a little longer.
 async fn begun(world: &World, visit: &mut Visit) {
-    visit.until(|passing| matches!(passing, Passing::Checkpointing { .. })).await;
+    visit.until(|passing| matches!(passing, LifecycleEvent::Checkpointing { .. })).await;
     world.after(1).await;
 }
 
@@ -45,7 +45,8 @@ async fn begun(world: &World, visit: &mut Visit) {
 async fn restored(instance: &Instance, id: &SandboxId) -> (Visit, u64, bool) {
     let mut visit = instance.attach(id).await;
     let told = visit.until_running().await;
-    let Some(Passing::Running { boot: Boot::Restored { checkpoint_id, rolled_back, .. } }) = told.last() else {
+    let Some(LifecycleEvent::Running { boot: StartKind::Restored { checkpoint_id, rolled_back, .. } }) = told.last()
+    else {
         panic!("{told:?}")
     };
     assert_eq!(instance.container(id), Container::Running);
@@ -150,7 +151,7 @@ async fn a_waiter_dead_after_acquiring_leaves_the_head_to_the_next() {
     let id = stored(&one).await;
     two.containers.inject("restore", Broken::Delay(Duration::from_secs(3600)));
     let mut visit = two.attach(&id).await;
-    visit.until(|passing| *passing == Passing::Acquired).await;
+    visit.until(|passing| *passing == LifecycleEvent::Acquired).await;
     world.after(1).await;
     two.die().await;
     let (visit, seq, _) = restored(&three, &id).await;
@@ -167,9 +168,9 @@ async fn a_restore_that_fails_is_said_once_and_the_head_stays() {
     let id = stored(&one).await;
     two.containers.inject("restore", Broken::Fail);
     let mut visit = two.attach(&id).await;
-    let told = visit.until(|passing| matches!(passing, Passing::Failed { .. })).await;
+    let told = visit.until(|passing| matches!(passing, LifecycleEvent::Failed { .. })).await;
     assert!(
-        matches!(told.last(), Some(Passing::Failed { reason, .. }) if *reason == Reason::RestoreFailed),
+        matches!(told.last(), Some(LifecycleEvent::Failed { reason, .. }) if *reason == Reason::RestoreFailed),
         "{told:?}"
     );
     world.after(300).await;
@@ -192,7 +193,7 @@ async fn one_sandboxs_hanging_store_call_delays_no_other() {
     let mut other = one.create(movable).await;
     other.until_running().await;
     one.store.hang(stuck.id.as_str());
-    stuck.until(|passing| matches!(passing, Passing::Fenced { .. })).await;
+    stuck.until(|passing| matches!(passing, LifecycleEvent::Fenced { .. })).await;
     let renewals = world.lock(&other.id).await.unwrap().lease.unwrap().renew;
     world.after(60).await;
     assert!(world.lock(&other.id).await.unwrap().lease.unwrap().renew >= renewals + 9);
@@ -278,7 +279,7 @@ const SCENES: [Scene; 10] = [
         Box::pin(async move {
             let mut visit = running_over_a_head(at.one).await;
             at.one.store.cut(true);
-            visit.until(|passing| matches!(passing, Passing::Fenced { .. })).await;
+            visit.until(|passing| matches!(passing, LifecycleEvent::Fenced { .. })).await;
             visit.id.clone()
         })
     }),
@@ -286,9 +287,9 @@ const SCENES: [Scene; 10] = [
         Box::pin(async move {
             let mut visit = running_over_a_head(at.one).await;
             at.one.store.cut(true);
-            visit.until(|passing| matches!(passing, Passing::Fenced { .. })).await;
+            visit.until(|passing| matches!(passing, LifecycleEvent::Fenced { .. })).await;
             at.one.store.cut(false);
-            visit.until(|passing| *passing == Passing::Unfenced).await;
+            visit.until(|passing| *passing == LifecycleEvent::Unfenced).await;
             visit.id.clone()
         })
     }),
@@ -362,7 +363,7 @@ async fn dead_after_the_first_start_and_before_any_report_is_lost_and_that_is_sa
     visit.until_running().await;
     one.die().await;
     let mut visit = two.attach(&id).await;
-    visit.until(|passing| matches!(passing, Passing::Failed { reason, .. } if *reason == Reason::Lost)).await;
+    visit.until(|passing| matches!(passing, LifecycleEvent::Failed { reason, .. } if *reason == Reason::Lost)).await;
     two.stop().await;
 }
 
@@ -396,8 +397,8 @@ async fn never_checkpointed_and_its_instance_died_is_an_honest_error() {
     let id = visit.id.clone();
     one.die().await;
     let mut visit = two.attach(&id).await;
-    let told = visit.until(|passing| matches!(passing, Passing::Failed { .. })).await;
-    assert!(matches!(told.last(), Some(Passing::Failed { reason, .. }) if *reason == Reason::Lost), "{told:?}");
+    let told = visit.until(|passing| matches!(passing, LifecycleEvent::Failed { .. })).await;
+    assert!(matches!(told.last(), Some(LifecycleEvent::Failed { reason, .. }) if *reason == Reason::Lost), "{told:?}");
     world.after(5).await;
     let lock = world.lock(&id).await.unwrap();
     assert!(lock.lease.is_none() && !lock.purged);

@@ -3,20 +3,20 @@
 use std::{sync::Arc, time::Duration};
 
 use baton::{
+    bus::{AttachGuard, Bus, LifecycleEvent, Subscription},
     clock::{Moment, SharedClock, TestClock},
     config::Quotas,
-    notice::Notice,
-    reconciler::{self, AllowedRuntimes, Deposit, Housekeeping, Rhythm, Tools, desired::Drain},
+    fair_watch::FairWatch,
+    reconciler::{self, AllowedRuntimes, Deposit, Housekeeping, PollIntervals, ReconcilerContext, desired::Drain},
     runtime::{Container, Lifecycle, fake::FakeContainers},
     storage::{
-        board::{Attached, Board, Follower, Passing},
         checkpoints::Checkpoints,
+        lease::rules::{Identity, Times},
         memory::Memory,
         records::{Durable, Records},
-        rules::{Identity, Times},
-        seal::Seals,
+        signature::Seals,
         snapshots::Snapshots,
-        store::{If, Poll, Store},
+        store::{Poll, Precondition, Store},
     },
 };
 use baton_protocol::{
@@ -27,7 +27,7 @@ use baton_protocol::{
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::stage::Stage;
+use super::faulty_store::Stage;
 
 /// One store, one time, any number of instances.
 pub struct World {
@@ -69,7 +69,7 @@ impl World {
             me: clock.instance_id(),
             predecessor: predecessor.map(|instance| instance.tools.who.me.clone()),
         };
-        let board = Board::new(clock.clone());
+        let bus = Bus::new(clock.clone());
         let stage = Stage::new(self.store.clone());
         let store: Arc<dyn Store> = stage.clone();
         let durable = Durable { locks: store.clone(), metadata: store.clone(), lock_bucket: None };
@@ -79,7 +79,7 @@ impl World {
         let records = Records::new(clock.clone(), memory, Some(durable), true, Times::DEFAULT);
         let records = records.forking_from(checkpoints.clone()).sealed_by(self.seals.clone());
         let containers = Arc::new(FakeContainers::new(clock.clone()));
-        let tools = Arc::new(Tools {
+        let tools = Arc::new(ReconcilerContext {
             staging: self.staging.path().join(who.me.as_str()),
             who,
             checkpoints: Some(checkpoints),
@@ -90,18 +90,18 @@ impl World {
             runtimes: AllowedRuntimes::default(),
             clock,
             records,
-            board: board.clone(),
+            bus: bus.clone(),
             lifecycle: containers.clone(),
             times: Times::DEFAULT,
-            drain: Arc::new(Notice::new(Drain::No)),
+            drain: Arc::new(FairWatch::new(Drain::No)),
             metrics: Default::default(),
             traces: Default::default(),
-            rhythm: Rhythm::DEFAULT,
+            rhythm: PollIntervals::DEFAULT,
             housekeeping: self.housekeeping,
         });
         let (mut tasks, stop) = (JoinSet::new(), CancellationToken::new());
         tasks.spawn(reconciler::run(tools.clone(), stop.clone()));
-        Instance { tools, store: stage, board, containers, stop, tasks }
+        Instance { tools, store: stage, bus, containers, stop, tasks }
     }
 
     /// The lock as it lies in the store.
@@ -138,7 +138,7 @@ impl World {
 
     /// Puts an object there as an operator would, without asking anybody.
     pub async fn put(&self, key: &str, text: &str) {
-        self.store.put(key, text.to_owned().into(), If::Any).await.unwrap();
+        self.store.put(key, text.to_owned().into(), Precondition::Any).await.unwrap();
     }
 
     pub async fn text(&self, key: &str) -> Option<String> {
@@ -149,7 +149,7 @@ impl World {
     }
 
     pub async fn remove(&self, key: &str) {
-        self.store.delete(key, If::Any).await.unwrap();
+        self.store.delete(key, Precondition::Any).await.unwrap();
     }
 
     /// Changes the metadata as an operator would, without a word to any instance.
@@ -166,10 +166,10 @@ impl World {
 }
 
 pub struct Instance {
-    pub tools: Arc<Tools>,
+    pub tools: Arc<ReconcilerContext>,
     /// Its own way to the store, which can be broken.
     pub store: Arc<Stage>,
-    pub board: Arc<Board>,
+    pub bus: Arc<Bus>,
     pub containers: Arc<FakeContainers>,
     stop: CancellationToken,
     tasks: JoinSet<()>,
@@ -179,8 +179,8 @@ pub struct Instance {
 pub struct Visit {
     pub id: SandboxId,
     pub began: Moment,
-    follower: Follower,
-    _attached: Attached,
+    follower: Subscription,
+    _attached: AttachGuard,
 }
 
 impl Instance {
@@ -190,7 +190,7 @@ impl Instance {
         let id = tools.clock.sandbox_id();
         let mut spec = Spec::new(id, String::new(), tools.clock.timestamp(), tools.who.me.clone());
         change(&mut spec);
-        let lease = tools.board.lease(&spec.sandbox_id);
+        let lease = tools.bus.lease(&spec.sandbox_id);
         tools.records.create(&spec, &tools.who.me, &lease).await.unwrap();
         self.visit(&spec.sandbox_id)
     }
@@ -227,8 +227,8 @@ impl Instance {
 
     /// A session that is here for a sandbox, and wants nothing of it that is not wanted already.
     pub fn visit(&self, id: &SandboxId) -> Visit {
-        let (follower, attached) = (self.board.follow(id), self.board.attach(id));
-        self.board.nudge(id);
+        let (follower, attached) = (self.bus.follow(id), self.bus.attach(id));
+        self.bus.nudge(id);
         Visit { id: id.clone(), began: self.tools.clock.now(), follower, _attached: attached }
     }
 
@@ -238,7 +238,7 @@ impl Instance {
             true
         };
         self.tools.records.edit(id, &change).await.unwrap().expect("it exists");
-        self.board.nudge(id);
+        self.bus.nudge(id);
     }
 
     pub async fn metadata(&self, id: &SandboxId) -> Option<Metadata> {
@@ -269,12 +269,12 @@ impl Instance {
 }
 
 impl Visit {
-    pub async fn next(&mut self) -> Passing {
+    pub async fn next(&mut self) -> LifecycleEvent {
         self.follower.next().await.passing
     }
 
     /// Everything told up to and with the first that `last` accepts; each wait is bounded.
-    pub async fn until(&mut self, last: impl Fn(&Passing) -> bool) -> Vec<Passing> {
+    pub async fn until(&mut self, last: impl Fn(&LifecycleEvent) -> bool) -> Vec<LifecycleEvent> {
         let mut told = Vec::new();
         loop {
             let next = tokio::time::timeout(Duration::from_secs(600), self.next()).await;
@@ -285,12 +285,12 @@ impl Visit {
         }
     }
 
-    pub async fn until_running(&mut self) -> Vec<Passing> {
-        self.until(|passing| matches!(passing, Passing::Running { .. })).await
+    pub async fn until_running(&mut self) -> Vec<LifecycleEvent> {
+        self.until(|passing| matches!(passing, LifecycleEvent::Running { .. })).await
     }
 
-    pub async fn until_left(&mut self) -> Vec<Passing> {
-        self.until(|passing| matches!(passing, Passing::Left { .. })).await
+    pub async fn until_left(&mut self) -> Vec<LifecycleEvent> {
+        self.until(|passing| matches!(passing, LifecycleEvent::Left { .. })).await
     }
 }
 

@@ -5,10 +5,12 @@ use std::{sync::Arc, time::Duration};
 use baton::{
     clock::{SharedClock, TestClock},
     storage::{
-        lease::{Error, Lapse, LockFile, Released},
+        lease::{
+            Error, Lapse, LeaseHandle, Released,
+            rules::{Identity, LeaseState, Times},
+        },
         memory::Memory,
-        rules::{Identity, Stand, Times},
-        store::{If, Store},
+        store::{Precondition, Store},
     },
 };
 use baton_protocol::{
@@ -16,7 +18,7 @@ use baton_protocol::{
     lock::{Claim, Head, Lock},
 };
 
-use crate::stage::{Fault, Stage};
+use crate::faulty_store::{Fault, Stage};
 
 const KEY: &str = "sandboxes/x/lock.json";
 const T: Times = Times::DEFAULT;
@@ -47,16 +49,16 @@ impl World {
         let clock: SharedClock = Arc::new(TestClock::new(7));
         let stage = Stage::new(Arc::new(Memory::new(clock.clone())));
         let lock = serde_json::to_vec(&Lock::new(clock.sandbox_id())).unwrap();
-        stage.put(KEY, lock.into(), If::Absent).await.unwrap();
+        stage.put(KEY, lock.into(), Precondition::Absent).await.unwrap();
         Self { clock, stage }
     }
 
-    fn instance(&self) -> (LockFile, InstanceId) {
+    fn instance(&self) -> (LeaseHandle, InstanceId) {
         let me = self.clock.instance_id();
-        (LockFile::new(self.stage.clone(), KEY.to_owned(), who(&me), self.clock.clone(), T), me)
+        (LeaseHandle::new(self.stage.clone(), KEY.to_owned(), who(&me), self.clock.clone(), T), me)
     }
 
-    async fn holder(&self) -> LockFile {
+    async fn holder(&self) -> LeaseHandle {
         let (mut lock, _) = self.instance();
         lock.read().await.unwrap();
         lock.acquire(true).await.unwrap();
@@ -72,12 +74,12 @@ impl World {
 async fn an_acquired_lock_is_ours_until_hold_after_it_was_sent() {
     let world = World::with_a_free_lock().await;
     let lock = world.holder().await;
-    assert_eq!(lock.stand(), Some(Stand::Ours));
+    assert_eq!(lock.stand(), Some(LeaseState::Ours));
     assert_eq!((lock.lock().unwrap().epoch, lock.lock().unwrap().ran), (1, true));
     world.after(14).await;
-    assert_eq!(lock.stand(), Some(Stand::Ours));
+    assert_eq!(lock.stand(), Some(LeaseState::Ours));
     world.after(1).await;
-    assert_eq!(lock.stand(), Some(Stand::Late));
+    assert_eq!(lock.stand(), Some(LeaseState::Late));
 }
 
 #[tokio::test(start_paused = true)]
@@ -86,13 +88,13 @@ async fn rule_07_a_machine_whose_clock_fell_behind_the_stores_was_frozen_and_its
     let mut lock = world.holder().await;
     world.after(5).await;
     lock.renew().await.unwrap();
-    assert_eq!(lock.stand(), Some(Stand::Ours));
+    assert_eq!(lock.stand(), Some(LeaseState::Ours));
     world.stage.set_ahead(T.frozen + Duration::from_millis(1));
     world.after(5).await;
     lock.renew().await.unwrap();
-    assert_eq!(lock.stand(), Some(Stand::Late), "first it is stopped");
+    assert_eq!(lock.stand(), Some(LeaseState::Late), "first it is stopped");
     lock.renew().await.unwrap();
-    assert_eq!(lock.stand(), Some(Stand::Ours), "then proven, and it goes on");
+    assert_eq!(lock.stand(), Some(LeaseState::Ours), "then proven, and it goes on");
 }
 
 #[tokio::test(start_paused = true)]
@@ -103,7 +105,7 @@ async fn of_two_that_acquire_one_has_it_and_the_other_sees_it() {
     two.read().await.unwrap();
     one.acquire(true).await.unwrap();
     assert!(matches!(two.acquire(true).await, Err(Error::Changed)));
-    assert_eq!((one.stand(), two.stand()), (Some(Stand::Ours), Some(Stand::Theirs)));
+    assert_eq!((one.stand(), two.stand()), (Some(LeaseState::Ours), Some(LeaseState::Theirs)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -114,7 +116,7 @@ async fn rule_02_a_write_whose_answer_was_lost_or_twisted_is_found_by_its_nonce(
         lock.read().await.unwrap();
         world.stage.next_put(fault);
         lock.acquire(true).await.unwrap();
-        assert_eq!(lock.stand(), Some(Stand::Ours), "{fault:?}");
+        assert_eq!(lock.stand(), Some(LeaseState::Ours), "{fault:?}");
     }
 }
 
@@ -128,9 +130,9 @@ async fn an_acquisition_that_could_not_be_settled_is_found_later_with_its_own_de
     assert!(lock.acquire(true).await.is_err());
     world.after(10).await;
     lock.read().await.unwrap();
-    assert_eq!(lock.stand(), Some(Stand::Ours));
+    assert_eq!(lock.stand(), Some(LeaseState::Ours));
     world.after(5).await;
-    assert_eq!(lock.stand(), Some(Stand::Late), "the deadline counts from when it was sent");
+    assert_eq!(lock.stand(), Some(LeaseState::Late), "the deadline counts from when it was sent");
 }
 
 #[tokio::test(start_paused = true)]
@@ -163,7 +165,7 @@ async fn rule_01_a_write_that_was_dropped_in_the_middle_is_settled_before_the_ne
     );
     lock.renew().await.expect("a renewal settles it by itself");
     assert_eq!(world.stage.deliver().await, 0, "the dropped write comes too late");
-    assert_eq!(lock.stand(), Some(Stand::Ours));
+    assert_eq!(lock.stand(), Some(LeaseState::Ours));
 }
 
 #[tokio::test(start_paused = true)]
@@ -176,7 +178,7 @@ async fn rule_08_a_waiter_that_registers_meanwhile_is_merged_into_the_renewal() 
     lock.renew().await.unwrap();
     assert_eq!(lock.lock().unwrap().waiter.as_ref().unwrap().instance, name);
     assert!(lock.waiter().is_some() && other.entry().is_some());
-    assert_eq!(other.stand(), Some(Stand::Theirs));
+    assert_eq!(other.stand(), Some(LeaseState::Theirs));
 }
 
 #[tokio::test(start_paused = true)]
@@ -185,17 +187,17 @@ async fn rule_11_a_release_is_one_way_whatever_the_answer() {
     let mut lock = world.holder().await;
     world.stage.next_put(Fault::Refused);
     assert!(lock.release(None, true).await.is_err());
-    assert_eq!(lock.stand(), Some(Stand::Theirs), "nothing runs under an epoch whose release was sent");
+    assert_eq!(lock.stand(), Some(LeaseState::Theirs), "nothing runs under an epoch whose release was sent");
     lock.read().await.unwrap();
-    assert_eq!(lock.stand(), Some(Stand::Theirs));
+    assert_eq!(lock.stand(), Some(LeaseState::Theirs));
     assert_eq!(lock.release(None, true).await.unwrap(), Released::Freed, "but the release may be sent again");
-    assert_eq!(lock.stand(), Some(Stand::Free));
+    assert_eq!(lock.stand(), Some(LeaseState::Free));
 
     let world = World::with_a_free_lock().await;
     let mut lock = world.holder().await;
     world.stage.next_put(Fault::AnswerTwisted);
     assert_eq!(lock.release(None, true).await.unwrap(), Released::Freed);
-    assert_eq!(lock.stand(), Some(Stand::Free));
+    assert_eq!(lock.stand(), Some(LeaseState::Free));
 }
 
 #[tokio::test(start_paused = true)]
@@ -244,21 +246,21 @@ async fn work_is_dropped_when_another_instance_has_the_lease() {
         other.read().await.unwrap();
         world.after(1).await;
     }
-    assert_eq!(other.stand(), Some(Stand::Free), "the same lease was watched for the takeover time");
+    assert_eq!(other.stand(), Some(LeaseState::Free), "the same lease was watched for the takeover time");
     while other.acquire(false).await.is_err() {
         other.read().await.unwrap();
     }
     let clock = world.clock.clone();
     let lapse = lock.hold(async { clock.sleep(Duration::from_secs(60)).await }).await;
     assert_eq!(lapse, Err(Lapse::Lost));
-    assert_eq!(lock.stand(), Some(Stand::Theirs));
+    assert_eq!(lock.stand(), Some(LeaseState::Theirs));
 }
 
 #[tokio::test(start_paused = true)]
 async fn rule_09_no_acquisition_creates_a_lock() {
     let world = World::with_a_free_lock().await;
     let mut lock = world.holder().await;
-    world.stage.delete(KEY, If::Any).await.unwrap();
+    world.stage.delete(KEY, Precondition::Any).await.unwrap();
     assert!(matches!(lock.renew().await, Err(Error::Missing | Error::Store(_))));
     assert!(matches!(lock.read().await, Err(Error::Missing)));
     assert!(matches!(lock.acquire(true).await, Err(Error::Missing)));
@@ -285,7 +287,7 @@ async fn who_was_cut_off_and_taken_over_does_not_renew_the_lease_of_the_other() 
     assert!(matches!(one.commit(head(one.lock().unwrap())).await, Err(Error::Changed)));
     assert!(matches!(one.purging().await, Err(Error::Changed)));
     two.read().await.unwrap();
-    assert_eq!((two.stand(), two.lock().unwrap().head.is_none()), (Some(Stand::Ours), true));
+    assert_eq!((two.stand(), two.lock().unwrap().head.is_none()), (Some(LeaseState::Ours), true));
 }
 
 #[tokio::test(start_paused = true)]

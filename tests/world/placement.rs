@@ -2,8 +2,8 @@
 //! why it has not.
 
 use baton::{
+    bus::{LeaveReason, LifecycleEvent},
     runtime::Container,
-    storage::board::{Passing, Why},
 };
 use baton_protocol::{
     id::{InstanceId, SandboxId},
@@ -53,9 +53,13 @@ async fn a_sandbox_that_runs_moves_to_the_instance_that_an_operator_names_within
         let (mut visit, id) = running(&world, &one, change).await;
         order(&world, &id, "running", &two.tools.who.me).await;
         let told = visit.until_left().await;
-        let left = matches!(told.last(), Some(Passing::Left { why: Why::HandedOff, checkpoint_id: Some(_) }));
+        let left =
+            matches!(told.last(), Some(LifecycleEvent::Left { why: LeaveReason::HandedOff, checkpoint_id: Some(_) }));
         assert!(left, "its clients may follow: {told:?}");
-        assert!(!told.iter().any(|passing| matches!(passing, Passing::Probe { .. })), "nobody is asked: {told:?}");
+        assert!(
+            !told.iter().any(|passing| matches!(passing, LifecycleEvent::Probe { .. })),
+            "nobody is asked: {told:?}"
+        );
         world.after(5).await;
         assert!((world.clock.now() - visit.began).as_secs() < TWO_SWEEPS);
         assert_eq!(two.container(&id), Container::Running);

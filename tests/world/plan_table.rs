@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, env, fmt::Write, fs, path::Path};
 
 use baton::{
-    reconciler::plan::{Action, Desired, Observed, Saved, Standing, plan},
+    reconciler::plan::{Action, Desired, LockState, Observed, Saved, plan},
     runtime::Container,
 };
 
@@ -25,7 +25,7 @@ const FLAGS: [&str; 9] = [
 /// What decides within one cell: what is saved, and the flags.
 type Rest = (usize, u16);
 
-fn observed(standing: Standing, container: Container, (saved, flags): Rest) -> Observed {
+fn observed(standing: LockState, container: Container, (saved, flags): Rest) -> Observed {
     let flag = |n: u16| flags >> n & 1 == 1;
     Observed {
         standing,
@@ -48,7 +48,7 @@ fn all_of_the_rest() -> impl Iterator<Item = Rest> {
 }
 
 /// Every action of a cell, with the states that lead to it, in the order they are met.
-fn cell(standing: Standing, container: Container, desired: Desired) -> Vec<(Action, Vec<Rest>)> {
+fn cell(standing: LockState, container: Container, desired: Desired) -> Vec<(Action, Vec<Rest>)> {
     let mut found: Vec<(Action, Vec<Rest>)> = Vec::new();
     for rest in all_of_the_rest() {
         let action = plan(desired, &observed(standing, container, rest));
@@ -123,7 +123,7 @@ fn document() -> String {
     let _ =
         writeln!(page, "| standing | container | {} |", Desired::ALL.map(|desired| format!("{desired:?}")).join(" | "));
     let _ = writeln!(page, "|---|---|{}", "---|".repeat(Desired::ALL.len()));
-    for standing in Standing::ALL {
+    for standing in LockState::ALL {
         // Containers with which the same is done share a row.
         let mut rows: Vec<(Vec<String>, Vec<String>)> = Vec::new();
         for container in Container::ALL {
@@ -142,7 +142,7 @@ fn document() -> String {
     }
     page.push_str("\nWhere a cell names several actions, the first whose condition holds is the one:\n\n| standing | container | wanted | action | when |\n|---|---|---|---|---|\n");
     let mut merged: BTreeMap<Place, Vec<String>> = BTreeMap::new();
-    for (s, standing) in Standing::ALL.into_iter().enumerate() {
+    for (s, standing) in LockState::ALL.into_iter().enumerate() {
         for (c, container) in Container::ALL.into_iter().enumerate() {
             for desired in Desired::ALL {
                 let cell = cell(standing, container, desired);
@@ -154,7 +154,7 @@ fn document() -> String {
     }
     for ((s, c, lines), wanted) in merged {
         for (action, when) in lines {
-            let (standing, container) = (Standing::ALL[s], Container::ALL[c]);
+            let (standing, container) = (LockState::ALL[s], Container::ALL[c]);
             let _ = writeln!(page, "| {standing:?} | {container:?} | {} | {action} | {when} |", wanted.join(", "));
         }
     }

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use baton::{
+    bus::{LeaveReason, LifecycleEvent},
     runtime::{Container, fake::Fault as Broken},
-    storage::board::{Passing, Why},
 };
 use baton_protocol::{
     id::SandboxId,
@@ -15,8 +15,8 @@ use baton_protocol::{
 };
 
 use crate::{
+    faulty_store::Fault,
     instances::{Instance, Visit, World, movable},
-    stage::Fault,
 };
 
 fn lasting(spec: &mut Spec) {
@@ -35,13 +35,13 @@ async fn running(world: &World) -> (Instance, Instance, Visit, SandboxId) {
 
 /// The client of this visit gives a sign of life when it is next asked for one.
 async fn answers(visit: &mut Visit, at: &Instance) {
-    let told = visit.until(|passing| matches!(passing, Passing::Probe { .. })).await;
-    let Some(Passing::Probe { number }) = told.last() else { unreachable!() };
-    at.board.alive(&visit.id, *number);
+    let told = visit.until(|passing| matches!(passing, LifecycleEvent::Probe { .. })).await;
+    let Some(LifecycleEvent::Probe { number }) = told.last() else { unreachable!() };
+    at.bus.alive(&visit.id, *number);
 }
 
-fn is_in_use(passing: &Passing) -> bool {
-    matches!(passing, Passing::Failed { reason: Reason::InUse, .. })
+fn is_in_use(passing: &LifecycleEvent) -> bool {
+    matches!(passing, LifecycleEvent::Failed { reason: Reason::InUse, .. })
 }
 
 #[tokio::test(start_paused = true)]
@@ -52,7 +52,7 @@ async fn a_client_that_is_alive_keeps_its_sandbox_and_the_newcomer_hears_so() {
     let mut second = two.ask_for(&id).await;
     answers(&mut first, &one).await;
     let told = second.until(is_in_use).await;
-    assert_eq!(told[0], Passing::Acquiring);
+    assert_eq!(told[0], LifecycleEvent::Acquiring);
     let waited = world.clock.now() - second.began;
     assert!(waited < Duration::from_secs(3), "{waited:?}");
     drop(second);
@@ -76,11 +76,14 @@ async fn a_client_that_does_not_answer_within_a_second_loses_it() {
     let waited = world.clock.now() - second.began;
     assert!((1..4).contains(&waited.as_secs()), "{waited:?}");
     let told = first.until_left().await;
-    assert!(matches!(told[0], Passing::Probe { .. }), "{told:?}");
+    assert!(matches!(told[0], LifecycleEvent::Probe { .. }), "{told:?}");
     let by = two.tools.who.me.clone();
     assert_eq!(
         told[1..3],
-        [Passing::ReleaseRequested { by, claim: Claim::Ask }, Passing::Checkpointing { why: Why::Waiter }]
+        [
+            LifecycleEvent::ReleaseRequested { by, claim: Claim::Ask },
+            LifecycleEvent::Checkpointing { why: LeaveReason::Waiter }
+        ]
     );
     assert_eq!((one.container(&id), two.container(&id)), (Container::Absent, Container::Running));
     one.stop().await;
@@ -105,7 +108,7 @@ async fn who_preempts_gets_it_at_once_and_nobody_is_asked() {
     let world = World::new();
     let (one, two, mut first, id) = running(&world).await;
     let mut second = two.attach(&id).await;
-    assert!(!first.until_left().await.iter().any(|passing| matches!(passing, Passing::Probe { .. })));
+    assert!(!first.until_left().await.iter().any(|passing| matches!(passing, LifecycleEvent::Probe { .. })));
     second.until_running().await;
     one.stop().await;
     two.stop().await;
@@ -119,9 +122,9 @@ async fn a_sign_of_life_that_comes_late_counts_as_long_as_the_sandbox_is_here() 
         one.containers.inject("checkpoint", Broken::Fail);
     }
     let mut second = two.ask_for(&id).await;
-    let told = first.until(|passing| matches!(passing, Passing::CheckpointFailed { .. })).await;
-    let Passing::Probe { number } = told[0] else { panic!("{told:?}") };
-    one.board.alive(&id, number);
+    let told = first.until(|passing| matches!(passing, LifecycleEvent::CheckpointFailed { .. })).await;
+    let LifecycleEvent::Probe { number } = told[0] else { panic!("{told:?}") };
+    one.bus.alive(&id, number);
     second.until(is_in_use).await;
     assert_eq!(one.container(&id), Container::Running);
     one.stop().await;
@@ -177,7 +180,7 @@ async fn one_who_may_preempt_says_so_also_after_one_who_only_asked() {
     let world = World::new();
     let (one, two, mut first, id) = running(&world).await;
     let plain = two.ask_for(&id).await;
-    first.until(|passing| matches!(passing, Passing::Probe { .. })).await;
+    first.until(|passing| matches!(passing, LifecycleEvent::Probe { .. })).await;
     assert_eq!(world.lock(&id).await.unwrap().waiter.unwrap().claim, Claim::Ask);
     drop(plain);
     let mut second = two.attach(&id).await;
@@ -194,7 +197,7 @@ async fn what_leaves_anyway_is_not_declined_and_the_newcomer_gets_it() {
     let (one, two, mut first, id) = running(&world).await;
     one.containers.inject("checkpoint", Broken::Delay(Duration::from_secs(5)));
     one.edit(&id, |spec| spec.desired_state = DesiredState::HandedOff).await;
-    first.until(|passing| matches!(passing, Passing::Checkpointing { .. })).await;
+    first.until(|passing| matches!(passing, LifecycleEvent::Checkpointing { .. })).await;
     let mut second = two.ask_for(&id).await;
     second.until_running().await;
     one.stop().await;

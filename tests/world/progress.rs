@@ -1,17 +1,17 @@
 //! How far long work has come, as the reconciler tells it on the board.
 
-use baton::storage::board::{DOWNLOAD, Passing, SNAPSHOT, UPLOAD};
+use baton::bus::{DOWNLOAD, LifecycleEvent, SNAPSHOT, UPLOAD};
 use baton_protocol::metadata::{DesiredState, Request};
 
 use crate::instances::{World, persistent};
 
 /// What was told of one kind of work; it only grows, and never beyond its end.
 #[track_caller]
-fn told(passed: &[Passing], of: &str) -> usize {
+fn told(passed: &[LifecycleEvent], of: &str) -> usize {
     let mut last = 0;
     let mut count = 0;
     for passing in passed {
-        if let Passing::Progress { what, done, total } = passing {
+        if let LifecycleEvent::Progress { what, done, total } = passing {
             assert_eq!(what, of, "{passed:?}");
             assert!(*done > last && done <= total, "{passed:?}");
             (last, count) = (*done, count + 1);
@@ -39,8 +39,9 @@ async fn what_takes_long_is_told_of_and_what_does_not_is_not() {
         }
         one.edit(&visit.id, |spec| spec.desired_state = DesiredState::Checkpointed).await;
         let passed = visit.until_left().await;
-        let (snapshot, checkpoint) = passed
-            .split_at(passed.iter().position(|passing| matches!(passing, Passing::Checkpointing { .. })).unwrap());
+        let (snapshot, checkpoint) = passed.split_at(
+            passed.iter().position(|passing| matches!(passing, LifecycleEvent::Checkpointing { .. })).unwrap(),
+        );
         assert!(words.contains(&told(snapshot, SNAPSHOT)), "{snapshot:?}");
         assert!(words.contains(&told(checkpoint, UPLOAD)), "{checkpoint:?}");
         visit = one.attach(&visit.id).await;

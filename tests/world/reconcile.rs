@@ -3,12 +3,10 @@
 use std::time::Duration;
 
 use baton::{
+    bus::{LeaveReason, LifecycleEvent, StartKind},
     reconciler::desired::Drain,
-    runtime::{Container, Execs, fake::Fault as Broken},
-    storage::{
-        board::{Boot, Passing, Why},
-        records::{Looked, Place},
-    },
+    runtime::{AgentLinks, Container, fake::Fault as Broken},
+    storage::records::{Looked, Place},
 };
 use baton_protocol::{
     agent,
@@ -20,8 +18,8 @@ use baton_protocol::{
 };
 
 use crate::{
+    faulty_store::Fault,
     instances::{Instance, World, movable, persistent},
-    stage::Fault,
 };
 
 /// Starts a command that runs for a long time.
@@ -50,12 +48,15 @@ async fn a_created_sandbox_runs_and_a_deleted_one_leaves_nothing() {
     let one = world.instance();
     let mut visit = one.create(|_| {}).await;
     let told = visit.until_running().await;
-    assert_eq!(told, [Passing::Acquiring, Passing::Acquired, Passing::Running { boot: Boot::Fresh }]);
+    assert_eq!(
+        told,
+        [LifecycleEvent::Acquiring, LifecycleEvent::Acquired, LifecycleEvent::Running { boot: StartKind::Fresh }]
+    );
     let id = visit.id.clone();
     assert_eq!(one.container(&id), Container::Running);
 
     one.edit(&id, |spec| spec.desired_state = DesiredState::Deleted).await;
-    assert_eq!(visit.until_left().await, [Passing::Left { why: Why::Deleted, checkpoint_id: None }]);
+    assert_eq!(visit.until_left().await, [LifecycleEvent::Left { why: LeaveReason::Deleted, checkpoint_id: None }]);
     assert_eq!(one.container(&id), Container::Absent);
     assert!(one.metadata(&id).await.is_none());
     assert!(one.tools.records.look(&id, None).await.unwrap().is_none());
@@ -84,7 +85,7 @@ async fn a_sandbox_ends_after_its_idle_time_and_not_while_a_command_runs() {
     world.after(60).await;
     assert_eq!(one.container(&visit.id), Container::Running);
     let told = visit.until_left().await;
-    assert_eq!(told, [Passing::Left { why: Why::Idle, checkpoint_id: None }]);
+    assert_eq!(told, [LifecycleEvent::Left { why: LeaveReason::Idle, checkpoint_id: None }]);
     let lasted = world.clock.now() - visit.began;
     assert!(lasted >= Duration::from_secs(130) && lasted < Duration::from_secs(140), "{lasted:?}");
     assert!(one.metadata(&visit.id).await.is_none());
@@ -99,7 +100,7 @@ async fn activity_begins_the_idle_time_anew() {
     visit.until_running().await;
     for _ in 0..5 {
         world.after(20).await;
-        one.board.touch(&visit.id);
+        one.bus.touch(&visit.id);
     }
     assert_eq!(one.container(&visit.id), Container::Running);
     visit.until_left().await;
@@ -112,8 +113,8 @@ async fn a_create_that_fails_is_said_and_not_tried_again() {
     let one = world.instance();
     one.containers.inject("create", Broken::Fail);
     let mut visit = one.create(|_| {}).await;
-    let told = visit.until(|passing| matches!(passing, Passing::Failed { .. })).await;
-    assert!(matches!(told.last(), Some(Passing::Failed { reason: Reason::CreateFailed, .. })));
+    let told = visit.until(|passing| matches!(passing, LifecycleEvent::Failed { .. })).await;
+    assert!(matches!(told.last(), Some(LifecycleEvent::Failed { reason: Reason::CreateFailed, .. })));
     world.after(300).await;
     assert_eq!(one.container(&visit.id), Container::Absent);
     one.stop().await;
@@ -126,8 +127,8 @@ async fn a_container_that_ends_by_itself_is_lost_and_said_so() {
     let mut visit = one.create(|_| {}).await;
     visit.until_running().await;
     one.containers.end(&visit.id);
-    let told = visit.until(|passing| matches!(passing, Passing::Failed { .. })).await;
-    assert!(matches!(told.last(), Some(Passing::Failed { reason: Reason::Lost, .. })), "{told:?}");
+    let told = visit.until(|passing| matches!(passing, LifecycleEvent::Failed { .. })).await;
+    assert!(matches!(told.last(), Some(LifecycleEvent::Failed { reason: Reason::Lost, .. })), "{told:?}");
     one.stop().await;
 }
 
@@ -154,17 +155,20 @@ async fn a_checkpointed_sandbox_runs_again_on_another_instance() {
     let id = visit.id.clone();
     one.edit(&id, |spec| spec.desired_state = DesiredState::Checkpointed).await;
     let told = visit.until_left().await;
-    assert_eq!(told[0], Passing::Checkpointing { why: Why::Checkpointed });
+    assert_eq!(told[0], LifecycleEvent::Checkpointing { why: LeaveReason::Checkpointed });
     let lock = world.lock(&id).await.unwrap();
     let head = lock.head.clone().expect("it is committed");
-    assert_eq!(told[1], Passing::Left { why: Why::Checkpointed, checkpoint_id: Some(head.checkpoint_id.clone()) });
+    assert_eq!(
+        told[1],
+        LifecycleEvent::Left { why: LeaveReason::Checkpointed, checkpoint_id: Some(head.checkpoint_id.clone()) }
+    );
     assert_eq!((lock.lease, lock.behind), (None, false));
     drop(visit);
 
     let mut visit = two.attach(&id).await;
     let told = visit.until_running().await;
     assert!(
-        matches!(told.last(), Some(Passing::Running { boot: Boot::Restored { checkpoint_id, rolled_back: false, .. } }) if *checkpoint_id == head.checkpoint_id),
+        matches!(told.last(), Some(LifecycleEvent::Running { boot: StartKind::Restored { checkpoint_id, rolled_back: false, .. } }) if *checkpoint_id == head.checkpoint_id),
         "{told:?}"
     );
     assert_eq!((one.container(&id), two.container(&id)), (Container::Absent, Container::Running));
@@ -186,11 +190,14 @@ async fn an_attach_elsewhere_moves_a_running_sandbox_with_its_command() {
     drop(link);
     let mut second = two.attach(&id).await;
     let told = second.until_running().await;
-    assert!(matches!(told.last(), Some(Passing::Running { boot: Boot::Restored { rolled_back: false, .. } })));
+    assert!(matches!(
+        told.last(),
+        Some(LifecycleEvent::Running { boot: StartKind::Restored { rolled_back: false, .. } })
+    ));
     assert!(world.clock.now() - second.began < Duration::from_secs(3), "{:?}", world.clock.now() - second.began);
     let told = first.until_left().await;
-    assert_eq!(told[0], Passing::ReleaseRequested { by: two.tools.who.me.clone(), claim: Claim::Preempt });
-    assert_eq!(told[1], Passing::Checkpointing { why: Why::Waiter });
+    assert_eq!(told[0], LifecycleEvent::ReleaseRequested { by: two.tools.who.me.clone(), claim: Claim::Preempt });
+    assert_eq!(told[1], LifecycleEvent::Checkpointing { why: LeaveReason::Waiter });
     assert_eq!(one.container(&id), Container::Absent);
     assert_eq!(two.containers.open(&id).map(drop), Some(()));
     let seen = *baton::runtime::Lifecycle::watch(&*two.containers, &id).borrow();
@@ -209,7 +216,7 @@ async fn a_failed_checkpoint_leaves_the_sandbox_running_and_says_why() {
         visit.until_running().await;
         one.containers.inject(broken, fault);
         one.edit(&visit.id, |spec| spec.desired_state = DesiredState::Checkpointed).await;
-        visit.until(|passing| matches!(passing, Passing::CheckpointFailed { .. })).await;
+        visit.until(|passing| matches!(passing, LifecycleEvent::CheckpointFailed { .. })).await;
         assert_eq!(one.container(&visit.id), Container::Running, "{broken} {fault:?}");
         assert!(world.lock(&visit.id).await.unwrap().lease.is_some());
         // A wish that still stands is tried again, after a while.
@@ -228,7 +235,7 @@ async fn a_release_whose_answer_was_lost_is_settled_and_nothing_is_lost() {
         visit.until_running().await;
         let id = visit.id.clone();
         one.edit(&id, |spec| spec.desired_state = DesiredState::Checkpointed).await;
-        assert_eq!(visit.next().await, Passing::Checkpointing { why: Why::Checkpointed });
+        assert_eq!(visit.next().await, LifecycleEvent::Checkpointing { why: LeaveReason::Checkpointed });
         one.store.next_lock_put(fault);
         visit.until_left().await;
         assert!(world.lock(&id).await.unwrap().head.is_some(), "{fault:?}");
@@ -251,7 +258,7 @@ async fn after_a_death_a_waiting_instance_takes_over_in_time_and_says_what_was_l
     let waited = world.clock.now() - visit.began;
     assert!(waited >= Duration::from_secs(28) && waited <= Duration::from_secs(33), "{waited:?}");
     assert!(
-        matches!(told.last(), Some(Passing::Running { boot: Boot::Restored { rolled_back: true, .. } })),
+        matches!(told.last(), Some(LifecycleEvent::Running { boot: StartKind::Restored { rolled_back: true, .. } })),
         "{told:?}"
     );
     two.stop().await;
@@ -265,8 +272,8 @@ async fn a_sandbox_that_must_not_move_is_refused_while_its_owner_lives() {
     first.until_running().await;
     let id = first.id.clone();
     let mut second = two.attach(&id).await;
-    let told = second.until(|passing| matches!(passing, Passing::Failed { .. })).await;
-    assert!(matches!(told.last(), Some(Passing::Failed { reason: Reason::RunningElsewhere, .. })), "{told:?}");
+    let told = second.until(|passing| matches!(passing, LifecycleEvent::Failed { .. })).await;
+    assert!(matches!(told.last(), Some(LifecycleEvent::Failed { reason: Reason::RunningElsewhere, .. })), "{told:?}");
     assert!(world.clock.now() - second.began <= Duration::from_secs(7));
     assert_eq!(one.container(&id), Container::Running);
     let status = one.metadata(&id).await.unwrap().status;
@@ -284,8 +291,14 @@ async fn a_drain_checkpoints_what_is_persistent_and_ends_the_rest() {
     kept.until_running().await;
     ended.until_running().await;
     one.tools.drain.post(Drain::Draining);
-    assert!(matches!(kept.until_left().await.last(), Some(Passing::Left { why: Why::Drain, checkpoint_id: Some(_) })));
-    assert!(matches!(ended.until_left().await.last(), Some(Passing::Left { why: Why::Drain, checkpoint_id: None })));
+    assert!(matches!(
+        kept.until_left().await.last(),
+        Some(LifecycleEvent::Left { why: LeaveReason::Drain, checkpoint_id: Some(_) })
+    ));
+    assert!(matches!(
+        ended.until_left().await.last(),
+        Some(LifecycleEvent::Left { why: LeaveReason::Drain, checkpoint_id: None })
+    ));
     one.drained().await;
     assert!(world.lock(&kept.id).await.unwrap().head.is_some());
 }
@@ -302,7 +315,10 @@ async fn what_does_not_fit_into_the_drain_is_let_go_with_its_old_head() {
     one.tools.drain.post(Drain::Draining);
     world.after(8).await;
     one.tools.drain.post(Drain::Over);
-    assert!(matches!(visit.until_left().await.last(), Some(Passing::Left { why: Why::Drain, checkpoint_id: None })));
+    assert!(matches!(
+        visit.until_left().await.last(),
+        Some(LifecycleEvent::Left { why: LeaveReason::Drain, checkpoint_id: None })
+    ));
     one.drained().await;
     let lock = world.lock(&visit.id).await.unwrap();
     assert!(lock.lease.is_none() && lock.head.is_none() && lock.ran);
@@ -320,7 +336,10 @@ async fn a_checkpoint_that_hangs_when_the_drain_time_is_up_is_dropped_and_the_le
     world.after(8).await;
     one.tools.drain.post(Drain::Over);
     let began = world.clock.now();
-    assert!(matches!(visit.until_left().await.last(), Some(Passing::Left { why: Why::Drain, checkpoint_id: None })));
+    assert!(matches!(
+        visit.until_left().await.last(),
+        Some(LifecycleEvent::Left { why: LeaveReason::Drain, checkpoint_id: None })
+    ));
     one.drained().await;
     assert!(world.clock.now() - began < Duration::from_secs(1));
     assert!(world.lock(&visit.id).await.unwrap().lease.is_none());
@@ -335,10 +354,10 @@ async fn a_deletion_cancels_a_checkpoint_that_is_under_way() {
     let id = visit.id.clone();
     one.containers.inject("checkpoint", Broken::Delay(Duration::from_secs(20)));
     one.edit(&id, |spec| spec.desired_state = DesiredState::Checkpointed).await;
-    assert_eq!(visit.next().await, Passing::Checkpointing { why: Why::Checkpointed });
+    assert_eq!(visit.next().await, LifecycleEvent::Checkpointing { why: LeaveReason::Checkpointed });
     let began = world.clock.now();
     one.edit(&id, |spec| spec.desired_state = DesiredState::Deleted).await;
-    assert_eq!(visit.until_left().await, [Passing::Left { why: Why::Deleted, checkpoint_id: None }]);
+    assert_eq!(visit.until_left().await, [LifecycleEvent::Left { why: LeaveReason::Deleted, checkpoint_id: None }]);
     assert!(world.clock.now() - began < Duration::from_secs(15));
     assert!(one.metadata(&id).await.is_none());
     assert!(world.lock(&id).await.unwrap().purged);

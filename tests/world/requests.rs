@@ -110,7 +110,7 @@ async fn metadata_deleted_under_a_running_sandbox_is_made_anew() {
     visit.until_running().await;
     let before = one.metadata(&visit.id).await.unwrap().spec;
     let key = format!("sandboxes/{}/metadata.json", visit.id);
-    one.store.delete(&key, baton::storage::store::If::Any).await.unwrap();
+    one.store.delete(&key, baton::storage::store::Precondition::Any).await.unwrap();
     world.after(10).await;
     assert_eq!(one.metadata(&visit.id).await.expect("it is there again").spec, before);
     assert_eq!(one.container(&visit.id), Container::Running);

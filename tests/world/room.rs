@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use baton::{
+    bus::{AttachGuard, LeaveReason, LifecycleEvent, ROOM_WITHIN, StartKind},
     runtime::{Container, fake::Fault as Broken},
-    storage::board::{Attached, Boot, Passing, ROOM_WITHIN, Why},
 };
 use baton_protocol::{
     id::SandboxId,
@@ -12,9 +12,9 @@ use baton_protocol::{
 };
 
 use crate::{
+    faulty_store::Fault,
     instances::{Instance, World, persistent},
     reconcile::start_a_command,
-    stage::Fault,
 };
 
 /// A sandbox that runs, and whose client has gone.
@@ -35,9 +35,9 @@ async fn left_in_turn(world: &World, instance: &Instance, count: usize) -> Vec<S
 }
 
 /// What a newcomer gets, and how long it waited.
-async fn comes(world: &World, instance: &Instance, most: usize) -> (Option<Attached>, Duration) {
+async fn comes(world: &World, instance: &Instance, most: usize) -> (Option<AttachGuard>, Duration) {
     let began = world.clock.now();
-    let admitted = instance.board.make_room(&world.clock.sandbox_id(), most).await;
+    let admitted = instance.bus.make_room(&world.clock.sandbox_id(), most).await;
     (admitted, world.clock.now() - began)
 }
 
@@ -70,7 +70,10 @@ async fn the_longest_unused_makes_room_and_comes_back_elsewhere_with_nothing_los
     assert_eq!((status.phase, status.instance), (Phase::Checkpointed, None));
     let told = two.attach(&ids[1]).await.until_running().await;
     let restored = told.last().unwrap();
-    assert!(matches!(restored, Passing::Running { boot: Boot::Restored { rolled_back: false, .. } }), "{told:?}");
+    assert!(
+        matches!(restored, LifecycleEvent::Running { boot: StartKind::Restored { rolled_back: false, .. } }),
+        "{told:?}"
+    );
     one.stop().await;
     two.stop().await;
 }
@@ -140,7 +143,7 @@ async fn who_comes_back_after_the_commit_has_its_sandbox_restored_in_its_own_pla
             world.clock.sleep(Duration::from_millis(100)).await;
         }
         let mut visit = one.attach(&id).await;
-        assert!(matches!(visit.until_left().await.last(), Some(Passing::Left { why: Why::Room, .. })));
+        assert!(matches!(visit.until_left().await.last(), Some(LifecycleEvent::Left { why: LeaveReason::Room, .. })));
         // What a session does then.
         let me = one.tools.who.me.clone();
         one.edit(&id, |spec| spec.placement = Some(me.clone())).await;
@@ -149,7 +152,10 @@ async fn who_comes_back_after_the_commit_has_its_sandbox_restored_in_its_own_pla
     let ((newcomer, _), told) = tokio::join!(newcomer, returns);
     assert!(newcomer.is_none(), "its place is its own");
     let restored = told.last().unwrap();
-    assert!(matches!(restored, Passing::Running { boot: Boot::Restored { rolled_back: false, .. } }), "{told:?}");
+    assert!(
+        matches!(restored, LifecycleEvent::Running { boot: StartKind::Restored { rolled_back: false, .. } }),
+        "{told:?}"
+    );
     one.stop().await;
 }
 
@@ -201,9 +207,9 @@ async fn a_newcomer_that_leaves_takes_its_wish_along() {
     {
         let newcomer = std::pin::pin!(comes(&world, &one, 2));
         assert!(futures::poll!(newcomer).is_pending());
-        assert!(one.board.is_wanted(&ids[0]) && !one.board.is_wanted(&ids[1]));
+        assert!(one.bus.is_wanted(&ids[0]) && !one.bus.is_wanted(&ids[1]));
     }
-    assert!(!one.board.is_wanted(&ids[0]));
+    assert!(!one.bus.is_wanted(&ids[0]));
     world.after(30).await;
     for id in &ids {
         assert_eq!(one.container(id), Container::Running);

@@ -9,7 +9,7 @@ use std::{
 mod source;
 
 /// What every room may use.
-const COMMON: [&str; 6] = ["clock", "config", "metrics", "notice", "telemetry", "traces"];
+const COMMON: [&str; 6] = ["clock", "config", "fair_watch", "metrics", "telemetry", "traces"];
 
 struct Room {
     name: &'static str,
@@ -44,16 +44,22 @@ const ROOMS: &[Room] = &[
         rule: "runtime uses protocol and what the guard speaks, and never api, reconciler or storage",
     },
     Room {
+        name: "bus",
+        uses: &["storage"],
+        never: &[],
+        rule: "bus connects api and reconciler on one instance, and never uses either, or the runtime",
+    },
+    Room {
         name: "reconciler",
-        uses: &["storage", "runtime"],
-        never: &[&["crate", "runtime", "Execs"], &["crate", "runtime", "Link"], &["crate", "runtime", "runsc"]],
-        rule: "reconciler uses storage and the lifecycle half of runtime, and never api or the exec half",
+        uses: &["bus", "storage", "runtime"],
+        never: &[&["crate", "runtime", "AgentLinks"], &["crate", "runtime", "Link"], &["crate", "runtime", "runsc"]],
+        rule: "reconciler uses bus, storage and the lifecycle half of runtime, and never api or the exec half",
     },
     Room {
         name: "api",
-        uses: &["storage", "runtime"],
+        uses: &["bus", "storage", "runtime"],
         never: LIFECYCLE,
-        rule: "api uses storage and the exec half of runtime, and never reconciler or the lifecycle half",
+        rule: "api uses bus, storage and the exec half of runtime, and never reconciler or the lifecycle half",
     },
     Room {
         name: "guard",
@@ -62,13 +68,13 @@ const ROOMS: &[Room] = &[
         rule: "guard uses nothing: it is a process of its own with a tiny protocol, and never tokio",
     },
     Room {
-        name: "halves",
-        uses: &["storage", "runtime"],
+        name: "ipc",
+        uses: &["bus", "storage", "runtime"],
         never: &[&["crate", "runtime", "runsc"]],
-        rule: "halves carries what lies between api and reconciler, and never uses either",
+        rule: "ipc carries what passes between api and reconciler, and never uses either",
     },
     Room { name: "clock", uses: &[], never: &[], rule: "clock uses protocol alone: everybody uses it" },
-    Room { name: "notice", uses: &[], never: &[], rule: "notice uses no room: everybody uses it" },
+    Room { name: "fair_watch", uses: &[], never: &[], rule: "fair_watch uses no room: everybody uses it" },
     Room { name: "config", uses: &[], never: &[], rule: "config uses no room: every room is given what it needs" },
     Room { name: "metrics", uses: &[], never: &[], rule: "metrics uses no room: every room tells it what happened" },
     Room { name: "traces", uses: &[], never: &[], rule: "traces uses no room: every room tells it what happened" },
@@ -76,7 +82,19 @@ const ROOMS: &[Room] = &[
 ];
 
 /// Files of these names decide and do nothing else.
-const PURE: [&str; 8] = ["plan", "desired", "precedence", "intent", "argv", "bundle", "layout", "rules"];
+const PURE: [&str; 11] = [
+    "plan",
+    "desired",
+    "precedence",
+    "intent",
+    "argv",
+    "bundle",
+    "layout",
+    "rules",
+    "admission_rules",
+    "pool_rules",
+    "sweep_rules",
+];
 const PURE_RULE: &str = "is a pure file: no async, clock, randomness or I/O (a `Moment` is only a number)";
 const IMPURE: [&str; 9] =
     ["async", "await", "Instant", "SystemTime", "SystemClock", "SharedClock", "getrandom", "println", "eprintln"];
@@ -206,9 +224,9 @@ fn the_rooms_of_the_diagram_exist() {
 #[test]
 fn a_path_into_a_forbidden_room_is_found_however_it_is_written() {
     for text in [
-        "use crate::reconciler::Tools;",
+        "use crate::reconciler::ReconcilerContext;",
         "use crate::{clock::Moment, reconciler};",
-        "use crate::{clock::{Moment, SharedClock}, storage::board, reconciler::{self, plan::plan}};",
+        "use crate::{clock::{Moment, SharedClock}, bus, reconciler::{self, plan::plan}};",
         "use super::super::reconciler::plan;",
         "fn f() { crate::reconciler::run() }",
         "pub(crate) use crate::reconciler as r;",
@@ -223,13 +241,13 @@ fn a_path_into_a_forbidden_room_is_found_however_it_is_written() {
 #[test]
 fn what_is_allowed_commented_quoted_or_a_test_is_no_breach() {
     for text in [
-        "use crate::{api::token, clock::Moment, storage::board::Board, runtime::{Execs, Link}};",
-        "// use crate::reconciler::Tools;",
+        "use crate::{api::token, clock::Moment, bus::Bus, runtime::{AgentLinks, Link}};",
+        "// use crate::reconciler::ReconcilerContext;",
         "/* /* crate::reconciler::X */ crate::reconciler::Y */",
         "const TEXT: &str = \"crate::reconciler::X\";",
         "const TEXT: &str = r#\"a \" crate::reconciler::X\"#;",
-        "#[cfg(test)]\nmod tests { use crate::reconciler::Tools; fn f() { if x { y } } }",
-        "#[cfg(test)]\nuse crate::reconciler::Tools;",
+        "#[cfg(test)]\nmod tests { use crate::reconciler::ReconcilerContext; fn f() { if x { y } } }",
+        "#[cfg(test)]\nuse crate::reconciler::ReconcilerContext;",
         "use super::token::Token; use self::inner::X;",
     ] {
         assert_eq!(broken("src/api/session.rs", text), [""; 0], "{text}");
@@ -238,14 +256,14 @@ fn what_is_allowed_commented_quoted_or_a_test_is_no_breach() {
 
 #[test]
 fn each_half_of_the_runtime_is_for_one_room_and_so_is_the_bucket() {
-    assert_eq!(broken("src/api/mod.rs", "use crate::runtime::{Execs, Lifecycle};").len(), 1);
+    assert_eq!(broken("src/api/mod.rs", "use crate::runtime::{AgentLinks, Lifecycle};").len(), 1);
     assert_eq!(broken("src/api/mod.rs", "use crate::{clock, runtime}; fn f(x: &dyn runtime::Lifecycle) {}").len(), 1);
-    assert_eq!(broken("src/reconciler/act.rs", "use crate::runtime::{Execs, Lifecycle};").len(), 1);
+    assert_eq!(broken("src/reconciler/actions.rs", "use crate::runtime::{AgentLinks, Lifecycle};").len(), 1);
     assert_eq!(broken("src/storage/mod.rs", "use crate::runtime::Lifecycle;").len(), 1);
-    assert_eq!(broken("src/runtime/mod.rs", "use crate::{guard::wire, storage::board};").len(), 1);
-    assert_eq!(broken("src/guard/wire.rs", "use tokio::io::AsyncRead;").len(), 1);
+    assert_eq!(broken("src/runtime/mod.rs", "use crate::{guard::wire, storage::records};").len(), 1);
+    assert_eq!(broken("src/guard/guard_wire.rs", "use tokio::io::AsyncRead;").len(), 1);
     assert_eq!(broken("src/storage/gcs/mod.rs", "use baton_gcs::Client;").len(), 0);
-    assert_eq!(broken("src/reconciler/act.rs", "use baton_gcs::Client;").len(), 1);
+    assert_eq!(broken("src/reconciler/actions.rs", "use baton_gcs::Client;").len(), 1);
     assert_eq!(broken("src/main.rs", "use crate::{api, reconciler, runtime::Lifecycle};").len(), 0);
 }
 
@@ -263,7 +281,7 @@ fn a_pure_file_that_waits_asks_the_time_or_touches_the_world_is_found() {
     }
     let pure = "use crate::clock::Moment; /// async\nfn plan(spec: &Spec) { spec.env; spec.process }";
     assert_eq!(broken("src/reconciler/plan.rs", pure), [""; 0]);
-    assert_eq!(broken("src/reconciler/act.rs", "async fn act() {}"), [""; 0]);
+    assert_eq!(broken("src/reconciler/actions.rs", "async fn act() {}"), [""; 0]);
 }
 
 #[test]

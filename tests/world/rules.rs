@@ -4,11 +4,11 @@
 use std::time::Duration;
 
 use baton::{
+    bus::{LeaveReason, LifecycleEvent, StartKind},
     runtime::{Container, fake::Fault as Broken},
     storage::{
-        board::{Boot, Passing, Why},
-        rules::Times,
-        store::{If, Poll, Store},
+        lease::rules::Times,
+        store::{Poll, Precondition, Store},
     },
 };
 use baton_protocol::{
@@ -19,12 +19,12 @@ use baton_protocol::{
 };
 
 use crate::{
+    faulty_store::Fault,
     instances::{Instance, World, movable, persistent},
-    stage::Fault,
 };
 
-fn is_failed(passing: &Passing, with: Reason) -> bool {
-    matches!(passing, Passing::Failed { reason, .. } if *reason == with)
+fn is_failed(passing: &LifecycleEvent, with: Reason) -> bool {
+    matches!(passing, LifecycleEvent::Failed { reason, .. } if *reason == with)
 }
 
 /// Changes a free lock behind everybody's back.
@@ -33,7 +33,7 @@ async fn change_lock(instance: &Instance, id: &SandboxId, change: impl Fn(&mut L
     let Poll::Changed(bytes, version) = instance.store.poll(&key, None).await.unwrap() else { panic!("no lock") };
     let mut lock = serde_json::from_slice(&bytes).unwrap();
     change(&mut lock);
-    instance.store.put(&key, serde_json::to_vec(&lock).unwrap().into(), If::Is(version)).await.unwrap();
+    instance.store.put(&key, serde_json::to_vec(&lock).unwrap().into(), Precondition::Is(version)).await.unwrap();
 }
 
 /// A movable sandbox that has a head and rests.
@@ -52,7 +52,7 @@ async fn rule_04_what_was_stopped_goes_on_only_after_a_write_of_its_own() {
     let mut visit = one.create(persistent).await;
     visit.until_running().await;
     one.store.cut(true);
-    visit.until(|passing| matches!(passing, Passing::Fenced { .. })).await;
+    visit.until(|passing| matches!(passing, LifecycleEvent::Fenced { .. })).await;
     let renewals = world.lock(&visit.id).await.unwrap().lease.unwrap().renew;
     // Reads alone prove nothing.
     for _ in 0..30 {
@@ -61,7 +61,7 @@ async fn rule_04_what_was_stopped_goes_on_only_after_a_write_of_its_own() {
     one.store.cut(false);
     world.after(10).await;
     assert_eq!(one.container(&visit.id), Container::Fenced);
-    visit.until(|passing| *passing == Passing::Unfenced).await;
+    visit.until(|passing| *passing == LifecycleEvent::Unfenced).await;
     assert!(world.lock(&visit.id).await.unwrap().lease.unwrap().renew > renewals);
     one.stop().await;
 }
@@ -77,7 +77,7 @@ async fn rule_04_after_a_release_was_sent_nothing_runs_under_its_epoch() {
         one.store.next_lock_put(Fault::Refused);
     }
     one.edit(&id, |spec| spec.desired_state = DesiredState::Checkpointed).await;
-    assert_eq!(visit.next().await, Passing::Checkpointing { why: Why::Checkpointed });
+    assert_eq!(visit.next().await, LifecycleEvent::Checkpointing { why: LeaveReason::Checkpointed });
     world.after(2).await;
     assert!(world.lock(&id).await.unwrap().lease.is_some(), "it was sent and not applied");
     // Asked to run again meanwhile, it does not go on, although every read shows our own lease.
@@ -103,14 +103,14 @@ async fn rule_05_at_the_deadline_it_is_stopped_and_kept_however_long_and_the_fir
         let mut visit = one.create(persistent).await;
         visit.until_running().await;
         one.store.cut(true);
-        let told = visit.until(|passing| matches!(passing, Passing::Fenced { .. })).await;
+        let told = visit.until(|passing| matches!(passing, LifecycleEvent::Fenced { .. })).await;
         assert_eq!(told.len(), 1, "{told:?}");
         assert_eq!(one.container(&visit.id), Container::Fenced);
         world.after(seconds - 15).await;
         assert_eq!(one.container(&visit.id), Container::Fenced, "it is kept");
         one.store.cut(false);
         let back = world.clock.now();
-        assert_eq!(visit.next().await, Passing::Unfenced);
+        assert_eq!(visit.next().await, LifecycleEvent::Unfenced);
         assert!(world.clock.now() - back < Duration::from_secs(4), "{:?}", world.clock.now() - back);
         assert_eq!(one.container(&visit.id), Container::Running);
         one.stop().await;
@@ -148,7 +148,7 @@ async fn rule_07_taken_over_while_it_could_not_renew_it_is_killed_and_told() {
     second.until_running().await;
     assert_eq!(one.container(&id), Container::Fenced);
     one.store.cut(false);
-    first.until(|passing| matches!(passing, Passing::LeaseLost { .. })).await;
+    first.until(|passing| matches!(passing, LifecycleEvent::LeaseLost { .. })).await;
     assert_eq!((one.container(&id), two.container(&id)), (Container::Absent, Container::Running));
     one.stop().await;
     two.stop().await;
@@ -194,7 +194,9 @@ async fn rule_10_what_the_lock_names_is_restored_whatever_the_metadata_say() {
     told.unwrap();
     let mut visit = two.attach(&id).await;
     let told = visit.until_running().await;
-    let Some(Passing::Running { boot: Boot::Restored { checkpoint_id, .. } }) = told.last() else { panic!("{told:?}") };
+    let Some(LifecycleEvent::Running { boot: StartKind::Restored { checkpoint_id, .. } }) = told.last() else {
+        panic!("{told:?}")
+    };
     assert_eq!(*checkpoint_id, head.checkpoint_id);
     one.stop().await;
     two.stop().await;
@@ -211,8 +213,12 @@ async fn rule_12_the_last_attach_wins_while_two_wait() {
     let mut second = two.attach(&id).await;
     world.after(2).await;
     let mut third = three.attach(&id).await;
-    let told = second.until(|passing| matches!(passing, Passing::Failed { .. } | Passing::Running { .. })).await;
-    assert!(matches!(told.last(), Some(Passing::Failed { reason, .. }) if *reason == Reason::Superseded), "{told:?}");
+    let told =
+        second.until(|passing| matches!(passing, LifecycleEvent::Failed { .. } | LifecycleEvent::Running { .. })).await;
+    assert!(
+        matches!(told.last(), Some(LifecycleEvent::Failed { reason, .. }) if *reason == Reason::Superseded),
+        "{told:?}"
+    );
     third.until_running().await;
     assert_eq!(three.container(&id), Container::Running);
     assert_eq!(two.container(&id), Container::Absent);
@@ -276,7 +282,7 @@ async fn rule_13_whoever_acquires_a_lock_that_is_marked_for_a_purge_finishes_it(
     one.stop().await;
     change_lock(&two, &id, |lock| lock.purging = true).await;
     let mut visit = two.attach(&id).await;
-    visit.until(|passing| is_failed(passing, Reason::Deleted) || matches!(passing, Passing::Left { .. })).await;
+    visit.until(|passing| is_failed(passing, Reason::Deleted) || matches!(passing, LifecycleEvent::Left { .. })).await;
     world.after(5).await;
     let lock = world.lock(&id).await.unwrap();
     assert!(lock.purged && lock.head.is_none() && lock.lease.is_none(), "{lock:?}");
@@ -293,7 +299,7 @@ async fn rule_14_a_missing_lock_is_nobodys_and_nobody_makes_it_up() {
     let mut visit = one.create(movable).await;
     visit.until_running().await;
     let id = visit.id.clone();
-    one.store.delete(&format!("sandboxes/{id}/lock.json"), If::Any).await.unwrap();
+    one.store.delete(&format!("sandboxes/{id}/lock.json"), Precondition::Any).await.unwrap();
     let mut elsewhere = two.attach(&id).await;
     elsewhere.until(|passing| is_failed(passing, Reason::LockMissing)).await;
     world.after(120).await;
@@ -364,7 +370,7 @@ async fn rule_15_a_checkpoint_that_is_not_found_is_refused_by_a_reason_and_left_
         let id = stored(&one).await;
         let lock = world.lock(&id).await.unwrap();
         let manifest = format!("sandbox_checkpoints/{}/manifest.json", lock.head.as_ref().unwrap().checkpoint_id);
-        one.store.delete(&manifest, If::Any).await.unwrap();
+        one.store.delete(&manifest, Precondition::Any).await.unwrap();
         let before = world.keys().await;
         let mut visit = two.attach(&id).await;
         visit.until(|passing| is_failed(passing, reason)).await;
@@ -384,7 +390,7 @@ async fn rule_09_a_new_sandbox_runs_under_the_very_write_that_made_its_lock() {
     let mut visit = one.create(persistent).await;
     let made = world.lock(&visit.id).await.unwrap();
     let told = visit.until_running().await;
-    assert_eq!(told[..2], [Passing::Acquiring, Passing::Acquired]);
+    assert_eq!(told[..2], [LifecycleEvent::Acquiring, LifecycleEvent::Acquired]);
     assert_eq!(world.lock(&visit.id).await, Some(made.clone()), "nothing has written it since");
     assert_eq!((made.epoch, made.ran, made.lease.map(|lease| lease.owner)), (1, true, Some(one.tools.who.me.clone())));
     one.stop().await;
@@ -399,7 +405,7 @@ async fn rule_03_the_deadline_of_a_create_counts_from_before_its_lock_was_sent()
     let (id, tools) = (world.clock.sandbox_id(), &one.tools);
     let mut spec = Spec::new(id.clone(), String::new(), tools.clock.timestamp(), tools.who.me.clone());
     persistent(&mut spec);
-    let lease = one.board.lease(&id);
+    let lease = one.bus.lease(&id);
     world.after(20).await;
     tools.records.create(&spec, &tools.who.me, &lease).await.unwrap();
     let mut visit = one.attach(&id).await;
@@ -418,8 +424,8 @@ async fn rule_09_a_create_whose_instance_died_before_it_started_is_taken_over_an
     let id = visit.id.clone();
     drop(one.die().await);
     let mut other = two.attach(&id).await;
-    let told = other.until(|passing| matches!(passing, Passing::Failed { .. })).await;
-    assert!(matches!(told.last(), Some(Passing::Failed { reason: Reason::Lost, .. })), "{told:?}");
+    let told = other.until(|passing| matches!(passing, LifecycleEvent::Failed { .. })).await;
+    assert!(matches!(told.last(), Some(LifecycleEvent::Failed { reason: Reason::Lost, .. })), "{told:?}");
     let since = world.clock.now() - other.began;
     assert!(since >= Times::DEFAULT.takeover, "{since:?}");
     two.stop().await;

@@ -1,13 +1,13 @@
 //! Snapshots and forks without runsc: names, nonces, crashes, pins.
 
 use baton::{
+    bus::{LifecycleEvent, StartKind},
     config::Quotas,
     runtime::{Container, fake::Fault as Broken},
     storage::{
-        board::{Boot, Passing},
+        snapshot_users,
         snapshots::{Claim, Found},
-        store::{If, Poll, Store},
-        uses,
+        store::{Poll, Precondition, Store},
     },
 };
 use baton_protocol::{
@@ -18,8 +18,8 @@ use baton_protocol::{
 use bytes::Bytes;
 
 use crate::{
+    faulty_store::Fault,
     instances::{Instance, Visit, World, movable, persistent},
-    stage::Fault,
 };
 
 fn name(text: &str) -> SnapshotName {
@@ -92,7 +92,7 @@ async fn word_of_an_answer_comes_once_it_is_there() {
         let asked = nonce.clone();
         let request = Request::Snapshot { name: name(&expected.to_lowercase()), full: false };
         one.edit(&visit.id, move |spec| drop(spec.requests.insert(asked.clone(), request.clone()))).await;
-        visit.until(|passing| *passing == Passing::Answered).await;
+        visit.until(|passing| *passing == LifecycleEvent::Answered).await;
         let found = one.metadata(&visit.id).await.expect("it is there");
         assert_eq!(reason(&found.status.answers[&nonce]), expected);
     }
@@ -106,7 +106,7 @@ async fn what_somebody_else_put_there_is_never_overwritten() {
     let mut visit = one.create(persistent).await;
     visit.until_running().await;
     let key = "filesystem_snapshots/foreign/foreign.tar.gz";
-    one.store.put(key, Bytes::from_static(b"theirs"), If::Absent).await.unwrap();
+    one.store.put(key, Bytes::from_static(b"theirs"), Precondition::Absent).await.unwrap();
     assert_eq!(reason(&take(&one, &visit, "foreign").await), "SnapshotExists");
     let Poll::Changed(bytes, _) = one.store.poll(key, None).await.unwrap() else { panic!("gone") };
     assert_eq!(bytes, "theirs");
@@ -124,7 +124,7 @@ async fn the_request_that_began_a_snapshot_goes_on_with_it_after_a_crash() {
     // As an instance left it that died between the archive and the manifest.
     let snapshots = one.tools.snapshots.clone().unwrap();
     assert_eq!(snapshots.claim(&key("s"), &nonce).await.unwrap(), Claim::Ours);
-    one.store.put("filesystem_snapshots/s/s.tar", Bytes::from_static(b"half"), If::Absent).await.unwrap();
+    one.store.put("filesystem_snapshots/s/s.tar", Bytes::from_static(b"half"), Precondition::Absent).await.unwrap();
     assert_eq!(snapshots.find(&key("s")).await.unwrap(), Found::Unfinished);
     assert_eq!(snapshots.claim(&key("s"), &one.tools.clock.nonce()).await.unwrap(), Claim::Taken);
     drop(visit);
@@ -161,7 +161,7 @@ async fn a_sandbox_starts_from_a_snapshot_and_moves_to_where_that_was_never_seen
     let three = world.instance();
     let mut visit = three.attach(&id).await;
     let told = visit.until_running().await;
-    assert!(matches!(told.last(), Some(Passing::Running { boot: Boot::Restored { .. } })), "{told:?}");
+    assert!(matches!(told.last(), Some(LifecycleEvent::Running { boot: StartKind::Restored { .. } })), "{told:?}");
     let head = world.lock(&id).await.unwrap().head.unwrap();
     let image = ["checkpoint.img", "pages.img", "pages_meta.img"];
     let mut once = image.map(|file| format!("sandbox_checkpoints/{}/{file}", head.checkpoint_id)).to_vec();
@@ -170,11 +170,14 @@ async fn a_sandbox_starts_from_a_snapshot_and_moves_to_where_that_was_never_seen
     let checkpoints = three.tools.checkpoints.clone().unwrap();
     let rootfs = checkpoints.manifest(&head).await.unwrap().rootfs;
     assert_eq!(rootfs.archive.unwrap().path.to_string(), "filesystem_snapshots/base/base.tar");
-    assert_eq!(uses::user_of(&three.tools.records, &checkpoints, &key("base")).await.unwrap(), Some(id.clone()));
-    assert_eq!(uses::user_of(&three.tools.records, &checkpoints, &key("other")).await.unwrap(), None);
+    assert_eq!(
+        snapshot_users::user_of(&three.tools.records, &checkpoints, &key("base")).await.unwrap(),
+        Some(id.clone())
+    );
+    assert_eq!(snapshot_users::user_of(&three.tools.records, &checkpoints, &key("other")).await.unwrap(), None);
     // Also when an operator took the name out of the metadata: the head still names it.
     three.edit(&id, |spec| spec.filesystem_snapshot_name = None).await;
-    assert_eq!(uses::user_of(&three.tools.records, &checkpoints, &key("base")).await.unwrap(), Some(id));
+    assert_eq!(snapshot_users::user_of(&three.tools.records, &checkpoints, &key("base")).await.unwrap(), Some(id));
     for instance in [one, two, three] {
         instance.stop().await;
     }
@@ -185,15 +188,15 @@ async fn a_snapshot_that_is_missing_or_cannot_be_extracted_is_said_once_by_name(
     let world = World::new();
     let one = world.instance();
     let mut visit = one.create(|spec| spec.filesystem_snapshot_name = Some(name("nowhere"))).await;
-    let told = visit.until(|passing| matches!(passing, Passing::Failed { .. })).await;
-    let Some(Passing::Failed { message, .. }) = told.last() else { panic!("{told:?}") };
+    let told = visit.until(|passing| matches!(passing, LifecycleEvent::Failed { .. })).await;
+    let Some(LifecycleEvent::Failed { message, .. }) = told.last() else { panic!("{told:?}") };
     assert!(message.contains("`nowhere` does not exist"), "{message}");
     let mut source = one.create(persistent).await;
     source.until_running().await;
     assert!(matches!(take(&one, &source, "bad").await, Answer::Ok(_)));
     one.containers.inject("extract", Broken::Refuse);
     let mut visit = one.create(|spec| spec.filesystem_snapshot_name = Some(name("bad"))).await;
-    visit.until(|passing| matches!(passing, Passing::Failed { .. })).await;
+    visit.until(|passing| matches!(passing, LifecycleEvent::Failed { .. })).await;
     assert_eq!(one.container(&visit.id), Container::Absent);
     one.stop().await;
 }
@@ -230,7 +233,10 @@ async fn a_pinned_checkpoint_outlives_its_source_until_the_copy_has_two_of_its_o
         let here = if turn % 2 == 0 { &one } else { &two };
         let mut visit = here.attach(&copy).await;
         let told = visit.until_running().await;
-        assert!(matches!(told.last(), Some(Passing::Running { boot: Boot::Restored { rolled_back: false, .. } })));
+        assert!(matches!(
+            told.last(),
+            Some(LifecycleEvent::Running { boot: StartKind::Restored { rolled_back: false, .. } })
+        ));
         world.after(10).await;
         assert_eq!(stored(&source).await, kept, "after {turn} commits of its own");
         drop(visit);
@@ -250,7 +256,7 @@ async fn what_a_copy_lets_go_of_stays_while_its_source_can_be_mended() {
     let Answer::Ok(done) = ask(&one, &visit.id, Request::Checkpoint {}).await else { panic!("refused") };
     let source = done.checkpoint_id.unwrap();
     let copy = fork(&one, &source).await;
-    one.store.delete(&format!("sandboxes/{}/lock.json", visit.id), If::Any).await.unwrap();
+    one.store.delete(&format!("sandboxes/{}/lock.json", visit.id), Precondition::Any).await.unwrap();
     for _ in 0..3 {
         let mut visit = one.attach(&copy).await;
         visit.until_running().await;
@@ -332,8 +338,8 @@ async fn each_tenant_has_names_of_its_own_and_may_start_from_the_public_ones() {
                 assert_eq!(fresh.store.brought(), [format!("filesystem_snapshots/{meant}/{meant}.tar")], "{tenant:?}");
             }
             None => {
-                let told = visit.until(|passing| matches!(passing, Passing::Failed { .. })).await;
-                let Some(Passing::Failed { message, .. }) = told.last() else { panic!("{told:?}") };
+                let told = visit.until(|passing| matches!(passing, LifecycleEvent::Failed { .. })).await;
+                let Some(LifecycleEvent::Failed { message, .. }) = told.last() else { panic!("{told:?}") };
                 // The same words as of a name that nobody has.
                 assert_eq!(message, "Filesystem snapshot not found: `secret` does not exist.");
             }
@@ -353,7 +359,7 @@ async fn a_snapshot_stays_as_long_as_a_sandbox_of_a_tenant_that_may_mean_it() {
     visit.until_running().await;
     let checkpoints = one.tools.checkpoints.clone().unwrap();
     for (snapshot, user) in [("team-a~base", Some(&visit.id)), ("base", Some(&visit.id)), ("team-b~base", None)] {
-        let found = uses::user_of(&one.tools.records, &checkpoints, &key(snapshot)).await.unwrap();
+        let found = snapshot_users::user_of(&one.tools.records, &checkpoints, &key(snapshot)).await.unwrap();
         assert_eq!(found.as_ref(), user, "{snapshot}");
     }
     one.stop().await;

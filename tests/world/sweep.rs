@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use baton::{
     runtime::Container,
-    storage::rules::{self, InitialLease, Times},
+    storage::lease::rules::{self, InitialLease, Times},
 };
 use baton_protocol::{
     id::{CheckpointId, SandboxId},
@@ -14,8 +14,8 @@ use baton_protocol::{
 use serde_json::json;
 
 use crate::{
+    faulty_store::Fault,
     instances::{Instance, World, movable, persistent},
-    stage::Fault,
 };
 
 const DAY: u64 = 24 * 60 * 60;

@@ -6,9 +6,9 @@ use baton::{
     cli::{
         checkpoint,
         config::Output,
-        desk::Desk,
         get, list,
         rows::{Filter, Shown},
+        storage_admin::StorageAdmin,
         watch,
     },
     clock::{SharedClock, SystemClock},
@@ -16,10 +16,10 @@ use baton::{
         directory::Directory,
         gcs::{Connection, Gcs},
         layout::Object,
+        lease::rules::Times,
         memory::Memory,
         records::{Durable, Records},
-        rules::Times,
-        store::{If, Store},
+        store::{Precondition, Store},
     },
 };
 use baton_fake_gcs::{FakeGcs, Options};
@@ -32,38 +32,38 @@ use serde_json::{Value, json};
 
 use crate::{
     instances::World,
-    verbs::{WAIT, desk, done, running},
+    verbs::{WAIT, admin, done, running},
 };
 
-async fn listed(desk: &Desk, phase: Option<Shown>, output: Output) -> String {
+async fn listed(admin: &StorageAdmin, phase: Option<Shown>, output: Output) -> String {
     let mut out = Vec::new();
     let args = list::Args { output, filter: Filter { phase, ..Filter::default() } };
-    list::list(desk, &args, &mut out).await.unwrap();
+    list::list(admin, &args, &mut out).await.unwrap();
     String::from_utf8(out).unwrap()
 }
 
-async fn phase(desk: &Desk) -> Value {
-    let rows: Value = serde_json::from_str(&listed(desk, None, Output::Json).await).unwrap();
+async fn phase(admin: &StorageAdmin) -> Value {
+    let rows: Value = serde_json::from_str(&listed(admin, None, Output::Json).await).unwrap();
     rows[0]["phase"].clone()
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_holder_that_died_is_shown_as_such_and_one_that_lives_never_is() {
     let world = World::new();
-    let (one, desk) = (world.instance(), desk(&world));
+    let (one, admin) = (world.instance(), admin(&world));
     let id = running(&world, &one).await;
-    done(checkpoint::keep_running(&desk, &id, WAIT)).await;
+    done(checkpoint::keep_running(&admin, &id, WAIT)).await;
     for _ in 0..120 {
         world.after(5).await;
-        assert_eq!(phase(&desk).await, json!("running"));
+        assert_eq!(phase(&admin).await, json!("running"));
     }
     let me = one.tools.who.me.clone();
     let one = one.die().await;
     world.after(20).await;
-    assert_eq!(phase(&desk).await, json!("running"), "it may come back");
+    assert_eq!(phase(&admin).await, json!("running"), "it may come back");
     world.after(15).await;
 
-    let table = listed(&desk, None, Output::Table).await;
+    let table = listed(&admin, None, Output::Table).await;
     let row = table.lines().nth(1).unwrap();
     let taken = one.metadata(&id).await.unwrap().last_checkpointed.unwrap();
     for part in [" unresponsive ", " Unresponsive ", me.as_str(), "has not renewed its lease since", &taken] {
@@ -71,19 +71,19 @@ async fn a_holder_that_died_is_shown_as_such_and_one_that_lives_never_is() {
     }
     assert!(row.contains("the next attach takes over and restores the checkpoint of"), "{row}");
     assert!(!row.replace("running ", "").contains("running"), "only what is wanted is called running: {row}");
-    let json: Value = serde_json::from_str(&listed(&desk, None, Output::Json).await).unwrap();
+    let json: Value = serde_json::from_str(&listed(&admin, None, Output::Json).await).unwrap();
     let silent = &json[0]["unresponsive"];
     assert_eq!((&json[0]["phase"], &silent["instance"]), (&json!("unresponsive"), &json!(me)));
     assert!((30..40).contains(&silent["seconds"].as_u64().unwrap()), "{silent}");
     assert!(humantime::parse_rfc3339(silent["since"].as_str().unwrap()).is_ok(), "{silent}");
-    assert!(listed(&desk, Some(Shown::Told(Phase::Running)), Output::Table).await.is_empty());
-    assert_eq!(listed(&desk, Some(Shown::Unresponsive), Output::Table).await, table);
+    assert!(listed(&admin, Some(Shown::Told(Phase::Running)), Output::Table).await.is_empty());
+    assert_eq!(listed(&admin, Some(Shown::Unresponsive), Output::Table).await, table);
 
-    let text = get::get(&desk, &get::Args { id: id.clone(), output: Output::Table }).await.unwrap();
+    let text = get::get(&admin, &get::Args { id: id.clone(), output: Output::Table }).await.unwrap();
     for part in ["phase       unresponsive", "silent      for 3", "remedy", "restores the checkpoint of"] {
         assert!(text.contains(part), "{part}: {text}");
     }
-    let view = get::get(&desk, &get::Args { id: id.clone(), output: Output::Json }).await.unwrap();
+    let view = get::get(&admin, &get::Args { id: id.clone(), output: Output::Json }).await.unwrap();
     let view: Value = serde_json::from_str(&view).unwrap();
     assert_eq!((&view["phase"], &view["reason"]), (&json!("unresponsive"), &json!("Unresponsive")));
 
@@ -96,7 +96,7 @@ async fn a_holder_that_died_is_shown_as_such_and_one_that_lives_never_is() {
         said.push(text.to_owned());
         Ok(())
     };
-    let watching = watch::watch(&desk, &args, false, &mut out);
+    let watching = watch::watch(&admin, &args, false, &mut out);
     let moving = async {
         world.after(60).await;
         two.attach(&id).await.until_running().await;
@@ -111,7 +111,7 @@ async fn a_holder_that_died_is_shown_as_such_and_one_that_lives_never_is() {
         "{said:?}"
     );
     assert!(said.last().unwrap().contains(" running "), "{said:?}");
-    assert_eq!(phase(&desk).await, json!("running"));
+    assert_eq!(phase(&admin).await, json!("running"));
     two.stop().await;
     one.stop().await;
 }
@@ -128,31 +128,31 @@ async fn abandoned(store: &dyn Store, takeover: Duration) {
     let status = Status { phase: Phase::Running, instance: Some(owner), epoch: 1, ..Status::default() };
     let record = Metadata { spec, latest_sandbox_checkpoint: None, last_checkpointed: None, status };
     let text = |record: &Value| serde_json::to_vec(record).unwrap();
-    store.put(&Object::Lock(&id).key(), text(&json!(lock)).into(), If::Absent).await.unwrap();
-    store.put(&Object::Metadata(&id).key(), text(&json!(record)).into(), If::Absent).await.unwrap();
+    store.put(&Object::Lock(&id).key(), text(&json!(lock)).into(), Precondition::Absent).await.unwrap();
+    store.put(&Object::Metadata(&id).key(), text(&json!(record)).into(), Precondition::Absent).await.unwrap();
 }
 
 async fn shown_in_time(store: Arc<dyn Store>) {
     let clock: SharedClock = Arc::new(SystemClock);
-    let desk = |takeover: Duration| {
+    let admin = |takeover: Duration| {
         let durable = Durable { locks: store.clone(), metadata: store.clone(), lock_bucket: None };
         let times = Times { takeover, call: Duration::from_secs(20), ..Times::DEFAULT };
         let memory = Arc::new(Memory::new(clock.clone()));
         let records = Records::new(clock.clone(), memory, Some(durable), true, times);
-        Desk { is_quiet: true, ..Desk::new(clock.clone(), records, None, times, 2) }
+        StorageAdmin { is_quiet: true, ..StorageAdmin::new(clock.clone(), records, None, times, 2) }
     };
     let takeover = Duration::from_millis(300);
     abandoned(&*store, takeover).await;
     // By the time of whoever looks it is not over yet.
-    assert_eq!(phase(&desk(Duration::from_secs(3600))).await, json!("running"));
-    let desk = desk(takeover);
+    assert_eq!(phase(&admin(Duration::from_secs(3600))).await, json!("running"));
+    let admin = admin(takeover);
     let shown = async {
-        while phase(&desk).await != json!("unresponsive") {
+        while phase(&admin).await != json!("unresponsive") {
             clock.sleep(Duration::from_millis(20)).await;
         }
     };
     clock.timeout(Duration::from_secs(60), shown).await.expect("it is shown");
-    let row = listed(&desk, Some(Shown::Unresponsive), Output::Table).await;
+    let row = listed(&admin, Some(Shown::Unresponsive), Output::Table).await;
     assert!(row.contains("it has no checkpoint"), "{row}");
 }
 

@@ -3,22 +3,21 @@
 use std::{future::Future, time::Duration};
 
 use baton::{
+    bus::{LifecycleEvent, StartKind},
     cli::{
         checkpoint, checkpoints,
         config::Output,
-        delete,
-        desk::{Desk, Verdict, Waiting},
-        edit, gc, get, handoff, list, repair, rollback,
+        delete, edit, gc, get, handoff, list, repair, rollback,
         rows::{Filter, Shown},
+        storage_admin::{StorageAdmin, Verdict, Waiting},
         watch,
     },
     runtime::Container,
     storage::{
-        board::{Boot, Passing},
         checkpoints::Checkpoints,
+        lease::rules::Times,
         memory::Memory,
         records::{Durable, Records},
-        rules::Times,
     },
 };
 use baton_protocol::{
@@ -32,7 +31,7 @@ use crate::instances::{Instance, World, movable};
 pub const WAIT: Waiting = Waiting { no_wait: false, timeout: Duration::from_secs(120) };
 
 /// Another machine with access to the same store.
-pub fn desk(world: &World) -> Desk {
+pub fn admin(world: &World) -> StorageAdmin {
     let (clock, store) = (world.clock.clone(), world.store());
     let durable = Durable { locks: store.clone(), metadata: store.clone(), lock_bucket: None };
     let records = Records::new(
@@ -43,7 +42,7 @@ pub fn desk(world: &World) -> Desk {
         Times::DEFAULT,
     );
     let checkpoints = Checkpoints::new(store, None, clock.clone());
-    Desk { is_quiet: true, ..Desk::new(clock, records, Some(checkpoints), Times::DEFAULT, 2) }
+    StorageAdmin { is_quiet: true, ..StorageAdmin::new(clock, records, Some(checkpoints), Times::DEFAULT, 2) }
 }
 
 pub async fn running(world: &World, one: &Instance) -> SandboxId {
@@ -90,14 +89,14 @@ pub async fn refused(verdict: impl Future<Output = anyhow::Result<Verdict>>) -> 
 async fn checkpoint_and_handoff_wait_until_the_holder_has_let_go() {
     for state in [DesiredState::Checkpointed, DesiredState::HandedOff] {
         let world = World::new();
-        let (one, desk) = (world.instance(), desk(&world));
+        let (one, admin) = (world.instance(), admin(&world));
         let id = running(&world, &one).await;
-        let line = done(checkpoint::let_go(&desk, &id, state, WAIT)).await;
+        let line = done(checkpoint::let_go(&admin, &id, state, WAIT)).await;
         let lock = world.lock(&id).await.unwrap();
         let head = lock.head.unwrap().checkpoint_id;
         assert!(lock.lease.is_none() && line.contains(head.as_str()), "{line}");
         // Again it is so already.
-        done(checkpoint::let_go(&desk, &id, state, WAIT)).await;
+        done(checkpoint::let_go(&admin, &id, state, WAIT)).await;
         one.stop().await;
     }
 }
@@ -105,22 +104,22 @@ async fn checkpoint_and_handoff_wait_until_the_holder_has_let_go() {
 #[tokio::test(start_paused = true)]
 async fn a_handoff_to_an_instance_ends_when_the_sandbox_runs_there() {
     let world = World::new().sweeping();
-    let (one, two, desk) = (world.instance(), world.instance(), desk(&world));
+    let (one, two, admin) = (world.instance(), world.instance(), admin(&world));
     let id = running(&world, &one).await;
     let other = running(&world, &two).await;
     let to = two.tools.who.me.clone();
     let unknown = world.clock.instance_id();
-    let line = refused(handoff::move_to(&desk, &id, unknown.as_str(), false, WAIT)).await;
+    let line = refused(handoff::move_to(&admin, &id, unknown.as_str(), false, WAIT)).await;
     assert!(line.contains("--force"), "{line}");
     assert_eq!(one.metadata(&id).await.unwrap().spec.placement, Some(one.tools.who.me.clone()), "nothing was written");
     // By a beginning of its id, which another sandbox there makes known.
-    let line = done(handoff::move_to(&desk, &id, &to.as_str()[..12], false, WAIT)).await;
+    let line = done(handoff::move_to(&admin, &id, &to.as_str()[..12], false, WAIT)).await;
     assert!(line.ends_with(&format!("runs on {to}")), "{line}");
     assert_eq!((one.container(&id), two.container(&id)), (Container::Absent, Container::Running));
-    assert!(done(handoff::move_to(&desk, &other, to.as_str(), false, WAIT)).await.contains("already"));
+    assert!(done(handoff::move_to(&admin, &other, to.as_str(), false, WAIT)).await.contains("already"));
     // What lies in the store is started there.
     let stored = stored(&world, &one, 1).await;
-    done(handoff::move_to(&desk, &stored, to.as_str(), false, WAIT)).await;
+    done(handoff::move_to(&admin, &stored, to.as_str(), false, WAIT)).await;
     assert_eq!(two.container(&stored), Container::Running);
     one.stop().await;
     two.stop().await;
@@ -129,14 +128,14 @@ async fn a_handoff_to_an_instance_ends_when_the_sandbox_runs_there() {
 #[tokio::test(start_paused = true)]
 async fn a_handoff_to_nobody_says_what_it_waits_for_and_to_elsewhere_who_was_faster() {
     let world = World::new().sweeping();
-    let (one, two, desk) = (world.instance(), world.instance(), desk(&world));
+    let (one, two, admin) = (world.instance(), world.instance(), admin(&world));
     let id = running(&world, &one).await;
     let nobody = world.clock.instance_id();
-    let verdict = handoff::move_to(&desk, &id, nobody.as_str(), true, WAIT).await.unwrap();
+    let verdict = handoff::move_to(&admin, &id, nobody.as_str(), true, WAIT).await.unwrap();
     assert_eq!(verdict.exit(), 4, "{verdict:?}");
     assert!(verdict.line().contains("PlacementPending"), "{verdict:?}");
     assert_eq!(one.container(&id), Container::Running);
-    let (moved, _visit) = tokio::join!(handoff::move_to(&desk, &id, nobody.as_str(), true, WAIT), async {
+    let (moved, _visit) = tokio::join!(handoff::move_to(&admin, &id, nobody.as_str(), true, WAIT), async {
         world.after(3).await;
         two.attach(&id).await
     });
@@ -144,7 +143,7 @@ async fn a_handoff_to_nobody_says_what_it_waits_for_and_to_elsewhere_who_was_fas
     assert_eq!(moved.exit(), 3);
     assert!(moved.line().contains(two.tools.who.me.as_str()), "{moved:?}");
     let gone = world.clock.sandbox_id();
-    assert!(handoff::move_to(&desk, &gone, nobody.as_str(), true, WAIT).await.is_err());
+    assert!(handoff::move_to(&admin, &gone, nobody.as_str(), true, WAIT).await.is_err());
     one.stop().await;
     two.stop().await;
 }
@@ -152,47 +151,47 @@ async fn a_handoff_to_nobody_says_what_it_waits_for_and_to_elsewhere_who_was_fas
 #[tokio::test(start_paused = true)]
 async fn a_checkpoint_that_keeps_it_running_is_asked_for_and_answered() {
     let world = World::new();
-    let (one, desk) = (world.instance(), desk(&world));
+    let (one, admin) = (world.instance(), admin(&world));
     let id = running(&world, &one).await;
-    let line = done(checkpoint::keep_running(&desk, &id, WAIT)).await;
+    let line = done(checkpoint::keep_running(&admin, &id, WAIT)).await;
     assert!(line.contains("paused for"), "{line}");
     assert_eq!(one.container(&id), Container::Running);
     let spec = one.metadata(&id).await.unwrap().spec;
     assert!(spec.requests.is_empty(), "the request is settled");
-    done(checkpoint::let_go(&desk, &id, DesiredState::Checkpointed, WAIT)).await;
-    refused(checkpoint::keep_running(&desk, &id, WAIT)).await;
+    done(checkpoint::let_go(&admin, &id, DesiredState::Checkpointed, WAIT)).await;
+    refused(checkpoint::keep_running(&admin, &id, WAIT)).await;
     one.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_cannot_be_let_go_is_refused_with_its_reason_and_what_takes_too_long_is_late() {
     let world = World::new();
-    let (one, desk) = (world.instance(), desk(&world));
+    let (one, admin) = (world.instance(), admin(&world));
     let id = running(&world, &one).await;
     world.edit(&id, |record| record["enable_sandbox_checkpoint"] = json!(false)).await;
-    let line = refused(checkpoint::let_go(&desk, &id, DesiredState::Checkpointed, WAIT)).await;
+    let line = refused(checkpoint::let_go(&admin, &id, DesiredState::Checkpointed, WAIT)).await;
     assert!(line.contains("NotCheckpointable"), "{line}");
     assert_eq!(one.container(&id), Container::Running);
 
     let id = running(&world, &one).await;
     one.containers.inject("checkpoint", baton::runtime::fake::Fault::Delay(Duration::from_secs(60)));
     let short = Waiting { timeout: Duration::from_secs(10), ..WAIT };
-    let verdict = checkpoint::let_go(&desk, &id, DesiredState::Checkpointed, short).await.unwrap();
+    let verdict = checkpoint::let_go(&admin, &id, DesiredState::Checkpointed, short).await.unwrap();
     assert!(matches!(verdict, Verdict::Late(_)), "{verdict:?}");
     let asked = Waiting { no_wait: true, ..WAIT };
-    done(checkpoint::let_go(&desk, &id, DesiredState::Checkpointed, asked)).await;
+    done(checkpoint::let_go(&admin, &id, DesiredState::Checkpointed, asked)).await;
     one.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_lease_of_a_dead_holder_is_taken_after_the_takeover_time() {
     let world = World::new();
-    let (one, desk) = (world.instance(), desk(&world));
+    let (one, admin) = (world.instance(), admin(&world));
     let id = running(&world, &one).await;
-    done(checkpoint::keep_running(&desk, &id, WAIT)).await;
+    done(checkpoint::keep_running(&admin, &id, WAIT)).await;
     let one = one.die().await;
     let began = world.clock.now();
-    let line = done(checkpoint::let_go(&desk, &id, DesiredState::HandedOff, WAIT)).await;
+    let line = done(checkpoint::let_go(&admin, &id, DesiredState::HandedOff, WAIT)).await;
     assert!(line.contains("is lost"), "{line}");
     assert!(world.clock.now() - began >= Duration::from_secs(30));
     let found = one.metadata(&id).await.unwrap();
@@ -203,31 +202,31 @@ async fn the_lease_of_a_dead_holder_is_taken_after_the_takeover_time() {
 #[tokio::test(start_paused = true)]
 async fn delete_has_the_holder_do_it_and_does_it_where_there_is_none() {
     let world = World::new();
-    let (one, desk) = (world.instance(), desk(&world));
+    let (one, admin) = (world.instance(), admin(&world));
     let held = running(&world, &one).await;
-    done(delete::delete(&desk, &held, WAIT)).await;
+    done(delete::delete(&admin, &held, WAIT)).await;
     assert_eq!(one.container(&held), Container::Absent);
     let free = stored(&world, &one, 2).await;
     let orphan = stored(&world, &one, 1).await;
     world.remove(&format!("sandboxes/{orphan}/metadata.json")).await;
     one.stop().await;
-    done(delete::delete(&desk, &free, WAIT)).await;
-    done(delete::delete(&desk, &orphan, WAIT)).await;
+    done(delete::delete(&admin, &free, WAIT)).await;
+    done(delete::delete(&admin, &orphan, WAIT)).await;
     let mut left: Vec<_> = [&held, &free, &orphan].map(|id| format!("sandboxes/{id}/lock.json")).into();
     left.sort();
     assert_eq!(world.keys().await, left);
-    assert!(done(delete::delete(&desk, &free, WAIT)).await.contains("before"));
-    assert!(delete::delete(&desk, &world.clock.sandbox_id(), WAIT).await.is_err());
+    assert!(done(delete::delete(&admin, &free, WAIT)).await.contains("before"));
+    assert!(delete::delete(&admin, &world.clock.sandbox_id(), WAIT).await.is_err());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_rollback_makes_an_older_checkpoint_count_and_can_be_taken_back() {
     let world = World::new();
-    let (one, desk) = (world.instance(), desk(&world));
+    let (one, admin) = (world.instance(), admin(&world));
     let id = stored(&world, &one, 2).await;
     let before = world.lock(&id).await.unwrap();
     let (head, previous) = (before.head.unwrap(), before.prev_head.unwrap());
-    done(rollback::rollback(&desk, &id, None, WAIT)).await;
+    done(rollback::rollback(&admin, &id, None, WAIT)).await;
     let lock = world.lock(&id).await.unwrap();
     let now = lock.head.unwrap();
     assert_eq!((&now.checkpoint_id, now.seq), (&previous.checkpoint_id, head.seq + 1));
@@ -235,27 +234,27 @@ async fn a_rollback_makes_an_older_checkpoint_count_and_can_be_taken_back() {
     let mut visit = one.attach(&id).await;
     let told = visit.until_running().await;
     assert!(
-        matches!(told.last(), Some(Passing::Running { boot: Boot::Restored { checkpoint_id, .. } }) if *checkpoint_id == previous.checkpoint_id),
+        matches!(told.last(), Some(LifecycleEvent::Running { boot: StartKind::Restored { checkpoint_id, .. } }) if *checkpoint_id == previous.checkpoint_id),
         "{told:?}"
     );
     // What runs is not rolled back.
-    let line = refused(rollback::rollback(&desk, &id, Some(&head.checkpoint_id), WAIT)).await;
+    let line = refused(rollback::rollback(&admin, &id, Some(&head.checkpoint_id), WAIT)).await;
     assert!(line.contains("let it go first"), "{line}");
     one.edit(&id, |spec| spec.desired_state = DesiredState::Checkpointed).await;
     visit.until_left().await;
-    assert!(rollback::rollback(&desk, &world.clock.sandbox_id(), None, WAIT).await.is_err());
+    assert!(rollback::rollback(&admin, &world.clock.sandbox_id(), None, WAIT).await.is_err());
     one.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn metadata_that_were_deleted_are_made_anew_with_a_new_token() {
     let world = World::new();
-    let (one, desk) = (world.instance(), desk(&world));
+    let (one, admin) = (world.instance(), admin(&world));
     let id = stored(&world, &one, 1).await;
     let args = repair::Args { id: id.clone(), nobody_runs_it: false, head: None, sign: false };
-    assert!(done(repair::repair(&desk, &args)).await.contains("needs no repair"));
+    assert!(done(repair::repair(&admin, &args)).await.contains("needs no repair"));
     world.remove(&format!("sandboxes/{id}/metadata.json")).await;
-    let line = done(repair::repair(&desk, &args)).await;
+    let line = done(repair::repair(&admin, &args)).await;
     let token = line.rsplit(' ').next().unwrap();
     let spec = one.metadata(&id).await.unwrap().spec;
     assert_eq!(spec.token_sha256, baton::api::token::sha256(token));
@@ -266,15 +265,15 @@ async fn metadata_that_were_deleted_are_made_anew_with_a_new_token() {
 #[tokio::test(start_paused = true)]
 async fn a_lock_that_was_deleted_is_made_anew_only_when_nobody_runs_it_and_above_every_epoch() {
     let world = World::new();
-    let (one, desk) = (world.instance(), desk(&world));
+    let (one, admin) = (world.instance(), admin(&world));
     let id = stored(&world, &one, 3).await;
     let before = world.lock(&id).await.unwrap();
     world.remove(&format!("sandboxes/{id}/lock.json")).await;
     let mut args = repair::Args { id: id.clone(), nobody_runs_it: false, head: None, sign: false };
-    refused(repair::repair(&desk, &args)).await;
+    refused(repair::repair(&admin, &args)).await;
     assert!(world.lock(&id).await.is_none());
     args.nobody_runs_it = true;
-    done(repair::repair(&desk, &args)).await;
+    done(repair::repair(&admin, &args)).await;
     let lock = world.lock(&id).await.unwrap();
     assert!(lock.epoch > before.epoch && lock.behind);
     assert_eq!(lock.head, before.head);
@@ -285,25 +284,25 @@ async fn a_lock_that_was_deleted_is_made_anew_only_when_nobody_runs_it_and_above
 #[tokio::test(start_paused = true)]
 async fn an_edit_is_checked_written_over_what_was_seen_and_its_outcome_said() {
     let world = World::new();
-    let (one, desk) = (world.instance(), desk(&world));
+    let (one, admin) = (world.instance(), admin(&world));
     let id = running(&world, &one).await;
     let set = |fields: &[(&str, Value)]| edit::Args {
         id: id.clone(),
         set: fields.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect(),
         waiting: WAIT,
     };
-    let line = done(edit::edit(&desk, &set(&[("labels.team", json!("blue"))]))).await;
+    let line = done(edit::edit(&admin, &set(&[("labels.team", json!("blue"))]))).await;
     assert!(line.ends_with("is running"), "{line}");
     assert_eq!(one.metadata(&id).await.unwrap().spec.labels["team"], "blue");
-    assert!(done(edit::edit(&desk, &set(&[("labels.team", json!("blue"))]))).await.contains("nothing"));
+    assert!(done(edit::edit(&admin, &set(&[("labels.team", json!("blue"))]))).await.contains("nothing"));
     let before = world.text(&format!("sandboxes/{id}/metadata.json")).await;
     for (name, value) in [("desired_state", json!("dancing")), ("sandbox_id", json!("x")), ("status", json!({}))] {
-        assert!(edit::edit(&desk, &set(&[(name, value)])).await.is_err(), "{name}");
+        assert!(edit::edit(&admin, &set(&[(name, value)])).await.is_err(), "{name}");
     }
     assert_eq!(world.text(&format!("sandboxes/{id}/metadata.json")).await, before);
-    let line = done(edit::edit(&desk, &set(&[("desired_state", json!("checkpointed"))]))).await;
+    let line = done(edit::edit(&admin, &set(&[("desired_state", json!("checkpointed"))]))).await;
     assert!(line.contains("is checkpointed"), "{line}");
-    let line = done(edit::edit(&desk, &set(&[("ttl", json!(60))]))).await;
+    let line = done(edit::edit(&admin, &set(&[("ttl", json!(60))]))).await;
     assert!(line.contains("next sweep"), "{line}");
     one.stop().await;
 }
@@ -311,7 +310,7 @@ async fn an_edit_is_checked_written_over_what_was_seen_and_its_outcome_said() {
 #[tokio::test(start_paused = true)]
 async fn gc_is_one_sweep_without_a_server() {
     let world = World::new();
-    let (one, desk) = (world.instance(), desk(&world));
+    let (one, admin) = (world.instance(), admin(&world));
     let (gone, kept) = (stored(&world, &one, 1).await, stored(&world, &one, 4).await);
     let dead = running(&world, &one).await;
     one.die().await.stop().await;
@@ -319,17 +318,17 @@ async fn gc_is_one_sweep_without_a_server() {
     world.edit(&dead, |record| record["desired_state"] = json!("deleted")).await;
     let mut args = gc::Args { dry_run: true, tombstones_after: None, dead: false, abandoned: false };
     let before = world.keys().await;
-    assert_eq!(done(gc::gc(&desk, &args)).await, "2 to see to");
+    assert_eq!(done(gc::gc(&admin, &args)).await, "2 to see to");
     assert_eq!(world.keys().await, before);
     args.dry_run = false;
-    done(gc::gc(&desk, &args)).await;
+    done(gc::gc(&admin, &args)).await;
     assert!(world.lock(&gone).await.unwrap().purged && !world.lock(&dead).await.unwrap().purged);
-    assert_eq!(desk.upkeep.checkpoints.as_ref().unwrap().list(&kept).await.unwrap().len(), 2);
+    assert_eq!(admin.upkeep.checkpoints.as_ref().unwrap().list(&kept).await.unwrap().len(), 2);
     args.dead = true;
-    done(gc::gc(&desk, &args)).await;
+    done(gc::gc(&admin, &args)).await;
     assert!(world.lock(&dead).await.unwrap().purged);
     args.tombstones_after = Some(Duration::ZERO);
-    done(gc::gc(&desk, &args)).await;
+    done(gc::gc(&admin, &args)).await;
     assert!(world.lock(&gone).await.is_none() && world.lock(&dead).await.is_none());
     assert!(world.lock(&kept).await.unwrap().head.is_some());
 }
@@ -337,7 +336,7 @@ async fn gc_is_one_sweep_without_a_server() {
 #[tokio::test(start_paused = true)]
 async fn what_there_is_is_listed_filtered_shown_and_watched() {
     let world = World::new();
-    let (one, desk) = (world.instance(), desk(&world));
+    let (one, admin) = (world.instance(), admin(&world));
     let (awake, asleep) = (running(&world, &one).await, stored(&world, &one, 1).await);
     let (orphan, lockless) = (stored(&world, &one, 1).await, stored(&world, &one, 1).await);
     world.edit(&asleep, |record| record["labels"] = json!({"team": "blue"})).await;
@@ -345,7 +344,7 @@ async fn what_there_is_is_listed_filtered_shown_and_watched() {
     world.remove(&format!("sandboxes/{lockless}/lock.json")).await;
     let listed = async |filter: Filter, output: Output| {
         let mut out = Vec::new();
-        list::list(&desk, &list::Args { output, filter }, &mut out).await.unwrap();
+        list::list(&admin, &list::Args { output, filter }, &mut out).await.unwrap();
         String::from_utf8(out).unwrap()
     };
     let all = listed(Filter::default(), Output::Table).await;
@@ -361,7 +360,7 @@ async fn what_there_is_is_listed_filtered_shown_and_watched() {
     let none = listed(Filter { phase: Some(Shown::Told(Phase::Failed)), ..Filter::default() }, Output::Json).await;
     assert_eq!(none, "[]\n");
 
-    let shown = async |id: &SandboxId, output| get::get(&desk, &get::Args { id: id.clone(), output }).await;
+    let shown = async |id: &SandboxId, output| get::get(&admin, &get::Args { id: id.clone(), output }).await;
     let text = shown(&awake, Output::Table).await.unwrap();
     assert!(text.contains(one.tools.who.me.as_str()) && text.contains("running"), "{text}");
     assert!(shown(&orphan, Output::Table).await.unwrap().contains("baton repair"));
@@ -369,7 +368,7 @@ async fn what_there_is_is_listed_filtered_shown_and_watched() {
     assert_eq!(json["metadata"]["labels"]["team"], "blue");
     assert!(shown(&world.clock.sandbox_id(), Output::Table).await.is_err());
     let args = checkpoints::Args { id: asleep.clone(), output: Output::Table };
-    let text = checkpoints::checkpoints(&desk, &args).await.unwrap();
+    let text = checkpoints::checkpoints(&admin, &args).await.unwrap();
     assert!(text.lines().any(|line| line.starts_with("head") && line.contains(asleep.as_str())), "{text}");
 
     let mut seen = Vec::new();
@@ -379,7 +378,7 @@ async fn what_there_is_is_listed_filtered_shown_and_watched() {
         seen.push(text.to_owned());
         Ok(())
     };
-    let watching = watch::watch(&desk, &args, false, &mut out);
+    let watching = watch::watch(&admin, &args, false, &mut out);
     let change = async {
         world.after(10).await;
         one.edit(&awake, |spec| spec.desired_state = DesiredState::Checkpointed).await;

@@ -11,14 +11,14 @@ use rustix::io;
 use serde::Serialize;
 
 use crate::{
+    active_time::Ran,
+    decoder::Intake,
     exec::{self, Exec},
-    held::Held,
     input::Taken,
-    intake::Intake,
     outbox::Outbox,
     output::{CHUNK, Output},
     poll::{Poll, Source},
-    ran::Ran,
+    rlimits::Held,
     spawn::{self, Shared},
 };
 

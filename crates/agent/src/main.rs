@@ -9,19 +9,19 @@
 //! Its children are hostile, and so may be what it is told: nothing of either ends it. When the
 //! server is gone, it goes too.
 
+mod active_time;
 mod agent;
+mod decoder;
 mod exec;
 mod file;
-mod held;
 mod input;
-mod intake;
+mod oom;
 mod outbox;
 mod output;
 mod poll;
-mod ran;
-mod relief;
 mod ring;
-mod seal;
+mod rlimits;
+mod self_memfd;
 mod spawn;
 mod tree;
 mod users;
@@ -53,7 +53,7 @@ fn main() -> ExitCode {
     if arguments.next().is_some_and(|word| word == file::WORD) {
         return file::main(arguments.next());
     }
-    let served = seal::into_memory().and_then(|()| run());
+    let served = self_memfd::into_memory().and_then(|()| run());
     if std::process::id() != 1 {
         tree::kill_all();
     }
@@ -86,7 +86,7 @@ fn run() -> Result<(), Failure> {
     let poll = Poll::new()?;
     poll.watch_input(stdin(), Source::FromServer)?;
     poll.watch_input(&children, Source::Children)?;
-    let mut agent = Agent::new(poll, ran::now());
+    let mut agent = Agent::new(poll, active_time::now());
     let (mut listens, mut waits) = (true, false);
     loop {
         let sent = agent.send(stdout())?;
@@ -106,7 +106,7 @@ fn run() -> Result<(), Failure> {
         }
         let patience = if sent == Sent::Part { Some(Duration::ZERO) } else { agent.patience() };
         let ready = agent.poll().wait(patience)?;
-        agent.tick(ran::now());
+        agent.tick(active_time::now());
         if ready.is_empty() && sent == Sent::All {
             agent.tidy();
         }

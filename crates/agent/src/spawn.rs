@@ -39,7 +39,7 @@ use rustix::{
 
 use crate::{
     file,
-    held::Held,
+    rlimits::Held,
     users::{self, User},
 };
 

@@ -14,11 +14,10 @@ use tokio_tungstenite::{
 };
 
 use crate::{
-    Error,
-    mirror::Place,
+    Error, clock,
     options::Connection,
-    seam,
-    verdict::{self, Verdict},
+    retry_policy::{self, RetryPolicy},
+    state::Place,
 };
 
 pub(crate) type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
@@ -87,7 +86,7 @@ pub(crate) async fn connect(
     place: Option<&Place>,
     cookies: &mut Cookies,
     options: &Connection,
-) -> Result<Socket, Verdict> {
+) -> Result<Socket, RetryPolicy> {
     let path = place.map_or_else(|| "/create".to_owned(), |place| format!("/attach/{}", place.id));
     let mut request = format!("{}{path}", address.0).into_client_request().map_err(|error| judge(&error))?;
     let headers = request.headers_mut();
@@ -96,9 +95,9 @@ pub(crate) async fn connect(
         headers.append(name, value);
     }
     if let Some(auth) = &options.auth {
-        let given = seam::timeout(options.connect_within, auth.headers_for(address)).await;
+        let given = clock::timeout(options.connect_within, auth.headers_for(address)).await;
         let given = given.unwrap_or(Err(Error::Auth(format!("they did not come within {:?}", options.connect_within))));
-        for (name, value) in given.map_err(|error| Verdict::Retry { error, elsewhere: false })? {
+        for (name, value) in given.map_err(|error| RetryPolicy::Retry { error, elsewhere: false })? {
             let (name, value) = header_of(&name, &value)?;
             headers.insert(name, value);
         }
@@ -119,38 +118,38 @@ pub(crate) async fn connect(
         .max_message_size(Some(MAX_MESSAGE))
         .max_frame_size(Some(MAX_MESSAGE))
         .read_buffer_size(READ_BUFFER);
-    let opened = seam::timeout(options.connect_within, connect_async_with_config(request, Some(config), true)).await;
+    let opened = clock::timeout(options.connect_within, connect_async_with_config(request, Some(config), true)).await;
     match opened {
         Some(Ok((socket, response))) => {
             cookies.take(response.headers());
             Ok(socket)
         }
         Some(Err(error)) => Err(judge(&error)),
-        None => Err(Verdict::Retry { error: Error::Timeout(options.connect_within), elsewhere: false }),
+        None => Err(RetryPolicy::Retry { error: Error::Timeout(options.connect_within), elsewhere: false }),
     }
 }
 
-fn header_of(name: &str, value: &str) -> Result<(HeaderName, HeaderValue), Verdict> {
+fn header_of(name: &str, value: &str) -> Result<(HeaderName, HeaderValue), RetryPolicy> {
     let mut value = HeaderValue::from_str(value).map_err(|_| bad_header(name))?;
     value.set_sensitive(true);
     Ok((HeaderName::try_from(name).map_err(|_| bad_header(name))?, value))
 }
 
-fn bad_header(name: &str) -> Verdict {
-    Verdict::Fatal(Error::Connection(format!("the header `{name}` cannot be sent")))
+fn bad_header(name: &str) -> RetryPolicy {
+    RetryPolicy::Fatal(Error::Connection(format!("the header `{name}` cannot be sent")))
 }
 
-fn judge(error: &tungstenite::Error) -> Verdict {
+fn judge(error: &tungstenite::Error) -> RetryPolicy {
     #[expect(clippy::wildcard_enum_match_arm, reason = "what is neither HTTP nor a wrong word is the network")]
     match error {
-        tungstenite::Error::Http(response) => verdict::of_http(response.status().as_u16()),
+        tungstenite::Error::Http(response) => retry_policy::of_http(response.status().as_u16()),
         tungstenite::Error::Protocol(tungstenite::error::ProtocolError::SecWebSocketSubProtocolError(_)) => {
-            Verdict::Fatal(Error::Protocol("the server did not choose it".into()))
+            RetryPolicy::Fatal(Error::Protocol("the server did not choose it".into()))
         }
         tungstenite::Error::Url(_) | tungstenite::Error::HttpFormat(_) => {
-            Verdict::Fatal(Error::Connection(error.to_string()))
+            RetryPolicy::Fatal(Error::Connection(error.to_string()))
         }
-        _ => Verdict::lost(error.to_string()),
+        _ => RetryPolicy::lost(error.to_string()),
     }
 }
 

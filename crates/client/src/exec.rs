@@ -16,8 +16,8 @@ use tokio::sync::{Notify, Semaphore, watch};
 
 use crate::{
     Error,
-    pipe::{Chunk, Hole, Pipe},
     stdin::{PART, Part, Stdin, WINDOW},
+    stream::{Chunk, Hole, Pipe},
 };
 
 /// How a command ended.

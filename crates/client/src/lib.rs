@@ -46,21 +46,21 @@
 //! output and input arrives once. What cannot be taken up ends with a typed [`Error`].
 
 mod auth;
+mod client_socket;
+mod clock;
 mod connect;
+mod connection;
 mod error;
 mod exec;
 mod files;
-mod link;
-mod mirror;
 mod options;
-mod pipe;
+mod retry_policy;
 mod running;
 mod sandbox;
-mod seam;
 mod session;
+mod state;
 mod stdin;
-mod verdict;
-mod wire;
+mod stream;
 
 pub use baton_protocol::{
     event::{ExecView, Output, Status, Token, Update},
@@ -75,9 +75,9 @@ pub use self::{
     error::Error,
     exec::Outcome,
     files::{FileMode, OnBytes, OnLeftOut, Reading, Transfer},
-    mirror::Place,
     options::{Connection, Exec, OnStatus, Options},
-    pipe::Chunk,
     running::{Collected, Control, OutputStream, Running},
     sandbox::{Checkpoint, Sandbox},
+    state::Place,
+    stream::Chunk,
 };

@@ -14,9 +14,9 @@ use tokio::sync::mpsc;
 
 use crate::{
     Error,
+    connection::Command,
     exec::{Exec, Outcome, Stage},
-    link::Command,
-    pipe::Chunk,
+    stream::Chunk,
 };
 
 /// So many characters of stderr are part of an error.

@@ -13,13 +13,12 @@ use tokio::{
 };
 
 use crate::{
-    Collected, Error, Exec, Options, Running,
+    Collected, Error, Exec, Options, Running, clock,
     connect::{Address, Cookies},
+    connection::{Command, Link, Sent},
     exec::{self, Stage},
-    link::{Command, Link, Sent},
-    mirror::{Mirror, Place},
     options::Connection,
-    seam,
+    state::{Place, SandboxState},
 };
 
 /// Requests that wait for a connection.
@@ -36,7 +35,7 @@ pub struct Sandbox {
     answer_within: Duration,
     commands: mpsc::Sender<Command>,
     look: Arc<Notify>,
-    mirror: watch::Receiver<Mirror>,
+    mirror: watch::Receiver<SandboxState>,
     updates: broadcast::Sender<Update>,
     /// Holds the one task; it ends with this handle.
     _link: JoinSet<()>,
@@ -70,7 +69,7 @@ impl Sandbox {
     async fn open(url: &str, place: Option<Place>, options: Options) -> Result<Self, Error> {
         let Connection { start_within, answer_within, .. } = options.connection;
         let (commands, receiver) = mpsc::channel(COMMANDS);
-        let (sender, mut mirror) = watch::channel(Mirror::of(place));
+        let (sender, mut mirror) = watch::channel(SandboxState::of(place));
         let updates = broadcast::Sender::new(UPDATES);
         let look = Arc::new(Notify::new());
         let link = Link {
@@ -87,7 +86,7 @@ impl Sandbox {
         let mut task = JoinSet::new();
         task.spawn(link.run());
         let started = mirror.wait_for(|mirror| mirror.sessions > 0 || mirror.end.is_some());
-        let place = match seam::timeout(start_within, started).await {
+        let place = match clock::timeout(start_within, started).await {
             None => return Err(Error::Timeout(start_within)),
             Some(Err(_)) => return Err(Error::Ended("its task stopped".into())),
             Some(Ok(mirror)) => match (&mirror.end, &mirror.place) {
@@ -139,7 +138,7 @@ impl Sandbox {
         let id = match &request.exec_id {
             Some(id) => id.clone(),
             None => {
-                let text = format!("x{:016x}", seam::dice());
+                let text = format!("x{:016x}", clock::dice());
                 ExecId::parse(&text).map_err(|error| Error::Protocol(error.to_string()))?
             }
         };
@@ -184,7 +183,7 @@ impl Sandbox {
         let running = Running::new(exec.clone(), self.commands.clone());
         self.command(Command::Exec(exec)).await?;
         let answered = stage.wait_for(|stage| !matches!(stage, Stage::Asked));
-        match seam::timeout(self.answer_within, answered).await {
+        match clock::timeout(self.answer_within, answered).await {
             None => Err(Error::Timeout(self.answer_within)),
             Some(Ok(stage)) => match &*stage {
                 Stage::Ended(Err(error)) => Err(error.clone()),
@@ -282,12 +281,12 @@ impl Sandbox {
     pub async fn close(mut self) {
         if self.command(Command::Close).await.is_ok() {
             let closed = self.mirror.wait_for(|mirror| mirror.end.is_some());
-            let _ = seam::timeout(Duration::from_secs(5), closed).await;
+            let _ = clock::timeout(Duration::from_secs(5), closed).await;
         }
     }
 
     /// An answer that only the session can bring in which the question was asked.
-    async fn ask<T>(&self, request: Request, answer: impl Fn(&Mirror, Sent) -> Option<T>) -> Result<T, Error> {
+    async fn ask<T>(&self, request: Request, answer: impl Fn(&SandboxState, Sent) -> Option<T>) -> Result<T, Error> {
         self.wait(request, |mirror, sent| {
             if let Some(answer) = answer(mirror, sent) {
                 return Some(Ok(answer));
@@ -305,7 +304,7 @@ impl Sandbox {
     async fn wait<T>(
         &self,
         request: Request,
-        answer: impl Fn(&Mirror, Sent) -> Option<Result<T, Error>>,
+        answer: impl Fn(&SandboxState, Sent) -> Option<Result<T, Error>>,
     ) -> Result<T, Error> {
         let answered = async {
             let (sent, was_sent) = oneshot::channel();
@@ -322,7 +321,7 @@ impl Sandbox {
                 .is_ok();
             if waited { found.unwrap_or_else(|| Err(self.end())) } else { Err(self.end()) }
         };
-        seam::timeout(self.answer_within, answered).await.unwrap_or(Err(Error::Timeout(self.answer_within)))
+        clock::timeout(self.answer_within, answered).await.unwrap_or(Err(Error::Timeout(self.answer_within)))
     }
 
     async fn command(&self, command: Command) -> Result<(), Error> {

@@ -19,13 +19,13 @@ use bytes::Bytes;
 
 use crate::{
     Error,
+    client_socket::{ClientSocket, ClientSocketEvent},
+    clock::{self, Instant},
+    connection::{Command, Link, Sent},
     exec::Exec,
-    link::{Command, Link, Sent},
-    mirror::Place,
-    seam::{self, Instant},
+    retry_policy::{ConnectionSummary, RetryPolicy},
+    state::Place,
     stdin::Part,
-    verdict::{Said, Verdict},
-    wire::{Turn, Wire},
 };
 
 /// After its last word the server closes at once.
@@ -33,8 +33,8 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 
 pub(crate) struct Session<'a> {
     link: &'a mut Link,
-    wire: Wire,
-    said: Said,
+    wire: ClientSocket,
+    said: ConnectionSummary,
     /// RUNNING came: requests may go.
     is_running: bool,
     by_number: HashMap<u32, Arc<Exec>>,
@@ -51,19 +51,19 @@ pub(crate) struct Session<'a> {
 }
 
 enum End {
-    Verdict(Verdict),
+    Verdict(RetryPolicy),
     Closed(Option<u16>),
     Broken(String),
     Left,
 }
 
 impl<'a> Session<'a> {
-    pub(crate) fn new(link: &'a mut Link, wire: Wire, give_up: Option<Instant>) -> Self {
-        let silent_at = seam::now() + link.options.silence;
+    pub(crate) fn new(link: &'a mut Link, wire: ClientSocket, give_up: Option<Instant>) -> Self {
+        let silent_at = clock::now() + link.options.silence;
         Self {
             link,
             wire,
-            said: Said::default(),
+            said: ConnectionSummary::default(),
             is_running: false,
             by_number: HashMap::new(),
             numbers: HashMap::new(),
@@ -76,7 +76,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    pub(crate) async fn run(mut self) -> Verdict {
+    pub(crate) async fn run(mut self) -> RetryPolicy {
         match self.converse().await {
             End::Verdict(verdict) => {
                 self.wire.close().await;
@@ -84,7 +84,7 @@ impl<'a> Session<'a> {
             }
             End::Left => {
                 self.wire.close().await;
-                Verdict::Fatal(Error::Ended("it was closed".into()))
+                RetryPolicy::Fatal(Error::Ended("it was closed".into()))
             }
             End::Closed(code) => {
                 self.wire.answer_close().await;
@@ -101,30 +101,30 @@ impl<'a> Session<'a> {
             }
             let listen = self.flooded.is_none();
             if !listen {
-                self.silent_at = seam::now() + self.link.options.silence;
+                self.silent_at = clock::now() + self.link.options.silence;
             }
             let look = self.link.look.clone();
             let deadline = self.deadline();
             tokio::select! {
                 turn = self.wire.turn(listen) => {
-                    if !matches!(turn, Turn::Wrote) {
-                        self.silent_at = seam::now() + self.link.options.silence;
+                    if !matches!(turn, ClientSocketEvent::Wrote) {
+                        self.silent_at = clock::now() + self.link.options.silence;
                     }
                     match turn {
-                        Turn::Wrote => self.feed(),
-                        Turn::Alive => {}
-                        Turn::Text(text) => {
+                        ClientSocketEvent::Wrote => self.feed(),
+                        ClientSocketEvent::Alive => {}
+                        ClientSocketEvent::Text(text) => {
                             if let Some(verdict) = self.event(&text) {
                                 return End::Verdict(verdict);
                             }
                         }
-                        Turn::Binary(bytes) => {
+                        ClientSocketEvent::Binary(bytes) => {
                             if let Err(error) = self.output(bytes) {
-                                return End::Verdict(Verdict::Fatal(error));
+                                return End::Verdict(RetryPolicy::Fatal(error));
                             }
                         }
-                        Turn::Closed(code) => return End::Closed(code),
-                        Turn::Broken(cause) => return End::Broken(cause),
+                        ClientSocketEvent::Closed(code) => return End::Closed(code),
+                        ClientSocketEvent::Broken(cause) => return End::Broken(cause),
                     }
                 }
                 command = self.link.commands.recv(), if self.is_running && self.wire.has_room() => match command {
@@ -132,7 +132,7 @@ impl<'a> Session<'a> {
                     Some(command) => self.command(command),
                 },
                 () = look.notified() => self.feed(),
-                () = seam::sleep_until(deadline) => return End::Broken("the server fell silent".into()),
+                () = clock::sleep_until(deadline) => return End::Broken("the server fell silent".into()),
             }
         }
     }
@@ -208,7 +208,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    fn event(&mut self, text: &str) -> Option<Verdict> {
+    fn event(&mut self, text: &str) -> Option<RetryPolicy> {
         // What is not known is of a newer server, and not for us.
         match Event::parse(text).ok()? {
             Event::StatusUpdate(update) => return self.update(update),
@@ -219,7 +219,7 @@ impl<'a> Session<'a> {
             Event::Hello { protocol, instance, .. } => {
                 if protocol != PROTOCOL {
                     let text = format!("the server speaks version {protocol}");
-                    return Some(Verdict::Fatal(Error::Protocol(text)));
+                    return Some(RetryPolicy::Fatal(Error::Protocol(text)));
                 }
                 self.link.mirror.send_modify(|mirror| mirror.instance = Some(instance));
             }
@@ -246,10 +246,10 @@ impl<'a> Session<'a> {
         None
     }
 
-    fn update(&mut self, update: Update) -> Option<Verdict> {
+    fn update(&mut self, update: Update) -> Option<RetryPolicy> {
         let verdict = self.said.update(&update);
         if self.said.is_last() && self.leave_at.is_none() {
-            self.leave_at = Some(seam::now() + LAST_WORDS);
+            self.leave_at = Some(clock::now() + LAST_WORDS);
         }
         #[expect(clippy::wildcard_enum_match_arm, reason = "the other statuses are only mirrored")]
         match update.status {

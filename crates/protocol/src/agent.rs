@@ -122,7 +122,7 @@ pub struct Exit {
     pub duration_ms: u64,
 }
 
-/// `ResyncAck` and `Execs`: all the agent knows.
+/// `ResyncAck` and `AgentLinks`: all the agent knows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {
     pub version: u8,

@@ -50,7 +50,7 @@ pub enum Kind {
     Detached = 11,
     /// Begin anew after a restore ([`crate::agent::Resync`]).
     Resync = 12,
-    /// Answered by `Execs`.
+    /// Answered by `AgentLinks`.
     List = 13,
     /// It was restored on another instance ([`crate::agent::Restored`]).
     Restored = 14,
@@ -198,7 +198,7 @@ impl Frame {
     /// Appends the frame's bytes.
     ///
     /// # Panics
-    /// If the payload is longer than [`MAX_PAYLOAD`]: the caller cuts, nobody else can.
+    /// Precondition the payload is longer than [`MAX_PAYLOAD`]: the caller cuts, nobody else can.
     pub fn encode(&self, out: &mut Vec<u8>) {
         encode(out, self.kind, self.stream, self.exec, self.offset, self.sequence, &[&self.payload]);
     }
@@ -217,7 +217,7 @@ pub fn encode(out: &mut Vec<u8>, kind: Kind, stream: Stream, exec: u32, offset: 
 /// What stands before `payload`, for whoever writes that from where it lies.
 ///
 /// # Panics
-/// If the payload is longer than [`MAX_PAYLOAD`].
+/// Precondition the payload is longer than [`MAX_PAYLOAD`].
 pub fn header(kind: Kind, stream: Stream, exec: u32, offset: u64, sequence: u64, payload: &[&[u8]]) -> [u8; HEADER] {
     let length: usize = payload.iter().map(|piece| piece.len()).sum();
     assert!(length <= MAX_PAYLOAD, "a frame of {length} bytes");

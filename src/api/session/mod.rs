@@ -9,11 +9,11 @@
 //! Nothing in the loop waits for the store or the client: store calls are futures of
 //! their own, and what the client does not read yet stops the sandbox, not the loop.
 
-mod ask;
-mod enter;
-mod follow;
-mod room;
-mod wish;
+mod client_requests;
+mod lifecycle;
+mod open;
+mod pending;
+mod spec_edits;
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -28,22 +28,21 @@ use baton_protocol::{
 use bytes::Bytes;
 use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 
-pub use self::enter::{Upgrade, attach, create};
-use self::wish::{Done, Wishes};
+pub use self::open::{Upgrade, attach, create};
+use self::spec_edits::{Done, SpecEdits};
 use super::{
-    Api,
-    close::Close,
-    commands::Commands,
-    link,
-    marks::Marks,
-    registry::{Knock, Seat},
-    speaker::Speaker,
-    tell::{Stage, Story},
-    wire::Turn,
+    Api, agent_link,
+    close_code::Close,
+    delivered::Marks,
+    event_writer::EventWriter,
+    execs::ExecTable,
+    session_registry::{LivenessProbe, SessionSlot},
+    status_machine::{Stage, StatusMachine},
+    websocket::SocketEvent,
 };
 use crate::{
+    bus::{AttachGuard, NumberedEvent, StartKind, Subscription},
     clock::Moment,
-    storage::board::{Attached, Boot, Follower, Posted},
     traces,
 };
 
@@ -91,10 +90,10 @@ impl Waiting {
 
 /// What the loop hears.
 enum Heard {
-    Turn(Turn),
-    Posted(Posted),
-    Agent(link::Turn),
-    Knock(Option<Knock>),
+    Turn(SocketEvent),
+    Posted(NumberedEvent),
+    Agent(agent_link::LinkEvent),
+    Knock(Option<LivenessProbe>),
     Done(Box<Done>),
     Timer,
     Closing,
@@ -106,23 +105,23 @@ struct Session {
     spec: Spec,
     /// Until it was told.
     token: Option<Token>,
-    speaker: Speaker,
-    commands: Commands,
-    story: Story,
-    boot: Option<Boot>,
-    seat: Seat,
-    presence: Attached,
-    follower: Follower,
+    writer: EventWriter,
+    commands: ExecTable,
+    status_machine: StatusMachine,
+    boot: Option<StartKind>,
+    slot: SessionSlot,
+    presence: AttachGuard,
+    subscription: Subscription,
     /// Came before the sandbox ran.
     waiting: Waiting,
-    knocks: Vec<(u64, Knock)>,
+    liveness_probes: Vec<(u64, LivenessProbe)>,
     /// Pings by which the reconciler's probes are answered, with the number of each probe.
     probes: Vec<(u64, u64)>,
     /// A client on another instance has the sandbox, and is alive.
     is_declined: bool,
     malformed: u32,
     work: FuturesUnordered<BoxFuture<'static, Done>>,
-    wishes: Wishes,
+    spec_edits: SpecEdits,
     marks: Marks,
     /// Until when it must run, or say why not.
     patience: Option<Moment>,
@@ -166,12 +165,12 @@ impl Session {
     async fn hear(&mut self) -> Option<End> {
         let held_back = self.waiting.is_full() || self.commands.waiting() >= MOST_WAITING_BYTES;
         if held_back {
-            self.speaker.wire.excuse();
+            self.writer.socket.excuse();
         }
-        let has_room = self.speaker.wire.has_room();
+        let has_room = self.writer.socket.has_room();
         let wake_at = self.wake_at();
         let bytes = self.takes_turns.first(
-            self.speaker.wire.turn(!held_back && has_room).map(Heard::Turn),
+            self.writer.socket.turn(!held_back && has_room).map(Heard::Turn),
             self.commands.line.turn(has_room).map(Heard::Agent),
         );
         // In a fixed order, so that a simulation can replay it. All but bytes come rarely, and bytes from
@@ -179,8 +178,8 @@ impl Session {
         let heard = tokio::select! {
             biased;
             () = self.api.closing.cancelled() => Heard::Closing,
-            knock = self.seat.knock() => Heard::Knock(knock),
-            posted = self.follower.next() => Heard::Posted(posted),
+            knock = self.slot.knock() => Heard::Knock(knock),
+            posted = self.subscription.next() => Heard::Posted(posted),
             Some(done) = self.work.next(), if !self.work.is_empty() => Heard::Done(Box::new(done)),
             heard = bytes => heard,
             () = self.api.clock.sleep_until(wake_at) => Heard::Timer,
@@ -188,12 +187,12 @@ impl Session {
         let end = match heard {
             Heard::Turn(turn) => self.turn(turn),
             Heard::Posted(posted) => self.posted(&posted.passing),
-            Heard::Agent(link::Turn::Frame(frame)) => self.frame(frame),
-            Heard::Agent(link::Turn::Closed) => self.unlinked(),
-            Heard::Agent(link::Turn::Sent) | Heard::Timer => None,
+            Heard::Agent(agent_link::LinkEvent::Frame(frame)) => self.frame(frame),
+            Heard::Agent(agent_link::LinkEvent::Closed) => self.unlinked(),
+            Heard::Agent(agent_link::LinkEvent::Sent) | Heard::Timer => None,
             Heard::Knock(Some(knock)) => {
-                let number = self.commands.ping(&mut self.speaker);
-                self.knocks.push((number, knock));
+                let number = self.commands.ping(&mut self.writer);
+                self.liveness_probes.push((number, knock));
                 None
             }
             // The client did not answer, and another one has its place.
@@ -205,64 +204,64 @@ impl Session {
     }
 
     fn wake_at(&self) -> Moment {
-        let wakes = [self.speaker.wake_at(), self.commands.wake_at(), self.wishes.look_at(), self.patience];
-        wakes.into_iter().flatten().fold(self.speaker.wire.wake_at(), Moment::min)
+        let wakes = [self.writer.wake_at(), self.commands.wake_at(), self.spec_edits.look_at(), self.patience];
+        wakes.into_iter().flatten().fold(self.writer.socket.wake_at(), Moment::min)
     }
 
     fn look_at_the_clock(&mut self) -> Option<End> {
-        self.speaker.flush_due();
+        self.writer.flush_due();
         self.commands.ask_due();
-        self.commands.catch_up(self.speaker.wire.has_room());
+        self.commands.catch_up(self.writer.socket.has_room());
         self.look_for_answers();
-        if self.speaker.wire.is_gone() {
+        if self.writer.socket.is_gone() {
             return Some(End::Gone);
         }
-        self.commands.ping_if_due(&mut self.speaker);
+        self.commands.ping_if_due(&mut self.writer);
         let now = self.api.clock.now();
         if self.patience.is_some_and(|patience| now >= patience) { Some(self.give_up()) } else { None }
     }
 
-    fn turn(&mut self, turn: Turn) -> Option<End> {
+    fn turn(&mut self, turn: SocketEvent) -> Option<End> {
         match turn {
-            Turn::Wrote => None,
-            Turn::Text(text) => {
-                self.api.board.touch(&self.id);
+            SocketEvent::Wrote => None,
+            SocketEvent::Text(text) => {
+                self.api.bus.touch(&self.id);
                 match Request::parse(&text) {
                     Err(refusal) if refusal.malformed => self.complain(&refusal),
                     parsed => self.take(parsed, text.len()),
                 }
             }
-            Turn::Binary(bytes) => {
-                self.api.board.touch(&self.id);
+            SocketEvent::Binary(bytes) => {
+                self.api.bus.touch(&self.id);
                 self.binary(&bytes)
             }
-            Turn::Pong(marks) => {
-                self.commands.confirm(&marks, self.speaker.is_v1());
-                let ponged = self.speaker.wire.ponged();
-                for (_, knock) in self.knocks.extract_if(.., |(number, _)| *number <= ponged) {
+            SocketEvent::Pong(marks) => {
+                self.commands.confirm(&marks, self.writer.is_v1());
+                let ponged = self.writer.socket.ponged();
+                for (_, knock) in self.liveness_probes.extract_if(.., |(number, _)| *number <= ponged) {
                     // Who knocked may have left meanwhile.
                     let _ = knock.send(());
                 }
                 for (_, probe) in self.probes.extract_if(.., |(number, _)| *number <= ponged) {
-                    self.api.board.alive(&self.id, probe);
+                    self.api.bus.alive(&self.id, probe);
                 }
                 None
             }
-            Turn::TooLong => Some(End::Close(Close::TooBig)),
-            Turn::Broken(close) => Some(End::Close(close)),
-            Turn::Gone => Some(End::Gone),
+            SocketEvent::TooLong => Some(End::Close(Close::TooBig)),
+            SocketEvent::Broken(close) => Some(End::Close(close)),
+            SocketEvent::Gone => Some(End::Gone),
         }
     }
 
     /// What is no message at all.
     fn complain(&mut self, refusal: &Refusal) -> Option<End> {
-        self.speaker.refuse(refusal);
+        self.writer.refuse(refusal);
         self.malformed += 1;
         (self.malformed >= MOST_MALFORMED).then_some(End::Close(Close::BadData))
     }
 
     fn binary(&mut self, bytes: &Bytes) -> Option<End> {
-        if !self.speaker.is_v1() {
+        if !self.writer.is_v1() {
             return self.complain(&Refusal::malformed("A message must be text: this client asked for no `baton.v1`."));
         }
         let chunk = match Chunk::decode(bytes) {
@@ -270,8 +269,8 @@ impl Session {
             Ok(_) => return self.complain(&Refusal::malformed("A client sends binary messages for stdin only.")),
             Err(malformed) => return self.complain(&Refusal::malformed(malformed.to_string())),
         };
-        if self.story.stage != Stage::Open || self.story.is_leaving() {
-            self.speaker.refuse(&Refusal::of(Status::ExecutionError, "The sandbox takes no input now."));
+        if self.status_machine.stage != Stage::Open || self.status_machine.is_leaving() {
+            self.writer.refuse(&Refusal::of(Status::ExecutionError, "The sandbox takes no input now."));
             return None;
         }
         if let Err(refusal) = self.commands.stdin_of(chunk.exec, Some(chunk.offset), chunk.payload, false) {
@@ -283,7 +282,7 @@ impl Session {
 
     /// Answers now, or keeps it until the sandbox runs. Its text had so many `bytes`.
     fn take(&mut self, parsed: Result<Request, Refusal>, bytes: usize) -> Option<End> {
-        if self.story.stage != Stage::Open {
+        if self.status_machine.stage != Stage::Open {
             self.waiting.push(parsed, bytes);
             return None;
         }
@@ -298,15 +297,15 @@ impl Session {
 
     fn frame(&mut self, frame: Frame) -> Option<End> {
         let mut end = None;
-        if self.commands.hear(frame, &mut self.speaker) {
+        if self.commands.hear(frame, &mut self.writer) {
             end = self.opened();
         }
         // What is there already is taken in one go, as far as the client has room.
         while end.is_none()
-            && self.speaker.wire.has_room()
+            && self.writer.socket.has_room()
             && let Some(frame) = self.commands.line.try_next()
         {
-            if self.commands.hear(frame, &mut self.speaker) {
+            if self.commands.hear(frame, &mut self.writer) {
                 end = self.opened();
             }
         }
@@ -314,28 +313,28 @@ impl Session {
     }
 
     async fn finish(mut self, end: End) {
-        self.speaker.flush();
+        self.writer.flush();
         let marks = self.commands.marks(&self.marks);
         if !marks.is_empty() {
             self.api.marks.keep(&self.id, marks);
         }
-        let failed_to_start = self.story.stage == Stage::Creating && end == End::Close(Close::Fatal);
+        let failed_to_start = self.status_machine.stage == Stage::Creating && end == End::Close(Close::Fatal);
         if self.token.is_some() || failed_to_start {
             // Nobody can come back to it, or nobody will: its client was told that there is none.
             self.api.delete(&self.id, self.request.traceparent()).await;
         }
-        let Self { api, id, mut speaker, is_declined, seat, presence, follower, commands, work, .. } = self;
-        drop((presence, follower, commands));
+        let Self { api, id, mut writer, is_declined, slot, presence, subscription, commands, work, .. } = self;
+        drop((presence, subscription, commands));
         if is_declined {
             // Nobody else can ask for it here before the request is taken back.
-            futures::join!(enter::give_back(&api, &id), api.clock.sleep(enter::LATE));
-            enter::say_in_use(&mut speaker);
+            futures::join!(open::give_back(&api, &id), api.clock.sleep(open::LATE));
+            open::say_in_use(&mut writer);
         }
         // The place is free before the client hears the end: it may come back at once.
-        drop(seat);
+        drop(slot);
         match end {
-            End::Close(close) => speaker.wire.close(close).await,
-            End::Gone => speaker.wire.leave().await,
+            End::Close(close) => writer.socket.close(close).await,
+            End::Gone => writer.socket.leave().await,
         }
         // Begun writes are seen through, with the time limits of the records.
         work.for_each(|_| async {}).await;

@@ -24,10 +24,10 @@ use sha2::{Digest, Sha256};
 
 use super::{
     OPAQUE,
+    archive_writer::Writer,
     bounds::{Bounds, Capped},
     entries::{Entry, Kind, Limits, Reader, clean},
-    farm::attributes,
-    writer::Writer,
+    hardlink_tree::attributes,
 };
 
 const BUFFER: usize = 256 << 10;

@@ -103,7 +103,7 @@ pub struct Reader<R> {
 }
 
 #[derive(Default)]
-struct Around {
+struct ExtendedHeaders {
     path: Option<Vec<u8>>,
     link: Option<Vec<u8>>,
     size: Option<u64>,
@@ -127,7 +127,7 @@ impl<R: Read> Reader<R> {
 
     /// The next entry; what was not read of the last one is passed over.
     pub fn next(&mut self) -> io::Result<Option<Entry>> {
-        let mut around = Around::default();
+        let mut around = ExtendedHeaders::default();
         loop {
             self.skip()?;
             let Some(header) = self.header()? else { return Ok(None) };
@@ -146,7 +146,7 @@ impl<R: Read> Reader<R> {
         }
     }
 
-    fn entry(&mut self, header: &Header, around: Around) -> io::Result<Entry> {
+    fn entry(&mut self, header: &Header, around: ExtendedHeaders) -> io::Result<Entry> {
         self.entries += 1;
         if self.entries > self.limits.entries {
             return Err(wrong(format!("it has more than {} entries", self.limits.entries)));
@@ -309,7 +309,7 @@ impl<R: Read> Read for Reader<R> {
     }
 }
 
-impl Around {
+impl ExtendedHeaders {
     fn read(&mut self, bytes: &[u8]) -> io::Result<()> {
         let bad = || wrong("the extended header of an entry is wrong");
         let number = |value: &[u8]| std::str::from_utf8(value).ok().and_then(|text| text.parse().ok()).ok_or_else(bad);

@@ -31,7 +31,7 @@ use rustix::{
 
 use super::{
     entries::{Entry, Kind, Limits, Reader, open, shown_path, wrong},
-    farm::farm,
+    hardlink_tree::hardlink_tree,
     is_kept,
 };
 
@@ -79,7 +79,7 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
 fn run(tree: &Path, base: Option<&Path>, form: Form, limits: Limits) -> io::Result<(u64, u64)> {
     let archive = File::from(io::stdin().as_fd().try_clone_to_owned()?);
     if let Some(base) = base {
-        farm(base, tree)?;
+        hardlink_tree(base, tree)?;
     }
     // What counts itself wrong is stopped by the kernel.
     let most = Rlimit { current: Some(limits.size), maximum: Some(limits.size) };

@@ -7,17 +7,17 @@
 //! In a layer a character device 0:0 stands for a removed name, as overlay file systems have it, and
 //! so does a hard link to one; a directory with [`OPAQUE`] hides what the base has below it.
 
+mod archive_writer;
 mod bounds;
 mod compose;
 mod entries;
 mod extract;
-mod farm;
-mod writer;
+mod hardlink_tree;
 
+pub use self::hardlink_tree::hardlink_tree;
 pub(super) use compose::{complete, layer, pack, tally};
 pub use entries::Limits;
 pub use extract::{Form, NO_SPACE, VERB, extract_into, main};
-pub use farm::farm;
 
 /// Says of a directory of a layer that nothing of the base shows through.
 const OPAQUE: &str = "trusted.overlay.opaque";

@@ -8,9 +8,9 @@
 //!   <cgroup of the server>/baton-<state directory>/<container>      v1: in each hierarchy, v2: once
 //! ```
 
-mod one;
-mod place;
-mod two;
+mod cgroup_mounts;
+mod v1;
+mod v2;
 
 use std::{
     fmt, fs, io,
@@ -133,25 +133,25 @@ const NONE: &str = "this machine has no cgroups";
 pub fn open(state_dir: &Path) -> Result<Box<dyn Cgroups>, String> {
     let (found, name) = (find()?, place_name(state_dir));
     if found.cpu.is_some() || found.memory.is_some() {
-        return one::One::open(found.cpu, found.memory, &name).map(|one| Box::new(one) as Box<dyn Cgroups>);
+        return v1::One::open(found.cpu, found.memory, &name).map(|one| Box::new(one) as Box<dyn Cgroups>);
     }
     let unified = found.unified.ok_or(NONE)?;
-    two::Two::open(&unified, &name).map(|two| Box::new(two) as Box<dyn Cgroups>)
+    v2::Two::open(&unified, &name).map(|two| Box::new(two) as Box<dyn Cgroups>)
 }
 
 /// The same for whoever only asks, beside a server that may run: nothing is left of it.
 pub fn probe() -> Result<Shares, String> {
     let (found, name) = (find()?, format!("baton-probe-{}", std::process::id()));
     if found.cpu.is_some() || found.memory.is_some() {
-        return one::One::open(found.cpu, found.memory, &name).map(|one| Shares::of(&one));
+        return v1::One::open(found.cpu, found.memory, &name).map(|one| Shares::of(&one));
     }
-    two::Two::probe(&found.unified.ok_or(NONE)?, &name).map(|two| Shares::of(&two))
+    v2::Two::probe(&found.unified.ok_or(NONE)?, &name).map(|two| Shares::of(&two))
 }
 
-fn find() -> Result<place::Found, String> {
+fn find() -> Result<cgroup_mounts::Found, String> {
     let (mounts, own) = (fs::read_to_string("/proc/self/mountinfo"), fs::read_to_string("/proc/self/cgroup"));
     let (Ok(mounts), Ok(own)) = (mounts, own) else { return Err(NONE.to_owned()) };
-    Ok(place::find(&mounts, &own))
+    Ok(cgroup_mounts::find(&mounts, &own))
 }
 
 /// One server per state directory, and so one name per server.

@@ -20,7 +20,7 @@ use baton_protocol::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::output::{Output, Room};
+use super::fake_output::{Output, Room};
 use crate::runtime::Start;
 
 /// Everything inside a simulated sandbox; serialised, it is the checkpoint.

@@ -5,9 +5,9 @@
 //! ([`machine`] says which commands they know), are fenced at their deadline, and their
 //! checkpoints are files that another fake restores.
 
+mod fake_output;
+mod fake_sandbox;
 pub mod machine;
-mod output;
-mod sandbox;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -16,19 +16,19 @@ use std::{
     time::Duration,
 };
 
+use self::fake_sandbox::{FakeSandbox, Order, Orders};
 use async_trait::async_trait;
 use baton_protocol::{
     id::{SandboxId, Sha256Name, hex},
     reason::Reason,
 };
 use machine::Machine;
-use sandbox::{Order, Orders, Sandbox};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    Behind, Container, Error, Execs, Extract, Facts, Hold, IMAGE_FILES, Lifecycle, Link, Result, Seen, Shape, Start,
-    Taken, agent::LINK_FRAMES,
+    AgentLinks, Behind, Container, Error, Extract, Facts, IMAGE_FILES, Lifecycle, Link, Result, RootfsGuard, Seen,
+    Shape, Start, Taken, channel::LINK_FRAMES,
 };
 use crate::clock::{Moment, SharedClock};
 
@@ -162,7 +162,7 @@ impl FakeContainers {
         self.with_slot(id, |slot| {
             let deadline = slot.renewed.take().map_or(deadline, |renewed| renewed.max(deadline));
             let (orders, queue) = mpsc::unbounded_channel();
-            let sandbox = Sandbox::new(machine, deadline, self.clock.clone(), slot.seen.clone(), self.detach_grace);
+            let sandbox = FakeSandbox::new(machine, deadline, self.clock.clone(), slot.seen.clone(), self.detach_grace);
             let run = sandbox.run(queue);
             let ended = self.ended.clone();
             slot.orders = Some(orders);
@@ -297,9 +297,9 @@ impl Lifecycle for FakeContainers {
         std::fs::metadata(archive).map(|about| about.len() / 512).map_err(|error| failed("snapshot", error))
     }
 
-    fn hold(&self, digest: &Sha256Name) -> Option<Hold> {
+    fn hold(&self, digest: &Sha256Name) -> Option<RootfsGuard> {
         let here = *digest == self.facts.rootfs_digest || lock(&self.roots).contains(digest);
-        here.then(Hold::default)
+        here.then(RootfsGuard::default)
     }
 
     fn has_runtime(&self, sha256: &Sha256Name) -> bool {
@@ -319,11 +319,11 @@ impl Lifecycle for FakeContainers {
         std::fs::write(archive, [0; 1024]).map_err(|error| failed("pack", error))
     }
 
-    async fn extract(&self, archive: &Path, wanted: &Extract) -> Result<Hold> {
+    async fn extract(&self, archive: &Path, wanted: &Extract) -> Result<RootfsGuard> {
         self.meet("extract").await?;
         std::fs::metadata(archive).map_err(|error| failed("extract", error))?;
         lock(&self.roots).insert(wanted.digest.clone());
-        Ok(Hold::default())
+        Ok(RootfsGuard::default())
     }
 
     async fn remove(&self, id: &SandboxId) -> Result<()> {
@@ -361,7 +361,7 @@ impl Lifecycle for FakeContainers {
     }
 }
 
-impl Execs for FakeContainers {
+impl AgentLinks for FakeContainers {
     fn open(&self, id: &SandboxId) -> Option<Link> {
         let orders = lock(&self.slots).get(id)?.orders.clone()?;
         let (to_agent, frames) = mpsc::channel(LINK_FRAMES);

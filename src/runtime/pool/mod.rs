@@ -11,7 +11,7 @@
 //! ever comes back.
 
 mod offer;
-mod rules;
+mod pool_rules;
 
 use std::{
     collections::VecDeque,
@@ -22,21 +22,21 @@ use baton_protocol::{id::Sha256Name, limits::Limits};
 use tokio::sync::{Notify, oneshot};
 use tokio_util::sync::CancellationToken;
 
+use self::pool_rules::{Backoff, PoolAction, PoolState, WarmSpec, due};
 use super::{
     Error, Result,
     argv::Verb,
-    begun::{self, Begun, SHORT},
     cgroup::Group,
-    containers::{Tools, lock},
+    containers::{RuntimeContext, lock},
     guard_link::NONE_YET,
+    launch::{self, Begun, SHORT},
     settings::Settings,
 };
 use crate::{
     clock::{Moment, SharedClock},
     metrics::Metrics,
 };
-pub(super) use offer::{PATIENCE, Seat};
-use rules::{Due, Standing, Trouble, Usual, due};
+pub(super) use offer::{PATIENCE, PoolSlot};
 
 /// A container that is nobody's.
 #[derive(Debug)]
@@ -56,7 +56,7 @@ pub(super) struct Remains {
 pub(super) struct Pool {
     wanted: usize,
     room: usize,
-    usual: Usual,
+    usual: WarmSpec,
     clock: SharedClock,
     metrics: Metrics,
     state: Mutex<State>,
@@ -76,7 +76,7 @@ struct State {
     is_making: bool,
     /// A create that waits for the one that is being made.
     waiter: Option<oneshot::Sender<Warm>>,
-    trouble: Trouble,
+    trouble: Backoff,
     /// That it is ready was said.
     is_told: bool,
 }
@@ -86,7 +86,8 @@ impl Pool {
         let warm = &settings.warm;
         // As it is with a sandbox that asks for nothing.
         let limits = Limits { cpus: warm.limits.cpus.filter(|_| holds_cpus), ..warm.limits.clone() };
-        let usual = Usual { rootfs_digest: settings.rootfs_digest.clone(), runsc_sha256: runsc_sha256.clone(), limits };
+        let usual =
+            WarmSpec { rootfs_digest: settings.rootfs_digest.clone(), runsc_sha256: runsc_sha256.clone(), limits };
         let state = State {
             ready: VecDeque::new(),
             remains: Vec::new(),
@@ -95,7 +96,7 @@ impl Pool {
             quiet_at: clock.now(),
             is_making: false,
             waiter: None,
-            trouble: Trouble::default(),
+            trouble: Backoff::default(),
             is_told: false,
         };
         let pool = Self {
@@ -146,14 +147,14 @@ impl Pool {
     }
 
     /// Keeps as many ready as there shall be, until it is drained.
-    pub async fn keep(self: Arc<Self>, tools: Arc<Tools>) {
+    pub async fn keep(self: Arc<Self>, context: Arc<RuntimeContext>) {
         while !self.closing.is_cancelled() {
             let (due, wake) = self.look();
             match due {
-                Due::Remove => self.remove(&tools).await,
-                Due::Clear => self.clear(&tools).await,
-                Due::Make => self.make(&tools).await,
-                Due::Later | Due::Rest => {
+                PoolAction::Remove => self.remove(&context).await,
+                PoolAction::Clear => self.clear(&context).await,
+                PoolAction::Make => self.make(&context).await,
+                PoolAction::Later | PoolAction::Rest => {
                     let at = async {
                         match wake {
                             Some(at) => self.clock.sleep_until(at).await,
@@ -168,23 +169,23 @@ impl Pool {
                 }
             }
         }
-        self.empty(&tools).await;
+        self.empty(&context).await;
         self.closed.cancel();
     }
 
     /// What is to be done, and when to look again although nothing has changed.
-    fn look(&self) -> (Due, Option<Moment>) {
+    fn look(&self) -> (PoolAction, Option<Moment>) {
         let mut state = lock(&self.state);
         let now = self.clock.now();
         // One that broke is no more than its remains; it is removed first.
         if let Some(at) = state.ready.iter().position(|warm| warm.begun.channel.is_broken()) {
             let broken = state.ready.remove(at);
             state.ready.extend(broken);
-            self.complain(&mut state, &begun::gone());
-            return (Due::Remove, None);
+            self.complain(&mut state, &launch::gone());
+            return (PoolAction::Remove, None);
         }
         let calm_at = state.trouble.until().unwrap_or(now);
-        let standing = Standing {
+        let standing = PoolState {
             wanted: self.wanted,
             room: self.room,
             here: state.here,
@@ -195,12 +196,12 @@ impl Pool {
             is_calm: now >= calm_at,
         };
         let due = due(&standing);
-        state.is_making = due == Due::Make;
-        (due, (due == Due::Later).then(|| calm_at.max(state.quiet_at)))
+        state.is_making = due == PoolAction::Make;
+        (due, (due == PoolAction::Later).then(|| calm_at.max(state.quiet_at)))
     }
 
     /// The last one.
-    async fn remove(&self, tools: &Tools) {
+    async fn remove(&self, context: &RuntimeContext) {
         let warm = {
             let mut state = lock(&self.state);
             let warm = state.ready.pop_back();
@@ -209,26 +210,26 @@ impl Pool {
         };
         let Some(Warm { begun, group }) = warm else { return };
         let remains = Remains { name: begun.name.clone(), group };
-        begun.end(tools).await;
-        self.wipe(tools, remains).await;
+        begun.end(context).await;
+        self.wipe(context, remains).await;
     }
 
-    async fn clear(&self, tools: &Tools) {
+    async fn clear(&self, context: &RuntimeContext) {
         let remains = lock(&self.state).remains.pop();
         if let Some(remains) = remains {
-            self.wipe(tools, remains).await;
+            self.wipe(context, remains).await;
         }
     }
 
     /// What cannot be wiped now is tried again later.
-    async fn wipe(&self, tools: &Tools, remains: Remains) {
-        if let Err(error) = begun::clear(tools, &remains.name, remains.group.as_ref()).await {
+    async fn wipe(&self, context: &RuntimeContext, remains: Remains) {
+        if let Err(error) = launch::clear(context, &remains.name, remains.group.as_ref()).await {
             self.leave(remains, &error);
         }
     }
 
-    async fn make(&self, tools: &Arc<Tools>) {
-        let made = self.begin(tools).await;
+    async fn make(&self, context: &Arc<RuntimeContext>) {
+        let made = self.begin(context).await;
         let mut state = lock(&self.state);
         state.is_making = false;
         let waiter = state.waiter.take();
@@ -246,8 +247,8 @@ impl Pool {
                     tracing::info!(ready = state.ready.len(), "the warm pool is ready");
                 }
                 drop(state);
-                let pool = Arc::downgrade(&tools.pool);
-                tools.tasks.spawn(async move {
+                let pool = Arc::downgrade(&context.pool);
+                context.tasks.spawn(async move {
                     let mut news = news;
                     let _ = news.wait_for(|news| news.broken.is_some()).await;
                     if let Some(pool) = pool.upgrade() {
@@ -263,24 +264,24 @@ impl Pool {
         }
     }
 
-    async fn begin(&self, tools: &Tools) -> Result<Warm> {
-        let name = begun::new_name(tools);
+    async fn begin(&self, context: &RuntimeContext) -> Result<Warm> {
+        let name = launch::new_name(context);
         let limits = &self.usual.limits;
-        let group = begun::make_group(tools, &name, limits)?;
-        let verb = Verb::Run { bundle: &tools.settings.bundle(&name), disk: limits.disk };
+        let group = launch::make_group(context, &name, limits)?;
+        let verb = Verb::Run { bundle: &context.settings.bundle(&name), disk: limits.disk };
         let begun = async {
-            let bundled = begun::make_bundle(tools, &name, &tools.settings.rootfs).await;
+            let bundled = launch::make_bundle(context, &name, &context.settings.rootfs).await;
             bundled.map_err(|error| Error::Failed { what: verb.name(), why: error.to_string() })?;
-            tools.guard.arm(&name, tools.settings.state_file(&name), NONE_YET).await?;
-            let mut begun = Begun::start(tools, &name, verb, group.as_ref()).await?;
+            context.guard.arm(&name, context.settings.state_file(&name), NONE_YET).await?;
+            let mut begun = Begun::start(context, &name, verb, group.as_ref()).await?;
             let greeted = tokio::select! {
                 greeted = begun.channel.greet(SHORT) => greeted,
                 () = self.closing.cancelled() => Err(Error::NotIn("wanted any more")),
             };
-            let found = begun.find_processes(tools).await;
+            let found = begun.find_processes(context).await;
             match greeted.and(found) {
                 Ok(()) => Ok(begun),
-                Err(error) => Err(begun.discard(tools, verb.name(), error).await),
+                Err(error) => Err(begun.discard(context, verb.name(), error).await),
             }
         };
         match begun.await {
@@ -293,13 +294,13 @@ impl Pool {
     }
 
     /// What cannot be removed dies with the process and is wiped at the next start.
-    pub async fn empty(&self, tools: &Tools) {
+    pub async fn empty(&self, context: &RuntimeContext) {
         while !lock(&self.state).ready.is_empty() {
-            self.remove(tools).await;
+            self.remove(context).await;
         }
         let remains = std::mem::take(&mut lock(&self.state).remains);
         for Remains { name, group } in remains {
-            if let Err(error) = begun::clear(tools, &name, group.as_ref()).await {
+            if let Err(error) = launch::clear(context, &name, group.as_ref()).await {
                 tracing::warn!(container = name, %error, "something is left of a warm container");
             }
         }

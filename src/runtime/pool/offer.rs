@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::sync::oneshot;
 
-use super::{Pool, State, Warm, rules::fits};
+use super::{Pool, State, Warm, pool_rules::fits};
 use crate::{
     metrics::Missed,
     runtime::{Start, containers::lock},
@@ -18,7 +18,7 @@ const QUIET: Duration = Duration::from_millis(100);
 
 /// The place of one sandbox, as long as anything of it is here.
 #[derive(Debug)]
-pub struct Seat(Arc<Pool>);
+pub struct PoolSlot(Arc<Pool>);
 
 /// As long as it lives, nothing is made beside it.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub struct Starting(Arc<Pool>);
 
 /// What there is for a start.
 #[derive(Debug)]
-pub enum Offer {
+pub enum WarmOffer {
     Nothing,
     Ready(Box<Warm>),
     Coming(oneshot::Receiver<Warm>),
@@ -34,36 +34,36 @@ pub enum Offer {
 
 impl Pool {
     /// A sandbox starts here. One step, so that what it is offered is not removed to make room for it.
-    pub fn enter(self: &Arc<Self>, first_start: Option<&Start>) -> (Seat, Starting, Offer) {
+    pub fn enter(self: &Arc<Self>, first_start: Option<&Start>) -> (PoolSlot, Starting, WarmOffer) {
         let mut state = lock(&self.state);
         state.here += 1;
         state.starting += 1;
         let offer = match first_start {
             Some(start) if self.wanted > 0 => self.offer(&mut state, start),
-            Some(_) | None => Offer::Nothing,
+            Some(_) | None => WarmOffer::Nothing,
         };
         drop(state);
         self.stirred.notify_one();
-        (Seat(self.clone()), Starting(self.clone()), offer)
+        (PoolSlot(self.clone()), Starting(self.clone()), offer)
     }
 
-    fn offer(&self, state: &mut State, start: &Start) -> Offer {
+    fn offer(&self, state: &mut State, start: &Start) -> WarmOffer {
         if !fits(start, &self.usual) {
             self.metrics.warm_missed(Missed::Unfit);
-            return Offer::Nothing;
+            return WarmOffer::Nothing;
         }
         let sound = state.ready.iter().position(|warm| !warm.begun.channel.is_broken());
         if let Some(warm) = sound.and_then(|at| state.ready.remove(at)) {
             self.show(state);
-            return Offer::Ready(Box::new(warm));
+            return WarmOffer::Ready(Box::new(warm));
         }
         if state.is_making && state.waiter.as_ref().is_none_or(oneshot::Sender::is_closed) {
             let (given, coming) = oneshot::channel();
             state.waiter = Some(given);
-            return Offer::Coming(coming);
+            return WarmOffer::Coming(coming);
         }
         self.metrics.warm_missed(Missed::Empty);
-        Offer::Nothing
+        WarmOffer::Nothing
     }
 
     /// One that was offered became a sandbox's, or failed it.
@@ -76,7 +76,7 @@ impl Pool {
     }
 }
 
-impl Offer {
+impl WarmOffer {
     /// The container, for as long as it is worth waiting for.
     pub async fn warm(self, pool: &Pool) -> Option<Warm> {
         let warm = match self {
@@ -98,7 +98,7 @@ impl Offer {
     }
 }
 
-impl Drop for Seat {
+impl Drop for PoolSlot {
     fn drop(&mut self) {
         lock(&self.0.state).here -= 1;
         self.0.stirred.notify_one();

@@ -12,9 +12,9 @@
 //! token is written before the object is renamed into place: a reader without the lock may then see
 //! old content under a new token, which no compare-and-set accepts unless that very content returns.
 
-pub(super) mod list;
-pub(super) mod tree;
-mod watch;
+pub(super) mod directory_listing;
+pub(super) mod directory_tree;
+mod directory_watch;
 
 use std::{fs::File, io::Read, io::Write, path::Path, path::PathBuf, sync::Arc, time::Duration};
 
@@ -22,11 +22,12 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use tokio::sync::Semaphore;
 
-use self::{tree::Tree, watch::Watch};
+use self::{directory_tree::Tree, directory_watch::Watch};
 use super::{
     files::{self, Wanted},
     store::{
-        Digest, Error, If, Page, Poll, Progress, Result, Store, Urgency, Version, Written, check_key, check_small,
+        Digest, Error, Page, Poll, Precondition, Priority, Progress, Result, Store, Version, Written, check_key,
+        check_small,
     },
 };
 use crate::clock::{Moment, SharedClock};
@@ -146,19 +147,19 @@ impl Store for Directory {
         .await
     }
 
-    async fn put(&self, key: &str, bytes: Bytes, condition: If) -> Result<Written> {
-        self.put_as(key, bytes, condition, Urgency::Commit).await
+    async fn put(&self, key: &str, bytes: Bytes, condition: Precondition) -> Result<Written> {
+        self.put_as(key, bytes, condition, Priority::Commit).await
     }
 
-    async fn put_as(&self, key: &str, bytes: Bytes, condition: If, urgency: Urgency) -> Result<Written> {
+    async fn put_as(&self, key: &str, bytes: Bytes, condition: Precondition, urgency: Priority) -> Result<Written> {
         check_key(key)?;
         check_small(key, bytes.len() as u64)?;
         let (name, deadline) = (key.to_owned(), self.deadline());
         self.call(key, move |tree| {
             let mut draft = tree.draft(&name)?;
             draft.write_all(&bytes).map_err(|error| files::local_error(&name, &error))?;
-            tree::sync(&name, draft.as_file())?;
-            let written = tree.publish(&name, draft, &condition, tree::mark(&bytes), deadline)?;
+            directory_tree::sync(&name, draft.as_file())?;
+            let written = tree.publish(&name, draft, &condition, directory_tree::mark(&bytes), deadline)?;
             if urgency.lasts() {
                 tree.seal(&name)?;
             }
@@ -167,7 +168,7 @@ impl Store for Directory {
         .await
     }
 
-    async fn delete(&self, key: &str, condition: If) -> Result<()> {
+    async fn delete(&self, key: &str, condition: Precondition) -> Result<()> {
         check_key(key)?;
         let (name, deadline) = (key.to_owned(), self.deadline());
         self.call(key, move |tree| tree.remove(&name, &condition, deadline)).await
@@ -176,15 +177,17 @@ impl Store for Directory {
     async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
         let (prefix, after, page) = (prefix.to_owned(), after.map(str::to_owned), self.page);
         let name = prefix.clone();
-        self.call(&name, move |tree| list::page(tree.root(), &prefix, after.as_deref(), page, &|key| tree.look(key)))
-            .await
+        self.call(&name, move |tree| {
+            directory_listing::page(tree.root(), &prefix, after.as_deref(), page, &|key| tree.look(key))
+        })
+        .await
     }
 
     async fn upload(
         &self,
         key: &str,
         file: &Path,
-        condition: If,
+        condition: Precondition,
         digest: &Digest,
         progress: Progress<'_>,
     ) -> Result<Written> {
@@ -196,9 +199,9 @@ impl Store for Directory {
             let mut draft = tree.draft(&name)?;
             digest.verify(&name, &files::copy(&name, &mut source, &mut draft, reporter)?)?;
             reporter.go_on(&name)?;
-            tree::sync(&name, draft.as_file())?;
-            match tree.publish(&name, draft, &condition, tree::mark_of(&digest), clock.now() + patience) {
-                Err(Error::Conflict(_)) if condition == If::Absent => same(tree, &name, &digest, reporter),
+            directory_tree::sync(&name, draft.as_file())?;
+            match tree.publish(&name, draft, &condition, directory_tree::mark_of(&digest), clock.now() + patience) {
+                Err(Error::Conflict(_)) if condition == Precondition::Absent => same(tree, &name, &digest, reporter),
                 published => tree.seal(&name).and(published),
             }
         })
@@ -214,7 +217,13 @@ impl Store for Directory {
         let taken = self.transfer(key, progress, move |tree, reporter| {
             let (draft, digest) = tree.adopt(&name, &path, reporter)?;
             reporter.go_on(&name)?;
-            match tree.publish(&name, draft, &If::Absent, tree::mark_of(&digest), clock.now() + patience) {
+            match tree.publish(
+                &name,
+                draft,
+                &Precondition::Absent,
+                directory_tree::mark_of(&digest),
+                clock.now() + patience,
+            ) {
                 Err(Error::Conflict(_)) => same(tree, &name, &digest, reporter).map(|_| digest),
                 published => published.map(|_| digest),
             }

@@ -5,8 +5,8 @@
 
 mod bucket;
 mod download;
-mod pace;
 mod upload;
+mod write_rate;
 
 use std::{
     path::Path,
@@ -20,12 +20,12 @@ use bytes::Bytes;
 
 pub use baton_gcs::Connection;
 
-use self::pace::Pace;
+use self::write_rate::Pace;
 use super::{
     files::Wanted,
     store::{
-        Digest, Entry, Error, If, Page, Poll, Progress, Result, SMALL, Store, Urgency, Version, Written, check_key,
-        check_small, too_large,
+        Digest, Entry, Error, Page, Poll, Precondition, Priority, Progress, Result, SMALL, Store, Version, Written,
+        check_key, check_small, too_large,
     },
 };
 use crate::clock::{Elapsed, Moment, SharedClock};
@@ -90,7 +90,7 @@ impl Gcs {
     fn heed<T>(&self, key: &str, result: Result<T>) -> Result<T> {
         if let Err(Error::RateLimited(_)) = &result {
             let now = self.clock.now();
-            self.pace.bar(key, now, now + self.clock.jittered(pace::PENALTY));
+            self.pace.bar(key, now, now + self.clock.jittered(write_rate::PENALTY));
         }
         result
     }
@@ -145,7 +145,7 @@ impl Gcs {
         }
     }
 
-    async fn write(&self, key: &str, bytes: Bytes, condition: &If) -> Result<Written> {
+    async fn write(&self, key: &str, bytes: Bytes, condition: &Precondition) -> Result<Written> {
         let (crc32c, wanted) = (crc32c::crc32c(&bytes), wanted_generation(key, condition)?);
         let written_as = self.client(key).await?.write(&self.bucket, key, bytes, crc32c, wanted).await;
         let about = written_as.map_err(|error| self.without_object(key, error))?;
@@ -164,11 +164,11 @@ impl Store for Gcs {
         }
     }
 
-    async fn put(&self, key: &str, bytes: Bytes, condition: If) -> Result<Written> {
-        self.put_as(key, bytes, condition, Urgency::Commit).await
+    async fn put(&self, key: &str, bytes: Bytes, condition: Precondition) -> Result<Written> {
+        self.put_as(key, bytes, condition, Priority::Commit).await
     }
 
-    async fn put_as(&self, key: &str, bytes: Bytes, condition: If, urgency: Urgency) -> Result<Written> {
+    async fn put_as(&self, key: &str, bytes: Bytes, condition: Precondition, urgency: Priority) -> Result<Written> {
         check_key(key)?;
         check_small(key, bytes.len() as u64)?;
         let deadline = self.clock.now() + self.call_timeout;
@@ -188,7 +188,7 @@ impl Store for Gcs {
         self.heed(key, answer.and_then(|answer| answer))
     }
 
-    async fn delete(&self, key: &str, condition: If) -> Result<()> {
+    async fn delete(&self, key: &str, condition: Precondition) -> Result<()> {
         check_key(key)?;
         let work = async {
             let wanted = wanted_generation(key, &condition)?;
@@ -225,7 +225,7 @@ impl Store for Gcs {
         &self,
         key: &str,
         file: &Path,
-        condition: If,
+        condition: Precondition,
         digest: &Digest,
         progress: Progress<'_>,
     ) -> Result<Written> {
@@ -279,11 +279,11 @@ fn generation(key: &str, version: &Version) -> Result<i64> {
 }
 
 /// Generation 0 stands for an object that does not exist.
-fn wanted_generation(key: &str, condition: &If) -> Result<Option<i64>> {
+fn wanted_generation(key: &str, condition: &Precondition) -> Result<Option<i64>> {
     match condition {
-        If::Any => Ok(None),
-        If::Absent => Ok(Some(0)),
-        If::Is(version) => generation(key, version).map(Some),
+        Precondition::Any => Ok(None),
+        Precondition::Absent => Ok(Some(0)),
+        Precondition::Is(version) => generation(key, version).map(Some),
     }
 }
 

@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use super::{Gcs, named, wanted_generation, written};
 use crate::storage::{
     files::{Sum, local_error},
-    store::{Digest, Error, If, Progress, Result, Written},
+    store::{Digest, Error, Precondition, Progress, Result, Written},
 };
 
 /// Read at once, off the event loop.
@@ -29,11 +29,11 @@ impl Gcs {
         &self,
         key: &str,
         file: &Path,
-        condition: &If,
+        condition: &Precondition,
         digest: &Digest,
         progress: Progress<'_>,
     ) -> Result<Written> {
-        let (moved, mut news) = watch::channel(News::default());
+        let (moved, mut news) = watch::channel(UploadProgress::default());
         let source = Source::open(key, file, digest.clone(), moved).await?;
         let client = self.bounded(key, self.client(key)).await?;
         let (sha256, crc32c) = (digest.sha256.clone(), digest.crc32c);
@@ -44,7 +44,7 @@ impl Gcs {
                 biased;
                 answer = &mut sending => break answer,
                 changed = news.changed() => {
-                    let News { done, wrong } = news.borrow_and_update().clone();
+                    let UploadProgress { done, wrong } = news.borrow_and_update().clone();
                     if let Some(why) = wrong {
                         return Err(Error::Damaged { key: key.to_owned(), why });
                     }
@@ -76,7 +76,7 @@ impl Gcs {
             }
             Err(error) => {
                 let error = named(key, error);
-                if matches!(error, Error::Conflict(_)) && *condition == If::Absent {
+                if matches!(error, Error::Conflict(_)) && *condition == Precondition::Absent {
                     return self.settle(key, digest).await;
                 }
                 Err(error)
@@ -100,7 +100,7 @@ impl Gcs {
 
 /// What the source tells while the library pulls at it.
 #[derive(Clone, Debug, Default)]
-struct News {
+struct UploadProgress {
     done: u64,
     /// The file is not what it should be.
     wrong: Option<String>,
@@ -110,11 +110,11 @@ struct Source {
     digest: Digest,
     position: u64,
     read: Arc<Mutex<Reading>>,
-    news: watch::Sender<News>,
+    news: watch::Sender<UploadProgress>,
 }
 
 impl Source {
-    async fn open(key: &str, file: &Path, digest: Digest, news: watch::Sender<News>) -> Result<Self> {
+    async fn open(key: &str, file: &Path, digest: Digest, news: watch::Sender<UploadProgress>) -> Result<Self> {
         let (name, path) = (key.to_owned(), file.to_owned());
         let opened = tokio::task::spawn_blocking(move || {
             let failed = |error: io::Error| local_error(&name, &error);

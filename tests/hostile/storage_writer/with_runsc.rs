@@ -3,9 +3,9 @@
 use serde_json::json;
 
 use crate::real::{
-    place::eventually,
+    fixture::eventually,
     servers::{Machine, Server},
-    wire::{Dialect, Key, Socket},
+    socket::{Dialect, Key, Socket},
 };
 
 const KEY: [(&str, &str); 1] = [("BATON_HMAC_KEY", "a-key-of-the-tests-with-32-bytes-or-more")];

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::{place::eventually, servers::Machine};
+use crate::{fixture::eventually, servers::Machine};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_checkpoint_ends_the_session_and_another_instance_restores_all_of_it() {

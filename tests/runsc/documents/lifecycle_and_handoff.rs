@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::*;
-use crate::{place::clock, servers::Machine};
+use crate::{fixture::clock, servers::Machine};
 
 /// Nothing is sent before RUNNING: the defaults count, without the wait for a config.
 #[tokio::test(flavor = "multi_thread")]

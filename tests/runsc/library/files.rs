@@ -106,7 +106,7 @@ pub async fn files_are_exact_over_cuts() {
     let Scene { stage, proxy, sandbox } = &mut scene;
     let cutting = async {
         for _ in 0..count {
-            crate::place::clock().sleep(Duration::from_millis(150)).await;
+            crate::fixture::clock().sleep(Duration::from_millis(150)).await;
             stage.weather(proxy, json!({"cut": true})).await;
         }
     };

@@ -104,9 +104,9 @@ macro_rules! scenarios {
 
         $(#[tokio::test(flavor = "multi_thread")]
         async fn $name() {
-            let permit = crate::place::permit().await;
+            let permit = crate::fixture::permit().await;
             let longest = Duration::from_secs(if crate::servers::is_proof() { 1800 } else { 180 });
-            crate::place::clock().timeout(longest, $room::$name()).await.expect("it hangs");
+            crate::fixture::clock().timeout(longest, $room::$name()).await.expect("it hangs");
             drop(permit);
         })*
     };

@@ -8,7 +8,7 @@ use tokio::{
     process::{Child, ChildStdin, ChildStdout, Command},
 };
 
-use crate::{place::piece, servers::is_proof};
+use crate::{fixture::piece, servers::is_proof};
 
 fn suite(name: &str) -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/suite").join(name)

@@ -4,7 +4,7 @@ use super::*;
 use crate::{
     handoff::{movable, ticking},
     servers::Machine,
-    wire::{Dialect, Socket},
+    socket::{Dialect, Socket},
 };
 use rustix::process::Signal;
 

@@ -12,9 +12,9 @@ use rustix::{
 use super::Agent;
 use crate::{
     exec::{Exec, Sweep},
+    oom::{self, Ended},
     outbox::Piece,
     poll::Source,
-    relief::{self, Ended},
     tree,
 };
 
@@ -158,8 +158,8 @@ impl Agent {
 
     /// The sandbox is over a limit: ends what takes most, and tells those whose it was.
     pub(super) fn relieve(&mut self, asked: &Relieve) {
-        let processes = if asked.used == 0 { None } else { relief::look() };
-        let ended = processes.as_ref().map_or_else(relief::end_all, |found| relief::relieve(found, asked.used));
+        let processes = if asked.used == 0 { None } else { oom::look() };
+        let ended = processes.as_ref().map_or_else(oom::end_all, |found| oom::relieve(found, asked.used));
         let processes: Vec<_> = processes.into_iter().flatten().map(|(process, _)| process).collect();
         let (numbers, text) = match ended {
             Ended::One { pid, name } => {

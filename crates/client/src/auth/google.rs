@@ -7,7 +7,7 @@ use google_cloud_auth::credentials::idtoken;
 use serde_json::Value;
 use tokio::sync::Mutex;
 
-use crate::{Error, seam};
+use crate::{Error, clock};
 
 /// A token is renewed so long before its end.
 const EARLY: Duration = Duration::from_secs(300);
@@ -25,9 +25,9 @@ struct Kept {
 impl Tokens {
     pub(super) async fn token(&self, audience: &str) -> Result<String, Error> {
         let mut all = self.0.lock().await;
-        let kept = all.get(audience).filter(|kept| seam::wall() < kept.end);
+        let kept = all.get(audience).filter(|kept| clock::wall() < kept.end);
         if let Some(kept) = kept
-            && seam::wall() + EARLY < kept.end
+            && clock::wall() + EARLY < kept.end
         {
             return Ok(kept.token.clone());
         }

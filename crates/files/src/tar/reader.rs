@@ -22,7 +22,7 @@ pub struct Reader<R> {
 
 /// What the headers before a member say about it.
 #[derive(Debug, Default)]
-struct Said {
+struct MemberHeaders {
     name: Option<Vec<u8>>,
     link: Option<Vec<u8>>,
     size: Option<u64>,
@@ -37,7 +37,7 @@ impl<R: Read> Reader<R> {
 
     /// The next member; `None` at the archive's end. What was not read of the last one is passed over.
     pub fn next_member(&mut self) -> io::Result<Option<Member>> {
-        let mut said = Said::default();
+        let mut said = MemberHeaders::default();
         loop {
             self.pass_over()?;
             let Some(block) = self.block()? else { return Ok(None) };
@@ -58,7 +58,7 @@ impl<R: Read> Reader<R> {
         }
     }
 
-    fn complete(&mut self, mut member: Member, said: Said) -> io::Result<Member> {
+    fn complete(&mut self, mut member: Member, said: MemberHeaders) -> io::Result<Member> {
         if let Some(size) = said.size.filter(|_| matches!(member.kind, Kind::File | Kind::Other)) {
             (self.left, self.padding) = (size, padding(size));
             member.size = if member.kind == Kind::File { size } else { 0 };
@@ -139,7 +139,7 @@ impl<R: Read> Read for Reader<R> {
     }
 }
 
-impl Said {
+impl MemberHeaders {
     fn read(&mut self, bytes: &[u8]) -> io::Result<()> {
         for (key, value) in pax::records(bytes).map_err(damaged)? {
             match key {

@@ -5,17 +5,17 @@ use std::{sync::Arc, time::Duration};
 use baton::{
     clock::{SharedClock, TestClock},
     reconciler::{
-        desired::{Drain, Wish, desired},
-        plan::{Action, Desired, Observed, Saved, Standing, plan},
+        desired::{Drain, Inputs, desired},
+        plan::{Action, Desired, LockState, Observed, Saved, plan},
         precedence::Verdict,
     },
     runtime::Container,
     storage::{
         layout::Object,
+        lease::rules::{InitialLease, Times},
         memory::Memory,
         records::{self, Durable, Records},
-        rules::{InitialLease, Times},
-        store::{If, Poll, Store},
+        store::{Poll, Precondition, Store},
     },
 };
 use baton_protocol::{
@@ -25,9 +25,9 @@ use baton_protocol::{
 use serde_json::Value;
 
 /// SplitMix64.
-struct Dice(u64);
+struct Rng(u64);
 
-impl Dice {
+impl Rng {
     fn below(&mut self, end: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut word = self.0;
@@ -52,14 +52,14 @@ fn cases() -> u64 {
 const SPECS: [DesiredState; 4] =
     [DesiredState::Running, DesiredState::Checkpointed, DesiredState::HandedOff, DesiredState::Deleted];
 
-fn draw(dice: &mut Dice) -> (Wish, Observed) {
-    let standing = dice.pick(&Standing::ALL);
+fn draw(dice: &mut Rng) -> (Inputs, Observed) {
+    let standing = dice.pick(&LockState::ALL);
     let saved = dice.pick(&Saved::ALL);
     let (persistent, refused, waiting) = (dice.falls(), dice.falls(), dice.falls());
-    let wish = Wish {
+    let wish = Inputs {
         spec: dice.pick(&SPECS),
         purging: dice.below(4) == 0,
-        held: matches!(standing, Standing::Ours | Standing::Late),
+        held: matches!(standing, LockState::Ours | LockState::Late),
         verdict: dice.pick(&Verdict::ALL),
         movable: dice.falls(),
         persistent,
@@ -94,21 +94,21 @@ mod proof {
 
     #[test]
     fn whatever_is_wished_and_seen_nothing_is_done_without_right_or_reason() {
-        let mut dice = Dice(7);
+        let mut dice = Rng(7);
         for case in 0..cases() {
             let (wish, seen) = draw(&mut dice);
             let (wanted, _) = desired(&wish);
-            let ours = seen.standing == Standing::Ours;
-            let unsure = matches!(seen.standing, Standing::Unknown | Standing::Missing | Standing::Late);
+            let ours = seen.standing == LockState::Ours;
+            let unsure = matches!(seen.standing, LockState::Unknown | LockState::Missing | LockState::Late);
             let deleted = wish.spec == DesiredState::Deleted || wish.purging;
             let holds = match plan(wanted, &seen) {
                 Action::Create | Action::Restore => ours && wanted == Desired::Running && wish.drain == Drain::No,
                 Action::Resume | Action::Save | Action::Checkpoint | Action::Snapshot | Action::Release => ours,
                 Action::Purge => ours && (deleted || saved_nothing(&wish)),
                 Action::Remove => !unsure,
-                Action::Acquire => seen.standing == Standing::Free && (deleted || wish.asked_here),
+                Action::Acquire => seen.standing == LockState::Free && (deleted || wish.asked_here),
                 Action::Wait => wish.movable && wish.asked_here && wish.placed_here && !seen.refused,
-                Action::Renew => seen.standing == Standing::Late,
+                Action::Renew => seen.standing == LockState::Late,
                 Action::Fence => unsure,
                 Action::Refuse => !seen.refused && wanted == Desired::Running,
                 Action::Withdraw => seen.registered,
@@ -128,7 +128,7 @@ mod proof {
 }
 
 /// Only an end with nothing stored, or one that nobody else could ever take, purges what nobody deleted.
-fn saved_nothing(wish: &Wish) -> bool {
+fn saved_nothing(wish: &Inputs) -> bool {
     wish.saved != Saved::Checkpoint && (wish.idle || !wish.persistent)
 }
 
@@ -138,7 +138,7 @@ async fn merge() {
     let durable = Durable { locks: store.clone(), metadata: store.clone(), lock_bucket: None };
     let records =
         Records::new(clock.clone(), Arc::new(Memory::new(clock.clone())), Some(durable), true, Times::DEFAULT);
-    let mut dice = Dice(11);
+    let mut dice = Rng(11);
     let mut made = None;
     for case in 0..cases() {
         // Now and then another sandbox, so that records stay small.
@@ -173,7 +173,7 @@ async fn merge() {
                 let key = format!("x{}", dice.below(3));
                 expected.spec.unknown.insert(key, Value::from(case));
                 let bytes = serde_json::to_vec(&expected).unwrap();
-                store.put(&Object::Metadata(&id).key(), bytes.into(), If::Any).await.unwrap();
+                store.put(&Object::Metadata(&id).key(), bytes.into(), Precondition::Any).await.unwrap();
             }
         }
         let Poll::Changed(bytes, _) = store.poll(&Object::Metadata(&id).key(), None).await.unwrap() else {

@@ -9,7 +9,7 @@ use std::{
 
 use baton::{
     clock::Moment,
-    storage::rules::{self, Held, Identity, LetGo, Sight, Stand, Times},
+    storage::lease::rules::{self, Held, Identity, LeaseState, LeaseWatch, LetGo, Times},
 };
 use baton_protocol::{
     id::{CheckpointId, InstanceId, Nonce, SandboxId},
@@ -77,7 +77,7 @@ const STRANGER: u8 = 250;
 
 thread_local! {
     static WRITES: Memory<(Small, Write), Small> = RefCell::default();
-    static STANDS: Memory<View, (Stand, Option<Claim>)> = RefCell::default();
+    static STANDS: Memory<View, (LeaseState, Option<Claim>)> = RefCell::default();
     static PROOFS: Memory<Question, Option<(u8, u8)>> = RefCell::default();
     static ENDS: Memory<(Small, u8, u8), LetGo> = RefCell::default();
 }
@@ -149,7 +149,7 @@ pub fn written(lock: Small, write: Write) -> Small {
 }
 
 /// How an instance stands to a lock, and what another claims that it sees wait for it.
-pub fn stand(view: View) -> (Stand, Option<Claim>) {
+pub fn stand(view: View) -> (LeaseState, Option<Claim>) {
     STANDS.with(|map| {
         remembered(map, view, |view| {
             let times = view.ticks.times();
@@ -199,7 +199,7 @@ pub fn let_go(lock: Small, epoch: u8, me: u8) -> LetGo {
     })
 }
 
-/// For how long lease and waiter have been seen, after another look at the lock: as [`Sight::saw`] counts.
+/// For how long lease and waiter have been seen, after another look at the lock: as [`LeaseWatch::saw`] counts.
 pub fn seen(last: Option<(Small, u8)>, lock: Small, (lease_for, waiter_for): (u8, u8)) -> (u8, u8) {
     let Some((before, passed)) = last else { return (0, 0) };
     let lease = |lock: Small| (lock.owner > 0).then_some((lock.epoch, lock.op));
@@ -211,8 +211,8 @@ pub fn seen(last: Option<(Small, u8)>, lock: Small, (lease_for, waiter_for): (u8
 }
 
 /// A sight that has seen this lease and this waiter for so long, by looking as often as it takes.
-fn sight(lock: &Lock, lease_for: u8, waiter_for: u8) -> Sight {
-    let mut sight = Sight::default();
+fn sight(lock: &Lock, lease_for: u8, waiter_for: u8) -> LeaseWatch {
+    let mut sight = LeaseWatch::default();
     let mut before = lock.clone();
     if lease_for > waiter_for {
         before.waiter = Some(Waiter {
@@ -382,7 +382,7 @@ mod tests {
             (word >> 33) % end
         };
         for _ in 0..2_000 {
-            let (mut real, mut now) = (Sight::default(), NOW);
+            let (mut real, mut now) = (LeaseWatch::default(), NOW);
             let (mut last, mut counts) = (None::<(Small, u64)>, (0, 0));
             for _ in 0..12 {
                 now += below(4);

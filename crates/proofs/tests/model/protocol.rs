@@ -3,12 +3,12 @@
 
 use baton::{
     reconciler::{
-        desired::{Drain, Wish, desired},
-        plan::{Action, Desired, Observed, Saved, Standing, plan},
+        desired::{Drain, Inputs, desired},
+        plan::{Action, Desired, LockState, Observed, Saved, plan},
         precedence::{Client, verdict},
     },
     runtime::Container,
-    storage::rules::Stand,
+    storage::lease::rules::LeaseState,
 };
 use baton_protocol::{lock::Claim, metadata::DesiredState};
 use stateright::{Model, Property};
@@ -73,7 +73,7 @@ impl Protocol {
         self.mistake.map_or(self.bounds.ticks, |mistake| mistake.ticks(self.bounds.ticks))
     }
 
-    fn stand(&self, instance: &Instance) -> Option<(Stand, Option<Claim>)> {
+    fn stand(&self, instance: &Instance) -> Option<(LeaseState, Option<Claim>)> {
         let view = View {
             lock: instance.known?,
             me: instance.name,
@@ -86,22 +86,22 @@ impl Protocol {
         Some(lock::stand(self.mistake.map_or(view, |mistake| mistake.view(view))))
     }
 
-    pub(super) fn standing(&self, instance: &Instance) -> Standing {
+    pub(super) fn standing(&self, instance: &Instance) -> LockState {
         let stand = self.stand(instance).map(|(stand, _)| stand);
         match stand {
             _ if instance.is_missing => {
                 if self.makes(Mistake::MissingIsFree) {
-                    Standing::Free
+                    LockState::Free
                 } else {
-                    Standing::Missing
+                    LockState::Missing
                 }
             }
-            Some(Stand::Ours) => Standing::Ours,
-            Some(Stand::Late) => Standing::Late,
-            _ if instance.unsettled => Standing::Unknown,
-            None => Standing::Unknown,
-            Some(Stand::Free) => Standing::Free,
-            Some(Stand::Theirs | Stand::Purged) => Standing::Theirs,
+            Some(LeaseState::Ours) => LockState::Ours,
+            Some(LeaseState::Late) => LockState::Late,
+            _ if instance.unsettled => LockState::Unknown,
+            None => LockState::Unknown,
+            Some(LeaseState::Free) => LockState::Free,
+            Some(LeaseState::Theirs | LeaseState::Purged) => LockState::Theirs,
         }
     }
 
@@ -109,7 +109,7 @@ impl Protocol {
     pub(super) fn planned(&self, instance: &Instance, owed_checkpoint: bool) -> (Desired, Action) {
         let standing = self.standing(instance);
         let lock = instance.known.unwrap_or_default();
-        let held = matches!(standing, Standing::Ours | Standing::Late);
+        let held = matches!(standing, LockState::Ours | LockState::Late);
         let ran = if held { instance.ran || instance.before_ran } else { lock.ran };
         let saved = match (lock.head, ran) {
             (1.., _) => Saved::Checkpoint,
@@ -127,7 +127,7 @@ impl Protocol {
         let refused = instance.refused || is_declined;
         // Whether its client is alive is nobody's to foresee: if it is, the waiter is declined at some step.
         let waiter = self.stand(instance).and_then(|(_, waiter)| waiter);
-        let wish = Wish {
+        let wish = Inputs {
             spec,
             purging: lock.purging && !self.makes(Mistake::PurgeIsOpen),
             held,
@@ -267,7 +267,7 @@ impl Protocol {
             None => {}
         }
         let standing = self.standing(instance);
-        if standing == Standing::Ours
+        if standing == LockState::Ours
             && !instance.released
             && !instance.unsettled
             && (instance.left < self.ticks().hold || instance.in_doubt)
@@ -275,7 +275,7 @@ impl Protocol {
             writes(Act::Renew, acts);
         }
         let is_asked = instance.known.is_some_and(|lock| lock.asks && !lock.declined && lock.waiter != instance.name);
-        let in_use = standing == Standing::Ours && instance.container == Container::Running && !instance.released;
+        let in_use = standing == LockState::Ours && instance.container == Container::Running && !instance.released;
         if is_asked && in_use && !instance.unsettled && instance.stage == Stage::Planning && instance.want == Want::Run
         {
             writes(Act::Decline, acts);

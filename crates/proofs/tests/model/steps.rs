@@ -1,9 +1,9 @@
 //! What an instance does: it looks, sends writes, starts and lets go, as the code does and by the code's own rules.
 
 use baton::{
-    reconciler::plan::{Action, Desired, Standing},
+    reconciler::plan::{Action, Desired, LockState},
     runtime::Container,
-    storage::rules::LetGo,
+    storage::lease::rules::LetGo,
 };
 
 use crate::{
@@ -254,7 +254,7 @@ impl Protocol {
                     Action::Refuse => instance.refused = true,
                     Action::Fence => instance.container = Container::Fenced,
                     Action::Remove => {
-                        let ours = self.standing(instance) == Standing::Ours;
+                        let ours = self.standing(instance) == LockState::Ours;
                         let instance = &mut state.instances[at];
                         (instance.container, instance.excused) = (Container::Absent, false);
                         instance.ran &= ours;

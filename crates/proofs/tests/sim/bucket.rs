@@ -14,7 +14,7 @@ use std::{
 use async_trait::async_trait;
 use baton::storage::{
     layout,
-    store::{Digest, Entry, Error, If, Page, Poll, Progress, Result, Store, Version, Written},
+    store::{Digest, Entry, Error, Page, Poll, Precondition, Progress, Result, Store, Version, Written},
 };
 use baton_protocol::id::{CheckpointId, SandboxId};
 use bytes::Bytes;
@@ -23,11 +23,11 @@ use tokio_util::task::TaskTracker;
 
 use crate::{
     clock::SetBack,
-    dice::Dice,
     kinds::Kind,
     life::Life,
     mistakes::{Mistake, frees, op_of, with_head},
     oracle::Oracle,
+    rng::Rng,
     runtime::Runtime,
     time::{Instant, sleep},
 };
@@ -63,10 +63,10 @@ impl Bucket {
 
     /// As an operator writes: whatever is there.
     pub fn overwrite(&self, key: &str, bytes: Bytes) {
-        self.put(key, bytes, &If::Any, "operator").unwrap();
+        self.put(key, bytes, &Precondition::Any, "operator").unwrap();
     }
 
-    pub fn delete(&self, key: &str, condition: &If, who: &str) -> Result<()> {
+    pub fn delete(&self, key: &str, condition: &Precondition, who: &str) -> Result<()> {
         let mut objects = self.objects.lock().unwrap();
         let Some(object) = objects.get(key) else { return Err(Error::NotFound(key.to_owned())) };
         if !condition.holds(Some(&version(object.version))) {
@@ -78,7 +78,7 @@ impl Bucket {
         Ok(())
     }
 
-    fn put(&self, key: &str, bytes: Bytes, condition: &If, who: &str) -> Result<Written> {
+    fn put(&self, key: &str, bytes: Bytes, condition: &Precondition, who: &str) -> Result<Written> {
         let mut objects = self.objects.lock().unwrap();
         let there = objects.get(key).cloned();
         if !condition.holds(there.as_ref().map(|object| version(object.version)).as_ref()) {
@@ -125,7 +125,7 @@ pub struct Way {
     pub life: Arc<Life>,
     /// The instance, as the oracle knows it.
     pub name: String,
-    pub dice: Dice,
+    pub dice: Rng,
     pub runtime: Arc<Runtime>,
     pub mistake: Option<Mistake>,
     /// Of the process's clock, by mistake.
@@ -281,9 +281,9 @@ impl Store for Way {
         Ok(Poll::Changed(bytes, version(object.version)))
     }
 
-    async fn put(&self, key: &str, bytes: Bytes, condition: If) -> Result<Written> {
+    async fn put(&self, key: &str, bytes: Bytes, condition: Precondition) -> Result<Written> {
         let (name, at, mistake) = (self.name.clone(), key.to_owned(), self.mistake);
-        let condition = if mistake == Some(Mistake::NoConditions) { If::Any } else { condition };
+        let condition = if mistake == Some(Mistake::NoConditions) { Precondition::Any } else { condition };
         let bytes = mistake.map_or_else(|| bytes.clone(), |mistake| mistake.write(key, &bytes, &self.bucket));
         let freed = if mistake == Some(Mistake::RunsAfterRelease) { frees(key, &bytes) } else { None };
         if let Some(set_back) = &self.set_back
@@ -298,7 +298,7 @@ impl Store for Way {
                 && matches!(written, Err(Error::Conflict(_)))
                 && let Some(lock) = bucket.get(&at).and_then(|there| with_head(&there, &bytes))
             {
-                let _ = bucket.put(&at, lock, &If::Any, &name);
+                let _ = bucket.put(&at, lock, &Precondition::Any, &name);
             }
             written
         });
@@ -310,7 +310,7 @@ impl Store for Way {
         sent
     }
 
-    async fn delete(&self, key: &str, condition: If) -> Result<()> {
+    async fn delete(&self, key: &str, condition: Precondition) -> Result<()> {
         let (name, at) = (self.name.clone(), key.to_owned());
         self.send(key, move |bucket| bucket.delete(&at, &condition, &name)).await
     }
@@ -331,7 +331,14 @@ impl Store for Way {
         .await
     }
 
-    async fn upload(&self, key: &str, file: &Path, condition: If, digest: &Digest, _: Progress<'_>) -> Result<Written> {
+    async fn upload(
+        &self,
+        key: &str,
+        file: &Path,
+        condition: Precondition,
+        digest: &Digest,
+        _: Progress<'_>,
+    ) -> Result<Written> {
         let bytes =
             std::fs::read(file).map_err(|error| Error::Other { key: key.to_owned(), why: error.to_string() })?;
         digest.verify(key, &Digest::of(&bytes))?;

@@ -2,7 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use baton::storage::{board::Passing, layout::Object, records};
+use baton::{
+    bus::LifecycleEvent,
+    storage::{layout::Object, records},
+};
 use baton_protocol::{
     id::SandboxId,
     lock::Claim,
@@ -10,12 +13,13 @@ use baton_protocol::{
 };
 
 use crate::{
-    dice::Dice,
-    fleeting, plain,
+    ephemeral,
+    faults::MACHINES,
+    plain,
     process::Process,
+    rng::Rng,
     session::{self, Reader},
     time::{Instant, sleep, timeout},
-    weather::MACHINES,
     words::short,
     world::World,
 };
@@ -61,7 +65,7 @@ impl Answer {
 }
 
 /// Comes and goes until it is ended.
-pub async fn live(world: Arc<World>, id: SandboxId, name: String, dice: Dice) {
+pub async fn live(world: Arc<World>, id: SandboxId, name: String, dice: Rng) {
     let mut reader = Reader::new(name);
     loop {
         sleep(dice.seconds(0, 45)).await;
@@ -97,7 +101,7 @@ async fn begin(process: &Process, id: &SandboxId) -> Result<(), Answer> {
     };
     match process.tools.records.edit(id, &change).await {
         Ok(Some(spec)) if spec.desired_state != DesiredState::Deleted => {
-            process.tools.board.nudge(id);
+            process.tools.bus.nudge(id);
             Ok(())
         }
         Ok(_) => Err(Answer::NotFound),
@@ -105,22 +109,22 @@ async fn begin(process: &Process, id: &SandboxId) -> Result<(), Answer> {
     }
 }
 
-fn answer(passing: &Passing) -> Option<Answer> {
+fn answer(passing: &LifecycleEvent) -> Option<Answer> {
     match passing {
-        Passing::Running { .. } => Some(Answer::Running),
-        Passing::Failed { reason, .. } => Some(Answer::Failed(reason.to_string())),
-        Passing::Left { .. } => Some(Answer::Left),
-        Passing::LeaseLost { .. } => Some(Answer::LeaseLost),
-        Passing::Acquiring
-        | Passing::Acquired
-        | Passing::ReleaseRequested { .. }
-        | Passing::Probe { .. }
-        | Passing::Checkpointing { .. }
-        | Passing::CheckpointFailed { .. }
-        | Passing::Fenced { .. }
-        | Passing::Unfenced
-        | Passing::Answered
-        | Passing::Progress { .. } => None,
+        LifecycleEvent::Running { .. } => Some(Answer::Running),
+        LifecycleEvent::Failed { reason, .. } => Some(Answer::Failed(reason.to_string())),
+        LifecycleEvent::Left { .. } => Some(Answer::Left),
+        LifecycleEvent::LeaseLost { .. } => Some(Answer::LeaseLost),
+        LifecycleEvent::Acquiring
+        | LifecycleEvent::Acquired
+        | LifecycleEvent::ReleaseRequested { .. }
+        | LifecycleEvent::Probe { .. }
+        | LifecycleEvent::Checkpointing { .. }
+        | LifecycleEvent::CheckpointFailed { .. }
+        | LifecycleEvent::Fenced { .. }
+        | LifecycleEvent::Unfenced
+        | LifecycleEvent::Answered
+        | LifecycleEvent::Progress { .. } => None,
     }
 }
 
@@ -137,14 +141,14 @@ pub async fn ask_at_the_end(world: &Arc<World>) {
     });
     let asking = asking.collect::<Vec<_>>();
     let fleeting = world.ground.fleeting.iter();
-    let fleeting = fleeting.map(|id| fleeting::ask_at_the_end(world.clone(), id.clone(), anywhere()));
+    let fleeting = fleeting.map(|id| ephemeral::ask_at_the_end(world.clone(), id.clone(), anywhere()));
     let fleeting = fleeting.collect::<Vec<_>>();
     futures::future::join(futures::future::join_all(asking), futures::future::join_all(fleeting)).await;
 }
 
 async fn ask_one(world: Arc<World>, process: Arc<Process>, id: SandboxId, end: Instant) {
     let oracle = &world.ground.oracle;
-    let board = &process.tools.board;
+    let bus = &process.tools.bus;
     let lock = oracle.lock(&id);
     let found = world.ground.bucket.get(&Object::Metadata(&id).key());
     let spec = found.and_then(|bytes| records::parse(&id, &bytes).ok()).map(|metadata| metadata.spec);
@@ -152,7 +156,7 @@ async fn ask_one(world: Arc<World>, process: Arc<Process>, id: SandboxId, end: I
     // With little room the newcomer might find none.
     let is_of_the_documents =
         world.ground.room.is_none() && movable && spec.is_some_and(|spec| spec.plain_words() == PlainWords::Documents);
-    let (attached, mut follower) = (board.attach(&id), board.follow(&id));
+    let (attached, mut follower) = (bus.attach(&id), bus.follow(&id));
     let got = timeout(end - Instant::now(), async {
         if let Err(refusal) = begin(&process, &id).await {
             return refusal;
@@ -184,7 +188,7 @@ async fn ask_one(world: Arc<World>, process: Arc<Process>, id: SandboxId, end: I
         drop(attached);
         for at in 0..MACHINES {
             if let Some(process) = world.process(at) {
-                process.tools.board.nudge(&id);
+                process.tools.bus.nudge(&id);
             }
         }
     }
@@ -203,7 +207,7 @@ async fn ask_one(world: Arc<World>, process: Arc<Process>, id: SandboxId, end: I
         }
     }
     while Instant::now() < end {
-        board.touch(&id);
+        bus.touch(&id);
         sleep((end - Instant::now()).min(Duration::from_secs(5))).await;
     }
     while got == Answer::NotFound && world.is_to_be_purged(&id) && Instant::now() < end + WATCHED_FOR {

@@ -12,7 +12,7 @@ use baton_protocol::id::Nonce;
 use tokio::sync::Notify;
 
 use crate::{
-    dice::Dice,
+    rng::Rng,
     time::{Instant, nanos, sleep},
 };
 
@@ -171,7 +171,7 @@ impl SetBack {
 pub struct View {
     pub machine: Arc<Machine>,
     pub is_guard: bool,
-    pub dice: Dice,
+    pub dice: Rng,
     /// Nonces that count up instead of being drawn: one of the mistakes.
     pub counter: Option<Mutex<u64>>,
     /// Another one of them.

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use baton::api::{intent, token};
 use baton_protocol::id::SandboxId;
 
-use crate::{client, dice::Dice, kinds::Kind, session::TOKEN, weather::MACHINES, words::short, world::World};
+use crate::{client, faults::MACHINES, kinds::Kind, rng::Rng, session::TOKEN, words::short, world::World};
 
 /// Makes the copy `id` of `source`, if there is something to copy, and comes to it like any other client.
-pub async fn live(world: Arc<World>, source: SandboxId, id: SandboxId, dice: Dice) {
+pub async fn live(world: Arc<World>, source: SandboxId, id: SandboxId, dice: Rng) {
     let oracle = &world.ground.oracle;
     let at = dice.below(MACHINES as u64) as usize;
     let Some(process) = world.process(at).filter(|process| process.is_up()) else { return };

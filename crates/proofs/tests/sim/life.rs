@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use tokio_util::sync::CancellationToken;
 
-use crate::{clock::Machine, dice::Dice, kinds::Kind, oracle::Oracle, weather::Weather};
+use crate::{clock::Machine, faults::Weather, kinds::Kind, oracle::Oracle, rng::Rng};
 
 #[derive(Debug)]
 pub struct Life {
@@ -24,7 +24,7 @@ impl Life {
     }
 
     /// Whether a fault of this kind strikes now.
-    pub fn strikes(&self, kind: Kind, dice: &Dice) -> bool {
+    pub fn strikes(&self, kind: Kind, dice: &Rng) -> bool {
         let strikes = self.weather.strikes(kind, self.at, dice);
         if strikes {
             self.oracle.disturbed(self.at);

@@ -6,8 +6,8 @@
 mod bucket;
 mod client;
 mod clock;
-mod dice;
-mod fleeting;
+mod ephemeral;
+mod faults;
 mod fork;
 mod kinds;
 mod life;
@@ -16,11 +16,11 @@ mod operator;
 mod oracle;
 mod plain;
 mod process;
+mod rng;
 mod runtime;
 mod session;
 mod socket;
 mod time;
-mod weather;
 mod words;
 mod world;
 
@@ -35,11 +35,11 @@ use std::{
     time::Instant,
 };
 
+use self::faults::Weather;
 use kinds::Tally;
 use mistakes::{MISTAKES, Mistake};
 use oracle::Verdict;
 use rustix::time::{ClockId, clock_gettime};
-use weather::Weather;
 
 /// So many seeds unless more are asked for; `make test` runs 2,000, `make proof` 20,000, both optimised.
 const QUICK: u64 = 200;

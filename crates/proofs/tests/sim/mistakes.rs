@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use baton::storage::{layout, records, rules::Times};
+use baton::storage::{layout, lease::rules::Times, records};
 use baton_protocol::{
     id::{Nonce, SandboxId},
     lock::{Claim, Lock},
@@ -10,7 +10,7 @@ use baton_protocol::{
 };
 use bytes::Bytes;
 
-use crate::{bucket::Bucket, dice::Dice};
+use crate::{bucket::Bucket, rng::Rng};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mistake {
@@ -144,7 +144,7 @@ impl Mistake {
     }
 
     /// What a read of the lock shows under this mistake.
-    pub fn read(self, key: &str, bytes: &Bytes, before: Option<&Bytes>, name: &str, dice: &Dice) -> Bytes {
+    pub fn read(self, key: &str, bytes: &Bytes, before: Option<&Bytes>, name: &str, dice: &Rng) -> Bytes {
         if !key.ends_with("lock.json") {
             return bytes.clone();
         }

@@ -2,7 +2,7 @@
 
 use std::{collections::btree_map::Entry, time::Duration};
 
-use baton::storage::{layout::Object, records, store::If};
+use baton::storage::{layout::Object, records, store::Precondition};
 use baton_protocol::{
     id::SandboxId,
     metadata::{DesiredState, Spec},
@@ -10,8 +10,8 @@ use baton_protocol::{
 use bytes::Bytes;
 
 use crate::{
+    faults::{Event, MACHINES},
     kinds::Kind,
-    weather::{Event, MACHINES},
     world::World,
 };
 
@@ -52,10 +52,10 @@ impl World {
                 Some(Kind::Garbage)
             }
             Event::MetadataGone => {
-                let gone = bucket.delete(&metadata, &If::Any, "operator");
+                let gone = bucket.delete(&metadata, &Precondition::Any, "operator");
                 gone.is_ok().then_some(Kind::MetadataGone)
             }
-            Event::LockGone => bucket.delete(&lock, &If::Any, "operator").is_ok().then_some(Kind::LockGone),
+            Event::LockGone => bucket.delete(&lock, &Precondition::Any, "operator").is_ok().then_some(Kind::LockGone),
             Event::Flip => {
                 let states = [DesiredState::Running, DesiredState::Checkpointed, DesiredState::HandedOff];
                 let state = *self.dice.pick(&states);

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use baton::storage::board::Passing;
+use baton::bus::LifecycleEvent;
 use baton_protocol::{
     event::{Event, Status},
     id::SandboxId,
@@ -17,11 +17,11 @@ use tokio::io::DuplexStream;
 use tokio_tungstenite::{WebSocketStream, tungstenite::Message};
 
 use crate::{
-    dice::Dice,
+    faults::MACHINES,
     process::Process,
+    rng::Rng,
     session::{self, Dialect},
     time::{Instant, sleep, sleep_until},
-    weather::MACHINES,
     words::short,
     world::World,
 };
@@ -43,7 +43,7 @@ struct Visit<'a> {
 }
 
 /// Comes and goes until it is ended.
-pub async fn live(world: Arc<World>, id: SandboxId, name: String, dice: Dice) {
+pub async fn live(world: Arc<World>, id: SandboxId, name: String, dice: Rng) {
     loop {
         sleep(dice.seconds(0, 40)).await;
         let Some(process) = world.process(dice.below(MACHINES as u64) as usize) else { continue };
@@ -66,7 +66,7 @@ fn status(message: &Message) -> Option<Status> {
 }
 
 impl Visit<'_> {
-    async fn stay(&self, dice: &Dice) {
+    async fn stay(&self, dice: &Rng) {
         let began = Instant::now();
         let gives_up = began + ANSWERED_WITHIN;
         let Some(mut socket) = session::open(self.process, self.id, Dialect::Plain, gives_up).await else { return };
@@ -94,7 +94,7 @@ impl Visit<'_> {
     }
 
     /// It does not read any more, and is gone some time later.
-    async fn stall(&self, dice: &Dice, socket: WebSocketStream<DuplexStream>) {
+    async fn stall(&self, dice: &Rng, socket: WebSocketStream<DuplexStream>) {
         *self.alive_since.lock().unwrap() = None;
         if dice.falls(50) {
             sleep(dice.seconds(1, 20)).await;
@@ -104,13 +104,13 @@ impl Visit<'_> {
 
     /// What is said of its sandbox where it is attached.
     async fn overhear(&self) {
-        let mut follower = self.process.tools.board.follow(self.id);
+        let mut follower = self.process.tools.bus.follow(self.id);
         loop {
             let passing = follower.next().await.passing;
             let oracle = &self.world.ground.oracle;
             oracle.heard(self.process.at, self.process.name(), self.id, &passing);
             let lives = self.alive_since().is_some_and(|since| since.elapsed() >= ALIVE_AFTER);
-            let is_asked = matches!(passing, Passing::ReleaseRequested { claim: Claim::Ask, .. });
+            let is_asked = matches!(passing, LifecycleEvent::ReleaseRequested { claim: Claim::Ask, .. });
             if is_asked && lives && self.is_calm(Duration::from_secs(5)) {
                 oracle.wrong(format!("the client {} is alive and lost its sandbox to one that only asks", self.name));
             }

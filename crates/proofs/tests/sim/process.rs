@@ -8,15 +8,15 @@ use std::{
 use axum::{Extension, extract::ConnectInfo};
 use baton::{
     api::{self, Api, Peer},
+    bus::Bus,
     clock::SharedClock,
-    notice::Notice,
-    reconciler::{self, AllowedRuntimes, Deposit, Housekeeping, Rhythm, Tools, desired::Drain},
+    fair_watch::FairWatch,
+    reconciler::{self, AllowedRuntimes, Deposit, Housekeeping, PollIntervals, ReconcilerContext, desired::Drain},
     storage::{
-        board::Board,
         checkpoints::Checkpoints,
+        lease::rules::{Identity, Times},
         memory::Memory,
         records::{Durable, Records},
-        rules::{Identity, Times},
         snapshots::Snapshots,
         store::Store,
     },
@@ -31,14 +31,14 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     bucket::{Bucket, Way},
     clock::{Machine, SetBack, View},
-    dice::Dice,
+    faults::Weather,
     kinds::Kind,
     life::Life,
     mistakes::Mistake,
     oracle::Oracle,
+    rng::Rng,
     runtime::Runtime,
-    socket::{ADDRESS, Bell, Door},
-    weather::Weather,
+    socket::{ADDRESS, Door, Doorbell},
 };
 
 /// Often enough that what is left over is seen, watched and seen to within the two minutes after the last fault.
@@ -47,20 +47,20 @@ const SWEEP: std::time::Duration = std::time::Duration::from_secs(20);
 #[derive(Debug)]
 pub struct Process {
     pub at: usize,
-    pub tools: Arc<Tools>,
+    pub tools: Arc<ReconcilerContext>,
     pub runtime: Arc<Runtime>,
     pub life: Arc<Life>,
     /// It is dead.
     pub gone: CancellationToken,
     tasks: Mutex<JoinSet<()>>,
     /// Where clients connect.
-    pub bell: Bell,
+    pub bell: Doorbell,
     turned_away: watch::Sender<bool>,
 }
 
 /// What every process of a world is given.
 #[derive(Debug)]
-pub struct Ground {
+pub struct SimContext {
     pub oracle: Arc<Oracle>,
     pub weather: Arc<Weather>,
     pub bucket: Arc<Bucket>,
@@ -76,14 +76,14 @@ pub struct Ground {
     pub mistake: Option<Mistake>,
 }
 
-impl Ground {
+impl SimContext {
     pub fn all(&self) -> impl Iterator<Item = &SandboxId> {
         self.ids.iter().chain(&self.fleeting).chain(&self.copies)
     }
 }
 
 impl Process {
-    pub fn start(ground: &Ground, at: usize, predecessor: Option<InstanceId>, dice: &Dice) -> Arc<Self> {
+    pub fn start(ground: &SimContext, at: usize, predecessor: Option<InstanceId>, dice: &Rng) -> Arc<Self> {
         let mistake = ground.mistake;
         let machine = ground.machines[at].clone();
         let set_back = (mistake == Some(Mistake::DeadlineFromAnswer)).then(Arc::<SetBack>::default);
@@ -113,17 +113,17 @@ impl Process {
         let durable = Durable { locks: way.clone(), metadata: way.clone(), lock_bucket: None };
         let memory = Arc::new(Memory::new(clock.clone()));
         let rhythm = if mistake == Some(Mistake::NoRest) {
-            Rhythm { lock: std::time::Duration::from_millis(1), ..Rhythm::DEFAULT }
+            PollIntervals { lock: std::time::Duration::from_millis(1), ..PollIntervals::DEFAULT }
         } else {
-            Rhythm::DEFAULT
+            PollIntervals::DEFAULT
         };
         let room = ground.room.unwrap_or(Housekeeping::OFF.room);
         let housekeeping = Housekeeping { sweep: Some(SWEEP), room, ..Housekeeping::OFF };
         let checkpoints = Checkpoints::new(way.clone(), None, clock.clone());
-        let tools = Arc::new(Tools {
+        let tools = Arc::new(ReconcilerContext {
             who: Identity { me: me.clone(), predecessor },
             records: Records::new(clock.clone(), memory, Some(durable), true, times).forking_from(checkpoints.clone()),
-            board: Board::new(clock.clone()),
+            bus: Bus::new(clock.clone()),
             lifecycle: runtime.clone(),
             checkpoints: Some(checkpoints),
             snapshots: Some(Snapshots::new(way, None, clock.clone())),
@@ -134,7 +134,7 @@ impl Process {
             staging: staging(ground.staging.path(), at),
             clock,
             times,
-            drain: Arc::new(Notice::new(Drain::No)),
+            drain: Arc::new(FairWatch::new(Drain::No)),
             metrics: Default::default(),
             traces: Default::default(),
             rhythm,
@@ -158,7 +158,7 @@ impl Process {
         let (turned_away, drain_told) = watch::channel(false);
         let (door, bell) = Door::new(machine, gone.clone());
         let settings = settings(&tools, drain_told, room);
-        let api = Api::new(settings, tools.clock.clone(), tools.records.clone(), tools.board.clone(), runtime.clone());
+        let api = Api::new(settings, tools.clock.clone(), tools.records.clone(), tools.bus.clone(), runtime.clone());
         let router = api::router(api).layer(Extension(ConnectInfo(Peer(ADDRESS))));
         tasks.spawn(async move {
             // It ends with its process.
@@ -203,7 +203,7 @@ fn made_room(page: &str) -> u64 {
     page.lines().find_map(line).unwrap_or(0)
 }
 
-fn settings(tools: &Tools, drain: watch::Receiver<bool>, room: usize) -> api::Settings {
+fn settings(tools: &ReconcilerContext, drain: watch::Receiver<bool>, room: usize) -> api::Settings {
     api::Settings {
         instance: tools.who.me.clone(),
         version: "simulated",

@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use baton::{
     clock::{Moment, SharedClock},
     runtime::{
-        Error, Execs, Extract, Facts, Hold, Lifecycle, Link, Result, Seen, Shape, Start, Taken,
+        AgentLinks, Error, Extract, Facts, Lifecycle, Link, Result, RootfsGuard, Seen, Shape, Start, Taken,
         fake::{FakeContainers, GIVEN_UP_AFTER},
     },
 };
@@ -21,13 +21,13 @@ use baton_protocol::{
 };
 use tokio::sync::{mpsc, watch};
 
-use crate::{clock::SetBack, dice::Dice, kinds::Kind, life::Life, mistakes::Mistake, time::sleep};
+use crate::{clock::SetBack, kinds::Kind, life::Life, mistakes::Mistake, rng::Rng, time::sleep};
 
 #[derive(Debug)]
 pub struct Runtime {
     containers: FakeContainers,
     life: Arc<Life>,
-    dice: Dice,
+    dice: Rng,
     mistake: Option<Mistake>,
     set_back: Option<Arc<SetBack>>,
     /// What the reconciler sees: the truth, passed on by one task, since a watch wakes many in no fixed order.
@@ -43,7 +43,7 @@ impl Runtime {
     pub fn new(
         guard: SharedClock,
         life: Arc<Life>,
-        dice: Dice,
+        dice: Rng,
         mistake: Option<Mistake>,
         set_back: Option<Arc<SetBack>>,
     ) -> Self {
@@ -201,7 +201,7 @@ impl Lifecycle for Runtime {
         self.containers.tally(archive).await
     }
 
-    fn hold(&self, digest: &Sha256Name) -> Option<Hold> {
+    fn hold(&self, digest: &Sha256Name) -> Option<RootfsGuard> {
         self.containers.hold(digest)
     }
 
@@ -221,7 +221,7 @@ impl Lifecycle for Runtime {
         self.containers.pack(archive).await
     }
 
-    async fn extract(&self, archive: &Path, wanted: &Extract) -> Result<Hold> {
+    async fn extract(&self, archive: &Path, wanted: &Extract) -> Result<RootfsGuard> {
         self.begin("extract").await?;
         self.containers.extract(archive, wanted).await
     }
@@ -249,7 +249,7 @@ impl Lifecycle for Runtime {
     }
 }
 
-impl Execs for Runtime {
+impl AgentLinks for Runtime {
     fn open(&self, id: &SandboxId) -> Option<Link> {
         let Link { to_agent, from_agent, behind } = self.containers.open(id)?;
         if self.mistake != Some(Mistake::WrongReplay) {

@@ -16,9 +16,9 @@ use tokio_tungstenite::{
 };
 
 use crate::{
-    dice::Dice,
     kinds::Kind,
     process::Process,
+    rng::Rng,
     time::{Instant, sleep, sleep_until, timeout},
     words::short,
     world::World,
@@ -72,7 +72,7 @@ struct Session<'a> {
     process: &'a Process,
     id: &'a SandboxId,
     /// What it does beside reading.
-    dice: Option<&'a Dice>,
+    dice: Option<&'a Rng>,
     reader: &'a mut Reader,
     socket: WebSocketStream<DuplexStream>,
     running: bool,
@@ -96,7 +96,7 @@ fn length(lines: u64) -> u64 {
 }
 
 /// Attaches, reads and asks for things until `stay`.
-pub async fn visit(world: &World, process: &Process, id: &SandboxId, dice: &Dice, reader: &mut Reader, stay: Instant) {
+pub async fn visit(world: &World, process: &Process, id: &SandboxId, dice: &Rng, reader: &mut Reader, stay: Instant) {
     let name = reader.name.clone();
     world.ground.oracle.note(format!("client {name} comes to {} for {}", process.at, short(id)));
     let Some(socket) = open(process, id, Dialect::V1, stay).await else { return };
@@ -124,7 +124,7 @@ pub async fn knock(process: &Process, id: &SandboxId, stay: Instant) {
 
 /// What sessions are told, as it is told: clients may be slow.
 async fn overhear(world: &World, process: &Process, id: &SandboxId) {
-    let mut follower = process.tools.board.follow(id);
+    let mut follower = process.tools.bus.follow(id);
     loop {
         let posted = follower.next().await;
         world.ground.oracle.heard(process.at, process.name(), id, &posted.passing);

@@ -31,9 +31,9 @@ pub struct Door {
 
 /// How clients reach it.
 #[derive(Clone, Debug)]
-pub struct Bell(mpsc::UnboundedSender<DuplexStream>);
+pub struct Doorbell(mpsc::UnboundedSender<DuplexStream>);
 
-impl Bell {
+impl Doorbell {
     pub fn call(&self) -> DuplexStream {
         let (here, there) = tokio::io::duplex(BUFFER);
         // A server that has ended leaves the client with a connection that ends at once.
@@ -43,9 +43,9 @@ impl Bell {
 }
 
 impl Door {
-    pub fn new(machine: Arc<Machine>, gone: CancellationToken) -> (Self, Bell) {
+    pub fn new(machine: Arc<Machine>, gone: CancellationToken) -> (Self, Doorbell) {
         let (bell, calls) = mpsc::unbounded_channel();
-        (Self { calls, machine, gone }, Bell(bell))
+        (Self { calls, machine, gone }, Doorbell(bell))
     }
 }
 

@@ -2,9 +2,9 @@
 
 use std::fmt::Write;
 
-use baton::storage::{
-    board::{Boot, Passing},
-    layout::{self, Image, Object},
+use baton::{
+    bus::{LifecycleEvent, StartKind},
+    storage::layout::{self, Image, Object},
 };
 use baton_protocol::{
     id::{CheckpointId, SandboxId},
@@ -56,23 +56,27 @@ pub fn short(id: &SandboxId) -> String {
     id.as_str().chars().skip(8).take(4).collect()
 }
 
-pub fn brief(passing: &Passing) -> String {
+pub fn brief(passing: &LifecycleEvent) -> String {
     match passing {
-        Passing::Failed { reason, message } => format!("Failed {reason}: {message}"),
-        Passing::Left { why, checkpoint_id } => format!("Left {why:?}, checkpoint {}", checkpoint_id.is_some()),
-        Passing::CheckpointFailed { why, reason, message } => format!("CheckpointFailed {why:?} {reason}: {message}"),
-        Passing::Running { boot: Boot::Restored { rolled_back, .. } } => format!("Running, rolled back {rolled_back}"),
-        other @ (Passing::Running { .. }
-        | Passing::Acquiring
-        | Passing::Acquired
-        | Passing::ReleaseRequested { .. }
-        | Passing::Probe { .. }
-        | Passing::Checkpointing { .. }
-        | Passing::Fenced { .. }
-        | Passing::Unfenced
-        | Passing::LeaseLost { .. }
-        | Passing::Answered
-        | Passing::Progress { .. }) => format!("{other:?}"),
+        LifecycleEvent::Failed { reason, message } => format!("Failed {reason}: {message}"),
+        LifecycleEvent::Left { why, checkpoint_id } => format!("Left {why:?}, checkpoint {}", checkpoint_id.is_some()),
+        LifecycleEvent::CheckpointFailed { why, reason, message } => {
+            format!("CheckpointFailed {why:?} {reason}: {message}")
+        }
+        LifecycleEvent::Running { boot: StartKind::Restored { rolled_back, .. } } => {
+            format!("Running, rolled back {rolled_back}")
+        }
+        other @ (LifecycleEvent::Running { .. }
+        | LifecycleEvent::Acquiring
+        | LifecycleEvent::Acquired
+        | LifecycleEvent::ReleaseRequested { .. }
+        | LifecycleEvent::Probe { .. }
+        | LifecycleEvent::Checkpointing { .. }
+        | LifecycleEvent::Fenced { .. }
+        | LifecycleEvent::Unfenced
+        | LifecycleEvent::LeaseLost { .. }
+        | LifecycleEvent::Answered
+        | LifecycleEvent::Progress { .. }) => format!("{other:?}"),
     }
 }
 

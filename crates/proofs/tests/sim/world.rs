@@ -22,24 +22,24 @@ use crate::{
     bucket::Bucket,
     client,
     clock::Machine,
-    dice::Dice,
-    fleeting,
+    ephemeral,
+    faults::{MACHINES, Weather},
     kinds::Kind,
     mistakes::Mistake,
     oracle::{Oracle, Verdict},
     plain,
-    process::{Ground, Process},
+    process::{Process, SimContext},
+    rng::Rng,
     session::TOKEN,
     time::{self, Instant, sleep},
-    weather::{MACHINES, Weather},
 };
 
 #[derive(Debug)]
 pub struct World {
-    pub ground: Ground,
-    pub dice: Dice,
+    pub ground: SimContext,
+    pub dice: Rng,
     /// For what only some seeds have, so that all others are what they would be without.
-    pub own: Dice,
+    pub own: Rng,
     pub start: Instant,
     processes: Mutex<Vec<Option<Arc<Process>>>>,
     /// Who ran on each machine last.
@@ -70,11 +70,11 @@ fn staging() -> tempfile::TempDir {
 pub fn run(seed: u64, mistake: Option<Mistake>) -> (Verdict, Arc<Weather>) {
     time::begin();
     let runtime = tokio::runtime::Builder::new_current_thread().on_thread_park(time::move_on).build().unwrap();
-    let dice = Dice::new(seed);
+    let dice = Rng::new(seed);
     let start = Instant::now();
     // By dice of their own, so that all other seeds are what they would be without.
-    let is_crowded = Dice::new(!seed).falls(CROWDED);
-    let own = Dice::new(!seed).fork();
+    let is_crowded = Rng::new(!seed).falls(CROWDED);
+    let own = Rng::new(!seed).fork();
     let more = [(Kind::Documents, DOCUMENTS), (Kind::Orders, ORDERS)];
     let more: Vec<_> = more.into_iter().filter(|(_, percent)| own.falls(*percent)).map(|(kind, _)| kind).collect();
     let weather = Arc::new(Weather::new(&dice, start, is_crowded, (&more, &own)));
@@ -93,7 +93,7 @@ pub fn run(seed: u64, mistake: Option<Mistake>) -> (Verdict, Arc<Weather>) {
 }
 
 impl World {
-    fn new(dice: Dice, own: Dice, start: Instant, weather: Arc<Weather>, mistake: Option<Mistake>) -> Arc<Self> {
+    fn new(dice: Rng, own: Rng, start: Instant, weather: Arc<Weather>, mistake: Option<Mistake>) -> Arc<Self> {
         let oracle = Oracle::new();
         let rate = |n: u64| match mistake {
             Some(Mistake::WildClocks) => [500, 1_000, 2_000][n as usize],
@@ -121,7 +121,7 @@ impl World {
         let fleeting = (0..fleeting).map(|_| id()).collect();
         let copies = (0..u32::from(weather.has(Kind::Fork))).map(|_| id()).collect();
         let room = weather.has(Kind::Crowded).then(|| *dice.pick(&[1, 1, 1, 2]));
-        let ground = Ground {
+        let ground = SimContext {
             room,
             bucket: Bucket::new(oracle.clone()),
             oracle,
@@ -191,7 +191,7 @@ impl World {
             let home = (first + number / 2) % MACHINES;
             self.ground.oracle.expects(id, false);
             if lives {
-                clients.spawn(fleeting::live(self.clone(), id.clone(), home, self.dice.fork()));
+                clients.spawn(ephemeral::live(self.clone(), id.clone(), home, self.dice.fork()));
             }
         }
         self.let_it_happen().await;
@@ -227,10 +227,10 @@ impl World {
         }
         self.ground.oracle.expects(id, spec.idle_timeout.is_some());
         // As a session that ends at once: its clients come later, and wherever they like.
-        let session = tools.board.attach(id);
-        let lease = tools.board.lease(id);
+        let session = tools.bus.attach(id);
+        let lease = tools.bus.lease(id);
         tools.records.create(&spec, &tools.who.me, &lease).await.unwrap();
-        tools.board.nudge(id);
+        tools.bus.nudge(id);
         drop(session);
         self.keep_copy(id);
     }

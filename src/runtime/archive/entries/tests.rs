@@ -3,7 +3,7 @@ use std::io::Read;
 use proptest::prelude::*;
 
 use super::*;
-use crate::runtime::archive::writer::Writer;
+use crate::runtime::archive::archive_writer::Writer;
 
 const LIMITS: Limits = Limits { size: 1 << 20, entries: 1000, depth: 100 };
 

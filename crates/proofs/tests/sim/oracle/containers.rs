@@ -4,7 +4,7 @@ use baton::runtime::Container;
 use baton_protocol::id::SandboxId;
 
 use super::{Oracle, letter};
-use crate::{weather::MACHINES, words::short};
+use crate::{faults::MACHINES, words::short};
 
 impl Oracle {
     /// [I3] A container has changed somewhere.

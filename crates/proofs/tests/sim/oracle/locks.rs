@@ -8,7 +8,7 @@ use baton_protocol::{
     lock::{Lock, Waiter},
 };
 
-use super::{Oracle, Told};
+use super::{Oracle, StatusHistory};
 use crate::{bucket::Bucket, time::Instant, words::committed};
 
 /// A waiter's entry counts as fresh for this long on the fastest clock.
@@ -23,7 +23,14 @@ fn owner(lock: &Lock) -> Option<String> {
 
 impl Oracle {
     /// What is wrong with a write of a lock.
-    pub(super) fn judge(&self, told: &mut Told, id: &SandboxId, new: &Lock, who: &str, bucket: &Bucket) -> Vec<String> {
+    pub(super) fn judge(
+        &self,
+        told: &mut StatusHistory,
+        id: &SandboxId,
+        new: &Lock,
+        who: &str,
+        bucket: &Bucket,
+    ) -> Vec<String> {
         let mut wrong = Vec::new();
         let now = Instant::now();
         let running: BTreeSet<String> = told

@@ -3,7 +3,7 @@
 //! I1–I6 are the promises of `docs/lease.md`; each check names its own.
 
 mod containers;
-mod fleeting;
+mod ephemeral_sandboxes;
 mod locks;
 mod objects;
 mod sessions;
@@ -23,10 +23,10 @@ use baton_protocol::{
 };
 use tokio::sync::watch;
 
-pub use fleeting::Fate;
+pub use self::ephemeral_sandboxes::Fate;
 
-use crate::{clock::Machine, time::Instant, weather::MACHINES};
-use fleeting::Home;
+use self::ephemeral_sandboxes::Home;
+use crate::{clock::Machine, faults::MACHINES, time::Instant};
 use vacancy::Vacancy;
 
 /// One instance's calls for its few sandboxes in one minute; contending costs four looks a second each.
@@ -42,7 +42,7 @@ struct Place {
 }
 
 #[derive(Debug, Default)]
-struct Story {
+struct SandboxHistory {
     lock: Option<Lock>,
     /// As it was when somebody deleted it.
     former: Option<Lock>,
@@ -73,12 +73,12 @@ struct Story {
 }
 
 #[derive(Debug, Default)]
-struct Told {
+struct StatusHistory {
     trace: Vec<String>,
     hash: u64,
     wrong: Option<String>,
     places: BTreeMap<usize, Place>,
-    stories: BTreeMap<SandboxId, Story>,
+    stories: BTreeMap<SandboxId, SandboxHistory>,
     most_calls: u64,
     commits: u64,
     epochs: u64,
@@ -90,7 +90,7 @@ struct Told {
 #[derive(Debug)]
 pub struct Oracle {
     start: Instant,
-    told: Mutex<Told>,
+    told: Mutex<StatusHistory>,
 }
 
 /// What one run was worth.
@@ -106,7 +106,7 @@ pub struct Verdict {
     pub successions: u64,
 }
 
-impl Told {
+impl StatusHistory {
     fn note(&mut self, at: Duration, line: &str) {
         let line = format!("{:>5}.{:03}  {line}", at.as_secs(), at.subsec_millis());
         self.hash = line.bytes().fold(self.hash, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
@@ -193,7 +193,7 @@ impl Oracle {
     }
 
     pub fn expects(&self, id: &SandboxId, ends_idle: bool) {
-        self.told.lock().unwrap().stories.insert(id.clone(), Story { ends_idle, ..Story::default() });
+        self.told.lock().unwrap().stories.insert(id.clone(), SandboxHistory { ends_idle, ..SandboxHistory::default() });
     }
 
     /// [No tight loops] A call leaves an instance.

@@ -4,7 +4,7 @@ use baton::storage::{layout, records};
 use baton_protocol::{lock::Lock, metadata::DesiredState};
 use bytes::Bytes;
 
-use super::{Oracle, Told};
+use super::{Oracle, StatusHistory};
 use crate::{
     bucket::Bucket,
     time::Instant,
@@ -121,7 +121,7 @@ impl Oracle {
     }
 }
 
-impl Told {
+impl StatusHistory {
     /// The copy whose lock names the checkpoint that a key is part of.
     fn needed_by_copy(&self, key: &str) -> Option<String> {
         let checkpoint = layout::checkpoint_of(key)?;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use baton::storage::board::{Boot, Passing};
+use baton::bus::{LifecycleEvent, StartKind};
 use baton_protocol::id::SandboxId;
 
 use super::{Oracle, letter};
@@ -15,20 +15,20 @@ impl Oracle {
     }
 
     /// What a session was told.
-    pub fn heard(&self, at: usize, name: &str, id: &SandboxId, passing: &Passing) {
+    pub fn heard(&self, at: usize, name: &str, id: &SandboxId, passing: &LifecycleEvent) {
         let mut told = self.told.lock().unwrap();
         let now = self.start.elapsed();
         told.note(now, &format!("{} {} tells {}", letter(at), short(id), brief(passing)));
         let story = told.stories.get(id).expect("it is expected");
         let owns = story.lock.as_ref().and_then(|lock| lock.lease.as_ref()).is_some_and(|l| l.owner.as_str() == name);
         let complaint = match passing {
-            Passing::Left { checkpoint_id: Some(checkpoint), .. } if !story.chain.contains(checkpoint) => {
+            LifecycleEvent::Left { checkpoint_id: Some(checkpoint), .. } if !story.chain.contains(checkpoint) => {
                 Some(format!("I1: {checkpoint} was told and never committed"))
             }
-            Passing::Running { boot: Boot::Fresh } if story.ran_before || !story.chain.is_empty() => {
+            LifecycleEvent::Running { boot: StartKind::Fresh } if story.ran_before || !story.chain.is_empty() => {
                 Some(format!("{} started over although it had run", short(id)))
             }
-            Passing::Running { boot: Boot::Restored { checkpoint_id, rolled_back, .. } } if owns => {
+            LifecycleEvent::Running { boot: StartKind::Restored { checkpoint_id, rolled_back, .. } } if owns => {
                 if story.chain.last() != Some(checkpoint_id) {
                     Some(format!("I1: {} was restored from {checkpoint_id}, which is not its head", short(id)))
                 } else if story.behind && !rolled_back {
@@ -37,20 +37,20 @@ impl Oracle {
                     None
                 }
             }
-            Passing::Left { .. }
-            | Passing::Running { .. }
-            | Passing::Acquiring
-            | Passing::Acquired
-            | Passing::Failed { .. }
-            | Passing::ReleaseRequested { .. }
-            | Passing::Probe { .. }
-            | Passing::Checkpointing { .. }
-            | Passing::CheckpointFailed { .. }
-            | Passing::Fenced { .. }
-            | Passing::Unfenced
-            | Passing::LeaseLost { .. }
-            | Passing::Answered
-            | Passing::Progress { .. } => None,
+            LifecycleEvent::Left { .. }
+            | LifecycleEvent::Running { .. }
+            | LifecycleEvent::Acquiring
+            | LifecycleEvent::Acquired
+            | LifecycleEvent::Failed { .. }
+            | LifecycleEvent::ReleaseRequested { .. }
+            | LifecycleEvent::Probe { .. }
+            | LifecycleEvent::Checkpointing { .. }
+            | LifecycleEvent::CheckpointFailed { .. }
+            | LifecycleEvent::Fenced { .. }
+            | LifecycleEvent::Unfenced
+            | LifecycleEvent::LeaseLost { .. }
+            | LifecycleEvent::Answered
+            | LifecycleEvent::Progress { .. } => None,
         };
         if let Some(complaint) = complaint {
             told.wrong(now, &complaint);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use baton::{clock::Moment, storage::layout};
 use baton_protocol::lock::Lock;
 
-use super::{Oracle, Told};
+use super::{Oracle, StatusHistory};
 use crate::words::short;
 
 const WITHIN: Duration = Duration::from_secs(33);
@@ -28,7 +28,7 @@ impl Oracle {
     }
 }
 
-impl Told {
+impl StatusHistory {
     /// An instance has died.
     pub(super) fn vacate(&mut self, name: &str) {
         let Self { stories, places, .. } = self;

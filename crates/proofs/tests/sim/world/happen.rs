@@ -9,11 +9,11 @@ use super::World;
 use crate::{
     client,
     clock::{Still, TICK},
+    faults::{Event, FAULTS_END, MACHINES},
     fork,
     kinds::Kind,
     mistakes::Mistake,
     time::sleep_until,
-    weather::{Event, FAULTS_END, MACHINES},
 };
 
 impl World {

@@ -1,0 +1,129 @@
+//! Makes room when the sandbox takes more than it may: ends what takes most, so that the rest lives on.
+//!
+//! ```text
+//!   one process holds a good part ──▶ that one is killed
+//!   many hold a little each, or
+//!   are too many to be looked at ───▶ all are killed, in one stroke
+//!   nothing runs any more ──────────▶ files in memory are removed
+//! ```
+
+use std::{fs, time::Duration};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+use crate::{
+    active_time,
+    spawn::plain,
+    tree::{self, Process},
+};
+
+/// A process is the one to end if it holds this part of all memory in use.
+const GOOD_PART: u64 = 8;
+/// What grows while it is looked at wins against whoever looks longer.
+const LONGEST_LOOK: Duration = Duration::from_millis(150);
+/// Where files lie in memory.
+const MEMORY_FILES: &str = "/dev/shm";
+const PAGE: u64 = 4096;
+
+/// What was ended.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Ended {
+    One {
+        pid: i32,
+        /// For people.
+        name: String,
+    },
+    All,
+    Files,
+}
+
+/// Everything that runs and what it holds, unless there is so much of it that looking takes too long.
+pub fn look() -> Option<Vec<(Process, u64)>> {
+    let until = active_time::now() + LONGEST_LOOK;
+    let processes = tree::below(|| active_time::now() < until)?;
+    processes.into_iter().map(|process| (active_time::now() < until).then(|| (process, memory(process.pid)))).collect()
+}
+
+/// Ends the largest of these processes, which are all there are, or all of them. `used` is all memory in use.
+pub fn relieve(processes: &[(Process, u64)], used: u64) -> Ended {
+    let held: Vec<(i32, u64)> = processes.iter().map(|(process, held)| (process.pid, *held)).collect();
+    match choose(&held, used) {
+        Choice::One(pid) => {
+            let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+            Ended::One { pid, name: format!("process {pid} ({})", plain(name.trim_end())) }
+        }
+        Choice::All => end_all(),
+        Choice::Files => {
+            if std::process::id() == 1 {
+                clear();
+            }
+            Ended::Files
+        }
+    }
+}
+
+/// Ends everything, without a look at it.
+pub fn end_all() -> Ended {
+    // Outside a sandbox that would be everything on the machine.
+    if std::process::id() == 1 {
+        let _ = kill(Pid::from_raw(-1), Signal::SIGKILL);
+    } else {
+        tree::kill_all();
+    }
+    Ended::All
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Choice {
+    One(i32),
+    All,
+    Files,
+}
+
+/// From every process but the agent, and what it holds.
+fn choose(held: &[(i32, u64)], used: u64) -> Choice {
+    match held.iter().max_by_key(|(_, held)| *held) {
+        None => Choice::Files,
+        Some((pid, held)) if held.saturating_mul(GOOD_PART) >= used => Choice::One(*pid),
+        Some(_) => Choice::All,
+    }
+}
+
+/// What a process holds in memory.
+fn memory(pid: i32) -> u64 {
+    let sizes = fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
+    sizes.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0) * PAGE
+}
+
+fn clear() {
+    for entry in fs::read_dir(MEMORY_FILES).into_iter().flatten().flatten() {
+        let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        let _ = if is_directory { fs::remove_dir_all(entry.path()) } else { fs::remove_file(entry.path()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_that_holds_a_good_part_is_ended_alone() {
+        assert_eq!(choose(&[(7, 10), (8, 90), (9, 20)], 120), Choice::One(8));
+        assert_eq!(choose(&[(7, 15)], 120), Choice::One(7));
+    }
+
+    #[test]
+    fn of_many_that_hold_little_all_are_ended() {
+        let many: Vec<(i32, u64)> = (2..200).map(|pid| (pid, 3)).collect();
+        assert_eq!(choose(&many, 600), Choice::All);
+    }
+
+    #[test]
+    fn when_nothing_runs_the_files_go() {
+        assert_eq!(choose(&[], 600), Choice::Files);
+    }
+}

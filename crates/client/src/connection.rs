@@ -1,0 +1,147 @@
+//! The one task behind a sandbox's handle: connects, follows the sandbox, ends for a reason.
+//!
+//! ```text
+//!   connect ──▶ session ──▶ verdict ──fatal──▶ end: everybody who waits is told
+//!      ▲                       │
+//!      └─── pause, jittered ◀──┘ retry
+//! ```
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use baton_protocol::{
+    event::Update,
+    id::ExecId,
+    request::{Config, Request},
+};
+use tokio::sync::{Notify, broadcast, mpsc, oneshot, watch};
+
+use crate::{
+    Error,
+    client_socket::ClientSocket,
+    clock::{self, Instant},
+    connect::{Address, Cookies, connect},
+    exec::Exec,
+    options::Connection,
+    retry_policy::RetryPolicy,
+    session::Session,
+    state::SandboxState,
+};
+
+#[derive(Debug)]
+pub(crate) enum Command {
+    /// Start it, or follow one that is known to run.
+    Exec(Arc<Exec>),
+    /// A request somebody waits on; `sent` says when it went out.
+    Ask {
+        request: Request,
+        sent: oneshot::Sender<Sent>,
+    },
+    /// A request without an answer.
+    Tell(Request),
+    Close,
+}
+
+/// When a request went out: what had been heard, and in which session.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sent {
+    pub(crate) heard: u64,
+    pub(crate) session: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) address: Address,
+    pub(crate) options: Connection,
+    /// For a sandbox that does not exist yet.
+    pub(crate) config: Config,
+    pub(crate) cookies: Cookies,
+    pub(crate) commands: mpsc::Receiver<Command>,
+    /// Some handle read, wrote or let go.
+    pub(crate) look: Arc<Notify>,
+    pub(crate) mirror: watch::Sender<SandboxState>,
+    pub(crate) updates: broadcast::Sender<Update>,
+    pub(crate) execs: BTreeMap<ExecId, Arc<Exec>>,
+}
+
+impl Link {
+    pub(crate) async fn run(mut self) {
+        let end = self.follow().await;
+        self.end(&end);
+    }
+
+    async fn follow(&mut self) -> Error {
+        let mut attempt = 0;
+        let mut give_up = None;
+        loop {
+            let sessions = self.mirror.borrow().sessions;
+            let verdict = self.session(give_up).await;
+            let (now_sessions, is_placed) = {
+                let mirror = self.mirror.borrow();
+                (mirror.sessions, mirror.place.is_some())
+            };
+            let (error, elsewhere) = match verdict {
+                RetryPolicy::Fatal(error) => return error,
+                RetryPolicy::Retry { error, elsewhere } => (error, elsewhere),
+            };
+            self.mirror.send_modify(|mirror| mirror.is_open = false);
+            let Some(patience) = self.options.reconnect_for else { return error };
+            // Whoever asks for a sandbox wants to hear at once that there is no server; only
+            // an instance on its way out asks to come back.
+            if !is_placed || (now_sessions == 0 && !elsewhere) {
+                return error;
+            }
+            if elsewhere {
+                self.cookies.forget();
+            }
+            if now_sessions > sessions {
+                (attempt, give_up) = (0, None);
+            }
+            let now = clock::now();
+            if now >= *give_up.get_or_insert(now + patience) {
+                return error;
+            }
+            clock::sleep_until(now + clock::pause(attempt, clock::dice())).await;
+            attempt += 1;
+        }
+    }
+
+    async fn session(&mut self, give_up: Option<Instant>) -> RetryPolicy {
+        let place = self.mirror.borrow().place.clone();
+        let socket = match connect(&self.address, place.as_ref(), &mut self.cookies, &self.options).await {
+            Ok(socket) => socket,
+            Err(verdict) => return verdict,
+        };
+        let mut wire = ClientSocket::new(socket);
+        if place.is_none() {
+            wire.say(&Request::Config(Box::new(self.config.clone())));
+        }
+        Session::new(self, wire, give_up).run().await
+    }
+
+    fn end(&mut self, error: &Error) {
+        self.mirror.send_if_modified(|mirror| {
+            let open = mirror.end.is_none();
+            if open {
+                mirror.end = Some(error.clone());
+                mirror.is_open = false;
+            }
+            open
+        });
+        for exec in std::mem::take(&mut self.execs).into_values() {
+            exec.ended(Err(error.clone()));
+        }
+        self.commands.close();
+        while let Ok(command) = self.commands.try_recv() {
+            if let Command::Exec(exec) = command {
+                exec.ended(Err(error.clone()));
+            }
+        }
+    }
+}
+
+/// Also when the task is dropped in the middle: nobody waits for ever.
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.end(&Error::Ended("its handle was dropped".into()));
+    }
+}

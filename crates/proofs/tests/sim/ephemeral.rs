@@ -1,0 +1,79 @@
+//! Sandboxes of which nothing is stored: a client makes one on an instance, and comes back to it there.
+
+use std::{sync::Arc, time::Duration};
+
+use baton::api::token;
+use baton_protocol::{event::Status, id::SandboxId, metadata::Spec};
+
+use crate::{
+    faults::MACHINES,
+    kinds::Kind,
+    oracle::Fate,
+    rng::Rng,
+    session::{self, Reader, TOKEN},
+    time::{Instant, sleep},
+    world::World,
+};
+
+/// How long its last client reads.
+const READS_FOR: Duration = Duration::from_secs(90);
+
+/// Makes it on one machine, comes and goes, and looks for it elsewhere now and then.
+pub async fn live(world: Arc<World>, id: SandboxId, home: usize, dice: Rng) {
+    let mut reader = Reader::new("f".to_owned());
+    let maker = loop {
+        sleep(dice.seconds(1, 60)).await;
+        if let Some(process) = world.process(home).filter(|process| process.is_up()) {
+            break process;
+        }
+    };
+    let tools = &maker.tools;
+    let mut spec = Spec::new(id.clone(), token::sha256(TOKEN), tools.clock.timestamp(), tools.who.me.clone());
+    spec.idle_timeout = world.ground.weather.has(Kind::Idle).then(|| 20 + dice.below(60));
+    let session = tools.bus.attach(&id);
+    let lease = tools.bus.lease(&id);
+    if tools.records.create(&spec, &tools.who.me, &lease).await.is_err() {
+        return tools.bus.unlease(&id);
+    }
+    tools.bus.nudge(&id);
+    drop(session);
+    world.ground.weather.tally.count(Kind::Ephemeral);
+    world.ground.oracle.made(&id, home, maker.name(), spec.idle_timeout.is_some());
+    let mut at = home;
+    loop {
+        if let Some(process) = world.process(at) {
+            let stay = Instant::now() + dice.seconds(1, 150);
+            session::visit(&world, &process, &id, &dice, &mut reader, stay).await;
+        }
+        sleep(dice.seconds(0, 45)).await;
+        at = if dice.falls(80) { home } else { dice.below(MACHINES as u64) as usize };
+    }
+}
+
+/// One last client where it should be, or anywhere if its instance is gone.
+pub async fn ask_at_the_end(world: Arc<World>, id: SandboxId, anywhere: usize) {
+    let oracle = &world.ground.oracle;
+    let fate = oracle.fate(&id);
+    let at = match fate {
+        Fate::Unborn => return,
+        Fate::Lives(at) | Fate::MayLive(at) => at,
+        Fate::Gone => anywhere,
+    };
+    let process = world.process(at).expect("all are up");
+    let mut reader = Reader::new("last".to_owned());
+    let stay = Instant::now() + READS_FOR;
+    while Instant::now() < stay && reader.bytes() == 0 && reader.told != Some(Status::NotFound) {
+        session::read(&world, &process, &id, &mut reader, stay.min(Instant::now() + Duration::from_secs(10))).await;
+    }
+    let (bytes, told) = (reader.bytes(), reader.told);
+    oracle.note(format!("the last client of what is not stored has {bytes} bytes and heard {told:?}"));
+    let expected = match fate {
+        Fate::Unborn => true,
+        Fate::Lives(_) => bytes > 0,
+        Fate::MayLive(_) => bytes > 0 || told == Some(Status::NotFound),
+        Fate::Gone => bytes == 0 && told == Some(Status::NotFound),
+    };
+    if !expected {
+        oracle.wrong(format!("a minute and a half after the last fault {fate:?}, but {bytes} bytes and {told:?}"));
+    }
+}

@@ -1,0 +1,118 @@
+//! Sandboxes of which nothing is stored: they live and end where they were made.
+
+use std::time::Duration;
+
+use baton::{runtime::Container, storage::layout};
+use baton_protocol::id::SandboxId;
+
+use super::{Oracle, StatusHistory};
+use crate::{time::Instant, words::short};
+
+/// How long after its machine stood still, or its guard died, one may stand still itself.
+const EXCUSED: Duration = Duration::from_secs(90);
+
+/// Where one was made.
+#[derive(Debug)]
+pub struct Home {
+    at: usize,
+    name: String,
+    container: Container,
+    /// It has ended.
+    over: bool,
+    /// Somebody wanted it to end, or it ended by itself.
+    may_end: bool,
+    /// Its machine stood still, or lost its guard.
+    shaken: Option<Instant>,
+}
+
+/// What is to be expected of one at the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It was never started.
+    Unborn,
+    /// It must run on that machine.
+    Lives(usize),
+    /// It may have ended.
+    MayLive(usize),
+    /// The instance that made it is gone.
+    Gone,
+}
+
+impl Oracle {
+    pub fn made(&self, id: &SandboxId, at: usize, name: &str, may_end: bool) {
+        let mut told = self.told.lock().unwrap();
+        let home = Home { at, name: name.to_owned(), container: Container::Absent, over: false, may_end, shaken: None };
+        let now = self.start.elapsed();
+        told.note(now, &format!("{} is made on {at}, and nothing of it is stored", short(id)));
+        told.stories.entry(id.clone()).or_default().home = Some(home);
+    }
+
+    /// Somebody wants it to end, or ends it.
+    pub fn may_end(&self, id: &SandboxId) {
+        if let Some(home) = self.told.lock().unwrap().stories.get_mut(id).and_then(|story| story.home.as_mut()) {
+            home.may_end = true;
+        }
+    }
+
+    /// An instance is on its way out.
+    pub fn drains(&self, at: usize) {
+        for home in self.told.lock().unwrap().stories.values_mut().filter_map(|story| story.home.as_mut()) {
+            home.may_end |= home.at == at;
+        }
+    }
+
+    /// A machine stands still, or its guard has died.
+    pub fn shaken(&self, at: usize) {
+        let mut told = self.told.lock().unwrap();
+        told.shaken.insert(at, Instant::now());
+        for home in told.stories.values_mut().filter_map(|story| story.home.as_mut()) {
+            if home.at == at {
+                home.shaken = Some(Instant::now());
+            }
+        }
+    }
+
+    pub fn fate(&self, id: &SandboxId) -> Fate {
+        let told = self.told.lock().unwrap();
+        let Some(home) = told.stories.get(id).and_then(|story| story.home.as_ref()) else { return Fate::Unborn };
+        if told.places.get(&home.at).is_none_or(|place| place.name != home.name) {
+            return Fate::Gone;
+        }
+        let lives = !home.may_end && !home.over && home.container != Container::Absent;
+        if lives { Fate::Lives(home.at) } else { Fate::MayLive(home.at) }
+    }
+}
+
+impl StatusHistory {
+    pub(super) fn is_fleeting(&self, key: &str) -> bool {
+        let id = layout::sandbox_of(key).or_else(|| crate::words::sandbox_of_checkpoint(key));
+        id.and_then(|id| self.stories.get(&id)).is_some_and(|story| story.home.is_some())
+    }
+
+    /// What is wrong with one of them as it is now, on one instance.
+    pub(super) fn judge_fleeting(&mut self, id: &SandboxId, name: &str, container: Container) -> Option<String> {
+        let home = self.stories.get_mut(id)?.home.as_mut()?;
+        let lives = |container| matches!(container, Container::Running | Container::Paused | Container::Fenced);
+        if home.name != name {
+            return lives(container).then(|| format!("{} is stored nowhere and was moved", short(id)));
+        }
+        let before = std::mem::replace(&mut home.container, container);
+        if lives(container) && home.over {
+            return Some(format!("{} started over although it had ended", short(id)));
+        }
+        if container == Container::Fenced
+            && before == Container::Running
+            && !home.may_end
+            && home.shaken.is_none_or(|at| at.elapsed() > EXCUSED)
+        {
+            return Some(format!("{} stands still, and needs nothing but its instance", short(id)));
+        }
+        if lives(before) && !lives(container) {
+            home.over = true;
+            if !home.may_end {
+                return Some(format!("{} ended, and nobody wanted it to", short(id)));
+            }
+        }
+        None
+    }
+}

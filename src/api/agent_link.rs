@@ -1,0 +1,91 @@
+//! A session's end of the link to the agent: frames wait in a queue instead of the session waiting for room.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use baton_protocol::frame::{Frame, Stream};
+
+use crate::runtime::Link;
+
+#[derive(Debug)]
+pub enum LinkEvent {
+    Frame(Frame),
+    /// Something was passed on, or left out.
+    Sent,
+    /// The container has ended.
+    Closed,
+}
+
+#[derive(Debug, Default)]
+pub struct AgentLink {
+    link: Option<Link>,
+    outbox: VecDeque<Frame>,
+    waiting: usize,
+}
+
+impl AgentLink {
+    pub fn open(&mut self, link: Link) {
+        *self = Self { link: Some(link), ..Self::default() };
+    }
+
+    /// What the container's end takes with it.
+    pub fn close(&mut self) {
+        *self = Self::default();
+    }
+
+    pub fn is_open(&self) -> bool {
+        self.link.is_some()
+    }
+
+    pub fn send(&mut self, frame: Frame) {
+        if self.link.is_some() {
+            self.waiting += frame.payload.len();
+            self.outbox.push_back(frame);
+        }
+    }
+
+    /// Payload that waits to be taken by the sandbox.
+    pub fn waiting(&self) -> usize {
+        self.waiting
+    }
+
+    /// Nothing is on its way from the agent, as far as can be seen here.
+    pub fn is_drained(&self) -> bool {
+        self.link.as_ref().is_none_or(|link| link.from_agent.is_empty())
+    }
+
+    /// Streams of which output was left out since the last time.
+    pub fn take_behind(&self) -> BTreeSet<(u32, Stream)> {
+        self.link.as_ref().map(|link| link.behind.take()).unwrap_or_default()
+    }
+
+    /// A frame that is there already.
+    pub fn try_next(&mut self) -> Option<Frame> {
+        self.link.as_mut()?.from_agent.try_recv().ok()
+    }
+
+    /// Passes on what waits, and with `listen` waits for the agent too. Without a link it waits
+    /// for ever. May be cancelled.
+    pub async fn turn(&mut self, listen: bool) -> LinkEvent {
+        let Some(Link { to_agent, from_agent, behind }) = &mut self.link else { return std::future::pending().await };
+        // What the agent says is bounded by its credit, so it cannot keep what waits from being passed on.
+        let permit = tokio::select! {
+            biased;
+            frame = from_agent.recv(), if listen => return frame.map_or(LinkEvent::Closed, LinkEvent::Frame),
+            () = behind.noted() => return LinkEvent::Sent,
+            permit = to_agent.reserve(), if !self.outbox.is_empty() => permit,
+            else => return std::future::pending().await,
+        };
+        let Ok(permit) = permit else {
+            // The container has ended.
+            return LinkEvent::Closed;
+        };
+        let mut permit = Some(permit);
+        while let Some(place) = permit.take() {
+            let Some(frame) = self.outbox.pop_front() else { break };
+            self.waiting -= frame.payload.len();
+            place.send(frame);
+            permit = to_agent.try_reserve().ok();
+        }
+        LinkEvent::Sent
+    }
+}

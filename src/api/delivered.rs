@@ -1,0 +1,47 @@
+//! How far clients of this instance have come, kept between two sessions of one sandbox:
+//! without it a plain client that comes back late would not hear of bytes that were dropped.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, PoisonError},
+};
+
+use baton_protocol::id::SandboxId;
+
+use super::output::Mark;
+
+/// So many sandboxes are remembered.
+const MOST: usize = 1024;
+
+#[derive(Clone, Debug, Default)]
+pub struct Marks(BTreeMap<u32, Mark>);
+
+impl Marks {
+    pub fn confirmed(&self, exec: u32) -> Option<Mark> {
+        self.0.get(&exec).copied()
+    }
+
+    pub fn all(&self) -> Vec<Mark> {
+        self.0.values().copied().collect()
+    }
+}
+
+#[derive(Debug, Default)]
+pub struct MarkCache(Mutex<BTreeMap<SandboxId, Marks>>);
+
+impl MarkCache {
+    /// A session has ended while its sandbox runs on.
+    pub fn keep(&self, id: &SandboxId, marks: Vec<Mark>) {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if marks.is_empty() || (kept.len() >= MOST && !kept.contains_key(id)) {
+            kept.remove(id);
+            return;
+        }
+        kept.insert(id.clone(), Marks(marks.into_iter().map(|mark| (mark.exec, mark)).collect()));
+    }
+
+    /// A session has begun.
+    pub fn take(&self, id: &SandboxId) -> Marks {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(id).unwrap_or_default()
+    }
+}

@@ -1,0 +1,107 @@
+//! Coming back to commands that were begun before this session.
+
+use super::*;
+use crate::api::delivered::Marks;
+
+impl ExecTable {
+    /// The first answer of the agent on this link.
+    pub(super) fn learn(&mut self, state: agent::State) {
+        self.is_known = true;
+        self.next_request = state.last_request.saturating_add(1);
+        self.next_exec = state.last_exec.saturating_add(1);
+        for before in state.execs.into_iter().take(agent::MAX_EXECS) {
+            let input = Input::resumed(before.stdin, !before.stdin_closed);
+            let mut command = TrackedExec::new(before.exec_id.clone(), input);
+            command.is_running = before.exit.is_none();
+            let number = before.exec;
+            self.next_exec = self.next_exec.max(number.saturating_add(1));
+            command.before = Some(before);
+            self.known.insert(number, command);
+        }
+    }
+
+    /// For RUNNING after an attach.
+    pub fn views(&self) -> Vec<ExecView> {
+        let befores = self.known.values().filter_map(|command| command.before.as_ref());
+        befores
+            .map(|before| ExecView {
+                exec_id: before.exec_id.clone(),
+                exec: before.exec,
+                running: before.exit.is_none(),
+                stdin: before.stdin,
+                stdout: kept(&before.stdout),
+                stderr: kept(&before.stderr),
+                exit_code: before.exit.as_ref().and_then(|exit| exit.code),
+                signal: before.exit.as_ref().and_then(|exit| exit.signal),
+            })
+            .collect()
+    }
+
+    /// A plain client comes back: its last command goes on from where it last confirmed.
+    pub fn resume_last(&mut self, marks: &Marks, writer: &mut EventWriter) {
+        let Some((number, command)) = self.known.iter().next_back() else { return };
+        let (Some(before), None) = (&command.before, &command.delivery) else { return };
+        let confirmed = marks.confirmed(*number);
+        let offsets = Offsets {
+            stdout: confirmed.map_or(before.stdout.from, |mark| mark.stdout.min(before.stdout.to)),
+            stderr: confirmed.map_or(before.stderr.from, |mark| mark.stderr.min(before.stderr.to)),
+        };
+        self.resume(*number, offsets, false, writer);
+    }
+
+    /// A client of `baton.v1` names what it has, or what it wants to look at.
+    pub fn resume_named(&mut self, offsets: &BTreeMap<ExecId, Offsets>, peek: bool, writer: &mut EventWriter) {
+        for (exec_id, offsets) in offsets {
+            match self.find(exec_id) {
+                None => {
+                    let message = "The sandbox does not know this command (any more).";
+                    writer.say_all(&exec_refusal(Some(exec_id.clone()), message));
+                }
+                // It is being told already.
+                Some(number) if self.known[&number].delivery.is_some() => {}
+                Some(number) => self.resume(number, *offsets, peek, writer),
+            }
+        }
+    }
+
+    fn resume(&mut self, number: u32, offsets: Offsets, peek: bool, writer: &mut EventWriter) {
+        let Some(command) = self.known.get_mut(&number) else { return };
+        let Some(before) = command.before.clone() else { return };
+        let running = Update {
+            exec_id: Some(command.exec_id.clone()),
+            exec: Some(number),
+            ..Update::new(Status::ExecutionRunning)
+        };
+        writer.say(&Event::StatusUpdate(running));
+        let mut delivery = Delivery::new(number, command.exec_id.clone());
+        delivery.is_peek = peek;
+        let streams = [
+            (Output::Stdout, Stream::Stdout, before.stdout, offsets.stdout),
+            (Output::Stderr, Stream::Stderr, before.stderr, offsets.stderr),
+        ];
+        for (output, stream, range, asked) in streams {
+            let exec_id = command.exec_id.clone();
+            if asked > range.to {
+                writer.say(&Event::OutputRewound { exec_id, stream: output, to: range.to });
+            } else if asked < range.from {
+                writer.say(&Event::OutputGap { exec_id, stream: output, from: asked, to: range.from });
+            }
+            let from = range.nearest(asked);
+            *delivery.flow(output) = StreamCursor::resumed(from, self.replay);
+            if from > range.from && !peek {
+                self.line.send(Frame::new(Kind::Ack).exec(number).stream(stream).offset(from));
+            }
+            self.line.send(Frame::new(Kind::Replay).exec(number).stream(stream).offset(from).sequence(self.replay));
+            self.line.send(Frame::new(Kind::Credit).exec(number).stream(stream).offset(from.saturating_add(WINDOW)));
+        }
+        if let Some(exit) = before.exit {
+            delivery.exited(exit);
+            command.ask_at = Some(self.clock.now() + SETTLE);
+        }
+        command.delivery = Some(delivery);
+    }
+}
+
+fn kept(range: &agent::Range) -> Kept {
+    Kept { from: range.from, to: range.to }
+}

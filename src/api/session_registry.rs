@@ -1,0 +1,134 @@
+//! One session per sandbox on this instance. The living first one stays; a dead one gives way.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use baton_protocol::id::SandboxId;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::{bus::ALIVE_WITHIN, clock::SharedClock};
+
+/// Somebody else wants the place. Answered when the client has shown that it lives.
+pub type LivenessProbe = oneshot::Sender<()>;
+
+#[derive(Debug)]
+struct Entry {
+    serial: u64,
+    liveness_probes: mpsc::Sender<LivenessProbe>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    entries: BTreeMap<SandboxId, Entry>,
+    serial: u64,
+}
+
+#[derive(Debug, Default)]
+pub struct SessionRegistry(Mutex<Inner>);
+
+/// A session's place, until it is dropped or taken.
+#[derive(Debug)]
+pub struct SessionSlot {
+    registry: Arc<SessionRegistry>,
+    id: SandboxId,
+    serial: u64,
+    liveness_probes: mpsc::Receiver<LivenessProbe>,
+}
+
+impl SessionRegistry {
+    /// The place, or `None` when a living client has it.
+    pub async fn admit(self: &Arc<Self>, id: &SandboxId, clock: &SharedClock) -> Option<SessionSlot> {
+        loop {
+            let (serial, liveness_probes) = {
+                let mut inner = self.lock();
+                match inner.entries.get(id) {
+                    None => return Some(self.sit(&mut inner, id)),
+                    Some(entry) => (entry.serial, entry.liveness_probes.clone()),
+                }
+            };
+            let (alive, answer) = oneshot::channel();
+            let asked = clock
+                .timeout(ALIVE_WITHIN, async move {
+                    if liveness_probes.send(alive).await.is_err() {
+                        return false;
+                    }
+                    drop(liveness_probes);
+                    answer.await.is_ok()
+                })
+                .await;
+            match asked {
+                Ok(true) => return None,
+                // It has just left by itself.
+                Ok(false) => {}
+                Err(_) => {
+                    let mut inner = self.lock();
+                    if inner.entries.get(id).is_some_and(|entry| entry.serial == serial) {
+                        return Some(self.sit(&mut inner, id));
+                    }
+                }
+            }
+        }
+    }
+
+    fn sit(self: &Arc<Self>, inner: &mut Inner, id: &SandboxId) -> SessionSlot {
+        inner.serial += 1;
+        let serial = inner.serial;
+        let (sender, liveness_probes) = mpsc::channel(8);
+        inner.entries.insert(id.clone(), Entry { serial, liveness_probes: sender });
+        SessionSlot { registry: self.clone(), id: id.clone(), serial, liveness_probes }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl SessionSlot {
+    /// Somebody else has the place: this session is about to hear so.
+    pub fn is_taken(&self) -> bool {
+        self.registry.lock().entries.get(&self.id).is_none_or(|entry| entry.serial != self.serial)
+    }
+
+    /// Somebody knocks; `None`: the place was taken. May be cancelled.
+    pub async fn knock(&mut self) -> Option<LivenessProbe> {
+        self.liveness_probes.recv().await
+    }
+}
+
+impl Drop for SessionSlot {
+    fn drop(&mut self) {
+        let mut inner = self.registry.lock();
+        if inner.entries.get(&self.id).is_some_and(|entry| entry.serial == self.serial) {
+            inner.entries.remove(&self.id);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::TestClock;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_living_stay_the_dead_give_way_and_who_left_is_forgotten() {
+        let clock: SharedClock = Arc::new(TestClock::new(1));
+        let id = clock.sandbox_id();
+        let registry = Arc::new(SessionRegistry::default());
+        let mut first = registry.admit(&id, &clock).await.unwrap();
+        let (second, ()) = tokio::join!(registry.admit(&id, &clock), async {
+            first.knock().await.unwrap().send(()).unwrap();
+        });
+        assert!(second.is_none());
+        let third = registry.admit(&id, &clock).await.expect("nobody answered");
+        // The unanswered knock is still in its queue; after it the first hears that its place is gone.
+        assert!(first.knock().await.unwrap().is_closed());
+        assert!(first.knock().await.is_none());
+        assert!(first.is_taken() && !third.is_taken());
+        drop(first);
+        assert_eq!(registry.lock().entries.len(), 1);
+        drop(third);
+        assert_eq!(registry.lock().entries.len(), 0);
+    }
+}

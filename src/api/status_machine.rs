@@ -1,0 +1,373 @@
+//! What a session says when something happens to its sandbox: the table of the scenarios. Pure.
+//!
+//! The session speaks first where it asked (CREATING, RESTORING, KILLING, CHECKPOINTING);
+//! everything here follows what the reconciler posted. Words that are never taken back
+//! (DELETING, LOCK_*, DELETED) are said only when the sandbox has left.
+
+use baton_protocol::{
+    event::{Event, Progress, Status, Update},
+    id::{CheckpointId, InstanceId},
+    lock::Claim,
+    metadata::Spec,
+    reason::Reason,
+};
+
+use super::{close_code::Close, dialect::Dialect};
+use crate::bus::{DOWNLOAD, EXTRACT, LeaveReason, LifecycleEvent, SNAPSHOT, UPLOAD};
+
+const IDLE_IN_MEMORY: &str = "The sandbox was idle for longer than its `idle_timeout` and is deleted: it was created without \
+     `enable_checkpoint`, so it was in memory only.";
+const IDLE_STORED: &str = "The sandbox was idle for longer than its `idle_timeout` and is stopped without a checkpoint, as \
+     `enable_idle_timeout_auto_checkpoint` says: only an earlier checkpoint, if there is one, can be restored.";
+
+/// How a session came to its sandbox, until it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    Creating,
+    Attaching,
+    Open,
+}
+
+/// What this session itself has asked for, of what ends it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asked {
+    Checkpoint,
+    Kill,
+}
+
+/// One-shot wishes of this session that are not answered yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wished {
+    pub snapshot: bool,
+    /// One after which the sandbox runs on; also that of a fork, which begins without a word.
+    pub checkpoint: bool,
+}
+
+/// What to say and to do about something posted.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Answer {
+    pub events: Vec<Event>,
+    pub then: Then,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Then {
+    #[default]
+    Stay,
+    /// It runs here: open the link.
+    Enter,
+    /// It left before this session had it: ask for it again.
+    AskAgain,
+    /// An answer may be there.
+    Look,
+    /// Its own checkpoint failed: want it running again, then close.
+    TakeBack,
+    /// A client elsewhere has it and is alive: say so a little later, and close.
+    InUse,
+    Close(Close),
+}
+
+/// What a session has said so far.
+#[derive(Clone, Debug)]
+pub struct StatusMachine {
+    pub stage: Stage,
+    pub dialect: Dialect,
+    /// The spec allows handoff: only then there is talk of locks.
+    pub has_handoff: bool,
+    /// It is stored, so that an idle end leaves its last checkpoint behind.
+    pub is_persistent: bool,
+    pub asked: Option<Asked>,
+    pub wished: Wished,
+    restoring: bool,
+    acquiring: bool,
+    acquired: bool,
+    /// Why a checkpoint that ends the session is under way.
+    checkpointing: Option<LeaveReason>,
+    /// Which wish has failed and was told so.
+    failed: Option<LeaveReason>,
+    fenced: bool,
+}
+
+impl StatusMachine {
+    pub fn new(stage: Stage, dialect: Dialect) -> Self {
+        Self {
+            stage,
+            dialect,
+            has_handoff: false,
+            is_persistent: false,
+            asked: None,
+            wished: Wished::default(),
+            restoring: false,
+            acquiring: false,
+            acquired: false,
+            checkpointing: None,
+            failed: None,
+            fenced: false,
+        }
+    }
+
+    /// A checkpoint that ends the session is under way: commands and input are refused.
+    pub fn is_leaving(&self) -> bool {
+        self.asked.is_some() || self.checkpointing.is_some()
+    }
+
+    /// What the spec says about the words of this session.
+    pub fn learn(&mut self, spec: &Spec, dialect: Dialect) {
+        self.dialect = dialect;
+        self.has_handoff = spec.enable_sandbox_handoff;
+        self.is_persistent = spec.enable_sandbox_checkpoint;
+    }
+
+    fn tells_locks(&self) -> bool {
+        self.has_handoff && self.dialect.tells_all_steps()
+    }
+
+    pub fn is_acquired(&self) -> bool {
+        self.acquired
+    }
+
+    /// The client asked for a checkpoint and was told CHECKPOINTING.
+    pub fn ask_checkpoint(&mut self) {
+        self.asked = Some(Asked::Checkpoint);
+        self.checkpointing = Some(LeaveReason::Checkpointed);
+        self.failed = None;
+    }
+
+    /// RESTORING, once.
+    pub fn restoring(&mut self) -> Vec<Event> {
+        if std::mem::replace(&mut self.restoring, true) { vec![] } else { vec![Event::status(Status::Restoring)] }
+    }
+
+    pub fn tell(&mut self, passing: &LifecycleEvent) -> Answer {
+        match passing {
+            LifecycleEvent::Acquiring => self.lock(Status::LockAcquiring),
+            LifecycleEvent::Acquired => self.lock(Status::LockAcquired),
+            LifecycleEvent::Running { .. } => Answer { events: vec![], then: Then::Enter },
+            LifecycleEvent::Failed { reason: Reason::InUse, .. } if self.stage == Stage::Attaching => {
+                Answer { events: self.restoring(), then: Then::InUse }
+            }
+            LifecycleEvent::Failed { message, .. } => self.fail(message),
+            LifecycleEvent::ReleaseRequested { by, claim } => self.release_requested(by, *claim),
+            // The session answers by itself.
+            LifecycleEvent::Probe { .. } => Answer::default(),
+            LifecycleEvent::Checkpointing { why } => self.checkpoint(*why),
+            LifecycleEvent::CheckpointFailed { why, message, .. } => self.checkpoint_failed(*why, message),
+            LifecycleEvent::Left { why, checkpoint_id } => self.leave(*why, checkpoint_id.as_ref()),
+            LifecycleEvent::Fenced { message } => {
+                self.fenced = true;
+                let update = Update { message: Some(message.clone()), ..Update::new(Status::Paused) };
+                let open = self.stage == Stage::Open && self.dialect.is_v1();
+                stay(if open { vec![Event::StatusUpdate(update)] } else { vec![] })
+            }
+            LifecycleEvent::Unfenced => {
+                let was = std::mem::replace(&mut self.fenced, false);
+                self.when_open(was && self.dialect.is_v1(), Status::Running)
+            }
+            LifecycleEvent::LeaseLost { message } => self.lose(message),
+            LifecycleEvent::Answered => Answer { events: vec![], then: Then::Look },
+            LifecycleEvent::Progress { what, done, total } => self.progress(what, *done, *total),
+        }
+    }
+
+    /// In v1 the word that was said when it began comes again, with how far it is. Where no word was said,
+    /// because somebody else asked or because it has failed before, nothing is said now. A fork alone says its word
+    /// only if it takes long.
+    fn progress(&self, what: &str, done: u64, total: u64) -> Answer {
+        let leaves = self.checkpointing.is_some() && self.failed != self.checkpointing;
+        let status = match (self.stage, what) {
+            (Stage::Creating, DOWNLOAD | EXTRACT) => Status::Creating,
+            (Stage::Attaching, DOWNLOAD | EXTRACT) if self.restoring => Status::Restoring,
+            (Stage::Open, SNAPSHOT) if self.wished.snapshot => Status::FilesystemSnapshotCreating,
+            (Stage::Open, UPLOAD) if self.wished.checkpoint || leaves => Status::Checkpointing,
+            _ => return Answer::default(),
+        };
+        // A transfer that has not begun to move shows that it is alive, and no more.
+        if !self.dialect.is_v1() || done == 0 || self.asked == Some(Asked::Kill) {
+            return Answer::default();
+        }
+        let progress = Some(Progress { done, total });
+        stay(vec![Event::StatusUpdate(Update { progress, ..Update::new(status) })])
+    }
+
+    fn when_open(&self, holds: bool, status: Status) -> Answer {
+        stay(if holds && self.stage == Stage::Open { vec![Event::status(status)] } else { vec![] })
+    }
+
+    /// Whoever loses the sandbox hears to whom, and why; in plain with details only.
+    fn release_requested(&mut self, by: &InstanceId, claim: Claim) -> Answer {
+        self.failed = None;
+        if !self.tells_locks() || self.stage != Stage::Open {
+            return Answer::default();
+        }
+        let silent = if claim == Claim::Ask { ", and this one gave no sign of life" } else { "" };
+        let message = Some(format!("A client attached on instance {by}{silent}: the sandbox moves there."));
+        stay(vec![Event::StatusUpdate(Update { message, ..Update::new(Status::LockReleaseRequested) })])
+    }
+
+    fn lock(&mut self, status: Status) -> Answer {
+        if self.stage == Stage::Open {
+            return Answer::default();
+        }
+        let said = if status == Status::LockAcquiring { &mut self.acquiring } else { &mut self.acquired };
+        if std::mem::replace(said, true) {
+            return Answer::default();
+        }
+        let mut events = if self.stage == Stage::Attaching { self.restoring() } else { vec![] };
+        if self.tells_locks() {
+            events.push(Event::status(status));
+        }
+        stay(events)
+    }
+
+    fn fail(&mut self, message: &str) -> Answer {
+        let events = match self.stage {
+            Stage::Creating => Event::refusal(Status::CreationError, message).to_vec(),
+            Stage::Attaching | Stage::Open => {
+                let mut events = if self.stage == Stage::Attaching { self.restoring() } else { vec![] };
+                events.extend(Event::refusal(Status::RestoreError, message));
+                events
+            }
+        };
+        close(events, Close::Fatal)
+    }
+
+    fn checkpoint(&mut self, why: LeaveReason) -> Answer {
+        if self.stage != Stage::Open {
+            return Answer::default();
+        }
+        let told = self.checkpointing == Some(why) || self.failed == Some(why);
+        self.checkpointing = Some(why);
+        stay(if told { vec![] } else { vec![Event::status(Status::Checkpointing)] })
+    }
+
+    fn checkpoint_failed(&mut self, why: LeaveReason, message: &str) -> Answer {
+        if self.stage != Stage::Open || self.asked == Some(Asked::Kill) {
+            self.checkpointing = None;
+            return Answer::default();
+        }
+        self.checkpointing = None;
+        if self.asked == Some(Asked::Checkpoint) && why == LeaveReason::Checkpointed {
+            self.asked = None;
+            return Answer { events: Event::refusal(Status::CheckpointError, message).to_vec(), then: Then::TakeBack };
+        }
+        if self.failed.replace(why) == Some(why) {
+            return Answer::default();
+        }
+        stay(Event::refusal(Status::CheckpointError, message).to_vec())
+    }
+
+    fn leave(&mut self, why: LeaveReason, checkpoint_id: Option<&CheckpointId>) -> Answer {
+        match self.stage {
+            Stage::Open => self.leave_open(why, checkpoint_id),
+            Stage::Creating => {
+                let message = "The sandbox ended before it was ready.";
+                close(Event::refusal(Status::CreationError, message).to_vec(), Close::Fatal)
+            }
+            Stage::Attaching => match why {
+                LeaveReason::Deleted => {
+                    let mut events = self.restoring();
+                    events.push(Event::status(Status::NotFound));
+                    close(events, Close::Unavailable)
+                }
+                LeaveReason::Drain => close(vec![], Close::Restart),
+                // The begun action has ended; what this session wants comes next.
+                LeaveReason::Checkpointed
+                | LeaveReason::HandedOff
+                | LeaveReason::Waiter
+                | LeaveReason::Room
+                | LeaveReason::Idle => self.ask_again(),
+            },
+        }
+    }
+
+    fn ask_again(&mut self) -> Answer {
+        (self.acquiring, self.acquired) = (false, false);
+        Answer { events: self.restoring(), then: Then::AskAgain }
+    }
+
+    fn leave_open(&mut self, why: LeaveReason, checkpoint_id: Option<&CheckpointId>) -> Answer {
+        let checkpointed = || {
+            let update = Update { checkpoint_id: checkpoint_id.cloned(), ..Update::new(Status::Checkpointed) };
+            Event::StatusUpdate(update)
+        };
+        let began = self.checkpointing.take().is_some() || self.failed.is_some();
+        if self.asked == Some(Asked::Kill) || why == LeaveReason::Deleted {
+            let mut events = self.deletion(None);
+            if self.asked == Some(Asked::Kill) {
+                events.push(Event::status(Status::Killed));
+            }
+            return close(events, Close::Normal);
+        }
+        let mut events = vec![];
+        match why {
+            LeaveReason::Checkpointed | LeaveReason::Waiter => {
+                if !began {
+                    events.push(Event::status(Status::Checkpointing));
+                }
+                if self.dialect.tells_all_steps() {
+                    events.extend(self.deletion(None));
+                }
+                events.push(checkpointed());
+                close(events, Close::Normal)
+            }
+            LeaveReason::Idle => {
+                let is_checkpointed = began && checkpoint_id.is_some();
+                if !is_checkpointed {
+                    events.extend(self.deletion(Some(if self.is_persistent { IDLE_STORED } else { IDLE_IN_MEMORY })));
+                } else if self.dialect.tells_all_steps() {
+                    events.extend(self.deletion(None));
+                }
+                if is_checkpointed {
+                    events.push(checkpointed());
+                }
+                close(events, Close::Normal)
+            }
+            LeaveReason::HandedOff | LeaveReason::Room | LeaveReason::Drain => {
+                if checkpoint_id.is_some() {
+                    if !began {
+                        events.push(Event::status(Status::Checkpointing));
+                    }
+                    events.push(checkpointed());
+                } else if !began {
+                    events.extend(self.deletion(Some("The server is shutting down and this sandbox cannot move.")));
+                }
+                close(events, Close::Restart)
+            }
+            LeaveReason::Deleted => close(self.deletion(None), Close::Normal),
+        }
+    }
+
+    fn deletion(&self, message: Option<&str>) -> Vec<Event> {
+        let mut events = vec![Event::status(Status::Deleting)];
+        if self.tells_locks() {
+            events.extend([Event::status(Status::LockReleasing), Event::status(Status::LockReleased)]);
+        }
+        let deleted = Update { message: message.map(str::to_owned), ..Update::new(Status::Deleted) };
+        events.push(Event::StatusUpdate(deleted));
+        events
+    }
+
+    fn lose(&mut self, message: &str) -> Answer {
+        match self.stage {
+            // What was here before this session came was another's already.
+            Stage::Attaching if !self.acquired => self.ask_again(),
+            Stage::Creating | Stage::Attaching => self.fail(message),
+            Stage::Open if self.dialect.is_v1() => {
+                close(Event::refusal(Status::LockRenewalError, message).to_vec(), Close::Restart)
+            }
+            // The status would stop existing clients from following.
+            Stage::Open => close(vec![], Close::Restart),
+        }
+    }
+}
+
+fn stay(events: Vec<Event>) -> Answer {
+    Answer { events, then: Then::Stay }
+}
+
+fn close(events: Vec<Event>, close: Close) -> Answer {
+    Answer { events, then: Then::Close(close) }
+}
+
+#[cfg(test)]
+mod tests;

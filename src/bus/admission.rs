@@ -1,0 +1,204 @@
+//! Room for one more sandbox. Whoever finds none waits in a queue; for those who may hope the places of
+//! sandboxes are *wanted* that nobody uses, and the reconciler lets these go.
+//!
+//! ```text
+//!   newcomer ──▶ queue ──wanted──▶ (reconciler) checkpoints, lets go ──▶ a place ──▶ newcomer
+//!                  └─ nobody could make room, or not in time: refused
+//! ```
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use baton_protocol::id::SandboxId;
+use tokio::sync::Notify;
+
+use super::{
+    AttachGuard, Bus, BusEntry, BusMessage,
+    admission_rules::{Admission, Applicant, Evictability, Taken, share},
+    lock,
+};
+
+/// How long a newcomer waits for room.
+pub const ROOM_WITHIN: Duration = Duration::from_secs(30);
+
+/// Who waits for a place, in the order of their coming, and whose places are wanted.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    next: u64,
+    waiting: BTreeMap<u64, Waiter>,
+    wanted: BTreeSet<SandboxId>,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    id: SandboxId,
+    most: usize,
+    admission: Admission,
+    /// Of its own, so that those who wait are woken in their order.
+    wakeup: Arc<Notify>,
+}
+
+impl BusEntry {
+    pub(super) fn is_here(&self) -> bool {
+        self.sessions > 0 || self.held
+    }
+
+    fn evictability(&self) -> Evictability {
+        match self.evictability {
+            _ if self.sessions > 0 => Evictability::Stays,
+            // A session that left was the last use, if this board knows of any.
+            Evictability::Spare { since } if self.asked > 0 => Evictability::Spare { since: since.max(self.active_at) },
+            evictability @ (Evictability::Spare { .. } | Evictability::Stays | Evictability::Leaves) => evictability,
+        }
+    }
+}
+
+impl Bus {
+    /// As [`attach`](Self::attach), unless `most` others are already here or on their way. What is here has its
+    /// place, whoever waits for one.
+    pub fn admit(self: &Arc<Self>, id: &SandboxId, most: usize) -> Option<AttachGuard> {
+        let mut entries = lock(&self.entries);
+        let is_here = entries.get(id).is_some_and(BusEntry::is_here);
+        let taken = || entries.values().filter(|line| line.is_here()).count() + lock(&self.queue).waiting.len();
+        (is_here || taken() < most).then(|| self.attach_to(&mut entries, id))
+    }
+
+    /// As [`admit`](Self::admit), and without room waits until others have made some. `None` when nobody
+    /// here can, or not in time. Whoever drops it wants no room any more.
+    pub async fn make_room(self: &Arc<Self>, id: &SandboxId, most: usize) -> Option<AttachGuard> {
+        let waiting = Waiting::new(self, id, most);
+        self.clock.timeout(ROOM_WITHIN, waiting.enter()).await.ok().flatten()
+    }
+
+    /// The reconciler says how a place stands that it holds.
+    pub fn set_tenure(&self, id: &SandboxId, evictability: Evictability) {
+        let mut entries = lock(&self.entries);
+        let Some(line) = entries.get_mut(id).filter(|line| line.held) else { return };
+        if std::mem::replace(&mut line.evictability, evictability) != evictability {
+            self.holds.send_modify(|count| *count += 1);
+            self.settle(&entries);
+        }
+    }
+
+    /// What is held now, and how each place stands.
+    pub fn held_places(&self) -> BTreeMap<SandboxId, Evictability> {
+        let entries = lock(&self.entries);
+        entries.iter().filter(|(_, line)| line.held).map(|(id, line)| (id.clone(), line.evictability)).collect()
+    }
+
+    /// Somebody waits for the place of this sandbox.
+    pub fn is_wanted(&self, id: &SandboxId) -> bool {
+        lock(&self.queue).wanted.contains(id)
+    }
+
+    /// The API's own board says that somebody waits for this place, until the value is dropped.
+    pub fn want(self: &Arc<Self>, id: &SandboxId) -> EvictionRequest {
+        lock(&self.queue).wanted.insert(id.clone());
+        self.nudge(id);
+        EvictionRequest { bus: self.clone(), id: id.clone() }
+    }
+
+    /// Something changed that those who wait may depend on.
+    pub(super) fn settle(&self, entries: &BTreeMap<SandboxId, BusEntry>) {
+        let mut queue = lock(&self.queue);
+        if !queue.waiting.is_empty() {
+            self.share_out(entries, &mut queue);
+        }
+    }
+
+    /// Says anew whose places are wanted, and wakes whoever has his answer.
+    fn share_out(&self, entries: &BTreeMap<SandboxId, BusEntry>, queue: &mut Queue) {
+        let places: Vec<_> = entries
+            .iter()
+            .filter(|(_, line)| line.is_here())
+            .map(|(id, line)| Taken { id, evictability: line.evictability(), wanted: queue.wanted.contains(id) })
+            .collect();
+        let newcomers: Vec<_> =
+            queue.waiting.values().map(|waiter| Applicant { id: &waiter.id, most: waiter.most }).collect();
+        let (hopes, wanted) = share(&places, &newcomers);
+        let wanted: BTreeSet<_> = wanted.into_iter().cloned().collect();
+        for (waiter, admission) in queue.waiting.values_mut().zip(hopes) {
+            waiter.admission = admission;
+            if admission != Admission::Wait {
+                waiter.wakeup.notify_one();
+            }
+        }
+        let before = std::mem::replace(&mut queue.wanted, wanted);
+        for id in before.symmetric_difference(&queue.wanted) {
+            let is_wanted = queue.wanted.contains(id);
+            match &self.forwarder {
+                Some(_) => self
+                    .tell(|| if is_wanted { BusMessage::Wanted(id.clone()) } else { BusMessage::Unwanted(id.clone()) }),
+                None => self.nudge(id),
+            }
+        }
+    }
+}
+
+/// A place in the queue.
+#[derive(Debug)]
+struct Waiting {
+    bus: Arc<Bus>,
+    ticket: u64,
+    wakeup: Arc<Notify>,
+}
+
+impl Waiting {
+    fn new(bus: &Arc<Bus>, id: &SandboxId, most: usize) -> Self {
+        let wakeup = Arc::new(Notify::new());
+        let entries = lock(&bus.entries);
+        let mut queue = lock(&bus.queue);
+        queue.next += 1;
+        let ticket = queue.next;
+        queue
+            .waiting
+            .insert(ticket, Waiter { id: id.clone(), most, admission: Admission::Wait, wakeup: wakeup.clone() });
+        bus.share_out(&entries, &mut queue);
+        drop((queue, entries));
+        Self { bus: bus.clone(), ticket, wakeup }
+    }
+
+    /// The place, or `None` when there is none to be had.
+    async fn enter(self) -> Option<AttachGuard> {
+        loop {
+            self.wakeup.notified().await;
+            let mut entries = lock(&self.bus.entries);
+            let mut queue = lock(&self.bus.queue);
+            match queue.waiting.get(&self.ticket)?.admission {
+                Admission::Wait => {}
+                Admission::None => return None,
+                Admission::Enter => {
+                    let waiter = queue.waiting.remove(&self.ticket)?;
+                    drop(queue);
+                    return Some(self.bus.attach_to(&mut entries, &waiter.id));
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let entries = lock(&self.bus.entries);
+        let mut queue = lock(&self.bus.queue);
+        queue.waiting.remove(&self.ticket);
+        self.bus.share_out(&entries, &mut queue);
+    }
+}
+
+/// Somebody waits for a place, as the other half has said.
+#[derive(Debug)]
+pub struct EvictionRequest {
+    bus: Arc<Bus>,
+    id: SandboxId,
+}
+
+impl Drop for EvictionRequest {
+    fn drop(&mut self) {
+        lock(&self.bus.queue).wanted.remove(&self.id);
+        self.bus.nudge(&self.id);
+    }
+}

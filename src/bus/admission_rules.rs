@@ -1,0 +1,199 @@
+//! Who may come when an instance is full, and whose place is wanted for that. Pure.
+
+use baton_protocol::id::SandboxId;
+use serde::{Deserialize, Serialize};
+
+use crate::clock::Moment;
+
+/// What the reconciler says of a place that it holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Evictability {
+    /// It keeps its place.
+    #[default]
+    Stays,
+    /// It can be let go without loss, unless a session is attached.
+    Spare {
+        /// When it was last used.
+        since: Moment,
+    },
+    /// It is about to go.
+    Leaves,
+}
+
+/// A place that is not free.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Taken<'a> {
+    pub(super) id: &'a SandboxId,
+    /// `Stays` with a session, whatever was said.
+    pub(super) evictability: Evictability,
+    /// It is wanted already.
+    pub(super) wanted: bool,
+}
+
+/// Somebody who waits for a place.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Applicant<'a> {
+    pub(super) id: &'a SandboxId,
+    /// So many places there are.
+    pub(super) most: usize,
+}
+
+/// What somebody who waits can expect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Admission {
+    /// There is a place.
+    Enter,
+    /// There will be one, if all goes well.
+    Wait,
+    /// There is none to be had.
+    None,
+}
+
+/// What each newcomer can expect, the first of them first, and whose places are wanted: no more than
+/// are needed, the longest unused first. What is wanted already comes before that: it may have begun to go.
+/// Who comes for a sandbox that has its place, or for which somebody waits already, needs no other.
+pub(super) fn share<'a>(places: &[Taken<'a>], newcomers: &[Applicant<'_>]) -> (Vec<Admission>, Vec<&'a SandboxId>) {
+    let (mut hopes, mut ahead, mut short) = (Vec::<Admission>::new(), 0, 0);
+    for (number, applicant) in newcomers.iter().enumerate() {
+        if let Some(same) = newcomers[..number].iter().position(|other| other.id == applicant.id) {
+            hopes.push(hopes[same]);
+            continue;
+        }
+        if places.iter().any(|place| place.id == applicant.id) {
+            hopes.push(Admission::Enter);
+            continue;
+        }
+        let stay = places.iter().filter(|place| place.evictability == Evictability::Stays).count();
+        let leave = places.iter().filter(|place| place.evictability == Evictability::Leaves).count();
+        let admission = if places.len() + ahead < applicant.most {
+            Admission::Enter
+        } else if stay + ahead < applicant.most {
+            Admission::Wait
+        } else {
+            Admission::None
+        };
+        if admission != Admission::None {
+            ahead += 1;
+            short = short.max((places.len() + ahead).saturating_sub(applicant.most + leave));
+        }
+        hopes.push(admission);
+    }
+    let is_newcomer = |id: &SandboxId| newcomers.iter().any(|applicant| applicant.id == id);
+    let spare = places.iter().filter(|place| !is_newcomer(place.id)).filter_map(|place| match place.evictability {
+        Evictability::Spare { since } => Some((!place.wanted, since, place.id)),
+        Evictability::Stays | Evictability::Leaves => None,
+    });
+    let mut spare: Vec<_> = spare.collect();
+    spare.sort_unstable();
+    (hopes, spare.into_iter().take(short).map(|(_, _, id)| id).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn id(number: usize) -> SandboxId {
+        SandboxId::from_uuid(&format!("00000000-0000-4000-8000-{number:012}")).expect("an id")
+    }
+
+    fn spare(seconds: u64) -> Evictability {
+        Evictability::Spare { since: Moment(Duration::from_secs(seconds)) }
+    }
+
+    /// Every way up to four places can stand, whether each is wanted already, and up to three newcomers.
+    fn all(mut judge: impl FnMut(&[Taken<'_>], &[Applicant<'_>], usize)) {
+        let ids: Vec<_> = (0..7).map(id).collect();
+        // Two of them were last used at the same time.
+        let states = [Evictability::Stays, Evictability::Leaves, spare(1), spare(1), spare(2)];
+        for count in 0..=4u32 {
+            for number in 0..(2 * states.len()).pow(count) {
+                let places: Vec<_> = (0..count)
+                    .map(|at| {
+                        let state = number / (2 * states.len()).pow(at) % (2 * states.len());
+                        let id = &ids[at as usize];
+                        Taken { id, evictability: states[state / 2], wanted: state % 2 == 1 }
+                    })
+                    .collect();
+                for waiting in 0..=3 {
+                    for most in 1..=4 {
+                        let newcomers: Vec<_> = ids[4..4 + waiting].iter().map(|id| Applicant { id, most }).collect();
+                        judge(&places, &newcomers, most);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn those_who_may_hope_all_find_a_place_once_the_wanted_have_gone_and_none_is_wanted_in_vain() {
+        all(|places, newcomers, most| {
+            let (hopes, wanted) = share(places, newcomers);
+            let leaves = places.iter().filter(|place| place.evictability == Evictability::Leaves).count();
+            let hopeful = hopes.iter().filter(|admission| **admission != Admission::None).count();
+            let left = places.len() - leaves - wanted.len();
+            assert!(hopeful == 0 || left + hopeful <= most, "{places:?} {newcomers:?}: {hopes:?} {wanted:?}");
+            assert!(wanted.is_empty() || left + hopeful == most, "{places:?} {newcomers:?}: {hopes:?} {wanted:?}");
+        });
+    }
+
+    #[test]
+    fn nobody_is_turned_away_who_could_have_a_place_and_the_first_comes_first() {
+        all(|places, newcomers, most| {
+            let (hopes, _) = share(places, newcomers);
+            let stays = places.iter().filter(|place| place.evictability == Evictability::Stays).count();
+            for (ahead, admission) in hopes.iter().enumerate() {
+                let expected = if places.len() + ahead < most {
+                    Admission::Enter
+                } else if stays + ahead < most {
+                    Admission::Wait
+                } else {
+                    Admission::None
+                };
+                assert_eq!(*admission, expected, "{places:?} {newcomers:?}");
+            }
+        });
+    }
+
+    #[test]
+    fn what_is_wanted_is_spare_and_was_unused_for_longer_than_what_is_not() {
+        all(|places, newcomers, _| {
+            let (_, wanted) = share(places, newcomers);
+            for one in places.iter().filter(|place| wanted.contains(&place.id)) {
+                let Evictability::Spare { since } = one.evictability else { panic!("{one:?} is wanted") };
+                for other in places.iter().filter(|place| !wanted.contains(&place.id)) {
+                    let Evictability::Spare { since: then } = other.evictability else { continue };
+                    // What was wanted first is not given back for another.
+                    assert!(one.wanted >= other.wanted, "{places:?}: {wanted:?}");
+                    assert!((one.wanted && !other.wanted) || since <= then, "{places:?}: {wanted:?}");
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn a_newcomer_whose_sandbox_is_here_takes_no_place_besides() {
+        let ids = [id(0), id(1)];
+        let places = [
+            Taken { id: &ids[0], evictability: spare(1), wanted: true },
+            Taken { id: &ids[1], evictability: Evictability::Stays, wanted: false },
+        ];
+        let newcomers = [Applicant { id: &ids[0], most: 2 }];
+        assert_eq!(share(&places, &newcomers), (vec![Admission::Enter], vec![]));
+        // Not even where there are more already than there should be.
+        let newcomers = [Applicant { id: &ids[0], most: 1 }];
+        assert_eq!(share(&places, &newcomers), (vec![Admission::Enter], vec![]));
+        // Nor when others wait for its place.
+        let newcomers = [Applicant { id: &id(5), most: 2 }, Applicant { id: &ids[0], most: 2 }];
+        assert_eq!(share(&places, &newcomers).0, [Admission::Wait, Admission::Enter]);
+    }
+
+    #[test]
+    fn two_newcomers_for_one_sandbox_need_one_place() {
+        let places = [Taken { id: &id(0), evictability: spare(1), wanted: false }];
+        let newcomers = [Applicant { id: &id(5), most: 1 }, Applicant { id: &id(5), most: 1 }];
+        assert_eq!(share(&places, &newcomers), (vec![Admission::Wait, Admission::Wait], vec![&id(0)]));
+    }
+}

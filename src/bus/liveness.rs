@@ -1,0 +1,45 @@
+//! Signs of life: the reconciler asks whether an attached client is there, and its session answers for it.
+//!
+//! ```text
+//!   reconciler ──probe──▶ session ──ping──▶ client
+//!   reconciler ◀──alive── session ◀──pong── client
+//! ```
+
+use std::time::Duration;
+
+use baton_protocol::id::SandboxId;
+
+use super::{Bus, BusMessage, LifecycleEvent, lock};
+
+/// A client that does not answer a ping within this counts as dead when another one wants its place.
+pub const ALIVE_WITHIN: Duration = Duration::from_secs(1);
+
+impl Bus {
+    /// Asks the attached client for a sign of life; the number tells the answer to this probe from earlier ones.
+    pub fn probe(&self, id: &SandboxId) -> u64 {
+        let number = {
+            let mut entries = lock(&self.entries);
+            let line = self.line(&mut entries, id);
+            line.probes += 1;
+            line.probes
+        };
+        self.post(id, LifecycleEvent::Probe { number });
+        number
+    }
+
+    /// The attached client has answered this probe.
+    pub fn alive(&self, id: &SandboxId, number: u64) {
+        if self.forwarder.is_some() {
+            return self.tell(|| BusMessage::Alive(id.clone(), number));
+        }
+        if let Some(line) = lock(&self.entries).get_mut(id) {
+            line.alive = line.alive.max(number);
+        }
+        self.nudge(id);
+    }
+
+    /// Whether this probe, or a later one, was answered.
+    pub fn is_alive(&self, id: &SandboxId, number: u64) -> bool {
+        lock(&self.entries).get(id).is_some_and(|line| line.alive >= number)
+    }
+}

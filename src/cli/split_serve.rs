@@ -1,0 +1,233 @@
+//! `baton api` and `baton reconciler`: the two halves of `baton serve` as two processes.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use axum::{Json, Router, http::StatusCode, response::IntoResponse};
+use serde_json::json;
+use tokio::{net::TcpListener, sync::watch};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{
+    descriptors,
+    serve::{AdminServer, Backend, api_settings, connections, listen, records, say_hello, times, traces},
+    termination::Termination,
+};
+use crate::{
+    api::{self, Api, listener},
+    bus::Bus,
+    clock::{SharedClock, SystemClock},
+    config::Config,
+    ipc::{self, Back, Front},
+    metrics::Metrics,
+    storage::{lease::rules::Times, signature::Seals, stores::Stores},
+};
+
+/// Between two tries to reach the reconciler.
+const RETRY: Duration = Duration::from_millis(200);
+/// After a signal: for the reconciler to say that it was meant too.
+const BOTH: Duration = Duration::from_millis(500);
+/// The last events of an instance reach its clients before their sessions end.
+const LAST_EVENTS: Duration = Duration::from_millis(200);
+
+/// Runs the sandboxes of an instance until SIGTERM, for an API on the same machine.
+pub async fn reconciler(config: Config) -> Result<()> {
+    descriptors::raise();
+    let clock: SharedClock = Arc::new(SystemClock);
+    let metrics = Metrics::default();
+    let half = Backend::open(&config, &clock, &metrics).await?;
+    let side = AdminServer::open(&config, metrics).await?;
+    let api_user = config.api_user.unwrap_or_else(|| rustix::process::geteuid().as_raw());
+    let socket = ipc::listen(&config.socket_dir, api_user)?;
+    let (leaving, leaving_seen) = watch::channel(false);
+    let back = Back {
+        hello: half.hello(),
+        clock,
+        bus: half.tools.bus.clone(),
+        execs: half.containers.clone(),
+        lifecycle: half.containers.clone(),
+        memory: half.memory.clone(),
+        leaving: leaving_seen,
+        api_user,
+    };
+    let termination = Termination::listen()?;
+    tracing::info!(instance = %half.instance(), sockets = %config.socket_dir.display(), "reconciling");
+    let stop = CancellationToken::new();
+    let work = async {
+        let answer = back.serve(socket, stop.clone());
+        let run = async {
+            half.run(&config, &leaving, &termination).await;
+            stop.cancel();
+        };
+        tokio::join!(answer, run);
+    };
+    tokio::select! {
+        () = work => {}
+        () = side.serve(half.tools.bus.clone()) => {}
+        () = termination.second() => tracing::warn!("a second signal: ending at once"),
+    }
+    half.containers.close().await;
+    half.tools.traces.close().await;
+    Ok(())
+}
+
+/// Serves clients until SIGTERM, as whoever starts it. While there is no reconciler it says so.
+pub async fn api(config: Config) -> Result<()> {
+    descriptors::raise();
+    let clock: SharedClock = Arc::new(SystemClock);
+    let listener = listen(&config).await?.into_std().context("the listener cannot be shared")?;
+    let another = || {
+        let listener = listener.try_clone().and_then(TcpListener::from_std);
+        listener.context("the listener cannot be shared")
+    };
+    let termination = Termination::listen()?;
+    let metrics = Metrics::default();
+    let side = AdminServer::open(&config, metrics.clone()).await?;
+    // Of all rounds: a page that is asked for between two of them shows no sessions.
+    let (shown, bus) = watch::channel(Bus::new(clock.clone()));
+    let tasks = TaskTracker::new();
+    let (leaving, leaving_seen) = watch::channel(false);
+    let rounds = async {
+        let mut is_new = true;
+        loop {
+            let waiting = CancellationToken::new();
+            let found = tokio::select! {
+                front = find(&config, &clock, &tasks) => front,
+                () = wait_page(another()?, &config, &clock, waiting.clone()) => return Ok(()),
+                () = termination.first() => return Ok(()),
+            };
+            waiting.cancel();
+            shown.send_replace(found.bus.clone());
+            if std::mem::take(&mut is_new) {
+                tracing::info!(user = rustix::process::geteuid().as_raw(), "the reconciler answers");
+            }
+            let round = Round {
+                config: &config,
+                clock: &clock,
+                metrics: &metrics,
+                leaving: &leaving,
+                termination: &termination,
+            };
+            if round.serve(another()?, found, leaving_seen.clone()).await? {
+                return Ok(());
+            }
+            tracing::warn!("the reconciler is gone; waiting for another");
+        }
+    };
+    tokio::select! {
+        ended = rounds => ended,
+        () = side.serve_latest(bus) => Ok(()),
+        () = termination.second() => {
+            tracing::warn!("a second signal: ending at once");
+            Ok(())
+        }
+    }
+}
+
+/// Until there is a reconciler.
+async fn find(config: &Config, clock: &SharedClock, tasks: &TaskTracker) -> Front {
+    let mut told = String::new();
+    loop {
+        match ipc::connect(&config.socket_dir, clock, tasks).await {
+            Ok(front) => return front,
+            Err(error) => {
+                // Once per reason.
+                let reason = error.to_string();
+                if reason != told {
+                    tracing::warn!(%error, "no reconciler yet");
+                    told = reason;
+                }
+            }
+        }
+        clock.sleep(RETRY).await;
+    }
+}
+
+/// What a client hears while there is no reconciler.
+async fn wait_page(listener: TcpListener, config: &Config, clock: &SharedClock, stop: CancellationToken) {
+    let answer = || async {
+        let body =
+            json!({"status": "starting", "message": "The half of the server that runs sandboxes does not answer yet."});
+        (StatusCode::SERVICE_UNAVAILABLE, Json(body)).into_response()
+    };
+    let app = Router::new().fallback(answer);
+    listener::serve(listener, app, connections(config), clock.clone(), TaskTracker::new(), stop).await;
+}
+
+/// The API with one reconciler, from its coming to its going.
+struct Round<'a> {
+    config: &'a Config,
+    clock: &'a SharedClock,
+    metrics: &'a Metrics,
+    leaving: &'a watch::Sender<bool>,
+    termination: &'a Termination,
+}
+
+impl Round<'_> {
+    /// Whether it was the last one: we are to end ourselves.
+    async fn serve(&self, listener: TcpListener, front: Front, leaving: watch::Receiver<bool>) -> Result<bool> {
+        let Front { hello, bus, execs, memory, mut draining, gone, hold: _hold } = front;
+        let stores = Stores::open(&super::check::storage_settings(self.config), self.clock).counted(self.metrics);
+        let stores = stores.sealed_by(Seals::new(self.config.hmac_keys.clone()));
+        let times = Times { hold: hello.hold, takeover: hello.takeover, ..times(self.config) };
+        let records = records(stores, memory, self.clock, times).measured_by(self.metrics.clone());
+        // The instance is the reconciler's: another one is another source of traces.
+        let traces = traces(self.config, &hello.instance, self.clock);
+        let settings = api_settings(self.config, &hello, leaving, traces.clone());
+        let api = Api::new(settings, self.clock.clone(), records, bus, execs);
+        say_hello(self.config, &hello.instance, &listener)?;
+        let stop = CancellationToken::new();
+        let front = api::serve(listener, api, stop.clone().cancelled_owned());
+        let is_last = AtomicBool::new(false);
+        let drains = draining.clone();
+        let end = async {
+            tokio::select! {
+                () = gone.cancelled() => {}
+                _ = draining.wait_for(|draining| *draining) => self.see_it_out(&gone).await,
+                // The reconciler stays: our clients come back to it through our successor.
+                () = self.told_alone(&is_last, drains) => {}
+            }
+            stop.cancel();
+            std::future::pending::<()>().await;
+        };
+        let signal = async {
+            self.termination.first().await;
+            is_last.store(true, Ordering::Relaxed);
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            () = front => {}
+            () = end => {}
+            () = signal => {}
+        }
+        traces.close().await;
+        let is_last = is_last.into_inner();
+        if !is_last {
+            self.leaving.send_replace(false);
+        }
+        Ok(is_last)
+    }
+
+    /// A signal for us, and none for the reconciler.
+    async fn told_alone(&self, is_last: &AtomicBool, mut draining: watch::Receiver<bool>) {
+        self.termination.first().await;
+        is_last.store(true, Ordering::Relaxed);
+        self.leaving.send_replace(true);
+        if self.clock.timeout(BOTH, draining.wait_for(|draining| *draining)).await.is_ok() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// The reconciler lets its sandboxes go: their clients hear of it.
+    async fn see_it_out(&self, gone: &CancellationToken) {
+        self.leaving.send_replace(true);
+        let _ = self.clock.timeout(self.config.drain + 2 * BOTH + Duration::from_secs(1), gone.cancelled()).await;
+        self.clock.sleep(LAST_EVENTS).await;
+    }
+}

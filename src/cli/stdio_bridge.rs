@@ -1,0 +1,254 @@
+//! A command in a sandbox, as if it ran here: our streams are its streams, our signals its signals.
+//!
+//! ```text
+//!   our stdin ──▶ write_stdin      Ctrl-C ──▶ INT, the second one leaves
+//!   our stdout, stderr ◀── chunks  window size ──▶ resize
+//! ```
+
+mod keyboard;
+pub mod raw_terminal;
+
+use std::{io, time::Duration};
+
+use anyhow::{Context, anyhow, bail};
+use baton_client::{Chunk, Control, Exec, Outcome, Output, Running};
+use tokio::{
+    io::AsyncWriteExt,
+    signal::unix::{Signal, SignalKind, signal},
+};
+
+use self::{keyboard::Keyboard, raw_terminal::Raw};
+
+const TIMED_OUT: u8 = 124;
+const SIGHUP: u8 = 1;
+const SIGINT: u8 = 2;
+const SIGQUIT: u8 = 3;
+const SIGPIPE: u8 = 13;
+const SIGTERM: u8 = 15;
+
+/// How a command is to run.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct CommandArgs {
+    /// Set a variable for the command; may be given more than once.
+    #[arg(short, long, value_name = "NAME=VALUE", value_parser = variable)]
+    pub env: Vec<(String, String)>,
+    /// Where the command starts.
+    #[arg(short = 'w', long, value_name = "DIRECTORY")]
+    pub cwd: Option<String>,
+    /// Who the command is inside the sandbox: a name or a number.
+    #[arg(short, long)]
+    pub user: Option<String>,
+    /// Kill the command after this much time, as in `30s` or `5m`.
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    pub timeout: Option<Duration>,
+    /// The kind of our terminal, for the command's.
+    #[arg(long, env = "TERM", hide = true)]
+    pub term: Option<String>,
+}
+
+impl CommandArgs {
+    pub fn exec(&self, argv: &[String], tty: bool, stdin: bool) -> Exec {
+        let mut exec = Exec::argv(argv.to_vec());
+        if let Some(term) = self.term.as_ref().filter(|_| tty) {
+            exec = exec.env("TERM", term);
+        }
+        for (name, value) in &self.env {
+            exec = exec.env(name, value);
+        }
+        if let Some(cwd) = &self.cwd {
+            exec = exec.cwd(cwd);
+        }
+        if let Some(user) = &self.user {
+            exec = exec.user(user);
+        }
+        if let Some(timeout) = self.timeout {
+            exec = exec.timeout(timeout);
+        }
+        if tty {
+            let (cols, rows) = raw_terminal::size().unwrap_or((80, 24));
+            exec = exec.pty(cols, rows);
+        }
+        if stdin { exec.stdin() } else { exec }
+    }
+}
+
+pub fn variable(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err("write it as NAME=VALUE".to_owned()),
+    }
+}
+
+/// The signals that concern us.
+#[derive(Debug)]
+pub struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+    hangup: Signal,
+    quit: Signal,
+    window: Signal,
+}
+
+impl Signals {
+    pub fn listen() -> anyhow::Result<Self> {
+        let listen = || {
+            Ok::<_, io::Error>(Self {
+                interrupt: signal(SignalKind::interrupt())?,
+                terminate: signal(SignalKind::terminate())?,
+                hangup: signal(SignalKind::hangup())?,
+                quit: signal(SignalKind::quit())?,
+                window: signal(SignalKind::window_change())?,
+            })
+        };
+        listen().context("signals cannot be received")
+    }
+
+    /// Whoever sends one of these wants us to end now. The code to leave with.
+    pub async fn end(&mut self) -> u8 {
+        128 + tokio::select! {
+            _ = self.interrupt.recv() => SIGINT,
+            _ = self.terminate.recv() => SIGTERM,
+            _ = self.hangup.recv() => SIGHUP,
+            _ = self.quit.recv() => SIGQUIT,
+        }
+    }
+}
+
+/// How it ended for us.
+#[derive(Debug)]
+pub enum End {
+    Outcome(Outcome),
+    /// We leave with this code before the command is over.
+    Left(u8),
+}
+
+impl End {
+    pub fn code(&self) -> anyhow::Result<u8> {
+        match self {
+            Self::Left(code) => Ok(*code),
+            Self::Outcome(outcome) => exit_code(outcome),
+        }
+    }
+}
+
+/// Stands between the command and the person until one of them has enough. A terminal is raw
+/// meanwhile if the command has one.
+pub async fn attend(running: Running, tty: bool, stdin: bool, signals: &mut Signals) -> anyhow::Result<End> {
+    let raw = if tty { Raw::enter()? } else { None };
+    let keyboard = if stdin { Some(Keyboard::listen().context("stdin cannot be read")?) } else { None };
+    let end = stand_between(running, keyboard, signals).await;
+    drop(raw);
+    end
+}
+
+async fn stand_between(
+    mut running: Running,
+    mut keyboard: Option<Keyboard>,
+    signals: &mut Signals,
+) -> anyhow::Result<End> {
+    let control = running.control();
+    let typed = type_in(&control, &mut keyboard);
+    let shown = show(&mut running);
+    tokio::pin!(typed, shown);
+    let (mut is_typing, mut interrupts) = (true, 0);
+    loop {
+        tokio::select! {
+            end = &mut shown => return end,
+            () = &mut typed, if is_typing => is_typing = false,
+            _ = signals.window.recv() => {
+                if let Some((cols, rows)) = raw_terminal::size() {
+                    let _ = control.resize(cols, rows).await;
+                }
+            }
+            _ = signals.interrupt.recv() => {
+                interrupts += 1;
+                if interrupts > 1 {
+                    return Ok(End::Left(128 + SIGINT));
+                }
+                let _ = control.signal("INT").await;
+            }
+            _ = signals.terminate.recv() => return Ok(End::Left(128 + SIGTERM)),
+            _ = signals.hangup.recv() => return Ok(End::Left(128 + SIGHUP)),
+            _ = signals.quit.recv() => return Ok(End::Left(128 + SIGQUIT)),
+        }
+    }
+}
+
+/// Passes our stdin on, and its end.
+async fn type_in(control: &Control, keyboard: &mut Option<Keyboard>) {
+    let Some(keyboard) = keyboard else { return };
+    while let Some(bytes) = keyboard.next().await {
+        // The command reads no more; it may still write.
+        if control.write_stdin(bytes).await.is_err() {
+            return;
+        }
+    }
+    control.close_stdin();
+}
+
+/// Writes everything the command writes to where it belongs, then waits for its end.
+async fn show(running: &mut Running) -> anyhow::Result<End> {
+    let (mut stdout, mut stderr) = (tokio::io::stdout(), tokio::io::stderr());
+    while let Some((output, chunk)) = running.next().await {
+        let bytes = match chunk {
+            Chunk::Data(bytes) => bytes,
+            Chunk::Gap { from, to } => bail!("{} bytes of the output were lost on the way", to.saturating_sub(from)),
+            Chunk::Rewound { .. } => bail!("the sandbox went back to an older checkpoint"),
+        };
+        let written = match output {
+            Output::Stdout => write(&mut stdout, &bytes).await,
+            Output::Stderr => write(&mut stderr, &bytes).await,
+        };
+        match written {
+            Ok(()) => {}
+            // Whoever read it has seen enough.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(End::Left(128 + SIGPIPE)),
+            Err(error) => return Err(error).context("the output cannot be written"),
+        }
+    }
+    let outcome = running.wait().await.map_err(|error| anyhow!("{error}"))?;
+    Ok(End::Outcome(outcome))
+}
+
+pub async fn write(to: &mut (impl tokio::io::AsyncWrite + Unpin), bytes: &[u8]) -> io::Result<()> {
+    to.write_all(bytes).await?;
+    to.flush().await
+}
+
+fn exit_code(outcome: &Outcome) -> anyhow::Result<u8> {
+    if outcome.timed_out {
+        return Ok(TIMED_OUT);
+    }
+    match (outcome.exit_code, outcome.signal) {
+        (Some(code), _) => Ok(u8::try_from(code).unwrap_or(u8::MAX)),
+        (None, Some(number)) => Ok(u8::try_from(number.saturating_add(128)).unwrap_or(u8::MAX)),
+        (None, None) => bail!("the command was lost: {}", outcome.error.as_deref().unwrap_or("nobody knows why")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_exit_code_tells_how_the_command_ended() {
+        let outcome = |exit_code, signal, timed_out| Outcome { exit_code, signal, timed_out, ..Outcome::default() };
+        for (outcome, code) in [
+            (outcome(Some(0), None, false), 0),
+            (outcome(Some(7), None, false), 7),
+            (outcome(None, Some(2), false), 130),
+            (outcome(None, Some(9), false), 137),
+            (outcome(None, Some(9), true), 124),
+        ] {
+            assert_eq!(exit_code(&outcome).unwrap(), code, "{outcome:?}");
+        }
+        assert!(exit_code(&outcome(None, None, false)).is_err());
+    }
+
+    #[test]
+    fn a_variable_has_a_name_and_may_have_an_empty_value() {
+        assert_eq!(variable("A=b=c"), Ok(("A".into(), "b=c".into())));
+        assert_eq!(variable("A="), Ok(("A".into(), String::new())));
+        assert!(variable("A").is_err() && variable("=b").is_err());
+    }
+}

@@ -1,0 +1,172 @@
+//! What server and guard say to each other: one line, one message.
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    str::FromStr,
+    time::Duration,
+};
+
+/// From the server. Deadlines are moments of the boot-time clock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Watch a container that is about to start. Answered by `armed`.
+    Arm {
+        container: String,
+        deadline: Duration,
+        confirm: Duration,
+        state_file: PathBuf,
+    },
+    Extend {
+        container: String,
+        deadline: Duration,
+    },
+    /// A container that was nobody's is a sandbox's from now on, and has its deadline. Answered by `taken`.
+    Take {
+        container: String,
+        deadline: Duration,
+    },
+    /// There is something worth keeping from now on.
+    Synced {
+        container: String,
+    },
+    /// Stop it now. Answered by `fenced` or `killed`.
+    Fence {
+        container: String,
+    },
+    /// Let it go on. Answered by `resumed`, or `fenced` if the deadline is past.
+    Resume {
+        container: String,
+        deadline: Duration,
+    },
+    /// It is gone. Answered by `disarmed`.
+    Disarm {
+        container: String,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    pub what: GuardOutcome,
+    pub container: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GuardOutcome {
+    Armed,
+    Taken,
+    /// Every thread of it stands still.
+    Fenced,
+    Killed,
+    Resumed,
+    Disarmed,
+}
+
+impl GuardOutcome {
+    const ALL: [(GuardOutcome, &str); 6] = [
+        (GuardOutcome::Armed, "armed"),
+        (GuardOutcome::Taken, "taken"),
+        (GuardOutcome::Fenced, "fenced"),
+        (GuardOutcome::Killed, "killed"),
+        (GuardOutcome::Resumed, "resumed"),
+        (GuardOutcome::Disarmed, "disarmed"),
+    ];
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not a line of the guard's protocol")]
+pub struct Malformed;
+
+impl fmt::Display for Order {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Order::Arm { container, deadline, confirm, state_file } => {
+                let (deadline, confirm) = (deadline.as_nanos(), confirm.as_nanos());
+                write!(f, "arm {container} {deadline} {confirm} {}", state_file.display())
+            }
+            Order::Extend { container, deadline } => write!(f, "extend {container} {}", deadline.as_nanos()),
+            Order::Take { container, deadline } => write!(f, "take {container} {}", deadline.as_nanos()),
+            Order::Synced { container } => write!(f, "synced {container}"),
+            Order::Fence { container } => write!(f, "fence {container}"),
+            Order::Resume { container, deadline } => write!(f, "resume {container} {}", deadline.as_nanos()),
+            Order::Disarm { container } => write!(f, "disarm {container}"),
+        }
+    }
+}
+
+impl FromStr for Order {
+    type Err = Malformed;
+    fn from_str(line: &str) -> Result<Self, Malformed> {
+        let mut words = line.splitn(5, ' ');
+        let mut word = || words.next().ok_or(Malformed);
+        let (verb, container) = (word()?, word()?.to_owned());
+        Ok(match verb {
+            "arm" => {
+                let (deadline, confirm) = (nanos(word()?)?, nanos(word()?)?);
+                Order::Arm { container, deadline, confirm, state_file: Path::new(word()?).to_owned() }
+            }
+            "extend" => Order::Extend { container, deadline: nanos(word()?)? },
+            "take" => Order::Take { container, deadline: nanos(word()?)? },
+            "synced" => Order::Synced { container },
+            "fence" => Order::Fence { container },
+            "resume" => Order::Resume { container, deadline: nanos(word()?)? },
+            "disarm" => Order::Disarm { container },
+            _ => return Err(Malformed),
+        })
+    }
+}
+
+fn nanos(text: &str) -> Result<Duration, Malformed> {
+    text.parse().map(Duration::from_nanos).map_err(|_| Malformed)
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let word = GuardOutcome::ALL.iter().find(|(what, _)| *what == self.what).map_or("", |(_, word)| word);
+        write!(f, "{word} {}", self.container)
+    }
+}
+
+impl FromStr for Report {
+    type Err = Malformed;
+    fn from_str(line: &str) -> Result<Self, Malformed> {
+        let (verb, container) = line.split_once(' ').ok_or(Malformed)?;
+        let (what, _) = GuardOutcome::ALL.iter().find(|(_, word)| *word == verb).ok_or(Malformed)?;
+        Ok(Self { what: *what, container: container.to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_line_is_read_as_it_was_meant() {
+        let (container, deadline) = ("c1".to_owned(), Duration::from_nanos(12_345));
+        let state_file = PathBuf::from("/run/a b/c.state");
+        let orders = [
+            Order::Arm { container: container.clone(), deadline, confirm: Duration::from_secs(2), state_file },
+            Order::Extend { container: container.clone(), deadline },
+            Order::Take { container: container.clone(), deadline },
+            Order::Synced { container: container.clone() },
+            Order::Fence { container: container.clone() },
+            Order::Resume { container: container.clone(), deadline },
+            Order::Disarm { container: container.clone() },
+        ];
+        for order in orders {
+            assert_eq!(order.to_string().parse(), Ok(order));
+        }
+        for (what, _) in GuardOutcome::ALL {
+            let report = Report { what, container: container.clone() };
+            assert_eq!(report.to_string().parse(), Ok(report));
+        }
+    }
+
+    #[test]
+    fn nonsense_is_malformed() {
+        for bad in ["", "arm", "arm c", "arm c 1 2", "extend c x", "take c", "resume c", "sing c"] {
+            assert_eq!(bad.parse::<Order>(), Err(Malformed), "{bad:?}");
+        }
+        assert_eq!("fenced".parse::<Report>(), Err(Malformed));
+    }
+}

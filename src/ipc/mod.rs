@@ -1,0 +1,148 @@
+//! The two halves of an instance as two processes: `baton api` speaks with clients and needs no
+//! privilege, `baton reconciler` runs containers. They share the storage and one socket.
+//!
+//! ```text
+//!   api                               reconciler
+//!   board ──attached, nudged, wanted───▶ board      one connection, as long as both live
+//!   board ◀──phases, holds, lives─────── board
+//!   link  ◀─────────frames─────────────▶ link       one connection per link to an agent
+//!   memory ──────────calls─────────────▶ memory     one connection per call
+//! ```
+//!
+//! The reconciler's half has the instance's id, its containers and the records of sandboxes that
+//! end with it. When the API's half dies nothing of that is lost: clients come back. When the
+//! reconciler's half dies its containers die with it, and the lease decides what comes next.
+
+mod client;
+mod ipc_frames;
+mod ipc_socket;
+mod remote_store;
+mod server;
+
+use std::time::Duration;
+
+use baton_protocol::id::{InstanceId, SandboxId};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use tokio::net::UnixStream;
+use tokio_util::codec::{Framed, LengthDelimitedCodec};
+
+pub use self::client::{Front, connect};
+pub use self::ipc_socket::listen;
+pub use self::server::Back;
+
+use crate::{
+    bus::{BusMessage, Evictability, LifecycleEvent},
+    runtime::Shares,
+    storage::lease::rules::Times,
+};
+
+/// Halves of different builds do not speak with each other: both are of one image.
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "/3");
+
+/// Largest message: a small object in base64, and its envelope.
+const MOST: usize = 2 << 20;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("the socket {path} {why}")]
+    Socket { path: String, why: String },
+    #[error("the other half is version {theirs}, this one is {VERSION}: start both from one image")]
+    Version { theirs: String },
+    #[error("the other half broke off: {0}")]
+    Broken(String),
+}
+
+/// The first message of a connection.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Handshake {
+    Board {
+        version: String,
+    },
+    /// Brings the frames of a link that was opened on the board's connection.
+    Link {
+        number: u64,
+    },
+    Memory(remote_store::Call),
+}
+
+/// From the API's half.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum FromApi {
+    Told(BusMessage),
+    /// In the order of opening, so that the newest link wins.
+    Open {
+        id: SandboxId,
+        number: u64,
+    },
+}
+
+/// From the reconciler's half.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum FromReconciler {
+    Hello(Hello),
+    /// What it held when the connection began has been told.
+    Ready,
+    Held {
+        id: SandboxId,
+        held: bool,
+    },
+    /// How a place stands that it holds. Both halves have one machine's clock.
+    Tenure {
+        id: SandboxId,
+        evictability: Evictability,
+    },
+    /// Something runs that a link can be opened to; another number is another container.
+    Live {
+        id: SandboxId,
+        life: Option<u64>,
+    },
+    Posted {
+        id: SandboxId,
+        passing: LifecycleEvent,
+    },
+    Draining,
+}
+
+/// What the API's half asks once.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    version: String,
+    pub instance: InstanceId,
+    pub runsc_version: String,
+    pub cgroups: Result<Shares, String>,
+    /// Of the leases that the API writes for new sandboxes: those who hold them say how long.
+    pub hold: Duration,
+    pub takeover: Duration,
+}
+
+impl Hello {
+    pub fn new(
+        instance: InstanceId,
+        runsc_version: String,
+        cgroups: Result<Shares, String>,
+        Times { hold, takeover, .. }: Times,
+    ) -> Self {
+        Self { version: VERSION.to_owned(), instance, runsc_version, cgroups, hold, takeover }
+    }
+}
+
+type IpcStream = Framed<UnixStream, LengthDelimitedCodec>;
+
+fn wire(stream: UnixStream) -> IpcStream {
+    let codec = LengthDelimitedCodec::builder().max_frame_length(MOST).little_endian().new_codec();
+    Framed::new(stream, codec)
+}
+
+fn packed(message: &impl Serialize) -> std::io::Result<bytes::Bytes> {
+    serde_json::to_vec(message).map(Into::into).map_err(std::io::Error::other)
+}
+
+fn unpacked<T: DeserializeOwned>(bytes: std::io::Result<bytes::BytesMut>) -> std::io::Result<T> {
+    serde_json::from_slice(&bytes?).map_err(std::io::Error::other)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,78 @@
+//! What later restores will need is stored once: the base root file system and the runsc of this instance.
+//!
+//! It begins with the first sandbox that outlives this instance, and holds up nobody.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::sync::Notify;
+
+use super::{ReconcilerContext, actions::Failure, staging::Staging};
+use crate::storage::{checkpoints::Checkpoints, store};
+
+/// After a try that failed.
+const LATER: Duration = Duration::from_secs(60);
+
+/// Whether to store them, and whether that has begun.
+#[derive(Debug, Default)]
+pub struct Deposit {
+    is_wanted: bool,
+    has_begun: AtomicBool,
+    begin: Notify,
+}
+
+impl Deposit {
+    pub fn new(is_wanted: bool) -> Self {
+        Self { is_wanted, ..Self::default() }
+    }
+
+    /// There is a sandbox that will need them.
+    pub(super) fn begin(&self) {
+        if self.is_wanted && !self.has_begun.swap(true, Ordering::SeqCst) {
+            self.begin.notify_one();
+        }
+    }
+
+    pub(super) fn has_begun(&self) -> bool {
+        self.has_begun.load(Ordering::SeqCst)
+    }
+}
+
+/// Ends when everything is stored.
+pub(super) async fn run(context: Arc<ReconcilerContext>) {
+    let Some(checkpoints) = context.checkpoints.clone() else { return std::future::pending().await };
+    context.deposit.begin.notified().await;
+    while let Err(error) = store(&context, &checkpoints).await {
+        tracing::warn!(error = ?error, "what later restores need could not be stored; it is tried again");
+        context.clock.sleep(LATER).await;
+    }
+}
+
+async fn store(context: &ReconcilerContext, checkpoints: &Checkpoints) -> Result<(), Failure> {
+    let failed = |error: store::Error| Failure::Transient(error.to_string());
+    let facts = context.lifecycle.facts();
+    let (sha256, digest) = (&facts.runsc_sha256, &facts.rootfs_digest);
+    if checkpoints.deposit_runtime(sha256, &context.lifecycle.runtime_file()).await.map_err(failed)? {
+        tracing::info!(sha256 = sha256.as_str(), version = facts.runsc_version, "stored the runsc of this instance");
+    }
+    if checkpoints.has_rootfs(digest).await.map_err(failed)? {
+        return Ok(());
+    }
+    let staging = Staging::new(context, "rootfs");
+    staging.make().await?;
+    let file = staging.path().join("rootfs.tar.zst");
+    let stored = async {
+        context.lifecycle.pack(&file).await?;
+        checkpoints.deposit_rootfs(digest, &file).await.map_err(failed)?;
+        tracing::info!(digest = digest.as_str(), "stored the base root file system of this instance");
+        Ok(())
+    };
+    let stored = stored.await;
+    staging.wipe().await;
+    stored
+}

@@ -1,0 +1,287 @@
+//! What the sweep does about one sandbox that nobody here looks after: a pure function of what lies in
+//! the store, first match wins.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use baton_protocol::{
+    id::InstanceId,
+    lock::Claim,
+    metadata::{DesiredState, Phase, Spec, Status},
+};
+
+/// A lock that has had no metadata for so long is what is left of a create that was given up.
+pub const ABANDONED: Duration = Duration::from_secs(10 * 60);
+/// So long the tombstone of a purged sandbox stays.
+pub const TOMBSTONE: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+
+/// The lock as the sweep has seen it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Lock {
+    Missing,
+    /// Not to be understood, or not to be read.
+    Unknown,
+    /// Its holder shows signs of life, or somebody waits for it.
+    Held,
+    Free,
+    /// Its holder has shown no sign of life for the takeover time.
+    Dead,
+    Purged,
+}
+
+/// What the metadata says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SweepDesired {
+    Missing,
+    /// Not to be understood, or meant for another store.
+    Invalid,
+    Is(DesiredState),
+}
+
+/// Where it is wanted, as one instance sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Placement {
+    /// Here, because somebody asked here; whoever asks again gets it.
+    Me,
+    /// Here, by an operator's order that this instance has not accepted yet.
+    Ordered,
+    /// Here, by an order that this instance has accepted.
+    Accepted,
+    Other,
+    Anywhere,
+}
+
+impl Placement {
+    pub const ALL: [Self; 5] = [Self::Me, Self::Ordered, Self::Accepted, Self::Other, Self::Anywhere];
+
+    pub fn of(spec: &Spec, me: &InstanceId) -> Self {
+        match &spec.placement {
+            None => Self::Anywhere,
+            Some(at) if at != me => Self::Other,
+            Some(_) if spec.open_order().is_some() => Self::Ordered,
+            Some(_) if spec.claim_at_placement() == Some(Claim::Order) => Self::Accepted,
+            Some(_) => Self::Me,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seen {
+    pub lock: Lock,
+    /// A purge has begun.
+    pub purging: bool,
+    /// It ran at some time, or has a checkpoint: there is something to lose or to find again.
+    pub started: bool,
+    pub wish: SweepDesired,
+    pub placement: Placement,
+    /// The lock has been seen without metadata for long.
+    pub is_abandoned: bool,
+    /// Its time is up, by its own `ttl` or by the retention.
+    pub is_overdue: bool,
+    /// The status says that it runs.
+    pub is_said_to_run: bool,
+    /// There are checkpoints that nothing needs.
+    pub is_untidy: bool,
+    /// It was purged long ago.
+    pub is_past: bool,
+    /// This instance can take one more.
+    pub has_room: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SweepTask {
+    Rest,
+    /// Erase it, or go on with erasing it.
+    Purge,
+    /// Its time is up: want it deleted, then erase it.
+    Expire,
+    /// Want it here, then have it from its holder if it has one, and start it.
+    Take,
+    /// Say in the status that it runs nowhere, and free its lease.
+    Correct,
+    /// Erase checkpoints that nothing needs.
+    Tidy,
+    /// Somebody put metadata back over a tombstone, or a checkpoint was left: erase it.
+    Sweep,
+    /// The tombstone has stood long enough.
+    Forget,
+}
+
+pub fn errand(seen: &Seen) -> SweepTask {
+    use DesiredState as D;
+    let is_ordered = matches!(seen.placement, Placement::Ordered | Placement::Accepted);
+    match (seen.lock, seen.wish) {
+        // Until it is here: a holder that could not let go may be able to by now.
+        (Lock::Held, SweepDesired::Is(D::Running)) if is_ordered && seen.has_room && !seen.purging => SweepTask::Take,
+        (Lock::Missing | Lock::Unknown | Lock::Held, _) => SweepTask::Rest,
+        (Lock::Purged, SweepDesired::Missing) if seen.is_untidy => SweepTask::Sweep,
+        (Lock::Purged, SweepDesired::Missing) if seen.is_past => SweepTask::Forget,
+        (Lock::Purged, SweepDesired::Missing) => SweepTask::Rest,
+        (Lock::Purged, SweepDesired::Invalid | SweepDesired::Is(_)) => SweepTask::Sweep,
+        (Lock::Free | Lock::Dead, _) if seen.purging => SweepTask::Purge,
+        (Lock::Free | Lock::Dead, SweepDesired::Missing) if !seen.started && seen.is_abandoned => SweepTask::Purge,
+        // Whoever deleted the metadata of a sandbox may want it back.
+        (Lock::Free | Lock::Dead, SweepDesired::Missing | SweepDesired::Invalid) => SweepTask::Rest,
+        (Lock::Free | Lock::Dead, SweepDesired::Is(D::Deleted)) => SweepTask::Purge,
+        (Lock::Free | Lock::Dead, SweepDesired::Is(_)) if seen.is_overdue => SweepTask::Expire,
+        (Lock::Free | Lock::Dead, SweepDesired::Is(D::Running))
+            if seen.placement == Placement::Anywhere && seen.has_room =>
+        {
+            SweepTask::Take
+        }
+        // Once: what has ended here since then was asked for by nobody.
+        (Lock::Free | Lock::Dead, SweepDesired::Is(D::Running | D::HandedOff))
+            if seen.placement == Placement::Ordered && seen.has_room =>
+        {
+            SweepTask::Take
+        }
+        // Its holder may only be cut off, and then goes on where it stopped, unless somebody asks for it.
+        (Lock::Dead, SweepDesired::Is(D::Running)) => SweepTask::Rest,
+        (Lock::Dead, SweepDesired::Is(D::Checkpointed | D::HandedOff)) => SweepTask::Correct,
+        (Lock::Free, SweepDesired::Is(_)) if seen.is_said_to_run => SweepTask::Correct,
+        (Lock::Free, SweepDesired::Is(_)) if seen.is_untidy => SweepTask::Tidy,
+        (Lock::Free, SweepDesired::Is(_)) => SweepTask::Rest,
+    }
+}
+
+/// A time of the wall clock, since 1970. Two machines' may differ a little, and nothing here minds.
+pub type UnixTime = Duration;
+
+/// A time as it stands in records.
+pub fn wall(text: &str) -> Option<UnixTime> {
+    humantime::parse_rfc3339_weak(text).ok()?.duration_since(UNIX_EPOCH).ok()
+}
+
+/// From when on a sandbox that nobody holds is deleted: its own `ttl` counts from its creation, the operator's
+/// retention from its last sign of life. What cannot be understood is never overdue.
+pub fn due(spec: &Spec, status: &Status, retention: Option<Duration>) -> Option<UnixTime> {
+    let created = wall(&spec.created_timestamp);
+    match (spec.ttl, retention) {
+        (Some(ttl), _) => created?.checked_add(Duration::from_secs(ttl)),
+        (None, Some(retention)) => created.max(wall(&status.updated))?.checked_add(retention),
+        (None, None) => None,
+    }
+}
+
+/// When a held sandbox has outlived its own `ttl`.
+pub fn outlived(spec: &Spec, now: UnixTime) -> bool {
+    spec.ttl.is_some() && due(spec, &Status::default(), None).is_some_and(|due| due <= now)
+}
+
+pub fn is_said_to_run(status: &Status) -> bool {
+    status.phase == Phase::Running
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOCKS: [Lock; 6] = [Lock::Missing, Lock::Unknown, Lock::Held, Lock::Free, Lock::Dead, Lock::Purged];
+    const WISHES: [SweepDesired; 6] = [
+        SweepDesired::Missing,
+        SweepDesired::Invalid,
+        SweepDesired::Is(DesiredState::Running),
+        SweepDesired::Is(DesiredState::Checkpointed),
+        SweepDesired::Is(DesiredState::HandedOff),
+        SweepDesired::Is(DesiredState::Deleted),
+    ];
+    fn all() -> impl Iterator<Item = Seen> {
+        LOCKS.into_iter().flat_map(|lock| {
+            WISHES.into_iter().flat_map(move |wish| {
+                Placement::ALL.into_iter().flat_map(move |placement| {
+                    (0..256u32).map(move |bits| {
+                        let bit = |n: u32| bits >> n & 1 == 1;
+                        Seen {
+                            lock,
+                            wish,
+                            placement,
+                            purging: bit(0),
+                            started: bit(1),
+                            is_abandoned: bit(2),
+                            is_overdue: bit(3),
+                            is_said_to_run: bit(4),
+                            is_untidy: bit(5),
+                            is_past: bit(6),
+                            has_room: bit(7),
+                        }
+                    })
+                })
+            })
+        })
+    }
+
+    #[test]
+    fn what_is_held_missing_or_unknown_is_left_alone_unless_it_was_ordered_here() {
+        for seen in all().filter(|seen| matches!(seen.lock, Lock::Held | Lock::Missing | Lock::Unknown)) {
+            let is_ordered = matches!(seen.placement, Placement::Ordered | Placement::Accepted);
+            let moves = seen.lock == Lock::Held && seen.wish == SweepDesired::Is(DesiredState::Running) && is_ordered;
+            let expected = if moves && seen.has_room && !seen.purging { SweepTask::Take } else { SweepTask::Rest };
+            assert_eq!(errand(&seen), expected, "{seen:?}");
+        }
+    }
+
+    #[test]
+    fn an_order_starts_what_is_free_once() {
+        for seen in all().filter(|seen| matches!(seen.lock, Lock::Free | Lock::Dead)) {
+            assert!(seen.placement != Placement::Accepted || errand(&seen) != SweepTask::Take, "{seen:?}");
+        }
+    }
+
+    #[test]
+    fn garbage_and_a_missing_object_delete_nothing_that_ever_ran() {
+        for seen in all().filter(|seen| matches!(seen.wish, SweepDesired::Missing | SweepDesired::Invalid)) {
+            let erases = matches!(errand(&seen), SweepTask::Purge | SweepTask::Expire);
+            assert!(!erases || seen.purging || (!seen.started && seen.wish == SweepDesired::Missing), "{seen:?}");
+        }
+    }
+
+    #[test]
+    fn only_what_is_wanted_anywhere_or_ordered_here_is_taken_and_only_with_room() {
+        for seen in all().filter(|seen| errand(seen) == SweepTask::Take) {
+            assert!(seen.has_room && (!seen.is_overdue || seen.lock == Lock::Held), "{seen:?}");
+            assert!(!matches!(seen.placement, Placement::Me | Placement::Other), "{seen:?}");
+            assert!(matches!(seen.wish, SweepDesired::Is(DesiredState::Running | DesiredState::HandedOff)), "{seen:?}");
+        }
+    }
+
+    #[test]
+    fn a_running_sandbox_of_a_holder_that_is_only_cut_off_is_not_touched() {
+        for seen in all().filter(|seen| {
+            seen.lock == Lock::Dead
+                && seen.wish == SweepDesired::Is(DesiredState::Running)
+                && !matches!(seen.placement, Placement::Anywhere | Placement::Ordered)
+                && !seen.purging
+                && !seen.is_overdue
+        }) {
+            assert_eq!(errand(&seen), SweepTask::Rest);
+        }
+    }
+
+    #[test]
+    fn a_tombstone_is_forgotten_only_when_nothing_is_left_of_the_sandbox() {
+        for seen in all().filter(|seen| errand(seen) == SweepTask::Forget) {
+            assert!(seen.lock == Lock::Purged && seen.wish == SweepDesired::Missing && !seen.is_untidy);
+        }
+    }
+
+    #[test]
+    fn ttl_counts_from_creation_retention_from_the_last_sign_and_nonsense_never() {
+        let id = baton_protocol::id::SandboxId::parse("sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab").unwrap();
+        let me = InstanceId::from_bits([1; 16]);
+        let mut spec = Spec::new(id, String::new(), "2026-11-16T10:00:00Z".to_owned(), me);
+        let mut status = Status { updated: "2026-11-16T12:00:00Z".to_owned(), ..Status::default() };
+        let at = |text: &str| Some(wall(text).unwrap());
+        let hour = Some(Duration::from_secs(3600));
+        assert_eq!(due(&spec, &status, None), None);
+        assert_eq!(due(&spec, &status, hour), at("2026-11-16T13:00:00Z"));
+        spec.ttl = Some(60);
+        assert_eq!(due(&spec, &status, hour), at("2026-11-16T10:01:00Z"));
+        assert!(outlived(&spec, at("2026-11-16T10:01:00Z").unwrap()));
+        assert!(!outlived(&spec, at("2026-11-16T10:00:59Z").unwrap()));
+        spec.ttl = Some(u64::MAX);
+        assert_eq!(due(&spec, &status, hour), None);
+        spec.ttl = None;
+        spec.created_timestamp = "yesterday".to_owned();
+        status.updated.clear();
+        assert_eq!(due(&spec, &status, hour), None);
+    }
+}

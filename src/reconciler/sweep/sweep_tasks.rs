@@ -1,0 +1,160 @@
+//! Errands: what the sweep found to do about one sandbox, done as its holder or not at all.
+
+use std::{sync::Arc, time::Duration};
+
+use baton_protocol::{
+    id::{InstanceId, SandboxId},
+    lock::Claim,
+    metadata::{Claimed, DesiredState, Spec},
+};
+
+use super::{
+    Assignment, SweepContext, since_1970,
+    sweep_rules::{self, Placement, SweepTask},
+};
+use crate::{
+    reconciler::{ReconcilerContext, Wakeup, worker::Worker},
+    storage::{
+        gc::{self, Error},
+        records,
+    },
+};
+
+/// An errand that takes longer is broken off; the next sweep goes on with it.
+const WITHIN: Duration = Duration::from_secs(10 * 60);
+
+impl Assignment {
+    /// Runs the errand, in the place of the sandbox's loop.
+    pub(in crate::reconciler) async fn run(self, context: Arc<ReconcilerContext>, bell: Arc<Wakeup>) {
+        let ground = context.ground();
+        let (id, errand) = (self.id.clone(), self.errand);
+        if errand == SweepTask::Take {
+            let Some(seat) = context.bus.admit(&id, ground.room) else { return };
+            let taken = take(&ground, &id).await;
+            let Assignment { lock, permit, .. } = self;
+            drop(permit);
+            match taken {
+                Ok(true) => Worker::taken(id, context, bell, lock, seat).run().await,
+                Ok(false) => {}
+                Err(error) => tracing::warn!(sandbox = %id, %error, "the sweep could not take it"),
+            }
+            return;
+        }
+        match ground.clock.clone().timeout(WITHIN, self.fulfil(&ground)).await {
+            Ok(Ok(true)) => tracing::info!(sandbox = %id, ?errand, "the sweep is done with it"),
+            Ok(Ok(false) | Err(Error::Taken)) => tracing::debug!(sandbox = %id, ?errand, "there was nothing to do"),
+            Ok(Err(error)) => tracing::warn!(sandbox = %id, ?errand, %error, "the next sweep tries it again"),
+            Err(elapsed) => tracing::warn!(sandbox = %id, ?errand, %elapsed, "the next sweep tries it again"),
+        }
+    }
+
+    /// Does what an instance is not needed for. False: there was nothing to do.
+    pub async fn fulfil(mut self, ground: &SweepContext) -> gc::Result<bool> {
+        let (id, lock, upkeep) = (&self.id, &mut self.lock, &ground.upkeep);
+        match self.errand {
+            SweepTask::Rest | SweepTask::Take => return Ok(false),
+            SweepTask::Purge => upkeep.purge(id, lock).await?,
+            SweepTask::Expire => {
+                if !expire(ground, id).await? {
+                    return Ok(false);
+                }
+                upkeep.purge(id, lock).await?;
+            }
+            SweepTask::Correct => {
+                upkeep.correct(id, lock).await?;
+            }
+            SweepTask::Tidy => {
+                upkeep.tidy_free(lock).await?;
+            }
+            SweepTask::Sweep => {
+                upkeep.erase_checkpoints(id).await?;
+                if let Some(version) = &self.objects.metadata {
+                    ground.records.erase_metadata(id, version).await?;
+                }
+            }
+            SweepTask::Forget => {
+                if let Some(version) = &self.objects.lock {
+                    ground.records.forget(id, version).await?;
+                }
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// Wants it deleted, as an operator would, if its time is still up.
+async fn expire(ground: &SweepContext, id: &SandboxId) -> records::Result<bool> {
+    let Some(found) = ground.records.find(id).await? else { return Ok(false) };
+    let due = sweep_rules::due(&found.spec, &found.status, ground.retention);
+    if due.is_none_or(|due| due > since_1970(&ground.clock)) {
+        return Ok(false);
+    }
+    let seen = found.spec;
+    let change = |spec: &mut Spec| {
+        let same = *spec == seen;
+        if same {
+            spec.desired_state = DesiredState::Deleted;
+        }
+        same
+    };
+    let edited = ground.records.wish(id, None, &change).await?;
+    Ok(edited.is_some_and(|spec| spec.desired_state == DesiredState::Deleted))
+}
+
+/// Claims what is wanted anywhere, or what an operator ordered here. Whether there is anything to write.
+fn accept(spec: &mut Spec, me: &InstanceId) -> bool {
+    let kind = match (Placement::of(spec, me), spec.desired_state) {
+        (Placement::Anywhere, DesiredState::Running) => Claim::Ask,
+        (Placement::Ordered, DesiredState::Running | DesiredState::HandedOff) => Claim::Order,
+        _ => return false,
+    };
+    spec.desired_state = DesiredState::Running;
+    spec.placement = Some(me.clone());
+    spec.claim = Some(Claimed { instance: me.clone(), kind });
+    true
+}
+
+/// Wants it here, as an operator would, if nobody was faster.
+async fn take(ground: &SweepContext, id: &SandboxId) -> records::Result<bool> {
+    let me = &ground.who.me;
+    let change = |spec: &mut Spec| accept(spec, me);
+    let edited = ground.records.wish(id, None, &change).await?;
+    Ok(edited.is_some_and(|spec| spec.desired_state == DesiredState::Running && spec.placement.as_ref() == Some(me)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_accepted_names_this_instance_and_how_it_came_to_it() {
+        let [me, other] = [1, 2].map(|n| InstanceId::from_bits([n; 16]));
+        let id = SandboxId::parse("sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab").unwrap();
+        let spec = |state, placement: Option<&InstanceId>, claimed: &InstanceId| {
+            let mut spec = Spec::new(id.clone(), String::new(), String::new(), claimed.clone());
+            (spec.desired_state, spec.placement) = (state, placement.cloned());
+            spec
+        };
+        use DesiredState as D;
+        for (state, placement, claimed, kind) in [
+            (D::Running, None, &other, Some(Claim::Ask)),
+            (D::HandedOff, None, &other, None),
+            (D::Running, Some(&me), &other, Some(Claim::Order)),
+            (D::HandedOff, Some(&me), &other, Some(Claim::Order)),
+            (D::Checkpointed, Some(&me), &other, None),
+            (D::Deleted, Some(&me), &other, None),
+            (D::Running, Some(&me), &me, None),
+            (D::Running, Some(&other), &me, None),
+        ] {
+            let before = spec(state, placement, claimed);
+            let mut after = before.clone();
+            assert_eq!(accept(&mut after, &me), kind.is_some(), "{before:?}");
+            let Some(kind) = kind else {
+                assert_eq!(after, before);
+                continue;
+            };
+            let claim = Some(Claimed { instance: me.clone(), kind });
+            assert_eq!((after.desired_state, &after.placement, &after.claim), (D::Running, &Some(me.clone()), &claim));
+        }
+    }
+}

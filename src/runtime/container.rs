@@ -1,0 +1,151 @@
+//! One running container and the task that watches over it.
+//!
+//! What is seen of it has one source: [`Live::look`], computed anew whenever something changes.
+
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use rustix::process::Signal;
+use tokio::{process::Child, sync::watch};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Container, Seen,
+    channel::Channel,
+    containers::{RuntimeContext, Slot, lock},
+    guard_link::Fence,
+    sentry::Control,
+};
+use crate::{
+    clock::{Moment, SharedClock},
+    guard::process::Process,
+};
+
+/// A log of runsc above this is emptied.
+const LOG_KEPT: u64 = 1 << 20;
+
+#[derive(Debug)]
+pub(super) struct Live {
+    /// The container's name for runsc.
+    pub name: String,
+    pub channel: Arc<Channel>,
+    pub fence: watch::Receiver<Fence>,
+    /// Sentry and gofer.
+    pub processes: Vec<Process>,
+    pub control: Control,
+    pub paused: watch::Sender<bool>,
+    pub deadline: Mutex<Moment>,
+    /// How many bytes it may write to its files; `None` is no limit.
+    pub disk: Option<u64>,
+    /// Set when it shall end now.
+    pub doomed: CancellationToken,
+    /// Set when the attached runsc has ended and its children are reaped.
+    pub ended: CancellationToken,
+    /// It is not one's own end when somebody asked for it.
+    pub unwanted: AtomicBool,
+    pub log: PathBuf,
+}
+
+impl Live {
+    pub fn has_ended(&self) -> bool {
+        self.ended.is_cancelled()
+    }
+
+    pub fn is_fenced(&self) -> bool {
+        *self.fence.borrow() != Fence::Running
+    }
+
+    pub fn is_paused(&self) -> bool {
+        *self.paused.borrow()
+    }
+
+    pub fn sentry(&self) -> Option<&Process> {
+        self.processes.first()
+    }
+
+    /// Takes part in every renewal, so this is also where the log is kept small.
+    pub fn extend(&self, context: &RuntimeContext, deadline: Moment) {
+        *lock(&self.deadline) = deadline;
+        context.guard.extend(&self.name, deadline);
+        let log = self.log.clone();
+        context.tasks.spawn_blocking(move || {
+            if std::fs::metadata(&log).is_ok_and(|file| file.len() > LOG_KEPT) {
+                let _ = std::fs::OpenOptions::new().write(true).truncate(true).open(&log);
+            }
+        });
+    }
+
+    pub fn look(&self) -> Seen {
+        let container = match (self.has_ended(), *self.fence.borrow(), self.is_paused()) {
+            (true, _, _) | (_, Fence::Killed, _) => Container::Stopped,
+            (false, Fence::Fenced, _) => Container::Fenced,
+            (false, Fence::Running, true) => Container::Paused,
+            (false, Fence::Running, false) => Container::Running,
+        };
+        let running = self.channel.news().borrow().running.len();
+        let running_execs =
+            if container == Container::Stopped { 0 } else { u32::try_from(running).unwrap_or(u32::MAX) };
+        Seen { container, running_execs }
+    }
+}
+
+/// Watches until the container has ended, and shows every change.
+pub(super) async fn watch_over(context: Arc<RuntimeContext>, slot: Arc<Slot>, live: Arc<Live>, mut child: Child) {
+    let (mut news, mut fence, mut paused) = (live.channel.news(), live.fence.clone(), live.paused.subscribe());
+    let mut stirred = false;
+    loop {
+        let seen = live.look();
+        live.channel.set_gate(seen.container == Container::Running);
+        slot.seen.send_if_modified(|shown| std::mem::replace(shown, seen) != seen);
+        // The guard may let it go on without an action: a new guard does, and so quickly that
+        // the stop was never seen.
+        if std::mem::take(&mut stirred) && seen.container == Container::Running {
+            live.channel.ping();
+        }
+        tokio::select! {
+            _ = child.wait() => break,
+            () = live.doomed.cancelled() => break,
+            Ok(()) = news.changed() => {
+                let broken = news.borrow_and_update().broken;
+                if let Some(why) = broken {
+                    if !live.unwanted.load(Ordering::Relaxed) {
+                        tracing::error!(sandbox = %slot.id, why, "the container ends");
+                    }
+                    break;
+                }
+            }
+            Ok(()) = fence.changed() => stirred = true,
+            Ok(()) = paused.changed() => {}
+        }
+    }
+    // Whatever ended first takes the others with it. Nothing is called ended that still lives,
+    // however long it takes: another copy of the sandbox may start after it.
+    kill(&live, &mut child);
+    let _ = child.wait().await;
+    all_ended(&live.processes, &context.clock).await;
+    live.ended.cancel();
+    live.channel.close();
+    let seen = live.look();
+    slot.seen.send_if_modified(|shown| std::mem::replace(shown, seen) != seen);
+}
+
+/// Until the last of them is dead; their exit statuses are taken.
+pub(super) async fn all_ended(processes: &[Process], clock: &SharedClock) {
+    while !processes.iter().all(Process::has_ended) {
+        clock.sleep(Duration::from_millis(2)).await;
+    }
+    processes.iter().for_each(Process::reap);
+}
+
+fn kill(live: &Live, child: &mut Child) {
+    for process in &live.processes {
+        let _ = process.signal(Signal::KILL);
+    }
+    let _ = child.start_kill();
+}

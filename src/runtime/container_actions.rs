@@ -1,0 +1,404 @@
+//! The actions on one container, each from beginning to end.
+
+use std::{
+    path::Path,
+    pin::pin,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use baton_protocol::limits::Limits;
+use futures::future::maybe_done;
+use tokio::{process::Child, sync::watch};
+
+use super::{
+    Container, Error, Result, Start,
+    argv::Verb,
+    cgroup::Group,
+    channel::assignment,
+    container::{Live, watch_over},
+    containers::{RuntimeContext, Slot, lock},
+    disk_space,
+    guard_link::Fence,
+    launch::{self, Begun, SHORT, gone, no_group},
+    memory_watch,
+    pool::{self, Remains, Warm},
+    rootfs_cache, upper,
+};
+use crate::guard::process::Process;
+
+const START: Duration = Duration::from_secs(60);
+/// Writing an image of many gigabytes takes its time.
+const LONG: Duration = Duration::from_secs(600);
+const WAKE: Duration = Duration::from_secs(5);
+
+/// First start, or start from the checkpoint in `image`.
+pub(super) async fn start(
+    context: &Arc<RuntimeContext>,
+    slot: &Arc<Slot>,
+    start: &Start,
+    image: Option<&Path>,
+) -> Result<()> {
+    if lock(&slot.name).is_some() {
+        return Err(Error::NotIn("absent"));
+    }
+    if image.is_none() {
+        // What no agent can be told is refused before one is started, or taken.
+        assignment(start)?;
+    }
+    let binary = rootfs_cache::binary(context, start.runsc.as_ref())?;
+    let root = rootfs_cache::find(context, start.rootfs.as_ref())?;
+    let rootfs = root.path.clone();
+    *lock(&slot.root) = Some(root);
+    let name = launch::new_name(context);
+    if let Some(binary) = binary {
+        context.runsc.choose(&name, binary);
+    }
+    *lock(&slot.renewed) = None;
+    *lock(&slot.name) = Some(name.clone());
+    slot.show(Container::Partial);
+    let (seat, _starting, offer) = context.pool.enter(image.is_none().then_some(start));
+    *lock(&slot.seat) = Some(seat);
+    let begun = match offer.warm(&context.pool).await {
+        Some(warm) => take(context, slot, warm, start).await,
+        None => None,
+    };
+    let begun = match begun {
+        Some(begun) => Ok(begun),
+        None => begin(context, slot, &name, &rootfs, start, image).await,
+    };
+    match begun {
+        Ok((live, child)) => {
+            let live = Arc::new(live);
+            *lock(&slot.live) = Some(live.clone());
+            if let Some(deadline) = lock(&slot.renewed).take() {
+                live.extend(context, deadline);
+            }
+            context.tasks.spawn(watch_over(context.clone(), slot.clone(), live, child));
+            slot.seen.subscribe().wait_for(|seen| seen.container != Container::Partial).await.map_err(|_| gone())?;
+            Ok(())
+        }
+        Err(error) => {
+            if let Err(left) = wipe(context, slot).await {
+                tracing::warn!(sandbox = %slot.id, error = %left, "something is left of a failed start");
+            }
+            Err(error)
+        }
+    }
+}
+
+/// From nothing.
+async fn begin(
+    context: &Arc<RuntimeContext>,
+    slot: &Slot,
+    name: &str,
+    rootfs: &Path,
+    start: &Start,
+    image: Option<&Path>,
+) -> Result<(Live, Child)> {
+    let bundle = context.settings.bundle(name);
+    let disk = start.limits.disk;
+    let verb = image.map_or(Verb::Run { bundle: &bundle, disk }, |image| Verb::Restore { bundle: &bundle, image });
+    let what = verb.name();
+    if start.limits.cpus.is_some()
+        && let Err(why) = &context.cgroups
+    {
+        tracing::warn!(sandbox = %slot.id, why, "nothing holds it to its share of the CPUs");
+    }
+    let group = launch::make_group(context, name, &start.limits)?;
+    // In the slot first: what fails afterwards removes it.
+    (*lock(&slot.group)).clone_from(&group);
+    let bundled = launch::make_bundle(context, name, rootfs).await;
+    bundled.map_err(|error| Error::Failed { what, why: error.to_string() })?;
+    let fence = context.guard.arm(name, context.settings.state_file(name), start.deadline).await?;
+    extend_if_renewed(context, slot, name);
+    let mut begun = Begun::start(context, name, verb, group.as_ref()).await?;
+    let (doomed, cancelled) = (begun.doomed.clone(), lock(&slot.starting).clone());
+    let watched = |begun: &Begun| hold(context, slot, begun, group.as_ref(), &fence, &start.limits);
+    let started = tokio::select! {
+        biased;
+        () = cancelled.cancelled() => Err(Error::NotIn("wanted any more")),
+        () = doomed.cancelled() => Err(over(what)),
+        synced = sync(context, &mut begun, start, image.is_some(), group.as_ref(), watched) => synced,
+    };
+    let started = started.and_then(|()| hold_back(group.as_ref(), what));
+    if let Err(error) = started {
+        return Err(begun.discard(context, what, error).await);
+    }
+    context.guard.synced(name);
+    Ok(begun.into_live(context, fence, start))
+}
+
+/// Done when the agent has answered. What is restored runs before that, and is held to its limits from its first
+/// moment: `watched` is called as soon as its processes are there.
+async fn sync(
+    context: &RuntimeContext,
+    begun: &mut Begun,
+    start: &Start,
+    is_restored: bool,
+    group: Option<&Group>,
+    watched: impl FnOnce(&Begun),
+) -> Result<()> {
+    let channel = begun.channel.clone();
+    let mut answered = pin!(maybe_done(async {
+        if is_restored { channel.resync(start, START).await } else { channel.assign(start, START).await }
+    }));
+    let found = tokio::select! {
+        biased;
+        () = begun.appear(context) => Ok(()),
+        () = &mut answered => begun.find_processes(context).await,
+    };
+    if found.is_ok() {
+        watched(begun);
+    }
+    if is_restored {
+        tokio::select! {
+            biased;
+            () = &mut answered => {}
+            () = begun.runs(context) => hold_back(group, "restore")?,
+        }
+    }
+    answered.as_mut().await;
+    answered.take_output().unwrap_or_else(|| Err(gone())).and(found)
+}
+
+/// Has its limits kept from now on.
+fn hold(
+    context: &RuntimeContext,
+    slot: &Slot,
+    begun: &Begun,
+    group: Option<&Group>,
+    fence: &watch::Receiver<Fence>,
+    limits: &Limits,
+) {
+    let subject = begun.subject(context, &slot.id, group, fence);
+    if let Some(watched) = subject.and_then(|subject| memory_watch::watch(&context.clock, subject, limits)) {
+        context.tasks.spawn(watched);
+    }
+}
+
+fn over(what: &'static str) -> Error {
+    Error::Failed { what, why: "the sandbox went far over its limits".to_owned() }
+}
+
+/// A container that was nobody's becomes the sandbox's: first the guard has its deadline, then the agent hears of it.
+/// `None` when it was good for nothing, and is dead.
+async fn take(context: &Arc<RuntimeContext>, slot: &Slot, warm: Warm, start: &Start) -> Option<(Live, Child)> {
+    let Warm { begun, group } = warm;
+    let (name, own) = (begun.name.clone(), lock(&slot.name).replace(begun.name.clone()));
+    (*lock(&slot.group)).clone_from(&group);
+    let taken = async {
+        let fence = context.guard.take(&name, start.deadline).await?;
+        extend_if_renewed(context, slot, &name);
+        hold(context, slot, &begun, group.as_ref(), &fence, &start.limits);
+        begun.channel.assign(start, pool::PATIENCE).await?;
+        hold_back(group.as_ref(), "create")?;
+        Ok(fence)
+    };
+    let taken = taken.await;
+    context.pool.served(taken.is_ok());
+    match taken {
+        Ok(fence) => {
+            context.guard.synced(&name);
+            Some(begun.into_live(context, fence, start))
+        }
+        Err(error) => {
+            begun.end(context).await;
+            *lock(&slot.name) = own;
+            lock(&slot.group).take();
+            context.pool.leave(Remains { name, group }, &error);
+            None
+        }
+    }
+}
+
+/// It came before the guard knew whose deadline it is.
+fn extend_if_renewed(context: &RuntimeContext, slot: &Slot, name: &str) {
+    if let Some(deadline) = *lock(&slot.renewed) {
+        context.guard.extend(name, deadline);
+    }
+}
+
+/// It started as fast as it could; what runs in it from now on is not ours.
+fn hold_back(group: Option<&Group>, what: &'static str) -> Result<()> {
+    group.map_or(Ok(()), Group::hold_back).map_err(|error| no_group(what, &error))
+}
+
+pub(super) async fn pause(context: &RuntimeContext, slot: &Slot) -> Result<()> {
+    let live = running(slot)?;
+    if live.is_paused() {
+        return Ok(());
+    }
+    live.paused.send_replace(true);
+    live.channel.set_gate(false);
+    let paused = ask(context, &live, "pause", live.control.pause()).await;
+    if paused.is_err() && !live.is_fenced() && ask(context, &live, "resume", live.control.resume()).await.is_ok() {
+        live.paused.send_replace(false);
+        live.channel.ping();
+    }
+    // Its commands stand: what is done now is our own work, and others wait for it.
+    if paused.is_ok()
+        && let Some(group) = &*lock(&slot.group)
+        && let Err(error) = group.let_run()
+    {
+        tracing::warn!(sandbox = %slot.id, %error, "a checkpoint has only the sandbox's share of the CPUs");
+    }
+    shown(slot, &live, paused).await
+}
+
+/// What the sentry is asked, for as long as it may take to answer. A fence ends it: then it answers later.
+async fn ask(
+    context: &RuntimeContext,
+    live: &Live,
+    what: &'static str,
+    asking: impl Future<Output = std::io::Result<()>>,
+) -> Result<()> {
+    let mut fence = live.fence.clone();
+    tokio::select! {
+        biased;
+        asked = context.clock.timeout(SHORT, asking) => match asked {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(Error::Failed { what, why: format!("the sandbox gives no answer: {error}") }),
+            Err(elapsed) => Err(Error::TimedOut { what, after: elapsed.0 }),
+        },
+        _ = fence.wait_for(|fence| *fence != Fence::Running) => {
+            Err(Error::Failed { what, why: "the sandbox was stopped in the middle of it".to_owned() })
+        }
+    }
+}
+
+pub(super) async fn resume(context: &RuntimeContext, slot: &Slot) -> Result<()> {
+    let live = slot.live().filter(|live| !live.has_ended()).ok_or(Error::NotIn("here"))?;
+    if live.is_fenced() {
+        let deadline = *lock(&live.deadline);
+        if deadline <= context.clock.now() {
+            return Err(Error::NotIn("allowed to run"));
+        }
+        context.guard.resume(&live.name, deadline, live.fence.clone()).await?;
+    }
+    if live.is_paused() {
+        let held = lock(&slot.group).as_ref().map_or(Ok(()), Group::hold_back);
+        held.map_err(|error| no_group("resume", &error))?;
+        if let Err(error) = ask(context, &live, "resume", live.control.resume()).await {
+            // The sentry says nothing; perhaps the agent does.
+            let ping = live.channel.ping();
+            live.channel.ponged(ping, WAKE).await.map_err(|_| error)?;
+        }
+        live.paused.send_replace(false);
+    }
+    live.channel.ping();
+    shown(slot, &live, Ok(())).await
+}
+
+pub(super) async fn checkpoint(context: &RuntimeContext, slot: &Slot, image: &Path) -> Result<()> {
+    let live = running(slot)?;
+    if !live.is_paused() {
+        return Err(Error::NotIn("paused"));
+    }
+    let pid = live.sentry().map_or(0, Process::pid);
+    let _room = disk_space::make_room(image.to_owned(), pid, &context.promised).await?;
+    let verb = Verb::Checkpoint { image };
+    let written = context.runsc.call(verb, &live.name, LONG, Some(live.fence.clone())).await;
+    let written = match written {
+        Ok(()) => disk_space::verify(image).await,
+        Err(error) => Err(error),
+    };
+    if written.is_err() {
+        disk_space::wipe_image(image).await;
+    }
+    written
+}
+
+/// Writes what changed on its root file system into `upper`; how long it stood still for that.
+pub(super) async fn upper(context: &RuntimeContext, slot: &Slot, upper: &Path) -> Result<Duration> {
+    let live = running(slot)?;
+    let was_paused = live.is_paused();
+    let pid = live.sentry().map_or(0, Process::pid);
+    disk_space::check_room(upper.to_owned(), pid).await?;
+    let began = context.clock.now();
+    if !was_paused {
+        pause(context, slot).await?;
+    }
+    let written = write_upper(context, &live, upper).await;
+    if !was_paused && !live.is_fenced() {
+        let resumed = resume(context, slot).await;
+        written.and(resumed)?;
+    } else {
+        written?;
+    }
+    Ok(context.clock.now() - began)
+}
+
+/// The sentry writes it, into a pipe that ends where it becomes too large. What fails leaves nothing.
+async fn write_upper(context: &RuntimeContext, live: &Live, upper: &Path) -> Result<()> {
+    let most = upper::largest(live.disk, context.settings.archive_limits.size);
+    let piped = upper::pipe().map_err(|error| Error::Failed { what: "snapshot", why: error.to_string() });
+    let (to_sentry, from_sentry) = piped?;
+    let called = context.runsc.call_with(Verb::Tar, &live.name, LONG, Some(live.fence.clone()), to_sentry);
+    let (mut called, mut received) = (pin!(called), pin!(maybe_done(upper::receive(from_sentry, upper, most))));
+    let written = tokio::select! {
+        biased;
+        written = &mut called => written,
+        () = &mut received => called.await,
+    };
+    // A sentry that does not answer may hold the pipe open, and writes no more that counts.
+    if written.is_ok() {
+        let ended = context.clock.timeout(SHORT, &mut received).await;
+        ended.map_err(|elapsed| Error::TimedOut { what: "snapshot", after: elapsed.0 })?;
+    }
+    let whole = match (received.as_mut().take_output(), written) {
+        // Why it was cut off says more than that it was.
+        (Some(Err(error)), _) | (_, Err(error)) => Err(error),
+        (Some(Ok(())) | None, Ok(())) => Ok(()),
+    };
+    if whole.is_err() {
+        let _ = tokio::fs::remove_file(upper).await;
+    }
+    whole
+}
+
+pub(super) async fn remove(context: &RuntimeContext, slot: &Slot) -> Result<()> {
+    if let Some(live) = slot.live() {
+        // No runsc command: one that is fenced would let it hang, and this is faster.
+        live.unwanted.store(true, Ordering::Relaxed);
+        live.doomed.cancel();
+        let ended = context.clock.timeout(SHORT, live.ended.cancelled()).await;
+        ended.map_err(|elapsed| Error::TimedOut { what: "remove", after: elapsed.0 })?;
+    }
+    wipe(context, slot).await
+}
+
+/// What is left of a container whose processes are dead.
+async fn wipe(context: &RuntimeContext, slot: &Slot) -> Result<()> {
+    let Some(name) = lock(&slot.name).clone() else { return Ok(()) };
+    slot.show(Container::Partial);
+    lock(&slot.live).take();
+    let group = lock(&slot.group).clone();
+    launch::clear(context, &name, group.as_ref()).await?;
+    lock(&slot.group).take();
+    lock(&slot.root).take();
+    lock(&slot.name).take();
+    lock(&slot.seat).take();
+    slot.show(Container::Absent);
+    Ok(())
+}
+
+fn running(slot: &Slot) -> Result<Arc<Live>> {
+    let live = slot.live().filter(|live| !live.has_ended()).ok_or(Error::NotIn("here"))?;
+    match *live.fence.borrow() {
+        Fence::Running => {}
+        Fence::Fenced | Fence::Killed => return Err(Error::NotIn("running")),
+    }
+    Ok(live)
+}
+
+/// An action is done when everybody can see it.
+async fn shown(slot: &Slot, live: &Live, done: Result<()>) -> Result<()> {
+    let expected = live.look();
+    let mut seen = slot.seen.subscribe();
+    let _ = tokio::select! {
+        seen = seen.wait_for(|seen| seen.container == expected.container) => seen.map(drop),
+        () = live.ended.cancelled() => Ok(()),
+    };
+    done
+}

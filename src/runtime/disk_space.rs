@@ -1,0 +1,135 @@
+//! Room for an image before it is written, and a look at it afterwards: runsc writes no
+//! checksums, and an image cut short by a full disk may come with success.
+
+use std::{
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use super::{Error, Result};
+
+/// What an image consists of.
+pub const FILES: [&str; 3] = ["checkpoint.img", "pages_meta.img", "pages.img"];
+
+/// On top of what the sandbox holds: the kernel's own state.
+const MARGIN: u64 = 32 << 20;
+
+/// Room on the local disk for images that are being written.
+#[derive(Clone, Debug, Default)]
+pub struct Reservations(Arc<Mutex<u64>>);
+
+/// A part of it, until it is dropped.
+#[derive(Debug)]
+pub struct Room {
+    promised: Reservations,
+    bytes: u64,
+}
+
+impl Reservations {
+    /// `None`: with what others were promised, `free` bytes are not enough.
+    fn reserve(&self, free: u64, bytes: u64) -> Option<Room> {
+        let mut promised = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *promised = promised.checked_add(bytes).filter(|sum| *sum <= free)?;
+        drop(promised);
+        Some(Room { promised: self.clone(), bytes })
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        *self.promised.0.lock().unwrap_or_else(PoisonError::into_inner) -= self.bytes;
+    }
+}
+
+/// Makes the fresh directory and refuses when the sandbox's memory and files would not fit.
+/// What is promised to others that are being written counts as taken.
+pub async fn make_room(image: PathBuf, sentry: i32, promised: &Reservations) -> Result<Room> {
+    let checked = tokio::task::spawn_blocking(move || {
+        fs::create_dir_all(&image)?;
+        if fs::read_dir(&image)?.next().is_some() {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        let disk = rustix::fs::statvfs(&image)?;
+        Ok((disk.f_bavail.saturating_mul(disk.f_frsize), held(sentry)?))
+    });
+    match checked.await.map_err(io::Error::other).flatten() {
+        Ok((free, held)) => promised
+            .reserve(free, held.saturating_add(held / 16).saturating_add(MARGIN))
+            .ok_or(Error::NoSpace { what: "a checkpoint" }),
+        Err(error) => Err(Error::Failed { what: "checkpoint", why: error.kind().to_string() }),
+    }
+}
+
+/// Refuses when a file with all that the sandbox has written would not fit.
+pub async fn check_room(file: PathBuf, sentry: i32) -> Result<()> {
+    let checked = tokio::task::spawn_blocking(move || {
+        let disk = rustix::fs::statvfs(file.parent().unwrap_or(&file))?;
+        // Its memory is counted in, which errs on the safe side.
+        Ok((disk.f_bavail.saturating_mul(disk.f_frsize), held(sentry)?))
+    });
+    match checked.await.map_err(io::Error::other).flatten() {
+        Ok((free, held)) if free < held.saturating_add(MARGIN) => Err(Error::NoSpace { what: "a snapshot" }),
+        Ok(_) => Ok(()),
+        Err(error) => Err(Error::Failed { what: "snapshot", why: error.kind().to_string() }),
+    }
+}
+
+/// Refuses when the disk on which `file` grows is all but full: its neighbours need what is left.
+pub async fn check_margin(file: PathBuf) -> Result<()> {
+    let disk = tokio::task::spawn_blocking(move || rustix::fs::statvfs(&file)).await;
+    match disk.map_err(io::Error::other).and_then(|disk| Ok(disk?)) {
+        Ok(disk) if disk.f_bavail.saturating_mul(disk.f_frsize) < MARGIN => Err(Error::NoSpace { what: "a snapshot" }),
+        Ok(_) => Ok(()),
+        Err(error) => Err(Error::Failed { what: "snapshot", why: error.kind().to_string() }),
+    }
+}
+
+/// What the sandbox's memory and changed files take: all of it lies in unlinked files of the sentry.
+fn held(sentry: i32) -> io::Result<u64> {
+    let mut files = std::collections::BTreeMap::new();
+    for entry in fs::read_dir(format!("/proc/{sentry}/fd"))? {
+        if let Ok(file) = fs::metadata(entry?.path())
+            && file.is_file()
+            && file.nlink() == 0
+        {
+            files.insert((file.dev(), file.ino()), file.blocks().saturating_mul(512));
+        }
+    }
+    Ok(files.values().copied().fold(0, u64::saturating_add))
+}
+
+pub async fn verify(image: &Path) -> Result<()> {
+    for name in FILES {
+        let size = tokio::fs::metadata(image.join(name)).await.map_or(0, |file| file.len());
+        if size == 0 {
+            return Err(Error::Failed { what: "checkpoint", why: format!("{name} is missing or empty") });
+        }
+    }
+    Ok(())
+}
+
+/// Takes back what was begun.
+pub async fn wipe_image(image: &Path) {
+    for name in FILES {
+        let _ = tokio::fs::remove_file(image.join(name)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_promised_to_one_image_is_not_promised_to_another() {
+        let promised = Reservations::default();
+        let first = promised.reserve(100, 60).expect("there is room");
+        assert!(promised.reserve(100, 60).is_none());
+        let second = promised.reserve(100, 40).expect("there is room for a small one");
+        drop(first);
+        assert!(promised.reserve(100, 60).is_some());
+        drop(second);
+        assert_eq!(*promised.0.lock().unwrap(), 0);
+    }
+}

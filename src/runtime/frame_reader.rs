@@ -1,0 +1,218 @@
+//! Reads what the agent says: to the link what is the API's, into the news what is ours.
+
+use baton_protocol::{
+    agent::{self, MAX_EXECS},
+    frame::{Decoder, Frame, Kind, Long, Stream},
+};
+use bytes::BufMut;
+use tokio::{io::AsyncReadExt, process::ChildStdout, sync::watch};
+
+use super::{
+    channel::{AgentStatus, OWN},
+    output_queue::{LeftOut, Outlet},
+};
+use crate::metrics::{Ended, Metrics, Pipe};
+
+/// One read where a frame may begin. The rest of a long one is read at once, to where it stays.
+const READ: usize = 16 << 10;
+const BROKEN: &str = "the agent sent a broken frame";
+
+#[derive(Debug)]
+pub struct Reader {
+    stdout: ChildStdout,
+    decoder: Decoder,
+    link: watch::Receiver<Option<Outlet>>,
+    /// Of the link above.
+    left_out: LeftOut,
+    hunt: watch::Receiver<Option<[u8; 16]>>,
+    /// The nonce that was found: what follows it is in step.
+    found: Option<[u8; 16]>,
+    news: watch::Sender<AgentStatus>,
+    metrics: Metrics,
+}
+
+impl Reader {
+    pub fn new(
+        stdout: ChildStdout,
+        link: watch::Receiver<Option<Outlet>>,
+        hunt: watch::Receiver<Option<[u8; 16]>>,
+        news: watch::Sender<AgentStatus>,
+        metrics: Metrics,
+    ) -> Self {
+        let left_out = LeftOut::new();
+        Self { stdout, decoder: Decoder::default(), link, left_out, hunt, found: None, news, metrics }
+    }
+
+    pub async fn run(mut self) {
+        let why = self.read().await;
+        self.news.send_modify(|news| news.broken = Some(why));
+    }
+
+    async fn read(&mut self) -> &'static str {
+        let mut chunk = vec![0; READ];
+        let mut long: Option<Long> = None;
+        loop {
+            let read = match &mut long {
+                Some(long) => {
+                    let missing = long.missing();
+                    self.stdout.read_buf(&mut long.payload().limit(missing)).await
+                }
+                None => self.stdout.read(&mut chunk).await,
+            };
+            match read {
+                Ok(0) => return "the agent has ended",
+                Ok(count) if long.is_none() => self.decoder.push(&chunk[..count]),
+                Ok(_) => {}
+                Err(_) => return "the agent's output cannot be read",
+            }
+            if let Some(begun) = long.take() {
+                if !self.is_in_step() {
+                    self.decoder.put_back(begun);
+                } else if begun.missing() > 0 {
+                    long = Some(begun);
+                    continue;
+                } else {
+                    match begun.finish() {
+                        Ok(Some(frame)) => {
+                            if let Err(why) = self.take(frame).await {
+                                return why;
+                            }
+                        }
+                        Ok(None) => {}
+                        Err(_) => return BROKEN,
+                    }
+                }
+            }
+            if !self.is_in_step() {
+                continue;
+            }
+            loop {
+                match self.decoder.next_frame() {
+                    Ok(Some(frame)) => {
+                        if let Err(why) = self.take(frame).await {
+                            return why;
+                        }
+                    }
+                    Ok(None) => break,
+                    Err(_) => return BROKEN,
+                }
+                // A new resync was begun: what is left is of the time before.
+                if !self.is_in_step() {
+                    break;
+                }
+            }
+            if self.is_in_step() {
+                long = self.decoder.take_long();
+            }
+        }
+    }
+
+    /// After a restore everything is thrown away until the nonce of the latest resync.
+    fn is_in_step(&mut self) -> bool {
+        let Some(nonce) = *self.hunt.borrow() else { return true };
+        if self.found == Some(nonce) {
+            return true;
+        }
+        if let Some(place) = self.decoder.find(&nonce) {
+            self.decoder.skip(place + nonce.len());
+            self.found = Some(nonce);
+            return true;
+        }
+        let rest = self.decoder.pending().len().saturating_sub(nonce.len() - 1);
+        self.decoder.skip(rest);
+        false
+    }
+
+    async fn take(&mut self, frame: Frame) -> Result<(), &'static str> {
+        match frame.kind {
+            Kind::Hello => {
+                let hello: agent::Hello = parse(&frame)?;
+                self.news.send_modify(|news| news.version = Some(hello.version));
+            }
+            Kind::ResyncAck => {
+                let state: agent::State = parse(&frame)?;
+                self.news.send_modify(|news| {
+                    news.learn(&state);
+                    news.version = Some(state.version);
+                    news.resynced = self.found;
+                });
+            }
+            Kind::Pong if frame.sequence >= OWN => self.news.send_modify(|news| news.pong = frame.sequence),
+            // For whoever looks for a fault in the agent; cut, and with nothing that a terminal obeys.
+            Kind::Log => {
+                let text = String::from_utf8_lossy(&frame.payload[..frame.payload.len().min(200)]);
+                tracing::debug!(agent = %text.escape_debug(), "the agent says");
+            }
+            Kind::Started => {
+                self.metrics.exec_started();
+                self.news.send_if_modified(|news| news.running.len() < MAX_EXECS && news.running.insert(frame.exec));
+                self.pass(frame).await;
+            }
+            Kind::Exit => {
+                self.metrics.exec_ended(how(&frame));
+                self.news.send_if_modified(|news| news.running.remove(&frame.exec));
+                self.pass(frame).await;
+            }
+            Kind::Execs => {
+                let state: agent::State = parse(&frame)?;
+                self.news.send_modify(|news| news.learn(&state));
+                self.pass(frame).await;
+            }
+            Kind::Data => {
+                let pipe = if frame.stream == Stream::Stderr { Pipe::Stderr } else { Pipe::Stdout };
+                self.metrics.exec_moved(pipe, frame.payload.len());
+                self.pass(frame).await;
+            }
+            Kind::Eof | Kind::Pong | Kind::StdinAck => self.pass(frame).await,
+            Kind::Assign
+            | Kind::Exec
+            | Kind::Stdin
+            | Kind::StdinEof
+            | Kind::Ack
+            | Kind::Credit
+            | Kind::Replay
+            | Kind::Signal
+            | Kind::Resize
+            | Kind::Attached
+            | Kind::Detached
+            | Kind::Resync
+            | Kind::List
+            | Kind::Restored
+            | Kind::Forked
+            | Kind::Ping
+            | Kind::Relieve => return Err("the agent sent a frame that is not its to send"),
+        }
+        Ok(())
+    }
+
+    /// To the link; nowhere, when there is none: the agent keeps what was not acknowledged.
+    /// A newer link ends the wait for the old one.
+    async fn pass(&mut self, frame: Frame) {
+        if self.link.has_changed().unwrap_or(false) {
+            self.left_out.clear();
+        }
+        // Not kept between two frames: whoever reads it learns at once that there is a newer one.
+        let Some(outlet) = self.link.borrow_and_update().clone() else { return };
+        tokio::select! {
+            biased;
+            () = outlet.pass(frame, &mut self.left_out) => {}
+            _ = self.link.changed() => self.link.mark_changed(),
+        }
+    }
+}
+
+/// How a command ended, as its agent tells it.
+fn how(frame: &Frame) -> Ended {
+    let Ok(exit) = parse::<agent::Exit>(frame) else { return Ended::NotStarted };
+    match (exit.error, exit.timed_out, exit.code) {
+        (Some(_), _, _) => Ended::NotStarted,
+        (None, true, _) => Ended::TimedOut,
+        (None, false, Some(0)) => Ended::Zero,
+        (None, false, Some(_)) => Ended::NonZero,
+        (None, false, None) => Ended::Signal,
+    }
+}
+
+fn parse<'a, T: serde::Deserialize<'a>>(frame: &'a Frame) -> Result<T, &'static str> {
+    serde_json::from_slice(&frame.payload).map_err(|_| "the agent sent a frame that cannot be read")
+}

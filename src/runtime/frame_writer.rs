@@ -1,0 +1,144 @@
+//! Writes to the agent: the runtime's own frames at once, the API's while the gate is open.
+
+use std::{sync::Arc, time::Duration};
+
+use baton_protocol::frame::{Frame, Kind};
+use tokio::{
+    io::AsyncWriteExt,
+    process::ChildStdin,
+    sync::{mpsc, watch},
+};
+
+use super::{
+    channel::{Control, is_allowed},
+    output_queue::Outlet,
+    settings::Settings,
+};
+use crate::{
+    clock::{Moment, SharedClock},
+    metrics::{Metrics, Pipe},
+};
+
+/// Frames that wait already are written together, up to about this many bytes.
+const BATCH: usize = 64 << 10;
+
+#[derive(Debug)]
+pub struct Writer {
+    stdin: ChildStdin,
+    control: mpsc::UnboundedReceiver<Control>,
+    /// Closed while the container is paused or fenced.
+    gate: watch::Receiver<bool>,
+    /// The other half of the link, which closes with this one.
+    output: Arc<watch::Sender<Option<Outlet>>>,
+    link: Option<mpsc::Receiver<Frame>>,
+    /// When nobody will be waited for any longer.
+    detach_at: Option<Moment>,
+    clock: SharedClock,
+    detach_grace: Duration,
+    metrics: Metrics,
+}
+
+impl Writer {
+    pub fn new(
+        stdin: ChildStdin,
+        control: mpsc::UnboundedReceiver<Control>,
+        gate: watch::Receiver<bool>,
+        output: Arc<watch::Sender<Option<Outlet>>>,
+        clock: SharedClock,
+        settings: &Settings,
+    ) -> Self {
+        let (detach_grace, metrics) = (settings.detach_grace, settings.metrics.clone());
+        Self { stdin, control, gate, output, link: None, detach_at: None, clock, detach_grace, metrics }
+    }
+
+    pub async fn run(mut self) {
+        // Ends when the container does or the channel is dropped, and the link with it.
+        while let Some(bytes) = self.next().await {
+            if self.stdin.write_all(&bytes).await.is_err() {
+                break;
+            }
+        }
+        // First nobody can open a link any more, then the last one closes.
+        self.control.close();
+        self.output.send_replace(None);
+    }
+
+    /// The bytes to be written next; `None` at the end.
+    async fn next(&mut self) -> Option<Vec<u8>> {
+        loop {
+            let open = *self.gate.borrow_and_update();
+            tokio::select! {
+                biased;
+                control = self.control.recv() => match control? {
+                    Control::Bytes(bytes) => return Some(bytes),
+                    Control::Begin => self.detach_at = Some(self.clock.now() + self.detach_grace),
+                    Control::End => return None,
+                    Control::Link(link) => {
+                        (self.link, self.detach_at) = (Some(link), None);
+                        return Some(bytes_of(&Frame::new(Kind::Attached)));
+                    }
+                },
+                changed = self.gate.changed() => changed.ok()?,
+                frame = take(&mut self.link), if open => match frame {
+                    Some(frame) => {
+                        let bytes = self.batch(&frame);
+                        if !bytes.is_empty() {
+                            return Some(bytes);
+                        }
+                    }
+                    None => self.unlink(),
+                },
+                () = at(&self.clock, self.detach_at), if open => {
+                    self.detach_at = None;
+                    return Some(bytes_of(&Frame::new(Kind::Detached)));
+                }
+            }
+        }
+    }
+
+    fn batch(&mut self, first: &Frame) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let metrics = &self.metrics;
+        let mut add = |frame: &Frame| {
+            if is_allowed(frame) {
+                if frame.kind == Kind::Stdin {
+                    metrics.exec_moved(Pipe::Stdin, frame.payload.len());
+                }
+                frame.encode(&mut bytes);
+            }
+            bytes.len() < BATCH
+        };
+        let mut room = add(first);
+        while room && let Some(frame) = self.link.as_mut().and_then(|link| link.try_recv().ok()) {
+            room = add(&frame);
+        }
+        bytes
+    }
+
+    fn unlink(&mut self) {
+        self.link = None;
+        self.detach_at = Some(self.clock.now() + self.detach_grace);
+        // A newer link may be on its way to us already: its output half is not closed.
+        self.output.send_if_modified(|output| output.take_if(|output| output.is_closed()).is_some());
+    }
+}
+
+async fn take(link: &mut Option<mpsc::Receiver<Frame>>) -> Option<Frame> {
+    match link {
+        Some(link) => link.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn at(clock: &SharedClock, moment: Option<Moment>) {
+    match moment {
+        Some(moment) => clock.sleep_until(moment).await,
+        None => std::future::pending().await,
+    }
+}
+
+fn bytes_of(frame: &Frame) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    frame.encode(&mut bytes);
+    bytes
+}

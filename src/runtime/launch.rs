@@ -1,0 +1,237 @@
+//! The first moments of a container, from nothing to an agent on its pipes, and its last, whoever it is for.
+
+use std::{
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use baton_protocol::{id::SandboxId, limits::Limits};
+use rustix::process::Signal;
+use tokio::{
+    io::AsyncReadExt,
+    process::{Child, ChildStderr},
+    sync::watch,
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Error, Result, Start,
+    argv::Verb,
+    bundle,
+    cgroup::{self, Group},
+    channel::Channel,
+    container::{Live, all_ended},
+    containers::RuntimeContext,
+    guard_link::{Fence, seek},
+    memory_watch::Subject,
+    sentry::Control,
+    spawn::NOT_TAKEN,
+};
+use crate::guard::process::{self, Process};
+
+pub(super) const SHORT: Duration = Duration::from_secs(20);
+/// Both pipes of the agent are made this large: fewer, larger reads.
+const PIPE: usize = 1 << 20;
+const STDERR_READ: u64 = 64 << 10;
+/// How often is looked for what runsc writes down.
+const SEEK: Duration = Duration::from_millis(2);
+
+/// A container that was started.
+#[derive(Debug)]
+pub(super) struct Begun {
+    pub name: String,
+    pub channel: Arc<Channel>,
+    /// Set when it shall end now.
+    pub doomed: CancellationToken,
+    /// Sentry and gofer, once they are known.
+    processes: Vec<Process>,
+    child: Child,
+    log: PathBuf,
+    paused: watch::Sender<bool>,
+    ended: CancellationToken,
+}
+
+pub(super) fn new_name(context: &RuntimeContext) -> String {
+    baton_protocol::id::hex(&context.clock.bits()[..8])
+}
+
+/// The cgroup that a container will be in, if its limits need one and there can be one.
+pub(super) fn make_group(context: &RuntimeContext, name: &str, limits: &Limits) -> Result<Option<Group>> {
+    let bounds = cgroup::Bounds::of(limits);
+    match &context.cgroups {
+        Ok(cgroups) if bounds != cgroup::Bounds::default() => {
+            cgroups.make(name, &bounds).map(Some).map_err(|error| no_group("create", &error))
+        }
+        Ok(_) | Err(_) => Ok(None),
+    }
+}
+
+pub(super) fn no_group(what: &'static str, error: &std::io::Error) -> Error {
+    Error::Failed { what, why: format!("its limits cannot be set: {error}") }
+}
+
+pub(super) async fn make_bundle(context: &RuntimeContext, name: &str, rootfs: &Path) -> std::io::Result<()> {
+    let settings = &context.settings;
+    let bundle = settings.bundle(name);
+    let agent_dir = bundle.join("agent");
+    tokio::fs::create_dir_all(&agent_dir).await?;
+    // A private copy: the original may be replaced while sandboxes run.
+    let agent = agent_dir.join("agent");
+    tokio::fs::copy(&settings.agent, &agent).await?;
+    tokio::fs::set_permissions(&agent, std::fs::Permissions::from_mode(0o555)).await?;
+    let spec = bundle::spec(rootfs, &agent_dir, settings.cpu_features.as_deref());
+    tokio::fs::write(bundle.join("config.json"), spec.to_string()).await
+}
+
+impl Begun {
+    /// Starts a container that the guard knows already.
+    pub async fn start(context: &RuntimeContext, name: &str, verb: Verb<'_>, group: Option<&Group>) -> Result<Self> {
+        let log = context.settings.bundle(name).join("log");
+        let mut child = context.runsc.attach(verb, name, &log, group.map_or(&[], Group::directories)).await?;
+        let (Some(stdin), Some(stdout), Some(stderr)) = (child.stdin.take(), child.stdout.take(), child.stderr.take())
+        else {
+            return Err(Error::Failed { what: verb.name(), why: "runsc has no pipes".to_owned() });
+        };
+        // Smaller ones only cost speed.
+        let _ = rustix::pipe::fcntl_setpipe_size(&stdin, PIPE);
+        let _ = rustix::pipe::fcntl_setpipe_size(&stdout, PIPE);
+        context.tasks.spawn(drain(stderr));
+        Ok(Self {
+            name: name.to_owned(),
+            channel: Arc::new(Channel::start(stdin, stdout, context)),
+            doomed: CancellationToken::new(),
+            processes: Vec::new(),
+            child,
+            log,
+            paused: watch::channel(false).0,
+            ended: CancellationToken::new(),
+        })
+    }
+
+    /// Waits until runsc has written down whose processes these are, which it does before anything runs in them.
+    pub async fn appear(&mut self, context: &RuntimeContext) {
+        let state_file = context.settings.state_file(&self.name);
+        while self.processes.is_empty() {
+            let pids = process::pids(&state_file).into_iter().flat_map(|pids| [pids.sentry, pids.gofer]);
+            self.processes = pids.filter_map(|pid| Process::open(pid).ok()).collect();
+            context.clock.sleep(SEEK).await;
+        }
+    }
+
+    /// Waits until runsc has written down that commands run in it.
+    pub async fn runs(&self, context: &RuntimeContext) {
+        let state_file = context.settings.state_file(&self.name);
+        while !process::is_running(&state_file) {
+            context.clock.sleep(SEEK).await;
+        }
+    }
+
+    /// As the one who holds it to its limits sees it; `None` as long as it has no processes.
+    pub fn subject(
+        &self,
+        context: &RuntimeContext,
+        id: &SandboxId,
+        group: Option<&Group>,
+        fence: &watch::Receiver<Fence>,
+    ) -> Option<Subject> {
+        Some(Subject {
+            id: id.clone(),
+            sentry: self.processes.first()?.pid(),
+            group: group.cloned(),
+            channel: self.channel.clone(),
+            control: Control::new(context.settings.control_socket(&self.name)),
+            fence: fence.clone(),
+            paused: self.paused.subscribe(),
+            doomed: self.doomed.clone(),
+            ended: self.ended.clone(),
+        })
+    }
+
+    /// Once the agent has answered, runsc has written down whose processes these are.
+    pub async fn find_processes(&mut self, context: &RuntimeContext) -> Result<()> {
+        let found = seek(&context.settings.state_file(&self.name), &context.clock, SHORT).await;
+        let pids = found.iter().flat_map(|pids| [pids.sentry, pids.gofer]);
+        self.processes = pids.filter_map(|pid| Process::open(pid).ok()).collect();
+        if self.processes.is_empty() { Err(gone()) } else { Ok(()) }
+    }
+
+    /// It is a sandbox's, and runs.
+    pub fn into_live(self, context: &RuntimeContext, fence: watch::Receiver<Fence>, start: &Start) -> (Live, Child) {
+        let live = Live {
+            control: Control::new(context.settings.control_socket(&self.name)),
+            name: self.name,
+            channel: self.channel,
+            fence,
+            processes: self.processes,
+            paused: self.paused,
+            deadline: start.deadline.into(),
+            disk: start.limits.disk,
+            doomed: self.doomed,
+            ended: self.ended,
+            unwanted: false.into(),
+            log: self.log,
+        };
+        (live, self.child)
+    }
+
+    /// Ends what has started but did not answer. The reason runsc gives is better than ours.
+    pub async fn discard(mut self, context: &RuntimeContext, what: &'static str, error: Error) -> Error {
+        let by_itself = context.clock.timeout(Duration::from_millis(100), self.child.wait()).await;
+        let why = match by_itself {
+            Ok(Ok(status)) if status.code() == Some(128) => Some(context.runsc.why(&self.log).await),
+            Ok(Ok(status)) if status.code() == Some(NOT_TAKEN.into()) => Some("its cgroup does not take it".to_owned()),
+            Ok(_) | Err(_) => None,
+        };
+        tracing::debug!(container = self.name, %error, "a start was given up");
+        self.end(context).await;
+        why.map_or(error, |why| Error::Failed { what, why })
+    }
+
+    /// Done when none of its processes lives, however long it takes: another copy of a sandbox may start after it.
+    pub async fn end(mut self, context: &RuntimeContext) {
+        // Those that no state file names yet are still children of runsc.
+        self.processes.extend(self.child.id().into_iter().flat_map(Process::children_of));
+        for process in &self.processes {
+            let _ = process.signal(Signal::KILL);
+        }
+        let _ = self.child.kill().await;
+        all_ended(&self.processes, &context.clock).await;
+        self.ended.cancel();
+    }
+}
+
+/// What is left of a container whose processes are dead. Safe to repeat.
+pub(super) async fn clear(context: &RuntimeContext, name: &str, group: Option<&Group>) -> Result<()> {
+    if tokio::fs::try_exists(context.settings.state_file(name)).await.unwrap_or(true) {
+        context.runsc.call(Verb::Delete, name, SHORT, None).await?;
+    }
+    context.guard.disarm(name).await?;
+    if let Some(group) = group {
+        let removed = group.remove(&context.clock).await;
+        removed.map_err(|error| Error::Failed { what: "remove", why: format!("its cgroup stays: {error}") })?;
+    }
+    match tokio::fs::remove_dir_all(context.settings.bundle(name)).await {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(Error::Failed { what: "remove", why: error.to_string() });
+        }
+        Ok(()) | Err(_) => {}
+    }
+    context.runsc.forget(name);
+    Ok(())
+}
+
+/// The agent's own log, a little of it. The pipe is read to its end, so that nobody ever waits for it.
+async fn drain(mut stderr: ChildStderr) {
+    let mut text = Vec::new();
+    let _ = (&mut stderr).take(STDERR_READ).read_to_end(&mut text).await;
+    if !text.is_empty() {
+        tracing::debug!(text = %String::from_utf8_lossy(&text).escape_debug(), "the container's stderr");
+    }
+    let _ = tokio::io::copy(&mut stderr, &mut tokio::io::sink()).await;
+}
+
+pub(super) fn gone() -> Error {
+    Error::NotIn("there any more")
+}

@@ -1,0 +1,409 @@
+//! Holds a container to the limits that its own kernel does not keep: looks from outside at what it takes, and has
+//! its agent make room, long before the machine would run short.
+//!
+//! ```text
+//!   used:   ──────── limit ──────────── line ───────────────── most
+//!            fine    │  making room      │ what is left stays    │ the container ends
+//!                    └─ in vain: the line is drawn a little above what could not be had back
+//! ```
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use baton_protocol::{
+    id::SandboxId,
+    limits::{Limits, show_size},
+};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    cgroup::{Group, most_memory},
+    channel::Channel,
+    guard_link::Fence,
+    sentry::Control,
+};
+use crate::clock::{Moment, SharedClock};
+
+/// Bytes that a sandbox can fill in a second, generously.
+const FASTEST: u64 = 2 << 30;
+/// How soon and how late it is looked at again.
+const SOONEST: Duration = Duration::from_millis(20);
+const LATEST: Duration = Duration::from_millis(500);
+/// How long it may take until room that was made shows.
+const RELIEF: Duration = Duration::from_millis(250);
+/// So often room is made in vain before what is left is left alone.
+const IN_VAIN: u32 = 4;
+/// What the sentry takes for itself, whatever runs.
+const OWN: u64 = 32 << 20;
+/// How often processes are counted: the kernel inside counts them by user, and a sandbox has many users.
+const COUNT_EVERY: Duration = Duration::from_secs(1);
+const ANSWER: Duration = Duration::from_secs(1);
+/// So often the agent is told to end processes before its container is ended: it may have been stopped itself.
+const UNHEEDED: u32 = 3;
+/// Processes on top of the limit that the agent may start.
+const RESERVE: u64 = 32;
+/// The file in which a sandbox's memory lies, as the kernel shows it.
+const MEMORY: &str = "/memfd:runsc-memory";
+const PAGE: u64 = 4096;
+
+/// The container that is watched.
+#[derive(Debug)]
+pub(super) struct Subject {
+    pub id: SandboxId,
+    pub sentry: i32,
+    pub group: Option<Group>,
+    pub channel: Arc<Channel>,
+    pub control: Control,
+    pub fence: watch::Receiver<Fence>,
+    pub paused: watch::Receiver<bool>,
+    pub doomed: CancellationToken,
+    pub ended: CancellationToken,
+}
+
+impl Subject {
+    /// One that stands still takes no more, and does not answer.
+    fn stands(&self) -> bool {
+        *self.fence.borrow() != Fence::Running || *self.paused.borrow()
+    }
+}
+
+/// Watches until the container has ended; `None` when there is nothing to watch.
+pub(super) fn watch(
+    clock: &SharedClock,
+    subject: Subject,
+    limits: &Limits,
+) -> Option<impl Future<Output = ()> + use<>> {
+    if limits.memory.is_none() && limits.pids.is_none() {
+        return None;
+    }
+    let ended = subject.ended.clone();
+    let gauge = Gauge { sentry: subject.sentry, memory: Vec::new(), seek_at: clock.now() };
+    let watched = Watched {
+        clock: clock.clone(),
+        gauge: limits.memory.map(|limit| (gauge, Scale::new(limit))),
+        pids: limits.pids.map(Census::new),
+        count_at: clock.now() + COUNT_EVERY,
+        hurries: false,
+        subject,
+    };
+    Some(async move {
+        tokio::select! {
+            () = watched.run() => {}
+            () = ended.cancelled() => {}
+        }
+    })
+}
+
+struct Watched {
+    clock: SharedClock,
+    subject: Subject,
+    gauge: Option<(Gauge, Scale)>,
+    pids: Option<Census>,
+    count_at: Moment,
+    /// It is over its limit, and not held back for now.
+    hurries: bool,
+}
+
+impl Watched {
+    async fn run(mut self) {
+        loop {
+            let mut wait = LATEST;
+            if !self.subject.stands() {
+                wait = self.weigh();
+                if self.clock.now() >= self.count_at {
+                    self.count().await;
+                    self.count_at = self.clock.now() + COUNT_EVERY;
+                }
+            }
+            self.clock.sleep(wait).await;
+        }
+    }
+
+    /// Looks at its memory; how long until the next look.
+    fn weigh(&mut self) -> Duration {
+        let Some((gauge, scale)) = &mut self.gauge else { return LATEST };
+        let used = match gauge.read(self.clock.now()) {
+            Ok(used) => used,
+            Err(error) => {
+                // It is just ending, or has just begun.
+                tracing::debug!(sandbox = %self.subject.id, %error, "its memory cannot be read");
+                return SOONEST;
+            }
+        };
+        let limit = scale.limit;
+        let verdict = scale.weigh(used);
+        let is_over = matches!(verdict, Verdict::Over { .. });
+        if std::mem::replace(&mut self.hurries, is_over) != is_over {
+            self.hurry(is_over);
+        }
+        match verdict {
+            Verdict::Fine { free } => soon(free),
+            Verdict::Over { at_once } => {
+                tracing::info!(sandbox = %self.subject.id, used, limit, at_once, "over its memory limit; room is made");
+                let why = format!("the sandbox is over its memory limit of {}", show_size(limit));
+                self.subject.channel.relieve(if at_once { 0 } else { used }, why);
+                RELIEF
+            }
+            Verdict::TooMuch => {
+                tracing::error!(sandbox = %self.subject.id, used, limit, "far over its memory limit; the container ends");
+                self.subject.doomed.cancel();
+                LATEST
+            }
+        }
+    }
+
+    /// While room is made the agent needs the CPUs, and what it ends has them all.
+    fn hurry(&self, is_over: bool) {
+        let Some(group) = &self.subject.group else { return };
+        let set = if is_over { group.let_run() } else { group.hold_back() };
+        if let Err(error) = set {
+            tracing::warn!(sandbox = %self.subject.id, %error, "its share of the CPUs cannot be set");
+        }
+    }
+
+    /// Counts its processes, of all users.
+    async fn count(&mut self) {
+        let Some(census) = &mut self.pids else { return };
+        let counted = self.clock.timeout(ANSWER, self.subject.control.processes()).await;
+        let Ok(Ok(count)) = counted else { return };
+        let (limit, sandbox) = (census.limit, &self.subject.id);
+        match census.judge(count) {
+            Crowd::Fine => {}
+            Crowd::Over => {
+                tracing::info!(%sandbox, count, limit, "over its limit of processes; they are ended");
+                self.subject.channel.relieve(0, format!("the sandbox is over its limit of {limit} processes"));
+            }
+            Crowd::Unheeded => {
+                tracing::error!(%sandbox, count, limit, "its agent does not end what is too much; the container ends");
+                self.subject.doomed.cancel();
+            }
+        }
+    }
+}
+
+/// What a number of processes means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Crowd {
+    Fine,
+    /// The agent is to end them.
+    Over,
+    /// It was told to, again and again, and has not.
+    Unheeded,
+}
+
+/// Decides what a count of processes means. Pure.
+#[derive(Debug)]
+struct Census {
+    limit: u32,
+    /// How often the agent was told since there were last few enough.
+    told: u32,
+}
+
+impl Census {
+    fn new(limit: u32) -> Self {
+        Self { limit, told: 0 }
+    }
+
+    fn judge(&mut self, count: u64) -> Crowd {
+        if count <= u64::from(self.limit).saturating_add(RESERVE) {
+            self.told = 0;
+            return Crowd::Fine;
+        }
+        if self.told >= UNHEEDED {
+            return Crowd::Unheeded;
+        }
+        self.told += 1;
+        Crowd::Over
+    }
+}
+
+/// The sooner, the less is free.
+fn soon(free: u64) -> Duration {
+    Duration::from_secs_f64(free as f64 / FASTEST as f64).clamp(SOONEST, LATEST)
+}
+
+/// What a container's memory is, as the machine sees it.
+struct Gauge {
+    sentry: i32,
+    memory: Vec<PathBuf>,
+    /// When it is looked for again: a restore replaces the memory with which its sentry began.
+    seek_at: Moment,
+}
+
+impl Gauge {
+    /// What its commands hold, and what the sentry needs to remember about them and their files.
+    fn read(&mut self, now: Moment) -> io::Result<u64> {
+        if now >= self.seek_at || !self.memory.iter().all(|place| is_memory(place)) {
+            self.memory = find(self.sentry)?;
+            self.seek_at = now + COUNT_EVERY;
+        }
+        let mut files = BTreeMap::new();
+        for place in &self.memory {
+            let file = fs::metadata(place)?;
+            files.insert((file.dev(), file.ino()), file.blocks().saturating_mul(512));
+        }
+        let held = files.values().fold(0_u64, |sum, bytes| sum.saturating_add(*bytes));
+        let statm = fs::read_to_string(format!("/proc/{}/statm", self.sentry))?;
+        Ok(held.saturating_add(remembered(&statm).saturating_sub(OWN)))
+    }
+}
+
+fn find(sentry: i32) -> io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(format!("/proc/{sentry}/fd"))? {
+        let place = entry?.path();
+        if is_memory(&place) {
+            found.push(place);
+        }
+    }
+    if found.is_empty() { Err(io::ErrorKind::NotFound.into()) } else { Ok(found) }
+}
+
+fn is_memory(place: &Path) -> bool {
+    fs::read_link(place).is_ok_and(|link| names_memory(&link))
+}
+
+fn names_memory(link: &Path) -> bool {
+    link.to_str().is_some_and(|link| link.split(' ').next() == Some(MEMORY))
+}
+
+/// Memory of a process that is in no file, from its `statm`.
+fn remembered(statm: &str) -> u64 {
+    let mut sizes = statm.split(' ').skip(1).map(|pages| pages.parse::<u64>().unwrap_or(0));
+    let (resident, shared) = (sizes.next().unwrap_or(0), sizes.next().unwrap_or(0));
+    resident.saturating_sub(shared).saturating_mul(PAGE)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Fine {
+        free: u64,
+    },
+    /// Room has to be made, at once where looking for the largest was in vain: something grows faster than the agent
+    /// can look.
+    Over {
+        at_once: bool,
+    },
+    TooMuch,
+}
+
+/// Decides what a use of memory means. Pure.
+#[derive(Debug)]
+struct Scale {
+    limit: u64,
+    /// Above this there has to be room.
+    line: u64,
+    /// What was used when room was last made.
+    last: u64,
+    in_vain: u32,
+}
+
+impl Scale {
+    fn new(limit: u64) -> Self {
+        Self { limit, line: limit, last: u64::MAX, in_vain: 0 }
+    }
+
+    fn weigh(&mut self, used: u64) -> Verdict {
+        let step = self.limit / 16;
+        if used <= self.limit {
+            *self = Self::new(self.limit);
+            return Verdict::Fine { free: self.limit - used };
+        }
+        if used > most_memory(self.limit) {
+            return Verdict::TooMuch;
+        }
+        if used <= self.line {
+            return Verdict::Fine { free: self.line - used };
+        }
+        // What it did not give back the last time was not to be had.
+        self.in_vain = if used.saturating_add(step) > self.last { self.in_vain + 1 } else { 1 };
+        self.last = used;
+        if self.in_vain > IN_VAIN {
+            // So that somebody can come in and tidy up.
+            (self.line, self.in_vain, self.last) = (used.saturating_add(step), 0, u64::MAX);
+            return Verdict::Fine { free: step };
+        }
+        Verdict::Over { at_once: self.in_vain == 2 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn room_is_made_above_the_limit_and_not_below() {
+        let mut scale = Scale::new(512 * MIB);
+        assert_eq!(scale.weigh(500 * MIB), Verdict::Fine { free: 12 * MIB });
+        assert_eq!(scale.weigh(512 * MIB), Verdict::Fine { free: 0 });
+        assert_eq!(scale.weigh(513 * MIB), Verdict::Over { at_once: false });
+        assert_eq!(scale.weigh(100 * MIB), Verdict::Fine { free: 412 * MIB });
+        assert_eq!(scale.weigh(900 * MIB), Verdict::TooMuch);
+    }
+
+    #[test]
+    fn as_long_as_room_comes_more_is_made() {
+        let mut scale = Scale::new(512 * MIB);
+        for used in [800, 750, 700, 650, 600, 550] {
+            assert_eq!(scale.weigh(used * MIB), Verdict::Over { at_once: false });
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_had_back_is_left_alone_until_more_comes_on_top() {
+        let mut scale = Scale::new(512 * MIB);
+        for time in 1..=IN_VAIN {
+            assert_eq!(scale.weigh(600 * MIB), Verdict::Over { at_once: time == 2 });
+        }
+        assert_eq!(scale.weigh(600 * MIB), Verdict::Fine { free: 32 * MIB });
+        assert_eq!(scale.weigh(620 * MIB), Verdict::Fine { free: 12 * MIB });
+        assert_eq!(scale.weigh(640 * MIB), Verdict::Over { at_once: false });
+        assert_eq!(scale.weigh(400 * MIB), Verdict::Fine { free: 112 * MIB });
+        assert_eq!(scale.weigh(600 * MIB), Verdict::Over { at_once: false }, "from the beginning again");
+    }
+
+    #[test]
+    fn an_agent_that_does_not_heed_is_ended_after_a_few_counts_in_a_row_and_not_before() {
+        let most = u64::from(64 + u32::try_from(RESERVE).unwrap());
+        // Every sequence of counts, few or too many.
+        for bits in 0..1_u32 << 10 {
+            let (mut census, mut in_a_row) = (Census::new(64), 0);
+            for at in 0..10 {
+                let is_over = bits >> at & 1 == 1;
+                in_a_row = if is_over { in_a_row + 1 } else { 0 };
+                let expected = match in_a_row {
+                    0 => Crowd::Fine,
+                    1..=UNHEEDED => Crowd::Over,
+                    _ => Crowd::Unheeded,
+                };
+                assert_eq!(census.judge(if is_over { most + 1 } else { most }), expected, "{bits:b} at {at}");
+            }
+        }
+        assert_eq!(Census::new(u32::MAX).judge(u64::MAX), Crowd::Over);
+    }
+
+    #[test]
+    fn the_less_is_free_the_sooner_it_is_looked_at_again() {
+        assert_eq!(soon(0), SOONEST);
+        assert_eq!(soon(256 * MIB), Duration::from_millis(125));
+        assert_eq!(soon(1 << 40), LATEST);
+    }
+
+    #[test]
+    fn memory_is_known_by_its_name_and_by_what_is_in_no_file() {
+        assert!(names_memory(Path::new("/memfd:runsc-memory (deleted)")));
+        assert!(!names_memory(Path::new("/memfd:runsc-memory2 (deleted)")));
+        assert!(!names_memory(Path::new("/memfd:systrap-memory (deleted)")));
+        assert_eq!(remembered("1000 300 100 5 0 20 0\n"), 200 * PAGE);
+        assert_eq!(remembered(""), 0);
+    }
+}

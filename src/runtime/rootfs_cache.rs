@@ -1,0 +1,289 @@
+//! What containers stand on: the base, or a root file system that was made from an archive.
+
+use std::{
+    fs::{self, File},
+    io,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::Stdio,
+    sync::Arc,
+    time::Duration,
+};
+
+use baton_protocol::{id::Sha256Name, printable::printable_start, reason::Reason};
+
+use super::{
+    Error, Extract, Result, Shape, Source, Taken, archive,
+    cache::{About, Cache, Held, Making},
+    container_actions,
+    containers::{RuntimeContext, Slot, lock},
+    rootfs_digest,
+};
+
+/// Extracting many gigabytes takes its time.
+const LONG: Duration = Duration::from_secs(1800);
+/// No more of what the child says is shown.
+const SHOWN: usize = 300;
+/// What an entry takes besides its content, more or less.
+const ENTRY: u64 = 512;
+
+/// How the names of files begin that are not whole yet.
+const DRAFT: &str = ".draft-";
+/// One that was not written to for so long is nobody's.
+const ABANDONED: Duration = Duration::from_secs(3600);
+
+/// One root file system on this machine.
+#[derive(Clone, Debug)]
+pub(super) struct Root {
+    pub path: PathBuf,
+    pub digest: Sha256Name,
+    pub base_digest: Sha256Name,
+    /// Others can have it by its digest.
+    pub is_base: bool,
+    held: Option<Held>,
+}
+
+/// Keeps a root file system on this machine as long as it lives.
+#[derive(Clone, Debug, Default)]
+pub struct RootfsGuard(Option<Held>);
+
+impl From<Root> for RootfsGuard {
+    fn from(root: Root) -> Self {
+        Self(root.held)
+    }
+}
+
+impl RootfsGuard {
+    /// The root file system it lies on, where that is another one.
+    pub fn base_digest(&self) -> Option<&Sha256Name> {
+        self.0.as_ref().map(|held| &held.about.base_digest)
+    }
+}
+
+/// The root file system of a digest, held; `None` is the base.
+pub(super) fn find(context: &RuntimeContext, digest: Option<&Sha256Name>) -> Result<Root> {
+    let settings = &context.settings;
+    let Some(digest) = digest.filter(|digest| **digest != settings.rootfs_digest) else {
+        let digest = settings.rootfs_digest.clone();
+        return Ok(Root {
+            path: settings.rootfs.clone(),
+            base_digest: digest.clone(),
+            digest,
+            is_base: true,
+            held: None,
+        });
+    };
+    let held = context.cache.hold(digest).map_err(|error| failed("extract", &error))?;
+    let held = held.ok_or_else(|| Error::Refused {
+        reason: Reason::RootfsMissing,
+        message: "This instance does not have the sandbox's root file system.".to_owned(),
+    })?;
+    Ok(Root {
+        path: held.path.clone(),
+        digest: digest.clone(),
+        base_digest: held.about.base_digest.clone(),
+        is_base: held.about.is_base,
+        held: Some(held),
+    })
+}
+
+/// Another runsc than the usual one, if that is asked for.
+pub(super) fn binary(context: &RuntimeContext, sha256: Option<&Sha256Name>) -> Result<Option<PathBuf>> {
+    let Some(sha256) = sha256.filter(|sha256| **sha256 != context.runsc_sha256) else { return Ok(None) };
+    let binary = context.settings.runtime(sha256);
+    if !binary.is_file() {
+        let message = "This instance does not have the runsc that the sandbox needs.".to_owned();
+        return Err(Error::Refused { reason: Reason::OtherRuntime, message });
+    }
+    Ok(Some(binary))
+}
+
+/// Keeps a runsc whose digest was verified. It appears only whole.
+pub(super) async fn add_runtime(context: &Arc<RuntimeContext>, file: &Path, sha256: &Sha256Name) -> Result<()> {
+    let (from, to) = (file.to_owned(), context.settings.runtime(sha256));
+    beside(move || {
+        let folder = to.parent().unwrap_or(Path::new("/"));
+        fs::create_dir_all(folder)?;
+        let draft = tempfile::Builder::new().prefix(DRAFT).tempfile_in(folder)?;
+        fs::copy(&from, draft.path())?;
+        fs::set_permissions(draft.path(), fs::Permissions::from_mode(0o755))?;
+        // An open one for writing could not be executed.
+        draft.into_temp_path().persist(&to).map_err(|error| error.error)
+    })
+    .await
+}
+
+/// Removes what a killed server left in the caches; other servers may use them too. What cannot be removed stays.
+pub(super) async fn sweep(cache: Cache, runtimes: PathBuf) {
+    let swept = beside(move || {
+        cache.sweep()?;
+        for entry in fs::read_dir(&runtimes).into_iter().flatten().flatten() {
+            let age = entry.metadata()?.modified()?.elapsed().unwrap_or_default();
+            if entry.file_name().as_encoded_bytes().starts_with(DRAFT.as_bytes()) && age > ABANDONED {
+                fs::remove_file(entry.path())?;
+            }
+        }
+        Ok(())
+    });
+    if let Err(error) = swept.await {
+        tracing::warn!(%error, "something is left in the cache");
+    }
+}
+
+/// The base as an archive, for those who will need it later.
+pub(super) async fn pack(context: &Arc<RuntimeContext>, target: &Path) -> Result<()> {
+    let (tree, target) = (context.settings.rootfs.clone(), target.to_owned());
+    beside(move || archive::pack(&tree, &target)).await
+}
+
+/// Makes a root file system from an archive. Two that want the same make it once.
+pub(super) async fn extract(context: &Arc<RuntimeContext>, file: &Path, wanted: &Extract) -> Result<RootfsGuard> {
+    let base = match &wanted.from {
+        Source::Layer { base_digest } => Some(find(context, Some(base_digest))?),
+        Source::Complete | Source::Base => None,
+    };
+    loop {
+        let (cache, digest) = (context.cache.clone(), wanted.digest.clone());
+        let making = match beside(move || cache.make(&digest)).await? {
+            Ok(held) => return Ok(RootfsGuard(Some(held))),
+            Err(making) => making,
+        };
+        let filled = fill(context, file, wanted, base.as_ref(), &making.tree()).await;
+        let about = match filled {
+            Ok(about) => about,
+            Err(error) => {
+                if let Err(left) = beside(move || making.give_up()).await {
+                    tracing::warn!(error = %left, "something is left of a failed extraction");
+                }
+                return Err(error);
+            }
+        };
+        if let Some(held) = finish(context, making, about).await? {
+            return Ok(RootfsGuard(Some(held)));
+        }
+    }
+}
+
+async fn finish(context: &Arc<RuntimeContext>, making: Making, about: About) -> Result<Option<Held>> {
+    let cache = context.cache.clone();
+    beside(move || {
+        let held = making.finish(&about)?;
+        if let Err(error) = cache.shrink() {
+            tracing::warn!(%error, "the cache of root file systems cannot be made smaller");
+        }
+        Ok(held)
+    })
+    .await
+}
+
+/// The child reads the archive; nothing in this process looks at it.
+async fn fill(
+    context: &RuntimeContext,
+    file: &Path,
+    wanted: &Extract,
+    base: Option<&Root>,
+    tree: &Path,
+) -> Result<About> {
+    let limits = context.settings.archive_limits;
+    let source = file.to_owned();
+    let stdin = beside(move || File::open(source)).await?;
+    let mut words = vec![archive::VERB.into(), tree.into()];
+    words.extend([limits.size.to_string(), limits.entries.to_string(), limits.depth.to_string()].map(Into::into));
+    let kind = match wanted.from {
+        Source::Layer { .. } => "layer",
+        Source::Complete => "complete",
+        Source::Base => "base",
+    };
+    words.push(kind.into());
+    words.extend(base.map(|base| base.path.clone().into_os_string()));
+    let stdio = [Stdio::from(stdin), Stdio::piped(), Stdio::piped()];
+    let child = context.runsc.spawner().spawn(context.settings.exe.as_os_str(), &words, &[], stdio).await;
+    let child = child.map_err(|error| failed("extract", &error))?;
+    let ended = context.clock.timeout(LONG, child.wait_with_output()).await;
+    let output = ended.map_err(|elapsed| Error::TimedOut { what: "extract", after: elapsed.0 })?;
+    let output = output.map_err(|error| failed("extract", &error))?;
+    if output.status.code() == Some(archive::NO_SPACE.into()) {
+        return Err(Error::NoSpace { what: "the root file system" });
+    }
+    if !output.status.success() {
+        let why = printable_start(String::from_utf8_lossy(&output.stderr).trim(), SHOWN);
+        let why = if why.is_empty() { output.status.to_string() } else { why };
+        return Err(Error::Refused {
+            reason: Reason::BadArchive,
+            message: format!("The archive cannot be extracted: {why}."),
+        });
+    }
+    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    let numbers: Vec<u64> = told.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    let [entries, bytes] = numbers[..] else {
+        return Err(Error::Failed { what: "extract", why: "the child says nothing".to_owned() });
+    };
+    if wanted.from == Source::Base {
+        let tree = tree.to_owned();
+        let found = beside(move || rootfs_digest::digest(&tree)).await?;
+        if found != wanted.digest {
+            let message = "The stored root file system is not the one its name says.".to_owned();
+            return Err(Error::Refused { reason: Reason::Damaged, message });
+        }
+    }
+    let base_digest = base.map_or(&wanted.digest, |base| &base.digest);
+    let is_base = wanted.from == Source::Base;
+    let size = bytes.saturating_add(entries.saturating_mul(ENTRY));
+    About::new(&wanted.digest, base_digest, is_base, size).map_err(|error| failed("extract", &error))
+}
+
+/// A layer where the base is one that others have too; else everything.
+pub(super) async fn snapshot(context: &Arc<RuntimeContext>, slot: &Slot, target: &Path, shape: Shape) -> Result<Taken> {
+    let root = lock(&slot.root).clone().ok_or(Error::NotIn("here"))?;
+    if shape == Shape::Layer && root.is_base {
+        let paused = container_actions::upper(context, slot, target).await?;
+        return Ok(Taken { base_digest: Some(root.digest), paused });
+    }
+    let upper = target.with_extension("upper");
+    let paused = container_actions::upper(context, slot, &upper).await?;
+    // What lies on a complete archive would need that archive for ever.
+    let base = if shape == Shape::Layer && root.base_digest != root.digest {
+        find(context, Some(&root.base_digest)).ok()
+    } else {
+        None
+    };
+    let (from, to, under) = (upper.clone(), target.to_owned(), base.clone());
+    let limits = context.settings.archive_limits;
+    let composed = tokio::task::spawn_blocking(move || match &under {
+        Some(base) => archive::layer(&root.path, &base.path, &from, &to, limits),
+        None => archive::complete(&root.path, &from, &to, limits),
+    });
+    let composed = composed.await.map_err(io::Error::other).flatten().map_err(|error| not_composed(&error));
+    let _ = tokio::fs::remove_file(&upper).await;
+    if composed.is_err() {
+        let _ = tokio::fs::remove_file(target).await;
+    }
+    composed?;
+    Ok(Taken { base_digest: base.map(|base| base.digest), paused })
+}
+
+pub(super) async fn tally(archive: &Path) -> Result<u64> {
+    let archive = archive.to_owned();
+    beside(move || archive::tally(&archive)).await
+}
+
+/// As [`failed`], and a snapshot that holds more than it may is refused.
+fn not_composed(error: &io::Error) -> Error {
+    if error.kind() == io::ErrorKind::FileTooLarge {
+        let message = format!("The file system cannot be taken as a snapshot: {error}.");
+        return Error::Refused { reason: Reason::TooLarge, message };
+    }
+    failed("snapshot", error)
+}
+
+async fn beside<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> Result<T> {
+    let done = tokio::task::spawn_blocking(work).await.map_err(io::Error::other).flatten();
+    done.map_err(|error| failed("extract", &error))
+}
+
+fn failed(what: &'static str, error: &io::Error) -> Error {
+    if error.kind() == io::ErrorKind::StorageFull {
+        return Error::NoSpace { what: "a root file system" };
+    }
+    Error::Failed { what, why: error.to_string() }
+}

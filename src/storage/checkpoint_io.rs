@@ -1,0 +1,364 @@
+//! Checkpoints on their way into storage and out of it: hashed, in parallel, manifest last, verified.
+//!
+//! ```text
+//!  hash ─▶ files, each only if absent ─▶ manifest, only if absent ─▶ (the lock names it: committed)
+//!  (the lock names it) ─▶ manifest, by its hash ─▶ files, by the hashes in it ─▶ runsc
+//! ```
+
+use std::{
+    collections::BTreeSet,
+    path::Path,
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use baton_protocol::{
+    id::{CheckpointId, Sha256Name},
+    manifest,
+};
+use bytes::Bytes;
+use futures::future::{BoxFuture, try_join_all};
+use sha2::{Digest as _, Sha256};
+
+use super::{
+    files,
+    layout::{Image, Object, checkpoint_prefix},
+    store::{Digest, Error, Page, Poll, Precondition, Progress, Result, Store},
+};
+use crate::clock::SharedClock;
+
+/// Reading a local file may stall no longer than this.
+const STALL: Duration = Duration::from_secs(30);
+/// How often something that failed in passing is begun anew, and the first pause before it.
+const ATTEMPTS: u32 = 5;
+const PAUSE: Duration = Duration::from_millis(200);
+/// What the service wants when it was asked too often.
+const LONG_PAUSE: Duration = Duration::from_secs(1);
+const LOOK_AGAIN: Duration = Duration::from_millis(250);
+
+/// Bytes done, and bytes in all.
+pub type Total<'a> = &'a (dyn Fn(u64, u64) + Send + Sync);
+
+/// The files of a checkpoint in `folder`, each read once.
+pub async fn hash(clock: &SharedClock, folder: &Path) -> Result<Vec<manifest::File>> {
+    let mut files: Vec<BoxFuture<'_, Result<manifest::File>>> = Vec::new();
+    let has_files = folder.join(Image::Files.file_name()).exists();
+    for image in Image::ALL.into_iter().chain(has_files.then_some(Image::Files)) {
+        files.push(Box::pin(async move {
+            let name = image.file_name();
+            let Digest { size, sha256, crc32c } = files::digest(clock, &folder.join(name), STALL, &|_| {}).await?;
+            Ok(manifest::File { name: name.to_owned(), size, sha256: named(name, &sha256)?, crc32c })
+        }));
+    }
+    try_join_all(files).await
+}
+
+/// Stores the files in `folder` as the manifest describes them, then the manifest. Safe to repeat.
+/// Returns the manifest's SHA-256, by which the lock will name it.
+pub async fn upload(
+    store: &dyn Store,
+    clock: &SharedClock,
+    folder: &Path,
+    manifest: &manifest::Checkpoint,
+    progress: Total<'_>,
+) -> Result<Sha256Name> {
+    let id = &manifest.checkpoint_id;
+    let tally = Tally::of(manifest.files.iter().map(|file| file.size), progress);
+    let mut files: Vec<BoxFuture<'_, Result<()>>> = Vec::new();
+    for (at, (image, digest)) in images(manifest)?.into_iter().enumerate() {
+        let (tally, key) = (&tally, Object::Image(id, image).key());
+        files.push(Box::pin(async move {
+            let file = folder.join(image.file_name());
+            send(store, clock, &key, &file, &digest, &|done| tally.tell(at, done)).await
+        }));
+    }
+    try_join_all(files).await?;
+    describe(store, clock, manifest).await
+}
+
+/// A digest that was computed here, as manifests have it.
+pub fn named(key: &str, sha256: &str) -> Result<Sha256Name> {
+    Sha256Name::parse(sha256).map_err(|invalid| Error::Other { key: key.to_owned(), why: invalid.to_string() })
+}
+
+/// The manifest itself, after the files it describes.
+async fn describe(store: &dyn Store, clock: &SharedClock, manifest: &manifest::Checkpoint) -> Result<Sha256Name> {
+    let key = Object::CheckpointManifest(&manifest.checkpoint_id).key();
+    let wrong = |error: serde_json::Error| Error::Other { key: key.clone(), why: error.to_string() };
+    let bytes = Bytes::from(serde_json::to_vec_pretty(manifest).map_err(wrong)?);
+    put_once(store, clock, &key, &bytes).await?;
+    Ok(Sha256Name::from_bits(Sha256::digest(&bytes).into()))
+}
+
+/// How large the files of a checkpoint in `folder` are.
+async fn sizes(clock: &SharedClock, folder: &Path) -> Result<Vec<(Image, u64)>> {
+    let folder = folder.to_owned();
+    files::beside(clock, "a checkpoint", STALL, &|_| {}, move |_| {
+        let size = |image: Image| {
+            let about = folder.join(image.file_name()).metadata();
+            about.map(|about| (image, about.len())).map_err(|error| files::local_error(image.file_name(), &error))
+        };
+        let has_files = folder.join(Image::Files.file_name()).exists();
+        Image::ALL.into_iter().chain(has_files.then_some(Image::Files)).map(size).collect()
+    })
+    .await
+}
+
+/// Stores the files in `folder`, which are given away, and then the manifest with what they are.
+/// Where the store does not have to know that beforehand they are read once. Safe to repeat.
+pub async fn store(
+    store: &dyn Store,
+    clock: &SharedClock,
+    folder: &Path,
+    manifest: &mut manifest::Checkpoint,
+    progress: Total<'_>,
+) -> Result<Sha256Name> {
+    let sizes = sizes(clock, folder).await?;
+    let tally = Tally::of(sizes.iter().map(|(_, size)| *size), progress);
+    let id = &manifest.checkpoint_id;
+    let mut files: Vec<BoxFuture<'_, Result<Option<manifest::File>>>> = Vec::new();
+    for (at, (image, _)) in sizes.into_iter().enumerate() {
+        let (tally, key) = (&tally, Object::Image(id, image).key());
+        files.push(Box::pin(async move {
+            let file = folder.join(image.file_name());
+            let told = |done| tally.tell(at, done);
+            let taken = patiently(clock, || {
+                let taking = store.take(&key, &file, &told);
+                Box::pin(async { taking.await.transpose() })
+            });
+            let name = image.file_name().to_owned();
+            let taken = taken.await?;
+            let Some(Digest { size, sha256, crc32c }) = taken else { return Ok(None) };
+            Ok(Some(manifest::File { sha256: named(&name, &sha256)?, name, size, crc32c }))
+        }));
+    }
+    let taken: Option<Vec<_>> = try_join_all(files).await?.into_iter().collect();
+    let Some(taken) = taken else {
+        manifest.files = hash(clock, folder).await?;
+        return upload(store, clock, folder, manifest, progress).await;
+    };
+    manifest.files = taken;
+    describe(store, clock, manifest).await
+}
+
+/// The manifest the lock names, if it is that very one.
+pub async fn manifest(
+    store: &dyn Store,
+    clock: &SharedClock,
+    id: &CheckpointId,
+    sha256: &Sha256Name,
+) -> Result<manifest::Checkpoint> {
+    let key = Object::CheckpointManifest(id).key();
+    let bytes = wait_for(store, clock, &key).await?;
+    let damaged = |why: String| Error::Damaged { key: key.clone(), why };
+    if Sha256Name::from_bits(Sha256::digest(&bytes).into()) != *sha256 {
+        return Err(damaged("it is not the one the lock names".to_owned()));
+    }
+    let manifest: manifest::Checkpoint = serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
+    if manifest.checkpoint_id != *id {
+        return Err(damaged("it describes another checkpoint".to_owned()));
+    }
+    // The name is what the lock and a signature are about, so what else it says must be the same.
+    if (&manifest.sandbox_id, manifest.epoch, manifest.seq) != (&id.sandbox(), id.epoch(), id.seq()) {
+        return Err(damaged("its sandbox, epoch or sequence is not that of its name".to_owned()));
+    }
+    images(&manifest)?;
+    Ok(manifest)
+}
+
+/// Fetches what runsc needs of a checkpoint into `folder`, to be read only. Each appears only if it is what
+/// the manifest says.
+pub async fn download(
+    store: &dyn Store,
+    clock: &SharedClock,
+    manifest: &manifest::Checkpoint,
+    folder: &Path,
+    progress: Total<'_>,
+) -> Result<()> {
+    let id = &manifest.checkpoint_id;
+    let tally = Tally::of(manifest.files.iter().map(|file| file.size), progress);
+    let mut files: Vec<BoxFuture<'_, Result<()>>> = Vec::new();
+    for (at, (image, digest)) in
+        images(manifest)?.into_iter().enumerate().filter(|(_, (image, _))| *image != Image::Files)
+    {
+        let (tally, key) = (&tally, Object::Image(id, image).key());
+        files.push(Box::pin(async move {
+            let file = folder.join(image.file_name());
+            let told = |done| tally.tell(at, done);
+            patiently(clock, || store.lend(&key, &file, &digest, &told)).await
+        }));
+    }
+    try_join_all(files).await.map(|_| ())
+}
+
+/// Erases a checkpoint that nothing names any more, the manifest first: what is left then is no checkpoint. Safe to repeat.
+pub async fn purge(store: &dyn Store, clock: &SharedClock, id: &CheckpointId) -> Result<()> {
+    let manifest = Object::CheckpointManifest(id).key();
+    erase(store, clock, &manifest).await?;
+    let prefix = checkpoint_prefix(id);
+    loop {
+        let page = patiently(clock, || store.list(&prefix, None)).await?;
+        for entry in &page.entries {
+            erase(store, clock, &entry.key).await?;
+        }
+        remove_folders(store, clock, &page).await?;
+        if !page.more {
+            return Ok(());
+        }
+    }
+}
+
+/// What a mounted bucket keeps of directories that are empty now.
+pub(super) async fn remove_folders(store: &dyn Store, clock: &SharedClock, page: &Page) -> Result<()> {
+    let mut folders: Vec<_> = page.folders.iter().collect();
+    // Whatever is inside another has the longer name.
+    folders.sort_by_key(|name| std::cmp::Reverse(name.len()));
+    for folder in folders {
+        patiently(clock, || store.remove_folder(folder)).await?;
+    }
+    Ok(())
+}
+
+pub(super) async fn erase(store: &dyn Store, clock: &SharedClock, key: &str) -> Result<()> {
+    match patiently(clock, || store.delete(key, Precondition::Any)).await {
+        // Gone already, perhaps by an attempt whose answer was lost.
+        Err(Error::NotFound(_)) => Ok(()),
+        erased => erased,
+    }
+}
+
+/// One file into storage, only if absent; tried again while that may help.
+pub async fn send(
+    store: &dyn Store,
+    clock: &SharedClock,
+    key: &str,
+    file: &Path,
+    digest: &Digest,
+    progress: Progress<'_>,
+) -> Result<()> {
+    patiently(clock, || store.upload(key, file, Precondition::Absent, digest, progress)).await.map(drop)
+}
+
+/// As [`send`], of a file that is given away: what it was. Where the store does not have to know that
+/// beforehand it is read once.
+pub async fn give(
+    store: &dyn Store,
+    clock: &SharedClock,
+    key: &str,
+    file: &Path,
+    progress: Progress<'_>,
+) -> Result<Digest> {
+    let taken = patiently(clock, || {
+        let taking = store.take(key, file, progress);
+        Box::pin(async { taking.await.transpose() })
+    });
+    if let Some(digest) = taken.await? {
+        return Ok(digest);
+    }
+    let digest = files::digest(clock, file, STALL, &|_| {}).await?;
+    send(store, clock, key, file, &digest, progress).await?;
+    Ok(digest)
+}
+
+/// One file out of storage; tried again while that may help.
+pub async fn fetch(
+    store: &dyn Store,
+    clock: &SharedClock,
+    key: &str,
+    file: &Path,
+    digest: &Digest,
+    progress: Progress<'_>,
+) -> Result<()> {
+    patiently(clock, || store.download(key, file, digest, progress)).await
+}
+
+/// A small object that is written once. The same content already there is as good: it is our own, from an
+/// attempt whose answer was lost.
+pub async fn put_once(store: &dyn Store, clock: &SharedClock, key: &str, bytes: &Bytes) -> Result<()> {
+    patiently(clock, || Box::pin(put_or_find(store, key, bytes))).await
+}
+
+async fn put_or_find(store: &dyn Store, key: &str, bytes: &Bytes) -> Result<()> {
+    let error = match store.put(key, bytes.clone(), Precondition::Absent).await {
+        Ok(_) => return Ok(()),
+        Err(error) => error,
+    };
+    if !matches!(error, Error::Conflict(_) | Error::Unavailable { .. }) {
+        return Err(error);
+    }
+    match store.poll(key, None).await? {
+        Poll::Changed(there, _) if there == *bytes => Ok(()),
+        Poll::Changed(..) => Err(Error::Conflict(key.to_owned())),
+        Poll::Unchanged | Poll::Missing => Err(error),
+    }
+}
+
+/// A small object somebody named: where caches lie in between it may show a little later.
+pub(super) async fn wait_for(store: &dyn Store, clock: &SharedClock, key: &str) -> Result<Bytes> {
+    let start = clock.now();
+    loop {
+        let found = patiently(clock, || store.poll(key, None)).await?;
+        if let Poll::Changed(bytes, _) = found {
+            return Ok(bytes);
+        }
+        if clock.now() - start >= store.settles_within() {
+            return Err(Error::NotFound(key.to_owned()));
+        }
+        clock.sleep(LOOK_AGAIN).await;
+    }
+}
+
+/// Tries again after a passing error, a few times, with growing pauses.
+pub(super) async fn patiently<'a, T>(clock: &SharedClock, work: impl Fn() -> BoxFuture<'a, Result<T>>) -> Result<T> {
+    let mut pause = PAUSE;
+    for _ in 1..ATTEMPTS {
+        match work().await {
+            Err(error) if error.is_passing() => {
+                let least = if matches!(error, Error::RateLimited(_)) { LONG_PAUSE } else { PAUSE };
+                clock.sleep(clock.jittered(pause.max(least))).await;
+                pause *= 2;
+            }
+            done => return done,
+        }
+    }
+    work().await
+}
+
+/// What the manifest says of each file of a checkpoint: these files, each once, and no other name.
+pub(super) fn images(manifest: &manifest::Checkpoint) -> Result<Vec<(Image, Digest)>> {
+    let mut seen = BTreeSet::new();
+    let found = manifest.files.iter().map(|file| {
+        let every = Image::ALL.into_iter().chain([Image::Files]);
+        let image = every.into_iter().find(|image| image.file_name() == file.name)?;
+        let digest = Digest { size: file.size, sha256: file.sha256.to_string(), crc32c: file.crc32c };
+        seen.insert(file.name.clone()).then_some((image, digest))
+    });
+    let found: Option<Vec<_>> = found.collect();
+    let whole = |files: &Vec<(Image, Digest)>| {
+        Image::ALL.into_iter().all(|image| files.iter().any(|(found, _)| *found == image))
+    };
+    found.filter(whole).ok_or_else(|| Error::Damaged {
+        key: Object::CheckpointManifest(&manifest.checkpoint_id).key(),
+        why: "its files are not those of a checkpoint".to_owned(),
+    })
+}
+
+/// Adds up the progress of files that move side by side.
+struct Tally<'a> {
+    done: Vec<AtomicU64>,
+    total: u64,
+    progress: Total<'a>,
+}
+
+impl<'a> Tally<'a> {
+    fn of(sizes: impl Iterator<Item = u64> + Clone, progress: Total<'a>) -> Self {
+        let total = sizes.clone().fold(0, u64::saturating_add);
+        Self { done: sizes.map(|_| AtomicU64::new(0)).collect(), total, progress }
+    }
+
+    fn tell(&self, file: usize, done: u64) {
+        self.done[file].store(done, Ordering::Relaxed);
+        let sum = self.done.iter().map(|done| done.load(Ordering::Relaxed)).sum();
+        (self.progress)(sum, self.total);
+    }
+}

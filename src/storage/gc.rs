@@ -1,0 +1,316 @@
+//! Upkeep of one sandbox's objects: what may be erased, in which order, and what stays. For whoever
+//! holds the lease: the sandbox's own loop, the sweep, and an operator's command.
+
+use std::collections::BTreeSet;
+
+use baton_protocol::{
+    id::{CheckpointId, SandboxId},
+    lock::{Head, Lock},
+    manifest::ArchivePath,
+    metadata::{Committed, Phase, Status},
+    reason::Reason,
+};
+
+use super::{
+    checkpoints::{Checkpoints, committed},
+    lease::{self, Lapse, LeaseHandle, Released, rules::LeaseState},
+    records::{self, Place, Records},
+    store,
+};
+use crate::clock::SharedClock;
+
+/// By what the caller can do about it.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Somebody holds the lease or is about to.
+    #[error("another instance has it")]
+    Taken,
+    #[error(transparent)]
+    Lease(#[from] lease::Error),
+    #[error(transparent)]
+    Lapse(#[from] Lapse),
+    #[error(transparent)]
+    Records(#[from] records::Error),
+    #[error(transparent)]
+    Store(#[from] store::Error),
+}
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+#[derive(Clone, Debug)]
+pub struct Upkeep {
+    pub records: Records,
+    /// `None`: nothing can be stored.
+    pub checkpoints: Option<Checkpoints>,
+    pub clock: SharedClock,
+    /// Committed checkpoints that stay, the head among them.
+    pub keep: usize,
+}
+
+/// How often the last write of an errand is sent before it is left to the next one.
+const TRIES: u32 = 5;
+
+impl Upkeep {
+    /// Takes a free or abandoned lock, or says that it is not free.
+    pub async fn acquire(&self, lock: &mut LeaseHandle) -> Result<()> {
+        lock.read().await?;
+        if lock.stand() != Some(LeaseState::Free) {
+            return Err(Error::Taken);
+        }
+        Ok(lock.acquire(false).await?)
+    }
+
+    /// Erases a sandbox that nobody holds: checkpoints, metadata, and last the lock, of which a
+    /// tombstone is left. Broken off anywhere, the next one goes on with it.
+    pub async fn purge(&self, id: &SandboxId, lock: &mut LeaseHandle) -> Result<()> {
+        self.acquire(lock).await?;
+        lock.purging().await?;
+        let held = lock.lock().cloned().ok_or(lease::Error::Missing)?;
+        let erase = async {
+            self.erase_checkpoints(id).await?;
+            self.let_go(&held).await?;
+            Ok::<_, Error>(self.records.erase(id, Place::Durable).await?)
+        };
+        lock.hold(erase).await??;
+        let mut tries = 1;
+        loop {
+            match lock.bury().await {
+                Ok(Released::Freed) => return Ok(()),
+                Ok(Released::Lost) => return Err(Error::Taken),
+                Err(error) if tries == TRIES || matches!(error, lease::Error::Missing) => return Err(error.into()),
+                Err(_) => self.pause(&mut tries).await,
+            }
+        }
+    }
+
+    /// Erases every checkpoint of a sandbox, but for those that a fork needs.
+    pub async fn erase_checkpoints(&self, id: &SandboxId) -> store::Result<()> {
+        let Some(checkpoints) = &self.checkpoints else { return Ok(()) };
+        for old in checkpoints.list(id).await? {
+            if !checkpoints.is_pinned_by_another(&old, id).await? {
+                checkpoints.erase(&old).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets go of the checkpoint a sandbox was forked from, once nothing of its own needs it. If its source is
+    /// gone and no other fork needs it, it is erased. Only for the holder of the lease. Safe to repeat.
+    pub async fn let_go(&self, lock: &Lock) -> Result<()> {
+        let (Some(checkpoints), Some(source)) = (&self.checkpoints, &lock.forked_from) else { return Ok(()) };
+        if !lock.purging && self.needs(checkpoints, lock, source).await? {
+            return Ok(());
+        }
+        checkpoints.unpin(source, &lock.sandbox_id).await?;
+        if self.is_erased(&source.sandbox()).await? && !checkpoints.is_pinned(source).await? {
+            checkpoints.erase(source).await?;
+        }
+        Ok(())
+    }
+
+    /// It was purged. A lock that is missing beside metadata was deleted by hand, and what the sandbox has is
+    /// still needed to mend it.
+    async fn is_erased(&self, id: &SandboxId) -> records::Result<bool> {
+        if let Some(lock) = self.records.lock_of(id).await? {
+            return Ok(lock.purged);
+        }
+        match self.records.find(id).await {
+            Ok(found) => Ok(found.is_none()),
+            Err(error) if error.reason().is_some() => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The lock names a checkpoint, or the head stands on its files.
+    async fn needs(&self, checkpoints: &Checkpoints, lock: &Lock, id: &CheckpointId) -> store::Result<bool> {
+        if [&lock.head, &lock.prev_head].into_iter().flatten().any(|head| head.checkpoint_id == *id) {
+            return Ok(true);
+        }
+        let Some(head) = &lock.head else { return Ok(false) };
+        let archive = checkpoints.manifest(head).await?.rootfs.archive;
+        Ok(archive.is_some_and(|archive| archive.path == ArchivePath::Checkpoint(id.clone())))
+    }
+
+    /// Checkpoints that nothing needs: beyond those to keep, never committed, and not pinned. `lock` is as
+    /// its holder has just read or written it; of a free one the answer is a guess until it is held.
+    pub async fn superfluous(&self, lock: &Lock) -> store::Result<Vec<CheckpointId>> {
+        let Some(checkpoints) = &self.checkpoints else { return Ok(Vec::new()) };
+        let stored = checkpoints.list(&lock.sandbox_id).await?;
+        let unnamed: Vec<_> = stored.iter().filter(|id| !is_needed(id, lock)).cloned().collect();
+        if unnamed.is_empty() {
+            return Ok(Vec::new());
+        }
+        let kept = self.chain(checkpoints, lock, &stored).await?;
+        let mut found = Vec::new();
+        for id in unnamed {
+            if !kept.contains(&id) && !checkpoints.is_pinned(&id).await? {
+                found.push(id);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Erases what is superfluous. Only for the holder of the lease, who has just renewed it.
+    pub async fn tidy(&self, lock: &Lock) -> store::Result<usize> {
+        let Some(checkpoints) = &self.checkpoints else { return Ok(0) };
+        let old = self.superfluous(lock).await?;
+        for id in &old {
+            checkpoints.erase(id).await?;
+        }
+        Ok(old.len())
+    }
+
+    /// Tidies a sandbox that nobody holds.
+    pub async fn tidy_free(&self, lock: &mut LeaseHandle) -> Result<usize> {
+        self.acquire(lock).await?;
+        let held = lock.lock().cloned().ok_or(lease::Error::Missing)?;
+        let tidied = lock.hold(self.tidy(&held)).await?;
+        self.release(lock, None).await?;
+        Ok(tidied?)
+    }
+
+    /// Says in the status what the lock shows of a sandbox that nobody runs, and frees its lease.
+    pub async fn correct(&self, id: &SandboxId, lock: &mut LeaseHandle) -> Result<Phase> {
+        self.acquire(lock).await?;
+        let held = lock.lock().cloned().ok_or(lease::Error::Missing)?;
+        let reported = lock.hold(self.report_resting(id, &held)).await?;
+        self.release(lock, None).await?;
+        Ok(reported?)
+    }
+
+    /// Writes the status of a sandbox that runs nowhere. `lock` is ours.
+    pub async fn report_resting(&self, id: &SandboxId, lock: &Lock) -> records::Result<Phase> {
+        let rest = Resting::of(lock, self.taken(lock).await);
+        self.records
+            .report(id, lock.epoch, &|status: &mut Status, committed| {
+                status.phase = rest.phase;
+                status.reason = rest.reason.map(String::from).unwrap_or_default();
+                status.message = rest.message.to_owned();
+                status.instance = None;
+                committed.clone_from(&rest.committed);
+            })
+            .await?;
+        Ok(rest.phase)
+    }
+
+    /// When the head of a lock was taken, if its manifest can be read: only a view depends on it.
+    pub async fn taken(&self, lock: &Lock) -> Option<String> {
+        let (checkpoints, head) = (self.checkpoints.as_ref()?, lock.head.as_ref()?);
+        checkpoints.manifest(head).await.ok().map(|manifest| manifest.created)
+    }
+
+    /// Frees a lease under which nothing ran, with `head` as the last commit in the same write.
+    pub async fn release(&self, lock: &mut LeaseHandle, head: Option<Head>) -> Result<()> {
+        let mut tries = 1;
+        loop {
+            match lock.release(head.clone(), false).await {
+                Ok(Released::Freed) => return Ok(()),
+                Ok(Released::Lost) => return Err(Error::Taken),
+                Err(error) if tries == TRIES || matches!(error, lease::Error::Missing) => return Err(error.into()),
+                Err(_) => self.pause(&mut tries).await,
+            }
+        }
+    }
+
+    async fn pause(&self, tries: &mut u32) {
+        *tries += 1;
+        self.clock.sleep(self.clock.jittered(std::time::Duration::from_secs(1))).await;
+    }
+
+    /// The newest committed checkpoints, as many as are kept: the head, the one before it, and their parents.
+    async fn chain(
+        &self,
+        checkpoints: &Checkpoints,
+        lock: &Lock,
+        stored: &BTreeSet<CheckpointId>,
+    ) -> store::Result<BTreeSet<CheckpointId>> {
+        let mut kept: BTreeSet<_> = [&lock.head, &lock.prev_head]
+            .into_iter()
+            .flatten()
+            .take(self.keep.max(1))
+            .map(|head| head.checkpoint_id.clone())
+            .collect();
+        let mut last = lock.prev_head.as_ref().or(lock.head.as_ref()).map(|head| head.checkpoint_id.clone());
+        while kept.len() < self.keep
+            && let Some(id) = last.take().filter(|id| stored.contains(id))
+            && let Some(manifest) = checkpoints.manifest_of(&id).await?
+            && let Some(parent) = manifest.0.parent
+            && kept.insert(parent.clone())
+        {
+            last = Some(parent);
+        }
+        Ok(kept)
+    }
+}
+
+/// Named by the lock, or perhaps on its way: an upload of the present epoch comes after the head.
+fn is_needed(id: &CheckpointId, lock: &Lock) -> bool {
+    let head = lock.head.as_ref();
+    let on_its_way = id.epoch() >= lock.epoch && id.seq() > head.map_or(0, |head| head.seq);
+    on_its_way || head.is_some_and(|head| head.checkpoint_id == *id)
+}
+
+/// What the status of a sandbox that runs nowhere says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resting {
+    pub phase: Phase,
+    pub reason: Option<Reason>,
+    pub message: &'static str,
+    pub committed: Committed,
+}
+
+impl Resting {
+    /// `taken` is when its head was.
+    pub fn of(lock: &Lock, taken: Option<String>) -> Self {
+        let committed = lock.head.as_ref().map(|head| committed(head, taken)).unwrap_or_default();
+        let (phase, reason, message) = match (&committed.latest, lock.ran) {
+            (Some(_), _) if lock.behind => {
+                (Phase::Checkpointed, None, "It ran on after its last checkpoint; what it did since then is lost.")
+            }
+            (Some(_), _) => (Phase::Checkpointed, None, ""),
+            (None, true) => {
+                (Phase::Failed, Some(Reason::Lost), "The sandbox ended without a checkpoint; its state is lost.")
+            }
+            (None, false) => (Phase::Pending, None, ""),
+        };
+        Self { phase, reason, message, committed }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_protocol::id::{Nonce, Sha256Name};
+
+    use super::*;
+
+    fn id() -> SandboxId {
+        SandboxId::parse("sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab").unwrap()
+    }
+
+    fn head(epoch: u64, seq: u64) -> Head {
+        let checkpoint_id = CheckpointId::new(&id(), epoch, seq, &Nonce::from_bits([seq as u8; 16]));
+        Head { seq, epoch, checkpoint_id, bucket: None, manifest_sha256: Sha256Name::from_bits([0; 32]) }
+    }
+
+    #[test]
+    fn what_may_be_on_its_way_is_needed_and_what_the_head_has_passed_is_not() {
+        let lock = Lock { epoch: 5, head: Some(head(5, 7)), ..Lock::new(id()) };
+        for (epoch, seq, needed) in [(5, 8, true), (5, 7, false), (5, 6, false), (4, 8, false), (6, 8, true)] {
+            let other = CheckpointId::new(&id(), epoch, seq, &Nonce::from_bits([0xee; 16]));
+            assert_eq!(is_needed(&other, &lock), needed, "{epoch} {seq}");
+        }
+        assert!(is_needed(&head(5, 7).checkpoint_id, &lock));
+        let fresh = Lock { epoch: 1, ..Lock::new(id()) };
+        assert!(is_needed(&head(1, 1).checkpoint_id, &fresh), "the first one is on its way");
+    }
+
+    #[test]
+    fn the_status_of_what_runs_nowhere_follows_from_the_lock() {
+        let phase = |lock: &Lock| Resting::of(lock, None).phase;
+        assert_eq!(phase(&Lock::new(id())), Phase::Pending);
+        assert_eq!(phase(&Lock { ran: true, ..Lock::new(id()) }), Phase::Failed);
+        let stored = Lock { ran: true, head: Some(head(1, 1)), ..Lock::new(id()) };
+        assert_eq!((phase(&stored), Resting::of(&stored, None).message), (Phase::Checkpointed, ""));
+        assert!(!Resting::of(&Lock { behind: true, ..stored }, None).message.is_empty());
+    }
+}

@@ -1,0 +1,200 @@
+//! A store that counts what is asked of it and what it answers.
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+
+use super::store::{Digest, Error, Page, Poll, Precondition, Priority, Progress, Result, Store, Version, Written};
+use crate::{
+    clock::{Moment, SharedClock},
+    metrics::{Answer, Metrics, Verb, Way},
+};
+
+#[derive(Debug)]
+pub struct Counted {
+    store: Arc<dyn Store>,
+    clock: SharedClock,
+    metrics: Metrics,
+}
+
+impl Counted {
+    pub fn new(store: Arc<dyn Store>, clock: SharedClock, metrics: Metrics) -> Self {
+        Self { store, clock, metrics }
+    }
+
+    fn call(&self, verb: Verb) -> Call<'_> {
+        Call { counted: self, verb, began: self.clock.now(), answer: Some(Answer::Dropped) }
+    }
+
+    fn moved<T>(&self, way: Way, bytes: u64, answer: &Result<T>) {
+        if answer.is_ok() {
+            self.metrics.store_moved(way, bytes);
+        }
+    }
+}
+
+/// A call under way. One that its caller gave up, as after a time limit, counts too.
+struct Call<'a> {
+    counted: &'a Counted,
+    verb: Verb,
+    began: Moment,
+    /// `None`: it was none.
+    answer: Option<Answer>,
+}
+
+impl Call<'_> {
+    fn answered<T>(mut self, answer: &Result<T>, good: Answer) {
+        self.answer = Some(match answer {
+            Ok(_) => good,
+            Err(error) => word(error),
+        });
+    }
+
+    /// The store did nothing.
+    fn was_none(mut self) {
+        self.answer = None;
+    }
+}
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        let Counted { clock, metrics, .. } = self.counted;
+        if let Some(answer) = self.answer {
+            metrics.store_called(self.verb, answer, clock.now() - self.began);
+        }
+    }
+}
+
+fn word(error: &Error) -> Answer {
+    match error {
+        Error::Conflict(_) => Answer::Conflict,
+        Error::NotFound(_) => Answer::NotFound,
+        Error::RateLimited(_) => Answer::RateLimited,
+        Error::Unavailable { .. } => Answer::Unavailable,
+        Error::Denied { .. } => Answer::Denied,
+        Error::Damaged { .. } | Error::Unsigned(_) => Answer::Damaged,
+        Error::Other { .. } => Answer::Other,
+    }
+}
+
+#[async_trait]
+impl Store for Counted {
+    async fn poll(&self, key: &str, known: Option<&Version>) -> Result<Poll> {
+        let call = self.call(Verb::Poll);
+        let polled = self.store.poll(key, known).await;
+        let good = match &polled {
+            Ok(Poll::Unchanged) => Answer::Unchanged,
+            Ok(Poll::Missing) => Answer::NotFound,
+            Ok(Poll::Changed(bytes, _)) => {
+                self.metrics.store_moved(Way::In, bytes.len() as u64);
+                Answer::Good
+            }
+            Err(_) => Answer::Other,
+        };
+        call.answered(&polled, good);
+        polled
+    }
+
+    async fn put(&self, key: &str, bytes: Bytes, condition: Precondition) -> Result<Written> {
+        self.put_as(key, bytes, condition, Priority::Commit).await
+    }
+
+    async fn put_as(&self, key: &str, bytes: Bytes, condition: Precondition, urgency: Priority) -> Result<Written> {
+        let (call, size) = (self.call(Verb::Put), bytes.len() as u64);
+        let written = self.store.put_as(key, bytes, condition, urgency).await;
+        call.answered(&written, Answer::Good);
+        self.moved(Way::Out, size, &written);
+        written
+    }
+
+    async fn delete(&self, key: &str, condition: Precondition) -> Result<()> {
+        let call = self.call(Verb::Delete);
+        let deleted = self.store.delete(key, condition).await;
+        call.answered(&deleted, Answer::Good);
+        deleted
+    }
+
+    async fn remove_folder(&self, name: &str) -> Result<()> {
+        let call = self.call(Verb::Delete);
+        let removed = self.store.remove_folder(name).await;
+        call.answered(&removed, Answer::Good);
+        removed
+    }
+
+    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
+        let call = self.call(Verb::List);
+        let listed = self.store.list(prefix, after).await;
+        call.answered(&listed, Answer::Good);
+        listed
+    }
+
+    async fn list_some(&self, prefix: &str, after: Option<&str>, most: usize) -> Result<Page> {
+        let call = self.call(Verb::List);
+        let listed = self.store.list_some(prefix, after, most).await;
+        call.answered(&listed, Answer::Good);
+        listed
+    }
+
+    async fn upload(
+        &self,
+        key: &str,
+        file: &Path,
+        condition: Precondition,
+        digest: &Digest,
+        progress: Progress<'_>,
+    ) -> Result<Written> {
+        let call = self.call(Verb::Upload);
+        let written = self.store.upload(key, file, condition, digest, progress).await;
+        call.answered(&written, Answer::Good);
+        self.moved(Way::Out, digest.size, &written);
+        written
+    }
+
+    async fn download(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {
+        let call = self.call(Verb::Download);
+        let fetched = self.store.download(key, file, digest, progress).await;
+        call.answered(&fetched, Answer::Good);
+        self.moved(Way::In, digest.size, &fetched);
+        fetched
+    }
+
+    async fn take(&self, key: &str, file: &Path, progress: Progress<'_>) -> Option<Result<Digest>> {
+        let call = self.call(Verb::Upload);
+        let Some(taken) = self.store.take(key, file, progress).await else {
+            call.was_none();
+            return None;
+        };
+        call.answered(&taken, Answer::Good);
+        if let Ok(digest) = &taken {
+            self.metrics.store_moved(Way::Out, digest.size);
+        }
+        Some(taken)
+    }
+
+    async fn lend(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {
+        let call = self.call(Verb::Download);
+        let lent = self.store.lend(key, file, digest, progress).await;
+        call.answered(&lent, Answer::Good);
+        self.moved(Way::In, digest.size, &lent);
+        lent
+    }
+
+    async fn fetch(&self, key: &str, file: &Path, most: u64, progress: Progress<'_>) -> Result<Digest> {
+        let call = self.call(Verb::Download);
+        let fetched = self.store.fetch(key, file, most, progress).await;
+        call.answered(&fetched, Answer::Good);
+        if let Ok(digest) = &fetched {
+            self.metrics.store_moved(Way::In, digest.size);
+        }
+        fetched
+    }
+
+    fn settles_within(&self) -> Duration {
+        self.store.settles_within()
+    }
+
+    async fn changed(&self, key: &str) {
+        self.store.changed(key).await;
+    }
+}

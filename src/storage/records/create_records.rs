@@ -1,0 +1,192 @@
+//! New sandboxes: made from nothing, or as the copy of another.
+
+use baton_protocol::{
+    id::{CheckpointId, InstanceId},
+    lock::{Head, Lock},
+    metadata::{Committed, Metadata, Phase, Spec, Status},
+};
+
+use super::{CHECKPOINT_NOT_ENABLED, Error, Found, Place, Records, Result, StoreRef, encoded, lock_key, metadata_key};
+use crate::storage::{
+    checkpoints::committed,
+    lease::rules::{self, InitialLease},
+    lock_object::{self, Sealed},
+    store::{self, Poll, Precondition, Priority, Version},
+    stores::{Need, Refusal},
+};
+
+/// How often a new object is sent again; a client waits for it.
+const NEW_TRIES: usize = 3;
+
+impl Records {
+    /// Writes a new sandbox's lock, held by the instance `me`, and then its metadata: no acquisition ever creates a lock.
+    /// `lease` is noted for the reconciler of that instance already.
+    pub async fn create(&self, spec: &Spec, me: &InstanceId, lease: &InitialLease) -> Result<()> {
+        let place = if spec.enable_sandbox_checkpoint { Place::Durable } else { Place::Memory };
+        let (locks, metadata) = self.stores(place)?;
+        if let Some(stores) = self.stores.as_ref().filter(|_| place == Place::Durable) {
+            stores.check(Need::Checkpoint).await.map_err(|refusal| match refusal {
+                Refusal::Unreachable(error) => Error::Store(error),
+                Refusal::NoCheckpoints | Refusal::NoSnapshots | Refusal::NotLocal => {
+                    Error::NotConfigured(refusal.to_string())
+                }
+            })?;
+        }
+        let mut spec = spec.clone();
+        spec.lock_bucket = self.lock_bucket(place);
+        let lock = rules::initial(spec.sandbox_id.clone(), me, lease, &self.times);
+        let status = Status::default();
+        let record = Metadata { spec, latest_sandbox_checkpoint: None, last_checkpointed: None, status };
+        let sealed = self.sealed(&lock, place)?;
+        let written = self.write_new((locks, &sealed), (metadata, &record)).await;
+        let version = written.map_err(|unwritten| unwritten.error)?;
+        self.recent.note(&lock.sandbox_id, &Found { metadata: record, version, place });
+        Ok(())
+    }
+
+    /// Writes a sandbox that begins as the copy of another one: its pin, its lock with the head, its metadata.
+    /// Only a committed checkpoint is copied.
+    pub async fn fork(&self, source: &CheckpointId, spec: &Spec) -> Result<()> {
+        let (locks, metadata) = self.stores(Place::Durable)?;
+        let checkpoints =
+            self.checkpoints.as_ref().ok_or_else(|| Error::NotConfigured(CHECKPOINT_NOT_ENABLED.to_owned()))?;
+        let id = &spec.sandbox_id;
+        // Pinned before it is looked at: what is seen then stays.
+        checkpoints.pin(source, id).await?;
+        let head = self.committed(source).await;
+        let head = match head {
+            Ok(Some(head)) => head,
+            gone => {
+                checkpoints.unpin(source, id).await?;
+                gone?;
+                return Err(Error::NoCheckpoint);
+            }
+        };
+        let manifest = match checkpoints.manifest(&head).await {
+            Ok(manifest) => manifest,
+            Err(error) => {
+                checkpoints.unpin(source, id).await?;
+                return Err(error.into());
+            }
+        };
+        let Committed { latest, at } = committed(&head, Some(manifest.created));
+        let lock = Lock { head: Some(head), forked_from: Some(source.clone()), ran: true, ..Lock::new(id.clone()) };
+        let mut spec = spec.clone();
+        spec.lock_bucket = self.lock_bucket(Place::Durable);
+        let status = Status { phase: Phase::Checkpointed, ..Status::default() };
+        let record = Metadata { spec, latest_sandbox_checkpoint: latest, last_checkpointed: at, status };
+        let sealed = self.sealed(&lock, Place::Durable)?;
+        let Err(unwritten) = self.write_new((locks, &sealed), (metadata, &record)).await else { return Ok(()) };
+        if unwritten.is_erased {
+            checkpoints.unpin(source, id).await?;
+        }
+        Err(unwritten.error)
+    }
+
+    /// The head that names a checkpoint, if it is the last or the last but one of its sandbox.
+    async fn committed(&self, id: &CheckpointId) -> Result<Option<Head>> {
+        let Some(lock) = self.lock_of(&id.sandbox()).await? else { return Ok(None) };
+        Ok([lock.head, lock.prev_head].into_iter().flatten().find(|head| head.checkpoint_id == *id))
+    }
+
+    /// A lock as it is written in this place.
+    pub(super) fn sealed<'a>(&self, lock: &'a Lock, place: Place) -> Result<Sealed<'a>> {
+        let key = lock_key(&lock.sandbox_id);
+        let sealed = lock_object::sealed(&self.seals_of(place), &key, lock);
+        Ok(sealed.map_err(|error| store::Error::Other { key, why: error.to_string() })?)
+    }
+
+    /// Writes both objects of a new sandbox. A failure takes back what was written, as far as the store answers: what
+    /// is left is a lock without metadata, which the sweep purges.
+    async fn write_new(
+        &self,
+        (locks, lock): (StoreRef<'_>, &Sealed<'_>),
+        (metadata, record): (StoreRef<'_>, &Metadata),
+    ) -> std::result::Result<Version, Unwritten> {
+        let id = &record.spec.sandbox_id;
+        let (lock_key, metadata_key) = (lock_key(id), metadata_key(id));
+        if let Err(error) = self.put_new(locks, &lock_key, lock).await {
+            let is_erased = self.erase_own(locks, &lock_key, lock).await;
+            return Err(Unwritten { error, is_erased });
+        }
+        match self.put_new(metadata, &metadata_key, record).await {
+            Ok(version) => Ok(version),
+            Err(error) => {
+                // The lock goes last: metadata without a lock would wait for an operator.
+                let is_erased = self.erase_own(metadata, &metadata_key, record).await
+                    && self.erase_own(locks, &lock_key, lock).await;
+                Err(Unwritten { error, is_erased })
+            }
+        }
+    }
+
+    /// Writes an object that must not be there yet. A refusal and a lost answer are settled by reading: what is there
+    /// then is this very record, from an attempt that was applied after all, or somebody else's, a conflict.
+    pub(super) async fn put_new(
+        &self,
+        store: StoreRef<'_>,
+        key: &str,
+        record: &impl serde::Serialize,
+    ) -> Result<Version> {
+        let mut tries = 0;
+        loop {
+            let error = match self.put(store, key, record, Precondition::Absent, Priority::Commit).await {
+                Ok(version) => return Ok(version),
+                Err(error) => error,
+            };
+            if matches!(error, store::Error::Conflict(_) | store::Error::Unavailable { .. }) {
+                match self.own(store, key, record).await {
+                    Ok(Some(Own::Ours(version))) => return Ok(version),
+                    Ok(Some(Own::Theirs)) => return Err(store::Error::Conflict(key.to_owned()).into()),
+                    // Not applied, or gone again.
+                    Ok(None) => {}
+                    Err(unread) if unread.is_passing() => {}
+                    Err(unread) => return Err(unread.into()),
+                }
+            } else if !error.is_passing() {
+                return Err(error.into());
+            }
+            if tries == NEW_TRIES {
+                return Err(error.into());
+            }
+            tries += 1;
+            self.clock.sleep(self.clock.jittered(self.times.retry)).await;
+        }
+    }
+
+    /// Whose content an object has, if there is one.
+    async fn own(&self, store: StoreRef<'_>, key: &str, record: &impl serde::Serialize) -> store::Result<Option<Own>> {
+        let ours = encoded(key, record)?;
+        Ok(match self.poll(store, key, None).await? {
+            Poll::Changed(there, version) if there == ours => Some(Own::Ours(version)),
+            Poll::Changed(..) | Poll::Unchanged => Some(Own::Theirs),
+            Poll::Missing => None,
+        })
+    }
+
+    /// Erases an object that still has the content we gave it. Whether there is none now.
+    async fn erase_own(&self, store: StoreRef<'_>, key: &str, record: &impl serde::Serialize) -> bool {
+        let erased = match self.own(store, key, record).await {
+            Ok(None) => return true,
+            Ok(Some(Own::Theirs)) => return false,
+            Ok(Some(Own::Ours(version))) => self.delete_seen(store, key, &version).await,
+            Err(error) => Err(error.into()),
+        };
+        erased
+            .inspect_err(|error| tracing::warn!(key, %error, "what a failed create has written is left to the sweep"))
+            .is_ok()
+    }
+}
+
+/// Whose content an object has that was to be new.
+enum Own {
+    Ours(Version),
+    Theirs,
+}
+
+/// Why a new sandbox could not be written.
+struct Unwritten {
+    error: Error,
+    /// Nothing of it is left.
+    is_erased: bool,
+}

@@ -1,0 +1,213 @@
+//! Everything at once: which objects of which sandboxes lie in the store, and what is done to objects
+//! that belong to nobody's loop.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use baton_protocol::{
+    id::SandboxId,
+    lock::Lock,
+    metadata::{MAX_BYTES, Metadata, Phase, Status},
+    reason::Reason,
+};
+use bytes::Bytes;
+use serde_json::{Map, Value};
+
+use super::{
+    Draft, Error, LISTING_PATIENCE, PREFIX, Place, Records, Result, lock_key, metadata_key, read_records, unanswered,
+};
+use crate::storage::{
+    layout,
+    lock_object::{self, Unusable},
+    store::{self, Entry, Poll, Precondition, Priority, Store, Version},
+    unresponsive::{self, LastWrite, Unresponsive},
+};
+
+/// Which objects of a sandbox there are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Objects {
+    pub lock: Option<Version>,
+    pub metadata: Option<Version>,
+    /// When the lock was written, for views alone.
+    pub lock_written: Option<LastWrite>,
+}
+
+/// A lock that was parsed and not verified.
+pub type Unverified = std::result::Result<Lock, Unusable>;
+
+impl Records {
+    /// Every sandbox in the store, in order. Listed in pages; what changes meanwhile may be missed.
+    pub async fn survey(&self) -> Result<BTreeMap<SandboxId, Objects>> {
+        self.listed(PREFIX).await
+    }
+
+    /// Which objects of one sandbox there are.
+    pub async fn objects(&self, id: &SandboxId) -> Result<Objects> {
+        Ok(self.listed(&layout::sandbox_prefix(id)).await?.remove(id).unwrap_or_default())
+    }
+
+    /// What lies under `prefix`, of which sandbox.
+    async fn listed(&self, prefix: &str) -> Result<BTreeMap<SandboxId, Objects>> {
+        let (locks, metadata) = self.stores(Place::Durable)?;
+        let mut found: BTreeMap<SandboxId, Objects> = BTreeMap::new();
+        let shared = Arc::ptr_eq(locks, metadata);
+        for store in std::iter::once(metadata).chain((!shared).then_some(locks)) {
+            let mut after: Option<String> = None;
+            loop {
+                let listing = store.list(prefix, after.as_deref());
+                let page = match self.clock.timeout(self.times.call * LISTING_PATIENCE, listing).await {
+                    Ok(page) => page?,
+                    Err(elapsed) => return Err(unanswered(prefix, elapsed).into()),
+                };
+                for entry in &page.entries {
+                    let Some(id) = layout::sandbox_of(&entry.key) else { continue };
+                    let version = Some(entry.version.clone());
+                    if entry.key == lock_key(&id) && (shared || Arc::ptr_eq(store, locks)) {
+                        let objects = found.entry(id).or_default();
+                        (objects.lock, objects.lock_written) = (version, self.last_write(entry));
+                    } else if entry.key == metadata_key(&id) && (shared || Arc::ptr_eq(store, metadata)) {
+                        found.entry(id).or_default().metadata = version;
+                    }
+                }
+                after = page.entries.last().map(|entry| entry.key.clone());
+                if !page.more || after.is_none() {
+                    break;
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Of an object that was listed just now.
+    pub(super) fn last_write(&self, entry: &Entry) -> Option<LastWrite> {
+        let at = entry.updated?;
+        Some(LastWrite { at, age: self.clock.wall().duration_since(at).unwrap_or_default() })
+    }
+
+    /// Whether the holder of a sandbox shows no sign of life, and what comes of that. For views: a decision watches the
+    /// lock instead. Where the store does not answer nothing is said. `lock` is when it was written, if that is known.
+    pub async fn unresponsive(&self, found: &Metadata, lock: Option<LastWrite>) -> Option<Unresponsive> {
+        // Nobody holds what rests, and of those there are many. What cannot be stored ends with its instance.
+        let (spec, status) = (&found.spec, &found.status);
+        if !matches!(status.phase, Phase::Running | Phase::Pending) || !spec.enable_sandbox_checkpoint {
+            return None;
+        }
+        let id = &spec.sandbox_id;
+        let written = match lock {
+            Some(written) => written,
+            None => self.objects(id).await.ok()?.lock_written?,
+        };
+        if written.age < self.times.takeover {
+            return None;
+        }
+        let lock = self.lock_of(id).await.ok()??;
+        unresponsive::judge(&lock, found, written, self.times.takeover)
+    }
+
+    /// The metadata as it lies in the store, whatever it says. `None`: there is none.
+    pub async fn raw(&self, id: &SandboxId) -> Result<Option<(Bytes, Version)>> {
+        let (_, metadata) = self.stores(Place::Durable)?;
+        match self.poll(metadata, &metadata_key(id), None).await? {
+            Poll::Changed(bytes, version) => Ok(Some((bytes, version))),
+            Poll::Unchanged | Poll::Missing => Ok(None),
+        }
+    }
+
+    /// The metadata if they can be understood, also before anybody can attach. `None`: there are none.
+    pub async fn draft(&self, id: &SandboxId) -> Result<Option<(Draft, Version)>> {
+        let Some((bytes, version)) = self.raw(id).await? else { return Ok(None) };
+        let draft = read_records::draft(id, &bytes, self.lock_bucket(Place::Durable).as_deref())?;
+        self.check_place(&draft.metadata.spec, Place::Durable)?;
+        Ok(Some((draft, version)))
+    }
+
+    /// Replaces the metadata by an operator's text, if it is still what he saw. False: it is not.
+    pub async fn put_raw(&self, id: &SandboxId, text: Bytes, seen: Precondition) -> Result<bool> {
+        let (_, metadata) = self.stores(Place::Durable)?;
+        let key = metadata_key(id);
+        match self.clock.timeout(self.times.call, metadata.put(&key, text.clone(), seen)).await {
+            Ok(Ok(_)) => Ok(true),
+            // Success may come back as a conflict, and as no answer: only a read decides.
+            Ok(Err(store::Error::Conflict(_) | store::Error::Unavailable { .. })) | Err(_) => {
+                Ok(self.raw(id).await?.is_some_and(|(there, _)| there == text))
+            }
+            Ok(Err(error)) => Err(error.into()),
+        }
+    }
+
+    /// Says in metadata that cannot be understood what is wrong with it. All but `status` stays as it is;
+    /// what is no JSON object at all is not touched.
+    pub async fn complain(&self, id: &SandboxId, epoch: u64, reason: Reason, message: &str) -> Result<()> {
+        let Some((bytes, version)) = self.raw(id).await? else { return Ok(()) };
+        let Ok(mut record) = serde_json::from_slice::<Map<String, Value>>(&bytes) else { return Ok(()) };
+        let status = record.get("status").cloned();
+        let mut status: Status = status.and_then(|status| serde_json::from_value(status).ok()).unwrap_or_default();
+        if bytes.len() > MAX_BYTES
+            || status.epoch > epoch
+            || (status.reason == reason.name() && status.message == message)
+        {
+            return Ok(());
+        }
+        (status.reason, status.message, status.epoch) = (reason.into(), message.to_owned(), epoch);
+        status.updated = self.clock.timestamp();
+        let encode = |error: serde_json::Error| store::Error::Other { key: metadata_key(id), why: error.to_string() };
+        record.insert("status".to_owned(), serde_json::to_value(&status).map_err(encode)?);
+        let text = serde_json::to_vec_pretty(&record).map_err(encode)?;
+        // Changed meanwhile: whoever looks next sees what it says now.
+        self.put_raw(id, text.into(), Precondition::Is(version)).await.map(drop)
+    }
+
+    /// Writes a lock where there is none, for an operator who made sure that nobody runs the sandbox.
+    pub async fn new_lock(&self, lock: &Lock) -> Result<()> {
+        let (locks, _) = self.stores(Place::Durable)?;
+        let sealed = self.sealed(lock, Place::Durable)?;
+        self.put_new(locks, &lock_key(&lock.sandbox_id), &sealed).await.map(drop)
+    }
+
+    /// Writes a lock over one that cannot be used, for an operator as above, if it is still the one that was seen.
+    pub async fn replace_lock(&self, lock: &Lock, seen: &Version) -> Result<()> {
+        let (locks, _) = self.stores(Place::Durable)?;
+        let sealed = self.sealed(lock, Place::Durable)?;
+        let key = lock_key(&lock.sandbox_id);
+        Ok(self.put(locks, &key, &sealed, Precondition::Is(seen.clone()), Priority::Commit).await.map(drop)?)
+    }
+
+    /// The lock as it is stored, whoever wrote it, for an operator who vouches for it. `None`: there is none.
+    pub async fn unverified_lock(&self, id: &SandboxId) -> Result<Option<(Unverified, Version)>> {
+        let (locks, _) = self.stores(Place::Durable)?;
+        let key = lock_key(id);
+        let Poll::Changed(bytes, version) = self.poll(locks, &key, None).await? else { return Ok(None) };
+        Ok(Some((lock_object::parse_unverified(&key, &bytes), version)))
+    }
+
+    /// Erases metadata that was put back over a tombstone, if it is still that.
+    pub async fn erase_metadata(&self, id: &SandboxId, seen: &Version) -> Result<()> {
+        let (_, metadata) = self.stores(Place::Durable)?;
+        self.delete_seen(metadata, &metadata_key(id), seen).await
+    }
+
+    /// Erases a tombstone, if it is still that: the last that is left of a sandbox.
+    pub async fn forget(&self, id: &SandboxId, seen: &Version) -> Result<()> {
+        let (locks, _) = self.stores(Place::Durable)?;
+        self.delete_seen(locks, &lock_key(id), seen).await
+    }
+
+    pub(super) async fn delete_seen(&self, store: &Arc<dyn Store>, key: &str, seen: &Version) -> Result<()> {
+        match self.clock.timeout(self.times.call, store.delete(key, Precondition::Is(seen.clone()))).await {
+            Ok(Ok(()) | Err(store::Error::NotFound(_) | store::Error::Conflict(_))) => Ok(()),
+            Ok(Err(error)) => Err(error.into()),
+            Err(elapsed) => Err(unanswered(key, elapsed).into()),
+        }
+    }
+}
+
+impl Error {
+    /// What the status says of metadata that cannot be used.
+    pub fn reason(&self) -> Option<Reason> {
+        match self {
+            Self::InvalidSpec(_) => Some(Reason::InvalidSpec),
+            Self::OtherStore(_) => Some(Reason::OtherStore),
+            Self::TokenMissing => Some(Reason::TokenMissing),
+            Self::NotConfigured(_) | Self::NoCheckpoint | Self::Store(_) => None,
+        }
+    }
+}
