@@ -109,10 +109,10 @@ async fn row(store: &dyn Store, compares: bool, folder: &Path, source: &Path, di
         change = micros(start.elapsed() / SMALL_CALLS);
     }
     let unchanged = per_call(async |_| {
-        assert_eq!(store.poll("lock.json", Some(&known)).await.unwrap(), Poll::Unchanged);
+        assert_eq!(store.get_if_changed("lock.json", Some(&known)).await.unwrap(), Poll::Unchanged);
     })
     .await;
-    let changed = per_call(async |_| drop(store.poll("lock.json", None).await.unwrap())).await;
+    let changed = per_call(async |_| drop(store.get_if_changed("lock.json", None).await.unwrap())).await;
     std::fs::write("/proc/self/clear_refs", "5").unwrap();
     let before = memory("VmRSS");
     let start = Instant::now();
@@ -124,10 +124,10 @@ async fn row(store: &dyn Store, compares: bool, folder: &Path, source: &Path, di
     let start = Instant::now();
     let (mut take, mut lend) = ("-".to_owned(), "-".to_owned());
     // The downloaded file is ours to give away.
-    if store.take("taken.img", &folder.join("target"), &|_| {}).await.transpose().unwrap().is_some() {
+    if store.upload_owned("taken.img", &folder.join("target"), &|_| {}).await.transpose().unwrap().is_some() {
         take = format!("{:.0}", rate(digest.size, start.elapsed()));
         let start = Instant::now();
-        store.lend("taken.img", &folder.join("lent"), digest, &|_| {}).await.unwrap();
+        store.download_linked("taken.img", &folder.join("lent"), digest, &|_| {}).await.unwrap();
         lend = format!("{:.0}", rate(digest.size, start.elapsed()));
         std::fs::remove_file(folder.join("lent")).unwrap();
         store.delete("taken.img", Precondition::Any).await.unwrap();

@@ -82,13 +82,13 @@ impl EventWriter {
         self.dialect.is_v1()
     }
 
-    pub fn say(&mut self, event: &Event) {
+    pub fn send(&mut self, event: &Event) {
         self.say_about(event, false);
     }
 
     pub fn say_all(&mut self, events: &[Event]) {
         for event in events {
-            self.say(event);
+            self.send(event);
         }
     }
 
@@ -96,11 +96,11 @@ impl EventWriter {
     pub fn say_about(&mut self, event: &Event, details: bool) {
         self.flush();
         if self.is_v1() || self.details || details {
-            self.socket.say(event);
+            self.socket.send(event);
             return;
         }
         for event in without_details(event, self.dialect) {
-            self.socket.say(&event);
+            self.socket.send(&event);
         }
     }
 

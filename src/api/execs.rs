@@ -258,7 +258,7 @@ impl ExecTable {
             command.tell_end = command.is_running && command.delivery.is_none();
             self.line.send(Frame::new(Kind::Signal).exec(number).stream(Stream::Tree).offset(9));
         }
-        writer.say(&Event::StatusUpdate(update));
+        writer.send(&Event::StatusUpdate(update));
         Ok(())
     }
 

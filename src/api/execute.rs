@@ -33,7 +33,7 @@ use super::{
     limits,
     lingering_close::Peer,
     output::{Delivery, WINDOW},
-    sentence, token,
+    public_message, token,
     websocket::MAX_MESSAGE,
 };
 use crate::{
@@ -187,8 +187,8 @@ async fn run(
     let spec = intent::create(Spec { tenant, ..bare }, &Config::default(), Dialect::V1, api.abilities(), defaults);
     let mut spec = spec.map_err(|refusal| unavailable(&refusal.message))?;
     spec.traceparent = request.traceparent();
-    api.create(&spec).await.map_err(|error| unavailable(&sentence(&error)))?;
-    api.bus.nudge(id);
+    api.create(&spec).await.map_err(|error| unavailable(&public_message(&error)))?;
+    api.bus.wake(id);
     // The caller may come again as soon as it has all of the output: the sandbox counts no more then.
     let end = output.clone();
     let ran = Running { api, id, presence, subscription }.run(exec, started, output).await;

@@ -380,7 +380,7 @@ where
 }
 
 /// What went wrong with the records, as a client may hear it: no path, no object's name.
-fn sentence(error: &records::Error) -> String {
+fn public_message(error: &records::Error) -> String {
     use crate::storage::store;
     match error {
         records::Error::InvalidSpec(_) => "InvalidSpec: the metadata of the sandbox cannot be read.".to_owned(),

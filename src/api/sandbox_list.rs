@@ -13,7 +13,7 @@ use futures::{StreamExt, stream};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Api, Peer, Tracked, limits, sentence};
+use super::{Api, Peer, Tracked, limits, public_message};
 use crate::storage::unresponsive::{self, LastWrite, Unresponsive};
 
 const PAGE: usize = 100;
@@ -47,7 +47,7 @@ pub async fn list(
     };
     let (listed, more) = match api.records.page(after.as_ref(), PAGE).await {
         Ok(listed) => listed,
-        Err(error) => return Ok(unavailable(&sentence(&error))),
+        Err(error) => return Ok(unavailable(&public_message(&error))),
     };
     let next = more.then(|| listed.last().map(|(id, _)| id.clone())).flatten();
     let (api, label) = (&*api, label.as_ref());
@@ -57,7 +57,7 @@ pub async fn list(
                 Ok(Some(found)) if is_labelled(&found, label) => Some(view_of(api, &found, lock).await),
                 // It went between the listing and the look, or is another's.
                 Ok(_) => None,
-                Err(error) => label.is_none().then(|| json!({"sandbox_id": id, "error": sentence(&error)})),
+                Err(error) => label.is_none().then(|| json!({"sandbox_id": id, "error": public_message(&error)})),
             }
         })
         .buffered(AT_ONCE)
@@ -81,7 +81,7 @@ pub async fn view(
     match api.records.find(&id).await {
         Ok(Some(found)) => Ok(Json(view_of(&api, &found, None).await).into_response()),
         Ok(None) => Err(StatusCode::NOT_FOUND),
-        Err(error) => Ok(unavailable(&sentence(&error))),
+        Err(error) => Ok(unavailable(&public_message(&error))),
     }
 }
 

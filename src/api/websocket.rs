@@ -135,7 +135,7 @@ impl Socket {
         self.gauge.is_paused()
     }
 
-    pub fn say(&mut self, event: &Event) {
+    pub fn send(&mut self, event: &Event) {
         self.push_confirmed(Message::Text(event.to_json().into()));
     }
 

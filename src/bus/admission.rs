@@ -97,7 +97,7 @@ impl Bus {
     /// The API's own board says that somebody waits for this place, until the value is dropped.
     pub fn want(self: &Arc<Self>, id: &SandboxId) -> EvictionRequest {
         lock(&self.queue).wanted.insert(id.clone());
-        self.nudge(id);
+        self.wake(id);
         EvictionRequest { bus: self.clone(), id: id.clone() }
     }
 
@@ -105,12 +105,12 @@ impl Bus {
     pub(super) fn settle(&self, entries: &BTreeMap<SandboxId, BusEntry>) {
         let mut queue = lock(&self.queue);
         if !queue.waiting.is_empty() {
-            self.share_out(entries, &mut queue);
+            self.rebalance(entries, &mut queue);
         }
     }
 
     /// Says anew whose places are wanted, and wakes whoever has his answer.
-    fn share_out(&self, entries: &BTreeMap<SandboxId, BusEntry>, queue: &mut Queue) {
+    fn rebalance(&self, entries: &BTreeMap<SandboxId, BusEntry>, queue: &mut Queue) {
         let places: Vec<_> = entries
             .iter()
             .filter(|(_, line)| line.is_here())
@@ -132,7 +132,7 @@ impl Bus {
             match &self.forwarder {
                 Some(_) => self
                     .tell(|| if is_wanted { BusMessage::Wanted(id.clone()) } else { BusMessage::Unwanted(id.clone()) }),
-                None => self.nudge(id),
+                None => self.wake(id),
             }
         }
     }
@@ -156,7 +156,7 @@ impl Waiting {
         queue
             .waiting
             .insert(ticket, Waiter { id: id.clone(), most, admission: Admission::Wait, wakeup: wakeup.clone() });
-        bus.share_out(&entries, &mut queue);
+        bus.rebalance(&entries, &mut queue);
         drop((queue, entries));
         Self { bus: bus.clone(), ticket, wakeup }
     }
@@ -185,7 +185,7 @@ impl Drop for Waiting {
         let entries = lock(&self.bus.entries);
         let mut queue = lock(&self.bus.queue);
         queue.waiting.remove(&self.ticket);
-        self.bus.share_out(&entries, &mut queue);
+        self.bus.rebalance(&entries, &mut queue);
     }
 }
 
@@ -199,6 +199,6 @@ pub struct EvictionRequest {
 impl Drop for EvictionRequest {
     fn drop(&mut self) {
         lock(&self.bus.queue).wanted.remove(&self.id);
-        self.bus.nudge(&self.id);
+        self.bus.wake(&self.id);
     }
 }

@@ -35,7 +35,7 @@ impl Bus {
         if let Some(line) = lock(&self.entries).get_mut(id) {
             line.alive = line.alive.max(number);
         }
-        self.nudge(id);
+        self.wake(id);
     }
 
     /// Whether this probe, or a later one, was answered.

@@ -157,7 +157,7 @@ impl Bus {
     }
 
     /// Asks the reconciler to look at a sandbox now. Many nudges before the look are one.
-    pub fn nudge(&self, id: &SandboxId) {
+    pub fn wake(&self, id: &SandboxId) {
         if self.forwarder.is_some() {
             self.tell(|| BusMessage::Nudged(id.clone()));
             // Nobody else ends a line here.
@@ -372,7 +372,7 @@ impl Drop for AttachGuard {
             self.bus.settle(&entries);
         }
         drop(entries);
-        self.bus.nudge(&self.id);
+        self.bus.wake(&self.id);
     }
 }
 

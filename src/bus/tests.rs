@@ -38,14 +38,14 @@ async fn a_follower_that_fell_behind_sees_the_gap_in_the_numbers() {
 #[tokio::test(start_paused = true)]
 async fn many_nudges_before_the_look_are_one() {
     let (bus, id, _) = bus();
-    bus.nudge(&id);
-    bus.nudge(&id);
+    bus.wake(&id);
+    bus.wake(&id);
     assert_eq!(bus.next_nudge().await, id);
     assert!(lock(&bus.nudged).is_empty());
     let waiting = bus.next_nudge();
     tokio::pin!(waiting);
     assert!(futures::poll!(&mut waiting).is_pending());
-    bus.nudge(&id);
+    bus.wake(&id);
     assert_eq!(waiting.await, id);
 }
 

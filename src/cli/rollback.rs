@@ -59,7 +59,7 @@ pub async fn rollback(
     let bucket = checkpoints.bucket().cloned();
     let (seq, epoch) = (head.seq.max(target.seq()), head.epoch.max(target.epoch()));
     let found = Head { seq, epoch, checkpoint_id: target.clone(), manifest_sha256, bucket };
-    let taken = match checkpoints.genuine(&found).await {
+    let taken = match checkpoints.verified(&found).await {
         Ok(manifest) => manifest.created,
         Err(store::Error::Damaged { why, .. }) => {
             return Ok(Verdict::Refused(format!("the manifest of {target} cannot be used, {why}: Damaged")));

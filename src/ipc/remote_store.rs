@@ -87,7 +87,7 @@ enum Failed {
 /// Answers one call from `memory`.
 pub async fn serve(memory: &dyn Store, call: Call, mut wire: super::IpcStream) -> std::io::Result<()> {
     let answer = match call {
-        Call::Poll { key, known } => memory.poll(&key, known.map(Version).as_ref()).await.map(|polled| {
+        Call::Poll { key, known } => memory.get_if_changed(&key, known.map(Version).as_ref()).await.map(|polled| {
             Answer::Polled(match polled {
                 Poll::Unchanged => Polled::Unchanged,
                 Poll::Missing => Polled::Missing,
@@ -160,7 +160,7 @@ fn strange(key: &str) -> Error {
 
 #[async_trait]
 impl Store for RemoteStore {
-    async fn poll(&self, key: &str, known: Option<&Version>) -> Result<Poll> {
+    async fn get_if_changed(&self, key: &str, known: Option<&Version>) -> Result<Poll> {
         let known = known.map(|version| version.0.clone());
         let answer = self.call(key, Call::Poll { key: key.to_owned(), known }).await?;
         let Answer::Polled(polled) = answer else { return Err(strange(key)) };
@@ -201,7 +201,7 @@ impl Store for RemoteStore {
         Err(only_small(key))
     }
 
-    async fn fetch(&self, key: &str, _: &Path, _: u64, _: Progress<'_>) -> Result<Digest> {
+    async fn download_unverified(&self, key: &str, _: &Path, _: u64, _: Progress<'_>) -> Result<Digest> {
         Err(only_small(key))
     }
 }

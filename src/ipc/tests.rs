@@ -109,7 +109,7 @@ async fn what_sessions_do_arrives_on_the_other_board_and_ends_with_the_api() {
     let id = pair.clock.sandbox_id();
     let attached = front.bus.attach(&id);
     let mut subscription = front.bus.follow(&id);
-    front.bus.nudge(&id);
+    front.bus.wake(&id);
     assert_eq!(within(&pair.clock, pair.bus.next_nudge()).await, id);
     assert!(pair.bus.presence(&id).attached, "what was said before a nudge is known with it");
 
@@ -212,7 +212,7 @@ async fn who_hears_that_a_sandbox_runs_can_open_a_link() {
         let id = pair.clock.sandbox_id();
         let attached = front.bus.attach(&id);
         let mut subscription = front.bus.follow(&id);
-        front.bus.nudge(&id);
+        front.bus.wake(&id);
         // The one before has left with a nudge too.
         within(&pair.clock, async { while pair.bus.next_nudge().await != id {} }).await;
         pair.bus.hold(&id, true);
@@ -234,16 +234,19 @@ async fn the_memory_of_the_other_half_is_a_store() {
     let pair = Pair::new();
     let front = pair.front().await;
     let first = front.memory.put("a/b", "1".into(), Precondition::Absent).await.unwrap().version;
-    assert_eq!(front.memory.poll("a/b", Some(&first)).await.unwrap(), Poll::Unchanged);
+    assert_eq!(front.memory.get_if_changed("a/b", Some(&first)).await.unwrap(), Poll::Unchanged);
     assert!(matches!(
         front.memory.put("a/b", "2".into(), Precondition::Absent).await,
         Err(crate::storage::store::Error::Conflict(_))
     ));
     let second = pair.memory.put("a/b", "2".into(), Precondition::Is(first.clone())).await.unwrap().version;
-    assert_eq!(front.memory.poll("a/b", Some(&first)).await.unwrap(), Poll::Changed("2".into(), second.clone()));
+    assert_eq!(
+        front.memory.get_if_changed("a/b", Some(&first)).await.unwrap(),
+        Poll::Changed("2".into(), second.clone())
+    );
     assert_eq!(front.memory.list("a/", None).await.unwrap().entries.len(), 1);
     front.memory.delete("a/b", Precondition::Is(second)).await.unwrap();
-    assert_eq!(front.memory.poll("a/b", None).await.unwrap(), Poll::Missing);
+    assert_eq!(front.memory.get_if_changed("a/b", None).await.unwrap(), Poll::Missing);
     pair.stop.cancel();
 }
 
@@ -281,7 +284,7 @@ async fn the_lease_of_a_new_sandbox_is_known_over_there_before_its_nudge() {
     front.bus.lease(&dropped);
     front.bus.unlease(&dropped);
     let lease = front.bus.lease(&kept);
-    front.bus.nudge(&kept);
+    front.bus.wake(&kept);
     assert_eq!(within(&pair.clock, pair.bus.next_nudge()).await, kept);
     assert_eq!(pair.bus.take_lease(&kept), Some(lease));
     assert_eq!((pair.bus.take_lease(&kept), pair.bus.take_lease(&dropped)), (None, None));

@@ -90,7 +90,7 @@ impl Worker {
             Action::Purge => self.purge().await,
             Action::Restore => self.restore().await,
             Action::Checkpoint => self.checkpoint().await,
-            Action::Save => self.save().await,
+            Action::Save => self.checkpoint_live().await,
             Action::Snapshot => self.snapshot().await,
             Action::Extract => self.extract().await,
             Action::Rest => Ok(()),
@@ -160,7 +160,7 @@ impl Worker {
 
     async fn release(&mut self, seen: &Observed) -> Done {
         let lost = seen.saved == Saved::Lost && self.told.running;
-        self.free(None).await?;
+        self.release_until_settled(None).await?;
         if lost {
             self.report_failed(Reason::Lost, LOST).await;
         }
@@ -174,12 +174,12 @@ impl Worker {
             self.lock_file()?.purging().await?;
             self.erase_checkpoints().await?;
             let lock = self.lock_file()?.lock().cloned().ok_or(Failure::Stale)?;
-            let let_go = self.context.upkeep().let_go(&lock).await;
+            let let_go = self.context.upkeep().unpin_source(&lock).await;
             let_go.map_err(|error| Failure::Transient(error.to_string()))?;
         }
         self.context.records.erase(&self.id, place).await?;
         if place == Place::Durable {
-            self.bury().await?;
+            self.write_tombstone().await?;
         } else {
             self.lock = None;
         }

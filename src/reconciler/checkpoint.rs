@@ -68,7 +68,7 @@ impl Worker {
         self.context.bus.post(&self.id, LifecycleEvent::Checkpointing { why });
         let Stored { head, taken, image, .. } = match self.save_image(After::Paused).await {
             Ok(stored) => stored,
-            Err(failure) => return self.go_on(why, failure).await,
+            Err(failure) => return self.resume_after_failure(why, failure).await,
         };
         // Who came in the last moment need not wait for a restore.
         if why == LeaveReason::Room && self.is_attended() {
@@ -76,7 +76,7 @@ impl Worker {
             return Err(Failure::Stale);
         }
         let (checkpoint_id, shown) = (head.checkpoint_id.clone(), committed(&head, Some(taken)));
-        let removed = match self.free(Some(head)).await {
+        let removed = match self.release_until_settled(Some(head)).await {
             Ok(Released::Freed) => {
                 self.committed = Some(shown);
                 self.leave_stored(checkpoint_id).await
@@ -120,7 +120,7 @@ impl Worker {
 
     /// Frees the lease, sending again until it is settled: after the first try nothing may run
     /// under this epoch any more, and what is uploaded stays.
-    pub(super) async fn free(&mut self, head: Option<Head>) -> Result<Released, Failure> {
+    pub(super) async fn release_until_settled(&mut self, head: Option<Head>) -> Result<Released, Failure> {
         let context = self.context.clone();
         let ran = self.ran;
         loop {
@@ -147,7 +147,7 @@ impl Worker {
     async fn miss_lock(&mut self, reason: Reason) -> Done {
         let context = self.context.clone();
         if self.is_attended() && !self.is_refused() {
-            self.settle(Action::Refuse, Err(no_lock(reason))).await;
+            self.handle_outcome(Action::Refuse, Err(no_lock(reason))).await;
         }
         context.clock.sleep(context.clock.jittered(context.times.retry)).await;
         let read = self.lock_file()?.read().await;
@@ -156,10 +156,10 @@ impl Worker {
     }
 
     /// Leaves the tombstone, sending again until that is settled: nobody else would finish the purge.
-    pub(super) async fn bury(&mut self) -> Done {
+    pub(super) async fn write_tombstone(&mut self) -> Done {
         let context = self.context.clone();
         loop {
-            match self.lock_file()?.bury().await {
+            match self.lock_file()?.write_tombstone().await {
                 Ok(Released::Freed | Released::Lost) => return Ok(()),
                 Err(error) if error.reason().is_some() => return Err(Failure::Stale),
                 Err(error) => {
@@ -171,7 +171,7 @@ impl Worker {
     }
 
     /// The sandbox is as it was; those who asked hear why.
-    async fn go_on(&mut self, why: LeaveReason, failure: Failure) -> Done {
+    async fn resume_after_failure(&mut self, why: LeaveReason, failure: Failure) -> Done {
         let (reason, message) = match &failure {
             Failure::Stale => return Err(failure),
             Failure::Transient(message) => (Reason::CheckpointFailed, message.clone()),

@@ -109,7 +109,7 @@ impl Worker {
     }
 
     /// Why the session that waits here waits in vain.
-    pub(super) fn turned_away(&mut self, desired: Desired, inputs: &Inputs, seen: &Observed) -> Option<Failure> {
+    pub(super) fn refusal_for_waiter(&mut self, desired: Desired, inputs: &Inputs, seen: &Observed) -> Option<Failure> {
         let refuse = |reason: Reason, message: &str| Some(Failure::Refused { reason, message: message.to_owned() });
         let away = seen.container == Container::Absent && matches!(seen.standing, LockState::Free | LockState::Theirs);
         if seen.refused || !away || !inputs.asked_here {

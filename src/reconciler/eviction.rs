@@ -13,15 +13,15 @@ use crate::{
 
 impl Worker {
     /// Its place is wanted, and it can be let go without loss.
-    pub(super) fn yields(&self, seen: Seen) -> bool {
-        self.context.bus.is_wanted(&self.id) && !self.is_attended() && self.is_spare(seen)
+    pub(super) fn should_evict(&self, seen: Seen) -> bool {
+        self.context.bus.is_wanted(&self.id) && !self.is_attended() && self.is_evictable(seen)
     }
 
     /// Says on the board how the place stands. `leaves`: the next action lets it go.
     pub(super) fn tell_tenure(&self, seen: Seen, leaves: bool) {
         let evictability = if leaves {
             Evictability::Leaves
-        } else if self.is_spare(seen) {
+        } else if self.is_evictable(seen) {
             Evictability::Spare { since: self.used_at() }
         } else {
             Evictability::Stays
@@ -31,7 +31,7 @@ impl Worker {
 
     /// A checkpoint would keep all of it, and has not just failed. While a session is attached its commands are
     /// not looked at: they begin and end all the time, and the board lets nothing go that has a session.
-    fn is_spare(&self, seen: Seen) -> bool {
+    fn is_evictable(&self, seen: Seen) -> bool {
         let persistent = self.found.as_ref().is_some_and(|found| found.metadata.spec.enable_sandbox_checkpoint);
         persistent
             && self.context.checkpoints.is_some()

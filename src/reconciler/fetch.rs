@@ -84,7 +84,7 @@ async fn fetch(
     image: Staging,
     read: watch::Sender<Option<Checkpoint>>,
 ) -> Done {
-    let (manifest, made) = futures::join!(checkpoints.genuine(&head), image.make());
+    let (manifest, made) = futures::join!(checkpoints.verified(&head), image.make());
     let manifest = manifest.map_err(|error| manifest_fetched(&checkpoints, &head, error))?;
     made?;
     compatible(&manifest, &context.lifecycle.facts())?;

@@ -27,7 +27,7 @@ use crate::{
 impl Worker {
     /// Reads what is due: the metadata, the lock, and our own lease if it needs renewing. Each may be
     /// far away, so both are read at the same time.
-    pub(super) async fn look(&mut self) {
+    pub(super) async fn refresh(&mut self) {
         let now = self.context.clock.now();
         let (context, id) = (self.context.clone(), self.id.clone());
         if self.lock.is_none() {
@@ -216,7 +216,7 @@ impl Worker {
             movable: spec.enable_sandbox_handoff,
             persistent,
             drain: self.context.drain.read(),
-            yields: self.yields(seen),
+            yields: self.should_evict(seen),
             idle,
             checkpoint_when_idle: spec.enable_idle_timeout_auto_checkpoint && persistent,
             placed_here: spec.placement.as_ref() == Some(&self.context.who.me),

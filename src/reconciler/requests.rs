@@ -46,7 +46,7 @@ impl Worker {
     }
 
     /// Commits a checkpoint and goes on running; one checkpoint answers all who asked for one.
-    pub(super) async fn save(&mut self) -> Done {
+    pub(super) async fn checkpoint_live(&mut self) -> Done {
         let nonces: Vec<_> = self.unanswered(|request| matches!(request, Request::Checkpoint {})).collect();
         self.save_due = self.next_save();
         let (head, taken, paused) = match self.save_image(After::Running).await {
@@ -118,7 +118,7 @@ impl Worker {
         if let Err(error) = self.under_lease(upkeep.tidy(&lock)).await? {
             tracing::warn!(sandbox = %self.id, %error, "old checkpoints are left for the next time");
         }
-        if let Err(error) = self.under_lease(upkeep.let_go(&lock)).await? {
+        if let Err(error) = self.under_lease(upkeep.unpin_source(&lock)).await? {
             tracing::warn!(sandbox = %self.id, %error, "the checkpoint it was forked from stays pinned");
         }
         Ok(())

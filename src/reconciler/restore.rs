@@ -148,7 +148,7 @@ impl Worker {
                 return Err(for_good(failure));
             }
         }
-        let manifest = self.under_lease(checkpoints.genuine(head)).await?.map_err(fetched).map_err(for_good)?;
+        let manifest = self.under_lease(checkpoints.verified(head)).await?.map_err(fetched).map_err(for_good)?;
         self.start_from_files(&manifest, failure).await
     }
 }

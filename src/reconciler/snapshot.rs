@@ -102,7 +102,7 @@ impl Worker {
             let tell = |done, total| steps.tell(done, total);
             // Each reads it once.
             let (entries, archive) =
-                futures::join!(context.lifecycle.tally(&archive), snapshots.store(snapshot, &archive, &tell));
+                futures::join!(context.lifecycle.count_entries(&archive), snapshots.store(snapshot, &archive, &tell));
             let archive = archive.map_err(stored)?;
             let manifest = manifest::Snapshot {
                 version: manifest::VERSION,

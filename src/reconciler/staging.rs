@@ -87,7 +87,7 @@ impl Staging {
 
     pub(super) async fn make(&self) -> Result<(), Failure> {
         self.wipe().await;
-        let made = self.beside(|path| std::fs::create_dir_all(path)).await;
+        let made = self.run_blocking(|path| std::fs::create_dir_all(path)).await;
         made.map_err(|error| Failure::Transient(format!("There is no place for its files: {error}.")))
     }
 
@@ -96,7 +96,7 @@ impl Staging {
         let path = self.path.clone();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let key = name.clone();
-        let disk = files::beside(&self.clock, &name, STALL, &|_| {}, move |_| {
+        let disk = files::run_blocking(&self.clock, &name, STALL, &|_| {}, move |_| {
             rustix::fs::statvfs(&path).map_err(|error| files::local_error(&key, &error.into()))
         });
         let disk = disk.await.map_err(|error| Failure::Transient(error.to_string()))?;
@@ -107,17 +107,17 @@ impl Staging {
     }
 
     pub(super) async fn wipe(&self) {
-        match self.beside(|path| std::fs::remove_dir_all(path)).await {
+        match self.run_blocking(|path| std::fs::remove_dir_all(path)).await {
             Ok(()) | Err(store::Error::NotFound(_)) => {}
             Err(error) => tracing::warn!(%error, "something staged is left over"),
         }
     }
 
-    async fn beside(&self, work: fn(&Path) -> std::io::Result<()>) -> store::Result<()> {
+    async fn run_blocking(&self, work: fn(&Path) -> std::io::Result<()>) -> store::Result<()> {
         let path = self.path.clone();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let key = name.clone();
-        files::beside(&self.clock, &name, STALL, &|_| {}, move |_| {
+        files::run_blocking(&self.clock, &name, STALL, &|_| {}, move |_| {
             work(&path).map_err(|error| files::local_error(&key, &error))
         })
         .await

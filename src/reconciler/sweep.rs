@@ -288,7 +288,7 @@ impl Sweep {
         let mut lock = lock.clone();
         // As it will be for whoever acquires it.
         lock.epoch += 1;
-        match self.ground.upkeep.superfluous(&lock).await {
+        match self.ground.upkeep.unreferenced(&lock).await {
             Ok(found) => !found.is_empty(),
             Err(error) => {
                 tracing::debug!(sandbox = %id, %error, "its checkpoints cannot be listed");

@@ -195,7 +195,7 @@ impl Worker {
 
     pub(super) async fn run(mut self) {
         loop {
-            self.look().await;
+            self.refresh().await;
             let seen = *self.context.lifecycle.watch(&self.id).borrow();
             self.shown.set(&seen.container);
             self.tell_fence(seen.container);
@@ -212,8 +212,8 @@ impl Worker {
             self.context.bus.hold(&self.id, inputs.held || seen.container != Container::Absent);
             let (desired, why) = desired(&inputs);
             self.why = why;
-            if let Some(refusal) = self.turned_away(desired, &inputs, &observed) {
-                self.settle(Action::Wait, Err(refusal)).await;
+            if let Some(refusal) = self.refusal_for_waiter(desired, &inputs, &observed) {
+                self.handle_outcome(Action::Wait, Err(refusal)).await;
                 continue;
             }
             let action = plan(desired, &observed);
@@ -225,7 +225,7 @@ impl Worker {
                 }
                 if self.untidy && observed.standing == LockState::Ours && self.is_renewed() {
                     let tidied = self.tidy().await;
-                    self.settle(Action::Rest, tidied).await;
+                    self.handle_outcome(Action::Rest, tidied).await;
                     continue;
                 }
                 self.report_at_rest(desired, &observed).await;
@@ -242,7 +242,7 @@ impl Worker {
             let how = metric_labels::outcome(&outcome);
             self.context.metrics.acted(&action, how, self.context.clock.now() - began);
             self.trace(&deed, how);
-            self.settle(action, outcome).await;
+            self.handle_outcome(action, outcome).await;
         }
         self.abandon_fetch().await;
         // A purge whose last answer was lost ends here.
@@ -341,7 +341,7 @@ impl Worker {
     }
 
     /// What follows from how an action went.
-    pub(super) async fn settle(&mut self, action: Action, outcome: Result<(), Failure>) {
+    pub(super) async fn handle_outcome(&mut self, action: Action, outcome: Result<(), Failure>) {
         match outcome {
             Ok(()) => {
                 self.backoff = None;

@@ -126,7 +126,7 @@ impl Channel {
     }
 
     /// Done when the agent has answered, whose it may be.
-    pub async fn greet(&self, limit: Duration) -> Result<()> {
+    pub async fn wait_ready(&self, limit: Duration) -> Result<()> {
         let ping = self.ping();
         self.heard("create", limit, |news| news.version.is_some() && news.pong >= ping).await
     }
@@ -139,7 +139,7 @@ impl Channel {
     pub async fn assign(&self, start: &Start, limit: Duration) -> Result<()> {
         self.send(&assignment(start)?);
         let _ = self.control.send(Control::Begin);
-        self.greet(limit).await
+        self.wait_ready(limit).await
     }
 
     /// Begins anew after a restore. Repeated with a fresh nonce until the agent answers.

@@ -121,7 +121,7 @@ async fn begin(
         () = doomed.cancelled() => Err(over(what)),
         synced = sync(context, &mut begun, start, image.is_some(), group.as_ref(), watched) => synced,
     };
-    let started = started.and_then(|()| hold_back(group.as_ref(), what));
+    let started = started.and_then(|()| throttle(group.as_ref(), what));
     if let Err(error) = started {
         return Err(begun.discard(context, what, error).await);
     }
@@ -155,7 +155,7 @@ async fn sync(
         tokio::select! {
             biased;
             () = &mut answered => {}
-            () = begun.runs(context) => hold_back(group, "restore")?,
+            () = begun.runs(context) => throttle(group, "restore")?,
         }
     }
     answered.as_mut().await;
@@ -192,7 +192,7 @@ async fn take(context: &Arc<RuntimeContext>, slot: &Slot, warm: Warm, start: &St
         extend_if_renewed(context, slot, &name);
         hold(context, slot, &begun, group.as_ref(), &fence, &start.limits);
         begun.channel.assign(start, pool::PATIENCE).await?;
-        hold_back(group.as_ref(), "create")?;
+        throttle(group.as_ref(), "create")?;
         Ok(fence)
     };
     let taken = taken.await;
@@ -220,8 +220,8 @@ fn extend_if_renewed(context: &RuntimeContext, slot: &Slot, name: &str) {
 }
 
 /// It started as fast as it could; what runs in it from now on is not ours.
-fn hold_back(group: Option<&Group>, what: &'static str) -> Result<()> {
-    group.map_or(Ok(()), Group::hold_back).map_err(|error| no_group(what, &error))
+fn throttle(group: Option<&Group>, what: &'static str) -> Result<()> {
+    group.map_or(Ok(()), Group::throttle).map_err(|error| no_group(what, &error))
 }
 
 pub(super) async fn pause(context: &RuntimeContext, slot: &Slot) -> Result<()> {
@@ -239,7 +239,7 @@ pub(super) async fn pause(context: &RuntimeContext, slot: &Slot) -> Result<()> {
     // Its commands stand: what is done now is our own work, and others wait for it.
     if paused.is_ok()
         && let Some(group) = &*lock(&slot.group)
-        && let Err(error) = group.let_run()
+        && let Err(error) = group.unthrottle()
     {
         tracing::warn!(sandbox = %slot.id, %error, "a checkpoint has only the sandbox's share of the CPUs");
     }
@@ -277,7 +277,7 @@ pub(super) async fn resume(context: &RuntimeContext, slot: &Slot) -> Result<()> 
         context.guard.resume(&live.name, deadline, live.fence.clone()).await?;
     }
     if live.is_paused() {
-        let held = lock(&slot.group).as_ref().map_or(Ok(()), Group::hold_back);
+        let held = lock(&slot.group).as_ref().map_or(Ok(()), Group::throttle);
         held.map_err(|error| no_group("resume", &error))?;
         if let Err(error) = ask(context, &live, "resume", live.control.resume()).await {
             // The sentry says nothing; perhaps the agent does.

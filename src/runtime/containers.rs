@@ -292,8 +292,8 @@ impl Lifecycle for Containers {
             .await
     }
 
-    async fn tally(&self, archive: &Path) -> Result<u64> {
-        rootfs_cache::tally(archive).await
+    async fn count_entries(&self, archive: &Path) -> Result<u64> {
+        rootfs_cache::count_entries(archive).await
     }
 
     fn hold(&self, digest: &Sha256Name) -> Option<RootfsGuard> {

@@ -116,7 +116,7 @@ impl Watched {
         loop {
             let mut wait = LATEST;
             if !self.subject.stands() {
-                wait = self.weigh();
+                wait = self.check();
                 if self.clock.now() >= self.count_at {
                     self.count().await;
                     self.count_at = self.clock.now() + COUNT_EVERY;
@@ -127,7 +127,7 @@ impl Watched {
     }
 
     /// Looks at its memory; how long until the next look.
-    fn weigh(&mut self) -> Duration {
+    fn check(&mut self) -> Duration {
         let Some((gauge, scale)) = &mut self.gauge else { return LATEST };
         let used = match gauge.read(self.clock.now()) {
             Ok(used) => used,
@@ -138,10 +138,10 @@ impl Watched {
             }
         };
         let limit = scale.limit;
-        let verdict = scale.weigh(used);
+        let verdict = scale.check(used);
         let is_over = matches!(verdict, Verdict::Over { .. });
         if std::mem::replace(&mut self.hurries, is_over) != is_over {
-            self.hurry(is_over);
+            self.set_throttle(is_over);
         }
         match verdict {
             Verdict::Fine { free } => soon(free),
@@ -160,9 +160,9 @@ impl Watched {
     }
 
     /// While room is made the agent needs the CPUs, and what it ends has them all.
-    fn hurry(&self, is_over: bool) {
+    fn set_throttle(&self, is_over: bool) {
         let Some(group) = &self.subject.group else { return };
-        let set = if is_over { group.let_run() } else { group.hold_back() };
+        let set = if is_over { group.unthrottle() } else { group.throttle() };
         if let Err(error) = set {
             tracing::warn!(sandbox = %self.subject.id, %error, "its share of the CPUs cannot be set");
         }
@@ -310,7 +310,7 @@ impl Scale {
         Self { limit, line: limit, last: u64::MAX, in_vain: 0 }
     }
 
-    fn weigh(&mut self, used: u64) -> Verdict {
+    fn check(&mut self, used: u64) -> Verdict {
         let step = self.limit / 16;
         if used <= self.limit {
             *self = Self::new(self.limit);
@@ -343,18 +343,18 @@ mod tests {
     #[test]
     fn room_is_made_above_the_limit_and_not_below() {
         let mut scale = Scale::new(512 * MIB);
-        assert_eq!(scale.weigh(500 * MIB), Verdict::Fine { free: 12 * MIB });
-        assert_eq!(scale.weigh(512 * MIB), Verdict::Fine { free: 0 });
-        assert_eq!(scale.weigh(513 * MIB), Verdict::Over { at_once: false });
-        assert_eq!(scale.weigh(100 * MIB), Verdict::Fine { free: 412 * MIB });
-        assert_eq!(scale.weigh(900 * MIB), Verdict::TooMuch);
+        assert_eq!(scale.check(500 * MIB), Verdict::Fine { free: 12 * MIB });
+        assert_eq!(scale.check(512 * MIB), Verdict::Fine { free: 0 });
+        assert_eq!(scale.check(513 * MIB), Verdict::Over { at_once: false });
+        assert_eq!(scale.check(100 * MIB), Verdict::Fine { free: 412 * MIB });
+        assert_eq!(scale.check(900 * MIB), Verdict::TooMuch);
     }
 
     #[test]
     fn as_long_as_room_comes_more_is_made() {
         let mut scale = Scale::new(512 * MIB);
         for used in [800, 750, 700, 650, 600, 550] {
-            assert_eq!(scale.weigh(used * MIB), Verdict::Over { at_once: false });
+            assert_eq!(scale.check(used * MIB), Verdict::Over { at_once: false });
         }
     }
 
@@ -362,13 +362,13 @@ mod tests {
     fn what_cannot_be_had_back_is_left_alone_until_more_comes_on_top() {
         let mut scale = Scale::new(512 * MIB);
         for time in 1..=IN_VAIN {
-            assert_eq!(scale.weigh(600 * MIB), Verdict::Over { at_once: time == 2 });
+            assert_eq!(scale.check(600 * MIB), Verdict::Over { at_once: time == 2 });
         }
-        assert_eq!(scale.weigh(600 * MIB), Verdict::Fine { free: 32 * MIB });
-        assert_eq!(scale.weigh(620 * MIB), Verdict::Fine { free: 12 * MIB });
-        assert_eq!(scale.weigh(640 * MIB), Verdict::Over { at_once: false });
-        assert_eq!(scale.weigh(400 * MIB), Verdict::Fine { free: 112 * MIB });
-        assert_eq!(scale.weigh(600 * MIB), Verdict::Over { at_once: false }, "from the beginning again");
+        assert_eq!(scale.check(600 * MIB), Verdict::Fine { free: 32 * MIB });
+        assert_eq!(scale.check(620 * MIB), Verdict::Fine { free: 12 * MIB });
+        assert_eq!(scale.check(640 * MIB), Verdict::Over { at_once: false });
+        assert_eq!(scale.check(400 * MIB), Verdict::Fine { free: 112 * MIB });
+        assert_eq!(scale.check(600 * MIB), Verdict::Over { at_once: false }, "from the beginning again");
     }
 
     #[test]

@@ -202,7 +202,7 @@ pub trait Lifecycle: fmt::Debug + Send + Sync + 'static {
     /// The sandbox goes on as soon as that moment is on disk.
     async fn snapshot(&self, id: &SandboxId, archive: &Path, shape: Shape) -> Result<Taken>;
     /// How many entries such an archive has.
-    async fn tally(&self, archive: &Path) -> Result<u64>;
+    async fn count_entries(&self, archive: &Path) -> Result<u64>;
     /// The root file system of this digest, if it is here; it stays as long as the value lives.
     fn hold(&self, digest: &Sha256Name) -> Option<RootfsGuard>;
     /// Makes a root file system, unless it is here already. What fails leaves nothing.

@@ -101,7 +101,7 @@ pub(super) fn binary(context: &RuntimeContext, sha256: Option<&Sha256Name>) -> R
 /// Keeps a runsc whose digest was verified. It appears only whole.
 pub(super) async fn add_runtime(context: &Arc<RuntimeContext>, file: &Path, sha256: &Sha256Name) -> Result<()> {
     let (from, to) = (file.to_owned(), context.settings.runtime(sha256));
-    beside(move || {
+    run_blocking(move || {
         let folder = to.parent().unwrap_or(Path::new("/"));
         fs::create_dir_all(folder)?;
         let draft = tempfile::Builder::new().prefix(DRAFT).tempfile_in(folder)?;
@@ -115,7 +115,7 @@ pub(super) async fn add_runtime(context: &Arc<RuntimeContext>, file: &Path, sha2
 
 /// Removes what a killed server left in the caches; other servers may use them too. What cannot be removed stays.
 pub(super) async fn sweep(cache: Cache, runtimes: PathBuf) {
-    let swept = beside(move || {
+    let swept = run_blocking(move || {
         cache.sweep()?;
         for entry in fs::read_dir(&runtimes).into_iter().flatten().flatten() {
             let age = entry.metadata()?.modified()?.elapsed().unwrap_or_default();
@@ -133,7 +133,7 @@ pub(super) async fn sweep(cache: Cache, runtimes: PathBuf) {
 /// The base as an archive, for those who will need it later.
 pub(super) async fn pack(context: &Arc<RuntimeContext>, target: &Path) -> Result<()> {
     let (tree, target) = (context.settings.rootfs.clone(), target.to_owned());
-    beside(move || archive::pack(&tree, &target)).await
+    run_blocking(move || archive::pack(&tree, &target)).await
 }
 
 /// Makes a root file system from an archive. Two that want the same make it once.
@@ -144,7 +144,7 @@ pub(super) async fn extract(context: &Arc<RuntimeContext>, file: &Path, wanted: 
     };
     loop {
         let (cache, digest) = (context.cache.clone(), wanted.digest.clone());
-        let making = match beside(move || cache.make(&digest)).await? {
+        let making = match run_blocking(move || cache.make(&digest)).await? {
             Ok(held) => return Ok(RootfsGuard(Some(held))),
             Err(making) => making,
         };
@@ -152,7 +152,7 @@ pub(super) async fn extract(context: &Arc<RuntimeContext>, file: &Path, wanted: 
         let about = match filled {
             Ok(about) => about,
             Err(error) => {
-                if let Err(left) = beside(move || making.give_up()).await {
+                if let Err(left) = run_blocking(move || making.give_up()).await {
                     tracing::warn!(error = %left, "something is left of a failed extraction");
                 }
                 return Err(error);
@@ -166,7 +166,7 @@ pub(super) async fn extract(context: &Arc<RuntimeContext>, file: &Path, wanted: 
 
 async fn finish(context: &Arc<RuntimeContext>, making: Making, about: About) -> Result<Option<Held>> {
     let cache = context.cache.clone();
-    beside(move || {
+    run_blocking(move || {
         let held = making.finish(&about)?;
         if let Err(error) = cache.shrink() {
             tracing::warn!(%error, "the cache of root file systems cannot be made smaller");
@@ -186,7 +186,7 @@ async fn fill(
 ) -> Result<About> {
     let limits = context.settings.archive_limits;
     let source = file.to_owned();
-    let stdin = beside(move || File::open(source)).await?;
+    let stdin = run_blocking(move || File::open(source)).await?;
     let mut words = vec![archive::VERB.into(), tree.into()];
     words.extend([limits.size.to_string(), limits.entries.to_string(), limits.depth.to_string()].map(Into::into));
     let kind = match wanted.from {
@@ -220,7 +220,7 @@ async fn fill(
     };
     if wanted.from == Source::Base {
         let tree = tree.to_owned();
-        let found = beside(move || rootfs_digest::digest(&tree)).await?;
+        let found = run_blocking(move || rootfs_digest::digest(&tree)).await?;
         if found != wanted.digest {
             let message = "The stored root file system is not the one its name says.".to_owned();
             return Err(Error::Refused { reason: Reason::Damaged, message });
@@ -262,9 +262,9 @@ pub(super) async fn snapshot(context: &Arc<RuntimeContext>, slot: &Slot, target:
     Ok(Taken { base_digest: base.map(|base| base.digest), paused })
 }
 
-pub(super) async fn tally(archive: &Path) -> Result<u64> {
+pub(super) async fn count_entries(archive: &Path) -> Result<u64> {
     let archive = archive.to_owned();
-    beside(move || archive::tally(&archive)).await
+    run_blocking(move || archive::count_entries(&archive)).await
 }
 
 /// As [`failed`], and a snapshot that holds more than it may is refused.
@@ -276,7 +276,7 @@ fn not_composed(error: &io::Error) -> Error {
     failed("snapshot", error)
 }
 
-async fn beside<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> Result<T> {
+async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> Result<T> {
     let done = tokio::task::spawn_blocking(work).await.map_err(io::Error::other).flatten();
     done.map_err(|error| failed("extract", &error))
 }

@@ -76,8 +76,8 @@ impl Mount {
 
 #[async_trait]
 impl Store for Mount {
-    async fn poll(&self, key: &str, known: Option<&Version>) -> Result<Poll> {
-        self.store().await?.poll(key, known).await
+    async fn get_if_changed(&self, key: &str, known: Option<&Version>) -> Result<Poll> {
+        self.store().await?.get_if_changed(key, known).await
     }
 
     async fn put(&self, key: &str, bytes: Bytes, condition: Precondition) -> Result<Written> {
@@ -115,23 +115,23 @@ impl Store for Mount {
         self.store().await?.download(key, file, digest, progress).await
     }
 
-    async fn take(&self, key: &str, file: &Path, progress: Progress<'_>) -> Option<Result<Digest>> {
+    async fn upload_owned(&self, key: &str, file: &Path, progress: Progress<'_>) -> Option<Result<Digest>> {
         match self.store().await {
-            Ok(store) => store.take(key, file, progress).await,
+            Ok(store) => store.upload_owned(key, file, progress).await,
             Err(error) => Some(Err(error)),
         }
     }
 
-    async fn lend(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {
-        self.store().await?.lend(key, file, digest, progress).await
+    async fn download_linked(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {
+        self.store().await?.download_linked(key, file, digest, progress).await
     }
 
-    async fn fetch(&self, key: &str, file: &Path, most: u64, progress: Progress<'_>) -> Result<Digest> {
-        self.store().await?.fetch(key, file, most, progress).await
+    async fn download_unverified(&self, key: &str, file: &Path, most: u64, progress: Progress<'_>) -> Result<Digest> {
+        self.store().await?.download_unverified(key, file, most, progress).await
     }
 
-    fn settles_within(&self) -> Duration {
-        self.store.get().map_or(Duration::ZERO, |store| store.settles_within())
+    fn visibility_delay(&self) -> Duration {
+        self.store.get().map_or(Duration::ZERO, |store| store.visibility_delay())
     }
 
     async fn changed(&self, key: &str) {

@@ -93,7 +93,7 @@ async fn describe(store: &dyn Store, clock: &SharedClock, manifest: &manifest::C
 /// How large the files of a checkpoint in `folder` are.
 async fn sizes(clock: &SharedClock, folder: &Path) -> Result<Vec<(Image, u64)>> {
     let folder = folder.to_owned();
-    files::beside(clock, "a checkpoint", STALL, &|_| {}, move |_| {
+    files::run_blocking(clock, "a checkpoint", STALL, &|_| {}, move |_| {
         let size = |image: Image| {
             let about = folder.join(image.file_name()).metadata();
             about.map(|about| (image, about.len())).map_err(|error| files::local_error(image.file_name(), &error))
@@ -122,8 +122,8 @@ pub async fn store(
         files.push(Box::pin(async move {
             let file = folder.join(image.file_name());
             let told = |done| tally.tell(at, done);
-            let taken = patiently(clock, || {
-                let taking = store.take(&key, &file, &told);
+            let taken = retry(clock, || {
+                let taking = store.upload_owned(&key, &file, &told);
                 Box::pin(async { taking.await.transpose() })
             });
             let name = image.file_name().to_owned();
@@ -185,7 +185,7 @@ pub async fn download(
         files.push(Box::pin(async move {
             let file = folder.join(image.file_name());
             let told = |done| tally.tell(at, done);
-            patiently(clock, || store.lend(&key, &file, &digest, &told)).await
+            retry(clock, || store.download_linked(&key, &file, &digest, &told)).await
         }));
     }
     try_join_all(files).await.map(|_| ())
@@ -197,7 +197,7 @@ pub async fn purge(store: &dyn Store, clock: &SharedClock, id: &CheckpointId) ->
     erase(store, clock, &manifest).await?;
     let prefix = checkpoint_prefix(id);
     loop {
-        let page = patiently(clock, || store.list(&prefix, None)).await?;
+        let page = retry(clock, || store.list(&prefix, None)).await?;
         for entry in &page.entries {
             erase(store, clock, &entry.key).await?;
         }
@@ -214,13 +214,13 @@ pub(super) async fn remove_folders(store: &dyn Store, clock: &SharedClock, page:
     // Whatever is inside another has the longer name.
     folders.sort_by_key(|name| std::cmp::Reverse(name.len()));
     for folder in folders {
-        patiently(clock, || store.remove_folder(folder)).await?;
+        retry(clock, || store.remove_folder(folder)).await?;
     }
     Ok(())
 }
 
 pub(super) async fn erase(store: &dyn Store, clock: &SharedClock, key: &str) -> Result<()> {
-    match patiently(clock, || store.delete(key, Precondition::Any)).await {
+    match retry(clock, || store.delete(key, Precondition::Any)).await {
         // Gone already, perhaps by an attempt whose answer was lost.
         Err(Error::NotFound(_)) => Ok(()),
         erased => erased,
@@ -236,7 +236,7 @@ pub async fn send(
     digest: &Digest,
     progress: Progress<'_>,
 ) -> Result<()> {
-    patiently(clock, || store.upload(key, file, Precondition::Absent, digest, progress)).await.map(drop)
+    retry(clock, || store.upload(key, file, Precondition::Absent, digest, progress)).await.map(drop)
 }
 
 /// As [`send`], of a file that is given away: what it was. Where the store does not have to know that
@@ -248,8 +248,8 @@ pub async fn give(
     file: &Path,
     progress: Progress<'_>,
 ) -> Result<Digest> {
-    let taken = patiently(clock, || {
-        let taking = store.take(key, file, progress);
+    let taken = retry(clock, || {
+        let taking = store.upload_owned(key, file, progress);
         Box::pin(async { taking.await.transpose() })
     });
     if let Some(digest) = taken.await? {
@@ -269,13 +269,13 @@ pub async fn fetch(
     digest: &Digest,
     progress: Progress<'_>,
 ) -> Result<()> {
-    patiently(clock, || store.download(key, file, digest, progress)).await
+    retry(clock, || store.download(key, file, digest, progress)).await
 }
 
 /// A small object that is written once. The same content already there is as good: it is our own, from an
 /// attempt whose answer was lost.
 pub async fn put_once(store: &dyn Store, clock: &SharedClock, key: &str, bytes: &Bytes) -> Result<()> {
-    patiently(clock, || Box::pin(put_or_find(store, key, bytes))).await
+    retry(clock, || Box::pin(put_or_find(store, key, bytes))).await
 }
 
 async fn put_or_find(store: &dyn Store, key: &str, bytes: &Bytes) -> Result<()> {
@@ -286,7 +286,7 @@ async fn put_or_find(store: &dyn Store, key: &str, bytes: &Bytes) -> Result<()> 
     if !matches!(error, Error::Conflict(_) | Error::Unavailable { .. }) {
         return Err(error);
     }
-    match store.poll(key, None).await? {
+    match store.get_if_changed(key, None).await? {
         Poll::Changed(there, _) if there == *bytes => Ok(()),
         Poll::Changed(..) => Err(Error::Conflict(key.to_owned())),
         Poll::Unchanged | Poll::Missing => Err(error),
@@ -297,11 +297,11 @@ async fn put_or_find(store: &dyn Store, key: &str, bytes: &Bytes) -> Result<()> 
 pub(super) async fn wait_for(store: &dyn Store, clock: &SharedClock, key: &str) -> Result<Bytes> {
     let start = clock.now();
     loop {
-        let found = patiently(clock, || store.poll(key, None)).await?;
+        let found = retry(clock, || store.get_if_changed(key, None)).await?;
         if let Poll::Changed(bytes, _) = found {
             return Ok(bytes);
         }
-        if clock.now() - start >= store.settles_within() {
+        if clock.now() - start >= store.visibility_delay() {
             return Err(Error::NotFound(key.to_owned()));
         }
         clock.sleep(LOOK_AGAIN).await;
@@ -309,7 +309,7 @@ pub(super) async fn wait_for(store: &dyn Store, clock: &SharedClock, key: &str) 
 }
 
 /// Tries again after a passing error, a few times, with growing pauses.
-pub(super) async fn patiently<'a, T>(clock: &SharedClock, work: impl Fn() -> BoxFuture<'a, Result<T>>) -> Result<T> {
+pub(super) async fn retry<'a, T>(clock: &SharedClock, work: impl Fn() -> BoxFuture<'a, Result<T>>) -> Result<T> {
     let mut pause = PAUSE;
     for _ in 1..ATTEMPTS {
         match work().await {

@@ -14,7 +14,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::{
     bucket_name,
-    checkpoint_io::{self, Total, erase, patiently, put_once},
+    checkpoint_io::{self, Total, erase, put_once, retry},
     files,
     layout::{self, Image, Object, Sha256Name},
     signature::{self, Seals},
@@ -79,7 +79,7 @@ impl Checkpoints {
     }
 
     /// As [`manifest`](Self::manifest), to start from it: one that is not sealed is refused.
-    pub async fn genuine(&self, head: &Head) -> Result<Checkpoint> {
+    pub async fn verified(&self, head: &Head) -> Result<Checkpoint> {
         let id = &head.checkpoint_id;
         let (about, seal) = (Object::CheckpointManifest(id).key(), Object::CheckpointSeal(id).key());
         let (manifest, sealed) = futures::join!(
@@ -131,12 +131,12 @@ impl Checkpoints {
         progress: Progress<'_>,
     ) -> Result<Digest> {
         let key = archive.path.to_string();
-        patiently(&self.clock, || self.store.fetch(&key, file, most, progress)).await
+        retry(&self.clock, || self.store.download_unverified(&key, file, most, progress)).await
     }
 
     /// Stores something by its digest, unless it is there.
     async fn deposit(&self, key: &str, file: &Path) -> Result<bool> {
-        if !patiently(&self.clock, || self.store.list(key, None)).await?.entries.is_empty() {
+        if !retry(&self.clock, || self.store.list(key, None)).await?.entries.is_empty() {
             return Ok(false);
         }
         let digest = files::digest(&self.clock, file, STALL, &|_| {}).await?;
@@ -149,7 +149,7 @@ impl Checkpoints {
 
     pub async fn has_rootfs(&self, digest: &Sha256Name) -> Result<bool> {
         let key = Object::Rootfs(digest).key();
-        Ok(!patiently(&self.clock, || self.store.list(&key, None)).await?.entries.is_empty())
+        Ok(!retry(&self.clock, || self.store.list(&key, None)).await?.entries.is_empty())
     }
 
     /// Stores a base root file system for those who will need it later. Whether it was not there.
@@ -165,7 +165,7 @@ impl Checkpoints {
     /// Brings a runsc into `file`, if it is what its name says.
     pub async fn fetch_runtime(&self, sha256: &Sha256Name, file: &Path, most: u64) -> Result<()> {
         let key = Object::Runtime(sha256).key();
-        let found = patiently(&self.clock, || self.store.fetch(&key, file, most, &|_| {})).await?;
+        let found = retry(&self.clock, || self.store.download_unverified(&key, file, most, &|_| {})).await?;
         if found.sha256 == sha256.as_str() {
             return Ok(());
         }
@@ -181,7 +181,7 @@ impl Checkpoints {
         progress: Progress<'_>,
     ) -> Result<()> {
         let key = Object::Rootfs(digest).key();
-        patiently(&self.clock, || self.store.fetch(&key, file, most, progress)).await.map(drop)
+        retry(&self.clock, || self.store.download_unverified(&key, file, most, progress)).await.map(drop)
     }
 
     /// Every checkpoint of a sandbox of which anything is stored.
@@ -206,7 +206,7 @@ impl Checkpoints {
     }
 
     pub(super) async fn manifest_at(&self, key: String) -> Result<Option<(Checkpoint, Sha256Name)>> {
-        let Poll::Changed(bytes, _) = self.store.poll(&key, None).await? else { return Ok(None) };
+        let Poll::Changed(bytes, _) = self.store.get_if_changed(&key, None).await? else { return Ok(None) };
         let manifest =
             serde_json::from_slice(&bytes).map_err(|error| Error::Damaged { key, why: error.to_string() })?;
         Ok(Some((manifest, Sha256Name::from_bits(Sha256::digest(&bytes).into()))))

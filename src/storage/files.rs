@@ -97,7 +97,7 @@ impl Reporter {
 
 /// Runs blocking work beside the event loop, passes on its progress, and leaves it when nothing
 /// has moved for `stall`. The work itself ends at its next [`Reporter::go_on`].
-pub async fn beside<T: Send + 'static>(
+pub async fn run_blocking<T: Send + 'static>(
     clock: &SharedClock,
     key: &str,
     stall: Duration,
@@ -162,7 +162,7 @@ pub fn copy(key: &str, source: &mut dyn Read, mut target: impl Write, reporter: 
 pub async fn digest(clock: &SharedClock, file: &Path, stall: Duration, progress: Progress<'_>) -> Result<Digest> {
     let key = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let (name, path) = (key.clone(), file.to_owned());
-    beside(clock, &key, stall, progress, move |reporter| {
+    run_blocking(clock, &key, stall, progress, move |reporter| {
         let mut source = File::open(path).map_err(|error| local_error(&name, &error))?;
         copy(&name, &mut source, io::sink(), reporter)
     })

@@ -9,7 +9,7 @@ use baton_protocol::{
 };
 
 use super::{
-    checkpoint_io::{self, patiently, put_once},
+    checkpoint_io::{self, put_once, retry},
     checkpoints::Checkpoints,
     layout::{Image, Object},
     store::{Poll, Result},
@@ -73,7 +73,7 @@ impl Checkpoints {
         };
         let (path, mut there, mut after) = (folder.path(), Vec::new(), None);
         loop {
-            let page = patiently(&self.clock, || self.store.list(&path, after.as_deref())).await?;
+            let page = retry(&self.clock, || self.store.list(&path, after.as_deref())).await?;
             after = page.entries.last().map(|entry| entry.key.clone());
             there.extend(page.entries);
             if !page.more {
@@ -96,7 +96,7 @@ impl Checkpoints {
             checkpoint_io::fetch(store, clock, &folder.key(image.file_name()), &file, &digest, &|_| {}).await?;
         }
         let sha256 = checkpoint_io::upload(store, clock, through, manifest, &|_, _| {}).await?;
-        if let Poll::Changed(seal, _) = store.poll(&folder.key(SEAL), None).await? {
+        if let Poll::Changed(seal, _) = store.get_if_changed(&folder.key(SEAL), None).await? {
             put_once(store, clock, &Object::CheckpointSeal(&manifest.checkpoint_id).key(), &seal).await?;
         }
         Ok(sha256)

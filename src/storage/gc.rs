@@ -68,13 +68,13 @@ impl Upkeep {
         let held = lock.lock().cloned().ok_or(lease::Error::Missing)?;
         let erase = async {
             self.erase_checkpoints(id).await?;
-            self.let_go(&held).await?;
+            self.unpin_source(&held).await?;
             Ok::<_, Error>(self.records.erase(id, Place::Durable).await?)
         };
         lock.hold(erase).await??;
         let mut tries = 1;
         loop {
-            match lock.bury().await {
+            match lock.write_tombstone().await {
                 Ok(Released::Freed) => return Ok(()),
                 Ok(Released::Lost) => return Err(Error::Taken),
                 Err(error) if tries == TRIES || matches!(error, lease::Error::Missing) => return Err(error.into()),
@@ -96,7 +96,7 @@ impl Upkeep {
 
     /// Lets go of the checkpoint a sandbox was forked from, once nothing of its own needs it. If its source is
     /// gone and no other fork needs it, it is erased. Only for the holder of the lease. Safe to repeat.
-    pub async fn let_go(&self, lock: &Lock) -> Result<()> {
+    pub async fn unpin_source(&self, lock: &Lock) -> Result<()> {
         let (Some(checkpoints), Some(source)) = (&self.checkpoints, &lock.forked_from) else { return Ok(()) };
         if !lock.purging && self.needs(checkpoints, lock, source).await? {
             return Ok(());
@@ -133,7 +133,7 @@ impl Upkeep {
 
     /// Checkpoints that nothing needs: beyond those to keep, never committed, and not pinned. `lock` is as
     /// its holder has just read or written it; of a free one the answer is a guess until it is held.
-    pub async fn superfluous(&self, lock: &Lock) -> store::Result<Vec<CheckpointId>> {
+    pub async fn unreferenced(&self, lock: &Lock) -> store::Result<Vec<CheckpointId>> {
         let Some(checkpoints) = &self.checkpoints else { return Ok(Vec::new()) };
         let stored = checkpoints.list(&lock.sandbox_id).await?;
         let unnamed: Vec<_> = stored.iter().filter(|id| !is_needed(id, lock)).cloned().collect();
@@ -153,7 +153,7 @@ impl Upkeep {
     /// Erases what is superfluous. Only for the holder of the lease, who has just renewed it.
     pub async fn tidy(&self, lock: &Lock) -> store::Result<usize> {
         let Some(checkpoints) = &self.checkpoints else { return Ok(0) };
-        let old = self.superfluous(lock).await?;
+        let old = self.unreferenced(lock).await?;
         for id in &old {
             checkpoints.erase(id).await?;
         }

@@ -124,7 +124,7 @@ impl Mounted {
         work: impl FnOnce(&BlockingStore, &Reporter) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let shelf = BlockingStore { root: self.root.clone(), disk: self.disk.clone() };
-        files::beside(&self.clock, key, STALL, progress, move |reporter| work(&shelf, reporter)).await
+        files::run_blocking(&self.clock, key, STALL, progress, move |reporter| work(&shelf, reporter)).await
     }
 }
 
@@ -293,7 +293,7 @@ impl Mounted {
 
 #[async_trait]
 impl Store for Mounted {
-    async fn poll(&self, key: &str, known: Option<&Version>) -> Result<Poll> {
+    async fn get_if_changed(&self, key: &str, known: Option<&Version>) -> Result<Poll> {
         check_key(key)?;
         let (name, known) = (key.to_owned(), known.cloned());
         self.call(key, &|_| {}, move |shelf, _| {
@@ -387,11 +387,11 @@ impl Store for Mounted {
         self.bring(key, file, &Wanted::This(digest.clone()), progress).await.map(drop)
     }
 
-    async fn fetch(&self, key: &str, file: &Path, most: u64, progress: Progress<'_>) -> Result<Digest> {
+    async fn download_unverified(&self, key: &str, file: &Path, most: u64, progress: Progress<'_>) -> Result<Digest> {
         self.bring(key, file, &Wanted::AtMost(most), progress).await
     }
 
-    fn settles_within(&self) -> Duration {
+    fn visibility_delay(&self) -> Duration {
         self.settles
     }
 }

@@ -219,7 +219,7 @@ impl LeaseHandle {
     /// Reads the lock and settles every write whose outcome was open.
     pub async fn read(&mut self) -> Result<()> {
         let known = self.known.as_ref().map(|(_, version)| version);
-        let polled = self.clock.timeout(self.times.call, self.store.poll(&self.key, known)).await;
+        let polled = self.clock.timeout(self.times.call, self.store.get_if_changed(&self.key, known)).await;
         let polled = polled.unwrap_or_else(|elapsed| Err(self.unanswered(elapsed)));
         match polled {
             Ok(Poll::Unchanged) => {}
@@ -329,7 +329,7 @@ impl LeaseHandle {
     }
 
     /// [13] Ends a purge: only the tombstone is left. One way, and safe to repeat, like a release.
-    pub async fn bury(&mut self) -> Result<Released> {
+    pub async fn write_tombstone(&mut self) -> Result<Released> {
         let Some(held) = self.held else { return Ok(Released::Lost) };
         if self.unsettled {
             self.read().await?;

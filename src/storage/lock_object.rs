@@ -59,7 +59,7 @@ pub fn parse(seals: &Seals, key: &str, bytes: &[u8]) -> Result<Stored, Unusable>
     let (record, seal) = split(bytes)?;
     if seals.are_asked_for() {
         let seal = seal.as_ref().and_then(Value::as_str).unwrap_or_default();
-        if !seals.is_genuine(key, &canonical(&record), seal.as_bytes()) {
+        if !seals.is_verified(key, &canonical(&record), seal.as_bytes()) {
             return Err(Unusable::Unsigned);
         }
     }

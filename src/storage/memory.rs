@@ -94,7 +94,7 @@ impl Memory {
             return Err(Error::NotFound(key.to_owned()));
         };
         let (name, target) = (key.to_owned(), file.to_owned());
-        files::beside(&self.clock, key, STALL, progress, move |reporter| {
+        files::run_blocking(&self.clock, key, STALL, progress, move |reporter| {
             let mut draft = files::draft(&name, &target)?;
             let mut sum = files::Sum::default();
             for chunk in bytes.chunks(files::CHUNK) {
@@ -111,7 +111,7 @@ impl Memory {
 
 #[async_trait]
 impl Store for Memory {
-    async fn poll(&self, key: &str, known: Option<&Version>) -> Result<Poll> {
+    async fn get_if_changed(&self, key: &str, known: Option<&Version>) -> Result<Poll> {
         check_key(key)?;
         let Some(Object { bytes, version, .. }) = self.objects().get(key).cloned() else { return Ok(Poll::Missing) };
         if known == Some(&version) {
@@ -169,7 +169,7 @@ impl Store for Memory {
         check_key(key)?;
         let (name, path, digest) = (key.to_owned(), file.to_owned(), digest.clone());
         let wanted = digest.clone();
-        let bytes = files::beside(&self.clock, key, STALL, progress, move |reporter| {
+        let bytes = files::run_blocking(&self.clock, key, STALL, progress, move |reporter| {
             let mut bytes = Vec::new();
             let mut source = File::open(path).map_err(|error| files::local_error(&name, &error))?;
             digest.verify(&name, &files::copy(&name, &mut source, &mut bytes, reporter)?)?;
@@ -186,7 +186,7 @@ impl Store for Memory {
         self.bring(key, file, Wanted::This(digest.clone()), progress).await.map(drop)
     }
 
-    async fn fetch(&self, key: &str, file: &Path, most: u64, progress: Progress<'_>) -> Result<Digest> {
+    async fn download_unverified(&self, key: &str, file: &Path, most: u64, progress: Progress<'_>) -> Result<Digest> {
         self.bring(key, file, Wanted::AtMost(most), progress).await
     }
 

@@ -80,9 +80,9 @@ fn word(error: &Error) -> Answer {
 
 #[async_trait]
 impl Store for Counted {
-    async fn poll(&self, key: &str, known: Option<&Version>) -> Result<Poll> {
+    async fn get_if_changed(&self, key: &str, known: Option<&Version>) -> Result<Poll> {
         let call = self.call(Verb::Poll);
-        let polled = self.store.poll(key, known).await;
+        let polled = self.store.get_if_changed(key, known).await;
         let good = match &polled {
             Ok(Poll::Unchanged) => Answer::Unchanged,
             Ok(Poll::Missing) => Answer::NotFound,
@@ -159,9 +159,9 @@ impl Store for Counted {
         fetched
     }
 
-    async fn take(&self, key: &str, file: &Path, progress: Progress<'_>) -> Option<Result<Digest>> {
+    async fn upload_owned(&self, key: &str, file: &Path, progress: Progress<'_>) -> Option<Result<Digest>> {
         let call = self.call(Verb::Upload);
-        let Some(taken) = self.store.take(key, file, progress).await else {
+        let Some(taken) = self.store.upload_owned(key, file, progress).await else {
             call.was_none();
             return None;
         };
@@ -172,17 +172,17 @@ impl Store for Counted {
         Some(taken)
     }
 
-    async fn lend(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {
+    async fn download_linked(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {
         let call = self.call(Verb::Download);
-        let lent = self.store.lend(key, file, digest, progress).await;
+        let lent = self.store.download_linked(key, file, digest, progress).await;
         call.answered(&lent, Answer::Good);
         self.moved(Way::In, digest.size, &lent);
         lent
     }
 
-    async fn fetch(&self, key: &str, file: &Path, most: u64, progress: Progress<'_>) -> Result<Digest> {
+    async fn download_unverified(&self, key: &str, file: &Path, most: u64, progress: Progress<'_>) -> Result<Digest> {
         let call = self.call(Verb::Download);
-        let fetched = self.store.fetch(key, file, most, progress).await;
+        let fetched = self.store.download_unverified(key, file, most, progress).await;
         call.answered(&fetched, Answer::Good);
         if let Ok(digest) = &fetched {
             self.metrics.store_moved(Way::In, digest.size);
@@ -190,8 +190,8 @@ impl Store for Counted {
         fetched
     }
 
-    fn settles_within(&self) -> Duration {
-        self.store.settles_within()
+    fn visibility_delay(&self) -> Duration {
+        self.store.visibility_delay()
     }
 
     async fn changed(&self, key: &str) {

@@ -356,7 +356,7 @@ impl Records {
     }
 
     async fn poll(&self, store: &Arc<dyn Store>, key: &str, known: Option<&Version>) -> store::Result<Poll> {
-        match self.clock.timeout(self.times.call, store.poll(key, known)).await {
+        match self.clock.timeout(self.times.call, store.get_if_changed(key, known)).await {
             Ok(polled) => polled,
             Err(elapsed) => Err(unanswered(key, elapsed)),
         }

@@ -7,7 +7,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
 use super::{
-    checkpoint_io::{patiently, wait_for},
+    checkpoint_io::{retry, wait_for},
     store::{Error, Precondition, Result, Store},
 };
 use crate::{clock::SharedClock, telemetry::Redacted};
@@ -45,7 +45,7 @@ impl Seals {
     }
 
     /// Whether one of the keys made this seal, in constant time for each.
-    pub fn is_genuine(&self, key: &str, content: &[u8], seal: &[u8]) -> bool {
+    pub fn is_verified(&self, key: &str, content: &[u8], seal: &[u8]) -> bool {
         let Some(seal) = unhex(seal) else { return false };
         let made = |secret| mac(secret, key, content).is_some_and(|mac| mac.verify_slice(&seal).is_ok());
         self.keys.iter().any(made)
@@ -63,7 +63,7 @@ pub(super) async fn put(
 ) -> Result<()> {
     let Some(text) = seals.seal(about, sha256.as_bytes()) else { return Ok(()) };
     let text = Bytes::from(text);
-    patiently(clock, || store.put(seal, text.clone(), Precondition::Any)).await.map(drop)
+    retry(clock, || store.put(seal, text.clone(), Precondition::Any)).await.map(drop)
 }
 
 /// Whether the object `about`, whose content has this digest, is sealed, if there are keys.
@@ -79,7 +79,7 @@ pub(super) async fn check(
         return Ok(());
     }
     match wait_for(store, clock, seal).await {
-        Ok(text) if seals.is_genuine(about, sha256.as_bytes(), &text) => Ok(()),
+        Ok(text) if seals.is_verified(about, sha256.as_bytes(), &text) => Ok(()),
         Ok(_) | Err(Error::NotFound(_)) => Err(Error::Unsigned(about.to_owned())),
         Err(error) => Err(error),
     }
@@ -126,7 +126,7 @@ mod tests {
     fn every_key_opens_and_the_first_one_seals() {
         let (old, both, new) = (seals(&["old"]), seals(&["new", "old"]), seals(&["new"]));
         let sealed = |by: &Seals| by.seal("k", b"x").unwrap();
-        let opens = |seals: &Seals, seal: &str| seals.is_genuine("k", b"x", seal.as_bytes());
+        let opens = |seals: &Seals, seal: &str| seals.is_verified("k", b"x", seal.as_bytes());
         assert!(opens(&both, &sealed(&old)) && opens(&new, &sealed(&both)) && opens(&both, &sealed(&new)));
         assert!(!opens(&old, &sealed(&both)) && !opens(&new, &sealed(&old)));
     }
@@ -135,10 +135,10 @@ mod tests {
     fn another_name_another_content_and_no_seal_at_all_are_refused() {
         let one = seals(&["key"]);
         let seal = one.seal("k", b"x").unwrap();
-        assert!(one.is_genuine("k", b"x", seal.as_bytes()));
-        assert!(!one.is_genuine("l", b"x", seal.as_bytes()) && !one.is_genuine("k", b"y", seal.as_bytes()));
+        assert!(one.is_verified("k", b"x", seal.as_bytes()));
+        assert!(!one.is_verified("l", b"x", seal.as_bytes()) && !one.is_verified("k", b"y", seal.as_bytes()));
         for seal in [&b""[..], b"00", &[0xff; 64], &seal.as_bytes()[..63], "é".repeat(32).as_bytes()] {
-            assert!(!one.is_genuine("k", b"x", seal));
+            assert!(!one.is_verified("k", b"x", seal));
         }
         assert!(Seals::default().seal("k", b"x").is_none() && !Seals::default().are_asked_for());
     }

@@ -24,7 +24,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::{
     bucket_name,
-    checkpoint_io::{self, erase, give, patiently, put_once},
+    checkpoint_io::{self, erase, give, put_once, retry},
     files,
     layout::{Object, SNAPSHOTS, snapshot_of, snapshot_prefix, snapshots_of},
     signature::{self, Seals},
@@ -101,7 +101,7 @@ impl Snapshots {
             return self.claimed(snapshot, nonce, &begun).await;
         }
         let prefix = snapshot_prefix(snapshot);
-        if !patiently(&self.clock, || self.store.list(&prefix, None)).await?.entries.is_empty() {
+        if !retry(&self.clock, || self.store.list(&prefix, None)).await?.entries.is_empty() {
             return Ok(Claim::Taken);
         }
         let bytes = serde_json::to_vec(&Making { nonce: nonce.clone() })
@@ -133,7 +133,7 @@ impl Snapshots {
     ) -> Result<Digest> {
         let key = Object::SnapshotArchive(snapshot).key();
         let (path, named) = (archive.to_owned(), key.clone());
-        let size = files::beside(&self.clock, &key, STALL, &|_| {}, move |_| {
+        let size = files::run_blocking(&self.clock, &key, STALL, &|_| {}, move |_| {
             path.metadata().map(|about| about.len()).map_err(|error| files::local_error(&named, &error))
         });
         let size = size.await?;
@@ -191,7 +191,7 @@ impl Snapshots {
             return Ok(Found::Ours(manifest));
         }
         let prefix = snapshot_prefix(snapshot);
-        let page = patiently(&self.clock, || self.store.list(&prefix, None)).await?;
+        let page = retry(&self.clock, || self.store.list(&prefix, None)).await?;
         if page.entries.iter().any(|entry| entry.key == Object::SnapshotMaking(snapshot).key()) {
             return Ok(Found::Unfinished);
         }
@@ -203,7 +203,7 @@ impl Snapshots {
     /// Brings an archive into `file`; more than `most` bytes are refused. Where it was, and what.
     pub async fn fetch(&self, path: &ArchivePath, file: &Path, most: u64, progress: Progress<'_>) -> Result<Archive> {
         let key = path.to_string();
-        let digest = patiently(&self.clock, || self.store.fetch(&key, file, most, progress)).await?;
+        let digest = retry(&self.clock, || self.store.download_unverified(&key, file, most, progress)).await?;
         let sha256 =
             Sha256Name::parse(&digest.sha256).map_err(|invalid| Error::Other { key, why: invalid.to_string() })?;
         Ok(Archive { bucket: self.bucket.clone(), path: path.clone(), sha256 })
@@ -227,7 +227,7 @@ impl Snapshots {
         let mut found: BTreeMap<SnapshotKey, Listed> = BTreeMap::new();
         let (mut making, mut after) = (BTreeSet::new(), None::<String>);
         loop {
-            let page = patiently(&self.clock, || self.store.list(&prefix, after.as_deref())).await?;
+            let page = retry(&self.clock, || self.store.list(&prefix, after.as_deref())).await?;
             for entry in &page.entries {
                 let Some(snapshot) = snapshot_of(&entry.key) else { continue };
                 let unknown = Listed { snapshot: snapshot.clone(), size: 0, has_manifest: false, is_unfinished: false };
@@ -255,7 +255,7 @@ impl Snapshots {
     pub async fn erase(&self, snapshot: &SnapshotKey) -> Result<()> {
         erase(&*self.store, &self.clock, &Object::SnapshotManifest(snapshot).key()).await?;
         let (prefix, last) = (snapshot_prefix(snapshot), Object::SnapshotMaking(snapshot).key());
-        let page = patiently(&self.clock, || self.store.list(&prefix, None)).await?;
+        let page = retry(&self.clock, || self.store.list(&prefix, None)).await?;
         for entry in page.entries.iter().filter(|entry| entry.key != last) {
             erase(&*self.store, &self.clock, &entry.key).await?;
         }
@@ -266,7 +266,7 @@ impl Snapshots {
     /// Puts a complete archive under a name, as it is: `end` is how its name ends.
     pub async fn import(&self, snapshot: &SnapshotKey, file: &Path, end: &str) -> Result<Digest> {
         let prefix = snapshot_prefix(snapshot);
-        if !patiently(&self.clock, || self.store.list(&prefix, None)).await?.entries.is_empty() {
+        if !retry(&self.clock, || self.store.list(&prefix, None)).await?.entries.is_empty() {
             return Err(Error::Conflict(prefix));
         }
         let digest = files::digest(&self.clock, file, STALL, &|_| {}).await?;
@@ -292,7 +292,7 @@ impl Snapshots {
     }
 
     async fn small(&self, key: &str) -> Result<Option<Bytes>> {
-        match patiently(&self.clock, || self.store.poll(key, None)).await? {
+        match retry(&self.clock, || self.store.get_if_changed(key, None)).await? {
             Poll::Changed(bytes, _) => Ok(Some(bytes)),
             Poll::Unchanged | Poll::Missing => Ok(None),
         }

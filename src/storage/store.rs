@@ -160,7 +160,7 @@ pub type Progress<'a> = &'a (dyn Fn(u64) + Send + Sync);
 #[async_trait]
 pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// One small object. With `known` an unchanged one costs next to nothing.
-    async fn poll(&self, key: &str, known: Option<&Version>) -> Result<Poll>;
+    async fn get_if_changed(&self, key: &str, known: Option<&Version>) -> Result<Poll>;
     /// `Conflict` and `Unavailable` are both ambiguous over a network: settle them by reading.
     async fn put(&self, key: &str, bytes: Bytes, condition: Precondition) -> Result<Written>;
     /// A `put` that may be told to wait for a more urgent one. Waiting counts as part of the call.
@@ -201,17 +201,17 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// gets: it says what it was. The file is given away; nobody writes to it afterwards. Its content
     /// lasts when this returns, its name with the next object that is `put` into the same folder.
     /// `None`: this store wants an `upload`.
-    async fn take(&self, _key: &str, _file: &Path, _progress: Progress<'_>) -> Option<Result<Digest>> {
+    async fn upload_owned(&self, _key: &str, _file: &Path, _progress: Progress<'_>) -> Option<Result<Digest>> {
         None
     }
     /// As [`download`](Self::download), but `file` is only to be read: it may be the object itself.
-    async fn lend(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {
+    async fn download_linked(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {
         self.download(key, file, digest, progress).await
     }
     /// As `download`, of an object of which nothing is known: what it was. More than `most` bytes are refused.
-    async fn fetch(&self, key: &str, file: &Path, most: u64, progress: Progress<'_>) -> Result<Digest>;
+    async fn download_unverified(&self, key: &str, file: &Path, most: u64, progress: Progress<'_>) -> Result<Digest>;
     /// How long a new object may stay invisible to others: caches lie in between.
-    fn settles_within(&self) -> Duration {
+    fn visibility_delay(&self) -> Duration {
         Duration::ZERO
     }
     /// Ends when the object may have changed since the call. A store that cannot tell waits

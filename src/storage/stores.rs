@@ -205,7 +205,7 @@ impl Stores {
 async fn try_register(store: &dyn Store, key: &str) -> store::Result<()> {
     let first = store.put(key, "1".into(), Precondition::Absent).await?.version;
     let second = store.put(key, "2".into(), Precondition::Is(first)).await?.version;
-    match store.poll(key, Some(&second)).await? {
+    match store.get_if_changed(key, Some(&second)).await? {
         Poll::Unchanged => store.delete(key, Precondition::Is(second)).await,
         Poll::Changed(..) | Poll::Missing => Err(store::Error::Conflict(key.to_owned())),
     }

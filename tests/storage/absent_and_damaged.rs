@@ -19,7 +19,7 @@ async fn a_bucket_that_does_not_exist_is_not_an_empty_one() {
     let connection = Arc::new(Connection::new(Some(fake.url().to_owned())));
     let store = Gcs::new(connection, "elsewhere", clock()).with_timeouts(Duration::from_secs(20), SHORT);
     for error in [
-        store.poll(KEY, None).await.unwrap_err(),
+        store.get_if_changed(KEY, None).await.unwrap_err(),
         store.put(KEY, "1".into(), Precondition::Absent).await.unwrap_err(),
         store.list("sandboxes/", None).await.unwrap_err(),
     ] {
@@ -37,14 +37,14 @@ async fn whether_the_bucket_or_the_object_is_missing_is_told_by_the_code_of_a_li
     let (_folder, path, _, digest) = file(1000);
     let connection = Arc::new(Connection::new(Some(fake.url().to_owned())));
     let elsewhere = Gcs::new(connection, "elsewhere", clock()).with_timeouts(Duration::from_secs(20), SHORT);
-    assert_denied(elsewhere.poll(KEY, None).await.map(drop));
+    assert_denied(elsewhere.get_if_changed(KEY, None).await.map(drop));
     assert_denied(elsewhere.delete(KEY, Precondition::Any).await);
     assert_denied(elsewhere.put(KEY, "1".into(), Precondition::Any).await.map(drop));
     assert_denied(elsewhere.upload(KEY, &path, Precondition::Any, &digest, NO_PROGRESS).await.map(drop));
     assert_denied(elsewhere.download(KEY, &path.with_extension("back"), &digest, NO_PROGRESS).await);
     let store = gcs_on(&fake);
     for _ in 0..2 {
-        assert_eq!(store.poll(KEY, None).await.unwrap(), Poll::Missing);
+        assert_eq!(store.get_if_changed(KEY, None).await.unwrap(), Poll::Missing);
     }
 }
 
@@ -62,7 +62,7 @@ async fn what_was_damaged_on_its_way_is_moved_once_more() {
     flip(Op::Read);
     store.download("pages.img", &back("one"), &digest, NO_PROGRESS).await.unwrap();
     flip(Op::Read);
-    store.fetch("pages.img", &back("two"), 4 << 20, NO_PROGRESS).await.unwrap();
+    store.download_unverified("pages.img", &back("two"), 4 << 20, NO_PROGRESS).await.unwrap();
     flip(Op::Write);
     store.put("put", "small".into(), Precondition::Absent).await.unwrap();
     flip(Op::Write);
@@ -84,7 +84,7 @@ async fn a_flipped_bit_is_never_published_nor_polled() {
     let error = store.download("pages.img", &target.path().join("back"), &digest, NO_PROGRESS).await.unwrap_err();
     assert!(matches!(error, Error::Damaged { .. }), "{error:?}");
     assert!(!target.path().join("back").exists());
-    let error = store.poll(KEY, None).await.unwrap_err();
+    let error = store.get_if_changed(KEY, None).await.unwrap_err();
     assert!(matches!(error, Error::Damaged { .. }), "{error:?}");
 }
 

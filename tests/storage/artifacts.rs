@@ -155,7 +155,7 @@ async fn the_manifest_comes_last() {
     let error = checkpoint_io::upload(&store, &clock(), source.path(), &manifest, QUIET).await.unwrap_err();
     assert!(matches!(error, Error::Damaged { .. }), "{error:?}");
     let key = Object::CheckpointManifest(&manifest.checkpoint_id).key();
-    assert_eq!(store.poll(&key, None).await.unwrap(), Poll::Missing);
+    assert_eq!(store.get_if_changed(&key, None).await.unwrap(), Poll::Missing);
 }
 
 #[tokio::test]

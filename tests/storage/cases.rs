@@ -15,7 +15,7 @@ use crate::suite::Subject;
 const NO_PROGRESS: &(dyn Fn(u64) + Send + Sync) = &|_| {};
 
 async fn read(store: &dyn Store, key: &str) -> (Bytes, Version) {
-    match store.poll(key, None).await.unwrap() {
+    match store.get_if_changed(key, None).await.unwrap() {
         Poll::Changed(bytes, version) => (bytes, version),
         other @ (Poll::Unchanged | Poll::Missing) => panic!("{key}: {other:?}"),
     }
@@ -34,17 +34,17 @@ pub async fn an_object_is_created_once_updated_by_version_and_deleted_by_version
     let third = store.put(&key, "3".into(), Precondition::Any).await.unwrap().version;
     assert!(matches!(store.delete(&key, Precondition::Is(second)).await, Err(Error::Conflict(_))));
     store.delete(&key, Precondition::Is(third.clone())).await.unwrap();
-    assert_eq!(store.poll(&key, None).await.unwrap(), Poll::Missing);
+    assert_eq!(store.get_if_changed(&key, None).await.unwrap(), Poll::Missing);
     let again = store.put(&key, "3".into(), Precondition::Absent).await.unwrap().version;
     assert_ne!(again, third, "a later object of the same content is another");
 }
 
 pub async fn what_is_not_there_is_missing_and_cannot_be_deleted(subject: &Subject) {
     let (store, key) = (&subject.store, format!("{}sandboxes/none/lock.json", subject.prefix));
-    assert_eq!(store.poll(&key, None).await.unwrap(), Poll::Missing);
+    assert_eq!(store.get_if_changed(&key, None).await.unwrap(), Poll::Missing);
     assert!(matches!(store.delete(&key, Precondition::Any).await, Err(Error::NotFound(_))));
     let some = store.put(&format!("{key}.other"), "1".into(), Precondition::Any).await.unwrap().version;
-    assert_eq!(store.poll(&key, Some(&some)).await.unwrap(), Poll::Missing);
+    assert_eq!(store.get_if_changed(&key, Some(&some)).await.unwrap(), Poll::Missing);
     assert!(matches!(store.put(&key, "1".into(), Precondition::Is(some)).await, Err(Error::Conflict(_))));
     let target = tempfile::tempdir().unwrap();
     let file = target.path().join("file");
@@ -56,11 +56,11 @@ pub async fn what_is_not_there_is_missing_and_cannot_be_deleted(subject: &Subjec
 pub async fn a_poll_says_unchanged_changed_or_missing(subject: &Subject) {
     let (store, key) = (&subject.store, format!("{}sandboxes/p/metadata.json", subject.prefix));
     let first = store.put(&key, "one".into(), Precondition::Absent).await.unwrap().version;
-    assert_eq!(store.poll(&key, Some(&first)).await.unwrap(), Poll::Unchanged);
+    assert_eq!(store.get_if_changed(&key, Some(&first)).await.unwrap(), Poll::Unchanged);
     let second = store.put(&key, "two".into(), Precondition::Any).await.unwrap().version;
-    assert_eq!(store.poll(&key, Some(&first)).await.unwrap(), Poll::Changed("two".into(), second.clone()));
+    assert_eq!(store.get_if_changed(&key, Some(&first)).await.unwrap(), Poll::Changed("two".into(), second.clone()));
     store.delete(&key, Precondition::Any).await.unwrap();
-    assert_eq!(store.poll(&key, Some(&second)).await.unwrap(), Poll::Missing);
+    assert_eq!(store.get_if_changed(&key, Some(&second)).await.unwrap(), Poll::Missing);
 }
 
 pub async fn the_same_content_written_again_is_a_new_version(subject: &Subject) {
@@ -158,7 +158,7 @@ pub async fn a_listing_knows_the_version_a_poll_tells(subject: &Subject) {
     let page = store.list(&key, None).await.unwrap();
     assert_eq!((page.entries.len(), page.more), (1, false));
     assert_eq!((&page.entries[0].version, page.entries[0].size), (&written, 6));
-    assert_eq!(store.poll(&key, Some(&written)).await.unwrap(), Poll::Unchanged);
+    assert_eq!(store.get_if_changed(&key, Some(&written)).await.unwrap(), Poll::Unchanged);
 }
 
 pub async fn a_listing_says_when_an_object_was_last_written(subject: &Subject) {
@@ -184,7 +184,7 @@ pub async fn keys_that_climb_or_hide_are_refused(subject: &Subject) {
     {
         let store = &subject.store;
         let answers = [
-            store.poll(key, None).await.err(),
+            store.get_if_changed(key, None).await.err(),
             store.put(key, "x".into(), Precondition::Any).await.err(),
             store.delete(key, Precondition::Any).await.err(),
             store.upload(key, Path::new("/dev/null"), Precondition::Any, &Digest::of(b""), NO_PROGRESS).await.err(),
@@ -203,8 +203,8 @@ pub async fn a_large_object_is_not_polled_and_not_put(subject: &Subject) {
     let folder = tempfile::tempdir().unwrap();
     let (file, digest) = file_of(folder.path(), &bytes);
     let version = store.upload(&key, &file, Precondition::Absent, &digest, NO_PROGRESS).await.unwrap().version;
-    assert!(matches!(store.poll(&key, None).await, Err(Error::Other { .. })));
-    assert_eq!(store.poll(&key, Some(&version)).await.unwrap(), Poll::Unchanged);
+    assert!(matches!(store.get_if_changed(&key, None).await, Err(Error::Other { .. })));
+    assert_eq!(store.get_if_changed(&key, Some(&version)).await.unwrap(), Poll::Unchanged);
     assert_eq!(store.list(&key, None).await.unwrap().entries[0].version, version);
     store.delete(&key, Precondition::Is(version)).await.unwrap();
 }

@@ -25,14 +25,14 @@ async fn an_editors_write_is_a_new_version_whether_in_place_or_by_rename() {
     let first = store.put(KEY, "{}".into(), Precondition::Absent).await.unwrap().version;
     assert_eq!(std::fs::read(&path).unwrap(), b"{}", "the object is plain");
     std::fs::write(&path, "{\"a\":1}").unwrap();
-    let Poll::Changed(bytes, second) = store.poll(KEY, Some(&first)).await.unwrap() else { panic!() };
+    let Poll::Changed(bytes, second) = store.get_if_changed(KEY, Some(&first)).await.unwrap() else { panic!() };
     assert_eq!(bytes, "{\"a\":1}");
     assert!(matches!(store.put(KEY, "lost".into(), Precondition::Is(first)).await, Err(Error::Conflict(_))));
     let beside = root.path().join("sandboxes/x/.metadata.json.swp");
     std::fs::write(&beside, "{\"a\":2}").unwrap();
     std::fs::rename(&beside, &path).unwrap();
-    assert!(matches!(store.poll(KEY, Some(&second)).await.unwrap(), Poll::Changed(..)));
-    let Poll::Changed(_, third) = store.poll(KEY, None).await.unwrap() else { panic!() };
+    assert!(matches!(store.get_if_changed(KEY, Some(&second)).await.unwrap(), Poll::Changed(..)));
+    let Poll::Changed(_, third) = store.get_if_changed(KEY, None).await.unwrap() else { panic!() };
     store.put(KEY, "{}".into(), Precondition::Is(third)).await.unwrap();
 }
 
@@ -42,7 +42,7 @@ async fn a_file_somebody_put_there_is_an_object() {
     let store = open(root.path());
     std::fs::create_dir_all(root.path().join("sandboxes/x")).unwrap();
     std::fs::write(root.path().join(KEY), "by hand").unwrap();
-    let Poll::Changed(_, version) = store.poll(KEY, None).await.unwrap() else { panic!() };
+    let Poll::Changed(_, version) = store.get_if_changed(KEY, None).await.unwrap() else { panic!() };
     assert_eq!(store.list("sandboxes/", None).await.unwrap().entries[0].version, version);
     store.delete(KEY, Precondition::Is(version)).await.unwrap();
     assert!(!root.path().join("sandboxes").exists(), "empty folders go with the last object");
@@ -69,7 +69,7 @@ async fn a_change_by_another_store_an_editor_or_a_deletion_is_noticed_at_once() 
     let path = root.path().join(KEY);
     // Neither the object nor its folders exist yet.
     notices(&here, async { drop(there.put(KEY, "1".into(), Precondition::Absent).await.unwrap()) }).await;
-    assert!(matches!(here.poll(KEY, None).await.unwrap(), Poll::Changed(..)));
+    assert!(matches!(here.get_if_changed(KEY, None).await.unwrap(), Poll::Changed(..)));
     notices(&here, async { drop(there.put(KEY, "2".into(), Precondition::Any).await.unwrap()) }).await;
     notices(&here, async { std::fs::write(&path, "edited").unwrap() }).await;
     notices(&here, async { std::fs::remove_file(&path).unwrap() }).await;
@@ -77,7 +77,7 @@ async fn a_change_by_another_store_an_editor_or_a_deletion_is_noticed_at_once() 
 
 /// Watching ends after the change and not before.
 async fn notices(store: &Arc<Directory>, change: impl Future<Output = ()>) {
-    store.poll(KEY, None).await.unwrap();
+    store.get_if_changed(KEY, None).await.unwrap();
     let watching = store.changed(KEY);
     tokio::pin!(watching);
     let early = tokio::time::timeout(Duration::from_millis(50), &mut watching).await;
@@ -92,7 +92,7 @@ async fn a_change_between_the_read_and_the_watch_is_not_missed() {
     let root = tempfile::tempdir().unwrap();
     let (here, there) = (open(root.path()), open(root.path()));
     there.put(KEY, "1".into(), Precondition::Absent).await.unwrap();
-    here.poll(KEY, None).await.unwrap();
+    here.get_if_changed(KEY, None).await.unwrap();
     there.put(KEY, "2".into(), Precondition::Any).await.unwrap();
     tokio::time::timeout(Duration::from_secs(20), here.changed(KEY)).await.expect("it is old news");
 }
@@ -108,7 +108,7 @@ async fn a_lock_file_held_by_a_stopped_process_makes_the_store_unavailable_not_s
         file.lock().unwrap();
         held.push(file);
     }
-    store.poll(KEY, None).await.expect("readers need no lock");
+    store.get_if_changed(KEY, None).await.expect("readers need no lock");
     let error = hurried.put(KEY, "2".into(), Precondition::Any).await.unwrap_err();
     assert!(error.is_passing(), "{error:?}");
     drop(held);
@@ -142,7 +142,7 @@ async fn six_processes_lose_no_increment() {
         let ended = tokio::time::timeout(Duration::from_secs(120), child.wait()).await.expect("it ends");
         assert!(ended.unwrap().success());
     }
-    assert!(matches!(store.poll("sum", None).await.unwrap(), Poll::Changed(bytes, _) if bytes == "600"));
+    assert!(matches!(store.get_if_changed("sum", None).await.unwrap(), Poll::Changed(bytes, _) if bytes == "600"));
 }
 
 #[tokio::test]
@@ -154,22 +154,22 @@ async fn a_file_that_is_taken_is_not_copied_and_stays_when_its_giver_forgets_it(
     std::fs::write(&file, &bytes).unwrap();
     let inode = |path: &Path| std::fs::metadata(path).unwrap().ino();
     let given = inode(&file);
-    let digest = store.take("c/pages.img", &file, NO_PROGRESS).await.expect("it takes files").unwrap();
+    let digest = store.upload_owned("c/pages.img", &file, NO_PROGRESS).await.expect("it takes files").unwrap();
     assert_eq!(digest, Digest::of(&bytes));
     let object = root.path().join("c/pages.img");
     assert_eq!(inode(&object), given, "one file system, one file");
-    let again = store.take("c/pages.img", &file, NO_PROGRESS).await.unwrap().unwrap();
+    let again = store.upload_owned("c/pages.img", &file, NO_PROGRESS).await.unwrap().unwrap();
     assert_eq!(again, digest, "safe to repeat");
     std::fs::remove_file(&file).unwrap();
 
     let lent = source.path().join("lent");
-    store.lend("c/pages.img", &lent, &digest, NO_PROGRESS).await.unwrap();
+    store.download_linked("c/pages.img", &lent, &digest, NO_PROGRESS).await.unwrap();
     assert_eq!((inode(&lent), std::fs::read(&lent).unwrap() == bytes), (given, true));
     std::fs::remove_file(&lent).unwrap();
     assert!(std::fs::read(&object).unwrap() == bytes, "what was lent is still there");
 
     std::fs::write(&file, noise(2, 3 << 20)).unwrap();
-    let other = store.take("c/pages.img", &file, NO_PROGRESS).await.unwrap();
+    let other = store.upload_owned("c/pages.img", &file, NO_PROGRESS).await.unwrap();
     assert!(matches!(other, Err(Error::Conflict(_))), "{other:?}");
     assert_eq!(std::fs::read_dir(root.path().join(".baton/drafts")).unwrap().count(), 0);
 }
@@ -181,11 +181,11 @@ async fn what_is_lent_is_what_its_digest_says_or_nothing() {
     let target = tempfile::tempdir_in(root.path().parent().unwrap()).unwrap();
     let file = target.path().join("file");
     let digest = Digest::of(&noise(1, 1 << 20));
-    let missing = store.lend("c/pages.img", &file, &digest, NO_PROGRESS).await.unwrap_err();
+    let missing = store.download_linked("c/pages.img", &file, &digest, NO_PROGRESS).await.unwrap_err();
     assert!(matches!(missing, Error::NotFound(_)), "{missing:?}");
     std::fs::create_dir_all(root.path().join("c")).unwrap();
     std::fs::write(root.path().join("c/pages.img"), noise(2, 1 << 20)).unwrap();
-    let wrong = store.lend("c/pages.img", &file, &digest, NO_PROGRESS).await.unwrap_err();
+    let wrong = store.download_linked("c/pages.img", &file, &digest, NO_PROGRESS).await.unwrap_err();
     assert!(matches!(wrong, Error::Damaged { .. }), "{wrong:?}");
     assert_eq!(std::fs::read_dir(target.path()).unwrap().count(), 0, "nothing appears");
 }
@@ -198,10 +198,10 @@ async fn between_file_systems_a_file_is_copied_and_hashed_on_the_way() {
     let store = open(root.path());
     let (file, bytes) = (elsewhere.path().join("pages"), noise(1, 3 << 20));
     std::fs::write(&file, &bytes).unwrap();
-    let digest = store.take("c/pages.img", &file, NO_PROGRESS).await.unwrap().unwrap();
+    let digest = store.upload_owned("c/pages.img", &file, NO_PROGRESS).await.unwrap().unwrap();
     assert_eq!(digest, Digest::of(&bytes));
     assert!(std::fs::read(root.path().join("c/pages.img")).unwrap() == bytes);
     let lent = elsewhere.path().join("lent");
-    store.lend("c/pages.img", &lent, &digest, NO_PROGRESS).await.unwrap();
+    store.download_linked("c/pages.img", &lent, &digest, NO_PROGRESS).await.unwrap();
     assert!(std::fs::read(&lent).unwrap() == bytes);
 }

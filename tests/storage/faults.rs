@@ -31,7 +31,7 @@ fn impatient(fake: &FakeGcs) -> Gcs {
 }
 
 pub async fn read(store: &Gcs) -> (Bytes, Version) {
-    let Poll::Changed(bytes, version) = store.poll(KEY, None).await.unwrap() else { panic!("it is there") };
+    let Poll::Changed(bytes, version) = store.get_if_changed(KEY, None).await.unwrap() else { panic!("it is there") };
     (bytes, version)
 }
 
@@ -106,7 +106,7 @@ async fn a_delete_whose_reply_is_lost_is_ambiguous_and_a_read_settles_it() {
     fake.add_fault(Fault::new(Op::Delete, Kind::Lost));
     let error = store.delete(KEY, Precondition::Is(first)).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. } | Error::NotFound(_)), "{error:?}");
-    assert_eq!(store.poll(KEY, None).await.unwrap(), Poll::Missing);
+    assert_eq!(store.get_if_changed(KEY, None).await.unwrap(), Poll::Missing);
 }
 
 #[tokio::test]
@@ -117,7 +117,7 @@ async fn a_write_that_never_arrived_changes_nothing() {
         fake.add_fault(Fault::new(Op::Write, kind));
         let error = store.put(KEY, "1".into(), Precondition::Absent).await.unwrap_err();
         assert!(error.is_passing(), "{kind:?}: {error:?}");
-        assert_eq!(store.poll(KEY, None).await.unwrap(), Poll::Missing);
+        assert_eq!(store.get_if_changed(KEY, None).await.unwrap(), Poll::Missing);
     }
 }
 
@@ -137,7 +137,7 @@ async fn reads_and_listings_are_tried_again() {
         assert_eq!(fake.faults_left(), [], "{kind:?} has happened");
     }
     fake.add_fault(Fault::new(Op::Read, Kind::Status(503)).times(0));
-    assert!(store.poll(KEY, None).await.unwrap_err().is_passing(), "but not for ever");
+    assert!(store.get_if_changed(KEY, None).await.unwrap_err().is_passing(), "but not for ever");
 }
 
 #[tokio::test]
@@ -185,7 +185,7 @@ async fn an_unchanged_object_costs_one_request_without_content() {
     let store = gcs_on(&fake);
     let version = store.put(KEY, "1".into(), Precondition::Absent).await.unwrap().version;
     let before = fake.requests();
-    assert_eq!(store.poll(KEY, Some(&version)).await.unwrap(), Poll::Unchanged);
+    assert_eq!(store.get_if_changed(KEY, Some(&version)).await.unwrap(), Poll::Unchanged);
     assert_eq!(fake.requests(), before + 1);
 }
 
@@ -211,7 +211,7 @@ async fn a_call_that_hangs_ends_in_time_and_holds_up_no_other() {
         assert!(matches!(answer, Some(Error::Unavailable { .. })), "{what}: {answer:?}");
     };
     let hanging = async {
-        late(hurried.poll(KEY, Some(&version)).await.err(), "poll");
+        late(hurried.get_if_changed(KEY, Some(&version)).await.err(), "poll");
         late(hurried.put(KEY, "2".into(), Precondition::Any).await.err(), "put");
         late(hurried.delete(KEY, Precondition::Any).await.err(), "delete");
     };
@@ -248,7 +248,7 @@ async fn a_service_that_is_not_there_is_a_passing_error_with_a_reason() {
     let connection = Arc::new(Connection::new(Some(format!("http://{address}"))));
     let store = Gcs::new(connection, BUCKET, clock());
     for error in [
-        store.poll(KEY, None).await.unwrap_err(),
+        store.get_if_changed(KEY, None).await.unwrap_err(),
         store.put(KEY, "1".into(), Precondition::Absent).await.unwrap_err(),
         store.delete(KEY, Precondition::Any).await.unwrap_err(),
         store.list("", None).await.unwrap_err(),
@@ -263,7 +263,7 @@ async fn what_is_forbidden_is_for_an_operator() {
     let store = gcs_on(&fake);
     fake.add_fault(Fault::new(Op::Any, Kind::Status(403)).times(0));
     for error in [
-        store.poll(KEY, None).await.unwrap_err(),
+        store.get_if_changed(KEY, None).await.unwrap_err(),
         store.put(KEY, "1".into(), Precondition::Absent).await.unwrap_err(),
         store.delete(KEY, Precondition::Any).await.unwrap_err(),
     ] {

@@ -138,7 +138,10 @@ async fn of_two_mounts_that_write_one_name_one_wins_and_keeps_it() {
 async fn what_the_other_way_deleted_is_gone_and_what_it_changed_is_not_mistaken() {
     let bucket = OneBucket::new().await;
     bucket.mounted.put("a/b", "1".into(), Precondition::Absent).await.unwrap();
-    assert!(matches!(bucket.mounted.poll("a/b", None).await.unwrap(), Poll::Changed(..)), "it is in the caches");
+    assert!(
+        matches!(bucket.mounted.get_if_changed("a/b", None).await.unwrap(), Poll::Changed(..)),
+        "it is in the caches"
+    );
     bucket.direct.delete("a/b", Precondition::Any).await.unwrap();
     let error = bucket.mounted.delete("a/b", Precondition::Any).await.unwrap_err();
     assert!(matches!(error, Error::NotFound(_)), "{error}");

@@ -116,7 +116,7 @@ async fn a_directory_that_does_not_exist_is_made_at_the_first_write_and_not_befo
     let stores = Stores::open(&settings(|s| s.all_mount = Some(path.clone())), &clock());
     stores.check(Need::Checkpoint).await.unwrap();
     let checkpoints = stores.checkpoints.unwrap().store;
-    assert_eq!(checkpoints.poll("a", None).await.unwrap(), Poll::Missing);
+    assert_eq!(checkpoints.get_if_changed("a", None).await.unwrap(), Poll::Missing);
     assert!(!path.exists());
     checkpoints.put("a", "1".into(), Precondition::Absent).await.unwrap();
     assert!(path.join("a").exists());

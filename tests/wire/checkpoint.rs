@@ -294,7 +294,7 @@ async fn how_far_long_work_is_reaches_v1_clients_alone() {
             assert!(is_told(&again));
         }
         world.set(|script| script.start_waits = false);
-        world.bus.nudge(&id);
+        world.bus.wake(&id);
         again.hears(if is_v1 { "LOCK_ACQUIRING LOCK_ACQUIRED RUNNING" } else { "RUNNING" }).await;
     }
 }

@@ -187,7 +187,7 @@ async fn a_flood_of_requests_while_it_starts_waits_in_the_socket() {
     }
     until(async || !world.records.list(None, 100).await.unwrap().0.is_empty()).await;
     world.set(|script| script.start_waits = false);
-    world.bus.nudge(&world.records.list(None, 100).await.unwrap().0[0]);
+    world.bus.wake(&world.records.list(None, 100).await.unwrap().0[0]);
     client.hears("sandbox_id RUNNING").await;
     for _ in 0..500 {
         client.hears("ERROR E").await;

@@ -168,7 +168,7 @@ async fn what_is_asked_while_waiting_for_room_is_done_once_it_runs() {
     second.hears("ERROR E").await;
     second.exec("out \"early\"").await;
     world.set(|script| script.room_waits = false);
-    world.bus.nudge(first.id());
+    world.bus.wake(first.id());
     second.hears("sandbox_id RUNNING EXECUTION_RUNNING out:early EXECUTION_DONE").await;
 }
 
@@ -192,7 +192,7 @@ async fn who_waits_for_room_keeps_its_seat_as_long_as_it_lives() {
     third.hears("RESTORING").await;
     waits.hears("close:1011").await;
     world.set(|script| script.room_waits = false);
-    world.bus.nudge(first.id());
+    world.bus.wake(first.id());
     third.hears("RUNNING").await;
 }
 

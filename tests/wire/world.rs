@@ -86,9 +86,9 @@ struct Counted {
 
 #[async_trait]
 impl Store for Counted {
-    async fn poll(&self, key: &str, known: Option<&Version>) -> store::Result<Poll> {
+    async fn get_if_changed(&self, key: &str, known: Option<&Version>) -> store::Result<Poll> {
         self.reads.fetch_add(1, Ordering::SeqCst);
-        self.store.poll(key, known).await
+        self.store.get_if_changed(key, known).await
     }
     async fn put(&self, key: &str, bytes: Bytes, condition: Precondition) -> store::Result<Written> {
         self.writes.fetch_add(1, Ordering::SeqCst);
@@ -120,14 +120,14 @@ impl Store for Counted {
     ) -> store::Result<()> {
         self.store.download(key, file, digest, progress).await
     }
-    async fn fetch(
+    async fn download_unverified(
         &self,
         key: &str,
         file: &std::path::Path,
         most: u64,
         progress: Progress<'_>,
     ) -> store::Result<Digest> {
-        self.store.fetch(key, file, most, progress).await
+        self.store.download_unverified(key, file, most, progress).await
     }
 }
 
@@ -416,7 +416,7 @@ impl Reconciler {
                     self.bus.hold(&id, false);
                     self.bus.post(&id, LifecycleEvent::Left { why, checkpoint_id: Some(checkpoint_id(&id)) });
                     // Somebody may want it back already.
-                    self.bus.nudge(&id);
+                    self.bus.wake(&id);
                 }
                 DesiredState::Running | DesiredState::Checkpointed | DesiredState::HandedOff => {}
             }

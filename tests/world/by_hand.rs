@@ -43,7 +43,7 @@ fn args() -> repair::Args {
 }
 
 async fn bytes(store: &dyn Store, key: &str) -> bytes::Bytes {
-    match store.poll(key, None).await.unwrap() {
+    match store.get_if_changed(key, None).await.unwrap() {
         Poll::Changed(bytes, _) => bytes,
         Poll::Unchanged | Poll::Missing => panic!("there is no {key}"),
     }

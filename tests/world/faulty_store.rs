@@ -181,13 +181,13 @@ fn lost(key: &str) -> Error {
 
 #[async_trait]
 impl Store for Stage {
-    async fn poll(&self, key: &str, known: Option<&Version>) -> Result<Poll> {
+    async fn get_if_changed(&self, key: &str, known: Option<&Version>) -> Result<Poll> {
         self.has_read();
         self.reach(key)?;
         self.hangs(key).await;
         let fault = self.polls.lock().unwrap().pop_front();
         match fault {
-            None => self.inner.poll(key, known).await,
+            None => self.inner.get_if_changed(key, known).await,
             Some(Fault::Hangs | Fault::Late | Fault::Silent) => std::future::pending().await,
             Some(Fault::Refused | Fault::AnswerLost | Fault::AnswerTwisted) => Err(lost(key)),
         }
@@ -265,10 +265,10 @@ impl Store for Stage {
         self.inner.download(key, file, digest, progress).await
     }
 
-    async fn fetch(&self, key: &str, file: &Path, most: u64, progress: Progress<'_>) -> Result<Digest> {
+    async fn download_unverified(&self, key: &str, file: &Path, most: u64, progress: Progress<'_>) -> Result<Digest> {
         self.has_read();
         self.reach(key)?;
         self.brought.lock().unwrap().push(key.to_owned());
-        self.inner.fetch(key, file, most, progress).await
+        self.inner.download_unverified(key, file, most, progress).await
     }
 }

@@ -106,7 +106,7 @@ impl World {
 
     /// The lock as it lies in the store.
     pub async fn lock(&self, id: &SandboxId) -> Option<Lock> {
-        match self.store.poll(&format!("sandboxes/{id}/lock.json"), None).await.unwrap() {
+        match self.store.get_if_changed(&format!("sandboxes/{id}/lock.json"), None).await.unwrap() {
             Poll::Changed(bytes, _) => Some(serde_json::from_slice(&bytes).unwrap()),
             Poll::Unchanged | Poll::Missing => None,
         }
@@ -142,7 +142,7 @@ impl World {
     }
 
     pub async fn text(&self, key: &str) -> Option<String> {
-        match self.store.poll(key, None).await.unwrap() {
+        match self.store.get_if_changed(key, None).await.unwrap() {
             Poll::Changed(bytes, _) => Some(String::from_utf8(bytes.to_vec()).unwrap()),
             Poll::Unchanged | Poll::Missing => None,
         }
@@ -228,7 +228,7 @@ impl Instance {
     /// A session that is here for a sandbox, and wants nothing of it that is not wanted already.
     pub fn visit(&self, id: &SandboxId) -> Visit {
         let (follower, attached) = (self.bus.follow(id), self.bus.attach(id));
-        self.bus.nudge(id);
+        self.bus.wake(id);
         Visit { id: id.clone(), began: self.tools.clock.now(), follower, _attached: attached }
     }
 
@@ -238,7 +238,7 @@ impl Instance {
             true
         };
         self.tools.records.edit(id, &change).await.unwrap().expect("it exists");
-        self.bus.nudge(id);
+        self.bus.wake(id);
     }
 
     pub async fn metadata(&self, id: &SandboxId) -> Option<Metadata> {

@@ -30,7 +30,9 @@ fn is_failed(passing: &LifecycleEvent, with: Reason) -> bool {
 /// Changes a free lock behind everybody's back.
 async fn change_lock(instance: &Instance, id: &SandboxId, change: impl Fn(&mut Lock)) {
     let key = format!("sandboxes/{id}/lock.json");
-    let Poll::Changed(bytes, version) = instance.store.poll(&key, None).await.unwrap() else { panic!("no lock") };
+    let Poll::Changed(bytes, version) = instance.store.get_if_changed(&key, None).await.unwrap() else {
+        panic!("no lock")
+    };
     let mut lock = serde_json::from_slice(&bytes).unwrap();
     change(&mut lock);
     instance.store.put(&key, serde_json::to_vec(&lock).unwrap().into(), Precondition::Is(version)).await.unwrap();

@@ -26,7 +26,7 @@ async fn metadata_put_back_after_a_purge_raises_nothing_from_the_tombstone() {
     visit.until_running().await;
     let id = visit.id.clone();
     let key = format!("sandboxes/{id}/metadata.json");
-    let Poll::Changed(copy, _) = one.store.poll(&key, None).await.unwrap() else { panic!("it is there") };
+    let Poll::Changed(copy, _) = one.store.get_if_changed(&key, None).await.unwrap() else { panic!("it is there") };
     one.edit(&id, |spec| spec.desired_state = DesiredState::Deleted).await;
     visit.until_left().await;
     drop(visit);
@@ -200,7 +200,7 @@ async fn a_session_that_waits_is_told_also_when_the_purge_is_over_before_it_can_
     assert!(world.lock(&id).await.unwrap().purged);
     two.store.cut(false);
     // Lock and metadata are looked at together.
-    two.bus.nudge(&id);
+    two.bus.wake(&id);
     second.until(|passing| is_failed(passing, "Deleted")).await;
     one.stop().await;
     two.stop().await;

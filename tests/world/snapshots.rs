@@ -108,7 +108,7 @@ async fn what_somebody_else_put_there_is_never_overwritten() {
     let key = "filesystem_snapshots/foreign/foreign.tar.gz";
     one.store.put(key, Bytes::from_static(b"theirs"), Precondition::Absent).await.unwrap();
     assert_eq!(reason(&take(&one, &visit, "foreign").await), "SnapshotExists");
-    let Poll::Changed(bytes, _) = one.store.poll(key, None).await.unwrap() else { panic!("gone") };
+    let Poll::Changed(bytes, _) = one.store.get_if_changed(key, None).await.unwrap() else { panic!("gone") };
     assert_eq!(bytes, "theirs");
     one.stop().await;
 }

@@ -74,7 +74,7 @@ impl ExecTable {
             return;
         }
         if let Some((from, to)) = taken.gap {
-            writer.say(&Event::OutputGap { exec_id: command.exec_id.clone(), stream: output, from, to });
+            writer.send(&Event::OutputGap { exec_id: command.exec_id.clone(), stream: output, from, to });
         }
         let mut fresh = frame.payload;
         fresh.drain(..taken.skip);
@@ -96,7 +96,7 @@ impl ExecTable {
         let gap = flow.end(frame.offset, frame.sequence);
         if !is_muted {
             if let Some((from, to)) = gap {
-                writer.say(&Event::OutputGap { exec_id: command.exec_id.clone(), stream: output, from, to });
+                writer.send(&Event::OutputGap { exec_id: command.exec_id.clone(), stream: output, from, to });
             }
             if flow.has_ended() {
                 writer.output_end(frame.exec, output, flow);
@@ -178,7 +178,7 @@ impl ExecTable {
         }
         command.input.took(frame.offset);
         if writer.is_v1() && command.input.is_open {
-            writer.say(&Event::StdinAck { exec_id: command.exec_id.clone(), offset: frame.offset });
+            writer.send(&Event::StdinAck { exec_id: command.exec_id.clone(), offset: frame.offset });
         }
         self.feed(frame.exec);
     }

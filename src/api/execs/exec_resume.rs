@@ -72,7 +72,7 @@ impl ExecTable {
             exec: Some(number),
             ..Update::new(Status::ExecutionRunning)
         };
-        writer.say(&Event::StatusUpdate(running));
+        writer.send(&Event::StatusUpdate(running));
         let mut delivery = Delivery::new(number, command.exec_id.clone());
         delivery.is_peek = peek;
         let streams = [
@@ -82,9 +82,9 @@ impl ExecTable {
         for (output, stream, range, asked) in streams {
             let exec_id = command.exec_id.clone();
             if asked > range.to {
-                writer.say(&Event::OutputRewound { exec_id, stream: output, to: range.to });
+                writer.send(&Event::OutputRewound { exec_id, stream: output, to: range.to });
             } else if asked < range.from {
-                writer.say(&Event::OutputGap { exec_id, stream: output, from: asked, to: range.from });
+                writer.send(&Event::OutputGap { exec_id, stream: output, from: asked, to: range.from });
             }
             let from = range.nearest(asked);
             *delivery.flow(output) = StreamCursor::resumed(from, self.replay);

@@ -60,7 +60,7 @@ impl Session {
             }
             Request::Checkpoint { live, keep_running } => return self.checkpoint(live, keep_running),
             Request::Snapshot { name, full } => {
-                self.writer.say(&Event::status(Status::FilesystemSnapshotCreating));
+                self.writer.send(&Event::status(Status::FilesystemSnapshotCreating));
                 let wished = intent::snapshot(self.api.abilities());
                 wished.map(|()| self.wish(metadata::Request::Snapshot { name, full }))
             }
@@ -85,10 +85,10 @@ impl Session {
     /// Says no to what could not be read. What would have begun with a word gets that word first.
     pub(super) fn refuse_unread(&mut self, refusal: &Refusal) {
         if refusal.status == Status::CheckpointError {
-            self.writer.say(&Event::status(Status::Checkpointing));
+            self.writer.send(&Event::status(Status::Checkpointing));
         }
         if refusal.status == Status::FilesystemSnapshotError {
-            self.writer.say(&Event::status(Status::FilesystemSnapshotCreating));
+            self.writer.send(&Event::status(Status::FilesystemSnapshotCreating));
         }
         self.writer.refuse(refusal);
     }
@@ -118,7 +118,7 @@ impl Session {
             self.writer.say_all(&Event::refusal(Status::Error, LEAVING));
             return None;
         }
-        self.writer.say(&Event::status(Status::Checkpointing));
+        self.writer.send(&Event::status(Status::Checkpointing));
         let running = self.commands.is_any_running();
         if let Err(refusal) = intent::checkpoint(&self.spec, live, running, self.api.abilities()) {
             self.writer.refuse(&refusal);
@@ -138,7 +138,7 @@ impl Session {
             return;
         }
         self.status_machine.asked = Some(Asked::Kill);
-        self.writer.say(&Event::status(Status::Killing));
+        self.writer.send(&Event::status(Status::Killing));
         self.edit(What::Kill, |spec| intent::desire(spec, DesiredState::Deleted));
     }
 }

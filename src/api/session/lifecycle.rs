@@ -91,7 +91,7 @@ impl Session {
                 match self.boot.take() {
                     None | Some(StartKind::Fresh | StartKind::Restored { rolled_back: false, .. }) => {}
                     Some(StartKind::Restored { checkpoint_id, age_ms, rolled_back: true }) => {
-                        self.writer.say(&Event::RolledBack { checkpoint_id, age_ms });
+                        self.writer.send(&Event::RolledBack { checkpoint_id, age_ms });
                     }
                     Some(StartKind::Files { .. }) => {
                         let message = "Only the files of the last checkpoint could be used; no command survived.";
@@ -102,7 +102,7 @@ impl Session {
             }
         }
         tracing::info!("a session is open");
-        self.writer.say(&Event::StatusUpdate(running));
+        self.writer.send(&Event::StatusUpdate(running));
         while let Some(waiting) = self.waiting.pop() {
             if let Some(end) = self.take(waiting, 0) {
                 return Some(end);
@@ -114,7 +114,7 @@ impl Session {
     /// Says how to come back to the sandbox, once.
     pub(super) fn tell_id(&mut self) {
         if let Some(sandbox_token) = self.token.take() {
-            self.writer.say(&Event::SandboxId { sandbox_id: self.id.clone(), sandbox_token });
+            self.writer.send(&Event::SandboxId { sandbox_id: self.id.clone(), sandbox_token });
         }
     }
 

@@ -227,7 +227,7 @@ impl Session {
             SocketEvent::Text(text) => {
                 self.api.bus.touch(&self.id);
                 match Request::parse(&text) {
-                    Err(refusal) if refusal.malformed => self.complain(&refusal),
+                    Err(refusal) if refusal.malformed => self.reject_malformed(&refusal),
                     parsed => self.take(parsed, text.len()),
                 }
             }
@@ -254,7 +254,7 @@ impl Session {
     }
 
     /// What is no message at all.
-    fn complain(&mut self, refusal: &Refusal) -> Option<End> {
+    fn reject_malformed(&mut self, refusal: &Refusal) -> Option<End> {
         self.writer.refuse(refusal);
         self.malformed += 1;
         (self.malformed >= MOST_MALFORMED).then_some(End::Close(Close::BadData))
@@ -262,12 +262,15 @@ impl Session {
 
     fn binary(&mut self, bytes: &Bytes) -> Option<End> {
         if !self.writer.is_v1() {
-            return self.complain(&Refusal::malformed("A message must be text: this client asked for no `baton.v1`."));
+            return self
+                .reject_malformed(&Refusal::malformed("A message must be text: this client asked for no `baton.v1`."));
         }
         let chunk = match Chunk::decode(bytes) {
             Ok(chunk) if chunk.stream == Stream::Stdin => chunk,
-            Ok(_) => return self.complain(&Refusal::malformed("A client sends binary messages for stdin only.")),
-            Err(malformed) => return self.complain(&Refusal::malformed(malformed.to_string())),
+            Ok(_) => {
+                return self.reject_malformed(&Refusal::malformed("A client sends binary messages for stdin only."));
+            }
+            Err(malformed) => return self.reject_malformed(&Refusal::malformed(malformed.to_string())),
         };
         if self.status_machine.stage != Stage::Open || self.status_machine.is_leaving() {
             self.writer.refuse(&Refusal::of(Status::ExecutionError, "The sandbox takes no input now."));

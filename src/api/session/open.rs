@@ -25,7 +25,7 @@ use crate::{
         event_writer::EventWriter,
         execs::ExecTable,
         intent::{self, NO_ROOM, SHUTTING_DOWN},
-        sentence,
+        public_message,
         status_machine::{Stage, StatusMachine},
         token,
         upgrade::WebSocket,
@@ -84,7 +84,7 @@ pub async fn create(
 ) {
     let id = api.clock.sandbox_id();
     let span = log_span(&id, &upgrade.request);
-    begin(api, socket, upgrade, tenant, config, id).instrument(span).await;
+    create_session(api, socket, upgrade, tenant, config, id).instrument(span).await;
 }
 
 /// What every log line of a session says.
@@ -96,7 +96,7 @@ fn log_span(id: &SandboxId, request: &traces::Span) -> tracing::Span {
     span
 }
 
-async fn begin(
+async fn create_session(
     api: Arc<Api>,
     socket: WebSocket,
     upgrade: Upgrade,
@@ -105,7 +105,7 @@ async fn begin(
     id: SandboxId,
 ) {
     let (mut writer, Comer { request, caller, connection }) = greet(&api, socket, upgrade);
-    writer.say(&Event::status(Status::Creating));
+    writer.send(&Event::status(Status::Creating));
     let mut malformed = 0;
     let first = match config {
         Some(config) => First::Message(config.map(|config| Request::Config(Box::new(config))), 0),
@@ -179,16 +179,16 @@ async fn begin(
     };
     if let Err(failure) = written {
         tracing::warn!(error = %failure, "a sandbox could not be written");
-        return refuse(writer, &error(&sentence(&failure)), Close::Fatal).await;
+        return refuse(writer, &error(&public_message(&failure)), Close::Fatal).await;
     }
     api.known_tokens.remember(&id, &spec.token_sha256);
     tracing::info!("a sandbox is wanted");
-    api.bus.nudge(&id);
+    api.bus.wake(&id);
     let mut status_machine = StatusMachine::new(Stage::Creating, dialect);
     status_machine.learn(&spec, dialect);
     let mut session = Session {
         commands: ExecTable::new(api.clock.clone()),
-        patience: Some(patience(&api)),
+        patience: Some(start_deadline(&api)),
         marks: api.marks.take(&id),
         token: Some(token),
         waiting,
@@ -227,7 +227,7 @@ async fn inherit(api: &Api, config: &Config, spec: &mut Spec, caller: Caller) ->
         return Err(Refusal::of(Status::PermissionDenialError, TOO_MANY_FAILURES));
     }
     let found = api.records.find(&id).await;
-    let found = found.map_err(|failure| Refusal::of(Status::CreationError, sentence(&failure)))?;
+    let found = found.map_err(|failure| Refusal::of(Status::CreationError, public_message(&failure)))?;
     let Some(source) = found else {
         api.charge(caller);
         return Err(Refusal::of(Status::CreationError, "The sandbox of that checkpoint does not exist."));
@@ -247,10 +247,10 @@ pub async fn attach(api: Arc<Api>, socket: WebSocket, upgrade: Upgrade, id: Opti
     let (writer, comer) = greet(&api, socket, upgrade);
     let Some(id) = id else { return unknown(&api, writer, comer.caller).await };
     let span = log_span(&id, &comer.request);
-    come_back(api, writer, id, token, comer).instrument(span).await;
+    attach_session(api, writer, id, token, comer).instrument(span).await;
 }
 
-async fn come_back(api: Arc<Api>, mut writer: EventWriter, id: SandboxId, token: Option<String>, comer: Comer) {
+async fn attach_session(api: Arc<Api>, mut writer: EventWriter, id: SandboxId, token: Option<String>, comer: Comer) {
     let Comer { request, caller, connection } = comer;
     if api.is_draining() {
         api.clock.sleep(LATE).await;
@@ -260,8 +260,8 @@ async fn come_back(api: Arc<Api>, mut writer: EventWriter, id: SandboxId, token:
     let found = match api.records.find(&id).await {
         Ok(found) => found,
         Err(failure) => {
-            writer.say(&Event::status(Status::Restoring));
-            return refuse(writer, &error(&sentence(&failure)), Close::Fatal).await;
+            writer.send(&Event::status(Status::Restoring));
+            return refuse(writer, &error(&public_message(&failure)), Close::Fatal).await;
         }
     };
     let Some(found) = found else { return unknown(&api, writer, caller).await };
@@ -280,7 +280,7 @@ async fn come_back(api: Arc<Api>, mut writer: EventWriter, id: SandboxId, token:
     let counted = match api.count(&id, found.spec.tenant.as_ref()).await {
         Ok(counted) => counted,
         Err(sentence) => {
-            writer.say(&Event::status(Status::Restoring));
+            writer.send(&Event::status(Status::Restoring));
             return refuse(writer, &error(&sentence), Close::Fatal).await;
         }
     };
@@ -321,14 +321,14 @@ async fn come_back(api: Arc<Api>, mut writer: EventWriter, id: SandboxId, token:
         }
         Err(failure) => {
             writer.say_all(&status_machine.restoring());
-            return refuse(writer, &error(&sentence(&failure)), Close::Fatal).await;
+            return refuse(writer, &error(&public_message(&failure)), Close::Fatal).await;
         }
     };
     let is_old = runs_elsewhere(&api, &id, &found.status).await;
     status_machine.learn(&spec, writer.dialect);
     let mut session = Session {
         commands: ExecTable::new(api.clock.clone()),
-        patience: Some(patience(&api)),
+        patience: Some(start_deadline(&api)),
         marks: api.marks.take(&id),
         token: None,
         waiting,
@@ -358,13 +358,13 @@ async fn come_back(api: Arc<Api>, mut writer: EventWriter, id: SandboxId, token:
             session.writer.say_all(&restoring);
         }
     }
-    session.api.bus.nudge(&session.id);
+    session.api.bus.wake(&session.id);
     session.run().await;
 }
 
 pub(super) fn say_in_use(writer: &mut EventWriter) {
     let message = Some("Another client is attached to the sandbox.".to_owned());
-    writer.say(&Event::StatusUpdate(Update { message, ..Update::new(Status::InUse) }));
+    writer.send(&Event::StatusUpdate(Update { message, ..Update::new(Status::InUse) }));
 }
 
 /// Wants the sandbox where it is, after a client that attached here was told that it is in use. If that cannot be
@@ -399,7 +399,7 @@ fn greet(api: &Api, socket: WebSocket, upgrade: Upgrade) -> (EventWriter, Comer)
     let socket = Socket::new(socket, api.clock.clone(), !dialect.is_v1());
     let mut writer = EventWriter::new(socket, dialect, details, api.clock.clone());
     if dialect.is_v1() {
-        writer.say(&Event::Hello {
+        writer.send(&Event::Hello {
             protocol: PROTOCOL,
             max_frame: MAX_FRAME as u64,
             max_execs: agent::MAX_EXECS as u32,
@@ -410,7 +410,7 @@ fn greet(api: &Api, socket: WebSocket, upgrade: Upgrade) -> (EventWriter, Comer)
 }
 
 /// How long a session waits for its sandbox.
-fn patience(api: &Api) -> Moment {
+fn start_deadline(api: &Api) -> Moment {
     api.clock.now() + api.settings.handoff_wait
 }
 
@@ -427,13 +427,13 @@ fn tells_restoring(api: &Api, writer: &EventWriter) -> bool {
 async fn unknown(api: &Api, mut writer: EventWriter, caller: Caller) {
     api.charge(caller);
     if tells_restoring(api, &writer) {
-        writer.say(&Event::status(Status::Restoring));
+        writer.send(&Event::status(Status::Restoring));
     }
     not_found(writer).await;
 }
 
 async fn not_found(mut writer: EventWriter) {
-    writer.say(&Event::status(Status::NotFound));
+    writer.send(&Event::status(Status::NotFound));
     writer.socket.close(Close::Unavailable).await;
 }
 

@@ -10,7 +10,7 @@ use baton_protocol::{
 
 use super::{End, Session};
 use crate::{
-    api::{Api, close_code::Close, intent, sentence, status_machine::Wished, token},
+    api::{Api, close_code::Close, intent, public_message, status_machine::Wished, token},
     clock::Moment,
     metrics::Outcome,
     storage::records,
@@ -110,7 +110,7 @@ impl Session {
                 }
                 None => api.records.edit(&id, &change).await,
             };
-            api.bus.nudge(&id);
+            api.bus.wake(&id);
             Done::Edited(what, edited.map(|spec| spec.map(Box::new)))
         }));
     }
@@ -138,19 +138,19 @@ impl Session {
             Done::Edited(what, Ok(spec)) => self.edited(what, spec),
             Done::Edited(what, Err(error)) => {
                 tracing::warn!(%error, ?what, "the spec could not be written");
-                self.not_edited(&what, &sentence(&error))
+                self.not_edited(&what, &public_message(&error))
             }
             Done::Looked(looked) => {
                 self.looked(looked);
                 None
             }
             Done::Copied(Ok(sandboxes)) => {
-                self.writer.say(&Event::Forked { sandboxes });
+                self.writer.send(&Event::Forked { sandboxes });
                 None
             }
             Done::Copied(Err(error)) => {
                 tracing::warn!(%error, "a sandbox could not be copied");
-                self.writer.say_all(&Event::refusal(Status::Error, &sentence(&error)));
+                self.writer.say_all(&Event::refusal(Status::Error, &public_message(&error)));
                 None
             }
         }
@@ -165,7 +165,7 @@ impl Session {
         match what {
             What::TakeBack => Some(End::Close(Close::Fatal)),
             What::AskAgain if self.spec.desired_state == DesiredState::Deleted => {
-                self.writer.say(&Event::status(Status::NotFound));
+                self.writer.send(&Event::status(Status::NotFound));
                 Some(End::Close(Close::Unavailable))
             }
             What::Wish(_) => {
@@ -266,7 +266,7 @@ impl Api {
                 tracing::warn!(%error, "a sandbox that nobody has could not be deleted");
             }
         }
-        self.bus.nudge(id);
+        self.bus.wake(id);
     }
 }
 

@@ -36,10 +36,10 @@ const COMPRESSION: i32 = 3;
 const MOUNT: &str = ".baton";
 
 /// How many entries an archive has.
-pub fn tally(archive: &Path) -> io::Result<u64> {
+pub fn count_entries(archive: &Path) -> io::Result<u64> {
     let mut reader = read(archive)?;
     while reader.next()?.is_some() {}
-    Ok(reader.tally().0)
+    Ok(reader.count_entries().0)
 }
 
 /// Everything a sandbox on `tree` sees whose changes are in `upper`. More than `limits` allow is refused, with

@@ -121,7 +121,7 @@ impl<R: Read> Reader<R> {
     }
 
     /// How many entries and bytes there were so far.
-    pub fn tally(&self) -> (u64, u64) {
+    pub fn count_entries(&self) -> (u64, u64) {
         (self.entries, self.size)
     }
 

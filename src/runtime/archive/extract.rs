@@ -191,7 +191,7 @@ fn extract(source: impl Read, is_layer: bool, limits: Limits) -> io::Result<(u64
             dress(&place, entry)?;
         }
     }
-    Ok(reader.tally())
+    Ok(reader.count_entries())
 }
 
 /// Where a container has mounts. runsc would make what is missing, in a tree that others use already.

@@ -15,7 +15,7 @@ mod extract;
 mod hardlink_tree;
 
 pub use self::hardlink_tree::hardlink_tree;
-pub(super) use compose::{complete, layer, pack, tally};
+pub(super) use compose::{complete, count_entries, layer, pack};
 pub use entries::Limits;
 pub use extract::{Form, NO_SPACE, VERB, extract_into, main};
 

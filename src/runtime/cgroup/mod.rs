@@ -105,12 +105,12 @@ impl Group {
     }
 
     /// From now on it has its share of the CPUs and no more. Until then it starts as fast as it can.
-    pub fn hold_back(&self) -> io::Result<()> {
+    pub fn throttle(&self) -> io::Result<()> {
         self.quota.as_ref().map_or(Ok(()), |quota| fs::write(&quota.file, &quota.held))
     }
 
     /// While its commands stand still it may hurry.
-    pub fn let_run(&self) -> io::Result<()> {
+    pub fn unthrottle(&self) -> io::Result<()> {
         self.quota.as_ref().map_or(Ok(()), |quota| fs::write(&quota.file, quota.free))
     }
 

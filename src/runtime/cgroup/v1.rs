@@ -84,9 +84,9 @@ mod tests {
         assert_eq!(group.directories(), [cpu.join("baton-x/c1")]);
         let quota = || fs::read_to_string(cpu.join("baton-x/c1/cpu.cfs_quota_us")).unwrap();
         assert_eq!(quota(), "-1", "it starts as fast as it can");
-        group.hold_back().unwrap();
+        group.throttle().unwrap();
         assert_eq!(quota(), "50000");
-        group.let_run().unwrap();
+        group.unthrottle().unwrap();
         assert_eq!(quota(), "-1");
         assert!(one.make("c2", &Bounds::default()).unwrap().directories().is_empty());
 

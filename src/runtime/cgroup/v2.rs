@@ -124,7 +124,7 @@ mod tests {
         assert_eq!(group.directories(), [own.path().join("baton-x/c1")]);
         assert_eq!(read(&own, "baton-x/c1/memory.max"), "1073741824");
         assert_eq!(read(&own, "baton-x/c1/cpu.max"), "max");
-        group.hold_back().unwrap();
+        group.throttle().unwrap();
         assert_eq!(read(&own, "baton-x/c1/cpu.max"), "150000 100000");
         assert!(two.make("c2", &Bounds::default()).unwrap().directories().is_empty());
     }

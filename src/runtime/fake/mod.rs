@@ -293,7 +293,7 @@ impl Lifecycle for FakeContainers {
         Ok(Taken { base_digest, paused: Duration::from_millis(1) })
     }
 
-    async fn tally(&self, archive: &Path) -> Result<u64> {
+    async fn count_entries(&self, archive: &Path) -> Result<u64> {
         std::fs::metadata(archive).map(|about| about.len() / 512).map_err(|error| failed("snapshot", error))
     }
 

@@ -275,7 +275,7 @@ impl Pool {
             context.guard.arm(&name, context.settings.state_file(&name), NONE_YET).await?;
             let mut begun = Begun::start(context, &name, verb, group.as_ref()).await?;
             let greeted = tokio::select! {
-                greeted = begun.channel.greet(SHORT) => greeted,
+                greeted = begun.channel.wait_ready(SHORT) => greeted,
                 () = self.closing.cancelled() => Err(Error::NotIn("wanted any more")),
             };
             let found = begun.find_processes(context).await;

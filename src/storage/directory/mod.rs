@@ -111,7 +111,7 @@ impl Directory {
         work: impl FnOnce(&Tree, &files::Reporter) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let tree = self.tree.clone();
-        files::beside(&self.clock, key, STALL, progress, move |reporter| work(&tree, reporter)).await
+        files::run_blocking(&self.clock, key, STALL, progress, move |reporter| work(&tree, reporter)).await
     }
 }
 
@@ -132,7 +132,7 @@ impl Directory {
 
 #[async_trait]
 impl Store for Directory {
-    async fn poll(&self, key: &str, known: Option<&Version>) -> Result<Poll> {
+    async fn get_if_changed(&self, key: &str, known: Option<&Version>) -> Result<Poll> {
         check_key(key)?;
         let (name, known, watch) = (key.to_owned(), known.cloned(), self.watch.clone());
         self.call(key, move |tree| {
@@ -208,7 +208,7 @@ impl Store for Directory {
         .await
     }
 
-    async fn take(&self, key: &str, file: &Path, progress: Progress<'_>) -> Option<Result<Digest>> {
+    async fn upload_owned(&self, key: &str, file: &Path, progress: Progress<'_>) -> Option<Result<Digest>> {
         if let Err(error) = check_key(key) {
             return Some(Err(error));
         }
@@ -231,7 +231,7 @@ impl Store for Directory {
         Some(taken.await)
     }
 
-    async fn lend(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {
+    async fn download_linked(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {
         check_key(key)?;
         let (name, target, wanted) = (key.to_owned(), file.to_owned(), Wanted::This(digest.clone()));
         let lent = self.transfer(key, progress, move |tree, reporter| {
@@ -246,7 +246,7 @@ impl Store for Directory {
         self.bring(key, file, Wanted::This(digest.clone()), progress).await.map(drop)
     }
 
-    async fn fetch(&self, key: &str, file: &Path, most: u64, progress: Progress<'_>) -> Result<Digest> {
+    async fn download_unverified(&self, key: &str, file: &Path, most: u64, progress: Progress<'_>) -> Result<Digest> {
         self.bring(key, file, Wanted::AtMost(most), progress).await
     }
 

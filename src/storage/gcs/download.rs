@@ -30,7 +30,7 @@ impl Gcs {
         let fetching = self.stream(key, chunks, whole.clone());
         let (name, target) = (key.to_owned(), file.to_owned());
         // The network is given up first; then the writer ends by itself, and no draft is left behind.
-        let storing = files::beside(&self.clock, key, 2 * self.stall_timeout, progress, move |reporter| {
+        let storing = files::run_blocking(&self.clock, key, 2 * self.stall_timeout, progress, move |reporter| {
             store(&name, &target, &wanted, feed, &whole, reporter)
         });
         tokio::pin!(fetching, storing);

@@ -156,7 +156,7 @@ impl Gcs {
 
 #[async_trait]
 impl Store for Gcs {
-    async fn poll(&self, key: &str, known: Option<&Version>) -> Result<Poll> {
+    async fn get_if_changed(&self, key: &str, known: Option<&Version>) -> Result<Poll> {
         check_key(key)?;
         match self.bounded(key, self.read(key, known)).await {
             Err(error) if is_damaged(&error) => self.bounded(key, self.read(key, known)).await,
@@ -245,7 +245,7 @@ impl Store for Gcs {
         }
     }
 
-    async fn fetch(&self, key: &str, file: &Path, most: u64, progress: Progress<'_>) -> Result<Digest> {
+    async fn download_unverified(&self, key: &str, file: &Path, most: u64, progress: Progress<'_>) -> Result<Digest> {
         check_key(key)?;
         match self.fetch_file(key, file, Wanted::AtMost(most), progress).await {
             Err(error) if is_damaged(&error) => self.fetch_file(key, file, Wanted::AtMost(most), progress).await,

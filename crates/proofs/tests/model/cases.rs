@@ -176,7 +176,7 @@ async fn merge() {
                 store.put(&Object::Metadata(&id).key(), bytes.into(), Precondition::Any).await.unwrap();
             }
         }
-        let Poll::Changed(bytes, _) = store.poll(&Object::Metadata(&id).key(), None).await.unwrap() else {
+        let Poll::Changed(bytes, _) = store.get_if_changed(&Object::Metadata(&id).key(), None).await.unwrap() else {
             panic!("case {case}: it is gone")
         };
         let mut found = records::parse(&id, &bytes).unwrap();

@@ -266,7 +266,7 @@ fn silent(key: &str) -> Error {
 
 #[async_trait]
 impl Store for Way {
-    async fn poll(&self, key: &str, known: Option<&Version>) -> Result<Poll> {
+    async fn get_if_changed(&self, key: &str, known: Option<&Version>) -> Result<Poll> {
         let mistake = self.mistake;
         let object = self.ask(key, |bucket| Ok(bucket.objects.lock().unwrap().get(key).cloned())).await?;
         let Some(object) = object else { return Ok(Poll::Missing) };
@@ -362,7 +362,7 @@ impl Store for Way {
         std::fs::write(file, bytes).map_err(|error| Error::Other { key: key.to_owned(), why: error.to_string() })
     }
 
-    async fn fetch(&self, key: &str, file: &Path, _: u64, _: Progress<'_>) -> Result<Digest> {
+    async fn download_unverified(&self, key: &str, file: &Path, _: u64, _: Progress<'_>) -> Result<Digest> {
         let bytes = self.ask(key, |bucket| bucket.get(key).ok_or_else(|| Error::NotFound(key.to_owned()))).await?;
         let digest = Digest::of(&bytes);
         let written = std::fs::write(file, bytes);

@@ -101,7 +101,7 @@ async fn begin(process: &Process, id: &SandboxId) -> Result<(), Answer> {
     };
     match process.tools.records.edit(id, &change).await {
         Ok(Some(spec)) if spec.desired_state != DesiredState::Deleted => {
-            process.tools.bus.nudge(id);
+            process.tools.bus.wake(id);
             Ok(())
         }
         Ok(_) => Err(Answer::NotFound),
@@ -188,7 +188,7 @@ async fn ask_one(world: Arc<World>, process: Arc<Process>, id: SandboxId, end: I
         drop(attached);
         for at in 0..MACHINES {
             if let Some(process) = world.process(at) {
-                process.tools.bus.nudge(&id);
+                process.tools.bus.wake(&id);
             }
         }
     }

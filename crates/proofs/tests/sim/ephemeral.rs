@@ -35,7 +35,7 @@ pub async fn live(world: Arc<World>, id: SandboxId, home: usize, dice: Rng) {
     if tools.records.create(&spec, &tools.who.me, &lease).await.is_err() {
         return tools.bus.unlease(&id);
     }
-    tools.bus.nudge(&id);
+    tools.bus.wake(&id);
     drop(session);
     world.ground.weather.tally.count(Kind::Ephemeral);
     world.ground.oracle.made(&id, home, maker.name(), spec.idle_timeout.is_some());

@@ -197,8 +197,8 @@ impl Lifecycle for Runtime {
         self.containers.snapshot(id, archive, shape).await
     }
 
-    async fn tally(&self, archive: &Path) -> Result<u64> {
-        self.containers.tally(archive).await
+    async fn count_entries(&self, archive: &Path) -> Result<u64> {
+        self.containers.count_entries(archive).await
     }
 
     fn hold(&self, digest: &Sha256Name) -> Option<RootfsGuard> {

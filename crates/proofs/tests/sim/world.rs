@@ -230,7 +230,7 @@ impl World {
         let session = tools.bus.attach(id);
         let lease = tools.bus.lease(id);
         tools.records.create(&spec, &tools.who.me, &lease).await.unwrap();
-        tools.bus.nudge(id);
+        tools.bus.wake(id);
         drop(session);
         self.keep_copy(id);
     }
