@@ -4,13 +4,13 @@
 //!             Request            spec (CAS)           changes
 //!  client ──────────────▶ api ──────────────▶ storage ─────────▶ reconciler ──Action──▶ runtime ──▶ runsc
 //!    ▲                     │ ▲                  │ ▲                   │  ▲                 │
-//!    └────── Event ────────┘ └──── board ───────┘ └──── status ───────┘  └────── Seen ─────┘
+//!    └────── Event ────────┘ └───── bus ────────┘ └──── status ───────┘  └────── Seen ─────┘
 //!    ▲                     ▲                                                               │
 //!    └─── stdin, output ───┴──────────────────── frames, bytes only ───────────────────────┘
 //! ```
 //!
 //! The API writes what is *wanted*; the reconciler makes it *so*; they meet in storage
-//! and on the board, and never call each other. `tests/world/rooms.rs` holds the rooms apart.
+//! and on the bus, and never call each other. `tests/world/rooms.rs` holds the rooms apart.
 
 pub mod api;
 pub mod bus;

@@ -144,7 +144,7 @@ struct Inner {
     warm_taken: Counter,
     warm_missed: Family<Left, Counter>,
     sessions: Gauge,
-    nudges: Gauge,
+    wakeups: Gauge,
     actions: Timed<Acted>,
     renewal_lag: Histogram,
     blackout: Histogram,
@@ -181,11 +181,11 @@ impl Default for Metrics {
         registry.register("warm_missed", "Sandboxes that did not, by why", warm_missed.clone());
         let sessions = Gauge::default();
         registry.register("sessions", "Sessions that are attached or wait", sessions.clone());
-        let nudges = Gauge::default();
+        let wakeups = Gauge::default();
         registry.register(
             "nudges_waiting",
             "Sandboxes the reconciler was asked to look at and has not",
-            nudges.clone(),
+            wakeups.clone(),
         );
         let actions = Timed::new_with_constructor(seconds as fn() -> Histogram);
         registry.register_with_unit(
@@ -223,7 +223,7 @@ impl Default for Metrics {
             warm_taken,
             warm_missed,
             sessions,
-            nudges,
+            wakeups,
             actions,
             renewal_lag,
             blackout,
@@ -239,10 +239,10 @@ impl Default for Metrics {
 
 impl Metrics {
     /// The page. What is only known at this moment is told with it.
-    pub fn page(&self, sessions: usize, nudges: usize) -> String {
+    pub fn page(&self, sessions: usize, wakeups: usize) -> String {
         let whole = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         self.0.sessions.set(whole(sessions));
-        self.0.nudges.set(whole(nudges));
+        self.0.wakeups.set(whole(wakeups));
         let mut page = String::new();
         // Writing into a string does not fail.
         let _ = text::encode(&mut page, &self.0.registry);

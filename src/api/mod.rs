@@ -1,6 +1,6 @@
 //! The front end: WebSockets and a few plain endpoints.
 //!
-//! The API writes what is wanted into the records, nudges the board and follows it; bytes
+//! The API writes what is wanted into the records, wakes the bus and follows it; bytes
 //! of commands go to and from the agent by frames. It never makes or ends a container.
 
 mod agent_link;
@@ -155,7 +155,7 @@ impl Api {
     }
 
     /// Writes a new sandbox, held by this instance from its first write on. The reconciler knows of that write before
-    /// it is sent, and goes on from it when it is nudged.
+    /// it is sent, and goes on from it when it is woken.
     async fn create(&self, spec: &Spec) -> records::Result<()> {
         let (id, me) = (&spec.sandbox_id, &self.settings.instance);
         let lease = self.bus.lease(id);

@@ -26,7 +26,7 @@ pub struct Occupancy {
 #[derive(Debug)]
 struct Owner {
     tenant: Option<Tenant>,
-    /// Sessions that are on their way in, of which the board does not know yet.
+    /// Sessions that are on their way in, of which the bus does not know yet.
     admissions: u32,
 }
 

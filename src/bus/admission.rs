@@ -49,7 +49,7 @@ impl BusEntry {
     fn evictability(&self) -> Evictability {
         match self.evictability {
             _ if self.sessions > 0 => Evictability::Stays,
-            // A session that left was the last use, if this board knows of any.
+            // A session that left was the last use, if this bus knows of any.
             Evictability::Spare { since } if self.asked > 0 => Evictability::Spare { since: since.max(self.active_at) },
             evictability @ (Evictability::Spare { .. } | Evictability::Stays | Evictability::Leaves) => evictability,
         }
@@ -94,7 +94,7 @@ impl Bus {
         lock(&self.queue).wanted.contains(id)
     }
 
-    /// The API's own board says that somebody waits for this place, until the value is dropped.
+    /// The API's own bus says that somebody waits for this place, until the value is dropped.
     pub fn want(self: &Arc<Self>, id: &SandboxId) -> EvictionRequest {
         lock(&self.queue).wanted.insert(id.clone());
         self.wake(id);

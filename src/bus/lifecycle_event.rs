@@ -1,4 +1,4 @@
-//! What happens to a sandbox on this instance, in the words of the board: plain data.
+//! What happens to a sandbox on this instance, in the words of the bus: plain data.
 
 use baton_protocol::{
     id::{CheckpointId, InstanceId},

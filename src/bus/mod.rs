@@ -1,6 +1,6 @@
-//! The board: the one local place between API and reconciler of an instance.
+//! What connects API and reconciler on one instance: events, wake-ups, attachment and admission.
 //!
-//! The API *nudges* (look at this sandbox now) and says who is attached and active.
+//! The API *wakes* the reconciler for a sandbox and says who is attached and active.
 //! The reconciler *posts* passing phases, numbered, in order, in a bounded log that
 //! sessions follow. Everything here is plain data, so that the two sides may later
 //! be two processes. Nothing durable hangs on it: it may be lost at any moment.
@@ -46,13 +46,13 @@ pub struct Presence {
     pub attached: bool,
     /// One was, at some time.
     pub ever_attached: bool,
-    /// When the board first heard of the sandbox.
+    /// When the bus first heard of the sandbox.
     pub known_since: Moment,
     /// When a client last did something, or left.
     pub active_at: Moment,
 }
 
-/// What the API says to the reconciler. A board of the API's own process passes it on.
+/// What the API says to the reconciler. A bus of the API's own process passes it on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BusMessage {
@@ -74,20 +74,20 @@ pub enum BusMessage {
     Unleased(SandboxId),
 }
 
-/// Where a board passes on what it is told.
+/// Where a bus passes on what it is told.
 struct Forwarder(Box<dyn Fn(BusMessage) + Send + Sync>);
 
 impl std::fmt::Debug for Forwarder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Teller")
+        f.write_str("Forwarder")
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counts {
     pub sessions: usize,
-    /// Sandboxes that were nudged and not yet looked at.
-    pub nudges: usize,
+    /// Sandboxes that were woken and not yet looked at.
+    pub wakeups: usize,
 }
 
 #[derive(Debug)]
@@ -113,10 +113,10 @@ struct BusEntry {
 #[derive(Debug)]
 pub struct Bus {
     clock: SharedClock,
-    /// Some: the reconciler is another process, and has a board of its own.
+    /// Some: the reconciler is another process, and has a bus of its own.
     forwarder: Option<Forwarder>,
     entries: Mutex<BTreeMap<SandboxId, BusEntry>>,
-    nudged: Mutex<BTreeSet<SandboxId>>,
+    woken: Mutex<BTreeSet<SandboxId>>,
     /// Leases of sandboxes that are being created, until their loop takes them over.
     leases: Mutex<BTreeMap<SandboxId, InitialLease>>,
     wakeup: Notify,
@@ -131,7 +131,7 @@ impl Bus {
         Arc::new(Self::with(clock, None))
     }
 
-    /// A board of the API alone: what it is told it passes on, in order. `tell` must not wait.
+    /// A bus of the API alone: what it is told it passes on, in order. `tell` must not wait.
     pub fn telling(clock: SharedClock, tell: impl Fn(BusMessage) + Send + Sync + 'static) -> Arc<Self> {
         Arc::new(Self::with(clock, Some(Forwarder(Box::new(tell)))))
     }
@@ -142,7 +142,7 @@ impl Bus {
             clock,
             forwarder,
             entries: Mutex::default(),
-            nudged: Mutex::default(),
+            woken: Mutex::default(),
             leases: Mutex::default(),
             wakeup: Notify::new(),
             holds,
@@ -156,7 +156,7 @@ impl Bus {
         }
     }
 
-    /// Asks the reconciler to look at a sandbox now. Many nudges before the look are one.
+    /// Asks the reconciler to look at a sandbox now. Many wake-ups before the look are one.
     pub fn wake(&self, id: &SandboxId) {
         if self.forwarder.is_some() {
             self.tell(|| BusMessage::Nudged(id.clone()));
@@ -164,7 +164,7 @@ impl Bus {
             self.forget(id);
             return;
         }
-        lock(&self.nudged).insert(id.clone());
+        lock(&self.woken).insert(id.clone());
         self.wakeup.notify_one();
     }
 
@@ -195,11 +195,11 @@ impl Bus {
         lock(&self.leases).remove(id)
     }
 
-    /// The next sandbox somebody nudged. For one listener.
-    pub async fn next_nudge(&self) -> SandboxId {
+    /// The next sandbox somebody woken. For one listener.
+    pub async fn next_wakeup(&self) -> SandboxId {
         loop {
             let heard = self.wakeup.notified();
-            if let Some(id) = lock(&self.nudged).pop_first() {
+            if let Some(id) = lock(&self.woken).pop_first() {
                 return id;
             }
             heard.await;
@@ -225,10 +225,10 @@ impl Bus {
         Subscription { bus: self.clone(), id: id.clone(), seen: line.next, posted: line.posted.clone() }
     }
 
-    /// How much there is on the board, for whoever measures.
+    /// How much there is on the bus, for whoever measures.
     pub fn counts(&self) -> Counts {
         let sessions = lock(&self.entries).values().map(|line| line.sessions as usize).sum();
-        Counts { sessions, nudges: lock(&self.nudged).len() }
+        Counts { sessions, wakeups: lock(&self.woken).len() }
     }
 
     /// How many sandboxes this instance holds.
@@ -354,7 +354,7 @@ impl BusEntry {
     }
 }
 
-/// A session's presence on the board.
+/// A session's presence on the bus.
 #[derive(Debug)]
 pub struct AttachGuard {
     bus: Arc<Bus>,

@@ -19,7 +19,7 @@ pub struct Subscription {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        // With a reconciler here its loop forgets the line; on a board of the API alone nobody does.
+        // With a reconciler here its loop forgets the line; on a bus of the API alone nobody does.
         if self.bus.forwarder.is_some() {
             self.bus.forget_but_for(&self.id, 1);
         }

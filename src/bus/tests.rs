@@ -1,4 +1,4 @@
-//! The board as its two sides use it.
+//! The bus as its two sides use it.
 
 use super::*;
 use crate::clock::TestClock;
@@ -40,9 +40,9 @@ async fn many_nudges_before_the_look_are_one() {
     let (bus, id, _) = bus();
     bus.wake(&id);
     bus.wake(&id);
-    assert_eq!(bus.next_nudge().await, id);
-    assert!(lock(&bus.nudged).is_empty());
-    let waiting = bus.next_nudge();
+    assert_eq!(bus.next_wakeup().await, id);
+    assert!(lock(&bus.woken).is_empty());
+    let waiting = bus.next_wakeup();
     tokio::pin!(waiting);
     assert!(futures::poll!(&mut waiting).is_pending());
     bus.wake(&id);
@@ -60,7 +60,7 @@ async fn presence_lasts_as_long_as_the_session_and_leaving_counts_as_activity() 
     let presence = bus.presence(&id);
     assert!(!presence.attached && presence.ever_attached);
     assert_eq!(presence.active_at - presence.known_since, Duration::from_secs(5));
-    assert_eq!(bus.next_nudge().await, id);
+    assert_eq!(bus.next_wakeup().await, id);
 }
 
 #[tokio::test(start_paused = true)]
@@ -88,7 +88,7 @@ async fn a_sandbox_is_forgotten_only_when_nobody_reads() {
     assert_eq!(lock(&bus.entries).len(), 0);
 }
 
-/// A board that only passes on, and what it said.
+/// A bus that only passes on, and what it said.
 fn telling() -> (Arc<Bus>, SharedClock, Arc<Mutex<Vec<BusMessage>>>) {
     let clock: SharedClock = Arc::new(TestClock::new(1));
     let said = Arc::new(Mutex::new(Vec::new()));
@@ -151,7 +151,7 @@ async fn a_sign_of_life_answers_the_probe_it_was_asked_by_and_none_that_came_lat
     assert_eq!(subscription.next().await.passing, LifecycleEvent::Probe { number: first });
     assert!(!bus.is_alive(&id, first));
     bus.alive(&id, first);
-    assert_eq!(bus.next_nudge().await, id, "who asked looks at once");
+    assert_eq!(bus.next_wakeup().await, id, "who asked looks at once");
     let second = bus.probe(&id);
     assert!(bus.is_alive(&id, first) && !bus.is_alive(&id, second));
 }

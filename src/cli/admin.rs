@@ -59,7 +59,7 @@ impl Admin {
         let page = move |headers: HeaderMap| async move {
             hosts.check(&headers)?;
             let counts = bus.borrow().counts();
-            let page = metrics.page(counts.sessions, counts.nudges);
+            let page = metrics.page(counts.sessions, counts.wakeups);
             Ok::<_, StatusCode>(([(header::CONTENT_TYPE, KIND)], page))
         };
         let app = Router::new().route("/metrics", get(page)).route("/healthz", get(|| async { "ok\n" }));

@@ -177,7 +177,7 @@ impl AdminServer {
         self.serve_latest(watch::Sender::new(bus).subscribe()).await;
     }
 
-    /// For ever, with a board that may be replaced by another.
+    /// For ever, with a bus that may be replaced by another.
     pub async fn serve_latest(self, bus: watch::Receiver<Arc<Bus>>) {
         if let Some(admin) = self.admin {
             admin.serve(self.metrics, bus).await;

@@ -1,4 +1,4 @@
-//! The API's end: a board that tells the other one, and links to agents over sockets.
+//! The API's end: a bus that tells the other one, and links to agents over sockets.
 
 use std::{
     collections::BTreeMap,
@@ -47,7 +47,7 @@ pub struct Front {
     pub hold: DropGuard,
 }
 
-/// Connects to the reconciler's half. Done when everything it holds is on the board.
+/// Connects to the reconciler's half. Done when everything it holds is on the bus.
 pub async fn connect(directory: &Path, clock: &SharedClock, tasks: &TaskTracker) -> Result<Front, Error> {
     let path = ipc_socket::path(directory);
     let broken = |error: std::io::Error| Error::Broken(error.to_string());
@@ -56,7 +56,7 @@ pub async fn connect(directory: &Path, clock: &SharedClock, tasks: &TaskTracker)
     let (said, mut outbox) = mpsc::unbounded_channel();
     let teller = said.clone();
     let bus = Bus::telling(clock.clone(), move |told| {
-        // Nobody listens when the other half is gone; then this board is of no use either.
+        // Nobody listens when the other half is gone; then this bus is of no use either.
         let _ = teller.send(FromApi::Told(told));
     });
     let lives = Arc::new(Mutex::new(Lives::new(clock)));

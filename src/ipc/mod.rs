@@ -3,8 +3,8 @@
 //!
 //! ```text
 //!   api                               reconciler
-//!   board ──attached, nudged, wanted───▶ board      one connection, as long as both live
-//!   board ◀──phases, holds, lives─────── board
+//!   bus ──attached, woken, wanted───▶ bus      one connection, as long as both live
+//!   bus ◀──phases, holds, lives─────── bus
 //!   link  ◀─────────frames─────────────▶ link       one connection per link to an agent
 //!   memory ──────────calls─────────────▶ memory     one connection per call
 //! ```
@@ -59,7 +59,7 @@ enum Handshake {
     Board {
         version: String,
     },
-    /// Brings the frames of a link that was opened on the board's connection.
+    /// Brings the frames of a link that was opened on the bus's connection.
     Link {
         number: u64,
     },

@@ -1,4 +1,4 @@
-//! The reconciler's end: answers the API's half from the board, the containers and the memory.
+//! The reconciler's end: answers the API's half from the bus, the containers and the memory.
 
 use std::{
     collections::BTreeMap,
@@ -155,7 +155,7 @@ impl Server {
         }
     }
 
-    /// Until either half ends. Its sessions leave the board with this connection.
+    /// Until either half ends. Its sessions leave the bus with this connection.
     async fn with_api(&self, wire: IpcStream, fits: bool) -> io::Result<()> {
         let (mut sink, mut stream) = wire.split();
         sink.send(packed(&FromReconciler::Hello(self.back.hello.clone()))?).await?;
@@ -294,7 +294,7 @@ impl Lives {
     }
 }
 
-/// The sessions of the other half, on our board.
+/// The sessions of the other half, on our bus.
 struct Sessions<'a> {
     server: &'a Server,
     lives: &'a Lives,

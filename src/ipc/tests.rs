@@ -110,7 +110,7 @@ async fn what_sessions_do_arrives_on_the_other_board_and_ends_with_the_api() {
     let attached = front.bus.attach(&id);
     let mut subscription = front.bus.follow(&id);
     front.bus.wake(&id);
-    assert_eq!(within(&pair.clock, pair.bus.next_nudge()).await, id);
+    assert_eq!(within(&pair.clock, pair.bus.next_wakeup()).await, id);
     assert!(pair.bus.presence(&id).attached, "what was said before a nudge is known with it");
 
     pair.bus.post(&id, LifecycleEvent::Acquiring);
@@ -213,8 +213,8 @@ async fn who_hears_that_a_sandbox_runs_can_open_a_link() {
         let attached = front.bus.attach(&id);
         let mut subscription = front.bus.follow(&id);
         front.bus.wake(&id);
-        // The one before has left with a nudge too.
-        within(&pair.clock, async { while pair.bus.next_nudge().await != id {} }).await;
+        // The one before has left with a wake-up too.
+        within(&pair.clock, async { while pair.bus.next_wakeup().await != id {} }).await;
         pair.bus.hold(&id, true);
         pair.containers.create(&id, &pair.start()).await.unwrap();
         pair.bus.post(&id, LifecycleEvent::Running { boot: StartKind::Fresh });
@@ -285,7 +285,7 @@ async fn the_lease_of_a_new_sandbox_is_known_over_there_before_its_nudge() {
     front.bus.unlease(&dropped);
     let lease = front.bus.lease(&kept);
     front.bus.wake(&kept);
-    assert_eq!(within(&pair.clock, pair.bus.next_nudge()).await, kept);
+    assert_eq!(within(&pair.clock, pair.bus.next_wakeup()).await, kept);
     assert_eq!(pair.bus.take_lease(&kept), Some(lease));
     assert_eq!((pair.bus.take_lease(&kept), pair.bus.take_lease(&dropped)), (None, None));
     assert_eq!((front.hello.hold, front.hello.takeover), (Times::DEFAULT.hold, Times::DEFAULT.takeover));

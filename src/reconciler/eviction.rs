@@ -17,7 +17,7 @@ impl Worker {
         self.context.bus.is_wanted(&self.id) && !self.is_attended() && self.is_evictable(seen)
     }
 
-    /// Says on the board how the place stands. `leaves`: the next action lets it go.
+    /// Says on the bus how the place stands. `leaves`: the next action lets it go.
     pub(super) fn tell_tenure(&self, seen: Seen, leaves: bool) {
         let evictability = if leaves {
             Evictability::Leaves
@@ -30,7 +30,7 @@ impl Worker {
     }
 
     /// A checkpoint would keep all of it, and has not just failed. While a session is attached its commands are
-    /// not looked at: they begin and end all the time, and the board lets nothing go that has a session.
+    /// not looked at: they begin and end all the time, and the bus lets nothing go that has a session.
     fn is_evictable(&self, seen: Seen) -> bool {
         let persistent = self.found.as_ref().is_some_and(|found| found.metadata.spec.enable_sandbox_checkpoint);
         persistent

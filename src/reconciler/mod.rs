@@ -1,5 +1,5 @@
 //! The reconciler: one loop per sandbox that makes what is wanted so. It hears of sandboxes
-//! through nudges on the board and knows nothing of who wants what, or why.
+//! through wake-ups on the bus and knows nothing of who wants what, or why.
 //!
 //! ```text
 //!   look ──▶ desired ──▶ plan ──▶ act ──▶ report
@@ -142,7 +142,7 @@ impl ReconcilerContext {
     }
 }
 
-/// How often is looked without a nudge.
+/// How often to poll when nothing wakes the loop.
 #[derive(Clone, Copy, Debug)]
 pub struct PollIntervals {
     /// At the lock, while it is about to be let go: docs/adr/0009 counts what that costs.
@@ -204,7 +204,7 @@ impl Wakeup {
 /// Runs until `stop`, or, while draining, until every loop has come to its end.
 pub async fn run(context: Arc<ReconcilerContext>, stop: CancellationToken) {
     let mut loops: JoinSet<()> = JoinSet::new();
-    let mut bells: HashMap<SandboxId, Arc<Wakeup>> = HashMap::new();
+    let mut wakeups: HashMap<SandboxId, Arc<Wakeup>> = HashMap::new();
     let mut names: HashMap<tokio::task::Id, SandboxId> = HashMap::new();
     let (found, mut assignments) = mpsc::channel(1);
     let mut sweeping = pin!(sweep::run(context.clone(), found));
@@ -218,11 +218,11 @@ pub async fn run(context: Arc<ReconcilerContext>, stop: CancellationToken) {
         if drain != Drain::No && loops.is_empty() && (is_stored || !context.deposit.has_begun()) {
             return;
         }
-        let nudged = tokio::select! {
+        let woken = tokio::select! {
             biased;
             () = stop.cancelled() => return,
             _ = context.drain.until(|now| *now != drain) => continue,
-            id = context.bus.next_nudge() => id,
+            id = context.bus.next_wakeup() => id,
             () = &mut deposit, if !is_stored => {
                 is_stored = true;
                 continue;
@@ -236,7 +236,7 @@ pub async fn run(context: Arc<ReconcilerContext>, stop: CancellationToken) {
                     }
                 };
                 let Some(id) = names.remove(&task) else { continue };
-                let rung = bells.remove(&id).is_some_and(|wakeup| wakeup.rung.load(Ordering::SeqCst));
+                let rung = wakeups.remove(&id).is_some_and(|wakeup| wakeup.rung.load(Ordering::SeqCst));
                 if !rung && ended.is_ok() {
                     continue;
                 }
@@ -244,9 +244,9 @@ pub async fn run(context: Arc<ReconcilerContext>, stop: CancellationToken) {
             }
             Some(assignment) = assignments.recv() => {
                 // A loop that is there looks after its sandbox itself.
-                if !bells.contains_key(&assignment.id) {
+                if !wakeups.contains_key(&assignment.id) {
                     let (id, wakeup) = (assignment.id.clone(), Arc::new(Wakeup::default()));
-                    bells.insert(id.clone(), wakeup.clone());
+                    wakeups.insert(id.clone(), wakeup.clone());
                     names.insert(loops.spawn(assignment.run(context.clone(), wakeup)).id(), id);
                 }
                 continue;
@@ -256,13 +256,13 @@ pub async fn run(context: Arc<ReconcilerContext>, stop: CancellationToken) {
                 continue;
             }
         };
-        if let Some(wakeup) = bells.get(&nudged) {
+        if let Some(wakeup) = wakeups.get(&woken) {
             wakeup.ring();
             continue;
         }
         let wakeup = Arc::new(Wakeup::default());
-        bells.insert(nudged.clone(), wakeup.clone());
-        let sandbox = Worker::new(nudged.clone(), context.clone(), wakeup);
-        names.insert(loops.spawn(sandbox.run()).id(), nudged);
+        wakeups.insert(woken.clone(), wakeup.clone());
+        let sandbox = Worker::new(woken.clone(), context.clone(), wakeup);
+        names.insert(loops.spawn(sandbox.run()).id(), woken);
     }
 }

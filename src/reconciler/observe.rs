@@ -1,4 +1,4 @@
-//! Looking: what storage, the container and the board say, as one value for wish and plan.
+//! Looking: what storage, the container and the bus say, as one value for wish and plan.
 
 use std::time::Duration;
 

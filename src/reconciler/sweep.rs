@@ -1,12 +1,12 @@
-//! The sweep: now and then looks at every sandbox of the store, and sends an errand for each that nobody
+//! The sweep: now and then looks at every sandbox of the store, and sends a task for each that nobody
 //! looks after. So an edit works also where nobody holds the sandbox, and nothing piles up.
 //!
 //! ```text
-//!   list ──▶ look at what changed ──▶ errand ──▶ a task of its own, in the place of the sandbox's loop
+//!   list ──▶ look at what changed ──▶ task ──▶ a task of its own, in the place of the sandbox's loop
 //! ```
 //!
-//! The sweep itself writes nothing. An errand runs where the sandbox's loop would, so that one instance
-//! has one writer per lock; if there is a loop, that one looks after the sandbox and the errand is dropped.
+//! The sweep itself writes nothing. An task runs where the sandbox's loop would, so that one instance
+//! has one writer per lock; if there is a loop, that one looks after the sandbox and the task is dropped.
 
 pub mod sweep_rules;
 mod sweep_tasks;
@@ -32,7 +32,7 @@ use crate::{
     },
 };
 
-/// So many sandboxes are looked at, and so many errands run, at the same time.
+/// So many sandboxes are looked at, and so many tasks run, at the same time.
 const AT_ONCE: usize = 8;
 /// Whether a free sandbox has superfluous checkpoints is looked at again after this time.
 const TIDY_AGAIN: Duration = Duration::from_secs(60 * 60);
@@ -55,14 +55,14 @@ pub struct SweepContext {
     pub tombstones_for: Duration,
 }
 
-/// One errand on its way to its task.
+/// One task on its way to its task.
 #[derive(Debug)]
 pub struct Assignment {
     pub id: SandboxId,
     pub errand: SweepTask,
     lock: LeaseHandle,
     objects: Objects,
-    /// Given back when the errand is done.
+    /// Given back when the task is done.
     permit: Option<OwnedSemaphorePermit>,
 }
 
@@ -111,7 +111,7 @@ pub struct Sweep {
     known: HashMap<SandboxId, Known>,
 }
 
-/// Sweeps now and then, until the instance drains or nobody takes errands any more.
+/// Sweeps now and then, until the instance drains or nobody takes tasks any more.
 pub(super) async fn run(context: Arc<ReconcilerContext>, assignments: mpsc::Sender<Assignment>) {
     let Some(every) = context.housekeeping.sweep.filter(|_| context.records.can_checkpoint()) else { return };
     let mut sweep = Sweep::new(context.ground());
@@ -266,7 +266,7 @@ impl Sweep {
             known.untidy = self.is_untidy(id, &file).await;
             known.tidy_at = Some(now + TIDY_AGAIN);
         }
-        // An errand could not pass over a waiter whose silence it has not seen.
+        // An task could not pass over a waiter whose silence it has not seen.
         if !is_free || is_waited_for {
             known.file = Some(file);
         }

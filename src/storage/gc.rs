@@ -47,7 +47,7 @@ pub struct Upkeep {
     pub keep: usize,
 }
 
-/// How often the last write of an errand is sent before it is left to the next one.
+/// How often the last write of a task is sent before it is left to the next one.
 const TRIES: u32 = 5;
 
 impl Upkeep {

@@ -1,4 +1,4 @@
-//! The bucket and what lies in it, and the board between the rooms of one instance.
+//! The bucket and what lies in it.
 
 pub mod checkpoint_io;
 

@@ -1,5 +1,5 @@
 //! A server on a real socket, with a memory store, a double that plays the reconciler on the
-//! board, and a clock that tests can move forward.
+//! bus, and a clock that tests can move forward.
 
 use std::{
     net::SocketAddr,
@@ -352,7 +352,7 @@ impl Reconciler {
         // What lies in checkpoints.
         let mut stored = std::collections::BTreeMap::new();
         loop {
-            let id = self.bus.next_nudge().await;
+            let id = self.bus.next_wakeup().await;
             let Ok(Some(found)) = self.records.find(&id).await else { continue };
             let script = self.script.lock().unwrap().clone();
             let here = self.containers.0.lock().unwrap().contains_key(&id);

@@ -1,4 +1,4 @@
-//! Several instances on one store, each with its own board, containers and reconciler.
+//! Several instances on one store, each with its own bus, containers and reconciler.
 
 use std::{sync::Arc, time::Duration};
 
@@ -184,7 +184,7 @@ pub struct Visit {
 }
 
 impl Instance {
-    /// What `/create` does, up to the nudge.
+    /// What `/create` does, up to the wake-up.
     pub async fn create(&self, change: impl Fn(&mut Spec)) -> Visit {
         let tools = &self.tools;
         let id = tools.clock.sandbox_id();

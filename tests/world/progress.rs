@@ -1,4 +1,4 @@
-//! How far long work has come, as the reconciler tells it on the board.
+//! How far long work has come, as the reconciler tells it on the bus.
 
 use baton::bus::{DOWNLOAD, LifecycleEvent, SNAPSHOT, UPLOAD};
 use baton_protocol::metadata::{DesiredState, Request};

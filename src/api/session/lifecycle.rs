@@ -118,7 +118,7 @@ impl Session {
         }
     }
 
-    /// The container has ended. The board tells why, and what comes of it, unless another one
+    /// The container has ended. The bus tells why, and what comes of it, unless another one
     /// is there already.
     pub(super) fn unlinked(&mut self) -> Option<End> {
         self.commands.line.close();

@@ -2,8 +2,8 @@
 //! things at once and does them one at a time.
 //!
 //! ```text
-//!   client ──requests──▶ ask ──spec──▶ records, nudge ──▶ (reconciler)
-//!   client ◀──events──── tell ◀──────── board ◀──posts─── (reconciler)
+//!   client ──requests──▶ ask ──spec──▶ records, wake ──▶ (reconciler)
+//!   client ◀──events──── tell ◀──────── bus ◀──posts─── (reconciler)
 //!   client ◀─▶ commands ◀─frames─▶ agent
 //! ```
 //! Nothing in the loop waits for the store or the client: store calls are futures of

@@ -159,7 +159,7 @@ async fn create_session(
         Some(presence) => Ok(presence),
         None => pending.wait_for_room(&api, &id).await,
     };
-    // Whoever is in is on the board, and whoever is turned away may come again at once.
+    // Whoever is in is on the bus, and whoever is turned away may come again at once.
     drop(counted);
     let presence = match admitted {
         Ok(presence) => presence,
@@ -350,7 +350,7 @@ async fn attach_session(api: Arc<Api>, mut writer: EventWriter, id: SandboxId, t
         takes_turns: Turns::default(),
         api,
     };
-    // Here already: it answers, unless it is just about to leave, which the board then tells.
+    // Here already: it answers, unless it is just about to leave, which the bus then tells.
     match session.api.execs.open(&session.id).filter(|_| !is_old) {
         Some(link) => session.commands.open(link, &mut session.writer),
         None => {

@@ -96,7 +96,7 @@ impl SpecEdits {
 }
 
 impl Session {
-    /// Writes the spec beside the loop, and nudges when that is done.
+    /// Writes the spec beside the loop, and wakes when that is done.
     pub(super) fn edit(&mut self, what: What, change: impl Fn(&mut Spec) -> bool + Send + Sync + 'static) {
         let (api, id) = (self.api.clone(), self.id.clone());
         let asked = self.spec_edits.asked(&what);

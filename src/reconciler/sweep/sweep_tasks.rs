@@ -20,11 +20,11 @@ use crate::{
     },
 };
 
-/// An errand that takes longer is broken off; the next sweep goes on with it.
+/// An task that takes longer is broken off; the next sweep goes on with it.
 const WITHIN: Duration = Duration::from_secs(10 * 60);
 
 impl Assignment {
-    /// Runs the errand, in the place of the sandbox's loop.
+    /// Runs the task, in the place of the sandbox's loop.
     pub(in crate::reconciler) async fn run(self, context: Arc<ReconcilerContext>, bell: Arc<Wakeup>) {
         let ground = context.ground();
         let (id, errand) = (self.id.clone(), self.errand);
