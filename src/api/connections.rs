@@ -61,11 +61,11 @@ struct Entry {
     since: u64,
 }
 
-fn judge(caps: Caps, pending: Caller, open: impl ExactSizeIterator<Item = (u64, Entry)> + Clone) -> Verdict {
+fn judge(caps: Caps, newcomer: Caller, open: impl ExactSizeIterator<Item = (u64, Entry)> + Clone) -> Verdict {
     let count = open.len();
     let unproven = open.filter(|(_, entry)| entry.standing != Standing::Proven);
     let oldest = |entry: &(u64, Entry)| (entry.1.standing != Standing::Idle, entry.1.since);
-    let of_peer = unproven.clone().filter(|(_, entry)| entry.peer == pending);
+    let of_peer = unproven.clone().filter(|(_, entry)| entry.peer == newcomer);
     let victim = if caps.per_peer.is_some_and(|most| of_peer.clone().count() >= most) {
         of_peer.min_by_key(oldest)
     } else if count >= caps.total {
@@ -249,19 +249,19 @@ mod tests {
     }
 
     fn check(caps: Caps, open: &[(u64, Entry)]) {
-        let pending = Caller::of(peer(1));
+        let newcomer = Caller::of(peer(1));
         let is_unproven = |entry: &Entry| entry.standing != Standing::Proven;
-        let of_peer = open.iter().filter(|(_, entry)| is_unproven(entry) && entry.peer == pending).count();
+        let of_peer = open.iter().filter(|(_, entry)| is_unproven(entry) && entry.peer == newcomer).count();
         let peer_is_full = caps.per_peer.is_some_and(|most| of_peer >= most);
-        match judge(caps, pending, open.iter().copied()) {
+        match judge(caps, newcomer, open.iter().copied()) {
             Verdict::Accept => assert!(!peer_is_full && open.len() < caps.total, "{open:?}"),
             Verdict::Replace(number) => {
                 assert!(peer_is_full || open.len() >= caps.total, "nothing is closed without need: {open:?}");
                 let (_, closed) = open[number as usize];
                 assert!(is_unproven(&closed), "a proven connection is never closed: {open:?}");
-                assert!(!peer_is_full || closed.peer == pending, "a peer closes its own: {open:?}");
+                assert!(!peer_is_full || closed.peer == newcomer, "a peer closes its own: {open:?}");
                 for (_, entry) in open.iter().filter(|(_, entry)| is_unproven(entry)) {
-                    let is_candidate = !peer_is_full || entry.peer == pending;
+                    let is_candidate = !peer_is_full || entry.peer == newcomer;
                     let is_better = (entry.standing != Standing::Idle, entry.since)
                         < (closed.standing != Standing::Idle, closed.since);
                     assert!(!(is_candidate && is_better), "{entry:?} before {closed:?}");
@@ -279,12 +279,12 @@ mod tests {
         let proven: Vec<_> = places.iter().map(|place| place.handle().prove()).collect();
         assert_eq!(proven, [true, true, true, false]);
         assert!(places[0].handle().prove(), "it is one of them already");
-        let pending = connections.admit(peer(2)).expect("the reserve is always there");
-        assert!(places[3].closed.is_cancelled() && !pending.handle().prove());
+        let newcomer = connections.admit(peer(2)).expect("the reserve is always there");
+        assert!(places[3].closed.is_cancelled() && !newcomer.handle().prove());
         drop(requests);
         assert_eq!(*places[0].standing.borrow(), Standing::Idle);
-        assert!(pending.handle().prove());
-        drop((places, pending));
+        assert!(newcomer.handle().prove());
+        drop((places, newcomer));
         assert!(connections.lock().open.is_empty());
     }
 

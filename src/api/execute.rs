@@ -94,7 +94,7 @@ pub async fn execute(
     tasks.spawn(
         async move {
             let mut started = Some(started);
-            let pending = PendingSession { tenant, connection, memory };
+            let pending = PendingExecute { tenant, connection, memory };
             match run(&api, &id, &exec, &mut started, output, &span, pending).await {
                 Ok(()) => span.end(Outcome::Done),
                 Err(refused) => {
@@ -143,10 +143,10 @@ async fn read(api: &Api, body: Body) -> Result<(Vec<u8>, Reservation), (StatusCo
 }
 
 /// What a request has until its sandbox has a place.
-struct PendingSession {
+struct PendingExecute {
     tenant: Option<Tenant>,
     connection: Tracked,
-    #[expect(dead_code, reason = "held until the code is no longer in the way of others")]
+    /// For the code.
     memory: Reservation,
 }
 
@@ -160,7 +160,7 @@ async fn run(
     started: &mut Started,
     output: mpsc::Sender<Bytes>,
     request: &traces::Span,
-    pending: PendingSession,
+    pending: PendingExecute,
 ) -> Result<(), Refused> {
     let unavailable = |text: &str| (StatusCode::SERVICE_UNAVAILABLE, text.to_owned());
     if api.is_draining() {
@@ -178,7 +178,9 @@ async fn run(
     };
     drop(counted);
     let presence = admitted.filter(|_| pending.connection.prove()).ok_or_else(|| unavailable(NO_ROOM))?;
-    let PendingSession { tenant, .. } = pending;
+    let PendingExecute { tenant, memory, .. } = pending;
+    // The code is no longer in the way of others.
+    drop(memory);
     let subscription = api.bus.follow(id);
     // Nobody is ever given the token.
     let hash = token::sha256(&token::fresh(&*api.clock).0);
