@@ -1,4 +1,4 @@
-//! A session's end of the link to the agent: frames wait in a queue instead of the session waiting for room.
+//! A session's end of the link to the agent: frames wait in a queue, so that the session does not have to.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -9,7 +9,7 @@ use crate::runtime::Link;
 #[derive(Debug)]
 pub enum LinkEvent {
     Frame(Frame),
-    /// Something was passed on, or left out.
+    /// Frames were passed on, or output was skipped.
     Sent,
     /// The container has ended.
     Closed,
@@ -27,7 +27,7 @@ impl AgentLink {
         *self = Self { link: Some(link), ..Self::default() };
     }
 
-    /// What the container's end takes with it.
+    /// Drops everything that is lost with the container.
     pub fn close(&mut self) {
         *self = Self::default();
     }
@@ -43,31 +43,31 @@ impl AgentLink {
         }
     }
 
-    /// Payload that waits to be taken by the sandbox.
+    /// Bytes of payload that the sandbox has not taken yet.
     pub fn waiting(&self) -> usize {
         self.waiting
     }
 
-    /// Nothing is on its way from the agent, as far as can be seen here.
+    /// Whether no frame from the agent is waiting here.
     pub fn is_drained(&self) -> bool {
         self.link.as_ref().is_none_or(|link| link.from_agent.is_empty())
     }
 
-    /// Streams of which output was left out since the last time.
+    /// Streams that had output skipped since the last call.
     pub fn take_behind(&self) -> BTreeSet<(u32, Stream)> {
         self.link.as_ref().map(|link| link.behind.take()).unwrap_or_default()
     }
 
-    /// A frame that is there already.
+    /// A frame that has arrived already.
     pub fn try_next(&mut self) -> Option<Frame> {
         self.link.as_mut()?.from_agent.try_recv().ok()
     }
 
-    /// Passes on what waits, and with `listen` waits for the agent too. Without a link it waits
-    /// for ever. May be cancelled.
+    /// Passes on queued frames, and with `listen` also waits for the agent. Waits forever if there is no link. Cancel
+    /// safe.
     pub async fn turn(&mut self, listen: bool) -> LinkEvent {
         let Some(Link { to_agent, from_agent, behind }) = &mut self.link else { return std::future::pending().await };
-        // What the agent says is bounded by its credit, so it cannot keep what waits from being passed on.
+        // Frames from the agent are bounded by its credit, so they cannot starve the queue.
         let permit = tokio::select! {
             biased;
             frame = from_agent.recv(), if listen => return frame.map_or(LinkEvent::Closed, LinkEvent::Frame),

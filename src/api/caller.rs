@@ -1,10 +1,10 @@
-//! Whom a request comes from, for limits per address.
+//! The address that a request comes from, for limits per address.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use axum::http::HeaderMap;
 
-/// An address that limits are counted for. Of IPv6 the network: one customer has 2^64 addresses of it.
+/// An address that limits apply to. For IPv6 this is the /64 network, since one customer has all of its addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Caller(IpAddr);
 
@@ -19,8 +19,9 @@ impl Caller {
         })
     }
 
-    /// Behind `proxies` trusted proxies the address that the outermost of them saw: each adds one at the end of
-    /// `X-Forwarded-For`, and what stands before is the client's own claim. What is no address counts for nothing.
+    /// Behind `proxies` trusted proxies, the address that the outermost of them saw: each appends one to
+    /// `X-Forwarded-For`, and anything before is the client's own claim. If the value is not an address, the peer
+    /// counts.
     pub fn find(headers: &HeaderMap, peer: IpAddr, proxies: usize) -> Self {
         let lines = headers.get_all("x-forwarded-for").iter();
         let values: Vec<_> = lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b',')).collect();
@@ -29,7 +30,7 @@ impl Caller {
     }
 }
 
-/// Some proxies add the port.
+/// Accepts a port, which some proxies add.
 fn parse(value: &[u8]) -> Option<IpAddr> {
     let text = std::str::from_utf8(value).ok()?.trim();
     text.parse().ok().or_else(|| text.parse::<SocketAddr>().ok().map(|address| address.ip()))
@@ -59,7 +60,7 @@ mod tests {
             (&["1.1.1.1, 2.2.2.2"], 2, caller("1.1.1.1")),
             (&["1.1.1.1, 2.2.2.2"], 0, peer),
             (&["1.1.1.1, 2.2.2.2"], 3, peer),
-            // A client that sends a line of its own does not hide behind it.
+            // A client cannot hide behind a header line of its own.
             (&["9.9.9.9", "2.2.2.2"], 1, caller("2.2.2.2")),
             (&["9.9.9.9, 8.8.8.8", "2.2.2.2", "3.3.3.3"], 2, caller("2.2.2.2")),
             (&["2.2.2.2:4711"], 1, caller("2.2.2.2")),

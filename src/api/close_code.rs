@@ -1,20 +1,20 @@
-//! Why the server ends a session, as the close code says it.
+//! Why the server ends a session, as a close code.
 
 /// The codes of `protocol.md` §4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Close {
-    /// What was asked for is done, or the sandbox ended.
+    /// The request is done, or the sandbox ended.
     Normal,
-    /// What came was no WebSocket frame.
+    /// The client sent something that is not a WebSocket frame.
     Protocol,
-    /// Too many messages that were none.
+    /// Too many messages could not be parsed.
     BadData,
     TooBig,
-    /// Somebody else is attached, or there is no such sandbox.
+    /// Another client is attached, or the sandbox does not exist.
     Unavailable,
-    /// This instance lets go: come back, to it or to another one.
+    /// This instance releases the sandbox: reconnect, to it or to another one.
     Restart,
-    /// A refusal that trying again does not change.
+    /// A refusal that a retry does not change.
     Fatal,
 }
 

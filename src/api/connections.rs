@@ -1,8 +1,8 @@
-//! Which connections are open, and which of them is closed when another one comes and there is no room for it.
+//! Which connections are open, and which of them to close when another one arrives and the table is full.
 //!
-//! A connection has proven itself while it carries a request with a key, or a session whose token was right. All others
-//! give way: a newcomer takes the place of the one that has been idle longest. A few places are never given to proven
-//! connections, so a newcomer is always read, a health probe or a client with a key among them.
+//! A connection is proven while it carries a request with a valid key, or a session with a valid token. Any other may
+//! be closed: a new connection replaces the one that has been idle longest. A few slots are reserved for unproven
+//! connections, so a new one is always read, such as a health probe or a client with a key.
 
 use std::{
     collections::BTreeMap,
@@ -15,25 +15,25 @@ use tokio_util::sync::CancellationToken;
 
 use super::caller::Caller;
 
-/// One in so many places is kept for connections that have not proven themselves, and `MOST_RESERVED` at most.
+/// One in this many slots is reserved for unproven connections, and `MOST_RESERVED` at most.
 const RESERVED_SHARE: usize = 16;
 const MOST_RESERVED: usize = 64;
 
-/// How far a connection has come.
+/// What a connection is doing, and whether it is proven.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
     /// Waits for a request, or for the rest of its head.
     Idle,
-    /// A request or session is under way that has shown neither a key nor a token yet.
+    /// A request or session is in progress that has not shown a valid key or token yet.
     Unproven,
     Proven,
 }
 
-/// How many connections there may be.
+/// How many connections may be open.
 #[derive(Clone, Copy, Debug)]
 pub struct Caps {
     pub total: usize,
-    /// Of one address, those that have not proven themselves; `None` is no limit.
+    /// How many unproven ones of one address; `None` means no limit.
     pub per_peer: Option<usize>,
 }
 
@@ -44,7 +44,7 @@ impl Caps {
     }
 }
 
-/// What to do about a connection that has just been accepted.
+/// What to do with a connection that was just accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Accept,
@@ -57,7 +57,7 @@ enum Verdict {
 struct Entry {
     peer: Caller,
     standing: Standing,
-    /// Counts changes of any connection: the smallest has not changed for longest.
+    /// Number of the last change, counted over all connections: the smallest has not changed for longest.
     since: u64,
 }
 
@@ -79,7 +79,7 @@ fn judge(caps: Caps, newcomer: Caller, open: impl ExactSizeIterator<Item = (u64,
 #[derive(Debug)]
 struct Open {
     entry: Entry,
-    /// It became a WebSocket: the end of the request is not the end of what it carries.
+    /// The connection became a WebSocket: it outlives the request.
     is_upgraded: bool,
     closed: CancellationToken,
     standing: watch::Sender<Standing>,
@@ -114,7 +114,7 @@ impl Connections {
         Arc::new(Self { caps, inner: Mutex::default() })
     }
 
-    /// A place for a new connection, made by closing another if need be.
+    /// Returns a slot for a new connection; closes another one if a limit is reached.
     pub fn admit(self: &Arc<Self>, peer: IpAddr) -> Option<Place> {
         let peer = Caller::of(peer);
         let mut inner = self.lock();
@@ -142,7 +142,7 @@ impl Connections {
     }
 }
 
-/// What a connection's requests know of it.
+/// A connection as seen by its requests.
 #[derive(Clone, Debug)]
 pub struct Handle {
     connections: Arc<Connections>,
@@ -150,20 +150,21 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// A request has come. It ends when what is returned is dropped, unless it became a session.
+    /// Notes that a request has arrived. It ends when the returned value is dropped, unless it became a session.
     pub fn begin(&self) -> Underway {
         self.connections.lock().set(self.number, Standing::Unproven);
         Underway(self.clone())
     }
 
-    /// It carries a session from now on.
+    /// Notes that the connection carries a session from now on.
     pub fn upgraded(&self) {
         if let Some(open) = self.connections.lock().open.get_mut(&self.number) {
             open.is_upgraded = true;
         }
     }
 
-    /// A key or a token was right: it gives way to no newcomer. False if there is no room for one more of these.
+    /// Marks the connection as proven after a valid key or token, so that it is never replaced. Returns false if the
+    /// table has no slot for another proven connection.
     pub fn prove(&self) -> bool {
         let mut inner = self.connections.lock();
         let others = inner.open.iter().filter(|(number, _)| **number != self.number);
@@ -176,7 +177,7 @@ impl Handle {
     }
 }
 
-/// A request whose answer is not yet written.
+/// A request whose answer is not fully written yet.
 #[derive(Debug)]
 pub struct Underway(Handle);
 
@@ -190,11 +191,11 @@ impl Drop for Underway {
     }
 }
 
-/// A connection's own place, until it is dropped.
+/// The slot of a connection, until it is dropped.
 #[derive(Debug)]
 pub struct Place {
     handle: Handle,
-    /// Cancelled when another connection has the place.
+    /// Cancelled when another connection takes the slot.
     pub closed: CancellationToken,
     pub standing: watch::Receiver<Standing>,
 }
@@ -204,7 +205,7 @@ impl Place {
         self.handle.clone()
     }
 
-    /// The server has said its last word: the connection gives way from now on.
+    /// Notes that the server has sent everything: the connection may be replaced from now on.
     pub fn ends(&self) {
         self.handle.connections.lock().set(self.handle.number, Standing::Idle);
     }
@@ -226,7 +227,7 @@ mod tests {
         IpAddr::from([10, 0, 0, last])
     }
 
-    /// Over every table of up to four connections of two peers, in every order of age.
+    /// Covers every table of up to four connections of two peers, in every order of age.
     #[test]
     fn a_newcomer_takes_a_free_place_or_that_of_the_oldest_unproven_connection() {
         let kinds = STANDINGS.iter().flat_map(|standing| [(*standing, 1), (*standing, 2)]).collect::<Vec<_>>();

@@ -1,5 +1,5 @@
-//! How far clients of this instance have come, kept between two sessions of one sandbox:
-//! without it a plain client that comes back late would not hear of bytes that were dropped.
+//! How far clients have come, kept on this instance between two sessions of a sandbox: without it a plain client that
+//! reconnects late would not be told about dropped bytes.
 
 use std::{
     collections::BTreeMap,
@@ -10,7 +10,7 @@ use baton_protocol::id::SandboxId;
 
 use super::output::Mark;
 
-/// So many sandboxes are remembered.
+/// How many sandboxes are remembered.
 const MOST: usize = 1024;
 
 #[derive(Clone, Debug, Default)]
@@ -30,7 +30,7 @@ impl Marks {
 pub struct MarkCache(Mutex<BTreeMap<SandboxId, Marks>>);
 
 impl MarkCache {
-    /// A session has ended while its sandbox runs on.
+    /// Keeps the marks of a session that ended while its sandbox keeps running.
     pub fn keep(&self, id: &SandboxId, marks: Vec<Mark>) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if marks.is_empty() || (kept.len() >= MOST && !kept.contains_key(id)) {
@@ -40,7 +40,7 @@ impl MarkCache {
         kept.insert(id.clone(), Marks(marks.into_iter().map(|mark| (mark.exec, mark)).collect()));
     }
 
-    /// A session has begun.
+    /// Takes the marks for a new session.
     pub fn take(&self, id: &SandboxId) -> Marks {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(id).unwrap_or_default()
     }

@@ -1,8 +1,8 @@
-//! The dialect a session speaks, and what is left of an event for a plain client. Pure.
+//! The dialect of a session, and what a plain client gets of an event. Pure.
 //!
-//! A plain client hears the five events of the documents with their fields and no others, unless it asked for details.
-//! Which words it hears is a property of the sandbox: whoever created it with a flag of the predecessor's, or attaches
-//! to what was created so, hears the predecessor's. `BATON_PLAIN=predecessor` gives those to every plain client.
+//! A plain client gets the five documented events with their documented fields only, unless it asked for details. Its
+//! words are a property of the sandbox: a client that creates a sandbox with a flag of the predecessor, or attaches to
+//! such a sandbox, gets the predecessor's. `BATON_PLAIN=predecessor` gives those to every plain client.
 
 use baton_protocol::{
     event::{Event, Output, Status, Update},
@@ -19,7 +19,7 @@ pub enum Dialect {
 }
 
 impl Dialect {
-    /// Before anything is known of the sandbox.
+    /// The dialect before anything is known about the sandbox.
     pub fn of_server(is_v1: bool, server: PlainWords) -> Self {
         match (is_v1, server) {
             (true, _) => Self::V1,
@@ -40,7 +40,7 @@ impl Dialect {
         self == Self::V1
     }
 
-    /// What a sandbox created in this dialect remembers for the plain clients that attach to it.
+    /// The words stored with a sandbox created in this dialect, for plain clients that attach to it.
     pub fn plain_words(self) -> PlainWords {
         match self {
             Self::V1 | Self::Documents => PlainWords::Documents,
@@ -48,13 +48,13 @@ impl Dialect {
         }
     }
 
-    /// LOCK_*, and DELETING and DELETED around a checkpoint.
+    /// Whether LOCK_* is sent, and DELETING and DELETED around a checkpoint.
     pub fn tells_all_steps(self) -> bool {
         self != Self::Documents
     }
 }
 
-/// What a plain client without details hears instead of `event`.
+/// What a plain client without details gets instead of `event`.
 pub fn without_details(event: &Event, dialect: Dialect) -> Vec<Event> {
     match event {
         Event::StatusUpdate(Update { status, message, .. }) => {
@@ -83,7 +83,7 @@ pub fn without_details(event: &Event, dialect: Dialect) -> Vec<Event> {
     }
 }
 
-/// Statuses that are no errors and whose text says that something is lost: it must not go missing with the field.
+/// Whether the status is not an error but its message reports a loss, which must not be dropped with the field.
 fn tells_of_loss(status: Status, dialect: Dialect) -> bool {
     status == Status::Running || (status == Status::Deleted && dialect == Dialect::Documents)
 }

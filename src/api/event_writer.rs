@@ -1,7 +1,7 @@
-//! Says events and output in the dialect of the client.
+//! Sends events and output in the dialect of the client.
 //!
-//! Output that arrives within two milliseconds is joined, so that one `print` is one event: it may be many small
-//! writes, and text whose line is not ended is waited for longer. Any other event comes after the output before it.
+//! Output that arrives within two milliseconds is coalesced, so that one `print`, which may be many small writes, is
+//! one event; text that does not end with a newline waits longer. Any other event is sent after the output before it.
 
 use std::time::Duration;
 
@@ -22,13 +22,13 @@ use super::{
 use crate::clock::{Moment, SharedClock};
 
 const JOIN: Duration = Duration::from_millis(2);
-/// For the end of a line, on a machine with much to do. Nobody sees a prompt that comes so much later.
+/// How long to wait for the end of a line, for busy machines. A user does not notice that a prompt is this late.
 const JOIN_LINE: Duration = Duration::from_millis(20);
-/// So much is not held back to be joined.
+/// Output of this size is not held back to be coalesced.
 const ENOUGH: usize = 16 << 10;
-/// Longest text of one event: JSON may make six bytes of one.
+/// The longest text of one event: JSON may turn one byte into six.
 const MOST_TEXT: usize = 128 << 10;
-/// Longest payload of one binary frame.
+/// The longest payload of one binary message.
 const MOST_BYTES: usize = 512 << 10;
 
 #[derive(Debug)]
@@ -41,7 +41,7 @@ struct Coalesced {
 }
 
 impl Coalesced {
-    /// When it has waited long enough.
+    /// When the output has to be sent.
     fn due(&self) -> Moment {
         let is_open = matches!(&self.said, LastEvent::Text(text) if !text.ends_with('\n'));
         self.began + if is_open { JOIN_LINE } else { JOIN }
@@ -67,7 +67,7 @@ impl LastEvent {
 pub struct EventWriter {
     pub socket: Socket,
     pub dialect: Dialect,
-    /// A plain client hears every field and every event.
+    /// Whether a plain client gets every field and every event.
     pub details: bool,
     clock: SharedClock,
     joined: Option<Coalesced>,
@@ -92,7 +92,7 @@ impl EventWriter {
         }
     }
 
-    /// Says an event about an exec for which the client may have asked for `details`.
+    /// Sends an event about a command for which the client may have asked for `details`.
     pub fn say_about(&mut self, event: &Event, details: bool) {
         self.flush();
         if self.is_v1() || self.details || details {
@@ -108,7 +108,7 @@ impl EventWriter {
         self.refuse_about(refusal, None);
     }
 
-    /// Says no to something about one command.
+    /// Refuses a request about one command.
     pub fn refuse_about(&mut self, refusal: &Refusal, exec_id: Option<ExecId>) {
         let mut events = Event::refusal(refusal.status, &refusal.message);
         if let Event::StatusUpdate(update) = &mut events[0] {
@@ -117,7 +117,7 @@ impl EventWriter {
         self.say_all(&events);
     }
 
-    /// Bytes of a command from `offset` on. `flow` keeps the beginning of a cut character.
+    /// Sends bytes of a command that start at `offset`. `flow` keeps the beginning of a split character.
     pub fn output(&mut self, exec: u32, output: Output, offset: u64, bytes: Vec<u8>, flow: &mut StreamCursor) {
         let other = self.joined.as_ref().is_some_and(|joined| (joined.exec, joined.output) != (exec, output));
         if other || bytes.len() >= ENOUGH {
@@ -131,7 +131,7 @@ impl EventWriter {
         self.join(exec, output, offset, said);
     }
 
-    /// The stream has ended: a character that was begun is none.
+    /// Ends the stream: an incomplete character at its end becomes U+FFFD.
     pub fn output_end(&mut self, exec: u32, output: Output, flow: &mut StreamCursor) {
         if !self.is_v1()
             && let Some(text) = flow.decode_rest()
@@ -165,7 +165,7 @@ impl EventWriter {
         }
     }
 
-    /// When the joined output has waited long enough.
+    /// When the coalesced output has to be sent.
     pub fn wake_at(&self) -> Option<Moment> {
         self.joined.as_ref().map(Coalesced::due)
     }

@@ -1,4 +1,4 @@
-//! From a client's exec to what the agent starts. Pure.
+//! Translates a client's exec into what the agent starts. Pure.
 
 use baton_protocol::{
     agent,
@@ -11,7 +11,7 @@ use baton_protocol::{
 /// Longer code does not fit into one argument of a process.
 const LONGEST_ARGUMENT: usize = 100 << 10;
 
-/// Takes the code from the first bytes of stdin, leaves the rest to the code, and keeps no name of its own.
+/// Takes the code from the first bytes of stdin, leaves the rest to the code, and defines no name that the code sees.
 const PYTHON_FROM_STDIN: &str = "\
 def _read():
     import os, sys
@@ -25,16 +25,16 @@ def _read():
     return compile(b''.join(parts), '<string>', 'exec')
 exec(globals().pop('_read')())
 ";
-/// `head -c` reads no byte more than it was told to.
+/// `head -c` never reads more bytes than requested.
 const BASH_FROM_STDIN: &str = r#"set -- "$(head -c "$1")"; eval "shift
 $1""#;
 
-/// What to start, and what its stdin begins with.
+/// What to start, and the first bytes of its stdin.
 #[derive(Debug)]
 pub struct Start {
     pub payload: Vec<u8>,
     pub prelude: Vec<u8>,
-    /// The client may write to its stdin.
+    /// Whether the client may write to stdin.
     pub stdin: bool,
 }
 
@@ -43,7 +43,7 @@ pub fn start(exec: &Exec, exec_id: &ExecId, is_v1: bool) -> Result<Start, Refusa
     let mut prelude = Vec::new();
     let argv = match &exec.command {
         Command::Argv(argv) => argv.clone(),
-        // An agent that is too old to know `file` finds no such program and says so.
+        // An agent too old to know `file` finds no such program and reports that.
         Command::File(work) => vec![format!("baton-agent {}", work.word())],
         Command::Code { language, code } => {
             let interpreter = match language {
@@ -51,13 +51,13 @@ pub fn start(exec: &Exec, exec_id: &ExecId, is_v1: bool) -> Result<Start, Refusa
                 Language::Bash => "bash",
             };
             if *language == Language::Python {
-                // Every print is seen when it happens.
+                // Every print becomes visible when it happens.
                 env.entry("PYTHONUNBUFFERED".to_owned()).or_insert_with(|| "1".to_owned());
             }
             if code.len() <= LONGEST_ARGUMENT {
                 vec![interpreter.to_owned(), "-c".to_owned(), code.clone()]
             } else if is_v1 && exec.stdin {
-                // The client counts its stdin from nought, also after a reconnect elsewhere.
+                // The client counts its stdin from zero, even after a reconnect to another instance.
                 let message = "Code of more than 100 KiB cannot be combined with `stdin`.";
                 return Err(Refusal::of(Status::ExecutionError, message));
             } else {
@@ -99,7 +99,7 @@ pub fn start(exec: &Exec, exec_id: &ExecId, is_v1: bool) -> Result<Start, Refusa
     Ok(Start { payload, prelude, stdin: exec.stdin })
 }
 
-/// The number of a signal's name, with or without `SIG`.
+/// The number of the signal with this name, with or without `SIG`.
 pub fn signal(name: &str) -> Option<u64> {
     Some(match name.strip_prefix("SIG").unwrap_or(name) {
         "HUP" => 1,

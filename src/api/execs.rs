@@ -1,7 +1,7 @@
-//! The commands of one sandbox as one session knows them: started, fed, told about, ended.
+//! The commands of one sandbox as one session tracks them: their start, input, output and exit.
 //!
-//! Frames of the agent come in through [`ExecTable::hear`]; what the client is told goes
-//! out through the [`EventWriter`]. Nothing here waits.
+//! Frames from the agent arrive through [`ExecTable::hear`]; events for the client leave through the [`EventWriter`].
+//! Nothing here waits.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -23,7 +23,7 @@ use super::{
 };
 use crate::clock::{Moment, SharedClock};
 
-/// After a command's end its streams end too, unless somebody it started holds them. Then ask.
+/// After a command exits its streams end too, unless a process it started holds them open. Then ask the agent.
 const SETTLE: Duration = Duration::from_millis(20);
 
 const IN_PROGRESS: &str = "An execution is already in progress.";
@@ -38,17 +38,17 @@ struct TrackedExec {
     exec_id: ExecId,
     is_running: bool,
     input: Input,
-    /// What the agent said of it when this session came.
+    /// The agent's state of the command when this session began.
     before: Option<agent::ExecState>,
-    /// What this session tells the client; `None`: nothing, until it is named.
+    /// What this session sends to the client; `None` until the client names the command.
     delivery: Option<Delivery>,
-    /// Killed by a client that does not follow it: only the end is told.
+    /// A client that does not follow the command killed it: send only its exit.
     tell_end: bool,
-    /// A plain client asked for every field about this one.
+    /// Whether a plain client asked for every field about this command.
     details: bool,
-    /// When to ask how far its streams go.
+    /// When to ask the agent how far the streams go.
     ask_at: Option<Moment>,
-    /// How far they go; when all that is taken, ask again.
+    /// How far the streams go; once all of that is taken, ask again.
     ask_after: Option<(u64, u64)>,
 }
 
@@ -76,11 +76,11 @@ impl TrackedExec {
 pub struct ExecTable {
     clock: SharedClock,
     pub line: AgentLink,
-    /// The agent has told what it knows.
+    /// Whether the agent has reported its state.
     is_known: bool,
     next_request: u64,
     next_exec: u32,
-    /// Of this session: tells its replayed frames from those asked for before.
+    /// Replay number of this session: tells its replayed frames from those requested before.
     replay: u64,
     known: BTreeMap<u32, TrackedExec>,
     owed: ReplayQueue,
@@ -103,7 +103,7 @@ impl ExecTable {
         }
     }
 
-    /// A link was opened: ask the agent what it knows. What ran before is gone.
+    /// Opens a link and asks the agent for its state. Commands of an earlier container are gone.
     pub fn open(&mut self, link: crate::runtime::Link, writer: &mut EventWriter) {
         self.line.open(link);
         self.is_known = false;
@@ -116,7 +116,7 @@ impl ExecTable {
         }
     }
 
-    /// A command of that name runs, or is not told to its end.
+    /// Whether a command of that name runs or is not fully delivered.
     pub fn is_active(&self, exec_id: &ExecId) -> bool {
         self.find(exec_id).is_some_and(|number| self.known[&number].is_active())
     }
@@ -129,7 +129,7 @@ impl ExecTable {
         self.known.values().any(TrackedExec::is_active)
     }
 
-    /// Bytes of clients that wait for the sandbox.
+    /// Bytes from clients that the sandbox has not taken yet.
     pub fn waiting(&self) -> usize {
         self.line.waiting() + self.known.values().map(|command| command.input.waiting()).sum::<usize>()
     }
@@ -149,7 +149,7 @@ impl ExecTable {
             return refuse("Too many commands: wait for one to end, and confirm its output.");
         }
         let number = self.next_exec;
-        // The agent says which number it took last.
+        // The agent reports the last number it used.
         let Some(next_exec) = number.checked_add(1) else { return refuse(NO_NUMBER) };
         let exec_id = match &exec.exec_id {
             Some(exec_id) => exec_id.clone(),
@@ -177,7 +177,7 @@ impl ExecTable {
         Ok(())
     }
 
-    /// A plain client hears of one command only: what an earlier one left running goes unheard.
+    /// A plain client follows one command only: the output of processes that an earlier one left running is muted.
     fn mute_done(&mut self) {
         for command in self.known.values_mut() {
             if let Some(delivery) = &mut command.delivery {
@@ -197,7 +197,7 @@ impl ExecTable {
         self.known.iter().rev().find(|(_, command)| command.exec_id == *exec_id).map(|(number, _)| *number)
     }
 
-    /// The command a request means: the one named, or the only one that runs.
+    /// The command a request refers to: the named one, or the only one that runs.
     fn meant(&self, exec_id: Option<&ExecId>) -> Result<Option<u32>, &'static str> {
         if let Some(exec_id) = exec_id {
             return self.find(exec_id).map(Some).ok_or("There is no such command.");
@@ -225,7 +225,7 @@ impl ExecTable {
         self.stdin_of(number, offset, bytes, eof)
     }
 
-    /// Input by the command's number, as binary frames carry it.
+    /// Input by the number of the command, as in binary messages.
     pub fn stdin_of(&mut self, number: u32, offset: Option<u64>, bytes: &[u8], eof: bool) -> Result<(), Refusal> {
         let refuse = |status, message: &str| Err(Refusal::of(status, message));
         let Some(command) = self.known.get_mut(&number) else {
@@ -247,7 +247,7 @@ impl ExecTable {
         }
     }
 
-    /// Kills the command and all that descends from it. The client hears FORCE_KILLED, then DONE.
+    /// Kills the command and all its descendants. The client gets FORCE_KILLED, then DONE.
     pub fn kill(&mut self, exec_id: Option<&ExecId>, writer: &mut EventWriter) -> Result<(), Refusal> {
         let number = self.meant(exec_id).map_err(|message| Refusal::of(Status::ExecutionForceKillError, message))?;
         let mut update = Update::new(Status::ExecutionForceKilled);

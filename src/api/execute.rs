@@ -43,9 +43,9 @@ use crate::{
     traces::{self, Asked},
 };
 
-/// For the code to arrive.
+/// How long the code may take to arrive.
 const BODY_WITHIN: Duration = Duration::from_secs(30);
-/// For others to send the rest of what they are sending.
+/// How long to wait for memory that the messages of other clients take up.
 const MEMORY_WITHIN: Duration = Duration::from_secs(3);
 const SETTLE: Duration = Duration::from_millis(20);
 
@@ -90,7 +90,7 @@ pub async fn execute(
     let id = api.clock.sandbox_id();
     let line = tracing::info_span!("execute", sandbox = %id);
     let tasks = api.tasks.clone();
-    // A task of its own: the sandbox is deleted also when the caller goes away in the middle.
+    // A separate task: the sandbox is deleted even if the caller disconnects midway.
     tasks.spawn(
         async move {
             let mut started = Some(started);
@@ -119,14 +119,14 @@ pub async fn execute(
     }
 }
 
-/// The code, and the memory it takes from that of all clients.
+/// Reads the code, and reserves memory for it from the budget of all clients.
 async fn read(api: &Api, body: Body) -> Result<(Vec<u8>, Reservation), (StatusCode, &'static str)> {
     let too_long = || (StatusCode::PAYLOAD_TOO_LARGE, "The code is longer than 16 MiB.");
     let declared = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
     if declared > MAX_MESSAGE {
         return Err(too_long());
     }
-    // Pages that are not written to cost nothing, and a vector that grows is there twice for a moment.
+    // Untouched pages cost nothing, whereas a growing vector exists twice for a moment.
     let mut code = Vec::with_capacity(declared);
     let (mut chunks, mut memory) = (body.into_data_stream(), api.inbound.reservation());
     while let Some(chunk) = chunks.next().await {
@@ -142,17 +142,17 @@ async fn read(api: &Api, body: Body) -> Result<(Vec<u8>, Reservation), (StatusCo
     Ok((code, memory))
 }
 
-/// What a request has until its sandbox has a place.
+/// What a request holds until its sandbox is admitted.
 struct PendingExecute {
     tenant: Option<Tenant>,
     connection: Tracked,
-    /// For the code.
+    /// Memory that holds the code.
     memory: Reservation,
 }
 
 type Started = Option<oneshot::Sender<Result<(), Refused>>>;
 
-/// Makes the sandbox, runs the command, deletes the sandbox whatever happened.
+/// Creates the sandbox, runs the command and deletes the sandbox in any case.
 async fn run(
     api: &Arc<Api>,
     id: &SandboxId,
@@ -173,16 +173,16 @@ async fn run(
         biased;
         admitted = api.bus.make_room(id, api.settings.max_sandboxes) => admitted,
         true = async { drain.wait_for(|drain| *drain).await.is_ok() } => return Err(unavailable(SHUTTING_DOWN)),
-        // Nobody waits for the answer any more.
+        // The caller has disconnected.
         () = output.closed() => return Ok(()),
     };
     drop(counted);
     let presence = admitted.filter(|_| pending.connection.prove()).ok_or_else(|| unavailable(NO_ROOM))?;
     let PendingExecute { tenant, memory, .. } = pending;
-    // The code is no longer in the way of others.
+    // From here on the code no longer counts against the budget.
     drop(memory);
     let subscription = api.bus.follow(id);
-    // Nobody is ever given the token.
+    // The token is never given out.
     let hash = token::sha256(&token::fresh(&*api.clock).0);
     let bare = Spec::new(id.clone(), hash, api.clock.timestamp(), api.settings.instance.clone());
     let defaults = api.defaults(tenant.as_ref());
@@ -191,7 +191,7 @@ async fn run(
     spec.traceparent = request.traceparent();
     api.create(&spec).await.map_err(|error| unavailable(&public_message(&error)))?;
     api.bus.wake(id);
-    // The caller may come again as soon as it has all of the output: the sandbox counts no more then.
+    // The caller may send its next request once it has all of the output: by then the sandbox must not count any more.
     let end = output.clone();
     let ran = Running { api, id, presence, subscription }.run(exec, started, output).await;
     api.occupancy.note(id, None);
@@ -260,7 +260,7 @@ impl Running<'_> {
     }
 }
 
-/// `None`: the link closed first.
+/// `None` means that the link closed first.
 async fn follow_command(
     api: &Api,
     mut link: Link,
@@ -293,7 +293,7 @@ async fn follow_command(
             return Some(Ok(()));
         }
         for (_, stream) in link.behind.take() {
-            // The client reads slowly, and what had no room meanwhile was left out.
+            // The client reads slowly, and output that did not fit meanwhile was skipped.
             replay += 1;
             let flow = delivery.flow(if stream == Stream::Stderr { Output::Stderr } else { Output::Stdout });
             flow.again(replay);
@@ -335,7 +335,7 @@ async fn follow_command(
             let exit: agent::Exit = serde_json::from_slice(&frame.payload).ok()?;
             tracing::info!(code = exit.code, signal = exit.signal, duration_ms = exit.duration_ms, "a command ended");
             if let Some(error) = exit.error {
-                // What an agent says may be anything.
+                // The text of an agent is untrusted.
                 return Some(Err((StatusCode::INTERNAL_SERVER_ERROR, printable(&error))));
             }
             delivery.exited(exit);

@@ -1,5 +1,5 @@
-//! Follows the frames of a WebSocket as their bytes arrive, to tell how long the message is that is being received.
-//! Pure. Whether frames are well formed is for the library to say.
+//! Follows the frames of a WebSocket as their bytes arrive, to measure the message being received. Pure. The library
+//! validates the frames.
 
 /// Two bytes, a length of eight and a mask of four.
 const LONGEST_HEAD: usize = 14;
@@ -12,7 +12,7 @@ enum Part {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Frame {
-    /// Text, binary, or more of these; all else is control.
+    /// Text, binary or continuation; all others are control frames.
     is_data: bool,
     is_last: bool,
 }
@@ -32,7 +32,7 @@ impl Default for FrameScanner {
 }
 
 impl FrameScanner {
-    /// Bytes that came of a message which is not whole yet.
+    /// Bytes received of a message that is not complete yet.
     pub fn received(&self) -> u64 {
         self.received
     }
@@ -72,7 +72,7 @@ impl FrameScanner {
     }
 }
 
-/// The frame and the length of its payload, once its head is whole.
+/// The frame and the length of its payload, once its head is complete.
 fn parse(head: &[u8]) -> Option<(Frame, u64)> {
     let (first, second) = (*head.first()?, *head.get(1)?);
     let frame = Frame { is_data: first & 0x08 == 0, is_last: first & 0x80 != 0 };

@@ -1,5 +1,5 @@
-//! Which `Host` a request may name. A web page whose own name was made to resolve to a loopback address (DNS rebinding)
-//! may read what a server there answers to anyone; it cannot help but name itself.
+//! Which `Host` a request may name. A web page whose domain was made to resolve to a loopback address (DNS rebinding)
+//! can read what a local server answers without a key; but its requests still name the page's own host.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,13 +9,14 @@ use axum::http::{HeaderMap, StatusCode, header};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hosts {
     Any,
-    /// `localhost`, every address as such, and these, in lower case.
+    /// `localhost`, every IP address, and these names, in lower case.
     Named(Vec<String>),
 }
 
 impl Hosts {
-    /// On a loopback address, where no proxy is in front, only hosts that an operator named. Elsewhere others decide who
-    /// may call, under names that the server cannot know: all hosts, unless an operator named some.
+    /// On a loopback address without a proxy, only hosts that an operator named are allowed. Elsewhere access is
+    /// controlled by others, under names that the server cannot know, so all hosts are allowed unless an operator named
+    /// some.
     pub fn new(listen: SocketAddr, is_proxied: bool, named: &[String]) -> Self {
         let is_open = named.is_empty() && (is_proxied || !listen.ip().to_canonical().is_loopback());
         if is_open || named.iter().any(|name| name == "*") {
@@ -24,7 +25,7 @@ impl Hosts {
         Self::Named(named.iter().map(|name| name.to_ascii_lowercase()).collect())
     }
 
-    /// Refuses a request that names another host. One that names none comes from no browser.
+    /// Refuses a request that names another host. A request without a `Host` does not come from a browser.
     pub fn check(&self, headers: &HeaderMap) -> Result<(), StatusCode> {
         let Self::Named(names) = self else { return Ok(()) };
         let mut given = headers.get_all(header::HOST).iter();

@@ -1,7 +1,6 @@
-//! Memory for what clients are still sending: one budget for the messages and bodies of all of them.
+//! Memory for messages and bodies that clients are still sending: one budget for all of them.
 //!
-//! A stream that has used up what every client has for itself takes the rest from the budget, and is not read while
-//! there is none.
+//! A stream that exceeds its free share takes the rest from the budget, and is not read while the budget is used up.
 
 use std::{
     io,
@@ -24,14 +23,14 @@ use tokio_util::sync::PollSemaphore;
 use super::frame_scanner::FrameScanner;
 use crate::clock::SharedClock;
 
-/// What every stream may hold without asking.
+/// How much every stream may hold without taking from the budget.
 pub const FREE: u64 = 16 << 10;
-/// So much is taken from the budget at a time.
+/// How much is taken from the budget at a time.
 const STEP: u32 = 64 << 10;
-/// For the rest of a message that takes memory from others.
+/// Timeout for the rest of a message that takes memory from the budget.
 const WHOLE_WITHIN: Duration = Duration::from_secs(60);
 
-/// The memory that all clients have together.
+/// The memory that all clients share.
 #[derive(Clone, Debug)]
 pub struct Budget(Arc<Semaphore>);
 
@@ -45,7 +44,7 @@ impl Budget {
     }
 }
 
-/// What one stream has taken of the budget, until it is dropped.
+/// What one stream holds of the budget, until it is dropped.
 #[derive(Debug)]
 pub struct Reservation {
     budget: PollSemaphore,
@@ -57,7 +56,7 @@ impl Reservation {
         self.held.as_ref().map_or(0, |held| held.num_permits() as u64)
     }
 
-    /// Ready when it is enough for a stream that holds `bytes` in all. What is too much is given back.
+    /// Resolves when the reservation is enough for a stream that holds `bytes` in total. Gives back any excess.
     fn poll_resize(&mut self, context: &mut Context<'_>, bytes: u64) -> Poll<()> {
         let steps = bytes.saturating_sub(FREE).div_ceil(STEP.into());
         let needed = steps * u64::from(STEP);
@@ -73,13 +72,13 @@ impl Reservation {
         Poll::Ready(())
     }
 
-    /// See [`Self::poll_resize`]. May be cancelled.
+    /// See [`Self::poll_resize`]. Cancel safe.
     pub async fn resize(&mut self, bytes: u64) {
         std::future::poll_fn(|context| self.poll_resize(context, bytes)).await;
     }
 }
 
-/// What a session knows of its stream, and says to it.
+/// State shared between a session and its stream.
 #[derive(Debug)]
 pub struct Gauge {
     longest: AtomicU64,
@@ -88,29 +87,29 @@ pub struct Gauge {
 }
 
 impl Gauge {
-    /// A longer message is not read any further.
+    /// Sets the message length above which the stream is not read any further.
     pub fn set_longest(&self, bytes: u64) {
         self.longest.store(bytes, Ordering::Relaxed);
         self.is_paused.store(false, Ordering::Relaxed);
     }
 
-    /// A message has come that is longer than that.
+    /// Whether a message exceeds that length.
     pub fn is_paused(&self) -> bool {
         self.is_paused.load(Ordering::Relaxed)
     }
 
-    /// The budget is used up by others.
+    /// Whether the stream waits because others use up the budget.
     pub fn is_waiting(&self) -> bool {
         self.is_waiting.load(Ordering::Relaxed)
     }
 }
 
-/// A message that took memory from others was not whole in time.
+/// A message that took memory from the budget was not complete in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a message was not whole within {}", humantime::format_duration(WHOLE_WITHIN))]
 pub struct Overdue;
 
-/// A WebSocket's bytes, of which no more are read than there is memory for.
+/// The bytes of a WebSocket, read only as far as there is memory for them.
 pub struct Metered<S> {
     stream: S,
     scanner: FrameScanner,
@@ -147,11 +146,11 @@ impl<S> Metered<S> {
         self.gauge.clone()
     }
 
-    /// Ready when `more` bytes may be read.
+    /// Resolves when `more` bytes may be read.
     fn poll_room(&mut self, context: &mut Context<'_>, more: u64) -> Poll<io::Result<()>> {
         let received = self.scanner.received();
         if received > self.gauge.longest.load(Ordering::Relaxed) {
-            // Whoever allows a longer one asks again.
+            // The session polls again after it raises the limit.
             self.gauge.is_paused.store(true, Ordering::Relaxed);
             return Poll::Pending;
         }
@@ -222,7 +221,7 @@ mod tests {
 
     const LONG: u64 = 1 << 20;
 
-    /// A text frame that says it is `LONG`, without its payload.
+    /// A text frame that announces a payload of `LONG` bytes, without the payload.
     fn head() -> Vec<u8> {
         let mut head = vec![0x81, 127];
         head.extend(LONG.to_be_bytes());
@@ -234,12 +233,12 @@ mod tests {
         (client, Metered::new(server, budget, longest, Arc::new(TestClock::new(1))))
     }
 
-    /// What can be read until nothing more comes.
+    /// Counts the bytes that can be read until no more arrive.
     async fn read(stream: &mut Metered<tokio::io::DuplexStream>) -> io::Result<u64> {
         let (mut total, mut buffer) = (0, [0; 16 << 10]);
         while let Some(read) = stream.read(&mut buffer).now_or_never() {
             total += read? as u64;
-            // Else Tokio would have it wait for others after so many reads.
+            // Otherwise Tokio's cooperative budget would make the read pending.
             tokio::task::yield_now().await;
         }
         Ok(total)
@@ -273,7 +272,7 @@ mod tests {
         read(&mut stream).await.unwrap();
         let error = stream.read(&mut [0; 100]).await.unwrap_err();
         assert!(error.get_ref().is_some_and(|error| error.is::<Overdue>()), "{error}");
-        // One that fits into what everybody has may take its time.
+        // A message that fits into the free share has no timeout.
         let (mut client, mut stream) = streams(&budget, 2 * LONG);
         client.write_all(&head()).await.unwrap();
         let clock: SharedClock = Arc::new(TestClock::new(1));

@@ -1,24 +1,24 @@
-//! The stdin of one command: what the client sent and the agent has not yet taken. Pure.
+//! The stdin of one command: bytes the client sent that the agent has not taken yet. Pure.
 
 use std::collections::VecDeque;
 
 use baton_protocol::frame::{Frame, Kind, Stream};
 
-/// So much may be on its way to a command that does not read; the agent keeps no more.
+/// How much may be in flight to a command that does not read; the agent buffers no more.
 const WINDOW: u64 = 1 << 20;
 const PIECE: usize = 256 << 10;
 
 #[derive(Debug, Default)]
 pub struct Input {
-    /// The command reads a stdin of the client's.
+    /// Whether the command reads stdin from the client.
     pub is_open: bool,
-    /// The client has announced the end.
+    /// Whether the client has sent the end of its input.
     ended: bool,
     end_passed_on: bool,
-    /// Passed on to the agent.
+    /// Offset up to which bytes were passed on to the agent.
     sent: u64,
     taken: u64,
-    /// How much of what was passed on before this session is still on its way is not known.
+    /// Whether it is unknown how much of what was passed on before this session is still in flight.
     doubt: AckState,
     pending: VecDeque<u8>,
 }
@@ -32,11 +32,11 @@ enum AckState {
     Asked,
 }
 
-/// Why bytes are not taken.
+/// Why bytes are refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum No {
     Closed,
-    /// Bytes before these never came.
+    /// Bytes before these are missing.
     Gap,
 }
 
@@ -45,18 +45,18 @@ impl Input {
         Self { is_open, ..Self::default() }
     }
 
-    /// Of a command begun before this session.
+    /// The input of a command that started before this session.
     pub fn resumed(taken: u64, is_open: bool) -> Self {
         Self { is_open, sent: taken, taken: taken.saturating_sub(WINDOW), doubt: AckState::Open, ..Self::default() }
     }
 
-    /// Bytes that come before everything of the client's.
+    /// Adds bytes that come before all input of the client.
     pub fn prelude(&mut self, bytes: Vec<u8>) {
         self.pending = bytes.into();
         self.ended = !self.is_open;
     }
 
-    /// Where the next byte belongs.
+    /// The offset of the next byte.
     pub fn end(&self) -> u64 {
         self.sent.saturating_add(self.pending.len() as u64)
     }
@@ -65,7 +65,7 @@ impl Input {
         self.pending.len()
     }
 
-    /// Takes what is new of `bytes`. Without an offset they belong at the end.
+    /// Takes the new part of `bytes`. Without an offset they go to the end.
     pub fn push(&mut self, offset: Option<u64>, bytes: &[u8], eof: bool) -> Result<(), No> {
         let offset = offset.unwrap_or_else(|| self.end());
         if offset > self.end() {
@@ -85,7 +85,7 @@ impl Input {
         self.taken = self.taken.max(offset.min(self.sent));
     }
 
-    /// Nobody reads it any more. Whether anything was lost by that.
+    /// Closes the input: the command reads no more. Returns whether bytes were lost.
     pub fn close(&mut self) -> bool {
         let lost = self.is_open && self.end() > self.taken;
         self.is_open = false;
@@ -94,10 +94,10 @@ impl Input {
         lost
     }
 
-    /// The next frame that may go to the agent.
+    /// The next frame that may be sent to the agent.
     pub fn next_frame(&mut self, exec: u32) -> Option<Frame> {
         if self.doubt != AckState::None && !self.pending.is_empty() {
-            // Bytes it has already make the agent say how far they got: none at all will do.
+            // Bytes that the agent has already make it report how far it is; an empty frame is enough.
             let ask = Frame::new(Kind::Stdin).exec(exec).stream(Stream::Stdin).offset(self.sent);
             return (std::mem::replace(&mut self.doubt, AckState::Asked) == AckState::Open).then_some(ask);
         }
@@ -161,7 +161,7 @@ mod tests {
         let ask = input.next_frame(1).unwrap();
         assert_eq!((ask.offset, ask.payload.len()), (5 << 20, 0));
         assert!(input.next_frame(1).is_none());
-        // The command reads nothing: the agent holds a whole window.
+        // The command reads nothing: the agent buffers a whole window.
         input.took(4 << 20);
         assert!(input.next_frame(1).is_none());
         input.took((4 << 20) + 3);

@@ -1,4 +1,4 @@
-//! What a request means for the spec: a change, or a refusal with the documented text. Pure.
+//! What a request changes in the spec, or the documented refusal. Pure.
 
 use std::collections::BTreeMap;
 
@@ -44,17 +44,17 @@ pub struct Abilities {
     pub cpus: bool,
 }
 
-/// What a sandbox gets that does not say what it wants.
+/// What a sandbox gets if its config does not say.
 #[derive(Clone, Copy, Debug)]
 pub struct Defaults<'a> {
-    /// Seconds; `None` is never.
+    /// Idle timeout in seconds; `None` means never.
     pub idle: Option<u64>,
     pub limits: &'a Bounds,
-    /// The most it may ask for.
+    /// The most the tenant may ask for.
     pub quota: Quota,
 }
 
-/// Fills in what the client asked for.
+/// Fills in the spec from the client's config.
 pub fn create(
     mut spec: Spec,
     config: &Config,
@@ -108,10 +108,10 @@ pub fn create(
         Ok(idle) => idle,
         Err(sentence) => return refuse(&sentence),
     };
-    // What begins with a checkpoint lies beside it.
+    // A sandbox that starts from a checkpoint is stored beside it.
     spec.enable_sandbox_checkpoint = config.enable_checkpoint || config.from_checkpoint.is_some();
     spec.from_checkpoint.clone_from(&config.from_checkpoint);
-    // What is stored is kept and can move, unless the client says otherwise; the predecessor's clients say what they want.
+    // A stored sandbox keeps its state and can move unless the client opts out; clients of the predecessor opt in.
     let implied = spec.enable_sandbox_checkpoint && dialect != Dialect::Predecessor;
     spec.enable_sandbox_handoff = config.enable_sandbox_handoff.unwrap_or(implied);
     spec.enable_idle_timeout_auto_checkpoint = config.enable_idle_timeout_auto_checkpoint.unwrap_or(implied);
@@ -125,7 +125,7 @@ pub fn create(
     Ok(spec)
 }
 
-/// What the sandbox may have. A copy gets what its source has: that is in the checkpoint already.
+/// The limits of the sandbox. A copy gets those of its source, which are part of the checkpoint.
 fn limits(config: &Config, can: Abilities, bounds: &Bounds) -> Result<Limits, String> {
     if config.from_checkpoint.is_some() {
         return if config.limits.is_empty() { Ok(Limits::default()) } else { Err(LIMITED_ALREADY.to_owned()) };
@@ -134,24 +134,23 @@ fn limits(config: &Config, can: Abilities, bounds: &Bounds) -> Result<Limits, St
         return Err(NO_CPUS.to_owned());
     }
     let mut limits = bounds.apply(&config.limits)?;
-    // Said at start: nobody is promised what is not kept.
+    // The server logged this at startup: a limit that cannot be enforced is not promised.
     limits.cpus = limits.cpus.filter(|_| can.cpus);
     Ok(limits)
 }
 
-/// Part of a second counts as a whole one: nothing ends earlier than it was asked to.
+/// Rounds up to whole seconds, so that nothing ends earlier than requested.
 fn whole_seconds(span: std::time::Duration) -> u64 {
     span.as_secs() + u64::from(span.subsec_nanos() > 0)
 }
 
-/// Whether whoever attaches gets the sandbox at once, also from a client that is alive. Otherwise it is asked whether
-/// that client is.
+/// Whether an attach takes the sandbox at once, even from a live client. Otherwise that client is probed first.
 pub fn preempts(spec: &Spec, is_v1: bool) -> bool {
     is_v1 || spec.plain_words() == PlainWords::Predecessor
 }
 
-/// An attach wants it to run here. Whether there is anything to write; deleted is final, and what an operator ordered
-/// away from here stays ordered: the client follows.
+/// Requests that the sandbox runs here. Returns whether the spec changed. Deleted is final, and an operator's order to
+/// another instance stands: the client follows it.
 pub fn attach(spec: &mut Spec, here: &InstanceId, is_v1: bool, is_held_here: bool) -> bool {
     let kind = if preempts(spec, is_v1) { Claim::Preempt } else { Claim::Ask };
     let claim = Some(Claimed { instance: here.clone(), kind });
@@ -167,8 +166,8 @@ pub fn attach(spec: &mut Spec, here: &InstanceId, is_v1: bool, is_held_here: boo
     true
 }
 
-/// The client that attached here was told that the sandbox is in use: it is wanted where it is, unless somebody wants
-/// something else by now.
+/// Sets the placement back to the holder after the client that attached here was told that the sandbox is in use,
+/// unless the spec was changed since.
 pub fn give_back(spec: &mut Spec, here: &InstanceId, holder: &InstanceId) -> bool {
     let is_ours = spec.placement.as_ref() == Some(here)
         && spec.claim.as_ref().is_some_and(|claimed| claimed.instance == *here && claimed.kind == Claim::Ask);
@@ -179,7 +178,7 @@ pub fn give_back(spec: &mut Spec, here: &InstanceId, holder: &InstanceId) -> boo
     is_ours
 }
 
-/// Another state is wanted. Whether there is anything to write; deleted is final.
+/// Requests another state. Returns whether the spec changed; deleted is final.
 pub fn desire(spec: &mut Spec, state: DesiredState) -> bool {
     if spec.desired_state == state || spec.desired_state == DesiredState::Deleted {
         return false;
@@ -188,7 +187,7 @@ pub fn desire(spec: &mut Spec, state: DesiredState) -> bool {
     true
 }
 
-/// This session's checkpoint failed: it runs on, unless somebody wants something else by now.
+/// Requests running again after this session's checkpoint failed, unless the spec was changed since.
 pub fn take_back(spec: &mut Spec, here: &InstanceId) -> bool {
     let ours = spec.desired_state == DesiredState::Checkpointed && spec.placement.as_ref() == Some(here);
     if ours {
@@ -197,17 +196,17 @@ pub fn take_back(spec: &mut Spec, here: &InstanceId) -> bool {
     ours
 }
 
-/// A wish that is answered under its nonce.
+/// Adds a one-shot request; its answer is stored under the nonce.
 pub fn wish(spec: &mut Spec, nonce: &Nonce, wish: &metadata::Request) -> bool {
     spec.requests.insert(nonce.clone(), wish.clone()).is_none()
 }
 
-/// The wish was answered, or nobody waits for the answer.
+/// Removes a one-shot request that was answered or that no session waits for.
 pub fn settle(spec: &mut Spec, nonce: &Nonce) -> bool {
     spec.requests.remove(nonce).is_some()
 }
 
-/// Whether a checkpoint may be asked for.
+/// Whether a checkpoint may be requested.
 pub fn checkpoint(spec: &Spec, live: bool, running: bool, can: Abilities) -> Result<(), Refusal> {
     if !can.checkpoint {
         return Err(Refusal::of(Status::CheckpointError, NO_CHECKPOINT));
@@ -221,7 +220,7 @@ pub fn checkpoint(spec: &Spec, live: bool, running: bool, can: Abilities) -> Res
     Ok(())
 }
 
-/// A copy of a sandbox, to be started by the first who attaches.
+/// The spec of a copy of a sandbox, which the first attach starts.
 pub fn copy(source: &Spec, checkpoint_id: &CheckpointId, id: SandboxId, token_sha256: String, created: String) -> Spec {
     Spec {
         sandbox_id: id,
@@ -237,7 +236,7 @@ pub fn copy(source: &Spec, checkpoint_id: &CheckpointId, id: SandboxId, token_sh
     }
 }
 
-/// Whether copies may be asked for.
+/// Whether copies may be requested.
 pub fn fork(spec: &Spec, can: Abilities) -> Result<(), Refusal> {
     checkpoint(spec, true, false, can).map_err(|refusal| Refusal::of(Status::Error, refusal.message))
 }
@@ -246,7 +245,7 @@ pub fn snapshot(can: Abilities) -> Result<(), Refusal> {
     if can.snapshot { Ok(()) } else { Err(Refusal::of(Status::FilesystemSnapshotError, NO_SNAPSHOT)) }
 }
 
-/// Whether the sandbox can leave this instance and be had again.
+/// Whether the sandbox can leave this instance and be restored.
 pub fn handoff(spec: &Spec) -> Result<(), Refusal> {
     if spec.enable_sandbox_checkpoint { Ok(()) } else { Err(Refusal::of(Status::Error, NO_HANDOFF)) }
 }
@@ -329,7 +328,7 @@ mod tests {
         }
     }
 
-    /// The message of the documents gives all of it; a flag that says no is heeded; the predecessor implies nothing.
+    /// The documented message enables both; an explicit flag wins; the predecessor implies neither.
     #[test]
     fn what_is_stored_moves_and_is_kept_unless_the_client_says_otherwise() {
         let flags = [None, Some(false), Some(true)];

@@ -1,5 +1,5 @@
-//! Tokens that were found right on this instance not long ago. Their bearers are let through where others at the same
-//! address have tried too many wrong ones. Whether a token is right is still for the stored hash to say.
+//! Tokens that were recently valid on this instance. Their bearers pass even if others at the same address have tried
+//! too many wrong ones. The stored hash still decides whether a token is valid.
 
 use std::{
     collections::HashMap,
@@ -10,7 +10,7 @@ use baton_protocol::id::SandboxId;
 
 use super::token;
 
-/// So many are known at least, and twice as many at most.
+/// At least this many are remembered, and at most twice as many.
 const GENERATION: usize = 10_000;
 
 #[derive(Debug, Default)]
@@ -23,7 +23,7 @@ struct Generations {
 pub struct KnownTokens(Mutex<Generations>);
 
 impl KnownTokens {
-    /// `sha256` is the hash of a token that was right.
+    /// Remembers the hash of a valid token.
     pub fn remember(&self, id: &SandboxId, sha256: &str) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if known.now.len() >= GENERATION && !known.now.contains_key(id) {
@@ -32,7 +32,7 @@ impl KnownTokens {
         known.now.insert(id.clone(), sha256.to_owned());
     }
 
-    /// Whether `token` is the one that was right for `id`; with `is_optional` none is right too.
+    /// Whether `token` is the one that was valid for `id`; with `is_optional` a missing token passes, too.
     pub fn has(&self, id: &SandboxId, token: Option<&str>, is_optional: bool) -> bool {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let stored = known.now.get(id).or_else(|| known.before.get(id));

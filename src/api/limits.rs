@@ -12,14 +12,14 @@ use baton_protocol::id::Tenant;
 use super::{Settings, caller::Caller, token};
 use crate::{clock::Moment, traces::Traceparent};
 
-/// So many callers are remembered. When there are more, those without failures are forgotten, and if that is none, all
-/// others share one bucket.
+/// How many callers are remembered. Above that, callers without failures are forgotten; if there are none, all new ones
+/// share one bucket.
 const MOST_CALLERS: usize = 10_000;
 const TIDY_EVERY: Duration = Duration::from_secs(1);
-/// How many bursts a caller can be behind: many requests may be under way before the first of them fails.
+/// How many bursts a caller can be in debt: many requests may be in progress before the first of them fails.
 const MOST_BEHIND: f64 = 10.0;
 
-/// How often one caller may fail: a burst, and then so many a second.
+/// How often one caller may fail: a burst, and then this many times per second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rate {
     pub burst: u32,
@@ -40,9 +40,9 @@ impl Bucket {
 
 #[derive(Debug, Default)]
 struct Callers {
-    /// Under `None` that of all for whom there was no room.
+    /// The bucket under `None` is shared by all callers that did not fit.
     buckets: HashMap<Option<Caller>, Bucket>,
-    /// Looking through all of them is dear: once a second must do.
+    /// When all buckets were last scanned, which is expensive: at most once a second.
     tidied_at: Option<Moment>,
 }
 
@@ -53,18 +53,18 @@ impl Callers {
     }
 }
 
-/// Counts failures per caller. What succeeds is never counted.
+/// Counts failures per caller. Successful requests are never counted.
 #[derive(Debug, Default)]
 pub struct Limiter(Mutex<Callers>);
 
 impl Limiter {
-    /// Whether `caller` has failed too often of late.
+    /// Whether `caller` has failed too often recently.
     pub fn is_limited(&self, rate: Rate, caller: Caller, now: Moment) -> bool {
         let callers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         callers.buckets.get(&callers.key(caller)).is_some_and(|bucket| bucket.filled(rate, now) < 1.0)
     }
 
-    /// `caller` has failed.
+    /// Counts a failure of `caller`.
     pub fn charge(&self, rate: Rate, caller: Caller, now: Moment) {
         let mut callers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let full = f64::from(rate.burst);
@@ -79,7 +79,7 @@ impl Limiter {
     }
 }
 
-/// A page of a browser names itself; everything else has no origin and may come.
+/// Checks the origin of a web page; other clients send none and are allowed.
 pub fn check_origin(headers: &HeaderMap, origins: &[String]) -> Result<(), StatusCode> {
     let mut given = headers.get_all(header::ORIGIN).iter();
     let Some(origin) = given.next() else { return Ok(()) };
@@ -90,7 +90,7 @@ pub fn check_origin(headers: &HeaderMap, origins: &[String]) -> Result<(), Statu
     }
 }
 
-/// The trace of which a request says it is a part.
+/// The trace that a request says it is part of.
 pub fn traceparent(headers: &HeaderMap) -> Option<Traceparent> {
     header_text(headers, "traceparent").and_then(|text| Traceparent::parse(text.trim()))
 }
@@ -98,14 +98,14 @@ pub fn traceparent(headers: &HeaderMap) -> Option<Traceparent> {
 /// What a request shows of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Key {
-    /// None is configured: everybody may, and there are no tenants.
+    /// No keys are configured: every request is allowed, and there are no tenants.
     NotNeeded,
-    /// Of this tenant; the operator's key is of none.
+    /// A key of this tenant; the operator's key has none.
     Right(Option<Tenant>),
     Wrong,
 }
 
-/// Needed for `/create` and `/execute` where keys are configured.
+/// The key of a request to `/create` or `/execute`, which need one if keys are configured.
 pub fn api_key(headers: &HeaderMap, settings: &Settings) -> Key {
     let key = header_text(headers, "x-api-key").or_else(|| offered(headers, "baton.key."));
     if settings.api_keys.is_empty() {

@@ -1,6 +1,6 @@
-//! Connections that end properly: what the client still sends after the server's last word is read and thrown away for
-//! a moment. A socket closed with unread bytes resets the connection, and the client would lose the close frame that
-//! tells it why.
+//! Connections that close cleanly: bytes that the client still sends after the server has finished are read and
+//! discarded for a moment. Closing a socket with unread bytes resets the connection, and the client would lose the
+//! close frame that gives the reason.
 
 use std::{
     io,
@@ -22,17 +22,17 @@ use crate::clock::SharedClock;
 const LINGER: Duration = Duration::from_secs(2);
 const MOST: u64 = 64 << 20;
 
-/// Whom a connection comes from.
+/// The address that a connection comes from.
 #[derive(Clone, Copy, Debug)]
 pub struct Peer(pub SocketAddr);
 
 pub struct Connection {
-    /// Always there until the connection is dropped.
+    /// Always `Some` until the connection is dropped.
     stream: Option<TcpStream>,
-    /// The client has sent its last byte.
+    /// Whether the client has sent its last byte.
     has_ended: bool,
     place: Option<Place>,
-    /// Another connection has the place.
+    /// Resolves when another connection takes the slot.
     closed: Pin<Box<WaitForCancellationFutureOwned>>,
     clock: SharedClock,
     tasks: TaskTracker,

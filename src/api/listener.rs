@@ -1,5 +1,5 @@
-//! Serves HTTP/1.1 and WebSockets on a listener, within bounds: so many connections, so many per address, and a time
-//! for each request to arrive. HTTP/2 is not spoken: nothing here needs it, and it would need limits of its own.
+//! Serves HTTP/1.1 and WebSockets on a listener, with limits on connections in total and per address, and on the time a
+//! request may take to arrive. HTTP/2 is not supported: nothing here needs it, and it would need limits of its own.
 
 use std::{
     convert::Infallible,
@@ -34,17 +34,17 @@ use super::{
 };
 use crate::clock::SharedClock;
 
-/// For the first request: a new connection has no reason to wait.
+/// Timeout of the first request: a new connection has no reason to wait.
 const FIRST_WITHIN: Duration = Duration::from_secs(30);
-/// The request line and all headers; also what one connection may hold in memory before it is known what it wants.
+/// Limit on the request line and all headers, and so on the memory of a connection whose request is not known yet.
 const MAX_HEAD: usize = 16 << 10;
 
-/// What connections may cost.
+/// Limits on connections.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// So many at once. When another one comes, the one that has been idle longest is closed.
+    /// How many may be open at once. To accept another one, the one that has been idle longest is closed.
     pub connections: usize,
-    /// Of one address, those that have shown neither a key nor a token yet; `None` is no limit.
+    /// How many of one address may be open without having shown a key or a token; `None` means no limit.
     pub per_peer: Option<usize>,
     /// How long a connection may wait for its next request.
     pub keep_alive: Duration,
@@ -56,8 +56,8 @@ impl Default for Bounds {
     }
 }
 
-/// Serves until `stop`, and then until the requests that are under way have been answered. Bytes that clients send
-/// after the end of their connection are read by `tasks`.
+/// Serves until `stop`, and then until the requests in progress are answered. `tasks` reads the bytes that clients
+/// send after the end of their connection.
 pub async fn serve(
     mut listener: TcpListener,
     app: Router,
@@ -75,7 +75,7 @@ pub async fn serve(
             accepted = Listener::accept(&mut listener) => accepted,
         };
         let Some(place) = connections.admit(peer.ip()) else { continue };
-        // One event is one small write: it must not wait for the next.
+        // One event is one small write, which must not wait for the next.
         let _ = stream.set_nodelay(true);
         let server = Server { app: app.clone(), keep_alive: bounds.keep_alive, clock: clock.clone() };
         open.spawn(server.serve(stream, Peer(peer), place, tasks.clone(), stop.clone()));
@@ -85,7 +85,7 @@ pub async fn serve(
     open.wait().await;
 }
 
-/// What serves one connection.
+/// Serves one connection.
 struct Server {
     app: Router,
     keep_alive: Duration,
@@ -93,7 +93,7 @@ struct Server {
 }
 
 impl Server {
-    /// Until it is closed, or becomes a session that has it.
+    /// Serves until the connection is closed or becomes a session.
     async fn serve(self, stream: TcpStream, peer: Peer, place: Place, tasks: TaskTracker, stop: CancellationToken) {
         let (handle, closed, standing) = (place.handle(), place.closed.clone(), place.standing.clone());
         let connection = Connection::new(stream, place, self.clock.clone(), tasks);
@@ -116,7 +116,7 @@ impl Server {
         loop {
             tokio::select! {
                 biased;
-                // What goes wrong with a connection is its client's to see.
+                // Errors of a connection concern its client only.
                 _ = served.as_mut() => return,
                 () = closed.cancelled() => return,
                 () = overdue.as_mut() => return,
@@ -129,18 +129,18 @@ impl Server {
     }
 }
 
-/// Ready when a connection has waited too long for a whole request.
+/// Resolves when a connection has waited too long for a complete request.
 async fn overdue(clock: &SharedClock, mut standing: watch::Receiver<Standing>, keep_alive: Duration) {
     let mut within = keep_alive.min(FIRST_WITHIN);
     loop {
-        // Any change means that a request has come, also before this is first looked at.
+        // Any change means that a request has arrived, even one before the first poll.
         if standing.has_changed().unwrap_or(false) {
             within = keep_alive;
         }
         let now = *standing.borrow_and_update();
         let changed = async {
             if standing.changed().await.is_err() {
-                // It has ended, or another connection has its place.
+                // The connection has ended, or another one has taken its slot.
                 std::future::pending::<()>().await;
             }
         };
@@ -156,7 +156,7 @@ async fn overdue(clock: &SharedClock, mut standing: watch::Receiver<Standing>, k
     }
 }
 
-/// An answer's body; when it is written, its connection waits for the next request.
+/// The body of an answer; once it is written, the connection waits for the next request.
 struct Answer {
     body: Body,
     _underway: Underway,

@@ -1,7 +1,7 @@
 //! The front end: WebSockets and a few plain endpoints.
 //!
-//! The API writes what is wanted into the records, wakes the bus and follows it; bytes
-//! of commands go to and from the agent by frames. It never makes or ends a container.
+//! The API writes the spec into the records, wakes the reconciler through the bus and follows its events; the bytes of
+//! commands travel as frames to and from the agent. The API never starts or stops a container.
 
 mod agent_link;
 mod caller;
@@ -74,38 +74,38 @@ use crate::{
     traces::{Asked, Traces},
 };
 
-/// What the API is told once, at start.
+/// Settings that the API gets once, at startup.
 #[derive(Debug)]
 pub struct Settings {
     pub instance: InstanceId,
     pub version: &'static str,
     pub runsc_version: String,
-    /// Seconds, for sandboxes that do not say; `None` is never.
+    /// Idle timeout in seconds of sandboxes that set none; `None` means never.
     pub idle_timeout: Option<u64>,
     pub max_sandboxes: usize,
-    /// What a sandbox may have.
+    /// Resource limits of a sandbox.
     pub limits: Bounds,
-    /// What holds it to its share of the machine, or why nothing does.
+    /// The cgroup shares that enforce the limits, or why they cannot be enforced.
     pub cgroups: Result<Shares, String>,
     pub connections: listener::Bounds,
-    /// Bytes for what all clients together are still sending.
+    /// Memory for messages that clients are still sending, shared by all clients, in bytes.
     pub inbound_memory: u64,
-    /// The words of plain clients that do not say otherwise.
+    /// The words for plain clients whose sandbox does not set others.
     pub plain: PlainWords,
-    /// Whoever knows the id may attach without a token; a wrong one is still refused.
+    /// Knowing the id is enough to attach; a wrong token is still refused.
     pub is_token_optional: bool,
-    /// Empty: everybody may create.
+    /// If empty, `/create` and `/execute` need no key.
     pub api_keys: Vec<ApiKey>,
     pub quotas: Quotas,
     pub admin_key: Option<String>,
-    /// Pages that may connect; `*` is all.
+    /// Origins of web pages that may connect; `*` allows all.
     pub origins: Vec<String>,
     pub rate_limit: Option<limits::Rate>,
-    /// So many proxies are in front, each of which says in `X-Forwarded-For` whom it saw.
+    /// How many trusted proxies are in front; each appends to `X-Forwarded-For` the address it saw.
     pub proxies: usize,
-    /// What requests may call this server that get an answer without a key.
+    /// The `Host` names that are answered without a key.
     pub hosts: hosts::Hosts,
-    /// True from the moment the instance is on its way out.
+    /// Becomes true when the instance starts to drain.
     pub drain: watch::Receiver<bool>,
     pub handoff_wait: Duration,
     pub traces: Traces,
@@ -124,7 +124,7 @@ pub struct Api {
     limiter: Limiter,
     known_tokens: KnownTokens,
     marks: delivered::MarkCache,
-    /// Every session and everything it leaves to do.
+    /// Every session, and the work that outlives it.
     tasks: TaskTracker,
     closing: CancellationToken,
 }
@@ -154,8 +154,8 @@ impl Api {
         })
     }
 
-    /// Writes a new sandbox, held by this instance from its first write on. The reconciler knows of that write before
-    /// it is sent, and goes on from it when it is woken.
+    /// Writes a new sandbox, leased to this instance from its first write on. The reconciler learns of the lease before
+    /// it is written, and continues from it when woken.
     async fn create(&self, spec: &Spec) -> records::Result<()> {
         let (id, me) = (&spec.sandbox_id, &self.settings.instance);
         let lease = self.bus.lease(id);
@@ -187,12 +187,12 @@ impl Api {
         Caller::find(headers, peer.0.ip(), self.settings.proxies)
     }
 
-    /// Whether so many requests of `caller` failed that those without a key or token known to be right are refused.
+    /// Whether `caller` failed so often that only requests with a valid key or a known token pass.
     fn is_limited(&self, caller: Caller) -> bool {
         self.settings.rate_limit.is_some_and(|rate| self.limiter.is_limited(rate, caller, self.clock.now()))
     }
 
-    /// `caller` showed a wrong key or token, or asked for what does not exist.
+    /// Counts a wrong key or token, or a request for something that does not exist, against `caller`.
     fn charge(&self, caller: Caller) {
         if let Some(rate) = self.settings.rate_limit {
             self.limiter.charge(rate, caller, self.clock.now());
@@ -203,7 +203,7 @@ impl Api {
         self.known_tokens.has(id, token, self.settings.is_token_optional)
     }
 
-    /// A request with the right key always passes, for the tenant of the key. One with a wrong key is counted and refused.
+    /// A request with a valid key always passes, as the tenant of the key. One with a wrong key is counted and refused.
     fn admit(&self, key: Key, caller: Caller, connection: &Tracked) -> Result<Option<Tenant>, StatusCode> {
         match key {
             Key::NotNeeded => Ok(None),
@@ -218,7 +218,7 @@ impl Api {
     }
 }
 
-/// The connection of a request, where it is one of [`listener`]'s.
+/// The connection that carries a request, if [`listener`] accepted it.
 #[derive(Clone, Debug)]
 pub struct Tracked(Option<Handle>);
 
@@ -255,7 +255,7 @@ pub fn router(api: Arc<Api>) -> Router {
         .with_state(api)
 }
 
-/// Serves until `shutdown`; then ends the sessions that are left, which takes a few seconds at most.
+/// Serves until `shutdown`; then ends the remaining sessions, which takes a few seconds at most.
 pub async fn serve(listener: TcpListener, api: Arc<Api>, shutdown: impl Future<Output = ()> + Send + 'static) {
     let (closing, clock, tasks) = (api.closing.clone(), api.clock.clone(), api.tasks.clone());
     let bounds = api.settings.connections;
@@ -267,7 +267,7 @@ pub async fn serve(listener: TcpListener, api: Arc<Api>, shutdown: impl Future<O
     };
     tokio::select! {
         () = server => {}
-        // A client that keeps its connection open does not keep the server.
+        // A client that keeps its connection open must not keep the server running.
         () = late => {}
     }
     api.tasks.close();
@@ -279,7 +279,7 @@ async fn status(State(api): State<Arc<Api>>, headers: HeaderMap) -> Result<Respo
     let draining = api.is_draining();
     let can = api.abilities();
     let bounds = &api.settings.limits;
-    // What a sandbox gets, not what was wished for.
+    // The limits a sandbox actually gets, not the configured ones.
     let default = Limits { cpus: bounds.default.cpus.filter(|_| can.cpus), ..bounds.default.clone() };
     let body = json!({
         "status": if draining { "draining" } else { "ok" },
@@ -345,7 +345,7 @@ async fn attach(
         .sandbox_token
         .or_else(|| limits::header_text(&headers, "x-sandbox-token"))
         .or_else(|| limits::offered(&headers, "baton.token."));
-    // What is no id was never given out: nothing is looked up for it.
+    // A malformed id was never issued, so nothing is looked up for it.
     let id = SandboxId::parse(&sandbox_id).ok();
     if api.is_limited(caller) && !id.as_ref().is_some_and(|id| api.is_known(id, token.as_deref())) {
         return Err(StatusCode::TOO_MANY_REQUESTS);
@@ -357,7 +357,7 @@ async fn attach(
     }))
 }
 
-/// Upgrades at once; the dialect is the subprotocol.
+/// Upgrades at once; the subprotocol decides the dialect.
 fn accept<F>(
     api: &Arc<Api>,
     upgrade: WebSocketUpgrade,
@@ -370,7 +370,7 @@ where
     connection.upgraded();
     let dialect = Dialect::of_server(upgrade.is_v1(), api.settings.plain);
     let (response, socket) = upgrade.accept(api.inbound.clone(), api.clock.clone());
-    // Tracked, so that the end of the server waits for the end of the session.
+    // Tracked, so that shutdown waits for the session to end.
     api.tasks.spawn(async move {
         if let Some(socket) = socket.await {
             session(socket, dialect).await;
@@ -379,7 +379,7 @@ where
     response
 }
 
-/// What went wrong with the records, as a client may hear it: no path, no object's name.
+/// Describes a records error to a client, without paths or object names.
 fn public_message(error: &records::Error) -> String {
     use crate::storage::store;
     match error {

@@ -1,19 +1,19 @@
-//! How far the output of one command has come: read, sent, confirmed, and when it is done.
+//! Progress of the output of one command: read, sent, confirmed, and complete.
 //! Pure: bytes and offsets in, bytes and offsets out. Offsets come from the agent, which may be hostile: all
 //! arithmetic with them saturates.
 //!
 //! ```text
 //!   confirmed ──── sent ──── next ──────────▶ credit = confirmed + window
-//!     the client     said to    taken from       the agent may
+//!     the client     sent to    taken from       the agent may
 //!     has it         the client the agent        send so far
 //! ```
 //! `next - sent` is at most the beginning of one UTF-8 character.
 
 use baton_protocol::{agent, event::Output, id::ExecId};
 
-/// So much of a stream may be on its way without the client having confirmed it.
+/// How much of a stream may be in flight without the client having confirmed it.
 pub const WINDOW: u64 = 1 << 20;
-/// Confirmations are passed on in steps of this, or when all is confirmed.
+/// Confirmations are passed on in steps of this size, or when everything is confirmed.
 const STEP: u64 = 64 << 10;
 
 /// How far a client had come with a command when a ping was sent.
@@ -22,45 +22,45 @@ pub struct Mark {
     pub exec: u32,
     pub stdout: u64,
     pub stderr: u64,
-    /// Its end was told.
+    /// Whether its exit was sent.
     pub done: bool,
 }
 
-/// One stream.
+/// Progress of one stream.
 #[derive(Debug, Default)]
 pub struct StreamCursor {
     next: u64,
     confirmed: u64,
     passed_on: u64,
-    /// Frames must carry this number; `None` takes every frame.
+    /// The replay number that frames must carry; `None` accepts every frame.
     replay: Option<u64>,
     ends_at: Option<u64>,
-    /// The beginning of a character.
+    /// The beginning of a split character.
     held: Vec<u8>,
 }
 
-/// What a data frame brings.
+/// What is new in a data frame.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Taken {
-    /// These bytes are lost; they come before the rest.
+    /// The range of bytes that are lost before the new ones.
     pub gap: Option<(u64, u64)>,
-    /// Where the new bytes begin in the stream and in the payload.
+    /// Where the new bytes start in the stream and in the payload.
     pub offset: u64,
     pub skip: usize,
 }
 
 impl StreamCursor {
-    /// Begins at `offset` with what carries `replay`.
+    /// Starts at `offset` with frames that carry `replay`.
     pub fn resumed(offset: u64, replay: u64) -> Self {
         Self { next: offset, confirmed: offset, passed_on: offset, replay: Some(replay), ..Self::default() }
     }
 
-    /// Something was left out: goes on from where it is, with what carries `replay`.
+    /// Continues from the current position with frames that carry `replay`, after output was skipped.
     pub fn again(&mut self, replay: u64) {
         self.replay = Some(replay);
     }
 
-    /// What of a frame is new; `None`: nothing.
+    /// Returns what is new in a frame; `None` if nothing is.
     pub fn take(&mut self, offset: u64, sequence: u64, len: usize) -> Option<Taken> {
         if self.replay.is_some_and(|replay| replay != sequence) {
             return None;
@@ -79,7 +79,7 @@ impl StreamCursor {
         Some(Taken { gap, offset: start, skip: (start - offset) as usize })
     }
 
-    /// The stream ends at `offset`. Returns what was lost before it.
+    /// Ends the stream at `offset`. Returns the range that was lost before it.
     pub fn end(&mut self, offset: u64, sequence: u64) -> Option<(u64, u64)> {
         if self.replay.is_some_and(|replay| replay != sequence) {
             return None;
@@ -106,7 +106,7 @@ impl StreamCursor {
         self.confirmed
     }
 
-    /// Text of `bytes`, which follow what was decoded before. What is no UTF-8 becomes U+FFFD.
+    /// Decodes `bytes`, which follow what was decoded before. Invalid UTF-8 becomes U+FFFD.
     pub fn decode(&mut self, bytes: &[u8]) -> String {
         let joined;
         let mut rest = if self.held.is_empty() {
@@ -136,12 +136,12 @@ impl StreamCursor {
         }
     }
 
-    /// The character that was begun and will never be completed.
+    /// U+FFFD for a character that started and will never be completed.
     pub fn decode_rest(&mut self) -> Option<String> {
         (!std::mem::take(&mut self.held).is_empty()).then(|| '\u{fffd}'.to_string())
     }
 
-    /// The client has everything below `offset`. `Some`: tell the agent now.
+    /// Confirms that the client has everything below `offset`. If `Some`, tell the agent now.
     pub fn confirm(&mut self, offset: u64) -> Option<u64> {
         self.confirmed = self.confirmed.max(offset.min(self.sent()));
         let due = self.confirmed >= self.passed_on.saturating_add(STEP) || self.confirmed == self.next;
@@ -156,7 +156,7 @@ impl StreamCursor {
     }
 }
 
-/// One command, as far as this session tells the client about it.
+/// The delivery of one command to the client of this session.
 #[derive(Debug)]
 pub struct Delivery {
     pub exec: u32,
@@ -164,12 +164,12 @@ pub struct Delivery {
     pub stdout: StreamCursor,
     pub stderr: StreamCursor,
     exit: Option<agent::Exit>,
-    /// Nothing of it is told any more; what comes is confirmed unseen.
+    /// Nothing more is sent to the client; what arrives is confirmed unseen.
     pub is_muted: bool,
-    /// The client only looks: nothing it confirms is freed.
+    /// The client only peeks: what it confirms is not freed.
     pub is_peek: bool,
     is_done: bool,
-    /// The client has heard the end.
+    /// Whether the client has confirmed the exit.
     is_heard: bool,
     settled: bool,
 }
@@ -205,13 +205,13 @@ impl Delivery {
         self.exit.is_some()
     }
 
-    /// The agent has told how far the streams go, after the command's end. Whether more is to come.
+    /// Takes how far the streams go, which the agent reports after the exit. Returns whether more is to come.
     pub fn compare(&mut self, stdout: u64, stderr: u64) -> bool {
         self.settled = self.stdout.next >= stdout && self.stderr.next >= stderr;
         !self.settled
     }
 
-    /// The end can be told: the command ended and all it wrote was taken.
+    /// Returns the exit once, when the command has exited and all of its output was taken.
     pub fn take_exit(&mut self) -> Option<agent::Exit> {
         let all = self.settled || (self.stdout.has_ended() && self.stderr.has_ended());
         if self.is_done || !all {
@@ -226,7 +226,7 @@ impl Delivery {
         self.is_done
     }
 
-    /// The client has heard the end. Whether that is news.
+    /// Notes that the client has confirmed the exit. Returns whether that is new.
     pub fn heard(&mut self) -> bool {
         !std::mem::replace(&mut self.is_heard, true)
     }
@@ -235,7 +235,7 @@ impl Delivery {
         Mark { exec: self.exec, stdout: self.stdout.sent(), stderr: self.stderr.sent(), done: self.is_done }
     }
 
-    /// Nothing will ever come of it again, and the client has it all.
+    /// Whether nothing more will come and the client has everything.
     pub fn is_over(&self) -> bool {
         let over = |flow: &StreamCursor| flow.ends_at.is_some_and(|end| flow.confirmed >= end);
         self.is_heard && over(&self.stdout) && over(&self.stderr)

@@ -1,4 +1,4 @@
-//! `GET /sandboxes`: what there is, for who has the admin key.
+//! `GET /sandboxes`: lists all sandboxes, for holders of the admin key.
 
 use std::{sync::Arc, time::Duration};
 
@@ -55,7 +55,7 @@ pub async fn list(
         .map(|(id, lock)| async move {
             match api.records.find(&id).await {
                 Ok(Some(found)) if is_labelled(&found, label) => Some(view_of(api, &found, lock).await),
-                // It went between the listing and the look, or is another's.
+                // The sandbox was erased after the listing, or does not have the label.
                 Ok(_) => None,
                 Err(error) => label.is_none().then(|| json!({"sandbox_id": id, "error": public_message(&error)})),
             }
@@ -100,7 +100,7 @@ fn is_labelled(found: &Metadata, label: Option<&(String, String)>) -> bool {
     label.is_none_or(|(name, value)| found.spec.labels.get(name) == Some(value))
 }
 
-/// `lock` is when it was written, if that is known.
+/// `lock` is the last write of the lock, if it is known.
 async fn view_of(api: &Api, found: &Metadata, lock: Option<LastWrite>) -> Value {
     let (spec, status) = (&found.spec, &found.status);
     let silent = api.records.unresponsive(found, lock).await;

@@ -1,4 +1,4 @@
-//! One session per sandbox on this instance. The living first one stays; a dead one gives way.
+//! One session per sandbox on this instance. A live session keeps its slot; a dead one loses it.
 
 use std::{
     collections::BTreeMap,
@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::{bus::ALIVE_WITHIN, clock::SharedClock};
 
-/// Somebody else wants the place. Answered when the client has shown that it lives.
+/// Sent when another session wants the slot. Answered once the client has shown that it is alive.
 pub type LivenessProbe = oneshot::Sender<()>;
 
 #[derive(Debug)]
@@ -28,7 +28,7 @@ struct Inner {
 #[derive(Debug, Default)]
 pub struct SessionRegistry(Mutex<Inner>);
 
-/// A session's place, until it is dropped or taken.
+/// The slot of a session, until it is dropped or taken.
 #[derive(Debug)]
 pub struct SessionSlot {
     registry: Arc<SessionRegistry>,
@@ -38,7 +38,7 @@ pub struct SessionSlot {
 }
 
 impl SessionRegistry {
-    /// The place, or `None` when a living client has it.
+    /// Returns the slot, or `None` if a live client has it.
     pub async fn admit(self: &Arc<Self>, id: &SandboxId, clock: &SharedClock) -> Option<SessionSlot> {
         loop {
             let (serial, liveness_probes) = {
@@ -60,7 +60,7 @@ impl SessionRegistry {
                 .await;
             match asked {
                 Ok(true) => return None,
-                // It has just left by itself.
+                // The other session has just ended by itself.
                 Ok(false) => {}
                 Err(_) => {
                     let mut inner = self.lock();
@@ -86,12 +86,12 @@ impl SessionRegistry {
 }
 
 impl SessionSlot {
-    /// Somebody else has the place: this session is about to hear so.
+    /// Whether another session has taken the slot: this one is about to be told.
     pub fn is_taken(&self) -> bool {
         self.registry.lock().entries.get(&self.id).is_none_or(|entry| entry.serial != self.serial)
     }
 
-    /// Somebody knocks; `None`: the place was taken. May be cancelled.
+    /// Waits for the next probe; `None` means that the slot was taken. Cancel safe.
     pub async fn knock(&mut self) -> Option<LivenessProbe> {
         self.liveness_probes.recv().await
     }
@@ -122,7 +122,7 @@ mod tests {
         });
         assert!(second.is_none());
         let third = registry.admit(&id, &clock).await.expect("nobody answered");
-        // The unanswered knock is still in its queue; after it the first hears that its place is gone.
+        // The unanswered probe is still in the queue; after it the first session sees that its slot is taken.
         assert!(first.knock().await.unwrap().is_closed());
         assert!(first.knock().await.is_none());
         assert!(first.is_taken() && !third.is_taken());

@@ -1,8 +1,8 @@
-//! What a session says when something happens to its sandbox: the table of the scenarios. Pure.
+//! What a session sends when something happens to its sandbox: the table of the scenarios. Pure.
 //!
-//! The session speaks first where it asked (CREATING, RESTORING, KILLING, CHECKPOINTING);
-//! everything here follows what the reconciler posted. Words that are never taken back
-//! (DELETING, LOCK_*, DELETED) are said only when the sandbox has left.
+//! The session itself sends the first status of what its client requested (CREATING, RESTORING, KILLING,
+//! CHECKPOINTING); everything here follows the reconciler's events. Statuses that cannot be retracted (DELETING,
+//! LOCK_*, DELETED) are sent only once the sandbox has left.
 
 use baton_protocol::{
     event::{Event, Progress, Status, Update},
@@ -20,7 +20,7 @@ const IDLE_IN_MEMORY: &str = "The sandbox was idle for longer than its `idle_tim
 const IDLE_STORED: &str = "The sandbox was idle for longer than its `idle_timeout` and is stopped without a checkpoint, as \
      `enable_idle_timeout_auto_checkpoint` says: only an earlier checkpoint, if there is one, can be restored.";
 
-/// How a session came to its sandbox, until it runs.
+/// How a session opened its sandbox, until it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     Creating,
@@ -28,22 +28,22 @@ pub enum Stage {
     Open,
 }
 
-/// What this session itself has asked for, of what ends it.
+/// A request of this session that ends it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
     Checkpoint,
     Kill,
 }
 
-/// One-shot wishes of this session that are not answered yet.
+/// One-shot requests of this session that are not answered yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wished {
     pub snapshot: bool,
-    /// One after which the sandbox runs on; also that of a fork, which begins without a word.
+    /// A checkpoint after which the sandbox keeps running; also that of a fork, which starts without a status.
     pub checkpoint: bool,
 }
 
-/// What to say and to do about something posted.
+/// How to react to a lifecycle event.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Answer {
     pub events: Vec<Event>,
@@ -54,36 +54,36 @@ pub struct Answer {
 pub enum Then {
     #[default]
     Stay,
-    /// It runs here: open the link.
+    /// The sandbox runs here: open the link.
     Enter,
-    /// It left before this session had it: ask for it again.
+    /// The sandbox left before this session had it: request it again.
     AskAgain,
-    /// An answer may be there.
+    /// An answer may have been written: poll for it.
     Look,
-    /// Its own checkpoint failed: want it running again, then close.
+    /// The session's own checkpoint failed: request running again, then close.
     TakeBack,
-    /// A client elsewhere has it and is alive: say so a little later, and close.
+    /// A live client on another instance holds the sandbox: report that a little later, and close.
     InUse,
     Close(Close),
 }
 
-/// What a session has said so far.
+/// What a session has sent so far.
 #[derive(Clone, Debug)]
 pub struct StatusMachine {
     pub stage: Stage,
     pub dialect: Dialect,
-    /// The spec allows handoff: only then there is talk of locks.
+    /// Whether the spec allows handoff: only then are lock statuses sent.
     pub has_handoff: bool,
-    /// It is stored, so that an idle end leaves its last checkpoint behind.
+    /// Whether the sandbox is stored, so that its last checkpoint survives an idle stop.
     pub is_persistent: bool,
     pub asked: Option<Asked>,
     pub wished: Wished,
     restoring: bool,
     acquiring: bool,
     acquired: bool,
-    /// Why a checkpoint that ends the session is under way.
+    /// The reason for a checkpoint in progress that ends the session.
     checkpointing: Option<LeaveReason>,
-    /// Which wish has failed and was told so.
+    /// The reason for the checkpoint whose failure was reported.
     failed: Option<LeaveReason>,
     fenced: bool,
 }
@@ -106,12 +106,12 @@ impl StatusMachine {
         }
     }
 
-    /// A checkpoint that ends the session is under way: commands and input are refused.
+    /// Whether the sandbox is about to leave: commands and input are refused.
     pub fn is_leaving(&self) -> bool {
         self.asked.is_some() || self.checkpointing.is_some()
     }
 
-    /// What the spec says about the words of this session.
+    /// Takes over what the spec says about the statuses of this session.
     pub fn learn(&mut self, spec: &Spec, dialect: Dialect) {
         self.dialect = dialect;
         self.has_handoff = spec.enable_sandbox_handoff;
@@ -126,14 +126,14 @@ impl StatusMachine {
         self.acquired
     }
 
-    /// The client asked for a checkpoint and was told CHECKPOINTING.
+    /// Notes that the client requested a checkpoint and got CHECKPOINTING.
     pub fn ask_checkpoint(&mut self) {
         self.asked = Some(Asked::Checkpoint);
         self.checkpointing = Some(LeaveReason::Checkpointed);
         self.failed = None;
     }
 
-    /// RESTORING, once.
+    /// RESTORING, the first time.
     pub fn restoring(&mut self) -> Vec<Event> {
         if std::mem::replace(&mut self.restoring, true) { vec![] } else { vec![Event::status(Status::Restoring)] }
     }
@@ -148,7 +148,7 @@ impl StatusMachine {
             }
             LifecycleEvent::Failed { message, .. } => self.fail(message),
             LifecycleEvent::ReleaseRequested { by, claim } => self.release_requested(by, *claim),
-            // The session answers by itself.
+            // The session itself answers probes.
             LifecycleEvent::Probe { .. } => Answer::default(),
             LifecycleEvent::Checkpointing { why } => self.checkpoint(*why),
             LifecycleEvent::CheckpointFailed { why, message, .. } => self.checkpoint_failed(*why, message),
@@ -169,9 +169,9 @@ impl StatusMachine {
         }
     }
 
-    /// In v1 the word that was said when it began comes again, with how far it is. Where no word was said,
-    /// because somebody else asked or because it has failed before, nothing is said now. A fork alone says its word
-    /// only if it takes long.
+    /// In v1 the status that was sent at the start is sent again, with the progress. If none was sent, because another
+    /// session made the request or because it failed before, nothing is sent now. Only a fork sends its first status
+    /// here, if it takes long.
     fn progress(&self, what: &str, done: u64, total: u64) -> Answer {
         let leaves = self.checkpointing.is_some() && self.failed != self.checkpointing;
         let status = match (self.stage, what) {
@@ -181,7 +181,7 @@ impl StatusMachine {
             (Stage::Open, UPLOAD) if self.wished.checkpoint || leaves => Status::Checkpointing,
             _ => return Answer::default(),
         };
-        // A transfer that has not begun to move shows that it is alive, and no more.
+        // A transfer that has not moved any bytes yet only shows that it is alive.
         if !self.dialect.is_v1() || done == 0 || self.asked == Some(Asked::Kill) {
             return Answer::default();
         }
@@ -193,7 +193,7 @@ impl StatusMachine {
         stay(if holds && self.stage == Stage::Open { vec![Event::status(status)] } else { vec![] })
     }
 
-    /// Whoever loses the sandbox hears to whom, and why; in plain with details only.
+    /// Tells the client that loses the sandbox which instance takes it, and why; a plain client only with details.
     fn release_requested(&mut self, by: &InstanceId, claim: Claim) -> Answer {
         self.failed = None;
         if !self.tells_locks() || self.stage != Stage::Open {
@@ -270,7 +270,7 @@ impl StatusMachine {
                     close(events, Close::Unavailable)
                 }
                 LeaveReason::Drain => close(vec![], Close::Restart),
-                // The begun action has ended; what this session wants comes next.
+                // The action in progress has ended; this session's request comes next.
                 LeaveReason::Checkpointed
                 | LeaveReason::HandedOff
                 | LeaveReason::Waiter
@@ -349,13 +349,13 @@ impl StatusMachine {
 
     fn lose(&mut self, message: &str) -> Answer {
         match self.stage {
-            // What was here before this session came was another's already.
+            // The container that was here before this session belonged to another instance already.
             Stage::Attaching if !self.acquired => self.ask_again(),
             Stage::Creating | Stage::Attaching => self.fail(message),
             Stage::Open if self.dialect.is_v1() => {
                 close(Event::refusal(Status::LockRenewalError, message).to_vec(), Close::Restart)
             }
-            // The status would stop existing clients from following.
+            // This status would keep existing clients from following the sandbox.
             Stage::Open => close(vec![], Close::Restart),
         }
     }

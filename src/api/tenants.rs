@@ -1,8 +1,8 @@
-//! Whose the sandboxes of this instance are, so that no tenant takes more places than its quota allows.
+//! Which tenant each sandbox on this instance belongs to, so that no tenant exceeds its quota.
 //!
-//! A sandbox counts from its admission until it has left, or is to be deleted: its client may come again as soon as it has
-//! heard of that. Those that came without a session (an operator's placement,
-//! or an API that was started anew beside its reconciler) are looked up when somebody is counted.
+//! A sandbox counts from its admission until it has left or is to be deleted: its client may start another one as soon
+//! as it is told. Sandboxes that came without a session (placed by an operator, or held by the reconciler while the API
+//! restarted) are looked up when a tenant is next counted.
 
 use std::{
     collections::BTreeMap,
@@ -26,7 +26,7 @@ pub struct Occupancy {
 #[derive(Debug)]
 struct Owner {
     tenant: Option<Tenant>,
-    /// Sessions that are on their way in, of which the bus does not know yet.
+    /// Sessions being admitted that the bus does not know of yet.
     admissions: u32,
 }
 
@@ -35,8 +35,8 @@ impl Occupancy {
         Arc::new(Self { bus, owners: Mutex::default() })
     }
 
-    /// Counts a sandbox of this tenant, as long as the value lives or the sandbox is here; or says why it may not come.
-    /// What is here already has its place.
+    /// Counts a sandbox of this tenant while the guard lives or the sandbox is here; fails if the quota is used up. A
+    /// sandbox that is here already is always admitted.
     fn admit(self: &Arc<Self>, id: &SandboxId, tenant: &Tenant, quota: &Quota) -> Result<OccupancyGuard, String> {
         let mut owners = self.owners();
         owners.retain(|id, owner| owner.admissions > 0 || self.bus.is_here(id));
@@ -50,14 +50,14 @@ impl Occupancy {
         Ok(OccupancyGuard { occupancy: self.clone(), id: id.clone() })
     }
 
-    /// For whom a sandbox counts from now on, if it is known; `None` is for nobody.
+    /// Sets the tenant that a known sandbox counts for from now on; with `None` it counts for no tenant.
     pub fn note(&self, id: &SandboxId, tenant: Option<&Tenant>) {
         if let Some(owner) = self.owners().get_mut(id) {
             owner.tenant = tenant.cloned();
         }
     }
 
-    /// Sandboxes on this instance of which nobody has said whose they are.
+    /// Sandboxes on this instance whose tenant is not known yet.
     fn unknown(&self) -> Vec<SandboxId> {
         let owners = self.owners();
         self.bus.here().into_iter().filter(|id| !owners.contains_key(id)).collect()
@@ -72,7 +72,7 @@ impl Occupancy {
     }
 }
 
-/// A sandbox that is on its way in and counts.
+/// Counts a sandbox while it is being admitted.
 #[derive(Debug)]
 pub struct OccupancyGuard {
     occupancy: Arc<Occupancy>,
@@ -91,8 +91,8 @@ impl Drop for OccupancyGuard {
 }
 
 impl Api {
-    /// Counts a sandbox that is to come to this instance, for whom it belongs to; or says which quota is used up. Nobody
-    /// is counted without a tenant.
+    /// Counts a sandbox that is about to come to this instance for its tenant; the error names the quota that is used
+    /// up. A sandbox without a tenant is not counted.
     pub(super) async fn count(
         &self,
         id: &SandboxId,
@@ -102,7 +102,7 @@ impl Api {
         let quota = self.settings.quotas.of(Some(tenant));
         if quota.sandboxes.is_some() {
             for id in self.occupancy.unknown() {
-                // One that cannot be read is asked for again the next time.
+                // A sandbox that cannot be read is looked up again next time.
                 if let Ok(found) = self.records.find(&id).await {
                     let kept = found.filter(|found| found.spec.desired_state != DesiredState::Deleted);
                     self.occupancy.learn(id, kept.and_then(|found| found.spec.tenant));

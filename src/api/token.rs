@@ -1,4 +1,4 @@
-//! Tokens and keys: made once, kept only as a hash, compared in constant time.
+//! Tokens and keys: created once, stored only as a hash, compared in constant time.
 
 use baton_protocol::{
     event::Token,
@@ -9,14 +9,14 @@ use subtle::ConstantTimeEq;
 
 use crate::{clock::Clock, config::ApiKey};
 
-/// 256 bits that let their bearer attach.
+/// A new 256-bit token, which lets its bearer attach.
 pub fn fresh(clock: &dyn Clock) -> Token {
     let mut bits = [0; 32];
     clock.fill(&mut bits);
     Token(id::hex(&bits))
 }
 
-/// What is stored of a token.
+/// The hash of a token, which is all that is stored of it.
 pub fn sha256(token: &str) -> String {
     id::hex(&Sha256::digest(token.as_bytes()))
 }
@@ -29,13 +29,13 @@ pub fn matches(token: Option<&str>, stored: &str) -> bool {
     equal && token.is_some()
 }
 
-/// Whether `given` is one of `keys`; how long that takes says nothing about them.
+/// Whether `given` is one of `keys`, without leaking anything about them through timing.
 pub fn is_one_of(given: Option<&str>, keys: &[String]) -> bool {
     let given = sha256(given.unwrap_or_default());
     keys.iter().fold(false, |found, key| found | bool::from(given.as_bytes().ct_eq(sha256(key).as_bytes())))
 }
 
-/// Whom the key `given` belongs to; how long that takes says nothing about the keys.
+/// The tenant of the key `given`, without leaking anything about the keys through timing.
 pub fn tenant_of<'a>(given: Option<&str>, keys: &'a [ApiKey]) -> Option<&'a Tenant> {
     let given = sha256(given.unwrap_or_default());
     keys.iter().fold(None, |found, key| {

@@ -1,4 +1,4 @@
-//! From a request to a WebSocket: as axum does it, but over a stream whose memory is bounded ([`Metered`]).
+//! Upgrades a request to a WebSocket as axum does, but over a stream with bounded memory ([`Metered`]).
 
 use axum::{
     body::Body,
@@ -24,11 +24,11 @@ use crate::clock::SharedClock;
 
 pub type WebSocket = WebSocketStream<Metered<TokioIo<Upgraded>>>;
 
-/// The subprotocols that are spoken, the preferred one first.
+/// The supported subprotocols, the preferred one first.
 const PROTOCOLS: [&str; 2] = [V1, "baton.plain"];
 const V1: &str = "baton.v1";
 
-/// A request to become a WebSocket.
+/// A request to upgrade to a WebSocket.
 #[derive(Debug)]
 pub struct WebSocketUpgrade {
     upgrade: OnUpgrade,
@@ -70,8 +70,8 @@ impl WebSocketUpgrade {
         self.protocol == Some(V1)
     }
 
-    /// The answer, and the socket once the client has it. `None`: it was gone before that. Offers that carry a token or
-    /// key are never echoed.
+    /// Returns the answer, and the socket once the client has the answer; `None` if it was gone before that. Offers
+    /// that carry a token or a key are never echoed.
     pub fn accept(
         self,
         budget: Budget,

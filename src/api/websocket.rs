@@ -1,8 +1,7 @@
-//! One WebSocket: a bounded queue out, messages in, pings and the proper end.
+//! One WebSocket: a bounded outgoing queue, incoming messages, pings and the closing handshake.
 //!
-//! Nothing here waits for the client except [`Socket::close`], which has a time limit:
-//! what cannot be sent yet stands in the queue, and the session looks at
-//! [`Socket::has_room`] before it takes more.
+//! Nothing here waits for the client except [`Socket::close`], which has a timeout: messages that cannot be sent yet
+//! stay in the queue, and the session checks [`Socket::has_room`] before it takes more.
 
 use std::{
     collections::VecDeque,
@@ -31,42 +30,42 @@ use crate::clock::{Moment, SharedClock};
 
 /// The longest message a client may send.
 pub const MAX_MESSAGE: usize = 16 << 20;
-/// The longest one before its sandbox has a place: room for every config, however its text is escaped.
+/// The longest message before the sandbox is admitted: enough for every config, however its text is escaped.
 pub const MAX_FIRST_MESSAGE: usize = 256 << 10;
-/// Of a client's messages: every session has a buffer of this size, which is filled with zeros before each read.
+/// Read buffer size: every session has such a buffer, which is zeroed before each read.
 pub const READ_AT_ONCE: usize = 16 << 10;
-/// What a client's library takes by default; every frame is smaller.
+/// The default limit of client libraries; every frame is smaller.
 pub const MAX_FRAME: usize = 1 << 20;
-/// What the library may hold back for a client that does not read: a message, and its own answers to pings and closes.
-/// Of the answers that do not fit it keeps the newest.
+/// How much the library may buffer for a client that does not read: one message, and its own answers to pings and
+/// closes. If the answers do not fit, the library keeps the newest.
 pub const MAX_UNWRITTEN: usize = 2 * MAX_FRAME;
 /// Above this nothing more is taken from the sandbox.
 const QUEUE_BYTES: usize = 1 << 20;
 const QUEUE_MESSAGES: usize = 1024;
-/// A ping goes out after so much silence, and after so much output.
+/// A ping is sent after this much silence, and after this much output.
 pub const PING_EVERY: Duration = Duration::from_secs(10);
 const PING_BYTES: u64 = 256 << 10;
-/// What a plain client was sent is confirmed by the pong of a ping that goes out this much later at the latest, so that
-/// hardly anything is sent again when it comes back.
+/// A plain client confirms by pong: the ping goes out at most this long after a send, so that hardly anything is sent
+/// again after a reconnect.
 const CONFIRM_WITHIN: Duration = Duration::from_millis(100);
-/// No sign of life for so long after a ping: the client is gone.
+/// The client counts as gone if it shows no sign of life for this long after a ping.
 const PONG_WITHIN: Duration = Duration::from_secs(10);
-/// For the last events, the close frame and the client's answer to it.
+/// Timeout for the last events, the close frame and the client's answer to it.
 const CLOSE_WITHIN: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 pub enum SocketEvent {
-    /// Something was written: there may be room again.
+    /// Something was written: the queue may have room again.
     Wrote,
     Text(String),
     Binary(Bytes),
     /// The client has everything sent before some ping; these are the newest marks it confirms.
     Pong(Vec<Mark>),
-    /// A message is longer than it may be as yet. It is not read any further until it may.
+    /// A message exceeds the current limit. It is not read any further until the limit is raised.
     TooLong,
-    /// What came is no WebSocket message, or too long a one. Nothing more can be read.
+    /// The client sent something that is not a WebSocket message, or one that is too long. Nothing more can be read.
     Broken(Close),
-    /// The client closed, or its connection broke.
+    /// The client closed the connection, or it broke.
     Gone,
 }
 
@@ -75,8 +74,8 @@ struct Sent {
     number: u64,
     at: Moment,
     marks: Vec<Mark>,
-    /// Unanswered it says that the client is gone. One that only confirms comes right after any event, and a client may
-    /// leave that unread for a while.
+    /// Whether the client counts as gone if it does not answer. A ping that only confirms may follow any event, and a
+    /// client may leave that unread for a while.
     proves_life: bool,
 }
 
@@ -87,12 +86,12 @@ pub struct Socket {
     queue: VecDeque<Message>,
     queued: usize,
     unflushed: bool,
-    /// Only pongs tell how far the client is.
+    /// Whether only pongs tell how far the client has come.
     confirms_by_pong: bool,
     pings: VecDeque<Sent>,
     last_ping: u64,
     ping_at: Moment,
-    /// When what was sent is to be confirmed.
+    /// When to send the ping that confirms what was sent.
     confirm_at: Option<Moment>,
     since_ping: u64,
     /// The client's last sign of life.
@@ -125,12 +124,12 @@ impl Socket {
         }
     }
 
-    /// The sandbox has its place: messages may be as long as they like from now on.
+    /// Allows messages of full length: the sandbox is admitted.
     pub fn allow_long_messages(&self) {
         self.gauge.set_longest(MAX_MESSAGE as u64);
     }
 
-    /// A message has come that is too long as yet.
+    /// Whether a message exceeds the current limit.
     pub fn is_paused(&self) -> bool {
         self.gauge.is_paused()
     }
@@ -139,7 +138,7 @@ impl Socket {
         self.push_confirmed(Message::Text(event.to_json().into()));
     }
 
-    /// One piece of output, however it is encoded.
+    /// Queues one piece of output, however it is encoded.
     pub fn output(&mut self, message: Message, bytes: usize) {
         self.since_ping += bytes as u64;
         self.push_confirmed(message);
@@ -169,13 +168,14 @@ impl Socket {
         self.since_ping >= PING_BYTES || self.clock.now() >= self.ping_at
     }
 
-    /// Sends what is due: a ping that asks for a sign of life, or one that only confirms.
+    /// Sends the ping that is due: a liveness ping, or one that only confirms.
     pub fn ping_due(&mut self, marks: Vec<Mark>) -> u64 {
         let proves_life = self.is_proof_due();
         self.ping(marks, proves_life)
     }
 
-    /// Its pong will confirm `marks`; with `proves_life` a client that does not answer is gone. Returns its number.
+    /// Sends a ping and returns its number. Its pong confirms `marks`; with `proves_life` a client that does not answer
+    /// counts as gone.
     pub fn ping(&mut self, marks: Vec<Mark>, proves_life: bool) -> u64 {
         let now = self.clock.now();
         self.last_ping += 1;
@@ -189,12 +189,12 @@ impl Socket {
         self.last_ping
     }
 
-    /// The newest ping that was answered.
+    /// The number of the newest ping that was answered.
     pub fn ponged(&self) -> u64 {
         self.pings.front().map_or(self.last_ping, |ping| ping.number - 1)
     }
 
-    /// When the next ping is due, or the client must count as gone.
+    /// When the next ping is due or the client counts as gone.
     pub fn wake_at(&self) -> Moment {
         [self.gone_at(), self.confirm_at].into_iter().flatten().fold(self.ping_at, Moment::min)
     }
@@ -211,12 +211,12 @@ impl Socket {
         oldest.map(|ping| ping.at.max(self.alive_at) + PONG_WITHIN)
     }
 
-    /// Nobody listened to the client for a while: its silence says nothing.
+    /// Counts the client as alive: the session was not reading from it, so its silence proves nothing.
     pub fn excuse(&mut self) {
         self.alive_at = self.clock.now();
     }
 
-    /// Sends what can be sent; then, with `listen`, waits for the client too. May be cancelled.
+    /// Writes what can be written; then, with `listen`, also waits for the client. Cancel safe.
     pub async fn turn(&mut self, listen: bool) -> SocketEvent {
         poll_fn(|context| self.poll_turn(context, listen)).await
     }
@@ -246,7 +246,7 @@ impl Socket {
                     Some(marks) => SocketEvent::Pong(marks),
                     None => continue,
                 },
-                // The library answers by itself.
+                // The library answers pings itself.
                 Some(Ok(Message::Ping(_) | Message::Frame(_))) => continue,
                 Some(Ok(Message::Close(_))) | None => SocketEvent::Gone,
                 Some(Err(error)) => fault(&error).map_or(SocketEvent::Gone, SocketEvent::Broken),
@@ -254,7 +254,7 @@ impl Socket {
         }
     }
 
-    /// Whether anything went from the queue to the socket.
+    /// Returns whether anything moved from the queue to the socket.
     fn poll_write(&mut self, context: &mut Context<'_>) -> Result<bool, Error> {
         let mut wrote = false;
         while !self.queue.is_empty() {
@@ -268,7 +268,7 @@ impl Socket {
             self.socket.start_send_unpin(message)?;
             self.unflushed = true;
             wrote = true;
-            // A client that takes output slowly is alive; a ping alone proves nothing.
+            // A client that takes output slowly is alive; a ping that was written proves nothing.
             if !is_ping {
                 self.alive_at = self.clock.now();
             }
@@ -291,11 +291,11 @@ impl Socket {
         marks
     }
 
-    /// Says the last words, closes, and waits a bounded time for the client's answer.
+    /// Sends what is queued and the close frame, and waits a bounded time for the client's answer.
     pub async fn close(mut self, close: Close) {
         self.push(Message::Close(Some(CloseFrame { code: CloseCode::from(close.code()), reason: "".into() })));
         let clock = self.clock.clone();
-        // Behind a message that is not read any further no answer can be heard.
+        // The answer cannot be read while it is behind a message that is not read any further.
         let listens = !self.gauge.is_paused();
         let closed = async {
             loop {
@@ -312,7 +312,7 @@ impl Socket {
         let _ = clock.timeout(CLOSE_WITHIN, closed).await;
     }
 
-    /// Ends without a word of its own: the client has closed or is not there.
+    /// Ends without a close frame: the client has closed the connection or is unreachable.
     pub async fn leave(mut self) {
         let clock = self.clock.clone();
         let _ = clock.timeout(CLOSE_WITHIN, async { while let Some(Ok(_)) = self.socket.next().await {} }).await;
@@ -327,7 +327,7 @@ fn size(message: &Message) -> usize {
     }
 }
 
-/// How to answer what could not be read; `None`: the connection itself broke.
+/// The close code for a read error; `None` if the connection itself broke.
 fn fault(error: &Error) -> Option<Close> {
     match error {
         Error::Capacity(_) => Some(Close::TooBig),

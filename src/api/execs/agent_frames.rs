@@ -1,15 +1,15 @@
-//! What the agent says, and what the client says it has.
+//! Frames from the agent, and confirmations from the client.
 
 use baton_protocol::printable::printable_start;
 
 use super::*;
 use crate::api::delivered::Marks;
 
-/// So much of why a command ended or never began is passed on.
+/// How many characters of the reason for an exit or a failed start are passed on.
 const LONGEST_REASON: usize = 300;
 
 impl ExecTable {
-    /// Takes one frame. Whether it was the agent's first answer on this link.
+    /// Handles one frame. Returns whether it was the agent's first answer on this link.
     pub fn hear(&mut self, frame: Frame, writer: &mut EventWriter) -> bool {
         match frame.kind {
             Kind::Started => self.started(frame.exec, writer),
@@ -18,7 +18,7 @@ impl ExecTable {
             Kind::Exit => self.exit(&frame, writer),
             Kind::StdinAck => self.stdin_ack(&frame, writer),
             Kind::Execs => {
-                // The agent is not trusted to be well-formed; the runtime has checked and ends it if not.
+                // The agent is untrusted; the runtime has checked the frame and ends an agent that sends bad ones.
                 let Ok(state) = serde_json::from_slice::<agent::State>(&frame.payload) else { return false };
                 if !self.is_known {
                     self.learn(state);
@@ -142,19 +142,19 @@ impl ExecTable {
         self.finish(frame.exec, writer);
     }
 
-    /// Tells the end if all that comes before it was told.
+    /// Sends the exit once everything before it was sent.
     fn finish(&mut self, number: u32, writer: &mut EventWriter) {
         let Some(command) = self.known.get_mut(&number) else { return };
         let Some(delivery) = &mut command.delivery else { return };
         let Some(exit) = delivery.take_exit() else { return };
         (command.ask_at, command.ask_after) = (None, None);
         writer.say_about(&done(number, &command.exec_id, &exit), command.details);
-        // Its pong confirms that the end arrived.
+        // The pong confirms that the exit arrived.
         let marks = self.marks_sent(writer);
         writer.socket.ping(marks, false);
     }
 
-    /// The agent has told how far the streams go of commands that ended.
+    /// The agent has reported how far the streams of exited commands go.
     fn compare(&mut self, state: &agent::State, writer: &mut EventWriter) {
         for told in &state.execs {
             let Some(command) = self.known.get_mut(&told.exec) else { continue };
@@ -183,13 +183,13 @@ impl ExecTable {
         self.feed(frame.exec);
     }
 
-    /// Asks for a sign of life, with how far every command has come.
+    /// Sends a liveness ping with how far every command has come.
     pub fn ping(&self, writer: &mut EventWriter) -> u64 {
         let marks = self.marks_sent(writer);
         writer.socket.ping(marks, true)
     }
 
-    /// Pings if it is time to.
+    /// Sends a ping if one is due.
     pub fn ping_if_due(&self, writer: &mut EventWriter) {
         if writer.socket.is_ping_due() {
             let marks = self.marks_sent(writer);
@@ -197,14 +197,14 @@ impl ExecTable {
         }
     }
 
-    /// How far every command has come, with all that is joined sent.
+    /// How far every command has come, after sending all coalesced output.
     fn marks_sent(&self, writer: &mut EventWriter) -> Vec<Mark> {
         writer.flush();
         let deliveries = self.known.values().filter_map(|command| command.delivery.as_ref());
         deliveries.map(Delivery::mark).collect()
     }
 
-    /// A pong: a plain client has everything up to the marks; of any client, the ends it was told.
+    /// Handles a pong: a plain client has everything up to the marks; any client has the exits it was sent.
     pub fn confirm(&mut self, marks: &[Mark], is_v1: bool) {
         for mark in marks {
             let delivery = self.known.get_mut(&mark.exec).and_then(|command| command.delivery.as_mut());
@@ -219,9 +219,9 @@ impl ExecTable {
         }
     }
 
-    /// A client of `baton.v1` says what it has.
+    /// Handles an acknowledgement of a `baton.v1` client.
     pub fn ack(&mut self, exec_id: &ExecId, offsets: Offsets) {
-        // A late ack of a command that is over is no error.
+        // A late acknowledgement of a forgotten command is not an error.
         if let Some(number) = self.find(exec_id) {
             self.pass_on(number, Output::Stdout, offsets.stdout);
             self.pass_on(number, Output::Stderr, offsets.stderr);
@@ -251,7 +251,7 @@ impl ExecTable {
         }
     }
 
-    /// How far the client has come with what it follows; with all else it is where `earlier` sessions left it.
+    /// How far the client has come with the commands it follows; the others stay where `earlier` sessions left them.
     pub fn marks(&self, earlier: &Marks) -> Vec<Mark> {
         if !self.is_known {
             return earlier.all();
@@ -271,7 +271,7 @@ impl ExecTable {
         self.known.values().filter_map(|command| command.ask_at).chain(self.owed.wake_at()).min()
     }
 
-    /// Asks how far the streams of ended commands go, where it is time.
+    /// Asks how far the streams of exited commands go, if that is due.
     pub fn ask_due(&mut self) {
         let now = self.clock.now();
         let mut due = false;
@@ -307,7 +307,7 @@ fn done(number: u32, exec_id: &ExecId, exit: &agent::Exit) -> Event {
         signal: exit.signal,
         timed_out: exit.timed_out,
         duration_ms: Some(exit.duration_ms),
-        // What an agent says may be anything: a client gets a short line of it.
+        // The text of an agent is untrusted: a client gets one short line of it.
         message: exit.reason.as_ref().map(|text| printable_start(text, LONGEST_REASON)),
         ..Update::new(Status::ExecutionDone)
     })

@@ -1,10 +1,10 @@
-//! Coming back to commands that were begun before this session.
+//! Resuming commands that started before this session.
 
 use super::*;
 use crate::api::delivered::Marks;
 
 impl ExecTable {
-    /// The first answer of the agent on this link.
+    /// Takes over the agent's first answer on this link.
     pub(super) fn learn(&mut self, state: agent::State) {
         self.is_known = true;
         self.next_request = state.last_request.saturating_add(1);
@@ -20,7 +20,7 @@ impl ExecTable {
         }
     }
 
-    /// For RUNNING after an attach.
+    /// The commands listed in RUNNING after an attach.
     pub fn views(&self) -> Vec<ExecView> {
         let befores = self.known.values().filter_map(|command| command.before.as_ref());
         befores
@@ -37,7 +37,7 @@ impl ExecTable {
             .collect()
     }
 
-    /// A plain client comes back: its last command goes on from where it last confirmed.
+    /// Resumes the last command for a plain client, from where the client last confirmed.
     pub fn resume_last(&mut self, marks: &Marks, writer: &mut EventWriter) {
         let Some((number, command)) = self.known.iter().next_back() else { return };
         let (Some(before), None) = (&command.before, &command.delivery) else { return };
@@ -49,7 +49,7 @@ impl ExecTable {
         self.resume(*number, offsets, false, writer);
     }
 
-    /// A client of `baton.v1` names what it has, or what it wants to look at.
+    /// Resumes the commands that a `baton.v1` client names, from the offsets it has, or lets it peek at them.
     pub fn resume_named(&mut self, offsets: &BTreeMap<ExecId, Offsets>, peek: bool, writer: &mut EventWriter) {
         for (exec_id, offsets) in offsets {
             match self.find(exec_id) {
@@ -57,7 +57,7 @@ impl ExecTable {
                     let message = "The sandbox does not know this command (any more).";
                     writer.say_all(&exec_refusal(Some(exec_id.clone()), message));
                 }
-                // It is being told already.
+                // Already being delivered.
                 Some(number) if self.known[&number].delivery.is_some() => {}
                 Some(number) => self.resume(number, *offsets, peek, writer),
             }

@@ -1,8 +1,8 @@
-//! What streams are owed while the client reads more slowly than its commands write, all together.
+//! Replays for streams that fell behind because the client reads more slowly than its commands write in total.
 //!
-//! One stream never has more on its way than fits, many of them have. What found no room was left
-//! out; it is asked for again when what came before it is through, a few streams at a time. As
-//! long as one of them waits, nobody else gets new credit before it: they take turns.
+//! The window of one stream always fits into the queue; those of many streams do not. Output that did not fit was
+//! skipped; it is requested again once the output before it is delivered, a few streams at a time. While one stream
+//! waits, no other gets new credit ahead of it: streams take turns.
 
 use std::collections::VecDeque;
 
@@ -11,16 +11,16 @@ use super::{
     *,
 };
 
-/// So many streams are asked for again at once: what they send fits.
+/// How many streams are replayed at once: their windows fit into the queue.
 const AT_ONCE: usize = 4;
-/// So long the next ones wait for the first bytes of the last.
+/// How long the next streams wait for the first bytes of the last replay.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Streams that wait for their turn.
+/// Streams waiting for a replay or for credit.
 #[derive(Debug, Default)]
 pub struct ReplayQueue {
     debts: VecDeque<PendingReplay>,
-    /// The last replay that was asked for, until something of it comes.
+    /// The last replay requested, until some of it arrives.
     asked: Option<(u64, Moment)>,
 }
 
@@ -28,7 +28,7 @@ pub struct ReplayQueue {
 struct PendingReplay {
     exec: u32,
     output: Output,
-    /// Something was left out; otherwise it only waits for credit.
+    /// Whether output was skipped; otherwise the stream only waits for credit.
     left_out: bool,
 }
 
@@ -49,24 +49,24 @@ impl ReplayQueue {
         }
     }
 
-    /// Output with this replay's number came.
+    /// Output of this replay has arrived.
     pub fn came(&mut self, replay: u64) {
         self.asked.take_if(|(asked, _)| *asked == replay);
     }
 
-    /// When to look again although nothing came.
+    /// When to continue even if nothing has arrived.
     pub fn wake_at(&self) -> Option<Moment> {
         self.asked.map(|(_, until)| until).filter(|_| !self.debts.is_empty())
     }
 }
 
 impl ExecTable {
-    /// Asks for what was left out, when the client can take it.
+    /// Requests the skipped output, if the client has room for it.
     pub fn catch_up(&mut self, has_room: bool) {
         for (exec, stream) in self.line.take_behind() {
             if let Some(output) = output_of(stream) {
                 self.owed.add(PendingReplay { exec, output, left_out: true });
-                // What was asked for may be left out again.
+                // Output of the requested replay may have been skipped, too.
                 self.owed.asked = None;
             }
         }
@@ -82,7 +82,7 @@ impl ExecTable {
         while room > 0
             && let Some(debt) = self.owed.debts.pop_front()
         {
-            // Of what is not followed nothing is missed.
+            // A command that is not followed misses nothing.
             let Some(delivery) = self.known.get_mut(&debt.exec).and_then(|command| command.delivery.as_mut()) else {
                 continue;
             };

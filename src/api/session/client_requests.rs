@@ -1,4 +1,4 @@
-//! What a client asks of a sandbox that runs.
+//! Requests of a client to a running sandbox.
 
 use base64::Engine;
 use baton_protocol::{
@@ -29,7 +29,7 @@ impl Session {
             }
             Request::Exec(exec) if !is_v1 && matches!(exec.command, Command::File(_)) => only_v1(),
             Request::Exec(exec) => {
-                // A name that a running command has is about that one.
+                // If a running command has this name, the name refers to that one.
                 let about = exec.exec_id.clone().filter(|exec_id| !self.commands.is_active(exec_id));
                 if let Err(refusal) = self.commands.start(&exec, &mut self.writer) {
                     self.writer.refuse_about(&refusal, about);
@@ -82,7 +82,8 @@ impl Session {
         None
     }
 
-    /// Says no to what could not be read. What would have begun with a word gets that word first.
+    /// Refuses a request that could not be parsed. If the answer to such a request starts with a status, that status is
+    /// sent first.
     pub(super) fn refuse_unread(&mut self, refusal: &Refusal) {
         if refusal.status == Status::CheckpointError {
             self.writer.send(&Event::status(Status::Checkpointing));
@@ -93,7 +94,7 @@ impl Session {
         self.writer.refuse(refusal);
     }
 
-    /// Only input is refused: the command itself goes on, so nothing else is said about it by name.
+    /// Refuses input only: the command continues, so only a STDIN_ERROR names it.
     pub(super) fn refuse_stdin(&mut self, refusal: &Refusal, exec_id: Option<ExecId>) {
         let about = exec_id.filter(|_| refusal.status == Status::StdinError);
         self.writer.refuse_about(refusal, about);

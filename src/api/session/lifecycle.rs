@@ -1,4 +1,4 @@
-//! What the reconciler posts, and what the session makes of it.
+//! How the session reacts to the reconciler's lifecycle events.
 
 use baton_protocol::event::{Event, Status, Update};
 
@@ -29,13 +29,13 @@ impl Session {
         let answer = self.status_machine.tell(passing);
         self.writer.say_all(&answer.events);
         if self.status_machine.stage != Stage::Open && self.status_machine.is_acquired() {
-            // It is ours and something happens: from here the reconciler's own time limits hold.
+            // The lease is ours and work is in progress: from here on the reconciler's own time limits apply.
             self.patience = Some(self.api.clock.now() + self.api.settings.handoff_wait);
         }
         match answer.then {
             Then::Stay => None,
             Then::Enter => {
-                // Posted just before this session saw for itself that it runs: nothing new.
+                // Published just before this session saw for itself that the sandbox runs: nothing new.
                 let is_known = self.status_machine.stage == Stage::Open && self.commands.line.is_open();
                 if !is_known && let Some(link) = self.api.execs.open(&self.id) {
                     self.commands.open(link, &mut self.writer);
@@ -71,7 +71,7 @@ impl Session {
         }
     }
 
-    /// The agent has answered: the sandbox is the client's.
+    /// The agent has answered: the session is open.
     pub(super) fn opened(&mut self) -> Option<End> {
         self.patience = None;
         self.request.end(Outcome::Done);
@@ -79,7 +79,7 @@ impl Session {
         match std::mem::replace(&mut self.status_machine.stage, Stage::Open) {
             Stage::Creating => {
                 self.tell_id();
-                // A copy begins with the commands of its source.
+                // A copy starts with the commands of its source.
                 if self.writer.is_v1() && self.spec.from_checkpoint.is_some() {
                     running.execs = Some(self.commands.views());
                 }
@@ -111,15 +111,14 @@ impl Session {
         None
     }
 
-    /// Says how to come back to the sandbox, once.
+    /// Sends the id and the token, once.
     pub(super) fn tell_id(&mut self) {
         if let Some(sandbox_token) = self.token.take() {
             self.writer.send(&Event::SandboxId { sandbox_id: self.id.clone(), sandbox_token });
         }
     }
 
-    /// The container has ended. The bus tells why, and what comes of it, unless another one
-    /// is there already.
+    /// The container has ended. The bus reports why and what follows, unless another container has started already.
     pub(super) fn unlinked(&mut self) -> Option<End> {
         self.commands.line.close();
         if !self.slot.is_taken()
@@ -136,7 +135,7 @@ impl Session {
         None
     }
 
-    /// Nothing came of it in time.
+    /// Ends the session because its deadline has passed.
     pub(super) fn give_up(&mut self) -> End {
         let (status, message) = match self.status_machine.stage {
             Stage::Creating => (Status::CreationError, "The sandbox did not start in time."),

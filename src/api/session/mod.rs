@@ -1,13 +1,13 @@
-//! One WebSocket, from RUNNING asked for to the close frame: an actor that waits for many
-//! things at once and does them one at a time.
+//! One WebSocket session, from the request to the close frame: an actor that waits for many events at once and handles
+//! them one at a time.
 //!
 //! ```text
 //!   client ──requests──▶ ask ──spec──▶ records, wake ──▶ (reconciler)
 //!   client ◀──events──── tell ◀──────── bus ◀──posts─── (reconciler)
 //!   client ◀─▶ commands ◀─frames─▶ agent
 //! ```
-//! Nothing in the loop waits for the store or the client: store calls are futures of
-//! their own, and what the client does not read yet stops the sandbox, not the loop.
+//! Nothing in the loop waits for the store or the client: store calls are separate futures, and a client that does not
+//! read applies back-pressure to the sandbox, not to the loop.
 
 mod client_requests;
 mod lifecycle;
@@ -46,22 +46,22 @@ use crate::{
     traces,
 };
 
-/// After so many messages that were none the session ends.
+/// The session ends after this many messages that could not be parsed.
 const MOST_MALFORMED: u32 = 10;
-/// So many requests wait for the sandbox to run; then the client has to.
+/// How many requests may wait for the sandbox to run before the session stops reading from the client.
 const MOST_WAITING: usize = 64;
-/// So many bytes wait for the sandbox to take them; then the client has to.
+/// How many bytes may wait for the sandbox to take them before the session stops reading from the client.
 const MOST_WAITING_BYTES: usize = 1 << 20;
 
 /// How a session ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Close(Close),
-    /// The client closed or is not there any more.
+    /// The client closed the connection or is unreachable.
     Gone,
 }
 
-/// What a client asked for before its sandbox ran.
+/// Requests that arrived before the sandbox ran.
 #[derive(Debug, Default)]
 struct Waiting {
     requests: VecDeque<Result<Request, Refusal>>,
@@ -69,7 +69,7 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// The client has to wait, too.
+    /// Whether the session stops reading from the client.
     fn is_full(&self) -> bool {
         self.requests.len() >= MOST_WAITING || self.bytes >= MOST_WAITING_BYTES
     }
@@ -88,7 +88,7 @@ impl Waiting {
     }
 }
 
-/// What the loop hears.
+/// What the session loop waits for.
 enum Heard {
     Turn(SocketEvent),
     Posted(NumberedEvent),
@@ -103,7 +103,7 @@ struct Session {
     api: Arc<Api>,
     id: SandboxId,
     spec: Spec,
-    /// Until it was told.
+    /// The sandbox token, until the client has received it.
     token: Option<Token>,
     writer: EventWriter,
     commands: ExecTable,
@@ -112,32 +112,32 @@ struct Session {
     slot: SessionSlot,
     presence: AttachGuard,
     subscription: Subscription,
-    /// Came before the sandbox ran.
+    /// Requests that arrived before the sandbox ran.
     waiting: Waiting,
     liveness_probes: Vec<(u64, LivenessProbe)>,
-    /// Pings by which the reconciler's probes are answered, with the number of each probe.
+    /// Pings sent for the reconciler's probes: the number of the ping and of the probe.
     probes: Vec<(u64, u64)>,
-    /// A client on another instance has the sandbox, and is alive.
+    /// A live client on another instance holds the sandbox.
     is_declined: bool,
     malformed: u32,
     work: FuturesUnordered<BoxFuture<'static, Done>>,
     spec_edits: SpecEdits,
     marks: Marks,
-    /// Until when it must run, or say why not.
+    /// Deadline for the sandbox to run or to report why it does not.
     patience: Option<Moment>,
     takes_turns: Turns,
-    /// The request that opened it, until the sandbox runs. What is asked for later is part of it too.
+    /// The request that opened the session, open until the sandbox runs. Later requests are part of its trace.
     request: traces::Span,
 }
 
-/// Who is looked at first, client or agent: each every other time.
+/// Alternates between client and agent as the one polled first.
 #[derive(Debug, Default)]
 struct Turns {
     second: bool,
 }
 
 impl Turns {
-    /// What is there first; if both are, of the one whose turn it is.
+    /// Resolves with whichever is ready first; if both are, with the one whose turn it is.
     fn first<T>(&mut self, one: impl Future<Output = T>, other: impl Future<Output = T>) -> impl Future<Output = T> {
         self.second = !self.second;
         let second = self.second;
@@ -161,7 +161,7 @@ impl Session {
         self.finish(end).await;
     }
 
-    /// Waits for the next thing to happen, and does what follows from it.
+    /// Waits for the next event and handles it.
     async fn hear(&mut self) -> Option<End> {
         let held_back = self.waiting.is_full() || self.commands.waiting() >= MOST_WAITING_BYTES;
         if held_back {
@@ -173,8 +173,8 @@ impl Session {
             self.writer.socket.turn(!held_back && has_room).map(Heard::Turn),
             self.commands.line.turn(has_room).map(Heard::Agent),
         );
-        // In a fixed order, so that a simulation can replay it. All but bytes come rarely, and bytes from
-        // both sides take turns: nobody starves.
+        // The order is fixed so that a simulation can replay it. Everything but bytes is rare, and bytes from both
+        // sides take turns, so nothing starves.
         let heard = tokio::select! {
             biased;
             () = self.api.closing.cancelled() => Heard::Closing,
@@ -195,7 +195,7 @@ impl Session {
                 self.liveness_probes.push((number, knock));
                 None
             }
-            // The client did not answer, and another one has its place.
+            // The client did not answer the probe, and another one has taken its slot.
             Heard::Knock(None) => Some(End::Close(Close::Unavailable)),
             Heard::Done(done) => self.done(*done),
             Heard::Closing => Some(End::Close(Close::Restart)),
@@ -239,7 +239,7 @@ impl Session {
                 self.commands.confirm(&marks, self.writer.is_v1());
                 let ponged = self.writer.socket.ponged();
                 for (_, knock) in self.liveness_probes.extract_if(.., |(number, _)| *number <= ponged) {
-                    // Who knocked may have left meanwhile.
+                    // The session that sent the probe may have ended meanwhile.
                     let _ = knock.send(());
                 }
                 for (_, probe) in self.probes.extract_if(.., |(number, _)| *number <= ponged) {
@@ -253,7 +253,7 @@ impl Session {
         }
     }
 
-    /// What is no message at all.
+    /// Refuses a message that could not be parsed.
     fn reject_malformed(&mut self, refusal: &Refusal) -> Option<End> {
         self.writer.refuse(refusal);
         self.malformed += 1;
@@ -283,7 +283,7 @@ impl Session {
         None
     }
 
-    /// Answers now, or keeps it until the sandbox runs. Its text had so many `bytes`.
+    /// Handles a request now, or keeps it until the sandbox runs. `bytes` is the length of its text.
     fn take(&mut self, parsed: Result<Request, Refusal>, bytes: usize) -> Option<End> {
         if self.status_machine.stage != Stage::Open {
             self.waiting.push(parsed, bytes);
@@ -303,7 +303,7 @@ impl Session {
         if self.commands.hear(frame, &mut self.writer) {
             end = self.opened();
         }
-        // What is there already is taken in one go, as far as the client has room.
+        // Frames that have arrived already are handled in one go, as long as the client's queue has room.
         while end.is_none()
             && self.writer.socket.has_room()
             && let Some(frame) = self.commands.line.try_next()
@@ -323,23 +323,23 @@ impl Session {
         }
         let failed_to_start = self.status_machine.stage == Stage::Creating && end == End::Close(Close::Fatal);
         if self.token.is_some() || failed_to_start {
-            // Nobody can come back to it, or nobody will: its client was told that there is none.
+            // The client never got the token, or was told that the creation failed: no session will attach again.
             self.api.delete(&self.id, self.request.traceparent()).await;
         }
         let Self { api, id, mut writer, is_declined, slot, presence, subscription, commands, work, .. } = self;
         drop((presence, subscription, commands));
         if is_declined {
-            // Nobody else can ask for it here before the request is taken back.
+            // The slot is still held, so no other session here can claim the sandbox before this claim is withdrawn.
             futures::join!(open::give_back(&api, &id), api.clock.sleep(open::LATE));
             open::say_in_use(&mut writer);
         }
-        // The place is free before the client hears the end: it may come back at once.
+        // The slot is free before the client sees the close frame: it may reconnect at once.
         drop(slot);
         match end {
             End::Close(close) => writer.socket.close(close).await,
             End::Gone => writer.socket.leave().await,
         }
-        // Begun writes are seen through, with the time limits of the records.
+        // Writes that have started are completed, within the time limits of the records.
         work.for_each(|_| async {}).await;
     }
 }

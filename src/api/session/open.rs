@@ -1,4 +1,4 @@
-//! The way in: the first message of a create, the token of an attach, and the place.
+//! Opening a session: the first message of a create, the token of an attach, and admission.
 
 use std::{sync::Arc, time::Duration};
 
@@ -36,45 +36,45 @@ use crate::{
     traces,
 };
 
-/// How long a new client may take for its config, if it answers no pings.
+/// How long a new client may take to send its config, if it answers no pings.
 const FIRST_WITHIN: Duration = Duration::from_secs(3);
-/// How long after its first pong: it is there, and has nothing to say.
+/// How long after its first pong, which shows that the client is connected and has sent nothing before it.
 const FIRST_AFTER_PONG: Duration = Duration::from_millis(150);
-/// A refusal that some clients answer by coming back at once is told this much later.
+/// Delay before a refusal to which some clients respond by reconnecting at once.
 pub(super) const LATE: Duration = Duration::from_millis(500);
 const DENIED: &str = "The sandbox token is missing or wrong.";
 const FIRST_TOO_LONG: &str =
     "The first message is longer than 256 KiB: a command with more code goes after the config.";
 const TOO_MANY_FAILURES: &str = "Too many wrong tokens came from this address: try again in a while.";
 
-/// What a create begins with.
+/// The first message of a create.
 enum First {
-    /// Nothing came in time.
+    /// No message came in time.
     Silence,
-    /// With the length of its text.
+    /// A message, and the length of its text.
     Message(Result<Request, Refusal>, usize),
     TooLong,
     End(super::End),
 }
 
-/// What the upgrade request said about the session.
+/// What the upgrade request says about the session.
 pub struct Upgrade {
     pub dialect: Dialect,
-    /// A plain client that asked for every field and event.
+    /// Whether a plain client asked for every field and event.
     pub details: bool,
     pub request: traces::Span,
     pub caller: Caller,
     pub connection: Tracked,
 }
 
-/// Where a session comes from, beside its socket.
+/// Where a session comes from, apart from its socket.
 struct Comer {
     request: traces::Span,
     caller: Caller,
     connection: Tracked,
 }
 
-/// A sandbox of this tenant. With `config` the client has said everything in the query, and no first message is awaited.
+/// Creates a sandbox of this tenant. With `config` the query holds all of it, and no first message is awaited.
 pub async fn create(
     api: Arc<Api>,
     socket: WebSocket,
@@ -87,7 +87,7 @@ pub async fn create(
     create_session(api, socket, upgrade, tenant, config, id).instrument(span).await;
 }
 
-/// What every log line of a session says.
+/// The fields of every log line of a session.
 fn log_span(id: &SandboxId, request: &traces::Span) -> tracing::Span {
     let span = tracing::info_span!("session", sandbox = %id, trace = field::Empty);
     if let Some(context) = request.traceparent() {
@@ -150,7 +150,7 @@ async fn create_session(
         Ok(counted) => counted,
         Err(sentence) => return refuse(writer, &error(&sentence), Close::Fatal).await,
     };
-    // Nobody else can know the id yet, so the seat is free.
+    // No other session can know the id yet, so the slot is free.
     let Some(slot) = api.registry.admit(&id, &api.clock).await else {
         return refuse(writer, &error("The sandbox could not be created."), Close::Fatal).await;
     };
@@ -159,7 +159,7 @@ async fn create_session(
         Some(presence) => Ok(presence),
         None => pending.wait_for_room(&api, &id).await,
     };
-    // Whoever is in is on the bus, and whoever is turned away may come again at once.
+    // An admitted sandbox is on the bus, and a rejected client may try again at once.
     drop(counted);
     let presence = match admitted {
         Ok(presence) => presence,
@@ -210,16 +210,16 @@ async fn create_session(
         spec_edits: SpecEdits::default(),
         takes_turns: Turns::default(),
     };
-    // What begins with a snapshot exists only when that was found. The predecessor's clients expect the id just before
-    // RUNNING in any case.
+    // A sandbox from a snapshot exists only once the snapshot is found. Clients of the predecessor always expect the id
+    // just before RUNNING.
     if dialect != Dialect::Predecessor && session.spec.filesystem_snapshot_name.is_none() {
         session.tell_id();
     }
     session.run().await;
 }
 
-/// A copy of another sandbox needs that one's token, whosever key is shown with it; it stands on the same snapshot and
-/// has the same limits.
+/// A copy of another sandbox needs the token of its source, whatever key comes with it; it gets the same snapshot and
+/// the same limits.
 async fn inherit(api: &Api, config: &Config, spec: &mut Spec, caller: Caller) -> Result<(), Refusal> {
     let Some(checkpoint_id) = &config.from_checkpoint else { return Ok(()) };
     let (id, given) = (checkpoint_id.sandbox(), config.source_token.as_ref().map(|token| token.0.as_str()));
@@ -236,7 +236,7 @@ async fn inherit(api: &Api, config: &Config, spec: &mut Spec, caller: Caller) ->
         api.charge(caller);
         return Err(Refusal::of(Status::PermissionDenialError, "`source_token` is missing or wrong."));
     }
-    // Where no keys are asked for it stays with the tenant that the source belongs to.
+    // If keys are not required, the copy belongs to the tenant of its source.
     spec.tenant = spec.tenant.take().or(source.spec.tenant);
     spec.filesystem_snapshot_name = source.spec.filesystem_snapshot_name;
     spec.limits = source.spec.limits;
@@ -266,7 +266,7 @@ async fn attach_session(api: Arc<Api>, mut writer: EventWriter, id: SandboxId, t
     };
     let Some(found) = found else { return unknown(&api, writer, caller).await };
     writer.dialect = writer.dialect.of_attach(&found.spec);
-    // Before this nothing is written, and nobody else is disturbed.
+    // Until the token is checked nothing is written, and no other session is disturbed.
     let is_excused = token.is_none() && api.settings.is_token_optional;
     if !is_excused && !token::matches(token.as_deref(), &found.spec.token_sha256) {
         api.charge(caller);
@@ -276,7 +276,7 @@ async fn attach_session(api: Arc<Api>, mut writer: EventWriter, id: SandboxId, t
     if !connection.prove() {
         return refuse(writer, &error(NO_ROOM), Close::Fatal).await;
     }
-    // It acts for whom the sandbox belongs to, whatever key was shown.
+    // The session counts against the tenant of the sandbox, whatever key it came with.
     let counted = match api.count(&id, found.spec.tenant.as_ref()).await {
         Ok(counted) => counted,
         Err(sentence) => {
@@ -350,7 +350,7 @@ async fn attach_session(api: Arc<Api>, mut writer: EventWriter, id: SandboxId, t
         takes_turns: Turns::default(),
         api,
     };
-    // Here already: it answers, unless it is just about to leave, which the bus then tells.
+    // If the sandbox runs here already, its agent answers, unless it is about to leave; then the bus reports that.
     match session.api.execs.open(&session.id).filter(|_| !is_old) {
         Some(link) => session.commands.open(link, &mut session.writer),
         None => {
@@ -367,8 +367,8 @@ pub(super) fn say_in_use(writer: &mut EventWriter) {
     writer.send(&Event::StatusUpdate(Update { message, ..Update::new(Status::InUse) }));
 }
 
-/// Wants the sandbox where it is, after a client that attached here was told that it is in use. If that cannot be
-/// written nothing moves either: what this instance once asked for is no order.
+/// Sets the placement back to the holder after a client that attached here was told that the sandbox is in use. If
+/// the write fails nothing moves either: a claim of this instance is not an order.
 pub(super) async fn give_back(api: &Api, id: &SandboxId) {
     let here = &api.settings.instance;
     let given = async {
@@ -382,9 +382,9 @@ pub(super) async fn give_back(api: &Api, id: &SandboxId) {
     }
 }
 
-/// Whether a container of this sandbox that is here is not the sandbox any more: a machine that stood still, its clock
-/// with it, was taken over and does not know it yet. Its output would send the client back in time. The status only
-/// raises the question, the lock answers it; without an answer, what is here is believed.
+/// Whether the container here is no longer the sandbox: this machine was suspended, its clock included, and another
+/// instance took over without this one knowing yet. Its output would send the client back in time. The status only
+/// raises the question, the lock answers it; if the lock cannot be read, the container here counts.
 async fn runs_elsewhere(api: &Api, id: &SandboxId, status: &metadata::Status) -> bool {
     let me = &api.settings.instance;
     if status.phase != Phase::Running || status.instance.as_ref().is_none_or(|instance| instance == me) {
@@ -409,7 +409,7 @@ fn greet(api: &Api, socket: WebSocket, upgrade: Upgrade) -> (EventWriter, Comer)
     (writer, Comer { request, caller, connection })
 }
 
-/// How long a session waits for its sandbox.
+/// Until when a session waits for its sandbox.
 fn start_deadline(api: &Api) -> Moment {
     api.clock.now() + api.settings.handoff_wait
 }
@@ -419,7 +419,7 @@ async fn refuse(mut writer: EventWriter, refusal: &Refusal, close: Close) {
     writer.socket.close(close).await;
 }
 
-/// The documents say RESTORING of every sandbox that is not in memory; the predecessor only where it could restore one.
+/// The documents send RESTORING for every sandbox not in memory; the predecessor only where it could restore one.
 fn tells_restoring(api: &Api, writer: &EventWriter) -> bool {
     writer.dialect != Dialect::Predecessor || api.records.can_checkpoint()
 }
@@ -439,7 +439,7 @@ async fn not_found(mut writer: EventWriter) {
 
 async fn first(api: &Api, writer: &mut EventWriter, malformed: &mut u32) -> First {
     let mut until = api.clock.now() + FIRST_WITHIN;
-    // Not a question of life: a client that answers no pings has its three seconds.
+    // This ping is not a liveness check: a client that answers no pings has its three seconds.
     writer.socket.ping(vec![], false);
     loop {
         let turn = tokio::select! {
@@ -451,7 +451,7 @@ async fn first(api: &Api, writer: &mut EventWriter, malformed: &mut u32) -> Firs
         let refusal = match turn {
             SocketEvent::Wrote => continue,
             SocketEvent::Pong(_) => {
-                // The predecessor waited for a config however long it took.
+                // The predecessor waited for a config without a deadline.
                 if writer.dialect != Dialect::Predecessor {
                     until = until.min(api.clock.now() + FIRST_AFTER_PONG);
                 }

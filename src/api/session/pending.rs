@@ -1,4 +1,4 @@
-//! Waiting for room: the client is listened to meanwhile, and what it wants ends with it.
+//! Waiting for admission: the session keeps reading from the client, and its request ends with it.
 
 use baton_protocol::{
     id::SandboxId,
@@ -17,21 +17,21 @@ use crate::{
     bus::AttachGuard,
 };
 
-/// A client that has its seat and no place for its sandbox yet.
+/// A client that has its session slot while its sandbox waits for admission.
 pub(super) struct PendingSession {
     pub(super) writer: EventWriter,
     pub(super) slot: SessionSlot,
-    /// What it asked for until now.
+    /// Requests that arrived so far.
     pub(super) waiting: Waiting,
     pub(super) liveness_probes: Vec<(u64, LivenessProbe)>,
     pub(super) malformed: u32,
 }
 
-/// Why a newcomer does not come in.
+/// Why a session is not admitted.
 pub(super) enum Rejection {
-    /// Nobody here can make room, or not in time.
+    /// No sandbox here can be evicted, or none was in time.
     Full,
-    /// The instance is on its way out.
+    /// The instance is draining.
     Draining,
     End(End),
 }
@@ -41,7 +41,7 @@ impl PendingSession {
         Self { writer, slot, waiting: Waiting::default(), liveness_probes: vec![], malformed: 0 }
     }
 
-    /// A place for the sandbox, once others have made it.
+    /// Waits until the sandbox is admitted, which may take the eviction of another one.
     pub(super) async fn wait_for_room(&mut self, api: &Api, id: &SandboxId) -> Result<AttachGuard, Rejection> {
         let mut room = std::pin::pin!(api.bus.make_room(id, api.settings.max_sandboxes));
         let mut drain = api.settings.drain.clone();
@@ -68,7 +68,7 @@ impl PendingSession {
     }
 
     fn knocked(&mut self, knock: Option<LivenessProbe>) -> Option<End> {
-        // Another client has its seat.
+        // Another client has taken the slot.
         let Some(knock) = knock else { return Some(End::Close(Close::Unavailable)) };
         self.liveness_probes.push((self.writer.socket.ping(vec![], true), knock));
         None
@@ -76,12 +76,12 @@ impl PendingSession {
 
     fn turn(&mut self, turn: SocketEvent) -> Option<End> {
         let refusal = match turn {
-            // What is too long as yet is read once there is a place.
+            // A message that is still too long is read after admission.
             SocketEvent::Wrote | SocketEvent::TooLong => return None,
             SocketEvent::Pong(_) => {
                 let ponged = self.writer.socket.ponged();
                 for (_, knock) in self.liveness_probes.extract_if(.., |(number, _)| *number <= ponged) {
-                    // Who knocked may have left meanwhile.
+                    // The session that sent the probe may have ended meanwhile.
                     let _ = knock.send(());
                 }
                 return None;
@@ -112,7 +112,7 @@ impl PendingSession {
         None
     }
 
-    /// Its seat is free before the client hears the end: it may come back at once.
+    /// Frees the slot before the client sees the close frame: it may reconnect at once.
     pub(super) fn give_up_seat(self) -> EventWriter {
         self.writer
     }

@@ -1,4 +1,4 @@
-//! Writing what is wanted, and waiting for the answers to wishes, without the loop waiting.
+//! Spec writes, and polling for answers to one-shot requests, without blocking the session loop.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -17,13 +17,13 @@ use crate::{
     traces::{Asked, Traceparent},
 };
 
-/// Between looks for an answer of which no word comes, since another instance gave it: first soon, then less often.
+/// Poll interval for an answer that another instance gave, so that no event announces it: short at first, then longer.
 const SOON: Duration = Duration::from_millis(50);
 const RARELY: Duration = Duration::from_secs(1);
-/// An answer that has not come by then is not waited for.
+/// How long to wait for an answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(15 * 60);
 
-/// What a write of the spec was for.
+/// What a spec write was for.
 #[derive(Clone, Debug)]
 pub enum What {
     Kill,
@@ -36,7 +36,7 @@ pub enum What {
     Settle,
 }
 
-/// What became of a store call.
+/// The result of a store call.
 pub enum Done {
     Edited(What, Result<Option<Box<Spec>>, records::Error>),
     Looked(Result<Option<Box<Metadata>>, records::Error>),
@@ -46,12 +46,12 @@ pub enum Done {
 #[derive(Debug)]
 struct SpecEdit {
     wish: metadata::Request,
-    /// How many copies are to be made of the checkpoint that was asked for.
+    /// How many copies to make of the requested checkpoint.
     copies: Option<u32>,
     until: Moment,
 }
 
-/// One-shot wishes of this session that are not answered yet.
+/// One-shot requests of this session that are not answered yet.
 #[derive(Debug, Default)]
 pub struct SpecEdits {
     open: BTreeMap<Nonce, SpecEdit>,
@@ -64,14 +64,14 @@ impl SpecEdits {
         self.look_at
     }
 
-    /// Something was answered: if this session waits for anything, it looks at once.
+    /// Polls at once if this session waits for an answer: one was just given.
     pub fn look_now(&mut self, now: Moment) {
         if !self.open.is_empty() {
             self.look_at = Some(now);
         }
     }
 
-    /// The request behind a write, if a client made one.
+    /// The client request behind a write, if there is one.
     fn asked(&self, what: &What) -> Option<Asked> {
         match what {
             What::Kill => Some(Asked::Kill),
@@ -96,7 +96,7 @@ impl SpecEdits {
 }
 
 impl Session {
-    /// Writes the spec beside the loop, and wakes when that is done.
+    /// Writes the spec outside the loop; the result wakes the loop.
     pub(super) fn edit(&mut self, what: What, change: impl Fn(&mut Spec) -> bool + Send + Sync + 'static) {
         let (api, id) = (self.api.clone(), self.id.clone());
         let asked = self.spec_edits.asked(&what);
@@ -115,12 +115,12 @@ impl Session {
         }));
     }
 
-    /// Asks for something that is done once and answered.
+    /// Makes a one-shot request, which is answered.
     pub(super) fn wish(&mut self, wish: metadata::Request) {
         self.wish_for(wish, None);
     }
 
-    /// A checkpoint that runs on, and then that many sandboxes which begin with it.
+    /// Requests a checkpoint after which the sandbox keeps running, and then this many sandboxes from it.
     pub(super) fn wish_for_copies(&mut self, count: u32) {
         self.wish_for(metadata::Request::Checkpoint {}, Some(count));
     }
@@ -184,7 +184,7 @@ impl Session {
                 (Status::KillError, None)
             }
             What::Checkpoint => (Status::CheckpointError, Some(End::Close(Close::Fatal))),
-            // The client has heard that its checkpoint failed; the reconciler will try again.
+            // The client knows that its checkpoint failed; the reconciler will retry.
             What::TakeBack => return Some(End::Close(Close::Fatal)),
             What::AskAgain => (Status::RestoreError, Some(End::Close(Close::Fatal))),
             What::Handoff => (Status::Error, None),
@@ -253,8 +253,8 @@ impl Session {
 }
 
 impl Api {
-    /// Nobody will ever have it: it is to go. Errors are the reconciler's to mend, which ends
-    /// what no session ever attached to.
+    /// Deletes a sandbox that no client can attach to. If the write fails, the reconciler still ends a sandbox that no
+    /// session ever attached to.
     pub(in crate::api) async fn delete(&self, id: &SandboxId, parent: Option<Traceparent>) {
         self.occupancy.note(id, None);
         let mut request = self.settings.traces.asked(Asked::Kill, parent);
@@ -289,7 +289,7 @@ impl SpecEdit {
 }
 
 impl Session {
-    /// Makes the copies beside the loop.
+    /// Makes the copies outside the loop.
     fn copy(&mut self, checkpoint_id: CheckpointId, count: u32) {
         let (api, source) = (self.api.clone(), self.spec.clone());
         let context = self.request.traceparent();
@@ -301,7 +301,7 @@ impl Session {
                 let digest = token::sha256(&token.0);
                 let spec = intent::copy(&source, &checkpoint_id, id.clone(), digest, api.clock.timestamp());
                 if let Err(error) = api.records.fork(&checkpoint_id, &spec).await {
-                    // Nobody will ever hear of those that were made.
+                    // No client will ever learn of the copies already made.
                     for copied in &made {
                         let Copied { sandbox_id, .. } = copied;
                         api.delete(sandbox_id, context).await;

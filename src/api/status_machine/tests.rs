@@ -1,4 +1,4 @@
-//! The scenarios, as a session tells them.
+//! The scenarios, as a session sends them.
 
 use baton_protocol::reason::Reason;
 
@@ -28,7 +28,7 @@ fn failed(why: LeaveReason) -> LifecycleEvent {
     LifecycleEvent::CheckpointFailed { why, reason: Reason::NoSpace, message: "no".into() }
 }
 
-/// The words without their prefix, and what happens at the end.
+/// The statuses without their prefix, and what happens at the end.
 fn hear(status_machine: &mut StatusMachine, posted: &[LifecycleEvent]) -> (String, Then) {
     let mut words = vec![];
     for (at, passing) in posted.iter().enumerate() {
@@ -187,7 +187,7 @@ fn an_idle_end_tells_of_a_checkpoint_only_when_one_was_made() {
     tells(open(), &posted, "CHECKPOINTING DELETING DELETED CHECKPOINTED", NORMAL);
 }
 
-/// Every flow of the documents, for a sandbox that can move: neither locks nor the deletion of the local copy are told.
+/// Every documented flow, for a sandbox that can move: neither locks nor the deletion of the local copy are reported.
 #[test]
 fn the_documents_know_neither_locks_nor_the_deletion_after_a_checkpoint() {
     let running = LifecycleEvent::Running { boot: StartKind::Fresh };
@@ -314,7 +314,7 @@ fn how_far_it_is_comes_with_the_word_that_was_said_and_in_v1_alone() {
     tells(StatusMachine::new(Stage::Open, Dialect::V1), &by_a_waiter, "CHECKPOINTING CHECKPOINTING", Then::Stay);
     let again = [&[failed(LeaveReason::Waiter)], &by_a_waiter[..]].concat();
     tells(StatusMachine::new(Stage::Open, Dialect::V1), &again, "CHECKPOINT_ERROR E", Then::Stay);
-    // Somebody else's wish, a sign of life, a sandbox that is being killed, a plain client.
+    // The request of another session, a sign of life, a sandbox that is being killed, a plain client.
     tells(StatusMachine::new(Stage::Open, Dialect::V1), &all(3), "", Then::Stay);
     tells(StatusMachine::new(Stage::Attaching, Dialect::V1), &all(3), "", Then::Stay);
     tells(restoring(Dialect::V1), &all(0), "", Then::Stay);
