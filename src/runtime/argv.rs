@@ -7,13 +7,13 @@ pub const PLATFORM: &str = "systrap";
 /// The flags a checkpoint depends on: it restores only where they are the same.
 pub const FLAGS: [&str; 4] = ["--platform=systrap", "--network=none", "--ignore-cgroups", "--overlay2=root:dir"];
 
-/// Not stdout, to which runsc writes messages of its own.
+/// Not stdout, because runsc writes its own messages there.
 const STDIN: &str = "/proc/self/fd/0";
 
-/// One thing asked of runsc.
+/// A command of runsc.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb<'a> {
-    /// `disk` is how many bytes it may write to its files.
+    /// `disk` is how many bytes the container may write to its files.
     Run {
         bundle: &'a Path,
         disk: Option<u64>,
@@ -25,13 +25,13 @@ pub enum Verb<'a> {
     Checkpoint {
         image: &'a Path,
     },
-    /// The archive goes into the pipe that is runsc's stdin.
+    /// The archive is written to the pipe that is runsc's stdin.
     Tar,
     Delete,
 }
 
 impl Verb<'_> {
-    /// For people.
+    /// The name for messages.
     pub fn name(self) -> &'static str {
         match self {
             Verb::Run { .. } => "create",
@@ -47,7 +47,7 @@ impl Verb<'_> {
 pub fn line(root: &Path, overlay: &Path, log: &Path, verb: Verb<'_>, container: &str) -> Vec<OsString> {
     let mut overlay2 = OsString::from("--overlay2=root:dir=");
     overlay2.push(overlay);
-    // Only at birth: a checkpoint brings its own size along.
+    // Only at creation: a checkpoint contains its own size.
     if let Verb::Run { disk: Some(disk), .. } = verb {
         overlay2.push(format!(",size={disk}"));
     }

@@ -1,12 +1,12 @@
-//! The OCI spec: constant for all sandboxes, since a checkpoint restores only into the same
-//! one. All that differs between sandboxes comes by a frame. Pure.
+//! The OCI spec: the same for all sandboxes, because a checkpoint restores only into the same spec. All that
+//! differs between sandboxes is sent in a frame. Pure.
 
 use std::{collections::BTreeMap, path::Path};
 
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-/// What a normal root process of a container may do. The kernel it talks to is the sandbox's own.
+/// The usual capabilities of a container's root process. The kernel they apply to is the sandbox's own.
 const CAPABILITIES: [&str; 14] = [
     "CAP_AUDIT_WRITE",
     "CAP_CHOWN",
@@ -27,7 +27,7 @@ const CAPABILITIES: [&str; 14] = [
 const OPEN_FILES: u64 = 1 << 20;
 const CPU_FEATURES: &str = "dev.gvisor.internal.cpufeatures";
 
-/// The spec of a container on `rootfs` whose agent lies in the host directory `agent_dir`.
+/// The spec of a container on `rootfs` whose agent is in the host directory `agent_dir`.
 pub fn spec(rootfs: &Path, agent_dir: &Path, cpu_features: Option<&[String]>) -> Value {
     let mount = |at: &str, kind: &str, options: &[&str]| json!({"destination": at, "type": kind, "source": kind, "options": options});
     let mut spec = json!({
@@ -68,15 +68,15 @@ pub fn spec(rootfs: &Path, agent_dir: &Path, cpu_features: Option<&[String]>) ->
     spec
 }
 
-/// SHA-256 of the spec without what may differ between instances: where things lie on the
-/// host, and the CPU features, which are compared by themselves.
+/// SHA-256 of the spec without what may differ between instances: host paths, and the CPU features, which are
+/// compared separately.
 pub fn sha256() -> String {
     let mut text = String::new();
     canonical(&spec(Path::new(""), Path::new(""), None), &mut text);
     baton_protocol::id::hex(&Sha256::digest(text.as_bytes()))
 }
 
-/// JSON with its keys in order, however the library was built.
+/// JSON with sorted keys, independent of the features the library was built with.
 fn canonical(value: &Value, out: &mut String) {
     match value {
         Value::Object(map) => {
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn a_spec_that_changed_is_noticed_here_first() {
-        // Another digest makes every stored checkpoint unusable: change it only with a plan for them.
+        // Another digest makes every stored checkpoint unusable: change it only with a migration plan.
         assert_eq!(sha256(), "bd23fb1a5ddf66a05a533a4610de3fc695d21f7ad751a380c72af3023bcd29ec");
     }
 }

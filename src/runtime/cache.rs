@@ -1,12 +1,12 @@
-//! Extracted root file systems, kept by digest and shared by the sandboxes of all servers that use
-//! this directory. What a sandbox uses is held and stays; the rest goes, least used first, when all
-//! of it takes more room than it may.
+//! Extracted root file systems, kept by digest and shared by the sandboxes of all servers that use this
+//! directory. Trees in use are held and stay; the others are evicted, least recently used first, when the total
+//! exceeds the maximum size.
 //!
 //! ```text
-//!   DIGEST.lock      held shared by who uses it, alone by who makes or drops it; never deleted
-//!   DIGEST/rootfs    the tree; appears under this name only whole
+//!   DIGEST.lock      locked shared by users, exclusively to make or drop the tree; never deleted
+//!   DIGEST/rootfs    the tree; appears under this name atomically
 //!   DIGEST/about     what it is made of and how large it is
-//!   DIGEST.making    on its way; the next one who holds the lock alone wipes it
+//!   DIGEST.making    incomplete; the next exclusive holder of the lock wipes it
 //! ```
 
 use std::{
@@ -21,17 +21,17 @@ use baton_protocol::id::Sha256Name;
 use rustix::fs::{FlockOperation, Timespec, Timestamps, UTIME_NOW};
 use serde::{Deserialize, Serialize};
 
-/// How often is looked whether another one is done with making it.
+/// How often to poll for a tree that another process is making.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 #[derive(Clone, Debug)]
 pub struct Cache {
     folder: PathBuf,
-    /// Bytes in all.
+    /// Maximum total size in bytes.
     most: u64,
 }
 
-/// Keeps a root file system where it is.
+/// Holds a root file system in the cache.
 #[derive(Clone, Debug)]
 pub struct Held {
     pub path: PathBuf,
@@ -39,16 +39,17 @@ pub struct Held {
     _lock: Arc<File>,
 }
 
-/// What is known of an extracted tree.
+/// The record of an extracted tree.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct About {
     pub digest: Sha256Name,
-    /// The root file system a layer was laid on; the digest itself if it lies on none.
+    /// The root file system below a layer; the tree's own digest if there is none.
     pub base_digest: Sha256Name,
-    /// It can be had by its digest anywhere.
+    /// Any instance can get it by its digest.
     pub is_base: bool,
     pub size: u64,
-    /// A tree that was not yet on disk when the machine went down may be torn: it counts for this boot only.
+    /// The boot that made the tree, the only one it is valid for: a crash of the machine may leave a tree half
+    /// on disk.
     boot: String,
 }
 
@@ -58,7 +59,7 @@ impl About {
     }
 }
 
-/// The right to make one, and the place for it.
+/// The exclusive right to make a tree, and the directory for it.
 #[derive(Debug)]
 pub struct Making {
     cache: Cache,
@@ -71,7 +72,7 @@ impl Cache {
         Self { folder, most }
     }
 
-    /// A tree that is here, held from now on. Does not wait for one that is being made.
+    /// Holds a tree that is present. Does not wait for one that is being made.
     pub fn hold(&self, digest: &Sha256Name) -> io::Result<Option<Held>> {
         let Some(lock) = self.lock(digest, FlockOperation::NonBlockingLockShared)? else { return Ok(None) };
         self.held(digest, lock)
@@ -79,20 +80,20 @@ impl Cache {
 
     fn held(&self, digest: &Sha256Name, lock: File) -> io::Result<Option<Held>> {
         let Some(about) = self.about(digest)? else { return Ok(None) };
-        // So the least used can be told.
+        // Records the use for least-recently-used eviction.
         let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
         rustix::fs::futimens(&lock, &Timestamps { last_access: now, last_modification: now })?;
         Ok(Some(Held { path: self.tree(digest), about, _lock: Arc::new(lock) }))
     }
 
-    /// Held if somebody has made it, else the right to make it. Waits for whoever makes it now. Blocks.
+    /// Returns the tree if it exists, else the right to make it. Waits if it is being made now. Blocks.
     pub fn make(&self, digest: &Sha256Name) -> io::Result<Result<Held, Making>> {
         loop {
             if let Some(held) = self.hold(digest)? {
                 return Ok(Ok(held));
             }
             if let Some(lock) = self.lock(digest, FlockOperation::NonBlockingLockExclusive)? {
-                // Between the two looks another one may have made it.
+                // Another process may have made it between the two checks.
                 if self.about(digest)?.is_none() {
                     let making = Making { cache: self.clone(), digest: digest.clone(), lock };
                     making.wipe()?;
@@ -104,7 +105,7 @@ impl Cache {
         }
     }
 
-    /// Drops what nobody holds, least used first, until the rest fits. Blocks.
+    /// Evicts trees that are not held, least recently used first, until the rest fits. Blocks.
     pub fn shrink(&self) -> io::Result<()> {
         let mut all = Vec::new();
         for entry in fs::read_dir(&self.folder)? {
@@ -134,7 +135,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Removes what was being made when its server was killed, and what an earlier boot left. Blocks.
+    /// Removes trees left incomplete by a killed server, and those of an earlier boot. Blocks.
     pub fn sweep(&self) -> io::Result<()> {
         let entries = match fs::read_dir(&self.folder) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -148,7 +149,7 @@ impl Cache {
             if !is_making && self.about(&digest)?.is_some() {
                 continue;
             }
-            // Another server may be making it just now, or have made it.
+            // Another server may be making it, or have made it.
             if let Some(_lock) = self.lock(&digest, FlockOperation::NonBlockingLockExclusive)?
                 && (is_making || self.about(&digest)?.is_none())
             {
@@ -160,7 +161,7 @@ impl Cache {
     }
 
     fn drop_tree(&self, digest: &Sha256Name) -> io::Result<()> {
-        // Under its name there is never half a tree.
+        // Rename first: no partial tree may ever exist under its final name.
         let doomed = self.folder.join(format!("{digest}.making"));
         remove(&doomed)?;
         fs::rename(self.folder.join(digest.as_str()), &doomed)?;
@@ -182,7 +183,7 @@ impl Cache {
         self.folder.join(digest.as_str()).join("rootfs")
     }
 
-    /// `None`: there is none that can be trusted.
+    /// Returns `None` if there is no valid tree.
     fn about(&self, digest: &Sha256Name) -> io::Result<Option<About>> {
         let text = match fs::read(self.folder.join(digest.as_str()).join("about")) {
             Ok(text) => text,
@@ -196,7 +197,7 @@ impl Cache {
 }
 
 impl Making {
-    /// Where to make it.
+    /// The directory to fill.
     pub fn tree(&self) -> PathBuf {
         self.folder().join("rootfs")
     }
@@ -207,11 +208,11 @@ impl Making {
 
     fn wipe(&self) -> io::Result<()> {
         remove(&self.folder())?;
-        // What an earlier boot left does not count.
+        // The tree of an earlier boot is not valid.
         remove(&self.cache.folder.join(self.digest.as_str()))
     }
 
-    /// It is whole: everybody may have it. `None`: and somebody has dropped it already.
+    /// Publishes the complete tree. Returns `None` if it has already been evicted.
     pub fn finish(self, about: &About) -> io::Result<Option<Held>> {
         let folder = self.folder();
         fs::write(folder.join("about"), serde_json::to_vec(about)?)?;
@@ -220,7 +221,7 @@ impl Making {
         self.cache.held(&self.digest, self.lock)
     }
 
-    /// Nothing is left of it.
+    /// Deletes the incomplete tree.
     pub fn give_up(self) -> io::Result<()> {
         self.wipe()
     }

@@ -1,13 +1,13 @@
-//! The channel to the agent of one container: two pipes, one task each, frames in between.
+//! The channel to the agent of one container: two pipes with one task each, carrying frames.
 //!
 //! ```text
 //!   Link (API) ──allowed frames──▶ writer ──stdin──▶ agent
-//!   Link (API) ◀──bounded queue─── reader ◀─stdout── agent     reader ──▶ News (runtime)
+//!   Link (API) ◀──bounded queue─── reader ◀─stdout── agent     reader ──▶ AgentStatus (runtime)
 //! ```
 //!
-//! The agent is not trusted: what it sends is bounded, and a broken frame ends the container.
-//! A link that nobody reads holds back neither the reader nor what the agent tells the runtime:
-//! output without room is left out and asked for again ([`super::outlet`]).
+//! The agent is not trusted: what it sends is bounded, and a broken frame ends the container. A link that is not
+//! read blocks neither the reader nor the agent's status for the runtime: output that does not fit is dropped
+//! and replayed later ([`super::output_queue`]).
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -29,14 +29,14 @@ use super::{
 };
 use crate::clock::SharedClock;
 
-/// How many frames wait in a link on their way to the agent.
+/// Capacity of a link's queue of frames to the agent.
 pub const LINK_FRAMES: usize = 32;
-/// Sequence numbers of the runtime's own pings begin here; the API's stay below.
+/// Sequence numbers of the runtime's own pings start here; the API's stay below.
 pub const OWN: u64 = 1 << 63;
-/// How long a resync waits before it is repeated.
+/// Interval after which an unanswered resync is repeated.
 const RESYNC: Duration = Duration::from_secs(1);
 
-/// What the agent has told the runtime.
+/// What the agent has reported to the runtime.
 #[derive(Debug, Default)]
 pub struct AgentStatus {
     /// Its frame version, from `Hello`.
@@ -45,30 +45,30 @@ pub struct AgentStatus {
     /// The nonce of the resync it has answered.
     pub resynced: Option<[u8; 16]>,
     pub running: BTreeSet<u32>,
-    /// It speaks no more, or nonsense, and why.
+    /// Why the channel is unusable: the agent sends nothing any more, or invalid frames.
     pub broken: Option<&'static str>,
 }
 
 impl AgentStatus {
-    /// Takes the agent's own list of what runs.
+    /// Replaces the running commands by those in the agent's own report.
     pub fn learn(&mut self, state: &agent::State) {
         let running = state.execs.iter().filter(|exec| exec.exit.is_none());
         self.running = running.map(|exec| exec.exec).take(MAX_EXECS).collect();
     }
 }
 
-/// What the runtime tells the writer.
+/// What the runtime sends to the writer.
 #[derive(Debug)]
 pub enum Control {
     Bytes(Vec<u8>),
-    /// It is a sandbox's from now on: a client is waited for.
+    /// The container belongs to a sandbox from now on: the grace period for its client to attach starts.
     Begin,
     Link(mpsc::Receiver<Frame>),
     /// The container has ended.
     End,
 }
 
-/// The variable by which commands in a copy know that it is one.
+/// The environment variable that tells commands in a fork that it is one.
 const FORKED_FROM: &str = "BATON_FORKED_FROM";
 
 #[derive(Debug)]
@@ -83,7 +83,7 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// Its tasks end with the pipes, or when the channel is dropped.
+    /// Starts the tasks. They end with the pipes, or when the channel is dropped.
     pub fn start(stdin: ChildStdin, stdout: ChildStdout, context: &RuntimeContext) -> Self {
         let RuntimeContext { settings, clock, tasks, .. } = context;
         let (control, orders) = mpsc::unbounded_channel();
@@ -102,11 +102,11 @@ impl Channel {
         self.news.clone()
     }
 
-    /// Opens the one link; an earlier one closes. `None` when the channel has ended.
+    /// Opens the only link and closes any earlier one. Returns `None` if the channel has ended.
     pub fn open(&self) -> Option<Link> {
         let (to_agent, frames) = mpsc::channel(LINK_FRAMES);
         let (output, from_agent, behind) = Outlet::new();
-        // In this order: a writer that ends now either closes this output or refuses these frames.
+        // In this order, a writer that ends now either closes this output or refuses these frames.
         self.link.send_replace(Some(output));
         if self.control.send(Control::Link(frames)).is_err() {
             self.link.send_replace(None);
@@ -115,17 +115,17 @@ impl Channel {
         Some(Link { to_agent, from_agent, behind })
     }
 
-    /// Closes the link, for good.
+    /// Closes the link permanently.
     pub fn close(&self) {
         let _ = self.control.send(Control::End);
     }
 
-    /// Closed, frames of the API wait.
+    /// Opens or closes the gate. While it is closed, frames of the API wait.
     pub fn set_gate(&self, open: bool) {
         self.gate.send_if_modified(|gate| std::mem::replace(gate, open) != open);
     }
 
-    /// Done when the agent has answered, whose it may be.
+    /// Waits until the agent, assigned or not, has answered.
     pub async fn wait_ready(&self, limit: Duration) -> Result<()> {
         let ping = self.ping();
         self.heard("create", limit, |news| news.version.is_some() && news.pong >= ping).await
@@ -135,14 +135,14 @@ impl Channel {
         self.news.borrow().broken.is_some()
     }
 
-    /// The agent becomes the agent of one sandbox. Done when it has answered.
+    /// Assigns the agent to one sandbox. Returns once it has answered.
     pub async fn assign(&self, start: &Start, limit: Duration) -> Result<()> {
         self.send(&assignment(start)?);
         let _ = self.control.send(Control::Begin);
         self.wait_ready(limit).await
     }
 
-    /// Begins anew after a restore. Repeated with a fresh nonce until the agent answers.
+    /// Resynchronizes after a restore. Repeats with a new nonce until the agent answers.
     pub async fn resync(&self, start: &Start, limit: Duration) -> Result<()> {
         let until = self.clock.now() + limit;
         let _ = self.control.send(Control::Begin);
@@ -164,7 +164,8 @@ impl Channel {
         let kind = match &start.forked_from {
             None => Kind::Restored,
             Some(checkpoint) => {
-                // ExecTable that start from now on can tell; those that run see a new `/proc/gvisor/checkpoint`.
+                // Commands that start from now on can tell; those already running see a new
+                // `/proc/gvisor/checkpoint`.
                 env.insert(FORKED_FROM.to_owned(), checkpoint.clone());
                 Kind::Forked
             }
@@ -174,14 +175,15 @@ impl Channel {
         Ok(())
     }
 
-    /// Writes a frame: an agent that was stopped or restored wakes only then.
+    /// Writes a frame, without which a stopped or restored agent does not wake up.
     pub fn ping(&self) -> u64 {
         let ping = OWN + 1 + self.pings.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         self.send(&Frame::new(Kind::Ping).sequence(ping));
         ping
     }
 
-    /// The sandbox is over a limit: the agent ends what takes most. An old one does not know how, and does nothing.
+    /// Tells the agent that the sandbox is over a limit, so that it ends the largest consumer. An old agent
+    /// ignores this.
     pub fn relieve(&self, used: u64, why: String) {
         if let Ok(frame) = with_json(Kind::Relieve, &agent::Relieve { used, why }) {
             self.send(&frame);
@@ -213,12 +215,12 @@ impl Channel {
     }
 
     fn send_bytes(&self, bytes: Vec<u8>) {
-        // The writer is gone only when the container is; its end is told elsewhere.
+        // The writer is gone only after the container has ended, which is reported elsewhere.
         let _ = self.control.send(Control::Bytes(bytes));
     }
 }
 
-/// What may come from the API. Everything else is the runtime's own to say.
+/// Whether the API may send this frame. All others are reserved for the runtime.
 pub fn is_allowed(frame: &Frame) -> bool {
     let kind = matches!(
         frame.kind,
@@ -235,7 +237,7 @@ pub fn is_allowed(frame: &Frame) -> bool {
     kind && frame.payload.len() <= MAX_PAYLOAD
 }
 
-/// What makes an agent that of a sandbox; refused when it is too much for a frame.
+/// The frame that assigns an agent to a sandbox; an error if it does not fit into a frame.
 pub fn assignment(start: &Start) -> Result<Frame> {
     let assign = agent::Assign {
         marker_inverted: hex(&start.marker.map(|byte| !byte)),

@@ -1,6 +1,6 @@
-//! One running container and the task that watches over it.
+//! One running container and the task that watches it.
 //!
-//! What is seen of it has one source: [`Live::look`], computed anew whenever something changes.
+//! Its observed state has one source, [`Live::look`], which is recomputed after every change.
 
 use std::{
     path::PathBuf,
@@ -27,12 +27,12 @@ use crate::{
     guard::process::Process,
 };
 
-/// A log of runsc above this is emptied.
+/// The log of runsc is truncated when it grows beyond this size.
 const LOG_KEPT: u64 = 1 << 20;
 
 #[derive(Debug)]
 pub(super) struct Live {
-    /// The container's name for runsc.
+    /// The container's name in runsc.
     pub name: String,
     pub channel: Arc<Channel>,
     pub fence: watch::Receiver<Fence>,
@@ -41,13 +41,13 @@ pub(super) struct Live {
     pub control: Control,
     pub paused: watch::Sender<bool>,
     pub deadline: Mutex<Moment>,
-    /// How many bytes it may write to its files; `None` is no limit.
+    /// How many bytes it may write to its files; `None` means no limit.
     pub disk: Option<u64>,
-    /// Set when it shall end now.
+    /// Cancelled when the container must end now.
     pub doomed: CancellationToken,
-    /// Set when the attached runsc has ended and its children are reaped.
+    /// Cancelled when the attached runsc has exited and its children are reaped.
     pub ended: CancellationToken,
-    /// It is not one's own end when somebody asked for it.
+    /// Set when the end was requested, so that it is not reported as an unexpected one.
     pub unwanted: AtomicBool,
     pub log: PathBuf,
 }
@@ -69,7 +69,7 @@ impl Live {
         self.processes.first()
     }
 
-    /// Takes part in every renewal, so this is also where the log is kept small.
+    /// Also truncates the log: this runs on every lease renewal.
     pub fn extend(&self, context: &RuntimeContext, deadline: Moment) {
         *lock(&self.deadline) = deadline;
         context.guard.extend(&self.name, deadline);
@@ -95,7 +95,7 @@ impl Live {
     }
 }
 
-/// Watches until the container has ended, and shows every change.
+/// Publishes every change until the container has ended.
 pub(super) async fn watch_over(context: Arc<RuntimeContext>, slot: Arc<Slot>, live: Arc<Live>, mut child: Child) {
     let (mut news, mut fence, mut paused) = (live.channel.news(), live.fence.clone(), live.paused.subscribe());
     let mut stirred = false;
@@ -103,8 +103,8 @@ pub(super) async fn watch_over(context: Arc<RuntimeContext>, slot: Arc<Slot>, li
         let seen = live.look();
         live.channel.set_gate(seen.container == Container::Running);
         slot.seen.send_if_modified(|shown| std::mem::replace(shown, seen) != seen);
-        // The guard may let it go on without an action: a new guard does, and so quickly that
-        // the stop was never seen.
+        // The guard may resume a container without an action: a new guard does, so quickly that the stop may
+        // never have been observed.
         if std::mem::take(&mut stirred) && seen.container == Container::Running {
             live.channel.ping();
         }
@@ -124,8 +124,8 @@ pub(super) async fn watch_over(context: Arc<RuntimeContext>, slot: Arc<Slot>, li
             Ok(()) = paused.changed() => {}
         }
     }
-    // Whatever ended first takes the others with it. Nothing is called ended that still lives,
-    // however long it takes: another copy of the sandbox may start after it.
+    // Whichever process exits first takes the others with it. The container counts as ended only once every
+    // process is dead, however long that takes, because another copy of the sandbox may start afterwards.
     kill(&live, &mut child);
     let _ = child.wait().await;
     all_ended(&live.processes, &context.clock).await;
@@ -135,7 +135,7 @@ pub(super) async fn watch_over(context: Arc<RuntimeContext>, slot: Arc<Slot>, li
     slot.seen.send_if_modified(|shown| std::mem::replace(shown, seen) != seen);
 }
 
-/// Until the last of them is dead; their exit statuses are taken.
+/// Waits until the last process is dead, and reaps them all.
 pub(super) async fn all_ended(processes: &[Process], clock: &SharedClock) {
     while !processes.iter().all(Process::has_ended) {
         clock.sleep(Duration::from_millis(2)).await;

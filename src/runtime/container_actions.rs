@@ -1,4 +1,4 @@
-//! The actions on one container, each from beginning to end.
+//! The actions on one container, each from start to finish.
 
 use std::{
     path::Path,
@@ -28,11 +28,11 @@ use super::{
 use crate::guard::process::Process;
 
 const START: Duration = Duration::from_secs(60);
-/// Writing an image of many gigabytes takes its time.
+/// Writing an image of many gigabytes may take this long.
 const LONG: Duration = Duration::from_secs(600);
 const WAKE: Duration = Duration::from_secs(5);
 
-/// First start, or start from the checkpoint in `image`.
+/// Creates a container, or restores one from the checkpoint in `image`.
 pub(super) async fn start(
     context: &Arc<RuntimeContext>,
     slot: &Arc<Slot>,
@@ -43,7 +43,7 @@ pub(super) async fn start(
         return Err(Error::NotIn("absent"));
     }
     if image.is_none() {
-        // What no agent can be told is refused before one is started, or taken.
+        // Refuse what cannot be sent to an agent before one is started or taken from the pool.
         assignment(start)?;
     }
     let binary = rootfs_cache::binary(context, start.runsc.as_ref())?;
@@ -87,7 +87,7 @@ pub(super) async fn start(
     }
 }
 
-/// From nothing.
+/// Starts a new container.
 async fn begin(
     context: &Arc<RuntimeContext>,
     slot: &Slot,
@@ -106,7 +106,7 @@ async fn begin(
         tracing::warn!(sandbox = %slot.id, why, "nothing holds it to its share of the CPUs");
     }
     let group = launch::make_group(context, name, &start.limits)?;
-    // In the slot first: what fails afterwards removes it.
+    // Stored in the slot first, so that a later failure removes it.
     (*lock(&slot.group)).clone_from(&group);
     let bundled = launch::make_bundle(context, name, rootfs).await;
     bundled.map_err(|error| Error::Failed { what, why: error.to_string() })?;
@@ -129,8 +129,8 @@ async fn begin(
     Ok(begun.into_live(context, fence, start))
 }
 
-/// Done when the agent has answered. What is restored runs before that, and is held to its limits from its first
-/// moment: `watched` is called as soon as its processes are there.
+/// Returns once the agent has answered. A restored container runs before that and is limited from its first
+/// moment: `watched` is called as soon as its processes exist.
 async fn sync(
     context: &RuntimeContext,
     begun: &mut Begun,
@@ -162,7 +162,7 @@ async fn sync(
     answered.take_output().unwrap_or_else(|| Err(gone())).and(found)
 }
 
-/// Has its limits kept from now on.
+/// Enforces the container's limits from now on.
 fn hold(
     context: &RuntimeContext,
     slot: &Slot,
@@ -181,8 +181,8 @@ fn over(what: &'static str) -> Error {
     Error::Failed { what, why: "the sandbox went far over its limits".to_owned() }
 }
 
-/// A container that was nobody's becomes the sandbox's: first the guard has its deadline, then the agent hears of it.
-/// `None` when it was good for nothing, and is dead.
+/// Assigns a warm container to the sandbox: first the guard gets the deadline, then the agent the assignment.
+/// Returns `None` if the container was unusable; it is dead then.
 async fn take(context: &Arc<RuntimeContext>, slot: &Slot, warm: Warm, start: &Start) -> Option<(Live, Child)> {
     let Warm { begun, group } = warm;
     let (name, own) = (begun.name.clone(), lock(&slot.name).replace(begun.name.clone()));
@@ -212,14 +212,14 @@ async fn take(context: &Arc<RuntimeContext>, slot: &Slot, warm: Warm, start: &St
     }
 }
 
-/// It came before the guard knew whose deadline it is.
+/// Applies a renewal that arrived before the guard knew this container's deadline.
 fn extend_if_renewed(context: &RuntimeContext, slot: &Slot, name: &str) {
     if let Some(deadline) = *lock(&slot.renewed) {
         context.guard.extend(name, deadline);
     }
 }
 
-/// It started as fast as it could; what runs in it from now on is not ours.
+/// Throttles the CPU once the start, which runs at full speed, is over: from now on the sandbox's own code runs.
 fn throttle(group: Option<&Group>, what: &'static str) -> Result<()> {
     group.map_or(Ok(()), Group::throttle).map_err(|error| no_group(what, &error))
 }
@@ -236,7 +236,7 @@ pub(super) async fn pause(context: &RuntimeContext, slot: &Slot) -> Result<()> {
         live.paused.send_replace(false);
         live.channel.ping();
     }
-    // Its commands stand: what is done now is our own work, and others wait for it.
+    // The commands are paused: what follows is our own work, and others wait for it.
     if paused.is_ok()
         && let Some(group) = &*lock(&slot.group)
         && let Err(error) = group.unthrottle()
@@ -246,7 +246,7 @@ pub(super) async fn pause(context: &RuntimeContext, slot: &Slot) -> Result<()> {
     shown(slot, &live, paused).await
 }
 
-/// What the sentry is asked, for as long as it may take to answer. A fence ends it: then it answers later.
+/// Waits for the sentry's answer, up to the timeout. A fence ends the wait; the sentry answers later.
 async fn ask(
     context: &RuntimeContext,
     live: &Live,
@@ -280,7 +280,7 @@ pub(super) async fn resume(context: &RuntimeContext, slot: &Slot) -> Result<()> 
         let held = lock(&slot.group).as_ref().map_or(Ok(()), Group::throttle);
         held.map_err(|error| no_group("resume", &error))?;
         if let Err(error) = ask(context, &live, "resume", live.control.resume()).await {
-            // The sentry says nothing; perhaps the agent does.
+            // The sentry did not answer; the agent may.
             let ping = live.channel.ping();
             live.channel.ponged(ping, WAKE).await.map_err(|_| error)?;
         }
@@ -309,7 +309,7 @@ pub(super) async fn checkpoint(context: &RuntimeContext, slot: &Slot, image: &Pa
     written
 }
 
-/// Writes what changed on its root file system into `upper`; how long it stood still for that.
+/// Writes the changes on the root file system into `upper` and returns how long the sandbox was paused.
 pub(super) async fn upper(context: &RuntimeContext, slot: &Slot, upper: &Path) -> Result<Duration> {
     let live = running(slot)?;
     let was_paused = live.is_paused();
@@ -329,7 +329,8 @@ pub(super) async fn upper(context: &RuntimeContext, slot: &Slot, upper: &Path) -
     Ok(context.clock.now() - began)
 }
 
-/// The sentry writes it, into a pipe that ends where it becomes too large. What fails leaves nothing.
+/// The sentry writes into a pipe that is closed when the archive grows too large. A failure leaves nothing
+/// behind.
 async fn write_upper(context: &RuntimeContext, live: &Live, upper: &Path) -> Result<()> {
     let most = upper::largest(live.disk, context.settings.archive_limits.size);
     let piped = upper::pipe().map_err(|error| Error::Failed { what: "snapshot", why: error.to_string() });
@@ -341,13 +342,13 @@ async fn write_upper(context: &RuntimeContext, live: &Live, upper: &Path) -> Res
         written = &mut called => written,
         () = &mut received => called.await,
     };
-    // A sentry that does not answer may hold the pipe open, and writes no more that counts.
+    // A sentry that does not answer may hold the pipe open, but what it still writes is ignored.
     if written.is_ok() {
         let ended = context.clock.timeout(SHORT, &mut received).await;
         ended.map_err(|elapsed| Error::TimedOut { what: "snapshot", after: elapsed.0 })?;
     }
     let whole = match (received.as_mut().take_output(), written) {
-        // Why it was cut off says more than that it was.
+        // The reason for the cut-off is the more helpful error.
         (Some(Err(error)), _) | (_, Err(error)) => Err(error),
         (Some(Ok(())) | None, Ok(())) => Ok(()),
     };
@@ -359,7 +360,7 @@ async fn write_upper(context: &RuntimeContext, live: &Live, upper: &Path) -> Res
 
 pub(super) async fn remove(context: &RuntimeContext, slot: &Slot) -> Result<()> {
     if let Some(live) = slot.live() {
-        // No runsc command: one that is fenced would let it hang, and this is faster.
+        // Without a runsc command: it would hang on a fenced container, and a kill is faster.
         live.unwanted.store(true, Ordering::Relaxed);
         live.doomed.cancel();
         let ended = context.clock.timeout(SHORT, live.ended.cancelled()).await;
@@ -368,7 +369,7 @@ pub(super) async fn remove(context: &RuntimeContext, slot: &Slot) -> Result<()> 
     wipe(context, slot).await
 }
 
-/// What is left of a container whose processes are dead.
+/// Deletes what is left of a container whose processes are dead.
 async fn wipe(context: &RuntimeContext, slot: &Slot) -> Result<()> {
     let Some(name) = lock(&slot.name).clone() else { return Ok(()) };
     slot.show(Container::Partial);
@@ -392,7 +393,7 @@ fn running(slot: &Slot) -> Result<Arc<Live>> {
     Ok(live)
 }
 
-/// An action is done when everybody can see it.
+/// An action is done once its effect is visible to all watchers.
 async fn shown(slot: &Slot, live: &Live, done: Result<()>) -> Result<()> {
     let expected = live.look();
     let mut seen = slot.seen.subscribe();

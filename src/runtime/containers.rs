@@ -1,7 +1,7 @@
-//! The real containers: what is here of each sandbox, and the two traits over it.
+//! The real containers: the local state of each sandbox, and the two traits implemented on it.
 //!
-//! Every action runs to its end in a task of its own, also when its caller has gone, and
-//! only one at a time per sandbox. A fence waits for nobody.
+//! Every action runs to completion in its own task, even if its caller is gone, and only one at a time per
+//! sandbox. A fence does not wait for other actions.
 
 use std::{
     collections::BTreeMap,
@@ -42,31 +42,31 @@ pub(super) struct RuntimeContext {
     pub cache: Cache,
     pub runsc_sha256: Sha256Name,
     pub tasks: TaskTracker,
-    /// To checkpoints that are being written.
+    /// Disk space reserved for checkpoints being written.
     pub promised: Reservations,
-    /// Or why there are none.
+    /// The error says why there are no cgroups.
     pub cgroups: std::result::Result<Box<dyn Cgroups>, String>,
     pub pool: Arc<Pool>,
 }
 
-/// The place of one sandbox.
+/// The slot of one sandbox.
 #[derive(Debug)]
 pub(super) struct Slot {
     pub id: SandboxId,
     pub seen: watch::Sender<Seen>,
     turn: tokio::sync::Mutex<()>,
-    /// Cancelled when the start under way, or the next one, is not wanted any more.
+    /// Cancelled when the current or next start is no longer wanted.
     pub starting: Mutex<CancellationToken>,
-    /// The container's name for runsc, from the first thing made for it to the last one wiped.
+    /// The container's name in runsc, set from the first file created for it until the last one is deleted.
     pub name: Mutex<Option<String>>,
     pub live: Mutex<Option<Arc<Live>>>,
-    /// The last deadline that came while it starts, which may take longer than a lease lasts.
+    /// The latest deadline received during a start, which may take longer than a lease.
     pub renewed: Mutex<Option<Moment>>,
-    /// What the container stands on, as long as there is anything of it.
+    /// The root file system of the container, held as long as anything of the container is left.
     pub root: Mutex<Option<Root>>,
-    /// What holds it to its limits, if it has one; likewise.
+    /// The cgroup that enforces its limits, if any; held as long as `root`.
     pub group: Mutex<Option<Group>>,
-    /// Its share of the room here; likewise.
+    /// Its slot in the capacity of this instance; held as long as `root`.
     pub seat: Mutex<Option<PoolSlot>>,
 }
 
@@ -96,7 +96,7 @@ impl Slot {
     }
 }
 
-/// runsc starts in another directory than its caller.
+/// runsc starts in another working directory than its caller.
 fn absolute(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).map_err(|error| Error::Failed { what: "naming a file", why: error.to_string() })
 }
@@ -105,27 +105,27 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// With so many places, those that nobody needs are cleared away before a new one is made.
+/// With this many slots, unused ones are removed before a new one is added.
 const MANY: usize = 128;
 
-/// Nothing of it is here and nobody looks at it.
+/// The sandbox has no local state and no watchers.
 fn is_forgettable(slot: &Arc<Slot>) -> bool {
     Arc::strong_count(slot) == 1 && slot.seen.receiver_count() == 0 && lock(&slot.name).is_none()
 }
 
-/// The containers of this instance. They end with the process.
+/// The containers of this instance. They die with the process.
 #[derive(Debug)]
 pub struct Containers {
     context: Arc<RuntimeContext>,
     facts: Facts,
     slots: Mutex<BTreeMap<SandboxId, Arc<Slot>>>,
-    /// Held as long as we are here: one server per state directory.
+    /// Locked for the lifetime of this value: one server per state directory.
     _state_dir: File,
 }
 
 impl Containers {
-    /// Takes the state directory, wipes what a predecessor left there, looks at runsc and
-    /// starts the guard. `clock` must be the machine's: the guard reads the same one.
+    /// Locks the state directory, wipes what a predecessor left in it, probes runsc and starts the guard.
+    /// `clock` must be the machine's: the guard reads the same one.
     pub async fn open(settings: Settings, clock: SharedClock) -> Result<Self> {
         let (settings, state_dir) = startup::take(settings).await?;
         let place = settings.state_dir.clone();
@@ -157,8 +157,8 @@ impl Containers {
         Ok(Self { context, facts, slots: Mutex::default(), _state_dir: state_dir })
     }
 
-    /// Removes every container and mount. What cannot be removed dies with the process, or is
-    /// wiped at the next start.
+    /// Removes every container and mount. What cannot be removed dies with the process or is wiped at the next
+    /// start.
     pub async fn close(&self) {
         self.context.pool.close().await;
         for id in self.here() {
@@ -166,7 +166,7 @@ impl Containers {
                 tracing::warn!(sandbox = %id, %error, "a container could not be removed");
             }
         }
-        // A start that was still under way may have left something there.
+        // A start that was still running may have added to the pool.
         self.context.pool.empty(&self.context).await;
         let context = self.context.clone();
         let cleared = tokio::task::spawn_blocking(move || context.cgroups.as_ref().map_or(Ok(()), |all| all.clear()));
@@ -176,12 +176,12 @@ impl Containers {
         startup::give_back(self.context.settings.clone()).await;
     }
 
-    /// This instance is on its way out: no container waits for a sandbox any more.
+    /// Stops keeping warm containers: this instance is draining.
     pub fn drain(&self) {
         self.context.pool.drain();
     }
 
-    /// What holds containers to their share of the machine, or why nothing does.
+    /// How containers are limited to their share of the machine, or why they are not.
     pub fn cgroups(&self) -> std::result::Result<Shares, String> {
         self.context.cgroups.as_ref().map(|cgroups| Shares::of(&**cgroups)).map_err(Clone::clone)
     }
@@ -198,7 +198,7 @@ impl Containers {
         lock(&self.slots).get(id).cloned()
     }
 
-    /// Runs an action when it is its turn, and to its end whatever becomes of the caller.
+    /// Runs an action once earlier ones are done, and to completion even if the caller is gone.
     async fn act<F, T>(&self, id: &SandboxId, action: impl FnOnce(Arc<RuntimeContext>, Arc<Slot>) -> F) -> Result<T>
     where
         F: Future<Output = Result<T>> + Send + 'static,
@@ -213,7 +213,7 @@ impl Containers {
         task.await.unwrap_or_else(|error| Err(Error::Failed { what: "an action", why: error.to_string() }))
     }
 
-    /// A start is wanted from now on. One that is under way keeps its token.
+    /// Marks a start as wanted. A start in progress keeps its token.
     fn begin(&self, id: &SandboxId) {
         let slot = self.slot(id);
         let mut starting = lock(&slot.starting);
@@ -231,7 +231,7 @@ impl Containers {
 }
 
 impl Drop for Containers {
-    /// Without [`close`](Self::close) first, the containers at least do not outlive their owner.
+    /// Ends the containers even if [`close`](Self::close) was not called first.
     fn drop(&mut self) {
         self.context.pool.drain();
         for slot in lock(&self.slots).values() {
@@ -302,7 +302,7 @@ impl Lifecycle for Containers {
 
     async fn extract(&self, archive: &Path, wanted: &Extract) -> Result<RootfsGuard> {
         let (context, archive, wanted) = (self.context.clone(), absolute(archive)?, wanted.clone());
-        // To its end also when its caller has gone: nothing is left half made.
+        // Runs to completion even if the caller is gone, so that nothing is left half made.
         let task = self.context.tasks.spawn(async move { rootfs_cache::extract(&context, &archive, &wanted).await });
         task.await.unwrap_or_else(|error| Err(Error::Failed { what: "an action", why: error.to_string() }))
     }
@@ -324,7 +324,7 @@ impl Lifecycle for Containers {
     }
 
     async fn remove(&self, id: &SandboxId) -> Result<()> {
-        // A start that hangs would keep its turn for as long as it may take.
+        // A start that hangs would block this action until its timeout.
         if let Some(slot) = self.known(id) {
             lock(&slot.starting).cancel();
         }

@@ -1,5 +1,5 @@
-//! Room for an image before it is written, and a look at it afterwards: runsc writes no
-//! checksums, and an image cut short by a full disk may come with success.
+//! Checks for disk space before an image is written, and checks the image afterwards: runsc writes no checksums,
+//! and may report success for an image cut short by a full disk.
 
 use std::{
     fs, io,
@@ -10,17 +10,17 @@ use std::{
 
 use super::{Error, Result};
 
-/// What an image consists of.
+/// The files of an image.
 pub const FILES: [&str; 3] = ["checkpoint.img", "pages_meta.img", "pages.img"];
 
-/// On top of what the sandbox holds: the kernel's own state.
+/// Added to what the sandbox holds, for the state of its kernel.
 const MARGIN: u64 = 32 << 20;
 
-/// Room on the local disk for images that are being written.
+/// Space on the local disk reserved for images being written.
 #[derive(Clone, Debug, Default)]
 pub struct Reservations(Arc<Mutex<u64>>);
 
-/// A part of it, until it is dropped.
+/// A part of the reservations, released on drop.
 #[derive(Debug)]
 pub struct Room {
     promised: Reservations,
@@ -28,7 +28,7 @@ pub struct Room {
 }
 
 impl Reservations {
-    /// `None`: with what others were promised, `free` bytes are not enough.
+    /// Returns `None` if `free` bytes are not enough for this and the existing reservations.
     fn reserve(&self, free: u64, bytes: u64) -> Option<Room> {
         let mut promised = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         *promised = promised.checked_add(bytes).filter(|sum| *sum <= free)?;
@@ -43,8 +43,8 @@ impl Drop for Room {
     }
 }
 
-/// Makes the fresh directory and refuses when the sandbox's memory and files would not fit.
-/// What is promised to others that are being written counts as taken.
+/// Creates the image directory and refuses if the sandbox's memory and files would not fit. Space reserved for
+/// other images counts as used.
 pub async fn make_room(image: PathBuf, sentry: i32, promised: &Reservations) -> Result<Room> {
     let checked = tokio::task::spawn_blocking(move || {
         fs::create_dir_all(&image)?;
@@ -62,11 +62,11 @@ pub async fn make_room(image: PathBuf, sentry: i32, promised: &Reservations) -> 
     }
 }
 
-/// Refuses when a file with all that the sandbox has written would not fit.
+/// Refuses if a file with everything the sandbox has written would not fit.
 pub async fn check_room(file: PathBuf, sentry: i32) -> Result<()> {
     let checked = tokio::task::spawn_blocking(move || {
         let disk = rustix::fs::statvfs(file.parent().unwrap_or(&file))?;
-        // Its memory is counted in, which errs on the safe side.
+        // Includes its memory, which errs on the safe side.
         Ok((disk.f_bavail.saturating_mul(disk.f_frsize), held(sentry)?))
     });
     match checked.await.map_err(io::Error::other).flatten() {
@@ -76,7 +76,7 @@ pub async fn check_room(file: PathBuf, sentry: i32) -> Result<()> {
     }
 }
 
-/// Refuses when the disk on which `file` grows is all but full: its neighbours need what is left.
+/// Refuses if the disk on which `file` grows is almost full, so that other sandboxes keep the rest.
 pub async fn check_margin(file: PathBuf) -> Result<()> {
     let disk = tokio::task::spawn_blocking(move || rustix::fs::statvfs(&file)).await;
     match disk.map_err(io::Error::other).and_then(|disk| Ok(disk?)) {
@@ -86,7 +86,7 @@ pub async fn check_margin(file: PathBuf) -> Result<()> {
     }
 }
 
-/// What the sandbox's memory and changed files take: all of it lies in unlinked files of the sentry.
+/// The size of the sandbox's memory and changed files, all of which are unlinked files of the sentry.
 fn held(sentry: i32) -> io::Result<u64> {
     let mut files = std::collections::BTreeMap::new();
     for entry in fs::read_dir(format!("/proc/{sentry}/fd"))? {
@@ -110,7 +110,7 @@ pub async fn verify(image: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Takes back what was begun.
+/// Deletes an incomplete image.
 pub async fn wipe_image(image: &Path) {
     for name in FILES {
         let _ = tokio::fs::remove_file(image.join(name)).await;

@@ -1,4 +1,5 @@
-//! Reads what the agent says: to the link what is the API's, into the news what is ours.
+//! Reads the frames of the agent: passes those for the API to the link and records those for the runtime in its
+//! status.
 
 use baton_protocol::{
     agent::{self, MAX_EXECS},
@@ -13,7 +14,7 @@ use super::{
 };
 use crate::metrics::{Ended, Metrics, Pipe};
 
-/// One read where a frame may begin. The rest of a long one is read at once, to where it stays.
+/// Size of a read where a frame may begin. The rest of a long frame is read directly into its final buffer.
 const READ: usize = 16 << 10;
 const BROKEN: &str = "the agent sent a broken frame";
 
@@ -22,10 +23,10 @@ pub struct Reader {
     stdout: ChildStdout,
     decoder: Decoder,
     link: watch::Receiver<Option<Outlet>>,
-    /// Of the link above.
+    /// The dropped streams of that link.
     left_out: LeftOut,
     hunt: watch::Receiver<Option<[u8; 16]>>,
-    /// The nonce that was found: what follows it is in step.
+    /// The nonce that was found: the bytes after it are in sync.
     found: Option<[u8; 16]>,
     news: watch::Sender<AgentStatus>,
     metrics: Metrics,
@@ -96,7 +97,7 @@ impl Reader {
                     Ok(None) => break,
                     Err(_) => return BROKEN,
                 }
-                // A new resync was begun: what is left is of the time before.
+                // A new resync has begun: the remaining bytes precede it.
                 if !self.is_in_step() {
                     break;
                 }
@@ -107,7 +108,7 @@ impl Reader {
         }
     }
 
-    /// After a restore everything is thrown away until the nonce of the latest resync.
+    /// After a restore, everything before the nonce of the latest resync is discarded.
     fn is_in_step(&mut self) -> bool {
         let Some(nonce) = *self.hunt.borrow() else { return true };
         if self.found == Some(nonce) {
@@ -138,7 +139,7 @@ impl Reader {
                 });
             }
             Kind::Pong if frame.sequence >= OWN => self.news.send_modify(|news| news.pong = frame.sequence),
-            // For whoever looks for a fault in the agent; cut, and with nothing that a terminal obeys.
+            // For debugging the agent; truncated, and without terminal control characters.
             Kind::Log => {
                 let text = String::from_utf8_lossy(&frame.payload[..frame.payload.len().min(200)]);
                 tracing::debug!(agent = %text.escape_debug(), "the agent says");
@@ -185,13 +186,13 @@ impl Reader {
         Ok(())
     }
 
-    /// To the link; nowhere, when there is none: the agent keeps what was not acknowledged.
-    /// A newer link ends the wait for the old one.
+    /// Passes a frame to the link. Without one the frame is dropped: the agent keeps what is not acknowledged. A
+    /// newer link ends the wait for the old one.
     async fn pass(&mut self, frame: Frame) {
         if self.link.has_changed().unwrap_or(false) {
             self.left_out.clear();
         }
-        // Not kept between two frames: whoever reads it learns at once that there is a newer one.
+        // Not kept between two frames, so that the reader of a replaced link sees it close at once.
         let Some(outlet) = self.link.borrow_and_update().clone() else { return };
         tokio::select! {
             biased;
@@ -201,7 +202,7 @@ impl Reader {
     }
 }
 
-/// How a command ended, as its agent tells it.
+/// How a command ended, as reported by the agent.
 fn how(frame: &Frame) -> Ended {
     let Ok(exit) = parse::<agent::Exit>(frame) else { return Ended::NotStarted };
     match (exit.error, exit.timed_out, exit.code) {

@@ -1,4 +1,4 @@
-//! Writes to the agent: the runtime's own frames at once, the API's while the gate is open.
+//! Writes frames to the agent: the runtime's own immediately, the API's while the gate is open.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,7 +19,7 @@ use crate::{
     metrics::{Metrics, Pipe},
 };
 
-/// Frames that wait already are written together, up to about this many bytes.
+/// Frames that are already queued are written together, up to about this many bytes.
 const BATCH: usize = 64 << 10;
 
 #[derive(Debug)]
@@ -28,10 +28,10 @@ pub struct Writer {
     control: mpsc::UnboundedReceiver<Control>,
     /// Closed while the container is paused or fenced.
     gate: watch::Receiver<bool>,
-    /// The other half of the link, which closes with this one.
+    /// The other half of the link, which closes together with this one.
     output: Arc<watch::Sender<Option<Outlet>>>,
     link: Option<mpsc::Receiver<Frame>>,
-    /// When nobody will be waited for any longer.
+    /// When the grace period for a client to attach ends.
     detach_at: Option<Moment>,
     clock: SharedClock,
     detach_grace: Duration,
@@ -52,18 +52,18 @@ impl Writer {
     }
 
     pub async fn run(mut self) {
-        // Ends when the container does or the channel is dropped, and the link with it.
+        // The loop, and the link with it, ends with the container or when the channel is dropped.
         while let Some(bytes) = self.next().await {
             if self.stdin.write_all(&bytes).await.is_err() {
                 break;
             }
         }
-        // First nobody can open a link any more, then the last one closes.
+        // First make new links impossible, then close the last one.
         self.control.close();
         self.output.send_replace(None);
     }
 
-    /// The bytes to be written next; `None` at the end.
+    /// The bytes to write next; `None` at the end.
     async fn next(&mut self) -> Option<Vec<u8>> {
         loop {
             let open = *self.gate.borrow_and_update();
@@ -118,7 +118,7 @@ impl Writer {
     fn unlink(&mut self) {
         self.link = None;
         self.detach_at = Some(self.clock.now() + self.detach_grace);
-        // A newer link may be on its way to us already: its output half is not closed.
+        // A newer link may already be queued; its output half is not closed.
         self.output.send_if_modified(|output| output.take_if(|output| output.is_closed()).is_some());
     }
 }

@@ -1,8 +1,8 @@
-//! The server's side of the guard: starts it, tells it what to watch, hears what it did.
+//! The server's side of the guard: starts it, sends it orders and reads its reports.
 //!
-//! The guard is the one child that must outlive the server: it has no death signal and its
-//! own process group, and ends when its stdin does. If it dies, nobody would stop a
-//! container in time: so everything is stopped at once, then a new guard takes over.
+//! The guard is the only child that must outlive the server: it has no death signal and its own process group,
+//! and exits when its stdin closes. Without a guard no container would be stopped in time, so if it dies, all
+//! containers are stopped at once and a new guard takes over.
 
 use std::{
     collections::BTreeMap,
@@ -33,13 +33,13 @@ use crate::{
 /// What the guard did to a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fence {
-    /// Nothing.
+    /// It did nothing.
     Running,
     Fenced,
     Killed,
 }
 
-/// An order of an action, and where its answer goes.
+/// An order for the guard, and where to send its answer.
 #[derive(Debug)]
 struct GuardRequest {
     order: Order,
@@ -52,11 +52,11 @@ struct Entry {
     deadline: Duration,
     synced: bool,
     fence: watch::Sender<Fence>,
-    /// Who waits for `armed`, `taken` or `disarmed`.
+    /// The action waiting for `armed`, `taken` or `disarmed`.
     awaited: Option<Awaited>,
 }
 
-/// What the guard will say, and who waits for it.
+/// The expected report of the guard, and where to send it.
 type Awaited = (GuardOutcome, oneshot::Sender<watch::Receiver<Fence>>);
 
 #[derive(Clone, Debug)]
@@ -66,13 +66,13 @@ pub struct GuardLink {
     settings: Arc<Settings>,
 }
 
-/// How long an answer of the guard may take; it is one line through two pipes.
+/// Timeout for an answer of the guard, which is one line through two pipes.
 const ANSWER: Duration = Duration::from_secs(5);
-/// The deadline of a container that is nobody's yet: it runs nothing, and dies with the server.
+/// The deadline of a warm container: it runs nothing yet, and dies with the server.
 pub const NONE_YET: Moment = Moment(Duration::from_secs(u32::MAX as u64));
 
 impl GuardLink {
-    /// Starts the guard. It ends when the last link is dropped.
+    /// Starts the guard. It exits when the last link is dropped.
     pub fn start(settings: Arc<Settings>, clock: SharedClock, tasks: &TaskTracker) -> io::Result<Self> {
         let (wishes, queue) = mpsc::unbounded_channel();
         let first = start(&settings)?;
@@ -81,13 +81,13 @@ impl GuardLink {
         Ok(Self { wishes, clock, settings })
     }
 
-    /// Has a container watched before it starts.
+    /// Has the guard watch a container, before the container starts.
     pub async fn arm(&self, container: &str, state_file: PathBuf, deadline: Moment) -> Result<watch::Receiver<Fence>> {
         let (container, confirm) = (container.to_owned(), self.settings.confirm);
         self.ask(Order::Arm { container, deadline: deadline.0, confirm, state_file }).await
     }
 
-    /// A container that was nobody's has a deadline from now on. Done when the guard has it.
+    /// Gives a warm container a deadline. Returns once the guard has confirmed it.
     pub async fn take(&self, container: &str, deadline: Moment) -> Result<watch::Receiver<Fence>> {
         self.ask(Order::Take { container: container.to_owned(), deadline: deadline.0 }).await
     }
@@ -104,7 +104,7 @@ impl GuardLink {
         self.tell(Order::Synced { container: container.to_owned() }, None);
     }
 
-    /// Done when the container stands or is dead.
+    /// Returns once the container is stopped or dead.
     pub async fn fence(&self, container: &str, mut fence: watch::Receiver<Fence>) -> Result<Fence> {
         self.tell(Order::Fence { container: container.to_owned() }, None);
         let limit = self.settings.confirm + ANSWER;
@@ -116,7 +116,7 @@ impl GuardLink {
         }
     }
 
-    /// Lets a fenced container go on until `deadline`.
+    /// Resumes a fenced container until `deadline`.
     pub async fn resume(&self, container: &str, deadline: Moment, mut fence: watch::Receiver<Fence>) -> Result<()> {
         self.tell(Order::Resume { container: container.to_owned(), deadline: deadline.0 }, None);
         match self.clock.timeout(ANSWER, fence.wait_for(|fence| *fence != Fence::Fenced)).await {
@@ -137,7 +137,7 @@ impl GuardLink {
     }
 
     fn tell(&self, order: Order, answered: Option<oneshot::Sender<watch::Receiver<Fence>>>) {
-        // Nobody listens only when this instance is ending.
+        // The receiver is gone only when this instance is shutting down.
         let _ = self.wishes.send(GuardRequest { order, answered });
     }
 }
@@ -151,7 +151,7 @@ struct Running {
 
 fn start(settings: &Settings) -> io::Result<Running> {
     let mut command = Command::new(&settings.exe);
-    // Its directory tells people whose guard it is.
+    // The working directory shows operators which server the guard belongs to.
     command.arg("guard").env_clear().current_dir(&settings.state_dir).process_group(0);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
     let missing = || io::Error::other("the guard has no pipes");
@@ -165,7 +165,7 @@ impl Running {
     }
 }
 
-/// The one task that talks to the guard.
+/// The task that talks to the guard.
 #[derive(Debug)]
 struct Keeper {
     settings: Arc<Settings>,
@@ -178,7 +178,7 @@ impl Keeper {
     async fn keep(mut self, mut guard: Running) {
         loop {
             if self.serve(&mut guard).await.is_ok() {
-                // The instance ends: the guard sees the end of its stdin, kills what is left and leaves.
+                // The instance is shutting down: the guard sees its stdin close, kills what is left and exits.
                 drop(guard.stdin);
                 let _ = self.clock.timeout(ANSWER, guard.child.wait()).await;
                 return;
@@ -193,7 +193,7 @@ impl Keeper {
         }
     }
 
-    /// Until nobody needs a guard any more, or an error when it is dead.
+    /// Returns when the last link is dropped, or an error when the guard is dead.
     async fn serve(&mut self, guard: &mut Running) -> io::Result<()> {
         loop {
             tokio::select! {
@@ -212,7 +212,7 @@ impl Keeper {
         }
     }
 
-    /// Keeps what a new guard would have to be told.
+    /// Records what a new guard would need to know.
     fn note(&mut self, GuardRequest { order, answered }: GuardRequest) -> Order {
         match &order {
             Order::Arm { container, deadline, state_file, .. } => {
@@ -275,7 +275,7 @@ impl Keeper {
         }
     }
 
-    /// Stops every container without a guard's help; says which ones ran.
+    /// Stops every container without the guard and returns those that were running.
     async fn fence_all(&self) -> Vec<String> {
         let running = self.entries.iter().filter(|(_, entry)| *entry.fence.borrow() == Fence::Running);
         let stopped = running.map(async |(name, entry)| (name.clone(), stop(&entry.state_file, &self.clock).await));
@@ -326,7 +326,7 @@ impl Keeper {
     }
 }
 
-/// `None` when it has not started yet: the next guard meets it.
+/// Stops a container. Returns `None` if it has not started yet: the next guard finds it.
 async fn stop(state_file: &Path, clock: &SharedClock) -> Option<Process> {
     let pids = seek(state_file, clock, Duration::from_millis(200)).await?;
     let sentry = Process::open(pids.sentry).ok()?;
@@ -334,8 +334,8 @@ async fn stop(state_file: &Path, clock: &SharedClock) -> Option<Process> {
     Some(sentry)
 }
 
-/// The processes of a container that has started. runsc writes the file anew from time to
-/// time, and for a moment it is not whole.
+/// Finds the processes of a started container. Retries, because runsc rewrites the file from time to time and it
+/// is incomplete for a moment.
 pub(super) async fn seek(state_file: &Path, clock: &SharedClock, limit: Duration) -> Option<process::Pids> {
     let until = clock.now() + limit;
     loop {

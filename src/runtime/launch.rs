@@ -1,4 +1,4 @@
-//! The first moments of a container, from nothing to an agent on its pipes, and its last, whoever it is for.
+//! Starts a container, from nothing to an agent on its pipes, and ends it, whether it is a sandbox's or warm.
 
 use std::{
     os::unix::fs::PermissionsExt,
@@ -32,18 +32,18 @@ use super::{
 use crate::guard::process::{self, Process};
 
 pub(super) const SHORT: Duration = Duration::from_secs(20);
-/// Both pipes of the agent are made this large: fewer, larger reads.
+/// Size of both pipes of the agent; large ones need fewer reads.
 const PIPE: usize = 1 << 20;
 const STDERR_READ: u64 = 64 << 10;
-/// How often is looked for what runsc writes down.
+/// How often to poll the state file that runsc writes.
 const SEEK: Duration = Duration::from_millis(2);
 
-/// A container that was started.
+/// A container that has been started.
 #[derive(Debug)]
 pub(super) struct Begun {
     pub name: String,
     pub channel: Arc<Channel>,
-    /// Set when it shall end now.
+    /// Cancelled when the container must end now.
     pub doomed: CancellationToken,
     /// Sentry and gofer, once they are known.
     processes: Vec<Process>,
@@ -57,7 +57,7 @@ pub(super) fn new_name(context: &RuntimeContext) -> String {
     baton_protocol::id::hex(&context.clock.bits()[..8])
 }
 
-/// The cgroup that a container will be in, if its limits need one and there can be one.
+/// Makes the cgroup of a container, if its limits need one and cgroups are available.
 pub(super) fn make_group(context: &RuntimeContext, name: &str, limits: &Limits) -> Result<Option<Group>> {
     let bounds = cgroup::Bounds::of(limits);
     match &context.cgroups {
@@ -77,7 +77,7 @@ pub(super) async fn make_bundle(context: &RuntimeContext, name: &str, rootfs: &P
     let bundle = settings.bundle(name);
     let agent_dir = bundle.join("agent");
     tokio::fs::create_dir_all(&agent_dir).await?;
-    // A private copy: the original may be replaced while sandboxes run.
+    // A private copy, because the original may be replaced while sandboxes run.
     let agent = agent_dir.join("agent");
     tokio::fs::copy(&settings.agent, &agent).await?;
     tokio::fs::set_permissions(&agent, std::fs::Permissions::from_mode(0o555)).await?;
@@ -86,7 +86,7 @@ pub(super) async fn make_bundle(context: &RuntimeContext, name: &str, rootfs: &P
 }
 
 impl Begun {
-    /// Starts a container that the guard knows already.
+    /// Starts a container that the guard already watches.
     pub async fn start(context: &RuntimeContext, name: &str, verb: Verb<'_>, group: Option<&Group>) -> Result<Self> {
         let log = context.settings.bundle(name).join("log");
         let mut child = context.runsc.attach(verb, name, &log, group.map_or(&[], Group::directories)).await?;
@@ -94,7 +94,7 @@ impl Begun {
         else {
             return Err(Error::Failed { what: verb.name(), why: "runsc has no pipes".to_owned() });
         };
-        // Smaller ones only cost speed.
+        // Best-effort: smaller pipes are only slower.
         let _ = rustix::pipe::fcntl_setpipe_size(&stdin, PIPE);
         let _ = rustix::pipe::fcntl_setpipe_size(&stdout, PIPE);
         context.tasks.spawn(drain(stderr));
@@ -110,7 +110,7 @@ impl Begun {
         })
     }
 
-    /// Waits until runsc has written down whose processes these are, which it does before anything runs in them.
+    /// Waits until runsc has recorded the process ids, which it does before anything runs in them.
     pub async fn appear(&mut self, context: &RuntimeContext) {
         let state_file = context.settings.state_file(&self.name);
         while self.processes.is_empty() {
@@ -120,7 +120,7 @@ impl Begun {
         }
     }
 
-    /// Waits until runsc has written down that commands run in it.
+    /// Waits until runsc has recorded that commands run in the container.
     pub async fn runs(&self, context: &RuntimeContext) {
         let state_file = context.settings.state_file(&self.name);
         while !process::is_running(&state_file) {
@@ -128,7 +128,7 @@ impl Begun {
         }
     }
 
-    /// As the one who holds it to its limits sees it; `None` as long as it has no processes.
+    /// What the memory watch needs to enforce the limits; `None` while the container has no processes.
     pub fn subject(
         &self,
         context: &RuntimeContext,
@@ -149,7 +149,7 @@ impl Begun {
         })
     }
 
-    /// Once the agent has answered, runsc has written down whose processes these are.
+    /// Finds the processes. Once the agent has answered, runsc has recorded their ids.
     pub async fn find_processes(&mut self, context: &RuntimeContext) -> Result<()> {
         let found = seek(&context.settings.state_file(&self.name), &context.clock, SHORT).await;
         let pids = found.iter().flat_map(|pids| [pids.sentry, pids.gofer]);
@@ -157,7 +157,7 @@ impl Begun {
         if self.processes.is_empty() { Err(gone()) } else { Ok(()) }
     }
 
-    /// It is a sandbox's, and runs.
+    /// Turns it into the running container of a sandbox.
     pub fn into_live(self, context: &RuntimeContext, fence: watch::Receiver<Fence>, start: &Start) -> (Live, Child) {
         let live = Live {
             control: Control::new(context.settings.control_socket(&self.name)),
@@ -176,7 +176,7 @@ impl Begun {
         (live, self.child)
     }
 
-    /// Ends what has started but did not answer. The reason runsc gives is better than ours.
+    /// Ends a container that started but did not answer. The reason runsc logged is preferred over `error`.
     pub async fn discard(mut self, context: &RuntimeContext, what: &'static str, error: Error) -> Error {
         let by_itself = context.clock.timeout(Duration::from_millis(100), self.child.wait()).await;
         let why = match by_itself {
@@ -189,9 +189,10 @@ impl Begun {
         why.map_or(error, |why| Error::Failed { what, why })
     }
 
-    /// Done when none of its processes lives, however long it takes: another copy of a sandbox may start after it.
+    /// Returns once every process is dead, however long that takes, because another copy of a sandbox may start
+    /// afterwards.
     pub async fn end(mut self, context: &RuntimeContext) {
-        // Those that no state file names yet are still children of runsc.
+        // Processes that the state file does not name yet are still children of runsc.
         self.processes.extend(self.child.id().into_iter().flat_map(Process::children_of));
         for process in &self.processes {
             let _ = process.signal(Signal::KILL);
@@ -202,7 +203,7 @@ impl Begun {
     }
 }
 
-/// What is left of a container whose processes are dead. Safe to repeat.
+/// Deletes what is left of a container whose processes are dead. Idempotent.
 pub(super) async fn clear(context: &RuntimeContext, name: &str, group: Option<&Group>) -> Result<()> {
     if tokio::fs::try_exists(context.settings.state_file(name)).await.unwrap_or(true) {
         context.runsc.call(Verb::Delete, name, SHORT, None).await?;
@@ -222,7 +223,7 @@ pub(super) async fn clear(context: &RuntimeContext, name: &str, group: Option<&G
     Ok(())
 }
 
-/// The agent's own log, a little of it. The pipe is read to its end, so that nobody ever waits for it.
+/// Logs the beginning of the agent's stderr. The pipe is read to its end, so that the writer never blocks.
 async fn drain(mut stderr: ChildStderr) {
     let mut text = Vec::new();
     let _ = (&mut stderr).take(STDERR_READ).read_to_end(&mut text).await;

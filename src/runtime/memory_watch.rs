@@ -1,10 +1,10 @@
-//! Holds a container to the limits that its own kernel does not keep: looks from outside at what it takes, and has
-//! its agent make room, long before the machine would run short.
+//! Enforces the limits that the container's own kernel does not: observes its usage from outside and has its
+//! agent reclaim memory long before the machine would run short.
 //!
 //! ```text
 //!   used:   ──────── limit ──────────── line ───────────────── most
-//!            fine    │  making room      │ what is left stays    │ the container ends
-//!                    └─ in vain: the line is drawn a little above what could not be had back
+//!            fine    │  left alone       │ memory is reclaimed   │ the container ends
+//!                    └─ the line starts here; if reclaiming fails, it moves just above what is left
 //! ```
 
 use std::{
@@ -31,29 +31,30 @@ use super::{
 };
 use crate::clock::{Moment, SharedClock};
 
-/// Bytes that a sandbox can fill in a second, generously.
+/// Bytes that a sandbox can fill in a second, a generous estimate.
 const FASTEST: u64 = 2 << 30;
-/// How soon and how late it is looked at again.
+/// Shortest and longest interval between two checks.
 const SOONEST: Duration = Duration::from_millis(20);
 const LATEST: Duration = Duration::from_millis(500);
-/// How long it may take until room that was made shows.
+/// How long reclaimed memory may take to become visible.
 const RELIEF: Duration = Duration::from_millis(250);
-/// So often room is made in vain before what is left is left alone.
+/// Give up reclaiming memory after this many attempts.
 const IN_VAIN: u32 = 4;
-/// What the sentry takes for itself, whatever runs.
+/// Memory of the sentry itself, independent of what runs.
 const OWN: u64 = 32 << 20;
-/// How often processes are counted: the kernel inside counts them by user, and a sandbox has many users.
+/// Interval at which processes are counted: the kernel inside limits them per user, and a sandbox has many
+/// users.
 const COUNT_EVERY: Duration = Duration::from_secs(1);
 const ANSWER: Duration = Duration::from_secs(1);
-/// So often the agent is told to end processes before its container is ended: it may have been stopped itself.
+/// How often the agent is told to end processes before its container is ended: the agent itself may be stopped.
 const UNHEEDED: u32 = 3;
-/// Processes on top of the limit that the agent may start.
+/// Number of processes above the limit that the agent may start.
 const RESERVE: u64 = 32;
-/// The file in which a sandbox's memory lies, as the kernel shows it.
+/// The name under which the kernel shows the file with a sandbox's memory.
 const MEMORY: &str = "/memfd:runsc-memory";
 const PAGE: u64 = 4096;
 
-/// The container that is watched.
+/// The container being watched.
 #[derive(Debug)]
 pub(super) struct Subject {
     pub id: SandboxId,
@@ -68,13 +69,13 @@ pub(super) struct Subject {
 }
 
 impl Subject {
-    /// One that stands still takes no more, and does not answer.
+    /// Whether it is paused or fenced: then its usage does not grow and it does not answer.
     fn stands(&self) -> bool {
         *self.fence.borrow() != Fence::Running || *self.paused.borrow()
     }
 }
 
-/// Watches until the container has ended; `None` when there is nothing to watch.
+/// Watches until the container has ended; `None` if it has no limit to enforce.
 pub(super) fn watch(
     clock: &SharedClock,
     subject: Subject,
@@ -107,7 +108,7 @@ struct Watched {
     gauge: Option<(Gauge, Scale)>,
     pids: Option<Census>,
     count_at: Moment,
-    /// It is over its limit, and not held back for now.
+    /// Over its limit, and therefore not throttled for now.
     hurries: bool,
 }
 
@@ -126,13 +127,13 @@ impl Watched {
         }
     }
 
-    /// Looks at its memory; how long until the next look.
+    /// Checks the memory and returns the time until the next check.
     fn check(&mut self) -> Duration {
         let Some((gauge, scale)) = &mut self.gauge else { return LATEST };
         let used = match gauge.read(self.clock.now()) {
             Ok(used) => used,
             Err(error) => {
-                // It is just ending, or has just begun.
+                // The container is starting or ending.
                 tracing::debug!(sandbox = %self.subject.id, %error, "its memory cannot be read");
                 return SOONEST;
             }
@@ -159,7 +160,8 @@ impl Watched {
         }
     }
 
-    /// While room is made the agent needs the CPUs, and what it ends has them all.
+    /// Unthrottles the CPU while memory is reclaimed: the agent needs it, and the processes to be killed use all
+    /// of it.
     fn set_throttle(&self, is_over: bool) {
         let Some(group) = &self.subject.group else { return };
         let set = if is_over { group.unthrottle() } else { group.throttle() };
@@ -168,7 +170,7 @@ impl Watched {
         }
     }
 
-    /// Counts its processes, of all users.
+    /// Counts the processes of all users.
     async fn count(&mut self) {
         let Some(census) = &mut self.pids else { return };
         let counted = self.clock.timeout(ANSWER, self.subject.control.processes()).await;
@@ -188,21 +190,21 @@ impl Watched {
     }
 }
 
-/// What a number of processes means.
+/// The verdict on a number of processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Crowd {
     Fine,
-    /// The agent is to end them.
+    /// The agent must end processes.
     Over,
-    /// It was told to, again and again, and has not.
+    /// The agent was told repeatedly and did not.
     Unheeded,
 }
 
-/// Decides what a count of processes means. Pure.
+/// Judges a count of processes. Pure.
 #[derive(Debug)]
 struct Census {
     limit: u32,
-    /// How often the agent was told since there were last few enough.
+    /// How often the agent was told since the count was last within the limit.
     told: u32,
 }
 
@@ -224,21 +226,21 @@ impl Census {
     }
 }
 
-/// The sooner, the less is free.
+/// The less memory is free, the sooner the next check.
 fn soon(free: u64) -> Duration {
     Duration::from_secs_f64(free as f64 / FASTEST as f64).clamp(SOONEST, LATEST)
 }
 
-/// What a container's memory is, as the machine sees it.
+/// Measures a container's memory, as the host sees it.
 struct Gauge {
     sentry: i32,
     memory: Vec<PathBuf>,
-    /// When it is looked for again: a restore replaces the memory with which its sentry began.
+    /// When to search for the memory again: a restore replaces the memory its sentry started with.
     seek_at: Moment,
 }
 
 impl Gauge {
-    /// What its commands hold, and what the sentry needs to remember about them and their files.
+    /// The memory of its commands, plus what the sentry needs to track them and their files.
     fn read(&mut self, now: Moment) -> io::Result<u64> {
         if now >= self.seek_at || !self.memory.iter().all(|place| is_memory(place)) {
             self.memory = find(self.sentry)?;
@@ -274,7 +276,7 @@ fn names_memory(link: &Path) -> bool {
     link.to_str().is_some_and(|link| link.split(' ').next() == Some(MEMORY))
 }
 
-/// Memory of a process that is in no file, from its `statm`.
+/// Memory of a process that is backed by no file, from its `statm`.
 fn remembered(statm: &str) -> u64 {
     let mut sizes = statm.split(' ').skip(1).map(|pages| pages.parse::<u64>().unwrap_or(0));
     let (resident, shared) = (sizes.next().unwrap_or(0), sizes.next().unwrap_or(0));
@@ -286,21 +288,21 @@ enum Verdict {
     Fine {
         free: u64,
     },
-    /// Room has to be made, at once where looking for the largest was in vain: something grows faster than the agent
-    /// can look.
+    /// Memory has to be reclaimed. `at_once` is set if ending the largest process did not help: something grows
+    /// faster than the agent can scan.
     Over {
         at_once: bool,
     },
     TooMuch,
 }
 
-/// Decides what a use of memory means. Pure.
+/// Judges a usage of memory. Pure.
 #[derive(Debug)]
 struct Scale {
     limit: u64,
-    /// Above this there has to be room.
+    /// Above this, memory has to be reclaimed.
     line: u64,
-    /// What was used when room was last made.
+    /// The usage when memory was last reclaimed.
     last: u64,
     in_vain: u32,
 }
@@ -322,11 +324,11 @@ impl Scale {
         if used <= self.line {
             return Verdict::Fine { free: self.line - used };
         }
-        // What it did not give back the last time was not to be had.
+        // What the last attempt did not free cannot be reclaimed.
         self.in_vain = if used.saturating_add(step) > self.last { self.in_vain + 1 } else { 1 };
         self.last = used;
         if self.in_vain > IN_VAIN {
-            // So that somebody can come in and tidy up.
+            // Leaves headroom for a client to come in and clean up.
             (self.line, self.in_vain, self.last) = (used.saturating_add(step), 0, u64::MAX);
             return Verdict::Fine { free: step };
         }

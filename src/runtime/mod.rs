@@ -1,8 +1,7 @@
-//! The local containers: one half makes and ends them, the other talks to what runs inside.
+//! Local containers: one half manages their lifecycle, the other talks to the agents inside them.
 //!
-//! The reconciler sees [`Lifecycle`], the API sees [`AgentLinks`], and neither sees the
-//! other's. Between the API and the agent inside a sandbox there are only frames,
-//! so that the two halves may later be two processes.
+//! The reconciler uses [`Lifecycle`], the API uses [`AgentLinks`], and neither sees the other's trait. The API
+//! and the agent inside a sandbox exchange only frames, so the two halves can run as two processes.
 
 pub mod archive;
 mod argv;
@@ -57,18 +56,18 @@ use tokio::sync::{mpsc, watch};
 
 use crate::clock::Moment;
 
-/// What is here of a sandbox.
+/// The local state of a sandbox's container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Container {
     Absent,
     /// Left over from an interrupted action: a bundle or a mount, no live container.
     Partial,
     Running,
-    /// Its tasks stand, in the middle of a checkpoint.
+    /// Its tasks are paused for a checkpoint.
     Paused,
-    /// By the guard. No runsc command answers until the guard lets it go on.
+    /// Stopped by the guard. runsc commands get no answer until the guard resumes it.
     Fenced,
-    /// It ended by itself or was killed; its remains are still here.
+    /// It exited or was killed; its files and mounts are still here.
     Stopped,
 }
 
@@ -76,11 +75,11 @@ impl Container {
     pub const ALL: [Self; 6] = [Self::Absent, Self::Partial, Self::Running, Self::Paused, Self::Fenced, Self::Stopped];
 }
 
-/// What the runtime knows of a sandbox at one moment.
+/// What the runtime observes of a sandbox at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
     pub container: Container,
-    /// Commands that run inside, as far as the agent has told.
+    /// Commands running inside, as last reported by the agent.
     pub running_execs: u32,
 }
 
@@ -88,29 +87,29 @@ impl Seen {
     pub const NOTHING: Seen = Seen { container: Container::Absent, running_execs: 0 };
 }
 
-/// How a sandbox is to be started.
+/// How to start a sandbox.
 #[derive(Clone, Debug)]
 pub struct Start {
-    /// Fixed for the sandbox's whole life.
+    /// Fixed for the sandbox's lifetime.
     pub marker: Marker,
     pub env: BTreeMap<String, String>,
     pub cwd: Option<String>,
-    /// What it may have of this machine.
+    /// The resources of this machine it may use.
     pub limits: Limits,
-    /// Digest of the root file system, which must be here; `None` is the base.
+    /// Digest of the root file system, which must be present locally; `None` selects the base.
     pub rootfs: Option<Sha256Name>,
-    /// SHA-256 of the runsc to use, which must be here; `None` is the usual one.
+    /// SHA-256 of the runsc binary to use, which must be present locally; `None` selects the default one.
     pub runsc: Option<Sha256Name>,
-    /// It is the copy of another sandbox, made from this checkpoint, and runs for the first time.
+    /// Set when this is the first run of a fork: the checkpoint of the other sandbox it was copied from.
     pub forked_from: Option<String>,
-    /// Until when it may run.
+    /// The sandbox may run until this moment.
     pub deadline: Moment,
 }
 
-/// A root file system to be made from an archive.
+/// A root file system to make from an archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Extract {
-    /// By which it will be known.
+    /// Identifies the resulting root file system.
     pub digest: Sha256Name,
     pub from: Source,
 }
@@ -118,19 +117,19 @@ pub struct Extract {
 /// What an archive holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// What changed on the root file system of this digest, which must be here.
+    /// The changes on top of the root file system with this digest, which must be present locally.
     Layer {
         base_digest: Sha256Name,
     },
     Complete,
-    /// A base root file system, whose digest tells everything that is in it.
+    /// A base root file system; its digest covers its entire content.
     Base,
 }
 
-/// How much a snapshot is to hold.
+/// How much a snapshot contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
-    /// What changed, where there is a base that others have too.
+    /// Only the changes, if the base is one that other instances have too.
     Layer,
     Complete,
 }
@@ -140,11 +139,11 @@ pub enum Shape {
 pub struct Taken {
     /// The base of a layer; `None` is a complete archive.
     pub base_digest: Option<Sha256Name>,
-    /// How long the sandbox stood still.
+    /// How long the sandbox was paused.
     pub paused: Duration,
 }
 
-/// What a checkpoint restores with; checked before runsc sees a byte.
+/// What a checkpoint needs in order to be restored; checked before runsc reads any of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
     pub runsc_version: String,
@@ -156,79 +155,79 @@ pub struct Facts {
     pub rootfs_digest: Sha256Name,
 }
 
-/// By what the caller can do about it.
+/// Errors, grouped by what the caller can do about them.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The sandbox is as it was; it may succeed later.
+    /// The sandbox is unchanged; a retry may succeed.
     #[error("{what} failed: {why}")]
     Failed { what: &'static str, why: String },
     #[error("{what} did not end within {}", humantime::format_duration(*.after))]
     TimedOut { what: &'static str, after: Duration },
-    /// Not enough room on the local disk.
+    /// Not enough free space on the local disk.
     #[error("no space left for {what}")]
     NoSpace { what: &'static str },
-    /// It will never succeed here.
+    /// It can never succeed here.
     #[error("{reason}: {message}")]
     Refused { reason: Reason, message: String },
-    /// Nothing of this sandbox is here, or not in a state for it.
+    /// The sandbox has no local container, or the container is in the wrong state for the action.
     #[error("the container is not {0}")]
     NotIn(&'static str),
 }
 
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Makes and ends the container of a sandbox. One action at a time per sandbox; every
-/// action has a timeout; what fails leaves the sandbox as it was.
+/// Manages the container of a sandbox. Actions on one sandbox run one at a time, each with a timeout; a failed
+/// action leaves the sandbox unchanged.
 #[async_trait]
 pub trait Lifecycle: fmt::Debug + Send + Sync + 'static {
-    /// What is here now, and whenever it changes: also when a container ends by itself.
+    /// Watches the local state of a sandbox, including a container that exits on its own.
     fn watch(&self, id: &SandboxId) -> watch::Receiver<Seen>;
-    /// Every sandbox of which anything is here.
+    /// Every sandbox with any local state.
     fn here(&self) -> Vec<SandboxId>;
     fn facts(&self) -> Facts;
 
-    /// First start. Done when the agent has answered.
+    /// Starts a sandbox for the first time. Returns once the agent has answered.
     async fn create(&self, id: &SandboxId, start: &Start) -> Result<()>;
-    /// Start from the checkpoint in `image`. Done when the agent has answered a resync.
+    /// Starts a sandbox from the checkpoint in `image`. Returns once the agent has answered a resync.
     async fn restore(&self, id: &SandboxId, start: &Start, image: &Path) -> Result<()>;
-    /// Stops input, then the sandbox.
+    /// Stops input, then pauses the sandbox.
     async fn pause(&self, id: &SandboxId) -> Result<()>;
-    /// Lets it go on, whoever stopped it, and wakes the agent with a frame. A fenced one
-    /// goes on only with a deadline in the future.
+    /// Resumes a paused or fenced sandbox and wakes the agent with a frame. A fenced sandbox resumes only if its
+    /// deadline is in the future.
     async fn resume(&self, id: &SandboxId) -> Result<()>;
-    /// Writes memory and files of a paused sandbox into the fresh directory `image`. It stays paused.
+    /// Writes memory and files of a paused sandbox into the new directory `image`. The sandbox stays paused.
     async fn checkpoint(&self, id: &SandboxId, image: &Path) -> Result<()>;
-    /// Writes the file system of a running sandbox into the tar file `archive`, as it is at one moment.
-    /// The sandbox goes on as soon as that moment is on disk.
+    /// Writes a point-in-time copy of a running sandbox's file system into the tar file `archive`. The sandbox
+    /// resumes as soon as that state is on disk.
     async fn snapshot(&self, id: &SandboxId, archive: &Path, shape: Shape) -> Result<Taken>;
-    /// How many entries such an archive has.
+    /// Counts the entries of such an archive.
     async fn count_entries(&self, archive: &Path) -> Result<u64>;
-    /// The root file system of this digest, if it is here; it stays as long as the value lives.
+    /// Returns the root file system with this digest if it is present, and keeps it until the guard is dropped.
     fn hold(&self, digest: &Sha256Name) -> Option<RootfsGuard>;
-    /// Makes a root file system, unless it is here already. What fails leaves nothing.
+    /// Makes a root file system unless it is already present. A failure leaves nothing behind.
     async fn extract(&self, archive: &Path, wanted: &Extract) -> Result<RootfsGuard>;
-    /// Whether sandboxes can be started with the runsc of this digest.
+    /// Whether sandboxes can be started with the runsc binary of this digest.
     fn has_runtime(&self, sha256: &Sha256Name) -> bool;
-    /// From now on they can. The file must be what the digest says.
+    /// Adds a runsc binary. The file must match the digest.
     async fn add_runtime(&self, file: &Path, sha256: &Sha256Name) -> Result<()>;
-    /// Where the usual runsc is.
+    /// Path of the default runsc binary.
     fn runtime_file(&self) -> PathBuf;
     /// Writes the base root file system into the `.tar.zst` file `archive`.
     async fn pack(&self, archive: &Path) -> Result<()>;
-    /// Ends the container, if any, or its start that is under way, and wipes what is left. Safe to repeat.
+    /// Ends the container or its pending start, if any, and deletes everything that is left. Idempotent.
     async fn remove(&self, id: &SandboxId) -> Result<()>;
-    /// Until when the sandbox may run. Told to the guard, who stops it then.
+    /// Sets the deadline until which the sandbox may run. The guard stops it then.
     async fn extend(&self, id: &SandboxId, deadline: Moment) -> Result<()>;
-    /// Has the guard stop it now.
+    /// Has the guard stop the sandbox now.
     async fn fence(&self, id: &SandboxId) -> Result<()>;
 }
 
 /// Talks to the agent of a running sandbox.
 pub trait AgentLinks: fmt::Debug + Send + Sync + 'static {
-    /// Opens the one link to the agent; an earlier one is closed. `None` when nothing runs here.
+    /// Opens the only link to the agent and closes any earlier one. Returns `None` if no container runs here.
     ///
-    /// While the container is paused or fenced frames wait; when it ends, the link closes.
-    /// Frames that only the runtime may send (assign, resync) are dropped.
+    /// Frames wait while the container is paused or fenced; the link closes when the container ends. Frames
+    /// reserved for the runtime (assign, resync) are dropped.
     fn open(&self, id: &SandboxId) -> Option<Link>;
 }
 
@@ -237,6 +236,6 @@ pub trait AgentLinks: fmt::Debug + Send + Sync + 'static {
 pub struct Link {
     pub to_agent: mpsc::Sender<Frame>,
     pub from_agent: mpsc::Receiver<Frame>,
-    /// Streams of which output was left out because it was not read: a replay brings it.
+    /// Streams whose output was dropped because the link was not read; a replay delivers it.
     pub behind: Behind,
 }

@@ -1,8 +1,8 @@
-//! The runtime's end of a link: whoever reads it slowly holds back its own output and nothing else.
+//! The runtime's end of a link: a slow reader delays its own output and nothing else.
 //!
-//! Output that finds no room is left out, and the link says of which streams. The agent keeps what
-//! was not acknowledged, so that it can be [asked for again](baton_protocol::frame::Kind::Replay).
-//! Everything else that the agent says is small and has room of its own.
+//! Output that does not fit is dropped, and the link reports the affected streams. The agent keeps what is not
+//! acknowledged, so that a [replay](baton_protocol::frame::Kind::Replay) can be requested. All other frames of
+//! the agent are small and have a capacity of their own.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,12 +12,12 @@ use std::{
 use baton_protocol::frame::{Frame, Kind, Stream};
 use tokio::sync::{Notify, mpsc};
 
-/// So many frames of output wait in a link: 8 MiB at most.
+/// Capacity of a link for frames of output: 8 MiB at most.
 pub const OUTPUT_FRAMES: usize = 32;
-/// So many others do.
+/// Capacity of a link for other frames.
 pub const OTHER_FRAMES: usize = 2048;
 
-/// Streams of which something is missing in a link, shared by both of its ends.
+/// Streams with missing output in a link, shared by both of its ends.
 #[derive(Clone, Debug, Default)]
 pub struct Behind(Arc<Missing>);
 
@@ -33,26 +33,26 @@ impl Behind {
         self.0.noted.notify_one();
     }
 
-    /// Each stream that fell behind since the last time, once.
+    /// Each stream that fell behind since the last call, once.
     pub fn take(&self) -> BTreeSet<(u32, Stream)> {
         std::mem::take(&mut self.0.streams.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Until one falls behind. May be cancelled.
+    /// Waits until a stream falls behind. Cancel safe.
     pub async fn noted(&self) {
         self.0.noted.notified().await;
     }
 }
 
-/// Where frames for the API go.
+/// The sender of frames for the API.
 #[derive(Clone, Debug)]
 pub struct Outlet {
     frames: mpsc::Sender<Frame>,
     behind: Behind,
 }
 
-/// Streams left out, by the number of the replay they had then: nothing of them passes
-/// until another replay begins, or it would look as if bytes were lost.
+/// Streams with dropped output, with the number of the replay they had then: nothing of them passes until
+/// another replay begins, because bytes would be missing in between.
 pub type LeftOut = BTreeMap<(u32, Stream), u64>;
 
 impl Outlet {
@@ -62,7 +62,7 @@ impl Outlet {
         (Self { frames, behind: behind.clone() }, received, behind)
     }
 
-    /// Output of this stream was left out on its way here.
+    /// Records that output of this stream was dropped before it got here.
     pub fn note(&self, exec: u32, stream: Stream) {
         self.behind.note(exec, stream);
     }
@@ -71,8 +71,8 @@ impl Outlet {
         self.frames.is_closed()
     }
 
-    /// Passes a frame on. Waits only for the room of what is no output, which an agent that keeps
-    /// to its tasks never fills.
+    /// Passes a frame on. Waits only for frames other than output, whose capacity a well-behaved agent never
+    /// exhausts.
     pub async fn pass(&self, frame: Frame, left_out: &mut LeftOut) {
         let stream = (frame.exec, frame.stream);
         if matches!(frame.kind, Kind::Data | Kind::Eof) {
@@ -86,7 +86,7 @@ impl Outlet {
             self.behind.note(frame.exec, frame.stream);
             return;
         }
-        // Nobody reads it any more: then nobody misses it.
+        // An error means that the link has no reader any more.
         let _ = self.frames.send(frame).await;
     }
 }
@@ -138,7 +138,7 @@ mod tests {
         let (mut ours, mut received, behind) = full();
         pass(&mut ours, data(1, 32, 0));
         while received.try_recv().is_ok() {}
-        // There is room again, but a byte before it is missing. Its end may not be told either.
+        // There is capacity again, but an earlier byte is missing, so the end may not be reported either.
         pass(&mut ours, data(1, 33, 0));
         pass(&mut ours, Frame::new(Kind::Eof).exec(1).stream(Stream::Stdout).offset(34));
         assert!(received.try_recv().is_err());

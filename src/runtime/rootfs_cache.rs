@@ -1,4 +1,4 @@
-//! What containers stand on: the base, or a root file system that was made from an archive.
+//! The root file systems of containers: the base, or one made from an archive.
 
 use std::{
     fs::{self, File},
@@ -20,16 +20,16 @@ use super::{
     rootfs_digest,
 };
 
-/// Extracting many gigabytes takes its time.
+/// Extracting many gigabytes may take this long.
 const LONG: Duration = Duration::from_secs(1800);
-/// No more of what the child says is shown.
+/// Maximum length of the child's message that is shown.
 const SHOWN: usize = 300;
-/// What an entry takes besides its content, more or less.
+/// Approximate size of an entry besides its content.
 const ENTRY: u64 = 512;
 
-/// How the names of files begin that are not whole yet.
+/// Prefix of the names of incomplete files.
 const DRAFT: &str = ".draft-";
-/// One that was not written to for so long is nobody's.
+/// A draft not written to for this long is abandoned.
 const ABANDONED: Duration = Duration::from_secs(3600);
 
 /// One root file system on this machine.
@@ -38,12 +38,12 @@ pub(super) struct Root {
     pub path: PathBuf,
     pub digest: Sha256Name,
     pub base_digest: Sha256Name,
-    /// Others can have it by its digest.
+    /// Other instances can get it by its digest.
     pub is_base: bool,
     held: Option<Held>,
 }
 
-/// Keeps a root file system on this machine as long as it lives.
+/// Keeps a root file system on this machine until it is dropped.
 #[derive(Clone, Debug, Default)]
 pub struct RootfsGuard(Option<Held>);
 
@@ -54,13 +54,13 @@ impl From<Root> for RootfsGuard {
 }
 
 impl RootfsGuard {
-    /// The root file system it lies on, where that is another one.
+    /// The digest of the root file system below it, if that is another one.
     pub fn base_digest(&self) -> Option<&Sha256Name> {
         self.0.as_ref().map(|held| &held.about.base_digest)
     }
 }
 
-/// The root file system of a digest, held; `None` is the base.
+/// Finds and holds the root file system of a digest; `None` selects the base.
 pub(super) fn find(context: &RuntimeContext, digest: Option<&Sha256Name>) -> Result<Root> {
     let settings = &context.settings;
     let Some(digest) = digest.filter(|digest| **digest != settings.rootfs_digest) else {
@@ -87,7 +87,7 @@ pub(super) fn find(context: &RuntimeContext, digest: Option<&Sha256Name>) -> Res
     })
 }
 
-/// Another runsc than the usual one, if that is asked for.
+/// The runsc binary for this digest, if it is not the default one.
 pub(super) fn binary(context: &RuntimeContext, sha256: Option<&Sha256Name>) -> Result<Option<PathBuf>> {
     let Some(sha256) = sha256.filter(|sha256| **sha256 != context.runsc_sha256) else { return Ok(None) };
     let binary = context.settings.runtime(sha256);
@@ -98,7 +98,7 @@ pub(super) fn binary(context: &RuntimeContext, sha256: Option<&Sha256Name>) -> R
     Ok(Some(binary))
 }
 
-/// Keeps a runsc whose digest was verified. It appears only whole.
+/// Stores a runsc binary whose digest was verified. It appears atomically.
 pub(super) async fn add_runtime(context: &Arc<RuntimeContext>, file: &Path, sha256: &Sha256Name) -> Result<()> {
     let (from, to) = (file.to_owned(), context.settings.runtime(sha256));
     run_blocking(move || {
@@ -107,13 +107,14 @@ pub(super) async fn add_runtime(context: &Arc<RuntimeContext>, file: &Path, sha2
         let draft = tempfile::Builder::new().prefix(DRAFT).tempfile_in(folder)?;
         fs::copy(&from, draft.path())?;
         fs::set_permissions(draft.path(), fs::Permissions::from_mode(0o755))?;
-        // An open one for writing could not be executed.
+        // Close it first: a file that is open for writing cannot be executed.
         draft.into_temp_path().persist(&to).map_err(|error| error.error)
     })
     .await
 }
 
-/// Removes what a killed server left in the caches; other servers may use them too. What cannot be removed stays.
+/// Removes what a killed server left in the caches, which other servers may use too. Errors leave files in
+/// place.
 pub(super) async fn sweep(cache: Cache, runtimes: PathBuf) {
     let swept = run_blocking(move || {
         cache.sweep()?;
@@ -130,13 +131,13 @@ pub(super) async fn sweep(cache: Cache, runtimes: PathBuf) {
     }
 }
 
-/// The base as an archive, for those who will need it later.
+/// Writes the base into an archive, for later use.
 pub(super) async fn pack(context: &Arc<RuntimeContext>, target: &Path) -> Result<()> {
     let (tree, target) = (context.settings.rootfs.clone(), target.to_owned());
     run_blocking(move || archive::pack(&tree, &target)).await
 }
 
-/// Makes a root file system from an archive. Two that want the same make it once.
+/// Makes a root file system from an archive. Concurrent requests for the same one make it once.
 pub(super) async fn extract(context: &Arc<RuntimeContext>, file: &Path, wanted: &Extract) -> Result<RootfsGuard> {
     let base = match &wanted.from {
         Source::Layer { base_digest } => Some(find(context, Some(base_digest))?),
@@ -176,7 +177,7 @@ async fn finish(context: &Arc<RuntimeContext>, making: Making, about: About) -> 
     .await
 }
 
-/// The child reads the archive; nothing in this process looks at it.
+/// The child reads the archive; this process never parses it.
 async fn fill(
     context: &RuntimeContext,
     file: &Path,
@@ -232,7 +233,7 @@ async fn fill(
     About::new(&wanted.digest, base_digest, is_base, size).map_err(|error| failed("extract", &error))
 }
 
-/// A layer where the base is one that others have too; else everything.
+/// Takes a layer if the base is one that other instances have too, else a complete snapshot.
 pub(super) async fn snapshot(context: &Arc<RuntimeContext>, slot: &Slot, target: &Path, shape: Shape) -> Result<Taken> {
     let root = lock(&slot.root).clone().ok_or(Error::NotIn("here"))?;
     if shape == Shape::Layer && root.is_base {
@@ -241,7 +242,7 @@ pub(super) async fn snapshot(context: &Arc<RuntimeContext>, slot: &Slot, target:
     }
     let upper = target.with_extension("upper");
     let paused = container_actions::upper(context, slot, &upper).await?;
-    // What lies on a complete archive would need that archive for ever.
+    // A layer on a complete archive would depend on that archive forever.
     let base = if shape == Shape::Layer && root.base_digest != root.digest {
         find(context, Some(&root.base_digest)).ok()
     } else {
@@ -267,7 +268,7 @@ pub(super) async fn count_entries(archive: &Path) -> Result<u64> {
     run_blocking(move || archive::count_entries(&archive)).await
 }
 
-/// As [`failed`], and a snapshot that holds more than it may is refused.
+/// Like [`failed`], but refuses a snapshot that exceeds the limits.
 fn not_composed(error: &io::Error) -> Error {
     if error.kind() == io::ErrorKind::FileTooLarge {
         let message = format!("The file system cannot be taken as a snapshot: {error}.");

@@ -1,9 +1,9 @@
-//! The digest of a root file system, the same as `scripts/setup` gives its trees.
+//! The digest of a root file system, the same as `scripts/setup` computes for its trees.
 //!
-//! SHA-256 over two sorted lists of records that end in NUL: first every entry below the root
-//! with type, mode, owner, size (of files), link target (of links) and path; then the SHA-256 of
-//! every file's content with its path. Times are not in it: they differ from build to build. Nor is the
-//! directory that runsc makes in a tree to hang the agent there.
+//! SHA-256 over two sorted lists of records that end in NUL: first every entry below the root with type, mode,
+//! owner, size (of files), link target (of links) and path; then the SHA-256 of every file's content with its
+//! path. Times are excluded, because they differ from build to build, and so is the directory that runsc creates
+//! in a tree as the agent's mount point.
 
 use std::{
     fs::{self, File, Metadata},
@@ -17,13 +17,13 @@ use sha2::{Digest, Sha256};
 
 const MOUNT: &str = ".baton";
 
-/// The digest of what an archive becomes: the same for everybody who extracts it, without reading a file.
+/// The digest of the root file system made from an archive: the same on every instance, without reading a file.
 pub fn derived(base_digest: Option<&Sha256Name>, archive_sha256: &Sha256Name) -> Sha256Name {
     let text = format!("root file system\n{}\n{archive_sha256}\n", base_digest.map_or("complete", Sha256Name::as_str));
     Sha256Name::from_bits(Sha256::digest(text.as_bytes()).into())
 }
 
-/// Reads every file once: a second or so for a small Debian. Blocks.
+/// Computes the digest. Reads every file once, which takes about a second for a small Debian. Blocks.
 pub fn digest(root: &Path) -> io::Result<Sha256Name> {
     let mut entries = Vec::new();
     let mut files = Vec::new();

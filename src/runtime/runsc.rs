@@ -1,5 +1,5 @@
-//! Runs one runsc command: with a timeout, never while the container is fenced, and with
-//! its error text taken from the log it writes, never from its output.
+//! Runs one runsc command: with a timeout, never while the container is fenced, and with the error text taken
+//! from its log, never from its output.
 
 use std::{
     collections::BTreeMap,
@@ -26,7 +26,7 @@ use super::{
 };
 use crate::clock::SharedClock;
 
-/// No more of a log is ever read.
+/// At most this many bytes of a log are read.
 const LOG_READ: u64 = 64 << 10;
 
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub struct Runsc {
     clock: SharedClock,
     spawner: Spawner,
     calls: AtomicU64,
-    /// Containers that need another binary than the usual one.
+    /// Containers that use another binary than the default one.
     others: Mutex<BTreeMap<String, PathBuf>>,
 }
 
@@ -52,7 +52,7 @@ impl Runsc {
         Self { settings, clock, spawner, calls: AtomicU64::new(0), others: Mutex::default() }
     }
 
-    /// Every command for this container is for that binary, until it is forgotten.
+    /// Uses this binary for every command on the container, until the container is forgotten.
     pub fn choose(&self, container: &str, binary: PathBuf) {
         lock(&self.others).insert(container.to_owned(), binary);
     }
@@ -69,7 +69,7 @@ impl Runsc {
         &self.spawner
     }
 
-    /// Starts a container attached to this process: it lives as long as the returned child, in these cgroups.
+    /// Starts a container attached to this process, in these cgroups. It lives as long as the returned child.
     pub async fn attach(&self, verb: Verb<'_>, container: &str, log: &Path, cgroups: &[PathBuf]) -> Result<Child> {
         let line = argv::line(&self.settings.root(), &self.settings.overlay(), log, verb, container);
         let stdio = [Stdio::piped(), Stdio::piped(), Stdio::piped()];
@@ -77,7 +77,7 @@ impl Runsc {
         started.map_err(|error| Error::Failed { what: verb.name(), why: format!("runsc does not start: {error}") })
     }
 
-    /// Runs a short command to its end. A fence ends it first: while the sentry is stopped it would hang.
+    /// Runs a short command to completion. A fence aborts it, because it would hang while the sentry is stopped.
     pub async fn call(
         &self,
         verb: Verb<'_>,
@@ -88,7 +88,7 @@ impl Runsc {
         self.call_with(verb, container, limit, fence, Stdio::null()).await
     }
 
-    /// As [`call`](Self::call), with this as runsc's stdin.
+    /// Like [`call`](Self::call), with the given stdin for runsc.
     pub async fn call_with(
         &self,
         verb: Verb<'_>,
@@ -132,7 +132,7 @@ impl Runsc {
         result
     }
 
-    /// The last error in a log, without the paths of this machine.
+    /// The last error in a log, without paths of this machine.
     pub async fn why(&self, log: &Path) -> String {
         let text = read(log).await.unwrap_or_default();
         let lines = serde_json::Deserializer::from_slice(&text).into_iter::<LogLine>();
@@ -143,14 +143,14 @@ impl Runsc {
         plain.chars().take(400).collect()
     }
 
-    /// The output of `runsc` with these words, for the probe at start.
+    /// Returns the output of `runsc` with these arguments, for the probe at start.
     pub async fn ask(&self, words: &[&str]) -> io::Result<String> {
         let words: Vec<_> = words.iter().map(Into::into).collect();
         let stdio = [Stdio::null(), Stdio::piped(), Stdio::piped()];
         let child = self.spawner.spawn(self.settings.runsc.as_os_str(), &words, &[], stdio).await?;
         let limit = Duration::from_secs(20);
         let output = self.clock.timeout(limit, child.wait_with_output()).await.map_err(io::Error::other)??;
-        // `help` of a verb exits with an error and writes to stderr: what counts is what it says.
+        // `help` of a verb exits with an error and writes to stderr: only the text matters.
         Ok(String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
     }
 }
@@ -162,6 +162,6 @@ async fn read(log: &Path) -> io::Result<Vec<u8>> {
 }
 
 async fn end(child: &mut Child) {
-    // It may have ended by itself; after SIGKILL the wait is short.
+    // It may have exited already; after SIGKILL the wait is short.
     let _ = child.kill().await;
 }

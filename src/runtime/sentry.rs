@@ -1,15 +1,15 @@
-//! Pausing, resuming and counting a container over its control socket, as `runsc pause` and `runsc resume` do, without
-//! starting a process for it: that took longer than everything else before an image.
+//! Pauses and resumes a container and counts its processes over its control socket, as `runsc pause` and `runsc
+//! resume` do, but without starting a process, which took longer than all other work before an image.
 //!
-//! The sentry counts pauses, and one resume too many ends it. So nothing is ever asked again while an answer is
-//! outstanding: whoever comes next waits for that answer first, even if the one who asked was called away.
+//! The sentry counts pauses, and one resume too many ends it. So no request is sent while an answer is pending:
+//! the next caller waits for that answer first, even if the earlier caller was cancelled.
 
 use std::{io, path::PathBuf};
 
 use serde::Deserialize;
 use tokio::{io::AsyncReadExt, net::UnixStream, sync::Mutex};
 
-/// No answer is longer.
+/// The longest accepted answer.
 const LONGEST: usize = 64 << 10;
 
 #[derive(Debug)]
@@ -18,7 +18,7 @@ pub(super) struct Control {
     tasks: Mutex<Tasks>,
 }
 
-/// What the tasks of a container do, as far as its sentry has said.
+/// The state of a container's tasks, as last reported by its sentry.
 #[derive(Debug)]
 enum Tasks {
     Run,
@@ -27,7 +27,7 @@ enum Tasks {
     Resuming(Question),
 }
 
-/// Asked, and not answered yet.
+/// A request without an answer yet.
 #[derive(Debug)]
 struct Question {
     stream: UnixStream,
@@ -41,7 +41,7 @@ struct Answer {
     err: String,
 }
 
-/// The answer to a question about control files.
+/// The answer to a request for control files.
 #[derive(Debug, Deserialize)]
 struct Counted {
     result: Results,
@@ -62,10 +62,10 @@ impl Control {
         Self { socket, tasks: Mutex::new(Tasks::Run) }
     }
 
-    /// Until every task stands. May be left at any time.
+    /// Waits until every task is paused. Cancel safe.
     pub async fn pause(&self) -> io::Result<()> {
         let mut tasks = self.tasks.lock().await;
-        // What became of an earlier question shows in the tasks.
+        // The outcome of an earlier request shows in the state of the tasks.
         let _ = settle(&mut tasks).await;
         if matches!(*tasks, Tasks::Run) {
             *tasks =
@@ -74,7 +74,7 @@ impl Control {
         settle(&mut tasks).await
     }
 
-    /// Until every task may run. May be left at any time.
+    /// Waits until every task may run. Cancel safe.
     pub async fn resume(&self) -> io::Result<()> {
         let mut tasks = self.tasks.lock().await;
         let _ = settle(&mut tasks).await;
@@ -86,7 +86,7 @@ impl Control {
         settle(&mut tasks).await
     }
 
-    /// How many processes and threads there are inside, of all users.
+    /// Counts the processes and threads inside, of all users.
     pub async fn processes(&self) -> io::Result<u64> {
         let file = serde_json::json!({"controller": "pids", "path": "/", "name": "pids.current"});
         let asked = serde_json::json!({"args": [{"file": file}]});
@@ -97,8 +97,8 @@ impl Control {
     }
 }
 
-/// Waits for the answer that is outstanding, if one is. Without one nothing is known, and then they are taken to run:
-/// a sandbox that stands after all is silent, one that is resumed once too often is lost.
+/// Waits for the pending answer, if any. If none arrives, the state is unknown and the tasks are taken to run:
+/// a sandbox that is paused after all is unresponsive, but one that is resumed once too often is lost.
 async fn settle(tasks: &mut Tasks) -> io::Result<()> {
     let (answer, meant) = match tasks {
         Tasks::Run | Tasks::Stand => return Ok(()),
@@ -114,7 +114,8 @@ impl Question {
         let stream = UnixStream::connect(socket).await?;
         let text = serde_json::json!({"method": method, "arg": asked}).to_string();
         stream.writable().await?;
-        // In one piece, so that it is asked or not: a socket that nobody has written to has room for it.
+        // In one write, so that the request is sent completely or not at all: an unused socket has buffer space
+        // for it.
         if stream.try_write(text.as_bytes())? == text.len() {
             return Ok(Self { stream, heard: Vec::new() });
         }
@@ -161,7 +162,7 @@ mod tests {
         asked: UnboundedReceiver<(String, UnixStream)>,
     }
 
-    /// Takes every question and leaves the answer to the test.
+    /// Accepts every request and leaves the answer to the test.
     fn sentry() -> Sentry {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("control");

@@ -1,4 +1,4 @@
-//! What the runtime is told once, by `main`: it reads no environment of its own.
+//! Settings of the runtime, passed once by `main`: the runtime reads no environment variables.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -7,31 +7,32 @@ use baton_protocol::{id::Sha256Name, limits::Limits};
 use super::archive;
 use crate::metrics::Metrics;
 
-/// Where everything is.
+/// Paths and limits of the runtime.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// This program itself: it is also the guard and the wrapper that dies with the server.
+    /// This executable, which is also the guard and the wrapper that dies with the server.
     pub exe: PathBuf,
     pub runsc: PathBuf,
-    /// Sockets, bundles and overlays; one server at a time. A short path: sockets lie below it.
+    /// Sockets, bundles and overlays; used by one server at a time. Must be short, because socket paths are
+    /// below it.
     pub state_dir: PathBuf,
-    /// The base root file system, never changed while it is used.
+    /// The base root file system, never changed while in use.
     pub rootfs: PathBuf,
     pub rootfs_digest: Sha256Name,
-    /// Where root file systems are kept that were made from archives, and how many bytes of them.
+    /// Directory for root file systems made from archives, and its maximum size in bytes.
     pub rootfs_cache: PathBuf,
     pub rootfs_cache_size: u64,
-    /// Where further runsc binaries are kept, by digest.
+    /// Directory for additional runsc binaries, named by digest.
     pub runtimes: PathBuf,
-    /// What an archive may hold.
+    /// Limits for the content of an archive.
     pub archive_limits: archive::Limits,
-    /// The static program that becomes PID 1 of every sandbox.
+    /// The static executable that becomes PID 1 of every sandbox.
     pub agent: PathBuf,
-    /// How long output is held back for a client that may come again.
+    /// How long output is retained for a client that may reconnect.
     pub detach_grace: Duration,
-    /// How long the guard waits until every thread of a stopped container stands.
+    /// How long the guard waits until every thread of a stopped container has stopped.
     pub confirm: Duration,
-    /// What a checkpoint may ask of a CPU; `None` is all this machine has.
+    /// CPU features a checkpoint may depend on; `None` means all that this machine has.
     pub cpu_features: Option<Vec<String>>,
     pub warm: Warm,
     pub metrics: Metrics,
@@ -40,14 +41,14 @@ pub struct Settings {
 /// The directory below the state directory for files on their way to and from the store.
 pub const STAGING: &str = "staging";
 
-/// Containers that are ready before anybody asks.
+/// Containers started in advance.
 #[derive(Clone, Debug, Default)]
 pub struct Warm {
-    /// How many; zero is none.
+    /// How many to keep; zero disables them.
     pub count: usize,
-    /// For how many sandboxes there is room in all.
+    /// The maximum number of sandboxes on this instance.
     pub room: usize,
-    /// What a sandbox gets that asks for nothing.
+    /// The limits of a sandbox that requests none.
     pub limits: Limits,
 }
 
@@ -57,12 +58,12 @@ impl Settings {
         self.state_dir.join("runsc")
     }
 
-    /// Where files are on their way to and from the store.
+    /// Directory for files on their way to and from the store.
     pub fn staging(&self) -> PathBuf {
         self.state_dir.join(STAGING)
     }
 
-    /// Where what sandboxes write to their files lies, in unlinked files.
+    /// Directory for the files written by sandboxes, as unlinked files.
     pub fn overlay(&self) -> PathBuf {
         self.state_dir.join("overlay")
     }
@@ -72,7 +73,7 @@ impl Settings {
         self.state_dir.join("logs")
     }
 
-    /// A runsc that was added, by the SHA-256 of it.
+    /// Path of an added runsc binary with this SHA-256.
     pub fn runtime(&self, sha256: &Sha256Name) -> PathBuf {
         self.runtimes.join(sha256.as_str())
     }
@@ -85,12 +86,12 @@ impl Settings {
         self.bundles().join(container)
     }
 
-    /// Where runsc writes down what it knows of a container.
+    /// The file in which runsc records the state of a container.
     pub fn state_file(&self, container: &str) -> PathBuf {
         self.root().join(format!("{container}_sandbox:{container}.state"))
     }
 
-    /// Where the sentry of a container listens. The state directory's path is short enough for it.
+    /// The control socket of a container's sentry. The state directory's path is short enough for it.
     pub fn control_socket(&self, container: &str) -> PathBuf {
         self.root().join(format!("runsc-{container}.sock"))
     }

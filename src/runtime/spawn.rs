@@ -1,8 +1,8 @@
-//! Starts processes that die with the server, from the one thread that lives as long as it.
+//! Starts processes that die with the server, from a thread that lives as long as the server.
 //!
-//! The kernel sends the death signal when the *thread* that started a child ends, so no
-//! child may come from a pool. The signal is set by the child itself: it is our own binary
-//! under the verb [`VERB`], which then becomes the real program.
+//! The kernel sends the death signal when the *thread* that started a child ends, so no child may be started
+//! from a thread pool. The child sets the signal itself: it is our own binary under the verb [`VERB`], which
+//! then executes the real program.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -21,7 +21,7 @@ use tokio::{
 };
 
 pub const VERB: &str = "die-with";
-/// The exit status of a child whose cgroup did not take it.
+/// Exit status of a child that could not join its cgroup.
 pub const NOT_TAKEN: u8 = 125;
 
 type Job = (Command, oneshot::Sender<io::Result<Child>>);
@@ -33,7 +33,7 @@ pub struct Spawner {
 }
 
 impl Spawner {
-    /// Call it inside a tokio runtime. Dropped, it ends its thread and with it every child.
+    /// Must be called inside a tokio runtime. Dropping it ends its thread and with it every child.
     pub fn start(exe: PathBuf) -> io::Result<Self> {
         let (jobs, queue) = mpsc::channel::<Job>();
         let runtime = Handle::current();
@@ -46,8 +46,8 @@ impl Spawner {
         Ok(Self { exe, jobs })
     }
 
-    /// Starts `program` with an empty environment, in the cgroups of these directories. It is killed when the server
-    /// ends or the returned child is dropped.
+    /// Starts `program` with an empty environment, in the cgroups of these directories. It is killed when the
+    /// server ends or the returned child is dropped.
     pub async fn spawn(
         &self,
         program: &OsStr,
@@ -66,7 +66,7 @@ impl Spawner {
     }
 }
 
-/// The verb: `die-with PPID [CGROUP…] -- PROGRAM ARGUMENT…`. Returns only if it could not become the program.
+/// The verb: `die-with PPID [CGROUP…] -- PROGRAM ARGUMENT…`. Returns only if the program could not be executed.
 pub fn die_with(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let parent = arguments.next().and_then(|word| word.to_str()?.parse::<i32>().ok());
     let cgroups: Vec<PathBuf> = arguments.by_ref().take_while(|word| word != "--").map(PathBuf::from).collect();
@@ -78,11 +78,11 @@ pub fn die_with(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
         eprintln!("cannot ask for a death signal: {error}");
         return ExitCode::FAILURE;
     }
-    // The parent may have died before the signal was asked for.
+    // The parent may have died before the signal was set.
     if getppid().map(|pid| pid.as_raw_nonzero().get()) != Some(parent) {
         return ExitCode::FAILURE;
     }
-    // By itself, before it is anything else: all that it starts is in them too.
+    // Join before the exec, so that everything the program starts is in the cgroups too.
     for cgroup in cgroups {
         if let Err(error) = std::fs::write(cgroup.join(super::cgroup::MEMBERS), "0") {
             eprintln!("the cgroup {} does not take it: {error}", cgroup.display());

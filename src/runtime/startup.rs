@@ -1,4 +1,4 @@
-//! The start of an instance: its state directory taken and wiped, its runsc looked at.
+//! The start of an instance: locks and wipes its state directory and probes runsc.
 
 use std::{
     fs::{self, File},
@@ -28,9 +28,9 @@ fn refused(reason: Reason, message: String) -> Error {
     Error::Refused { reason, message }
 }
 
-/// Longer paths leave no room for the names of runsc's sockets (108 bytes in all).
+/// Longer paths leave too little space for the names of runsc's sockets (108 bytes in all).
 const LONGEST_STATE_DIR: usize = 70;
-/// How often, and after which time each, a state directory is tried to be had that another process has.
+/// How often, and at which interval, to retry locking a state directory that another process holds.
 const TRIES: u32 = 30;
 const AGAIN: Duration = Duration::from_millis(10);
 
@@ -42,20 +42,20 @@ pub fn check_root() -> Result<()> {
     Err(refused(Reason::NotRoot, message.to_owned()))
 }
 
-/// Holds the state directory for this process and wipes what another one left there. The
-/// settings come back with whole paths.
+/// Locks the state directory for this process and wipes what another one left there. Returns the settings with
+/// absolute paths.
 pub async fn take(mut settings: Settings) -> Result<(Arc<Settings>, File)> {
     let taken = tokio::task::spawn_blocking(move || {
         check_root()?;
         let held = hold(&settings.state_dir)?;
         settings.state_dir = whole(&settings.state_dir)?;
-        // Children start in another directory.
+        // Children start in another working directory.
         for path in [&mut settings.exe, &mut settings.runsc, &mut settings.rootfs, &mut settings.agent] {
             if let Ok(absolute) = std::path::absolute(&*path) {
                 *path = absolute;
             }
         }
-        // Orphans of a container come to us, so that nobody waits for their exit status in vain.
+        // Become the parent of orphaned container processes, so that their exit statuses can be collected.
         let reaper = rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(io::Error::from);
         reaper.and_then(|()| wipe(&settings)).map_err(|error| {
             let place = settings.state_dir.display();
@@ -66,13 +66,13 @@ pub async fn take(mut settings: Settings) -> Result<(Arc<Settings>, File)> {
     taken.await.unwrap_or_else(|error| Err(refused(Reason::StateDir, error.to_string())))
 }
 
-/// The state directory without links, as it stands in mount tables and command lines.
+/// The state directory with symbolic links resolved, as it appears in mount tables and command lines.
 fn whole(state_dir: &Path) -> Result<PathBuf> {
     let unusable =
         |why: String| refused(Reason::StateDir, format!("the state directory {} {why}", state_dir.display()));
     let whole = state_dir.canonicalize().map_err(|error| unusable(format!("is not usable: {error}")))?;
     match whole.to_str() {
-        // The guard's protocol is made of lines.
+        // The guard's protocol consists of lines of text.
         None => Err(unusable("has a name that is not text".to_owned())),
         Some(text) if text.contains('\n') => Err(unusable("has a name of several lines".to_owned())),
         Some(text) if text.len() > LONGEST_STATE_DIR => Err(unusable(format!(
@@ -82,7 +82,7 @@ fn whole(state_dir: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Takes down what only a running server needs. The next start would do it too.
+/// Removes what only a running server needs. The next start would do it too.
 pub async fn give_back(settings: Arc<Settings>) {
     let given = tokio::task::spawn_blocking(move || {
         mounts::unmount_below(&settings.state_dir)?;
@@ -95,7 +95,7 @@ pub async fn give_back(settings: Arc<Settings>) {
 
 fn hold(state_dir: &Path) -> Result<File> {
     let place = state_dir.display();
-    // What sandboxes hold in memory passes through here: nobody else looks.
+    // The memory of sandboxes passes through this directory, so it is private.
     let opened = fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
@@ -106,7 +106,7 @@ fn hold(state_dir: &Path) -> Result<File> {
     for _ in 0..TRIES {
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(file),
-            // The guard of a server that has just ended takes down its mounts.
+            // The guard of a server that has just ended may still be removing its mounts.
             Err(rustix::io::Errno::WOULDBLOCK) => std::thread::sleep(AGAIN),
             Err(error) => {
                 let message = format!("the state directory {place} cannot be locked: {error}");
@@ -120,7 +120,7 @@ fn hold(state_dir: &Path) -> Result<File> {
     ))
 }
 
-/// Processes, then mounts, then files: each needs the one before it gone.
+/// Processes, then mounts, then files: each step needs the previous one done.
 fn wipe(settings: &Settings) -> io::Result<()> {
     let root = settings.root();
     let left = processes_of(&root)?;
@@ -149,8 +149,8 @@ fn clear(directory: &Path) -> io::Result<()> {
     }
 }
 
-/// Every runsc process whose `--root` is ours, the lost ones too. The pidfd is opened before
-/// the command line is read: what is killed is what was looked at.
+/// Every runsc process whose `--root` is ours, orphans included. The pidfd is opened before the command line is
+/// read, so that the process killed is the one that was checked.
 fn processes_of(root: &Path) -> io::Result<Vec<Process>> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc")? {
@@ -172,7 +172,7 @@ fn names_root(words: &[&[u8]], root: &Path) -> bool {
         || words.windows(2).any(|pair| pair[0] == b"--root" && is_root(pair[1]))
 }
 
-/// What runsc is, or in one sentence why it will not do.
+/// Probes runsc; the error says in one sentence why it cannot be used.
 pub async fn probe(settings: &Arc<Settings>, clock: &SharedClock) -> Result<(Runsc, Facts)> {
     let place = settings.runsc.display();
     let unusable = |error: io::Error| refused(Reason::Runsc, format!("{place} does not run: {error}; {SETUP}"));
@@ -240,13 +240,13 @@ fn sha256_of(file: &Path) -> io::Result<Sha256Name> {
 
 const INSTANCE: &str = "instance";
 
-/// The instance that used this state directory before: its leases may be taken without waiting.
-/// Only for whoever holds the directory ([`super::Containers::open`]).
+/// The instance that used this state directory before; its leases may be taken without waiting. Only valid while
+/// the directory is locked ([`super::Containers::open`]).
 pub fn predecessor(state_dir: &Path) -> Option<InstanceId> {
     fs::read_to_string(state_dir.join(INSTANCE)).ok()?.trim().parse().ok()
 }
 
-/// Leaves our name for the one who comes after us.
+/// Records our instance id for the next server in this directory.
 pub fn sign(state_dir: &Path, instance: &InstanceId) -> io::Result<()> {
     let fresh = state_dir.join("instance.new");
     fs::write(&fresh, instance.as_str())?;

@@ -1,7 +1,7 @@
-//! What a sandbox changed on its root file system, on its way from the sentry into an archive on the local disk.
+//! Copies a sandbox's changes to its root file system from the sentry into an archive on the local disk.
 //!
-//! The sentry writes holes as zeros, so an archive can be far larger than what the sandbox holds. It comes through a
-//! pipe, and is cut off where it is more than the sandbox may have.
+//! The sentry writes holes as zeros, so an archive can be far larger than what the sandbox holds. It comes
+//! through a pipe and is cut off when it exceeds what the sandbox may have.
 
 use std::{io, os::fd::OwnedFd, path::Path, process::Stdio};
 
@@ -13,35 +13,35 @@ use tokio::{
 
 use super::{Error, Result, disk_space};
 
-/// Fewer, larger reads.
+/// A large pipe needs fewer reads.
 const PIPE: usize = 1 << 20;
-/// Names, owners and times of files, which count as nothing inside.
+/// Allowance for names, owners and times of files, which the sandbox's disk limit does not count.
 const NAMES: u64 = 64 << 20;
-/// How many bytes are written between two looks at what is free on the disk.
+/// How many bytes are written between two checks of the free disk space.
 const STEP: u64 = 16 << 20;
 
-/// How large the archive may be of a sandbox that may write `disk` bytes; a larger one than `most` could not become a
-/// root file system again.
+/// The maximum size of the archive of a sandbox that may write `disk` bytes; one larger than `most` could not
+/// become a root file system again.
 pub(super) fn largest(disk: Option<u64>, most: u64) -> u64 {
     disk.map_or(most, |disk| disk.saturating_add(disk / 8).saturating_add(NAMES).min(most))
 }
 
-/// The end for runsc, which hands it to the sentry, and ours.
+/// A pipe: the end for runsc, which passes it to the sentry, and our end.
 pub(super) fn pipe() -> io::Result<(Stdio, Receiver)> {
     let (read, write) = io::pipe()?;
-    // A smaller one only costs speed.
+    // Best-effort: a smaller pipe is only slower.
     let _ = rustix::pipe::fcntl_setpipe_size(&write, PIPE);
     Ok((Stdio::from(OwnedFd::from(write)), Receiver::from_owned_fd(OwnedFd::from(read))?))
 }
 
-/// Writes what comes into `file`, until it ends. More than `most` bytes are refused, and so is what would fill the
-/// disk; then the pipe is closed, which ends the one who writes to it. What fails leaves nothing.
+/// Writes the pipe's content into `file` until it ends. More than `most` bytes are refused, and so is what would
+/// fill the disk; then the pipe is closed, which ends the writer. A failure leaves nothing behind.
 pub(super) async fn receive(mut from: Receiver, file: &Path, most: u64) -> Result<()> {
     let received = copy(&mut from, file, most).await;
     if received.is_err() {
         let _ = tokio::fs::remove_file(file).await;
     }
-    // Closed last: whoever sees its end finds the reason here.
+    // Closed last, so that the error is known by the time the writer sees the pipe close.
     drop(from);
     received
 }

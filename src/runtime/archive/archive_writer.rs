@@ -25,7 +25,7 @@ impl<W: Write> Writer<W> {
         Self { target }
     }
 
-    /// One entry and, of a file, its content, which must have as many bytes as the entry says.
+    /// Adds an entry and, for a file, its content, which must have the size that the entry states.
     pub fn add(&mut self, entry: &Entry, content: &mut dyn Read) -> io::Result<()> {
         let mut path = entry.path.as_os_str().as_bytes().to_vec();
         if entry.kind == Kind::Directory {
@@ -38,7 +38,7 @@ impl<W: Write> Writer<W> {
             Kind::Directory => (EntryType::Directory, b"", 0),
             Kind::Fifo => (EntryType::Fifo, b"", 0),
             Kind::Whiteout => (EntryType::Char, b"", 0),
-            // Nobody would make it.
+            // It would never be extracted.
             Kind::Device => return Ok(()),
         };
         let extended = extended(entry, &path, link, size);
@@ -98,7 +98,7 @@ fn finish(header: &mut Header) -> &[u8] {
     header.as_bytes()
 }
 
-/// What does not fit into the plain header.
+/// The records that do not fit into the plain header.
 fn extended(entry: &Entry, path: &[u8], link: &[u8], size: u64) -> Vec<u8> {
     let mut records = Vec::new();
     let mut add = |name: &[u8], value: &[u8]| pax::record(&mut records, name, value);

@@ -1,4 +1,4 @@
-//! What composing an archive may take: entries, bytes on the disk, and bytes of names that are held in memory.
+//! Limits for composing an archive: entries, bytes on disk, and bytes of names held in memory.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -9,7 +9,7 @@ use baton_protocol::limits::show_size;
 
 use super::entries::Limits;
 
-/// Names that are held at the same time may take so many bytes, with what each costs besides.
+/// Maximum size in bytes of the names held at the same time, each with `NAME` bytes of overhead.
 const NAMES: u64 = 64 << 20;
 const NAME: u64 = 96;
 
@@ -17,7 +17,7 @@ fn too_large(message: String) -> io::Error {
     io::Error::new(io::ErrorKind::FileTooLarge, message)
 }
 
-/// How much is left of each.
+/// The remaining budget of each.
 #[derive(Debug)]
 pub struct Bounds {
     entries: u64,
@@ -30,21 +30,21 @@ impl Bounds {
         Self { entries: limits.entries, most_entries: limits.entries, names: NAMES }
     }
 
-    /// One more in the archive.
+    /// Counts an entry of the archive.
     pub fn entry(&mut self) -> io::Result<()> {
         let left = self.entries.checked_sub(1);
         self.entries = left.ok_or_else(|| too_large(format!("it has more than {} entries", self.most_entries)))?;
         Ok(())
     }
 
-    /// One more name in memory.
+    /// Counts a name held in memory.
     pub fn hold(&mut self, name: &OsStr) -> io::Result<()> {
         let left = self.names.checked_sub(cost(name));
         self.names = left.ok_or_else(|| too_large("its directories or links have too many long names".to_owned()))?;
         Ok(())
     }
 
-    /// They are held no more.
+    /// Stops counting names that are no longer held.
     pub fn release(&mut self, names: &[OsString]) {
         self.names += names.iter().map(|name| cost(name)).sum::<u64>();
     }
@@ -54,7 +54,7 @@ fn cost(name: &OsStr) -> u64 {
     name.len() as u64 + NAME
 }
 
-/// Takes so many bytes and no more.
+/// A writer that accepts a limited number of bytes.
 #[derive(Debug)]
 pub struct Capped<W> {
     pub target: W,

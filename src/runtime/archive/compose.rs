@@ -1,4 +1,4 @@
-//! New archives out of trees and layers, in one pass over each. Blocks.
+//! Composes new archives from trees and layers, in one pass over each. Blocks.
 //!
 //! ```text
 //!   complete = the tree without what the layer covers + the layer without its whiteouts
@@ -32,23 +32,23 @@ use super::{
 
 const BUFFER: usize = 256 << 10;
 const COMPRESSION: i32 = 3;
-/// runsc hangs the agent there, and makes the place for it.
+/// The mount point of the agent, which runsc creates.
 const MOUNT: &str = ".baton";
 
-/// How many entries an archive has.
+/// Counts the entries of an archive.
 pub fn count_entries(archive: &Path) -> io::Result<u64> {
     let mut reader = read(archive)?;
     while reader.next()?.is_some() {}
     Ok(reader.count_entries().0)
 }
 
-/// Everything a sandbox on `tree` sees whose changes are in `upper`. More than `limits` allow is refused, with
-/// [`FileTooLarge`](io::ErrorKind::FileTooLarge).
+/// Writes everything visible to a sandbox on `tree` whose changes are in `upper`. Refuses what exceeds `limits`,
+/// with [`FileTooLarge`](io::ErrorKind::FileTooLarge).
 pub fn complete(tree: &Path, upper: &Path, target: &Path, limits: Limits) -> io::Result<()> {
     compose(tree, None, upper, target, limits)
 }
 
-/// How that differs from `base`, on which `tree` was made.
+/// Writes the difference between that and `base`, on which `tree` was made.
 pub fn layer(tree: &Path, base: &Path, upper: &Path, target: &Path, limits: Limits) -> io::Result<()> {
     compose(tree, Some(base), upper, target, limits)
 }
@@ -63,7 +63,7 @@ fn compose(tree: &Path, base: Option<&Path>, upper: &Path, target: &Path, limits
     writer.finish()?.flush()
 }
 
-/// A tree as `.tar.zst`.
+/// Writes a tree as `.tar.zst`.
 pub fn pack(tree: &Path, target: &Path) -> io::Result<()> {
     let mut writer = Writer::new(zstd::Encoder::new(create(target)?, COMPRESSION)?);
     let (cover, bounds) = (&Cover::default(), &mut Bounds::new(Limits::NONE));
@@ -109,7 +109,7 @@ fn add_layer(
     Ok(())
 }
 
-/// A path by its digest: there may be a million, each of four kilobytes.
+/// A path as its digest: there may be a million paths, of four kilobytes each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Name([u8; 16]);
 
@@ -120,7 +120,7 @@ impl Name {
     }
 }
 
-/// What of a lower tree a layer leaves to be seen.
+/// The names of a lower tree that a layer covers.
 #[derive(Debug, Default)]
 struct Cover {
     /// Whether everything below the name is covered too.
@@ -143,7 +143,7 @@ struct Walk<'a> {
     tree: &'a Path,
     base: Option<&'a Path>,
     cover: &'a Cover,
-    /// The first name of every file that may have more.
+    /// The first name of every file that may have several.
     links: HashMap<(u64, u64), PathBuf>,
     bounds: &'a mut Bounds,
 }
@@ -167,7 +167,7 @@ impl Walk<'_> {
         for name in &names {
             self.add(writer, &path.join(name))?;
         }
-        // What the base has here and the tree has not.
+        // Names that the base has here and the tree does not.
         if let Some(base) = self.base.map(|base| base.join(path)).filter(|base| base.is_dir() && !base.is_symlink()) {
             names.sort();
             let there = self::names(&base, self.bounds)?;
@@ -217,7 +217,7 @@ impl Walk<'_> {
         } else if kind.is_fifo() {
             Kind::Fifo
         } else {
-            // Sockets and devices are of no use to another sandbox.
+            // Sockets and devices are useless in another sandbox.
             return Ok(());
         };
         let size = if kind == Kind::File { about.len() } else { 0 };
@@ -235,7 +235,7 @@ impl Walk<'_> {
         writer.add(&entry, &mut content)
     }
 
-    /// Whether the base has something else under this name, or nothing.
+    /// Whether the base lacks this name or has something else under it.
     fn differs(&self, path: &Path, about: &Metadata) -> io::Result<bool> {
         let Some(base) = self.base else { return Ok(true) };
         let place = base.join(path);
@@ -257,12 +257,12 @@ impl Walk<'_> {
         if about.is_symlink() {
             return Ok(fs::read_link(here)? != fs::read_link(place)?);
         }
-        // A tree that had to be copied shares no file with its base.
+        // A copied tree shares no files with its base.
         Ok(about.is_file() && (about.len() != there.len() || !same(&here, &place)?))
     }
 }
 
-/// In order, held until they are released.
+/// The sorted names in a directory, counted in `bounds` until they are released.
 fn names(place: &Path, bounds: &mut Bounds) -> io::Result<Vec<OsString>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(place)? {

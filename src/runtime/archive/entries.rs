@@ -1,7 +1,7 @@
-//! Reads a tar archive entry by entry, whoever wrote it: bounded memory, no path outside, no surprise.
+//! Reads an untrusted tar archive entry by entry: with bounded memory and no path outside the root.
 //!
-//! The headers are read by the `tar` crate. What stands around them (long names, attributes, maps
-//! of sparse files) is read here, since all of it must be bounded and attributes may hold any byte.
+//! The `tar` crate reads the headers. Extended headers (long names, attributes, maps of sparse files) are read
+//! here, since they must be bounded and attributes may hold any byte.
 
 use std::{
     ffi::OsString,
@@ -15,40 +15,40 @@ use baton_files::tar::pax;
 use tar::{GnuExtSparseHeader, Header};
 
 const BLOCK: u64 = 512;
-/// The most that may stand around one entry: a path has at most 4 KiB, an attribute 64.
+/// Maximum size of one entry's extended headers: a path has at most 4 KiB, an attribute 64 KiB.
 const AROUND: u64 = 1 << 20;
 const LONGEST_PATH: usize = 4000;
 const LONGEST_NAME: usize = 255;
 const MOST_PIECES: usize = 100_000;
 const ATTRIBUTE: &[u8] = b"SCHILY.xattr.";
 
-/// What an archive may hold at most.
+/// Maximum content of an archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of all files, holes counted as if they were written.
+    /// Bytes of all files, with holes counted as written.
     pub size: u64,
     pub entries: u64,
-    /// How many directories deep.
+    /// Maximum depth of directories.
     pub depth: u32,
 }
 
 impl Limits {
-    /// For archives of our own making on this machine.
+    /// For archives made on this machine.
     pub const NONE: Limits = Limits { size: u64::MAX, entries: u64::MAX, depth: u32::MAX };
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
     File,
-    /// Where in the file the stored pieces belong.
+    /// The positions of the stored pieces in the file.
     Sparse(Vec<(u64, u64)>),
     Link(PathBuf),
     Symlink(OsString),
     Directory,
     Fifo,
-    /// A character device 0:0: in a layer, a name that is gone.
+    /// A character device 0:0: in a layer, a removed name.
     Whiteout,
-    /// Any other device. It is never made.
+    /// Any other device. It is never created.
     Device,
 }
 
@@ -62,7 +62,7 @@ pub struct Entry {
     pub uid: u32,
     pub gid: u32,
     pub mtime: (i64, u32),
-    /// Of the file as it will be.
+    /// Size of the resulting file.
     pub size: u64,
     pub attributes: Vec<(Vec<u8>, Vec<u8>)>,
 }
@@ -78,7 +78,7 @@ pub fn wrong(why: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why.into())
 }
 
-/// The tar inside a `.tar`, `.tar.gz` or `.tar.zst`, told apart by how they begin.
+/// Opens a `.tar`, `.tar.gz` or `.tar.zst` as a tar stream, told apart by their first bytes.
 pub fn open(file: File) -> io::Result<Box<dyn Read>> {
     let mut file = BufReader::with_capacity(256 << 10, file);
     let start = file.fill_buf()?;
@@ -91,13 +91,13 @@ pub fn open(file: File) -> io::Result<Box<dyn Read>> {
     }
 }
 
-/// Reads entries; as a `Read` it gives the content of the entry that came last.
+/// Reads entries; its `Read` implementation returns the content of the latest entry.
 pub struct Reader<R> {
     source: R,
     limits: Limits,
     entries: u64,
     size: u64,
-    /// Of the content that was not read yet, and the padding after it.
+    /// Bytes of content not read yet, and of the padding after it.
     left: u64,
     padding: u64,
 }
@@ -111,7 +111,7 @@ struct ExtendedHeaders {
     gid: Option<u64>,
     mtime: Option<(i64, u32)>,
     attributes: Vec<(Vec<u8>, Vec<u8>)>,
-    /// Bytes of all attributes.
+    /// Size of all attributes in bytes.
     held: u64,
 }
 
@@ -120,12 +120,12 @@ impl<R: Read> Reader<R> {
         Self { source, limits, entries: 0, size: 0, left: 0, padding: 0 }
     }
 
-    /// How many entries and bytes there were so far.
+    /// The number of entries and bytes so far.
     pub fn count_entries(&self) -> (u64, u64) {
         (self.entries, self.size)
     }
 
-    /// The next entry; what was not read of the last one is passed over.
+    /// The next entry; skips unread content of the previous one.
     pub fn next(&mut self) -> io::Result<Option<Entry>> {
         let mut around = ExtendedHeaders::default();
         loop {
@@ -139,7 +139,7 @@ impl<R: Read> Reader<R> {
                     let bytes = self.around(stored)?;
                     around.read(&bytes)?;
                 }
-                // Defaults for all: comments, in practice.
+                // Global defaults: only comments, in practice.
                 b'g' => drop(self.around(stored)?),
                 _ => return self.entry(&header, around).map(Some),
             }
@@ -186,7 +186,7 @@ impl<R: Read> Reader<R> {
                 return Err(wrong(format!("it has an entry of the unknown kind {:?}", char::from(other))));
             }
         };
-        // Links and directories have no content of their own, whatever some writers put there.
+        // Links and directories have no content, whatever some writers store there.
         self.expect(stored)?;
         self.count(size)?;
         let mtime = around.mtime.unwrap_or((i64::try_from(number(header.mtime())?).unwrap_or(0), 0));
@@ -202,7 +202,7 @@ impl<R: Read> Reader<R> {
         })
     }
 
-    /// The map of a sparse file in the old format of GNU tar, and how large the file is.
+    /// The map of a sparse file in GNU tar's old format, and the size of the file.
     fn pieces(&mut self, header: &Header, stored: u64) -> io::Result<(Vec<(u64, u64)>, u64)> {
         let bad = || wrong("the map of a sparse file is wrong");
         let gnu = header.as_gnu().ok_or_else(bad)?;
@@ -245,7 +245,7 @@ impl<R: Read> Reader<R> {
     fn expect(&mut self, stored: u64) -> io::Result<()> {
         self.left = stored;
         self.padding = stored.wrapping_neg() % BLOCK;
-        // What is passed over has to be read too.
+        // Skipped content has to be read too.
         if stored > self.limits.size {
             Err(wrong(format!("it holds more than {} bytes", self.limits.size)))
         } else {
@@ -260,7 +260,7 @@ impl<R: Read> Reader<R> {
         if skipped == rest { Ok(()) } else { Err(early()) }
     }
 
-    /// `None` at the end, which is a block of zeros.
+    /// Returns `None` at the end, which is a block of zeros.
     fn header(&mut self) -> io::Result<Option<Header>> {
         let mut header = Header::new_old();
         self.source.read_exact(header.as_mut_bytes()).map_err(|_| early())?;
@@ -277,7 +277,7 @@ impl<R: Read> Reader<R> {
         if stored > AROUND {
             return Err(too_much());
         }
-        // Also such as follow each other for ever, without an entry.
+        // Also bounds an endless sequence of such headers without an entry.
         self.count(BLOCK + stored)?;
         let mut bytes = vec![0; usize::try_from(stored).map_err(io::Error::other)?];
         self.source.read_exact(&mut bytes).map_err(|_| early())?;
@@ -285,7 +285,7 @@ impl<R: Read> Reader<R> {
         Ok(bytes)
     }
 
-    /// A long name: it ends at its first zero byte.
+    /// A long name, which ends at its first zero byte.
     fn text(&mut self, stored: u64) -> io::Result<Vec<u8>> {
         let mut bytes = self.around(stored)?;
         let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
@@ -342,17 +342,18 @@ impl ExtendedHeaders {
     }
 }
 
-/// A field of a header. The error of the `tar` crate quotes it, with whatever a terminal would obey.
+/// A header field. Hides the error of the `tar` crate, which quotes the field with any terminal control
+/// characters.
 fn number<T>(field: io::Result<T>) -> io::Result<T> {
     field.map_err(|_| wrong("a header has a field that is no number"))
 }
 
 fn owner(number: u64) -> io::Result<u32> {
-    // The last one means "leave it as it is" to the kernel.
+    // The kernel takes the highest id to mean "leave unchanged".
     u32::try_from(number).ok().filter(|id| *id != u32::MAX).ok_or_else(|| wrong("an entry has an impossible owner"))
 }
 
-/// A path below the root, whatever an archive says; `..` is refused.
+/// Normalizes a path to one below the root; refuses `..`.
 pub fn clean(path: &[u8], depth: u32) -> io::Result<PathBuf> {
     let outside = || wrong(format!("it names a path outside: {}", shown(path)));
     if path.contains(&0) || path.len() > LONGEST_PATH {
@@ -376,7 +377,7 @@ pub fn clean(path: &[u8], depth: u32) -> io::Result<PathBuf> {
     Ok(clean)
 }
 
-/// A name for a person, whatever bytes it has.
+/// A name of arbitrary bytes, escaped and shortened for messages.
 pub fn shown(name: &[u8]) -> String {
     String::from_utf8_lossy(name).escape_debug().take(120).collect()
 }

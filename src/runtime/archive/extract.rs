@@ -1,10 +1,10 @@
-//! The child that extracts an archive: it shuts itself into the fresh tree before it reads a byte of
-//! it, and keeps no right but those over owners and modes. Links can lead nowhere else, devices cannot
-//! be made.
+//! The child that extracts an archive: it confines itself to the new tree before it reads any of the archive,
+//! and keeps only the capabilities for owners and modes. Links cannot lead outside, and devices cannot be
+//! created.
 //!
 //! ```text
 //!   baton extract-archive TREE SIZE ENTRIES DEPTH layer|complete|base [BASE] < ARCHIVE
-//!   links to BASE ─▶ chroot, rights dropped ─▶ entries ─▶ owners and times of directories ─▶ one line
+//!   links to BASE ─▶ chroot, drop capabilities ─▶ entries ─▶ owners and times of directories ─▶ one line
 //! ```
 
 use std::{
@@ -39,14 +39,14 @@ pub const VERB: &str = "extract-archive";
 
 const USAGE: &str = "usage: baton extract-archive TREE SIZE ENTRIES DEPTH layer|complete|base [BASE] < ARCHIVE";
 const CHUNK: usize = 64 << 10;
-/// The names that are remembered until the end, with what a name costs besides, may take so many bytes.
+/// Maximum size in bytes of the names remembered until the end, each with `NAME` bytes of overhead.
 const REMEMBERED: usize = 256 << 20;
 const NAME: usize = 128;
 
-/// The code with which the child ends when the disk, not the archive, is to blame.
+/// Exit code of the child if the disk is full, rather than the archive invalid.
 pub const NO_SPACE: u8 = 28;
 
-/// The verb. Says on stdout how many entries and bytes there were, on stderr what was wrong.
+/// The verb. Writes the number of entries and bytes to stdout, or the error to stderr.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let words: Vec<_> = arguments.collect();
     let text = |at: usize| words.get(at).and_then(|word| word.to_str());
@@ -81,20 +81,20 @@ fn run(tree: &Path, base: Option<&Path>, form: Form, limits: Limits) -> io::Resu
     if let Some(base) = base {
         hardlink_tree(base, tree)?;
     }
-    // What counts itself wrong is stopped by the kernel.
+    // The kernel enforces the limit even if our own count is wrong.
     let most = Rlimit { current: Some(limits.size), maximum: Some(limits.size) };
     rustix::process::setrlimit(Resource::Fsize, most)?;
     extract_into(archive, tree, form, limits)
 }
 
-/// What an archive is.
+/// The form of an archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// Changes of what the tree holds already.
+    /// Changes to the tree's existing content.
     Layer,
-    /// Everything, and what is missing for a container is added.
+    /// Everything; what a container needs besides is added.
     Complete,
-    /// Everything, as it is.
+    /// Everything, unmodified.
     Base,
 }
 
@@ -109,8 +109,9 @@ impl Form {
     }
 }
 
-/// Shuts the caller into `tree`, for good and without its rights, and extracts `archive` there: how many
-/// entries and bytes it had. Only for a process that ends after it, or a thread that shares no root with others.
+/// Confines the caller permanently to `tree`, drops its capabilities and extracts `archive` there. Returns the
+/// number of entries and bytes. Only for a process that exits afterwards, or a thread that shares no root with
+/// others.
 pub fn extract_into(archive: File, tree: &Path, form: Form, limits: Limits) -> io::Result<(u64, u64)> {
     confine(tree)?;
     rustix::process::umask(Mode::empty());
@@ -121,7 +122,7 @@ pub fn extract_into(archive: File, tree: &Path, form: Form, limits: Limits) -> i
     Ok(tally)
 }
 
-/// From here on there is nothing but the tree.
+/// Confines the process to the tree.
 fn confine(tree: &Path) -> io::Result<()> {
     rustix::process::chroot(tree)?;
     rustix::process::chdir("/")?;
@@ -168,11 +169,11 @@ fn extract(source: impl Read, is_layer: bool, limits: Limits) -> io::Result<(u64
             }
             Kind::Directory => {
                 directory(&place, &entry, is_layer, limits.depth).map_err(named)?;
-                // They may be large, and nothing that follows changes them.
+                // They may be large, and need not be set again.
                 entry.attributes = Vec::new();
                 directories.push(entry);
             }
-            // The sandbox has devices of its own.
+            // The sandbox has its own devices.
             Kind::Whiteout | Kind::Device => {}
             Kind::File | Kind::Sparse(_) | Kind::Link(_) | Kind::Symlink(_) | Kind::Fifo => {
                 if entry.path.as_os_str().is_empty() {
@@ -182,11 +183,11 @@ fn extract(source: impl Read, is_layer: bool, limits: Limits) -> io::Result<(u64
             }
         }
     }
-    // Deepest first: what is written below a directory changes its time.
+    // Deepest first: a write below a directory changes its time.
     directories.sort_by(|one, other| other.path.cmp(&one.path));
     for entry in &directories {
         let place = Path::new("/").join(&entry.path);
-        // A later entry may have taken its place.
+        // A later entry may have replaced it.
         if fs::symlink_metadata(&place).is_ok_and(|about| about.is_dir()) {
             dress(&place, entry)?;
         }
@@ -194,9 +195,9 @@ fn extract(source: impl Read, is_layer: bool, limits: Limits) -> io::Result<(u64
     Ok(reader.count_entries())
 }
 
-/// Where a container has mounts. runsc would make what is missing, in a tree that others use already.
+/// Mount points of a container. runsc would create missing ones in a tree that is already shared.
 const MOUNTS: [&str; 6] = ["/.baton", "/proc", "/sys", "/dev", "/dev/pts", "/dev/shm"];
-/// An empty `/tmp` would get a file system of its own, which snapshots miss.
+/// An empty `/tmp` would get its own file system, which snapshots do not include.
 const KEEP: &str = "/tmp/.keep";
 const KEPT: &str = "This file keeps /tmp on the root file system.\n";
 
@@ -227,7 +228,7 @@ fn directory(place: &Path, entry: &Entry, is_layer: bool, depth: u32) -> io::Res
 fn other(place: &Path, entry: &Entry, content: &mut impl Read, depth: u32) -> io::Result<()> {
     match &entry.kind {
         Kind::File | Kind::Sparse(_) => return file(place, entry, content, depth),
-        // A link shares all it has with its target, which may belong to the base: nothing is set.
+        // A hard link shares its metadata with its target, which may belong to the base, so none is set.
         Kind::Link(target) => return put(place, depth, || fs::hard_link(Path::new("/").join(target), place)),
         Kind::Symlink(target) => put(place, depth, || symlink(target, place))?,
         Kind::Fifo => {
@@ -249,14 +250,14 @@ fn file(place: &Path, entry: &Entry, content: &mut impl Read, depth: u32) -> io:
     } else {
         write_with_holes(content, &mut file, entry.size)?;
     }
-    // As `dress`, without looking for it each time.
+    // Like `dress`, but on the open file, which avoids path lookups.
     fchown(&file, Some(entry.uid), Some(entry.gid))?;
     file.set_permissions(fs::Permissions::from_mode(entry.mode))?;
     set_attributes(place, entry)?;
     Ok(rustix::fs::futimens(&file, &times(entry.mtime))?)
 }
 
-/// Makes something: at once where its name is free and its directory there, which is nearly always so.
+/// Makes an entry. Tries without preparation first, which nearly always succeeds.
 fn put<T>(place: &Path, depth: u32, make: impl Fn() -> io::Result<T>) -> io::Result<T> {
     use io::ErrorKind::{AlreadyExists, NotADirectory, NotFound};
     match make() {
@@ -268,7 +269,7 @@ fn put<T>(place: &Path, depth: u32, make: impl Fn() -> io::Result<T>) -> io::Res
     }
 }
 
-/// Runs of zeros become holes.
+/// Writes runs of zeros as holes.
 fn write_with_holes(content: &mut impl Read, file: &mut File, size: u64) -> io::Result<()> {
     let mut chunk = vec![0; CHUNK.min(usize::try_from(size).unwrap_or(CHUNK).max(1))];
     let (mut left, mut is_hole) = (size, false);
@@ -286,26 +287,26 @@ fn write_with_holes(content: &mut impl Read, file: &mut File, size: u64) -> io::
     if is_hole { file.set_len(size) } else { Ok(()) }
 }
 
-/// Nothing stands there any more, and there is a directory to put it in.
+/// Removes what is at `place` and creates its parent directory.
 fn make_way(place: &Path, depth: u32) -> io::Result<()> {
     remove(place)?;
     let Some(parent) = place.parent() else { return Ok(()) };
     if fs::metadata(parent).is_ok_and(|about| about.is_dir()) {
         return Ok(());
     }
-    // Not every archive names its directories.
+    // Not every archive has entries for its directories.
     fs::DirBuilder::new().recursive(true).mode(0o755).create(parent)?;
     check_depth(parent, depth)
 }
 
-/// By way of links a short name can lead to a deep place, and whoever walks such a tree later would fall.
+/// Through links, a short name can lead to a deep directory, and a later walk of such a tree would fail.
 fn check_depth(directory: &Path, most: u32) -> io::Result<()> {
     rustix::process::chdir(directory)?;
     let place = rustix::process::getcwd(Vec::new());
     rustix::process::chdir("/")?;
     let deep = match place {
         Ok(place) => place.as_bytes().iter().filter(|byte| **byte == b'/').count() as u64 > u64::from(most),
-        // Longer than any path can be.
+        // Longer than any valid path.
         Err(rustix::io::Errno::NAMETOOLONG | rustix::io::Errno::RANGE) => true,
         Err(error) => return Err(error.into()),
     };
@@ -324,7 +325,7 @@ fn remove(place: &Path) -> io::Result<()> {
     }
 }
 
-/// Owner, mode, attributes and time, in the order in which none undoes another.
+/// Sets owner, mode, attributes and time, in an order in which none undoes another.
 fn dress(place: &Path, entry: &Entry) -> io::Result<()> {
     lchown(place, Some(entry.uid), Some(entry.gid))?;
     let is_link = matches!(entry.kind, Kind::Symlink(_));
@@ -344,7 +345,7 @@ fn set_attributes(place: &Path, entry: &Entry) -> io::Result<()> {
 
 pub(super) fn set_attribute(place: &Path, name: &OsStr, value: &[u8]) -> io::Result<()> {
     match rustix::fs::lsetxattr(place, name, value, XattrFlags::empty()) {
-        // Not every file system can hold them.
+        // Not every file system supports attributes.
         Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
         set => Ok(set?),
     }

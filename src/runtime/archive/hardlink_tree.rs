@@ -1,5 +1,5 @@
-//! A tree like another: its own directories, the other's files by hard links. Nothing of the other is
-//! changed by what happens to the tree, as long as files are replaced and never written to.
+//! Mirrors a tree: with directories of its own, and hard links to the other's files. Changes to the mirror do
+//! not affect the other tree, as long as files are replaced and never written to.
 
 use std::{
     ffi::OsStr,
@@ -22,9 +22,9 @@ use super::{
     is_kept,
 };
 
-/// Fills the empty directory `tree` with what `base` holds. Blocks.
+/// Fills the empty directory `tree` with the content of `base`. Blocks.
 pub fn hardlink_tree(base: &Path, tree: &Path) -> io::Result<()> {
-    // Names in open directories: thousands of paths would be walked from the top otherwise.
+    // Link relative to open directories, which avoids resolving thousands of full paths.
     let (above, below) = (File::open(base)?, File::open(tree)?);
     for entry in fs::read_dir(base)? {
         let entry = entry?;
@@ -43,7 +43,7 @@ pub fn hardlink_tree(base: &Path, tree: &Path) -> io::Result<()> {
     dress(base, tree, &fs::symlink_metadata(base)?)
 }
 
-/// Another file system, or a file with as many links as it can have.
+/// Whether a link is impossible: another file system, or the file has the maximum number of links.
 fn must_copy(error: Errno) -> bool {
     [Errno::XDEV, Errno::MLINK, Errno::PERM, Errno::OPNOTSUPP].contains(&error)
 }
@@ -74,7 +74,7 @@ fn dress(from: &Path, to: &Path, about: &Metadata) -> io::Result<()> {
     set_time(to, (about.mtime(), u32::try_from(about.mtime_nsec()).unwrap_or(0)))
 }
 
-/// Those that are kept.
+/// The attributes that are kept.
 pub(super) fn attributes(path: &Path) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
     let mut names = vec![0; 64 << 10];
     let length = match rustix::fs::llistxattr(path, &mut names[..]) {

@@ -4,8 +4,8 @@
 //!   layer = what changed on a base        complete = everything
 //!   base ──links──▶ fresh tree ◀──layer   archive ──▶ fresh tree
 //! ```
-//! In a layer a character device 0:0 stands for a removed name, as overlay file systems have it, and
-//! so does a hard link to one; a directory with [`OPAQUE`] hides what the base has below it.
+//! In a layer, a character device 0:0 marks a removed name, as in overlay file systems, and so does a hard link
+//! to one; a directory with [`OPAQUE`] hides what the base has below it.
 
 mod archive_writer;
 mod bounds;
@@ -19,10 +19,10 @@ pub(super) use compose::{complete, count_entries, layer, pack};
 pub use entries::Limits;
 pub use extract::{Form, NO_SPACE, VERB, extract_into, main};
 
-/// Says of a directory of a layer that nothing of the base shows through.
+/// Marks a directory of a layer that hides the base's content.
 const OPAQUE: &str = "trusted.overlay.opaque";
 
-/// Attributes that are kept; others mean something only on the machine they came from.
+/// Whether an attribute is kept; others are meaningful only on the machine they came from.
 fn is_kept(attribute: &[u8]) -> bool {
     attribute.starts_with(b"user.") || attribute == b"security.capability"
 }

@@ -1,8 +1,8 @@
-//! Where the cgroup of this process lies in the file system. Reads two texts of the kernel and nothing else.
+//! Locates the cgroup of this process in the file system, from two texts of the kernel.
 
 use std::path::{Path, PathBuf};
 
-/// The directories of our own cgroups, as far as they are mounted.
+/// The directories of our own cgroups that are mounted.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Found {
     /// In the hierarchies of version 1.
@@ -35,7 +35,7 @@ fn two(mounts: &str, own: &str) -> Option<PathBuf> {
 }
 
 struct Mount<'a> {
-    /// Which cgroup is seen at `place`.
+    /// The cgroup mounted at `place`.
     root: &'a str,
     place: &'a str,
     kind: &'a str,
@@ -43,7 +43,7 @@ struct Mount<'a> {
 }
 
 impl Mount<'_> {
-    /// Of a container without a namespace of its own, only its own cgroup may be mounted.
+    /// In a container without a cgroup namespace, only its own cgroup may be mounted.
     fn directory(&self, cgroup: &str) -> PathBuf {
         let below = Path::new(cgroup).strip_prefix(self.root).unwrap_or(Path::new(""));
         if below == Path::new("") { PathBuf::from(self.place) } else { Path::new(self.place).join(below) }

@@ -1,8 +1,8 @@
-//! A cgroup per sandbox: its share of the CPUs, and a last bound for its memory, both kept by the kernel.
+//! A cgroup per sandbox: its share of the CPUs and a hard bound for its memory, both enforced by the kernel.
 //!
-//! A group is made before its container, joined by runsc before it is runsc, and removed after it. The
-//! server, the guard and the short commands of runsc stay outside. Where the machine lets no cgroup be
-//! made, containers run without, and limits that need one are refused before.
+//! A group is made before its container, joined before runsc is executed, and removed after the container. The
+//! server, the guard and the short commands of runsc stay outside. If no cgroup can be made on this machine,
+//! containers run without, and limits that need one are refused earlier.
 //!
 //! ```text
 //!   <cgroup of the server>/baton-<state directory>/<container>      v1: in each hierarchy, v2: once
@@ -24,33 +24,33 @@ use sha2::{Digest, Sha256};
 
 use crate::clock::SharedClock;
 
-/// How often the kernel counts, in microseconds.
+/// The kernel's accounting period, in microseconds.
 const PERIOD: u64 = 100_000;
-/// What runsc itself takes, on top of what a sandbox may have.
+/// Memory of runsc itself, on top of the sandbox's limit.
 const OWN: u64 = 128 << 20;
-/// How long the last process of a group may take to be gone from it.
+/// How long the last process of a group may take to leave it.
 const EMPTY: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(5);
-/// By which a process joins a group.
+/// The file through which a process joins a group.
 pub const MEMBERS: &str = "cgroup.procs";
 
-/// Makes groups, in the way of one version of cgroups.
+/// Makes groups, for one version of cgroups.
 pub trait Cgroups: fmt::Debug + Send + Sync {
-    /// For people.
+    /// The version, for messages.
     fn version(&self) -> &'static str;
     fn holds_cpus(&self) -> bool;
-    /// An empty group with these bounds. What fails leaves nothing.
+    /// Makes an empty group with these bounds. A failure leaves nothing behind.
     fn make(&self, name: &str, bounds: &Bounds) -> io::Result<Group>;
-    /// Removes every group that a server with the same state directory made, and the place for them.
+    /// Removes every group made by a server with the same state directory, and their parent.
     fn clear(&self) -> io::Result<()>;
 }
 
-/// What cgroups do here.
+/// What cgroups enforce on this machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shares {
-    /// Of cgroups, for people.
+    /// The version of cgroups, for messages.
     pub version: String,
-    /// Containers have their share of the CPUs and no more.
+    /// Whether containers are limited to their share of the CPUs.
     pub cpus: bool,
 }
 
@@ -60,12 +60,12 @@ impl Shares {
     }
 }
 
-/// What the kernel is told about one container; `None` is no bound.
+/// The bounds of one container; `None` means no bound.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bounds {
     /// Microseconds of CPU in each [`PERIOD`].
     pub quota: Option<u64>,
-    /// Bytes, with what runsc needs for itself.
+    /// Bytes, including what runsc itself needs.
     pub memory: Option<u64>,
 }
 
@@ -78,19 +78,19 @@ impl Bounds {
     }
 }
 
-/// Where the kernel ends it: well above the limit, at which the runtime itself makes room first.
+/// The bound at which the kernel kills: well above the limit, at which the runtime reclaims memory first.
 pub fn most_memory(limit: u64) -> u64 {
     limit.saturating_add(limit / 2).saturating_add(OWN)
 }
 
-/// The group of one container, in one directory or one of each hierarchy.
+/// The group of one container: one directory, or one per hierarchy.
 #[derive(Clone, Debug)]
 pub struct Group {
     directories: Vec<PathBuf>,
     quota: Option<Quota>,
 }
 
-/// The file with the share of the CPUs, and what is written to hold to it or not.
+/// The file with the CPU quota, and the values that throttle and unthrottle.
 #[derive(Clone, Debug)]
 struct Quota {
     file: PathBuf,
@@ -99,27 +99,27 @@ struct Quota {
 }
 
 impl Group {
-    /// Where a process has to register to be in it.
+    /// The directories in which a process must register to join the group.
     pub fn directories(&self) -> &[PathBuf] {
         &self.directories
     }
 
-    /// From now on it has its share of the CPUs and no more. Until then it starts as fast as it can.
+    /// Limits the group to its share of the CPUs. Until then it starts at full speed.
     pub fn throttle(&self) -> io::Result<()> {
         self.quota.as_ref().map_or(Ok(()), |quota| fs::write(&quota.file, &quota.held))
     }
 
-    /// While its commands stand still it may hurry.
+    /// Lifts the CPU limit, for instance while the commands are paused.
     pub fn unthrottle(&self) -> io::Result<()> {
         self.quota.as_ref().map_or(Ok(()), |quota| fs::write(&quota.file, quota.free))
     }
 
-    /// Once its processes are dead. Safe to repeat.
+    /// Removes the group once its processes are dead. Idempotent.
     pub async fn remove(&self, clock: &SharedClock) -> io::Result<()> {
         let until = clock.now() + EMPTY;
         loop {
             match self.directories.iter().try_for_each(|directory| gone(directory)) {
-                // The kernel takes a moment to take the dead out.
+                // The kernel takes a moment to remove dead processes.
                 Err(error) if is_busy(&error) && clock.now() < until => clock.sleep(PAUSE).await,
                 ended => return ended,
             }
@@ -129,7 +129,8 @@ impl Group {
 
 const NONE: &str = "this machine has no cgroups";
 
-/// What this machine offers, or why nothing. What a server with the same state directory left is wiped.
+/// Opens the cgroups of this machine, or says why there are none. Wipes what a server with the same state
+/// directory left.
 pub fn open(state_dir: &Path) -> Result<Box<dyn Cgroups>, String> {
     let (found, name) = (find()?, place_name(state_dir));
     if found.cpu.is_some() || found.memory.is_some() {
@@ -139,7 +140,7 @@ pub fn open(state_dir: &Path) -> Result<Box<dyn Cgroups>, String> {
     v2::Two::open(&unified, &name).map(|two| Box::new(two) as Box<dyn Cgroups>)
 }
 
-/// The same for whoever only asks, beside a server that may run: nothing is left of it.
+/// Reports the same, also beside a running server, and leaves nothing behind.
 pub fn probe() -> Result<Shares, String> {
     let (found, name) = (find()?, format!("baton-probe-{}", std::process::id()));
     if found.cpu.is_some() || found.memory.is_some() {
@@ -154,13 +155,13 @@ fn find() -> Result<cgroup_mounts::Found, String> {
     Ok(cgroup_mounts::find(&mounts, &own))
 }
 
-/// One server per state directory, and so one name per server.
+/// The name of the parent of all groups: one per state directory, and so one per server.
 fn place_name(state_dir: &Path) -> String {
     let digest = Sha256::digest(state_dir.as_os_str().as_encoded_bytes());
     format!("baton-{}", baton_protocol::id::hex(&digest[..8]))
 }
 
-/// Removes the groups below `place`, which a server left that was killed, and the place itself.
+/// Removes the groups that a killed server left below `place`, and `place` itself.
 fn clear(place: &Path) -> io::Result<()> {
     let entries = match fs::read_dir(place) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -175,7 +176,7 @@ fn clear(place: &Path) -> io::Result<()> {
     gone(place)
 }
 
-/// What was just killed is in it for a moment.
+/// Removes a group, which contains just-killed processes for a moment.
 fn empty(directory: &Path) -> io::Result<()> {
     for _ in 0..EMPTY.as_millis() / PAUSE.as_millis() {
         match gone(directory) {
@@ -197,13 +198,13 @@ fn is_busy(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::ResourceBusy
 }
 
-/// Makes the directories, writes the bounds, and takes everything back if one is refused.
+/// Makes the directories and writes the bounds; undoes everything if one is refused.
 fn make(directories: Vec<PathBuf>, bounds: &[(PathBuf, String)], quota: Option<Quota>) -> io::Result<Group> {
     let made = directories
         .iter()
         .try_for_each(fs::create_dir)
         .and_then(|()| bounds.iter().try_for_each(|(file, value)| fs::write(file, value)))
-        // What could not be written now could not be written later either.
+        // If this cannot be written now, it cannot be written later either.
         .and_then(|()| quota.as_ref().map_or(Ok(()), |quota| fs::write(&quota.file, quota.free)));
     if made.is_err() {
         for directory in &directories {

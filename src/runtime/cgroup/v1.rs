@@ -1,4 +1,4 @@
-//! Version 1: a hierarchy for each controller.
+//! Version 1: one hierarchy per controller.
 
 use std::{
     fs, io,
@@ -9,14 +9,14 @@ use super::{Bounds, Cgroups, Group, PERIOD, Quota, clear, make};
 
 #[derive(Debug)]
 pub struct One {
-    /// Our places in the hierarchies that let us have one.
+    /// Our directories in the hierarchies that allow one.
     cpu: Option<PathBuf>,
     memory: Option<PathBuf>,
 }
 
 impl One {
-    /// Tries for a place in each hierarchy, and wipes what is left there. The place is made with the first group: most
-    /// servers never need one.
+    /// Checks each hierarchy for permission to make a directory, and wipes what is left there. The directory is
+    /// made with the first group: most servers never need one.
     pub fn open(cpu: Option<PathBuf>, memory: Option<PathBuf>, name: &str) -> Result<Self, String> {
         let mut why = String::new();
         let mut take = |own: Option<PathBuf>| {

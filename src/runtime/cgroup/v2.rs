@@ -1,4 +1,4 @@
-//! Version 2: one tree, in which a group that has groups below it has no processes of its own.
+//! Version 2: one tree, in which a group with subgroups has no processes of its own.
 
 use std::{
     fs, io,
@@ -18,14 +18,14 @@ pub struct Two {
 }
 
 impl Two {
-    /// Takes a place below our own cgroup. For that this process moves aside into a group beside it, and back if it
-    /// was in vain: that others share the cgroup is reason enough.
+    /// Makes the parent of all groups below our own cgroup. This process first moves into a sibling of it, and
+    /// back on failure; other processes in our cgroup are enough to make it fail.
     pub fn open(own: &Path, name: &str) -> Result<Self, String> {
         let wanted = offered(own)?;
         let orders = wanted.iter().map(|name| format!("+{name}")).collect::<Vec<_>>().join(" ");
         let (place, aside) = (own.join(name), own.join(format!("{name}-server")));
         let taken = clear(&place).and_then(|()| fs::create_dir(&place)).and_then(|()| {
-            // The root of all may have both.
+            // Only the root cgroup may have both processes and subgroups.
             if own.join("cgroup.type").exists() {
                 fs::create_dir_all(&aside)?;
                 fs::write(aside.join(MEMBERS), "0")?;
@@ -44,7 +44,7 @@ impl Two {
         Ok(Self::with(place, &wanted))
     }
 
-    /// Whether there could be one, as far as that can be told without moving anybody.
+    /// Checks whether groups could be made, as far as possible without moving processes.
     pub fn probe(own: &Path, name: &str) -> Result<Self, String> {
         let (wanted, place) = (offered(own)?, own.join(name));
         fs::create_dir(&place).and_then(|()| fs::remove_dir(&place)).map_err(refused)?;
@@ -60,7 +60,7 @@ fn refused(error: io::Error) -> String {
     format!("no cgroup can be made here: {error}")
 }
 
-/// Which of the controllers that we need our own cgroup has.
+/// The controllers we need that our own cgroup has.
 fn offered(own: &Path) -> Result<Vec<&'static str>, String> {
     let offered = fs::read_to_string(own.join("cgroup.controllers")).map_err(refused)?;
     let has = |controller: &&str| offered.split_whitespace().any(|name| name == *controller);

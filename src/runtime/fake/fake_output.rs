@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// The longest data frame.
 const CHUNK: u64 = 256 << 10;
 
-/// Whether somebody reads decides how much is held, and what happens to the rest.
+/// Whether a client is attached, which decides how much is held and what happens to the rest.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
     pub attached: bool,
@@ -40,7 +40,7 @@ impl Output {
         self.eof_told && self.held.is_empty()
     }
 
-    /// How much may be written before the command has to wait.
+    /// How many bytes may be written before the command has to wait.
     pub fn room(&self, room: Room) -> u64 {
         match room.attached {
             true => RING_ATTACHED.saturating_sub(self.held.len() as u64),

@@ -16,7 +16,7 @@ type Answer<T> = oneshot::Sender<Result<T>>;
 
 #[derive(Debug)]
 pub enum Order {
-    /// Is it alive?
+    /// Checks that it is alive.
     Look(Answer<()>),
     Pause(Answer<()>),
     Resume(Answer<()>),
@@ -32,14 +32,14 @@ pub struct FakeSandbox {
     machine: Machine,
     clock: SharedClock,
     seen: Arc<watch::Sender<Seen>>,
-    /// Until when the machine has run.
+    /// How far the machine has run.
     ran_until: Moment,
     deadline: Moment,
     paused: bool,
     fenced: bool,
     frames: Option<mpsc::Receiver<Frame>>,
     output: Option<mpsc::Sender<Frame>>,
-    /// What is on its way to the link.
+    /// Frames on their way to the link.
     outbox: VecDeque<Frame>,
     detach_at: Option<Moment>,
     detach_grace: Duration,
@@ -85,7 +85,7 @@ impl FakeSandbox {
         self.seen.send_if_modified(|shown| std::mem::replace(shown, seen) != seen);
     }
 
-    /// Until the next thing happens; `false` when it was the end.
+    /// Runs until the next event; returns `false` if that was the end.
     async fn step(&mut self, orders: &mut mpsc::UnboundedReceiver<Order>) -> bool {
         let now = self.clock.now();
         if self.is_running() {
@@ -172,12 +172,12 @@ impl FakeSandbox {
                 self.outbox.clear();
                 self.machine.set_attached(true);
             }
-            // Taken before.
+            // Handled earlier.
             Order::End => {}
         }
     }
 
-    /// An action is done when everybody can see it.
+    /// An action is done once its effect is visible to all watchers.
     fn tell(&mut self, answer: Answer<()>, result: Result<()>) {
         self.show(match (self.fenced, self.paused) {
             (true, _) => Container::Fenced,
@@ -189,7 +189,7 @@ impl FakeSandbox {
 }
 
 fn answered<T>(answer: Answer<T>, result: Result<T>) {
-    // Whoever asked may have gone.
+    // The caller may be gone.
     let _ = answer.send(result);
 }
 

@@ -1,10 +1,10 @@
-//! The simulated agent: the frames of the real one, over programs that need no kernel.
+//! The simulated agent: the frames of the real one, with programs that need no kernel.
 //!
 //! | command | does |
 //! |---|---|
 //! | `echo WORD…`, `warn WORD…` | writes the words to stdout, to stderr |
 //! | `tick COUNT [MS]` | writes `0`, `1`, … one per line, every 10 ms or as asked |
-//! | `flood BYTES` | writes so many bytes as fast as they are taken |
+//! | `flood BYTES` | writes that many bytes as fast as they are read |
 //! | `cat` | copies stdin |
 //! | `sleep SECONDS` | waits |
 //! | `fail [CODE]` | ends with that code, or 1 |
@@ -23,13 +23,13 @@ use serde::{Deserialize, Serialize};
 use super::fake_output::{Output, Room};
 use crate::runtime::Start;
 
-/// Everything inside a simulated sandbox; serialised, it is the checkpoint.
+/// The state of a simulated sandbox; its serialized form is the checkpoint.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Machine {
     pub marker: String,
     pub env: BTreeMap<String, String>,
     attached: bool,
-    /// How long it really ran.
+    /// How long it has actually run.
     ran: Duration,
     last_request: u64,
     last_exec: u32,
@@ -68,7 +68,7 @@ impl Machine {
         Self { marker: hex(&start.marker), env: start.env.clone(), attached: true, ..Self::default() }
     }
 
-    /// As after a resync: nothing is sent until there is credit.
+    /// The state after a resync: nothing is sent until there is credit.
     pub fn restored(mut self) -> Self {
         for exec in self.execs.values_mut() {
             exec.stdout.resync();
@@ -85,7 +85,7 @@ impl Machine {
         self.execs.values().filter(|exec| exec.exit.is_none()).count() as u32
     }
 
-    /// Lets it run for `span`.
+    /// Advances it by `span`.
     pub fn run(&mut self, span: Duration) {
         self.ran += span;
         let room = Room { attached: self.attached };
@@ -100,7 +100,7 @@ impl Machine {
         self.forget();
     }
 
-    /// How long nothing will happen by itself.
+    /// Time until the next event, if no frame arrives.
     pub fn rests_for(&self) -> Option<Duration> {
         let room = Room { attached: self.attached };
         let running = self.execs.values().filter(|exec| exec.exit.is_none());
@@ -119,7 +119,7 @@ impl Machine {
                 let Some(exec) = self.execs.get_mut(&frame.exec) else { return };
                 self.answers.extend(exec.take(&frame, Room { attached: self.attached }));
             }
-            // No terminals here; the rest is not for an agent or not the API's to send.
+            // There are no terminals here; the other frames are not for an agent or not allowed to the API.
             Kind::Resize
             | Kind::Assign
             | Kind::Attached
@@ -142,7 +142,7 @@ impl Machine {
         self.run(Duration::ZERO);
     }
 
-    /// What goes to the server now: answers, then output as far as there is credit.
+    /// The frames to send now: answers, then output as far as credit allows.
     pub fn emit(&mut self) -> Vec<Frame> {
         let mut frames = std::mem::take(&mut self.answers);
         for (number, exec) in &mut self.execs {
@@ -241,7 +241,7 @@ impl Exec {
         })
     }
 
-    /// Does what is due; [`Program::Ended`] when there is no more.
+    /// Runs what is due; the program becomes [`Program::Ended`] when it is finished.
     fn step(&mut self, ran: Duration, room: Room) {
         let ended = Program::Ended { code: 0 };
         match &mut self.program {
@@ -255,7 +255,7 @@ impl Exec {
                 }
             }
             Program::Flood { written, count } => {
-                // A whole ring at a time when nobody reads, so that an endless one stays finite.
+                // One ring at a time while detached, so that an endless flood stays finite.
                 let bytes = self.stdout.room(room).min(*count - *written);
                 self.stdout.push(&vec![b'x'; bytes as usize], room);
                 *written += bytes;
@@ -269,7 +269,7 @@ impl Exec {
         }
     }
 
-    /// When something happens next, in the time of the machine.
+    /// When the next event is due, in machine time.
     fn due(&self, room: Room) -> Option<Duration> {
         let own = match &self.program {
             Program::Tick { due, .. } => self.stdout.has_room(room).then_some(*due),
@@ -279,7 +279,7 @@ impl Exec {
         own.into_iter().chain(self.deadline).min()
     }
 
-    /// Its exit, told once.
+    /// Its exit, reported once.
     fn end(&mut self, ran: Duration) -> Option<Exit> {
         if self.exit.is_some() {
             return None;

@@ -1,9 +1,8 @@
-//! A runtime without containers: the two traits over simulated sandboxes, with faults on demand.
+//! A runtime without containers: the two traits on simulated sandboxes, with injectable faults.
 //!
-//! It knows only the clock it is given, so a paused one makes it deterministic, and a
-//! sandbox costs one task. Its sandboxes answer with the frames of the real agent
-//! ([`machine`] says which commands they know), are fenced at their deadline, and their
-//! checkpoints are files that another fake restores.
+//! Time comes only from the given clock, so a paused clock makes it deterministic, and a sandbox costs one task.
+//! Its sandboxes answer with the frames of the real agent ([`machine`] lists the supported commands), are fenced
+//! at their deadline, and their checkpoints are files that another fake can restore.
 
 mod fake_output;
 mod fake_sandbox;
@@ -32,21 +31,21 @@ use super::{
 };
 use crate::clock::{Moment, SharedClock};
 
-/// What an action meets the next time.
+/// A fault for the next call of an action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// It fails and leaves everything as it was.
+    /// The action fails and changes nothing.
     Fail,
-    /// It fails for good.
+    /// The action fails permanently.
     Refuse,
     NoSpace,
-    /// It hangs until its timeout ends it.
+    /// The action hangs until its timeout.
     Hang,
-    /// It succeeds, later.
+    /// The action succeeds after a delay.
     Delay(Duration),
 }
 
-/// How long an action that hangs takes to be given up.
+/// The timeout of an action that hangs.
 pub const GIVEN_UP_AFTER: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
@@ -54,7 +53,7 @@ struct Slot {
     seen: Arc<watch::Sender<Seen>>,
     turn: Arc<tokio::sync::Mutex<()>>,
     orders: Option<Orders>,
-    /// The last deadline that came while it starts.
+    /// The latest deadline received during a start.
     renewed: Option<Moment>,
 }
 
@@ -65,7 +64,7 @@ pub struct FakeContainers {
     detach_grace: Duration,
     slots: Mutex<BTreeMap<SandboxId, Slot>>,
     faults: Mutex<BTreeMap<&'static str, VecDeque<Fault>>>,
-    /// Root file systems and runtimes that were brought here.
+    /// Root file systems and runtimes that were added.
     roots: Mutex<BTreeSet<Sha256Name>>,
     tasks: TaskTracker,
     ended: CancellationToken,
@@ -105,20 +104,20 @@ impl FakeContainers {
         self
     }
 
-    /// The next time `action` (`create`, `restore`, `pause`, `resume`, `checkpoint`, `snapshot`,
-    /// `extract`, `remove`, `fence`) is asked for it meets this. Several are met one after the other.
+    /// Injects a fault into the next call of `action` (`create`, `restore`, `pause`, `resume`, `checkpoint`,
+    /// `snapshot`, `extract`, `remove`, `fence`). Several faults apply to consecutive calls.
     pub fn inject(&self, action: &'static str, fault: Fault) {
         lock(&self.faults).entry(action).or_default().push_back(fault);
     }
 
-    /// The container ends by itself, as when its agent crashes.
+    /// Ends the container unexpectedly, as when its agent crashes.
     pub fn end(&self, id: &SandboxId) {
         if let Some(orders) = lock(&self.slots).get(id).and_then(|slot| slot.orders.clone()) {
             let _ = orders.send(Order::End);
         }
     }
 
-    /// The instance dies: every sandbox is gone at once and nothing answers any more.
+    /// Kills the instance: every sandbox is gone at once and nothing answers any more.
     pub fn kill(&self) {
         self.ended.cancel();
     }
@@ -176,7 +175,7 @@ impl FakeContainers {
         });
     }
 
-    /// Has the sandbox's task do something, if there is one.
+    /// Sends an order to the sandbox's task, if there is one.
     async fn order<T>(&self, id: &SandboxId, order: impl FnOnce(oneshot::Sender<Result<T>>) -> Order) -> Result<T> {
         let orders = self.with_slot(id, |slot| slot.orders.clone()).ok_or(Error::NotIn("here"))?;
         let (answer, answered) = oneshot::channel();
@@ -331,7 +330,7 @@ impl Lifecycle for FakeContainers {
         self.meet("remove").await?;
         if let Some(orders) = self.with_slot(id, |slot| slot.orders.take()) {
             let _ = orders.send(Order::End);
-            // Its task drops the queue with its last word.
+            // The task drops the queue when it ends.
             orders.closed().await;
         }
         self.with_slot(id, |slot| slot.seen.send_replace(Seen::NOTHING));
@@ -343,7 +342,7 @@ impl Lifecycle for FakeContainers {
     }
 
     async fn extend(&self, id: &SandboxId, deadline: Moment) -> Result<()> {
-        // Whoever has the turn while there is nothing is starting it.
+        // If the lock is taken and there is no sandbox, a start is in progress.
         let starts = self.with_slot(id, |slot| {
             let starts = slot.orders.is_none() && slot.turn.try_lock().is_err();
             slot.renewed = starts.then_some(deadline);

@@ -1,14 +1,14 @@
-//! Warm containers: started, their agents answering, and nobody's yet. A create takes one and has only to assign it.
-//! What was taken is made again once nobody else wants the machine.
+//! Warm containers: started, with an agent that answers, and not assigned to a sandbox yet. A create takes one
+//! and only has to assign it. The pool replaces it once no sandbox is starting.
 //!
 //! ```text
-//!   making ──▶ ready ──create──▶ a sandbox's, for good
-//!     │          └─it broke, no room, drain──▶ removed
-//!     └─a create that finds it under way waits for it──▶ a sandbox's
+//!   making ──▶ ready ──create──▶ assigned to a sandbox, for good
+//!     │          └─broken, no capacity, drain──▶ removed
+//!     └─a create waits for it──▶ assigned to a sandbox
 //! ```
 //!
-//! The guard knows each of them from before it starts. Nothing of a sandbox is in one before it is taken, and none
-//! ever comes back.
+//! The guard watches each of them from before its start. A warm container holds nothing of a sandbox before it
+//! is taken, and never returns to the pool.
 
 mod offer;
 mod pool_rules;
@@ -38,14 +38,14 @@ use crate::{
 };
 pub(super) use offer::{PATIENCE, PoolSlot};
 
-/// A container that is nobody's.
+/// A container not assigned to a sandbox.
 #[derive(Debug)]
 pub(super) struct Warm {
     pub begun: Begun,
     pub group: Option<Group>,
 }
 
-/// What is left of one whose processes are dead.
+/// What is left of a container whose processes are dead.
 #[derive(Debug)]
 pub(super) struct Remains {
     pub name: String,
@@ -69,22 +69,22 @@ pub(super) struct Pool {
 struct State {
     ready: VecDeque<Warm>,
     remains: Vec<Remains>,
-    /// Sandboxes of which anything is here, and those among them that are starting.
+    /// Sandboxes with any local state, and those among them that are starting.
     here: usize,
     starting: usize,
     quiet_at: Moment,
     is_making: bool,
-    /// A create that waits for the one that is being made.
+    /// A create waiting for the container being made.
     waiter: Option<oneshot::Sender<Warm>>,
     trouble: Backoff,
-    /// That it is ready was said.
+    /// That the pool is ready was logged.
     is_told: bool,
 }
 
 impl Pool {
     pub fn new(settings: &Settings, runsc_sha256: &Sha256Name, holds_cpus: bool, clock: SharedClock) -> Arc<Self> {
         let warm = &settings.warm;
-        // As it is with a sandbox that asks for nothing.
+        // As for a sandbox that requests no limits.
         let limits = Limits { cpus: warm.limits.cpus.filter(|_| holds_cpus), ..warm.limits.clone() };
         let usual =
             WarmSpec { rootfs_digest: settings.rootfs_digest.clone(), runsc_sha256: runsc_sha256.clone(), limits };
@@ -113,7 +113,7 @@ impl Pool {
         Arc::new(pool)
     }
 
-    /// Leaves to the pool what is left of one that failed.
+    /// Hands over what is left of a failed container for removal.
     pub fn leave(&self, remains: Remains, why: &Error) {
         let mut state = lock(&self.state);
         state.remains.push(remains);
@@ -133,12 +133,12 @@ impl Pool {
         self.metrics.warm_ready(state.ready.len());
     }
 
-    /// No more are made, and those that are ready are removed. Returns at once.
+    /// Stops making containers and has the ready ones removed. Returns at once.
     pub fn drain(&self) {
         self.closing.cancel();
     }
 
-    /// As [`drain`](Self::drain), and done when all of them are gone.
+    /// Like [`drain`](Self::drain), but waits until all of them are gone.
     pub async fn close(&self) {
         self.drain();
         if self.wanted > 0 && self.clock.timeout(3 * SHORT, self.closed.cancelled()).await.is_err() {
@@ -146,7 +146,7 @@ impl Pool {
         }
     }
 
-    /// Keeps as many ready as there shall be, until it is drained.
+    /// Keeps the wanted number ready until the pool is drained.
     pub async fn keep(self: Arc<Self>, context: Arc<RuntimeContext>) {
         while !self.closing.is_cancelled() {
             let (due, wake) = self.look();
@@ -173,11 +173,11 @@ impl Pool {
         self.closed.cancel();
     }
 
-    /// What is to be done, and when to look again although nothing has changed.
+    /// The next action, and when to check again even if nothing changes.
     fn look(&self) -> (PoolAction, Option<Moment>) {
         let mut state = lock(&self.state);
         let now = self.clock.now();
-        // One that broke is no more than its remains; it is removed first.
+        // A broken container is useless; it is removed first.
         if let Some(at) = state.ready.iter().position(|warm| warm.begun.channel.is_broken()) {
             let broken = state.ready.remove(at);
             state.ready.extend(broken);
@@ -200,7 +200,7 @@ impl Pool {
         (due, (due == PoolAction::Later).then(|| calm_at.max(state.quiet_at)))
     }
 
-    /// The last one.
+    /// Removes the last ready container.
     async fn remove(&self, context: &RuntimeContext) {
         let warm = {
             let mut state = lock(&self.state);
@@ -221,7 +221,7 @@ impl Pool {
         }
     }
 
-    /// What cannot be wiped now is tried again later.
+    /// Wipes what is left of a container, or retries later.
     async fn wipe(&self, context: &RuntimeContext, remains: Remains) {
         if let Err(error) = launch::clear(context, &remains.name, remains.group.as_ref()).await {
             self.leave(remains, &error);
@@ -257,7 +257,7 @@ impl Pool {
                 });
             }
             Err(error) => {
-                // Nobody waits for what will not come.
+                // Releases the waiter: the container will not come.
                 drop(waiter);
                 self.complain(&mut state, &error);
             }
@@ -293,7 +293,7 @@ impl Pool {
         }
     }
 
-    /// What cannot be removed dies with the process and is wiped at the next start.
+    /// Removes all containers. What cannot be removed dies with the process and is wiped at the next start.
     pub async fn empty(&self, context: &RuntimeContext) {
         while !lock(&self.state).ready.is_empty() {
             self.remove(context).await;

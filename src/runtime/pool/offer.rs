@@ -1,4 +1,4 @@
-//! What a start gets of the pool, and what the pool hears of it.
+//! What the pool offers a start, and what a start reports to the pool.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,21 +10,21 @@ use crate::{
     runtime::{Start, containers::lock},
 };
 
-/// How long a create waits for one that is being made, and for the answer of one that is ready. A start from nothing
-/// takes a fraction of it.
+/// Timeout for a container being made, and for the answer of a ready one. A start without the pool takes a
+/// fraction of it.
 pub const PATIENCE: Duration = Duration::from_secs(1);
-/// After a sandbox has started its client has the machine for itself.
+/// After a sandbox has started, its client gets the machine to itself for this long.
 const QUIET: Duration = Duration::from_millis(100);
 
-/// The place of one sandbox, as long as anything of it is here.
+/// The slot of one sandbox, held as long as anything of it is here.
 #[derive(Debug)]
 pub struct PoolSlot(Arc<Pool>);
 
-/// As long as it lives, nothing is made beside it.
+/// While this exists, the pool makes no containers.
 #[derive(Debug)]
 pub struct Starting(Arc<Pool>);
 
-/// What there is for a start.
+/// The pool's offer to a start.
 #[derive(Debug)]
 pub enum WarmOffer {
     Nothing,
@@ -33,7 +33,8 @@ pub enum WarmOffer {
 }
 
 impl Pool {
-    /// A sandbox starts here. One step, so that what it is offered is not removed to make room for it.
+    /// Registers a starting sandbox. Offers a container in the same step, so that it is not removed to free the
+    /// slot.
     pub fn enter(self: &Arc<Self>, first_start: Option<&Start>) -> (PoolSlot, Starting, WarmOffer) {
         let mut state = lock(&self.state);
         state.here += 1;
@@ -66,7 +67,7 @@ impl Pool {
         WarmOffer::Nothing
     }
 
-    /// One that was offered became a sandbox's, or failed it.
+    /// Records whether an offered container was assigned or failed.
     pub fn served(&self, well: bool) {
         if well {
             self.metrics.warm_taken();
@@ -77,7 +78,7 @@ impl Pool {
 }
 
 impl WarmOffer {
-    /// The container, for as long as it is worth waiting for.
+    /// The container, if it arrives in time.
     pub async fn warm(self, pool: &Pool) -> Option<Warm> {
         let warm = match self {
             Self::Nothing => return None,
@@ -85,7 +86,7 @@ impl WarmOffer {
             Self::Coming(mut coming) => match pool.clock.timeout(PATIENCE, &mut coming).await {
                 Ok(made) => made.ok(),
                 Err(_) => {
-                    // What was sent in this very moment is ours; what comes later goes to the pool.
+                    // A container sent at this very moment is ours; a later one goes to the pool.
                     coming.close();
                     coming.try_recv().ok()
                 }

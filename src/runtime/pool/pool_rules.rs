@@ -1,4 +1,4 @@
-//! Which start a warm container will do for, and when one is made or removed. Pure.
+//! Decides which starts a warm container fits, and when one is made or removed. Pure.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use baton_protocol::{id::Sha256Name, limits::Limits};
 
 use crate::{clock::Moment, runtime::Start};
 
-/// What a warm container was made with.
+/// The parameters a warm container was made with.
 #[derive(Clone, Debug)]
 pub struct WarmSpec {
     pub rootfs_digest: Sha256Name,
@@ -14,7 +14,8 @@ pub struct WarmSpec {
     pub limits: Limits,
 }
 
-/// The start asks for what can still be given to a container that has started. The other limits come by a frame.
+/// Whether the start requests only what a started container can still be given. The other limits are sent in a
+/// frame.
 pub fn fits(start: &Start, usual: &WarmSpec) -> bool {
     let is_usual = |asked: &Option<Sha256Name>, usual: &Sha256Name| asked.as_ref().is_none_or(|asked| asked == usual);
     let at_birth = |limits: &Limits| (limits.disk, limits.memory, limits.cpus);
@@ -24,34 +25,34 @@ pub fn fits(start: &Start, usual: &WarmSpec) -> bool {
         && at_birth(&start.limits) == at_birth(&usual.limits)
 }
 
-/// How it stands with the pool.
+/// The state of the pool.
 #[derive(Clone, Copy, Debug)]
 pub struct PoolState {
-    /// How many an operator wants.
+    /// How many the operator wants.
     pub wanted: usize,
-    /// For how many sandboxes there is room, and how many are here.
+    /// The maximum number of sandboxes, and how many are here.
     pub room: usize,
     pub here: usize,
     pub ready: usize,
-    /// Sandboxes that are just starting.
+    /// Sandboxes that are starting.
     pub starting: usize,
-    /// Something is left of one that ended.
+    /// Something is left of a container that ended.
     pub has_remains: bool,
-    /// No sandbox has started for a moment.
+    /// No sandbox has started recently.
     pub is_quiet: bool,
-    /// Nothing has gone wrong, or long enough ago.
+    /// No failure is recent enough to back off.
     pub is_calm: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolAction {
-    /// What is left of one that ended.
+    /// Delete what is left of a container that ended.
     Clear,
     Remove,
     Make,
-    /// As soon as it is quiet and calm.
+    /// Act as soon as it is quiet and calm.
     Later,
-    /// Until something changes.
+    /// Wait until something changes.
     Rest,
 }
 
@@ -73,10 +74,10 @@ pub fn due(now: &PoolState) -> PoolAction {
 
 const FIRST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(30);
-/// Longer than the longest wait and the try after it: what goes wrong then is something new.
+/// Longer than the longest back-off plus the attempt after it: a failure after this is a new one.
 const OVER: Duration = Duration::from_secs(120);
 
-/// What went wrong lately, so that it is not tried again and again.
+/// Exponential back-off after failures.
 #[derive(Debug, Default)]
 pub struct Backoff {
     times: u32,
@@ -84,7 +85,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Something went wrong; whether that is new.
+    /// Records a failure; returns whether it is the first of a series.
     pub fn note(&mut self, now: Moment) -> bool {
         if self.last.is_none_or(|last| now - last > OVER) {
             self.times = 0;
@@ -93,7 +94,7 @@ impl Backoff {
         self.times == 1
     }
 
-    /// Until when nothing is tried.
+    /// The end of the current back-off.
     pub fn until(&self) -> Option<Moment> {
         let wait = FIRST.saturating_mul(1 << self.times.saturating_sub(1).min(10)).min(LONGEST);
         self.last.map(|last| last + wait)
@@ -192,7 +193,7 @@ mod tests {
             let lacks = now.ready < now.wanted && now.here + now.ready < now.room;
             let may = now.starting == 0 && now.is_quiet && now.is_calm && !now.has_remains;
             assert_eq!(due(&now) == PoolAction::Make, lacks && may, "{now:?}");
-            // Whoever sleeps until it is quiet and calm does not wake too early for ever.
+            // A loop that sleeps until it is quiet and calm does not spin.
             assert!(due(&now) != PoolAction::Later || !now.is_quiet || !now.is_calm, "{now:?}");
         }
     }

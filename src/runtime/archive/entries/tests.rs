@@ -61,7 +61,7 @@ fn what_a_header_holds_is_not_quoted_in_an_error() {
         let mut writer = Writer::new(Vec::new());
         writer.add(&Entry { uid: 0, ..entry("short", Kind::Fifo, 0) }, &mut io::empty()).unwrap();
         let mut bytes = writer.finish().unwrap();
-        // Behind the extended header and its content.
+        // After the extended header and its content.
         let header = &mut bytes[1024..1536];
         header[field.clone()].fill(0x1b);
         if field.start != 148 {
