@@ -1,8 +1,8 @@
-//! How long the sandbox really ran. The kernel's clock jumps over a stop or a restore; this one does not.
+//! The time the sandbox has actually run. Unlike the kernel's clock, it does not jump over a stop or a restore.
 
 use std::time::Duration;
 
-/// No step counts for more: whatever is longer was a jump.
+/// Upper bound for one step: anything longer was a jump.
 const LONGEST_STEP: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! Frames in, effects and frames out: what each frame means to the agent.
+//! Handles each frame: frames in, effects and frames out.
 
 use std::{collections::BTreeMap, os::fd::AsFd, time::Duration};
 
@@ -68,7 +68,7 @@ impl Agent {
         &self.poll
     }
 
-    /// Reads from the server once; `false` when it is gone.
+    /// Reads from the server once; returns `false` if the server is gone.
     pub fn listen(&mut self, from: impl AsFd) -> bool {
         match io::read(from, &mut self.scratch[..]) {
             Ok(0) => return false,
@@ -152,7 +152,7 @@ impl Agent {
         held.own().expect("a process may always lower its own limits");
         self.shared = Shared { env: assign.env, cwd: assign.cwd, held };
         if let Some(name) = assign.hostname {
-            // Outside a sandbox that is not ours to change.
+            // Outside a sandbox the host name is not ours to change.
             if std::process::id() == 1 {
                 let _ = rustix::system::sethostname(name.as_bytes());
             }
@@ -189,7 +189,7 @@ impl Agent {
         exec::emit_exit(self.outbox.answers(), frame.exec, frame.sequence, &exit);
     }
 
-    /// There is room for one more command, if need be where the oldest ended one was.
+    /// Makes space for one more command, if necessary by forgetting old ended ones. Returns whether there is any.
     fn make_room(&mut self) -> bool {
         if self.execs.len() >= MAX_EXECS {
             self.forget_ended(KEPT_EXITS);
@@ -279,7 +279,7 @@ impl Agent {
         self.check(watched, number);
     }
 
-    /// The kernel cannot watch one more stream: the command goes on without.
+    /// If the kernel cannot watch another stream, the command continues without its streams.
     fn check(&mut self, watched: io::Result<()>, number: u32) {
         if let Err(error) = watched {
             self.outbox.log(&format!("a stream of exec {number} cannot be watched: {error}"));
@@ -295,7 +295,7 @@ impl Agent {
         }
     }
 
-    /// Keeps the newest `kept` of the ended commands.
+    /// Forgets ended commands, except the newest `kept`.
     fn forget_ended(&mut self, kept: usize) {
         let ended: Vec<u32> = self.execs.values().filter(|exec| !exec.is_running()).map(|exec| exec.number).collect();
         let old = ended.len().saturating_sub(kept);

@@ -1,11 +1,11 @@
-//! What comes from the server: bytes in, whole frames out, whatever was cut on the way.
+//! Decodes what the server sends: bytes in, whole frames out, wherever the stream was cut.
 //!
 //! ```text
 //!   whole frames ── part of a frame ── marker ── marker ── whole frames
-//!        taken          dropped        passed over            taken
+//!        taken          dropped        skipped                taken
 //! ```
-//! After a restore the old pipe may end in the middle of a frame. The sandbox's marker says
-//! where the new server begins; without it nothing after a broken frame is believed.
+//! After a restore the old pipe may end in the middle of a frame. The sandbox's marker shows where the new
+//! server's bytes begin; without it nothing after a broken frame is accepted.
 
 use baton_protocol::frame::{Broken, Decoder, Frame, Marker};
 
@@ -13,11 +13,11 @@ use baton_protocol::frame::{Broken, Decoder, Frame, Marker};
 pub struct Intake {
     decoder: Decoder,
     marker: Option<Marker>,
-    /// Where in the pending bytes the next marker begins, once it was seen.
+    /// Where in the pending bytes the next marker begins, once it was found.
     cut: Option<usize>,
-    /// So many pending bytes are known to begin no marker.
+    /// The number of pending bytes known not to begin a marker.
     searched: usize,
-    /// The frame border is unknown: only a marker helps.
+    /// The frame boundary is unknown: only a marker restores it.
     lost: bool,
 }
 
@@ -32,8 +32,8 @@ impl Intake {
         self.decoder.push(bytes);
     }
 
-    /// The next whole frame, `None` until more bytes come. An error is told once; then
-    /// everything is dropped up to the next marker.
+    /// The next whole frame, or `None` until more bytes arrive. An error is returned once; then everything up to
+    /// the next marker is dropped.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, Broken> {
         loop {
             self.search();
@@ -62,7 +62,7 @@ impl Intake {
         }
     }
 
-    /// Gives back memory when nothing is pending.
+    /// Releases memory when nothing is pending.
     pub fn tidy(&mut self) {
         if self.decoder.pending().is_empty() {
             *self = Self { marker: self.marker, lost: self.lost, ..Self::default() };
@@ -106,7 +106,7 @@ mod tests {
 
     use super::*;
 
-    /// Drawn as one number, not byte by byte: that is what a million cases would spend their time on.
+    /// Drawn as one number instead of byte by byte, which would dominate the time of a million cases.
     fn any_bytes(length: Range<usize>) -> impl Strategy<Value = Vec<u8>> {
         (any::<u64>(), length).prop_map(|(seed, length)| {
             let mut state = seed;
@@ -133,7 +133,7 @@ mod tests {
         bytes
     }
 
-    /// Pushes the bytes in pieces of the given sizes and takes all there is after each.
+    /// Pushes the bytes in pieces of the given sizes and takes all frames after each.
     fn feed(intake: &mut Intake, bytes: &[u8], pieces: &[usize]) -> Vec<Frame> {
         let (mut frames, mut rest) = (Vec::new(), bytes);
         for piece in pieces.iter().cycle() {
@@ -160,7 +160,7 @@ mod tests {
         intake
     }
 
-    /// `make proof` draws a million.
+    /// `make proof` runs a million cases.
     #[expect(clippy::disallowed_methods, reason = "the tier is chosen by who runs the tests")]
     fn cases() -> ProptestConfig {
         let proof = std::env::var("BATON_TIER").is_ok_and(|tier| tier == "proof");
@@ -173,7 +173,7 @@ mod tests {
         #[test]
         fn after_any_cut_whole_frames_were_taken_once_and_all_after_the_markers_is_understood(
             marker in any::<Marker>(),
-            // Frames of the old server, each after some markers: it may have resynced itself.
+            // Frames of the old server, each after some markers: that server may have resynced too.
             old in prop::collection::vec((0usize..3, any_frame()), 0..6),
             new in prop::collection::vec((0usize..3, any_frame()), 1..4),
             cut in any::<Index>(),
@@ -187,7 +187,7 @@ mod tests {
             }
             let cut = cut.index(bytes.len() + 1);
             let whole = ends.iter().filter(|end| **end <= cut).count();
-            // What was cut off may be what the marker begins with: then the frame is whole after all.
+            // The marker may begin with the bytes that were cut off: then the frame is whole after all.
             let completed = ends.get(whole).is_some_and(|end| marker.repeat(2).starts_with(&bytes[cut..*end]));
             bytes.truncate(cut);
             bytes.extend(marker.repeat(2));
@@ -238,7 +238,7 @@ mod tests {
             pieces in prop::collection::vec(1usize..300, 1..20),
         ) {
             let mut intake = intake(marker);
-            // Too long for any frame, so that it is lost at once.
+            // Too long for any frame, so that the boundary is lost at once.
             prop_assert!(feed(&mut intake, &[&[0xff; 32], &garbage[..]].concat(), &pieces).is_empty());
             prop_assert!(intake.decoder.pending().len() < 16);
             let bytes = [marker.to_vec(), bytes_of(std::slice::from_ref(&new))].concat();

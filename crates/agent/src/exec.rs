@@ -1,4 +1,4 @@
-//! One command: its streams, its exit status, and when it may be forgotten.
+//! One command: its streams, its exit status, and when it can be forgotten.
 
 use std::{os::fd::BorrowedFd, time::Duration};
 
@@ -23,7 +23,7 @@ use crate::{
     spawn::Spawned,
 };
 
-/// A later look at a killed tree.
+/// A pending rescan of a killed tree.
 #[derive(Clone, Copy, Debug)]
 pub struct Sweep {
     pub left: u32,
@@ -43,13 +43,13 @@ pub struct Exec {
     pub stderr: Output,
     pub exit: Option<Exit>,
     pub exit_acked: bool,
-    /// When it began and when its time is up, in time the sandbox really ran.
+    /// When it began and when its time is up, in active time of the sandbox.
     began: Duration,
     deadline: Option<Duration>,
     pub timed_out: bool,
-    /// Why its process was ended, if the sandbox was over a limit.
+    /// Why its process was killed, if the sandbox was over a limit.
     pub reason: Option<String>,
-    /// Its tree was killed and will be looked at again.
+    /// Its tree was killed and will be scanned again.
     pub sweep: Option<Sweep>,
 }
 
@@ -75,7 +75,7 @@ impl Exec {
         }
     }
 
-    /// A command that never began.
+    /// A command that could not be started.
     pub fn failed(asked: &agent::Exec, number: u32, request: u64, error: String) -> Self {
         Self {
             number,
@@ -96,7 +96,7 @@ impl Exec {
         }
     }
 
-    /// The command's own process ended; its streams may go on.
+    /// Records that the command's own process has exited; its streams may continue.
     pub fn end(&mut self, code: Option<i32>, signal: Option<i32>, ran: Duration) {
         self.deadline = None;
         self.exit = Some(Exit {
@@ -109,7 +109,7 @@ impl Exec {
         });
     }
 
-    /// Adds a line of the agent's own to what the command says.
+    /// Adds a line by the agent to the command's output.
     pub fn note(&mut self, text: &str) {
         if self.is_terminal {
             self.stdout.add(format!("\r\n{text}\r\n").as_bytes());
@@ -127,7 +127,7 @@ impl Exec {
         self.deadline.map(|deadline| deadline.saturating_sub(ran))
     }
 
-    /// Its time is up; told once.
+    /// Whether its time is up; returns `true` once.
     pub fn take_deadline(&mut self, ran: Duration) -> bool {
         let is_up = self.deadline.is_some_and(|deadline| deadline <= ran);
         if is_up {
@@ -145,7 +145,7 @@ impl Exec {
         }
     }
 
-    /// What is held of a stream.
+    /// The held bytes of a stream.
     pub fn held(&self, stream: Stream, offset: u64, len: usize) -> [&[u8]; 2] {
         match stream {
             Stream::Stdout => self.stdout.held(offset, len),
@@ -154,19 +154,19 @@ impl Exec {
         }
     }
 
-    /// The agent's side of its terminal, if it has one that is still open.
+    /// The agent's side of its terminal, if it has one that is open.
     pub fn terminal(&self) -> Option<BorrowedFd<'_>> {
         self.stdout.source().filter(|_| self.is_terminal)
     }
 
-    /// Delivers `signal` as if from outside; in a terminal to the job in front, as a key would.
+    /// Sends `signal` to the command; in a terminal to the foreground job, as a key would.
     pub fn signal(&self, signal: Signal) {
         if let Some(terminal) = self.terminal() {
             if let Ok(front) = tcgetpgrp(terminal) {
                 let _ = kill(Pid::from_raw(-front.as_raw_nonzero().get()), signal);
                 return;
             }
-            // Not every kernel tells which job that is; then the key itself is pressed.
+            // Not every kernel reports the foreground job; if unknown, send the key itself.
             if let Some(key) = key_of(signal, terminal) {
                 let _ = io::write(terminal, &[key]);
                 return;
@@ -175,7 +175,7 @@ impl Exec {
         let _ = kill(Pid::from_raw(-self.pid), signal);
     }
 
-    /// Everything about it was delivered.
+    /// Whether everything about it has been delivered.
     pub fn is_done(&self) -> bool {
         self.exit_acked && self.stdout.is_done() && self.stderr.is_done()
     }
@@ -192,7 +192,7 @@ impl Exec {
         self.stdin.gone_due = false;
     }
 
-    /// Appends the news about stdin.
+    /// Appends pending frames about stdin.
     pub fn emit_stdin(&mut self, out: &mut Vec<u8>) {
         let offset = self.stdin.written();
         if std::mem::take(&mut self.stdin.ack_due) {
@@ -244,7 +244,7 @@ impl Exec {
     }
 }
 
-/// The key that sends `signal`, as the terminal is set now.
+/// The key that sends `signal` with the terminal's current settings.
 fn key_of(signal: Signal, terminal: BorrowedFd<'_>) -> Option<u8> {
     let key = [
         (Signal::SIGINT, SpecialCodeIndex::VINTR),

@@ -1,7 +1,7 @@
-//! The agent's own work with files, in a process of its own: process 1 never waits for a disk.
+//! The agent's own file operations, in a separate process: process 1 never blocks on a disk.
 //!
-//! The agent starts itself a second time with the work as an argument. To its streams, its end and
-//! a checkpoint that is one more command.
+//! The agent starts itself a second time with the work as an argument. In its streams, its exit and a
+//! checkpoint, this process is like any other command.
 
 use std::{
     ffi::OsString,
@@ -23,12 +23,12 @@ use rustix::{
 
 /// The first argument of such a process.
 pub const WORD: &str = "file";
-/// The agent's program; the agent itself lies in memory, so there is no other name for it.
+/// The agent's executable; it runs from memory, so it has no other path.
 pub const PROGRAM: &str = "/proc/self/exe";
-/// After so many seconds without a byte nobody will send one any more. Whoever lost the connection comes back
-/// much sooner, and work that waits for ever would keep its sandbox from ever being idle.
+/// Timeout in seconds without input. A client that lost its connection returns much sooner, and work that waits
+/// forever would keep its sandbox from ever being idle.
 const PATIENCE: Timespec = Timespec { tv_sec: 3600, tv_nsec: 0 };
-/// So many faults are told one by one.
+/// Maximum number of faults that are reported one by one.
 const MOST_TOLD: u64 = 1000;
 
 /// The command line of the process that does `work`.
@@ -37,7 +37,7 @@ pub fn argv(work: &Work) -> Vec<String> {
     vec!["baton-agent".to_owned(), WORD.to_owned(), work]
 }
 
-/// Does the work and tells on stderr what was not done.
+/// Does the work and reports on stderr what could not be done.
 pub fn main(work: Option<OsString>) -> ExitCode {
     let work = work.and_then(|work| serde_json::from_str::<Work>(work.to_str()?).ok());
     let Some(work) = work else {
@@ -66,7 +66,7 @@ pub fn main(work: Option<OsString>) -> ExitCode {
 }
 
 fn without_stdin(work: &Work, tell: &mut dyn FnMut(&Fault)) -> Result<baton_files::Done, Fault> {
-    // Not Rust's own stdout: that one looks for line ends.
+    // Not Rust's own stdout, which searches for line ends.
     let mut stdout = Fd(rustix::stdio::stdout());
     baton_files::run(work, &mut io::empty(), &mut stdout, tell)
 }
@@ -81,7 +81,7 @@ fn with_stdin(work: &Work, tell: &mut dyn FnMut(&Fault)) -> Result<baton_files::
     baton_files::run(work, &mut input, &mut io::sink(), tell)
 }
 
-/// Stdin until somebody has enough: a signal is an error of reading, so that what was begun is taken back.
+/// Stdin, which a signal interrupts with a read error, so that unfinished work is undone.
 struct Input<'a> {
     stdin: BorrowedFd<'a>,
     signals: SignalFd,
@@ -101,7 +101,7 @@ impl Read for Input<'_> {
                 Err(Errno::INTR) => continue,
                 Err(error) => return Err(error.into()),
             }
-            // It stays readable: every later read ends the same way.
+            // It stays readable, so every later read fails too.
             if !ready[1].revents().is_empty() {
                 return Err(io::Error::other("It was given up"));
             }

@@ -1,4 +1,4 @@
-//! The stdin of a command: what the server sent and the command has not yet taken.
+//! The stdin of a command: bytes that the server sent and the command has not read yet.
 
 use std::{collections::VecDeque, os::fd::OwnedFd};
 
@@ -12,17 +12,17 @@ use crate::{
     spawn,
 };
 
-/// So much waits for a command that does not read; the sender keeps the rest.
+/// Maximum bytes held for a command that does not read; the sender keeps the rest.
 pub const MOST_HELD: usize = 1 << 20;
 
-/// What became of bytes for stdin.
+/// The outcome of bytes for stdin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
-    /// All of it that was new, as far as there was room.
+    /// The new bytes were accepted, as far as they fit.
     Yes,
-    /// Bytes before these never came.
+    /// Bytes before these are missing.
     Gap,
-    /// Nobody reads them any more.
+    /// The command does not read stdin any more.
     Closed,
 }
 
@@ -31,16 +31,16 @@ pub struct Input {
     to: Option<OwnedFd>,
     is_terminal: bool,
     watched: bool,
-    /// Much went through its pipe.
+    /// Its pipe was enlarged, because much data passed through it.
     enlarged: bool,
     held: VecDeque<u8>,
-    /// Everything below is either written or held.
+    /// Everything below this offset is written or held.
     taken: u64,
-    /// The end was announced and is not yet passed on.
+    /// The end was received and is not passed on yet.
     ending: bool,
-    /// Where the end was passed on.
+    /// The offset at which the end was passed on.
     ended_at: Option<u64>,
-    /// A terminal's line is complete: one end-of-file character suffices.
+    /// The terminal is at the start of a line: one end-of-file character suffices.
     at_line_start: bool,
     pub ack_due: bool,
     pub gone_due: bool,
@@ -67,7 +67,7 @@ impl Input {
         self.taken
     }
 
-    /// So many bytes are in the command's pipe or beyond.
+    /// The number of bytes written to the command's pipe.
     pub fn written(&self) -> u64 {
         self.taken - self.held.len() as u64
     }
@@ -76,7 +76,7 @@ impl Input {
         self.to.is_none()
     }
 
-    /// Takes what is new of `bytes`, which begin at `offset`. Safe to repeat.
+    /// Accepts the new part of `bytes`, which begin at `offset`. Idempotent.
     pub fn take(&mut self, offset: u64, bytes: &[u8]) -> Taken {
         let end = offset.saturating_add(bytes.len() as u64);
         if end <= self.taken {
@@ -98,7 +98,7 @@ impl Input {
         Taken::Yes
     }
 
-    /// Stdin ends at `offset`. Safe to repeat.
+    /// Ends stdin at `offset`. Idempotent.
     pub fn end(&mut self, offset: u64) -> Taken {
         if self.ended_at == Some(offset) {
             return Taken::Yes;
@@ -113,7 +113,7 @@ impl Input {
         Taken::Yes
     }
 
-    /// Writes as much as the command's pipe takes, and waits for room if that is not all.
+    /// Writes as much as the command's pipe accepts, and waits for the pipe if that is not all.
     pub fn flush(&mut self, poll: &Poll, source: Source) -> io::Result<()> {
         let Some(to) = &self.to else { return Ok(()) };
         while !self.held.is_empty() {
@@ -142,7 +142,7 @@ impl Input {
         self.held = VecDeque::new();
         if self.ending {
             if self.is_terminal {
-                // The first ends a begun line, the second is the end itself.
+                // The first one completes an unfinished line, the second one is the end itself.
                 let eof =
                     termios::tcgetattr(to).map_or(4, |modes| modes.special_codes[termios::SpecialCodeIndex::VEOF]);
                 let ends = if self.at_line_start { &[eof][..] } else { &[eof, eof] };

@@ -6,8 +6,7 @@
 //!  server ───────────▶ intake ─▶ agent ─────────────────────▶ commands
 //!         ◀─────────── outbox ◀─ execs ◀─────────────────────
 //! ```
-//! Its children are hostile, and so may be what it is told: nothing of either ends it. When the
-//! server is gone, it goes too.
+//! Its children are hostile, and its input may be: neither can end it. It exits when the server is gone.
 
 mod active_time;
 mod agent;
@@ -43,7 +42,7 @@ use crate::{
     poll::{Poll, Source},
 };
 
-/// Three descriptors for each of a thousand commands.
+/// Enough for three descriptors for each of a thousand commands.
 const DESCRIPTORS: u64 = 4096;
 
 type Failure = Box<dyn std::error::Error>;
@@ -68,12 +67,12 @@ fn main() -> ExitCode {
 
 /// Serves until the server is gone.
 fn run() -> Result<(), Failure> {
-    // No signal of a child's means anything to the agent, only that one ended.
+    // The agent ignores every signal but SIGCHLD.
     SigSet::all().thread_block()?;
     let children =
         SignalFd::with_flags(&SigSet::from(Signal::SIGCHLD), SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
     if std::process::id() != 1 {
-        // As the first process it inherits orphans by nature.
+        // As PID 1 it would adopt orphans anyway.
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     }
     raise_descriptors();
@@ -119,7 +118,7 @@ fn run() -> Result<(), Failure> {
                 }
                 Source::ToServer => {}
                 Source::Children => {
-                    // However many ended, the signal is there once.
+                    // The signal is pending once, however many children exited.
                     let _ = children.read_signal();
                     agent.reap();
                 }

@@ -1,10 +1,10 @@
-//! Makes room when the sandbox takes more than it may: ends what takes most, so that the rest lives on.
+//! Frees memory when the sandbox exceeds its limit: ends the largest consumer, so that the rest survives.
 //!
 //! ```text
 //!   one process holds a good part ──▶ that one is killed
 //!   many hold a little each, or
-//!   are too many to be looked at ───▶ all are killed, in one stroke
-//!   nothing runs any more ──────────▶ files in memory are removed
+//!   are too many to be scanned ─────▶ all are killed, at once
+//!   nothing is running ─────────────▶ files in memory are removed
 //! ```
 
 use std::{fs, time::Duration};
@@ -20,34 +20,34 @@ use crate::{
     tree::{self, Process},
 };
 
-/// A process is the one to end if it holds this part of all memory in use.
+/// The largest process is killed alone if it holds at least `1 / GOOD_PART` of all memory in use.
 const GOOD_PART: u64 = 8;
-/// What grows while it is looked at wins against whoever looks longer.
+/// Time limit of a scan: memory may grow faster than a longer scan can follow.
 const LONGEST_LOOK: Duration = Duration::from_millis(150);
-/// Where files lie in memory.
+/// Directory of files in memory.
 const MEMORY_FILES: &str = "/dev/shm";
 const PAGE: u64 = 4096;
 
-/// What was ended.
+/// What was killed or removed.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Ended {
     One {
         pid: i32,
-        /// For people.
+        /// The process name, for messages.
         name: String,
     },
     All,
     Files,
 }
 
-/// Everything that runs and what it holds, unless there is so much of it that looking takes too long.
+/// All processes and the memory they hold; `None` if there are too many to scan in time.
 pub fn look() -> Option<Vec<(Process, u64)>> {
     let until = active_time::now() + LONGEST_LOOK;
     let processes = tree::below(|| active_time::now() < until)?;
     processes.into_iter().map(|process| (active_time::now() < until).then(|| (process, memory(process.pid)))).collect()
 }
 
-/// Ends the largest of these processes, which are all there are, or all of them. `used` is all memory in use.
+/// Kills the largest of these processes, which are all there are, or all of them. `used` is all memory in use.
 pub fn relieve(processes: &[(Process, u64)], used: u64) -> Ended {
     let held: Vec<(i32, u64)> = processes.iter().map(|(process, held)| (process.pid, *held)).collect();
     match choose(&held, used) {
@@ -66,9 +66,9 @@ pub fn relieve(processes: &[(Process, u64)], used: u64) -> Ended {
     }
 }
 
-/// Ends everything, without a look at it.
+/// Kills everything, without a scan.
 pub fn end_all() -> Ended {
-    // Outside a sandbox that would be everything on the machine.
+    // Outside a sandbox this would kill every process on the machine.
     if std::process::id() == 1 {
         let _ = kill(Pid::from_raw(-1), Signal::SIGKILL);
     } else {
@@ -84,7 +84,7 @@ enum Choice {
     Files,
 }
 
-/// From every process but the agent, and what it holds.
+/// Chooses from all processes but the agent, given the memory each holds.
 fn choose(held: &[(i32, u64)], used: u64) -> Choice {
     match held.iter().max_by_key(|(_, held)| *held) {
         None => Choice::Files,
@@ -93,7 +93,7 @@ fn choose(held: &[(i32, u64)], used: u64) -> Choice {
     }
 }
 
-/// What a process holds in memory.
+/// The memory that a process holds.
 fn memory(pid: i32) -> u64 {
     let sizes = fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
     sizes.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0) * PAGE

@@ -1,41 +1,41 @@
-//! What goes to the server: answers first, then output. Nothing here ever waits.
+//! Frames for the server: answers first, then output. Nothing here ever blocks.
 //!
-//! Output is written from where it lies, between the bytes here. What the pipe does not take
-//! is copied at once, so that nothing of a ring has to stay for the outbox's sake.
+//! Output is written directly from its ring, interleaved with the bytes here. What the pipe does not accept is
+//! copied at once, so that no ring has to keep bytes for the outbox.
 
 use std::{io::IoSlice, os::fd::AsFd};
 
 use baton_protocol::frame::{self, Kind, Stream};
 use rustix::io::{self, Errno};
 
-/// Log lines are dropped while more than this waits.
+/// Log lines are dropped while more than this is pending.
 const MOST_WITH_LOGS: usize = 64 << 10;
-/// The server is not listened to while more than this waits.
+/// The server's frames are not read while more than this is pending.
 const MOST: usize = 1 << 20;
-/// Less than this is copied: a further piece of a write costs as much.
+/// Anything shorter is copied: another piece in a write costs as much.
 const WORTH_A_PIECE: usize = 4 << 10;
 
-/// Output of a command that is written from its ring.
+/// Output of a command to write from its ring.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece {
     pub exec: u32,
     pub stream: Stream,
     pub offset: u64,
     pub len: usize,
-    /// So many of the outbox's own bytes come before it.
+    /// How many of the outbox's own bytes precede it.
     at: usize,
 }
 
 #[derive(Debug, Default)]
 pub struct Outbox {
-    /// Answers that are not yet on their way.
+    /// Answers that are not being written yet.
     answers: Vec<u8>,
-    /// What is on its way, from `written` on.
+    /// Bytes being written, from `written` on.
     bytes: Vec<u8>,
     written: usize,
-    /// What comes from rings in between; nothing while a write is only half done.
+    /// The pieces from rings in between; empty after a partial write.
     pieces: Vec<Piece>,
-    /// How long those are together.
+    /// The total length of the pieces.
     borrowed: usize,
 }
 
@@ -54,12 +54,12 @@ impl Outbox {
         self.answers.len() > MOST
     }
 
-    /// Drops everything and begins with `bytes`: a new server throws away what comes before them.
+    /// Drops everything and starts with `bytes`: a new server discards everything before them.
     pub fn restart(&mut self, bytes: Vec<u8>) {
         *self = Self { answers: bytes, ..Self::default() };
     }
 
-    /// All was written: the answers go next, and then what is added. Whether it was.
+    /// Starts a new batch with the pending answers, if the last one is written. Returns whether it did.
     pub fn refill(&mut self) -> bool {
         if self.is_waiting() {
             return false;
@@ -74,7 +74,7 @@ impl Outbox {
         true
     }
 
-    /// Where small things are added after a refill.
+    /// The buffer to which small frames are added after a refill.
     pub fn bytes(&mut self) -> &mut Vec<u8> {
         &mut self.bytes
     }
@@ -91,17 +91,17 @@ impl Outbox {
         self.borrowed += len;
     }
 
-    /// So much is on its way.
+    /// The number of bytes to write.
     pub fn size(&self) -> usize {
         self.bytes.len() - self.written + self.borrowed
     }
 
-    /// Something is left to write.
+    /// Whether anything is left to write.
     pub fn is_waiting(&self) -> bool {
         self.written < self.bytes.len()
     }
 
-    /// Writes once; `false` when the server's pipe is full. `held` finds what a piece means.
+    /// Writes once; returns `false` if the server's pipe is full. `held` returns the bytes of a piece.
     pub fn write<'a>(&mut self, to: impl AsFd, held: impl Fn(&Piece) -> [&'a [u8]; 2]) -> io::Result<bool> {
         let mut slices = Vec::with_capacity(3 * self.pieces.len() + 1);
         let mut from = self.written;
@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(last.map(|frame| frame.sequence), Some(7));
     }
 
-    /// All that can be read now.
+    /// Reads everything available.
     fn drain(reader: impl AsFd) -> Vec<u8> {
         let mut got = Vec::new();
         let mut chunk = vec![0; 1 << 20];

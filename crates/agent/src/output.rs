@@ -1,9 +1,9 @@
-//! One output stream of a command: what was read and not yet acknowledged, and what of it may be sent.
+//! One output stream of a command: the bytes not acknowledged yet, and how many of them may be sent.
 //!
 //! ```text
 //!   base ───────── sent ───────── end        offsets in the stream
 //!     held            to be sent    │
-//!                  └── credit says how far ─▶
+//!                  └── up to the credit ────▶
 //! ```
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,27 +21,27 @@ use crate::{
     spawn,
 };
 
-/// Longest data frame, and longest read of what is not yet known to be much.
+/// Longest data frame, and longest read before a stream is known to carry much data.
 pub const CHUNK: usize = 256 << 10;
-/// Longest read of what is much: the read's size makes the speed.
+/// Longest read of a stream that carries much data: larger reads are faster.
 const MOST_READ: usize = 1 << 20;
-/// So much in one read: the command writes faster than it is read.
+/// A read of this size means that the command writes faster than the agent reads.
 const MUCH: usize = 32 << 10;
 
 #[derive(Debug)]
 pub struct Output {
     ring: Ring,
-    /// `None`: the stream has ended.
+    /// `None` once the stream has ended.
     from: Option<OwnedFd>,
     watched: bool,
-    /// Much came through its pipe.
+    /// Its pipe was enlarged, because much data passed through it.
     enlarged: bool,
     sent: u64,
     credit: u64,
     /// The number of the last replay.
     replay: u64,
     eof_sent: bool,
-    /// The end was told at least once, by a frame or in a state.
+    /// The end was reported at least once, in a frame or in a state.
     eof_told: bool,
 }
 
@@ -68,7 +68,7 @@ impl Output {
         self.from.as_ref().map(AsFd::as_fd)
     }
 
-    /// Nothing of it has to be kept.
+    /// Whether nothing of it has to be kept.
     pub fn is_done(&self) -> bool {
         self.eof_told && self.ring.is_empty()
     }
@@ -88,7 +88,7 @@ impl Output {
         self.eof_sent = false;
     }
 
-    /// A new server is there and was told the range: nothing is sent until it gives credit.
+    /// Restarts for a new server that knows the range: nothing is sent until it grants credit.
     pub fn resync(&mut self) {
         self.sent = self.ring.base();
         self.credit = 0;
@@ -97,7 +97,7 @@ impl Output {
         self.eof_told |= self.from.is_none();
     }
 
-    /// Waits for more bytes exactly when there is room for them.
+    /// Watches for more bytes only while there is space for them.
     pub fn watch(&mut self, poll: &Poll, source: Source, attached: bool) -> io::Result<()> {
         let Some(from) = &self.from else { return Ok(()) };
         let wanted = !attached || (self.ring.len() as u64) < RING_ATTACHED;
@@ -110,7 +110,7 @@ impl Output {
         Ok(())
     }
 
-    /// Reads once. While nobody is attached the oldest bytes make room.
+    /// Reads once. While no client is attached, the oldest bytes are dropped to make space.
     pub fn fill(&mut self, poll: &Poll, scratch: &mut [u8], attached: bool) {
         let Some(from) = &self.from else { return };
         let limit = if attached { RING_ATTACHED } else { RING_DETACHED } as usize;
@@ -118,7 +118,7 @@ impl Output {
         if room == 0 {
             return;
         }
-        // Where there is room already the bytes are read to where they stay.
+        // With enough space in the ring, read directly into it.
         let read = if attached && self.ring.free() >= CHUNK.min(room) {
             let read = io::readv(from, &mut self.ring.spare(room.min(MOST_READ)));
             self.ring.take(read.unwrap_or(0));
@@ -138,13 +138,13 @@ impl Output {
                 }
             }
             Err(Errno::AGAIN | Errno::INTR) => {}
-            // A terminal's last writer is gone.
+            // The last writer of a terminal is gone.
             Err(_) => self.close(poll),
         }
     }
 
-    /// Appends something of the agent's own, as long as the stream is open. What is held of it stays: while somebody
-    /// reads there is always room for a little more.
+    /// Appends text of the agent itself, while the stream is open. Held bytes are not dropped: while a client is
+    /// attached, there is always space for a little more.
     pub fn add(&mut self, text: &[u8]) {
         if self.from.is_some() {
             self.ring.push(text, RING_DETACHED as usize);
@@ -160,7 +160,7 @@ impl Output {
         }
     }
 
-    /// Adds one frame if there is one to send.
+    /// Adds one frame, if there is one to send.
     pub fn emit(&mut self, exec: u32, stream: Stream, out: &mut Outbox) -> bool {
         let until = self.credit.min(self.ring.end());
         if self.sent < until {
@@ -179,7 +179,7 @@ impl Output {
         false
     }
 
-    /// What is held of it from `offset` on.
+    /// The held bytes from `offset` on.
     pub fn held(&self, offset: u64, len: usize) -> [&[u8]; 2] {
         self.ring.pieces(offset, len)
     }

@@ -1,4 +1,4 @@
-//! Which file descriptors the agent waits for, and what each of them is.
+//! The file descriptors that the agent waits for, and what each of them is.
 
 use std::{
     os::fd::{AsFd, OwnedFd},
@@ -11,12 +11,12 @@ use rustix::{
     io,
 };
 
-/// What a file descriptor is to the agent.
+/// The role of a file descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     FromServer,
     ToServer,
-    /// A child ended.
+    /// A child exited.
     Children,
     Stdin(u32),
     Stdout(u32),
@@ -60,22 +60,22 @@ impl Poll {
         Ok(Self { epoll: epoll::create(epoll::CreateFlags::CLOEXEC)? })
     }
 
-    /// Reports `source` whenever `fd` can be read.
+    /// Reports `source` whenever `fd` is readable.
     pub fn watch_input(&self, fd: impl AsFd, source: Source) -> io::Result<()> {
         epoll::add(&self.epoll, fd, epoll::EventData::new_u64(source.number()), epoll::EventFlags::IN)
     }
 
-    /// Reports `source` whenever `fd` can be written.
+    /// Reports `source` whenever `fd` is writable.
     pub fn watch_output(&self, fd: impl AsFd, source: Source) -> io::Result<()> {
         epoll::add(&self.epoll, fd, epoll::EventData::new_u64(source.number()), epoll::EventFlags::OUT)
     }
 
-    /// A descriptor must be taken out before it is closed: a copy of it may live on.
+    /// Stops watching `fd`. Required before closing it, because a duplicate may stay open.
     pub fn forget(&self, fd: impl AsFd) {
         let _ = epoll::delete(&self.epoll, fd);
     }
 
-    /// What is ready; nothing after `timeout`.
+    /// The sources that are ready; empty after `timeout`.
     pub fn wait(&self, timeout: Option<Duration>) -> io::Result<Vec<Source>> {
         let timeout = timeout
             .map(|span| Timespec { tv_sec: span.as_secs().min(3600) as i64, tv_nsec: i64::from(span.subsec_nanos()) });

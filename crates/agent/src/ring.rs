@@ -2,10 +2,10 @@
 
 use std::io::IoSliceMut;
 
-/// Holds the bytes `base..end` of a stream. An empty one costs nothing.
+/// Holds the bytes `base..end` of a stream. An empty ring allocates nothing.
 ///
-/// Bytes are read into it and written from it where they lie: [`spare`](Self::spare) and
-/// [`pieces`](Self::pieces) have two parts because it wraps around.
+/// Bytes are read into it and written from it in place: [`spare`](Self::spare) and [`pieces`](Self::pieces) have
+/// two parts because the ring wraps around.
 #[derive(Debug, Default)]
 pub struct Ring {
     bytes: Vec<u8>,
@@ -31,12 +31,12 @@ impl Ring {
         self.len == 0
     }
 
-    /// How much fits without a larger buffer.
+    /// How many bytes fit without a larger buffer.
     pub fn free(&self) -> usize {
         self.bytes.len() - self.len
     }
 
-    /// Where the next bytes belong, at most `most` of them. What was put there is [taken](Self::take) after.
+    /// The buffers for the next bytes, at most `most` of them. Call [`take`](Self::take) after filling them.
     pub fn spare(&mut self, most: usize) -> [IoSliceMut<'_>; 2] {
         let most = most.min(self.free());
         let end = self.start + self.len;
@@ -51,12 +51,12 @@ impl Ring {
         [IoSliceMut::new(front), IoSliceMut::new(back)]
     }
 
-    /// The first `count` bytes of the spare room are filled now.
+    /// Marks the first `count` bytes of the spare buffers as filled.
     pub fn take(&mut self, count: usize) {
         self.len += count.min(self.free());
     }
 
-    /// Appends `bytes`; the oldest go when more than `limit` would be held.
+    /// Appends `bytes`; drops the oldest if more than `limit` would be held.
     pub fn push(&mut self, bytes: &[u8], limit: usize) {
         let over = (self.len + bytes.len()).saturating_sub(limit);
         let old = over.min(self.len);
@@ -65,7 +65,7 @@ impl Ring {
         self.base += (over - old) as u64;
         let wanted = self.len + fresh.len();
         if wanted > self.bytes.len() {
-            // Doubling, but never past the limit: what is reserved lies in every checkpoint.
+            // Double, but never beyond the limit: reserved memory is part of every checkpoint.
             self.resize(wanted.max(self.bytes.len() * 2).min(limit.max(wanted)));
         }
         let mut rest = fresh;
@@ -77,7 +77,7 @@ impl Ring {
         self.take(fresh.len());
     }
 
-    /// Forgets everything below `offset`.
+    /// Drops everything below `offset`.
     pub fn free_below(&mut self, offset: u64) {
         let count = offset.clamp(self.base, self.end()) - self.base;
         self.drop_front(count as usize);
@@ -86,7 +86,7 @@ impl Ring {
     fn drop_front(&mut self, count: usize) {
         self.base += count as u64;
         self.len -= count;
-        // An empty one begins at the front again: the fewer pages are touched, the better.
+        // An empty ring starts at the front again, which touches fewer pages.
         self.start = match (self.len, self.start + count) {
             (0, _) => 0,
             (_, start) if start >= self.bytes.len() => start - self.bytes.len(),
@@ -94,7 +94,7 @@ impl Ring {
         };
     }
 
-    /// At most `most` bytes from `from` on, in two pieces since the ring wraps around.
+    /// At most `most` bytes starting at `from`, in two pieces because the ring wraps around.
     pub fn pieces(&self, from: u64, most: usize) -> [&[u8]; 2] {
         let skip = (from.clamp(self.base, self.end()) - self.base) as usize;
         let count = most.min(self.len - skip);
@@ -108,7 +108,7 @@ impl Ring {
         }
     }
 
-    /// Gives back memory that is mostly unused.
+    /// Releases memory that is mostly unused.
     pub fn tidy(&mut self) {
         if self.is_slack() {
             self.resize(self.len);
@@ -120,7 +120,7 @@ impl Ring {
     }
 
     fn resize(&mut self, capacity: usize) {
-        // Zeroed by the kernel when it is first touched, if ever.
+        // The kernel zeroes pages only when they are first touched.
         let mut bytes = vec![0; capacity];
         let [front, back] = self.pieces(self.base, self.len);
         bytes[..front.len()].copy_from_slice(front);

@@ -1,5 +1,5 @@
-//! What one command may have of processes and open files: the kernel's own limits, set where a command cannot
-//! raise them. They lie in a checkpoint with everything else.
+//! Limits for the processes and open files of a command: the kernel's own, set where a command cannot raise
+//! them. A checkpoint includes them.
 
 use std::{thread, time::Duration};
 
@@ -8,14 +8,14 @@ use rustix::{
     process::{Pid, Resource, Rlimit, prlimit, setrlimit},
 };
 
-/// Processes on top of the limit that only the agent can start, so that there is always a way in.
+/// Processes above the limit that only the agent can start, so that a client can always get in.
 const RESERVE: u64 = 16;
-/// A child that starts as another user is that user a moment after the agent goes on: how often, and after which time,
-/// it is tried again to limit it.
+/// How often, and at which interval, to retry limiting a child that starts as another user: the child becomes
+/// that user only a moment after the agent continues.
 const TRIES: u32 = 200;
 const MOMENT: Duration = Duration::from_micros(50);
 
-/// `None` is no limit.
+/// The limits; `None` means no limit.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Held {
     /// Processes and threads of one user, counted over the whole sandbox.
@@ -24,18 +24,18 @@ pub struct Held {
 }
 
 impl Held {
-    /// The agent itself is held too: whoever takes it over gains nothing. What it starts inherits this.
+    /// Limits the agent itself, and with it all its children, so that taking over the agent gains nothing.
     pub fn own(self) -> rustix::io::Result<()> {
         self.pids.map_or(Ok(()), |pids| setrlimit(Resource::Nproc, fixed(u64::from(pids) + RESERVE)))
     }
 
-    /// A command that has just started. One that ended already needs no limit.
+    /// Limits a command that has just started. One that has already exited needs no limit.
     pub fn child(self, pid: i32) {
         let pid = Pid::from_raw(pid);
         for (resource, most) in [(Resource::Nproc, self.pids), (Resource::Nofile, self.files)] {
             let Some(most) = most else { continue };
             for _ in 0..TRIES {
-                // Whoever is not the child's user yet, and has no capability for it, is refused.
+                // Without the capability, this is refused until the child runs as the user that the agent acts as.
                 if prlimit(pid, resource, fixed(most.into())) != Err(Errno::PERM) {
                     break;
                 }

@@ -1,7 +1,7 @@
-//! Moves the agent into memory: it copies itself into a sealed memory file and goes on from there.
+//! Moves the agent into memory: it copies itself into a sealed memory file and continues from there.
 //!
-//! A checkpoint holds memory but only names files. An agent that still ran from a file would
-//! wake up on whatever lies there on the next host.
+//! A checkpoint contains memory but only the names of files. An agent that still ran from a file would continue
+//! with whatever that file contains on the next host.
 
 use std::{
     fs::File,
@@ -12,12 +12,12 @@ use std::{
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
-/// The argument that says it has been done.
+/// The argument that shows that the move is done.
 const DONE: &str = "sealed";
-/// Memory that was given back is unmapped at once instead of lying in every checkpoint.
+/// Freed memory is unmapped at once, instead of being part of every checkpoint.
 const TUNABLES: &str = "glibc.malloc.mmap_threshold=131072:glibc.malloc.trim_threshold=131072";
 
-/// Returns in a process whose program is in memory; a process that is not becomes one.
+/// Returns if the process already runs from memory; otherwise re-executes it from there.
 pub fn into_memory() -> Result<(), crate::Failure> {
     if std::env::args_os().nth(1).is_some_and(|word| word == DONE) {
         return Ok(());

@@ -1,11 +1,11 @@
 //! Starts a command: pipes or a terminal, its own session, its directory, its user.
 //!
-//! `posix_spawn` is the one way to start a process that neither copies the agent's memory nor
-//! needs `unsafe`. What it cannot change in the child, the agent changes in itself for a moment:
-//! it has only one thread.
+//! `posix_spawn` is the only way to start a process that neither copies the agent's memory nor needs `unsafe`.
+//! What it cannot change in the child, the agent temporarily changes in itself, which is safe with a single
+//! thread.
 //!
-//! Inside a sandbox every call into the kernel is dear, and a short command is hardly more than
-//! its start: what is not needed is not called.
+//! Inside a sandbox every system call is expensive, and a short command is hardly more than its start, so
+//! unnecessary calls are avoided.
 
 use std::{
     collections::BTreeMap,
@@ -47,10 +47,10 @@ use crate::{
 const SET_SESSION: i32 = 0x80;
 const PIPE_SIZE: usize = 1 << 20;
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// The variable by which a command's orphans are known.
+/// The environment variable that identifies a command's orphans.
 pub const EXEC_VARIABLE: &str = "BATON_EXEC";
 
-/// A command that runs, and the agent's ends of its streams.
+/// A running command, and the agent's ends of its streams.
 #[derive(Debug)]
 pub struct Spawned {
     pub pid: i32,
@@ -67,7 +67,7 @@ pub struct Shared {
     pub held: Held,
 }
 
-/// Starts `exec`, or says for people why not.
+/// Starts `exec`; the error says why that failed.
 pub fn spawn(exec: &Exec, number: u32, shared: &Shared) -> Result<Spawned, String> {
     let user = match &exec.user {
         Some(name) => Some(users::find(name).ok_or_else(|| format!("No such user: {}", plain(name)))?),
@@ -123,7 +123,7 @@ struct Ends {
     stderr: Option<OwnedFd>,
 }
 
-/// What becomes the child's descriptor of that number.
+/// The source of one of the child's descriptors.
 enum Action {
     Open(CString, OFlag, i32),
     Copy(OwnedFd, i32),
@@ -159,7 +159,7 @@ fn terminal(pty: Pty, user: Option<&User>) -> rustix::io::Result<Ends> {
     }
     let master = nonblocking(master)?;
     let writer = fcntl_dupfd_cloexec(&master, 3)?;
-    // The leader of a fresh session gets the first terminal it opens as its own.
+    // The leader of a new session gets the first terminal it opens as its controlling terminal.
     let actions = vec![Action::Open(name, OFlag::O_RDWR, 0), Action::Same(0, 1), Action::Same(0, 2)];
     Ok(Ends { actions, stdin: Some(writer), stdout: master, stderr: None })
 }
@@ -169,13 +169,13 @@ pub fn resize(master: impl AsFd, cols: u16, rows: u16) -> rustix::io::Result<()>
     tcsetwinsize(master, Winsize { ws_col: cols, ws_row: rows, ws_xpixel: 0, ws_ypixel: 0 })
 }
 
-/// Of a fresh descriptor: it has no other flag that could be lost.
+/// Makes a new descriptor non-blocking. It has no other flags that could be lost.
 fn nonblocking(fd: OwnedFd) -> rustix::io::Result<OwnedFd> {
     fcntl_setfl(&fd, OFlags::NONBLOCK)?;
     Ok(fd)
 }
 
-/// A pipe through which much goes is made larger. Only speed depends on it.
+/// Enlarges a pipe that much data passes through. Best-effort: this affects only speed.
 pub fn enlarge(pipe: impl AsFd) {
     let _ = fcntl_setpipe_size(pipe, PIPE_SIZE);
 }
@@ -205,12 +205,12 @@ fn start(
     let mut attributes = PosixSpawnAttr::init()?;
     attributes.set_flags(flags)?;
     attributes.set_sigmask(&SigSet::empty())?;
-    // All of them, also because glibc asks for a signal's handling in the child before it resets
-    // it, unless it is told to: one call for each signal instead of two.
+    // All signals, also because glibc queries the action of any other signal in the child before resetting it:
+    // two calls instead of one.
     attributes.set_sigdefault(&SigSet::all())?;
     let _identity = user.map(Identity::assume).transpose()?;
     let pid = match posix_spawn(path, &actions, &attributes, argv, env) {
-        // A script without a first line is one for the shell.
+        // A script without an interpreter line is run by the shell.
         Err(Errno::ENOEXEC) => {
             let script = CString::new(path.as_os_str().as_encoded_bytes()).map_err(|_| Errno::EINVAL)?;
             let rest = argv.get(1..).unwrap_or_default().iter().map(CString::as_c_str);
@@ -224,7 +224,7 @@ fn start(
     Ok(pid.as_raw())
 }
 
-/// The program that `name` means in the directory where the agent is now.
+/// Finds the program called `name`, relative to the agent's current directory.
 fn locate(name: &str, path: &str) -> Result<PathBuf, String> {
     if name.contains('/') {
         return Ok(PathBuf::from(name));
@@ -241,7 +241,7 @@ fn locate(name: &str, path: &str) -> Result<PathBuf, String> {
     Err(format!("{}: {}", refused.desc(), plain(name)))
 }
 
-/// The agent stands in a command's directory until this is dropped; at home it is in the root.
+/// Keeps the agent in a command's directory until dropped, then returns to the root directory.
 struct Directory;
 
 impl Directory {
@@ -261,8 +261,8 @@ impl Drop for Directory {
     }
 }
 
-/// The agent's real user is another one until this is dropped; its effective one stays, and the
-/// child makes the real one its effective one.
+/// Changes the agent's real user until dropped. The effective user stays, and the child makes the real one its
+/// effective one.
 struct Identity {
     groups: Vec<Gid>,
 }
@@ -285,7 +285,7 @@ impl Drop for Identity {
         let back = unistd::setresuid(uid, uid, uid)
             .and_then(|()| unistd::setresgid(gid, gid, gid))
             .and_then(|()| if uid.is_root() { unistd::setgroups(&self.groups) } else { Ok(()) });
-        // An agent with another's identity must not go on.
+        // The agent must not continue with another identity.
         back.expect("the effective user may always become the real one");
     }
 }
@@ -294,7 +294,7 @@ fn c_string(text: &str) -> Result<CString, String> {
     CString::new(text).map_err(|_| "The command has a zero byte in it".to_owned())
 }
 
-/// `text` as it may stand in a message: short, and nothing that moves a cursor.
+/// `text` for use in a message: shortened, and without control characters.
 pub fn plain(text: &str) -> String {
     printable_start(text, 120)
 }

@@ -1,7 +1,7 @@
-//! A command and all that descends from it, also what ran away from its session.
+//! A command and all its descendants, including those that left its session.
 //!
-//! Orphans become children of the agent. They are told apart by the variable that each
-//! command finds in its environment and hands on.
+//! Orphans become children of the agent. They are identified by a variable that each command finds in its
+//! environment and passes on.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,7 +15,7 @@ use nix::{
 
 use crate::spawn::EXEC_VARIABLE;
 
-/// Scans per call: each catches what the last one's victims had just started.
+/// Scans per call: each finds what the victims of the previous one had just started.
 const ROUNDS: usize = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,17 +26,17 @@ pub struct Process {
     session: i32,
 }
 
-/// What a tree grows from.
+/// The root of a process tree.
 #[derive(Clone, Copy, Debug)]
 pub struct Root {
     pub exec: u32,
-    /// The command's process, if no later command can have the same number.
+    /// The command's process, if no later command can have the same pid.
     pub pid: Option<i32>,
-    /// The command's process was not yet reaped, so that its number is surely its own.
+    /// The command's process is not reaped yet, so its pid cannot have been reused.
     pub is_alive: bool,
 }
 
-/// Sends `signal` to the whole tree; says whether anything of it was still alive.
+/// Sends `signal` to the whole tree; returns whether anything of it was still alive.
 pub fn signal(root: Root, signal: Signal) -> bool {
     if let (Some(pid), true) = (root.pid, root.is_alive) {
         let _ = kill(Pid::from_raw(-pid), signal);
@@ -59,12 +59,12 @@ pub fn signal(root: Root, signal: Signal) -> bool {
     !hit.is_empty()
 }
 
-/// Whether one of these processes belongs to the tree.
+/// Whether the process `pid` belongs to the tree.
 pub fn contains(root: Root, processes: &[Process], pid: i32) -> bool {
     members(processes, std::process::id() as i32, root.pid, |pid| carries(pid, root.exec)).contains(&pid)
 }
 
-/// Kills everything below the agent. The kernel does that where the agent is the first process.
+/// Kills everything below the agent. As PID 1 the agent can leave this to the kernel.
 pub fn kill_all() {
     let own = std::process::id() as i32;
     for _ in 0..ROUNDS * ROUNDS {
@@ -78,7 +78,7 @@ pub fn kill_all() {
     }
 }
 
-/// Every process of the tree among the descendants of `own`.
+/// All processes of the tree among the descendants of `own`.
 fn members(processes: &[Process], own: i32, root: Option<i32>, carries: impl Fn(i32) -> bool) -> BTreeSet<i32> {
     let mut children: BTreeMap<i32, Vec<&Process>> = BTreeMap::new();
     for process in processes {
@@ -89,7 +89,7 @@ fn members(processes: &[Process], own: i32, root: Option<i32>, carries: impl Fn(
     let mut open: Vec<(i32, bool)> = vec![(own, false)];
     while let Some((parent, belongs)) = open.pop() {
         for process in children.get(&parent).into_iter().flatten() {
-            // A table read while it changes may have a circle in it.
+            // A table read while it changes may contain a cycle.
             if !seen.insert(process.pid) {
                 continue;
             }
@@ -104,8 +104,8 @@ fn members(processes: &[Process], own: i32, root: Option<i32>, carries: impl Fn(
     found
 }
 
-/// Every living process below the agent: inside a sandbox that is every other one. `None` when they are too many to
-/// be looked at as long as `may_go_on`.
+/// All live processes below the agent: inside a sandbox these are all others. Returns `None` if `may_go_on`
+/// turns false before all are read.
 pub fn below(may_go_on: impl Fn() -> bool) -> Option<Vec<Process>> {
     let processes = numbers().map(|pid| may_go_on().then(|| read(pid)));
     let processes: Vec<Process> = processes.collect::<Option<Vec<_>>>()?.into_iter().flatten().collect();
@@ -126,13 +126,13 @@ fn read(pid: i32) -> Option<Process> {
     parse_stat(pid, &fs::read(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// A living process from its `stat` line. Its name may contain anything, also parentheses.
+/// Parses a live process from its `stat` line. Its name may contain anything, even parentheses.
 fn parse_stat(pid: i32, line: &[u8]) -> Option<Process> {
     let name_end = line.iter().rposition(|byte| *byte == b')')?;
     let rest = String::from_utf8_lossy(&line[name_end + 1..]).into_owned();
     let fields: Vec<&str> = rest.split_whitespace().collect();
     let number = |at: usize| fields.get(at)?.parse().ok();
-    // A leader that ended before its threads looks dead and is not.
+    // A group leader that exited before its threads looks dead but is not.
     let threads = number(17).unwrap_or(1);
     if matches!(*fields.first()?, "Z" | "X") && threads < 2 {
         return None;

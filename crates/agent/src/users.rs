@@ -1,4 +1,5 @@
-//! Who a command runs as. The files are read here: a static program cannot ask the C library.
+//! The user that a command runs as. The files are read here, because a static executable cannot use the C
+//! library for it.
 
 use std::fs;
 
@@ -12,7 +13,7 @@ pub struct User {
     pub name: Option<String>,
 }
 
-/// The user of that name or number; a number needs no entry.
+/// The user with that name or number; a number needs no entry.
 pub fn find(wanted: &str) -> Option<User> {
     let read = |path| fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
     find_in(wanted, &read("/etc/passwd"), &read("/etc/group"))

@@ -1,4 +1,4 @@
-//! What is no frame: children end, streams move, time passes.
+//! Events other than frames: children that exit, streams that become ready, time that passes.
 
 use std::{os::fd::AsFd, time::Duration};
 
@@ -18,29 +18,29 @@ use crate::{
     tree,
 };
 
-/// How often a killed tree is looked at again, and how far apart.
+/// How often a killed tree is scanned again, and at which interval.
 const SWEEPS: u32 = 200;
 const BETWEEN_SWEEPS: Duration = Duration::from_millis(25);
-/// How often the clock is read, so that a jump can be told from time that passed.
+/// How often the clock is read, to tell a jump from time that passed.
 const STEP_WITH_DEADLINE: Duration = Duration::from_millis(250);
 const STEP: Duration = Duration::from_millis(500);
-/// Output that is written at once.
+/// Maximum output written in one turn.
 const MOST_SENT: usize = 1 << 20;
-/// After so much quiet, unused memory goes back: it would lie in every checkpoint.
+/// After this much idle time unused memory is released, because it would be part of every checkpoint.
 const QUIET: Duration = Duration::from_millis(100);
 
-/// How far sending came.
+/// How much was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
     All,
     /// The server's pipe is full.
     Full,
-    /// There is more, but others must have their turn.
+    /// There is more, but other sources must have their turn.
     Part,
 }
 
 impl Agent {
-    /// Takes every child that ended, whoever's it was.
+    /// Reaps every child that has exited, orphans included.
     pub fn reap(&mut self) {
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
             let pid = pid.as_raw_nonzero().get();
@@ -53,7 +53,7 @@ impl Agent {
         self.forget_old();
     }
 
-    /// A command's stream can be read or written.
+    /// Handles a command's stream that can be read or written.
     pub fn ready(&mut self, source: Source) {
         let number = match source {
             Source::Stdin(number) | Source::Stdout(number) | Source::Stderr(number) => number,
@@ -76,7 +76,7 @@ impl Agent {
         self.watch(number);
     }
 
-    /// Sends what may be sent, for a while.
+    /// Sends what may be sent, in a bounded number of writes.
     pub fn send(&mut self, to: impl AsFd) -> io::Result<Sent> {
         for _ in 0..4 {
             self.refill();
@@ -95,7 +95,7 @@ impl Agent {
         Ok(Sent::Part)
     }
 
-    /// News of stdin, then output: a frame from each stream in turn, as long as there is more.
+    /// Adds acknowledgements of stdin, then output: one frame from each stream in turn, while there is more.
     fn refill(&mut self) {
         if !self.outbox.refill() {
             return;
@@ -110,7 +110,7 @@ impl Agent {
                 let Some(exec) = self.execs.get_mut(&number) else { continue };
                 let has_sent = exec.stdout.emit(number, Stream::Stdout, &mut self.outbox)
                     | exec.stderr.emit(number, Stream::Stderr, &mut self.outbox);
-                // One that is done holds nothing: nothing of it is to be written from its rings.
+                // A command that is done holds no output, so nothing remains to be written from its rings.
                 if has_sent && exec.is_done() {
                     self.remove(number);
                 } else if has_sent {
@@ -125,7 +125,7 @@ impl Agent {
         }
     }
 
-    /// Time passed: deadlines, and what a kill left alive.
+    /// Handles deadlines and the survivors of a kill.
     pub fn tick(&mut self, now: Duration) {
         self.ran.step(now);
         let ran = self.ran.total();
@@ -134,8 +134,8 @@ impl Agent {
         due.into_iter().for_each(|number| self.signal_tree(number, Signal::SIGKILL));
     }
 
-    /// Signals the command and all that descends from it. What is killed is looked for again
-    /// later: it may have been starting something just then.
+    /// Signals the command and all its descendants. A killed tree is scanned again later, because a process may
+    /// have been starting another one at that moment.
     pub(super) fn signal_tree(&mut self, number: u32, signal: Signal) {
         let Some(root) = self.root(number) else { return };
         let found = tree::signal(root, signal);
@@ -148,7 +148,7 @@ impl Agent {
         }
     }
 
-    /// What the tree of a command grows from.
+    /// The root of a command's process tree.
     fn root(&self, number: u32) -> Option<tree::Root> {
         let exec = self.execs.get(&number)?;
         let is_reused = self.execs.values().any(|other| other.number != number && other.pid == exec.pid);
@@ -156,7 +156,7 @@ impl Agent {
         Some(tree::Root { exec: number, pid, is_alive: exec.is_running() })
     }
 
-    /// The sandbox is over a limit: ends what takes most, and tells those whose it was.
+    /// Handles a sandbox over its limit: ends the largest consumer and notifies the affected commands.
     pub(super) fn relieve(&mut self, asked: &Relieve) {
         let processes = if asked.used == 0 { None } else { oom::look() };
         let ended = processes.as_ref().map_or_else(oom::end_all, |found| oom::relieve(found, asked.used));
@@ -192,7 +192,7 @@ impl Agent {
         self.outbox.log(&text);
     }
 
-    /// How long nothing may happen before the agent has to look again.
+    /// How long the agent may wait for events before it has to run again.
     pub fn patience(&self) -> Option<Duration> {
         let ran = self.ran.total();
         let of_execs = self.execs.values().filter_map(|exec| {
@@ -208,7 +208,7 @@ impl Agent {
         self.outbox.is_slack() || self.execs.values().any(Exec::is_slack)
     }
 
-    /// Nothing happened for a while.
+    /// Releases unused memory after an idle period.
     pub fn tidy(&mut self) {
         self.intake.tidy();
         self.outbox.tidy();
