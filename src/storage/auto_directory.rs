@@ -1,4 +1,4 @@
-//! A directory whose kind is not known before it is used: a local file system, or a mounted bucket.
+//! A directory whose kind is detected on first use: a local file system, or a mounted bucket.
 
 use std::{
     io,
@@ -20,7 +20,7 @@ use crate::clock::SharedClock;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// File systems that lock and rename as we need it, by the number `statfs` tells.
+/// File systems that support the locks and renames we need, by the magic number from `statfs`.
 const LOCAL: [i64; 5] = [
     0xEF53,      // ext4
     0x5846_5342, // xfs
@@ -29,7 +29,7 @@ const LOCAL: [i64; 5] = [
     0x794C_7630, // overlay
 ];
 
-/// Whether a directory, or where it would be made, lies on a local file system. Not for ever: a mount may hang.
+/// Whether a directory, or its closest existing ancestor, is on a local file system. Times out, since a mount may hang.
 pub async fn is_local(clock: &SharedClock, path: &Path) -> Result<bool> {
     let name = "the mounted directory";
     let path = path.to_owned();

@@ -1,17 +1,17 @@
-//! The name a bucket goes by in records, also where its objects are reached through a mount. Pure.
+//! The name that records use for a bucket, even if its objects are accessed through a mount. Pure.
 //!
-//! A mount does not know which bucket it shows. An operator says so by setting both variables of an artifact: the
-//! mount moves the bytes, the bucket's name is recorded. Where nobody has said it, a name is unknown, and an unknown
-//! name rules nothing out: checkpoint ids are unique and the lock has the manifest's SHA-256, so whoever looks
-//! elsewhere finds nothing, and never something else.
+//! A mount does not know which bucket it shows. An operator states it by setting both variables of an artifact: bytes
+//! go through the mount, the bucket's name is recorded. Otherwise the name is unknown, and an unknown name rules
+//! nothing out: checkpoint ids are unique and the lock holds the manifest's SHA-256, so an instance that uses another
+//! bucket finds nothing rather than the wrong object.
 
 use super::layout::{Artifact, Place, StorageSettings, place};
 
-/// The name of the bucket in which an artifact lies under these settings; `None` where nothing says it.
+/// The name of the bucket that holds an artifact under these settings; `None` if it is unknown.
 pub fn of(artifact: Artifact, settings: &StorageSettings) -> Option<String> {
     match place(artifact, settings)? {
         Place::Bucket(name) => Some(name),
-        // `CHECKPOINT_AND_RESTORE_PATH` stands for mounts in general and claims nothing about a bucket.
+        // `CHECKPOINT_AND_RESTORE_PATH` is about mounts in general and implies no bucket.
         Place::Mounted(_) => match artifact {
             Artifact::Lock | Artifact::Metadata => None,
             Artifact::Checkpoints => settings.checkpoint_bucket.clone().filter(|_| settings.checkpoint_mount.is_some()),
@@ -20,7 +20,7 @@ pub fn of(artifact: Artifact, settings: &StorageSettings) -> Option<String> {
     }
 }
 
-/// Whether what a record names and what an instance uses may be one bucket: not if both have names and these differ.
+/// Whether a record and an instance may refer to the same bucket: not if both names are known and differ.
 pub fn may_be_one(recorded: Option<&String>, own: Option<&String>) -> bool {
     match (recorded, own) {
         (Some(recorded), Some(own)) => recorded == own,

@@ -1,4 +1,4 @@
-//! Checkpoints on their way into storage and out of it: hashed, in parallel, manifest last, verified.
+//! Uploads and downloads of checkpoints: hashed, in parallel, manifest last, verified.
 //!
 //! ```text
 //!  hash ─▶ files, each only if absent ─▶ manifest, only if absent ─▶ (the lock names it: committed)
@@ -27,19 +27,19 @@ use super::{
 };
 use crate::clock::SharedClock;
 
-/// Reading a local file may stall no longer than this.
+/// Stall timeout for reading a local file.
 const STALL: Duration = Duration::from_secs(30);
-/// How often something that failed in passing is begun anew, and the first pause before it.
+/// How often an operation is attempted if it fails with a transient error, and the initial back-off.
 const ATTEMPTS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(200);
-/// What the service wants when it was asked too often.
+/// The minimum back-off after the service has rate-limited a call.
 const LONG_PAUSE: Duration = Duration::from_secs(1);
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
 
-/// Bytes done, and bytes in all.
+/// Progress callback: receives the bytes transferred so far and the total.
 pub type Total<'a> = &'a (dyn Fn(u64, u64) + Send + Sync);
 
-/// The files of a checkpoint in `folder`, each read once.
+/// Hashes the files of a checkpoint in `folder`, reading each once.
 pub async fn hash(clock: &SharedClock, folder: &Path) -> Result<Vec<manifest::File>> {
     let mut files: Vec<BoxFuture<'_, Result<manifest::File>>> = Vec::new();
     let has_files = folder.join(Image::Files.file_name()).exists();
@@ -53,8 +53,8 @@ pub async fn hash(clock: &SharedClock, folder: &Path) -> Result<Vec<manifest::Fi
     try_join_all(files).await
 }
 
-/// Stores the files in `folder` as the manifest describes them, then the manifest. Safe to repeat.
-/// Returns the manifest's SHA-256, by which the lock will name it.
+/// Uploads the files in `folder` as the manifest describes them, then the manifest. Idempotent. Returns the manifest's
+/// SHA-256, by which the lock will name it.
 pub async fn upload(
     store: &dyn Store,
     clock: &SharedClock,
@@ -76,12 +76,12 @@ pub async fn upload(
     describe(store, clock, manifest).await
 }
 
-/// A digest that was computed here, as manifests have it.
+/// Converts a locally computed digest to the type used in manifests.
 pub fn named(key: &str, sha256: &str) -> Result<Sha256Name> {
     Sha256Name::parse(sha256).map_err(|invalid| Error::Other { key: key.to_owned(), why: invalid.to_string() })
 }
 
-/// The manifest itself, after the files it describes.
+/// Uploads the manifest, after the files it describes.
 async fn describe(store: &dyn Store, clock: &SharedClock, manifest: &manifest::Checkpoint) -> Result<Sha256Name> {
     let key = Object::CheckpointManifest(&manifest.checkpoint_id).key();
     let wrong = |error: serde_json::Error| Error::Other { key: key.clone(), why: error.to_string() };
@@ -90,7 +90,7 @@ async fn describe(store: &dyn Store, clock: &SharedClock, manifest: &manifest::C
     Ok(Sha256Name::from_bits(Sha256::digest(&bytes).into()))
 }
 
-/// How large the files of a checkpoint in `folder` are.
+/// The sizes of the checkpoint files in `folder`.
 async fn sizes(clock: &SharedClock, folder: &Path) -> Result<Vec<(Image, u64)>> {
     let folder = folder.to_owned();
     files::run_blocking(clock, "a checkpoint", STALL, &|_| {}, move |_| {
@@ -104,8 +104,8 @@ async fn sizes(clock: &SharedClock, folder: &Path) -> Result<Vec<(Image, u64)>> 
     .await
 }
 
-/// Stores the files in `folder`, which are given away, and then the manifest with what they are.
-/// Where the store does not have to know that beforehand they are read once. Safe to repeat.
+/// Uploads the files in `folder`, passing ownership to the store, then the manifest with their digests. If the store
+/// computes digests itself, each file is read once. Idempotent.
 pub async fn store(
     store: &dyn Store,
     clock: &SharedClock,
@@ -141,7 +141,7 @@ pub async fn store(
     describe(store, clock, manifest).await
 }
 
-/// The manifest the lock names, if it is that very one.
+/// Reads the manifest that the lock names and verifies its SHA-256.
 pub async fn manifest(
     store: &dyn Store,
     clock: &SharedClock,
@@ -158,7 +158,7 @@ pub async fn manifest(
     if manifest.checkpoint_id != *id {
         return Err(damaged("it describes another checkpoint".to_owned()));
     }
-    // The name is what the lock and a signature are about, so what else it says must be the same.
+    // Lock and signature refer to the checkpoint id, so the other fields must agree with it.
     if (&manifest.sandbox_id, manifest.epoch, manifest.seq) != (&id.sandbox(), id.epoch(), id.seq()) {
         return Err(damaged("its sandbox, epoch or sequence is not that of its name".to_owned()));
     }
@@ -166,8 +166,7 @@ pub async fn manifest(
     Ok(manifest)
 }
 
-/// Fetches what runsc needs of a checkpoint into `folder`, to be read only. Each appears only if it is what
-/// the manifest says.
+/// Downloads the files that runsc needs into `folder`, for reading only. Each appears only if it matches the manifest.
 pub async fn download(
     store: &dyn Store,
     clock: &SharedClock,
@@ -191,7 +190,7 @@ pub async fn download(
     try_join_all(files).await.map(|_| ())
 }
 
-/// Erases a checkpoint that nothing names any more, the manifest first: what is left then is no checkpoint. Safe to repeat.
+/// Erases an unreferenced checkpoint, manifest first: without it, the remaining files are not a checkpoint. Idempotent.
 pub async fn purge(store: &dyn Store, clock: &SharedClock, id: &CheckpointId) -> Result<()> {
     let manifest = Object::CheckpointManifest(id).key();
     erase(store, clock, &manifest).await?;
@@ -208,10 +207,10 @@ pub async fn purge(store: &dyn Store, clock: &SharedClock, id: &CheckpointId) ->
     }
 }
 
-/// What a mounted bucket keeps of directories that are empty now.
+/// Removes the empty directories that a mounted bucket keeps.
 pub(super) async fn remove_folders(store: &dyn Store, clock: &SharedClock, page: &Page) -> Result<()> {
     let mut folders: Vec<_> = page.folders.iter().collect();
-    // Whatever is inside another has the longer name.
+    // A nested directory has a longer name than its parent, so it is removed first.
     folders.sort_by_key(|name| std::cmp::Reverse(name.len()));
     for folder in folders {
         retry(clock, || store.remove_folder(folder)).await?;
@@ -221,13 +220,13 @@ pub(super) async fn remove_folders(store: &dyn Store, clock: &SharedClock, page:
 
 pub(super) async fn erase(store: &dyn Store, clock: &SharedClock, key: &str) -> Result<()> {
     match retry(clock, || store.delete(key, Precondition::Any)).await {
-        // Gone already, perhaps by an attempt whose answer was lost.
+        // Already gone, perhaps through an attempt whose answer was lost.
         Err(Error::NotFound(_)) => Ok(()),
         erased => erased,
     }
 }
 
-/// One file into storage, only if absent; tried again while that may help.
+/// Uploads one file if it is absent; retries transient errors.
 pub async fn send(
     store: &dyn Store,
     clock: &SharedClock,
@@ -239,8 +238,8 @@ pub async fn send(
     retry(clock, || store.upload(key, file, Precondition::Absent, digest, progress)).await.map(drop)
 }
 
-/// As [`send`], of a file that is given away: what it was. Where the store does not have to know that
-/// beforehand it is read once.
+/// Like [`send`], but passes ownership of the file to the store and returns its digest. If the store computes the
+/// digest itself, the file is read once.
 pub async fn give(
     store: &dyn Store,
     clock: &SharedClock,
@@ -260,7 +259,7 @@ pub async fn give(
     Ok(digest)
 }
 
-/// One file out of storage; tried again while that may help.
+/// Downloads one file; retries transient errors.
 pub async fn fetch(
     store: &dyn Store,
     clock: &SharedClock,
@@ -272,7 +271,7 @@ pub async fn fetch(
     retry(clock, || store.download(key, file, digest, progress)).await
 }
 
-/// A small object that is written once. The same content already there is as good: it is our own, from an
+/// Writes a small object once. An existing object with the same content counts as success: it is our own, from an
 /// attempt whose answer was lost.
 pub async fn put_once(store: &dyn Store, clock: &SharedClock, key: &str, bytes: &Bytes) -> Result<()> {
     retry(clock, || Box::pin(put_or_find(store, key, bytes))).await
@@ -293,7 +292,7 @@ async fn put_or_find(store: &dyn Store, key: &str, bytes: &Bytes) -> Result<()> 
     }
 }
 
-/// A small object somebody named: where caches lie in between it may show a little later.
+/// Reads a small object that is known to exist: caches may delay its visibility.
 pub(super) async fn wait_for(store: &dyn Store, clock: &SharedClock, key: &str) -> Result<Bytes> {
     let start = clock.now();
     loop {
@@ -308,7 +307,7 @@ pub(super) async fn wait_for(store: &dyn Store, clock: &SharedClock, key: &str) 
     }
 }
 
-/// Tries again after a passing error, a few times, with growing pauses.
+/// Retries transient errors a few times, with exponential back-off.
 pub(super) async fn retry<'a, T>(clock: &SharedClock, work: impl Fn() -> BoxFuture<'a, Result<T>>) -> Result<T> {
     let mut pause = PAUSE;
     for _ in 1..ATTEMPTS {
@@ -324,7 +323,7 @@ pub(super) async fn retry<'a, T>(clock: &SharedClock, work: impl Fn() -> BoxFutu
     work().await
 }
 
-/// What the manifest says of each file of a checkpoint: these files, each once, and no other name.
+/// The files of a checkpoint with their digests from the manifest: every required file, each once, and no other name.
 pub(super) fn images(manifest: &manifest::Checkpoint) -> Result<Vec<(Image, Digest)>> {
     let mut seen = BTreeSet::new();
     let found = manifest.files.iter().map(|file| {
@@ -343,7 +342,7 @@ pub(super) fn images(manifest: &manifest::Checkpoint) -> Result<Vec<(Image, Dige
     })
 }
 
-/// Adds up the progress of files that move side by side.
+/// Adds up the progress of parallel transfers.
 struct Tally<'a> {
     done: Vec<AtomicU64>,
     total: u64,

@@ -1,4 +1,4 @@
-//! The checkpoints of one instance's store, by the head that names them.
+//! The checkpoints in an instance's store, addressed by their heads.
 
 use std::{collections::BTreeSet, path::Path, sync::Arc, time::Duration};
 
@@ -22,10 +22,10 @@ use super::{
 };
 use crate::clock::SharedClock;
 
-/// Reading a local file may stall no longer than this.
+/// Stall timeout for reading a local file.
 const STALL: Duration = Duration::from_secs(30);
 
-/// How metadata show a head that was taken at this time.
+/// How the metadata shows a head that was taken at this time.
 pub fn committed(head: &Head, taken: Option<String>) -> Committed {
     let latest = Latest { bucket: head.bucket.clone(), path: layout::checkpoint_prefix(&head.checkpoint_id) };
     Committed { latest: Some(latest), at: taken }
@@ -34,7 +34,7 @@ pub fn committed(head: &Head, taken: Option<String>) -> Committed {
 #[derive(Clone, Debug)]
 pub struct Checkpoints {
     pub(super) store: Arc<dyn Store>,
-    /// Recorded in the head; `None` under a mount whose bucket nobody has named.
+    /// Recorded in the head; `None` for a mount whose bucket is not configured.
     bucket: Option<String>,
     pub(super) clock: SharedClock,
     seals: Seals,
@@ -45,14 +45,14 @@ impl Checkpoints {
         Self { store, bucket, clock, seals: Seals::default() }
     }
 
-    /// With keys: what is stored is sealed, and nothing else is started from.
+    /// With keys, stored checkpoints are signed, and unsigned ones are not restored.
     #[must_use]
     pub fn sealed_by(self, seals: Seals) -> Self {
         Self { seals, ..self }
     }
 
-    /// Stores every file of `image`, then `manifest` with their digests; the head that names it.
-    /// The files are given away. Nothing counts before that head is committed.
+    /// Stores every file of `image`, then `manifest` with their digests, and returns the head that names it. The store
+    /// takes ownership of the files. The checkpoint has no effect until that head is committed.
     pub async fn store(&self, image: &Path, mut manifest: Checkpoint, progress: Total<'_>) -> Result<Head> {
         let sha256 = checkpoint_io::store(&*self.store, &self.clock, image, &mut manifest, progress).await?;
         let id = &manifest.checkpoint_id;
@@ -67,10 +67,10 @@ impl Checkpoints {
         })
     }
 
-    /// The manifest that a head names, verified against it.
+    /// Reads the manifest that a head names and verifies it against the head.
     pub async fn manifest(&self, head: &Head) -> Result<Checkpoint> {
         let id = &head.checkpoint_id;
-        // A rollback commits an older checkpoint anew, so a head may be younger than what it names, and never older.
+        // A rollback commits an older checkpoint again: a head may be newer than its checkpoint, but never older.
         if head.seq < id.seq() || head.epoch < id.epoch() {
             let why = "the head in the lock is older than the checkpoint that it names".to_owned();
             return Err(Error::Damaged { key: Object::CheckpointManifest(id).key(), why });
@@ -78,7 +78,7 @@ impl Checkpoints {
         checkpoint_io::manifest(&*self.store, &self.clock, id, &head.manifest_sha256).await
     }
 
-    /// As [`manifest`](Self::manifest), to start from it: one that is not sealed is refused.
+    /// Like [`manifest`](Self::manifest), before a restore: rejects a manifest that is not signed.
     pub async fn verified(&self, head: &Head) -> Result<Checkpoint> {
         let id = &head.checkpoint_id;
         let (about, seal) = (Object::CheckpointManifest(id).key(), Object::CheckpointSeal(id).key());
@@ -90,7 +90,7 @@ impl Checkpoints {
         sealed.map(|()| manifest)
     }
 
-    /// Seals what a head names, as it lies there, if there is a key to do it with.
+    /// Signs the stored checkpoint that a head names, if there is a key.
     pub async fn sign(&self, head: &Head) -> Result<()> {
         let (id, sha256) = (&head.checkpoint_id, &head.manifest_sha256);
         self.manifest(head).await?;
@@ -98,17 +98,18 @@ impl Checkpoints {
         signature::put(&*self.store, &self.clock, &self.seals, &about, &seal, sha256.as_str()).await
     }
 
-    /// Whether a head may lie where this instance looks. Only different names say that it does not.
+    /// Whether this instance's store may hold the checkpoint of a head. Only differing bucket names rule it out.
     pub fn may_hold(&self, head: &Head) -> bool {
         bucket_name::may_be_one(head.bucket.as_ref(), self.bucket.as_ref())
     }
 
-    /// Brings every file of a verified manifest into the fresh directory `image`, each verified, to be read only.
+    /// Downloads every file of a verified manifest into the fresh directory `image`, verifying each. The files must
+    /// only be read.
     pub async fn fetch(&self, manifest: &Checkpoint, image: &Path, progress: Total<'_>) -> Result<()> {
         checkpoint_io::download(&*self.store, &self.clock, manifest, image, progress).await
     }
 
-    /// The file system alone that a checkpoint carries, if it does.
+    /// The archive of the file system alone, if the checkpoint has one.
     pub fn files_of(&self, manifest: &Checkpoint) -> Option<Archive> {
         let name = Image::Files.file_name();
         let sha256 = manifest.files.iter().find(|file| file.name == name)?.sha256.clone();
@@ -116,13 +117,13 @@ impl Checkpoints {
         Some(Archive { bucket: self.bucket.clone(), path, sha256 })
     }
 
-    /// Whether an archive may lie where this instance looks for checkpoints.
+    /// Whether this instance's checkpoint store may hold an archive.
     pub fn may_hold_archive(&self, archive: &Archive) -> bool {
         matches!(archive.path, ArchivePath::Checkpoint(_))
             && bucket_name::may_be_one(archive.bucket.as_ref(), self.bucket.as_ref())
     }
 
-    /// Brings an archive that a manifest names into `file`; what it was.
+    /// Downloads an archive that a manifest names into `file` and returns its digest.
     pub async fn fetch_archive(
         &self,
         archive: &Archive,
@@ -134,14 +135,14 @@ impl Checkpoints {
         retry(&self.clock, || self.store.download_unverified(&key, file, most, progress)).await
     }
 
-    /// Stores something by its digest, unless it is there.
+    /// Stores a content-addressed file unless it exists. Returns whether it was missing.
     async fn deposit(&self, key: &str, file: &Path) -> Result<bool> {
         if !retry(&self.clock, || self.store.list(key, None)).await?.entries.is_empty() {
             return Ok(false);
         }
         let digest = files::digest(&self.clock, file, STALL, &|_| {}).await?;
         match checkpoint_io::send(&*self.store, &self.clock, key, file, &digest, &|_| {}).await {
-            // Another instance was faster; what counts is what comes out of it.
+            // Another instance was faster. The content is verified when it is used.
             Ok(()) | Err(Error::Conflict(_)) => Ok(true),
             Err(error) => Err(error),
         }
@@ -152,17 +153,17 @@ impl Checkpoints {
         Ok(!retry(&self.clock, || self.store.list(&key, None)).await?.entries.is_empty())
     }
 
-    /// Stores a base root file system for those who will need it later. Whether it was not there.
+    /// Stores a base root file system for later restores. Returns whether it was missing.
     pub async fn deposit_rootfs(&self, digest: &Sha256Name, file: &Path) -> Result<bool> {
         self.deposit(&Object::Rootfs(digest).key(), file).await
     }
 
-    /// Stores a runsc for those who will need it later. Whether it was not there.
+    /// Stores a runsc binary for later restores. Returns whether it was missing.
     pub async fn deposit_runtime(&self, sha256: &Sha256Name, file: &Path) -> Result<bool> {
         self.deposit(&Object::Runtime(sha256).key(), file).await
     }
 
-    /// Brings a runsc into `file`, if it is what its name says.
+    /// Downloads a runsc binary into `file` and verifies its SHA-256.
     pub async fn fetch_runtime(&self, sha256: &Sha256Name, file: &Path, most: u64) -> Result<()> {
         let key = Object::Runtime(sha256).key();
         let found = retry(&self.clock, || self.store.download_unverified(&key, file, most, &|_| {})).await?;
@@ -172,7 +173,7 @@ impl Checkpoints {
         Err(Error::Damaged { key, why: "it is not what its name says".to_owned() })
     }
 
-    /// Brings the archive of a base root file system into `file`. Whether it is that one shows when it is extracted.
+    /// Downloads the archive of a base root file system into `file`. Its digest is verified on extraction.
     pub async fn fetch_rootfs(
         &self,
         digest: &Sha256Name,
@@ -184,14 +185,14 @@ impl Checkpoints {
         retry(&self.clock, || self.store.download_unverified(&key, file, most, progress)).await.map(drop)
     }
 
-    /// Every checkpoint of a sandbox of which anything is stored.
+    /// Every checkpoint of a sandbox of which at least one object is stored.
     pub async fn list(&self, sandbox: &SandboxId) -> Result<BTreeSet<CheckpointId>> {
         let (prefix, mut found, mut after) = (layout::checkpoints_of(sandbox), BTreeSet::new(), None);
         loop {
             let page = self.store.list(&prefix, after.as_deref()).await?;
             after = page.entries.last().map(|entry| entry.key.clone());
             let listed = page.entries.iter().filter_map(|entry| layout::checkpoint_of(&entry.key));
-            // The name of one sandbox may begin with that of another.
+            // One sandbox id may be a prefix of another.
             found.extend(listed.filter(|id| id.sandbox() == *sandbox));
             if !page.more {
                 return Ok(found);
@@ -199,8 +200,8 @@ impl Checkpoints {
         }
     }
 
-    /// The manifest of a checkpoint as it lies there, and its digest. `None`: there is none, so the upload
-    /// was never finished. Only the lock says whether it was committed.
+    /// The manifest of a checkpoint as stored, and its digest. `None`: it does not exist, so the upload never finished.
+    /// Only the lock tells whether the checkpoint was committed.
     pub async fn manifest_of(&self, id: &CheckpointId) -> Result<Option<(Checkpoint, Sha256Name)>> {
         self.manifest_at(Object::CheckpointManifest(id).key()).await
     }
@@ -216,28 +217,28 @@ impl Checkpoints {
         self.bucket.as_ref()
     }
 
-    /// Some sandbox needs it beyond its time.
+    /// Whether any sandbox pins the checkpoint.
     pub async fn is_pinned(&self, id: &CheckpointId) -> Result<bool> {
         Ok(!self.store.list(&layout::pins_prefix(id), None).await?.entries.is_empty())
     }
 
-    /// Another sandbox than `but` needs it.
+    /// Whether a sandbox other than `but` pins the checkpoint.
     pub async fn is_pinned_by_another(&self, id: &CheckpointId, but: &SandboxId) -> Result<bool> {
         let own = Object::Pin(id, but).key();
         Ok(self.store.list(&layout::pins_prefix(id), None).await?.entries.iter().any(|entry| entry.key != own))
     }
 
-    /// Keeps a checkpoint for a sandbox until it is unpinned. Safe to repeat.
+    /// Keeps a checkpoint for a sandbox until it is unpinned. Idempotent.
     pub async fn pin(&self, id: &CheckpointId, sandbox: &SandboxId) -> Result<()> {
         put_once(&*self.store, &self.clock, &Object::Pin(id, sandbox).key(), &Bytes::from_static(b"{}")).await
     }
 
-    /// Safe to repeat.
+    /// Removes a pin. Idempotent.
     pub async fn unpin(&self, id: &CheckpointId, sandbox: &SandboxId) -> Result<()> {
         erase(&*self.store, &self.clock, &Object::Pin(id, sandbox).key()).await
     }
 
-    /// Erases a checkpoint that nothing names any more.
+    /// Erases an unreferenced checkpoint.
     pub async fn erase(&self, id: &CheckpointId) -> Result<()> {
         checkpoint_io::purge(&*self.store, &self.clock, id).await
     }

@@ -1,4 +1,4 @@
-//! Local files on their way to and from a store: hashed while they are copied, given up when nobody waits.
+//! Local files during transfers to and from a store: hashed while they are copied, aborted when the caller is gone.
 
 use std::{
     fs::File,
@@ -14,12 +14,12 @@ use tokio::sync::watch;
 use super::store::{Digest, Error, Progress, Result};
 use crate::clock::SharedClock;
 
-/// How much is read at once.
+/// The read size for large files.
 pub const CHUNK: usize = 1 << 20;
-/// How much is read first: most files are small.
+/// The initial read size: most files are small.
 const FIRST: usize = 16 << 10;
 
-/// Adds up size, SHA-256 and CRC32C in one pass.
+/// Computes size, SHA-256 and CRC32C in one pass.
 #[derive(Clone, Debug, Default)]
 pub struct Sum {
     size: u64,
@@ -50,7 +50,7 @@ impl Digest {
         sum.finish()
     }
 
-    /// `Damaged`, with what differs, unless `found` is this.
+    /// Returns `Damaged`, naming the difference, unless `found` equals this digest.
     pub fn verify(&self, key: &str, found: &Digest) -> Result<()> {
         let why = if found.size != self.size {
             format!("{} bytes instead of {}", found.size, self.size)
@@ -65,7 +65,7 @@ impl Digest {
     }
 }
 
-/// The error of a local file operation, in the store's terms.
+/// Maps the error of a local file operation to a store error.
 pub fn local_error(key: &str, error: &io::Error) -> Error {
     let (key, why) = (key.to_owned(), error.to_string());
     if error.kind() == io::ErrorKind::NotFound {
@@ -77,7 +77,7 @@ pub fn local_error(key: &str, error: &io::Error) -> Error {
     }
 }
 
-/// Blocking work's line to the future that waits for it.
+/// Reports the progress of blocking work to the future that waits for it.
 #[derive(Debug)]
 pub struct Reporter(watch::Sender<u64>);
 
@@ -86,7 +86,7 @@ impl Reporter {
         self.0.send_replace(done);
     }
 
-    /// An error once the future was dropped: give up, publish nothing.
+    /// Fails once the waiting future was dropped: the work must stop and publish nothing.
     pub fn go_on(&self, key: &str) -> Result<()> {
         if self.0.is_closed() {
             return Err(Error::Unavailable { key: key.to_owned(), why: "nobody waits for it any more".to_owned() });
@@ -95,8 +95,8 @@ impl Reporter {
     }
 }
 
-/// Runs blocking work beside the event loop, passes on its progress, and leaves it when nothing
-/// has moved for `stall`. The work itself ends at its next [`Reporter::go_on`].
+/// Runs blocking work off the event loop, forwards its progress, and abandons it after `stall` without progress. The
+/// work itself stops at its next [`Reporter::go_on`].
 pub async fn run_blocking<T: Send + 'static>(
     clock: &SharedClock,
     key: &str,
@@ -137,7 +137,7 @@ pub async fn run_blocking<T: Send + 'static>(
     }
 }
 
-/// Copies all of `source` and says what it was.
+/// Copies all of `source` and returns its digest.
 pub fn copy(key: &str, source: &mut dyn Read, mut target: impl Write, reporter: &Reporter) -> Result<Digest> {
     let mut sum = Sum::default();
     let mut chunk = vec![0; FIRST];
@@ -158,7 +158,7 @@ pub fn copy(key: &str, source: &mut dyn Read, mut target: impl Write, reporter: 
     }
 }
 
-/// What a local file holds, read once.
+/// The digest of a local file, which is read once.
 pub async fn digest(clock: &SharedClock, file: &Path, stall: Duration, progress: Progress<'_>) -> Result<Digest> {
     let key = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let (name, path) = (key.clone(), file.to_owned());
@@ -169,22 +169,22 @@ pub async fn digest(clock: &SharedClock, file: &Path, stall: Duration, progress:
     .await
 }
 
-/// A file beside `target` that becomes `target` when it is whole, or vanishes.
+/// A temporary file beside `target` that is renamed to `target` when complete, or removed.
 pub fn draft(key: &str, target: &Path) -> Result<tempfile::NamedTempFile> {
     let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     tempfile::Builder::new().prefix(".draft-").tempfile_in(folder).map_err(|error| local_error(key, &error))
 }
 
-/// What a file on its way here may turn out to be.
+/// What a download accepts.
 #[derive(Clone, Debug)]
 pub enum Wanted {
     This(Digest),
-    /// Whatever it is, up to this many bytes.
+    /// Any content of up to this many bytes.
     AtMost(u64),
 }
 
 impl Wanted {
-    /// More bytes than this are too many.
+    /// The maximum number of bytes.
     pub fn most(&self) -> u64 {
         match self {
             Self::This(digest) => digest.size,
@@ -192,7 +192,7 @@ impl Wanted {
         }
     }
 
-    /// Refuses what is too long already.
+    /// Fails if `size` exceeds the maximum.
     pub fn go_on(&self, key: &str, size: u64) -> Result<()> {
         let most = self.most();
         if size <= most {
@@ -202,7 +202,7 @@ impl Wanted {
     }
 }
 
-/// The last steps of a download: on disk, verified, then under its name.
+/// The last steps of a download: verify, then rename into place.
 pub fn settle(
     key: &str,
     draft: tempfile::NamedTempFile,

@@ -1,5 +1,5 @@
-//! Checkpoints that somebody put into the store by hand, perhaps under a name that is not theirs: what is in their
-//! folder, what is missing, and how they get to where they belong.
+//! Checkpoints that were put into the store by hand, perhaps under another name: what their folder contains, what is
+//! missing, and how they are copied to their proper place.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ const MANIFEST: &str = "manifest.json";
 const SEAL: &str = "seal.hmac";
 const LONGEST_NAME: usize = 128;
 
-/// A folder of checkpoints as `latest_sandbox_checkpoint.path` names it: `sandbox_checkpoints/<name>/`.
+/// A checkpoint folder as named by `latest_sandbox_checkpoint.path`: `sandbox_checkpoints/<name>/`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Folder(String);
 
@@ -36,7 +36,7 @@ impl Folder {
         name.filter(is_sound).map(|name| Self(name.to_owned())).ok_or(Invalid { what: "path of a checkpoint", rule })
     }
 
-    /// The checkpoint that belongs there; `None`: it is not a name of ours.
+    /// The checkpoint this folder belongs to; `None` if the name is not a checkpoint id.
     pub fn checkpoint(&self) -> Option<CheckpointId> {
         CheckpointId::parse(&self.0).ok()
     }
@@ -62,7 +62,7 @@ impl Checkpoints {
         self.manifest_at(folder.key(MANIFEST)).await
     }
 
-    /// Which files of a checkpoint are not in a folder, or are not as long as the manifest there says.
+    /// The files of a checkpoint that are missing in a folder or differ in size from the manifest.
     pub async fn missing_in(&self, folder: &Folder, manifest: Option<&Checkpoint>) -> Result<Vec<String>> {
         let wanted: Vec<(String, Option<u64>)> = match manifest {
             Some(manifest) => manifest.files.iter().map(|file| (file.name.clone(), Some(file.size))).collect(),
@@ -87,8 +87,8 @@ impl Checkpoints {
         Ok(wanted.into_iter().filter(|(name, size)| !is_there(name, *size)).map(|(name, _)| name).collect())
     }
 
-    /// Copies a whole checkpoint from a folder to where its own name says it belongs, each file verified on its way
-    /// through the empty directory `through`; what is in the folder stays. The manifest's digest there. Safe to repeat.
+    /// Copies a complete checkpoint from a folder to its proper place, verifying each file on its way through the empty
+    /// directory `through`; the folder is left as it is. Returns the digest of the new manifest. Idempotent.
     pub async fn adopt(&self, folder: &Folder, manifest: &Checkpoint, through: &Path) -> Result<Sha256Name> {
         let (store, clock) = (&*self.store, &self.clock);
         for (image, digest) in checkpoint_io::images(manifest)? {

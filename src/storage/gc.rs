@@ -1,5 +1,5 @@
-//! Upkeep of one sandbox's objects: what may be erased, in which order, and what stays. For whoever
-//! holds the lease: the sandbox's own loop, the sweep, and an operator's command.
+//! Garbage collection of one sandbox's objects: what may be erased, in which order, and what is kept. For the lease
+//! holder: the sandbox's worker, the sweep, or an operator's command.
 
 use std::collections::BTreeSet;
 
@@ -19,10 +19,10 @@ use super::{
 };
 use crate::clock::SharedClock;
 
-/// By what the caller can do about it.
+/// Errors of garbage collection, grouped by what the caller can do about them.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Somebody holds the lease or is about to.
+    /// Another instance holds the lease or is about to.
     #[error("another instance has it")]
     Taken,
     #[error(transparent)]
@@ -40,18 +40,18 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Clone, Debug)]
 pub struct Upkeep {
     pub records: Records,
-    /// `None`: nothing can be stored.
+    /// `None` if checkpoints are not configured.
     pub checkpoints: Option<Checkpoints>,
     pub clock: SharedClock,
-    /// Committed checkpoints that stay, the head among them.
+    /// The number of committed checkpoints to keep, including the head.
     pub keep: usize,
 }
 
-/// How often the last write of a task is sent before it is left to the next one.
+/// How often the last write of a task is attempted before it is left to the next task.
 const TRIES: u32 = 5;
 
 impl Upkeep {
-    /// Takes a free or abandoned lock, or says that it is not free.
+    /// Acquires a free or abandoned lease, or fails with [`Error::Taken`].
     pub async fn acquire(&self, lock: &mut LeaseHandle) -> Result<()> {
         lock.read().await?;
         if lock.stand() != Some(LeaseState::Free) {
@@ -60,8 +60,8 @@ impl Upkeep {
         Ok(lock.acquire(false).await?)
     }
 
-    /// Erases a sandbox that nobody holds: checkpoints, metadata, and last the lock, of which a
-    /// tombstone is left. Broken off anywhere, the next one goes on with it.
+    /// Erases a sandbox without a holder: checkpoints, metadata, and last the lock, which becomes a tombstone. If it is
+    /// interrupted, the next purge continues.
     pub async fn purge(&self, id: &SandboxId, lock: &mut LeaseHandle) -> Result<()> {
         self.acquire(lock).await?;
         lock.purging().await?;
@@ -83,7 +83,7 @@ impl Upkeep {
         }
     }
 
-    /// Erases every checkpoint of a sandbox, but for those that a fork needs.
+    /// Erases every checkpoint of a sandbox except those that a fork needs.
     pub async fn erase_checkpoints(&self, id: &SandboxId) -> store::Result<()> {
         let Some(checkpoints) = &self.checkpoints else { return Ok(()) };
         for old in checkpoints.list(id).await? {
@@ -94,8 +94,8 @@ impl Upkeep {
         Ok(())
     }
 
-    /// Lets go of the checkpoint a sandbox was forked from, once nothing of its own needs it. If its source is
-    /// gone and no other fork needs it, it is erased. Only for the holder of the lease. Safe to repeat.
+    /// Unpins the checkpoint a sandbox was forked from once none of its own checkpoints need it. If the source sandbox
+    /// is gone and no other fork needs the checkpoint, erases it. Only for the lease holder. Idempotent.
     pub async fn unpin_source(&self, lock: &Lock) -> Result<()> {
         let (Some(checkpoints), Some(source)) = (&self.checkpoints, &lock.forked_from) else { return Ok(()) };
         if !lock.purging && self.needs(checkpoints, lock, source).await? {
@@ -108,8 +108,8 @@ impl Upkeep {
         Ok(())
     }
 
-    /// It was purged. A lock that is missing beside metadata was deleted by hand, and what the sandbox has is
-    /// still needed to mend it.
+    /// Whether a sandbox was purged. If the lock is missing but metadata exists, the lock was deleted by hand, and the
+    /// sandbox's objects are still needed to repair it.
     async fn is_erased(&self, id: &SandboxId) -> records::Result<bool> {
         if let Some(lock) = self.records.lock_of(id).await? {
             return Ok(lock.purged);
@@ -121,7 +121,7 @@ impl Upkeep {
         }
     }
 
-    /// The lock names a checkpoint, or the head stands on its files.
+    /// Whether the lock names a checkpoint, or the head depends on its files.
     async fn needs(&self, checkpoints: &Checkpoints, lock: &Lock, id: &CheckpointId) -> store::Result<bool> {
         if [&lock.head, &lock.prev_head].into_iter().flatten().any(|head| head.checkpoint_id == *id) {
             return Ok(true);
@@ -131,8 +131,8 @@ impl Upkeep {
         Ok(archive.is_some_and(|archive| archive.path == ArchivePath::Checkpoint(id.clone())))
     }
 
-    /// Checkpoints that nothing needs: beyond those to keep, never committed, and not pinned. `lock` is as
-    /// its holder has just read or written it; of a free one the answer is a guess until it is held.
+    /// Checkpoints that nothing needs: beyond the number to keep or never committed, and not pinned. `lock` must be as
+    /// its holder has just read or written it; for a free lock the result is a guess until the lock is held.
     pub async fn unreferenced(&self, lock: &Lock) -> store::Result<Vec<CheckpointId>> {
         let Some(checkpoints) = &self.checkpoints else { return Ok(Vec::new()) };
         let stored = checkpoints.list(&lock.sandbox_id).await?;
@@ -150,7 +150,7 @@ impl Upkeep {
         Ok(found)
     }
 
-    /// Erases what is superfluous. Only for the holder of the lease, who has just renewed it.
+    /// Erases unreferenced checkpoints. Only for a lease holder that has just renewed the lease.
     pub async fn tidy(&self, lock: &Lock) -> store::Result<usize> {
         let Some(checkpoints) = &self.checkpoints else { return Ok(0) };
         let old = self.unreferenced(lock).await?;
@@ -160,7 +160,7 @@ impl Upkeep {
         Ok(old.len())
     }
 
-    /// Tidies a sandbox that nobody holds.
+    /// Erases unreferenced checkpoints of a sandbox without a holder.
     pub async fn tidy_free(&self, lock: &mut LeaseHandle) -> Result<usize> {
         self.acquire(lock).await?;
         let held = lock.lock().cloned().ok_or(lease::Error::Missing)?;
@@ -169,7 +169,7 @@ impl Upkeep {
         Ok(tidied?)
     }
 
-    /// Says in the status what the lock shows of a sandbox that nobody runs, and frees its lease.
+    /// Updates the status of a sandbox that is not running to what the lock shows, and releases the lease.
     pub async fn correct(&self, id: &SandboxId, lock: &mut LeaseHandle) -> Result<Phase> {
         self.acquire(lock).await?;
         let held = lock.lock().cloned().ok_or(lease::Error::Missing)?;
@@ -178,7 +178,7 @@ impl Upkeep {
         Ok(reported?)
     }
 
-    /// Writes the status of a sandbox that runs nowhere. `lock` is ours.
+    /// Writes the status of a sandbox that is not running. We hold `lock`.
     pub async fn report_resting(&self, id: &SandboxId, lock: &Lock) -> records::Result<Phase> {
         let rest = Resting::of(lock, self.taken(lock).await);
         self.records
@@ -193,13 +193,13 @@ impl Upkeep {
         Ok(rest.phase)
     }
 
-    /// When the head of a lock was taken, if its manifest can be read: only a view depends on it.
+    /// When the head of a lock was taken, if its manifest can be read. For display only.
     pub async fn taken(&self, lock: &Lock) -> Option<String> {
         let (checkpoints, head) = (self.checkpoints.as_ref()?, lock.head.as_ref()?);
         checkpoints.manifest(head).await.ok().map(|manifest| manifest.created)
     }
 
-    /// Frees a lease under which nothing ran, with `head` as the last commit in the same write.
+    /// Releases a lease under which nothing ran, with `head` as the last commit in the same write.
     pub async fn release(&self, lock: &mut LeaseHandle, head: Option<Head>) -> Result<()> {
         let mut tries = 1;
         loop {
@@ -217,7 +217,7 @@ impl Upkeep {
         self.clock.sleep(self.clock.jittered(std::time::Duration::from_secs(1))).await;
     }
 
-    /// The newest committed checkpoints, as many as are kept: the head, the one before it, and their parents.
+    /// The newest committed checkpoints, up to the number to keep: the head, the previous head, and their parents.
     async fn chain(
         &self,
         checkpoints: &Checkpoints,
@@ -243,14 +243,15 @@ impl Upkeep {
     }
 }
 
-/// Named by the lock, or perhaps on its way: an upload of the present epoch comes after the head.
+/// Whether the lock names a checkpoint as its head, or it may be an upload in progress: one of the current epoch that
+/// comes after the head.
 fn is_needed(id: &CheckpointId, lock: &Lock) -> bool {
     let head = lock.head.as_ref();
     let on_its_way = id.epoch() >= lock.epoch && id.seq() > head.map_or(0, |head| head.seq);
     on_its_way || head.is_some_and(|head| head.checkpoint_id == *id)
 }
 
-/// What the status of a sandbox that runs nowhere says.
+/// The status of a sandbox that is not running.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resting {
     pub phase: Phase,
@@ -260,7 +261,7 @@ pub struct Resting {
 }
 
 impl Resting {
-    /// `taken` is when its head was.
+    /// `taken` is when the head was taken.
     pub fn of(lock: &Lock, taken: Option<String>) -> Self {
         let committed = lock.head.as_ref().map(|head| committed(head, taken)).unwrap_or_default();
         let (phase, reason, message) = match (&committed.latest, lock.ran) {

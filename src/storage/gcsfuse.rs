@@ -1,10 +1,10 @@
-//! A mounted bucket as a store for things that are written once.
+//! A mounted bucket as a store for objects that are written once.
 //!
-//! Such a mount can neither lock nor rename with a condition, and shows a file to others only after
-//! it was closed and caches have caught up. So an object is written straight to its final name, its
-//! `close` is checked (there it becomes an object), and a reader that was told of a name waits for
-//! it. Comparing and setting is refused: lock and metadata cannot live here. Other instances may use the same
-//! bucket without a mount: the names of objects are the same.
+//! Such a mount supports neither locks nor conditional renames, and a file becomes visible to others only after it was
+//! closed and caches have caught up. So an object is written directly to its final name, the result of `close` is
+//! checked (that is when it becomes an object), and a reader that knows a name waits for it to appear. Compare-and-set
+//! is refused: locks and metadata cannot be stored here. Other instances may use the same bucket without a mount: the
+//! names of objects are the same.
 
 use std::{
     fmt,
@@ -36,12 +36,12 @@ const STALL: Duration = Duration::from_secs(60);
 /// How long the caches of a mount may hide a new file.
 const SETTLES: Duration = Duration::from_secs(60);
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
-/// How often a folder that vanished is made again for one file.
+/// How often a vanished folder is created again for one file.
 const FOLDER_ATTEMPTS: u32 = 3;
 
-/// What is asked of the operating system; a test puts a slow or failing one in between.
+/// Access to the operating system; tests substitute a slow or failing one.
 pub trait Disk: fmt::Debug + Send + Sync + 'static {
-    /// A new file; with `replace` also over an old one.
+    /// Creates a file; with `replace`, an existing one is overwritten.
     fn create(&self, path: &Path, replace: bool) -> io::Result<Box<dyn GcsfuseWriter>>;
     fn open(&self, path: &Path) -> io::Result<Box<dyn Read + Send>>;
     fn size(&self, path: &Path) -> io::Result<u64>;
@@ -49,11 +49,11 @@ pub trait Disk: fmt::Debug + Send + Sync + 'static {
 
 /// A file that is being written.
 pub trait GcsfuseWriter: Write + Send {
-    /// The one moment at which it becomes an object, or does not.
+    /// Closes the file. Only if this succeeds does it become an object.
     fn close(self: Box<Self>) -> io::Result<()>;
 }
 
-/// The machine's own files.
+/// The local file system.
 #[derive(Debug, Default)]
 pub struct Files;
 
@@ -81,7 +81,7 @@ impl Disk for Files {
 
 impl GcsfuseWriter for File {
     fn close(self: Box<Self>) -> io::Result<()> {
-        // Dropping a file would swallow what close says.
+        // Dropping a file would ignore the error of close.
         Ok(nix::unistd::close(*self)?)
     }
 }
@@ -111,7 +111,7 @@ impl Mounted {
         self
     }
 
-    /// How long a reader waits for a file it was told of.
+    /// Sets how long a reader waits for a known file to become visible.
     pub fn with_settling(mut self, settles: Duration) -> Self {
         self.settles = settles;
         self
@@ -137,12 +137,12 @@ fn is_settling(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::StaleNetworkFileHandle)
 }
 
-/// What `close` says when the object was written by somebody else meanwhile.
+/// The error of `close` if the object was written concurrently through another path.
 fn is_clobbered(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::StaleNetworkFileHandle
 }
 
-/// Whether a directory tells of a file. If that cannot be known, it does.
+/// Whether the directory lists a file; true if that cannot be determined.
 fn is_listed(path: &Path) -> bool {
     let Some(entries) = path.parent().map(fs::read_dir) else { return true };
     match entries {
@@ -153,7 +153,7 @@ fn is_listed(path: &Path) -> bool {
     }
 }
 
-/// The blocking half.
+/// The blocking part of the store.
 struct BlockingStore {
     root: PathBuf,
     disk: Arc<dyn Disk>,
@@ -168,7 +168,7 @@ impl BlockingStore {
                 self.disk.open(&path)?.take(SMALL).read_to_end(&mut bytes)?;
             }
             let mark = if size <= SMALL { directory_tree::mark(&bytes) } else { directory_tree::large_mark(size) };
-            // What a mount says of times is its cache's.
+            // Modification times of a mount come from its cache.
             Ok(Seen { version: Version(mark), size, bytes, updated: None })
         });
         match seen {
@@ -178,7 +178,7 @@ impl BlockingStore {
         }
     }
 
-    /// Writes under the final name. What fails, or is not what it should be, is taken away again.
+    /// Writes to the final name. On an error or a mismatch the file is removed.
     fn write(
         &self,
         key: &str,
@@ -200,7 +200,7 @@ impl BlockingStore {
         let mark = match fill(&mut *sheet) {
             Ok(mark) => mark,
             Err(error) => {
-                // Before it is closed: then it never becomes an object.
+                // Removed before it is closed, so that it never becomes an object.
                 drop(fs::remove_file(&path));
                 drop(sheet.close());
                 return Err(error);
@@ -208,17 +208,18 @@ impl BlockingStore {
         };
         match sheet.close() {
             Ok(()) => Ok(Written { version: Version(mark), updated: None }),
-            // Another was faster, though the file could be opened: caches hid theirs. It is not ours to take away.
+            // Another writer was faster, but caches hid its object from `create`. It is not ours to remove.
             Err(error) if !replace && is_clobbered(&error) => Err(Error::Conflict(key.to_owned())),
             Err(error) => {
-                // Nobody knows the name yet: the manifest would have come last.
+                // No reader knows the name yet: the manifest would have been written last.
                 drop(fs::remove_file(&path));
                 Err(local_error(key, &error))
             }
         }
     }
 
-    /// A file under its final name. Its folder may go while it is made: whoever empties one removes it.
+    /// Creates a file under its final name. Its folder may vanish meanwhile: deleting the last file of a folder removes
+    /// it.
     fn create(&self, path: &Path, replace: bool) -> io::Result<Box<dyn GcsfuseWriter>> {
         let folder = path.parent().unwrap_or(&self.root);
         for _ in 1..FOLDER_ATTEMPTS {
@@ -232,19 +233,18 @@ impl BlockingStore {
         self.disk.create(path, replace)
     }
 
-    /// Deletes a file, and its folder if nothing is left in it: in the bucket that is an object of its own.
+    /// Deletes a file, and its folder if it is empty: in the bucket a folder is an object of its own.
     fn remove(&self, key: &str) -> Result<()> {
         let path = self.root.join(key);
         match fs::remove_file(&path) {
-            // What another way to the bucket has deleted is still in our caches, and gcsfuse says EIO. A listing
-            // asks the bucket.
+            // A file deleted through another path is still cached, and gcsfuse returns EIO: list the bucket.
             Err(error) if error.kind() != io::ErrorKind::NotFound && !is_listed(&path) => {
                 return Err(Error::NotFound(key.to_owned()));
             }
             removed => removed.map_err(|error| local_error(key, &error))?,
         }
         let mut folder = path.parent();
-        // What lies at the top is everybody's, and soon needed again.
+        // Top-level folders are shared and soon needed again.
         while let Some(empty) = folder.filter(|folder| folder.parent().is_some_and(|above| self.is_inside(above))) {
             if fs::remove_dir(empty).is_err() {
                 break;
@@ -377,7 +377,7 @@ impl Store for Mounted {
                 Err(error) => return Err(error),
             }
             let seen = shelf.look(&name)?.map(|seen| seen.version);
-            // Not visible yet, though closed: its size is known all the same.
+            // The file may not be visible yet although it is closed, but its size is known.
             Ok(Written { version: seen.unwrap_or(Version(directory_tree::large_mark(digest.size))), updated: None })
         })
         .await

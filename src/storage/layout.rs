@@ -1,4 +1,4 @@
-//! Where everything lies: settings and typed names in, a path or an object's name out. Pure.
+//! Where objects are stored: maps settings and typed names to a path or an object name. Pure.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -8,7 +8,7 @@ use baton_protocol::{
     snapshot_key::SnapshotKey,
 };
 
-/// What the environment says about storage. Empty by default: everything is ephemeral.
+/// The storage settings from the environment. Empty by default: everything is ephemeral.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StorageSettings {
     /// `SANDBOX_METADATA_BUCKET`
@@ -27,11 +27,11 @@ pub struct StorageSettings {
     pub snapshot_mount: Option<PathBuf>,
     /// `CHECKPOINT_AND_RESTORE_PATH`
     pub all_mount: Option<PathBuf>,
-    /// `BATON_GCS_ENDPOINT`: where Cloud Storage is, without credentials.
+    /// `BATON_GCS_ENDPOINT`: a custom Cloud Storage endpoint, used without credentials.
     pub gcs_endpoint: Option<String>,
-    /// The most one call on a small object may take.
+    /// Timeout of a call on a small object.
     pub call_timeout: Duration,
-    /// A transfer in which nothing moves for so long has failed.
+    /// A transfer fails after this long without progress.
     pub stall_timeout: Duration,
 }
 
@@ -53,12 +53,12 @@ impl Default for StorageSettings {
     }
 }
 
-/// What is kept together in one place.
+/// A kind of object that is configured and stored as a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Artifact {
     Lock,
     Metadata,
-    /// Also base root file systems and runtimes.
+    /// Includes base root file systems and runtimes.
     Checkpoints,
     Snapshots,
 }
@@ -74,17 +74,17 @@ pub enum Place {
     Bucket(String),
 }
 
-/// One object, wherever it lies.
+/// The location of one object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resolved {
     Mounted(PathBuf),
     Gcs { bucket: String, name: String },
 }
 
-/// The place of an artifact; `None` where nothing is configured for it.
+/// The place of an artifact; `None` if it is not configured.
 ///
-/// Lock and metadata prefer the bucket, since only a bucket can be shared; artifacts prefer the
-/// mount, since whoever mounts one wants it used.
+/// Lock and metadata prefer the bucket, since only a bucket can be shared; the other artifacts prefer the mount, since
+/// an operator who configures a mount wants it used.
 pub fn place(artifact: Artifact, settings: &StorageSettings) -> Option<Place> {
     let bucket = |name: &Option<String>| name.clone().map(Place::Bucket);
     let mount = |path: &Option<PathBuf>| path.clone().or_else(|| settings.all_mount.clone()).map(Place::Mounted);
@@ -103,12 +103,12 @@ pub enum Image {
     Checkpoint,
     PagesMeta,
     Pages,
-    /// The file system alone; only where the sandbox asked for it.
+    /// The file system alone; only if the sandbox asked for it.
     Files,
 }
 
 impl Image {
-    /// What every checkpoint has.
+    /// The files that every checkpoint has.
     pub const ALL: [Image; 3] = [Image::Checkpoint, Image::PagesMeta, Image::Pages];
 
     pub fn file_name(self) -> &'static str {
@@ -121,14 +121,14 @@ impl Image {
     }
 }
 
-/// Every object there is.
+/// Every kind of stored object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Object<'a> {
     Lock(&'a SandboxId),
     Metadata(&'a SandboxId),
     Image(&'a CheckpointId, Image),
     CheckpointManifest(&'a CheckpointId),
-    /// Beside the manifest, where instances have keys.
+    /// The signature beside the manifest, if instances have keys.
     CheckpointSeal(&'a CheckpointId),
     Pin(&'a CheckpointId, &'a SandboxId),
     Rootfs(&'a Sha256Name),
@@ -136,7 +136,7 @@ pub enum Object<'a> {
     SnapshotArchive(&'a SnapshotKey),
     SnapshotMaking(&'a SnapshotKey),
     SnapshotManifest(&'a SnapshotKey),
-    /// Beside the manifest or, where there is none, the archive.
+    /// The signature beside the manifest or, without one, the archive.
     SnapshotSeal(&'a SnapshotKey),
 }
 
@@ -160,7 +160,7 @@ impl Object<'_> {
     /// Its key in the store of its artifact.
     pub fn key(&self) -> String {
         match self {
-            // These two are looked at all the time.
+            // These two are read most often.
             Self::Lock(sandbox) => [SANDBOXES, sandbox.as_str(), "/lock.json"].concat(),
             Self::Metadata(sandbox) => [SANDBOXES, sandbox.as_str(), "/metadata.json"].concat(),
             Self::Image(checkpoint, image) => format!("{}{}", checkpoint_prefix(checkpoint), image.file_name()),
@@ -176,7 +176,7 @@ impl Object<'_> {
         }
     }
 
-    /// Where it lies under these settings.
+    /// The location of the object under these settings.
     pub fn resolve(&self, settings: &StorageSettings) -> Option<Resolved> {
         place(self.artifact(), settings).map(|place| match place {
             Place::Mounted(root) => Resolved::Mounted(root.join(self.key())),
@@ -185,7 +185,7 @@ impl Object<'_> {
     }
 }
 
-/// Under which all sandboxes are listed.
+/// The common prefix of all sandboxes.
 pub const SANDBOXES: &str = "sandboxes/";
 
 pub fn sandbox_prefix(sandbox: &SandboxId) -> String {
@@ -196,7 +196,7 @@ pub fn checkpoint_prefix(checkpoint: &CheckpointId) -> String {
     format!("sandbox_checkpoints/{checkpoint}/")
 }
 
-/// Under which all checkpoints of a sandbox are listed, and perhaps some of a sandbox whose name begins with its name.
+/// The prefix of a sandbox's checkpoints; it may also match those of a sandbox whose id begins with this id.
 pub fn checkpoints_of(sandbox: &SandboxId) -> String {
     format!("sandbox_checkpoints/{sandbox}-")
 }
@@ -205,10 +205,10 @@ pub fn pins_prefix(checkpoint: &CheckpointId) -> String {
     format!("{}pins/", checkpoint_prefix(checkpoint))
 }
 
-/// Under which all snapshots are listed.
+/// The common prefix of all snapshots.
 pub const SNAPSHOTS: &str = "filesystem_snapshots/";
 
-/// Which snapshot a listed key belongs to; `None` for what is not one.
+/// The snapshot that a listed key belongs to; `None` if it belongs to none.
 pub fn snapshot_of(key: &str) -> Option<SnapshotKey> {
     let (name, _) = key.strip_prefix(SNAPSHOTS)?.split_once('/')?;
     SnapshotKey::parse(name).ok()
@@ -218,18 +218,18 @@ pub fn snapshot_prefix(snapshot: &SnapshotKey) -> String {
     format!("{SNAPSHOTS}{snapshot}/")
 }
 
-/// Under which all snapshots of a tenant are listed, and no others.
+/// The prefix of all snapshots of a tenant, and of no others.
 pub fn snapshots_of(tenant: &Tenant) -> String {
     format!("{SNAPSHOTS}{}", SnapshotKey::prefix_of(tenant))
 }
 
-/// Whose object a listed key is; `None` for what is not ours.
+/// The sandbox that a listed key belongs to; `None` if it belongs to none.
 pub fn sandbox_of(key: &str) -> Option<SandboxId> {
     let (id, _) = key.strip_prefix(SANDBOXES)?.split_once('/')?;
     SandboxId::parse(id).ok()
 }
 
-/// Which checkpoint a listed key belongs to; `None` for what is not ours.
+/// The checkpoint that a listed key belongs to; `None` if it belongs to none.
 pub fn checkpoint_of(key: &str) -> Option<CheckpointId> {
     let (id, _) = key.strip_prefix("sandbox_checkpoints/")?.split_once('/')?;
     CheckpointId::parse(id).ok()
@@ -337,7 +337,7 @@ mod tests {
                 all_mount: path(7, "/all"),
                 ..StorageSettings::default()
             };
-            // In order of rank, as the table of variables is read from left to right.
+            // In order of precedence, like the columns of the table of variables from left to right.
             let first = |ranks: &[(bool, Option<Place>)]| {
                 ranks.iter().find(|(set, _)| *set).and_then(|(_, place)| place.clone())
             };

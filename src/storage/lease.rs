@@ -1,9 +1,9 @@
-//! The one writer of one `lock.json` on this instance: reads it, writes it, settles what a
-//! lost answer left open, and knows until when its holder may run.
+//! The only writer of one `lock.json` on this instance: reads and writes it, resolves writes whose answer was lost, and
+//! tracks the deadline of the lease.
 //!
-//! Every write is a compare-and-set on the version last seen, carries a fresh nonce that was
-//! noted with its send instant *before* it was sent, and is settled by reading when its answer
-//! was lost. Dropping a call in the middle is safe: the next one reads first.
+//! Every write is a compare-and-set on the version last seen. It carries a fresh nonce, recorded with the send instant
+//! *before* the write is sent, and a lost answer is resolved by reading. A call may be cancelled at any point: the next
+//! one reads first.
 
 mod lease_write;
 pub mod rules;
@@ -28,19 +28,19 @@ use crate::{
     metrics::Metrics,
 };
 
-/// By what the caller can do about it.
+/// Errors of the lock, grouped by what the caller can do about them.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Look again: the lock is not what the write was made from.
+    /// Observe again: the lock is no longer the one the write was based on.
     #[error("the lock was changed by somebody else")]
     Changed,
-    /// Nobody may make up a new one.
+    /// No instance may create a replacement.
     #[error("the lock does not exist")]
     Missing,
-    /// Nothing is written over it: an operator has to repair it.
+    /// It is never overwritten: an operator has to repair it.
     #[error(transparent)]
     Unusable(#[from] Unusable),
-    /// An operator's command has no key, and what it writes would be refused by instances that have one.
+    /// The operator's command has no key; instances with a key would reject what it writes.
     #[error("the lock is signed: set BATON_HMAC_KEY to the key of the instances")]
     Sealed,
     #[error("the lock cannot be encoded: {0}")]
@@ -50,7 +50,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Why there is no lock that can be used. Nothing is written until an operator has acted.
+    /// Why no usable lock exists. Nothing is written until an operator has acted.
     pub fn reason(&self) -> Option<Reason> {
         match self {
             Self::Missing => Some(Reason::LockMissing),
@@ -62,22 +62,22 @@ impl Error {
 
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why work that needs the lease was dropped.
+/// Why work that needs the lease was cancelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Lapse {
-    /// It may still be ours; the guard has stopped the container.
+    /// The lease may still be ours; the guard has stopped the container.
     #[error("the lease could not be renewed in time")]
     Late,
-    /// Another instance has it.
+    /// Another instance holds the lease.
     #[error("another instance took the lease")]
     Lost,
 }
 
-/// How an attempt to free the lease ended.
+/// How an attempt to release the lease ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Released {
     Freed,
-    /// Another instance has it, and nothing of ours was committed.
+    /// Another instance holds the lease; nothing of ours was committed.
     Lost,
 }
 
@@ -97,23 +97,23 @@ pub struct LeaseHandle {
     times: Times,
     seals: Seals,
     known: Option<(Lock, Version)>,
-    /// The lock as last read or written carries a signature.
+    /// Whether the lock as last read or written is signed.
     is_sealed: bool,
     sight: LeaseWatch,
     held: Option<Held>,
-    /// The last epoch that was ours, also after it was let go.
+    /// The last epoch we held, kept after its release.
     epoch: Option<u64>,
     before: PriorRun,
-    /// The store's time and our own at the last write: they advance together.
+    /// The store's time and our own at the last write: both advance at the same rate.
     updated: Option<(SystemTime, Moment)>,
     /// Nonces of this epoch's writes with the instant each was sent.
     attempts: Vec<(Nonce, Moment)>,
-    /// A write was sent whose outcome is not known.
+    /// A write was sent and its outcome is unknown.
     unsettled: bool,
     /// A commit was sent and not seen applied: it may still arrive.
     in_doubt: bool,
     next_renewal: Moment,
-    /// When the next one was due, however often it was tried since.
+    /// When the next renewal was first due, however often it has been retried since.
     due: Moment,
     deadline: watch::Sender<Option<Moment>>,
     metrics: Metrics,
@@ -146,19 +146,19 @@ impl LeaseHandle {
         }
     }
 
-    /// [2] Takes in the write that made this lock, which was sent for us. What it proves shows when the lock is read.
+    /// [2] Records the write that created this lock on our behalf. It takes effect when the lock is read.
     pub fn begun_by(mut self, lease: InitialLease) -> Self {
         self.attempts.push((lease.op, lease.sent));
         self
     }
 
-    /// With keys: only a lock that one of them has signed is read, and every write is signed.
+    /// With keys, a lock is accepted only if one of them signed it, and every write is signed.
     #[must_use]
     pub fn sealed_by(self, seals: Seals) -> Self {
         Self { seals, ..self }
     }
 
-    /// Tells how late renewals come.
+    /// Reports how late renewals are.
     pub fn measured_by(mut self, metrics: Metrics) -> Self {
         self.metrics = metrics;
         self
@@ -169,18 +169,18 @@ impl LeaseHandle {
         self.known.as_ref().map(|(lock, _)| lock)
     }
 
-    /// How we stand to the lock as last read or written.
+    /// Our relation to the lock as last read or written.
     pub fn stand(&self) -> Option<LeaseState> {
         let lock = self.lock()?;
         Some(rules::stand(lock, &self.who, self.held.as_ref(), &self.sight, &self.times, self.clock.now()))
     }
 
-    /// Another instance that waits, if its entry is fresh and was not declined.
+    /// Another instance that waits, if its entry is fresh and not declined.
     pub fn waiter(&self) -> Option<&Waiter> {
         self.lock().and_then(|lock| self.sight.waiter(lock, &self.who.me))
     }
 
-    /// Our own entry as waiter, whatever became of it.
+    /// Our own waiter entry, even if it is stale or declined.
     pub fn entry(&self) -> Option<&Waiter> {
         self.lock()?.waiter.as_ref().filter(|waiter| waiter.instance == self.who.me)
     }
@@ -194,12 +194,12 @@ impl LeaseHandle {
         self.held.as_ref()
     }
 
-    /// The last epoch that was ours, also after it was let go: only as its holder do we say what is so.
+    /// The last epoch we held, kept after its release: only as its holder do we report status.
     pub fn epoch(&self) -> Option<u64> {
         self.epoch
     }
 
-    /// [13] Our last applied write renewed the lease, and that less than *renew* ago.
+    /// [13] Whether our last applied write renewed the lease, less than *renew* ago.
     pub fn is_renewed(&self) -> bool {
         let renewals = self.lock().and_then(|lock| lock.lease.as_ref()).map_or(0, |lease| lease.renew);
         let fresh = self.times.hold.saturating_sub(self.times.renew);
@@ -211,12 +211,12 @@ impl LeaseHandle {
         self.next_renewal
     }
 
-    /// Until when the container may run, and whenever that changes.
+    /// A watch of the deadline until which the container may run.
     pub fn deadline(&self) -> watch::Receiver<Option<Moment>> {
         self.deadline.subscribe()
     }
 
-    /// Reads the lock and settles every write whose outcome was open.
+    /// Reads the lock and resolves every write whose outcome is unknown.
     pub async fn read(&mut self) -> Result<()> {
         let known = self.known.as_ref().map(|(_, version)| version);
         let polled = self.clock.timeout(self.times.call, self.store.get_if_changed(&self.key, known)).await;
@@ -228,12 +228,12 @@ impl LeaseHandle {
                     Some((known, _)) if lock_object::is_older(&stored.lock, known) => Err(Unusable::Older),
                     Some(_) | None => Ok(stored),
                 });
-                // What was known stays: a write made from it is refused, since its version is not the present one.
+                // The known lock is kept: a write based on it is refused, because its version is not the current one.
                 let stored = stored.inspect_err(|_| self.sight.missed())?;
                 (self.known, self.is_sealed) = (Some((stored.lock, version)), stored.is_sealed);
             }
             Ok(Poll::Missing) => {
-                // [14] Not free, and not ours to make. A conditional write cannot be applied any more either.
+                // [14] A missing lock is not free, and not ours to create. Nor can a pending write be applied any more.
                 self.unsettled = false;
                 self.known = None;
                 self.sight.missed();
@@ -252,15 +252,15 @@ impl LeaseHandle {
         Ok(())
     }
 
-    /// The lock could not be looked at: the time until the next look shows nothing.
+    /// The lock could not be observed: the time until the next read proves nothing.
     pub fn missed(&mut self) {
         self.sight.missed();
     }
 
-    /// Takes the lease under a new epoch. `runs`: in order to run the sandbox.
+    /// Acquires the lease under a new epoch. `runs`: the sandbox is going to run under it.
     pub async fn acquire(&mut self, runs: bool) -> Result<()> {
         let op = self.clock.nonce();
-        // [9] Whether it is free was judged from this very lock: the condition of the write makes that hold.
+        // [9] The lease was judged free from this very lock: the precondition of the write guarantees that it still is.
         let lock = self.current()?;
         let before = PriorRun { ran: lock.ran, behind: lock.behind };
         let next = rules::acquired(lock, &self.who.me, op.clone(), &self.times, runs);
@@ -268,7 +268,7 @@ impl LeaseHandle {
         self.send(next, &op, Priority::Commit, |lock| is_op(lock, &op)).await
     }
 
-    /// Proves that the lease is still ours, and so extends it.
+    /// Proves that the lease is still ours, which extends it.
     pub async fn renew(&mut self) -> Result<()> {
         self.next_renewal = self.clock.now() + self.times.retry;
         if self.unsettled {
@@ -277,7 +277,7 @@ impl LeaseHandle {
         let op = self.clock.nonce();
         let next = rules::renewed(self.ours()?, op.clone());
         match self.send(next, &op, Priority::Renewal, |lock| is_op(lock, &op)).await {
-            // [8] Somebody registered as waiter in between: it is merged, and written again at once.
+            // [8] A waiter registered in between: merge its entry and write again at once.
             Err(Error::Changed) if matches!(self.stand(), Some(LeaseState::Ours | LeaseState::Late)) => {
                 let op = self.clock.nonce();
                 let next = rules::renewed(self.ours()?, op.clone());
@@ -297,15 +297,15 @@ impl LeaseHandle {
         Ok(())
     }
 
-    /// [2] The head may still change under us, by a commit of our own whose answer was lost. A renewal ends
-    /// that: no write made from an older lock can be applied after it.
+    /// [2] Whether the head may still change through our own commit whose answer was lost. A renewal rules that out: no
+    /// write based on an older lock can be applied after it.
     pub fn is_in_doubt(&self) -> bool {
         self.in_doubt
     }
 
-    /// [11] Frees the lease, with `head` as the last commit in the same write. `ran`: it ran under
-    /// this lease. One way: once this was called nothing runs under this epoch any more, whatever
-    /// the answer. Safe to repeat until it succeeds or the lease proves lost.
+    /// [11] Releases the lease, with `head` as the last commit in the same write. `ran`: the sandbox ran under this
+    /// lease. One way: once this is called, nothing runs under this epoch any more, whatever the answer. Safe to repeat
+    /// until it succeeds or the lease proves lost.
     pub async fn release(&mut self, head: Option<Head>, ran: bool) -> Result<Released> {
         let Some(held) = self.held else { return Ok(Released::Lost) };
         if self.unsettled {
@@ -321,14 +321,14 @@ impl LeaseHandle {
         Ok(Released::Freed)
     }
 
-    /// [13] Marks that a purge has begun.
+    /// [13] Marks the start of a purge.
     pub async fn purging(&mut self) -> Result<()> {
         let op = self.clock.nonce();
         let next = rules::purging(self.ours()?, op.clone());
         self.send(next, &op, Priority::Commit, |lock| is_op(lock, &op)).await
     }
 
-    /// [13] Ends a purge: only the tombstone is left. One way, and safe to repeat, like a release.
+    /// [13] Ends a purge: only the tombstone remains. One way and safe to repeat, like a release.
     pub async fn write_tombstone(&mut self) -> Result<Released> {
         let Some(held) = self.held else { return Ok(Released::Lost) };
         if self.unsettled {
@@ -344,7 +344,7 @@ impl LeaseHandle {
         Ok(Released::Freed)
     }
 
-    /// [12] Tells the waiter whose entry carries this nonce that the sandbox stays here. Renews the lease too.
+    /// [12] Declines the waiter whose entry carries this nonce: the sandbox stays here. Also renews the lease.
     pub async fn decline(&mut self, waiter: &Nonce) -> Result<()> {
         let op = self.clock.nonce();
         let lock = self.ours()?;
@@ -355,7 +355,7 @@ impl LeaseHandle {
         self.send(next, &op, Priority::Renewal, |lock| is_op(lock, &op)).await
     }
 
-    /// Registers as waiter, or shows that we still wait. What the holder answered before counts no more.
+    /// Registers as waiter, or refreshes our entry. This clears an earlier decline.
     pub async fn wait(&mut self, claim: Claim) -> Result<()> {
         let op = self.clock.nonce();
         let next = rules::waited(self.current()?, &self.who.me, claim, op.clone(), &self.times);
@@ -371,8 +371,8 @@ impl LeaseHandle {
         self.send(next, &op, Priority::Waiter, gone).await
     }
 
-    /// Polls `work` and the renewals in one future, so that neither outlives the other. A failed
-    /// renewal is only late; the work is dropped when the deadline has passed or the lease is lost.
+    /// Polls `work` and the renewals in one future, so that neither outlives the other. A failed renewal only makes the
+    /// lease late; the work is dropped once the deadline has passed or the lease is lost.
     pub async fn hold<T>(&mut self, work: impl Future<Output = T>) -> std::result::Result<T, Lapse> {
         let mut work = pin!(work);
         let clock = self.clock.clone();
@@ -383,7 +383,7 @@ impl LeaseHandle {
                 done = &mut work => return Ok(done),
                 () = clock.sleep_until(self.next_renewal.min(deadline)) => {}
             }
-            // The work goes on while the renewal is under way, and a renewal is never cut off.
+            // The work continues during the renewal, and a renewal is never cancelled.
             let mut done = None;
             {
                 let mut renewal = pin!(self.renew());
@@ -398,7 +398,7 @@ impl LeaseHandle {
             match (self.stand(), done) {
                 (Some(LeaseState::Ours), Some(done)) => return Ok(done),
                 (Some(LeaseState::Ours), None) => {}
-                // [4, 7] Late is not lost: what was worked on is dropped, what stands still is kept.
+                // [4, 7] Late is not lost: the work is dropped, the stopped container is kept.
                 (Some(LeaseState::Late) | None, _) => return Err(Lapse::Late),
                 (Some(LeaseState::Free | LeaseState::Theirs | LeaseState::Purged), _) => return Err(Lapse::Lost),
             }

@@ -1,7 +1,7 @@
-//! `lock.json` as it is stored: parsed into a [`Lock`] and, where the instance has keys, verified and signed. Pure.
+//! `lock.json` as stored: parsed into a [`Lock`] and, if the instance has keys, verified and signed. Pure.
 //!
-//! The signature is the key `seal` of the object, an HMAC over the object's name and every other key of it. A lock
-//! that cannot be verified is never returned, so no write can be made from it, and none can sign what a stranger wrote.
+//! The signature is the field `seal` of the object, an HMAC over the object's name and all its other fields. A lock
+//! that cannot be verified is never returned, so no write can be based on it and sign forged content.
 
 use baton_protocol::{lock::Lock, reason::Reason};
 use serde::Serialize;
@@ -9,12 +9,12 @@ use serde_json::{Map, Value};
 
 use super::{layout, signature::Seals};
 
-/// The key that holds the signature. It is no field of [`Lock`]: the rules of the lease do not know it.
+/// The field that holds the signature. It is not part of [`Lock`]: the rules of the lease do not depend on it.
 const SEAL: &str = "seal";
-/// Precedes the canonical bytes, so that another encoding can follow under another name.
+/// Precedes the canonical bytes, so that another encoding can be introduced under another name.
 const ENCODING: &[u8] = b"baton lock 1\n";
 
-/// The largest number that every reader of JSON can hold.
+/// The largest integer that every JSON reader can represent.
 const MOST: u64 = (1 << 53) - 1;
 
 /// Why a stored lock cannot be used.
@@ -24,7 +24,7 @@ pub enum Unusable {
     Garbled(String),
     #[error("the lock is not signed with a key of BATON_HMAC_KEY")]
     Unsigned,
-    /// An earlier version was put back over the one that this instance has read or written.
+    /// An earlier version was restored over one that this instance has read or written.
     #[error("the lock is older than the one before it")]
     Older,
 }
@@ -38,14 +38,14 @@ impl Unusable {
     }
 }
 
-/// A lock that may be used, and whether it carries a signature.
+/// A usable lock, and whether it carries a signature.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stored {
     pub lock: Lock,
     pub is_sealed: bool,
 }
 
-/// A lock with its signature, if there are keys, ready to be written.
+/// A lock ready to be written, with its signature if there are keys.
 #[derive(Debug, Serialize)]
 pub struct Sealed<'a> {
     #[serde(flatten)]
@@ -54,7 +54,7 @@ pub struct Sealed<'a> {
     seal: Option<String>,
 }
 
-/// Parses the content of the object `key`. With keys, only what one of them has signed is accepted.
+/// Parses the content of the object `key`. With keys, only a lock that one of them signed is accepted.
 pub fn parse(seals: &Seals, key: &str, bytes: &[u8]) -> Result<Stored, Unusable> {
     let (record, seal) = split(bytes)?;
     if seals.are_asked_for() {
@@ -66,12 +66,12 @@ pub fn parse(seals: &Seals, key: &str, bytes: &[u8]) -> Result<Stored, Unusable>
     Ok(Stored { lock: read(key, record)?, is_sealed: seal.is_some() })
 }
 
-/// Parses the content of the object `key` whoever wrote it: for an operator who vouches for it, and for views.
+/// Parses the content of the object `key` without verification: for an operator who vouches for it, and for display.
 pub fn parse_unverified(key: &str, bytes: &[u8]) -> Result<Lock, Unusable> {
     split(bytes).and_then(|(record, _)| read(key, record))
 }
 
-/// What is to be written under `key`.
+/// Encodes a lock to be written under `key`.
 pub fn sealed<'a>(seals: &Seals, key: &str, lock: &'a Lock) -> serde_json::Result<Sealed<'a>> {
     let seal = if seals.are_asked_for() {
         let Value::Object(record) = serde_json::to_value(lock)? else {
@@ -84,8 +84,8 @@ pub fn sealed<'a>(seals: &Seals, key: &str, lock: &'a Lock) -> serde_json::Resul
     Ok(Sealed { lock, seal })
 }
 
-/// Whether a lock was written before another one of the same sandbox: every acquisition raises the epoch, every write of
-/// the holder the count of renewals, and a release ends the epoch.
+/// Whether a lock was written before another one of the same sandbox: every acquisition increments the epoch, every
+/// write of the holder increments the renewal counter, and a release ends the epoch.
 pub fn is_older(lock: &Lock, known: &Lock) -> bool {
     let position = |lock: &Lock| (lock.epoch, lock.lease.as_ref().map_or(u64::MAX, |lease| lease.renew));
     position(lock) < position(known)
@@ -110,7 +110,7 @@ fn read(key: &str, record: Map<String, Value>) -> Result<Lock, Unusable> {
     Ok(lock)
 }
 
-/// What is counted up from, so that no sum overflows.
+/// The fields that are incremented: they are bounded so that no increment overflows.
 fn counters(lock: &Lock) -> impl Iterator<Item = u64> {
     let heads = lock.head.iter().chain(&lock.prev_head).flat_map(|head| [head.seq, head.epoch]);
     let renewals = lock.lease.iter().map(|lease| lease.renew);
@@ -118,8 +118,8 @@ fn counters(lock: &Lock) -> impl Iterator<Item = u64> {
     std::iter::once(lock.epoch).chain(heads).chain(renewals).chain(beats)
 }
 
-/// The bytes that are signed: one encoding for each JSON value, whatever its text looked like. Every value begins with
-/// its kind; texts, lists and objects say how long they are; keys are in order. Keys of later versions are covered too.
+/// The bytes that are signed: one encoding per JSON value, independent of its formatting. Every value begins with its
+/// kind; strings, arrays and objects carry their length; fields are sorted. Fields of later versions are covered too.
 fn canonical(record: &Map<String, Value>) -> Vec<u8> {
     let mut bytes = ENCODING.to_vec();
     put_object(&mut bytes, record);

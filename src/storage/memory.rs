@@ -1,4 +1,4 @@
-//! The store of sandboxes that are not to outlive their instance, and of tests.
+//! The in-memory store of ephemeral sandboxes and of tests.
 
 use std::{
     collections::BTreeMap,
@@ -30,7 +30,7 @@ pub struct Memory {
     clock: SharedClock,
     page: usize,
     objects: Mutex<BTreeMap<String, Object>>,
-    /// Writes and deletions so far; the source of versions, and what watchers wait on.
+    /// The number of writes and deletions so far: the source of versions, and the value that watchers wait on.
     count: FairWatch<u64>,
 }
 
@@ -67,7 +67,7 @@ impl Memory {
         self.objects().get(key).map(|object| object.version.clone())
     }
 
-    /// What is there already, if it is the same.
+    /// The existing object, if it has the same content.
     fn same(&self, key: &str, digest: &Digest) -> Result<Written> {
         let there = self.objects().get(key).cloned();
         let same = there.filter(|object| Digest::of(&object.bytes) == *digest);

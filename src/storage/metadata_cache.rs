@@ -1,6 +1,6 @@
-//! What this instance last saw of the sandboxes it deals with, so that a write need not begin with a read.
+//! A cache of the metadata that this instance last saw, so that a write need not begin with a read.
 //!
-//! Only ever a guess: a write made from it names its version and does not happen if that is gone.
+//! Entries may be stale: a write based on one is conditional on its version and fails if that has changed.
 
 use std::{
     collections::HashMap,
@@ -11,7 +11,7 @@ use baton_protocol::id::SandboxId;
 
 use super::records::Found;
 
-/// More than this and all are forgotten, which costs a read each.
+/// The maximum number of entries; beyond it all are dropped, which costs one read each.
 const REMEMBERED: usize = 1024;
 
 #[derive(Debug, Default)]

@@ -1,4 +1,4 @@
-//! A store that counts what is asked of it and what it answers.
+//! A store that counts its calls and their results.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -34,12 +34,12 @@ impl Counted {
     }
 }
 
-/// A call under way. One that its caller gave up, as after a time limit, counts too.
+/// A call in progress. One that the caller cancels, for example after a timeout, is counted too.
 struct Call<'a> {
     counted: &'a Counted,
     verb: Verb,
     began: Moment,
-    /// `None`: it was none.
+    /// `None`: not counted, since the store did not perform the call.
     answer: Option<Answer>,
 }
 
@@ -51,7 +51,7 @@ impl Call<'_> {
         });
     }
 
-    /// The store did nothing.
+    /// Discards the call: the store did not perform it.
     fn was_none(mut self) {
         self.answer = None;
     }

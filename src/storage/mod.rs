@@ -1,4 +1,4 @@
-//! The bucket and what lies in it.
+//! Object stores and the typed objects kept in them.
 
 pub mod checkpoint_io;
 

@@ -1,5 +1,5 @@
-//! The typed records of a sandbox, wherever they lie: a persistent sandbox in the configured
-//! store, any other in this instance's memory. Same code, same keys.
+//! The typed records of a sandbox, wherever they are stored: those of a persistent sandbox in the configured store, all
+//! others in this instance's memory. Code and keys are the same.
 
 mod create_records;
 mod read_records;
@@ -36,22 +36,22 @@ use crate::{clock::SharedClock, metrics::Metrics};
 pub use self::read_records::{Draft, parse};
 pub use self::scan::Objects;
 
-/// By what the caller can do about it.
+/// Errors of the records, grouped by what the caller can do about them.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Somebody has to mend the object; nothing was changed.
+    /// The object has to be repaired; nothing was changed.
     #[error("{reason}: {0}", reason = Reason::InvalidSpec)]
     InvalidSpec(String),
-    /// It was made where this instance does not look.
+    /// The sandbox was created in a store that this instance does not use.
     #[error("{reason}: {0}", reason = Reason::OtherStore)]
     OtherStore(String),
-    /// Nobody can attach before an operator has given it a token.
+    /// No client can attach until an operator has set a token.
     #[error("{reason}: metadata.json has no `token_sha256`", reason = Reason::TokenMissing)]
     TokenMissing,
-    /// What the request needs is not configured.
+    /// The request needs something that is not configured.
     #[error("{0}")]
     NotConfigured(String),
-    /// What a fork should begin with is not there.
+    /// The checkpoint to fork from does not exist.
     #[error("the checkpoint is not one of the last two of its sandbox")]
     NoCheckpoint,
     #[error(transparent)]
@@ -60,12 +60,12 @@ pub enum Error {
 
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Where persistent sandboxes lie.
+/// The stores of persistent sandboxes.
 #[derive(Clone, Debug)]
 pub struct Durable {
     pub locks: Arc<dyn Store>,
     pub metadata: Arc<dyn Store>,
-    /// Recorded in the metadata, so that an instance that looks elsewhere notices.
+    /// Recorded in the metadata, so that an instance with another lock bucket notices.
     pub lock_bucket: Option<String>,
 }
 
@@ -76,17 +76,17 @@ pub struct Records {
     durable: Option<Durable>,
     can_snapshot: bool,
     times: Times,
-    /// Asked before something durable is made.
+    /// Checked before a durable sandbox is created.
     stores: Option<Stores>,
     recent: Arc<Recent>,
-    /// Where forks come from.
+    /// The source of forks.
     checkpoints: Option<Checkpoints>,
-    /// By which durable locks are signed.
+    /// The keys that sign durable locks.
     seals: Seals,
     metrics: Metrics,
 }
 
-/// Which of the stores a sandbox lies in.
+/// Which store holds a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     Memory,
@@ -103,11 +103,11 @@ pub struct Found {
 
 type StoreRef<'a> = &'a Arc<dyn Store>;
 
-/// How often a write is made anew on top of somebody else's before it is given up.
+/// How often a write is retried on top of concurrent writes before it fails.
 const TRIES: usize = 20;
-/// Lock and metadata: so many names are listed for one sandbox.
+/// Objects listed per sandbox: lock and metadata.
 const NAMES: usize = 2;
-/// A listing may take this many times what a call on a small object may.
+/// A listing may take this many times as long as a call on a small object.
 const LISTING_PATIENCE: u32 = 10;
 pub const CHECKPOINT_NOT_ENABLED: &str = "Checkpointing is not enabled on the server.";
 
@@ -133,25 +133,25 @@ impl Records {
         }
     }
 
-    /// Refuses what is durable where these stores cannot hold it, as when a mount cannot lock.
+    /// Rejects durable sandboxes that these stores cannot hold, for example on a mount that cannot lock.
     pub fn checked_by(mut self, stores: Stores) -> Self {
         self.stores = Some(stores);
         self
     }
 
-    /// With the checkpoints from which a new sandbox may be made.
+    /// Sets the checkpoints from which a sandbox can be forked.
     pub fn forking_from(mut self, checkpoints: Checkpoints) -> Self {
         self.checkpoints = Some(checkpoints);
         self
     }
 
-    /// With keys: durable locks are signed, and none is used that is not.
+    /// With keys, durable locks are signed, and unsigned ones are rejected.
     pub fn sealed_by(mut self, seals: Seals) -> Self {
         self.seals = seals;
         self
     }
 
-    /// Tells how late leases are renewed.
+    /// Reports how late leases are renewed.
     pub fn measured_by(mut self, metrics: Metrics) -> Self {
         self.metrics = metrics;
         self
@@ -161,7 +161,7 @@ impl Records {
         self.durable.is_some()
     }
 
-    /// There is a key by which locks are signed.
+    /// Whether there is a key to sign locks with.
     pub fn signs(&self) -> bool {
         self.seals.are_asked_for()
     }
@@ -170,7 +170,7 @@ impl Records {
         self.can_snapshot
     }
 
-    /// The lock of a durable sandbox, read once. `None`: there is none.
+    /// Reads the lock of a durable sandbox once. `None`: it does not exist.
     pub async fn lock_of(&self, id: &SandboxId) -> Result<Option<Lock>> {
         let (locks, _) = self.stores(Place::Durable)?;
         let key = lock_key(id);
@@ -212,7 +212,7 @@ impl Records {
         Ok(None)
     }
 
-    /// Writes metadata that somebody deleted under a running sandbox. Not over what is there by now.
+    /// Writes metadata that was deleted while the sandbox runs. Existing metadata is not overwritten.
     pub async fn recreate(&self, record: &Metadata, place: Place) -> Result<()> {
         let (_, metadata) = self.stores(place)?;
         let key = metadata_key(&record.spec.sandbox_id);
@@ -222,7 +222,7 @@ impl Records {
         }
     }
 
-    /// Erases the metadata; in memory the lock too, since nobody else can ever have seen it.
+    /// Erases the metadata; in memory also the lock, since no other instance can have seen it.
     pub async fn erase(&self, id: &SandboxId, place: Place) -> Result<()> {
         let (locks, metadata) = self.stores(place)?;
         self.recent.forget(id);
@@ -233,22 +233,22 @@ impl Records {
         Ok(())
     }
 
-    /// The first `most` sandboxes of this instance's memory and of the store after `after`, in order; and whether there
+    /// The first `most` sandboxes after `after`, from this instance's memory and the store, in order; and whether there
     /// are more.
     pub async fn list(&self, after: Option<&SandboxId>, most: usize) -> Result<(Vec<SandboxId>, bool)> {
         let (listed, more) = self.page(after, most).await?;
         Ok((listed.into_iter().map(|(id, _)| id).collect(), more))
     }
 
-    /// As [`list`](Self::list), and when the lock of each was written, as far as the same page of the store says so.
+    /// Like [`list`](Self::list), with the time each lock was written, if the same page of the store contains it.
     pub async fn page(
         &self,
         after: Option<&SandboxId>,
         most: usize,
     ) -> Result<(Vec<(SandboxId, Option<LastWrite>)>, bool)> {
-        // By key, as the next page is asked for: that is not the order of ids where one begins with another.
+        // Ordered by key, as pages are requested: where one id is a prefix of another, the order of ids differs.
         let mut found = BTreeMap::new();
-        // A listing is cut where the shorter page ends, so that nothing between is passed over.
+        // The listing is cut where the shorter page ends, so that nothing in between is skipped.
         let mut end: Option<String> = None;
         for place in [Place::Memory, Place::Durable] {
             let Ok((_, metadata)) = self.stores(place) else { continue };
@@ -281,7 +281,7 @@ impl Records {
         Ok(file.measured_by(self.metrics.clone()).sealed_by(self.seals_of(place)))
     }
 
-    /// Ends when lock or metadata may have changed; never, where the store cannot tell.
+    /// Completes when lock or metadata may have changed; never if the store cannot detect changes.
     pub async fn changed(&self, id: &SandboxId, place: Place) {
         let Ok((locks, metadata)) = self.stores(place) else { return std::future::pending().await };
         let (lock_key, metadata_key) = (lock_key(id), metadata_key(id));
@@ -292,17 +292,17 @@ impl Records {
         }
     }
 
-    /// Where a sandbox lies, if this instance has met it lately. A sandbox never changes its place.
+    /// Where a sandbox is stored, if this instance has read it recently. A sandbox never changes its place.
     pub fn place_of(&self, id: &SandboxId) -> Option<Place> {
         self.recent.get(id).map(|found| found.place)
     }
 
-    /// The request behind the last wish that this instance has met, if it is traced.
+    /// The request behind the last spec edit that this instance has seen, if it is traced.
     pub fn cause_of(&self, id: &SandboxId) -> Option<Traceparent> {
         self.recent.get(id).and_then(|found| found.metadata.spec.traceparent)
     }
 
-    /// Where locks and where metadata lie.
+    /// The stores of locks and of metadata.
     fn stores(&self, place: Place) -> Result<(StoreRef<'_>, StoreRef<'_>)> {
         match (place, &self.durable) {
             (Place::Memory, _) => Ok((&self.memory, &self.memory)),
@@ -311,7 +311,7 @@ impl Records {
         }
     }
 
-    /// What ends with this instance is in its own memory, where nobody else can write.
+    /// Ephemeral sandboxes are in this instance's own memory, where nothing else can write: their locks are not signed.
     fn seals_of(&self, place: Place) -> Seals {
         match place {
             Place::Memory => Seals::default(),
@@ -319,7 +319,7 @@ impl Records {
         }
     }
 
-    /// What the metadata say about where the lock lies.
+    /// The lock bucket that the metadata record.
     pub fn lock_bucket(&self, place: Place) -> Option<String> {
         match place {
             Place::Memory => None,
@@ -386,7 +386,7 @@ impl Looked {
     }
 }
 
-/// What one store has after `after`, up to `most` sandboxes with metadata; and whether there may be more.
+/// Lists one store after `after`, up to `most` sandboxes with metadata; and whether there may be more.
 async fn list_in(store: StoreRef<'_>, after: Option<&SandboxId>, most: usize) -> store::Result<(Vec<Entry>, bool)> {
     let (mut entries, mut count, mut after) = (Vec::new(), 0, after.map(metadata_key));
     loop {
@@ -394,14 +394,14 @@ async fn list_in(store: StoreRef<'_>, after: Option<&SandboxId>, most: usize) ->
         count += page.entries.iter().filter(|entry| id_of(&entry.key).is_some()).count();
         after = page.entries.last().map(|entry| entry.key.clone());
         entries.extend(page.entries);
-        // Tombstones have no metadata: there may be fewer sandboxes than names.
+        // A tombstone has no metadata: there may be fewer sandboxes than names.
         if count >= most || !page.more || after.is_none() {
             return Ok((entries, page.more));
         }
     }
 }
 
-/// What every key of a sandbox begins with.
+/// The common prefix of all sandbox keys.
 const PREFIX: &str = "sandboxes/";
 
 fn lock_key(id: &SandboxId) -> String {
@@ -412,7 +412,7 @@ fn metadata_key(id: &SandboxId) -> String {
     Object::Metadata(id).key()
 }
 
-/// A record as it lies in the store.
+/// Encodes a record as it is stored.
 fn encoded(key: &str, record: &impl serde::Serialize) -> store::Result<Bytes> {
     let encoded = serde_json::to_vec_pretty(record);
     encoded.map(Bytes::from).map_err(|error| store::Error::Other { key: key.to_owned(), why: error.to_string() })

@@ -1,5 +1,5 @@
-//! Seals: who has the key says with an HMAC beside a manifest that it is theirs. Whoever can write the bucket and
-//! has no key can then remove a checkpoint or bring an older one back, but make none up.
+//! Signatures: an HMAC beside a manifest proves that a holder of the key wrote it. Without the key, a party with write
+//! access to the bucket can remove a checkpoint or restore an older one, but cannot forge one.
 
 use baton_protocol::id::hex;
 use bytes::Bytes;
@@ -12,11 +12,11 @@ use super::{
 };
 use crate::{clock::SharedClock, telemetry::Redacted};
 
-/// The keys of an instance: the first one seals, each of them opens. Without any nothing is sealed or asked for.
+/// The keys of an instance: the first one signs, all of them verify. Without keys nothing is signed or verified.
 #[derive(Clone, Debug, Default)]
 pub struct Seals {
     keys: Vec<Redacted<String>>,
-    /// Without a key, leave alone what carries a seal instead of replacing it by something without one.
+    /// Without a key, never replace a signed record with an unsigned one.
     keeps_sealed: bool,
 }
 
@@ -25,17 +25,17 @@ impl Seals {
         Self { keys, keeps_sealed: false }
     }
 
-    /// For an operator's command, which may lack the key that the instances have: what they have sealed stays sealed.
+    /// For an operator's command, which may lack the instances' key: records that they signed stay signed.
     pub fn of_command(keys: Vec<Redacted<String>>) -> Self {
         Self { keys, keeps_sealed: true }
     }
 
-    /// Whether a record may be replaced: not if it is sealed, and what is written would not be, by a command.
+    /// Whether a record may be replaced: a command without a key must not replace a signed record.
     pub fn may_replace(&self, is_sealed: bool) -> bool {
         !is_sealed || !self.keeps_sealed || self.are_asked_for()
     }
 
-    /// What belongs beside the object `key` with this content. `None` where nothing is sealed.
+    /// The signature of the object `key` with this content; `None` without keys.
     pub fn seal(&self, key: &str, content: &[u8]) -> Option<String> {
         self.keys.first().and_then(|secret| mac(secret, key, content)).map(|mac| hex(&mac.finalize().into_bytes()))
     }
@@ -44,7 +44,7 @@ impl Seals {
         !self.keys.is_empty()
     }
 
-    /// Whether one of the keys made this seal, in constant time for each.
+    /// Whether one of the keys made this signature, checked in constant time for each key.
     pub fn is_verified(&self, key: &str, content: &[u8], seal: &[u8]) -> bool {
         let Some(seal) = unhex(seal) else { return false };
         let made = |secret| mac(secret, key, content).is_some_and(|mac| mac.verify_slice(&seal).is_ok());
@@ -52,7 +52,7 @@ impl Seals {
     }
 }
 
-/// Writes the seal of the object `about`, whose content has this digest, if there are keys. Safe to repeat.
+/// Writes the signature of the object `about`, whose content has this digest, if there are keys. Idempotent.
 pub(super) async fn put(
     store: &dyn Store,
     clock: &SharedClock,
@@ -66,7 +66,7 @@ pub(super) async fn put(
     retry(clock, || store.put(seal, text.clone(), Precondition::Any)).await.map(drop)
 }
 
-/// Whether the object `about`, whose content has this digest, is sealed, if there are keys.
+/// Verifies the signature of the object `about`, whose content has this digest, if there are keys.
 pub(super) async fn check(
     store: &dyn Store,
     clock: &SharedClock,
@@ -85,9 +85,9 @@ pub(super) async fn check(
     }
 }
 
-/// Over the name too: what is sealed under one name is nothing under another.
+/// Covers the name too: a signature is not valid under another name.
 fn mac(secret: &Redacted<String>, key: &str, content: &[u8]) -> Option<Hmac<Sha256>> {
-    // Keys of every length fit.
+    // HMAC accepts keys of every length.
     let mut mac = Hmac::<Sha256>::new_from_slice(secret.reveal().as_bytes()).ok()?;
     mac.update(key.as_bytes());
     mac.update(&[0]);

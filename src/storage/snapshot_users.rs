@@ -1,4 +1,4 @@
-//! Who needs a snapshot.
+//! Finds the sandboxes that use a snapshot.
 
 use baton_protocol::{
     id::SandboxId,
@@ -12,10 +12,10 @@ use super::{
     records::{Records, Result},
 };
 
-/// So many sandboxes are listed at once.
+/// How many sandboxes are listed at once.
 const AT_ONCE: usize = 500;
 
-/// A sandbox that was made from a snapshot, or whose checkpoints stand on it. Looks at every sandbox there is.
+/// A sandbox that was created from a snapshot, or whose checkpoints depend on it. Reads every sandbox in the store.
 pub async fn user_of(
     records: &Records,
     checkpoints: &Checkpoints,
@@ -31,7 +31,7 @@ pub async fn user_of(
             }
             let lock = records.lock_of(id).await?;
             for head in lock.into_iter().flat_map(|lock| [lock.head, lock.prev_head]).flatten() {
-                // One that cannot be read cannot be restored either.
+                // A checkpoint whose manifest cannot be read cannot be restored either.
                 let Ok(manifest) = checkpoints.manifest(&head).await else { continue };
                 let is_of = |archive: Archive| matches!(archive.path, ArchivePath::Snapshot(of, _) if of == *snapshot);
                 if manifest.rootfs.archive.is_some_and(is_of) {
@@ -46,7 +46,7 @@ pub async fn user_of(
     }
 }
 
-/// The sandbox names it. One whose tenant has a snapshot of that name too may mean either of them.
+/// Whether the sandbox names the snapshot. If its tenant has a snapshot of that name too, it may mean either.
 fn may_mean(spec: &Spec, snapshot: &SnapshotKey) -> bool {
     let named = spec.filesystem_snapshot_name.as_ref();
     let meant = named.map(|name| SnapshotKey::candidates(spec.tenant.as_ref(), name));

@@ -3,8 +3,8 @@
 //! ```text
 //!   making.json {nonce}, only if absent ─▶ NAME.tar ─▶ manifest.json {nonce}
 //! ```
-//! With the first and without the last it is unfinished, and only the request with that nonce goes on
-//! with it. Where neither is, somebody put a complete archive there.
+//! With the first file and without the last, a snapshot is unfinished, and only the request with that nonce may
+//! continue it. With neither, a complete archive was put there by hand.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,13 +32,13 @@ use super::{
 };
 use crate::clock::SharedClock;
 
-/// Reading a local file may stall no longer than this.
+/// Stall timeout for reading a local file.
 const STALL: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Debug)]
 pub struct Snapshots {
     store: Arc<dyn Store>,
-    /// `None` under a mount whose bucket nobody has named.
+    /// `None` for a mount whose bucket is not configured.
     bucket: Option<String>,
     clock: SharedClock,
     seals: Seals,
@@ -49,37 +49,37 @@ struct Making {
     nonce: Nonce,
 }
 
-/// Whose a name is.
+/// Who owns a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Claim {
-    /// The caller's, to make it or to go on with it.
+    /// The caller may create the snapshot or continue it.
     Ours,
-    /// The caller has finished it already.
+    /// The caller has already finished the snapshot.
     Finished(manifest::Snapshot),
-    /// It exists, or another makes it.
+    /// The snapshot exists, or another request is creating it.
     Taken,
 }
 
-/// What lies under a name.
+/// What is stored under a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
     Nothing,
     Unfinished,
     Ours(manifest::Snapshot),
-    /// A complete archive that somebody put there.
+    /// A complete archive that was put there by hand.
     Foreign {
         path: ArchivePath,
     },
 }
 
-/// One line of a list.
+/// One entry of a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
     pub snapshot: SnapshotKey,
     pub size: u64,
-    /// Ours, and whole.
+    /// Created by an instance, and complete.
     pub has_manifest: bool,
-    /// Begun, and not whole.
+    /// Started, and not complete.
     pub is_unfinished: bool,
 }
 
@@ -88,13 +88,13 @@ impl Snapshots {
         Self { store, bucket, clock, seals: Seals::default() }
     }
 
-    /// With keys: what is stored is sealed, and nothing else is started from.
+    /// With keys, stored snapshots are signed, and no sandbox starts from an unsigned one.
     #[must_use]
     pub fn sealed_by(self, seals: Seals) -> Self {
         Self { seals, ..self }
     }
 
-    /// Takes the name for the request of this nonce. Safe to repeat.
+    /// Claims the name for the request with this nonce. Idempotent.
     pub async fn claim(&self, snapshot: &SnapshotKey, nonce: &Nonce) -> Result<Claim> {
         let making = Object::SnapshotMaking(snapshot).key();
         if let Some(begun) = self.making(snapshot).await? {
@@ -124,7 +124,7 @@ impl Snapshots {
         })
     }
 
-    /// Stores the archive of a name that was claimed, which is given away: what it was. Safe to repeat.
+    /// Stores the archive of a claimed name, taking ownership of the file, and returns its digest. Idempotent.
     pub async fn store(
         &self,
         snapshot: &SnapshotKey,
@@ -139,7 +139,7 @@ impl Snapshots {
         let size = size.await?;
         let tell = |done| progress(done, size);
         match give(&*self.store, &self.clock, &key, archive, &tell).await {
-            // Of an earlier try of ours, which nobody has seen: without a manifest there is no snapshot.
+            // From an earlier attempt of ours, and never visible: without a manifest there is no snapshot.
             Err(Error::Conflict(_)) => {
                 erase(&*self.store, &self.clock, &key).await?;
                 give(&*self.store, &self.clock, &key, archive, &tell).await
@@ -148,12 +148,12 @@ impl Snapshots {
         }
     }
 
-    /// The manifest, last. Safe to repeat.
+    /// Writes the manifest, which completes the snapshot. Idempotent.
     pub async fn finish(&self, snapshot: &SnapshotKey, manifest: &manifest::Snapshot) -> Result<()> {
         let key = Object::SnapshotManifest(snapshot).key();
         let bytes = serde_json::to_vec_pretty(manifest)
             .map_err(|error| Error::Other { key: key.clone(), why: error.to_string() })?;
-        // First: with the manifest it is a snapshot. Nobody else writes either of them under this name.
+        // Signature first, since the manifest completes the snapshot. No other request writes this name.
         self.seal(snapshot, &key, &hex(&Sha256::digest(&bytes))).await?;
         put_once(&*self.store, &self.clock, &key, &Bytes::from(bytes)).await
     }
@@ -168,7 +168,7 @@ impl Snapshots {
         signature::check(&*self.store, &self.clock, &self.seals, about, &seal, sha256).await
     }
 
-    /// As [`find`](Self::find), to start from it: one of ours whose manifest is not sealed is refused.
+    /// Like [`find`](Self::find), before a start: rejects a snapshot of ours whose manifest is not signed.
     pub async fn find_genuine(&self, snapshot: &SnapshotKey) -> Result<Found> {
         let found = self.find(snapshot).await?;
         if !matches!(found, Found::Ours(_)) || !self.seals.are_asked_for() {
@@ -181,7 +181,7 @@ impl Snapshots {
         serde_json::from_slice(&bytes).map(Found::Ours).map_err(damaged)
     }
 
-    /// Whether an archive without a manifest, which was fetched, is sealed.
+    /// Verifies the signature of a downloaded archive that has no manifest.
     pub async fn check_archive(&self, snapshot: &SnapshotKey, archive: &Archive) -> Result<()> {
         self.check(snapshot, &archive.path.to_string(), archive.sha256.as_str()).await
     }
@@ -200,7 +200,7 @@ impl Snapshots {
         Ok(paths.into_iter().find(is_there).map_or(Found::Nothing, |path| Found::Foreign { path }))
     }
 
-    /// Brings an archive into `file`; more than `most` bytes are refused. Where it was, and what.
+    /// Downloads an archive into `file`, rejecting more than `most` bytes. Returns its location and digest.
     pub async fn fetch(&self, path: &ArchivePath, file: &Path, most: u64, progress: Progress<'_>) -> Result<Archive> {
         let key = path.to_string();
         let digest = retry(&self.clock, || self.store.download_unverified(&key, file, most, progress)).await?;
@@ -209,19 +209,19 @@ impl Snapshots {
         Ok(Archive { bucket: self.bucket.clone(), path: path.clone(), sha256 })
     }
 
-    /// Where an archive of ours lies, without looking.
+    /// The location of an archive of ours, without accessing the store.
     pub fn archive(&self, snapshot: &SnapshotKey, manifest: &manifest::Snapshot) -> Archive {
         let path = ArchivePath::Snapshot(snapshot.clone(), ArchiveEnd::Tar);
         Archive { bucket: self.bucket.clone(), path, sha256: manifest.sha256.clone() }
     }
 
-    /// Whether an archive may lie where this instance looks for snapshots.
+    /// Whether this instance's snapshot store may hold an archive.
     pub fn may_hold(&self, archive: &Archive) -> bool {
         matches!(archive.path, ArchivePath::Snapshot(..))
             && bucket_name::may_be_one(archive.bucket.as_ref(), self.bucket.as_ref())
     }
 
-    /// All there are, or those of one tenant.
+    /// All snapshots, or those of one tenant.
     pub async fn list(&self, tenant: Option<&Tenant>) -> Result<Vec<Listed>> {
         let prefix = tenant.map_or_else(|| SNAPSHOTS.to_owned(), snapshots_of);
         let mut found: BTreeMap<SnapshotKey, Listed> = BTreeMap::new();
@@ -251,7 +251,7 @@ impl Snapshots {
         Ok(found.into_values().collect())
     }
 
-    /// Erases it: in an order in which what is left never looks like another's archive. Safe to repeat.
+    /// Erases a snapshot in an order in which the remains never look like a foreign archive. Idempotent.
     pub async fn erase(&self, snapshot: &SnapshotKey) -> Result<()> {
         erase(&*self.store, &self.clock, &Object::SnapshotManifest(snapshot).key()).await?;
         let (prefix, last) = (snapshot_prefix(snapshot), Object::SnapshotMaking(snapshot).key());
@@ -263,7 +263,7 @@ impl Snapshots {
         checkpoint_io::remove_folders(&*self.store, &self.clock, &page).await
     }
 
-    /// Puts a complete archive under a name, as it is: `end` is how its name ends.
+    /// Stores a complete archive under a name as it is; `end` is its file name extension.
     pub async fn import(&self, snapshot: &SnapshotKey, file: &Path, end: &str) -> Result<Digest> {
         let prefix = snapshot_prefix(snapshot);
         if !retry(&self.clock, || self.store.list(&prefix, None)).await?.entries.is_empty() {

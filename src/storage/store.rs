@@ -1,5 +1,5 @@
-//! The store: four verbs on small objects, two on files. GCS, a directory and memory
-//! implement it and pass one suite (`tests/storage`).
+//! The object store: four operations on small objects, two on files. Cloud Storage, a directory and memory implement it
+//! and pass one test suite (`tests/storage`).
 
 use std::{
     fmt,
@@ -10,14 +10,14 @@ use std::{
 use async_trait::async_trait;
 use bytes::Bytes;
 
-/// `poll` and `put` are for objects up to this many bytes.
+/// `get_if_changed` and `put` accept objects of up to this many bytes.
 pub const SMALL: u64 = 1 << 20;
 
-/// Opaque: which content of an object somebody has seen. Equal or not, never earlier or later.
+/// An opaque version of an object's content. Versions compare for equality only; they have no order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Version(pub String);
 
-/// When a write or a deletion may happen.
+/// The condition under which a write or a deletion is applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Precondition {
     Any,
@@ -26,7 +26,7 @@ pub enum Precondition {
 }
 
 impl Precondition {
-    /// Whether it may happen to an object whose version is `current`; `None` is an absent one.
+    /// Whether the condition holds for an object at version `current`; `None` means that the object is absent.
     pub fn holds(&self, current: Option<&Version>) -> bool {
         match self {
             Self::Any => true,
@@ -36,21 +36,21 @@ impl Precondition {
     }
 }
 
-/// Who goes first when one object may not be written as often as one would like, and what must have
-/// outlasted a crash of the whole machine when the write returns.
+/// Which write goes first when the write rate of an object is limited, and which writes must survive a crash of the
+/// whole machine once they have returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Priority {
     Waiter,
     Renewal,
-    /// What is wanted, and the view of what is so: both can be said again.
+    /// The spec, and the status, which is a view: both can be written again.
     View,
-    /// Commits, acquisitions and releases, and all that is new.
+    /// Commits, acquisitions, releases and new objects.
     Commit,
 }
 
 impl Priority {
-    /// Where store and instances are one machine, a crash ends those who wrote the others: then the
-    /// object before the write will do. It is whole in any case.
+    /// Whether the write must survive a machine crash. Where store and instances share one machine, a crash also ends
+    /// the instances behind all other writes, so the object may fall back to its previous content. It is never torn.
     pub fn lasts(self) -> bool {
         self == Self::Commit
     }
@@ -58,7 +58,7 @@ impl Priority {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Poll {
-    /// Still the version that was named.
+    /// The object still has the known version.
     Unchanged,
     Changed(Bytes, Version),
     Missing,
@@ -67,7 +67,7 @@ pub enum Poll {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Written {
     pub version: Version,
-    /// The store's own time of the write, where it has one.
+    /// The time of the write by the store's clock, if it has one.
     pub updated: Option<SystemTime>,
 }
 
@@ -76,7 +76,7 @@ pub struct Entry {
     pub key: String,
     pub version: Version,
     pub size: u64,
-    /// When it was last written, by the store's own clock, where it has one. For views: no decision compares it.
+    /// The time of the last write by the store's clock, if it has one. For display only: no decision depends on it.
     pub updated: Option<SystemTime>,
 }
 
@@ -84,14 +84,14 @@ pub struct Entry {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Page {
     pub entries: Vec<Entry>,
-    /// Directories under the prefix, with a slash at the end. In a bucket they are empty objects that a mount has
-    /// left; they are no keys.
+    /// Directories under the prefix, with a trailing slash. In a bucket these are empty placeholder objects left by a
+    /// mount; they are not keys.
     pub folders: Vec<String>,
-    /// Ask again `after` the last key.
+    /// There may be more: list again `after` the last key.
     pub more: bool,
 }
 
-/// What a file is known to hold.
+/// Size and checksums of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Digest {
     pub size: u64,
@@ -100,10 +100,10 @@ pub struct Digest {
     pub crc32c: u32,
 }
 
-/// By what the caller can do about it.
+/// Errors of a store, grouped by what the caller can do about them.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The condition did not hold, as far as can be known: read, and decide anew.
+    /// The precondition apparently did not hold: read again and decide again.
     #[error("{0} was changed by somebody else")]
     Conflict(String),
     #[error("{0} does not exist")]
@@ -111,16 +111,16 @@ pub enum Error {
     /// Wait at least a second.
     #[error("too many writes to {0}")]
     RateLimited(String),
-    /// Nobody knows whether a write was applied: read back. Reads may simply be tried again.
+    /// A write may or may not have been applied: read back. Reads can simply be retried.
     #[error("storage does not answer for {key}: {why}")]
     Unavailable { key: String, why: String },
     /// An operator has to act.
     #[error("storage refuses access to {key}: {why}")]
     Denied { key: String, why: String },
-    /// What was read is not what was written.
+    /// The content read differs from the content written.
     #[error("{key} is damaged: {why}")]
     Damaged { key: String, why: String },
-    /// Nobody with a key of ours says that he wrote it.
+    /// The object is not signed with a key of this instance.
     #[error("{0} is not signed with a key of this instance")]
     Unsigned(String),
     #[error("{key}: {why}")]
@@ -128,13 +128,13 @@ pub enum Error {
 }
 
 impl Error {
-    /// It may succeed later without anybody's doing.
+    /// Whether a retry may succeed without any intervention.
     pub fn is_passing(&self) -> bool {
         matches!(self, Self::RateLimited(_) | Self::Unavailable { .. })
     }
 }
 
-/// Keys that could leave the store, hide in it or mean two things are refused before anything is touched.
+/// Rejects keys that could escape the store, be hidden in it or be ambiguous, before anything is touched.
 pub fn check_key(key: &str) -> Result<()> {
     let sound = key.len() <= 1024
         && !key.chars().any(char::is_control)
@@ -142,7 +142,7 @@ pub fn check_key(key: &str) -> Result<()> {
     if sound { Ok(()) } else { Err(Error::Other { key: key.escape_debug().to_string(), why: "not a key".to_owned() }) }
 }
 
-/// The refusal of a small object that is not small.
+/// Rejects an object that exceeds [`SMALL`].
 pub fn check_small(key: &str, size: u64) -> Result<()> {
     if size <= SMALL { Ok(()) } else { Err(too_large(key, size)) }
 }
@@ -153,40 +153,40 @@ pub fn too_large(key: &str, size: u64) -> Error {
 
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// How far a transfer has come: bytes done so far, told from time to time.
+/// Progress callback: receives the number of bytes transferred so far, from time to time.
 pub type Progress<'a> = &'a (dyn Fn(u64) + Send + Sync);
 
-/// Keys are relative, `/`-separated and built by `layout` alone.
+/// An object store. Keys are relative, `/`-separated and built by `layout` alone.
 #[async_trait]
 pub trait Store: fmt::Debug + Send + Sync + 'static {
-    /// One small object. With `known` an unchanged one costs next to nothing.
+    /// Reads one small object. If it still has the version `known`, the call is cheap.
     async fn get_if_changed(&self, key: &str, known: Option<&Version>) -> Result<Poll>;
-    /// `Conflict` and `Unavailable` are both ambiguous over a network: settle them by reading.
+    /// Over a network, `Conflict` and `Unavailable` are both ambiguous: resolve them by reading.
     async fn put(&self, key: &str, bytes: Bytes, condition: Precondition) -> Result<Written>;
-    /// A `put` that may be told to wait for a more urgent one. Waiting counts as part of the call.
+    /// Like `put`, but may be delayed in favour of a more urgent write. The delay counts as part of the call.
     async fn put_as(&self, key: &str, bytes: Bytes, condition: Precondition, _urgency: Priority) -> Result<Written> {
         self.put(key, bytes, condition).await
     }
-    /// Over a network `NotFound` and `Conflict` may also mean that this very call succeeded.
+    /// Over a network, `NotFound` and `Conflict` may also mean that this very call succeeded.
     async fn delete(&self, key: &str, condition: Precondition) -> Result<()>;
-    /// Removes a directory, by its name from [`Page::folders`], if nothing is in it. Safe to repeat. For stores that do
-    /// not do so by themselves.
+    /// Removes an empty directory, named as in [`Page::folders`]. Idempotent. For stores that do not remove empty
+    /// directories by themselves.
     async fn remove_folder(&self, _name: &str) -> Result<()> {
         Ok(())
     }
-    /// What begins with `prefix` and comes after the key `after`. How long it may take is the caller's to say; a store
-    /// that is far away only ends a listing that makes no progress.
+    /// Lists the keys that begin with `prefix` and sort after `after`. The caller sets the timeout; a remote store only
+    /// aborts a listing that makes no progress.
     async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page>;
-    /// As [`list`](Self::list), for a caller that needs at most `most` entries.
+    /// Like [`list`](Self::list), for a caller that needs at most `most` entries.
     async fn list_some(&self, prefix: &str, after: Option<&str>, most: usize) -> Result<Page> {
         let mut page = self.list(prefix, after).await?;
         page.more |= page.entries.len() > most;
         page.entries.truncate(most);
         Ok(page)
     }
-    /// Refuses a file that is not what `digest` says. Cancelled, it leaves nothing behind under `key`.
-    /// With `Precondition::Absent` an object that already holds this very content is no conflict, so that an
-    /// upload whose answer was lost can simply be repeated.
+    /// Rejects a file that does not match `digest`. A cancelled upload leaves nothing under `key`. With
+    /// `Precondition::Absent`, an object that already holds this very content is not a conflict, so an upload whose
+    /// answer was lost can simply be retried.
     async fn upload(
         &self,
         key: &str,
@@ -195,27 +195,27 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         digest: &Digest,
         progress: Progress<'_>,
     ) -> Result<Written>;
-    /// `file` appears only whole and only if it is what `digest` says.
+    /// `file` appears only when it is complete and matches `digest`.
     async fn download(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()>;
-    /// As [`upload`](Self::upload) under a new name, by a store that need not know beforehand what it
-    /// gets: it says what it was. The file is given away; nobody writes to it afterwards. Its content
-    /// lasts when this returns, its name with the next object that is `put` into the same folder.
-    /// `None`: this store wants an `upload`.
+    /// Like [`upload`](Self::upload) to a new key, but the store takes ownership of the file, computes the digest
+    /// itself and returns it. The caller must not write to the file afterwards. The content is durable when this
+    /// returns; the name is durable after the next `put` into the same folder. `None`: the store does not support this,
+    /// use `upload`.
     async fn upload_owned(&self, _key: &str, _file: &Path, _progress: Progress<'_>) -> Option<Result<Digest>> {
         None
     }
-    /// As [`download`](Self::download), but `file` is only to be read: it may be the object itself.
+    /// Like [`download`](Self::download), but `file` must only be read: it may be the object itself.
     async fn download_linked(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {
         self.download(key, file, digest, progress).await
     }
-    /// As `download`, of an object of which nothing is known: what it was. More than `most` bytes are refused.
+    /// Like `download`, for an object whose digest is unknown; returns the digest. Rejects more than `most` bytes.
     async fn download_unverified(&self, key: &str, file: &Path, most: u64, progress: Progress<'_>) -> Result<Digest>;
-    /// How long a new object may stay invisible to others: caches lie in between.
+    /// How long caches may hide a new object from other readers.
     fn visibility_delay(&self) -> Duration {
         Duration::ZERO
     }
-    /// Ends when the object may have changed since the call. A store that cannot tell waits
-    /// for ever: poll beside it.
+    /// Completes when the object may have changed since the call. A store that cannot detect changes never completes:
+    /// poll as well.
     async fn changed(&self, _key: &str) {
         std::future::pending().await
     }

@@ -1,7 +1,7 @@
-//! The stores of one instance, as its settings say, and what a request may ask of them.
+//! The stores of one instance as configured, and whether they support a request.
 //!
-//! Opening them touches nothing, so that the server always starts; what is wrong shows when a
-//! request needs it, with the reason.
+//! Opening them touches nothing, so the server always starts; a misconfiguration is reported by the first request that
+//! needs the store.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -20,17 +20,17 @@ use super::{
 };
 use crate::{clock::SharedClock, metrics::Metrics};
 
-/// A store, and the name it goes by in records.
+/// A store and the name records use for it.
 #[derive(Clone, Debug)]
 pub struct Opened {
     pub store: Arc<dyn Store>,
-    /// `None` where there is only a mount.
+    /// `None` if only a mount is configured.
     pub bucket: Option<String>,
-    /// That bucket without the mount, where `store` is one of it. Only a probe looks there.
+    /// Direct access to the bucket if `store` is a mount of it. Used by the probe only.
     pub behind_mount: Option<Arc<dyn Store>>,
 }
 
-/// `None` where nothing is configured.
+/// All stores of an instance; `None` where nothing is configured.
 #[derive(Clone, Debug)]
 pub struct Stores {
     pub lock: Option<Opened>,
@@ -38,12 +38,12 @@ pub struct Stores {
     pub checkpoints: Option<Opened>,
     pub snapshots: Option<Opened>,
     clock: SharedClock,
-    /// Directories in which something is compared and set.
+    /// Directories that hold objects written by compare-and-set.
     mounts: Vec<PathBuf>,
     seals: Seals,
 }
 
-/// What came of trying one store.
+/// The result of probing one store.
 #[derive(Debug)]
 pub struct Probe {
     pub artifact: Artifact,
@@ -56,12 +56,12 @@ pub struct Probe {
 /// What a request needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// Also handoff, and all that outlives an instance.
+    /// Includes handoff and everything else that outlives an instance.
     Checkpoint,
     Snapshot,
 }
 
-/// Why a request cannot have it, in words for a client.
+/// Why a request is refused, worded for a client.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
     #[error("Checkpointing is not enabled on the server.")]
@@ -73,7 +73,7 @@ pub enum Refusal {
          or a bucket, a mounted bucket or network file system cannot lock. Set SANDBOX_METADATA_BUCKET."
     )]
     NotLocal,
-    /// It may work later.
+    /// A retry may succeed.
     #[error("Storage cannot be reached: {0}")]
     Unreachable(#[source] store::Error),
 }
@@ -104,7 +104,7 @@ impl Stores {
                 }
             })
         };
-        // In one place they are one store: whoever lists both lists it once.
+        // In the same place they are the same store, so a listing of both reads it once.
         let metadata = open(Artifact::Metadata);
         let is_one = place(Artifact::Lock, settings) == place(Artifact::Metadata, settings);
         let lock = if is_one { metadata.clone() } else { open(Artifact::Lock) };
@@ -126,19 +126,19 @@ impl Stores {
         &self.seals
     }
 
-    /// With keys, by which locks, checkpoints and snapshots are sealed.
+    /// Adds the keys that sign locks, checkpoints and snapshots.
     #[must_use]
     pub fn sealed_by(self, seals: Seals) -> Self {
         Self { seals, ..self }
     }
 
-    /// With everything that is asked of them counted.
+    /// Wraps the stores so that every call is counted.
     pub fn counted(mut self, metrics: &Metrics) -> Self {
         let stores = [&mut self.lock, &mut self.metadata, &mut self.checkpoints, &mut self.snapshots];
         let mut known: Vec<(Arc<dyn Store>, Arc<dyn Store>)> = Vec::new();
         for opened in stores.into_iter().flatten() {
             let bare = opened.store.clone();
-            // What was one store stays one.
+            // Shared stores stay shared.
             let counted = match known.iter().find(|(other, _)| Arc::ptr_eq(other, &bare)) {
                 Some((_, counted)) => counted.clone(),
                 None => Arc::new(Counted::new(bare.clone(), self.clock.clone(), metrics.clone())),
@@ -149,7 +149,7 @@ impl Stores {
         self
     }
 
-    /// All of it in one store, as ephemeral sandboxes and tests have it.
+    /// Uses one store for everything, as ephemeral sandboxes and tests do.
     pub fn of(store: &Arc<dyn Store>, clock: &SharedClock) -> Self {
         let opened = || Some(Opened { store: store.clone(), bucket: None, behind_mount: None });
         Self {
@@ -163,7 +163,7 @@ impl Stores {
         }
     }
 
-    /// Tries each store that is configured, the way it will be used. Leaves nothing behind if it can.
+    /// Tries each configured store the way it will be used, and cleans up afterwards if it can.
     pub async fn probe(&self) -> Vec<Probe> {
         let opened = [&self.lock, &self.metadata, &self.checkpoints, &self.snapshots];
         let mut probes = Vec::new();
@@ -182,7 +182,7 @@ impl Stores {
         probes
     }
 
-    /// Whether a request can have what it needs, without asking any bucket.
+    /// Whether the stores support a request; no bucket is contacted.
     pub async fn check(&self, need: Need) -> Result<(), Refusal> {
         match need {
             Need::Snapshot => self.snapshots.as_ref().map(|_| ()).ok_or(Refusal::NoSnapshots),
@@ -201,7 +201,7 @@ impl Stores {
     }
 }
 
-/// Create, compare and set, delete: what lock and metadata need.
+/// Create, compare-and-set, delete: what lock and metadata need.
 async fn try_register(store: &dyn Store, key: &str) -> store::Result<()> {
     let first = store.put(key, "1".into(), Precondition::Absent).await?.version;
     let second = store.put(key, "2".into(), Precondition::Is(first)).await?.version;
@@ -211,8 +211,8 @@ async fn try_register(store: &dyn Store, key: &str) -> store::Result<()> {
     }
 }
 
-/// Write once, list, delete: what checkpoints and snapshots need. What is written through a mount has to be in the
-/// bucket that it is said to show.
+/// Write once, list, delete: what checkpoints and snapshots need. An object written through a mount must appear in the
+/// bucket that the mount is configured to show.
 async fn try_shelf(
     store: &dyn Store,
     behind_mount: Option<&dyn Store>,

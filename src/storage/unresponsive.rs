@@ -1,8 +1,8 @@
-//! A holder that shows no sign of life, as a view shows it. Pure.
+//! An unresponsive holder, for display. Pure.
 //!
-//! A lease says when it was last renewed only by the time at which its object was written. Comparing that with the
-//! wall clock of whoever looks is good enough to tell an operator, and for nothing else: who may take a lease over is
-//! decided by watching it (`docs/lease.md`).
+//! The time of the last renewal is known only from when the lock object was written. Comparing that with the local wall
+//! clock is good enough to inform an operator, but for nothing else: whether a lease may be taken over is decided by
+//! watching it (`docs/lease.md`).
 
 use std::time::{Duration, SystemTime};
 
@@ -16,10 +16,10 @@ use serde_json::{Value, json};
 
 use super::checkpoints::committed;
 
-/// What views call the phase of such a sandbox, whatever its holder has last said.
+/// The displayed phase of such a sandbox, whatever its holder last reported.
 pub const PHASE: &str = "unresponsive";
 
-/// When an object was last written, by the store's clock, and how long ago that was when it was listed.
+/// When an object was last written, by the store's clock, and its age when it was listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LastWrite {
     pub at: SystemTime,
@@ -31,17 +31,17 @@ pub struct Unresponsive {
     pub instance: InstanceId,
     pub since: SystemTime,
     pub silent_for: Duration,
-    /// What will happen.
+    /// What happens next.
     pub next: String,
 }
 
 impl Unresponsive {
-    /// In whole seconds, as records have it.
+    /// In whole seconds, as in records.
     pub fn since_text(&self) -> String {
         humantime::format_rfc3339_seconds(self.since).to_string()
     }
 
-    /// For scripts.
+    /// As JSON, for scripts.
     pub fn json(&self) -> Value {
         json!({
             "instance": self.instance,
@@ -51,13 +51,13 @@ impl Unresponsive {
         })
     }
 
-    /// The whole story in one line, which stays the same for as long as nothing happens.
+    /// A summary in one line, which does not change until something happens.
     pub fn story(&self) -> String {
         format!("{} has not renewed its lease since {}; {}", self.instance, self.since_text(), self.next)
     }
 }
 
-/// `None`: nobody holds it, or its holder may well live.
+/// `None`: the lease is free, or its holder may be alive.
 pub fn judge(lock: &Lock, found: &Metadata, written: LastWrite, takeover: Duration) -> Option<Unresponsive> {
     let lease = lock.lease.as_ref().filter(|_| !lock.purged)?;
     if written.age < takeover.max(Duration::from_millis(lease.takeover_ms)) {

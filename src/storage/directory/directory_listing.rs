@@ -1,4 +1,4 @@
-//! Listing a directory store in the order of keys, a page at a time.
+//! Lists a directory store in key order, page by page.
 
 use std::{fs, io, path::Path};
 
@@ -8,7 +8,7 @@ use crate::storage::{
     store::{Entry, Page, Result},
 };
 
-/// One page of what lies under `root`; `look` tells version and size of a key.
+/// One page of the objects under `root`; `look` returns version and size of a key.
 pub fn page(
     root: &Path,
     prefix: &str,
@@ -31,7 +31,7 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Visits what lies under `folder` (empty, or ending with a slash); stops once the page is full.
+    /// Visits everything under `folder` (empty, or ending with a slash); stops once the page is full.
     fn folder(&mut self, folder: &str) -> Result<()> {
         for name in self.names(folder)? {
             if self.page.more {
@@ -54,7 +54,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// The names worth a visit, folders with a slash at the end: sorted like that, a walk goes in the order of keys.
+    /// The names to visit, directories with a trailing slash: sorted this way, the walk follows the order of keys.
     fn names(&self, folder: &str) -> Result<Vec<String>> {
         let failed = |error: io::Error| local_error(folder, &error);
         let entries = match fs::read_dir(self.root.join(folder)) {
@@ -66,7 +66,7 @@ impl Walk<'_> {
         for entry in entries {
             let entry = entry.map_err(failed)?;
             let Ok(mut name) = entry.file_name().into_string() else { continue };
-            // Our own corner, and what editors leave while they work.
+            // Skip our own directory and editors' temporary files.
             if name.starts_with('.') {
                 continue;
             }

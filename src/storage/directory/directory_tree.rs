@@ -1,4 +1,4 @@
-//! The files of a directory store: looking, publishing, removing. Everything here blocks.
+//! The files of a directory store: reading, publishing, removing. Everything here blocks.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -20,11 +20,11 @@ use crate::{
     },
 };
 
-/// Our own corner of the root; no key can name it.
+/// The store's private directory under the root; no key can name it.
 const OWN: &str = ".baton";
-/// No upload writes to its draft for so long without a pause.
+/// Drafts that have not been written to for this long are abandoned.
 const ABANDONED: Duration = Duration::from_secs(24 * 60 * 60);
-/// What a key without a token has: a file somebody else put there.
+/// The token of a file that was not written by this store.
 const NO_TOKEN: &str = "0";
 
 #[derive(Debug)]
@@ -34,7 +34,7 @@ pub struct Tree {
     swept: Once,
 }
 
-/// An object as one look saw it. `bytes` is empty for one that is not small.
+/// An object as read once. `bytes` is empty if the object is not small.
 #[derive(Debug)]
 pub struct Seen {
     pub version: Version,
@@ -43,8 +43,8 @@ pub struct Seen {
     pub updated: Option<SystemTime>,
 }
 
-/// The part of a version that the content decides. Large objects are written once and never
-/// edited, so their size stands for them and the token does the rest.
+/// The part of a version that depends on the content. Large objects are written once and never edited, so their size
+/// suffices; the token makes the version unique.
 pub fn mark(bytes: &[u8]) -> String {
     if bytes.len() as u64 > SMALL { large_mark(bytes.len() as u64) } else { hex(&Sha256::digest(bytes)[..16]) }
 }
@@ -53,12 +53,12 @@ pub fn large_mark(size: u64) -> String {
     format!("size{size}")
 }
 
-/// The mark of a file of which this is known.
+/// The mark of a file with this digest.
 pub fn mark_of(digest: &Digest) -> String {
     if digest.size > SMALL { large_mark(digest.size) } else { digest.sha256.chars().take(32).collect() }
 }
 
-/// What is in the file outlasts a crash.
+/// Makes the content of a file durable.
 pub fn sync(key: &str, file: &File) -> Result<()> {
     file.sync_all().map_err(|error| local_error(key, &error))
 }
@@ -76,7 +76,7 @@ impl Tree {
         File::open(self.root.join(key)).map_err(|error| local_error(key, &error))
     }
 
-    /// The object and its version, without a lock.
+    /// Reads the object and its version, without taking a lock.
     pub fn look(&self, key: &str) -> Result<Option<Seen>> {
         let mut token = self.token(key)?;
         loop {
@@ -85,12 +85,12 @@ impl Tree {
             if token == again {
                 return Ok(Some(Seen { version: Version(format!("{}-{token}", seen.version.0)), ..seen }));
             }
-            // A write is under way. Each turn of this loop is a write that succeeded.
+            // A write is in progress. Each iteration of this loop means that a write succeeded.
             token = again;
         }
     }
 
-    /// The object, with its mark alone for a version.
+    /// Reads the object; its version is the mark alone.
     fn content(&self, key: &str) -> Result<Option<Seen>> {
         let mut file = match self.open(key) {
             Ok(file) => file,
@@ -108,12 +108,12 @@ impl Tree {
             return Ok(Some(Seen { version, size: about.len(), bytes: Vec::new(), updated }));
         }
         let mut bytes = Vec::with_capacity(about.len() as usize);
-        // An editor may be writing: never more than a small object, whatever the size said.
+        // An editor may be writing: never read more than a small object, whatever the reported size.
         Read::take(&mut file, SMALL).read_to_end(&mut bytes).map_err(failed)?;
         Ok(Some(Seen { version: Version(mark(&bytes)), size: bytes.len() as u64, bytes, updated }))
     }
 
-    /// A file of this file system that will be an object, or vanishes.
+    /// Creates a temporary file on this file system that either becomes an object or is removed.
     pub fn draft(&self, key: &str) -> Result<NamedTempFile> {
         let failed = |error: io::Error| local_error(key, &error);
         let drafts = self.root.join(OWN).join("drafts");
@@ -128,8 +128,8 @@ impl Tree {
         }
     }
 
-    /// A file somebody gives us as a draft whose content lasts, and what it holds. On one file system it
-    /// is the very same file; it is read once, while it is on its way to the disk.
+    /// Turns a file that we own into a durable draft and returns its digest. On the same file system the draft is a
+    /// hard link to the file, which is read once, in parallel with the sync.
     pub fn adopt(&self, key: &str, file: &Path, reporter: &Reporter) -> Result<(NamedTempFile, Digest)> {
         let failed = |error: io::Error| local_error(key, &error);
         let path = self.root.join(key);
@@ -155,7 +155,7 @@ impl Tree {
         Ok((draft, digest?))
     }
 
-    /// The object as a draft beside `target`, to be read only; `None` where one file cannot have two names.
+    /// Links the object to a draft beside `target`, for reading only; `None` if hard links are not possible.
     pub fn link(&self, key: &str, target: &Path) -> Result<Option<NamedTempFile>> {
         let object = self.root.join(key);
         if !object.exists() {
@@ -164,7 +164,7 @@ impl Tree {
         Ok(linked(&object, target.parent().unwrap_or(&self.root)))
     }
 
-    /// Removes drafts of processes that were killed. What cannot be removed now can be the next time.
+    /// Removes drafts of killed processes. Failures are left to the next sweep.
     fn sweep(&self, drafts: &Path) {
         for entry in fs::read_dir(drafts).into_iter().flatten().flatten() {
             let modified = entry.metadata().and_then(|about| about.modified());
@@ -175,8 +175,8 @@ impl Tree {
         }
     }
 
-    /// Makes a draft the object, if the condition holds at that moment. After a crash there is this one
-    /// or the one before; this one for certain after [`seal`](Self::seal).
+    /// Makes a draft the object if the condition holds at that moment. After a crash either this object or the previous
+    /// one exists; after [`seal`](Self::seal) it is certainly this one.
     pub fn publish(
         &self,
         key: &str,
@@ -192,7 +192,7 @@ impl Tree {
         self.check(key, condition)?;
         self.set_token(key, &token).map_err(failed)?;
         let mut draft = draft;
-        // Whoever deletes the last object of a folder takes the folder along, perhaps just now: make it again.
+        // A concurrent delete of a folder's last object also removes the folder: create it again.
         loop {
             make_folder(&self.root, path.parent().unwrap_or(&self.root)).map_err(failed)?;
             let moved = match condition {
@@ -215,11 +215,11 @@ impl Tree {
         Ok(Written { version: Version(format!("{mark}-{token}")), updated: None })
     }
 
-    /// Every name in the folder of this key outlasts a crash.
+    /// Makes every name in the folder of this key durable.
     pub fn seal(&self, key: &str) -> Result<()> {
         match sync_folder(self.root.join(key).parent().unwrap_or(&self.root)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(local_error(key, &error)),
-            // The folder is gone because somebody removed the object already.
+            // The folder is gone because the object has already been removed.
             Ok(()) | Err(_) => Ok(()),
         }
     }
@@ -233,7 +233,7 @@ impl Tree {
             return Err(Error::Conflict(key.to_owned()));
         }
         fs::remove_file(&path).map_err(failed)?;
-        // Tokens are random: a later object of this name cannot get this one again.
+        // Tokens are random: a later object of this name cannot get the same one.
         match fs::remove_file(self.token_path(key)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
             Ok(()) | Err(_) => {}
@@ -264,7 +264,7 @@ impl Tree {
         }
     }
 
-    /// Waits for the lock file of this key, but not for ever: its holder may be a stopped process.
+    /// Waits for the lock file of this key until the deadline: its holder may be a stopped process.
     fn lock(&self, key: &str, deadline: Moment) -> Result<File> {
         let failed = |error: io::Error| local_error(key, &error);
         let locks = self.root.join(OWN).join("locks");
@@ -301,7 +301,7 @@ impl Tree {
         }
     }
 
-    /// In place and not synced: after a crash of the machine nobody remembers a version.
+    /// Written in place and not synced: no process remembers a version across a crash of the machine.
     fn set_token(&self, key: &str, token: &str) -> io::Result<()> {
         let path = self.token_path(key);
         let open = || File::options().create(true).write(true).truncate(false).open(&path);
@@ -321,11 +321,11 @@ impl Tree {
     }
 }
 
-/// A second name for a file, in `folder`; `None` if that cannot be.
+/// Creates a hard link to a file in `folder`; `None` if that is not possible.
 fn linked(file: &Path, folder: &Path) -> Option<NamedTempFile> {
     let is_plain = fs::symlink_metadata(file).is_ok_and(|about| about.is_file());
     let link = |path: &Path| fs::hard_link(file, path).and_then(|()| File::open(path));
-    // Another file system, or one that knows no second names: then it is copied, and that says what is wrong.
+    // Different file systems, or no support for hard links: the caller copies instead, which reports the actual error.
     is_plain.then(|| tempfile::Builder::new().prefix(".draft-").make_in(folder, link).ok()).flatten()
 }
 
@@ -333,13 +333,13 @@ fn hashed(key: &str) -> String {
     hex(&Sha256::digest(key)[..16])
 }
 
-/// Objects are for every instance and operator of this machine that may enter the directory.
+/// Objects are readable by every instance and operator on this machine that may enter the directory.
 fn readable() -> fs::Permissions {
     use std::os::unix::fs::PermissionsExt;
     fs::Permissions::from_mode(0o640)
 }
 
-/// Makes a folder and those above it, so that they outlast a crash.
+/// Creates a folder and its ancestors durably.
 fn make_folder(root: &Path, folder: &Path) -> io::Result<()> {
     if folder.is_dir() {
         return Ok(());
@@ -352,7 +352,7 @@ fn make_folder(root: &Path, folder: &Path) -> io::Result<()> {
     match fs::create_dir(folder) {
         Ok(()) => sync_folder(above),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        // Somebody cleared away the folder above meanwhile; the caller tries the whole again.
+        // The parent was removed concurrently; the caller retries as a whole.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
     }

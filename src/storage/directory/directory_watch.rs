@@ -1,7 +1,7 @@
-//! Notices changes in a directory store at once, whoever makes them.
+//! Detects changes in a directory store immediately, whichever process makes them.
 //!
-//! One inotify instance per store: the kernel grants a user few of them. Each waiting call watches
-//! one name in one folder: its object's, or the first folder on the way that does not exist yet.
+//! One inotify instance per store, since the kernel limits them per user. Each waiting call watches one name in one
+//! folder: that of its object, or that of the first missing folder on its path.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -19,13 +19,13 @@ use tokio::{
     task::JoinSet,
 };
 
-/// Remembered looks; when there are more all are forgotten, which only costs a wake-up.
+/// The maximum number of remembered stat results; beyond it all are dropped, which only costs a wake-up.
 const LOOKS: usize = 4096;
 
 #[derive(Debug)]
 pub struct Watch {
     root: PathBuf,
-    /// What an object looked like when it was last read, as a hint: was it touched since?
+    /// The stat result of each object when it was last read: a hint whether it has changed since.
     looks: Mutex<HashMap<String, Look>>,
     kernel: Mutex<Option<Kernel>>,
     waiting: Arc<Mutex<Waiting>>,
@@ -37,7 +37,7 @@ type Look = Option<(u64, u64, i64, i64, i64, i64)>;
 #[derive(Debug)]
 struct Kernel {
     watches: Watches,
-    /// The reader of events; ends with the store.
+    /// Reads events; ends with the store.
     _reader: JoinSet<()>,
 }
 
@@ -62,7 +62,7 @@ impl Watch {
         Self { root, looks: Mutex::default(), kernel: Mutex::default(), waiting: Arc::default() }
     }
 
-    /// Somebody reads the object now: a change after this is news.
+    /// Records that the object is being read: later changes are reported.
     pub fn looked(&self, key: &str) {
         let look = look(&self.root.join(key));
         let mut looks = lock(&self.looks);
@@ -72,11 +72,11 @@ impl Watch {
         looks.insert(key.to_owned(), look);
     }
 
-    /// A watch for changes of the object since it was last read; `None` where the kernel cannot tell.
+    /// Watches for changes of the object since it was last read; `None` if the kernel cannot provide it.
     pub fn watch(self: &Arc<Self>, key: &str) -> Option<Watching> {
         let known = lock(&self.looks).get(key).copied();
         let mut watching = self.add(key)?;
-        // After the watch stands, so that nothing falls between the last read and now.
+        // Compared after the watch is set up, so that no change since the last read is missed.
         watching.is_news = known.is_some_and(|known| known != look(&self.root.join(key)));
         Some(watching)
     }
@@ -146,7 +146,7 @@ impl Folder {
     }
 }
 
-/// One waiting call; the last one of a folder takes the watch away.
+/// One waiting call; the last one of a folder removes the watch.
 #[derive(Debug)]
 pub struct Watching {
     heard: Pin<Box<OwnedNotified>>,
@@ -178,7 +178,7 @@ impl Drop for Watching {
         if folder.names.is_empty() {
             waiting.folders.remove(&self.descriptor);
             if let Some(kernel) = kernel.as_mut() {
-                // A folder that is gone took its watch along.
+                // The watch of a deleted folder is already gone.
                 let _ = kernel.watches.remove(self.descriptor.clone());
             }
         }

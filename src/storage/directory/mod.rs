@@ -7,10 +7,10 @@
 //!  <root>/.baton/drafts/            files not yet whole
 //! ```
 //!
-//! The version of an object is the hash of its content and its token. A write of ours changes the
-//! token, so that content which comes back is still new; an editor's write changes the hash. The
-//! token is written before the object is renamed into place: a reader without the lock may then see
-//! old content under a new token, which no compare-and-set accepts unless that very content returns.
+//! The version of an object is the hash of its content plus its token. Our own writes change the token, so content that
+//! reappears still has a new version; an editor's write changes the hash. The token is written before the object is
+//! renamed into place: a reader without the lock may then see old content under a new token, which no compare-and-set
+//! accepts unless that very content returns.
 
 pub(super) mod directory_listing;
 pub(super) mod directory_tree;
@@ -32,11 +32,11 @@ use super::{
 };
 use crate::clock::{Moment, SharedClock};
 
-/// A disk may take its time to sync; one that takes longer is as good as unreachable.
+/// A sync may take a while; a disk that takes longer counts as unavailable.
 const PATIENCE: Duration = Duration::from_secs(10);
 const STALL: Duration = Duration::from_secs(30);
 const PAGE: usize = 1000;
-/// Calls at once, so that a hanging disk does not eat the threads of everybody.
+/// The maximum number of concurrent calls, so that a hanging disk does not exhaust the shared thread pool.
 const CALLS: usize = 64;
 
 #[derive(Debug)]
@@ -50,7 +50,7 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// Touches nothing: what is wrong with the directory shows at use.
+    /// Touches nothing: problems with the directory are reported on first use.
     pub fn new(root: impl Into<PathBuf>, clock: SharedClock) -> Self {
         let root = root.into();
         Self {
@@ -69,7 +69,7 @@ impl Directory {
         self
     }
 
-    /// How long one call on a small object may take.
+    /// Sets the timeout of a call on a small object.
     pub fn with_patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self
@@ -83,7 +83,8 @@ impl Directory {
         self.clock.now() + self.patience
     }
 
-    /// Blocking work on the tree, off the event loop and bounded in time. Left alone it still comes to its end.
+    /// Runs blocking work on the tree, off the event loop and with a timeout. It runs to its end even after the
+    /// timeout.
     async fn call<T: Send + 'static>(
         &self,
         key: &str,
@@ -103,7 +104,7 @@ impl Directory {
         self.clock.timeout(self.patience, work).await.map_err(|elapsed| unavailable(elapsed.to_string()))?
     }
 
-    /// Blocking work that takes as long as it takes, while it moves.
+    /// Runs blocking work without a limit as long as it makes progress.
     async fn transfer<T: Send + 'static>(
         &self,
         key: &str,
@@ -260,7 +261,7 @@ impl Store for Directory {
     }
 }
 
-/// What is there already, if it is the same.
+/// The existing object, if it has the same content.
 fn same(tree: &Tree, key: &str, digest: &Digest, reporter: &files::Reporter) -> Result<Written> {
     let conflict = || Error::Conflict(key.to_owned());
     let seen = tree.look(key)?.ok_or_else(conflict)?;

@@ -1,23 +1,23 @@
-//! Whether it is the object or the whole bucket that does not exist: the service has one code for both.
+//! Tells a missing object from a missing bucket: the service uses one code for both.
 //!
-//! An absent bucket must not look like an absent object: that would say that the sandbox is gone. A listing settles it,
-//! since only the bucket can be missing there. It takes no right that the store does not need anyway.
+//! A missing bucket must not look like a missing object, which would mean that the sandbox is gone. A listing decides,
+//! since there only the bucket can be missing. It needs no permission beyond those of the store.
 
 use std::{sync::PoisonError, time::Duration};
 
 use super::{Gcs, named};
 use crate::storage::store::{Error, Result};
 
-/// A bucket that was there so long ago is there: buckets are not deleted under a server every day.
+/// A bucket seen this recently is assumed to exist: buckets are rarely deleted under a running server.
 const TRUSTED: Duration = Duration::from_secs(10);
 
 impl Gcs {
-    /// A call was answered that only a bucket can answer.
+    /// Records that a call proved the bucket to exist.
     pub(super) fn saw_bucket(&self) {
         *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = Some(self.clock.now());
     }
 
-    /// The answer to a call that needs no object to be there: what it did not find is the bucket.
+    /// Maps the error of a call that needs no object: `NotFound` then means the bucket.
     pub(super) fn without_object(&self, key: &str, error: baton_gcs::Error) -> Error {
         if error == baton_gcs::Error::NotFound {
             return Error::Denied { key: key.to_owned(), why: self.no_bucket() };
@@ -25,7 +25,7 @@ impl Gcs {
         named(key, error)
     }
 
-    /// The answer to a call for an object: what it did not find may be the bucket.
+    /// Maps the answer of a call for an object: `NotFound` may mean the object or the bucket.
     pub(super) async fn with_object<T>(&self, key: &str, answer: baton_gcs::Result<T>) -> Result<T> {
         if matches!(answer, Err(baton_gcs::Error::NotFound)) {
             self.check_bucket(key).await?;
@@ -35,7 +35,7 @@ impl Gcs {
         answer.map_err(|error| named(key, error))
     }
 
-    /// `Denied` if there is no such bucket.
+    /// Returns `Denied` if the bucket does not exist.
     pub(super) async fn check_bucket(&self, key: &str) -> Result<()> {
         let seen = *self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         if seen.is_some_and(|seen| self.clock.now() - seen < TRUSTED) {

@@ -1,7 +1,7 @@
-//! Files out of the bucket: to a draft, verified, and only then under their name.
+//! Downloads from the bucket: into a draft, verified, and only then under the final name.
 //!
-//! The library hands out bytes before it has compared the checksum, and begins anew where a
-//! connection broke. So nothing is a file before the stream has ended and its SHA-256 is right.
+//! The library returns bytes before it has compared the checksum, and resumes broken connections. So the file appears
+//! only after the stream has ended and its SHA-256 matches.
 
 use std::{io::Write, path::Path, sync::Arc, sync::atomic::AtomicBool, sync::atomic::Ordering};
 
@@ -14,7 +14,7 @@ use crate::storage::{
     store::{Digest, Error, Progress, Result},
 };
 
-/// Chunks on their way from the network to the disk.
+/// Chunks buffered between network and disk.
 const UNDER_WAY: usize = 16;
 
 impl Gcs {
@@ -29,7 +29,7 @@ impl Gcs {
         let whole = Arc::new(AtomicBool::new(false));
         let fetching = self.stream(key, chunks, whole.clone());
         let (name, target) = (key.to_owned(), file.to_owned());
-        // The network is given up first; then the writer ends by itself, and no draft is left behind.
+        // The network times out first; the writer then ends by itself and leaves no draft behind.
         let storing = files::run_blocking(&self.clock, key, 2 * self.stall_timeout, progress, move |reporter| {
             store(&name, &target, &wanted, feed, &whole, reporter)
         });
@@ -45,7 +45,7 @@ impl Gcs {
         }
     }
 
-    /// Sends the content on; `whole` is set when it ended as it should.
+    /// Forwards the content; `whole` is set when the stream ended normally.
     async fn stream(&self, key: &str, chunks: mpsc::Sender<Bytes>, whole: Arc<AtomicBool>) -> Result<()> {
         let stalled = |late: crate::clock::Elapsed| Error::Unavailable { key: key.to_owned(), why: late.to_string() };
         let failed = |error| named(key, error);
@@ -56,7 +56,7 @@ impl Gcs {
         let mut content = self.clock.timeout(self.stall_timeout, start).await.map_err(stalled)??;
         while let Some(chunk) = self.clock.timeout(self.stall_timeout, content.next_piece()).await.map_err(stalled)? {
             if chunks.send(chunk.map_err(failed)?).await.is_err() {
-                // The other side has given up and says why.
+                // The receiver has failed and reports why.
                 return Ok(());
             }
         }
@@ -65,7 +65,7 @@ impl Gcs {
     }
 }
 
-/// Writes chunks to a draft as they come. Blocks.
+/// Writes chunks to a draft as they arrive. Blocks.
 fn store(
     key: &str,
     target: &Path,

@@ -1,7 +1,7 @@
-//! A bucket of Cloud Storage as a store.
+//! A Cloud Storage bucket as a store.
 //!
-//! Conditional writes are sent once (`crates/gcs` says why). What became of one whose reply was lost is
-//! for the caller to settle, by reading. Reads and transfers are repeated.
+//! Conditional writes are sent once (see `crates/gcs`). If the answer is lost, the caller resolves the outcome by
+//! reading. Reads and transfers are retried.
 
 mod bucket;
 mod download;
@@ -30,17 +30,17 @@ use super::{
 };
 use crate::clock::{Elapsed, Moment, SharedClock};
 
-/// The service gives a thousand names at most, and two more are asked for than a page has.
+/// The service returns at most a thousand names, and each request asks for two more than a page holds.
 const PAGE: usize = 998;
 
 #[derive(Debug)]
 pub struct Gcs {
     clock: SharedClock,
     connection: Arc<Connection>,
-    /// As the client wants it: `projects/_/buckets/NAME`.
+    /// In the client's format: `projects/_/buckets/NAME`.
     bucket: String,
     pace: Pace,
-    /// When a call last proved that the bucket is there.
+    /// When a call last proved that the bucket exists.
     seen: Mutex<Option<Moment>>,
     page: usize,
     call_timeout: Duration,
@@ -48,7 +48,7 @@ pub struct Gcs {
 }
 
 impl Gcs {
-    /// Connects at first use.
+    /// Connects on first use.
     pub fn new(connection: Arc<Connection>, bucket: &str, clock: SharedClock) -> Self {
         Self {
             clock,
@@ -62,7 +62,7 @@ impl Gcs {
         }
     }
 
-    /// The most a call on a small object may take, and how long a transfer, or one request of a listing, may stand still.
+    /// Sets the timeout of a call on a small object, and the stall timeout of a transfer or a single listing request.
     pub fn with_timeouts(mut self, call: Duration, stall: Duration) -> Self {
         (self.call_timeout, self.stall_timeout) = (call, stall);
         self
@@ -74,19 +74,19 @@ impl Gcs {
         self
     }
 
-    /// How often one object may be written by this store: one per second and four at once, if nothing is said.
+    /// Sets how often this store may write one object; by default once per second with a burst of four.
     pub fn with_write_rate(mut self, per_second: f64, burst: f64) -> Self {
         self.pace = Pace::new(per_second, burst);
         self
     }
 
-    /// Bounds a call: the library sets no limit of its own.
+    /// Applies the call timeout: the library has none of its own.
     async fn bounded<T>(&self, key: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
         let late = |elapsed: Elapsed| Error::Unavailable { key: key.to_owned(), why: elapsed.to_string() };
         self.clock.timeout(self.call_timeout, work).await.map_err(late)?
     }
 
-    /// Remembers that the service found a writer too fast.
+    /// Records that the service rate-limited a write.
     fn heed<T>(&self, key: &str, result: Result<T>) -> Result<T> {
         if let Err(Error::RateLimited(_)) = &result {
             let now = self.clock.now();
@@ -118,14 +118,14 @@ impl Gcs {
         }
     }
 
-    /// At least `wanted` entries after `after`, unless there are fewer, and the folders between them. Each request has the time of a transfer that
-    /// stands still; for all of them together the caller has its own limit.
+    /// Returns at least `wanted` entries after `after`, unless there are fewer, and the folders between them. The stall
+    /// timeout applies to each request; the caller limits the listing as a whole.
     async fn names(&self, prefix: &str, after: Option<&str>, wanted: usize) -> Result<(Vec<Entry>, Vec<String>)> {
         let client = self.bounded(prefix, self.client(prefix)).await?;
         let late = |elapsed: Elapsed| Error::Unavailable { key: prefix.to_owned(), why: elapsed.to_string() };
         let (mut entries, mut folders, mut token) = (Vec::new(), Vec::new(), String::new());
         loop {
-            // One more for `after` itself, since the service begins with it.
+            // One more for `after` itself, since the listing starts with it.
             let asked = client.list(&self.bucket, prefix, after.unwrap_or_default(), wanted + 1, token);
             let page = self.clock.timeout(self.stall_timeout, asked).await.map_err(late)?;
             let page = page.map_err(|error| self.without_object(prefix, error))?;
@@ -214,7 +214,7 @@ impl Store for Gcs {
 
     async fn list_some(&self, prefix: &str, after: Option<&str>, most: usize) -> Result<Page> {
         let most = most.clamp(1, self.page);
-        // One more, to know whether there is more.
+        // One more, to detect whether more follow.
         let (mut entries, folders) = self.names(prefix, after, most + 1).await?;
         let more = entries.len() > most;
         entries.truncate(most);
@@ -254,7 +254,7 @@ impl Store for Gcs {
     }
 }
 
-/// Something was changed on its way, or lies there so: moving it once more tells which.
+/// Whether content was corrupted, in transit or at rest: one more transfer tells which.
 fn is_damaged(error: &Error) -> bool {
     let is_damaged = matches!(error, Error::Damaged { .. });
     if is_damaged {
@@ -278,7 +278,7 @@ fn generation(key: &str, version: &Version) -> Result<i64> {
         .map_err(|_| Error::Other { key: key.to_owned(), why: "the version is of another store".to_owned() })
 }
 
-/// Generation 0 stands for an object that does not exist.
+/// Generation 0 means that the object must not exist.
 fn wanted_generation(key: &str, condition: &Precondition) -> Result<Option<i64>> {
     match condition {
         Precondition::Any => Ok(None),
@@ -291,7 +291,7 @@ fn written(about: &About) -> Written {
     Written { version: version(about.generation), updated: about.updated }
 }
 
-/// What went wrong, and with which object.
+/// Maps a client error to a store error for this key.
 fn named(key: &str, error: baton_gcs::Error) -> Error {
     use baton_gcs::Error as Raw;
     let key = key.to_owned();

@@ -1,7 +1,7 @@
-//! Files into the bucket: from disk, never through a buffer of the library.
+//! Uploads to the bucket: from disk, never through the library's buffer.
 //!
-//! The file is read at the offset the service asks for, with the checksum known beforehand. The SHA-256 is added up while the file is read, and the last piece is held back until
-//! it matches, so that a file which is not what it should be never becomes an object.
+//! The file is read at the offset the service asks for, with a checksum known beforehand. The SHA-256 is computed while
+//! the file is read, and the last piece is held back until it matches, so that a wrong file never becomes an object.
 
 use std::{
     fs::File,
@@ -21,7 +21,7 @@ use crate::storage::{
     store::{Digest, Error, Precondition, Progress, Result, Written},
 };
 
-/// Read at once, off the event loop.
+/// The size of one read, off the event loop.
 const PIECE: u64 = 1 << 20;
 
 impl Gcs {
@@ -49,7 +49,7 @@ impl Gcs {
                         return Err(Error::Damaged { key: key.to_owned(), why });
                     }
                     if changed.is_err() {
-                        // The source is gone: only the answer is missing, and that for a while at most.
+                        // The source is finished: only the answer is missing, so wait for it with the stall timeout.
                         break self.clock.timeout(self.stall_timeout, &mut sending).await.map_err(|late| {
                             Error::Unavailable { key: key.to_owned(), why: late.to_string() }
                         })?;
@@ -84,7 +84,7 @@ impl Gcs {
         }
     }
 
-    /// What is there already: our own, perhaps from an attempt whose answer was lost, or another's?
+    /// Compares the existing object with ours: it may be from an attempt whose answer was lost, or a conflicting one.
     async fn settle(&self, key: &str, digest: &Digest) -> Result<Written> {
         let work = async {
             let about = self.client(key).await?.about(&self.bucket, key).await;
@@ -98,11 +98,11 @@ impl Gcs {
     }
 }
 
-/// What the source tells while the library pulls at it.
+/// Reported by the source while the library reads from it.
 #[derive(Clone, Debug, Default)]
 struct UploadProgress {
     done: u64,
-    /// The file is not what it should be.
+    /// Why the file does not match its digest or cannot be read.
     wrong: Option<String>,
 }
 
@@ -134,8 +134,8 @@ impl Source {
     }
 }
 
-/// The file and the sum of its first bytes. The library may drop a read under way, so the sum is
-/// only ever touched here, off the event loop, where nothing is dropped in the middle.
+/// The file and the running digest of its first bytes. The library may cancel a pending read, so the digest is updated
+/// only here, off the event loop, where nothing is cancelled midway.
 struct Reading {
     key: String,
     file: File,
@@ -143,10 +143,10 @@ struct Reading {
 }
 
 impl Reading {
-    /// The bytes from `position` on, and how far the file has been summed. The last ones only if the sum is right.
+    /// Reads at `position`; also returns how far the file is hashed. The last bytes need a matching digest.
     fn piece(&mut self, position: u64, digest: &Digest) -> io::Result<(Bytes, u64)> {
         let bytes = self.bytes(position, digest)?;
-        // Usually one turn. None if these bytes are sent again, more if a read before was dropped and not yet made.
+        // Usually one iteration; none if these bytes are sent again, several if an earlier read was cancelled.
         while self.sum.size() < position + bytes.len() as u64 {
             let summed = self.sum.size();
             match summed.checked_sub(position) {

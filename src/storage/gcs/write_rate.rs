@@ -1,12 +1,11 @@
-//! How often one object is written: the service allows about one write per second.
+//! Limits how often an object is written: the service allows about one write per second.
 //!
-//! A bucket of tokens per object: one per second, four at most, since a handoff writes the lock
-//! three times in a row. A renewal leaves one token for a commit, a waiter two.
+//! One token bucket per object: one token per second, at most four, since a handoff writes the lock three times in a
+//! row. A renewal leaves one token for a commit, a waiter leaves two.
 //!
-//! How large a burst the service forgives is not known beforehand; when it refuses one it is taken at
-//! its word for a while: then every write is a second away from the one before, and one of another
-//! instance, which a read shows, counts as one of ours. Waiting for the right moment costs less than
-//! being refused and waiting longer.
+//! The burst that the service tolerates is not known beforehand. After it rejects one, the limit is strict for a while:
+//! writes are one second apart, and a write of another instance, detected by a read, counts like our own. Waiting for
+//! the right moment costs less than a rejection and a longer wait.
 
 use std::{
     collections::HashMap,
@@ -19,11 +18,11 @@ use crate::{
     storage::store::{Error, Priority, Result},
 };
 
-/// How long an object rests after the service said that it is written too often.
+/// How long an object is not written after the service has rate-limited it.
 pub const PENALTY: Duration = Duration::from_secs(1);
-/// How long the service is taken at its word.
+/// How long the limit stays strict after a rejection.
 const STRICT: Duration = Duration::from_secs(600);
-/// Objects remembered; more than this and those at rest are forgotten.
+/// The maximum number of tracked objects; beyond it, idle ones are dropped.
 const REMEMBERED: usize = 1024;
 
 #[derive(Debug)]
@@ -31,7 +30,7 @@ pub struct Pace {
     per_second: f64,
     burst: f64,
     objects: Mutex<HashMap<String, Tokens>>,
-    /// Until when no burst is tried.
+    /// Until when no bursts are attempted.
     strict_until: Mutex<Option<Moment>>,
 }
 
@@ -59,7 +58,7 @@ impl Pace {
         tokens.counted = now;
     }
 
-    /// How long until a write of this urgency may be sent; zero takes a token.
+    /// How long until a write of this priority may be sent; zero takes a token.
     fn spend(&self, tokens: &mut Tokens, urgency: Priority, now: Moment) -> Duration {
         self.count(tokens, now);
         let needed = match urgency {
@@ -78,7 +77,7 @@ impl Pace {
         barred.max(Duration::from_secs_f64(((needed - tokens.left) / self.per_second).max(0.001)))
     }
 
-    /// Waits for the turn of a write; `RateLimited` if it does not come by the deadline.
+    /// Waits until a write may be sent; `RateLimited` if that is not before the deadline.
     pub async fn turn(&self, clock: &SharedClock, key: &str, urgency: Priority, deadline: Moment) -> Result<()> {
         loop {
             let now = clock.now();
@@ -105,8 +104,8 @@ impl Pace {
         self.spend(objects.entry(key.to_owned()).or_insert(full), urgency, now)
     }
 
-    /// The service found the writer of this object too fast at `now`: nothing is written to it before
-    /// `moment`, and no burst is tried for a while.
+    /// Records that the service rate-limited this object at `now`: it is not written before `moment`, and no bursts are
+    /// attempted for a while.
     pub fn bar(&self, key: &str, now: Moment, moment: Moment) {
         if let Some(tokens) = self.objects().get_mut(key) {
             tokens.barred_until = tokens.barred_until.max(moment);
@@ -114,7 +113,7 @@ impl Pace {
         *lock(&self.strict_until) = Some(now + STRICT);
     }
 
-    /// A read at `now` showed that somebody has written this object.
+    /// Records that a read at `now` found a new version of this object.
     pub fn noticed(&self, key: &str, now: Moment) {
         if self.is_strict(now) {
             let full = Tokens { left: self.burst, counted: now, barred_until: now };

@@ -1,4 +1,4 @@
-//! One write of the lock: what it is made from, how it is sent, and what its answer, or a later look, proves.
+//! One write of the lock: what it is based on, how it is sent, and what its answer or a later read proves.
 
 use std::time::SystemTime;
 
@@ -12,8 +12,8 @@ use crate::storage::{
 };
 
 impl LeaseHandle {
-    /// [1, 2] The lock a write is made from: the last one read or written, so that its condition is that version.
-    /// While an earlier write is open there is none: it is settled by reading first.
+    /// [1, 2] The lock a write is based on: the last one read or written, whose version is the precondition. Fails
+    /// while the outcome of an earlier write is unknown: that has to be resolved by reading first.
     pub(super) fn current(&self) -> Result<&Lock> {
         if self.unsettled {
             return Err(Error::Changed);
@@ -21,13 +21,14 @@ impl LeaseHandle {
         self.lock().ok_or(Error::Missing)
     }
 
-    /// [2] The same for a write of the holder: what another has acquired meanwhile is not ours to change.
+    /// [2] Like [`current`](Self::current), for a write of the holder: a lock that another instance has acquired is not
+    /// ours to change.
     pub(super) fn ours(&self) -> Result<&Lock> {
         let lock = self.current()?;
         if rules::is_ours(lock, self.held.as_ref(), &self.who.me) { Ok(lock) } else { Err(Error::Changed) }
     }
 
-    /// Whether a release that was sent, or lost against another, is over.
+    /// Whether a release that was sent has succeeded, or has lost to another instance.
     pub(super) fn settled(&self, lock: &Lock, held: &Held) -> Option<Released> {
         match rules::let_go(lock, held, &self.who.me) {
             LetGo::Done => Some(Released::Freed),
@@ -38,7 +39,8 @@ impl LeaseHandle {
 
     pub(super) async fn let_go(&mut self, next: Lock, op: &Nonce) -> Result<()> {
         let epoch = next.epoch;
-        // [4, 11] PriorRun it is sent, and for good: whatever comes back, nothing runs under this epoch any more.
+        // [4, 11] Set before the write is sent, and for good: whatever comes back, nothing runs under this epoch any
+        // more.
         if let Some(held) = &mut self.held {
             held.released = true;
         }
@@ -48,7 +50,7 @@ impl LeaseHandle {
         Ok(())
     }
 
-    /// Sends one write and settles it. `applied` recognises it in a lock that was read.
+    /// Sends one write and resolves its outcome. `applied` recognises the write in a lock that was read.
     pub(super) async fn send(
         &mut self,
         next: Lock,
@@ -62,10 +64,10 @@ impl LeaseHandle {
         }
         let encoded = lock_object::sealed(&self.seals, &self.key, &next).and_then(|sealed| serde_json::to_vec(&sealed));
         let bytes = encoded.map_err(|error| Error::Unencoded(error.to_string()))?;
-        // [3] PriorRun it is sent: the deadline counts from here, whatever the way takes.
+        // [3] Taken before the write is sent: the deadline counts from here, however long the call takes.
         let sent = self.clock.now();
         self.attempts.push((op.clone(), sent));
-        // [1] Also when this future is dropped: a dropped write may be applied.
+        // [1] Holds even if this future is dropped: a dropped write may still be applied.
         self.unsettled = true;
         let put = self.store.put_as(&self.key, bytes.into(), Precondition::Is(version.clone()), urgency);
         let answer = self.clock.timeout(self.times.call, put).await;
@@ -80,7 +82,7 @@ impl LeaseHandle {
                 }
                 Ok(())
             }
-            // [2] The client library turns success into a conflict when an answer was lost: only a read decides.
+            // [2] After a lost answer the client library reports success as a conflict: only a read decides.
             Err(error @ (store::Error::Conflict(_) | store::Error::Unavailable { .. })) => {
                 self.read().await?;
                 if self.lock().is_some_and(&applied) {
@@ -95,7 +97,7 @@ impl LeaseHandle {
         }
     }
 
-    /// Takes in what the lock as last read or written proves.
+    /// Applies what the lock as last read or written proves.
     pub(super) fn applied(&mut self) {
         let Some((lock, _)) = &self.known else { return };
         let Some((held, sent)) = rules::proven(self.held.as_ref(), &self.attempts, lock, self.times.hold) else {
@@ -111,8 +113,8 @@ impl LeaseHandle {
         self.deadline.send_replace(Some(held.deadline));
     }
 
-    /// [7] Precondition the store's clock ran well ahead of ours, this machine was frozen: what ran here may
-    /// have been taken over meanwhile. The deadline counts as passed; fencing comes first, then a renewal.
+    /// [7] If the store's clock ran well ahead of ours, this machine was frozen, and another instance may have taken
+    /// over meanwhile. The deadline counts as passed: fencing comes first, then a renewal.
     fn compare_clocks(&mut self, updated: SystemTime) {
         let now = self.clock.now();
         if let Some((before, then)) = self.updated.replace((updated, now))

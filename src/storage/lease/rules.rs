@@ -1,6 +1,5 @@
-//! The rules of the lock: each write as a pure function from the lock that was read to the
-//! lock that is wanted, and each judgement as one from what was seen to what it means.
-//! Numbers in brackets are those of the rules in `docs/lease.md`.
+//! The rules of the lock as pure functions: each write maps the lock that was read to the lock to write, each judgement
+//! maps observations to a conclusion. Numbers in brackets refer to the rules in `docs/lease.md`.
 
 use std::time::Duration;
 
@@ -16,16 +15,16 @@ use crate::clock::Moment;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Times {
     pub renew: Duration,
-    /// Between tries at a renewal that failed.
+    /// Delay between attempts after a failed renewal.
     pub retry: Duration,
-    /// The longest a call for a small object may take.
+    /// Timeout of a call on a small object.
     pub call: Duration,
     pub hold: Duration,
     pub takeover: Duration,
     pub waiter: Duration,
     pub beat: Duration,
     pub handoff_wait: Duration,
-    /// How far the store's clock may run ahead of ours between two writes.
+    /// How far the store's clock may advance beyond ours between two writes.
     pub frozen: Duration,
 }
 
@@ -43,18 +42,17 @@ impl Times {
     };
 }
 
-/// Who we are, and whom we may inherit from.
+/// This instance, and the one it may inherit leases from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     pub me: InstanceId,
-    /// [6] The last instance on this state directory. Its containers are gone for certain, so its
-    /// leases need not be watched.
+    /// [6] The previous instance on this state directory. Its containers are certainly gone, so its leases need not be
+    /// watched before a takeover.
     pub predecessor: Option<InstanceId>,
 }
 
-/// [9] A new epoch. The head stays what it is; whoever waited has had his turn.
-/// `runs`: the owner means to run it, so from here on "no head" means "lost", and a head that
-/// is not replaced is behind.
+/// [9] Starts a new epoch. The head is kept; the waiter entry is cleared. `runs`: the owner is going to run the
+/// sandbox, so from here on "no head" means "lost", and a head that is not replaced is behind.
 pub fn acquired(lock: &Lock, me: &InstanceId, op: Nonce, times: &Times, runs: bool) -> Lock {
     let mut next = lock.clone();
     next.epoch += 1;
@@ -71,12 +69,13 @@ pub fn acquired(lock: &Lock, me: &InstanceId, op: Nonce, times: &Times, runs: bo
     next
 }
 
-/// The write that makes a lock, held from the start by the instance that creates the sandbox. It is noted like every
-/// write of a holder, with its nonce and the instant before it is sent, by whoever sends it for that holder.
+/// The write that creates a lock, held from the start by the instance that creates the sandbox. Like every write of a
+/// holder, it is recorded with its nonce and the instant before it is sent, here by the party that sends it for that
+/// holder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InitialLease {
     pub op: Nonce,
-    /// On the clock of the machine; its API and its reconciler have the same one.
+    /// On the machine's clock, which its API and its reconciler share.
     pub sent: Moment,
 }
 
@@ -85,7 +84,7 @@ pub fn initial(id: SandboxId, me: &InstanceId, lease: &InitialLease, times: &Tim
     acquired(&Lock::new(id), me, lease.op.clone(), times, true)
 }
 
-/// Its creator has not written it again: it held the lease for less than *renew*, or never knew that it did.
+/// Whether its creator has not written it again: it held the lease for less than *renew*, or never learned that it did.
 pub fn is_initial(lock: &Lock) -> bool {
     let is_unrenewed = lock.lease.as_ref().is_some_and(|lease| lease.renew == 0);
     lock.epoch == 1 && is_unrenewed && lock.head.is_none()
@@ -101,14 +100,14 @@ pub fn renewed(lock: &Lock, op: Nonce) -> Lock {
     next
 }
 
-/// A new head, in the same write that proves the lease.
+/// Sets a new head, in the same write that proves the lease.
 pub fn committed(lock: &Lock, op: Nonce, head: Head) -> Lock {
     let mut next = renewed(lock, op);
     next.prev_head = next.head.replace(head);
     next
 }
 
-/// [11] Free again, the last commit in the same write. Without one the head is behind, if it ran.
+/// [11] Frees the lease, with the last commit in the same write. Without one, the head is behind if the sandbox ran.
 pub fn released(lock: &Lock, head: Option<Head>, behind: bool) -> Lock {
     let mut next = Lock { lease: None, behind: behind && head.is_none(), ..lock.clone() };
     if let Some(head) = head {
@@ -122,7 +121,7 @@ pub fn purging(lock: &Lock, op: Nonce) -> Lock {
     Lock { purging: true, ..renewed(lock, op) }
 }
 
-/// [13] What is left after a purge: a small stone that keeps the epoch.
+/// [13] What a purge leaves: a small object that preserves the epoch.
 pub fn tombstone(lock: &Lock, at: String) -> Lock {
     Lock {
         purged: true,
@@ -136,7 +135,7 @@ pub fn tombstone(lock: &Lock, at: String) -> Lock {
     }
 }
 
-/// [12] Our name in the waiter slot, and what we claim; `lease` is copied unchanged.
+/// [12] Puts our name and claim into the waiter entry; `lease` is copied unchanged.
 pub fn waited(lock: &Lock, me: &InstanceId, claim: Claim, op: Nonce, times: &Times) -> Lock {
     let beat = match &lock.waiter {
         Some(waiter) if waiter.instance == *me => waiter.beat.saturating_add(1),
@@ -146,7 +145,7 @@ pub fn waited(lock: &Lock, me: &InstanceId, claim: Claim, op: Nonce, times: &Tim
     Lock { waiter: Some(waiter), ..lock.clone() }
 }
 
-/// [12] The holder's answer to a waiter that asks: no. Proves the lease like every write of the holder.
+/// [12] The holder declines a waiter's request. Proves the lease like every write of the holder.
 pub fn declined(lock: &Lock, op: Nonce) -> Lock {
     let mut next = renewed(lock, op);
     if let Some(waiter) = &mut next.waiter {
@@ -163,19 +162,19 @@ pub fn withdrawn(lock: &Lock, me: &InstanceId) -> Lock {
     next
 }
 
-/// Our own memory of a lease that we acquired.
+/// Our local record of a lease that we acquired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
     pub epoch: u64,
-    /// [3] Send instant of the last applied own write, plus hold.
+    /// [3] Send instant of our last applied write, plus *hold*.
     pub deadline: Moment,
-    /// [4, 11] A release or the end of a purge was sent: nothing runs under this epoch any more.
+    /// [4, 11] A release or a tombstone was sent: nothing runs under this epoch any more.
     pub released: bool,
 }
 
-/// [2, 3] What a lock proves that carries the nonce of one of our own writes: we hold its epoch, until *hold*
-/// after that write was **sent**, whenever its answer came. Also how an acquisition whose answer was lost is
-/// found to have succeeded. With the send instant, before which no attempt can matter any more.
+/// [2, 3] What a lock proves if it carries the nonce of one of our writes: we hold its epoch until *hold* after that
+/// write was **sent**, whenever its answer arrived. This also detects an acquisition that succeeded although its answer
+/// was lost. Also returns the send instant; earlier attempts no longer matter.
 pub fn proven(
     held: Option<&Held>,
     attempts: &[(Nonce, Moment)],
@@ -186,7 +185,7 @@ pub fn proven(
     let sent = attempts.iter().find(|(nonce, _)| nonce == op).map(|(_, sent)| *sent)?;
     let deadline = sent + hold;
     let held = match held {
-        // [11] One way: whatever a late read shows, this epoch is over.
+        // [11] One way: whatever a late read shows, this epoch has ended.
         Some(held) if held.epoch == lock.epoch && held.released => return None,
         Some(held) if held.epoch == lock.epoch => Held { deadline: held.deadline.max(deadline), ..*held },
         Some(_) | None => Held { epoch: lock.epoch, deadline, released: false },
@@ -194,24 +193,23 @@ pub fn proven(
     Some((held, sent))
 }
 
-/// [2] Whether the lock is the one that we acquired and did not let go of: only then are its lease and its head
-/// ours to write.
+/// [2] Whether this is the lock that we acquired and have not released: only then may we write its lease and head.
 pub fn is_ours(lock: &Lock, held: Option<&Held>, me: &InstanceId) -> bool {
     let owned = lock.lease.as_ref().is_some_and(|lease| lease.owner == *me);
     owned && held.is_some_and(|held| held.epoch == lock.epoch && !held.released)
 }
 
-/// What became of a release, or of a burial, that was sent.
+/// The outcome of a release or tombstone that was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LetGo {
     Done,
-    /// Another has taken the lease.
+    /// Another instance has taken the lease.
     Lost,
-    /// It is still ours: send it again.
+    /// The lease is still ours: send the write again.
     NotYet,
 }
 
-/// [11] Only the lock as it was read decides: a free lease carries no nonce.
+/// [11] Only the lock as read decides: a free lease carries no nonce.
 pub fn let_go(lock: &Lock, held: &Held, me: &InstanceId) -> LetGo {
     match &lock.lease {
         None if lock.epoch == held.epoch => LetGo::Done,
@@ -220,7 +218,7 @@ pub fn let_go(lock: &Lock, held: &Held, me: &InstanceId) -> LetGo {
     }
 }
 
-/// What watching a lock has shown so far; kept across refused attaches.
+/// What watching a lock has shown so far; kept across refused attach requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LeaseWatch {
     lease: Option<(u64, Nonce)>,
@@ -231,7 +229,7 @@ pub struct LeaseWatch {
 }
 
 impl LeaseWatch {
-    /// [9] A read succeeded. Only time between two reads in a row counts.
+    /// [9] Records a successful read. Only time between two consecutive reads counts.
     pub fn saw(&mut self, lock: &Lock, now: Moment) {
         let passed = self.last.map_or(Duration::ZERO, |last| now - last);
         let lease = lock.lease.as_ref().map(|lease| (lock.epoch, lease.op.clone()));
@@ -243,19 +241,19 @@ impl LeaseWatch {
         self.last = Some(now);
     }
 
-    /// A read failed: the time until the next one shows nothing.
+    /// Records a failed read: the time until the next one proves nothing.
     pub fn missed(&mut self) {
         self.last = None;
     }
 
-    /// [9] The lease has stood unchanged for the larger of our takeover time and its own.
+    /// [9] Whether the lease has been unchanged for the larger of our takeover time and its own.
     pub fn is_abandoned(&self, lock: &Lock, times: &Times) -> bool {
         lock.lease
             .as_ref()
             .is_some_and(|lease| self.lease_for >= times.takeover.max(Duration::from_millis(lease.takeover_ms)))
     }
 
-    /// [9, 12] Somebody else waits, is still there as far as we can tell, and was not told that it stays where it is.
+    /// [9, 12] The waiter, if it is another instance, its entry is fresh and it was not declined.
     pub fn waiter<'a>(&self, lock: &'a Lock, me: &InstanceId) -> Option<&'a Waiter> {
         lock.waiter.as_ref().filter(|waiter| {
             waiter.instance != *me && !waiter.declined && self.waiter_for < Duration::from_millis(waiter.ttl_ms)
@@ -263,7 +261,7 @@ impl LeaseWatch {
     }
 }
 
-/// How an instance stands to a lock that it has read.
+/// An instance's relation to a lock that it has read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseState {
     /// Erased for good.
@@ -282,7 +280,7 @@ pub fn stand(
     times: &Times,
     now: Moment,
 ) -> LeaseState {
-    // [13] A tombstone is nobody's to take.
+    // [13] A tombstone cannot be acquired.
     if lock.purged {
         return LeaseState::Purged;
     }

@@ -21,7 +21,7 @@ fn key() -> String {
     layout::Object::Lock(&id()).key()
 }
 
-/// A lock in which every key has a value.
+/// A lock in which every field has a value.
 fn lock() -> Lock {
     let (me, op) = (InstanceId::from_bits([1; 16]), Nonce::from_bits([2; 16]));
     let head = |seq: u64| Head {
@@ -110,7 +110,7 @@ fn a_signed_lock_comes_back_however_its_text_was_laid_out() {
     for text in [serde_json::to_vec(&sealed).unwrap(), serde_json::to_vec_pretty(&sealed).unwrap()] {
         assert_eq!(parse(&one, &key(), &text).unwrap(), expected);
     }
-    // By way of a map whose keys are in another order.
+    // Through a map whose fields are in another order.
     assert_eq!(reads(&one, &written(&one, &lock)).unwrap(), expected);
 }
 
@@ -149,7 +149,7 @@ fn without_a_key_nothing_is_signed_or_looked_at_and_the_text_is_as_it_was() {
     assert_eq!(text, serde_json::to_vec(&lock()).unwrap());
     assert_eq!(parse(&none, &key(), &text).unwrap(), Stored { lock: lock(), is_sealed: false });
     assert_eq!(parse(&seals(&["one"]), &key(), &text), Err(Unusable::Unsigned));
-    // What others have signed is read, and written without the signature, which would not be right any more.
+    // Locks signed by others are read, and written without the signature, which would no longer be valid.
     let stored = reads(&none, &written(&seals(&["one"]), &lock())).unwrap();
     assert_eq!(stored, Stored { lock: lock(), is_sealed: true });
     let keeps = Seals::of_command(Vec::new());
@@ -175,7 +175,7 @@ fn what_is_no_lock_of_this_sandbox_is_garbled_with_and_without_a_key() {
     assert!(matches!(&found, Err(Unusable::Garbled(why)) if why.contains("missing field")), "{found:?}");
 }
 
-/// As instances wrote them: before there were signatures, and with them.
+/// As instances wrote them, before signatures were introduced and after.
 #[test]
 fn the_stored_locks_of_both_kinds_are_read() {
     let plain = include_bytes!("../../../crates/protocol/fixtures/records/lock.json");
@@ -197,7 +197,7 @@ fn a_lock_is_older_by_its_epoch_and_by_what_its_holder_wrote() {
         let lease = |renew| Lease { renew, ..lock().lease.unwrap() };
         Lock { epoch, lease: renew.map(lease), ..Lock::new(id()) }
     };
-    // As they follow each other: made free, acquired, renewed, released, acquired again.
+    // In chronological order: created free, acquired, renewed, released, acquired again.
     let life = [at(0, None), at(1, Some(0)), at(1, Some(1)), at(1, None), at(2, Some(0))];
     for (earlier, one) in life.iter().enumerate() {
         for (later, other) in life.iter().enumerate() {

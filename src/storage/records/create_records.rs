@@ -1,4 +1,4 @@
-//! New sandboxes: made from nothing, or as the copy of another.
+//! Creates sandboxes, from scratch or as forks of others.
 
 use baton_protocol::{
     id::{CheckpointId, InstanceId},
@@ -15,12 +15,12 @@ use crate::storage::{
     stores::{Need, Refusal},
 };
 
-/// How often a new object is sent again; a client waits for it.
+/// How often the write of a new object is retried while a client waits.
 const NEW_TRIES: usize = 3;
 
 impl Records {
-    /// Writes a new sandbox's lock, held by the instance `me`, and then its metadata: no acquisition ever creates a lock.
-    /// `lease` is noted for the reconciler of that instance already.
+    /// Writes a new sandbox's lock, held by the instance `me`, and then its metadata: an acquisition never creates a
+    /// lock. The caller has already recorded `lease` for the reconciler of that instance.
     pub async fn create(&self, spec: &Spec, me: &InstanceId, lease: &InitialLease) -> Result<()> {
         let place = if spec.enable_sandbox_checkpoint { Place::Durable } else { Place::Memory };
         let (locks, metadata) = self.stores(place)?;
@@ -44,14 +44,14 @@ impl Records {
         Ok(())
     }
 
-    /// Writes a sandbox that begins as the copy of another one: its pin, its lock with the head, its metadata.
-    /// Only a committed checkpoint is copied.
+    /// Writes a sandbox that starts as a fork of another: its pin, its lock with the head, its metadata. Only a
+    /// committed checkpoint can be forked.
     pub async fn fork(&self, source: &CheckpointId, spec: &Spec) -> Result<()> {
         let (locks, metadata) = self.stores(Place::Durable)?;
         let checkpoints =
             self.checkpoints.as_ref().ok_or_else(|| Error::NotConfigured(CHECKPOINT_NOT_ENABLED.to_owned()))?;
         let id = &spec.sandbox_id;
-        // Pinned before it is looked at: what is seen then stays.
+        // Pin before checking: what the check finds then cannot be erased.
         checkpoints.pin(source, id).await?;
         let head = self.committed(source).await;
         let head = match head {
@@ -83,21 +83,21 @@ impl Records {
         Err(unwritten.error)
     }
 
-    /// The head that names a checkpoint, if it is the last or the last but one of its sandbox.
+    /// The head that names a checkpoint, if it is the latest or the previous one of its sandbox.
     async fn committed(&self, id: &CheckpointId) -> Result<Option<Head>> {
         let Some(lock) = self.lock_of(&id.sandbox()).await? else { return Ok(None) };
         Ok([lock.head, lock.prev_head].into_iter().flatten().find(|head| head.checkpoint_id == *id))
     }
 
-    /// A lock as it is written in this place.
+    /// Encodes a lock for this place, signed if it is durable and there is a key.
     pub(super) fn sealed<'a>(&self, lock: &'a Lock, place: Place) -> Result<Sealed<'a>> {
         let key = lock_key(&lock.sandbox_id);
         let sealed = lock_object::sealed(&self.seals_of(place), &key, lock);
         Ok(sealed.map_err(|error| store::Error::Other { key, why: error.to_string() })?)
     }
 
-    /// Writes both objects of a new sandbox. A failure takes back what was written, as far as the store answers: what
-    /// is left is a lock without metadata, which the sweep purges.
+    /// Writes both objects of a new sandbox. On failure, erases what was written, as far as the store answers: at worst
+    /// a lock without metadata remains, which the sweep purges.
     async fn write_new(
         &self,
         (locks, lock): (StoreRef<'_>, &Sealed<'_>),
@@ -112,7 +112,7 @@ impl Records {
         match self.put_new(metadata, &metadata_key, record).await {
             Ok(version) => Ok(version),
             Err(error) => {
-                // The lock goes last: metadata without a lock would wait for an operator.
+                // The lock is erased last: metadata without a lock would need an operator.
                 let is_erased = self.erase_own(metadata, &metadata_key, record).await
                     && self.erase_own(locks, &lock_key, lock).await;
                 Err(Unwritten { error, is_erased })
@@ -120,8 +120,8 @@ impl Records {
         }
     }
 
-    /// Writes an object that must not be there yet. A refusal and a lost answer are settled by reading: what is there
-    /// then is this very record, from an attempt that was applied after all, or somebody else's, a conflict.
+    /// Writes an object that must not exist yet. A conflict or a lost answer is resolved by reading: the object found
+    /// is either this very record, from an attempt that was applied after all, or a conflicting one.
     pub(super) async fn put_new(
         &self,
         store: StoreRef<'_>,
@@ -138,7 +138,7 @@ impl Records {
                 match self.own(store, key, record).await {
                     Ok(Some(Own::Ours(version))) => return Ok(version),
                     Ok(Some(Own::Theirs)) => return Err(store::Error::Conflict(key.to_owned()).into()),
-                    // Not applied, or gone again.
+                    // The write was not applied, or the object is already gone again.
                     Ok(None) => {}
                     Err(unread) if unread.is_passing() => {}
                     Err(unread) => return Err(unread.into()),
@@ -154,7 +154,7 @@ impl Records {
         }
     }
 
-    /// Whose content an object has, if there is one.
+    /// Whether an existing object has our content.
     async fn own(&self, store: StoreRef<'_>, key: &str, record: &impl serde::Serialize) -> store::Result<Option<Own>> {
         let ours = encoded(key, record)?;
         Ok(match self.poll(store, key, None).await? {
@@ -164,7 +164,7 @@ impl Records {
         })
     }
 
-    /// Erases an object that still has the content we gave it. Whether there is none now.
+    /// Erases an object that still has our content. Returns whether the object is gone.
     async fn erase_own(&self, store: StoreRef<'_>, key: &str, record: &impl serde::Serialize) -> bool {
         let erased = match self.own(store, key, record).await {
             Ok(None) => return true,
@@ -178,7 +178,7 @@ impl Records {
     }
 }
 
-/// Whose content an object has that was to be new.
+/// Whose content was found in an object that should be new.
 enum Own {
     Ours(Version),
     Theirs,
@@ -187,6 +187,6 @@ enum Own {
 /// Why a new sandbox could not be written.
 struct Unwritten {
     error: Error,
-    /// Nothing of it is left.
+    /// Nothing of the sandbox remains in the store.
     is_erased: bool,
 }

@@ -1,4 +1,4 @@
-//! Reads `metadata.json` as somebody may have left it.
+//! Reads `metadata.json`, which may have been edited by hand.
 
 use baton_protocol::{
     by_hand,
@@ -9,26 +9,26 @@ use serde_json::{Map, Value};
 
 use super::{Error, Result};
 
-/// What everything compressed with gzip begins with. Objects come as they are stored, whatever their encoding.
+/// The magic bytes of gzip. Objects are returned as stored, whatever their encoding.
 const GZIP: &[u8] = &[0x1f, 0x8b];
 
-/// A record that can be understood, perhaps before anybody can attach.
+/// A valid record that may still lack a token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Draft {
-    /// Its token is empty if it has none.
+    /// Its token is empty if none is set.
     pub metadata: Metadata,
     pub has_token: bool,
     /// No instance has written to it yet.
     pub is_by_hand: bool,
 }
 
-/// The metadata of a sandbox to which somebody can attach. A broken `status` is only a broken view.
+/// Parses the metadata of a sandbox that clients can attach to. An invalid `status`, only a view, is ignored.
 pub fn parse(id: &SandboxId, bytes: &[u8]) -> Result<Metadata> {
     draft(id, bytes, None)?.finished()
 }
 
-/// As [`parse`], also of a record that lacks what only an operator's command can give it. `lock_bucket` is where the
-/// lock of one that was written by hand is looked for.
+/// Like [`parse`], but accepts a record without a token, which only an operator's command can add. `lock_bucket` is
+/// where the lock of a record written by hand is expected.
 pub fn draft(id: &SandboxId, bytes: &[u8], lock_bucket: Option<&str>) -> Result<Draft> {
     let invalid = |why: String| Error::InvalidSpec(why);
     if bytes.len() > MAX_BYTES {
@@ -89,7 +89,7 @@ mod tests {
         assert!(matches!(parse(&id(), &text(|_| {})), Err(Error::TokenMissing)));
         assert!(matches!(parse(&id(), &text(|record| record["token_sha256"] = Value::Null)), Err(Error::TokenMissing)));
         assert!(parse(&id(), &text(|record| record["token_sha256"] = json!("ab"))).is_ok());
-        // What is wrong besides comes first: a new token would not mend it.
+        // Other defects are reported first: a new token would not repair them.
         let dancing = text(|record| record["desired_state"] = json!("dancing"));
         assert!(matches!(parse(&id(), &dancing), Err(Error::InvalidSpec(_))));
     }

@@ -1,5 +1,4 @@
-//! Everything at once: which objects of which sandboxes lie in the store, and what is done to objects
-//! that belong to nobody's loop.
+//! Scans the store: which objects of which sandboxes exist, and operations on objects that no worker owns.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -22,12 +21,12 @@ use crate::storage::{
     unresponsive::{self, LastWrite, Unresponsive},
 };
 
-/// Which objects of a sandbox there are.
+/// Which objects of a sandbox exist.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Objects {
     pub lock: Option<Version>,
     pub metadata: Option<Version>,
-    /// When the lock was written, for views alone.
+    /// When the lock was written; for display only.
     pub lock_written: Option<LastWrite>,
 }
 
@@ -35,17 +34,17 @@ pub struct Objects {
 pub type Unverified = std::result::Result<Lock, Unusable>;
 
 impl Records {
-    /// Every sandbox in the store, in order. Listed in pages; what changes meanwhile may be missed.
+    /// Every sandbox in the store, in order. Listed in pages; concurrent changes may be missed.
     pub async fn survey(&self) -> Result<BTreeMap<SandboxId, Objects>> {
         self.listed(PREFIX).await
     }
 
-    /// Which objects of one sandbox there are.
+    /// Which objects of one sandbox exist.
     pub async fn objects(&self, id: &SandboxId) -> Result<Objects> {
         Ok(self.listed(&layout::sandbox_prefix(id)).await?.remove(id).unwrap_or_default())
     }
 
-    /// What lies under `prefix`, of which sandbox.
+    /// The objects under `prefix`, grouped by sandbox.
     async fn listed(&self, prefix: &str) -> Result<BTreeMap<SandboxId, Objects>> {
         let (locks, metadata) = self.stores(Place::Durable)?;
         let mut found: BTreeMap<SandboxId, Objects> = BTreeMap::new();
@@ -77,16 +76,16 @@ impl Records {
         Ok(found)
     }
 
-    /// Of an object that was listed just now.
+    /// The last write of an object that was just listed.
     pub(super) fn last_write(&self, entry: &Entry) -> Option<LastWrite> {
         let at = entry.updated?;
         Some(LastWrite { at, age: self.clock.wall().duration_since(at).unwrap_or_default() })
     }
 
-    /// Whether the holder of a sandbox shows no sign of life, and what comes of that. For views: a decision watches the
-    /// lock instead. Where the store does not answer nothing is said. `lock` is when it was written, if that is known.
+    /// Whether the holder of a sandbox is unresponsive, and what follows. For display only: decisions watch the lock
+    /// instead. `None` if the store does not answer. `lock` is when the lock was written, if known.
     pub async fn unresponsive(&self, found: &Metadata, lock: Option<LastWrite>) -> Option<Unresponsive> {
-        // Nobody holds what rests, and of those there are many. What cannot be stored ends with its instance.
+        // Most sandboxes are at rest, and those have no holder. A sandbox without checkpoints ends with its instance.
         let (spec, status) = (&found.spec, &found.status);
         if !matches!(status.phase, Phase::Running | Phase::Pending) || !spec.enable_sandbox_checkpoint {
             return None;
@@ -103,7 +102,7 @@ impl Records {
         unresponsive::judge(&lock, found, written, self.times.takeover)
     }
 
-    /// The metadata as it lies in the store, whatever it says. `None`: there is none.
+    /// The metadata as stored, valid or not. `None`: it does not exist.
     pub async fn raw(&self, id: &SandboxId) -> Result<Option<(Bytes, Version)>> {
         let (_, metadata) = self.stores(Place::Durable)?;
         match self.poll(metadata, &metadata_key(id), None).await? {
@@ -112,7 +111,7 @@ impl Records {
         }
     }
 
-    /// The metadata if they can be understood, also before anybody can attach. `None`: there are none.
+    /// The metadata if it is valid, with or without a token. `None`: it does not exist.
     pub async fn draft(&self, id: &SandboxId) -> Result<Option<(Draft, Version)>> {
         let Some((bytes, version)) = self.raw(id).await? else { return Ok(None) };
         let draft = read_records::draft(id, &bytes, self.lock_bucket(Place::Durable).as_deref())?;
@@ -120,13 +119,13 @@ impl Records {
         Ok(Some((draft, version)))
     }
 
-    /// Replaces the metadata by an operator's text, if it is still what he saw. False: it is not.
+    /// Replaces the metadata with an operator's text if `seen` still holds. Returns whether it was replaced.
     pub async fn put_raw(&self, id: &SandboxId, text: Bytes, seen: Precondition) -> Result<bool> {
         let (_, metadata) = self.stores(Place::Durable)?;
         let key = metadata_key(id);
         match self.clock.timeout(self.times.call, metadata.put(&key, text.clone(), seen)).await {
             Ok(Ok(_)) => Ok(true),
-            // Success may come back as a conflict, and as no answer: only a read decides.
+            // Success may be reported as a conflict, or not at all: only a read decides.
             Ok(Err(store::Error::Conflict(_) | store::Error::Unavailable { .. })) | Err(_) => {
                 Ok(self.raw(id).await?.is_some_and(|(there, _)| there == text))
             }
@@ -134,8 +133,8 @@ impl Records {
         }
     }
 
-    /// Says in metadata that cannot be understood what is wrong with it. All but `status` stays as it is;
-    /// what is no JSON object at all is not touched.
+    /// Records in the status of invalid metadata what is wrong with it. Everything but `status` stays as it is;
+    /// metadata that is not a JSON object is not touched.
     pub async fn complain(&self, id: &SandboxId, epoch: u64, reason: Reason, message: &str) -> Result<()> {
         let Some((bytes, version)) = self.raw(id).await? else { return Ok(()) };
         let Ok(mut record) = serde_json::from_slice::<Map<String, Value>>(&bytes) else { return Ok(()) };
@@ -152,18 +151,18 @@ impl Records {
         let encode = |error: serde_json::Error| store::Error::Other { key: metadata_key(id), why: error.to_string() };
         record.insert("status".to_owned(), serde_json::to_value(&status).map_err(encode)?);
         let text = serde_json::to_vec_pretty(&record).map_err(encode)?;
-        // Changed meanwhile: whoever looks next sees what it says now.
+        // If the metadata changed meanwhile, the next observation evaluates the new content.
         self.put_raw(id, text.into(), Precondition::Is(version)).await.map(drop)
     }
 
-    /// Writes a lock where there is none, for an operator who made sure that nobody runs the sandbox.
+    /// Creates a missing lock, for an operator who made sure that the sandbox is not running.
     pub async fn new_lock(&self, lock: &Lock) -> Result<()> {
         let (locks, _) = self.stores(Place::Durable)?;
         let sealed = self.sealed(lock, Place::Durable)?;
         self.put_new(locks, &lock_key(&lock.sandbox_id), &sealed).await.map(drop)
     }
 
-    /// Writes a lock over one that cannot be used, for an operator as above, if it is still the one that was seen.
+    /// Replaces an unusable lock, for an operator as above, if it still has the version `seen`.
     pub async fn replace_lock(&self, lock: &Lock, seen: &Version) -> Result<()> {
         let (locks, _) = self.stores(Place::Durable)?;
         let sealed = self.sealed(lock, Place::Durable)?;
@@ -171,7 +170,7 @@ impl Records {
         Ok(self.put(locks, &key, &sealed, Precondition::Is(seen.clone()), Priority::Commit).await.map(drop)?)
     }
 
-    /// The lock as it is stored, whoever wrote it, for an operator who vouches for it. `None`: there is none.
+    /// The lock as stored, without verification, for an operator who vouches for it. `None`: it does not exist.
     pub async fn unverified_lock(&self, id: &SandboxId) -> Result<Option<(Unverified, Version)>> {
         let (locks, _) = self.stores(Place::Durable)?;
         let key = lock_key(id);
@@ -179,13 +178,13 @@ impl Records {
         Ok(Some((lock_object::parse_unverified(&key, &bytes), version)))
     }
 
-    /// Erases metadata that was put back over a tombstone, if it is still that.
+    /// Erases metadata that was restored over a tombstone, if it still has the version `seen`.
     pub async fn erase_metadata(&self, id: &SandboxId, seen: &Version) -> Result<()> {
         let (_, metadata) = self.stores(Place::Durable)?;
         self.delete_seen(metadata, &metadata_key(id), seen).await
     }
 
-    /// Erases a tombstone, if it is still that: the last that is left of a sandbox.
+    /// Erases a tombstone, the last object of a sandbox, if it still has the version `seen`.
     pub async fn forget(&self, id: &SandboxId, seen: &Version) -> Result<()> {
         let (locks, _) = self.stores(Place::Durable)?;
         self.delete_seen(locks, &lock_key(id), seen).await
@@ -201,7 +200,7 @@ impl Records {
 }
 
 impl Error {
-    /// What the status says of metadata that cannot be used.
+    /// The status reason for metadata that cannot be used.
     pub fn reason(&self) -> Option<Reason> {
         match self {
             Self::InvalidSpec(_) => Some(Reason::InvalidSpec),

@@ -1,4 +1,4 @@
-//! Who writes what in the metadata of a sandbox: wishes into the spec, the lease holder into the status.
+//! Updates of a sandbox's metadata: the API and operators write the spec, the lease holder writes the status.
 
 use baton_protocol::{
     id::SandboxId,
@@ -10,8 +10,8 @@ use super::{Looked, Records, Result, TRIES, metadata_key};
 use crate::storage::store::{self, Precondition, Priority};
 
 impl Records {
-    /// The API's and the operators' pen: changes the spec. `change` is applied again when somebody
-    /// else wrote in between and returns false when there is nothing to write. `None`: no such sandbox.
+    /// Changes the spec, for the API and operators. `change` is applied again after a concurrent write and returns
+    /// false if there is nothing to write. `None`: no such sandbox.
     pub async fn edit(
         &self,
         id: &SandboxId,
@@ -20,8 +20,8 @@ impl Records {
         self.rewrite(id, &|record| change(&mut record.spec)).await.map(|record| record.map(|record| record.spec))
     }
 
-    /// As [`edit`](Self::edit), for what somebody wishes: what is written names the request it comes from, if that is
-    /// traced. What was named before was behind another wish.
+    /// Like [`edit`](Self::edit), on behalf of a request: a spec that changes names that request if it is traced. An
+    /// earlier cause is removed, since it belongs to another request.
     pub async fn wish(
         &self,
         id: &SandboxId,
@@ -31,7 +31,7 @@ impl Records {
         self.edit(id, &|spec| because_of(cause, spec, change)).await
     }
 
-    /// The lease holder's pen: changes the view of what is so, never over that of a later epoch.
+    /// Changes the status, for the lease holder; never overwrites that of a later epoch.
     pub async fn report(
         &self,
         id: &SandboxId,
@@ -66,7 +66,7 @@ impl Records {
     ) -> Result<Option<Metadata>> {
         let key = metadata_key(id);
         let mut last = None;
-        // What was seen last saves a read: if it is not so any more, the write does not happen.
+        // The cached record saves a read: if it is outdated, the write is refused.
         let mut recent = self.recent.get(id).map(Box::new);
         for _ in 0..TRIES {
             let was_recent = recent.is_some();
@@ -91,7 +91,7 @@ impl Records {
                     self.recent.note(id, &found);
                     return Ok(Some(found.metadata));
                 }
-                // Read again; if it was applied after all, `change` finds nothing left to write.
+                // Read again; if the write was applied after all, `change` finds nothing left to write.
                 Err(error) if matches!(error, store::Error::Conflict(_)) || error.is_passing() => {
                     if error.is_passing() {
                         self.clock.sleep(self.clock.jittered(self.times.retry)).await;

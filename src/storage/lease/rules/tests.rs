@@ -1,4 +1,4 @@
-//! Each write of the lock and each judgement of it, by itself.
+//! Tests of each write and each judgement of the lock.
 
 use super::*;
 
