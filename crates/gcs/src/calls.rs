@@ -1,4 +1,4 @@
-//! The calls, one function each.
+//! One function per call to Cloud Storage.
 
 use std::time::{Duration, SystemTime};
 
@@ -16,14 +16,14 @@ use crate::{
     source::Pulled,
 };
 
-/// From this size on an upload that is cut goes on where it was, instead of from the start. Asking for
-/// a place to go on from takes a call of its own, which a small image need not wait for.
+/// Uploads of at least this size resume after a broken connection instead of starting over. Opening a resumable upload
+/// takes a call of its own, which would delay small files.
 const RESUMABLE: usize = 32 << 20;
-/// How often a download goes on where it was cut.
+/// How often a download resumes after a broken connection.
 const RESUMES: u32 = 50;
 
 impl Client {
-    /// A small object of at most `most` bytes, unless it is still of generation `known`.
+    /// Reads a small object of at most `most` bytes, unless its generation is still `known`.
     pub fn read<'a>(&'a self, bucket: &'a str, key: &'a str, known: Option<i64>, most: u64) -> Boxed<'a, Result<Read>> {
         Box::pin(async move {
             let mut request = self.data.read_object(bucket, key).with_retry_policy(small_retry());
@@ -41,7 +41,7 @@ impl Client {
                 return Err(Error::TooLarge(size));
             }
             let mut bytes = Vec::with_capacity(size as usize);
-            // To its very end: only there the checksum is compared.
+            // Read to the very end: the checksum is compared only there.
             while let Some(chunk) = response.next().await {
                 bytes.extend_from_slice(&chunk.map_err(|raw| error(&raw))?);
             }
@@ -49,7 +49,7 @@ impl Client {
         })
     }
 
-    /// A small object, sent once.
+    /// Writes a small object. Never retried.
     pub fn write<'a>(
         &'a self,
         bucket: &'a str,
@@ -74,7 +74,7 @@ impl Client {
         })
     }
 
-    /// Sent once.
+    /// Deletes an object. Never retried.
     pub fn delete<'a>(&'a self, bucket: &'a str, key: &'a str, if_generation: Option<i64>) -> Boxed<'a, Result<()>> {
         Box::pin(async move {
             let request = self.control.delete_object().set_bucket(bucket).set_object(key);
@@ -86,7 +86,7 @@ impl Client {
         })
     }
 
-    /// Up to `size` objects whose names begin with `prefix`, from the name `start` on.
+    /// Lists up to `size` objects whose names begin with `prefix`, starting at the name `start`.
     pub fn list<'a>(
         &'a self,
         bucket: &'a str,
@@ -120,9 +120,8 @@ impl Client {
         })
     }
 
-    /// A file. Never through a buffer of the library: its buffered upload stores short objects when a
-    /// connection breaks. Reading at the offset the service asks for, with a checksum known beforehand,
-    /// cannot.
+    /// Uploads a file, never through the library's buffer: its buffered upload stores truncated objects when a
+    /// connection breaks. Reading at the offset the service asks for, with a checksum known beforehand, avoids that.
     pub fn upload<'a>(
         &'a self,
         bucket: &'a str,
@@ -146,7 +145,7 @@ impl Client {
         })
     }
 
-    /// The content of a file from its beginning; a connection that breaks is made again where it broke.
+    /// Opens the content of a file from its beginning; a broken connection resumes where it broke.
     pub fn open<'a>(&'a self, bucket: &'a str, key: &'a str) -> Boxed<'a, Result<Content>> {
         Box::pin(async move {
             let request = self

@@ -1,4 +1,4 @@
-//! What an error of either transport means to the caller.
+//! Maps errors of either transport to what they mean for the caller.
 
 use google_cloud_gax::error::rpc::Code;
 use google_cloud_storage::error::{ReadError, WriteError};
@@ -7,7 +7,7 @@ use crate::Error;
 
 type Raw = google_cloud_storage::Error;
 
-/// The answer to a conditional read of what the reader already has.
+/// The answer to a conditional read if the object has not changed.
 pub fn is_unchanged(error: &Raw) -> bool {
     error.http_status_code() == Some(304)
 }
@@ -19,7 +19,7 @@ pub fn is_too_fast(error: &Raw) -> bool {
 pub fn error(error: &Raw) -> Error {
     let why = || explain(error);
     let status = error.http_status_code();
-    // gRPC answers come with status 200 when they come with one at all.
+    // gRPC errors carry status 200, if they carry one at all.
     let is = |codes: &[u16]| status.is_some_and(|status| codes.contains(&status));
     if is(&[404]) || has_code(error, &[Code::NotFound]) {
         return Error::NotFound;
@@ -41,8 +41,8 @@ pub fn error(error: &Raw) -> Error {
     let server_side = status.is_some_and(|status| status == 408 || status >= 500) || has_code(error, &passing);
     let on_the_way = status.is_none()
         && (error.is_io() || error.is_timeout() || error.is_connect() || error.is_transport() || error.is_exhausted());
-    // An answer that breaks off, or that is not one of this service, cannot be parsed: whether the work was done is
-    // unknown, and what was read is incomplete rather than wrong.
+    // A truncated answer, or one from another service, cannot be parsed: whether the call was applied is unknown, and
+    // what was read is incomplete rather than wrong.
     let cut_off = error.is_deserialization();
     if server_side || on_the_way || cut_off || error.is_transient_and_before_rpc() {
         return Error::Unavailable(why());
@@ -53,7 +53,7 @@ pub fn error(error: &Raw) -> Error {
     Error::Other(why())
 }
 
-/// The library compared what it read or wrote with the checksum of the service, and they differ.
+/// Whether the library found a checksum mismatch with the service in what it read or wrote.
 fn is_checksum_mismatch(error: &Raw) -> bool {
     causes(error).any(|cause| {
         matches!(cause.downcast_ref(), Some(ReadError::ChecksumMismatch(_)))
@@ -69,7 +69,7 @@ fn has_code(error: &Raw, codes: &[Code]) -> bool {
     error.status().is_some_and(|status| codes.contains(&status.code))
 }
 
-/// The whole chain of causes, and what the service said, in one line of bounded length.
+/// The whole chain of causes and the service's message, in one line of bounded length.
 fn explain(error: &Raw) -> String {
     let mut text = error.to_string();
     for cause in causes(error) {

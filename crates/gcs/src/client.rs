@@ -1,4 +1,4 @@
-//! The two clients of the official library, made when they are first needed, and what they repeat.
+//! The two clients of the official library, created on first use, and their retry policies.
 
 use std::time::Duration;
 
@@ -18,10 +18,10 @@ use tokio::sync::OnceCell;
 
 use crate::{Boxed, Error, classify};
 
-/// How often a transfer begins anew where it was cut. One that stands still is ended sooner.
+/// How often a transfer is resumed. A stalled transfer ends sooner.
 const TRANSFER_ATTEMPTS: u32 = 20;
 
-/// One way to Cloud Storage, shared by all buckets.
+/// A connection to Cloud Storage, shared by all buckets.
 #[derive(Debug, Default)]
 pub struct Connection {
     endpoint: Option<String>,
@@ -30,19 +30,19 @@ pub struct Connection {
 
 #[derive(Debug)]
 pub struct Client {
-    /// JSON over HTTP/1.1: content.
+    /// JSON over HTTP/1.1, for content.
     pub(crate) data: Storage,
-    /// gRPC: everything about objects but their content.
+    /// gRPC, for everything but content.
     pub(crate) control: StorageControl,
 }
 
 impl Connection {
-    /// An endpoint of one's own is spoken to without credentials.
+    /// A custom endpoint is used without credentials.
     pub fn new(endpoint: Option<String>) -> Self {
         Self { endpoint, client: OnceCell::new() }
     }
 
-    /// `Denied` without credentials. A failed attempt is not remembered: they may turn up later.
+    /// Returns `Denied` without credentials. A failed attempt is not cached: credentials may become available later.
     pub fn client(&self) -> Boxed<'_, Result<&Client, Error>> {
         Box::pin(async {
             let made = self.client.get_or_try_init(|| self.connect()).await;
@@ -51,7 +51,7 @@ impl Connection {
     }
 
     async fn connect(&self) -> Result<Client, google_cloud_gax::client_builder::Error> {
-        // Whoever came first has chosen; without a choice the library panics, also over plain HTTP.
+        // The first installed provider wins; without one the library panics, even over plain HTTP.
         drop(rustls::crypto::ring::default_provider().install_default());
         let mut data = Storage::builder().with_backoff_policy(backoff());
         let mut control = StorageControl::builder().with_backoff_policy(backoff());
@@ -70,18 +70,18 @@ fn backoff() -> ExponentialBackoff {
         .clamp()
 }
 
-/// For reads of small objects, which have little time.
+/// The retry policy for small objects, whose calls have short timeouts.
 pub(crate) fn small_retry() -> RetryPolicyArg {
     Unhurried.with_attempt_limit(3).into()
 }
 
-/// For files: as long as there is hope.
+/// The retry policy for files, which is more persistent.
 pub(crate) fn transfer_retry() -> RetryPolicyArg {
     Unhurried.with_attempt_limit(TRANSFER_ATTEMPTS).into()
 }
 
-/// Repeats what the service recommends, but not what was too fast: that needs a second at least,
-/// and the library would be back sooner.
+/// Retries what the service recommends except rate-limited calls: those need at least a second, and the library would
+/// retry sooner.
 #[derive(Clone, Debug)]
 struct Unhurried;
 

@@ -1,4 +1,4 @@
-//! The content of an object as it comes.
+//! The content of an object as a stream.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use google_cloud_storage::read_object::ReadObjectResponse;
 
 use crate::{Boxed, Result, classify};
 
-/// Bytes are handed out before the library has compared the checksum: only the end proves them.
+/// A stream of content. Pieces are returned before the library has compared the checksum: only a clean end proves them.
 pub struct Content(pub(crate) ReadObjectResponse);
 
 impl Content {

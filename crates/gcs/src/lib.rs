@@ -1,11 +1,11 @@
 //! Cloud Storage through the official client library, behind plain types and boxed futures.
 //!
-//! The library is generic from top to bottom: whoever calls it compiles most of it anew. So it is
-//! called here and nowhere else, and what this crate shows has no generic function and no `async fn`.
-//! It decides nothing: when to wait, what to settle and what to believe is the store's business.
+//! The library is generic throughout, so every crate that calls it compiles most of it again. It is therefore called
+//! only here, and the interface of this crate has no generic functions and no `async fn`. This crate makes no
+//! decisions: waiting, resolving ambiguous outcomes and verification are up to the store.
 //!
-//! Writes and deletions of small objects are sent once: the library would repeat one whose reply was
-//! lost and then report the success of the first as a conflict. Reads and transfers are repeated.
+//! Writes and deletions of small objects are sent once: the library would retry one whose answer was lost and then
+//! report the success of the first attempt as a conflict. Reads and transfers are retried.
 
 mod calls;
 mod classify;
@@ -21,13 +21,13 @@ pub use source::Source;
 
 pub type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// By what the caller can do about it.
+/// Errors of a call, grouped by what the caller can do about them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// The object, or the whole bucket: the service has one code for both.
+    /// The object or the whole bucket: the service uses one code for both.
     #[error("it does not exist")]
     NotFound,
-    /// The condition did not hold.
+    /// The precondition did not hold.
     #[error("it was changed by somebody else")]
     Conflict,
     /// Wait at least a second.
@@ -38,10 +38,10 @@ pub enum Error {
     /// An operator has to act.
     #[error("{0}")]
     Denied(String),
-    /// What was read or sent is not what it should be.
+    /// The checksum of what was read or sent does not match.
     #[error("{0}")]
     Damaged(String),
-    /// A small object was wanted.
+    /// The object exceeds the limit for small objects.
     #[error("{0} bytes")]
     TooLarge(u64),
     #[error("{0}")]
@@ -50,7 +50,7 @@ pub enum Error {
 
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What the service says of an object.
+/// The attributes of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct About {
     pub name: String,
@@ -62,7 +62,7 @@ pub struct About {
     pub updated: Option<SystemTime>,
 }
 
-/// What an object is said to hold, among its own attributes.
+/// The custom attribute that holds the SHA-256 of an object's content.
 pub const SHA256: &str = "baton-sha256";
 
 /// The answer to a conditional read.
@@ -72,18 +72,18 @@ pub enum Read {
     Found(Vec<u8>, i64),
 }
 
-/// One page of a listing; `token` is empty after the last.
+/// One page of a listing; `token` is empty on the last page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Page {
     pub objects: Vec<About>,
     pub token: String,
 }
 
-/// A file on its way into the bucket.
+/// The parameters of an upload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Upload {
     pub sha256: String,
     pub crc32c: u32,
-    /// Generation 0 stands for an object that does not exist.
+    /// Generation 0 means that the object must not exist.
     pub if_generation: Option<i64>,
 }

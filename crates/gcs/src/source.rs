@@ -1,4 +1,4 @@
-//! What an upload is read from, as the library wants it.
+//! The source of an upload, adapted to the library.
 
 use std::io;
 
@@ -7,11 +7,11 @@ use google_cloud_storage::streaming_source::{Seek, SizeHint, StreamingSource};
 
 use crate::Boxed;
 
-/// A content that can be read from any place in it. A read may be dropped in the middle.
+/// Content that can be read from any offset. A read may be cancelled at any point.
 pub trait Source: Send + Sync + 'static {
     /// The next piece; `None` at the end.
     fn next(&mut self) -> Boxed<'_, Option<io::Result<Bytes>>>;
-    /// Where the next piece begins.
+    /// Sets the offset of the next piece.
     fn seek(&mut self, offset: u64);
     fn size(&self) -> u64;
 }
