@@ -1,4 +1,4 @@
-//! What was done, as part of the trace of the request that asked for it.
+//! Traces actions as part of the request that caused them.
 
 use std::time::SystemTime;
 
@@ -9,25 +9,25 @@ use crate::{
     traces::{Cause, Traceparent},
 };
 
-/// An action that is told when it is over.
+/// An action that is recorded when it is over.
 #[derive(Debug)]
 pub(super) struct TracedAction {
     action: Action,
     began: SystemTime,
-    /// The request behind the spec it was planned from.
+    /// The request behind the spec that the action was planned from.
     behind: Option<Traceparent>,
-    /// Another instance asked for it, through the lock: who, stands in metadata not read yet.
+    /// Another instance requested it through the lock; its trace context is in metadata that is not read yet.
     is_for_a_waiter: bool,
 }
 
-/// How much an action says.
+/// How significant an action is for a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Weight {
-    /// What a wish is about.
+    /// What a request is about.
     Whole,
-    /// A step on the way, of interest in the trace of a wish only.
+    /// An intermediate step, recorded only in the trace of a request.
     Part,
-    /// Too often, or over at once.
+    /// Too frequent, or too short.
     None,
 }
 
@@ -51,14 +51,14 @@ fn weight(action: Action) -> Weight {
     }
 }
 
-/// What is told as the cause; `None`: nothing is told.
+/// The cause to record; `None` if the action is not recorded.
 fn cause(
     action: Action,
     outcome: Outcome,
     asked: Option<Traceparent>,
     fulfilled: Option<Traceparent>,
 ) -> Option<Cause> {
-    // Nothing was done: the world had moved on.
+    // Nothing was done: the state had changed.
     if outcome == Outcome::Again {
         return None;
     }
@@ -83,7 +83,7 @@ impl Worker {
 
     pub(super) fn trace(&mut self, deed: &TracedAction, outcome: Outcome) {
         let parts = self.parts.take();
-        // The report that follows a checkpoint has met what the waiter's client wrote.
+        // The report that follows a checkpoint has read what the waiter's client wrote.
         let asked = if deed.is_for_a_waiter { self.context.records.cause_of(&self.id) } else { deed.behind };
         if let Some(cause) = cause(deed.action, outcome, asked, self.fulfilled) {
             self.context.traces.acted(&deed.action, cause, outcome, deed.began, parts);

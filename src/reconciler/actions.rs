@@ -1,5 +1,5 @@
-//! One short function per action. Each may be interrupted anywhere: the next look finds what
-//! it left, and the plan goes on from there.
+//! One short function per action. Each may be interrupted anywhere: the next pass observes what it left, and the plan
+//! continues from there.
 
 use std::future::Future;
 
@@ -22,16 +22,16 @@ use crate::{
 pub(super) const DELETED: &str = "The sandbox was deleted.";
 const LOST: &str = "The sandbox ended without a checkpoint; its state is lost.";
 
-/// How an action can end badly.
+/// Why an action failed.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// The world has moved on: look again, at once.
+    /// The state has changed: observe again immediately.
     Stale,
-    /// It may succeed later.
+    /// A retry may succeed.
     Transient(String),
-    /// As `LifecycleEvent`: the local disk is full.
+    /// As in `LifecycleEvent`: the local disk is full.
     NoSpace(String),
-    /// It will not succeed until the spec changes or somebody asks again.
+    /// It cannot succeed until the spec changes or a session attaches.
     Refused { reason: Reason, message: String },
 }
 
@@ -143,7 +143,7 @@ impl Worker {
     }
 
     async fn resume(&mut self) -> Done {
-        // A container goes on only under a lease that was just proven.
+        // A container is resumed only under a lease that was just proven.
         self.renew().await?;
         Ok(self.context.lifecycle.resume(&self.id).await?)
     }
@@ -185,7 +185,7 @@ impl Worker {
         }
         self.found = None;
         self.tell_left(None);
-        // Whoever is here has heard it.
+        // Attached sessions have received the event.
         self.refuse_until_asked();
         Ok(())
     }
@@ -212,8 +212,8 @@ impl Worker {
         })
     }
 
-    /// Does work that needs the lease while renewing it, and tells the guard of every new deadline.
-    /// Work that is not done when the drain time is up is dropped: what is stored must be let go.
+    /// Runs work that needs the lease while renewing it, and sends every new deadline to the guard. Drops the work
+    /// when the drain time is up: the sandbox must be released by then.
     pub(super) async fn under_lease<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Failure> {
         let (context, id) = (self.context.clone(), self.id.clone());
         let lock = self.lock_file()?;
@@ -248,7 +248,7 @@ impl Worker {
         }
     }
 
-    /// It was created under a lease of its own: clients hear of that as of any other.
+    /// The sandbox was created under an initial lease: clients receive the same events as for any other lease.
     pub(super) fn tell_leased(&mut self) {
         if self.is_held() && !self.told.acquiring {
             self.tell_acquiring();
@@ -256,7 +256,7 @@ impl Worker {
         }
     }
 
-    /// Whoever fenced it, and whenever.
+    /// Announces a change between fenced and running, whatever caused it.
     pub(super) fn tell_fence(&mut self, container: Container) {
         let fenced = container == Container::Fenced;
         if self.told.running
@@ -271,7 +271,7 @@ impl Worker {
         }
     }
 
-    /// A start that was broken off may have succeeded all the same.
+    /// A start that was interrupted may have succeeded all the same.
     pub(super) async fn tell_started(&mut self, seen: &Observed) {
         if seen.standing == LockState::Ours
             && seen.container == Container::Running
@@ -286,7 +286,7 @@ impl Worker {
         self.attach_guard = None;
         self.save_due = self.next_save();
         self.waited = false;
-        // Nobody was idle while waiting for it.
+        // Time spent waiting for the start does not count as idle.
         self.context.bus.touch(&self.id);
         self.told.running = true;
         if self.found.as_ref().is_some_and(|found| found.place == Place::Durable) {
@@ -303,7 +303,7 @@ impl Worker {
         }
     }
 
-    /// There is no such sandbox, or none any more: whoever waits for it hears so.
+    /// The sandbox does not exist, or no longer does: tells the waiting sessions.
     pub(super) fn tell_gone(&self) {
         if !self.told.running && !self.is_refused() && self.is_attended() {
             let message = DELETED.to_owned();
@@ -327,7 +327,7 @@ impl Worker {
     }
 }
 
-/// There is no lock that can be used, for this reason.
+/// The lock is missing or unusable, for this reason.
 pub(super) fn no_lock(reason: Reason) -> Failure {
     let message = if reason == Reason::Unsigned {
         "The sandbox's lock is not signed with a key of this server; an operator has to look at it."
@@ -339,7 +339,7 @@ pub(super) fn no_lock(reason: Reason) -> Failure {
     Failure::Refused { reason, message: message.to_owned() }
 }
 
-/// A start that failed is not tried again until somebody asks.
+/// A failed start is not retried until a session attaches.
 fn refused(reason: Reason, error: runtime::Error) -> Failure {
     match error {
         runtime::Error::Refused { reason, message } => Failure::Refused { reason, message },

@@ -1,6 +1,6 @@
-//! What later restores will need is stored once: the base root file system and the runsc of this instance.
+//! Stores once what later restores will need: the base root file system and the runsc of this instance.
 //!
-//! It begins with the first sandbox that outlives this instance, and holds up nobody.
+//! The upload starts with the first sandbox that can outlive this instance, and blocks nothing.
 
 use std::{
     sync::{
@@ -15,10 +15,10 @@ use tokio::sync::Notify;
 use super::{ReconcilerContext, actions::Failure, staging::Staging};
 use crate::storage::{checkpoints::Checkpoints, store};
 
-/// After a try that failed.
+/// Delay after a failed attempt.
 const LATER: Duration = Duration::from_secs(60);
 
-/// Whether to store them, and whether that has begun.
+/// Whether to upload them, and whether the upload has begun.
 #[derive(Debug, Default)]
 pub struct Deposit {
     is_wanted: bool,
@@ -31,7 +31,7 @@ impl Deposit {
         Self { is_wanted, ..Self::default() }
     }
 
-    /// There is a sandbox that will need them.
+    /// Starts the upload: there is a sandbox that will need it.
     pub(super) fn begin(&self) {
         if self.is_wanted && !self.has_begun.swap(true, Ordering::SeqCst) {
             self.begin.notify_one();
@@ -43,7 +43,7 @@ impl Deposit {
     }
 }
 
-/// Ends when everything is stored.
+/// Completes when everything is stored.
 pub(super) async fn run(context: Arc<ReconcilerContext>) {
     let Some(checkpoints) = context.checkpoints.clone() else { return std::future::pending().await };
     context.deposit.begin.notified().await;

@@ -1,9 +1,9 @@
-//! A checkpoint, as one transaction: until the one write that commits it the sandbox can always
-//! go on, and it does on any failure.
+//! A checkpoint, as one transaction: until the one write that commits it, the sandbox can always be resumed, and any
+//! failure resumes it.
 //!
 //! ```text
-//!   pause ──▶ image ──▶ hash, upload, manifest ──▶ commit (and release) ─┬▶ metadata ──▶ tell
-//!     └──────────┴───────────────┴── any failure: resume, tell, keep       └▶ remove
+//!   pause ──▶ image ──▶ hash, upload, manifest ──▶ commit (and release) ─┬▶ metadata ──▶ post
+//!     └──────────┴───────────────┴── any failure: resume, post, keep       └▶ remove
 //! ```
 
 use std::{future::pending, pin::pin, time::Duration};
@@ -35,30 +35,30 @@ use crate::{
     traces::Step,
 };
 
-/// So many calls the metadata may take before a commit is told without them.
+/// A commit is announced without its metadata after this many call timeouts.
 const CALLS_BEFORE_TELLING: u32 = 2;
 
-/// What becomes of the sandbox once its image is on the local disk.
+/// The state of the sandbox once its image is on the local disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum After {
     Paused,
     Running,
 }
 
-/// An image that is stored and not committed yet.
+/// An image that is stored but not committed yet.
 #[derive(Debug)]
 pub(super) struct Stored {
     pub(super) head: Head,
     /// When it was taken.
     pub(super) taken: String,
-    /// How long the sandbox stood still, if it runs on.
+    /// How long the sandbox was paused, if it keeps running.
     pub(super) paused: Duration,
-    /// To be wiped when there is time.
+    /// To be deleted when there is time.
     pub(super) image: Staging,
 }
 
 impl Worker {
-    /// Commits a checkpoint and frees the lease, in one write.
+    /// Commits a checkpoint and releases the lease in one write.
     pub(super) async fn checkpoint(&mut self) -> Done {
         let why = self.why;
         if let Some(waiter) = self.lock.as_ref().and_then(LeaseHandle::waiter).filter(|_| why == LeaveReason::Waiter) {
@@ -70,7 +70,7 @@ impl Worker {
             Ok(stored) => stored,
             Err(failure) => return self.resume_after_failure(why, failure).await,
         };
-        // Who came in the last moment need not wait for a restore.
+        // A session that attached at the last moment should not have to wait for a restore.
         if why == LeaveReason::Room && self.is_attended() {
             image.wipe().await;
             return Err(Failure::Stale);
@@ -87,14 +87,14 @@ impl Worker {
             }
             Err(failure) => Err(failure),
         };
-        // Nobody waits for this any more.
+        // Nothing waits for this any more.
         image.wipe().await;
         removed
     }
 
-    /// Removes what was committed and let go, and tells of it: in the metadata first, so that who hears of a checkpoint
-    /// finds it there. The commit counts already, so nobody waits long for a store that is slow with the metadata; they
-    /// are written afterwards then.
+    /// Removes a sandbox whose checkpoint was committed and whose lease was released, and announces that. The
+    /// metadata is written first, so that clients that receive the event find the checkpoint there. The commit
+    /// already counts, so a slow metadata write delays the event only briefly and then completes after it.
     async fn leave_stored(&mut self, checkpoint_id: CheckpointId) -> Done {
         let (context, id) = (self.context.clone(), self.id.clone());
         let report = self.report_checkpointed();
@@ -118,8 +118,8 @@ impl Worker {
         removing.as_mut().take_output().unwrap_or(Ok(())).map_err(Failure::from)
     }
 
-    /// Frees the lease, sending again until it is settled: after the first try nothing may run
-    /// under this epoch any more, and what is uploaded stays.
+    /// Releases the lease, retrying until the outcome is known: after the first attempt nothing may run under this
+    /// epoch, and uploaded objects stay.
     pub(super) async fn release_until_settled(&mut self, head: Option<Head>) -> Result<Released, Failure> {
         let context = self.context.clone();
         let ran = self.ran;
@@ -130,7 +130,7 @@ impl Worker {
                     return Ok(released);
                 }
                 Err(error) => match error.reason() {
-                    // [14] There is nothing to free, and nothing of it here to keep.
+                    // [14] There is no lease to release, and no state here to keep.
                     Some(_) if head.is_none() => return Err(Failure::Stale),
                     Some(reason) => self.miss_lock(reason).await?,
                     None => {
@@ -142,8 +142,8 @@ impl Worker {
         }
     }
 
-    /// [14] What should be committed has no lock that can be used: it stands still and is kept until that is back. Whoever comes
-    /// meanwhile hears so.
+    /// [14] The checkpoint cannot be committed because the lock is missing or unusable: the sandbox stays paused and
+    /// is kept until the lock is back. Sessions that attach in the meantime are told so.
     async fn miss_lock(&mut self, reason: Reason) -> Done {
         let context = self.context.clone();
         if self.is_attended() && !self.is_refused() {
@@ -155,7 +155,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Leaves the tombstone, sending again until that is settled: nobody else would finish the purge.
+    /// Writes the tombstone, retrying until the outcome is known: no other instance would finish the purge.
     pub(super) async fn write_tombstone(&mut self) -> Done {
         let context = self.context.clone();
         loop {
@@ -170,7 +170,7 @@ impl Worker {
         }
     }
 
-    /// The sandbox is as it was; those who asked hear why.
+    /// The sandbox is unchanged; reports to the requesters why the checkpoint failed.
     async fn resume_after_failure(&mut self, why: LeaveReason, failure: Failure) -> Done {
         let (reason, message) = match &failure {
             Failure::Stale => return Err(failure),
@@ -186,12 +186,12 @@ impl Worker {
         Err(failure)
     }
 
-    /// Everything before the commit: the image is stored.
+    /// Everything before the commit: takes the image and stores it.
     pub(super) async fn save_image(&mut self, after: After) -> Result<Stored, Failure> {
         let context = self.context.clone();
         let id = self.id.clone();
         let checkpoints = context.checkpoints.clone().ok_or_else(not_configured)?;
-        // The new checkpoint follows the head: it must not change on the way.
+        // The new checkpoint follows the head, so the head must be certain.
         if self.lock_file()?.is_in_doubt() {
             self.lock_file()?.renew().await?;
             self.extend().await;
@@ -241,7 +241,7 @@ impl Worker {
                 let file = image.path().join(Image::Files.file_name());
                 match context.lifecycle.snapshot(&id, &file, Shape::Layer).await {
                     Ok(taken) => draft.layer = Some(manifest::Layer { base_digest: taken.base_digest }),
-                    // Its memory and files are in the image all the same.
+                    // The image still contains its memory and files.
                     Err(runtime::Error::Refused { reason: Reason::TooLarge, message }) => {
                         tracing::warn!(sandbox = %id, message, "the checkpoint has no separate archive of its files");
                     }
@@ -260,7 +260,7 @@ impl Worker {
             tracing::debug!(sandbox = %id, pause = ?(stopped - began), image = ?(written - stopped), ?store, "an image is stored");
             Ok((head, paused))
         };
-        // What is not wanted any more is broken off, as long as its commit was not sent.
+        // The work is cancelled when it is no longer wanted, as long as the commit was not sent.
         let cancelled = self.cancelled();
         let work = async {
             tokio::select! {
@@ -281,7 +281,7 @@ impl Worker {
     }
 }
 
-/// To the millisecond: how long a sandbox stood still is measured from it.
+/// In milliseconds: the pause of a sandbox is measured from it.
 fn precisely(clock: &SharedClock) -> String {
     humantime::format_rfc3339_millis(clock.wall()).to_string()
 }

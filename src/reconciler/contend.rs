@@ -1,5 +1,5 @@
-//! Contending for a sandbox that one instance has and another wants: what a waiter here claims and why it waits in
-//! vain, and what the holder here makes of a waiter elsewhere.
+//! Contention for a sandbox that one instance holds and another wants: what a waiter here claims and when it is
+//! refused, and how a holder here responds to a waiter elsewhere.
 
 use baton_protocol::{
     id::Nonce,
@@ -24,34 +24,34 @@ use crate::{
 
 const IN_USE: &str = "Another client is attached to the sandbox.";
 
-/// A sign of life that was asked for.
+/// A pending liveness probe.
 #[derive(Clone, Debug)]
 pub(super) struct Probe {
-    /// For which entry of a waiter, and which session: either may change meanwhile.
+    /// The waiter entry and the session it was sent for: either may change in the meantime.
     of: (Nonce, u64),
     number: u64,
     since: Moment,
 }
 
 impl Worker {
-    /// What the instance that `placement` names claims; here, if that is this one.
+    /// The claim of the instance that `placement` names, if that is this one.
     fn claim(&self, spec: &Spec) -> Option<Claim> {
         spec.claim_at_placement().filter(|_| spec.placement.as_ref() == Some(&self.context.who.me))
     }
 
-    /// Whether it can be had from another instance: its clients have to allow that, or an operator orders it.
+    /// Whether it may be taken from another instance: the spec allows handoff, or an operator orders it.
     pub(super) fn may_move(&self, spec: &Spec) -> bool {
         let is_ordered = spec.enable_sandbox_checkpoint && self.claim(spec) == Some(Claim::Order);
         spec.enable_sandbox_handoff || is_ordered
     }
 
-    /// Our entry in the lock is what this spec asks for, and was not declined.
+    /// Our waiter entry matches this spec and was not declined.
     pub(super) fn is_waiting(&self, spec: &Spec) -> bool {
         let entry = self.lock.as_ref().and_then(LeaseHandle::entry);
         entry.is_some_and(|entry| !entry.declined && self.claim(spec).is_none_or(|claim| claim == entry.claim))
     }
 
-    /// Registers as waiter, for the session that is here now.
+    /// Registers as waiter on behalf of the attached session.
     pub(super) async fn wait(&mut self) -> Done {
         self.tell_acquiring();
         let claim = self.found.as_ref().and_then(|found| self.claim(&found.metadata.spec)).unwrap_or_default();
@@ -62,7 +62,7 @@ impl Worker {
         Ok(())
     }
 
-    /// What is due to another instance that waits for what is held here.
+    /// The decision about another instance that waits for a sandbox held here.
     pub(super) fn verdict(&mut self, seen: Seen, presence: &Presence) -> Verdict {
         let waiter = self.lock.as_ref().and_then(LeaseHandle::waiter).filter(|_| self.is_held()).cloned();
         let asks = |waiter: &Waiter| waiter.claim == Claim::Ask && seen.container == Container::Running;
@@ -76,7 +76,7 @@ impl Worker {
         verdict(waiter.map(|waiter| waiter.claim), client)
     }
 
-    /// Asks the attached client for a sign of life, once for each entry of a waiter and each session.
+    /// Probes the attached client, once per waiter entry and session.
     fn probed(&mut self, waiter: &Waiter) -> Client {
         let (bus, now) = (&self.context.bus, self.context.clock.now());
         let of = (waiter.op.clone(), bus.asked(&self.id));
@@ -87,13 +87,13 @@ impl Worker {
         client
     }
 
-    /// When the client that was asked for a sign of life has had its time.
+    /// When the current probe times out.
     pub(super) fn probe_ends(&self) -> Option<Moment> {
         let ends = self.probe.as_ref().map(|probe| probe.since + ALIVE_WITHIN);
         ends.filter(|ends| *ends > self.context.clock.now())
     }
 
-    /// Tells the waiter that was judged that the sandbox is in use.
+    /// Tells the probed waiter that the sandbox is in use.
     pub(super) async fn decline(&mut self) -> Done {
         let Some(Probe { of: (waiter, _), .. }) = self.probe.clone() else { return Err(Failure::Stale) };
         self.lock_file()?.decline(&waiter).await?;
@@ -102,13 +102,13 @@ impl Worker {
         Ok(())
     }
 
-    /// The holder has declined what was asked for the session that is here.
+    /// The holder has declined the claim of the attached session.
     fn is_declined(&self) -> bool {
         let entry = self.lock.as_ref().and_then(LeaseHandle::entry);
         entry.is_some_and(|entry| entry.declined) && self.waited_under == self.context.bus.asked(&self.id)
     }
 
-    /// Why the session that waits here waits in vain.
+    /// Why the session waiting here cannot get the sandbox, if it cannot.
     pub(super) fn refusal_for_waiter(&mut self, desired: Desired, inputs: &Inputs, seen: &Observed) -> Option<Failure> {
         let refuse = |reason: Reason, message: &str| Some(Failure::Refused { reason, message: message.to_owned() });
         let away = seen.container == Container::Absent && matches!(seen.standing, LockState::Free | LockState::Theirs);
@@ -123,7 +123,7 @@ impl Worker {
         if seen.standing == LockState::Theirs && self.is_declined() {
             return refuse(Reason::InUse, IN_USE);
         }
-        // What cannot move is only watched, and nobody was told of that.
+        // A sandbox that cannot move is only watched, and that was not announced.
         let wanted = self.told.acquiring || self.contention.is_some();
         if wanted && desired == Desired::HandedOff && !inputs.placed_here {
             return refuse(Reason::Superseded, "A later attach on another instance took precedence.");

@@ -1,4 +1,4 @@
-//! What one instance should bring about for one sandbox: a pure function, first match wins.
+//! The desired state of one sandbox on one instance: a pure function, first match wins.
 
 use std::time::Duration;
 
@@ -10,54 +10,54 @@ use super::{
 };
 use crate::bus::LeaveReason;
 
-/// All that the wish depends on.
+/// Everything the desired state depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct Inputs {
-    /// What the spec says.
+    /// The desired state in the spec.
     pub spec: DesiredState,
     /// The lock says that a purge has begun.
     pub purging: bool,
-    /// We hold the lease.
+    /// This instance holds the lease.
     pub held: bool,
-    /// What follows from who waits elsewhere and who is attached here.
+    /// The decision about a waiter elsewhere, given the client attached here.
     pub verdict: Verdict,
     /// The spec allows handoff.
     pub movable: bool,
-    /// It lives in a store that others see.
+    /// Its records are in a store that other instances see.
     pub persistent: bool,
     pub drain: Drain,
-    /// Its place is wanted for another sandbox, and nobody uses it.
+    /// Eviction was requested, and the sandbox is unused.
     pub yields: bool,
     pub idle: bool,
-    /// The idle end shall keep the state.
+    /// Keep the state when the sandbox becomes idle.
     pub checkpoint_when_idle: bool,
     /// `placement` names this instance.
     pub placed_here: bool,
-    /// A session asked here, or the sweep just took it.
+    /// A session attached here, or the sweep has just taken the sandbox.
     pub asked_here: bool,
     pub saved: Saved,
-    /// The last try failed for good.
+    /// The last attempt failed for good.
     pub refused: bool,
 }
 
-/// Whether this instance is on its way out.
+/// Whether this instance is draining.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Drain {
     #[default]
     No,
     Draining,
-    /// The time for it is up.
+    /// The drain time is up.
     Over,
 }
 
-/// What to bring about, and what to tell those who ask why it left.
+/// The desired state, and the reason to report when the sandbox leaves.
 pub fn desired(inputs: &Inputs) -> (Desired, LeaveReason) {
     if inputs.spec == DesiredState::Deleted || inputs.purging {
         return (Desired::Deleted, LeaveReason::Deleted);
     }
     match inputs.verdict {
         Verdict::Yield if inputs.held && inputs.movable => return (Desired::HandedOff, LeaveReason::Waiter),
-        // An operator may move whatever can be checkpointed, and its clients follow.
+        // An operator may move any sandbox that can be checkpointed; its clients follow.
         Verdict::Relocate if inputs.held && inputs.persistent => return (Desired::HandedOff, LeaveReason::HandedOff),
         Verdict::Keep | Verdict::Decline | Verdict::Yield | Verdict::Relocate => {}
     }
@@ -67,11 +67,11 @@ pub fn desired(inputs: &Inputs) -> (Desired, LeaveReason) {
         (Drain::Over, true) => return (Desired::Dropped, LeaveReason::Drain),
         (Drain::Draining | Drain::Over, false) => return (Desired::Ended, LeaveReason::Drain),
     }
-    // Nobody else can ever run it and nothing is left of it: only its record remains to be wiped.
+    // No other instance can ever run it, and it has no state left: only its record remains to be purged.
     if !inputs.persistent && inputs.refused && inputs.saved != Saved::Checkpoint {
         return (Desired::Ended, LeaveReason::Idle);
     }
-    // Before the idle end, which may keep nothing.
+    // Checked before idleness, which may discard the state.
     if inputs.held && inputs.persistent && inputs.yields {
         return (Desired::HandedOff, LeaveReason::Room);
     }
@@ -89,7 +89,7 @@ pub fn desired(inputs: &Inputs) -> (Desired, LeaveReason) {
     }
 }
 
-/// How long until the sandbox counts as idle; zero means it does now, `None` that it never will as things stand.
+/// Time until the sandbox counts as idle. Zero means now; `None` means never in the current state.
 pub fn idle_in(timeout: Option<Duration>, since_active: Duration, running_execs: u32) -> Option<Duration> {
     if running_execs > 0 {
         return None;

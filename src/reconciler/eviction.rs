@@ -1,4 +1,4 @@
-//! Room for another sandbox: whether this one could make it, whether it is asked to, and what ends that.
+//! Eviction: whether this sandbox can free its slot for another, whether it is asked to, and what cancels that.
 
 use baton_protocol::metadata::DesiredState;
 
@@ -12,12 +12,12 @@ use crate::{
 };
 
 impl Worker {
-    /// Its place is wanted, and it can be let go without loss.
+    /// Eviction was requested, and the sandbox can be released without loss.
     pub(super) fn should_evict(&self, seen: Seen) -> bool {
         self.context.bus.is_wanted(&self.id) && !self.is_attended() && self.is_evictable(seen)
     }
 
-    /// Says on the bus how the place stands. `leaves`: the next action lets it go.
+    /// Publishes the sandbox's evictability on the bus. `leaves`: the next action releases it.
     pub(super) fn tell_tenure(&self, seen: Seen, leaves: bool) {
         let evictability = if leaves {
             Evictability::Leaves
@@ -29,8 +29,8 @@ impl Worker {
         self.context.bus.set_tenure(&self.id, evictability);
     }
 
-    /// A checkpoint would keep all of it, and has not just failed. While a session is attached its commands are
-    /// not looked at: they begin and end all the time, and the bus lets nothing go that has a session.
+    /// A checkpoint would keep all of its state, and none has just failed. While a session is attached its commands
+    /// are ignored: they start and end all the time, and the bus never evicts a sandbox that has a session.
     fn is_evictable(&self, seen: Seen) -> bool {
         let persistent = self.found.as_ref().is_some_and(|found| found.metadata.spec.enable_sandbox_checkpoint);
         persistent
@@ -42,13 +42,13 @@ impl Worker {
             && !self.must_wait(Action::Checkpoint)
     }
 
-    /// A session is attached, or waits for it here.
+    /// A session is attached, or waits for the sandbox here.
     pub(super) fn is_attended(&self) -> bool {
         self.context.bus.presence(&self.id).attached
     }
 
-    /// Ends when what is under way is not wanted any more: the sandbox is to be deleted, or somebody came for one
-    /// that was to make room. Watches by itself.
+    /// Completes when the current action is no longer wanted: the sandbox is to be deleted, or a session attached to
+    /// one that was being evicted. Reads the metadata itself, independently of the worker.
     pub(super) fn cancelled(&self) -> impl Future<Output = ()> + Send + 'static {
         let (context, id, wakeup) = (self.context.clone(), self.id.clone(), self.wakeup.clone());
         let makes_room = self.why == LeaveReason::Room;

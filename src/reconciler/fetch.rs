@@ -1,7 +1,7 @@
-//! What a head names, on its way here: begun while the lease is still being acquired, finished under it.
+//! Fetches the head of a sandbox: starts while the lease is still being acquired, and finishes under it.
 //!
-//! [10] The head that the acquiring write will contain is the one it was made from, so nothing is
-//! fetched for any other. Whoever does not get the lease throws it away.
+//! [10] The acquiring write contains the head it was made from, so no other head is ever fetched. If the lease is not
+//! acquired, the fetched files are discarded.
 
 use std::sync::Arc;
 
@@ -21,11 +21,11 @@ use crate::{bus::DOWNLOAD, storage::checkpoints::Checkpoints};
 pub(super) struct Fetching {
     head: Head,
     pub(super) image: Staging,
-    /// Comes first: it says what else is needed.
+    /// Arrives first: it says what else is needed.
     manifest: watch::Receiver<Option<Checkpoint>>,
-    /// Ends with this value.
+    /// Dropping this aborts the fetch.
     task: JoinSet<Result<(), Failure>>,
-    /// Every file lies in the image.
+    /// Every file is in the image directory.
     is_here: bool,
 }
 
@@ -36,7 +36,7 @@ impl Fetching {
         checkpoints: Checkpoints,
         head: Head,
     ) -> Self {
-        // By the sandbox too: copies of one checkpoint may be fetched here side by side.
+        // The name includes the sandbox: several sandboxes may fetch the same checkpoint concurrently.
         let image = Staging::new(context, &format!("{id}-{}", head.checkpoint_id));
         let (read, manifest) = watch::channel(None);
         let mut task = JoinSet::new();
@@ -44,17 +44,17 @@ impl Fetching {
         Self { head, image, manifest, task, is_here: false }
     }
 
-    /// The verified manifest, while the files it describes are still on their way.
+    /// The verified manifest, while the files it describes are still being fetched.
     pub(super) async fn manifest(&mut self) -> Result<Checkpoint, Failure> {
         let read = self.manifest.wait_for(Option::is_some).await.ok().and_then(|manifest| manifest.clone());
         match read {
             Some(manifest) => Ok(manifest),
-            // It ended without one, and says why.
+            // The fetch ended without a manifest; its result says why.
             None => self.done().await.and(Err(Failure::Stale)),
         }
     }
 
-    /// Ends when every file that the manifest describes lies in the image.
+    /// Completes when every file that the manifest describes is in the image directory.
     pub(super) async fn done(&mut self) -> Done {
         if !self.is_here {
             match self.task.join_next().await {
@@ -75,7 +75,7 @@ impl Fetching {
     }
 }
 
-/// The manifest by its hash, then what this instance must be like, then the files by theirs.
+/// Fetches and verifies the manifest, checks that this instance is compatible, then fetches and verifies the files.
 async fn fetch(
     context: Arc<ReconcilerContext>,
     id: SandboxId,
@@ -96,7 +96,7 @@ async fn fetch(
 }
 
 impl Worker {
-    /// Begins to fetch the head of the lock as it was read, if it can be had here.
+    /// Starts fetching the head of the lock as last read, if it can be fetched here.
     pub(super) fn fetch_ahead(&mut self) {
         let lock = self.lock.as_ref().and_then(|lock| lock.lock());
         let head = lock.and_then(|lock| lock.head.clone().filter(|head| lock.may_start_from(&head.checkpoint_id)));
@@ -108,14 +108,14 @@ impl Worker {
         }
     }
 
-    /// What was fetched for another head, or for a start that is not wanted any more.
+    /// Discards files fetched for another head, or for a start that is no longer wanted.
     pub(super) async fn abandon_fetch(&mut self) {
         if let Some(fetching) = self.fetching.take() {
             fetching.abandon().await;
         }
     }
 
-    /// The fetch of this very head: one that is under way, or a new one.
+    /// The fetch of this head: the current one, or a new one.
     pub(super) async fn fetching(&mut self, checkpoints: Checkpoints, head: &Head) -> Fetching {
         match self.fetching.take() {
             Some(fetching) if fetching.head == *head => return fetching,
@@ -125,7 +125,7 @@ impl Worker {
         Fetching::begin(&self.context, &self.id, checkpoints, head.clone())
     }
 
-    /// Takes the lease, while what it will be needed for is already on its way.
+    /// Acquires the lease while the head is already being fetched.
     pub(super) async fn acquire_to_run(&mut self) -> Done {
         self.fetch_ahead();
         let acquired = self.lock_file()?.acquire(true).await;

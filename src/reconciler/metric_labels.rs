@@ -1,4 +1,4 @@
-//! The names under which the reconciler's figures are counted.
+//! Label values of the reconciler's metrics.
 
 use super::{
     actions::{Done, Failure},

@@ -1,10 +1,10 @@
-//! The reconciler: one loop per sandbox that makes what is wanted so. It hears of sandboxes
-//! through wake-ups on the bus and knows nothing of who wants what, or why.
+//! The reconciler: one loop per sandbox that brings the observed state to the desired one. Wake-ups on the bus tell
+//! it which sandboxes to reconcile; it does not know which client caused them, or why.
 //!
 //! ```text
-//!   look ──▶ desired ──▶ plan ──▶ act ──▶ report
-//!    ▲                                      │
-//!    └────────── something changed ◀────────┘
+//!   observe ──▶ desired ──▶ plan ──▶ act ──▶ report
+//!      ▲                                       │
+//!      └─────────── something changed ◀────────┘
 //! ```
 
 mod action_trace;
@@ -69,7 +69,7 @@ use desired::Drain;
 pub use runtimes::AllowedRuntimes;
 use sweep::SweepContext;
 
-/// What every loop works with.
+/// Shared by all workers.
 #[derive(Debug)]
 pub struct ReconcilerContext {
     pub who: Identity,
@@ -77,16 +77,16 @@ pub struct ReconcilerContext {
     pub records: Records,
     pub bus: Arc<Bus>,
     pub lifecycle: Arc<dyn Lifecycle>,
-    /// `None`: nothing can be stored.
+    /// `None`: no checkpoints can be stored.
     pub checkpoints: Option<Checkpoints>,
-    /// `None`: there is no place for them.
+    /// `None`: no snapshots can be stored.
     pub snapshots: Option<Snapshots>,
     pub quotas: Quotas,
-    /// The most an archive may have that is fetched to become a root file system.
+    /// Maximum size of an archive that is fetched to become a root file system.
     pub archive_size: u64,
     pub deposit: Deposit,
     pub runtimes: AllowedRuntimes,
-    /// Where images lie on their way to and from the store.
+    /// Local directory for images on their way to and from the store.
     pub staging: PathBuf,
     pub times: Times,
     pub drain: Arc<FairWatch<Drain>>,
@@ -96,23 +96,23 @@ pub struct ReconcilerContext {
     pub traces: Traces,
 }
 
-/// What is done without anybody's asking. `None` is never.
+/// Periodic work that no client requests. `None` disables it.
 #[derive(Clone, Copy, Debug)]
 pub struct Housekeeping {
-    /// How often the whole store is looked at.
+    /// How often to sweep the whole store.
     pub sweep: Option<Duration>,
-    /// After which time sandboxes without a `ttl` of their own are deleted.
+    /// Sandboxes without a `ttl` of their own are deleted after this time.
     pub retention: Option<Duration>,
     /// Committed checkpoints kept per sandbox.
     pub keep_checkpoints: usize,
     /// How often a running sandbox is checkpointed.
     pub checkpoint_every: Option<Duration>,
-    /// So many sandboxes may be on this instance.
+    /// Maximum number of sandboxes on this instance.
     pub room: usize,
 }
 
 impl Housekeeping {
-    /// Nothing but what a holder does for its own sandbox.
+    /// Only what a holder does for its own sandbox.
     pub const OFF: Housekeeping =
         Housekeeping { sweep: None, retention: None, keep_checkpoints: 2, checkpoint_every: None, room: 64 };
 }
@@ -145,15 +145,16 @@ impl ReconcilerContext {
 /// How often to poll when nothing wakes the loop.
 #[derive(Clone, Copy, Debug)]
 pub struct PollIntervals {
-    /// At the lock, while it is about to be let go: docs/adr/0009 counts what that costs.
+    /// The lock, while a release is imminent; docs/adr/0009 works out the cost.
     pub lock_now: Duration,
-    /// At the lock, for a while after a client left or while we want it.
+    /// The lock, for a while after a client left, or while this instance wants it.
     pub lock_soon: Duration,
     pub lock: Duration,
-    /// How long after a client left, or after we began to wait, `lock_now` applies; `lock_soon` six times as long.
+    /// `lock_now` applies for this long after a client left or this instance began to wait; `lock_soon` for six times
+    /// as long.
     pub now: Duration,
     pub metadata: Duration,
-    /// A sandbox to which no session ever came ends after this time.
+    /// A sandbox that no session ever attached to ends after this time.
     pub unattended: Duration,
 }
 
@@ -167,8 +168,8 @@ impl PollIntervals {
         unattended: Duration::from_secs(60),
     };
 
-    /// Until the next look at a lock. `left`: how long ago the last client left; `waited`: how long we
-    /// have been named as waiter.
+    /// Time until the next read of the lock. `left`: time since the last client left; `waited`: how long this
+    /// instance has been registered as waiter.
     fn lock_in(&self, held: bool, movable: bool, left: Option<Duration>, waited: Option<Duration>) -> Duration {
         let is_now = |since: Option<Duration>| since.is_some_and(|since| since < self.now);
         let is_soon = left.is_some_and(|left| left < self.now * 6);
@@ -182,7 +183,7 @@ impl PollIntervals {
     }
 }
 
-/// Wakes one loop, and remembers that it did: a loop that is just ending is begun anew.
+/// Wakes one loop and remembers the wake-up, so that a loop that is just ending is started again.
 #[derive(Debug, Default)]
 struct Wakeup {
     rung: AtomicBool,
@@ -201,7 +202,7 @@ impl Wakeup {
     }
 }
 
-/// Runs until `stop`, or, while draining, until every loop has come to its end.
+/// Runs until `stop` or, while draining, until every loop has ended.
 pub async fn run(context: Arc<ReconcilerContext>, stop: CancellationToken) {
     let mut loops: JoinSet<()> = JoinSet::new();
     let mut wakeups: HashMap<SandboxId, Arc<Wakeup>> = HashMap::new();
@@ -214,7 +215,7 @@ pub async fn run(context: Arc<ReconcilerContext>, stop: CancellationToken) {
     let mut is_stored = false;
     loop {
         let drain = context.drain.read();
-        // What was begun for those who come after us is seen through, as long as there is time.
+        // An upload for later instances that has begun is finished, as long as there is time.
         if drain != Drain::No && loops.is_empty() && (is_stored || !context.deposit.has_begun()) {
             return;
         }
@@ -243,7 +244,7 @@ pub async fn run(context: Arc<ReconcilerContext>, stop: CancellationToken) {
                 id
             }
             Some(assignment) = assignments.recv() => {
-                // A loop that is there looks after its sandbox itself.
+                // A running loop already takes care of its sandbox.
                 if !wakeups.contains_key(&assignment.id) {
                     let (id, wakeup) = (assignment.id.clone(), Arc::new(Wakeup::default()));
                     wakeups.insert(id.clone(), wakeup.clone());

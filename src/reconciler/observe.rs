@@ -1,4 +1,4 @@
-//! Looking: what storage, the container and the bus say, as one value for wish and plan.
+//! Observation: combines what storage, the container and the bus report into one value for `desired` and `plan`.
 
 use std::time::Duration;
 
@@ -25,8 +25,8 @@ use crate::{
 };
 
 impl Worker {
-    /// Reads what is due: the metadata, the lock, and our own lease if it needs renewing. Each may be
-    /// far away, so both are read at the same time.
+    /// Reads what is due (the metadata and the lock) and renews our lease if needed. Both reads may be slow, so they
+    /// run concurrently.
     pub(super) async fn refresh(&mut self) {
         let now = self.context.clock.now();
         let (context, id) = (self.context.clone(), self.id.clone());
@@ -66,14 +66,15 @@ impl Worker {
         } else if self.lock_read == LockRead::Never
             && let Some(lock) = &mut self.lock
         {
-            // Only now is known where it lies.
+            // The metadata has just shown where the lock is stored.
             let read = lock.read().await;
             self.note(read);
             has_read = true;
         }
         let due = self.context.clock.now() + self.lock_rhythm();
         self.lock_due = if has_read { due } else { due.min(self.lock_due) };
-        // A waiter that shows no sign of life is passed over. One that was declined has its answer.
+        // A waiter that shows no sign of life is skipped, so we refresh our entry. A declined entry already has its
+        // answer.
         let entry = self.lock.as_ref().and_then(LeaseHandle::entry).filter(|entry| !entry.declined);
         if let Some(claim) = entry.map(|entry| entry.claim).filter(|_| now >= self.beat_due)
             && let Some(lock) = &mut self.lock
@@ -84,7 +85,7 @@ impl Worker {
         }
     }
 
-    /// The writer of its lock, with the lease under which it was created if that was here.
+    /// Opens the lock for writing, with the initial lease if the sandbox was created here.
     fn open_lock(&self, place: Place) -> Option<LeaseHandle> {
         let lock = self.context.records.lock_file(&self.id, place, &self.context.who).ok()?;
         Some(match self.context.bus.take_lease(&self.id) {
@@ -106,7 +107,7 @@ impl Worker {
                 self.amiss = false;
             }
             Ok(None) if !self.is_held() => self.found = None,
-            // Deleting needs the wish `deleted`: an object that is merely gone is made anew.
+            // Deletion requires `deleted` in the spec: metadata that merely disappeared is created again.
             Ok(None) => {
                 if let Some((record, place)) = self.remembered()
                     && let Err(error) = self.context.records.recreate(&record, place).await
@@ -119,7 +120,7 @@ impl Worker {
         }
     }
 
-    /// Wants it deleted, as an operator would, when it has outlived its own `ttl`.
+    /// Sets `deleted` in the spec, as an operator would, once the sandbox has outlived its `ttl`.
     async fn expire(&mut self) {
         let now = since_1970(&self.context.clock);
         let over = |spec: &Spec| spec.desired_state != DesiredState::Deleted && outlived(spec, now);
@@ -145,7 +146,7 @@ impl Worker {
         }
     }
 
-    /// The metadata as we know it, with a status of our own: an older one is not ours to write.
+    /// The metadata as we know it, with a status of our own: we must not write an older holder's status.
     fn remembered(&self) -> Option<(Metadata, Place)> {
         let found = self.found.as_ref()?;
         let status = Status {
@@ -165,7 +166,7 @@ impl Worker {
             Ok(()) | Err(lease::Error::Changed) => LockRead::Good,
             Err(error) => error.reason().map_or(LockRead::Failed, LockRead::Unusable),
         };
-        // What stays as it is until an operator acts is logged once.
+        // An error that persists until an operator acts is logged once.
         if let Err(error) = &read
             && (self.lock_read == LockRead::Failed || self.lock_read != before)
             && !matches!(error, lease::Error::Changed | lease::Error::Missing)
@@ -174,7 +175,7 @@ impl Worker {
         }
     }
 
-    /// Tells the guard until when the container may run.
+    /// Sends the guard the container's current deadline.
     pub(super) async fn extend(&self) {
         let deadline = self.lock.as_ref().and_then(|lock| *lock.deadline().borrow());
         let Some(deadline) = deadline else { return };
@@ -184,13 +185,13 @@ impl Worker {
         }
     }
 
-    /// Everything wish and plan depend on; `None` when there is no such sandbox.
+    /// Everything that `desired` and `plan` depend on; `None` if the sandbox does not exist.
     pub(super) fn observe(&mut self, seen: Seen) -> Option<(Inputs, Observed)> {
         let standing = self.standing();
         if matches!(standing, LockState::Ours | LockState::Late)
             && matches!(seen.container, Container::Running | Container::Paused | Container::Fenced)
         {
-            // Also when the action that started it was broken off.
+            // Set even if the action that started it was interrupted.
             self.ran = true;
         }
         self.note_busy(seen);
@@ -200,7 +201,7 @@ impl Worker {
         let idle = self.is_idle(seen, unattended);
         let verdict = self.verdict(seen, &presence);
         let Some(found) = &self.found else {
-            // Without a record only our own remains are left to remove.
+            // Without a record, only our own container remains to be removed.
             return (seen.container != Container::Absent).then(|| self.nothing_known(seen));
         };
         let spec = &found.metadata.spec;
@@ -241,7 +242,7 @@ impl Worker {
         Some((inputs, observed))
     }
 
-    /// A command runs, or did when this was last looked at.
+    /// Records that a command is running, or was at the last observation.
     pub(super) fn note_busy(&mut self, seen: Seen) {
         let busy = seen.running_execs > 0 || seen.container == Container::Fenced;
         if busy || self.was_busy {
@@ -293,12 +294,13 @@ impl Worker {
             (_, Some(LeaseState::Late)) => LockState::Late,
             (LockRead::Never | LockRead::Failed, _) | (LockRead::Good, None) => LockState::Unknown,
             (LockRead::Good, Some(LeaseState::Free)) => LockState::Free,
-            // [9] A tombstone is nobody's to take.
+            // [9] No instance may acquire a tombstone.
             (LockRead::Good, Some(LeaseState::Theirs | LeaseState::Purged)) => LockState::Theirs,
         }
     }
 
-    /// What there is to start from. Our own acquisition has set `ran`; what counts is whether it ran.
+    /// What the sandbox can start from. Our own acquisition has set `ran` in the lock; what matters is whether it
+    /// really ran.
     pub(super) fn saved(&self) -> Saved {
         let Some(file) = &self.lock else { return Saved::Nothing };
         let Some(lock) = file.lock() else { return Saved::Nothing };
@@ -320,12 +322,12 @@ impl Worker {
         idle_in(timeout, self.context.clock.now() - self.used_at(), seen.running_execs)
     }
 
-    /// When a client last did something, or a command ran.
+    /// When a client was last active or a command last ran.
     pub(super) fn used_at(&self) -> Moment {
         self.context.bus.presence(&self.id).active_at.max(self.busy_at)
     }
 
-    /// Nothing happened for the idle time. An end that has begun goes on, unless somebody comes.
+    /// The idle timeout has passed. Once the sandbox begins to end, it continues unless a session attaches.
     pub(super) fn is_idle(&mut self, seen: Seen, unattended: bool) -> bool {
         let asked = self.context.bus.asked(&self.id);
         if seen.container == Container::Running {

@@ -1,4 +1,4 @@
-//! The plan: from what is wanted and what is so to the one next step. Reads nothing, changes nothing.
+//! The plan: maps the desired and the observed state to the next action. Pure.
 //!
 //! ```text
 //!            asked to run                        asked to checkpoint / hand off
@@ -8,12 +8,12 @@
 //!     └──────Release|Purge── Absent ◀──Remove── Fenced                   Absent
 //! ```
 //!
-//! Rules that hold for every row; the tests check each of them on the whole state space:
+//! Rules that hold for every row; the tests check each of them over the whole state space:
 //!
-//! 1. Without the lease the only change we make is to remove our own copy.
-//! 2. One action per pass. The next pass looks again before it acts again.
+//! 1. Without the lease, the only change this instance makes is to remove its own container.
+//! 2. One action per pass. The next pass observes again before it acts.
 //! 3. Nothing is removed because something else is impossible.
-//! 4. A wish that was refused is not tried again until it changes.
+//! 4. A refused spec is not retried until it changes.
 
 use crate::runtime::Container;
 
@@ -24,13 +24,13 @@ pub enum Desired {
     Running,
     /// Keep the state, run nowhere.
     Checkpointed,
-    /// Somebody waits elsewhere, we were told to let go, or it is not for us.
+    /// Hand it off: another instance waits for it, the spec says so, or it is placed elsewhere.
     HandedOff,
-    /// Idle for too long, and no checkpoint was wanted.
+    /// Idle for too long, and the spec keeps no checkpoint.
     Ended,
-    /// This instance drains and its time is up: let go, keep what is stored.
+    /// The drain time is up: release it and keep only what is stored.
     Dropped,
-    /// Forget it, in storage too.
+    /// Erase it, also from storage.
     Deleted,
 }
 
@@ -39,7 +39,7 @@ impl Desired {
         [Self::Running, Self::Checkpointed, Self::HandedOff, Self::Ended, Self::Dropped, Self::Deleted];
 }
 
-/// Everything the planner may know, read fresh at the top of each pass.
+/// Everything the planner depends on, read at the start of each pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Observed {
     pub standing: LockState,
@@ -47,39 +47,40 @@ pub struct Observed {
     pub saved: Saved,
     /// The spec allows checkpoints.
     pub checkpointable: bool,
-    /// The spec allows handoff, somebody holds the lease, and so a waiter is heard.
+    /// The spec allows handoff and the lock has a holder, so registering as waiter makes sense.
     pub may_wait: bool,
-    /// A checkpoint of the running sandbox was asked for.
+    /// A checkpoint of the running sandbox was requested.
     pub owed_checkpoint: bool,
-    /// A snapshot was asked for and does not exist yet.
+    /// A snapshot was requested and does not exist yet.
     pub owed_snapshot: bool,
     /// The root file system is not on this instance yet.
     pub owed_rootfs: bool,
-    /// We are named as waiter in the lock.
+    /// This instance is registered as waiter in the lock.
     pub registered: bool,
-    /// Our entry there says what is asked here now, and the holder has not declined it.
+    /// Our waiter entry matches the current request, and the holder has not declined it.
     pub waiting: bool,
-    /// Another waits who has to hear that the sandbox is in use.
+    /// Another instance waits and must be told that the sandbox is in use.
     pub declines: bool,
-    /// The last try at this very spec failed for good, and nobody asked since.
+    /// The last attempt at this spec failed for good, and no session has attached since.
     pub refused: bool,
 }
 
-/// How we stand to the lock.
+/// The state of the lock, as seen by this instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LockState {
-    /// It could not be read. We keep what we have; the guard watches our deadline.
+    /// It could not be read. The container is kept; the guard enforces our deadline.
     Unknown,
-    /// There is none that can be used, although there is metadata. Nobody may make one up, or write over one that
-    /// cannot be parsed or verified.
+    /// There is metadata but no usable lock. No instance may create one, or overwrite one that cannot be parsed or
+    /// verified.
     Missing,
-    /// No lease, or another's that we have watched long enough; and no fresh waiter but us.
+    /// There is no lease, or its holder was observed to be unresponsive for long enough; and no other waiter is
+    /// fresh.
     Free,
-    /// Another's lease, or another's turn to take it.
+    /// Another instance holds the lease, or is next to take it.
     Theirs,
-    /// It carries our epoch, and our deadline has not passed.
+    /// It has our epoch, and our deadline has not passed.
     Ours,
-    /// It carries our epoch as far as we know, but our deadline has passed.
+    /// It has our epoch as far as we know, but our deadline has passed.
     Late,
 }
 
@@ -90,10 +91,10 @@ impl LockState {
 /// What storage has of the sandbox's memory and files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Saved {
-    /// It never ran, so there is nothing to lose.
+    /// It never ran, so nothing can be lost.
     Nothing,
     Checkpoint,
-    /// It ran, and left no checkpoint. Starting over silently would be a lie.
+    /// It ran and left no checkpoint. Starting over silently would hide the loss.
     Lost,
 }
 
@@ -103,10 +104,10 @@ impl Saved {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Register as waiter, or say what is claimed now.
+    /// Register as waiter, or update our claim.
     Wait,
     Withdraw,
-    /// Tell whoever waits that the sandbox is in use.
+    /// Tell the waiter that the sandbox is in use.
     Decline,
     Acquire,
     /// Prove that the late lease is still ours.
@@ -114,16 +115,16 @@ pub enum Action {
     Extract,
     Create,
     Restore,
-    /// Say for good why this cannot run; it stays as it is.
+    /// Report permanently why the sandbox cannot run; nothing else changes.
     Refuse,
-    /// Let the guard stop it.
+    /// Have the guard stop it.
     Fence,
-    /// Let it go on, whoever stopped it.
+    /// Let it continue, whether it was paused or fenced.
     Resume,
     Snapshot,
-    /// Commit a checkpoint and go on running.
+    /// Commit a checkpoint and keep running.
     Save,
-    /// Commit a checkpoint and free the lease, in one write; the container stops.
+    /// Commit a checkpoint and release the lease in one write; the container stops.
     Checkpoint,
     Remove,
     Release,
@@ -180,7 +181,7 @@ pub fn plan(desired: Desired, seen: &Observed) -> Action {
 mod tests {
     use super::*;
 
-    /// Every state the planner can be shown.
+    /// Every state the planner can observe.
     fn all() -> impl Iterator<Item = (Desired, Observed)> {
         Desired::ALL.into_iter().flat_map(|desired| {
             LockState::ALL.into_iter().flat_map(move |standing| {
@@ -210,7 +211,7 @@ mod tests {
         })
     }
 
-    /// The world as it is after `action` succeeded. `None` once the record is gone.
+    /// The state after `action` succeeded. `None` once the record is gone.
     fn after(action: Action, mut world: Observed) -> Option<Observed> {
         match action {
             Action::Wait => (world.registered, world.waiting) = (true, true),
@@ -245,7 +246,7 @@ mod tests {
         Some(world)
     }
 
-    /// Follows the plan until it rests; the actions taken and the last world.
+    /// Follows the plan until it rests; returns the actions taken and the final state.
     fn settle(desired: Desired, start: Observed) -> (Vec<Action>, Option<Observed>) {
         let (mut world, mut path) = (Some(start), vec![]);
         while let Some(seen) = world {
@@ -297,7 +298,7 @@ mod tests {
         }
     }
 
-    /// The contract `act` relies on: what must be true before each action is chosen.
+    /// The contract that `act` relies on: the precondition of each action.
     #[test]
     fn each_action_has_its_precondition() {
         for (desired, o) in all() {

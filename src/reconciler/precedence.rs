@@ -1,5 +1,5 @@
-//! Which attach wins: the one table behind "Two clients" in `docs/protocol.md`, from whoever waits elsewhere and
-//! the client that is attached here to what becomes of the sandbox. Pure.
+//! Which attach wins: the one table behind "Two clients" in `docs/protocol.md`. From the waiter elsewhere and the
+//! client attached here, it decides what happens to the sandbox. Pure.
 
 use std::time::Duration;
 
@@ -7,22 +7,22 @@ use baton_protocol::lock::Claim;
 
 use crate::bus::ALIVE_WITHIN;
 
-/// The client that is attached where the sandbox is.
+/// The client attached on the holding instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Client {
-    /// Nobody is attached.
+    /// No client is attached.
     Absent,
-    /// It was asked for a sign of life, and its time is not up yet.
+    /// It was probed, and the timeout has not passed yet.
     Probed,
     Alive,
-    /// It was asked, and did not answer in time.
+    /// It was probed, and did not answer in time.
     Silent,
 }
 
 impl Client {
     pub const ALL: [Self; 4] = [Self::Absent, Self::Probed, Self::Alive, Self::Silent];
 
-    /// `since`: how long ago it was asked. An answer that comes late counts as long as nothing was done about it.
+    /// `since`: time since the probe. A late answer counts as long as nothing was done about the silence.
     pub fn judge(is_attached: bool, has_answered: bool, since: Duration) -> Self {
         match (is_attached, has_answered) {
             (false, _) => Self::Absent,
@@ -36,14 +36,14 @@ impl Client {
 /// What the holder does about a waiter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Verdict {
-    /// Nothing, as yet.
+    /// Nothing yet.
     #[default]
     Keep,
-    /// The sandbox stays; the waiter hears that it is in use.
+    /// The sandbox stays; the waiter is told that it is in use.
     Decline,
-    /// The waiter gets it, and the client here loses it to another one.
+    /// The waiter gets it; the client here loses it to another client.
     Yield,
-    /// The waiter gets it by order, and the client here may follow.
+    /// The waiter gets it by an operator's order; the client here may follow.
     Relocate,
 }
 
@@ -51,7 +51,7 @@ impl Verdict {
     pub const ALL: [Self; 4] = [Self::Keep, Self::Decline, Self::Yield, Self::Relocate];
 }
 
-/// `waiter`: what a fresh waiter claims; `None` if there is none.
+/// `waiter`: the claim of a fresh waiter; `None` if there is none.
 pub fn verdict(waiter: Option<Claim>, client: Client) -> Verdict {
     match (waiter, client) {
         (None, _) | (Some(Claim::Ask), Client::Probed) => Verdict::Keep,

@@ -1,5 +1,5 @@
-//! Writes the view of what is so, at resting phases. A failed report changes nothing: the next
-//! owner repairs it from the lock.
+//! Writes the observed state to the metadata whenever it settles. A failed report changes nothing: the next holder
+//! repairs it from the lock.
 
 use std::sync::Arc;
 
@@ -20,8 +20,7 @@ use crate::{
     storage::{checkpoints::committed, lease::LeaseHandle, records},
 };
 
-/// One view of a sandbox, on its way into the metadata. It is a value of its own, so that its writing can go on beside
-/// what the sandbox does next.
+/// One status update of a sandbox. A separate value, so that it can be written while the worker continues.
 #[derive(Clone, Debug)]
 pub(super) struct Report {
     context: Arc<ReconcilerContext>,
@@ -33,12 +32,12 @@ pub(super) struct Report {
     instance: Option<InstanceId>,
     reason: Option<Reason>,
     message: String,
-    /// What is to be said of the committed checkpoint, if anything.
+    /// What to write about the committed checkpoint, if anything.
     committed: Option<Committed>,
 }
 
 impl Report {
-    /// Never over what was said of a later epoch. Safe to repeat.
+    /// Writes the status unless it already shows a later epoch. Idempotent.
     pub(super) async fn write(self) {
         let Self { context, id, epoch, observed_spec, phase, instance, reason, message, committed } = self;
         let reason = reason.map_or("", Reason::name);
@@ -63,7 +62,8 @@ impl Report {
 }
 
 impl Worker {
-    /// `None`: only whoever held it may speak, and only of that time, since another may have had it meanwhile.
+    /// `None` if this instance never held the lock: only a holder may report, and only for its own epoch, since
+    /// another instance may have held it since.
     fn report(&self, phase: Phase) -> Option<Report> {
         Some(Report {
             context: self.context.clone(),
@@ -78,26 +78,26 @@ impl Worker {
         })
     }
 
-    /// It runs. Whoever had it before may not have come to say what it started from.
+    /// Reports that it runs. A previous holder may not have reported the checkpoint it started from.
     pub(super) async fn report_running(&self) {
         if let Some(report) = self.report(Phase::Running) {
             Report { committed: self.committed_head(), ..report }.write().await;
         }
     }
 
-    /// What is known of the head the lock names now.
+    /// What is known about the head that the lock names now.
     fn committed_head(&self) -> Option<Committed> {
         let head = self.lock.as_ref()?.lock()?.head.as_ref()?;
         self.committed.clone().filter(|shown| shown.latest == committed(head, None).latest)
     }
 
-    /// It was let go with this checkpoint. Written by the caller, in his own time.
+    /// It was released with this checkpoint. The caller writes the report when it chooses.
     pub(super) fn report_checkpointed(&self) -> Option<Report> {
         let report = self.report(Phase::Checkpointed)?;
         Some(Report { committed: self.committed.clone(), ..report })
     }
 
-    /// It runs, though not as wanted.
+    /// It runs, but not as desired.
     pub(super) async fn report_trouble(&self, reason: Reason, message: &str) {
         if let Some(report) = self.report(Phase::Running) {
             Report { reason: Some(reason), message: message.to_owned(), ..report }.write().await;
@@ -110,8 +110,8 @@ impl Worker {
         }
     }
 
-    /// It runs and nothing is to be done: the status says so of the spec as it is now. A client that attached
-    /// elsewhere is on its way to get it, and then the next holder reports.
+    /// Reports the current spec as observed once the sandbox runs and nothing is left to do. If a client attached on
+    /// another instance, that instance becomes the next holder and reports.
     pub(super) async fn report_at_rest(&mut self, desired: Desired, seen: &Observed) {
         let Some(found) = self.found.as_ref().filter(|_| !self.amiss) else { return };
         let runs = seen.standing == LockState::Ours && seen.container == Container::Running && self.told.running;
@@ -150,7 +150,7 @@ impl Worker {
         self.metadata_due = self.context.clock.now();
     }
 
-    /// Metadata that cannot be used says so as far as it can; the last good spec stays in force.
+    /// Reports invalid metadata in its status where possible; the last valid spec stays in force.
     pub(super) async fn complain(&mut self, error: &records::Error) {
         let Some(reason) = error.reason().filter(|_| !self.amiss) else { return };
         tracing::warn!(sandbox = %self.id, %error, "the last good spec stays in force");

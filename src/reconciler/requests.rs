@@ -1,4 +1,4 @@
-//! Requests under a nonce: done once, answered once, also when the answer is a no.
+//! Requests with a nonce: each is executed once and answered once, also with an error.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -19,12 +19,12 @@ use crate::{
     storage::{checkpoints::committed, lease::LeaseHandle},
 };
 
-/// An answer that nobody took for so long is not waited for.
+/// An answer that is not collected within this time is dropped.
 const HEARD_WITHIN: Duration = Duration::from_secs(10 * 60);
 pub(super) const NOT_ENABLED: &str = "Filesystem snapshot is not enabled on the server.";
 
 impl Worker {
-    /// A checkpoint of the running sandbox was asked for and not answered yet, or it is time for one.
+    /// A checkpoint was requested and not answered yet, or a periodic one is due.
     pub(super) fn owes_checkpoint(&self) -> bool {
         self.is_save_due() || self.unanswered(|request| matches!(request, Request::Checkpoint {})).next().is_some()
     }
@@ -45,7 +45,7 @@ impl Worker {
         })
     }
 
-    /// Commits a checkpoint and goes on running; one checkpoint answers all who asked for one.
+    /// Commits a checkpoint while the sandbox keeps running; one checkpoint answers all pending requests.
     pub(super) async fn checkpoint_live(&mut self) -> Done {
         let nonces: Vec<_> = self.unanswered(|request| matches!(request, Request::Checkpoint {})).collect();
         self.save_due = self.next_save();
@@ -75,7 +75,7 @@ impl Worker {
         self.answer(nonces, &Answer::Ok(fulfilled), Some(&shown)).await
     }
 
-    /// A container that could not be paused or saved must go on before anything else.
+    /// A container that could not be paused or saved must be resumed before anything else.
     pub(super) async fn answer_no(&mut self, nonces: Vec<Nonce>, reason: Reason, message: &str) -> Done {
         if let Err(error) = self.context.lifecycle.resume(&self.id).await {
             tracing::debug!(sandbox = %self.id, %error, "there was nothing to resume");
@@ -90,7 +90,7 @@ impl Worker {
         self.context
             .records
             .report(&self.id, epoch, &|status, shown| {
-                // Answers whose request is gone were heard.
+                // Answers whose request is gone were received.
                 let heard: BTreeMap<_, _> = std::mem::take(&mut status.answers);
                 status.answers = heard.into_iter().filter(|(nonce, _)| open.contains_key(nonce)).collect();
                 status.answers.extend(nonces.iter().map(|nonce| (nonce.clone(), answer.clone())));
@@ -109,8 +109,8 @@ impl Worker {
         self.lock.as_ref().is_some_and(LeaseHandle::is_renewed)
     }
 
-    /// Erases checkpoints that nothing needs any more. Comes after a renewal that was due anyway: the
-    /// lock is written no more often for it.
+    /// Erases checkpoints that nothing references. Runs after a renewal that was due anyway, so it causes no extra
+    /// write of the lock.
     pub(super) async fn tidy(&mut self) -> Done {
         self.untidy = false;
         let lock = self.lock_file()?.lock().cloned().ok_or(Failure::Stale)?;
@@ -124,7 +124,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Removes requests whose answer nobody took for long: whoever asked is gone.
+    /// Removes requests whose answer was not collected in time: their client is gone.
     pub(super) async fn settle_answers(&mut self) {
         let now = self.context.clock.now();
         let Some(found) = self.found.as_ref().filter(|_| self.is_held()) else { return };
@@ -154,7 +154,7 @@ impl Worker {
         }
     }
 
-    /// When a running sandbox is next checkpointed by itself.
+    /// When the next periodic checkpoint of a running sandbox is due.
     pub(super) fn next_save(&self) -> Option<Moment> {
         let persistent = self.found.as_ref().is_some_and(|found| found.metadata.spec.enable_sandbox_checkpoint);
         let every = self.context.housekeeping.checkpoint_every.filter(|_| persistent)?;

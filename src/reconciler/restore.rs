@@ -1,4 +1,4 @@
-//! A restore: only what verifies, and only with what it was made with.
+//! A restore: uses only verified checkpoints, and only on a compatible instance.
 
 use std::{future::Future, sync::OnceLock};
 
@@ -38,7 +38,7 @@ impl Worker {
         if !checkpoints.may_hold(&head) {
             return Err(refusal(Reason::OtherStore, "The checkpoint lies in another bucket than this instance uses."));
         }
-        // Also what ran under this very lease and ended by itself goes back to its head.
+        // A sandbox that ran under this very lease and exited is rolled back to its head, too.
         let rolled_back = self.lock_file()?.before().behind || self.ran;
         if self.files_only {
             self.abandon_fetch().await;
@@ -61,7 +61,7 @@ impl Worker {
         let has_runsc = |runsc: &Runsc| allowed(runsc).is_some_and(|name| context.lifecycle.has_runtime(&name));
         let hold = context.lifecycle.hold(&manifest.rootfs.digest).filter(|_| other.as_ref().is_none_or(has_runsc));
         let Some(hold) = hold else {
-            // It has to be brought here first, while the files go on coming.
+            // It must be fetched first, while the files keep downloading.
             self.fetching = Some(fetching);
             self.missing = Some(Missing { rootfs: manifest.rootfs, runsc: other });
             return Err(Failure::Stale);
@@ -93,7 +93,7 @@ impl Worker {
             let age_ms = age.map_or(0, |age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX));
             let boot = StartKind::Restored { checkpoint_id: head.checkpoint_id.clone(), age_ms, rolled_back };
             let _ = booted.set((start.marker, boot));
-            // The way here may have been long, and the lease was renewed on it.
+            // Fetching may have taken long, and the lease was renewed in the meantime.
             start.deadline = (*deadlines.borrow()).ok_or(Failure::Stale)?;
             context.lifecycle.restore(&id, &start, image.path()).await?;
             let restore = context.clock.now() - began - waited;
@@ -102,7 +102,7 @@ impl Worker {
             Ok::<_, Failure>(())
         };
         let restored = self.while_staying(work).await;
-        // Even if this was broken off the container may run, and then with this marker.
+        // Even if this was interrupted, the container may run, and then with this marker.
         if let Some((marker, boot)) = booted.into_inner() {
             (self.marker, self.boot) = (Some(marker), Some(boot));
         }
@@ -125,8 +125,8 @@ impl Worker {
         restored
     }
 
-    /// As [`under_lease`](Self::under_lease), and only as long as this instance does not drain: what does not run yet
-    /// loses nothing, and need not begin here.
+    /// As [`under_lease`](Self::under_lease), but cancelled when this instance drains: a sandbox that does not run
+    /// yet loses nothing and need not start here.
     async fn while_staying<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Failure> {
         let context = self.context.clone();
         let work = async {
@@ -139,7 +139,7 @@ impl Worker {
         self.under_lease(work).await?
     }
 
-    /// The memory of the head cannot be had here; perhaps its files will do.
+    /// The head's memory cannot be used here; falls back to its files if the spec allows that.
     async fn without_memory(&mut self, checkpoints: &Checkpoints, head: &Head, failure: Failure) -> Done {
         let unusable = [Reason::OtherRuntime, Reason::OtherCpu, Reason::OtherSpec];
         match &failure {
@@ -153,7 +153,7 @@ impl Worker {
     }
 }
 
-/// A start that failed is not tried again until somebody asks.
+/// A failed start is not retried until a session attaches.
 pub(super) fn for_good(failure: Failure) -> Failure {
     match failure {
         Failure::Transient(message) => Failure::Refused { reason: Reason::RestoreFailed, message },
@@ -162,7 +162,7 @@ pub(super) fn for_good(failure: Failure) -> Failure {
     }
 }
 
-/// The first thing in which this instance differs from what the checkpoint was made with.
+/// The first way in which this instance differs from the one that made the checkpoint.
 pub(super) fn compatible(manifest: &manifest::Checkpoint, here: &crate::runtime::Facts) -> Result<(), Failure> {
     let missing: Vec<_> =
         manifest.cpu_features.iter().filter(|feature| !here.cpu_features.contains(feature)).cloned().collect();
@@ -215,8 +215,8 @@ pub(super) fn fetched(error: store::Error) -> Failure {
     }
 }
 
-/// As [`fetched`], of the manifest. Where only one of lock and instance names its bucket these may be two, and that
-/// is what an operator has to look at first.
+/// As [`fetched`], for the manifest. Where only one of lock and instance names its bucket, the two may differ, and an
+/// operator should check that first.
 pub(super) fn manifest_fetched(checkpoints: &Checkpoints, head: &Head, error: store::Error) -> Failure {
     match (&error, &head.bucket, checkpoints.bucket()) {
         (store::Error::NotFound(_), Some(recorded), None) => refusal(

@@ -1,4 +1,4 @@
-//! Root file systems: what a sandbox stands on, brought here before it starts.
+//! Root file systems: fetches the one a sandbox needs before it starts.
 //!
 //! ```text
 //!   snapshot ─▶ fetch, verify ─▶ (its base, if it is a layer) ─▶ extract ─▶ create
@@ -26,15 +26,15 @@ use crate::{
     storage::{layout::Sha256Name, snapshots::Found, store},
 };
 
-/// What the head of a sandbox needs and this instance does not have.
+/// What the head of a sandbox needs and this instance lacks.
 #[derive(Clone, Debug)]
 pub(super) struct Missing {
     pub(super) rootfs: Rootfs,
-    /// `None`: the usual one will do.
+    /// `None`: this instance's own runsc is sufficient.
     pub(super) runsc: Option<Runsc>,
 }
 
-/// What a sandbox stands on.
+/// The root file system of a sandbox.
 #[derive(Clone, Debug)]
 pub(super) struct Root {
     pub(super) rootfs: Rootfs,
@@ -51,7 +51,7 @@ impl Worker {
         self.missing.is_some() || (is_new && self.root.is_none() && named().unwrap_or(false))
     }
 
-    /// As it stands in the manifest of a checkpoint.
+    /// As recorded in the manifest of a checkpoint.
     pub(super) fn rootfs(&self) -> Rootfs {
         let digest = self.context.lifecycle.facts().rootfs_digest;
         let base = Rootfs { digest: digest.clone(), base_digest: digest, archive: None };
@@ -86,7 +86,7 @@ impl Worker {
                 tokio::select! {
                     biased;
                     found = &mut found => break found,
-                    // Whoever waits hears that it goes on.
+                    // Tells waiting sessions that the work continues.
                     () = context.clock.sleep(context.rhythm.metadata) => bring.steps.alive(),
                 }
             }
@@ -97,7 +97,7 @@ impl Worker {
             Ok(_) | Err(_) => None,
         };
         if reason == Some(Reason::OtherRuntime) && self.may_drop_memory() && !self.files_only {
-            // The files may be had without it.
+            // Its files may be usable without that runsc.
             (self.files_only, self.missing) = (true, None);
             return Err(Failure::Stale);
         }
@@ -109,13 +109,13 @@ impl Worker {
 }
 
 impl Worker {
-    /// The spec prefers the files alone to nothing.
+    /// The spec accepts the files without the memory.
     pub(super) fn may_drop_memory(&self) -> bool {
         let spec = self.found.as_ref().map(|found| &found.metadata.spec);
         spec.is_some_and(|spec| spec.on_incompatible == OnIncompatible::Files)
     }
 
-    /// Starts anew on the files of the head, whose memory cannot be used here for this `refusal`.
+    /// Starts from the files of the head, whose memory cannot be used here because of `refusal`.
     pub(super) async fn start_from_files(&mut self, manifest: &manifest::Checkpoint, refusal: Failure) -> Done {
         let context = self.context.clone();
         let checkpoints = context.checkpoints.clone().ok_or(Failure::Stale)?;
@@ -128,7 +128,7 @@ impl Worker {
             self.missing = Some(Missing { rootfs, runsc: None });
             return Err(Failure::Stale);
         };
-        // What it stands on from now on must outlive the next checkpoints.
+        // The source of its new root file system must outlive the next checkpoints.
         let (id, source) = (self.id.clone(), manifest.checkpoint_id.clone());
         self.under_lease(checkpoints.pin(&source, &id)).await?.map_err(fetched).map_err(for_good)?;
         (self.root, self.runsc, self.marker) = (Some(Root { rootfs, hold }), None, None);
@@ -153,7 +153,7 @@ struct RootfsFetcher<'a> {
 }
 
 impl RootfsFetcher<'_> {
-    /// The first of these snapshots that exists.
+    /// Fetches the first of these snapshots that exists.
     async fn snapshot(&self, candidates: Vec<SnapshotKey>) -> Result<Root, Failure> {
         let Some(snapshots) = &self.context.snapshots else {
             return Err(refusal(Reason::NotSupported, super::requests::NOT_ENABLED));
@@ -168,11 +168,11 @@ impl RootfsFetcher<'_> {
             }
         }
         let Some((snapshot, found)) = sought else { return Err(Failure::Stale) };
-        // In the words of the client, which knows no tenants.
+        // By the name the client used: clients know nothing of tenants.
         let name = &snapshot.name;
         let missing = |why: &str| refusal(Reason::SnapshotMissing, &format!("The filesystem snapshot `{name}` {why}."));
         match found {
-            // Existing clients look for the first words.
+            // Existing clients match on the first words.
             Found::Nothing => {
                 let message = format!("Filesystem snapshot not found: `{name}` does not exist.");
                 Err(refusal(Reason::SnapshotMissing, &message))
@@ -209,7 +209,7 @@ impl RootfsFetcher<'_> {
         }
     }
 
-    /// The runsc that made a checkpoint, if the operator lets it run here.
+    /// Fetches the runsc that made a checkpoint, if the operator allows it here.
     async fn runtime(&self, runsc: &Runsc) -> Result<(), Failure> {
         let version = &runsc.version;
         let facts = self.context.lifecycle.facts();
@@ -218,7 +218,7 @@ impl RootfsFetcher<'_> {
                 format!("The checkpoint needs runsc {version}, this instance has {}, {why}.", facts.runsc_version);
             refusal(Reason::OtherRuntime, &message)
         };
-        // Also of one that is here already: what may run is the operator's to say, at every start.
+        // Also checked if the binary is already here: the operator's list applies at every start.
         let Some(name) = self.context.runtimes.find(runsc) else {
             return Err(refuse("and BATON_RUNTIMES does not allow the other one"));
         };
@@ -240,7 +240,7 @@ impl RootfsFetcher<'_> {
         brought
     }
 
-    /// As a manifest describes it.
+    /// Fetches the root file system that a manifest describes.
     async fn rootfs(&self, rootfs: Rootfs) -> Result<Root, Failure> {
         if let Some(hold) = self.context.lifecycle.hold(&rootfs.digest) {
             return Ok(Root { rootfs, hold });
@@ -257,7 +257,7 @@ impl RootfsFetcher<'_> {
         let from = match base {
             None => Source::Complete,
             Some(base_digest) => {
-                // Held until the layer lies on it.
+                // Kept until the layer is extracted on top of it.
                 let _base = self.base(&base_digest).await?;
                 return self.extracted(rootfs, &archive, Source::Layer { base_digest }).await;
             }
@@ -278,7 +278,7 @@ impl RootfsFetcher<'_> {
         extracted.map(|hold| Root { rootfs, hold })
     }
 
-    /// A base root file system, which instances store by its digest.
+    /// Fetches a base root file system, which instances store by its digest.
     async fn base(&self, digest: &Sha256Name) -> Result<RootfsGuard, Failure> {
         if let Some(hold) = self.context.lifecycle.hold(digest) {
             return Ok(hold);

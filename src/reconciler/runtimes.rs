@@ -1,32 +1,32 @@
 //! Which runsc binaries may run here besides this instance's own. Pure.
 //!
-//! A checkpoint names the binary that made it, and whoever can write objects can name any: what runs with all the
-//! rights of the server is decided by this list alone, each time, also for what was fetched before.
+//! A checkpoint names the binary that made it, and anyone who can write objects can name any binary. This list alone
+//! decides what runs with the full rights of the server, at every start, also for binaries fetched earlier.
 
 use std::collections::BTreeSet;
 
 use baton_protocol::{id::Sha256Name, manifest::Runsc};
 
-/// What releases of this server were built with.
+/// The runsc builds that releases of this server shipped with.
 const KNOWN: [&str; 1] = ["e748771a877043a8710ed043d28a8338d7e6bdc08bd1e0612ce7f49543ad6528"];
 
 #[derive(Clone, Debug)]
 pub struct AllowedRuntimes(BTreeSet<Sha256Name>);
 
 impl Default for AllowedRuntimes {
-    /// Only the builds that this one knows.
+    /// Only the builds known to this release.
     fn default() -> Self {
         Self(KNOWN.iter().filter_map(|sha256| Sha256Name::parse(sha256).ok()).collect())
     }
 }
 
 impl AllowedRuntimes {
-    /// `None`: the operator has no list.
+    /// `None`: the operator set no list.
     pub fn new(listed: Option<Vec<Sha256Name>>) -> Self {
         listed.map_or_else(Self::default, |listed| Self(listed.into_iter().collect()))
     }
 
-    /// The digest of the binary that a manifest names, if that may run here.
+    /// The digest of the binary that a manifest names, if it is allowed here.
     pub fn find(&self, runsc: &Runsc) -> Option<Sha256Name> {
         runsc.sha256.clone().filter(|name| self.0.contains(name))
     }

@@ -1,8 +1,8 @@
-//! A snapshot on request: claimed by name, taken in a pause, stored while the sandbox runs on.
+//! A snapshot on request: claimed by name, taken during a pause, stored while the sandbox keeps running.
 //!
 //! ```text
-//!   claim ──▶ pause, write, go on ──▶ hash, upload, manifest ──▶ answer
-//!     └─ taken, or above the quota: a no  └─ failed: the name is free again, a no
+//!   claim ──▶ pause, write, resume ─▶ hash, upload, manifest ──▶ answer
+//!     └─ taken, or over quota: refused    └─ failed: the name is free again, refused
 //! ```
 
 use std::time::Duration;
@@ -63,7 +63,7 @@ impl Worker {
         }
     }
 
-    /// How long the sandbox stood still; `None` if an earlier holder has made it.
+    /// Returns how long the sandbox was paused; `None` if an earlier holder already made the snapshot.
     async fn take_snapshot(
         &mut self,
         nonce: &Nonce,
@@ -73,7 +73,7 @@ impl Worker {
         let context = self.context.clone();
         let snapshots = context.snapshots.clone().ok_or_else(|| refusal(Reason::NotSupported, NOT_ENABLED))?;
         let stored = |error| Failure::Transient(format!("The snapshot could not be stored: {error}."));
-        // Before anything is written.
+        // Checked before anything is written.
         self.check_quota(&snapshots, snapshot).await?;
         match self.under_lease(snapshots.claim(snapshot, nonce)).await?.map_err(stored)? {
             Claim::Taken => {
@@ -83,7 +83,7 @@ impl Worker {
             Claim::Finished(_) => return Ok(None),
             Claim::Ours => {}
         }
-        // Once more: of those who claim at the same time, on any instance, each sees the others now.
+        // Checked again: concurrent claims, on any instance, see each other now.
         if let Err(above) = self.check_quota(&snapshots, snapshot).await {
             if !matches!(above, Failure::Stale) {
                 give_back(&snapshots, snapshot).await;
@@ -100,7 +100,7 @@ impl Worker {
             let written = context.clock.now();
             let steps = Steps::new(&context, &id, SNAPSHOT);
             let tell = |done, total| steps.tell(done, total);
-            // Each reads it once.
+            // Both read the archive once.
             let (entries, archive) =
                 futures::join!(context.lifecycle.count_entries(&archive), snapshots.store(snapshot, &archive, &tell));
             let archive = archive.map_err(stored)?;
@@ -137,7 +137,7 @@ impl Worker {
         done.map(Some)
     }
 
-    /// Whether the tenant may have this snapshot besides its others.
+    /// Whether the quota allows the tenant one more snapshot.
     async fn check_quota(&mut self, snapshots: &Snapshots, snapshot: &SnapshotKey) -> Result<(), Failure> {
         let Some(tenant) = &snapshot.tenant else { return Ok(()) };
         let quota = self.context.quotas.of(Some(tenant));
@@ -151,7 +151,7 @@ impl Worker {
     }
 }
 
-/// Nobody will go on with it.
+/// Frees the name of a snapshot that will not be finished.
 async fn give_back(snapshots: &Snapshots, snapshot: &SnapshotKey) {
     if let Err(error) = snapshots.erase(snapshot).await {
         tracing::warn!(%snapshot, %error, "a snapshot that failed is left unfinished");

@@ -1,4 +1,4 @@
-//! What is on its way to or from the store: its place on the local disk, and word of how far it has come.
+//! Data on its way to or from the store: its directory on the local disk, and progress events.
 
 use std::{
     path::{Path, PathBuf},
@@ -15,21 +15,21 @@ use crate::{
     storage::{files, store},
 };
 
-/// Tells of a transfer now and then: often enough for a person, too rarely to crowd out phases.
+/// Posts progress events of a transfer: often enough for a person, too rarely to crowd out other events.
 pub(super) struct Steps<'a> {
     clock: &'a SharedClock,
     bus: &'a Bus,
     id: &'a SandboxId,
     what: &'static str,
-    /// When, and how much was done then.
+    /// When the last event was posted, and the progress at that time.
     told: Mutex<(Moment, u64)>,
 }
 
-/// What is over sooner needs no word, and no word follows another sooner.
+/// Minimum time before the first event and between two events.
 const BETWEEN: Duration = Duration::from_millis(500);
-/// So many words for one transfer at most.
+/// Maximum number of events per transfer.
 const MOST: u64 = 100;
-/// Bytes between two words if nobody knows how many there are.
+/// Bytes between two events if the total is unknown.
 const STEP: u64 = 64 << 20;
 
 impl<'a> Steps<'a> {
@@ -38,7 +38,7 @@ impl<'a> Steps<'a> {
         Self { clock: &context.clock, bus: &context.bus, id, what, told }
     }
 
-    /// `total` is 0 if nobody knows it.
+    /// `total` is 0 if it is unknown.
     pub(super) fn tell(&self, done: u64, total: u64) {
         let now = self.clock.now();
         {
@@ -52,28 +52,28 @@ impl<'a> Steps<'a> {
         self.bus.post(self.id, LifecycleEvent::Progress { what: self.what.to_owned(), done, total });
     }
 
-    /// Nothing can be counted, but it goes on.
+    /// Progress cannot be measured, but the work continues.
     pub(super) fn alive(&self) {
         self.bus.post(self.id, LifecycleEvent::Progress { what: self.what.to_owned(), done: 0, total: 0 });
     }
 }
 
-/// Whether another word is due, after one that said `told` at that moment.
+/// Whether another event is due, after one that reported `told` at `then`.
 fn is_due((then, told): (Moment, u64), now: Moment, done: u64, total: u64) -> bool {
     let step = if total == 0 { STEP } else { total.div_ceil(MOST) };
     now - then >= BETWEEN && done >= told.saturating_add(step)
 }
 
-/// A directory for what is on its way; gone when the way is done.
+/// A temporary directory for one transfer.
 #[derive(Clone, Debug)]
 pub(super) struct Staging {
     path: PathBuf,
     clock: SharedClock,
 }
 
-/// What is left free on the local disk.
+/// Space to leave free on the local disk.
 const MARGIN: u64 = 32 << 20;
-/// A local disk that does not answer for so long is given up.
+/// Time after which an unresponsive local disk is given up on.
 const STALL: Duration = Duration::from_secs(30);
 
 impl Staging {
@@ -91,7 +91,7 @@ impl Staging {
         made.map_err(|error| Failure::Transient(format!("There is no place for its files: {error}.")))
     }
 
-    /// Refuses early what would fill the disk.
+    /// Fails early if `bytes` would fill the disk.
     pub(super) async fn has_room(&self, bytes: u64) -> Result<(), Failure> {
         let path = self.path.clone();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -146,7 +146,7 @@ mod tests {
         assert_eq!(words(1 << 30, 1 << 30, Duration::from_secs(3)), 5);
         assert_eq!(words(1 << 40, 1 << 40, Duration::from_secs(36_000)), 99);
         assert_eq!(words(3, 3, Duration::from_secs(60)), 3);
-        // Nobody knows how much there is.
+        // The total is unknown.
         assert_eq!(words(0, 1 << 30, Duration::from_secs(60)), 16);
         assert!(!is_due((start, 8), start + Duration::from_secs(9), 3, 10), "it began again");
     }

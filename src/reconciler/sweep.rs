@@ -1,12 +1,12 @@
-//! The sweep: now and then looks at every sandbox of the store, and sends a task for each that nobody
-//! looks after. So an edit works also where nobody holds the sandbox, and nothing piles up.
+//! The sweep: periodically examines every sandbox in the store and starts a task for each one that needs work and has
+//! no worker. So an edit of the metadata takes effect even if no instance holds the sandbox, and nothing accumulates.
 //!
 //! ```text
-//!   list ──▶ look at what changed ──▶ task ──▶ a task of its own, in the place of the sandbox's loop
+//!   list ──▶ read what changed ──▶ task ──▶ runs in place of the sandbox's worker
 //! ```
 //!
-//! The sweep itself writes nothing. An task runs where the sandbox's loop would, so that one instance
-//! has one writer per lock; if there is a loop, that one looks after the sandbox and the task is dropped.
+//! The sweep itself writes nothing. A task runs where the sandbox's worker would, so that one instance has one writer
+//! per lock; if there is a worker, it takes care of the sandbox and the task is dropped.
 
 pub mod sweep_rules;
 mod sweep_tasks;
@@ -32,46 +32,46 @@ use crate::{
     },
 };
 
-/// So many sandboxes are looked at, and so many tasks run, at the same time.
+/// How many sandboxes are examined, and how many tasks run, concurrently.
 const AT_ONCE: usize = 8;
-/// Whether a free sandbox has superfluous checkpoints is looked at again after this time.
+/// How often to check a free sandbox for unreferenced checkpoints.
 const TIDY_AGAIN: Duration = Duration::from_secs(60 * 60);
 
-/// What a sweep works with.
+/// Shared by the sweep and its tasks.
 #[derive(Clone, Debug)]
 pub struct SweepContext {
     pub who: Identity,
     pub clock: SharedClock,
     pub records: Records,
-    /// Who looks after what on this instance.
+    /// Which sandboxes have a worker on this instance.
     pub bus: Arc<Bus>,
     pub upkeep: Upkeep,
-    /// After which time sandboxes without a `ttl` are deleted.
+    /// Sandboxes without a `ttl` are deleted after this time.
     pub retention: Option<Duration>,
-    /// So many sandboxes may be on this instance.
+    /// Maximum number of sandboxes on this instance.
     pub room: usize,
-    /// How long a lock is seen without metadata before it counts as abandoned.
+    /// A lock without metadata counts as abandoned after this time.
     pub abandoned_after: Duration,
     pub tombstones_for: Duration,
 }
 
-/// One task on its way to its task.
+/// One task, ready to run.
 #[derive(Debug)]
 pub struct Assignment {
     pub id: SandboxId,
     pub errand: SweepTask,
     lock: LeaseHandle,
     objects: Objects,
-    /// Given back when the task is done.
+    /// Released when the task is done.
     permit: Option<OwnedSemaphorePermit>,
 }
 
-/// What the sweep remembers of a sandbox.
+/// What the sweep remembers about a sandbox.
 #[derive(Debug)]
 struct Known {
     objects: Objects,
     lock: Lock,
-    /// Of a lock that somebody holds or waits for: watching it shows whether he lives.
+    /// Kept while the lock has a holder or a waiter: watching it shows whether they are alive.
     file: Option<LeaseHandle>,
     purging: bool,
     started: bool,
@@ -111,7 +111,7 @@ pub struct Sweep {
     known: HashMap<SandboxId, Known>,
 }
 
-/// Sweeps now and then, until the instance drains or nobody takes tasks any more.
+/// Sweeps periodically, until the instance drains or the receiver of tasks is gone.
 pub(super) async fn run(context: Arc<ReconcilerContext>, assignments: mpsc::Sender<Assignment>) {
     let Some(every) = context.housekeeping.sweep.filter(|_| context.records.can_checkpoint()) else { return };
     let mut sweep = Sweep::new(context.ground());
@@ -143,12 +143,12 @@ impl Sweep {
         Self { ground, known: HashMap::new() }
     }
 
-    /// Looks at everything once; what is to be done.
+    /// Examines every sandbox once and returns the tasks to run.
     pub async fn pass(&mut self) -> records::Result<Vec<Assignment>> {
         let listed = match self.ground.records.survey().await {
             Ok(listed) => listed,
             Err(error) => {
-                // Time in which nothing could be read proves nothing about anybody's life.
+                // Time in which nothing could be read says nothing about whether a holder is alive.
                 self.known.values_mut().filter_map(|known| known.file.as_mut()).for_each(LeaseHandle::missed);
                 return Err(error);
             }
@@ -172,7 +172,7 @@ impl Sweep {
                 match known.file.take().map_or_else(|| self.lock_file(&id), Ok) {
                     Ok(lock) => {
                         let objects = known.objects.clone();
-                        // What it will be afterwards is looked at anew.
+                        // The result is checked again in the next sweep.
                         known.tidy_at = None;
                         assignments.push(Assignment { id: id.clone(), errand, lock, objects, permit: None });
                     }
@@ -188,9 +188,9 @@ impl Sweep {
         self.ground.records.lock_file(id, Place::Durable, &self.ground.who)
     }
 
-    /// What is known of a sandbox now. What did not change is not read again.
+    /// What is known about a sandbox now. Unchanged objects are not read again.
     async fn look(&self, id: &SandboxId, objects: Objects, before: Option<Known>) -> Known {
-        // Its own loop looks after it.
+        // It has a worker.
         if self.ground.bus.is_here(id) {
             return Known::new();
         }
@@ -236,7 +236,8 @@ impl Sweep {
         let first = known.objects == Objects::default();
         let still = known.objects.lock.as_ref() == Some(version);
         if !first && !still && known.placement != Placement::Ordered {
-            // Somebody wrote it since the last time, so somebody lives. If he has just let go, it stands still next time.
+            // The lock was written since the last sweep, so its writer is alive. If that was a release, the lock will
+            // be unchanged next time.
             (known.lock, known.file) = (Lock::Held, None);
             return;
         }
@@ -256,7 +257,7 @@ impl Sweep {
         };
         if let Some(lock) = file.lock() {
             known.purging = lock.purging;
-            // Under a lease that was never renewed there was no time to do anything worth keeping.
+            // Under a lease that was never renewed, there was no time to produce anything worth keeping.
             known.started = (lock.ran && !is_initial(lock)) || lock.head.is_some();
             known.purged_at = lock.purged_at.as_deref().and_then(sweep_rules::wall);
         }
@@ -266,7 +267,7 @@ impl Sweep {
             known.untidy = self.is_untidy(id, &file).await;
             known.tidy_at = Some(now + TIDY_AGAIN);
         }
-        // An task could not pass over a waiter whose silence it has not seen.
+        // A task may only pass over a waiter that it has watched being silent.
         if !is_free || is_waited_for {
             known.file = Some(file);
         }
@@ -286,7 +287,7 @@ impl Sweep {
     async fn is_untidy(&self, id: &SandboxId, file: &LeaseHandle) -> bool {
         let Some(lock) = file.lock().filter(|lock| lock.epoch > 0) else { return false };
         let mut lock = lock.clone();
-        // As it will be for whoever acquires it.
+        // As the next holder will see it.
         lock.epoch += 1;
         match self.ground.upkeep.unreferenced(&lock).await {
             Ok(found) => !found.is_empty(),
@@ -316,7 +317,7 @@ impl Sweep {
     }
 }
 
-/// The wall clock, as records have it.
+/// The wall clock, in the format of the records.
 pub(super) fn since_1970(clock: &SharedClock) -> UnixTime {
     clock.wall().duration_since(std::time::UNIX_EPOCH).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! One sandbox on this instance: look, plan, act, report, look again, until nothing of it is here.
+//! The loop of one sandbox on this instance: observe, plan, act, report, until nothing of the sandbox is left here.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -35,36 +35,36 @@ pub(super) struct Worker {
     pub(super) id: SandboxId,
     pub(super) context: Arc<ReconcilerContext>,
     pub(super) wakeup: Arc<Wakeup>,
-    /// The last good metadata.
+    /// The last valid metadata.
     pub(super) found: Option<Found>,
     pub(super) spec_sha256: String,
     pub(super) lock: Option<LeaseHandle>,
     pub(super) lock_read: LockRead,
     pub(super) metadata_due: Moment,
     pub(super) lock_due: Moment,
-    /// What ends partial frames on the way to the agent; for the sandbox's whole life.
+    /// Terminates partial frames sent to the agent; kept across restores.
     pub(super) marker: Option<Marker>,
-    /// What it stands on, if that is not the base or was looked up.
+    /// Its root file system, if that is not the base or was looked up.
     pub(super) root: Option<super::rootfs_source::Root>,
-    /// What the head needs and this instance does not have.
+    /// What the head needs and this instance lacks.
     pub(super) missing: Option<super::rootfs_source::Missing>,
-    /// Another runsc than this instance's own, with which it runs.
+    /// The runsc it runs with, if that is not this instance's own.
     pub(super) runsc: Option<baton_protocol::manifest::Runsc>,
-    /// The memory of the head cannot be used here.
+    /// The head's memory cannot be used here.
     pub(super) files_only: bool,
-    /// What the metadata are to say of the head, as far as it was seen here.
+    /// What to write to the metadata about the head, if this instance has seen it.
     pub(super) committed: Option<Committed>,
-    /// There may be checkpoints that nothing names any more.
+    /// There may be checkpoints that nothing references any more.
     pub(super) untidy: bool,
-    /// It ran here under the lease we hold.
+    /// It ran here under the current lease.
     pub(super) ran: bool,
-    /// How a start that nobody has been told of came about.
+    /// How it was started, until that is announced.
     pub(super) boot: Option<StartKind>,
-    /// The spec and the number of sessions under which a wish failed for good.
+    /// The spec and the number of sessions at the time of a permanent failure.
     pub(super) refused: Option<(String, u64)>,
-    /// How many sessions had come when it began to end for being idle.
+    /// The number of sessions when it began to end because of idleness.
     pub(super) idle_under: Option<u64>,
-    /// When a command was last seen to run.
+    /// When a command was last seen running.
     pub(super) busy_at: Moment,
     pub(super) was_busy: bool,
     pub(super) told: Announced,
@@ -72,31 +72,31 @@ pub(super) struct Worker {
     backoff: Option<Backoff>,
     pub(super) beat_due: Moment,
     pub(super) contention: Option<Contention>,
-    /// The sweep asked for it; until it runs this counts as a session.
+    /// Taken by the sweep; counts as a session until the sandbox runs.
     pub(super) attach_guard: Option<AttachGuard>,
-    /// When it is next checkpointed without anybody's asking.
+    /// When the next periodic checkpoint is due.
     pub(super) save_due: Option<Moment>,
-    /// Since when requests are answered whose asker has not taken the answer.
+    /// Answered requests whose client has not collected the answer, and since when.
     pub(super) answered: BTreeMap<Nonce, Moment>,
-    /// The metadata cannot be used, and says so as far as it can.
+    /// The metadata is invalid, and its status says so where possible.
     pub(super) amiss: bool,
-    /// The metadata could not be read: whether there is any is not known.
+    /// The metadata could not be read, so it is unknown whether there is any.
     pub(super) unread: bool,
     pub(super) fetching: Option<Fetching>,
-    /// We asked another instance for it.
+    /// We registered as waiter with another instance.
     pub(super) waited: bool,
-    /// How many sessions had come when we last did.
+    /// The number of sessions when we last did.
     pub(super) waited_under: u64,
-    /// A sign of life that was asked for because another instance wants it.
+    /// A liveness probe, sent because another instance wants the sandbox.
     pub(super) probe: Option<Probe>,
     shown: Shown,
-    /// Of the action under way.
+    /// The timed steps of the current action.
     pub(super) parts: Parts,
-    /// The request whose wish is fulfilled: what comes now is not its doing.
+    /// The request that is already fulfilled: later actions are not attributed to it.
     pub(super) fulfilled: Option<Traceparent>,
 }
 
-/// What sessions have been told, so that nothing is told twice or out of order.
+/// What was announced to sessions, so that no event is repeated or out of order.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Announced {
     pub(super) acquiring: bool,
@@ -109,18 +109,18 @@ pub(super) enum LockRead {
     Never,
     Good,
     Failed,
-    /// There is none, or none that can be used.
+    /// There is no lock, or no usable one.
     Unusable(Reason),
 }
 
-/// Since when we want what another has, and the lease as it was then.
+/// Since when we have wanted a sandbox that another instance holds, and the lease at that time.
 #[derive(Clone, Debug)]
 pub(super) struct Contention {
     pub(super) since: Moment,
     pub(super) lease: Option<Nonce>,
 }
 
-/// An action that failed in passing is not tried again before its time.
+/// An action that failed transiently is not retried before `until`.
 #[derive(Clone, Copy, Debug)]
 struct Backoff {
     action: Action,
@@ -128,9 +128,9 @@ struct Backoff {
     delay: Duration,
 }
 
-/// No loop turns faster without an event.
+/// Minimum rest between two passes that no event triggers.
 const SHORTEST_REST: Duration = Duration::from_millis(5);
-/// Before an action that met a changed world is tried on what was read since.
+/// Delay before an action that met stale state is retried on what was read since.
 const LOOK_DELAY: Duration = Duration::from_millis(5);
 const FIRST_DELAY: Duration = Duration::from_secs(1);
 const LONGEST_DELAY: Duration = Duration::from_secs(60);
@@ -182,7 +182,7 @@ impl Worker {
         }
     }
 
-    /// One that the sweep took: `lock` has been watched, and `seat` keeps its place.
+    /// A sandbox taken by the sweep: `lock` has been watched, and `attach_guard` keeps its slot.
     pub(super) fn taken(
         id: SandboxId,
         context: Arc<ReconcilerContext>,
@@ -233,7 +233,7 @@ impl Worker {
                 continue;
             }
             tracing::debug!(sandbox = %self.id, ?desired, ?observed, ?action, "plan");
-            // What a head needs besides may be brought while its files come.
+            // The files of a head keep downloading while its other requirements are fetched.
             if !matches!(action, Action::Restore | Action::Extract) {
                 self.abandon_fetch().await;
             }
@@ -245,7 +245,7 @@ impl Worker {
             self.handle_outcome(action, outcome).await;
         }
         self.abandon_fetch().await;
-        // A purge whose last answer was lost ends here.
+        // A purge whose last response was lost ends here.
         if self.told.running {
             self.tell_left(None);
         }
@@ -253,13 +253,13 @@ impl Worker {
         self.context.bus.forget(&self.id);
     }
 
-    /// Nothing that was read counts any more.
+    /// Invalidates everything that was read.
     pub(super) fn look_again(&mut self) {
         let now = self.context.clock.now();
         (self.metadata_due, self.lock_due) = (now, now);
     }
 
-    /// Nothing of it is here and nobody here wants it.
+    /// Nothing of it is here, and no session here wants it.
     fn is_finished(&self, observed: &Observed, desired: Desired) -> bool {
         let purged = self.lock.as_ref().and_then(LeaseHandle::stand) == Some(LeaseState::Purged);
         let away = matches!(observed.standing, LockState::Free | LockState::Theirs | LockState::Missing);
@@ -267,7 +267,7 @@ impl Worker {
         observed.container == Container::Absent && !observed.registered && (purged || (away && !asked))
     }
 
-    /// Waits until something may have changed since this was seen.
+    /// Waits until something may have changed since `seen`.
     async fn rest(&mut self, mut seen: Seen, drain: Drain) {
         let context = self.context.clone();
         let mut container = context.lifecycle.watch(&self.id);
@@ -291,7 +291,7 @@ impl Worker {
                 () = &mut stored => return self.look_again(),
                 changed = container.changed() => {
                     let then = std::mem::replace(&mut seen, *container.borrow_and_update());
-                    // Commands begin and end all the time, and only idleness depends on that.
+                    // Commands start and end all the time, and only idleness depends on them.
                     if changed.is_err() || seen.container != then.container {
                         return;
                     }
@@ -304,7 +304,7 @@ impl Worker {
         }
     }
 
-    /// Somebody wants what could not be read: it is tried again soon.
+    /// A session wants metadata that could not be read: retry soon.
     async fn rest_unread(&mut self) {
         let context = self.context.clone();
         tokio::select! {
@@ -340,7 +340,7 @@ impl Worker {
         self.backoff.is_some_and(|backoff| backoff.action == action && self.context.clock.now() < backoff.until)
     }
 
-    /// What follows from how an action went.
+    /// Handles the outcome of an action: back off, refuse, or carry on.
     pub(super) async fn handle_outcome(&mut self, action: Action, outcome: Result<(), Failure>) {
         match outcome {
             Ok(()) => {
@@ -351,7 +351,7 @@ impl Worker {
                 self.back_off(action, LOOK_DELAY, LONGEST_DELAY);
             }
             Err(Failure::Transient(message) | Failure::NoSpace(message)) => {
-                // What stands still for want of a renewal is not made to wait longer than that takes.
+                // A container that is stopped until the lease is renewed must not wait longer than the renewal takes.
                 let renews = matches!(action, Action::Renew | Action::Resume);
                 let longest = if renews { self.context.times.retry } else { LONGEST_DELAY };
                 let again_in = self.back_off(action, FIRST_DELAY.min(longest), longest);
@@ -362,7 +362,7 @@ impl Worker {
                 self.attach_guard = None;
                 self.refuse_until_asked();
                 self.told.running = false;
-                // The status is the holder's to write.
+                // Only the holder writes the status.
                 if self.is_held() || matches!(reason, Reason::LockMissing | Reason::InvalidLock | Reason::Unsigned) {
                     self.report_failed(reason, &message).await;
                 }
@@ -372,7 +372,7 @@ impl Worker {
         self.lock_due = self.context.clock.now();
     }
 
-    /// The same action waits from now on, twice as long each time.
+    /// Delays the next attempt of the same action, doubling the delay each time.
     fn back_off(&mut self, action: Action, first: Duration, longest: Duration) -> Duration {
         let delay = match self.backoff {
             Some(backoff) if backoff.action == action => (backoff.delay * 2).clamp(first, longest),
@@ -383,12 +383,12 @@ impl Worker {
         delay
     }
 
-    /// This spec is not tried again until it changes or a session comes.
+    /// Does not retry this spec until it changes or a session attaches.
     pub(super) fn refuse_until_asked(&mut self) {
         self.refused = Some((self.spec_sha256.clone(), self.context.bus.asked(&self.id)));
     }
 
-    /// The last try failed for good, and neither has the spec changed nor has anybody asked since.
+    /// The last attempt failed for good; since then the spec has not changed and no session has attached.
     pub(super) fn is_refused(&self) -> bool {
         let now = (&self.spec_sha256, self.context.bus.asked(&self.id));
         self.refused.as_ref().is_some_and(|(spec, asked)| (spec, *asked) == now)

@@ -1,5 +1,5 @@
-//! What the sweep does about one sandbox that nobody here looks after: a pure function of what lies in
-//! the store, first match wins.
+//! What the sweep does about one sandbox that has no worker here: a pure function of what is in the store, first
+//! match wins.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -9,18 +9,18 @@ use baton_protocol::{
     metadata::{DesiredState, Phase, Spec, Status},
 };
 
-/// A lock that has had no metadata for so long is what is left of a create that was given up.
+/// A lock without metadata for this long is left over from a create that was given up.
 pub const ABANDONED: Duration = Duration::from_secs(10 * 60);
-/// So long the tombstone of a purged sandbox stays.
+/// How long the tombstone of a purged sandbox is kept.
 pub const TOMBSTONE: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
-/// The lock as the sweep has seen it.
+/// The lock, as seen by the sweep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Lock {
     Missing,
-    /// Not to be understood, or not to be read.
+    /// It cannot be parsed or read.
     Unknown,
-    /// Its holder shows signs of life, or somebody waits for it.
+    /// Its holder shows signs of life, or an instance waits for it.
     Held,
     Free,
     /// Its holder has shown no sign of life for the takeover time.
@@ -28,19 +28,19 @@ pub enum Lock {
     Purged,
 }
 
-/// What the metadata says.
+/// The desired state in the metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SweepDesired {
     Missing,
-    /// Not to be understood, or meant for another store.
+    /// It cannot be parsed, or is meant for another store.
     Invalid,
     Is(DesiredState),
 }
 
-/// Where it is wanted, as one instance sees it.
+/// Where the sandbox should run, as seen by one instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Placement {
-    /// Here, because somebody asked here; whoever asks again gets it.
+    /// Here, because a client attached here; the next client to attach gets it.
     Me,
     /// Here, by an operator's order that this instance has not accepted yet.
     Ordered,
@@ -69,40 +69,40 @@ pub struct Seen {
     pub lock: Lock,
     /// A purge has begun.
     pub purging: bool,
-    /// It ran at some time, or has a checkpoint: there is something to lose or to find again.
+    /// It has run, or has a checkpoint, so there is state to lose or to recover.
     pub started: bool,
     pub wish: SweepDesired,
     pub placement: Placement,
-    /// The lock has been seen without metadata for long.
+    /// The lock has been seen without metadata for long enough.
     pub is_abandoned: bool,
-    /// Its time is up, by its own `ttl` or by the retention.
+    /// Its own `ttl` or the retention has expired.
     pub is_overdue: bool,
     /// The status says that it runs.
     pub is_said_to_run: bool,
-    /// There are checkpoints that nothing needs.
+    /// There are unreferenced checkpoints.
     pub is_untidy: bool,
-    /// It was purged long ago.
+    /// Its tombstone has been kept for long enough.
     pub is_past: bool,
-    /// This instance can take one more.
+    /// This instance has a free slot.
     pub has_room: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SweepTask {
     Rest,
-    /// Erase it, or go on with erasing it.
+    /// Erase it, or continue erasing it.
     Purge,
-    /// Its time is up: want it deleted, then erase it.
+    /// Its time is up: set `deleted` in the spec, then erase it.
     Expire,
-    /// Want it here, then have it from its holder if it has one, and start it.
+    /// Place it here, take it over from its holder if it has one, and start it.
     Take,
-    /// Say in the status that it runs nowhere, and free its lease.
+    /// Correct the status to say that it runs nowhere, and release its lease.
     Correct,
-    /// Erase checkpoints that nothing needs.
+    /// Erase unreferenced checkpoints.
     Tidy,
-    /// Somebody put metadata back over a tombstone, or a checkpoint was left: erase it.
+    /// Erase metadata that was put back over a tombstone, or a checkpoint that was left behind.
     Sweep,
-    /// The tombstone has stood long enough.
+    /// Erase the tombstone.
     Forget,
 }
 
@@ -110,7 +110,7 @@ pub fn errand(seen: &Seen) -> SweepTask {
     use DesiredState as D;
     let is_ordered = matches!(seen.placement, Placement::Ordered | Placement::Accepted);
     match (seen.lock, seen.wish) {
-        // Until it is here: a holder that could not let go may be able to by now.
+        // Repeated until it is here: a holder that could not release it may be able to by now.
         (Lock::Held, SweepDesired::Is(D::Running)) if is_ordered && seen.has_room && !seen.purging => SweepTask::Take,
         (Lock::Missing | Lock::Unknown | Lock::Held, _) => SweepTask::Rest,
         (Lock::Purged, SweepDesired::Missing) if seen.is_untidy => SweepTask::Sweep,
@@ -119,7 +119,7 @@ pub fn errand(seen: &Seen) -> SweepTask {
         (Lock::Purged, SweepDesired::Invalid | SweepDesired::Is(_)) => SweepTask::Sweep,
         (Lock::Free | Lock::Dead, _) if seen.purging => SweepTask::Purge,
         (Lock::Free | Lock::Dead, SweepDesired::Missing) if !seen.started && seen.is_abandoned => SweepTask::Purge,
-        // Whoever deleted the metadata of a sandbox may want it back.
+        // An operator who deleted the metadata of a sandbox may want it back.
         (Lock::Free | Lock::Dead, SweepDesired::Missing | SweepDesired::Invalid) => SweepTask::Rest,
         (Lock::Free | Lock::Dead, SweepDesired::Is(D::Deleted)) => SweepTask::Purge,
         (Lock::Free | Lock::Dead, SweepDesired::Is(_)) if seen.is_overdue => SweepTask::Expire,
@@ -128,13 +128,13 @@ pub fn errand(seen: &Seen) -> SweepTask {
         {
             SweepTask::Take
         }
-        // Once: what has ended here since then was asked for by nobody.
+        // Only once: if it has ended here since then, no client asks for it.
         (Lock::Free | Lock::Dead, SweepDesired::Is(D::Running | D::HandedOff))
             if seen.placement == Placement::Ordered && seen.has_room =>
         {
             SweepTask::Take
         }
-        // Its holder may only be cut off, and then goes on where it stopped, unless somebody asks for it.
+        // Its holder may only be cut off; it then continues where it stopped, unless a client attaches elsewhere.
         (Lock::Dead, SweepDesired::Is(D::Running)) => SweepTask::Rest,
         (Lock::Dead, SweepDesired::Is(D::Checkpointed | D::HandedOff)) => SweepTask::Correct,
         (Lock::Free, SweepDesired::Is(_)) if seen.is_said_to_run => SweepTask::Correct,
@@ -143,16 +143,16 @@ pub fn errand(seen: &Seen) -> SweepTask {
     }
 }
 
-/// A time of the wall clock, since 1970. Two machines' may differ a little, and nothing here minds.
+/// Wall-clock time since 1970. The clocks of two machines may differ slightly, which is harmless here.
 pub type UnixTime = Duration;
 
-/// A time as it stands in records.
+/// Parses a time from a record.
 pub fn wall(text: &str) -> Option<UnixTime> {
     humantime::parse_rfc3339_weak(text).ok()?.duration_since(UNIX_EPOCH).ok()
 }
 
-/// From when on a sandbox that nobody holds is deleted: its own `ttl` counts from its creation, the operator's
-/// retention from its last sign of life. What cannot be understood is never overdue.
+/// When a sandbox without a holder is to be deleted: its own `ttl` counts from its creation, the operator's retention
+/// from its last sign of life. Times that cannot be parsed are never overdue.
 pub fn due(spec: &Spec, status: &Status, retention: Option<Duration>) -> Option<UnixTime> {
     let created = wall(&spec.created_timestamp);
     match (spec.ttl, retention) {
@@ -162,7 +162,7 @@ pub fn due(spec: &Spec, status: &Status, retention: Option<Duration>) -> Option<
     }
 }
 
-/// When a held sandbox has outlived its own `ttl`.
+/// Whether a held sandbox has outlived its own `ttl`.
 pub fn outlived(spec: &Spec, now: UnixTime) -> bool {
     spec.ttl.is_some() && due(spec, &Status::default(), None).is_some_and(|due| due <= now)
 }

@@ -1,4 +1,4 @@
-//! Errands: what the sweep found to do about one sandbox, done as its holder or not at all.
+//! Sweep tasks: each performs what the sweep found necessary for one sandbox, as its holder or not at all.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,11 +20,11 @@ use crate::{
     },
 };
 
-/// An task that takes longer is broken off; the next sweep goes on with it.
+/// A task that takes longer is cancelled; the next sweep continues it.
 const WITHIN: Duration = Duration::from_secs(10 * 60);
 
 impl Assignment {
-    /// Runs the task, in the place of the sandbox's loop.
+    /// Runs the task in place of the sandbox's worker.
     pub(in crate::reconciler) async fn run(self, context: Arc<ReconcilerContext>, bell: Arc<Wakeup>) {
         let ground = context.ground();
         let (id, errand) = (self.id.clone(), self.errand);
@@ -48,7 +48,7 @@ impl Assignment {
         }
     }
 
-    /// Does what an instance is not needed for. False: there was nothing to do.
+    /// Performs a task that needs no container. Returns false if there was nothing to do.
     pub async fn fulfil(mut self, ground: &SweepContext) -> gc::Result<bool> {
         let (id, lock, upkeep) = (&self.id, &mut self.lock, &ground.upkeep);
         match self.errand {
@@ -82,7 +82,7 @@ impl Assignment {
     }
 }
 
-/// Wants it deleted, as an operator would, if its time is still up.
+/// Sets `deleted` in the spec, as an operator would, if the sandbox is still overdue.
 async fn expire(ground: &SweepContext, id: &SandboxId) -> records::Result<bool> {
     let Some(found) = ground.records.find(id).await? else { return Ok(false) };
     let due = sweep_rules::due(&found.spec, &found.status, ground.retention);
@@ -101,7 +101,7 @@ async fn expire(ground: &SweepContext, id: &SandboxId) -> records::Result<bool> 
     Ok(edited.is_some_and(|spec| spec.desired_state == DesiredState::Deleted))
 }
 
-/// Claims what is wanted anywhere, or what an operator ordered here. Whether there is anything to write.
+/// Claims a sandbox that may run anywhere, or that an operator ordered here. Returns whether the spec changed.
 fn accept(spec: &mut Spec, me: &InstanceId) -> bool {
     let kind = match (Placement::of(spec, me), spec.desired_state) {
         (Placement::Anywhere, DesiredState::Running) => Claim::Ask,
@@ -114,7 +114,7 @@ fn accept(spec: &mut Spec, me: &InstanceId) -> bool {
     true
 }
 
-/// Wants it here, as an operator would, if nobody was faster.
+/// Places the sandbox here, as an operator would, unless another instance was faster.
 async fn take(ground: &SweepContext, id: &SandboxId) -> records::Result<bool> {
     let me = &ground.who.me;
     let change = |spec: &mut Spec| accept(spec, me);
