@@ -1,9 +1,9 @@
-//! Room for one more sandbox. Whoever finds none waits in a queue; for those who may hope the places of
-//! sandboxes are *wanted* that nobody uses, and the reconciler lets these go.
+//! Admission of one more sandbox. An applicant that finds no free slot waits in a queue; for those that can be
+//! admitted, the bus requests the eviction of unused sandboxes, and the reconciler releases these.
 //!
 //! ```text
-//!   newcomer ──▶ queue ──wanted──▶ (reconciler) checkpoints, lets go ──▶ a place ──▶ newcomer
-//!                  └─ nobody could make room, or not in time: refused
+//!   applicant ─▶ queue ──evict──▶ (reconciler) checkpoints, releases ──▶ a slot ──▶ applicant
+//!                  └─ nothing can be evicted, or not in time: refused
 //! ```
 
 use std::{
@@ -21,10 +21,10 @@ use super::{
     lock,
 };
 
-/// How long a newcomer waits for room.
+/// How long an applicant waits for a slot.
 pub const ROOM_WITHIN: Duration = Duration::from_secs(30);
 
-/// Who waits for a place, in the order of their coming, and whose places are wanted.
+/// Applicants waiting for a slot, in order of arrival, and the sandboxes whose eviction is requested.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     next: u64,
@@ -37,7 +37,7 @@ struct Waiter {
     id: SandboxId,
     most: usize,
     admission: Admission,
-    /// Of its own, so that those who wait are woken in their order.
+    /// One per waiter, so that waiters are woken in order.
     wakeup: Arc<Notify>,
 }
 
@@ -49,7 +49,7 @@ impl BusEntry {
     fn evictability(&self) -> Evictability {
         match self.evictability {
             _ if self.sessions > 0 => Evictability::Stays,
-            // A session that left was the last use, if this bus knows of any.
+            // A session that left was the last use, if this bus has seen any session.
             Evictability::Spare { since } if self.asked > 0 => Evictability::Spare { since: since.max(self.active_at) },
             evictability @ (Evictability::Spare { .. } | Evictability::Stays | Evictability::Leaves) => evictability,
         }
@@ -57,8 +57,8 @@ impl BusEntry {
 }
 
 impl Bus {
-    /// As [`attach`](Self::attach), unless `most` others are already here or on their way. What is here has its
-    /// place, whoever waits for one.
+    /// As [`attach`](Self::attach), unless `most` others are already here or on their way. A sandbox that is here
+    /// keeps its slot, even if others wait for one.
     pub fn admit(self: &Arc<Self>, id: &SandboxId, most: usize) -> Option<AttachGuard> {
         let mut entries = lock(&self.entries);
         let is_here = entries.get(id).is_some_and(BusEntry::is_here);
@@ -66,14 +66,14 @@ impl Bus {
         (is_here || taken() < most).then(|| self.attach_to(&mut entries, id))
     }
 
-    /// As [`admit`](Self::admit), and without room waits until others have made some. `None` when nobody
-    /// here can, or not in time. Whoever drops it wants no room any more.
+    /// As [`admit`](Self::admit), but waits for an eviction if there is no free slot. `None` if nothing here can be
+    /// evicted, or not in time. Dropping the future withdraws the request.
     pub async fn make_room(self: &Arc<Self>, id: &SandboxId, most: usize) -> Option<AttachGuard> {
         let waiting = Waiting::new(self, id, most);
         self.clock.timeout(ROOM_WITHIN, waiting.enter()).await.ok().flatten()
     }
 
-    /// The reconciler says how a place stands that it holds.
+    /// Sets the evictability of a held sandbox; called by the reconciler.
     pub fn set_tenure(&self, id: &SandboxId, evictability: Evictability) {
         let mut entries = lock(&self.entries);
         let Some(line) = entries.get_mut(id).filter(|line| line.held) else { return };
@@ -83,25 +83,25 @@ impl Bus {
         }
     }
 
-    /// What is held now, and how each place stands.
+    /// The sandboxes held now, and the evictability of each.
     pub fn held_places(&self) -> BTreeMap<SandboxId, Evictability> {
         let entries = lock(&self.entries);
         entries.iter().filter(|(_, line)| line.held).map(|(id, line)| (id.clone(), line.evictability)).collect()
     }
 
-    /// Somebody waits for the place of this sandbox.
+    /// Eviction of this sandbox is requested.
     pub fn is_wanted(&self, id: &SandboxId) -> bool {
         lock(&self.queue).wanted.contains(id)
     }
 
-    /// The API's own bus says that somebody waits for this place, until the value is dropped.
+    /// Requests the eviction of this sandbox on behalf of the API's own bus, until the value is dropped.
     pub fn want(self: &Arc<Self>, id: &SandboxId) -> EvictionRequest {
         lock(&self.queue).wanted.insert(id.clone());
         self.wake(id);
         EvictionRequest { bus: self.clone(), id: id.clone() }
     }
 
-    /// Something changed that those who wait may depend on.
+    /// Something changed that waiters may depend on.
     pub(super) fn settle(&self, entries: &BTreeMap<SandboxId, BusEntry>) {
         let mut queue = lock(&self.queue);
         if !queue.waiting.is_empty() {
@@ -109,7 +109,7 @@ impl Bus {
         }
     }
 
-    /// Says anew whose places are wanted, and wakes whoever has his answer.
+    /// Chooses again which sandboxes to evict, and wakes the waiters that have been admitted or rejected.
     fn rebalance(&self, entries: &BTreeMap<SandboxId, BusEntry>, queue: &mut Queue) {
         let places: Vec<_> = entries
             .iter()
@@ -138,7 +138,7 @@ impl Bus {
     }
 }
 
-/// A place in the queue.
+/// A position in the queue.
 #[derive(Debug)]
 struct Waiting {
     bus: Arc<Bus>,
@@ -161,7 +161,7 @@ impl Waiting {
         Self { bus: bus.clone(), ticket, wakeup }
     }
 
-    /// The place, or `None` when there is none to be had.
+    /// Waits for the slot; `None` if there will be none.
     async fn enter(self) -> Option<AttachGuard> {
         loop {
             self.wakeup.notified().await;
@@ -189,7 +189,7 @@ impl Drop for Waiting {
     }
 }
 
-/// Somebody waits for a place, as the other half has said.
+/// An eviction request of the other half.
 #[derive(Debug)]
 pub struct EvictionRequest {
     bus: Arc<Bus>,

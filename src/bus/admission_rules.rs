@@ -1,58 +1,59 @@
-//! Who may come when an instance is full, and whose place is wanted for that. Pure.
+//! Who is admitted when an instance is full, and which sandboxes are evicted for that. Pure.
 
 use baton_protocol::id::SandboxId;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::Moment;
 
-/// What the reconciler says of a place that it holds.
+/// Whether a held sandbox can be evicted, as reported by the reconciler.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Evictability {
-    /// It keeps its place.
+    /// It keeps its slot.
     #[default]
     Stays,
-    /// It can be let go without loss, unless a session is attached.
+    /// It can be released without loss, unless a session is attached.
     Spare {
         /// When it was last used.
         since: Moment,
     },
-    /// It is about to go.
+    /// It is about to be released.
     Leaves,
 }
 
-/// A place that is not free.
+/// An occupied slot.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Taken<'a> {
     pub(super) id: &'a SandboxId,
-    /// `Stays` with a session, whatever was said.
+    /// Always `Stays` while a session is attached.
     pub(super) evictability: Evictability,
-    /// It is wanted already.
+    /// Its eviction is requested already.
     pub(super) wanted: bool,
 }
 
-/// Somebody who waits for a place.
+/// A waiter for a slot.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Applicant<'a> {
     pub(super) id: &'a SandboxId,
-    /// So many places there are.
+    /// Total number of slots.
     pub(super) most: usize,
 }
 
-/// What somebody who waits can expect.
+/// The outcome for a waiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Admission {
-    /// There is a place.
+    /// There is a free slot.
     Enter,
-    /// There will be one, if all goes well.
+    /// A slot is expected to become free.
     Wait,
-    /// There is none to be had.
+    /// No slot can become free.
     None,
 }
 
-/// What each newcomer can expect, the first of them first, and whose places are wanted: no more than
-/// are needed, the longest unused first. What is wanted already comes before that: it may have begun to go.
-/// Who comes for a sandbox that has its place, or for which somebody waits already, needs no other.
+/// Returns the outcome for each applicant, in order of arrival, and the sandboxes to evict: no more than needed,
+/// least recently used first. Sandboxes whose eviction is requested already come before those, since they may have
+/// begun to leave. An applicant for a sandbox that has a slot, or that another applicant waits for, needs no further
+/// slot.
 pub(super) fn share<'a>(places: &[Taken<'a>], newcomers: &[Applicant<'_>]) -> (Vec<Admission>, Vec<&'a SandboxId>) {
     let (mut hopes, mut ahead, mut short) = (Vec::<Admission>::new(), 0, 0);
     for (number, applicant) in newcomers.iter().enumerate() {
@@ -103,7 +104,7 @@ mod tests {
         Evictability::Spare { since: Moment(Duration::from_secs(seconds)) }
     }
 
-    /// Every way up to four places can stand, whether each is wanted already, and up to three newcomers.
+    /// Every combination of up to four occupied slots, with eviction requested or not, and up to three applicants.
     fn all(mut judge: impl FnMut(&[Taken<'_>], &[Applicant<'_>], usize)) {
         let ids: Vec<_> = (0..7).map(id).collect();
         // Two of them were last used at the same time.
@@ -165,7 +166,7 @@ mod tests {
                 let Evictability::Spare { since } = one.evictability else { panic!("{one:?} is wanted") };
                 for other in places.iter().filter(|place| !wanted.contains(&place.id)) {
                     let Evictability::Spare { since: then } = other.evictability else { continue };
-                    // What was wanted first is not given back for another.
+                    // An eviction that was requested first is not withdrawn in favour of another.
                     assert!(one.wanted >= other.wanted, "{places:?}: {wanted:?}");
                     assert!((one.wanted && !other.wanted) || since <= then, "{places:?}: {wanted:?}");
                 }
@@ -182,10 +183,10 @@ mod tests {
         ];
         let newcomers = [Applicant { id: &ids[0], most: 2 }];
         assert_eq!(share(&places, &newcomers), (vec![Admission::Enter], vec![]));
-        // Not even where there are more already than there should be.
+        // Not even if there are more sandboxes than slots.
         let newcomers = [Applicant { id: &ids[0], most: 1 }];
         assert_eq!(share(&places, &newcomers), (vec![Admission::Enter], vec![]));
-        // Nor when others wait for its place.
+        // Nor when others wait for its slot.
         let newcomers = [Applicant { id: &id(5), most: 2 }, Applicant { id: &ids[0], most: 2 }];
         assert_eq!(share(&places, &newcomers).0, [Admission::Wait, Admission::Enter]);
     }

@@ -1,4 +1,4 @@
-//! What happens to a sandbox on this instance, in the words of the bus: plain data.
+//! Lifecycle events of a sandbox on this instance: plain data.
 
 use baton_protocol::{
     id::{CheckpointId, InstanceId},
@@ -7,8 +7,8 @@ use baton_protocol::{
 };
 use serde::{Deserialize, Serialize};
 
-/// What progress is of: a snapshot or a checkpoint on its way to the store, a checkpoint or the archive
-/// of a root file system on its way here.
+/// What a progress event is about: a snapshot or a checkpoint being uploaded, a checkpoint being downloaded, or the
+/// archive of a root file system being fetched.
 pub const SNAPSHOT: &str = "snapshot";
 pub const UPLOAD: &str = "upload";
 pub const DOWNLOAD: &str = "download";
@@ -24,11 +24,11 @@ pub enum LeaveReason {
     HandedOff,
     /// Another instance waits for it.
     Waiter,
-    /// This instance is on its way out.
+    /// This instance drains.
     Drain,
-    /// Its place is wanted for another sandbox, and nobody uses it.
+    /// It was evicted: another sandbox needs its slot, and it is unused.
     Room,
-    /// Nothing happened for the idle time.
+    /// The idle timeout passed.
     Idle,
     /// The spec says `deleted`.
     Deleted,
@@ -39,7 +39,7 @@ pub enum LeaveReason {
 #[serde(rename_all = "snake_case")]
 pub enum StartKind {
     Fresh,
-    /// From its head. `rolled_back` when it had run on after that: work since then is lost.
+    /// From its head. `rolled_back` if it had run on after that checkpoint: the work since then is lost.
     Restored {
         checkpoint_id: CheckpointId,
         age_ms: u64,
@@ -51,57 +51,57 @@ pub enum StartKind {
     },
 }
 
-/// What happens to a sandbox on this instance, as it happens.
+/// An event in the life of a sandbox on this instance.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LifecycleEvent {
-    /// The lock is about to be taken or waited for.
+    /// The lock is about to be acquired or waited for.
     Acquiring,
     Acquired,
     Running {
         boot: StartKind,
     },
-    /// It will not start, for good.
+    /// It cannot start, permanently.
     Failed {
         reason: Reason,
         message: String,
     },
-    /// Another instance asked for it, and gets it.
+    /// Another instance asked for it and will get it.
     ReleaseRequested {
         by: InstanceId,
         claim: Claim,
     },
-    /// Another instance asks for it: is the client that is attached here alive?
+    /// Another instance asks for it: is the client attached here alive?
     Probe {
         number: u64,
     },
     Checkpointing {
         why: LeaveReason,
     },
-    /// It runs on.
+    /// It keeps running.
     CheckpointFailed {
         why: LeaveReason,
         reason: Reason,
         message: String,
     },
-    /// It is not here any more. With a checkpoint it can be had again; without one it ended.
+    /// It is no longer here. With a checkpoint it can be restored; without one it has ended.
     Left {
         why: LeaveReason,
         checkpoint_id: Option<CheckpointId>,
     },
-    /// It stands still because the lease could not be renewed.
+    /// It is stopped because the lease could not be renewed.
     Fenced {
         message: String,
     },
-    /// It goes on.
+    /// It continues.
     Unfenced,
-    /// Another instance has it. What ran here is gone.
+    /// Another instance holds it. The container here is gone.
     LeaseLost {
         message: String,
     },
     /// Requests were answered in the metadata.
     Answered,
-    /// How far a long action has come, in bytes; `total` is 0 if nobody knows it.
+    /// Progress of a long action, in bytes; `total` is 0 if it is unknown.
     Progress {
         what: String,
         done: u64,

@@ -1,4 +1,4 @@
-//! Signs of life: the reconciler asks whether an attached client is there, and its session answers for it.
+//! Liveness probes: the reconciler asks whether an attached client is alive, and its session answers for it.
 //!
 //! ```text
 //!   reconciler ──probe──▶ session ──ping──▶ client
@@ -11,11 +11,11 @@ use baton_protocol::id::SandboxId;
 
 use super::{Bus, BusMessage, LifecycleEvent, lock};
 
-/// A client that does not answer a ping within this counts as dead when another one wants its place.
+/// A client that does not answer a ping within this time counts as dead when another client wants the sandbox.
 pub const ALIVE_WITHIN: Duration = Duration::from_secs(1);
 
 impl Bus {
-    /// Asks the attached client for a sign of life; the number tells the answer to this probe from earlier ones.
+    /// Probes the attached client; the number distinguishes the answer from those to earlier probes.
     pub fn probe(&self, id: &SandboxId) -> u64 {
         let number = {
             let mut entries = lock(&self.entries);
@@ -27,7 +27,7 @@ impl Bus {
         number
     }
 
-    /// The attached client has answered this probe.
+    /// Records that the attached client has answered this probe.
     pub fn alive(&self, id: &SandboxId, number: u64) {
         if self.forwarder.is_some() {
             return self.tell(|| BusMessage::Alive(id.clone(), number));

@@ -1,9 +1,9 @@
-//! What connects API and reconciler on one instance: events, wake-ups, attachment and admission.
+//! Connects API and reconciler on one instance: events, wake-ups, attachment and admission.
 //!
-//! The API *wakes* the reconciler for a sandbox and says who is attached and active.
-//! The reconciler *posts* passing phases, numbered, in order, in a bounded log that
-//! sessions follow. Everything here is plain data, so that the two sides may later
-//! be two processes. Nothing durable hangs on it: it may be lost at any moment.
+//! The API *wakes* the reconciler for a sandbox and reports which sessions are attached and active. The reconciler
+//! *posts* lifecycle events, numbered and in order, to a bounded log that sessions subscribe to. Everything here is
+//! plain data, so the two sides may be two processes. Nothing durable depends on it: its content may be lost at any
+//! time.
 
 mod admission;
 mod admission_rules;
@@ -33,26 +33,26 @@ use crate::{
     fair_watch::FairWatch,
 };
 
-/// How many passing phases of a sandbox are kept for a session that reads slowly.
+/// How many events of a sandbox are kept for a session that reads slowly.
 const KEPT: usize = 256;
 
-/// Activity is passed on to another process no more often than this.
+/// Minimum time between two activity messages to the other process.
 const TOUCH: std::time::Duration = std::time::Duration::from_millis(200);
 
-/// What sessions have told about a sandbox.
+/// What sessions have reported about a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Presence {
     /// A session is attached, or waits for the sandbox to run here.
     pub attached: bool,
-    /// One was, at some time.
+    /// A session has been attached at some time.
     pub ever_attached: bool,
-    /// When the bus first heard of the sandbox.
+    /// When the bus first learned of the sandbox.
     pub known_since: Moment,
-    /// When a client last did something, or left.
+    /// When a client was last active, or left.
     pub active_at: Moment,
 }
 
-/// What the API says to the reconciler. A bus of the API's own process passes it on.
+/// A message from the API to the reconciler. The bus of a separate API process forwards it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BusMessage {
@@ -60,21 +60,21 @@ pub enum BusMessage {
     Left(SandboxId),
     Touched(SandboxId),
     Nudged(SandboxId),
-    /// Somebody waits for its place.
+    /// Eviction is requested: another sandbox waits for its slot.
     Wanted(SandboxId),
     Unwanted(SandboxId),
-    /// The attached client has answered the probe of this number.
+    /// The attached client has answered the probe with this number.
     Alive(SandboxId, u64),
-    /// Its lock is about to be written, held by this instance.
+    /// The lock of a new sandbox is about to be written, held by this instance.
     Leased {
         id: SandboxId,
         lease: InitialLease,
     },
-    /// That came to nothing.
+    /// The sandbox was not created after all.
     Unleased(SandboxId),
 }
 
-/// Where a bus passes on what it is told.
+/// Where a bus forwards its messages.
 struct Forwarder(Box<dyn Fn(BusMessage) + Send + Sync>);
 
 impl std::fmt::Debug for Forwarder {
@@ -86,7 +86,7 @@ impl std::fmt::Debug for Forwarder {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counts {
     pub sessions: usize,
-    /// Sandboxes that were woken and not yet looked at.
+    /// Sandboxes that were woken and not yet observed.
     pub wakeups: usize,
 }
 
@@ -94,18 +94,18 @@ pub struct Counts {
 struct BusEntry {
     log: VecDeque<NumberedEvent>,
     next: u64,
-    /// The newest number; who follows holds it too.
+    /// The newest number; subscriptions share it.
     posted: Arc<FairWatch<u64>>,
     sessions: u32,
     held: bool,
     evictability: Evictability,
-    /// Sessions so far: a change makes the reconciler forget that it refused.
+    /// Number of sessions so far: a change makes the reconciler retry a refused spec.
     asked: u64,
     known_since: Moment,
     active_at: Moment,
-    /// When activity was last passed on.
+    /// When activity was last forwarded.
     touched_at: Option<Moment>,
-    /// How often a sign of life was asked for, and which probe was answered last.
+    /// How many probes were sent, and which was answered last.
     probes: u64,
     alive: u64,
 }
@@ -113,16 +113,16 @@ struct BusEntry {
 #[derive(Debug)]
 pub struct Bus {
     clock: SharedClock,
-    /// Some: the reconciler is another process, and has a bus of its own.
+    /// `Some`: the reconciler is another process with its own bus.
     forwarder: Option<Forwarder>,
     entries: Mutex<BTreeMap<SandboxId, BusEntry>>,
     woken: Mutex<BTreeSet<SandboxId>>,
-    /// Leases of sandboxes that are being created, until their loop takes them over.
+    /// Initial leases of sandboxes being created, until their worker takes them over.
     leases: Mutex<BTreeMap<SandboxId, InitialLease>>,
     wakeup: Notify,
-    /// Counts changes of what is held, and of how it is held.
+    /// Counts changes of which sandboxes are held, and of their evictability.
     holds: watch::Sender<u64>,
-    /// Locked after the lines.
+    /// Locked after `entries`.
     queue: Mutex<admission::Queue>,
 }
 
@@ -131,7 +131,7 @@ impl Bus {
         Arc::new(Self::with(clock, None))
     }
 
-    /// A bus of the API alone: what it is told it passes on, in order. `tell` must not wait.
+    /// The bus of a separate API process: it forwards its messages in order. `tell` must not block.
     pub fn telling(clock: SharedClock, tell: impl Fn(BusMessage) + Send + Sync + 'static) -> Arc<Self> {
         Arc::new(Self::with(clock, Some(Forwarder(Box::new(tell)))))
     }
@@ -156,11 +156,11 @@ impl Bus {
         }
     }
 
-    /// Asks the reconciler to look at a sandbox now. Many wake-ups before the look are one.
+    /// Asks the reconciler to observe a sandbox now. Wake-ups before the next observation are merged into one.
     pub fn wake(&self, id: &SandboxId) {
         if self.forwarder.is_some() {
             self.tell(|| BusMessage::Nudged(id.clone()));
-            // Nobody else ends a line here.
+            // Nothing else removes an entry here.
             self.forget(id);
             return;
         }
@@ -168,15 +168,15 @@ impl Bus {
         self.wakeup.notify_one();
     }
 
-    /// The lock of a new sandbox is about to be written, held by this instance. Said before the write is sent: whatever
-    /// becomes of it, the deadline of the lease counts from here.
+    /// The lock of a new sandbox is about to be written, held by this instance. Called before the write is sent:
+    /// whatever its outcome, the deadline of the lease counts from here.
     pub fn lease(&self, id: &SandboxId) -> InitialLease {
         let lease = InitialLease { op: self.clock.nonce(), sent: self.clock.now() };
         self.note_lease(id, lease.clone());
         lease
     }
 
-    /// The same, as the API's half said it.
+    /// As [`lease`](Self::lease), for a lease that the API half has announced.
     pub fn note_lease(&self, id: &SandboxId, lease: InitialLease) {
         if self.forwarder.is_some() {
             return self.tell(|| BusMessage::Leased { id: id.clone(), lease });
@@ -190,12 +190,12 @@ impl Bus {
         lock(&self.leases).remove(id);
     }
 
-    /// The lease under which a sandbox was created here, for the one loop that goes on with it.
+    /// The lease under which a sandbox was created here, for the one worker that continues with it.
     pub fn take_lease(&self, id: &SandboxId) -> Option<InitialLease> {
         lock(&self.leases).remove(id)
     }
 
-    /// The next sandbox somebody woken. For one listener.
+    /// The next sandbox that was woken. Supports a single listener.
     pub async fn next_wakeup(&self) -> SandboxId {
         loop {
             let heard = self.wakeup.notified();
@@ -218,14 +218,14 @@ impl Bus {
         line.posted.post(number);
     }
 
-    /// Follows what is posted from now on.
+    /// Subscribes to events posted from now on.
     pub fn follow(self: &Arc<Self>, id: &SandboxId) -> Subscription {
         let mut entries = lock(&self.entries);
         let line = self.line(&mut entries, id);
         Subscription { bus: self.clone(), id: id.clone(), seen: line.next, posted: line.posted.clone() }
     }
 
-    /// How much there is on the bus, for whoever measures.
+    /// How much is on the bus, for metrics.
     pub fn counts(&self) -> Counts {
         let sessions = lock(&self.entries).values().map(|line| line.sessions as usize).sum();
         Counts { sessions, wakeups: lock(&self.woken).len() }
@@ -241,17 +241,17 @@ impl Bus {
         lock(&self.entries).get(id).is_some_and(BusEntry::is_here)
     }
 
-    /// What is on this instance, and what a session waits for here.
+    /// All sandboxes on this instance, and those that a session waits for here.
     pub fn here(&self) -> Vec<SandboxId> {
         lock(&self.entries).iter().filter(|(_, line)| line.is_here()).map(|(id, _)| id.clone()).collect()
     }
 
-    /// The reconciler of this instance holds it.
+    /// This instance holds it.
     pub fn is_held(&self, id: &SandboxId) -> bool {
         lock(&self.entries).get(id).is_some_and(|line| line.held)
     }
 
-    /// The reconciler says whether it holds a sandbox.
+    /// Sets whether this instance holds the sandbox; called by the reconciler.
     pub fn hold(&self, id: &SandboxId, held: bool) {
         let mut entries = lock(&self.entries);
         let line = self.line(&mut entries, id);
@@ -262,12 +262,12 @@ impl Bus {
         }
     }
 
-    /// Tells when something is held, let go, or held otherwise than before.
+    /// Changes whenever a sandbox becomes held or released, or its evictability changes.
     pub fn holds(&self) -> watch::Receiver<u64> {
         self.holds.subscribe()
     }
 
-    /// Says that a session is here for this sandbox, until the value is dropped.
+    /// Registers a session for this sandbox until the guard is dropped.
     pub fn attach(self: &Arc<Self>, id: &SandboxId) -> AttachGuard {
         self.attach_to(&mut lock(&self.entries), id)
     }
@@ -278,13 +278,13 @@ impl Bus {
         line.sessions += 1;
         line.asked += 1;
         line.active_at = now;
-        // Under the lock, so that a coming and a going are told in their order.
+        // Under the lock, so that attaching and leaving are forwarded in order.
         self.tell(|| BusMessage::Attached(id.clone()));
         self.settle(entries);
         AttachGuard { bus: self.clone(), id: id.clone() }
     }
 
-    /// A client did something: the idle time begins anew.
+    /// Records client activity: the idle time starts over.
     pub fn touch(&self, id: &SandboxId) {
         let now = self.clock.now();
         if let Some(line) = lock(&self.entries).get_mut(id) {
@@ -307,17 +307,17 @@ impl Bus {
         }
     }
 
-    /// How many sessions have come for this sandbox so far.
+    /// How many sessions have attached to this sandbox so far.
     pub fn asked(&self, id: &SandboxId) -> u64 {
         lock(&self.entries).get(id).map_or(0, |line| line.asked)
     }
 
-    /// Forgets a sandbox that is not here any more, unless a session still reads.
+    /// Forgets a sandbox that is no longer here, unless a session is still subscribed.
     pub fn forget(&self, id: &SandboxId) {
         self.forget_but_for(id, 0);
     }
 
-    /// So many readers do not count.
+    /// Ignores this many subscriptions.
     fn forget_but_for(&self, id: &SandboxId, readers: usize) {
         let mut entries = lock(&self.entries);
         let unread = |line: &BusEntry| Arc::strong_count(&line.posted) - 1 <= readers;
@@ -327,7 +327,7 @@ impl Bus {
     }
 
     fn line<'a>(&self, entries: &'a mut BTreeMap<SandboxId, BusEntry>, id: &SandboxId) -> &'a mut BusEntry {
-        // Asked for all the time, and nearly always there: its name is copied only when it is not.
+        // This is called all the time and the entry nearly always exists: the id is cloned only when it does not.
         if !entries.contains_key(id) {
             entries.insert(id.clone(), BusEntry::new(self.clock.now()));
         }

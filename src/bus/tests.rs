@@ -88,7 +88,7 @@ async fn a_sandbox_is_forgotten_only_when_nobody_reads() {
     assert_eq!(lock(&bus.entries).len(), 0);
 }
 
-/// A bus that only passes on, and what it said.
+/// A bus that only forwards, and the messages it forwarded.
 fn telling() -> (Arc<Bus>, SharedClock, Arc<Mutex<Vec<BusMessage>>>) {
     let clock: SharedClock = Arc::new(TestClock::new(1));
     let said = Arc::new(Mutex::new(Vec::new()));
