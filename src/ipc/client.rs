@@ -1,4 +1,4 @@
-//! The API's end: a bus that tells the other one, and links to agents over sockets.
+//! The API's end: a bus that forwards to the reconciler's bus, and links to agents over sockets.
 
 use std::{
     collections::BTreeMap,
@@ -26,12 +26,12 @@ use crate::{
     storage::store::Store,
 };
 
-/// For the other half to say who it is and what it holds.
+/// Timeout for the reconciler half to send its hello and what it holds.
 const GREETING: Duration = Duration::from_secs(5);
-/// How many frames wait in a link on either side.
+/// Capacity of a link, in frames, on either side.
 const LINK_FRAMES: usize = 32;
 
-/// The other half, as long as it lives.
+/// The connection to the reconciler half.
 #[derive(Debug)]
 pub struct Front {
     pub hello: Hello,
@@ -39,15 +39,15 @@ pub struct Front {
     pub execs: Arc<dyn AgentLinks>,
     /// Records of sandboxes that end with their instance.
     pub memory: Arc<dyn Store>,
-    /// The other half is on its way out.
+    /// True once the reconciler half drains.
     pub draining: watch::Receiver<bool>,
-    /// Set when the other half is gone. Nothing of this value works any more then.
+    /// Cancelled when the reconciler half is gone. Nothing in this value works after that.
     pub gone: CancellationToken,
-    /// The connection ends with this.
+    /// Dropping this closes the connection.
     pub hold: DropGuard,
 }
 
-/// Connects to the reconciler's half. Done when everything it holds is on the bus.
+/// Connects to the reconciler half. Completes when everything it holds is on the bus.
 pub async fn connect(directory: &Path, clock: &SharedClock, tasks: &TaskTracker) -> Result<Front, Error> {
     let path = ipc_socket::path(directory);
     let broken = |error: std::io::Error| Error::Broken(error.to_string());
@@ -56,7 +56,7 @@ pub async fn connect(directory: &Path, clock: &SharedClock, tasks: &TaskTracker)
     let (said, mut outbox) = mpsc::unbounded_channel();
     let teller = said.clone();
     let bus = Bus::telling(clock.clone(), move |told| {
-        // Nobody listens when the other half is gone; then this bus is of no use either.
+        // The receiver is gone when the reconciler half is; then this bus is of no use either.
         let _ = teller.send(FromApi::Told(told));
     });
     let lives = Arc::new(Mutex::new(Lives::new(clock)));
@@ -89,7 +89,7 @@ pub async fn connect(directory: &Path, clock: &SharedClock, tasks: &TaskTracker)
     Ok(Front { hello, bus, execs, memory, draining, gone, hold })
 }
 
-/// Puts the other half's news where the API looks.
+/// Applies the messages of the reconciler half to the API's own bus and tables.
 struct Mirror {
     bus: Arc<Bus>,
     lives: Arc<Mutex<Lives>>,
@@ -149,12 +149,13 @@ impl Mirror {
     }
 }
 
-/// To which sandboxes a link can be opened.
+/// The sandboxes to which a link can be opened.
 #[derive(Debug)]
 struct Lives {
     live: BTreeMap<SandboxId, u64>,
     latest: BTreeMap<SandboxId, u64>,
-    /// Numbers of links; they begin anywhere, so that those of an earlier API are others.
+    /// The next link number. Numbering starts at a random value, so that the links of an earlier API process have
+    /// other numbers.
     next: u64,
 }
 
@@ -165,8 +166,8 @@ impl Lives {
         Self { live: BTreeMap::new(), latest: BTreeMap::new(), next: u64::from_le_bytes(dice) >> 1 }
     }
 
-    /// The other half closed a link: if it was the newest its container has ended, whether we
-    /// have been told of that or not.
+    /// The reconciler half closed a link. If it was the newest one, its container has ended, whether or not that
+    /// message has arrived.
     fn closed(&mut self, id: &SandboxId, life: u64, number: u64) {
         if self.latest.get(id) == Some(&number) {
             self.latest.remove(id);
@@ -197,7 +198,7 @@ impl AgentLinks for Links {
             lives.next += 1;
             let number = lives.next;
             lives.latest.insert(id.clone(), number);
-            // Under the lock: the other half hears of links in the order of their numbers.
+            // Under the lock, so that the reconciler half receives links in the order of their numbers.
             self.said.send(FromApi::Open { id: id.clone(), number }).ok()?;
             (life, number)
         };
@@ -212,7 +213,7 @@ impl AgentLinks for Links {
                     ipc_frames::End::Theirs
                 }
             };
-            // First nobody can open another one, then the session sees that this one has ended.
+            // First prevent new links, then let the session see that this one has ended.
             if end == ipc_frames::End::Theirs {
                 lock(&lives).closed(&id, life, number);
             }
@@ -226,6 +227,6 @@ async fn bring(path: &Path, number: u64) -> Result<tokio::net::UnixStream, Error
     let broken = |error: std::io::Error| Error::Broken(error.to_string());
     let mut wire = wire(ipc_socket::dial(path).await?);
     wire.send(packed(&Handshake::Link { number }).map_err(broken)?).await.map_err(broken)?;
-    // Nothing was read, so nothing of the frames is lost in the codec.
+    // Nothing was read yet, so the codec has buffered no frames.
     Ok(wire.into_inner())
 }

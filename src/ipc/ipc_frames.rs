@@ -1,4 +1,4 @@
-//! Carries the frames of one link over a socket, as they are between server and agent.
+//! Carries the frames of one link over a socket, in the format used between server and agent.
 
 use baton_protocol::frame::{Decoder, Frame, Kind};
 use tokio::{
@@ -12,25 +12,25 @@ use tokio::{
 
 use crate::runtime::{Behind, LeftOut, Link, Outlet};
 
-/// One read. The size of reads decides the speed, not the size of frames.
+/// Size of one read. Throughput depends on the size of reads, not of frames.
 const READ: usize = 256 << 10;
-/// Frames that wait already are written together, up to about this many bytes.
+/// Frames that are already queued are written together, up to about this many bytes.
 const BATCH: usize = 64 << 10;
 
-/// On its way to the API this kind says that output of the stream was left out: ask for it. From
-/// an agent it never comes.
+/// On its way to the API, this kind means that output of the stream was left out and must be requested. An agent
+/// never sends it.
 const BEHIND: Kind = Kind::Replay;
 
-/// Who ended it.
+/// Which side ended the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// Our own end of the link was dropped.
     Ours,
-    /// The socket was closed, or brought nonsense.
+    /// The socket was closed, or its data could not be decoded.
     Theirs,
 }
 
-/// The reconciler's end, until either is gone. `early` is what was read from the socket already.
+/// Serves the reconciler's end until either side is gone. `early` is what was already read from the socket.
 pub async fn serve(stream: UnixStream, early: &[u8], link: Link) -> End {
     let Link { to_agent, from_agent, behind } = link;
     let (reader, writer) = stream.into_split();
@@ -40,7 +40,7 @@ pub async fn serve(stream: UnixStream, early: &[u8], link: Link) -> End {
     }
 }
 
-/// The API's end, until either is gone. Whoever reads it slowly holds back its own output alone.
+/// Serves the API's end until either side is gone. A session that reads slowly holds back only its own output.
 pub async fn use_it(stream: UnixStream, frames: mpsc::Receiver<Frame>, outlet: &Outlet) -> End {
     let (reader, writer) = stream.into_split();
     tokio::select! {
@@ -56,7 +56,7 @@ enum Taker<'a> {
 }
 
 impl Taker<'_> {
-    /// Whether anybody takes more.
+    /// Passes on one frame. Returns whether the receiver takes more.
     async fn take(&mut self, frame: Frame) -> bool {
         match self {
             Self::Agent(frames) => frames.send(frame).await.is_ok(),

@@ -1,7 +1,7 @@
-//! The socket between the halves: who may make it, who may use it.
+//! The socket between the halves: who may create it and who may use it.
 //!
-//! The file is the API's alone (0600), and both ends look at the user of the other: the
-//! reconciler answers its own user and the API's, the API speaks with root and its own user.
+//! Only the API's user can open the file (0600), and both ends check the peer's user: the reconciler accepts its own
+//! user and the API's, the API accepts root and its own user.
 
 use std::{
     fs, io,
@@ -13,7 +13,7 @@ use tokio::net::{UnixListener, UnixStream};
 
 use super::Error;
 
-/// Sockets have short paths (108 bytes).
+/// Short, because socket paths are limited to 108 bytes.
 const NAME: &str = "baton.sock";
 
 pub(super) fn path(directory: &Path) -> PathBuf {
@@ -24,16 +24,16 @@ fn failed(path: &Path, why: impl std::fmt::Display) -> Error {
     Error::Socket { path: path.display().to_string(), why: why.to_string() }
 }
 
-/// Makes the socket in `directory`, which is made too if need be, for the user `api_user`.
+/// Creates the socket in `directory`, which is created if necessary, for the user `api_user`.
 pub fn listen(directory: &Path, api_user: u32) -> Result<UnixListener, Error> {
     let path = path(directory);
     let made = fs::DirBuilder::new().recursive(true).mode(0o711).create(directory);
     made.map_err(|error| failed(directory, format_args!("has no directory: {error}")))?;
-    // What nobody answers is left over from a reconciler that was killed.
+    // A socket that does not answer is left over from a reconciler that was killed.
     if std::os::unix::net::UnixStream::connect(&path).is_ok() {
         return Err(failed(&path, "is that of another reconciler: set BATON_SOCKET_DIR to another directory"));
     }
-    // Nobody can connect before the owner and the mode are right.
+    // No peer can connect before the owner and the mode are right.
     let draft = directory.join(".new");
     let bind = || {
         remove(&draft)?;
@@ -55,7 +55,7 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Connects to a reconciler that is root's or our own.
+/// Connects to a reconciler that runs as root or as our own user.
 pub(super) async fn dial(path: &Path) -> Result<UnixStream, Error> {
     let stream =
         UnixStream::connect(path).await.map_err(|error| failed(path, format_args!("does not answer: {error}")))?;
@@ -63,7 +63,7 @@ pub(super) async fn dial(path: &Path) -> Result<UnixStream, Error> {
     Ok(stream)
 }
 
-/// Refuses a peer that is none of these users.
+/// Refuses a peer that runs as any other user.
 pub(super) fn check(stream: &UnixStream, users: &[u32]) -> io::Result<()> {
     let user = stream.peer_cred()?.uid();
     if users.contains(&user) {

@@ -1,17 +1,17 @@
-//! The two halves of an instance as two processes: `baton api` speaks with clients and needs no
-//! privilege, `baton reconciler` runs containers. They share the storage and one socket.
+//! The two halves of an instance as two processes: `baton api` serves clients and needs no privileges,
+//! `baton reconciler` runs containers. They share the storage and one socket.
 //!
 //! ```text
-//!   api                               reconciler
-//!   bus ──attached, woken, wanted───▶ bus      one connection, as long as both live
-//!   bus ◀──phases, holds, lives─────── bus
-//!   link  ◀─────────frames─────────────▶ link       one connection per link to an agent
-//!   memory ──────────calls─────────────▶ memory     one connection per call
+//!   api                                 reconciler
+//!   bus    ──attached, woken, wanted──▶ bus        one connection, as long as both live
+//!   bus    ◀──events, holds, lives───── bus
+//!   link   ◀─────────frames───────────▶ link       one connection per link to an agent
+//!   memory ──────────calls────────────▶ memory     one connection per call
 //! ```
 //!
-//! The reconciler's half has the instance's id, its containers and the records of sandboxes that
-//! end with it. When the API's half dies nothing of that is lost: clients come back. When the
-//! reconciler's half dies its containers die with it, and the lease decides what comes next.
+//! The reconciler half owns the instance's id, its containers, and the records of sandboxes that end with it. When
+//! the API half dies, none of that is lost: clients reconnect. When the reconciler half dies, its containers die with
+//! it, and the lease decides what happens next.
 
 mod client;
 mod ipc_frames;
@@ -36,10 +36,10 @@ use crate::{
     storage::lease::rules::Times,
 };
 
-/// Halves of different builds do not speak with each other: both are of one image.
+/// Halves of different builds refuse each other: both come from one image.
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "/3");
 
-/// Largest message: a small object in base64, and its envelope.
+/// Maximum message size: a small object in base64, and its envelope.
 const MOST: usize = 2 << 20;
 
 #[derive(Debug, thiserror::Error)]
@@ -59,42 +59,42 @@ enum Handshake {
     Board {
         version: String,
     },
-    /// Brings the frames of a link that was opened on the bus's connection.
+    /// Carries the frames of a link that was opened on the bus connection.
     Link {
         number: u64,
     },
     Memory(remote_store::Call),
 }
 
-/// From the API's half.
+/// A message from the API half.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum FromApi {
     Told(BusMessage),
-    /// In the order of opening, so that the newest link wins.
+    /// Sent in the order of opening, so that the newest link wins.
     Open {
         id: SandboxId,
         number: u64,
     },
 }
 
-/// From the reconciler's half.
+/// A message from the reconciler half.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum FromReconciler {
     Hello(Hello),
-    /// What it held when the connection began has been told.
+    /// Everything held when the connection was opened has been sent.
     Ready,
     Held {
         id: SandboxId,
         held: bool,
     },
-    /// How a place stands that it holds. Both halves have one machine's clock.
+    /// The evictability of a held sandbox. Both halves share one machine's clock.
     Tenure {
         id: SandboxId,
         evictability: Evictability,
     },
-    /// Something runs that a link can be opened to; another number is another container.
+    /// A link can be opened to its container; a different number means a different container.
     Live {
         id: SandboxId,
         life: Option<u64>,
@@ -106,14 +106,14 @@ enum FromReconciler {
     Draining,
 }
 
-/// What the API's half asks once.
+/// What the API half asks for once, when it connects.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     version: String,
     pub instance: InstanceId,
     pub runsc_version: String,
     pub cgroups: Result<Shares, String>,
-    /// Of the leases that the API writes for new sandboxes: those who hold them say how long.
+    /// Times of the leases that the API writes for new sandboxes: the reconciler, which holds them, sets these.
     pub hold: Duration,
     pub takeover: Duration,
 }

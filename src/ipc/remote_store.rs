@@ -1,5 +1,5 @@
-//! The store of sandboxes that end with their instance: the reconciler's half has it, the
-//! API's half asks for it over the socket, one call per connection.
+//! The store of sandboxes that end with their instance: the reconciler half owns it, and the API half calls it over
+//! the socket, one call per connection.
 
 use std::{
     path::{Path, PathBuf},
@@ -122,7 +122,7 @@ pub async fn serve(memory: &dyn Store, call: Call, mut wire: super::IpcStream) -
     wire.send(packed(&answer)?).await
 }
 
-/// The memory of the other half.
+/// The memory store of the reconciler half.
 #[derive(Debug)]
 pub struct RemoteStore {
     path: PathBuf,
@@ -206,7 +206,7 @@ impl Store for RemoteStore {
     }
 }
 
-/// Nothing that ends with its instance has files.
+/// Sandboxes that end with their instance have no large objects.
 fn only_small(key: &str) -> Error {
     Error::Other { key: key.to_owned(), why: "the other half keeps small objects only".to_owned() }
 }

@@ -1,4 +1,4 @@
-//! The reconciler's end: answers the API's half from the bus, the containers and the memory.
+//! The reconciler's end: serves the API half from the bus, the containers and the memory store.
 
 use std::{
     collections::BTreeMap,
@@ -33,14 +33,14 @@ use crate::{
     storage::store::Store,
 };
 
-/// For a peer to say what it wants, and for a link that was announced to come.
+/// Timeout for a peer's handshake, and for the connection of an announced link.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// News that wait to be written; whoever has more waits.
+/// Capacity of the queue of outgoing messages; senders wait when it is full.
 const OUTBOX: usize = 256;
-/// After the end of the reconciler its last news are still told.
+/// Time to send the last messages after the reconciler has ended.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 
-/// What the API's half may see and do.
+/// What the API half can see and do.
 #[derive(Debug)]
 pub struct Back {
     pub hello: Hello,
@@ -49,13 +49,13 @@ pub struct Back {
     pub execs: Arc<dyn AgentLinks>,
     pub lifecycle: Arc<dyn Lifecycle>,
     pub memory: Arc<dyn Store>,
-    /// True from the moment the instance is on its way out.
+    /// True once the instance drains.
     pub leaving: watch::Receiver<bool>,
-    /// Whose the API may be, besides our own user.
+    /// The user the API may run as, besides our own.
     pub api_user: u32,
 }
 
-/// Links that were opened and not yet fetched.
+/// Links that were opened and not yet connected.
 #[derive(Debug, Default)]
 struct Waiting {
     links: Mutex<BTreeMap<u64, Option<Link>>>,
@@ -136,7 +136,7 @@ impl Server {
             Handshake::Link { number } => {
                 let link = clock.timeout(PATIENCE, self.waiting.take(number)).await;
                 let Ok(Some(link)) = link else { return Ok(()) };
-                // Frames may have come right behind the hail.
+                // Frames may have followed the handshake immediately.
                 let parts = wire.into_parts();
                 ipc_frames::serve(parts.io, &parts.read_buf, link).await;
                 Ok(())
@@ -155,7 +155,7 @@ impl Server {
         }
     }
 
-    /// Until either half ends. Its sessions leave the bus with this connection.
+    /// Runs until either half ends. The API's sessions leave the bus when this connection closes.
     async fn with_api(&self, wire: IpcStream, fits: bool) -> io::Result<()> {
         let (mut sink, mut stream) = wire.split();
         sink.send(packed(&FromReconciler::Hello(self.back.hello.clone()))?).await?;
@@ -202,7 +202,8 @@ impl Server {
         }
     }
 
-    /// What is held and how, and to what a link can be opened: all of it first, then every change.
+    /// Sends which sandboxes are held, their evictability, and which accept links: first all of them, then every
+    /// change.
     async fn tell_holds(&self, lives: &Lives, out: &mpsc::Sender<FromReconciler>) {
         let mut changes = self.back.bus.holds();
         let mut known: BTreeMap<SandboxId, Known> = BTreeMap::new();
@@ -242,14 +243,14 @@ impl Server {
     }
 }
 
-/// What the API has been told of a sandbox that is held.
+/// What the API knows about a held sandbox.
 struct Known {
     evictability: Evictability,
     #[expect(dead_code, reason = "held as long as the sandbox is")]
     watch: AbortOnDropHandle<()>,
 }
 
-/// A link can be opened, as the runtime sees it.
+/// Whether a link can be opened, as the runtime sees it.
 fn is_live(seen: Seen) -> bool {
     matches!(seen.container, Container::Running | Container::Paused | Container::Fenced)
 }
@@ -267,7 +268,7 @@ async fn watch_life(id: SandboxId, mut seen: watch::Receiver<Seen>, lives: Lives
     }
 }
 
-/// Numbers the containers of each sandbox, as far as the API has to tell them apart.
+/// Numbers the containers of each sandbox, as far as the API has to distinguish them.
 #[derive(Clone, Debug, Default)]
 struct Lives(Arc<Mutex<BTreeMap<SandboxId, (u64, bool)>>>);
 
@@ -287,20 +288,20 @@ impl Lives {
     }
 
     fn forget(&self, id: &SandboxId) {
-        // The number stays: a later container is another one.
+        // The number stays: a later container gets another one.
         if let Some((_, live)) = self.lives().get_mut(id) {
             *live = false;
         }
     }
 }
 
-/// The sessions of the other half, on our bus.
+/// The API half's sessions, registered on our bus.
 struct Sessions<'a> {
     server: &'a Server,
     lives: &'a Lives,
     out: &'a mpsc::Sender<FromReconciler>,
     visits: BTreeMap<SandboxId, AttachedSessions>,
-    /// Places for which somebody waits.
+    /// Sandboxes whose eviction the API half requests.
     wanted: BTreeMap<SandboxId, EvictionRequest>,
 }
 
@@ -350,7 +351,7 @@ impl Sessions<'_> {
 async fn forward(mut subscription: Subscription, id: SandboxId, lives: Lives, out: mpsc::Sender<FromReconciler>) {
     loop {
         let passing = subscription.next().await.passing;
-        // Who hears that it runs opens a link at once.
+        // A client that learns that the sandbox runs opens a link at once.
         if matches!(passing, LifecycleEvent::Running { .. }) && out.send(lives.news(&id, true)).await.is_err() {
             return;
         }

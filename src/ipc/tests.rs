@@ -59,7 +59,7 @@ impl Pair {
         for _ in 0..500 {
             match connect(self.directory.path(), &self.clock, &self.tasks).await {
                 Ok(front) => return front,
-                // An API that is just gone still has its place for a moment.
+                // An API that has just gone keeps the connection for a moment.
                 Err(_) => self.clock.sleep(Duration::from_millis(10)).await,
             }
         }
@@ -158,7 +158,7 @@ async fn the_place_of_a_sandbox_is_wanted_across_the_socket_and_no_longer_than_t
         pair.eventually("it is wanted", || pair.bus.is_wanted(&id)).await;
         match how {
             0 => drop(waiting),
-            // Somebody has come for it.
+            // A session has attached to the sandbox.
             1 => {
                 let attached = front.bus.attach(&id);
                 assert!(within(&pair.clock, waiting).await.is_none());
@@ -213,7 +213,7 @@ async fn who_hears_that_a_sandbox_runs_can_open_a_link() {
         let attached = front.bus.attach(&id);
         let mut subscription = front.bus.follow(&id);
         front.bus.wake(&id);
-        // The one before has left with a wake-up too.
+        // The previous session also woke its sandbox when it left.
         within(&pair.clock, async { while pair.bus.next_wakeup().await != id {} }).await;
         pair.bus.hold(&id, true);
         pair.containers.create(&id, &pair.start()).await.unwrap();
