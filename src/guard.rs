@@ -1,10 +1,11 @@
-//! The guard: a small process beside the server that stops containers when their time is up.
+//! The guard: a small process beside the server that stops containers at their deadline.
 //!
-//! It reads orders on stdin and reports on stdout ([`wire`]). It starts nothing, asks nobody,
-//! and outlives the server just long enough to kill what the server left and to take down its mounts.
+//! It reads orders on stdin and reports on stdout ([`guard_wire`]). It starts no processes, depends on no other
+//! process, and outlives the server just long enough to kill its remaining containers and unmount what it left
+//! mounted.
 //!
 //! ```text
-//!   arm ──▶ Running ──deadline, fence──▶ Stopping ──every thread stands──▶ Stopped
+//!   arm ──▶ Running ──deadline, fence──▶ Stopping ──all threads stopped──▶ Stopped
 //!              │  ▲                         │                                │
 //!              │  └──────── resume ─────────┼────────────────────────────────┘
 //!              └─not synced──▶ Killed ◀─────┘ not confirmed in time
@@ -31,13 +32,13 @@ use rustix::{
     process::Signal,
 };
 
-/// How often it looks at the clock although no deadline is near: a machine that slept wakes late.
+/// How often to check the clock even if no deadline is near: a machine that was suspended wakes late.
 const TICK: Duration = Duration::from_millis(250);
-/// How often it looks for a state file that is not there yet.
+/// How often to check for a state file that does not exist yet.
 const SEEK: Duration = Duration::from_millis(5);
-/// How often it looks whether all threads stand.
+/// How often to check whether all threads are stopped.
 const CONFIRM: Duration = Duration::from_millis(1);
-/// How long it seeks containers that were just starting when the server died.
+/// How long to look for containers that were just starting when the server died.
 const LAST_SEEK: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,26 +65,27 @@ struct Guard {
     reports: Vec<Report>,
 }
 
-/// Runs until the server closes stdin or dies; then every container it knows is dead.
+/// Runs until the server closes stdin or dies; on return every container it knows is dead.
 pub fn main() -> ExitCode {
-    // Both are refused without the right; it guards at ordinary priority then.
+    // Both fail without the privilege; the guard then runs at normal priority.
     let _ = rustix::process::setpriority_process(None, -15);
     let _ = std::fs::write("/proc/self/oom_score_adj", "-900");
     let mut guard = Guard::default();
     let served = guard.serve();
     guard.end();
-    // Its directory is the server's; what cannot be taken down now goes at the next start.
+    // The working directory is the server's state directory; what cannot be unmounted now is unmounted at the next
+    // start.
     let _ = std::env::current_dir().and_then(|state_dir| take_down(&state_dir));
     if served.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Takes down what a server had mounted that ended without doing so itself, unless another one has its directory.
+/// Unmounts what a server left mounted when it ended, unless another server uses its directory.
 fn take_down(state_dir: &Path) -> io::Result<()> {
     let (lock, until) = (File::open(state_dir.join(mounts::LOCK))?, now() + LAST_SEEK);
     while !mounts::below(state_dir)?.is_empty() && now() < until {
         match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return mounts::unmount_below(state_dir),
-            // A server that is just ending still has it.
+            // A server that is just ending still holds the lock.
             Err(rustix::io::Errno::WOULDBLOCK) => std::thread::sleep(SEEK),
             Err(error) => return Err(error.into()),
         }
@@ -183,7 +185,7 @@ impl Guard {
         self.reports.push(Report { what, container });
     }
 
-    /// Does what is due, and says how long nothing will be.
+    /// Does what is due, and returns the time until the next check.
     fn tick(&mut self, now: Duration) -> Option<Duration> {
         let mut wait: Option<Duration> = None;
         for (name, container) in &mut self.containers {
@@ -201,7 +203,7 @@ impl Guard {
         wait
     }
 
-    /// The server is gone: so is everything it ran.
+    /// The server is gone: kills everything it ran.
     fn end(&mut self) {
         let until = now() + LAST_SEEK;
         loop {
@@ -228,7 +230,7 @@ impl Container {
                 if now < self.deadline {
                     return None;
                 }
-                // Without a process there is nothing to stop yet; it is met as soon as it shows.
+                // Without a process there is nothing to stop yet; it is stopped as soon as it appears.
                 let sentry = self.sentry.as_ref()?;
                 if self.synced && sentry.signal(Signal::STOP).is_ok() {
                     self.state = State::Stopping { until: now + self.confirm };

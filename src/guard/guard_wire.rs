@@ -1,4 +1,4 @@
-//! What server and guard say to each other: one line, one message.
+//! The protocol between server and guard: one message per line.
 
 use std::{
     fmt,
@@ -7,10 +7,10 @@ use std::{
     time::Duration,
 };
 
-/// From the server. Deadlines are moments of the boot-time clock.
+/// An order from the server. Deadlines are moments of the boot-time clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Watch a container that is about to start. Answered by `armed`.
+    /// Watches a container that is about to start. Answered by `armed`.
     Arm {
         container: String,
         deadline: Duration,
@@ -21,25 +21,25 @@ pub enum Order {
         container: String,
         deadline: Duration,
     },
-    /// A container that was nobody's is a sandbox's from now on, and has its deadline. Answered by `taken`.
+    /// Assigns a warm container to a sandbox and sets its deadline. Answered by `taken`.
     Take {
         container: String,
         deadline: Duration,
     },
-    /// There is something worth keeping from now on.
+    /// From now on the container has state worth keeping.
     Synced {
         container: String,
     },
-    /// Stop it now. Answered by `fenced` or `killed`.
+    /// Stops it now. Answered by `fenced` or `killed`.
     Fence {
         container: String,
     },
-    /// Let it go on. Answered by `resumed`, or `fenced` if the deadline is past.
+    /// Lets it continue. Answered by `resumed`, or by `fenced` if the deadline has passed.
     Resume {
         container: String,
         deadline: Duration,
     },
-    /// It is gone. Answered by `disarmed`.
+    /// The container is gone. Answered by `disarmed`.
     Disarm {
         container: String,
     },
@@ -55,7 +55,7 @@ pub struct Report {
 pub enum GuardOutcome {
     Armed,
     Taken,
-    /// Every thread of it stands still.
+    /// All of its threads are stopped.
     Fenced,
     Killed,
     Resumed,

@@ -1,4 +1,4 @@
-//! Mounts that runsc leaves below a state directory, and their end.
+//! Finds and unmounts what runsc leaves mounted below a state directory.
 
 use std::{
     ffi::OsString,
@@ -9,10 +9,10 @@ use std::{
 
 use rustix::mount::UnmountFlags;
 
-/// The file in a state directory on which its server holds a lock.
+/// The file in a state directory that its server keeps locked.
 pub const LOCK: &str = "lock";
 
-/// Unmounts everything below `directory`, the deepest first. Safe to repeat.
+/// Unmounts everything below `directory`, deepest first. Idempotent.
 pub fn unmount_below(directory: &Path) -> io::Result<()> {
     for mount in below(directory)? {
         rustix::mount::unmount(&mount, UnmountFlags::DETACH)?;
@@ -20,7 +20,7 @@ pub fn unmount_below(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// What is mounted below `directory`, the deepest first.
+/// The mount points below `directory`, deepest first.
 pub fn below(directory: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(listed(&fs::read("/proc/self/mountinfo")?, directory))
 }
@@ -33,7 +33,7 @@ fn listed(table: &[u8], directory: &Path) -> Vec<PathBuf> {
     below
 }
 
-/// The kernel writes spaces, tabs, line breaks and backslashes as three octal digits.
+/// Decodes a path: the kernel writes spaces, tabs, line breaks and backslashes as three octal digits.
 fn unescaped(text: &[u8]) -> PathBuf {
     let (mut plain, mut rest) = (Vec::with_capacity(text.len()), text);
     while let Some((first, after)) = rest.split_first() {

@@ -1,4 +1,4 @@
-//! A process held by its pidfd: signals that cannot hit a stranger, and proof that it stands still.
+//! A process referenced by its pidfd: signals cannot reach another process, and its threads can be proven stopped.
 
 use std::{
     fs, io,
@@ -18,7 +18,7 @@ pub struct Process {
     fd: OwnedFd,
 }
 
-/// What runsc writes down about a container, as far as we need it.
+/// The part of runsc's state file that we need.
 #[derive(Deserialize)]
 struct StateFile {
     #[serde(rename = "goferPid", default)]
@@ -35,7 +35,7 @@ struct Sentry {
     pid: i32,
 }
 
-/// The status that runsc gives a container once it was started or restored.
+/// The status that runsc gives a container once it is started or restored.
 const RUNNING: &str = "running";
 
 /// The processes of a container by its state file; `None` until runsc has written it.
@@ -51,7 +51,7 @@ pub fn pids(state_file: &Path) -> Option<Pids> {
     (sentry > 0).then_some(Pids { sentry, gofer: state.gofer })
 }
 
-/// Whether commands run in a container, by its state file.
+/// Whether a container is running, according to its state file.
 pub fn is_running(state_file: &Path) -> bool {
     let state = fs::read(state_file).ok().and_then(|text| serde_json::from_slice::<StateFile>(&text).ok());
     state.is_some_and(|state| state.status == RUNNING)
@@ -63,7 +63,7 @@ impl Process {
         Ok(Self { pid, fd: rustix::process::pidfd_open(number, PidfdFlags::NONBLOCK)? })
     }
 
-    /// What `parent` has started and not yet reaped.
+    /// The processes that `parent` has started and not yet reaped.
     pub fn children_of(parent: u32) -> Vec<Self> {
         let threads = fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten().flatten();
         let lists = threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
@@ -75,12 +75,12 @@ impl Process {
         self.pid
     }
 
-    /// For whoever wants to wait for its end: readable from then on.
+    /// Becomes readable when the process ends.
     pub fn fd(&self) -> &OwnedFd {
         &self.fd
     }
 
-    /// A process that is gone takes every signal well.
+    /// Signalling a process that is gone succeeds.
     pub fn signal(&self, signal: Signal) -> io::Result<()> {
         match rustix::process::pidfd_send_signal(&self.fd, signal) {
             Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
@@ -94,14 +94,14 @@ impl Process {
         rustix::event::poll(&mut polled, Some(&at_once)).is_ok_and(|ready| ready > 0)
     }
 
-    /// Takes its exit status if it is our child (a subreaper's, too): a zombie that nobody
-    /// takes makes runsc wait for a minute.
+    /// Reaps the process if it is our child (or was adopted by us as subreaper): runsc waits a minute for a
+    /// zombie.
     pub fn reap(&self) {
         let _ = rustix::process::waitid(WaitId::PidFd(self.fd.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
     }
 
-    /// Every thread stands still. Looked at twice: a thread that was running during the
-    /// first look may have made another one behind it.
+    /// Whether every thread is stopped. Checks twice: a thread that was running during the first check may have
+    /// created another one that the check missed.
     pub fn is_stopped(&self) -> bool {
         self.has_ended() || (self.looks_stopped() && self.looks_stopped())
     }
@@ -116,7 +116,7 @@ impl Process {
     }
 }
 
-/// The state letter of a `stat` line. The name before it may hold anything, also brackets.
+/// The state letter of a `stat` line. The process name before it may contain anything, including parentheses.
 fn state(stat: &str) -> Option<char> {
     stat.rsplit_once(") ")?.1.chars().next()
 }
