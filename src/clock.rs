@@ -1,6 +1,5 @@
-//! Time and randomness of one instance. Nothing else asks the system for either,
-//! so that a simulation can give each instance a clock of its own, run it faster,
-//! freeze it, or replay its dice.
+//! Time and randomness of one instance. Nothing else asks the system for either, so that a simulation can give each
+//! instance its own clock, run it faster, freeze it, or replay its random numbers.
 
 use std::{
     fmt,
@@ -14,8 +13,8 @@ use async_trait::async_trait;
 use baton_protocol::id::{InstanceId, Nonce, SandboxId};
 use serde::{Deserialize, Serialize};
 
-/// A moment on one instance's own clock: time since boot, suspended time included.
-/// Moments of two machines must never be compared.
+/// A moment on one instance's own clock: time since boot, including suspended time. Moments of two machines must
+/// never be compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Moment(pub Duration);
 
@@ -28,7 +27,7 @@ impl Add<Duration> for Moment {
 
 impl Sub<Moment> for Moment {
     type Output = Duration;
-    /// Zero if `earlier` is in truth later.
+    /// Zero if `earlier` is actually later.
     fn sub(self, earlier: Moment) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
@@ -37,11 +36,11 @@ impl Sub<Moment> for Moment {
 #[async_trait]
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
     fn now(&self) -> Moment;
-    /// For people and for records; no decision compares it with another machine's.
+    /// For people and for records; no decision compares it with another machine's wall clock.
     fn wall(&self) -> SystemTime;
     async fn sleep_until(&self, moment: Moment);
     fn fill(&self, bytes: &mut [u8]);
-    /// Whether blocking work gets a thread of its own. A simulation has none: threads end in no fixed order.
+    /// Whether blocking work gets a thread of its own. Not in a simulation, because threads end in no fixed order.
     fn has_threads(&self) -> bool {
         true
     }
@@ -49,7 +48,7 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
 
 pub type SharedClock = Arc<dyn Clock>;
 
-/// The time given to something ran out.
+/// A timeout passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no answer within {}", humantime::format_duration(*.0))]
 pub struct Elapsed(pub Duration);
@@ -59,7 +58,7 @@ impl dyn Clock {
         self.sleep_until(self.now() + span).await;
     }
 
-    /// The work's result, or [`Elapsed`]; the work is dropped then.
+    /// Returns the result of `work`, or [`Elapsed`] after `span`; the work is then dropped.
     pub async fn timeout<T>(&self, span: Duration, work: impl Future<Output = T>) -> Result<T, Elapsed> {
         tokio::select! {
             biased;
@@ -87,14 +86,14 @@ impl dyn Clock {
         SandboxId::from_uuid(&uuid.to_string()).expect("a UUID is short enough for an id")
     }
 
-    /// `span` and up to a fifth more, so that instances do not march in step.
+    /// `span` plus up to a fifth, so that instances do not run in lockstep.
     pub fn jittered(&self, span: Duration) -> Duration {
         let mut dice = [0; 4];
         self.fill(&mut dice);
         span + span.mul_f64(f64::from(u32::from_le_bytes(dice)) / f64::from(u32::MAX) / 5.0)
     }
 
-    /// RFC 3339, as it stands in records.
+    /// The wall clock in RFC 3339, as used in records.
     pub fn timestamp(&self) -> String {
         humantime::format_rfc3339_seconds(self.wall()).to_string()
     }
@@ -118,7 +117,7 @@ impl Clock for SystemClock {
 
     #[expect(clippy::disallowed_methods, reason = "this is the seam")]
     async fn sleep_until(&self, moment: Moment) {
-        // Tokio's timer does not count suspended time: look again after each sleep.
+        // Tokio's timer does not count suspended time: check again after each sleep.
         loop {
             let left = moment - self.now();
             if left.is_zero() {
@@ -140,7 +139,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// Tokio's clock, which tests may pause, with dice that fall the same way every time.
+/// Tokio's clock, which tests may pause, with a deterministic random number generator.
 #[derive(Debug)]
 pub struct TestClock {
     start: tokio::time::Instant,

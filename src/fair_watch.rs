@@ -1,5 +1,5 @@
-//! A value that many wait on: they are woken in the order in which they began to wait. Tokio's `watch` wakes them
-//! in no fixed order, and what cannot be told twice in the same order cannot be replayed by a simulation.
+//! A watched value that wakes its waiters in the order in which they began to wait. Tokio's `watch` wakes them in no
+//! fixed order, which a simulation could not replay.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -20,16 +20,16 @@ impl<T: Clone> FairWatch<T> {
         self.value().clone()
     }
 
-    /// Everybody who waits looks again.
+    /// Sets the value and wakes all waiters.
     pub fn post(&self, value: T) {
         *self.value() = value;
         self.changed.notify_waiters();
     }
 
-    /// Ends when the value is one of the wanted; at once, if it is. May be cancelled.
+    /// Waits until the value satisfies `wanted`; returns at once if it already does. Cancel safe.
     pub async fn until(&self, wanted: impl Fn(&T) -> bool) -> T {
         loop {
-            // Before the look, so that nothing that is posted after it is missed.
+            // Registered before the read, so that no later `post` is missed.
             let changed = self.changed.notified();
             let value = self.read();
             if wanted(&value) {

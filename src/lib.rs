@@ -9,8 +9,8 @@
 //!    └─── stdin, output ───┴──────────────────── frames, bytes only ───────────────────────┘
 //! ```
 //!
-//! The API writes what is *wanted*; the reconciler makes it *so*; they meet in storage
-//! and on the bus, and never call each other. `tests/world/rooms.rs` holds the rooms apart.
+//! The API writes the *desired* state; the reconciler *brings it about*; they meet in storage and on the bus, and
+//! never call each other. `tests/world/rooms.rs` checks which modules may use which.
 
 pub mod api;
 pub mod bus;
