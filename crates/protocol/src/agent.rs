@@ -1,4 +1,4 @@
-//! The JSON payloads of the rare frames. Fields are only added, each with a default.
+//! The JSON payloads of the less frequent frames. Fields are only ever added, each with a default.
 
 use std::collections::BTreeMap;
 
@@ -6,42 +6,42 @@ use serde::{Deserialize, Serialize};
 
 use crate::{file, id::ExecId};
 
-/// Most commands the agent keeps at once, running or not yet forgotten.
+/// The maximum number of commands that the agent keeps at once, running or not yet forgotten.
 pub const MAX_EXECS: usize = 1024;
-/// How much of a stream is held while somebody reads it.
+/// How much of a stream is buffered while a client is attached.
 pub const RING_ATTACHED: u64 = 4 << 20;
-/// How much of a stream is held while nobody does.
+/// How much of a stream is buffered while no client is attached.
 pub const RING_DETACHED: u64 = 8 << 20;
-/// How many ended commands are remembered although nobody took their exit status.
+/// How many ended commands are remembered although their exit status was not acknowledged.
 pub const KEPT_EXITS: usize = 100;
 
-/// `Assign`: what makes a fresh agent the agent of one sandbox.
+/// `Assign`: makes a fresh agent the agent of one sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Assign {
-    /// The sandbox's marker, in hex, each byte inverted: the marker itself is never inside a payload.
+    /// The sandbox's marker, in hex, each byte inverted: the marker itself never occurs inside a payload.
     pub marker_inverted: String,
     #[serde(default)]
     pub env: BTreeMap<String, String>,
-    /// Where commands start that do not say where.
+    /// The default working directory of commands.
     #[serde(default)]
     pub cwd: Option<String>,
     #[serde(default)]
     pub hostname: Option<String>,
-    /// Processes and threads of one user at one time. It holds for the sandbox's whole life, also after a restore.
+    /// Concurrent processes and threads of one user. Applies for the sandbox's whole life, also after a restore.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pids: Option<u32>,
-    /// Open files of one process.
+    /// Open files per process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub files: Option<u32>,
 }
 
-/// `Relieve`: the sandbox is over a limit of its own.
+/// `Relieve`: the sandbox exceeds one of its limits.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Relieve {
-    /// Bytes of memory that are in use, of which the largest part is to be ended; 0 is everything, at once.
+    /// Bytes of memory in use; the agent ends the largest consumer. 0 ends everything at once.
     #[serde(default)]
     pub used: u64,
-    /// For whoever started what is ended now.
+    /// The explanation for the client whose command is ended.
     pub why: String,
 }
 
@@ -55,18 +55,18 @@ pub struct Exec {
     pub env: BTreeMap<String, String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cwd: Option<String>,
-    /// A user's name or number inside the sandbox.
+    /// A user name or number inside the sandbox.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// Without it stdin is empty from the start.
+    /// If false, stdin is empty from the start.
     #[serde(default)]
     pub stdin: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pty: Option<Pty>,
-    /// Counts only time in which the sandbox really ran.
+    /// Counts only time in which the sandbox ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_ms: Option<u64>,
-    /// No program of the sandbox's: the agent's own work with files. `argv` only names it.
+    /// File work that the agent does itself instead of running a program; `argv` then only names it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<file::Work>,
 }
@@ -80,11 +80,11 @@ pub struct Pty {
 /// `Resync`: the server that restored the sandbox introduces itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resync {
-    /// 16 fresh bytes in hex. The answer begins with these bytes, raw, so that all before them can be thrown away.
+    /// 16 fresh bytes in hex. The answer begins with these raw bytes, so that everything before them can be discarded.
     pub nonce: String,
 }
 
-/// `Restored` and `Forked`: what the sandbox may want to know about its move.
+/// `Restored` and `Forked`: what the sandbox is told about its handoff or fork.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Restored {
     #[serde(default)]
@@ -94,7 +94,7 @@ pub struct Restored {
 /// `Hello`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
-    /// The newest frame version the agent speaks.
+    /// The newest frame version that the agent supports.
     pub version: u8,
     /// The agent's own version, for the log.
     #[serde(default)]
@@ -108,27 +108,27 @@ pub struct Exit {
     pub code: Option<i32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signal: Option<i32>,
-    /// The command never started, and why.
+    /// Why the command never started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// It was killed because its time was up.
+    /// The command was killed at its timeout.
     #[serde(default)]
     pub timed_out: bool,
-    /// It was killed because the sandbox was over a limit, which this says.
+    /// The command was killed because the sandbox exceeded this limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// How long it ran, without the time the sandbox stood still.
+    /// How long the command ran, excluding time in which the sandbox was stopped.
     #[serde(default)]
     pub duration_ms: u64,
 }
 
-/// `ResyncAck` and `AgentLinks`: all the agent knows.
+/// `ResyncAck` and `Execs`: everything the agent knows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {
     pub version: u8,
-    /// The highest request number it has taken.
+    /// The highest request number that the agent has accepted.
     pub last_request: u64,
-    /// The highest exec number it has taken.
+    /// The highest exec number that the agent has accepted.
     #[serde(default)]
     pub last_exec: u32,
     pub execs: Vec<ExecState>,
@@ -141,9 +141,9 @@ pub struct ExecState {
     pub pid: i32,
     #[serde(default)]
     pub pty: bool,
-    /// Bytes of stdin taken so far.
+    /// Bytes of stdin accepted so far.
     pub stdin: u64,
-    /// Nobody reads its stdin (any more).
+    /// Stdin is not read, or no longer read.
     #[serde(default)]
     pub stdin_closed: bool,
     pub stdout: Range,
@@ -151,7 +151,7 @@ pub struct ExecState {
     pub exit: Option<Exit>,
 }
 
-/// What of a stream is still there: the bytes `from..to`, and whether more can come.
+/// Which part of a stream is still buffered: the bytes `from..to`, and whether more can follow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Range {
     pub from: u64,
@@ -161,7 +161,7 @@ pub struct Range {
 }
 
 impl Range {
-    /// The place in it nearest to `offset`, also if it ends before it begins: a hostile agent may say so.
+    /// The offset in the range nearest to `offset`. A hostile agent may send a range that ends before it begins.
     pub fn nearest(&self, offset: u64) -> u64 {
         offset.min(self.to).max(self.from)
     }

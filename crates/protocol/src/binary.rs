@@ -48,7 +48,7 @@ impl<'a> Chunk<'a> {
     }
 }
 
-/// Puts the header before a payload, where it is, if there is room.
+/// Prepends the header to a payload, in place if the capacity suffices.
 pub fn wrap(stream: Stream, exec: u32, offset: u64, mut payload: Vec<u8>) -> Vec<u8> {
     payload.splice(0..0, header(stream, exec, offset));
     payload

@@ -1,18 +1,18 @@
-//! `metadata.json` as an operator writes it by hand, to restore a sandbox whose checkpoint he has.
+//! `metadata.json` as an operator writes it by hand, to restore a sandbox from an existing checkpoint.
 //!
-//! The source document asks for a name, the time of creation, an idle timeout and a checkpoint; everything else
-//! gets its value here, and nowhere else. What only an operator's command can give is left out: a token to
-//! attach with, and a lock.
+//! The source document requires a name, the time of creation, an idle timeout and a checkpoint; every other key
+//! gets its default here, and nowhere else. Two things are left out, because only an operator's command can provide
+//! them: a token to attach with, and a lock.
 
 use serde_json::{Map, Value, json};
 
-/// Whether no instance has ever written to a record: one that did has left a status.
+/// Whether no instance has written to a record yet: an instance leaves a status.
 pub fn is_by_hand(record: &Map<String, Value>) -> bool {
     !record.contains_key("status")
 }
 
-/// Gives every key that a record written by hand does not have its value. Keys that are there stay as they are, and
-/// a record that an instance has written to stays as it is: there a missing key is a mistake.
+/// Adds the default of every key that is missing from a record written by hand. Existing keys stay unchanged, and so
+/// does a record that an instance has written to: there, a missing key is a mistake.
 ///
 /// `lock_bucket` is where the reader looks for locks.
 pub fn complete(record: &mut Map<String, Value>, lock_bucket: Option<&str>) {
@@ -21,10 +21,10 @@ pub fn complete(record: &mut Map<String, Value>, lock_bucket: Option<&str>) {
     }
     let has_checkpoint = record.get("latest_sandbox_checkpoint").is_some_and(|latest| !latest.is_null());
     let defaults = [
-        // Nobody runs it, and nobody is to before somebody attaches.
+        // No instance runs it, and none should before a client attaches.
         ("desired_state", json!("checkpointed")),
         ("placement", Value::Null),
-        // What has a checkpoint can be checkpointed, and can move.
+        // A sandbox with a checkpoint can be checkpointed and handed off.
         ("enable_sandbox_checkpoint", json!(has_checkpoint)),
         ("enable_sandbox_handoff", json!(has_checkpoint)),
         ("lock_bucket", json!(lock_bucket)),
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
     use crate::metadata::{DesiredState, Metadata, OnIncompatible, Phase};
 
-    /// Word for word the example of the source document.
+    /// The example of the source document, word for word.
     const EXAMPLE: &str = r#"{
       "sandbox_id": "sandbox-abc-123",
       "created_timestamp": "2025-10-08T10:00:00Z",

@@ -1,4 +1,4 @@
-//! What the server says: one tagged enum, one JSON text per event.
+//! Messages from the server: one tagged enum, one JSON text per event.
 
 use std::fmt;
 
@@ -6,14 +6,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::id::{CheckpointId, ExecId, InstanceId, SandboxId, SnapshotName};
 
-/// The number of the dialect `baton.v1`.
+/// The version number of the dialect `baton.v1`.
 pub const PROTOCOL: u32 = 1;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
     StatusUpdate(Update),
-    /// How to come back to the sandbox. The token is shown this once.
+    /// The credentials to attach to the sandbox again. The token is sent only this once.
     SandboxId {
         sandbox_id: SandboxId,
         sandbox_token: Token,
@@ -24,30 +24,30 @@ pub enum Event {
     Stderr {
         data: String,
     },
-    /// For a person. The close code says what is fatal, not this.
+    /// A message for people. The close code tells whether an error is fatal, not this event.
     Error {
         message: String,
     },
-    /// First event of `baton.v1`.
+    /// The first event of `baton.v1`.
     Hello {
         protocol: u32,
         max_frame: u64,
         max_execs: u32,
         instance: InstanceId,
     },
-    /// Everything below `offset` of the command's stdin was taken.
+    /// Everything below `offset` of the command's stdin was accepted.
     StdinAck {
         exec_id: ExecId,
         offset: u64,
     },
-    /// The bytes `from..to` are not kept any more.
+    /// The bytes `from..to` are no longer buffered.
     OutputGap {
         exec_id: ExecId,
         stream: Output,
         from: u64,
         to: u64,
     },
-    /// It was restored from a checkpoint older than its last moment of life.
+    /// The sandbox was restored from a checkpoint that is older than the moment at which it last ran.
     RolledBack {
         checkpoint_id: CheckpointId,
         age_ms: u64,
@@ -78,7 +78,7 @@ pub struct Copied {
     pub sandbox_token: Token,
 }
 
-/// A status and whatever belongs to it.
+/// A status and the fields that belong to it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Update {
     pub status: Status,
@@ -93,26 +93,26 @@ pub struct Update {
     pub exit_code: Option<i32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signal: Option<i32>,
-    /// It was killed because its own time was up.
+    /// The command was killed at its own timeout.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub timed_out: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub duration_ms: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_id: Option<CheckpointId>,
-    /// For how long the sandbox stood still, with a snapshot or a checkpoint after which it runs on.
+    /// How long the sandbox was paused, with a snapshot or a checkpoint after which it keeps running.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paused_ms: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<SnapshotName>,
-    /// `files`, with RUNNING: it was started anew on the files of its last checkpoint.
+    /// `files`, with RUNNING: the sandbox was started again from the files of its last checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boot: Option<String>,
-    /// How far it has come, with CREATING, RESTORING, CHECKPOINTING and FILESYSTEM_SNAPSHOT_CREATING that are
-    /// said again; only in `baton.v1`.
+    /// The progress, with repeated CREATING, RESTORING, CHECKPOINTING and FILESYSTEM_SNAPSHOT_CREATING;
+    /// only in `baton.v1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,
-    /// What the sandbox knows of commands, with RUNNING after an attach.
+    /// The commands that the sandbox knows, with RUNNING after an attach.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub execs: Option<Vec<ExecView>>,
 }
@@ -122,7 +122,7 @@ pub struct ExecView {
     pub exec_id: ExecId,
     pub exec: u32,
     pub running: bool,
-    /// Bytes of stdin taken so far.
+    /// Bytes of stdin accepted so far.
     pub stdin: u64,
     pub stdout: Kept,
     pub stderr: Kept,
@@ -132,14 +132,14 @@ pub struct ExecView {
     pub signal: Option<i32>,
 }
 
-/// Bytes done, and bytes in all: 0 if nobody knows.
+/// Bytes done, and bytes in total: 0 if unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {
     pub done: u64,
     pub total: u64,
 }
 
-/// Which bytes of a stream can still be had.
+/// Which bytes of a stream are still available.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kept {
     pub from: u64,
@@ -187,7 +187,7 @@ impl Event {
     }
 }
 
-/// What lets its bearer attach. Never printed.
+/// The secret that allows its bearer to attach. Never printed.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Token(pub String);
@@ -248,7 +248,7 @@ statuses! {
     LockRenewalError = "SANDBOX_LOCK_RENEWAL_ERROR",
     LockReleasing = "SANDBOX_LOCK_RELEASING",
     LockReleased = "SANDBOX_LOCK_RELEASED",
-    /// It stands still for a while; only in `baton.v1`.
+    /// The sandbox is paused; only in `baton.v1`.
     Paused = "SANDBOX_PAUSED",
     PermissionDenialError = "SANDBOX_PERMISSION_DENIAL_ERROR",
     Error = "SANDBOX_ERROR",

@@ -1,31 +1,31 @@
-//! Files of a sandbox: what is asked for, and what a listing says.
+//! Files of a sandbox: the requests, and the entries of a listing.
 //!
-//! A transfer is an exec without a program of the sandbox's: it has a number, offsets, an end and
-//! an exit code like any other, and so it goes on after a reconnect and after a move.
+//! A transfer is an exec that runs no program of the sandbox: like any exec it has a number, offsets, an end and
+//! an exit code, so it continues after a reconnect and after a handoff.
 
 use serde::{Deserialize, Serialize};
 
-/// Deepest listing; also what "everything below" means.
+/// The maximum depth of a listing; also what "everything below" means.
 pub const MAX_DEPTH: u32 = 256;
 
-/// What to do with files. The same words on the wire and to the agent.
+/// Work with files. Clients and the agent use the same JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "action", rename_all = "snake_case")]
 pub enum Work {
-    /// The file's bytes come on stdout.
+    /// Sends the file's bytes on stdout.
     ReadFile {
         path: String,
-        /// Where to begin.
+        /// The offset to start at.
         #[serde(default, skip_serializing_if = "is_nought")]
         offset: u64,
-        /// How much to read at most.
+        /// The maximum number of bytes to read.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         length: Option<u64>,
-        /// A tar archive of the file or directory instead.
+        /// Sends a tar archive of the file or directory instead.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         archive: bool,
     },
-    /// What comes on stdin becomes the file, all at once, when stdin ends.
+    /// Replaces the file atomically with the bytes from stdin, when stdin ends.
     WriteFile {
         path: String,
         /// Permission bits.
@@ -34,17 +34,17 @@ pub enum Work {
         /// Milliseconds since 1970.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         mtime_ms: Option<i64>,
-        /// If another number of bytes comes, nothing is written.
+        /// The expected number of bytes; if it differs, nothing is written.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         size: Option<u64>,
-        /// Stdin is a tar archive, and `path` the directory it is unpacked in.
+        /// Stdin is a tar archive, and `path` is the directory to unpack it in.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         archive: bool,
     },
-    /// One line of JSON per file on stdout: [`Entry`].
+    /// Writes one line of JSON per file to stdout: [`Entry`].
     ListFiles {
         path: String,
-        /// 0: only what is at `path` itself; 1: what is in it; more: what is below that.
+        /// 0: only `path` itself; 1: its entries; more: further levels below.
         #[serde(default = "one", skip_serializing_if = "is_one")]
         depth: u32,
     },
@@ -59,7 +59,7 @@ impl Work {
         }
     }
 
-    /// It takes bytes from the client.
+    /// Whether it reads bytes from the client.
     pub fn has_stdin(&self) -> bool {
         matches!(self, Self::WriteFile { .. })
     }
@@ -68,7 +68,7 @@ impl Work {
 /// One line of a listing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
-    /// Relative to the path asked for; of that path itself, its last part. What is no UTF-8 is U+FFFD.
+    /// Relative to the requested path; for that path itself, its last part. Invalid UTF-8 becomes U+FFFD.
     pub name: String,
     pub kind: Kind,
     #[serde(default)]
@@ -79,7 +79,7 @@ pub struct Entry {
     /// Milliseconds since 1970.
     #[serde(default)]
     pub mtime_ms: i64,
-    /// Where a symbolic link points.
+    /// The target of a symbolic link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
 }
@@ -90,7 +90,7 @@ pub enum Kind {
     File,
     Directory,
     Symlink,
-    /// A device, a socket, a pipe.
+    /// A device, a socket or a pipe.
     #[serde(other)]
     Other,
 }

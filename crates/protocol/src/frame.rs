@@ -1,7 +1,7 @@
 //! Frames between the server and the agent: bytes in, frames out, and nothing else.
 //!
-//! This format lies inside checkpoints, so it outlasts every other one. Types
-//! are only added; a newer server speaks to the agent of an older checkpoint.
+//! Checkpoints contain this format, so it outlives every other one. Types
+//! are only ever added; a newer server works with the agent of an older checkpoint.
 //!
 //! ```text
 //!  0        4   5   6   7   8        12         20         28     32
@@ -11,75 +11,75 @@
 //!   length = of the payload; little endian; crc = CRC32C of all but itself
 //! ```
 
-/// The version this code speaks and writes.
+/// The version that this code supports and writes.
 pub const VERSION: u8 = 1;
 pub const HEADER: usize = 32;
-/// No frame carries more.
+/// The maximum payload of a frame.
 pub const MAX_PAYLOAD: usize = 1 << 20;
-/// From here on it is worth while to read a payload straight to where it stays.
+/// From this size on it pays to read a payload directly into its final buffer.
 const LONG: usize = 32 << 10;
-/// What ends any partial frame on its way to the agent: chosen once per sandbox, never inside a payload.
+/// Terminates any partial frame on its way to the agent: chosen once per sandbox, never inside a payload.
 pub type Marker = [u8; 16];
 
-/// What a frame is about. Numbers are for ever.
+/// The type of a frame. Numbers are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Kind {
     // To the agent.
-    /// Who it is from now on ([`crate::agent::Assign`]). Once, before anything else.
+    /// Gives the agent its identity ([`crate::agent::Assign`]). Sent once, before anything else.
     Assign = 1,
-    /// Start a command ([`crate::agent::Exec`]); `sequence` is the request's number.
+    /// Starts a command ([`crate::agent::Exec`]); `sequence` is the request's number.
     Exec = 2,
-    /// Bytes for a command's stdin from `offset` on.
+    /// Bytes for a command's stdin, starting at `offset`.
     Stdin = 3,
     /// The command's stdin ends at `offset`.
     StdinEof = 4,
-    /// The client has everything below `offset` of `stream`; on stream `Exit`, the exit status.
+    /// The client has received everything below `offset` of `stream`; on stream `Exit`, the exit status.
     Ack = 5,
     /// The agent may send `stream` up to `offset`.
     Credit = 6,
-    /// Send `stream` again from `offset`; what follows carries `sequence` in its data frames.
+    /// Requests `stream` again from `offset`; the data frames that follow carry `sequence`.
     Replay = 7,
-    /// Deliver the signal whose number is `offset`; stream `Tree` means the whole tree.
+    /// Delivers the signal whose number is `offset`; stream `Tree` means the whole process tree.
     Signal = 8,
-    /// New window size: columns in the low half of `offset`, rows in the high half.
+    /// The new window size: columns in the low half of `offset`, rows in the high half.
     Resize = 9,
-    /// Somebody reads: a full ring holds its command back.
+    /// A client is attached: a full ring blocks its command.
     Attached = 10,
-    /// Nobody reads any more: the ring drops its oldest bytes instead.
+    /// No client is attached any more: a full ring drops its oldest bytes instead.
     Detached = 11,
-    /// Begin anew after a restore ([`crate::agent::Resync`]).
+    /// Resynchronizes after a restore ([`crate::agent::Resync`]).
     Resync = 12,
-    /// Answered by `AgentLinks`.
+    /// Answered by `Execs`.
     List = 13,
-    /// It was restored on another instance ([`crate::agent::Restored`]).
+    /// The sandbox was restored on another instance ([`crate::agent::Restored`]).
     Restored = 14,
-    /// It is a copy of another sandbox ([`crate::agent::Restored`]).
+    /// The sandbox is a copy of another one ([`crate::agent::Restored`]).
     Forked = 15,
     /// Answered by `Pong` with the same sequence.
     Ping = 16,
-    /// The sandbox is over a limit: end what takes most ([`crate::agent::Relieve`]).
+    /// The sandbox exceeds a limit: end the largest consumer ([`crate::agent::Relieve`]).
     Relieve = 17,
 
     // From the agent.
-    /// It is up ([`crate::agent::Hello`]).
+    /// The agent is up ([`crate::agent::Hello`]).
     Hello = 64,
     /// The command runs; `offset` is its process id, `sequence` the request's number.
     Started = 65,
-    /// Bytes of `stream` from `offset` on; `sequence` is that of the last `Replay`.
+    /// Bytes of `stream`, starting at `offset`; `sequence` is that of the last `Replay`.
     Data = 66,
     /// `stream` ends at `offset`.
     Eof = 67,
-    /// The command ended or never began ([`crate::agent::Exit`]).
+    /// The command ended or never started ([`crate::agent::Exit`]).
     Exit = 68,
-    /// First frame after a resync ([`crate::agent::State`]).
+    /// The first frame after a resync ([`crate::agent::State`]).
     ResyncAck = 69,
     Pong = 70,
     /// A line for the log, as text.
     Log = 71,
-    /// Everything below `offset` of the command's stdin was taken; stream `Exit`: nobody reads it any more.
+    /// Everything below `offset` of the command's stdin was accepted; stream `Exit`: stdin is no longer read.
     StdinAck = 72,
-    /// Answer to `List` ([`crate::agent::State`]).
+    /// The answer to `List` ([`crate::agent::State`]).
     Execs = 73,
 }
 
@@ -118,23 +118,23 @@ impl Kind {
         Self::ALL.into_iter().find(|kind| *kind as u8 == number)
     }
 
-    /// Written by the agent, not to it.
+    /// Whether the agent sends frames of this kind, rather than receives them.
     pub fn is_from_agent(self) -> bool {
         self as u8 >= 64
     }
 }
 
-/// Which of a command's streams a frame is about.
+/// Which of a command's streams a frame refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Stream {
-    /// Also where a frame is about no stream.
+    /// Also used where a frame refers to no stream.
     Stdin = 0,
     Stdout = 1,
     Stderr = 2,
     /// The exit status, in `Ack`.
     Exit = 3,
-    /// The command and all that descends from it, in `Signal`.
+    /// The command and all its descendants, in `Signal`.
     Tree = 4,
 }
 
@@ -156,7 +156,7 @@ pub struct Frame {
     pub payload: Vec<u8>,
 }
 
-/// Why bytes are not a frame. After one of these the stream has no known frame border any more.
+/// Why bytes are not a frame. After one of these errors, the next frame boundary is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Broken {
     #[error("a frame announces {0} bytes, the most is {MAX_PAYLOAD}")]
@@ -198,13 +198,13 @@ impl Frame {
     /// Appends the frame's bytes.
     ///
     /// # Panics
-    /// Precondition the payload is longer than [`MAX_PAYLOAD`]: the caller cuts, nobody else can.
+    /// If the payload is longer than [`MAX_PAYLOAD`]: only the caller can split it.
     pub fn encode(&self, out: &mut Vec<u8>) {
         encode(out, self.kind, self.stream, self.exec, self.offset, self.sequence, &[&self.payload]);
     }
 }
 
-/// Appends a frame whose payload lies in several pieces (a ring wraps around).
+/// Appends a frame whose payload consists of several slices (a ring wraps around).
 pub fn encode(out: &mut Vec<u8>, kind: Kind, stream: Stream, exec: u32, offset: u64, sequence: u64, payload: &[&[u8]]) {
     let header = header(kind, stream, exec, offset, sequence, payload);
     out.reserve(HEADER + payload.iter().map(|piece| piece.len()).sum::<usize>());
@@ -214,10 +214,10 @@ pub fn encode(out: &mut Vec<u8>, kind: Kind, stream: Stream, exec: u32, offset: 
     }
 }
 
-/// What stands before `payload`, for whoever writes that from where it lies.
+/// The header for `payload`, for callers that write the payload from its own buffer.
 ///
 /// # Panics
-/// Precondition the payload is longer than [`MAX_PAYLOAD`].
+/// If the payload is longer than [`MAX_PAYLOAD`].
 pub fn header(kind: Kind, stream: Stream, exec: u32, offset: u64, sequence: u64, payload: &[&[u8]]) -> [u8; HEADER] {
     let length: usize = payload.iter().map(|piece| piece.len()).sum();
     assert!(length <= MAX_PAYLOAD, "a frame of {length} bytes");
@@ -232,7 +232,8 @@ pub fn header(kind: Kind, stream: Stream, exec: u32, offset: u64, sequence: u64,
     header
 }
 
-/// Cuts a byte stream into frames. Give it bytes with [`push`](Self::push), take frames with [`next`](Self::next).
+/// Splits a byte stream into frames. Feed bytes with [`push`](Self::push), take frames with
+/// [`next_frame`](Self::next_frame).
 #[derive(Debug, Default)]
 pub struct Decoder {
     buffer: Vec<u8>,
@@ -248,13 +249,13 @@ impl Decoder {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next whole frame; `None` until more bytes come. Frames of a kind or stream that this
-    /// code does not know are passed over. On an error nothing is consumed: the border is unknown.
+    /// The next complete frame; `None` until more bytes arrive. Frames of an unknown kind or stream
+    /// are skipped. On an error nothing is consumed: the boundary is unknown.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, Broken> {
         self.next_frame_within(usize::MAX)
     }
 
-    /// The same, but only frames that end within the first `limit` pending bytes.
+    /// Like [`next_frame`](Self::next_frame), but only for frames that end within the first `limit` pending bytes.
     pub fn next_frame_within(&mut self, limit: usize) -> Result<Option<Frame>, Broken> {
         let last = self.start.saturating_add(limit).min(self.buffer.len());
         loop {
@@ -275,15 +276,15 @@ impl Decoder {
         }
     }
 
-    /// Takes the beginning of a long data frame whose rest has not come, for whoever reads the
-    /// rest to where it stays. Call it when there is no whole frame.
+    /// Takes the beginning of a long data frame whose rest has not arrived, so that the caller can read the
+    /// rest directly into its final buffer. Call it when there is no complete frame.
     pub fn take_long(&mut self) -> Option<Long> {
         let header = *self.pending().first_chunk::<HEADER>()?;
         let length = u32::from_le_bytes([header[0], header[1], header[2], header[3]]) as usize;
         if header[5] != Kind::Data as u8 || !(LONG..=MAX_PAYLOAD).contains(&length) {
             return None;
         }
-        // With room for the header under which it goes on.
+        // With capacity for the header under which it is forwarded.
         let mut payload = Vec::with_capacity(length + crate::binary::HEADER);
         payload.extend_from_slice(&self.pending()[HEADER..]);
         self.start = 0;
@@ -291,29 +292,29 @@ impl Decoder {
         Some(Long { header, payload, length })
     }
 
-    /// Undoes [`take_long`](Self::take_long), with all that was read since.
+    /// Undoes [`take_long`](Self::take_long), including everything read since.
     pub fn put_back(&mut self, long: Long) {
         let pending = [&long.header[..], &long.payload, self.pending()].concat();
         (self.start, self.buffer) = (0, pending);
     }
 
-    /// What was pushed and not yet taken.
+    /// The bytes that were pushed and not yet taken.
     pub fn pending(&self) -> &[u8] {
         &self.buffer[self.start..]
     }
 
-    /// Throws away the first `count` pending bytes.
+    /// Discards the first `count` pending bytes.
     pub fn skip(&mut self, count: usize) {
         self.start = (self.start + count).min(self.buffer.len());
     }
 
-    /// The place of `needle` in the pending bytes.
+    /// The position of `needle` in the pending bytes.
     pub fn find(&self, needle: &[u8; 16]) -> Option<usize> {
         self.pending().windows(16).position(|window| window == needle)
     }
 }
 
-/// A long frame on its way: its bytes are read straight into its payload.
+/// A long frame in transit: its bytes are read directly into its payload.
 #[derive(Debug)]
 pub struct Long {
     header: [u8; HEADER],
@@ -322,7 +323,7 @@ pub struct Long {
 }
 
 impl Long {
-    /// So many bytes have still to be appended, and no more may be.
+    /// The number of bytes that must still be appended; no more are allowed.
     pub fn missing(&self) -> usize {
         self.length.saturating_sub(self.payload.len())
     }
@@ -331,7 +332,7 @@ impl Long {
         &mut self.payload
     }
 
-    /// The frame, when nothing is missing; `None` when this code does not know its stream.
+    /// The frame, once nothing is missing; `None` if its stream is unknown.
     pub fn finish(self) -> Result<Option<Frame>, Broken> {
         check(&self.header, &self.payload)?;
         Ok(frame(&self.header, || self.payload))
@@ -347,7 +348,7 @@ fn check(header: &[u8; HEADER], payload: &[u8]) -> Result<(), Broken> {
     if is_whole { Ok(()) } else { Err(Broken::Checksum) }
 }
 
-/// `None` for a kind or stream that this code does not know.
+/// Returns `None` for an unknown kind or stream.
 fn frame(header: &[u8; HEADER], payload: impl FnOnce() -> Vec<u8>) -> Option<Frame> {
     let (kind, stream) = Kind::from_number(header[5]).zip(Stream::from_number(header[6]))?;
     let long = |at: usize| u64::from(word(header, at)) | u64::from(word(header, at + 4)) << 32;

@@ -1,4 +1,4 @@
-//! Names as parsed types. A path or an object name is only ever built from these.
+//! Names as parsed types. Paths and object names are only ever built from these.
 
 use std::fmt;
 
@@ -63,8 +63,8 @@ macro_rules! name {
 }
 
 name!(
-    /// A sandbox, for as long as it exists anywhere. A server makes up `sandbox-` and a random UUID; an operator
-    /// who restores a sandbox by hand may have called it otherwise.
+    /// A sandbox, for as long as it exists anywhere. A server generates `sandbox-` and a random UUID; an operator
+    /// who restores a sandbox by hand may have chosen another name.
     SandboxId, "sandbox id",
     "it is `sandbox-` and 1 to 36 lower-case letters, digits or `-`, the first and the last of them no `-`",
     |text| text.strip_prefix("sandbox-").is_some_and(is_label)
@@ -75,12 +75,12 @@ name!(
     |text| text.strip_prefix("inst-").is_some_and(|rest| is_hex(rest, 32))
 );
 name!(
-    /// One committed or once tried checkpoint: `<sandbox_id>-<epoch>-<seq>-<nonce>`.
+    /// One checkpoint, committed or only attempted: `<sandbox_id>-<epoch>-<seq>-<nonce>`.
     CheckpointId, "checkpoint id", "it is `<sandbox id>-<epoch>-<seq>-<nonce>`",
     |text| CheckpointId::parts(text).is_some()
 );
 name!(
-    /// One command inside a sandbox, as the client calls it.
+    /// One command inside a sandbox, as named by the client.
     ExecId, "exec id", "1 to 64 letters, digits, `.`, `_` or `-`, beginning with a letter or digit",
     |text| is_word(text, 64, |c| c.is_ascii_alphanumeric())
 );
@@ -91,7 +91,7 @@ name!(
     |text| is_word(text, 63, |c| c.is_ascii_lowercase() || c.is_ascii_digit())
 );
 name!(
-    /// Whom an API key belongs to, and what was made with it.
+    /// The owner of an API key and of everything made with it.
     Tenant, "tenant",
     "1 to 32 lower-case letters, digits or `-`, beginning with a letter or digit",
     |text| text.len() <= 32
@@ -99,7 +99,7 @@ name!(
         && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'z' | b'-'))
 );
 name!(
-    /// SHA-256 in hex, as it stands in the names of files and objects.
+    /// SHA-256 in hex, as used in the names of files and objects.
     Sha256Name, "SHA-256", "64 hex digits in lower case", |text| is_hex(text, 64)
 );
 name!(
@@ -137,7 +137,7 @@ impl CheckpointId {
         Self(format!("{sandbox}-{epoch}-{seq}-{nonce}"))
     }
 
-    /// The sandbox whose state this is.
+    /// The sandbox that the checkpoint belongs to.
     pub fn sandbox(&self) -> SandboxId {
         SandboxId(self.0.rsplitn(4, '-').last().unwrap_or_default().to_owned())
     }
@@ -150,7 +150,7 @@ impl CheckpointId {
         Self::parts(&self.0).map_or(0, |(_, seq)| seq)
     }
 
-    /// From the end, since a sandbox's id may hold `-` and numbers too: there is one way to read it.
+    /// Parses from the end, since a sandbox id may contain `-` and numbers too: the result is unambiguous.
     fn parts(text: &str) -> Option<(u64, u64)> {
         let mut parts = text.rsplitn(4, '-');
         let (nonce, seq, epoch, sandbox) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
@@ -162,7 +162,7 @@ impl CheckpointId {
     }
 }
 
-/// Room for a UUID: nothing that is named after a sandbox gets longer than with an id a server made up.
+/// The length of a UUID: no name derived from a sandbox id is longer than with a generated id.
 const LONGEST_LABEL: usize = 36;
 
 /// Decimal in the one form we write: no sign, no leading zero.

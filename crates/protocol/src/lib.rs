@@ -1,12 +1,12 @@
-//! What baton's parts say to each other. No I/O, no clock, no randomness.
+//! What baton's components send to each other. No I/O, no clock, no randomness.
 //!
-//! | module | between whom |
+//! | module | used between |
 //! |---|---|
 //! | [`request`], [`event`], [`binary`] | a client and the server, over a WebSocket |
 //! | [`metadata`], [`by_hand`], [`lock`], [`manifest`] | instances and operators, through the bucket |
 //! | [`frame`], [`agent`] | the server and the agent inside a sandbox, over two pipes |
-//! | [`file`] | a client and the agent, about files of a sandbox |
-//! | [`id`], [`snapshot_key`], [`limits`], [`printable`], [`reason`], [`trace`] | everybody |
+//! | [`file`] | a client and the agent, for files of a sandbox |
+//! | [`id`], [`snapshot_key`], [`limits`], [`printable`], [`reason`], [`trace`] | all of them |
 
 pub mod agent;
 pub mod binary;

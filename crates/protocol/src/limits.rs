@@ -1,4 +1,4 @@
-//! How much of its machine a sandbox may have: what a client asks for, and what an operator allows.
+//! How much of its machine a sandbox may use: what a client requests, and what an operator allows.
 
 use std::fmt;
 
@@ -7,39 +7,39 @@ use serde_json::{Map, Value};
 
 use crate::printable::printable_start;
 
-/// Every limit there is, in the order of texts.
+/// Every limit, in the order in which messages list them.
 pub const NAMES: [&str; 5] = ["memory", "cpus", "pids", "disk", "files"];
 
-/// With less a sandbox would hardly start.
+/// With less memory, a sandbox would hardly start.
 const LEAST_MEMORY: u64 = 32 << 20;
 const LEAST_CPUS: u32 = 50;
 const LEAST_PIDS: u32 = 8;
 const LEAST_DISK: u64 = 1 << 20;
 const LEAST_FILES: u32 = 32;
-/// More than any machine has, and no sum of them overflows.
+/// More than any machine has; sums of such values do not overflow.
 const MOST_BYTES: u64 = 1 << 50;
 const MOST_CPUS: u32 = 1_000_000;
 const MOST_COUNT: u32 = 1 << 20;
 
-/// `None` is no limit.
+/// `None` means no limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Limits {
-    /// Bytes of memory, of all commands together.
+    /// Bytes of memory, for all commands together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<u64>,
-    /// How many CPUs' time.
+    /// CPU time, in CPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpus: Option<Cpus>,
-    /// Processes and threads at one time.
+    /// Concurrent processes and threads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pids: Option<u32>,
-    /// Bytes written to files, on top of what the sandbox began with.
+    /// Bytes written to files, beyond what the sandbox started with.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk: Option<u64>,
-    /// Open files of one process.
+    /// Open files per process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub files: Option<u32>,
-    /// Of a later version, kept as they are.
+    /// Limits of a later version, preserved unchanged.
     #[serde(flatten)]
     pub unknown: Map<String, Value>,
 }
@@ -53,8 +53,8 @@ impl Limits {
         *self == Self::default()
     }
 
-    /// Sets one by its name; `null` is none. What does not fit is said in a sentence that names it. A name that is
-    /// not known is kept as it is.
+    /// Sets one limit by its name; `null` means no limit. The error is a sentence that names the limit. An unknown name
+    /// is preserved unchanged.
     pub fn set(&mut self, name: &str, value: &Value) -> Result<(), String> {
         match name {
             "memory" => self.memory = read(name, value, bytes(LEAST_MEMORY), "32MiB or more, as bytes or a size")?,
@@ -69,7 +69,7 @@ impl Limits {
         Ok(())
     }
 
-    /// Refuses what nobody here knows.
+    /// Refuses unknown limits.
     pub fn check(&self) -> Result<(), String> {
         let Some(name) = self.unknown.keys().next() else { return Ok(()) };
         let name = printable_start(name, 40);
@@ -128,7 +128,7 @@ fn whole(number: f64) -> Option<u64> {
     (number.fract() == 0.0 && (0.0..=MOST_BYTES as f64).contains(&number)).then_some(number as u64)
 }
 
-/// `10GiB`, `1.5 MiB`, `4096`; `GB` and `G` count in thousands and in 1,024s as everywhere.
+/// Parses `10GiB`, `1.5 MiB`, `4096`; as usual, `GB` counts in powers of 1,000 and `G` in powers of 1,024.
 pub fn size(text: &str) -> Option<u64> {
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let number: f64 = text[..digits].parse().ok()?;
@@ -148,7 +148,7 @@ pub fn size(text: &str) -> Option<u64> {
     (bytes < (1_u64 << 53) as f64).then_some(bytes as u64)
 }
 
-/// `512MiB`: the largest unit in which it is a whole number.
+/// Formats as `512MiB`: in the largest unit that gives a whole number.
 pub fn show_size(bytes: u64) -> String {
     let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
     let unit = units.into_iter().find(|(_, bits)| bytes > 0 && bytes.trailing_zeros() >= *bits);
@@ -181,7 +181,7 @@ impl<'de> Deserialize<'de> for Limits {
     }
 }
 
-/// What a sandbox gets that asks for nothing, and the most it may ask for.
+/// What a sandbox gets by default, and the most that it may request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Bounds {
     pub default: Limits,
@@ -189,7 +189,7 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    /// `memory=512MiB/2GiB,pids=256`: default and ceiling, or one value for both.
+    /// Parses `memory=512MiB/2GiB,pids=256`: default and ceiling, or one value for both.
     pub fn parse(text: &str) -> Option<Self> {
         let mut bounds = Self::default();
         for piece in text.split(',').map(str::trim).filter(|piece| !piece.is_empty()) {
@@ -203,7 +203,7 @@ impl Bounds {
         well.is_ok().then_some(bounds)
     }
 
-    /// All that was asked for, and the default of all else; or a sentence that names what is too much.
+    /// Returns the requested limits, with defaults for the rest; the error is a sentence that names the limit exceeded.
     pub fn apply(&self, asked: &Limits) -> Result<Limits, String> {
         asked.check()?;
         self.allow(asked)?;

@@ -11,15 +11,15 @@ pub const VERSION: u32 = 1;
 pub struct Lock {
     pub v: u32,
     pub sandbox_id: SandboxId,
-    /// One more at every acquisition, never reset.
+    /// Incremented at every acquisition, never reset.
     pub epoch: u64,
-    /// An owner has written this before the first start: no head and `ran` means the state was lost.
+    /// The owner sets this before the first start: `ran` without a head means that the state was lost.
     #[serde(default)]
     pub ran: bool,
-    /// It ran on after its head: whoever restores the head goes back in time.
+    /// The sandbox kept running after its head was taken: restoring the head rolls it back.
     #[serde(default)]
     pub behind: bool,
-    /// `None` is free.
+    /// `None` when the lock is free.
     pub lease: Option<Lease>,
     #[serde(default)]
     pub waiter: Option<Waiter>,
@@ -33,10 +33,10 @@ pub struct Lock {
     pub purging: bool,
     #[serde(default)]
     pub purged: bool,
-    /// When; for whoever removes the tombstone.
+    /// When it was purged; decides when the tombstone may be removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub purged_at: Option<String>,
-    /// Keys of a later version, kept as they are.
+    /// Keys of a later version, preserved unchanged.
     #[serde(flatten)]
     pub unknown: Map<String, Value>,
 }
@@ -46,7 +46,7 @@ pub struct Lease {
     pub owner: InstanceId,
     /// Changes with every write of the owner.
     pub renew: u64,
-    /// Fresh for every attempt at a write of the owner.
+    /// Unique to each attempt of the owner to write.
     pub op: Nonce,
     pub hold_ms: u64,
     pub takeover_ms: u64,
@@ -58,7 +58,7 @@ pub struct Waiter {
     pub op: Nonce,
     pub beat: u64,
     pub ttl_ms: u64,
-    /// What the holder owes it.
+    /// What the waiter may expect of the holder.
     #[serde(default)]
     pub claim: Claim,
     /// The holder's answer: an attached client is alive, so the sandbox stays where it is.
@@ -66,15 +66,15 @@ pub struct Waiter {
     pub declined: bool,
 }
 
-/// How an instance comes to want a sandbox that another one may have.
+/// How an instance comes to want a sandbox that another instance may hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Claim {
-    /// A client attached there, and gets the sandbox unless the client that has it is alive.
+    /// A client attached there, and gets the sandbox unless the client that is attached elsewhere is alive.
     Ask,
     /// An operator named the instance.
     Order,
-    /// A client attached there, and gets the sandbox at once. What entries of older versions mean, which do not say.
+    /// A client attached there, and gets the sandbox at once. Also the meaning of older entries, which have no claim.
     #[default]
     #[serde(other)]
     Preempt,
@@ -90,19 +90,19 @@ pub struct Head {
     pub seq: u64,
     pub epoch: u64,
     pub checkpoint_id: CheckpointId,
-    /// `None` where checkpoints lie under a mount.
+    /// `None` where checkpoints are stored under a mount.
     pub bucket: Option<String>,
     #[serde(deserialize_with = "crate::manifest::field::manifest_sha256")]
     pub manifest_sha256: Sha256Name,
 }
 
 impl Lock {
-    /// Whether a checkpoint may be the head of this sandbox: it is its own, or the one that it was forked from.
+    /// Whether a checkpoint may be this sandbox's head: it is its own, or the one that the sandbox was forked from.
     pub fn may_start_from(&self, checkpoint: &CheckpointId) -> bool {
         checkpoint.sandbox() == self.sandbox_id || self.forked_from.as_ref() == Some(checkpoint)
     }
 
-    /// As create writes it: free, never run.
+    /// The lock that a create writes: free, never run.
     pub fn new(sandbox_id: SandboxId) -> Self {
         Self {
             v: VERSION,

@@ -1,4 +1,4 @@
-//! `manifest.json` of checkpoints and snapshots: what the other files are, written last.
+//! `manifest.json` of checkpoints and snapshots: describes the other files and is written last.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use crate::{
 
 pub const VERSION: u32 = 1;
 
-/// Readers of digests that say, of one that is none, in which field it stands.
+/// Deserializers of digests whose errors name the field.
 macro_rules! fields {
     ($($reader:ident, $type:ty, $field:literal;)*) => {
         $(pub(crate) fn $reader<'de, D: Deserializer<'de>>(from: D) -> Result<$type, D::Error> {
@@ -46,7 +46,7 @@ pub struct File {
     pub crc32c: u32,
 }
 
-/// Of a checkpoint.
+/// The manifest of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checkpoint {
     pub version: u32,
@@ -58,28 +58,28 @@ pub struct Checkpoint {
     pub files: Vec<File>,
     pub runsc: Runsc,
     pub cpu_features: Vec<String>,
-    /// SHA-256 of the OCI spec with everything that may differ left out.
+    /// SHA-256 of the OCI spec without the parts that may differ.
     pub oci_sha256: String,
-    /// The marker the agent looks for, in hex.
+    /// The marker that the agent looks for, in hex.
     pub agent_marker: String,
     pub created: String,
     pub rootfs: Rootfs,
-    /// The file system once more, for those who cannot use the memory.
+    /// A second copy of the file system, for instances that cannot use the memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layer: Option<Layer>,
 }
 
 impl Checkpoint {
-    /// Bytes of all its files; what a manifest says may be more than there can be.
+    /// The total size of its files in bytes; saturates, because a manifest may claim any size.
     pub fn size(&self) -> u64 {
         self.files.iter().fold(0, |sum, file| sum.saturating_add(file.size))
     }
 }
 
-/// What `files.tar` of a checkpoint is.
+/// Describes `files.tar` of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layer {
-    /// The root file system it lies on; `None` is a complete one.
+    /// The root file system below the layer; `None` if the archive is complete.
     #[serde(default, deserialize_with = "field::layer_base")]
     pub base_digest: Option<Sha256Name>,
 }
@@ -93,7 +93,7 @@ pub struct Runsc {
     pub sha256: Option<Sha256Name>,
 }
 
-/// Where the root file system can be had by an instance that never saw it.
+/// Where an instance can get the root file system if it does not have it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rootfs {
     #[serde(deserialize_with = "field::rootfs_digest")]
@@ -113,19 +113,19 @@ pub struct Archive {
     pub sha256: Sha256Name,
 }
 
-/// The name of the archive that a root file system was made from.
+/// The name of the archive from which a root file system was made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum ArchivePath {
     /// The files that a checkpoint carries.
     Checkpoint(CheckpointId),
-    /// A snapshot, and how the name of its archive ends.
+    /// A snapshot, and the extension of its archive.
     Snapshot(SnapshotKey, ArchiveEnd),
-    /// A base root file system, which needs no archive of its own to be found: no instance fetches it by this name.
+    /// A base root file system. No instance fetches it by this name, so it needs no archive of its own.
     Rootfs(Sha256Name),
 }
 
-/// How the name of a snapshot's archive ends.
+/// The extension of a snapshot's archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ArchiveEnd {
     Tar,
@@ -169,7 +169,7 @@ impl ArchivePath {
 }
 
 impl ArchivePath {
-    /// How a file of this kind ends.
+    /// The extension of such a file.
     pub fn end(&self) -> &'static str {
         match self {
             Self::Checkpoint(_) => ArchiveEnd::Tar,
@@ -203,19 +203,19 @@ impl From<ArchivePath> for String {
     }
 }
 
-/// Of a filesystem snapshot.
+/// The manifest of a filesystem snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
     pub version: u32,
     pub kind: SnapshotKind,
-    /// The root file system a layer lies on.
+    /// The root file system below a layer.
     #[serde(default, deserialize_with = "field::snapshot_base")]
     pub base_digest: Option<Sha256Name>,
     pub size: u64,
     #[serde(deserialize_with = "field::snapshot_sha256")]
     pub sha256: Sha256Name,
     pub entries: u64,
-    /// Of the request that made it.
+    /// The nonce of the request that made it.
     pub nonce: Nonce,
     pub created: String,
 }

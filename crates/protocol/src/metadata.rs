@@ -1,8 +1,8 @@
-//! `metadata.json`: what is wanted (clients and operators) and a view of what is so.
+//! `metadata.json`: the spec (from clients and operators) and a view of the observed status.
 //!
-//! Two pens write one object: clients and operators everything but `status`,
-//! `latest_sandbox_checkpoint` and `last_checkpointed`, the lease holder only those three.
-//! Keys this code does not know are kept.
+//! Two kinds of writers share one object: clients and operators write everything but `status`,
+//! `latest_sandbox_checkpoint` and `last_checkpointed`; the lease holder writes only those three.
+//! Unknown keys are preserved.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use crate::{
     trace::{self, Traceparent},
 };
 
-/// An object above this is refused.
+/// Larger objects are refused.
 pub const MAX_BYTES: usize = 64 << 10;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -25,7 +25,7 @@ pub struct Metadata {
     pub spec: Spec,
     #[serde(default)]
     pub latest_sandbox_checkpoint: Option<Latest>,
-    /// When that one was taken, as RFC 3339 writes it.
+    /// When that checkpoint was taken, in RFC 3339.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_checkpointed: Option<String>,
     #[serde(default)]
@@ -36,11 +36,11 @@ pub struct Metadata {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spec {
     pub sandbox_id: SandboxId,
-    /// Whom it belongs to: the tenant of the key that created it. `None` where the server asks for no keys.
+    /// The owner: the tenant of the key that created it. `None` if the server requires no keys.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant: Option<Tenant>,
     pub created_timestamp: String,
-    /// Seconds; `None` is never.
+    /// Seconds; `None` means never.
     #[serde(default)]
     pub idle_timeout: Option<u64>,
     #[serde(default)]
@@ -61,12 +61,12 @@ pub struct Spec {
     pub cwd: Option<String>,
     #[serde(default)]
     pub limits: Limits,
-    /// Seconds after which it is deleted; `None` leaves it to the operator's default.
+    /// Seconds after which the sandbox is deleted; `None` uses the operator's default.
     #[serde(default)]
     pub ttl: Option<u64>,
     #[serde(default)]
     pub on_incompatible: OnIncompatible,
-    /// Which words plain clients hear of this sandbox; [`Spec::plain_words`] fills it in where it is absent.
+    /// Which vocabulary plain clients get for this sandbox; [`Spec::plain_words`] supplies it if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plain: Option<PlainWords>,
     pub token_sha256: String,
@@ -75,15 +75,15 @@ pub struct Spec {
     pub desired_state: DesiredState,
     #[serde(default)]
     pub placement: Option<InstanceId>,
-    /// Who last wanted it at its own place. A `placement` that names another instance is an operator's order.
+    /// The instance that last claimed the sandbox for itself. A `placement` that names another is an operator's order.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<Claimed>,
     #[serde(default)]
     pub requests: BTreeMap<Nonce, Request>,
-    /// The request that wrote the last wish, if it is traced: what comes of the wish is part of its trace.
+    /// The request that last changed the spec, if traced: the work that follows is part of its trace.
     #[serde(default, deserialize_with = "trace::lenient", skip_serializing_if = "Option::is_none")]
     pub traceparent: Option<Traceparent>,
-    /// Keys of somebody else's, kept as they are.
+    /// Keys of other programs, preserved unchanged.
     #[serde(flatten)]
     pub unknown: Map<String, Value>,
 }
@@ -105,8 +105,8 @@ pub enum OnIncompatible {
     Files,
 }
 
-/// Which words a plain client hears: those of the documents, or those of the Python predecessor, which also tells of
-/// locks and of the deletion that follows a checkpoint.
+/// Which vocabulary a plain client gets: that of the documents, or that of the Python predecessor, which also reports
+/// locks and the deletion that follows a checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PlainWords {
@@ -115,7 +115,7 @@ pub enum PlainWords {
     Predecessor,
 }
 
-/// An instance that wants the sandbox for itself, and how it came to.
+/// An instance that claims the sandbox, and the kind of claim.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claimed {
     pub instance: InstanceId,
@@ -123,7 +123,7 @@ pub struct Claimed {
     pub kind: Claim,
 }
 
-/// A wish that is fulfilled once and answered under its nonce.
+/// A request that is carried out once and answered under its nonce.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Request {
@@ -135,21 +135,21 @@ pub enum Request {
     Checkpoint {},
 }
 
-/// A copy of the head in the lock, for people. Nothing is restored from it.
+/// A copy of the lock's head, for people to read. Nothing is restored from it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Latest {
     pub bucket: Option<String>,
     pub path: String,
 }
 
-/// What the lease holder shows of the committed checkpoint: where it lies and when it was taken.
+/// What the lease holder publishes about the committed checkpoint: its location and when it was taken.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Committed {
     pub latest: Option<Latest>,
     pub at: Option<String>,
 }
 
-/// A view of what is so, written by the lease holder at resting phases.
+/// A view of the observed state, written by the lease holder at resting phases.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Status {
     #[serde(default)]
@@ -173,7 +173,7 @@ pub struct Status {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
-    /// Nobody has started it yet.
+    /// Not started yet.
     #[default]
     Pending,
     Running,
@@ -199,7 +199,7 @@ pub struct Done {
 }
 
 impl Spec {
-    /// A sandbox that is wanted on `placement`, with every default.
+    /// A sandbox that should run on `placement`, with defaults for everything else.
     pub fn new(sandbox_id: SandboxId, token_sha256: String, created_timestamp: String, placement: InstanceId) -> Self {
         Self {
             sandbox_id,
@@ -229,21 +229,21 @@ impl Spec {
         }
     }
 
-    /// Sandboxes stored before the key existed were created with the predecessor's flags if they have one set.
+    /// A sandbox stored before the key existed gets the predecessor's vocabulary if it has a predecessor's flag set.
     pub fn plain_words(&self) -> PlainWords {
         let has_flag = self.enable_sandbox_handoff || self.enable_idle_timeout_auto_checkpoint;
         let implied = if has_flag { PlainWords::Predecessor } else { PlainWords::Documents };
         self.plain.unwrap_or(implied)
     }
 
-    /// What `placement` is to the instance that it names; `None` without a placement.
+    /// The kind of claim that the instance named by `placement` has; `None` without a placement.
     pub fn claim_at_placement(&self) -> Option<Claim> {
         let named = self.placement.as_ref()?;
         let claimed = self.claim.as_ref().filter(|claimed| claimed.instance == *named);
         Some(claimed.map_or(Claim::Order, |claimed| claimed.kind))
     }
 
-    /// The instance that an operator named and that has not accepted it yet.
+    /// The instance that an operator named and that has not accepted the order yet.
     pub fn open_order(&self) -> Option<&InstanceId> {
         let named = self.placement.as_ref()?;
         self.claim.as_ref().is_none_or(|claimed| claimed.instance != *named).then_some(named)

@@ -1,12 +1,12 @@
-//! Text that a client, a sandbox or storage controls, made fit for a terminal and a log: no character in it moves the
-//! cursor, changes the order in which the others are read, or begins a new line.
+//! Makes text that a client, a sandbox or storage controls safe for terminals and logs: no character in it moves the
+//! cursor, reorders the text around it or starts a new line.
 //!
-//! The output of a command is the one thing that is shown as it is.
+//! Only the output of a command is shown unchanged.
 
 use std::borrow::Cow;
 
-/// Whether a terminal shows the character and nothing else. Control characters (C0, DEL and C1) do not, nor those that
-/// break lines or change the direction of text: with them `exe.txt` is shown for a name that ends in `.exe`.
+/// Whether a terminal only displays the character. Control characters (C0, DEL and C1) are not printable, nor are those
+/// that break lines or change the direction of text: these can make a name that ends in `.exe` look like `exe.txt`.
 pub fn is_printable(letter: char) -> bool {
     !letter.is_control()
         && !matches!(
@@ -15,25 +15,25 @@ pub fn is_printable(letter: char) -> bool {
         )
 }
 
-/// `text` in one line, with `?` for every character that is not printable.
+/// Returns `text` as one line, with `?` for every character that is not printable.
 pub fn printable(text: &str) -> String {
     text.chars().map(|letter| if is_printable(letter) { letter } else { '?' }).collect()
 }
 
-/// The same for text of several lines, which may have tabs.
+/// Like [`printable`], but keeps line breaks and tabs.
 pub fn printable_lines(text: &str) -> String {
     text.chars()
         .map(|letter| if is_printable(letter) || matches!(letter, '\n' | '\t') { letter } else { '?' })
         .collect()
 }
 
-/// At most the first `most` characters, in one line.
+/// Returns at most the first `most` characters, as one line.
 pub fn printable_start(text: &str, most: usize) -> String {
     text.chars().take(most).map(|letter| if is_printable(letter) { letter } else { '?' }).collect()
 }
 
-/// JSON in which every such character is escaped: it means the same to a program, and nothing to a terminal.
-/// `serde_json` escapes C0 alone, and so do log lines: what is below DEL stays as it is.
+/// Escapes every such character in JSON: the meaning stays the same for programs, and terminals see plain text.
+/// `serde_json` and log lines escape only C0, so everything below DEL stays unchanged.
 pub fn escape_json(json: &str) -> Cow<'_, str> {
     let is_fit = |letter: char| letter < '\u{7f}' || is_printable(letter);
     if json.chars().all(is_fit) {
@@ -44,7 +44,7 @@ pub fn escape_json(json: &str) -> Cow<'_, str> {
         if is_fit(letter) {
             escaped.push(letter);
         } else {
-            // All of them have one unit of UTF-16.
+            // Each of them is a single UTF-16 code unit.
             escaped.push_str(&format!("\\u{:04x}", letter as u32));
         }
     }
@@ -55,7 +55,7 @@ pub fn escape_json(json: &str) -> Cow<'_, str> {
 mod tests {
     use super::*;
 
-    /// Every character that is not printable, and its neighbours that are.
+    /// Every unprintable character, and its printable neighbours.
     fn hostile() -> impl Iterator<Item = char> {
         let bidirectional = ['\u{61c}', '\u{200e}', '\u{200f}'].into_iter();
         let more = ('\u{2028}'..='\u{202e}').chain('\u{2066}'..='\u{206f}');

@@ -1,7 +1,7 @@
-//! Why something is not as wanted: every reason there is, each with its cause and its remedy.
+//! Why something is not as requested: every reason, each with its cause and its remedy.
 //!
-//! A reason stands in `status.reason` and in answers as its name. Records keep it as text, so that
-//! one of a later version is carried along; whoever reports one takes it from here.
+//! A reason appears by name in `status.reason` and in answers. Records store it as text, so that a reason of a later
+//! version is preserved; code that reports a reason takes it from here.
 
 use std::fmt;
 
@@ -23,14 +23,14 @@ macro_rules! reasons {
                 }
             }
 
-            /// How it comes about, in sentences for an operator.
+            /// The cause, in sentences for an operator.
             pub fn cause(self) -> &'static str {
                 match self {
                     $(Self::$name => $cause,)*
                 }
             }
 
-            /// What to do about it.
+            /// What the operator can do about it.
             pub fn remedy(self) -> &'static str {
                 match self {
                     $(Self::$name => $remedy,)*
@@ -41,42 +41,42 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// The metadata cannot be understood.
+    /// The metadata is invalid.
     InvalidSpec {
         cause: "metadata.json is no JSON object, is too large, names another sandbox, or a field of it has a value that is not allowed. The last good spec stays in force; nothing was changed.",
         remedy: "Mend the object: `baton edit ID` shows what is wrong and checks it before it is written. status.message says which field it is."
     }
-    /// The sandbox lies where this instance does not look.
+    /// The sandbox is in a store that this instance does not use.
     OtherStore {
         cause: "The metadata or the lock name another bucket than this instance is configured with; or only one of lock and instance names the bucket of the checkpoint, and it is not there.",
         remedy: "Compare `lock_bucket` in the metadata and `head.bucket` in the lock with `baton config`, and give every instance the same storage variables. An instance that mounts the bucket is told its name by the bucket variable beside the mount's."
     }
-    /// The metadata is there, the lock is not.
+    /// The metadata exists, but the lock does not.
     LockMissing {
         cause: "lock.json was deleted, or the sandbox was put into the store by hand and never had one. Instances do not make a new one by themselves, since two of them could then run the sandbox; a container that ran stands still and is kept.",
         remedy: "Bring the object back from the bucket's soft delete. If that is not possible, or if there never was one, make sure that no instance runs the sandbox and use `baton repair ID --nobody-runs-it`."
     }
-    /// The lock is there and cannot be parsed.
+    /// The lock exists, but cannot be parsed.
     InvalidLock {
         cause: "lock.json is no JSON object, lacks a field, has a value that is not allowed, names another sandbox, or is an earlier version that was put back over a later one. Instances write nothing over it, since what it said about the holder and the checkpoint is not known; a container that ran stands still and is kept.",
         remedy: "Bring the last good version of the object back from the bucket's soft delete. If that is not possible, make sure that no instance runs the sandbox and use `baton repair ID --nobody-runs-it`, which replaces the lock."
     }
-    /// The metadata is there and can be understood, and nobody could attach.
+    /// The metadata is valid, but without a token no client could attach.
     TokenMissing {
         cause: "metadata.json has no `token_sha256`: it was written by hand, to restore a sandbox, or the key was removed. Nobody can attach; an instance that runs the sandbox goes on by the last good spec.",
         remedy: "`baton repair ID` gives the sandbox a new token and prints it once; with --nobody-runs-it it makes the lock too, where there is none. If you have a token already, put its SHA-256 into `token_sha256` instead."
     }
-    /// Only in views: no instance could write it.
+    /// Appears in views only: no instance could write it.
     Unresponsive {
         cause: "The instance that holds the lease has not renewed it for BATON_TAKEOVER: it died, hangs, or is cut off from the store. In that case its container stands still.",
         remedy: "You don't need to do anything: the next attach takes the lease over and restores the last checkpoint. `baton handoff ID` takes it over now, and `baton edit ID --set placement=null` has another instance start it. If the instance is only cut off and nobody takes over, it goes on where it was."
     }
-    /// It ran, and left no checkpoint.
+    /// The sandbox ran and left no checkpoint.
     Lost {
         cause: "The sandbox ended without a committed checkpoint: its instance died, its container ended by itself, or the drain time was up.",
         remedy: "There is nothing to bring back: `baton delete ID`. For sandboxes that matter, set BATON_CHECKPOINT_EVERY or let clients ask for checkpoints."
     }
-    /// A checkpoint is wanted of a sandbox that cannot be checkpointed.
+    /// A checkpoint was requested of a sandbox that cannot be checkpointed.
     NotCheckpointable {
         cause: "The sandbox was created without `enable_checkpoint`, or the server has no place for checkpoints. It runs on.",
         remedy: "Set `desired_state` back to `running`, or end it with `deleted`. A server needs SANDBOX_METADATA_BUCKET and SANDBOX_CHECKPOINT_BUCKET, or CHECKPOINT_AND_RESTORE_PATH."
@@ -86,7 +86,7 @@ reasons! {
         cause: "Pausing, saving or storing the sandbox failed. It runs on as before, and the wish is tried again.",
         remedy: "status.message has the error. If it is the store, `baton config --check`; otherwise look at the log of the instance."
     }
-    /// There is no room on the instance's disk.
+    /// The instance's disk is full.
     NoSpace {
         cause: "The local disk has no room for the image of the sandbox: its memory and changed files, and what else is on its way.",
         remedy: "Give the instance more disk (BATON_STATE_DIR) or memory, or fewer sandboxes (BATON_MAX_SANDBOXES)."
@@ -121,22 +121,22 @@ reasons! {
         cause: "The checkpoint was written by a later version of this server.",
         remedy: "Attach on an instance of that version or a later one."
     }
-    /// A stored file is not what it should be.
+    /// A stored file does not have the expected content.
     Damaged {
         cause: "A file of the checkpoint is not what its manifest says, or the manifest is not the one the lock names. Nothing was started from it.",
         remedy: "Bring the object back from soft delete or a backup, or go back to the checkpoint before it: `baton rollback ID`."
     }
-    /// Whoever wrote it has none of our keys.
+    /// The object was not signed with any of our keys.
     Unsigned {
         cause: "BATON_HMAC_KEY is set, and the lock, the checkpoint or the snapshot has no signature, or one of another key. Nothing was started from it, and it stays as it is.",
         remedy: "If it was written by an instance of yours, before it had a key or with an older one: put that key last in the list, or sign it with `baton repair ID --sign`. If not, somebody else writes to the bucket: compare `head` in the lock with what the log of your instances says was committed last."
     }
-    /// A stored file is not there.
+    /// A stored file is missing.
     CheckpointMissing {
         cause: "The lock names a checkpoint of which a file is not in the store.",
         remedy: "Bring the objects back from soft delete, or go back to the checkpoint before it: `baton rollback ID`. Look for lifecycle rules that delete by age: there must be none."
     }
-    /// This server does not do that.
+    /// This server does not support the request.
     NotSupported {
         cause: "The server is not configured for what was asked.",
         remedy: "status.message or the answer says what is missing; `baton config` shows what is set."
@@ -145,17 +145,17 @@ reasons! {
         cause: "The sandbox was deleted. That is final.",
         remedy: "Create a new one."
     }
-    /// A later attach elsewhere won.
+    /// A later attach on another instance won.
     Superseded {
         cause: "A later attach on another instance took precedence.",
         remedy: "Nothing is wrong: the last client with the token has the sandbox. Two clients that attach again and again take it from each other."
     }
-    /// The client that has it is alive.
+    /// The client that is attached is alive.
     InUse {
         cause: "Another client is attached to the sandbox on another instance, and answered when it was asked for a sign of life.",
         remedy: "Attach again when that client has left. A client that speaks `baton.v1` gets the sandbox at once; `docs/protocol.md` has the table."
     }
-    /// An operator named an instance, which has not asked for the sandbox yet.
+    /// An operator named an instance that has not asked for the sandbox yet.
     PlacementPending {
         cause: "`placement` names another instance, and that instance has not asked for the sandbox yet: its next sweep has not come, it has no room, or there is no such instance any more. The sandbox runs on where it is.",
         remedy: "It moves as soon as that instance asks, within two sweeps (BATON_SWEEP). If it never does, name an instance that `baton list` shows: `baton handoff ID --to INSTANCE`."
@@ -172,7 +172,7 @@ reasons! {
         cause: "The environment of the sandbox is larger than what can be handed to it, or an archive of its changed files would be larger than its `disk` limit, BATON_ARCHIVE_SIZE or BATON_ARCHIVE_ENTRIES allows.",
         remedy: "Make `env` smaller. For a snapshot, remove files that it need not hold; holes in sparse files count as if they were written."
     }
-    /// No such snapshot, or not a whole one.
+    /// The snapshot does not exist or is incomplete.
     SnapshotMissing {
         cause: "There is no filesystem snapshot of that name, it is not finished, or its archive is gone.",
         remedy: "`baton snapshot list` shows those there are. An unfinished one that nobody makes any more goes with `baton snapshot delete NAME`."
@@ -182,7 +182,7 @@ reasons! {
         cause: "A filesystem snapshot of that name exists, or another request makes one.",
         remedy: "Take another name, or delete the old one: `baton snapshot delete NAME`."
     }
-    /// A tenant has as much as it may have.
+    /// A tenant has reached its quota.
     QuotaExceeded {
         cause: "The tenant has as many snapshots as `snapshots` in BATON_QUOTAS allows. Nothing was stored.",
         remedy: "Delete one of the tenant's (`baton snapshot list --tenant NAME`, `baton snapshot delete NAME --tenant NAME`), or raise its quota."
@@ -191,7 +191,7 @@ reasons! {
         cause: "Pausing the sandbox, writing its file system or storing it failed. It runs on as before; the name is free again.",
         remedy: "The answer has the error. If it is the store, `baton config --check`; otherwise ask again."
     }
-    /// An archive that cannot become a root file system.
+    /// The archive cannot become a root file system.
     BadArchive {
         cause: "The archive is damaged, hostile, or holds more than it may. Nothing was kept of it.",
         remedy: "The message says what is wrong with it. BATON_ARCHIVE_SIZE, BATON_ARCHIVE_ENTRIES and BATON_ARCHIVE_DEPTH are the limits."
@@ -200,32 +200,32 @@ reasons! {
         cause: "The root file system a sandbox starts from is not where it should be.",
         remedy: "Run `scripts/setup`, or set BATON_ROOTFS."
     }
-    /// At the start of a server.
+    /// Reported when a server starts.
     NotRoot {
         cause: "The server does not run as root, and containers need it.",
         remedy: "Start it as root."
     }
-    /// At the start of a server.
+    /// Reported when a server starts.
     StateDir {
         cause: "The state directory cannot be used.",
         remedy: "Set BATON_STATE_DIR to a short path on a local disk that root may write."
     }
-    /// At the start of a server.
+    /// Reported when a server starts.
     StateDirHeld {
         cause: "Another server uses this state directory.",
         remedy: "Give each server a BATON_STATE_DIR of its own."
     }
-    /// At the start of a server.
+    /// Reported when a server starts.
     Runsc {
         cause: "The runsc that was found does not run, or is not the one this server is made for.",
         remedy: "Run `scripts/setup`, or set BATON_RUNSC."
     }
-    /// At the start of a server.
+    /// Reported when a server starts.
     Missing {
         cause: "A program or directory the server needs is not there.",
         remedy: "Run `scripts/setup`; `baton config` shows where it is looked for."
     }
-    /// At the start of a server.
+    /// Reported when a server starts.
     CpuFeatures {
         cause: "BATON_CPU_FEATURES names a feature that this machine lacks or runsc does not know.",
         remedy: "Leave it out of the list."
@@ -233,7 +233,7 @@ reasons! {
 }
 
 impl Reason {
-    /// The reason of this name, in whatever case it was typed.
+    /// Finds a reason by its name, ignoring case.
     pub fn find(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|reason| reason.name().eq_ignore_ascii_case(name))
     }

@@ -1,16 +1,16 @@
-//! Which snapshot a name means: tenants have name spaces of their own, and public snapshots have another one.
+//! Which snapshot a name refers to: each tenant has its own name space, and public snapshots have another.
 
 use std::fmt;
 
 use crate::id::{Invalid, SnapshotName, Tenant};
 
-/// Parts the tenant from the name. It occurs in neither.
+/// Separates the tenant from the name. Neither contains it.
 const SEPARATOR: char = '~';
 
-/// A filesystem snapshot, as storage calls it: `<tenant>~<name>`, or `<name>` for a public one.
+/// A filesystem snapshot as named in storage: `<tenant>~<name>`, or `<name>` for a public one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SnapshotKey {
-    /// `None` is public: every tenant may start from it, and none may write or delete it.
+    /// `None` is public: every tenant may start from it, and no tenant may write or delete it.
     pub tenant: Option<Tenant>,
     pub name: SnapshotName,
 }
@@ -20,7 +20,7 @@ impl SnapshotKey {
         Self { tenant: tenant.cloned(), name: name.clone() }
     }
 
-    /// As it stands in the names of objects.
+    /// Parses the form used in object names.
     pub fn parse(text: &str) -> Result<Self, Invalid> {
         match text.split_once(SEPARATOR) {
             None => Ok(SnapshotName::parse(text)?.into()),
@@ -28,13 +28,13 @@ impl SnapshotKey {
         }
     }
 
-    /// What a sandbox of this tenant may mean by a name, the first that exists: its own snapshot, then the public one.
+    /// What a name may refer to for this tenant; the first that exists counts: its own snapshot, then the public one.
     pub fn candidates(tenant: Option<&Tenant>, name: &SnapshotName) -> Vec<Self> {
         let own = tenant.map(|tenant| Self::new(Some(tenant), name));
         own.into_iter().chain([Self::new(None, name)]).collect()
     }
 
-    /// What the stored names of all snapshots of a tenant begin with, and no others.
+    /// The prefix of the stored names of all snapshots of a tenant, and of no others.
     pub fn prefix_of(tenant: &Tenant) -> String {
         format!("{tenant}{SEPARATOR}")
     }

@@ -1,22 +1,22 @@
-//! The place of a request in a trace: `traceparent` of the W3C Trace Context, as an HTTP header
-//! and `metadata.json` carry it.
+//! The position of a request in a trace: the `traceparent` of the W3C Trace Context, as carried by an HTTP header
+//! and by `metadata.json`.
 
 use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
-/// Whose child a span is. Never zero in either id.
+/// The parent of a span. Neither id is ever zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Traceparent {
     pub trace: [u8; 16],
     pub span: [u8; 8],
-    /// Somebody records the trace.
+    /// The trace is being recorded.
     pub sampled: bool,
 }
 
 impl Traceparent {
-    /// `None`: it is not one, and then there is no trace. Later versions may have more after the flags.
+    /// Returns `None` if the text is invalid; the request is then not traced. Later versions may append to the flags.
     pub fn parse(text: &str) -> Option<Self> {
         let mut parts = text.split('-');
         let [version] = bytes(parts.next()?)?;
@@ -27,13 +27,13 @@ impl Traceparent {
         (fits && is_set).then_some(Self { trace, span, sampled: flags & 1 == 1 })
     }
 
-    /// The trace alone, as collectors and log lines name it.
+    /// The trace id alone, as collectors and log lines show it.
     pub fn trace_id(&self) -> String {
         crate::id::hex(&self.trace)
     }
 }
 
-/// Two small hexadecimal digits each.
+/// Parses two lower-case hexadecimal digits per byte.
 fn bytes<const N: usize>(text: &str) -> Option<[u8; N]> {
     let digits = text.as_bytes();
     if digits.len() != 2 * N || !digits.iter().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f')) {
@@ -59,7 +59,7 @@ impl Serialize for Traceparent {
     }
 }
 
-/// For a field of a record. What is no trace context is none: a sandbox does not depend on it.
+/// Deserializes a field of a record. An invalid trace context becomes `None`: a sandbox does not depend on it.
 pub fn lenient<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Traceparent>, D::Error> {
     let value = Value::deserialize(deserializer)?;
     Ok(value.as_str().and_then(Traceparent::parse))

@@ -1,4 +1,4 @@
-//! The first message on `/create`: what kind of sandbox is wanted.
+//! The first message on `/create`: what kind of sandbox to create.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -17,12 +17,12 @@ use crate::{
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Config {
-    /// `None` leaves it to the server.
+    /// `None` uses the server's default.
     pub idle_timeout: Option<Idle>,
     pub enable_checkpoint: bool,
-    /// `None`: as `enable_checkpoint`, unless the server speaks the predecessor's words.
+    /// `None`: same as `enable_checkpoint`, unless the server uses the predecessor's vocabulary.
     pub enable_sandbox_handoff: Option<bool>,
-    /// `None`: as `enable_checkpoint`, unless the server speaks the predecessor's words.
+    /// `None`: same as `enable_checkpoint`, unless the server uses the predecessor's vocabulary.
     pub enable_idle_timeout_auto_checkpoint: Option<bool>,
     pub filesystem_snapshot_name: Option<SnapshotName>,
     pub labels: BTreeMap<String, String>,
@@ -33,7 +33,7 @@ pub struct Config {
     pub on_incompatible: OnIncompatible,
     pub from_checkpoint: Option<CheckpointId>,
     pub source_token: Option<Token>,
-    /// A plain client that wants every field and every event, not only those of the documents.
+    /// A plain client wants every field and every event, not only the documented ones.
     pub details: bool,
 }
 
@@ -84,7 +84,7 @@ impl Config {
         })
     }
 
-    /// Whether the client sent a flag that only the predecessor's clients know.
+    /// Whether the client sent a flag that only the predecessor's clients use.
     pub fn has_predecessor_flags(&self) -> bool {
         self.enable_sandbox_handoff.is_some() || self.enable_idle_timeout_auto_checkpoint.is_some()
     }
@@ -138,12 +138,12 @@ impl Config {
     }
 }
 
-/// Whole seconds as a whole number, as people write them.
+/// Writes whole seconds as an integer, as people do.
 pub(super) fn seconds(span: Duration) -> Value {
     if span.subsec_nanos() == 0 { json!(span.as_secs()) } else { json!(span.as_secs_f64()) }
 }
 
-/// The kernel has no way to hold other names and values.
+/// Refuses names and values that the kernel cannot represent.
 pub(super) fn check_env(env: &BTreeMap<String, String>) -> Result<(), Wrong> {
     let bad = |(name, value): (&String, &String)| name.is_empty() || name.contains(['=', '\0']) || value.contains('\0');
     if env.iter().any(bad) { Err(wrong("env", "an object of strings without NUL, names without `=`")) } else { Ok(()) }

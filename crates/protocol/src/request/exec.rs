@@ -1,4 +1,4 @@
-//! What is to be run: a command, code, or work with files.
+//! What to run: a command, code, or work with files.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{agent::Pty, event::Status, file, id::ExecId, printable::printable_start};
 
-/// Start a command.
+/// A request to start a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exec {
     pub exec_id: Option<ExecId>,
@@ -22,7 +22,7 @@ pub struct Exec {
     pub stdin: bool,
     pub pty: Option<Pty>,
     pub timeout: Option<Duration>,
-    /// A plain client that wants to hear the exec's id, exit code and duration.
+    /// A plain client wants to receive the exec's id, exit code and duration.
     pub details: bool,
 }
 
@@ -33,7 +33,7 @@ pub enum Command {
         language: Language,
         code: String,
     },
-    /// Of the longer form it has `exec_id`, `user`, `cwd` and `timeout`.
+    /// Of the fields of the longer form, it supports `exec_id`, `user`, `cwd` and `timeout`.
     File(file::Work),
 }
 
@@ -52,7 +52,7 @@ impl Language {
         }
     }
 
-    /// The text that existing clients know.
+    /// The error text that existing clients expect.
     pub fn unsupported(text: &str) -> String {
         let shown = printable_start(text, 64);
         format!("Unsupported language: '{shown}'. Supported languages are: python, bash")
@@ -67,7 +67,7 @@ impl Language {
 }
 
 impl Exec {
-    /// As the plain dialect starts it.
+    /// The exec that a message of the plain dialect starts.
     pub fn plain(language: Language, code: String) -> Self {
         Self {
             exec_id: None,
@@ -82,7 +82,7 @@ impl Exec {
         }
     }
 
-    /// `{"language", "code"}`: every other field is of the longer form.
+    /// Reads `{"language", "code"}`; every other field belongs to the longer form.
     pub(super) fn read_plain(fields: &Fields<'_>) -> Result<Self, Refusal> {
         let error = |wrong: Wrong| Refusal::of(Status::ExecutionError, wrong.message);
         let (language, code) = read_code(fields)?;
@@ -128,7 +128,7 @@ impl Exec {
         })
     }
 
-    /// `{"action":"read_file"}` and its like.
+    /// Reads `{"action":"read_file"}` and the other file actions.
     pub(super) fn read_file(action: &str, fields: &Fields<'_>) -> Result<Self, Refusal> {
         let error = |wrong: Wrong| Refusal::of(Status::ExecutionError, wrong.message);
         let work = read_work(action, fields).map_err(error)?;

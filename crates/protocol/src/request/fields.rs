@@ -1,7 +1,7 @@
-//! The fields of one JSON object, looked at one by one, so that an error names its field.
+//! The fields of one JSON object, read one by one, so that an error names its field.
 //!
-//! Only fields somebody asks for are kept, and those as the text they were: a hostile
-//! message costs no more memory than its own length, however deep or wide it is.
+//! Only known fields are kept, and as raw text: a hostile message costs no more memory
+//! than its own length, however deep or wide it is.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
@@ -67,7 +67,7 @@ const KNOWN: [&str; 47] = [
 #[derive(Debug)]
 pub struct Fields<'a>(BTreeMap<&'static str, &'a RawValue>);
 
-/// A field that is not what it should be.
+/// A field with an invalid value.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Wrong {
     pub field: &'static str,
@@ -75,7 +75,7 @@ pub struct Wrong {
 }
 
 impl<'a> Fields<'a> {
-    /// `None` when the text is no JSON object.
+    /// Returns `None` if the text is not a JSON object.
     pub fn parse(text: &'a str) -> Option<Self> {
         serde_json::from_str(text).ok()
     }
@@ -109,7 +109,7 @@ impl<'a> Fields<'a> {
         self.optional(field, "a string")
     }
 
-    /// A name of one of the parsed types; its own rule is part of the text.
+    /// Reads a name as one of the parsed types; the error text includes the type's rule.
     pub fn name<T: std::str::FromStr<Err = crate::id::Invalid>>(
         &self,
         field: &'static str,
@@ -122,12 +122,12 @@ impl<'a> Fields<'a> {
         Ok(self.optional(field, "an object of strings")?.unwrap_or_default())
     }
 
-    /// Every limit that is known, within its own bounds; one that is not is named.
+    /// Reads every known limit, each checked against its own bounds; the error names an unknown one.
     pub fn limits(&self) -> Result<Limits, Wrong> {
         let given = self.optional::<BTreeMap<String, Box<RawValue>>>("limits", "an object")?;
         let mut limits = Limits::default();
         for (name, raw) in given.into_iter().flatten() {
-            // A number or a short text: what is longer is neither, and not worth the memory.
+            // A number or a short text; anything longer is neither and not worth the memory.
             let value = if raw.get().len() <= 64 { serde_json::from_str(raw.get()).ok() } else { None };
             let set = limits.set(&name, &value.unwrap_or(Value::Bool(false))).and_then(|()| limits.check());
             set.map_err(|message| Wrong { field: "limits", message })?;
@@ -135,7 +135,7 @@ impl<'a> Fields<'a> {
         Ok(limits)
     }
 
-    /// Seconds as a number, or a text such as `5m`; more than nothing.
+    /// Reads seconds as a number, or a text such as `5m`; must be greater than zero.
     pub fn duration(&self, field: &'static str) -> Result<Option<Duration>, Wrong> {
         const EXPECTED: &str = "a positive number of seconds or a duration such as \"5m\"";
         let Some(given) = self.optional::<Span>(field, EXPECTED)? else { return Ok(None) };
@@ -144,7 +144,7 @@ impl<'a> Fields<'a> {
             Span::Text(text) if text.len() <= 64 => humantime::parse_duration(&text).ok(),
             Span::Text(_) => None,
         };
-        // A hundred years are enough, and no sum of them overflows.
+        // A hundred years are enough, and sums of them do not overflow.
         let longest = Duration::from_secs(100 * 365 * 86_400);
         match span {
             Some(span) if !span.is_zero() && span <= longest => Ok(Some(span)),
@@ -187,7 +187,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Fields<'a> {
                 let mut fields = BTreeMap::new();
                 while let Some(key) = map.next_key::<String>()? {
                     match KNOWN.iter().find(|known| **known == key) {
-                        // Of a field given twice the last counts.
+                        // If a field occurs twice, the last one counts.
                         Some(known) => {
                             fields.insert(*known, map.next_value()?);
                         }

@@ -1,8 +1,8 @@
-//! What a client says: one enum, read from one JSON text.
+//! Messages from the client: one enum, parsed from one JSON text.
 //!
 //! The messages carry no common tag: `{"language","code"}` starts a command,
-//! `{"event":"stdin"}` feeds it, `{"action":…}` asks for the rest, and what has none
-//! of these is the config of a new sandbox. Unknown fields are ignored; a known one
+//! `{"event":"stdin"}` feeds it, `{"action":…}` is any other request, and a message with none
+//! of these is the config of a new sandbox. Unknown fields are ignored; a known field
 //! of the wrong type is refused by name.
 
 mod config;
@@ -25,12 +25,12 @@ use crate::{
     id::{ExecId, SnapshotName},
 };
 
-/// Most copies one fork makes.
+/// The maximum number of copies that one fork makes.
 pub const MAX_FORKS: u32 = 64;
 
 #[derive(Clone, PartialEq, Eq)]
 pub enum Request {
-    /// Only the first message on `/create` may be one.
+    /// Valid only as the first message on `/create`.
     Config(Box<Config>),
     Exec(Box<Exec>),
     Stdin(Stdin),
@@ -61,7 +61,7 @@ pub enum Request {
     KillSandbox,
     Reconnect {
         offsets: BTreeMap<ExecId, Offsets>,
-        /// Only to look: what is told stays kept for whoever comes next.
+        /// Observe only: output stays buffered for the next client that reconnects.
         peek: bool,
     },
     Ack {
@@ -70,24 +70,24 @@ pub enum Request {
     },
 }
 
-/// Bytes for a command.
+/// Bytes for a command's stdin.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Stdin {
     pub exec_id: Option<ExecId>,
     pub data: Data,
     pub eof: bool,
-    /// Where in the command's stdin the bytes belong; without it, at the end of what came before.
+    /// The bytes' offset in the command's stdin; without it, they follow the bytes received before.
     pub offset: Option<u64>,
 }
 
 #[derive(Clone, PartialEq, Eq)]
 pub enum Data {
     Text(String),
-    /// Not decoded yet.
+    /// Base64 that is not decoded yet.
     Base64(String),
 }
 
-/// How much of a command's output a client has.
+/// How much of a command's output a client has received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Offsets {
     #[serde(default)]
@@ -96,13 +96,13 @@ pub struct Offsets {
     pub stderr: u64,
 }
 
-/// A typed no to a request.
+/// A typed refusal of a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Refusal {
     pub status: Status,
     pub message: String,
-    /// It was no request at all: ten of these end the session.
+    /// The message could not be parsed as a request; ten of these end the session.
     pub malformed: bool,
 }
 
@@ -304,7 +304,7 @@ impl Request {
         Value::Object(map).to_string()
     }
 
-    /// For the log: what kind of request it is, and nothing of what is in it.
+    /// The kind of request, for the log; contains nothing that the client sent.
     pub fn word(&self) -> &'static str {
         match self {
             Self::Config(_) => "config",
@@ -327,7 +327,7 @@ impl Request {
     }
 }
 
-/// Code and input of a client belong in no log.
+/// Does not print the client's code and input, which must not be logged.
 impl fmt::Debug for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Request({})", self.word())

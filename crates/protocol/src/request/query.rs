@@ -1,21 +1,21 @@
 //! A config given as query parameters of `/create`, for clients that cannot send a first message.
 //!
-//! Each parameter becomes the field of the same name, so both ways share one reader and its error texts. What is an
-//! object in JSON is spelled out: `label=tier=free` and `env=LANG=C` repeat, limits are `limits.memory=512MiB`.
+//! Each parameter becomes the field of the same name, so both forms share one reader and its error texts. JSON objects
+//! are spelled out: `label=tier=free` and `env=LANG=C` may repeat, limits are `limits.memory=512MiB`.
 
 use serde_json::{Map, Value, json};
 
 use super::{Config, Fields, Refusal};
 
-/// Read as `true` or `false`, as in JSON, or as `1` or `0`.
+/// Parsed as `true` or `false`, as in JSON, or as `1` or `0`.
 const FLAGS: [&str; 4] =
     ["details", "enable_checkpoint", "enable_idle_timeout_auto_checkpoint", "enable_sandbox_handoff"];
 const DURATIONS: [&str; 2] = ["idle_timeout", "ttl"];
 const TEXTS: [&str; 5] = ["cwd", "filesystem_snapshot_name", "from_checkpoint", "on_incompatible", "source_token"];
 
 impl Config {
-    /// The config in these parameters, and whether any but `details` was given: then no first message is awaited.
-    /// Parameters that are not about the sandbox are ignored.
+    /// Returns the config in these parameters, and whether any of them but `details` was given: in that case the server
+    /// does not wait for a first message. Parameters that do not describe the sandbox are ignored.
     pub fn from_query(parameters: &[(String, String)]) -> Result<(Self, bool), Refusal> {
         let mut fields = Map::new();
         for (name, value) in parameters {
@@ -45,7 +45,7 @@ fn flag(value: &str) -> Value {
     match value {
         "true" | "1" => json!(true),
         "false" | "0" => json!(false),
-        // Refused by the field's own reader, which names it.
+        // The field's own reader refuses it and names the field.
         other => json!(other),
     }
 }
@@ -58,7 +58,7 @@ fn number_or_text(value: &str) -> Value {
     value.parse::<f64>().ok().filter(|number| number.is_finite()).map_or_else(|| json!(value), |number| json!(number))
 }
 
-/// `NAME=VALUE` as one entry of an object. Without `=` the object's own reader refuses it.
+/// Inserts `NAME=VALUE` as one entry of an object. Without `=`, the object's own reader refuses it.
 fn insert_pair(fields: &mut Map<String, Value>, object: &str, pair: &str) {
     match pair.split_once('=') {
         Some((name, value)) => insert(fields, object, name, json!(value)),

@@ -1,4 +1,4 @@
-//! What is refused, and with which status.
+//! Which messages are refused, and with which status.
 
 use super::*;
 
