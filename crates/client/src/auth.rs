@@ -1,4 +1,4 @@
-//! Credentials for what stands in front of the server, such as Cloud Run's access control.
+//! Credentials for a proxy in front of the server, such as Cloud Run's access control.
 
 #[cfg(feature = "google")]
 mod google;
@@ -31,15 +31,15 @@ enum Kind {
 }
 
 impl Auth {
-    /// Google's ID token for the server's address, as Cloud Run wants it, with the credentials of this
-    /// machine: the file that `GOOGLE_APPLICATION_CREDENTIALS` names, or the metadata server. It is kept, and
-    /// renewed before its end.
+    /// Google's ID token for the server's address, as Cloud Run requires it, with the credentials of this
+    /// machine: the file named by `GOOGLE_APPLICATION_CREDENTIALS`, or the metadata server. The token is cached
+    /// and renewed before it expires.
     #[cfg(feature = "google")]
     pub fn google() -> Self {
         Self(Kind::Google(Arc::default()))
     }
 
-    /// Headers from the caller, asked for before each handshake.
+    /// Headers from the caller, requested before each handshake.
     pub fn source<F, H>(source: F) -> Self
     where
         F: Fn() -> H + Send + Sync + 'static,
@@ -48,7 +48,7 @@ impl Auth {
         Self(Kind::Source(Arc::new(move || Box::pin(source()))))
     }
 
-    /// What goes with a request to the server at `url`.
+    /// The headers for a request to the server at `url`.
     pub async fn headers(&self, url: &str) -> Result<Headers, Error> {
         self.headers_for(&Address::parse(url)?).await
     }
@@ -66,7 +66,7 @@ impl Auth {
     }
 }
 
-/// What opens doors is not printed.
+/// Does not print secrets.
 impl fmt::Debug for Auth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Auth(…)")

@@ -1,4 +1,4 @@
-//! One WebSocket: a queue out, messages in. Writing never keeps it from reading.
+//! One WebSocket: a queue of outgoing messages, and incoming messages. Writing never blocks reading.
 
 use std::{
     collections::VecDeque,
@@ -17,18 +17,18 @@ use tokio_tungstenite::tungstenite::{
 
 use crate::{clock, connect::Socket};
 
-/// Above this nothing more is taken from callers.
+/// Above this size, no more requests are accepted from callers.
 const QUEUE_BYTES: usize = 512 << 10;
-/// For the close frame and the answer to it.
+/// The timeout for the close frame and its answer.
 const CLOSE_WITHIN: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(crate) enum ClientSocketEvent {
-    /// Something was written: there may be room again.
+    /// Something was written: the queue may have free space again.
     Wrote,
     Text(Utf8Bytes),
     Binary(Bytes),
-    /// A sign of life without content.
+    /// A ping or pong: the server is alive.
     Alive,
     Closed(Option<u16>),
     Broken(String),
@@ -64,7 +64,7 @@ impl ClientSocket {
         self.queued < QUEUE_BYTES
     }
 
-    /// Sends what can be sent; then, with `listen`, waits for the server too. May be cancelled.
+    /// Sends what can be sent; then, with `listen`, also waits for the server. Cancel-safe.
     pub(crate) async fn turn(&mut self, listen: bool) -> ClientSocketEvent {
         poll_fn(|context| self.poll_turn(context, listen)).await
     }
@@ -73,7 +73,7 @@ impl ClientSocket {
         match self.poll_write(context) {
             Ok(true) => return Poll::Ready(ClientSocketEvent::Wrote),
             Ok(false) => {}
-            // What the server said before it closed is still to be read.
+            // Messages that the server sent before it closed can still be read.
             Err(error) if !listen => return Poll::Ready(ClientSocketEvent::Broken(error.to_string())),
             Err(_) => {}
         }
@@ -90,7 +90,7 @@ impl ClientSocket {
         })
     }
 
-    /// Whether anything went from the queue to the socket.
+    /// Returns whether anything moved from the queue to the socket.
     fn poll_write(&mut self, context: &mut Context<'_>) -> Result<bool, tungstenite::Error> {
         let mut wrote = false;
         while !self.queue.is_empty() {
@@ -113,13 +113,13 @@ impl ClientSocket {
         Ok(wrote)
     }
 
-    /// Leaves politely, within a bounded time.
+    /// Closes the connection cleanly, within a bounded time.
     pub(crate) async fn close(mut self) {
         self.push(Message::Close(Some(CloseFrame { code: CloseCode::Normal, reason: Utf8Bytes::default() })));
         self.answer_close().await;
     }
 
-    /// Lets the answer to the server's close go out.
+    /// Sends the answer to the server's close frame.
     pub(crate) async fn answer_close(mut self) {
         let ended = async { while !matches!(self.turn(true).await, ClientSocketEvent::Broken(_)) {} };
         clock::timeout(CLOSE_WITHIN, ended).await;

@@ -1,4 +1,4 @@
-//! Time and dice of a client: nothing else here asks the system for either.
+//! Time and randomness of a client: no other module asks the system for either.
 
 use std::{
     future::Future,
@@ -8,7 +8,7 @@ use std::{
 
 pub(crate) use tokio::time::Instant;
 
-/// The shortest and the longest pause before another try.
+/// The shortest and the longest back-off before a retry.
 const SHORTEST: Duration = Duration::from_millis(100);
 const LONGEST: Duration = Duration::from_secs(5);
 
@@ -17,7 +17,7 @@ pub(crate) fn now() -> Instant {
     Instant::now()
 }
 
-/// Since 1970. For what others say about time, not to measure it.
+/// Time since 1970. For comparison with timestamps of others, not for measuring.
 #[cfg(feature = "google")]
 #[expect(clippy::disallowed_methods, reason = "this is the seam")]
 pub(crate) fn wall() -> Duration {
@@ -29,19 +29,19 @@ pub(crate) async fn sleep_until(moment: Instant) {
     tokio::time::sleep_until(moment).await;
 }
 
-/// The work's result, or nothing; the work is dropped then.
+/// Returns the work's result, or `None` at the timeout, which drops the work.
 #[expect(clippy::disallowed_methods, reason = "this is the seam")]
 pub(crate) async fn timeout<T>(span: Duration, work: impl Future<Output = T>) -> Option<T> {
     tokio::time::timeout(span, work).await.ok()
 }
 
-/// No two are alike; not for secrets.
+/// A random number; not suitable for secrets.
 pub(crate) fn dice() -> u64 {
     // The standard library seeds its hashers from the system, on every platform.
     RandomState::new().hash_one(0_u8)
 }
 
-/// How long to wait before try number `attempt`, counted from 0.
+/// The back-off before retry number `attempt`, counted from 0.
 pub(crate) fn pause(attempt: u32, dice: u64) -> Duration {
     let ceiling = LONGEST.min(SHORTEST.saturating_mul(2_u32.saturating_pow(attempt.saturating_add(1))));
     let share = (dice >> 32) as f64 / f64::from(u32::MAX);

@@ -23,11 +23,11 @@ use crate::{
 pub(crate) type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
 const SUBPROTOCOL: &str = "baton.v1";
-/// Frames of the server stay under 1 MiB.
+/// Frames from the server stay below 1 MiB.
 const MAX_MESSAGE: usize = 16 << 20;
 const READ_BUFFER: usize = 256 << 10;
 
-/// The server's address, without what comes after its own path.
+/// The server's address, up to and including its own base path.
 #[derive(Clone, Debug)]
 pub(crate) struct Address(String);
 
@@ -47,7 +47,7 @@ impl Address {
         }
     }
 
-    /// Scheme, name and port, as HTTP writes them.
+    /// Scheme, host and port, as in HTTP URLs.
     #[cfg(feature = "google")]
     pub(crate) fn origin(&self) -> String {
         let origin = self.0.splitn(4, '/').take(3).collect::<Vec<_>>().join("/");
@@ -55,12 +55,12 @@ impl Address {
     }
 }
 
-/// What load balancers gave us to find the same instance again.
+/// Cookies that load balancers set for session affinity.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Cookies(BTreeMap<String, String>);
 
 impl Cookies {
-    /// Values of later handshakes replace earlier ones.
+    /// Values of later handshakes replace those of earlier ones.
     fn take(&mut self, headers: &HeaderMap) {
         for cookie in headers.get_all(header::SET_COOKIE) {
             let Some(pair) = cookie.to_str().ok().and_then(|text| text.split(';').next()) else { continue };
@@ -80,7 +80,7 @@ impl Cookies {
     }
 }
 
-/// Opens a WebSocket: to the place, or to a new one.
+/// Opens a WebSocket: to the sandbox at `place`, or to a new one.
 pub(crate) async fn connect(
     address: &Address,
     place: Option<&Place>,

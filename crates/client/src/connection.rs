@@ -1,7 +1,7 @@
 //! The one task behind a sandbox's handle: connects, follows the sandbox, ends for a reason.
 //!
 //! ```text
-//!   connect ──▶ session ──▶ verdict ──fatal──▶ end: everybody who waits is told
+//!   connect ──▶ session ──▶ verdict ──fatal──▶ end: every waiting caller gets the error
 //!      ▲                       │
 //!      └─── pause, jittered ◀──┘ retry
 //! ```
@@ -29,9 +29,9 @@ use crate::{
 
 #[derive(Debug)]
 pub(crate) enum Command {
-    /// Start it, or follow one that is known to run.
+    /// Starts a command, or follows one that is known to run.
     Exec(Arc<Exec>),
-    /// A request somebody waits on; `sent` says when it went out.
+    /// A request whose caller waits for an answer; `sent` reports when it was sent.
     Ask {
         request: Request,
         sent: oneshot::Sender<Sent>,
@@ -41,7 +41,7 @@ pub(crate) enum Command {
     Close,
 }
 
-/// When a request went out: what had been heard, and in which session.
+/// When a request was sent: how much had been received by then, and in which session.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sent {
     pub(crate) heard: u64,
@@ -52,11 +52,11 @@ pub(crate) struct Sent {
 pub(crate) struct Link {
     pub(crate) address: Address,
     pub(crate) options: Connection,
-    /// For a sandbox that does not exist yet.
+    /// Used for a sandbox that does not exist yet.
     pub(crate) config: Config,
     pub(crate) cookies: Cookies,
     pub(crate) commands: mpsc::Receiver<Command>,
-    /// Some handle read, wrote or let go.
+    /// Notified when a handle reads, writes or is dropped.
     pub(crate) look: Arc<Notify>,
     pub(crate) mirror: watch::Sender<SandboxState>,
     pub(crate) updates: broadcast::Sender<Update>,
@@ -85,8 +85,8 @@ impl Link {
             };
             self.mirror.send_modify(|mirror| mirror.is_open = false);
             let Some(patience) = self.options.reconnect_for else { return error };
-            // Whoever asks for a sandbox wants to hear at once that there is no server; only
-            // an instance on its way out asks to come back.
+            // A caller that creates or attaches should learn at once that there is no server; only
+            // a draining instance asks it to reconnect.
             if !is_placed || (now_sessions == 0 && !elsewhere) {
                 return error;
             }
@@ -139,7 +139,7 @@ impl Link {
     }
 }
 
-/// Also when the task is dropped in the middle: nobody waits for ever.
+/// Also runs when the task is dropped midway, so that no caller waits forever.
 impl Drop for Link {
     fn drop(&mut self) {
         self.end(&Error::Ended("its handle was dropped".into()));

@@ -1,56 +1,56 @@
-//! What can go wrong, by what the caller can do about it.
+//! Errors, grouped by what the caller can do about them.
 
 use std::time::Duration;
 
 use baton_protocol::event::{Status, Update};
 
-/// Cheap to clone: the end of a connection is told to everybody who waits on it.
+/// Cheap to clone: every waiting caller gets the error that ended a connection.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// It never was, or it was deleted.
+    /// The sandbox never existed, or it was deleted.
     #[error("there is no such sandbox")]
     NotFound,
-    /// Somebody else is attached to it, and alive.
+    /// Another client is attached to it, and alive.
     #[error("another client is attached to the sandbox")]
     InUse,
-    /// The token or the API key does not open this.
+    /// The token or the API key does not grant access.
     #[error("permission denied: {0}")]
     Permission(String),
-    /// There are no credentials for what stands in front of the server.
+    /// There are no credentials for the proxy in front of the server.
     #[error("no credentials: {0}")]
     Auth(String),
     #[error("the sandbox could not be created: {0}")]
     Creation(String),
     #[error("the sandbox could not be restored: {0}")]
     Restore(String),
-    /// The sandbox goes on as it was.
+    /// The sandbox keeps running.
     #[error("no checkpoint was made: {0}")]
     Checkpoint(String),
-    /// The server's no to one request. The sandbox goes on as it was.
+    /// The server refused one request. The sandbox keeps running.
     #[error("refused: {message}")]
     Refused { status: Status, message: String },
-    /// A command did not end with exit code 0, where that was asked for.
+    /// A command did not end with exit code 0, where the caller required that.
     #[error("the command ended with {how}{said}")]
     Failed { how: String, said: String },
-    /// What is wrong with a file, in the sandbox or here: an errno's name such as `ENOENT`, and a text.
+    /// A file error, in the sandbox or on this machine: an errno's name such as `ENOENT`, and a text.
     #[error("{message}")]
     File { code: String, message: String },
     #[error("no answer within {0:?}")]
     Timeout(Duration),
-    /// The server cannot be reached, or not any more.
+    /// The server cannot be reached, or no longer.
     #[error("no connection: {0}")]
     Connection(String),
-    /// The other side does not speak `baton.v1`, or not well.
+    /// The server does not support `baton.v1`, or violates it.
     #[error("not the protocol baton.v1: {0}")]
     Protocol(String),
-    /// This session is over as it should be; says why.
+    /// The session ended normally; the text says why.
     #[error("the session has ended: {0}")]
     Ended(String),
 }
 
 impl Error {
-    /// The error an update stands for.
+    /// The error that corresponds to an update.
     pub(crate) fn of(update: &Update) -> Self {
         let message = update.message.clone().unwrap_or_else(|| update.status.as_str().to_owned());
         #[expect(clippy::wildcard_enum_match_arm, reason = "what has no kind of its own is a refusal")]

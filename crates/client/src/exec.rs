@@ -1,4 +1,4 @@
-//! One command as the connection and its handles share it.
+//! One command, shared between the connection and its handles.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -24,13 +24,13 @@ use crate::{
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     pub exit_code: Option<i32>,
-    /// The number of the signal that ended it.
+    /// The number of the signal that killed it.
     pub signal: Option<i32>,
-    /// It was killed because its own time was up.
+    /// It was killed at its own timeout.
     pub timed_out: bool,
-    /// How long it ran, without the time the sandbox stood still.
+    /// How long it ran, excluding time in which the sandbox was stopped.
     pub duration: Option<Duration>,
-    /// It was lost, and why: neither `exit_code` nor `signal` is known then.
+    /// Why the command was lost; neither `exit_code` nor `signal` is known then.
     pub error: Option<String>,
 }
 
@@ -52,7 +52,7 @@ impl Outcome {
 
 #[derive(Clone, Debug)]
 pub(crate) enum Stage {
-    /// Asked for; whether the server knows it is not known.
+    /// Requested; the server may not know it yet.
     Asked,
     Started,
     Ended(Result<Outcome, Error>),
@@ -63,7 +63,7 @@ struct Streams {
     stdout: Pipe,
     stderr: Pipe,
     stdin: Stdin,
-    /// Counts the items of both streams, so that they can be read in the order they came.
+    /// Counts the items of both streams, so that they can be read in the order of arrival.
     order: u64,
     kill_wanted: bool,
 }
@@ -84,15 +84,15 @@ impl Streams {
 #[derive(Debug)]
 pub(crate) struct Exec {
     pub(crate) id: ExecId,
-    /// `None` for a command that somebody else started.
+    /// `None` for a command that another client started.
     pub(crate) request: Option<request::Exec>,
-    /// Its output stays kept for whoever comes next.
+    /// Its output stays buffered for the next client.
     pub(crate) is_peek: bool,
     pub(crate) stage: watch::Sender<Stage>,
     streams: Mutex<Streams>,
-    /// Room for stdin; closed when nobody takes it any more.
+    /// Free space for stdin in bytes; closed when stdin is no longer read.
     room: Semaphore,
-    /// Tells the connection to look.
+    /// Wakes the connection.
     look: Arc<Notify>,
 }
 
@@ -119,13 +119,13 @@ impl Exec {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    // For the handles.
+    // Used by the handles.
 
     pub(crate) fn poll_one(&self, output: Output, context: &mut Context<'_>) -> Poll<Option<Chunk>> {
         self.poll_pipe(self.streams().pipe(output), context)
     }
 
-    /// Of the streams in `outputs`, whichever item came first.
+    /// Returns the item that arrived first in any of the streams in `outputs`.
     pub(crate) fn poll_any(&self, outputs: &[Output], context: &mut Context<'_>) -> Poll<Option<(Output, Chunk)>> {
         let mut streams = self.streams();
         let first = outputs
@@ -142,7 +142,7 @@ impl Exec {
         if over { Poll::Ready(None) } else { Poll::Pending }
     }
 
-    /// Reads one item; the connection looks when an acknowledgement is due or when it waited for room.
+    /// Reads one item; wakes the connection if an acknowledgement is due or if it was waiting for free space.
     fn poll_pipe(&self, pipe: &mut Pipe, context: &mut Context<'_>) -> Poll<Option<Chunk>> {
         let was_flooded = pipe.is_flooded();
         let polled = pipe.poll_next(context);
@@ -157,7 +157,7 @@ impl Exec {
         self.look.notify_one();
     }
 
-    /// Waits for room. The bytes are kept until the command took them.
+    /// Waits for free space. The bytes are kept until the command has accepted them.
     pub(crate) async fn write_stdin(&self, mut bytes: Bytes) -> Result<(), Error> {
         while !bytes.is_empty() {
             let part = bytes.split_to(bytes.len().min(PART));
@@ -191,9 +191,9 @@ impl Exec {
         self.streams().kill_wanted = true;
     }
 
-    // For the connection.
+    // Used by the connection.
 
-    /// Whether an acknowledgement is due and whether the socket must wait for the reader.
+    /// Returns whether an acknowledgement is due and whether the socket must wait for the reader.
     pub(crate) fn push(&self, output: Output, offset: u64, bytes: Bytes) -> Result<Pushed, Hole> {
         let mut streams = self.streams();
         let order = streams.next_order();
@@ -242,12 +242,12 @@ impl Exec {
         self.streams().stdin.is_under_way()
     }
 
-    /// Nobody takes its stdin any more.
+    /// The command's stdin is no longer read.
     pub(crate) fn stdin_over(&self) {
         self.room.close();
     }
 
-    /// A new connection knows it. Returns the offsets to name and whether it must be killed again.
+    /// Resumes on a new connection. Returns the offsets to send and whether the command must be killed again.
     pub(crate) fn resume(&self) -> (Offsets, bool) {
         let mut streams = self.streams();
         streams.stdin.resend();

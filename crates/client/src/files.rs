@@ -1,11 +1,11 @@
-//! Files of a sandbox, and between it and this machine.
+//! Files of a sandbox, and transfers between it and this machine.
 //!
 //! ```text
 //!   here ──pack──▶ bridge ──stdin──▶ the work in the sandbox
 //!   here ◀─unpack─ bridge ◀─stdout── the work in the sandbox
 //! ```
-//! Each transfer is a command of the sandbox's agent, so it goes on after a drop and after a move.
-//! Disks are waited for on threads of their own, and never more than a few pieces are in memory.
+//! Each transfer is a command of the sandbox's agent, so it continues after a reconnect and after a handoff.
+//! Separate threads access the disk, and only a few pieces are in memory at a time.
 
 mod bridge;
 mod working;
@@ -20,19 +20,19 @@ use futures::{Stream, StreamExt};
 use self::{bridge::Part, working::Working};
 use crate::{Error, Exec, Sandbox};
 
-/// Told how many bytes more went over the wire.
+/// Called with the number of further bytes that were transferred.
 pub type OnBytes = Arc<dyn Fn(u64) + Send + Sync>;
-/// Told of a file that was left out, and why.
+/// Called with each file that was left out, and why.
 pub type OnLeftOut = Arc<dyn Fn(&str) + Send + Sync>;
 
-/// How files are moved. What is not said is as it is for commands.
+/// How files are transferred. Unset fields have the same defaults as for commands.
 #[derive(Clone, Default)]
 pub struct Transfer {
-    /// Whose rights count inside the sandbox.
+    /// The user inside the sandbox whose permissions apply.
     pub user: Option<String>,
-    /// Where a relative path in the sandbox begins.
+    /// The directory in the sandbox that relative paths start from.
     pub cwd: Option<String>,
-    /// Counts only time in which the sandbox really ran.
+    /// Counts only time in which the sandbox ran.
     pub timeout: Option<Duration>,
     pub on_bytes: Option<OnBytes>,
     pub on_left_out: Option<OnLeftOut>,
@@ -58,18 +58,18 @@ impl Transfer {
     }
 }
 
-/// What a new file is like.
+/// Attributes of a new file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FileMode {
-    /// Permission bits; without them those it had, or those that new files have.
+    /// Permission bits; by default those of the replaced file, or those of new files.
     pub mode: Option<u32>,
     /// Milliseconds since 1970.
     pub mtime_ms: Option<i64>,
-    /// If another number of bytes comes, nothing is written.
+    /// The expected number of bytes; if it differs, nothing is written.
     pub size: Option<u64>,
 }
 
-/// A file's bytes, piece by piece. Dropped before the end, it ends the transfer.
+/// A file's bytes, piece by piece. Dropping it before the end cancels the transfer.
 #[derive(Debug)]
 pub struct Reading {
     working: Working,
@@ -77,7 +77,7 @@ pub struct Reading {
 }
 
 impl Reading {
-    /// The next piece; `None` after the last one. An error may come after bytes: then they are not all.
+    /// The next piece; `None` after the last one. After an error, the bytes received so far are incomplete.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
         match self.working.next().await? {
             Some(bytes) => {
@@ -90,7 +90,7 @@ impl Reading {
 }
 
 impl Sandbox {
-    /// A whole file. [`Error::File`] with code `ENOENT` if there is none.
+    /// Reads a whole file. Returns [`Error::File`] with code `ENOENT` if it does not exist.
     pub async fn read_file(&self, path: &str) -> Result<Vec<u8>, Error> {
         let mut reading = self.read_stream(path, &Transfer::default()).await?;
         let mut content = Vec::new();
@@ -100,13 +100,13 @@ impl Sandbox {
         Ok(content)
     }
 
-    /// A file, piece by piece.
+    /// Reads a file piece by piece.
     pub async fn read_stream(&self, path: &str, how: &Transfer) -> Result<Reading, Error> {
         let work = Work::ReadFile { path: path.to_owned(), offset: 0, length: None, archive: false };
         Ok(Reading { working: self.work(work, how).await?, how: how.clone() })
     }
 
-    /// Writes a file, all at once: a reader sees the old or the new one. Missing directories are made.
+    /// Writes a file atomically: a reader sees the old or the new content. Missing directories are created.
     pub async fn write_file(&self, path: &str, content: impl Into<Bytes>) -> Result<(), Error> {
         let content = content.into();
         let mode = FileMode { size: Some(content.len() as u64), ..FileMode::default() };
@@ -114,7 +114,7 @@ impl Sandbox {
         self.write_stream(path, mode, content, &Transfer::default()).await
     }
 
-    /// The same, piece by piece. If the stream fails, nothing is written.
+    /// Like [`write_file`](Self::write_file), but piece by piece. If the stream fails, nothing is written.
     pub async fn write_stream(
         &self,
         path: &str,
@@ -131,7 +131,7 @@ impl Sandbox {
             while let Some(bytes) = content.next().await {
                 let bytes = bytes.inspect_err(|_| control.give_up())?;
                 how.moved(bytes.len());
-                // Whoever stopped reading says why at its end.
+                // The work's outcome tells why it stopped reading.
                 if control.write_stdin(bytes).await.is_err() {
                     return Ok(());
                 }
@@ -143,7 +143,7 @@ impl Sandbox {
         fed.and(finished?)
     }
 
-    /// What is in a directory, or with depth 0 what is at `path` itself; links are not followed.
+    /// Lists a directory, or with depth 0 `path` itself; links are not followed.
     pub async fn list_files(&self, path: &str, depth: u32) -> Result<Vec<Entry>, Error> {
         let work = Work::ListFiles { path: path.to_owned(), depth };
         let mut working = self.work(work, &Transfer::default()).await?;
@@ -162,7 +162,7 @@ impl Sandbox {
         self.upload_with(local, path, &Transfer::default()).await
     }
 
-    /// The same. If files are left out, all others are there, and the error is that of the first.
+    /// Like [`upload`](Self::upload). If files are left out, all others are copied, and the error is that of the first.
     pub async fn upload_with(&self, local: impl AsRef<Path>, path: &str, how: &Transfer) -> Result<(), Error> {
         let local = local.as_ref().to_owned();
         let path = path.to_owned();
@@ -192,7 +192,7 @@ impl Sandbox {
                 match part {
                     Part::Data(bytes) => {
                         let count = bytes.len();
-                        // Whoever stopped reading says why at its end.
+                        // The work's outcome tells why it stopped reading.
                         if control.write_stdin(bytes).await.is_err() {
                             return;
                         }
@@ -201,13 +201,13 @@ impl Sandbox {
                     Part::End => return control.close_stdin(),
                 }
             }
-            // Half a file must not become one.
+            // A partial file must not be written.
             control.give_up();
         };
         let ((), finished) = futures::join!(feed, working.finish());
         let packed = packed.await.map_err(|_| Error::Ended("the thread that packs stopped".into()))?;
         let finished = finished?;
-        // A reader that is gone is the sandbox's to explain, everything else is ours.
+        // If the reader is gone, the sandbox's error explains it; every other error is ours.
         match (packed, finished) {
             (Err(fault), Ok(())) => Err(fault.into()),
             (Err(fault), Err(_)) if !bridge::is_gone(&fault) => Err(fault.into()),
@@ -216,13 +216,14 @@ impl Sandbox {
         }
     }
 
-    /// Copies the file or directory at `path` to this machine: `local` becomes what is there.
-    /// The archive comes from inside the sandbox and is not trusted: nothing is written beside `local`.
+    /// Copies the file or directory at `path` to `local` on this machine.
+    /// The archive comes from inside the sandbox and is not trusted: nothing is written outside `local`.
     pub async fn download(&self, path: &str, local: impl AsRef<Path>) -> Result<(), Error> {
         self.download_with(path, local, &Transfer::default()).await
     }
 
-    /// The same. If files are left out, all others are there, and the error is that of the first.
+    /// Like [`download`](Self::download). If files are left out, all others are copied, and the error is that of the
+    /// first.
     pub async fn download_with(&self, path: &str, local: impl AsRef<Path>, how: &Transfer) -> Result<(), Error> {
         let work = Work::ReadFile { path: path.to_owned(), offset: 0, length: None, archive: true };
         let mut working = self.work(work, how).await?;
@@ -238,7 +239,7 @@ impl Sandbox {
             match working.next().await {
                 Ok(Some(bytes)) => {
                     let count = bytes.len();
-                    // It says itself why it takes no more.
+                    // The receiver reports itself why it stopped.
                     if parts.send(Part::Data(bytes)).await.is_err() {
                         break;
                     }
@@ -263,7 +264,7 @@ impl Sandbox {
         if unpacked.is_err() && !working.is_read_to_end() {
             return unpacked;
         }
-        // What is wrong in the sandbox comes first: a broken archive follows from it.
+        // An error in the sandbox comes first: a broken archive is only its consequence.
         working.finish().await?.and(unpacked).and_then(|()| first_of(&faults))
     }
 
@@ -284,7 +285,7 @@ impl Sandbox {
 
 type Faults = Arc<std::sync::Mutex<Option<(Fault, u64)>>>;
 
-/// What a thread calls for each file it leaves out, and where the first of them is kept.
+/// Returns the callback that a thread calls for each file it leaves out, and where the first of these is kept.
 fn telling(how: &Transfer) -> (impl FnMut(&Fault) + Send + 'static, Faults) {
     let (faults, how) = (Faults::default(), how.clone());
     let kept = faults.clone();

@@ -1,4 +1,4 @@
-//! Sandboxes from Rust: create or attach, run commands, move, over one WebSocket that mends itself.
+//! Sandboxes from Rust: create or attach, run commands, hand off, over one WebSocket that reconnects by itself.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), baton_client::Error> {
@@ -11,7 +11,7 @@
 //! # }
 //! ```
 //!
-//! Files go in and out, also whole directories:
+//! Files and whole directories can be copied in and out:
 //!
 //! ```no_run
 //! # async fn example(sandbox: baton_client::Sandbox) -> Result<(), baton_client::Error> {
@@ -25,7 +25,7 @@
 //! ```text
 //!   Sandbox ──commands──▶ link: one task, owns the socket ──▶ server
 //!      ▲                    │ one session per connection
-//!      └────── mirror ◀─────┤   what the server said last
+//!      └────── state ◀──────┤   what the server reported last
 //!   Running ◀── pipes ◀─────┘   output in order, once, bounded
 //! ```
 //!
@@ -42,8 +42,8 @@
 //! # }
 //! ```
 //!
-//! A dropped connection is taken up again where it was: commands go on, and each byte of their
-//! output and input arrives once. What cannot be taken up ends with a typed [`Error`].
+//! After a lost connection the client reconnects and resumes: commands keep running, and each byte of their
+//! output and input arrives once. Whatever cannot be resumed ends with a typed [`Error`].
 
 mod auth;
 mod client_socket;

@@ -1,4 +1,4 @@
-//! What a caller may choose: the sandbox, the connection, one command.
+//! What a caller can configure: the sandbox, the connection, one command.
 
 use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
@@ -12,33 +12,33 @@ use baton_protocol::{
 
 use crate::Auth;
 
-/// How [`Sandbox::create`](crate::Sandbox::create) makes a sandbox and speaks with it.
+/// How [`Sandbox::create`](crate::Sandbox::create) makes a sandbox and connects to it.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     pub config: Config,
     pub connection: Connection,
 }
 
-/// How to reach the server, and how patiently.
+/// How to reach the server, and with which timeouts.
 #[derive(Clone)]
 pub struct Connection {
     /// Sent as `X-API-Key`.
     pub api_key: Option<String>,
-    /// Sent with every handshake, as for a proxy in front of the server.
+    /// Sent with every handshake, for example for a proxy in front of the server.
     pub headers: Vec<(String, String)>,
-    /// Gives further headers before each handshake.
+    /// Provides further headers before each handshake.
     pub auth: Option<Auth>,
-    /// After a drop: for how long to try again. `None` never tries.
+    /// How long to retry after a lost connection. `None` never retries.
     pub reconnect_for: Option<Duration>,
-    /// One handshake may take so long.
+    /// The timeout of one handshake.
     pub connect_within: Duration,
-    /// From the call of create or attach to a running sandbox.
+    /// The timeout from the call of create or attach to a running sandbox.
     pub start_within: Duration,
-    /// A checkpoint, snapshot, fork, handoff or kill may take so long.
+    /// The timeout of a checkpoint, snapshot, fork, handoff or kill.
     pub answer_within: Duration,
-    /// The server pings every ten seconds: after so much silence it is gone.
+    /// The server pings every ten seconds: after this much silence the connection counts as lost.
     pub silence: Duration,
-    /// Called with every update, as it comes, also before there is a [`Sandbox`](crate::Sandbox). It must not wait.
+    /// Called with every update on arrival, even before there is a [`Sandbox`](crate::Sandbox). It must not block.
     pub on_status: Option<OnStatus>,
 }
 
@@ -60,7 +60,7 @@ impl Default for Connection {
     }
 }
 
-/// Keys and headers open doors: they are not printed.
+/// Does not print keys and headers, which are secrets.
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection").field("reconnect_for", &self.reconnect_for).finish_non_exhaustive()
@@ -107,7 +107,7 @@ impl Exec {
         })
     }
 
-    /// Its name; without one it gets a random one.
+    /// The exec id; random by default.
     pub fn id(mut self, id: ExecId) -> Self {
         self.0.exec_id = Some(id);
         self
@@ -123,32 +123,32 @@ impl Exec {
         self
     }
 
-    /// A user's name or number inside the sandbox.
+    /// A user name or number inside the sandbox.
     pub fn user(mut self, user: impl Into<String>) -> Self {
         self.0.user = Some(user.into());
         self
     }
 
-    /// Its stdin stays open for [`write_stdin`](crate::Running::write_stdin); otherwise it is empty.
+    /// Keeps stdin open for [`write_stdin`](crate::Running::write_stdin); by default it is empty.
     pub fn stdin(mut self) -> Self {
         self.0.stdin = true;
         self
     }
 
-    /// It runs on a terminal of this size; all its output is then stdout. Opens stdin too.
+    /// Runs the command on a terminal of this size; all its output is then stdout. Opens stdin too.
     pub fn pty(mut self, cols: u16, rows: u16) -> Self {
         self.0.pty = Some(Pty { cols: cols.max(1), rows: rows.max(1) });
         self.stdin()
     }
 
-    /// It is killed after this much time in which the sandbox really ran.
+    /// Kills the command after this much time in which the sandbox ran.
     pub fn timeout(mut self, span: Duration) -> Self {
         self.0.timeout = Some(span);
         self
     }
 }
 
-/// Code and environment of a caller belong in no log.
+/// Does not print the caller's code and environment, which must not be logged.
 impl fmt::Debug for Exec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Exec").field("exec_id", &self.0.exec_id).finish_non_exhaustive()

@@ -1,4 +1,4 @@
-//! What the end of a connection means: follow the sandbox, or tell the caller. Pure.
+//! What the end of a connection means: reconnect, or return the error to the caller. Pure.
 
 use baton_protocol::event::{Status, Update};
 
@@ -6,7 +6,7 @@ use crate::Error;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum RetryPolicy {
-    /// Come back. The error is for the case that coming back fails for too long.
+    /// Reconnect. The error is returned if reconnecting fails for too long.
     Retry {
         error: Error,
         elsewhere: bool,
@@ -20,21 +20,21 @@ impl RetryPolicy {
     }
 }
 
-/// What one connection said that matters at its end.
+/// What a connection reported that matters at its end.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ConnectionSummary {
-    /// It was deleted or given to somebody else; the text of the last update that says so.
+    /// The sandbox was deleted or handed to another client; the text of the last update that says so.
     deleted: Option<String>,
     in_use: bool,
     checkpoint_failed: bool,
     checkpointed: bool,
     killed: bool,
-    /// The last error, for a close that explains nothing.
+    /// The last error, for a close frame without an explanation.
     error: Option<String>,
 }
 
 impl ConnectionSummary {
-    /// Some answers are final whatever comes after them.
+    /// Some updates are final, whatever follows them.
     pub(crate) fn update(&mut self, update: &Update) -> Option<RetryPolicy> {
         #[expect(clippy::wildcard_enum_match_arm, reason = "the other statuses end nothing")]
         match update.status {
@@ -57,12 +57,12 @@ impl ConnectionSummary {
         self.error = Some(message);
     }
 
-    /// Only the close is still to come.
+    /// Whether only the close frame is still to come.
     pub(crate) fn is_last(&self) -> bool {
         self.deleted.is_some() || self.in_use
     }
 
-    /// The connection is over: closed with a code, or cut.
+    /// Decides at the end of the connection: closed with a code, or lost.
     pub(crate) fn verdict(self, code: Option<u16>, cause: &str) -> RetryPolicy {
         if let Some(message) = self.deleted {
             let what = match (self.killed, self.checkpointed) {
@@ -96,7 +96,7 @@ impl ConnectionSummary {
     }
 }
 
-/// What an HTTP answer instead of a WebSocket means.
+/// What an HTTP response instead of a WebSocket means.
 pub(crate) fn of_http(code: u16) -> RetryPolicy {
     match code {
         401 => RetryPolicy::Fatal(Error::Permission("the server wants an API key (HTTP 401)".into())),

@@ -1,4 +1,4 @@
-//! A command that runs: its output, its input, its end.
+//! A running command: its output, its input, its end.
 
 use std::{
     future::poll_fn,
@@ -19,10 +19,10 @@ use crate::{
     stream::Chunk,
 };
 
-/// So many characters of stderr are part of an error.
+/// The maximum number of characters of stderr in an error.
 const MOST_SAID: usize = 1000;
 
-/// Dropping it leaves the command running; its output is then thrown away.
+/// A running command. Dropping it leaves the command running and discards its output.
 #[derive(Debug)]
 pub struct Running {
     control: Control,
@@ -36,12 +36,12 @@ pub struct Collected {
     pub stdout: Vec<u8>,
     pub stderr: Vec<u8>,
     pub outcome: Outcome,
-    /// How many bytes were not kept anywhere and are missing here.
+    /// How many bytes were lost and are missing here.
     pub lost: u64,
 }
 
 impl Collected {
-    /// [`Error::Failed`] unless it ended with exit code 0.
+    /// Returns [`Error::Failed`] unless the command ended with exit code 0.
     pub fn check(self) -> Result<Self, Error> {
         let how = match &self.outcome {
             Outcome { exit_code: Some(0), .. } => return Ok(self),
@@ -50,7 +50,7 @@ impl Collected {
             Outcome { signal: Some(signal), .. } => format!("signal {signal}"),
             Outcome { error, .. } => error.clone().unwrap_or_else(|| "an unknown end".to_owned()),
         };
-        // What it said last is most likely about its end.
+        // The last lines most likely explain how it ended.
         let said = String::from_utf8_lossy(&self.stderr);
         let from = said.char_indices().rev().nth(MOST_SAID).map_or(0, |(at, _)| at);
         let said = said[from..].trim();
@@ -71,32 +71,32 @@ impl Running {
         &self.control.exec.id
     }
 
-    /// The next piece of output, in the order the pieces came; `None` when no more will come.
-    /// Leaves out a stream that was taken.
+    /// The next piece of output, in order of arrival; `None` when no more will follow.
+    /// Skips a stream that was taken.
     pub async fn next(&mut self) -> Option<(Output, Chunk)> {
         let outputs: Vec<Output> =
             [&self.stdout, &self.stderr].into_iter().flatten().map(|stream| stream.output).collect();
         poll_fn(|context| self.control.exec.poll_any(&outputs, context)).await
     }
 
-    /// Its stdout as a stream of its own. Read it or drop it: unread, it holds the command back.
+    /// Takes stdout as a separate stream. Read it or drop it: while unread, it blocks the command.
     pub fn take_stdout(&mut self) -> Option<OutputStream> {
         self.stdout.take()
     }
 
-    /// Its stderr as a stream of its own. Read it or drop it: unread, it holds the command back.
+    /// Takes stderr as a separate stream. Read it or drop it: while unread, it blocks the command.
     pub fn take_stderr(&mut self) -> Option<OutputStream> {
         self.stderr.take()
     }
 
-    /// Waits for its end. Output that was neither read nor taken is thrown away.
+    /// Waits for the command to end. Output that was neither read nor taken is discarded.
     /// Non-zero exit codes are outcomes, not errors. May be called again.
     pub async fn wait(&mut self) -> Result<Outcome, Error> {
         (self.stdout, self.stderr) = (None, None);
         self.control.ended().await
     }
 
-    /// Reads everything it writes, and waits for its end.
+    /// Reads all output and waits for the command to end.
     pub async fn collect(mut self) -> Result<Collected, Error> {
         let mut collected = Collected::default();
         while let Some((output, chunk)) = self.next().await {
@@ -107,7 +107,7 @@ impl Running {
             match chunk {
                 Chunk::Data(data) => bytes.extend_from_slice(&data),
                 Chunk::Gap { from, to } => collected.lost = collected.lost.saturating_add(to.saturating_sub(from)),
-                // With a gap before it the place is not known; then all is kept.
+                // After a gap the position in the buffer is unknown, so everything is kept.
                 Chunk::Rewound { to } if collected.lost == 0 => bytes.truncate(to as usize),
                 Chunk::Rewound { .. } => {}
             }
@@ -116,7 +116,7 @@ impl Running {
         Ok(collected)
     }
 
-    /// A handle of its own for input and signals, to use while the output is being read.
+    /// A separate handle for input and signals, to use while the output is being read.
     pub fn control(&self) -> Control {
         self.control.clone()
     }
@@ -155,7 +155,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// Waits while a mebibyte is on its way. Each byte arrives once, also over a reconnect.
+    /// Waits while 1 MiB is unacknowledged. Each byte arrives exactly once, also across a reconnect.
     /// The command must have been started with [`stdin`](crate::Exec::stdin).
     pub async fn write_stdin(&self, bytes: impl Into<Bytes>) -> Result<(), Error> {
         self.exec.write_stdin(bytes.into()).await
@@ -166,30 +166,30 @@ impl Control {
         self.exec.close_stdin();
     }
 
-    /// Sends a signal such as `"INT"`, at most once: a drop at the wrong moment loses it.
+    /// Sends a signal such as `"INT"`, at most once: a lost connection may lose it.
     pub async fn signal(&self, name: &str) -> Result<(), Error> {
         self.tell(Request::Signal { exec_id: self.exec.id.clone(), signal: name.to_owned() }).await
     }
 
-    /// Kills its whole process tree. Asked again after a reconnect for as long as it runs.
+    /// Kills the whole process tree. Sent again after a reconnect while the command runs.
     pub async fn kill(&self) -> Result<(), Error> {
         self.exec.want_kill();
         self.tell(Request::KillProcess { exec_id: Some(self.exec.id.clone()) }).await
     }
 
-    /// Its terminal has a new size.
+    /// Sets the new size of its terminal.
     pub async fn resize(&self, cols: u16, rows: u16) -> Result<(), Error> {
         self.tell(Request::Resize { exec_id: self.exec.id.clone(), cols: cols.max(1), rows: rows.max(1) }).await
     }
 
-    /// Ends work with files that nobody wants any more, if the connection takes it at once.
+    /// Cancels file work whose result is no longer needed, if the connection accepts the request at once.
     pub(crate) fn give_up(&self) {
         let signal = Request::Signal { exec_id: self.exec.id.clone(), signal: "TERM".to_owned() };
-        // Without a connection it ends with the session that comes next, or with the sandbox.
+        // Without a connection, the work ends with the next session or with the sandbox.
         let _ = self.commands.try_send(Command::Tell(signal));
     }
 
-    /// To a command that is over nothing is said.
+    /// Sends a request about the command, unless it has ended.
     async fn tell(&self, request: Request) -> Result<(), Error> {
         if let Stage::Ended(end) = &*self.exec.stage.borrow() {
             return end.clone().map(|_| ());
@@ -207,7 +207,7 @@ impl Control {
     }
 }
 
-/// One stream of a command's output. Dropped, the rest is thrown away and does not hold the command back.
+/// One stream of a command's output. Dropping it discards the rest and does not block the command.
 #[derive(Debug)]
 pub struct OutputStream {
     exec: Arc<Exec>,

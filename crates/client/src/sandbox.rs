@@ -21,14 +21,14 @@ use crate::{
     state::{Place, SandboxState},
 };
 
-/// Requests that wait for a connection.
+/// How many requests may wait for a connection.
 const COMMANDS: usize = 64;
-/// Updates kept for a reader that is behind.
+/// How many updates are kept for a slow reader.
 const UPDATES: usize = 256;
 
-/// One sandbox, over one connection that mends itself.
+/// One sandbox, over one connection that reconnects by itself.
 ///
-/// Dropping it closes the connection; the sandbox lives on until its idle time is over.
+/// Dropping it closes the connection; the sandbox lives on until its idle timeout.
 #[derive(Debug)]
 pub struct Sandbox {
     place: Place,
@@ -37,26 +37,26 @@ pub struct Sandbox {
     look: Arc<Notify>,
     mirror: watch::Receiver<SandboxState>,
     updates: broadcast::Sender<Update>,
-    /// Holds the one task; it ends with this handle.
+    /// Owns the connection's task, which ends with this handle.
     _link: JoinSet<()>,
 }
 
 /// How to take a checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Checkpoint {
-    /// Running commands are part of it. Without this it is refused while one runs.
+    /// Includes running commands. Without this, the checkpoint is refused while a command runs.
     pub live: bool,
-    /// The sandbox goes on here afterwards. Without this the session ends.
+    /// Keeps the sandbox running here afterwards. Without this, the session ends.
     pub keep_running: bool,
 }
 
 impl Sandbox {
-    /// A new sandbox, running.
+    /// Creates a sandbox and waits until it runs.
     pub async fn create(url: &str, options: Options) -> Result<Self, Error> {
         Self::open(url, None, options).await
     }
 
-    /// An existing one, wherever it is, running.
+    /// Attaches to an existing sandbox, wherever it is, and waits until it runs.
     pub async fn attach(url: &str, id: SandboxId, token: Token) -> Result<Self, Error> {
         Self::attach_with(url, id, token, Connection::default()).await
     }
@@ -102,37 +102,37 @@ impl Sandbox {
         &self.place.id
     }
 
-    /// Whoever has it may attach: keep it like a password.
+    /// Whoever has the token may attach: protect it like a password.
     pub fn token(&self) -> &Token {
         &self.place.token
     }
 
-    /// What the server said last.
+    /// The status that the server reported last.
     pub fn status(&self) -> Option<Status> {
         self.mirror.borrow().status()
     }
 
-    /// The instance the sandbox is on.
+    /// The instance that the sandbox is on.
     pub fn instance(&self) -> Option<InstanceId> {
         self.mirror.borrow().instance.clone()
     }
 
-    /// Whether there is a connection just now. Nobody needs to look: requests wait for one.
+    /// Whether there is a connection right now. Callers need not check: requests wait for one.
     pub fn is_connected(&self) -> bool {
         self.mirror.borrow().is_open
     }
 
-    /// Every update from now on, as it comes.
+    /// Subscribes to every update from now on.
     pub fn updates(&self) -> broadcast::Receiver<Update> {
         self.updates.subscribe()
     }
 
-    /// The commands the sandbox knew when the connection began.
+    /// The commands that the sandbox knew when the connection began.
     pub fn execs(&self) -> Vec<ExecView> {
         self.mirror.borrow().execs.clone()
     }
 
-    /// Starts a command. [`Error::Refused`] if it cannot be.
+    /// Starts a command. Returns [`Error::Refused`] if it cannot be started.
     pub async fn exec(&self, exec: Exec) -> Result<Running, Error> {
         let mut request = exec.0;
         let id = match &request.exec_id {
@@ -146,23 +146,23 @@ impl Sandbox {
         self.begin(exec::Exec::new(id, Some(request), Offsets::default(), self.look.clone())).await
     }
 
-    /// Runs a command to its end and collects what it wrote. Non-zero exit codes are outcomes, not errors.
+    /// Runs a command to its end and collects its output. Non-zero exit codes are outcomes, not errors.
     pub async fn run(&self, exec: Exec) -> Result<Collected, Error> {
         self.exec(exec).await?.collect().await
     }
 
-    /// The same, for code.
+    /// Like [`run`](Self::run), but for code.
     pub async fn run_code(&self, language: Language, code: impl Into<String>) -> Result<Collected, Error> {
         self.run(Exec::code(language, code)).await
     }
 
-    /// Follows a command that runs already, or has ended unread, from these offsets on.
+    /// Follows a command that is running already, or has ended unread, starting at these offsets.
     pub async fn follow(&self, id: &ExecId, from: Offsets) -> Result<Running, Error> {
         self.resume(id, from, false).await
     }
 
-    /// The same, but only to look: its output stays kept and can be read again. Unlike a follower, who
-    /// looks for long holds the command back when it has written more than is kept.
+    /// Like [`follow`](Self::follow), but its output stays buffered and can be read again. Unlike `follow`, a long
+    /// peek blocks the command once it has written more than the buffer holds.
     pub async fn peek(&self, id: &ExecId, from: Offsets) -> Result<Running, Error> {
         self.resume(id, from, true).await
     }
@@ -209,12 +209,12 @@ impl Sandbox {
         }
     }
 
-    /// Keeps the file system under a name, for new sandboxes to start from.
+    /// Saves the file system under a name, from which new sandboxes can start.
     pub async fn snapshot(&self, name: &SnapshotName) -> Result<(), Error> {
         self.snapshot_with(name, false).await
     }
 
-    /// As `snapshot`; a full one holds everything, not only what changed on the base.
+    /// Like [`snapshot`](Self::snapshot); a full one contains everything, not only the changes to the base.
     pub async fn snapshot_with(&self, name: &SnapshotName, full: bool) -> Result<(), Error> {
         let request = Request::Snapshot { name: name.clone(), full };
         let answer = self
@@ -228,7 +228,7 @@ impl Sandbox {
         if answer.status == Status::FilesystemSnapshotCreated { Ok(()) } else { Err(Error::of(&answer)) }
     }
 
-    /// Copies of this sandbox, each to be attached.
+    /// Makes copies of this sandbox, each of which can be attached to.
     pub async fn fork(&self, count: u32) -> Result<Vec<Place>, Error> {
         let refusals = [Status::Error, Status::CheckpointError, Status::CreationError];
         self.ask(Request::Fork { count }, |mirror, sent| {
@@ -244,7 +244,7 @@ impl Sandbox {
         .await?
     }
 
-    /// Leaves the instance it is on, and is running again, wherever that is, when this returns.
+    /// Leaves the current instance; when this returns, the sandbox runs again, on whichever instance.
     pub async fn handoff(&self) -> Result<(), Error> {
         let refusals = [Status::Error, Status::CheckpointError];
         self.wait(Request::Handoff, |mirror, sent| {
@@ -257,7 +257,7 @@ impl Sandbox {
         .await
     }
 
-    /// Ends and deletes the sandbox, and this session with it. One that is gone already is no error.
+    /// Kills and deletes the sandbox, and ends this session. A sandbox that is gone already is not an error.
     pub async fn kill(&self) -> Result<(), Error> {
         loop {
             let ended = self.wait(Request::KillSandbox, |mirror, sent| match &mirror.end {
@@ -265,7 +265,7 @@ impl Sandbox {
                 Some(error) => Some(Err(error.clone())),
                 None => match mirror.since(sent.heard, &[Status::KillError]) {
                     Some(refused) => Some(Err(Error::of(refused))),
-                    // The request may be lost with its connection. To ask twice does no harm.
+                    // The request may be lost with its connection. Sending it twice does no harm.
                     None => (mirror.sessions > sent.session).then_some(Ok(false)),
                 },
             });
@@ -277,7 +277,7 @@ impl Sandbox {
         }
     }
 
-    /// Closes the connection politely and leaves the sandbox as it is.
+    /// Closes the connection cleanly and leaves the sandbox as it is.
     pub async fn close(mut self) {
         if self.command(Command::Close).await.is_ok() {
             let closed = self.mirror.wait_for(|mirror| mirror.end.is_some());
@@ -285,7 +285,7 @@ impl Sandbox {
         }
     }
 
-    /// An answer that only the session can bring in which the question was asked.
+    /// Sends a request that only the current session can answer.
     async fn ask<T>(&self, request: Request, answer: impl Fn(&SandboxState, Sent) -> Option<T>) -> Result<T, Error> {
         self.wait(request, |mirror, sent| {
             if let Some(answer) = answer(mirror, sent) {
@@ -300,7 +300,7 @@ impl Sandbox {
         .await
     }
 
-    /// Sends a request, then waits until something can be said about it.
+    /// Sends a request, then waits until `answer` returns a result.
     async fn wait<T>(
         &self,
         request: Request,

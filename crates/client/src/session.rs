@@ -28,22 +28,22 @@ use crate::{
     stdin::Part,
 };
 
-/// After its last word the server closes at once.
+/// The timeout for the server to close after its last event.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 pub(crate) struct Session<'a> {
     link: &'a mut Link,
     wire: ClientSocket,
     said: ConnectionSummary,
-    /// RUNNING came: requests may go.
+    /// RUNNING was received: requests may be sent.
     is_running: bool,
     by_number: HashMap<u32, Arc<Exec>>,
     numbers: HashMap<ExecId, u32>,
-    /// Commands asked for in this session and not answered yet, in order.
+    /// Commands requested in this session and not answered yet, in order.
     asked: VecDeque<ExecId>,
-    /// The text of a refusal that named nobody.
+    /// The text of a refusal without an exec id.
     unclear: Option<String>,
-    /// The reader of this one must catch up before anything more is read.
+    /// The command whose reader must catch up before the socket is read again.
     flooded: Option<Arc<Exec>>,
     give_up: Option<Instant>,
     silent_at: Instant,
@@ -156,7 +156,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Sends what became due: acknowledgements and stdin.
+    /// Sends acknowledgements and stdin that are due.
     fn feed(&mut self) {
         if !self.is_running {
             return;
@@ -209,7 +209,7 @@ impl<'a> Session<'a> {
     }
 
     fn event(&mut self, text: &str) -> Option<RetryPolicy> {
-        // What is not known is of a newer server, and not for us.
+        // An unknown event comes from a newer server and is ignored.
         match Event::parse(text).ok()? {
             Event::StatusUpdate(update) => return self.update(update),
             Event::SandboxId { sandbox_id, sandbox_token } => self
@@ -240,7 +240,7 @@ impl<'a> Session<'a> {
                 }
             }
             Event::Forked { sandboxes } => self.link.mirror.send_modify(|mirror| mirror.forked(sandboxes)),
-            // What it means for each command is said of each; and in this dialect output is binary.
+            // Each command gets its own event for this; and in this dialect output is binary.
             Event::RolledBack { .. } | Event::Stdout { .. } | Event::Stderr { .. } => {}
         }
         None

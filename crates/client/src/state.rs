@@ -1,4 +1,4 @@
-//! What the server said last. Nothing is decided here: callers wait until a claim about it holds.
+//! The latest state reported by the server. Nothing is decided here: callers wait until a condition on it holds.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use baton_protocol::{
 
 use crate::Error;
 
-/// Where a sandbox can be found again.
+/// How to find a sandbox again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     pub id: SandboxId,
@@ -18,21 +18,21 @@ pub struct Place {
 
 #[derive(Debug, Default)]
 pub(crate) struct SandboxState {
-    /// Counts everything heard.
+    /// Counts everything received.
     heard: u64,
     status: Option<Status>,
     /// The last update of each status, and its number.
     latest: BTreeMap<Status, (u64, Update)>,
     forked: Option<(u64, Vec<Copied>)>,
-    /// How many sessions came as far as RUNNING.
+    /// How many sessions reached RUNNING.
     pub(crate) sessions: u64,
-    /// There is a session, and it came as far as RUNNING.
+    /// There is a session, and it reached RUNNING.
     pub(crate) is_open: bool,
     pub(crate) place: Option<Place>,
     pub(crate) instance: Option<InstanceId>,
-    /// The commands the sandbox knew when the session began.
+    /// The commands that the sandbox knew when the session began.
     pub(crate) execs: Vec<ExecView>,
-    /// Nothing more will come.
+    /// Set when the connection has ended for good.
     pub(crate) end: Option<Error>,
 }
 

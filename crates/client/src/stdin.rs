@@ -1,4 +1,4 @@
-//! What was written to a command and not yet taken by it, so that it can be sent again.
+//! Input that was written to a command and not yet accepted by it, so that it can be sent again.
 //!
 //! ```text
 //!   acked ≤ sent ≤ end        offsets in the command's stdin
@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 use bytes::{Buf, Bytes};
 
-/// So much may be on its way; a writer waits for room.
+/// The maximum number of unacknowledged bytes; a writer waits for free space.
 pub(crate) const WINDOW: usize = 1 << 20;
 /// The largest part sent at once.
 pub(crate) const PART: usize = 256 << 10;
@@ -44,7 +44,7 @@ impl Stdin {
         self.closed
     }
 
-    /// The next thing to send.
+    /// The next part to send.
     pub(crate) fn next(&mut self) -> Option<Part> {
         if self.sent < self.end {
             let mut skip = (self.sent - self.acked) as usize;
@@ -67,7 +67,7 @@ impl Stdin {
         None
     }
 
-    /// Everything below `offset` was taken. Returns how much room that makes.
+    /// Everything below `offset` was accepted. Returns how much space that frees.
     pub(crate) fn ack(&mut self, offset: u64) -> usize {
         let freed = offset.min(self.end).saturating_sub(self.acked);
         self.acked += freed;
@@ -85,12 +85,12 @@ impl Stdin {
         freed as usize
     }
 
-    /// Something was sent of which nothing was heard.
+    /// Whether something was sent and not acknowledged yet.
     pub(crate) fn is_under_way(&self) -> bool {
         self.sent > self.acked || self.eof_sent
     }
 
-    /// A new connection: what was not taken goes again, and so does the end.
+    /// Prepares for a new connection: everything unacknowledged is sent again, including the end.
     pub(crate) fn resend(&mut self) {
         self.sent = self.acked;
         self.eof_sent = false;

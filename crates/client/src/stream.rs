@@ -4,8 +4,8 @@
 //!   acked ≤ taken ≤ received        offsets in the stream
 //!           └ queue ┘
 //! ```
-//! The server sends at most a window past what was acknowledged, and only what the reader
-//! took is acknowledged: a slow reader slows the command down, not the connection.
+//! The server sends at most a window beyond the acknowledged offset, and only bytes that the reader
+//! took are acknowledged: a slow reader slows the command down, not the connection.
 
 use std::{
     collections::VecDeque,
@@ -14,21 +14,21 @@ use std::{
 
 use bytes::Bytes;
 
-/// An acknowledgement goes out after this much.
+/// Send an acknowledgement after this many bytes.
 pub(crate) const ACK_EVERY: u64 = 256 << 10;
-/// More than any window the server grants: past this the socket is not read until the reader caught up.
+/// More than any window the server grants: beyond this, the socket is not read until the reader catches up.
 pub(crate) const FLOOD: usize = 4 << 20;
 
 /// A part of a command's output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Chunk {
     Data(Bytes),
-    /// The bytes `from..to` were not kept anywhere: nobody listened for too long.
+    /// The bytes `from..to` were lost: no client read them for too long.
     Gap {
         from: u64,
         to: u64,
     },
-    /// The sandbox went back to an older checkpoint: what follows are the bytes from `to` on, again.
+    /// The sandbox was rolled back to an older checkpoint: the bytes from `to` on follow again.
     Rewound {
         to: u64,
     },
@@ -37,11 +37,11 @@ pub enum Chunk {
 #[derive(Debug)]
 struct Item {
     chunk: Chunk,
-    /// Where the reader stands after it.
+    /// The reader's offset after this item.
     end: u64,
-    /// How often the stream had been rewound when it came.
+    /// How often the stream had been rewound when the item arrived.
     rewinds: u32,
-    /// Its place among the items of both streams.
+    /// Its position among the items of both streams.
     order: u64,
 }
 
@@ -58,7 +58,7 @@ pub(crate) struct Pipe {
     waker: Option<Waker>,
 }
 
-/// Bytes between what came and this frame are missing, and nobody said so.
+/// Bytes before this frame are missing, and the server did not report a gap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hole;
 
@@ -67,7 +67,7 @@ impl Pipe {
         Self { received: offset, taken: offset, acked: offset, ..Self::default() }
     }
 
-    /// What was there before is simply left out; repeated bytes are dropped.
+    /// Appends the bytes; drops those that were received before.
     pub(crate) fn push(&mut self, offset: u64, mut bytes: Bytes, order: u64) -> Result<(), Hole> {
         if offset > self.received {
             return Err(Hole);
@@ -128,19 +128,19 @@ impl Pipe {
         if let Chunk::Data(bytes) = &item.chunk {
             self.buffered -= bytes.len();
         }
-        // An item from before a rewind moves the reader, but not what counts for the server.
+        // An item from before a rewind advances the reader, but not the acknowledged offset.
         if item.rewinds == self.rewinds {
             self.taken = item.end;
         }
         Some(item.chunk)
     }
 
-    /// Where its next item stands among the items of both streams.
+    /// The position of its next item among the items of both streams.
     pub(crate) fn order(&self) -> Option<u64> {
         self.queue.front().map(|item| item.order)
     }
 
-    /// Nobody will read it: the command must not wait for that.
+    /// Discards the output, so that the command does not wait for a reader.
     pub(crate) fn discard(&mut self) {
         self.discarded = true;
         self.queue.clear();
@@ -149,7 +149,7 @@ impl Pipe {
         self.wake();
     }
 
-    /// No more will come.
+    /// No more output will follow.
     pub(crate) fn end(&mut self) {
         self.ended = true;
         self.wake();
@@ -171,18 +171,18 @@ impl Pipe {
         self.acked
     }
 
-    /// Everything that came, read or not: the server may forget it.
+    /// Everything received, read or not: the server may discard it.
     pub(crate) fn received(&self) -> u64 {
         self.received
     }
 
-    /// After a reconnect the server counts from what was named to it.
+    /// The offset to send on a reconnect; the server counts from it.
     pub(crate) fn named(&mut self) -> u64 {
         self.acked = self.received;
         self.received
     }
 
-    /// It is full beyond what the server may send, and nobody takes from it.
+    /// Whether it holds more than the server may send, and is not being read.
     pub(crate) fn is_flooded(&self) -> bool {
         self.buffered > FLOOD
     }

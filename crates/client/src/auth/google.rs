@@ -1,4 +1,4 @@
-//! Google's ID tokens, one for each audience, kept until shortly before their end.
+//! Google ID tokens, one per audience, cached until shortly before they expire.
 
 use std::{collections::BTreeMap, error, time::Duration};
 
@@ -9,16 +9,16 @@ use tokio::sync::Mutex;
 
 use crate::{Error, clock};
 
-/// A token is renewed so long before its end.
+/// How long before its expiry a token is renewed.
 const EARLY: Duration = Duration::from_secs(300);
 
-/// Held while one is fetched: whoever comes meanwhile gets the same one.
+/// Locked while a token is fetched: concurrent callers get the same token.
 #[derive(Default)]
 pub(super) struct Tokens(Mutex<BTreeMap<String, Kept>>);
 
 struct Kept {
     token: String,
-    /// Since 1970, as the token itself says it: a machine may sleep in between.
+    /// Expiry since 1970, as stated by the token: a machine may sleep in between.
     end: Duration,
 }
 
@@ -37,7 +37,7 @@ impl Tokens {
                 all.insert(audience.to_owned(), Kept { token: token.clone(), end });
                 Ok(token)
             }
-            // It is good for a few minutes more, and there will be other tries.
+            // The cached token is valid for a few more minutes, and later calls retry.
             (Err(_), Some(kept)) => Ok(kept.token.clone()),
             (Err(error), None) => Err(error),
         }
@@ -45,7 +45,7 @@ impl Tokens {
 }
 
 async fn fetch(audience: &str) -> Result<String, Error> {
-    // The library brings no cryptography of its own.
+    // The library ships no cryptography of its own.
     drop(rustls::crypto::ring::default_provider().install_default());
     let credentials = idtoken::Builder::new(audience).build().map_err(|error| {
         if error.is_not_supported() {
@@ -55,7 +55,7 @@ async fn fetch(audience: &str) -> Result<String, Error> {
         }
         no_token(&error)
     })?;
-    // What the library keeps and renews is not used: it knows no clock that goes on while a machine sleeps.
+    // The library's own cache is not used: its clock stops while a machine sleeps.
     credentials.id_token().await.map_err(|error| no_token(&error))
 }
 
@@ -69,7 +69,7 @@ fn no_token(error: &(dyn error::Error + 'static)) -> Error {
     Error::Auth(format!("no Google ID token can be had here: {}", causes.join(": ")))
 }
 
-/// When a JWT ends; one that cannot be read is fetched anew each time.
+/// When a JWT expires; a token that cannot be parsed is never cached.
 fn end_of(token: &str) -> Option<Duration> {
     let claims = URL_SAFE_NO_PAD.decode(token.split('.').nth(1)?).ok()?;
     let claims: Value = serde_json::from_slice(&claims).ok()?;

@@ -1,4 +1,4 @@
-//! Between a thread that waits for disks and the connection that waits for nobody: a few pieces, no more.
+//! A bounded channel between a thread that blocks on disks and the connection, which must not block.
 
 use std::{
     fs::File,
@@ -10,11 +10,11 @@ use baton_files::{CHUNK, Fault};
 use bytes::{Buf, Bytes};
 use tokio::sync::mpsc;
 
-/// Pieces between the two.
+/// The capacity of the channel, in pieces.
 const PIECES: usize = 4;
 const GIVEN_UP: &str = "The transfer was given up";
 
-/// An end is said: one that is not comes from a side that failed.
+/// The end is explicit: a channel that closes without it belongs to a side that failed.
 #[derive(Debug)]
 pub(super) enum Part {
     Data(Bytes),
@@ -44,10 +44,10 @@ impl Writer {
         self.parts.blocking_send(Part::Data(piece.into())).map_err(|_| io::Error::other(GIVEN_UP))
     }
 
-    /// Everything was written.
+    /// Flushes and signals the end of the data.
     pub(super) fn end(mut self) {
         if self.buffer.is_empty() || self.pass_on().is_ok() {
-            // Nobody is left to mind.
+            // If the receiver is gone, the end no longer matters.
             let _ = self.parts.blocking_send(Part::End);
         }
     }
@@ -104,7 +104,7 @@ pub(super) fn copy(path: &Path, to: &mut Writer) -> io::Result<()> {
     }
 }
 
-/// It only says that the other side took no more.
+/// Whether the fault only says that the other side stopped reading.
 pub(super) fn is_gone(fault: &Fault) -> bool {
     fault.text.starts_with(GIVEN_UP)
 }

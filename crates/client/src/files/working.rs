@@ -1,4 +1,4 @@
-//! Work with files that goes on in the sandbox: its bytes, what it says, how it ended.
+//! File work that runs in the sandbox: its bytes, its messages, its outcome.
 
 use baton_protocol::event::Output;
 use bytes::Bytes;
@@ -6,10 +6,10 @@ use bytes::Bytes;
 use super::Transfer;
 use crate::{Chunk, Control, Error, Outcome, Running};
 
-/// So much of what it says is kept.
+/// The maximum number of bytes of its messages to keep.
 const MOST_SAID: usize = 256 << 10;
 
-/// Dropped before its end, it is given up.
+/// File work in progress. Dropping it before its end cancels it.
 #[derive(Debug)]
 pub(super) struct Working {
     running: Running,
@@ -28,12 +28,12 @@ impl Working {
         self.running.control()
     }
 
-    /// All its bytes were taken.
+    /// Whether all its bytes were read.
     pub(super) fn is_read_to_end(&self) -> bool {
         self.is_read
     }
 
-    /// Its next bytes; `None` when no more will come, which may also be because it failed.
+    /// Its next bytes; `None` when no more will follow, possibly because the work failed.
     pub(super) async fn next(&mut self) -> Result<Option<Bytes>, Error> {
         while let Some((output, chunk)) = self.running.next().await {
             match (output, chunk) {
@@ -51,7 +51,7 @@ impl Working {
         Ok(None)
     }
 
-    /// Waits for its end. The outer error is of the session, the inner one of the work.
+    /// Waits for its end. The outer error belongs to the session, the inner one to the work.
     pub(super) async fn finish(&mut self) -> Result<Result<(), Error>, Error> {
         while self.next().await?.is_some() {}
         let outcome = self.running.wait().await?;

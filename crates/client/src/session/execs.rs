@@ -1,4 +1,4 @@
-//! The commands of one connection: asked for, taken up, ended, refused.
+//! The commands of one connection: requested, resumed, ended, refused.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -47,7 +47,7 @@ impl Session<'_> {
         self.numbers.insert(exec.id.clone(), number);
     }
 
-    /// RUNNING: takes up every command where it was left.
+    /// RUNNING: resumes every command where it stopped.
     pub(super) fn begin(&mut self, views: Option<&[ExecView]>) {
         self.is_running = true;
         let (mut offsets, mut peeked): (BTreeMap<ExecId, Offsets>, BTreeMap<_, _>) = Default::default();
@@ -60,7 +60,7 @@ impl Session<'_> {
                     exec.started();
                     exec.stdin_ack(view.stdin);
                 }
-                // The request was lost with the last connection: ask again.
+                // The request was lost with the last connection: send it again.
                 None if exec.is_asked() => {
                     self.ask(&exec);
                     continue;
@@ -105,12 +105,12 @@ impl Session<'_> {
     pub(super) fn done(&mut self, update: &Update) {
         let Some(exec) = update.exec_id.as_ref().and_then(|id| self.link.execs.remove(id)) else { return };
         self.forget(&exec);
-        // Everything is here: the server need not keep it.
+        // Everything has arrived: the server need not keep it.
         self.wire.say(&Request::Ack { exec_id: exec.id.clone(), offsets: exec.received() });
         exec.ended(Ok(Outcome::of(update)));
     }
 
-    /// A command did not start, or is gone; or, without a name, something else was not right.
+    /// A command did not start or is lost; without an exec id, something else was refused.
     pub(super) fn refused(&mut self, update: &Update) {
         if let Some(id) = &update.exec_id {
             self.lost(id, update);
@@ -118,9 +118,9 @@ impl Session<'_> {
         }
         match (self.asked.front().cloned(), self.asked.len(), self.link.execs.len()) {
             (None, ..) => {}
-            // There is nothing else it could be about.
+            // Only this command can be meant.
             (Some(id), 1, 1) => self.lost(&id, update),
-            // It may be about any of them, or about input. Of those named now the server names what it does not know.
+            // Any of them, or input, may be meant. The reconnect makes the server name those that it does not know.
             (Some(_), ..) => {
                 self.unclear = update.message.clone();
                 let offsets = self.asked.iter().map(|id| (id.clone(), Offsets::default())).collect();
@@ -142,7 +142,7 @@ impl Session<'_> {
         });
     }
 
-    /// Nobody reads it any more. Without a name it is about the only one that has input under way, if that is so.
+    /// Stdin is no longer read. Without an exec id, the only command with unacknowledged input is meant, if any.
     pub(super) fn stdin_refused(&mut self, update: &Update) {
         let mut about = self.link.execs.values().filter(|exec| match &update.exec_id {
             Some(id) => exec.id == *id,
