@@ -1,10 +1,10 @@
-//! What was not done and why, as one line that a program and a person can read.
+//! What failed and why, as one line that both programs and people can read.
 
 use std::{fmt, io, path::Path};
 
 use baton_protocol::printable::printable_start;
 
-/// Names of these errnos are told; everything else is `EIO`.
+/// These errnos are reported by name; all others are `EIO`.
 const NAMES: [(rustix::io::Errno, &str); 8] = [
     (rustix::io::Errno::NOENT, "ENOENT"),
     (rustix::io::Errno::ACCESS, "EACCES"),
@@ -48,7 +48,7 @@ impl fmt::Display for Fault {
 
 impl std::error::Error for Fault {}
 
-/// `text` as it may stand on a terminal and in one line: a stranger's file names are no exception.
+/// `text` as one line that is safe for a terminal: file names may come from an untrusted source.
 pub fn plain(text: &str) -> String {
     printable_start(text, LONGEST)
 }

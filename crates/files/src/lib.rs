@@ -1,14 +1,14 @@
-//! Files, on either side of a transfer: inside a sandbox and with whoever fetches from it.
+//! File operations for both ends of a transfer: inside a sandbox, and on the client's machine.
 //!
 //! | module | does |
 //! |---|---|
-//! | [`write`] | a file that is there as a whole or not at all |
-//! | [`list`] | what is in a directory |
-//! | [`tar`] | archives as a stream of members: bytes in, members out, and back; no file is touched |
-//! | [`pack`], [`unpack`] | a directory to an archive and back |
-//! | [`Fault`] | what was not done, as one line |
+//! | [`write`] | writes a file completely or not at all |
+//! | [`list`] | lists a directory |
+//! | [`tar`] | reads and writes archives as a stream of members; touches no files |
+//! | [`pack`], [`unpack`] | convert a directory to an archive and back |
+//! | [`Fault`] | what failed, as one line |
 //!
-//! Everything streams: memory does not grow with files, nor with what a stranger's archive claims.
+//! Everything streams: memory use depends neither on file sizes nor on the sizes that an untrusted archive claims.
 
 mod fault;
 mod list;
@@ -35,7 +35,7 @@ pub use self::{
     write::{How, write},
 };
 
-/// Bytes moved at once.
+/// The number of bytes moved at a time.
 pub const CHUNK: usize = 256 << 10;
 
 /// How much was done.
@@ -43,11 +43,11 @@ pub const CHUNK: usize = 256 << 10;
 pub struct Done {
     pub members: u64,
     pub bytes: u64,
-    /// What was left out, each told on its own.
+    /// The number of entries left out; each was reported.
     pub faults: u64,
 }
 
-/// Does `work`, and tells each fault. `Ok` with faults: not everything was done.
+/// Does `work` and reports each fault. `Ok` with faults means that the work is incomplete.
 pub fn run(work: &Work, from: &mut dyn Read, to: &mut dyn Write, tell: &mut dyn FnMut(&Fault)) -> Result<Done, Fault> {
     match work {
         Work::ReadFile { path, archive: true, .. } => pack(Path::new(path), to, tell),
@@ -74,12 +74,12 @@ fn read(path: &Path, offset: u64, length: Option<u64>, to: &mut dyn Write) -> Re
     Ok(Done { members: 1, bytes, faults: 0 })
 }
 
-/// Milliseconds since 1970 as the seconds and nanoseconds of a file's time.
+/// Converts milliseconds since 1970 to the seconds and nanoseconds of a file time.
 pub fn time_of(milliseconds: i64) -> (i64, u32) {
     (milliseconds.div_euclid(1000), milliseconds.rem_euclid(1000) as u32 * 1_000_000)
 }
 
-/// In large pieces: each is a system call, and those are what a sandbox makes dear.
+/// Copies in large pieces: each is a system call, and these are expensive in a sandbox.
 fn copy(from: &mut dyn Read, to: &mut dyn Write) -> io::Result<u64> {
     let mut buffer = vec![0; CHUNK];
     let mut total = 0;

@@ -1,4 +1,4 @@
-//! What is in a directory: one line of JSON for each thing.
+//! Lists a directory: one line of JSON per entry.
 
 use std::{
     fs::{self, Metadata},
@@ -11,8 +11,8 @@ use baton_protocol::file::{Entry, Kind};
 
 use crate::{CHUNK, Done, Fault, walk::Walk};
 
-/// Lists `path`: with depth 0, or if it is no directory, itself; else what is below it. Links are not followed,
-/// but for one at `path` that leads to a directory.
+/// Lists `path`: with depth 0, or if it is not a directory, `path` itself; otherwise its entries. Links are not
+/// followed, except for `path` if it leads to a directory.
 pub fn list(path: &Path, depth: u32, to: &mut dyn Write, tell: &mut dyn FnMut(&Fault)) -> Result<Done, Fault> {
     let fault = |error: io::Error| Fault::of(&error, path);
     let mut to = BufWriter::with_capacity(CHUNK, to);
@@ -46,7 +46,7 @@ pub fn list(path: &Path, depth: u32, to: &mut dyn Write, tell: &mut dyn FnMut(&F
     Ok(done)
 }
 
-/// The name a thing has for itself; the root's is `/`.
+/// The last part of the path; for the root it is `/`.
 fn last_part(path: &Path) -> String {
     let last = path.components().next_back().map(Component::as_os_str).unwrap_or(path.as_os_str());
     last.to_string_lossy().into_owned()

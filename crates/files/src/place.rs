@@ -1,4 +1,4 @@
-//! A directory that nothing leads out of: every step down is taken alone, and no link is followed.
+//! A directory that no path leads out of: each component is opened on its own, and no link is followed.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -16,10 +16,10 @@ use rustix::{
     io::Errno,
 };
 
-/// Deeper than any path that can be opened by its name.
+/// Deeper than any path that can be opened by name.
 const DEEPEST: usize = 2048;
 
-/// The parts of a name in an archive; `None` if it leads out, or is none.
+/// The components of a name in an archive; `None` if it leads out of the directory or is invalid.
 pub(crate) fn parts(name: &[u8]) -> Option<Vec<OsString>> {
     if name.starts_with(b"/") || name.contains(&0) {
         return None;
@@ -35,9 +35,9 @@ pub(crate) fn parts(name: &[u8]) -> Option<Vec<OsString>> {
     (parts.len() <= DEEPEST).then_some(parts)
 }
 
-/// A link `depth` directories below the top does not lead above it.
+/// Whether a link `depth` directories below the top does not lead above it.
 ///
-/// Dots are only believed in front: behind a name that is itself a link, `..` is not where it seems to be.
+/// `..` is accepted only at the front: after a component that is itself a link, it leads somewhere else.
 pub(crate) fn stays_inside(target: &[u8], depth: usize) -> bool {
     let parts: Vec<&[u8]> =
         target.split(|byte| *byte == b'/').filter(|part| !part.is_empty() && *part != b".").collect();
@@ -48,7 +48,7 @@ pub(crate) fn stays_inside(target: &[u8], depth: usize) -> bool {
 #[derive(Debug)]
 pub(crate) struct Place {
     top: OwnedFd,
-    /// The directory last asked for.
+    /// The directory that was requested last.
     last: Option<(Vec<OsString>, OwnedFd)>,
 }
 
@@ -57,7 +57,7 @@ impl Place {
         Ok(Self { top: File::open(path)?.into(), last: None })
     }
 
-    /// The directory of these parts. Missing ones are made, if wanted.
+    /// Opens the directory with these components. Creates missing ones if `make` is set.
     pub(crate) fn directory(&mut self, parts: &[OsString], make: bool) -> io::Result<BorrowedFd<'_>> {
         if parts.is_empty() {
             return Ok(self.top.as_fd());
@@ -88,7 +88,7 @@ fn step(above: BorrowedFd<'_>, part: &OsStr, make: bool) -> io::Result<OwnedFd> 
     }
 }
 
-/// The directory itself, never one that a link leads to.
+/// Opens the directory itself, never one that a link leads to.
 pub(crate) fn enter(above: BorrowedFd<'_>, part: &OsStr) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     openat(above, part, flags, Mode::empty())
@@ -118,7 +118,7 @@ mod tests {
             ("../../b", 1, false),
             ("..", 0, false),
             ("/etc/passwd", 5, false),
-            // `a` may be a link to `.`, and then this is above the top.
+            // `a` may be a link to `.`; the path then leads above the top.
             ("a/../b", 0, false),
             ("../a/../../b", 3, false),
             ("", 0, true),

@@ -1,4 +1,4 @@
-//! An archive to a directory.
+//! Unpacks an archive into a directory.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -22,12 +22,12 @@ use crate::{
     write::{times, unused_name, write, write_at},
 };
 
-/// Whose archive it is.
+/// Where the archive comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trust {
-    /// Of whoever owns the place it is unpacked in: links may point anywhere, modes are kept.
+    /// From the owner of the directory it is unpacked in: links may point anywhere, modes are kept.
     Known,
-    /// Of a stranger: a link that leads out of the directory is left out, and no file runs as another user.
+    /// From an untrusted source: a link that leads out of the directory is left out, and no file is setuid or setgid.
     Stranger,
 }
 
@@ -40,17 +40,17 @@ impl Trust {
     }
 }
 
-/// Unpacks the archive that `from` gives into the directory `into`, which is made if it is missing.
+/// Unpacks the archive read from `from` into the directory `into`, which is created if it is missing.
 ///
-/// No member is written outside it, whatever the archive says and whatever lies there. A member that cannot be
-/// unpacked is told and left out; what is no archive at all is an error.
+/// No member is written outside it, whatever the archive contains and whatever exists there. A member that cannot be
+/// unpacked is reported and left out; input that is not an archive is an error.
 pub fn unpack(from: &mut dyn Read, into: &Path, trust: Trust, tell: &mut dyn FnMut(&Fault)) -> Result<Done, Fault> {
     let archive = Reader::new(from);
     unpack_members(archive, None, into, trust, tell)
 }
 
-/// Makes `to` what the archive is of: a directory if its first member is `./`, else the one file in it. An empty
-/// archive makes nothing. What was packed by [`pack`](crate::pack) comes out so under another name.
+/// Restores to `to` what the archive contains: a directory if its first member is `./`, else its only file. An empty
+/// archive creates nothing. This is the inverse of [`pack`](crate::pack), under another name.
 pub fn fetch(from: &mut dyn Read, to: &Path, trust: Trust, tell: &mut dyn FnMut(&Fault)) -> Result<Done, Fault> {
     let fault = |error: io::Error| Fault::of(&error, to);
     let mut archive = Reader::new(from);
@@ -106,7 +106,7 @@ fn unpack_members(
             Ok(()) => unpacking.done.members += 1,
             Err(fault) => {
                 unpacking.done.faults += 1;
-                // The next one would not fare better.
+                // The next member would fail too.
                 if fault.code == "ENOSPC" {
                     return Err(fault);
                 }
@@ -115,7 +115,7 @@ fn unpack_members(
         }
     }
     unpacking.finish();
-    // Whoever sends it sends it to its end.
+    // The sender sends the archive to its end, so read it to its end.
     copy(&mut archive.into_inner(), &mut io::sink()).map_err(fault)?;
     Ok(unpacking.done)
 }
@@ -127,8 +127,8 @@ fn name_of(member: &Member) -> &Path {
 struct Unpacking {
     place: Place,
     trust: Trust,
-    /// Directories on the way to the last member that this archive made, the deepest last: they get
-    /// mode and time when they are left, so that neither hinders or is changed by what is put in.
+    /// Directories above the last member that this archive created, deepest last. They get mode and mtime
+    /// once complete, so that the mode does not block new entries and the entries do not change the mtime.
     made: Vec<Made>,
     done: Done,
 }
@@ -164,7 +164,7 @@ impl Unpacking {
                     Err(Errno::EXIST) => false,
                     Err(error) => return Err(fault(error.into())),
                 };
-                // What is there may be a file, or a link.
+                // The existing entry may be a file or a link.
                 enter(parent, &name).map_err(|error| fault(error.into()))?;
                 if is_new {
                     parts.push(name);
@@ -192,8 +192,8 @@ impl Unpacking {
         Ok(())
     }
 
-    /// Another name for a file that is already there, and only for a file: a link's text means
-    /// something else in another directory.
+    /// Adds another name for an existing file. Only for files: the target of a symbolic link
+    /// means something else in another directory.
     fn hard_link(&mut self, member: &Member, to: &[OsString], name: &OsStr) -> Result<(), Fault> {
         let fault = |error: io::Error| Fault::of(&error, name_of(member));
         let outside = || Fault::new("EPERM", "A link that leads out of the directory", name_of(member));
@@ -209,7 +209,7 @@ impl Unpacking {
         put(parent, name, |unused| linkat(&from, &first, parent, unused, AtFlags::empty())).map_err(fault)
     }
 
-    /// Directories that the next member is not in are complete.
+    /// Completes the directories that do not contain the next member.
     fn leave(&mut self, next: &[OsString]) {
         while let Some(made) = self.made.pop_if(|made| !next.starts_with(&made.parts)) {
             self.settle(&made);
@@ -222,7 +222,7 @@ impl Unpacking {
         }
     }
 
-    /// What cannot be set stays as it is: the files are there.
+    /// Sets mode and mtime. Errors are ignored: the files exist.
     fn settle(&mut self, made: &Made) {
         let bits = self.trust.mode_bits();
         let Ok(directory) = self.place.directory(&made.parts, false) else { return };
@@ -231,12 +231,12 @@ impl Unpacking {
     }
 }
 
-/// Makes something under a name nobody has, then gives it its own; what had that is replaced.
+/// Creates an entry under a temporary name, then renames it to `name`; an existing entry is replaced.
 fn put(parent: BorrowedFd<'_>, name: &OsStr, make: impl FnOnce(&str) -> rustix::io::Result<()>) -> io::Result<()> {
     let unused = unused_name()?;
     make(&unused)?;
     let named = renameat(parent, &unused, parent, name);
-    // It is still there if it failed, or if both were names of one file.
+    // The temporary name still exists if the rename failed, or if both were names of the same file.
     let _ = unlinkat(parent, &unused, AtFlags::empty());
     Ok(named?)
 }

@@ -1,4 +1,4 @@
-//! A directory and what is below it, in order: each directory by name, before what is in it.
+//! Walks a directory in order: entries are sorted by name, and a directory comes before its content.
 
 use std::{
     ffi::OsString,
@@ -7,23 +7,23 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// One thing found.
+/// One entry.
 #[derive(Debug)]
 pub(crate) struct Found {
-    /// Where it is.
+    /// The full path.
     pub path: PathBuf,
-    /// Relative to where the walk began.
+    /// Relative to the root of the walk.
     pub name: PathBuf,
-    /// Of the thing itself: no link is followed.
+    /// The metadata of the entry itself: links are not followed.
     pub metadata: io::Result<Metadata>,
 }
 
-/// What is in a directory, down to `depth`; a directory that cannot be read is given a second time, with the error.
+/// The entries of a directory, down to `depth`; a directory that cannot be read appears a second time, with the error.
 #[derive(Debug)]
 pub(crate) struct Walk {
     root: PathBuf,
     depth: usize,
-    /// For each directory on the way down, its name and what is still to be visited, last first.
+    /// For each open directory, its name and the entries still to be visited, in reverse order.
     open: Vec<(PathBuf, Vec<OsString>)>,
     failed: Option<Found>,
 }

@@ -1,4 +1,4 @@
-//! One file, written whole: into a file without its name, which takes the name at the end.
+//! Writes one file atomically: into a temporary file that is renamed at the end.
 
 use std::{
     ffi::OsStr,
@@ -18,22 +18,22 @@ use rustix::{
 
 use crate::{CHUNK, Done, Fault};
 
-/// Links followed before a path counts as a circle, as everywhere.
+/// How many links are followed before a path counts as a loop; the usual limit.
 const MOST_LINKS: usize = 40;
 
-/// What the file is to be like.
+/// The attributes of the file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct How {
-    /// Permission bits; without them those it had, or those that new files have.
+    /// Permission bits; by default those of the replaced file, or those of new files.
     pub mode: Option<u32>,
     /// Seconds and nanoseconds since 1970.
     pub mtime: Option<(i64, u32)>,
-    /// If another number of bytes comes, nothing is written.
+    /// The expected number of bytes; if it differs, nothing is written.
     pub size: Option<u64>,
 }
 
-/// Everything that `from` gives becomes the file at `path`. Missing directories are made, a link is
-/// followed. On a fault there is what there was before.
+/// Writes everything read from `from` to the file at `path`. Creates missing directories and follows
+/// links. On a fault the previous content remains.
 pub fn write(path: &Path, from: &mut dyn Read, how: &How) -> Result<Done, Fault> {
     let fault = |error: io::Error| Fault::of(&error, path);
     let place = follow(path);
@@ -46,18 +46,18 @@ pub fn write(path: &Path, from: &mut dyn Read, how: &How) -> Result<Done, Fault>
     let mut owner = None;
     match fs::metadata(&place) {
         Ok(found) if found.is_dir() => return Err(Fault::new("EISDIR", "Is a directory", path)),
-        // A device or a pipe must not be replaced by a file.
+        // A file must not replace a device or a pipe.
         Ok(found) if !found.is_file() => return Err(Fault::new("EINVAL", "Not a regular file", path)),
         Ok(found) => {
             how.mode = how.mode.or(Some(found.permissions().mode() & 0o7777));
             owner = Some((found.uid(), found.gid()));
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => fs::create_dir_all(parent).map_err(fault)?,
-        // A circle of links leads nowhere, so there is nothing to keep.
+        // A loop of links leads nowhere, so there is no attribute to keep.
         Err(error) if error.raw_os_error() == Some(Errno::LOOP.raw_os_error()) => {}
         Err(error) => return Err(fault(error)),
     }
-    // A name that ends with a slash can only be a directory's.
+    // A name that ends with a slash can only be a directory.
     if path.as_os_str().as_encoded_bytes().ends_with(b"/") {
         return Err(Fault::new("EISDIR", "Is a directory", path));
     }
@@ -66,7 +66,7 @@ pub fn write(path: &Path, from: &mut dyn Read, how: &How) -> Result<Done, Fault>
     Ok(Done { members: 1, bytes, faults: 0 })
 }
 
-/// Where a write to `path` ends up.
+/// The path that a write to `path` modifies.
 fn follow(path: &Path) -> PathBuf {
     let mut path = path.to_owned();
     for _ in 0..MOST_LINKS {
@@ -78,7 +78,7 @@ fn follow(path: &Path) -> PathBuf {
     path
 }
 
-/// The same for a name in an open directory; whatever has that name is replaced, and never followed.
+/// Like [`write`], for a name in an open directory; an existing entry is replaced, and a link never followed.
 pub(crate) fn write_at(
     directory: BorrowedFd<'_>,
     name: &OsStr,
@@ -107,7 +107,7 @@ pub(crate) fn write_at(
         return Err(io::Error::new(io::ErrorKind::InvalidData, "Fewer bytes came than were announced"));
     }
     if let Some((uid, gid)) = owner {
-        // Only root may give files away; others keep what they write.
+        // Only root may change the owner; otherwise the writer owns the file.
         let _ = rustix::fs::fchown(&file, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
     }
     if let Some(mode) = how.mode {
@@ -122,13 +122,13 @@ pub(crate) fn write_at(
     Ok(bytes)
 }
 
-/// An mtime to set; the access time becomes the same.
+/// The timestamps for an mtime; the access time is the same.
 pub(crate) fn times((seconds, nanoseconds): (i64, u32)) -> Timestamps {
     let time = Timespec { tv_sec: seconds, tv_nsec: nanoseconds.into() };
     Timestamps { last_access: time, last_modification: time }
 }
 
-/// A file that is removed again unless it gets its name.
+/// A temporary file that is removed unless it is renamed.
 struct Unnamed<'a> {
     directory: BorrowedFd<'a>,
     name: String,
@@ -139,7 +139,7 @@ impl<'a> Unnamed<'a> {
     fn create(directory: BorrowedFd<'a>, mode: Option<u32>) -> io::Result<(OwnedFd, Self)> {
         let name = unused_name()?;
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        // Without a wish for its mode it is what the umask makes of it.
+        // Without a requested mode, the umask decides.
         let mode = if mode.is_some() { 0o600 } else { 0o666 };
         let file = rustix::fs::openat(directory, &name, flags, Mode::from_raw_mode(mode))?;
         Ok((file, Self { directory, name, is_named: false }))
@@ -149,13 +149,13 @@ impl<'a> Unnamed<'a> {
 impl Drop for Unnamed<'_> {
     fn drop(&mut self) {
         if !self.is_named {
-            // Nothing more can be done about it.
+            // A failure cannot be handled here.
             let _ = rustix::fs::unlinkat(self.directory, &self.name, AtFlags::empty());
         }
     }
 }
 
-/// A name for a moment.
+/// A random temporary name.
 pub(crate) fn unused_name() -> io::Result<String> {
     let mut dice = [0; 8];
     rustix::rand::getrandom(&mut dice, rustix::rand::GetRandomFlags::empty())?;

@@ -16,28 +16,28 @@ const PREFIX: std::ops::Range<usize> = 345..500;
 
 pub(super) type Block = [u8; BLOCK];
 
-/// What fits into a name field.
+/// The length of a name field.
 pub(super) const SHORT: usize = 100;
-/// What fits into eleven octal digits.
+/// The largest number with eleven octal digits.
 pub(super) const MOST_SIZE: u64 = (1 << 33) - 1;
 
-/// What a header says about itself.
+/// The type of a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Type {
     Member(Kind),
-    /// Records about the next member.
+    /// Records that apply to the next member.
     Pax,
-    /// Records about all members.
+    /// Records that apply to all members.
     PaxGlobal,
     GnuLongName,
     GnuLongLink,
 }
 
-/// A header as its block says it.
+/// A parsed header block.
 #[derive(Debug)]
 pub(super) struct Header {
     pub kind: Type,
-    /// Bytes that follow, also where the member itself has none.
+    /// The number of bytes that follow, even where the member itself has no data.
     pub size: u64,
     pub member: Member,
 }
@@ -67,7 +67,7 @@ pub(super) fn decode(block: &Block) -> Result<Header, &'static str> {
         b'5' => Type::Member(Kind::Directory),
         _ => Type::Member(Kind::Other),
     };
-    // Devices and pipes have no data, whatever they say; of what nobody knows the size is believed.
+    // Devices and pipes have no data, whatever size they state; the size of an unknown type is trusted.
     let has_data = !matches!(block[TYPE], b'1'..=b'6');
     let size = number(&block[SIZE]).and_then(|size| u64::try_from(size).ok()).ok_or("A member has no size")?;
     let member = Member {
@@ -81,7 +81,7 @@ pub(super) fn decode(block: &Block) -> Result<Header, &'static str> {
     Ok(Header { kind, size: if has_data { size } else { 0 }, member })
 }
 
-/// Names are cut to what fits: the caller has written a pax header for longer ones.
+/// Truncates names to the field: for longer ones the caller has written a pax header.
 pub(super) fn encode(member: &Member, kind: u8) -> Block {
     let mut block = [0; BLOCK];
     let mut put = |place: std::ops::Range<usize>, bytes: &[u8]| {
@@ -108,7 +108,7 @@ fn text(field: &[u8]) -> &[u8] {
     field.split(|byte| *byte == 0).next().unwrap_or_default()
 }
 
-/// Octal digits, or GNU's binary numbers. An empty field is nought.
+/// Parses octal digits, or GNU's binary numbers. An empty field is zero.
 fn number(field: &[u8]) -> Option<i64> {
     let (first, rest) = field.split_first()?;
     if first & 0x80 != 0 {

@@ -6,8 +6,8 @@
 //!   │ data, up to the next multiple of 512 │
 //!   … two blocks of zeroes at the end
 //! ```
-//! What is read may come from a stranger: nothing is kept in memory but one member's names, and
-//! those up to a limit.
+//! The input may be hostile: only the names of one member are kept in memory, and those only up to
+//! a limit.
 
 mod header;
 pub mod pax;
@@ -21,16 +21,16 @@ const BLOCK: usize = 512;
 /// One member of an archive, without its data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// As it stands in the archive: nothing about it was checked.
+    /// The name as found in the archive, unchecked.
     pub name: Vec<u8>,
     pub kind: Kind,
     /// Permission bits.
     pub mode: u32,
-    /// Bytes of data that follow; nought for all but files.
+    /// The number of data bytes that follow; zero for everything but files.
     pub size: u64,
     /// Seconds and nanoseconds since 1970.
     pub mtime: (i64, u32),
-    /// Where a link points.
+    /// The target of a link.
     pub link: Vec<u8>,
 }
 
@@ -41,6 +41,6 @@ pub enum Kind {
     Symlink,
     /// Another name of an earlier member.
     HardLink,
-    /// A device, a pipe, or something that only other programs know.
+    /// A device, a pipe, or a type that only other programs know.
     Other,
 }

@@ -3,10 +3,10 @@
 /// A key and its value.
 pub type Record<'a> = (&'a [u8], &'a [u8]);
 
-/// The records `length key=value\n` of an extended header.
+/// Parses the records `length key=value\n` of an extended header.
 ///
 /// # Errors
-/// In a sentence, if they are not such records.
+/// Returns a sentence if the bytes are not such records.
 pub fn records(mut bytes: &[u8]) -> Result<Vec<Record<'_>>, &'static str> {
     const BROKEN: &str = "A pax header is damaged";
     let mut records = Vec::new();
@@ -22,10 +22,10 @@ pub fn records(mut bytes: &[u8]) -> Result<Vec<Record<'_>>, &'static str> {
     Ok(records)
 }
 
-/// Adds one of them.
+/// Appends one record.
 pub fn record(out: &mut Vec<u8>, key: &[u8], value: &[u8]) {
     let rest = key.len() + value.len() + 3;
-    // The length counts its own digits.
+    // The length includes its own digits.
     let mut length = rest + 1;
     while rest + length.to_string().len() != length {
         length = rest + length.to_string().len();
@@ -36,7 +36,7 @@ pub fn record(out: &mut Vec<u8>, key: &[u8], value: &[u8]) {
     }
 }
 
-/// Seconds with a fraction, also before 1970.
+/// Parses seconds with a fraction, also before 1970.
 pub fn time(text: &[u8]) -> Option<(i64, u32)> {
     let text = std::str::from_utf8(text).ok()?;
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
@@ -51,7 +51,7 @@ pub fn time(text: &[u8]) -> Option<(i64, u32)> {
     })
 }
 
-/// As [`time`] reads it.
+/// Formats a time such that [`time`] can parse it.
 pub fn time_text((seconds, nanoseconds): (i64, u32)) -> String {
     let (sign, seconds, nanoseconds) = match seconds < 0 && nanoseconds > 0 {
         true => ("-", -(seconds + 1), 1_000_000_000 - nanoseconds),

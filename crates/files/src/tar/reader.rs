@@ -8,19 +8,19 @@ use super::{
     pax,
 };
 
-/// Longest pax header or long name: what one member may cost in memory.
+/// The longest pax header or long name: the most memory that one member may use.
 const MOST_KEPT: u64 = 256 << 10;
 
-/// Gives one member after the other; as a [`Read`] it is the data of the last one given.
+/// Returns one member after the other; as a [`Read`] it is the data of the last member returned.
 #[derive(Debug)]
 pub struct Reader<R> {
     from: R,
-    /// Of the current member's data.
+    /// Unread bytes of the current member's data.
     left: u64,
     padding: u64,
 }
 
-/// What the headers before a member say about it.
+/// What the headers before a member state about it.
 #[derive(Debug, Default)]
 struct MemberHeaders {
     name: Option<Vec<u8>>,
@@ -35,14 +35,14 @@ impl<R: Read> Reader<R> {
         Self { from, left: 0, padding: 0 }
     }
 
-    /// The next member; `None` at the archive's end. What was not read of the last one is passed over.
+    /// The next member; `None` at the archive's end. Unread data of the last member is skipped.
     pub fn next_member(&mut self) -> io::Result<Option<Member>> {
         let mut said = MemberHeaders::default();
         loop {
             self.pass_over()?;
             let Some(block) = self.block()? else { return Ok(None) };
             if block == [0; BLOCK] {
-                // The second one; some programs leave it out.
+                // The second zero block; some programs omit it.
                 self.block()?;
                 return Ok(None);
             }
@@ -64,11 +64,11 @@ impl<R: Read> Reader<R> {
             member.size = if member.kind == Kind::File { size } else { 0 };
         }
         if said.is_sparse {
-            // Its data is not what the file holds.
+            // The data of a sparse member is not the file's content.
             (member.kind, member.size) = (Kind::Other, 0);
         }
         member.name = said.name.unwrap_or(member.name);
-        // Old programs know directories only by their names; a long name is known only now.
+        // Old programs mark directories only by their names; a long name is known only now.
         if member.kind == Kind::File && member.name.ends_with(b"/") {
             (member.kind, member.size) = (Kind::Directory, 0);
         }
@@ -77,7 +77,7 @@ impl<R: Read> Reader<R> {
         Ok(member)
     }
 
-    /// `None` at the end of the bytes, which is only right between members.
+    /// Returns `None` at the end of input, which is valid only between members.
     fn block(&mut self) -> io::Result<Option<Block>> {
         let mut block = [0; BLOCK];
         let mut filled = 0;
@@ -117,7 +117,7 @@ impl<R: Read> Reader<R> {
         Ok(())
     }
 
-    /// What comes after the archive's end.
+    /// The reader, positioned after the archive's end.
     pub fn into_inner(self) -> R {
         self.from
     }

@@ -4,11 +4,11 @@ use std::io::{self, Write};
 
 use super::{BLOCK, Kind, Member, header, pax};
 
-/// Writes one member after the other; as a [`Write`] it takes the data of the last one.
+/// Writes one member after the other; as a [`Write`] it takes the data of the last member.
 #[derive(Debug)]
 pub struct Writer<W> {
     to: W,
-    /// Of the current member's data.
+    /// Bytes of the current member's data that are still to be written.
     left: u64,
     padding: usize,
 }
@@ -18,10 +18,10 @@ impl<W: Write> Writer<W> {
         Self { to, left: 0, padding: 0 }
     }
 
-    /// Begins a member. Its data, as much as its size says, is written next.
+    /// Begins a member. Its data, exactly as long as its size, must be written next.
     ///
     /// # Errors
-    /// If the data of the member before is not complete.
+    /// If the data of the previous member is incomplete.
     pub fn member(&mut self, member: &Member) -> io::Result<()> {
         self.pad()?;
         let kind = match member.kind {
@@ -80,7 +80,7 @@ impl<W: Write> Write for Writer<W> {
     }
 }
 
-/// What the header itself has no room for.
+/// The records for values that do not fit into the header.
 fn records(member: &Member) -> Vec<u8> {
     let mut records = Vec::new();
     let is_long = |text: &[u8]| text.len() > header::SHORT || !text.is_ascii();
