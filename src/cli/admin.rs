@@ -1,5 +1,5 @@
-//! The admin listener: `/metrics`, for whoever may reach it. It is on loopback unless an
-//! operator says otherwise, and shows figures alone, never an id.
+//! The admin listener: `/metrics`, for everyone who can reach it. It listens on loopback unless an
+//! operator configures otherwise, and shows only metrics, never an id.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -23,9 +23,9 @@ use crate::{
     metrics::Metrics,
 };
 
-/// As Prometheus wants to be answered.
+/// The content type that Prometheus expects.
 const KIND: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-/// A collector or two come every few seconds; they may keep their connections for longer than that.
+/// One or two collectors connect every few seconds and may keep their connections open for longer.
 const BOUNDS: Bounds = Bounds { connections: 64, per_peer: None, keep_alive: Duration::from_secs(120) };
 
 #[derive(Debug)]
@@ -36,7 +36,7 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Binds the listener. Another server on this machine may have the default place already; one
+    /// Binds the listener. Another server on this machine may already use the default address; an address
     /// that an operator chose must be free.
     pub async fn open(config: &Config) -> Result<Option<Self>> {
         let Some(address) = config.admin_listen else { return Ok(None) };
@@ -52,7 +52,7 @@ impl Admin {
         }
     }
 
-    /// Serves for ever.
+    /// Serves forever.
     pub async fn serve(self, metrics: Metrics, bus: watch::Receiver<Arc<Bus>>) {
         let Self { listener, address, hosts } = self;
         tracing::info!(%address, "metrics are served");

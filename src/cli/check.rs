@@ -1,4 +1,4 @@
-//! `baton config --check`: tries every store that is configured, the way it will be used.
+//! `baton config --check`: tests every configured store the way it will be used.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -12,10 +12,10 @@ use crate::{
     },
 };
 
-/// The most the whole check may take.
+/// The timeout of the whole check.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A line per store, and whether all is well.
+/// Returns a line per store, and whether all of them work.
 pub async fn check(config: &Config) -> (String, bool) {
     let clock: SharedClock = Arc::new(SystemClock);
     let stores = Stores::open(&storage_settings(config), &clock);
@@ -64,7 +64,7 @@ fn line(probe: &Probe) -> String {
     }
 }
 
-/// A line about what holds sandboxes to their limits on this machine, and whether all that is configured is held.
+/// Returns a line about how limits are enforced on this machine, and whether all configured limits are.
 pub fn limits(config: &Config, cgroups: Result<Shares, String>) -> (String, bool) {
     let (how, cpus) = match cgroups {
         Ok(Shares { version, cpus }) => (format!("cgroup {version}"), cpus),
@@ -79,7 +79,7 @@ pub fn limits(config: &Config, cgroups: Result<Shares, String>) -> (String, bool
     (format!("limits       {how}: {what}\n"), cpus || !wanted)
 }
 
-/// What the variables say about storage, in storage's own terms.
+/// The storage variables as settings of the storage module.
 pub(super) fn storage_settings(config: &Config) -> StorageSettings {
     let path = |text: &Option<String>| text.as_ref().map(PathBuf::from);
     let variables = &config.storage;

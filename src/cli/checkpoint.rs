@@ -1,4 +1,4 @@
-//! `baton checkpoint`: has a sandbox checkpointed, by whoever runs it.
+//! `baton checkpoint`: has the holder checkpoint a sandbox.
 
 use std::process::ExitCode;
 
@@ -32,7 +32,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     })
 }
 
-/// Has whoever runs it commit a checkpoint and let it go.
+/// Has the holder commit a checkpoint and release the sandbox.
 pub async fn let_go(admin: &StorageAdmin, id: &SandboxId, state: DesiredState, waiting: Waiting) -> Result<Verdict> {
     admin.want(id, state).await?;
     if waiting.no_wait {
@@ -69,7 +69,7 @@ pub async fn let_go(admin: &StorageAdmin, id: &SandboxId, state: DesiredState, w
     })
 }
 
-/// Asks for a checkpoint under a nonce, and waits for the answer.
+/// Requests a checkpoint under a nonce and waits for the answer.
 pub async fn keep_running(admin: &StorageAdmin, id: &SandboxId, waiting: Waiting) -> Result<Verdict> {
     admin.find(id).await?;
     if admin.lock(id).await?.is_none_or(|lock| lock.lease.is_none()) {

@@ -1,4 +1,4 @@
-//! `baton checkpoints`: what is stored of one sandbox, and what each of it is for.
+//! `baton checkpoints`: the stored checkpoints of one sandbox, and what each is for.
 
 use std::{fmt::Write as _, process::ExitCode};
 

@@ -1,4 +1,4 @@
-//! `baton config`: every setting, its value and where it comes from. Secrets are covered.
+//! `baton config`: every setting, its value and where it comes from. Secrets are redacted.
 
 use std::process::ExitCode;
 
@@ -39,7 +39,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let (text, well) = tokio::runtime::Runtime::new()?.block_on(super::check::check(&config));
         let (line, holds) = super::check::limits(&config, runtime::probe_cgroups());
         let warnings: String = config.warnings().iter().map(|warning| format!("{warning}\n")).collect();
-        // The verdict on storage is the last word.
+        // The result of the storage check comes last.
         screen::print(&(warnings + &line + &text))?;
         return Ok(if well && holds { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }

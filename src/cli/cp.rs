@@ -23,7 +23,7 @@ use super::{
 };
 use crate::clock::{SharedClock, SystemClock};
 
-/// So many files that were left out are named.
+/// How many left-out files are listed by name.
 const MOST_NAMED: u64 = 20;
 const CHUNK: usize = 256 << 10;
 const LEAVE_WITHIN: Duration = Duration::from_secs(5);
@@ -69,7 +69,7 @@ enum End {
 }
 
 impl End {
-    /// What is before a colon is a sandbox, unless a slash comes first: `./a:b` is a file.
+    /// Text before a colon is a sandbox, unless it contains a slash: `./a:b` is a file.
     fn parse(text: &str) -> anyhow::Result<Self> {
         match text.split_once(':') {
             _ if text.is_empty() => bail!("a path is empty"),
@@ -103,7 +103,7 @@ pub async fn run(args: CpArgs) -> anyhow::Result<ExitCode> {
     let copying = Copying::new(&args, shown);
     let code = tokio::select! {
         copied = copying.copy(&sandbox, &from, &to) => copied.map(|()| 0),
-        // Dropped, the transfer ends in the sandbox too.
+        // Dropping the transfer also ends it in the sandbox.
         code = signals.end() => Ok(code),
     };
     copying.progress.clear();
@@ -200,7 +200,7 @@ impl Copying {
         }
     }
 
-    /// Where in the sandbox the copy is to be.
+    /// The target path in the sandbox.
     async fn target_there(&self, sandbox: &Sandbox, here: &Path, path: &str) -> Result<String, Error> {
         if means_content(&here.to_string_lossy()) {
             return Ok(path.to_owned());
@@ -214,7 +214,7 @@ impl Copying {
     }
 }
 
-/// A directory, or a link to one.
+/// Whether the path is a directory, or a link to one.
 async fn is_directory(sandbox: &Sandbox, path: &str) -> Result<bool, Error> {
     match sandbox.list_files(&format!("{path}/."), 0).await {
         Ok(_) => Ok(true),
@@ -223,7 +223,7 @@ async fn is_directory(sandbox: &Sandbox, path: &str) -> Result<bool, Error> {
     }
 }
 
-/// Where on this machine the copy is to be.
+/// The target path on this machine.
 fn target_here(path: &str, here: &Path) -> anyhow::Result<PathBuf> {
     let text = here.to_string_lossy();
     if means_content(path) || !(here.is_dir() || text.ends_with('/')) {
@@ -235,7 +235,7 @@ fn target_here(path: &str, here: &Path) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// `a/.` is what is in `a`.
+/// Whether the path ends like `a/.`, which means the content of `a`.
 fn means_content(path: &str) -> bool {
     path == "." || path.ends_with("/.")
 }

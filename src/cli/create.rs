@@ -1,4 +1,4 @@
-//! `baton create`: a sandbox that stays, and its token in safe keeping.
+//! `baton create`: creates a durable sandbox and saves its token.
 
 use std::{process::ExitCode, time::Duration};
 
@@ -76,7 +76,7 @@ fn snapshot(text: &str) -> Result<SnapshotName, String> {
 
 pub async fn run(args: CreateArgs) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::listen()?;
-    // Before anything is made: a sandbox whose token is lost is of no use.
+    // Checked before anything is created: a sandbox whose token is lost is useless.
     let tokens = args.server.tokens()?;
     let config = Config {
         idle_timeout: args.idle,

@@ -1,4 +1,4 @@
-//! `baton delete`: erases a sandbox. Its holder does it; where there is none, this command.
+//! `baton delete`: erases a sandbox. Its holder does it; without a holder, this command does.
 
 use std::process::ExitCode;
 
@@ -32,7 +32,7 @@ pub async fn delete(admin: &StorageAdmin, id: &SandboxId, waiting: Waiting) -> R
     match (admin.records.raw(id).await?, &lock) {
         (None, None) => bail!("{id} does not exist"),
         (Some(_), _) => drop(admin.want(id, DesiredState::Deleted).await?),
-        // Metadata that somebody deleted by hand is not missed any more.
+        // The metadata was deleted by hand; the lock is enough.
         (None, Some(_)) => {}
     }
     if waiting.no_wait {
@@ -44,7 +44,7 @@ pub async fn delete(admin: &StorageAdmin, id: &SandboxId, waiting: Waiting) -> R
             Rest::Purged => return Ok(Verdict::Done(format!("{id} is deleted"))),
             Rest::Free | Rest::Dead => match admin.upkeep.purge(id, &mut file).await {
                 Ok(()) => return Ok(Verdict::Done(format!("{id} is deleted"))),
-                // Somebody else was faster, with the same wish before him.
+                // Another instance was faster; it has read the same spec.
                 Err(Error::Taken | Error::Lease(crate::storage::lease::Error::Changed)) => {}
                 Err(error) => return Err(error.into()),
             },

@@ -1,11 +1,11 @@
-//! How many files and sockets this process may have open. Most shells give it a thousand and allow far more.
+//! The limit of open files and sockets of this process. Most shells set it to a thousand and allow far more.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const WANTED: u64 = 65_536;
 const MOST_CONNECTIONS: u64 = 4_096;
 
-/// Raises the limit as far as it may be.
+/// Raises the limit to the maximum allowed.
 pub fn raise() {
     let now = getrlimit(Resource::Nofile);
     let wanted = now.maximum.map_or(WANTED, |most| most.min(WANTED));
@@ -21,7 +21,7 @@ pub fn connections() -> usize {
     share(getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX))
 }
 
-/// Half is for sandboxes and storage, which must go on when all connections are taken.
+/// Half is reserved for sandboxes and storage, which must keep working when all connections are in use.
 fn share(limit: u64) -> usize {
     (limit / 2).min(MOST_CONNECTIONS) as usize
 }

@@ -1,5 +1,5 @@
-//! `baton dev`: what helps to try things out. `fake-gcs` is a Cloud Storage server in memory,
-//! so that several servers on one machine can share a "bucket", and faults can be had on demand.
+//! `baton dev`: tools for trying things out. `fake-gcs` is a Cloud Storage server in memory, so that
+//! several servers on one machine can share a "bucket", and faults can be injected on demand.
 
 use std::{
     io::{self, Write},

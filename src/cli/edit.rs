@@ -1,4 +1,4 @@
-//! `baton edit`: changes what is wanted of a sandbox, checked before it is written, by compare and set.
+//! `baton edit`: changes the spec of a sandbox, checked before it is written, by compare-and-set.
 
 use std::{collections::BTreeSet, fmt::Write as _, process::ExitCode, time::Duration};
 
@@ -37,9 +37,9 @@ pub struct Args {
     pub waiting: Waiting,
 }
 
-/// What the lease holder writes, and nobody else.
+/// The fields that only the lease holder writes.
 const HOLDERS: [&str; 3] = ["status", "latest_sandbox_checkpoint", "last_checkpointed"];
-/// A holder looks at the metadata every five seconds.
+/// The holder reads the metadata every five seconds.
 const SEEN_WITHIN: Duration = Duration::from_secs(15);
 
 fn setting(text: &str) -> std::result::Result<(String, Value), &'static str> {
@@ -112,7 +112,7 @@ fn set(mut spec: Map<String, Value>, settings: &[(String, Value)]) -> Result<Map
     Ok(spec)
 }
 
-/// A wish of an operator is no part of the trace of whoever wished for something before.
+/// Removes the trace of an earlier request: an operator's change is not part of it.
 fn told_by_nobody(before: &Map<String, Value>, mut after: Map<String, Value>) -> Map<String, Value> {
     const TRACE: &str = "traceparent";
     let is_wish = ["desired_state", "placement", "requests"].iter().any(|key| before.get(*key) != after.get(*key));
@@ -122,7 +122,7 @@ fn told_by_nobody(before: &Map<String, Value>, mut after: Map<String, Value>) ->
     after
 }
 
-/// `None`: it was left as it was.
+/// Returns `None` if nothing was changed.
 async fn in_editor(id: &SandboxId, shown: &Map<String, Value>) -> Result<Option<Map<String, Value>>> {
     let editor =
         process_environment("VISUAL").or_else(|| process_environment("EDITOR")).unwrap_or_else(|| "vi".to_owned());
@@ -145,7 +145,7 @@ async fn in_editor(id: &SandboxId, shown: &Map<String, Value>) -> Result<Option<
         }
         match check(id, &edited) {
             Ok(spec) => return Ok(Some(spec)),
-            // Without a terminal nobody would mend it.
+            // Without a terminal there is nobody to correct it.
             Err(error) if !std::io::IsTerminal::is_terminal(&std::io::stdin()) => return Err(error),
             Err(error) => {
                 screen::say(format_args!(
@@ -166,7 +166,7 @@ fn check(id: &SandboxId, text: &str) -> Result<Map<String, Value>> {
     Ok(spec_of(&record))
 }
 
-/// Writes what was edited over what was shown. Where only the holder's part changed since, it is kept.
+/// Writes the edited spec over the one that was shown. If only the holder's fields changed since, they are kept.
 async fn write(
     admin: &StorageAdmin,
     id: &SandboxId,
@@ -201,7 +201,7 @@ fn changes(before: &Map<String, Value>, after: &Map<String, Value>) -> Vec<Strin
     changed.map(|key| format!("{key}: {} → {}", shown(before.get(key)), shown(after.get(key)))).collect()
 }
 
-/// What became of it, as far as it shows soon.
+/// Reports the outcome, as far as it shows soon.
 async fn outcome(admin: &StorageAdmin, id: &SandboxId, before: &Status, waiting: Waiting) -> Result<Verdict> {
     let seen = |status: &Status| (status.observed_spec_sha256.clone(), status.phase, status.reason.clone());
     let before = seen(before);
@@ -221,7 +221,7 @@ async fn outcome(admin: &StorageAdmin, id: &SandboxId, before: &Status, waiting:
         let Some(lock) = lock else {
             return Ok(Verdict::Refused(storage_admin::reason(baton_protocol::reason::Reason::LockMissing)));
         };
-        // Between letting go and saying so there is a moment.
+        // The status is updated a moment after the release.
         if lock.lease.is_none() && (found.status.phase != Phase::Running || admin.clock.now() >= end) {
             return Ok(Verdict::Done(format!(
                 "{line}; nobody holds it, and the next sweep of an instance sees the change"

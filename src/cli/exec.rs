@@ -1,4 +1,4 @@
-//! `baton exec` and `baton shell`: a command in a sandbox that exists, as if it ran here.
+//! `baton exec` and `baton shell`: a command in an existing sandbox, attached to the local terminal.
 
 use std::{process::ExitCode, sync::Arc, time::Duration};
 
@@ -11,9 +11,9 @@ use super::{
 };
 use crate::clock::{SharedClock, SystemClock};
 
-/// So long may the goodbye take.
+/// The timeout for closing the connection.
 const LEAVE_WITHIN: Duration = Duration::from_secs(5);
-/// A person's own shell where one is set, else the better of those there are.
+/// The user's own shell if one is set, else the best available.
 const SHELL: &str = "exec \"${SHELL:-$(command -v bash || echo sh)}\" -l";
 
 /// Run a command in a sandbox.
@@ -91,7 +91,7 @@ async fn command(sandbox: &Sandbox, args: &ExecArgs, signals: &mut Signals) -> a
     let control = running.control();
     let end = attend(running, args.tty, stdin, signals).await;
     if !matches!(end, Ok(End::Outcome(_))) {
-        // Nobody is left to whom it could matter.
+        // A failure no longer matters to anyone.
         let _ = control.kill().await;
     }
     end?.code()

@@ -1,4 +1,4 @@
-//! The flags of `baton serve`, made from the table of variables.
+//! The flags of `baton serve`, generated from the table of variables.
 
 use clap::{Arg, ArgMatches, Command, FromArgMatches};
 

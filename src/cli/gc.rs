@@ -45,7 +45,7 @@ pub async fn gc(admin: &StorageAdmin, args: &Args) -> Result<Verdict> {
         bus: Bus::new(admin.clock.clone()),
         upkeep: admin.upkeep.clone(),
         retention: None,
-        // Nothing is started from here.
+        // Nothing is started here.
         room: 0,
         abandoned_after: if args.abandoned { Duration::ZERO } else { ABANDONED },
         tombstones_for: args.tombstones_after.unwrap_or(TOMBSTONE),

@@ -49,7 +49,7 @@ pub async fn get(admin: &StorageAdmin, args: &Args) -> Result<String> {
         ));
     }
     let Some(mut row) = row(admin, id.clone(), objects).await else { bail!("{id} does not exist") };
-    // Until that is repaired nothing else can be done about the sandbox.
+    // An unusable lock comes first: until it is repaired nothing else can be done.
     if let Some(unusable) = unusable {
         (row.reason, row.message) = (unusable.reason().into(), unusable.to_string());
     }

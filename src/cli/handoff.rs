@@ -1,5 +1,5 @@
-//! `baton handoff`: has the instance that runs a sandbox let it go, for the next attach or for an instance that is
-//! named.
+//! `baton handoff`: has the instance that runs a sandbox release it, for the next attach or for a named
+//! instance.
 
 use std::{collections::BTreeSet, process::ExitCode};
 
@@ -17,7 +17,7 @@ use super::{
     storage_admin::{self, LOOK, StorageAdmin, Verdict, Waiting},
 };
 
-/// So many sandboxes are looked at at the same time for the instances they name.
+/// How many sandboxes are read concurrently to find the instances they name.
 const AT_ONCE: usize = 32;
 
 /// Have a sandbox leave the instance it is on; the next attach takes it anywhere.
@@ -51,7 +51,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     })
 }
 
-/// Orders a sandbox to an instance, and waits until it runs there or it is clear why it does not.
+/// Orders a sandbox to an instance, and waits until it runs there or it is clear why not.
 pub async fn move_to(admin: &StorageAdmin, id: &SandboxId, to: &str, force: bool, waiting: Waiting) -> Result<Verdict> {
     let target = match choose(&known_instances(admin).await?, to, force) {
         Ok(target) => target,
@@ -71,7 +71,7 @@ pub async fn move_to(admin: &StorageAdmin, id: &SandboxId, to: &str, force: bool
     until_there(admin, id, &target, waiting).await
 }
 
-/// Whether there is anything to write.
+/// Writes the order to the spec; returns whether anything changed.
 fn order(spec: &mut Spec, target: &InstanceId) -> bool {
     let is_so = spec.desired_state == DesiredState::Running && spec.open_order() == Some(target);
     if is_so || spec.desired_state == DesiredState::Deleted {
@@ -79,18 +79,18 @@ fn order(spec: &mut Spec, target: &InstanceId) -> bool {
     }
     spec.desired_state = DesiredState::Running;
     spec.placement = Some(target.clone());
-    // What that instance wanted before is not what is ordered now.
+    // The instance's earlier claim is not this order.
     spec.claim = None;
     true
 }
 
-/// How far an order has come.
+/// The progress of an order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum OrderProgress {
     Arrived,
-    /// It will not come until something changes.
+    /// The sandbox will not arrive until something changes.
     Refused(String),
-    /// What is waited for.
+    /// What the order waits for.
     Waiting(String),
 }
 
@@ -120,7 +120,7 @@ async fn until_there(admin: &StorageAdmin, id: &SandboxId, target: &InstanceId, 
     }
 }
 
-/// Without metadata only whether it is there is told.
+/// Without metadata, reports only whether the sandbox has arrived.
 fn sight_of(lock: &Lock, found: Option<&Metadata>, target: &InstanceId) -> OrderProgress {
     let holder = lock.lease.as_ref().map(|lease| &lease.owner);
     let is_there = holder == Some(target);
@@ -142,7 +142,7 @@ fn sight_of(lock: &Lock, found: Option<&Metadata>, target: &InstanceId) -> Order
         Some(other) if other != target => OrderProgress::Refused(format!("somebody asked for it on {other} meanwhile")),
         None => OrderProgress::Refused("somebody has changed its placement meanwhile".to_owned()),
         _ if is_final => OrderProgress::Refused(why),
-        // That instance had it, and could not start it.
+        // The instance had it and could not start it.
         _ if holder.is_none() && spec.open_order().is_none() && status.phase == Phase::Failed => {
             OrderProgress::Refused(why)
         }
@@ -155,7 +155,7 @@ fn sight_of(lock: &Lock, found: Option<&Metadata>, target: &InstanceId) -> Order
     }
 }
 
-/// Every instance that a sandbox in the store is on, waits for, or is said to be on.
+/// Every instance that a sandbox in the store is on, waits for, or reports to be on.
 async fn known_instances(admin: &StorageAdmin) -> Result<BTreeSet<InstanceId>> {
     let ids = admin.records.survey().await?.into_keys();
     let named = stream::iter(ids).map(|id| async move {
@@ -170,7 +170,7 @@ async fn known_instances(admin: &StorageAdmin) -> Result<BTreeSet<InstanceId>> {
     Ok(named.into_iter().flatten().flatten().collect())
 }
 
-/// The one instance that is meant, or why it is not clear which.
+/// The one instance that matches, or why the choice is not clear.
 fn choose(known: &BTreeSet<InstanceId>, text: &str, force: bool) -> Result<InstanceId, String> {
     let whole = InstanceId::parse(text).ok();
     if let Some(whole) = whole {
@@ -229,7 +229,7 @@ mod tests {
         assert!(order(&mut spec, &two));
         assert_eq!((spec.desired_state, spec.open_order()), (DesiredState::Running, Some(&two)));
         assert!(!order(&mut spec, &two));
-        // Where it was last by its client's wish an order is one all the same.
+        // An order counts even for the instance that a client claimed the sandbox for last.
         assert!(order(&mut spec, &one));
         assert_eq!(spec.open_order(), Some(&one));
         spec.desired_state = DesiredState::Deleted;

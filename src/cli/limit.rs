@@ -1,13 +1,13 @@
-//! `--limit NAME=VALUE`: what a sandbox may have.
+//! `--limit NAME=VALUE`: the limits of a sandbox.
 
 use baton_protocol::limits::Limits;
 use serde_json::Value;
 
-/// One limit, as it was written.
+/// One limit, as given.
 #[derive(Clone, Debug)]
 pub struct Limit(String, Value);
 
-/// Says at once what is no limit; how much a server allows it says itself.
+/// Refuses an invalid limit at once; only the server knows how much it allows.
 pub fn limit(text: &str) -> Result<Limit, String> {
     let (name, value) = text.split_once('=').ok_or("write it as NAME=VALUE")?;
     let limit = Limit(name.to_owned(), Value::String(value.to_owned()));
@@ -16,11 +16,11 @@ pub fn limit(text: &str) -> Result<Limit, String> {
     limits.check().map(|()| limit)
 }
 
-/// All of them; of one given twice the last counts.
+/// All limits; if one is given twice, the last counts.
 pub fn limits(given: &[Limit]) -> Limits {
     let mut limits = Limits::default();
     for Limit(name, value) in given {
-        // Each was looked at when it was read.
+        // Each was checked when it was parsed.
         let _ = limits.set(name, value);
     }
     limits

@@ -1,4 +1,4 @@
-//! `baton list`: every sandbox in the store, as it is read, in constant time per row.
+//! `baton list`: every sandbox in the store, printed as it is read, in constant time per row.
 
 use std::{
     io::{self, Write},
@@ -30,7 +30,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     storage_admin::block_on(|admin| async move {
         let mut out = io::BufWriter::new(io::stdout());
         match list(&admin, &args, &mut out).await {
-            // Whoever read it has seen enough.
+            // The reader closed the pipe.
             Err(error) if error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe) => {}
             listed => listed?,
         }

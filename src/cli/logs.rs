@@ -1,4 +1,4 @@
-//! `baton logs`: what a command printed, as far as it is still kept.
+//! `baton logs`: the output of a command, as far as it is still buffered.
 
 use std::{process::ExitCode, sync::Arc, time::Duration};
 
@@ -89,7 +89,7 @@ fn line(view: &ExecView) -> String {
     format!("{}  {state}  {} bytes\n", view.exec_id, view.stdout.to.saturating_add(view.stderr.to))
 }
 
-/// What there was when we came, and no more.
+/// Prints the output that is buffered now, and no more.
 async fn look(mut running: Running, view: &ExecView) -> anyhow::Result<u8> {
     let (mut stdout, mut stderr) = (view.stdout.from, view.stderr.from);
     while stdout < view.stdout.to || stderr < view.stderr.to {

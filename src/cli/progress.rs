@@ -1,4 +1,4 @@
-//! How far something long has come, on one line of a terminal.
+//! The progress of a long operation, on one line of a terminal.
 
 use std::{
     io::Write,
@@ -26,7 +26,7 @@ pub struct Progress {
 
 #[derive(Debug)]
 struct State {
-    /// What it is about; empty where that is plain.
+    /// What is in progress; empty if that is obvious.
     what: &'static str,
     began: Moment,
     drawn: Option<Moment>,
@@ -44,7 +44,7 @@ impl Progress {
         self.state().total = total;
     }
 
-    /// So many bytes more.
+    /// Adds to the bytes done.
     pub fn add(&self, bytes: u64) {
         let mut state = self.state();
         state.done = state.done.saturating_add(bytes);
@@ -54,7 +54,7 @@ impl Progress {
         }
     }
 
-    /// So many bytes of something else, as somebody tells now and then.
+    /// Sets the progress of an operation that is reported now and then.
     fn tell(&self, what: &'static str, done: u64, total: Option<u64>) {
         let (mut state, now) = (self.state(), self.clock.now());
         if state.what != what {
@@ -64,7 +64,7 @@ impl Progress {
         self.draw(&mut state, now);
     }
 
-    /// Leaves the line as it was.
+    /// Clears the line.
     pub fn clear(&self) {
         let mut state = self.state();
         state.what = "";
@@ -77,7 +77,7 @@ impl Progress {
         if self.is_shown {
             state.drawn = Some(now);
             let took = (now > state.began).then(|| now - state.began);
-            // A terminal that is gone is no reason to stop.
+            // A closed terminal is no reason to stop.
             let _ = write!(std::io::stderr(), "\r\x1b[K{}{}", state.what, line(state.done, state.total, took));
         }
     }
@@ -93,12 +93,12 @@ impl Drop for Progress {
     }
 }
 
-/// What a server tells of its own work, until the sandbox runs: from then on the screen is the command's.
+/// Shows the server's progress until the sandbox runs: from then on the screen belongs to the command.
 pub fn until_running() -> Option<OnStatus> {
     following(false)
 }
 
-/// The same, for verbs that have the screen to themselves.
+/// Shows the server's progress to the end, for verbs that print nothing else meanwhile.
 pub fn to_the_end() -> Option<OnStatus> {
     following(true)
 }
@@ -133,7 +133,7 @@ fn word(status: Status) -> &'static str {
     }
 }
 
-/// Without a time nothing can be said of the speed.
+/// Without a duration the speed is omitted.
 fn line(done: u64, total: Option<u64>, took: Option<Duration>) -> String {
     let mut about = size(done as f64);
     if let Some(took) = took {
@@ -164,7 +164,7 @@ mod tests {
         assert_eq!(line(3 << 20, None, Some(Duration::from_secs(2))), "3.0 MiB 1.5 MiB/s");
         let half = line(512, Some(1024), Some(Duration::from_secs(1)));
         assert_eq!(half, format!("[{}{}]  50% 512 B 512 B/s", "#".repeat(15), " ".repeat(15)));
-        // An archive is a little more than what is in it.
+        // An archive is slightly larger than its content.
         assert!(line(2000, Some(1000), Some(Duration::from_secs(1))).contains("100%"));
         assert_eq!(line(0, Some(0), None), "0 B");
     }

@@ -1,4 +1,4 @@
-//! `baton repair`: makes the lock or the metadata of a sandbox anew from what is left of it, or from what an operator
+//! `baton repair`: recreates the lock or the metadata of a sandbox from what is left of it, or from what an operator
 //! has put there by hand.
 
 mod choose;
@@ -25,7 +25,7 @@ use crate::{
     },
 };
 
-/// How often a lock that changes meanwhile is signed again.
+/// How often to retry signing a lock that changes concurrently.
 const SIGN_TRIES: usize = 5;
 
 /// Make the lock or the metadata of a sandbox anew.
@@ -83,7 +83,7 @@ pub async fn repair(admin: &StorageAdmin, args: &Args) -> Result<Verdict> {
     }
 }
 
-/// Signs the checkpoints that count, and then the lock that names them, all as they are.
+/// Signs the checkpoints that the lock names, then the lock itself, all unchanged.
 async fn sign(admin: &StorageAdmin, id: &SandboxId) -> Result<Verdict> {
     let shelf = admin.upkeep.checkpoints.as_ref().context("there is no place for checkpoints")?;
     if !admin.records.signs() {
@@ -103,7 +103,7 @@ async fn sign(admin: &StorageAdmin, id: &SandboxId) -> Result<Verdict> {
         }
         match admin.records.replace_lock(&lock, &version).await {
             Ok(()) => return Ok(Verdict::Done(format!("the lock and {} checkpoints of {id} are signed", heads.len()))),
-            // It was renewed meanwhile: what is signed must be what is there.
+            // The lease was renewed concurrently: sign the current version instead.
             Err(records::Error::Store(store::Error::Conflict(_))) => {}
             Err(error) => return Err(error.into()),
         }
@@ -111,7 +111,7 @@ async fn sign(admin: &StorageAdmin, id: &SandboxId) -> Result<Verdict> {
     Ok(Verdict::Late(format!("the lock of {id} changes all the time: sign it when nobody runs the sandbox")))
 }
 
-/// What can be done about a lock that cannot be used, without `--sign`.
+/// What can be done about an unusable lock, without `--sign`.
 async fn unusable_lock(admin: &StorageAdmin, args: &Args, unusable: &Unusable, has_metadata: bool) -> Result<Verdict> {
     let (id, reason) = (&args.id, unusable.reason());
     match unusable {
@@ -145,7 +145,7 @@ async fn new_metadata(admin: &StorageAdmin, id: &SandboxId, lock: &Lock) -> Resu
     Ok(Verdict::Done(format!("{id} has new metadata; its new token is {}", secret.0)))
 }
 
-/// What the lock shows of a sandbox that nobody runs.
+/// Sets the status that the lock implies for a sandbox that no instance runs.
 fn show_resting(admin: &StorageAdmin, record: &mut Metadata, lock: &Lock, taken: Option<String>) {
     let Resting { phase, reason, message, committed } = Resting::of(lock, taken);
     record.status = Status {
@@ -159,7 +159,7 @@ fn show_resting(admin: &StorageAdmin, record: &mut Metadata, lock: &Lock, taken:
     (record.latest_sandbox_checkpoint, record.last_checkpointed) = (committed.latest, committed.at);
 }
 
-/// `over`: the lock that cannot be used, and the version of it that is replaced.
+/// `over` is the unusable lock, and the version of it to replace.
 async fn new_lock(admin: &StorageAdmin, args: &Args, over: Option<(&Unusable, Version)>) -> Result<Verdict> {
     let id = &args.id;
     if !args.nobody_runs_it {
@@ -191,7 +191,7 @@ async fn new_lock(admin: &StorageAdmin, args: &Args, over: Option<(&Unusable, Ve
     let lock = Lock {
         epoch: draft.metadata.status.epoch.max(stored.epoch) + 1,
         ran: true,
-        // Nobody knows whether it ran on after that. What another sandbox did since is not its own.
+        // It may have kept running after this checkpoint. What another sandbox did since does not count as its own.
         behind: source.is_none(),
         forked_from: source,
         head,
@@ -211,7 +211,7 @@ async fn new_lock(admin: &StorageAdmin, args: &Args, over: Option<(&Unusable, Ve
     finish(admin, draft, version, &lock, taken, news).await
 }
 
-/// Gives metadata what they lack: a token, and what an instance would have said of a sandbox that rests.
+/// Completes metadata: adds a token, and the status that an instance would have written for a resting sandbox.
 async fn finish(
     admin: &StorageAdmin,
     draft: Draft,

@@ -1,4 +1,4 @@
-//! `baton rollback`: makes an older checkpoint the one that counts.
+//! `baton rollback`: makes an older checkpoint the head.
 
 use std::process::ExitCode;
 
@@ -69,7 +69,7 @@ pub async fn rollback(
         }
         Err(error) => return Err(error.into()),
     };
-    // A holder that only seems dead has the lease for as long as it takes to be sure.
+    // An unresponsive holder keeps the lease until the takeover time has passed.
     match admin.until_free(id, &mut file, waiting.timeout.min(admin.times.takeover * 2)).await? {
         Rest::Free | Rest::Dead => {}
         Rest::Purged => return Ok(Verdict::Refused(format!("{id} was deleted"))),

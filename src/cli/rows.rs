@@ -17,23 +17,23 @@ use crate::storage::{
     unresponsive::{self, Unresponsive},
 };
 
-/// So many objects are read at the same time.
+/// How many objects are read concurrently.
 const AT_ONCE: usize = 32;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
     pub id: SandboxId,
     pub found: Option<Metadata>,
-    /// What is wrong with it, as far as its objects show.
+    /// What is wrong with the sandbox, as far as its objects show.
     pub reason: String,
     pub message: String,
-    /// The lock is there and the metadata is not.
+    /// The lock exists, but the metadata does not.
     pub is_orphan: bool,
-    /// Its holder shows no sign of life: what it last said of the phase may not be so any more.
+    /// Its holder is unresponsive: the phase that it last reported may be outdated.
     pub unresponsive: Option<Unresponsive>,
 }
 
-/// A phase as it is shown: what the holder has said, or that it says nothing any more.
+/// The phase to show: the one that the holder reported, or that it is unresponsive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shown {
     Told(Phase),
@@ -90,7 +90,7 @@ impl Filter {
     }
 }
 
-/// Every sandbox that the filter wants, in order, as they are read.
+/// Every sandbox that matches the filter, in order, as they are read.
 pub async fn rows<'a>(admin: &'a StorageAdmin, filter: &'a Filter) -> Result<impl Stream<Item = Row> + 'a> {
     let listed = admin.records.survey().await?;
     let looks = listed.into_iter().map(move |(id, objects)| row(admin, id, objects));
@@ -99,7 +99,7 @@ pub async fn rows<'a>(admin: &'a StorageAdmin, filter: &'a Filter) -> Result<imp
         .filter_map(move |row| std::future::ready(row.filter(|row| filter.wants(row)))))
 }
 
-/// `None`: it is gone, or only its tombstone is left.
+/// Returns `None` if the sandbox is gone or only its tombstone is left.
 pub async fn row(admin: &StorageAdmin, id: SandboxId, objects: Objects) -> Option<Row> {
     let mut row =
         Row { id, found: None, reason: String::new(), message: String::new(), is_orphan: false, unresponsive: None };
@@ -137,7 +137,7 @@ pub async fn row(admin: &StorageAdmin, id: SandboxId, objects: Objects) -> Optio
     Some(row)
 }
 
-/// A long listing is not spoilt by one slow answer.
+/// Retries transient errors, so that one slow response does not spoil a long listing.
 async fn find(admin: &StorageAdmin, id: &SandboxId) -> Result<Option<Metadata>> {
     let mut tries = 0;
     loop {
@@ -154,7 +154,7 @@ async fn find(admin: &StorageAdmin, id: &SandboxId) -> Result<Option<Metadata>> 
 pub const HEADER: &str = "SANDBOX                                       PHASE         WANTED        AGE   INSTANCE       REASON             LABELS";
 
 impl Row {
-    /// `None`: nothing says.
+    /// Returns `None` if the phase is unknown.
     pub fn phase(&self) -> Option<Shown> {
         let told = self.found.as_ref().map(|found| Shown::Told(found.status.phase));
         if self.unresponsive.is_some() { Some(Shown::Unresponsive) } else { told }
@@ -177,7 +177,7 @@ impl Row {
             self.id.as_str(),
             labels.join(",")
         );
-        // Labels may hold anything: a table is one line per row.
+        // Labels may contain anything, but a row must be one line.
         printable(line.trim_end())
     }
 
@@ -219,7 +219,7 @@ pub fn state_name(state: DesiredState) -> &'static str {
     }
 }
 
-/// In the largest whole unit.
+/// Formats in the largest whole unit.
 fn age(span: Duration) -> String {
     let seconds = span.as_secs();
     match seconds {

@@ -1,4 +1,4 @@
-//! `baton run`: one command in a fresh sandbox, as if it ran here.
+//! `baton run`: one command in a fresh sandbox, attached to the local terminal.
 
 use std::{process::ExitCode, sync::Arc, time::Duration};
 
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::clock::{SharedClock, SystemClock};
 
-/// The sandbox is deleted at the end; so long may that take.
+/// The timeout for deleting the sandbox at the end.
 const KILL_WITHIN: Duration = Duration::from_secs(5);
 
 /// Run one command in a fresh sandbox, and delete the sandbox afterwards.
@@ -47,7 +47,7 @@ pub struct RunArgs {
     pub command: Vec<String>,
 }
 
-/// Runs the command and says with which code to leave.
+/// Runs the command and returns the exit code.
 pub async fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::listen()?;
     let config =
@@ -61,7 +61,7 @@ pub async fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     let code = command(&sandbox, &args, &mut signals).await;
     let clock: SharedClock = Arc::new(SystemClock);
     tokio::select! {
-        // It ends by its idle time if this does not reach it.
+        // If this fails, the sandbox ends at its idle timeout.
         _ = clock.timeout(KILL_WITHIN, sandbox.kill()) => {}
         _ = signals.end() => {}
     }

@@ -1,4 +1,4 @@
-//! Finds what a sandbox is made of: runsc, a root file system, the agent.
+//! Finds the parts of a sandbox: runsc, a root file system, the agent.
 
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,7 @@ pub struct Pieces {
 
 impl Pieces {
     pub fn find(config: &Config) -> Result<Self> {
-        // First: without root most of what follows cannot be read, and would be called missing.
+        // First: without root most of these paths cannot be read and would be reported missing.
         crate::runtime::check_root()?;
         let rootfs = match &config.rootfs {
             Some(path) => path.clone(),

@@ -1,7 +1,8 @@
-//! The one way from the command line to a terminal. Labels, messages, names and errors may be a stranger's words, so
-//! whatever goes this way is made printable.
+//! The only path from the command line to a terminal. Labels, messages, names and errors may be untrusted text, so
+//! everything printed here is made printable.
 //!
-//! Only the output of a command goes another way ([`attend`](super::attend)), untouched: it is what was asked for.
+//! Only the output of a command takes another path ([`attend`](super::stdio_bridge::attend)), unchanged, because it is
+//! what the user asked for.
 
 use std::{
     fmt::Display,
@@ -11,22 +12,22 @@ use std::{
 use baton_protocol::printable::{escape_json, printable_lines};
 use serde_json::Value;
 
-/// Writes to standard output. A reader that has seen enough is no error.
+/// Writes to standard output. A reader that closes the pipe is not an error.
 pub fn print(text: &str) -> anyhow::Result<()> {
     write(&printable_lines(text))
 }
 
-/// An empty screen, for a table that is drawn again and again.
+/// Clears the screen, for a table that is redrawn.
 pub fn clear() -> anyhow::Result<()> {
     write("\x1b[H\x1b[2J")
 }
 
-/// One or more lines on standard error. A terminal that is gone is no reason to stop.
+/// Writes one or more lines to standard error. A closed terminal is no reason to stop.
 pub fn say(text: impl Display) {
     let _ = writeln!(io::stderr(), "{}", printable_lines(&text.to_string()));
 }
 
-/// JSON for a program, and harmless to the terminal that a person reads it on: [`print`] leaves it as it is.
+/// JSON for programs that is also safe for a terminal: [`print`] leaves it unchanged.
 pub fn json(value: &Value) -> String {
     escape_json(&format!("{value:#}\n")).into_owned()
 }

@@ -1,4 +1,4 @@
-//! `baton serve`: hands each room its tools, runs them, and drains.
+//! `baton serve`: connects the modules, runs them, and drains.
 
 use std::{sync::Arc, time::Duration};
 
@@ -29,7 +29,7 @@ use crate::{
     traces::{Target, Traces},
 };
 
-/// How long sandboxes that did not fit into the drain time may take to be let go.
+/// How long the release of sandboxes that missed the drain timeout may take.
 const LAST_CALL: Duration = Duration::from_secs(1);
 
 pub async fn serve(config: Config) -> Result<()> {
@@ -76,11 +76,11 @@ pub async fn serve(config: Config) -> Result<()> {
     outcome
 }
 
-/// The half of an instance that runs sandboxes.
+/// The half of an instance that runs sandboxes: its reconciler.
 pub(super) struct Backend {
     pub containers: Arc<Containers>,
     pub tools: Arc<ReconcilerContext>,
-    /// The records of what ends with this instance.
+    /// Holds the records that end with this instance.
     pub memory: Arc<dyn Store>,
 }
 
@@ -131,13 +131,13 @@ impl Backend {
         &self.tools.who.me
     }
 
-    /// What the other half has to know of this one.
+    /// What the API must know about this backend.
     pub fn hello(&self) -> Hello {
         let runsc = self.containers.facts().runsc_version;
         Hello::new(self.instance().clone(), runsc, self.containers.cgroups(), self.tools.times)
     }
 
-    /// Runs until a signal, and then until every sandbox was let go or the time for it is up.
+    /// Runs until a signal, and then until every sandbox is released or the drain timeout is over.
     /// `leaving` is set at the signal.
     pub async fn run(&self, config: &Config, leaving: &watch::Sender<bool>, termination: &Termination) {
         let stop = CancellationToken::new();
@@ -160,24 +160,24 @@ impl Backend {
     }
 }
 
-/// What is served beside the work itself.
+/// The admin listener and its metrics.
 pub(super) struct AdminServer {
     admin: Option<admin::Admin>,
     metrics: Metrics,
 }
 
 impl AdminServer {
-    /// Last, so that what keeps the server from starting is said alone.
+    /// Opened last, so that an error that prevents the start is reported alone.
     pub async fn open(config: &Config, metrics: Metrics) -> Result<Self> {
         Ok(Self { admin: admin::Admin::open(config).await?, metrics })
     }
 
-    /// For ever.
+    /// Serves forever.
     pub async fn serve(self, bus: Arc<Bus>) {
         self.serve_latest(watch::Sender::new(bus).subscribe()).await;
     }
 
-    /// For ever, with a bus that may be replaced by another.
+    /// Serves forever, with a bus that may be replaced.
     pub async fn serve_latest(self, bus: watch::Receiver<Arc<Bus>>) {
         if let Some(admin) = self.admin {
             admin.serve(self.metrics, bus).await;
@@ -192,7 +192,7 @@ pub(super) async fn listen(config: &Config) -> Result<TcpListener> {
     })
 }
 
-/// `memory` holds what ends with this instance.
+/// `memory` holds the records that end with this instance.
 pub(super) fn records(stores: Stores, memory: Arc<dyn Store>, clock: &SharedClock, times: Times) -> Records {
     let durable = match (&stores.lock, &stores.metadata, &stores.checkpoints) {
         (Some(lock), Some(metadata), Some(_)) => Some(Durable {
@@ -302,7 +302,7 @@ pub(super) fn api_settings(
     }
 }
 
-/// What connections to the API may cost.
+/// The bounds for connections to the API.
 pub(super) fn connections(config: &Config) -> listener::Bounds {
     let is_proxied = config.trusted_proxies > 0;
     listener::Bounds {
@@ -325,7 +325,7 @@ pub(super) fn say_hello(config: &Config, instance: &InstanceId, listener: &TcpLi
     Ok(())
 }
 
-/// Once, and before the first sandbox: what is not kept here is not promised.
+/// Logs once, before the first sandbox, which limits cannot be enforced here.
 fn say_what_is_held(config: &Config, containers: &Containers) {
     match containers.cgroups() {
         Ok(shares) if shares.cpus || config.limits.ceiling.cpus.is_none() => {}

@@ -1,4 +1,4 @@
-//! Which server, and the way to a sandbox on it.
+//! Which server to use, and how to attach to a sandbox on it.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ use crate::config;
 
 pub const DEFAULT_URL: &str = "ws://127.0.0.1:8080";
 
-/// With one of these an operator's verbs work on the storage.
+/// If one of these is set, an operator's verbs work on the storage.
 const STORAGE: [&str; 5] = [
     "SANDBOX_METADATA_BUCKET",
     "SANDBOX_METADATA_MOUNT_PATH",
@@ -51,7 +51,7 @@ pub struct ServerArgs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum AuthKind {
     Google,
-    // An empty variable is none.
+    // An empty variable counts as unset.
     #[value(alias = "")]
     None,
 }
@@ -78,11 +78,11 @@ impl ServerArgs {
         self.auth.filter(|kind| *kind == AuthKind::Google).map(|_| Auth::google())
     }
 
-    /// Whether a verb that can do without a server asks one all the same: if one is named, or if it alone
-    /// can help because no storage is.
+    /// Whether a verb that can work without a server uses one anyway: if a server is named, or if no storage
+    /// is configured.
     pub fn is_wire(&self, sandbox: Option<&str>) -> bool {
         let set = |name: &str| config::process_environment(name).filter(|value| !value.is_empty());
-        // A flag says more than a variable.
+        // A flag takes precedence over a variable.
         let is_flag = self.url.is_some() && self.url != set("BATON_URL");
         let is_kept = || {
             let kept = sandbox.and_then(|text| self.tokens().ok()?.find(text).ok().flatten());
@@ -91,13 +91,13 @@ impl ServerArgs {
         is_flag || (!STORAGE.into_iter().any(|name| set(name).is_some()) && (self.url.is_some() || is_kept()))
     }
 
-    /// The sandbox's id, which may be written short if its token is kept here.
+    /// The sandbox's id, which may be abbreviated if its token is saved here.
     pub fn id_of(&self, text: &str) -> anyhow::Result<Option<SandboxId>> {
         let kept = self.tokens().ok().and_then(|tokens| tokens.find(text).transpose()).transpose()?;
         Ok(kept.map(|kept| kept.id).or_else(|| SandboxId::parse(text).ok()))
     }
 
-    /// For a sandbox that is not there yet.
+    /// The server for a sandbox that does not exist yet.
     pub fn url(&self) -> &str {
         self.url.as_deref().unwrap_or(DEFAULT_URL)
     }
@@ -123,7 +123,7 @@ pub struct SandboxArgs {
 }
 
 impl SandboxArgs {
-    /// The sandbox that `text` means, and how to get in.
+    /// Finds the sandbox that `text` names, and its token.
     pub fn find(&self, text: &str) -> anyhow::Result<SavedToken> {
         let kept = match (self.server.tokens(), &self.token) {
             (Ok(tokens), _) => tokens.find(text)?,
@@ -149,7 +149,7 @@ impl SandboxArgs {
         self.attach_with(text, self.server.connection()).await
     }
 
-    /// As `attach`, for a verb that asks for something long and shows how far it is.
+    /// Like `attach`, for a verb that requests something long and shows its progress.
     pub async fn attach_to_ask(&self, text: &str) -> anyhow::Result<Sandbox> {
         let connection = Connection { on_status: progress::to_the_end(), ..self.server.connection() };
         self.attach_with(text, connection).await
@@ -160,7 +160,7 @@ impl SandboxArgs {
         let attached = Sandbox::attach_with(&url, id.clone(), token, connection).await;
         attached.map_err(|error| {
             if error == Error::NotFound {
-                // Its token opens nothing any more.
+                // The sandbox is gone, so its token is useless.
                 let _ = self.server.tokens().and_then(|tokens| tokens.forget(&id));
             }
             explain(error, &url)
@@ -168,7 +168,7 @@ impl SandboxArgs {
     }
 }
 
-/// What is wrong and what to do, in one sentence.
+/// What is wrong and what to do about it, in one sentence.
 pub fn explain(error: Error, url: &str) -> anyhow::Error {
     #[expect(clippy::wildcard_enum_match_arm, reason = "the others say it themselves")]
     match error {

@@ -121,7 +121,7 @@ pub async fn fork(args: ForkArgs) -> anyhow::Result<ExitCode> {
             for copy in copies {
                 let kept = SavedToken { id: copy.id, token: copy.token, url: url.to_owned() };
                 if let Err(error) = tokens.keep(&kept) {
-                    // The copies exist: whoever reads this can still use them.
+                    // The copies exist: the user can still use them.
                     screen::say(format_args!("baton: {error:#}"));
                 }
                 told.0 += &format!("{}\n", kept.id);
@@ -132,7 +132,7 @@ pub async fn fork(args: ForkArgs) -> anyhow::Result<ExitCode> {
         .await
 }
 
-/// A word that can be no sandbox's is a wrong command line.
+/// Text that cannot be a sandbox id is a command-line error.
 pub fn no_id(text: &str) -> ExitCode {
     screen::say(format_args!("baton: `{}` is no sandbox's id", baton_files::plain(text)));
     ExitCode::from(2)
@@ -161,7 +161,7 @@ pub async fn kill(args: KillArgs) -> anyhow::Result<ExitCode> {
 }
 
 impl CheckpointArgs {
-    /// Without a server.
+    /// Works on the storage, without a server.
     pub fn by_storage(&self) -> anyhow::Result<ExitCode> {
         let Self { keep_running, waiting, .. } = *self;
         self.one.by_storage(|id| checkpoint::run(checkpoint::Args { id, keep_running, waiting }))
@@ -169,7 +169,7 @@ impl CheckpointArgs {
 }
 
 impl HandoffArgs {
-    /// Without a server.
+    /// Works on the storage, without a server.
     pub fn by_storage(&self) -> anyhow::Result<ExitCode> {
         let Self { target, waiting, .. } = self.clone();
         self.one.by_storage(|id| handoff::run(handoff::Args { id, target, waiting }))
@@ -188,7 +188,7 @@ impl OneArgs {
         }
     }
 
-    /// Attaches, asks, prints, leaves.
+    /// Attaches, sends the request, prints the answer and disconnects.
     async fn ask(
         &self,
         question: impl AsyncFnOnce(&Sandbox, &str) -> Result<(String, Value), Error>,

@@ -1,5 +1,5 @@
-//! The verbs that speak with a server: each is a client like any other. Four of them can do without
-//! one, on the storage.
+//! The verbs that talk to a server: each is an ordinary client. Four of them can also work
+//! directly on the storage.
 
 use std::process::ExitCode;
 
@@ -37,7 +37,7 @@ pub enum Wire {
 }
 
 impl Wire {
-    /// Does it on a runtime of its own, and says with which code to leave.
+    /// Runs the verb on its own runtime and returns the exit code.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         match &self {
             Self::List(args) if !args.server.is_wire(None) => return args.by_storage(),
@@ -74,7 +74,7 @@ impl Wire {
                 Self::Kill(args) => server_requests::kill(args).await,
             }
         });
-        // A read or write that nobody answers must not keep us here.
+        // A blocking read or write that never returns must not delay the exit.
         runtime.shutdown_background();
         code
     }

@@ -1,4 +1,4 @@
-//! `baton snapshot`: makes snapshots of running sandboxes by a server, and looks after those in the store.
+//! `baton snapshot`: makes snapshots of running sandboxes through a server, and manages those in the store.
 
 use std::{path::PathBuf, process::ExitCode, sync::Arc};
 
@@ -170,7 +170,7 @@ fn line(listed: &Listed) -> String {
     format!("{:40} {:>14} {what:10} {tenant}\n", name.as_str(), listed.size)
 }
 
-/// As a person says it.
+/// The snapshot's name, for people.
 fn shown(snapshot: &SnapshotKey) -> String {
     let name = format!("named {}", snapshot.name);
     snapshot.tenant.as_ref().map_or(name.clone(), |tenant| format!("{name} of the tenant {tenant}"))
@@ -238,7 +238,7 @@ impl Store {
         let path = match self.snapshots.find(&snapshot).await? {
             Found::Ours(manifest) => {
                 if manifest.kind == SnapshotKind::Layer {
-                    // Whoever imports it elsewhere would start sandboxes on next to nothing.
+                    // If it were imported elsewhere, sandboxes would start from almost nothing.
                     screen::say(format_args!(
                         "baton: {} holds only what changed on its base; `create --full` keeps all",
                         args.name

@@ -29,11 +29,11 @@ use crate::{
     storage::{lease::rules::Times, signature::Seals, stores::Stores},
 };
 
-/// Between two tries to reach the reconciler.
+/// The interval between attempts to reach the reconciler.
 const RETRY: Duration = Duration::from_millis(200);
-/// After a signal: for the reconciler to say that it was meant too.
+/// After a signal: how long to wait for the reconciler to report that it received one too.
 const BOTH: Duration = Duration::from_millis(500);
-/// The last events of an instance reach its clients before their sessions end.
+/// Lets the last events of an instance reach its clients before their sessions end.
 const LAST_EVENTS: Duration = Duration::from_millis(200);
 
 /// Runs the sandboxes of an instance until SIGTERM, for an API on the same machine.
@@ -77,7 +77,7 @@ pub async fn reconciler(config: Config) -> Result<()> {
     Ok(())
 }
 
-/// Serves clients until SIGTERM, as whoever starts it. While there is no reconciler it says so.
+/// Serves clients until SIGTERM, as the user that starts it. While there is no reconciler, clients are told so.
 pub async fn api(config: Config) -> Result<()> {
     descriptors::raise();
     let clock: SharedClock = Arc::new(SystemClock);
@@ -89,7 +89,7 @@ pub async fn api(config: Config) -> Result<()> {
     let termination = Termination::listen()?;
     let metrics = Metrics::default();
     let side = AdminServer::open(&config, metrics.clone()).await?;
-    // Of all rounds: a page that is asked for between two of them shows no sessions.
+    // Shared by all rounds: a page requested between two of them shows no sessions.
     let (shown, bus) = watch::channel(Bus::new(clock.clone()));
     let tasks = TaskTracker::new();
     let (leaving, leaving_seen) = watch::channel(false);
@@ -130,14 +130,14 @@ pub async fn api(config: Config) -> Result<()> {
     }
 }
 
-/// Until there is a reconciler.
+/// Retries until there is a reconciler.
 async fn find(config: &Config, clock: &SharedClock, tasks: &TaskTracker) -> Front {
     let mut told = String::new();
     loop {
         match ipc::connect(&config.socket_dir, clock, tasks).await {
             Ok(front) => return front,
             Err(error) => {
-                // Once per reason.
+                // Log each reason once.
                 let reason = error.to_string();
                 if reason != told {
                     tracing::warn!(%error, "no reconciler yet");
@@ -149,7 +149,7 @@ async fn find(config: &Config, clock: &SharedClock, tasks: &TaskTracker) -> Fron
     }
 }
 
-/// What a client hears while there is no reconciler.
+/// The response to clients while there is no reconciler.
 async fn wait_page(listener: TcpListener, config: &Config, clock: &SharedClock, stop: CancellationToken) {
     let answer = || async {
         let body =
@@ -160,7 +160,7 @@ async fn wait_page(listener: TcpListener, config: &Config, clock: &SharedClock, 
     listener::serve(listener, app, connections(config), clock.clone(), TaskTracker::new(), stop).await;
 }
 
-/// The API with one reconciler, from its coming to its going.
+/// The API with one reconciler, from connecting to disconnecting.
 struct Round<'a> {
     config: &'a Config,
     clock: &'a SharedClock,
@@ -170,14 +170,14 @@ struct Round<'a> {
 }
 
 impl Round<'_> {
-    /// Whether it was the last one: we are to end ourselves.
+    /// Returns whether this was the last round, after which this process ends.
     async fn serve(&self, listener: TcpListener, front: Front, leaving: watch::Receiver<bool>) -> Result<bool> {
         let Front { hello, bus, execs, memory, mut draining, gone, hold: _hold } = front;
         let stores = Stores::open(&super::check::storage_settings(self.config), self.clock).counted(self.metrics);
         let stores = stores.sealed_by(Seals::new(self.config.hmac_keys.clone()));
         let times = Times { hold: hello.hold, takeover: hello.takeover, ..times(self.config) };
         let records = records(stores, memory, self.clock, times).measured_by(self.metrics.clone());
-        // The instance is the reconciler's: another one is another source of traces.
+        // The instance id is the reconciler's: another reconciler is another source of traces.
         let traces = traces(self.config, &hello.instance, self.clock);
         let settings = api_settings(self.config, &hello, leaving, traces.clone());
         let api = Api::new(settings, self.clock.clone(), records, bus, execs);
@@ -190,7 +190,7 @@ impl Round<'_> {
             tokio::select! {
                 () = gone.cancelled() => {}
                 _ = draining.wait_for(|draining| *draining) => self.see_it_out(&gone).await,
-                // The reconciler stays: our clients come back to it through our successor.
+                // The reconciler stays: clients reconnect to it through the next API process.
                 () = self.told_alone(&is_last, drains) => {}
             }
             stop.cancel();
@@ -214,7 +214,7 @@ impl Round<'_> {
         Ok(is_last)
     }
 
-    /// A signal for us, and none for the reconciler.
+    /// Resolves when this process got a signal and the reconciler did not.
     async fn told_alone(&self, is_last: &AtomicBool, mut draining: watch::Receiver<bool>) {
         self.termination.first().await;
         is_last.store(true, Ordering::Relaxed);
@@ -224,7 +224,7 @@ impl Round<'_> {
         }
     }
 
-    /// The reconciler lets its sandboxes go: their clients hear of it.
+    /// The reconciler releases its sandboxes: keep serving until their clients know.
     async fn see_it_out(&self, gone: &CancellationToken) {
         self.leaving.send_replace(true);
         let _ = self.clock.timeout(self.config.drain + 2 * BOTH + Duration::from_secs(1), gone.cancelled()).await;

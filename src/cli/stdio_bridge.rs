@@ -1,4 +1,4 @@
-//! A command in a sandbox, as if it ran here: our streams are its streams, our signals its signals.
+//! Connects a command in a sandbox to this process: our streams are its streams, our signals its signals.
 //!
 //! ```text
 //!   our stdin ──▶ write_stdin      Ctrl-C ──▶ INT, the second one leaves
@@ -79,7 +79,7 @@ pub fn variable(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// The signals that concern us.
+/// The signals that this process handles.
 #[derive(Debug)]
 pub struct Signals {
     interrupt: Signal,
@@ -103,7 +103,7 @@ impl Signals {
         listen().context("signals cannot be received")
     }
 
-    /// Whoever sends one of these wants us to end now. The code to leave with.
+    /// Waits for a signal that ends this process; returns the exit code.
     pub async fn end(&mut self) -> u8 {
         128 + tokio::select! {
             _ = self.interrupt.recv() => SIGINT,
@@ -114,11 +114,11 @@ impl Signals {
     }
 }
 
-/// How it ended for us.
+/// How the command ended, as seen by this process.
 #[derive(Debug)]
 pub enum End {
     Outcome(Outcome),
-    /// We leave with this code before the command is over.
+    /// This process exits with the code before the command has ended.
     Left(u8),
 }
 
@@ -131,8 +131,8 @@ impl End {
     }
 }
 
-/// Stands between the command and the person until one of them has enough. A terminal is raw
-/// meanwhile if the command has one.
+/// Connects the command to the terminal until either of them ends. If the command has a terminal, ours
+/// is in raw mode meanwhile.
 pub async fn attend(running: Running, tty: bool, stdin: bool, signals: &mut Signals) -> anyhow::Result<End> {
     let raw = if tty { Raw::enter()? } else { None };
     let keyboard = if stdin { Some(Keyboard::listen().context("stdin cannot be read")?) } else { None };
@@ -174,11 +174,11 @@ async fn stand_between(
     }
 }
 
-/// Passes our stdin on, and its end.
+/// Forwards our stdin, including its end.
 async fn type_in(control: &Control, keyboard: &mut Option<Keyboard>) {
     let Some(keyboard) = keyboard else { return };
     while let Some(bytes) = keyboard.next().await {
-        // The command reads no more; it may still write.
+        // The command no longer reads; it may still write.
         if control.write_stdin(bytes).await.is_err() {
             return;
         }
@@ -186,7 +186,7 @@ async fn type_in(control: &Control, keyboard: &mut Option<Keyboard>) {
     control.close_stdin();
 }
 
-/// Writes everything the command writes to where it belongs, then waits for its end.
+/// Copies the command's output to our stdout and stderr, then waits for its end.
 async fn show(running: &mut Running) -> anyhow::Result<End> {
     let (mut stdout, mut stderr) = (tokio::io::stdout(), tokio::io::stderr());
     while let Some((output, chunk)) = running.next().await {
@@ -201,7 +201,7 @@ async fn show(running: &mut Running) -> anyhow::Result<End> {
         };
         match written {
             Ok(()) => {}
-            // Whoever read it has seen enough.
+            // The reader of our output has closed it.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(End::Left(128 + SIGPIPE)),
             Err(error) => return Err(error).context("the output cannot be written"),
         }

@@ -1,5 +1,5 @@
-//! An operator's desk: the same storage as the server's, by the same variables, and no server needed.
-//! What it writes to a lock it writes as an instance would, by the rules of the lease.
+//! Works on the server's storage, configured by the same variables, without a server.
+//! It writes to a lock as an instance would, by the rules of the lease.
 
 use std::{future::Future, process::ExitCode, sync::Arc, time::Duration};
 
@@ -33,12 +33,12 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct StorageAdmin {
     pub clock: SharedClock,
-    /// Under this name a lease is taken, when one must be.
+    /// The identity under which it acquires a lease, if it must.
     pub who: Identity,
     pub records: Records,
     pub upkeep: Upkeep,
     pub times: Times,
-    /// Says on standard error how far something has come.
+    /// Suppresses progress messages on standard error.
     pub is_quiet: bool,
 }
 
@@ -53,14 +53,14 @@ pub struct Waiting {
     pub timeout: Duration,
 }
 
-/// How a command ended, in one line.
+/// The result of a command, in one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// 0: it is so.
+    /// Exit code 0: the command succeeded.
     Done(String),
-    /// 3: it will not be so until something changes.
+    /// Exit code 3: the command cannot succeed until something changes.
     Refused(String),
-    /// 4: it is not so yet.
+    /// Exit code 4: the outcome was not reached in time.
     Late(String),
 }
 
@@ -80,27 +80,27 @@ impl Verdict {
     }
 }
 
-/// What every verb's help ends with.
+/// The end of every verb's help.
 pub const CODES: &str = "Storage is found by the same variables as the server's (`baton config`).\n\
     Exit codes: 0 done, 1 an error, 2 a wrong command line, 3 refused with a reason, 4 not in time.";
 
-/// How a sandbox stands when nobody runs it any more, or why that is not so.
+/// The state of a sandbox that no instance runs any more, or why one still does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rest {
     Free,
-    /// Its holder shows no sign of life.
+    /// Its holder is unresponsive.
     Dead,
     Purged,
-    /// Its holder says why it does not let go.
+    /// Its holder states why it does not release the sandbox.
     Refused(String),
     Late,
 }
 
-/// Between two looks at something that is waited for.
+/// The polling interval while a command waits.
 pub const LOOK: Duration = Duration::from_millis(500);
 
 impl StorageAdmin {
-    /// By the variables of the environment.
+    /// Configured by the environment variables.
     pub fn open() -> Result<Self> {
         let config = Config::from_env(config::process_environment)?;
         let clock: SharedClock = Arc::new(SystemClock);
@@ -144,7 +144,7 @@ impl StorageAdmin {
         Ok(self.usable_lock(id).await??)
     }
 
-    /// As [`lock`](Self::lock), for a command that can say more about a lock that cannot be used.
+    /// Like [`lock`](Self::lock), for a command that can report more about an unusable lock.
     pub async fn usable_lock(&self, id: &SandboxId) -> Result<Result<Option<Lock>, Unusable>> {
         let mut file = self.lock_file(id)?;
         match file.read().await {
@@ -155,12 +155,12 @@ impl StorageAdmin {
         }
     }
 
-    /// The metadata; an error says what is wrong with it, or that there is none.
+    /// The metadata; the error states what is wrong with it, or that it does not exist.
     pub async fn find(&self, id: &SandboxId) -> Result<Metadata> {
         self.records.find(id).await?.with_context(|| format!("{id} does not exist"))
     }
 
-    /// Writes what is wanted. A sandbox that is to be deleted stays so.
+    /// Writes the desired state. A sandbox that is being deleted stays so.
     pub async fn want(&self, id: &SandboxId, state: DesiredState) -> Result<Spec> {
         let change = |spec: &mut Spec| {
             let is_news = spec.desired_state != state && spec.desired_state != DesiredState::Deleted;
@@ -176,14 +176,14 @@ impl StorageAdmin {
         Ok(spec)
     }
 
-    /// Waits until nobody runs the sandbox, with a line now and then about who does.
+    /// Waits until no instance runs the sandbox, and reports the holder now and then.
     pub async fn until_free(&self, id: &SandboxId, file: &mut LeaseHandle, within: Duration) -> Result<Rest> {
         let end = self.clock.now() + within;
         let mut said = String::new();
         loop {
             match file.read().await {
                 Ok(()) => {}
-                // Passing trouble with the store is waited out.
+                // Transient errors of the store are retried.
                 Err(lease::Error::Store(error)) if error.is_passing() => {}
                 Err(error) => match error.reason() {
                     Some(why) => return Ok(Rest::Refused(reason(why))),
@@ -219,24 +219,24 @@ impl StorageAdmin {
     }
 }
 
-/// A reason as a command says it.
+/// A reason as commands print it.
 pub fn reason(reason: Reason) -> String {
     format!("{reason}: `baton explain {reason}` says what to do")
 }
 
-/// Runs a command of the desk and says how it ended.
+/// Runs a command on the storage and reports its result.
 pub fn run<F: Future<Output = Result<Verdict>>>(work: impl FnOnce(StorageAdmin) -> F) -> Result<ExitCode> {
     let verdict = block_on(work)?;
     screen::print(&format!("{}\n", verdict.line()))?;
     Ok(ExitCode::from(verdict.exit()))
 }
 
-/// Runs a command of the desk that prints by itself.
+/// Runs a command on the storage that prints its own output.
 pub fn block_on<T, F: Future<Output = Result<T>>>(work: impl FnOnce(StorageAdmin) -> F) -> Result<T> {
     rustls::crypto::ring::default_provider().install_default().ok();
     let runtime = tokio::runtime::Runtime::new()?;
     let done = runtime.block_on(async { work(StorageAdmin::open()?).await });
-    // A store that hangs must not keep the command from ending.
+    // A store that hangs must not delay the exit.
     runtime.shutdown_background();
     done
 }

@@ -7,7 +7,7 @@ use tokio::{
 };
 use tokio_util::task::TaskTracker;
 
-/// Counts the signals. It is made before the server says that it serves, so that none is lost in between.
+/// Counts the signals. Created before the server reports that it serves, so that no signal is lost in between.
 #[derive(Clone, Debug)]
 pub(super) struct Termination(watch::Receiver<u32>);
 
@@ -16,7 +16,7 @@ impl Termination {
         let listen = |kind| signal(kind).context("signals cannot be received");
         let (mut terminate, mut interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
         let (count, received) = watch::channel(0);
-        // Ends with the runtime.
+        // The task ends with the runtime.
         TaskTracker::new().spawn(async move {
             loop {
                 tokio::select! {
@@ -30,12 +30,12 @@ impl Termination {
         Ok(Self(received))
     }
 
-    /// The server is asked to end. Returns at once if it was before.
+    /// Waits for the first signal. Returns at once if it was received before.
     pub async fn first(&self) {
         self.at_least(1).await;
     }
 
-    /// The server is asked to end now.
+    /// Waits for the second signal, which ends the server at once.
     pub async fn second(&self) {
         self.at_least(2).await;
     }

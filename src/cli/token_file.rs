@@ -12,7 +12,7 @@ use anyhow::{Context, bail};
 use baton_client::{SandboxId, Token};
 use serde::{Deserialize, Serialize};
 
-/// How to come back to a sandbox.
+/// What is needed to attach to a sandbox again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SavedToken {
     pub id: SandboxId,
@@ -48,7 +48,7 @@ impl Tokens {
         })
     }
 
-    /// One that is not there is no error.
+    /// Removes a token. A missing one is not an error.
     pub fn forget(&self, id: &SandboxId) -> anyhow::Result<()> {
         if !self.path.exists() {
             return Ok(());
@@ -56,12 +56,12 @@ impl Tokens {
         self.edit(|book| drop(book.sandboxes.remove(id)))
     }
 
-    /// The sandbox whose id is or begins with `text`, with or without `sandbox-`.
+    /// Finds the sandbox whose id is or begins with `text`, with or without `sandbox-`.
     pub fn find(&self, text: &str) -> anyhow::Result<Option<SavedToken>> {
         let book = self.read()?;
         let full = if text.starts_with("sandbox-") { text.to_owned() } else { format!("sandbox-{text}") };
         let mut sandboxes = book.sandboxes;
-        // A whole id means that sandbox, also where another's begins with it.
+        // A complete id means that sandbox, even if another id begins with it.
         if let Some((id, line)) = SandboxId::parse(&full).ok().and_then(|id| sandboxes.remove_entry(&id)) {
             return Ok(Some(SavedToken { id, token: line.token, url: line.url }));
         }

@@ -1,4 +1,4 @@
-//! `baton list` and `baton get`: what a server knows of sandboxes, for who has its admin key.
+//! `baton list` and `baton get`: what a server knows of sandboxes, for holders of its admin key.
 
 use std::{process::ExitCode, sync::Arc, time::Duration};
 
@@ -99,14 +99,14 @@ pub async fn ask_get(args: GetArgs) -> anyhow::Result<ExitCode> {
 }
 
 impl ListArgs {
-    /// Without a server.
+    /// Reads the storage, without a server.
     pub fn by_storage(&self) -> anyhow::Result<ExitCode> {
         list::run(list::Args { output: self.output, filter: self.filter.clone() })
     }
 }
 
 impl GetArgs {
-    /// Without a server.
+    /// Reads the storage, without a server.
     pub fn by_storage(&self) -> anyhow::Result<ExitCode> {
         match self.server.id_of(&self.sandbox)? {
             Some(id) => get::run(get::Args { id, output: self.output }),
@@ -124,7 +124,7 @@ async fn interruptible(work: impl Future<Output = anyhow::Result<()>>) -> anyhow
     }
 }
 
-/// The part of a server that is no WebSocket.
+/// The plain HTTP endpoints of a server.
 struct Site {
     base: String,
     client: reqwest::Client,
@@ -150,7 +150,7 @@ impl Site {
         })
     }
 
-    /// `None`: there is no such thing.
+    /// Returns `None` if there is no such resource.
     async fn get(&self, path: &str, query: &[(&str, &str)]) -> anyhow::Result<Option<Value>> {
         let mut request = self.client.get(format!("{}/{path}", self.base)).query(query);
         let given = match &self.auth {
@@ -195,7 +195,7 @@ fn labels(view: &Value) -> String {
     if labels.is_empty() { "-".to_owned() } else { labels.join(",") }
 }
 
-/// What is said after the row of a sandbox whose holder shows no sign of life.
+/// The message after the row of a sandbox whose holder is unresponsive.
 fn story(view: &Value) -> String {
     let silent = view.get("unresponsive").filter(|silent| silent.is_object());
     silent.map_or(String::new(), |_| format!("  {}", text(view, "message")))
@@ -211,7 +211,7 @@ fn age(view: &Value) -> String {
     }
 }
 
-/// Columns as wide as what is in them; labels are strangers' words.
+/// Columns are as wide as their content; labels are untrusted text.
 fn table(views: &[Value]) -> String {
     let head = ["SANDBOX", "PHASE", "INSTANCE", "AGE", "LABELS"].map(str::to_owned);
     let row = |view: &Value| {

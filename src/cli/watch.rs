@@ -1,4 +1,4 @@
-//! `baton watch`: phases as they change, live.
+//! `baton watch`: shows phases live as they change.
 
 use std::{collections::BTreeMap, io::IsTerminal, process::ExitCode, time::Duration};
 
@@ -46,7 +46,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     })
 }
 
-/// Looks again and again, for ever; `out` gets the whole table, or the lines that changed.
+/// Polls forever; `out` gets the whole table, or the lines that changed.
 pub async fn watch(
     admin: &StorageAdmin,
     args: &Args,
@@ -63,7 +63,7 @@ pub async fn watch(
                 }
                 shown = seen;
             }
-            // What is unreachable now may be back soon.
+            // A store that is unreachable now may recover soon.
             Err(error) => admin.tell(&format!("{error}")),
         }
         admin.clock.sleep(args.every.max(Duration::from_millis(100))).await;
@@ -93,7 +93,7 @@ fn table(seen: &BTreeMap<SandboxId, String>) -> String {
     format!("{HEADER}\n{}\n", lines.join("\n"))
 }
 
-/// The lines that are new or differ in more than the age, and what is gone.
+/// The lines that are new or differ in more than the age, and those that are gone.
 fn changes(before: &BTreeMap<SandboxId, String>, now: &BTreeMap<SandboxId, String>) -> String {
     let key = |line: &String| {
         line.split_whitespace()

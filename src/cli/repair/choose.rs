@@ -13,13 +13,13 @@ use baton_protocol::{
 
 use crate::storage::{checkpoints::Checkpoints, foreign::Folder, store};
 
-/// What was found to start from.
+/// The result of the search for a checkpoint.
 #[derive(Debug)]
 pub enum Choice {
-    /// Nothing is stored of it.
+    /// Nothing is stored of the sandbox.
     Nothing,
     Start(Box<Start>),
-    /// In one sentence, which begins with the reason.
+    /// Why not, in one sentence that begins with the reason.
     Refused(String),
 }
 
@@ -30,11 +30,11 @@ pub struct Start {
     pub taken: String,
 }
 
-/// All that is stored of a sandbox under its own name.
+/// Everything stored of a sandbox under its own name.
 #[derive(Debug, Default)]
 pub struct Stored {
     manifests: BTreeMap<CheckpointId, (Checkpoint, Sha256Name)>,
-    /// The highest epoch that any of them is of.
+    /// The highest epoch of any of them.
     pub epoch: u64,
 }
 
@@ -45,7 +45,7 @@ impl Stored {
             stored.epoch = stored.epoch.max(checkpoint.epoch());
             match shelf.manifest_of(&checkpoint).await {
                 Ok(Some(manifest)) => drop(stored.manifests.insert(checkpoint, manifest)),
-                // Nothing starts from it, and it keeps nothing from starting.
+                // It cannot be restored, and it does not prevent restoring another one.
                 Ok(None) | Err(store::Error::Damaged { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -53,7 +53,7 @@ impl Stored {
         Ok(stored)
     }
 
-    /// The newest whole checkpoint that `from` leads to, and that is `from` itself if nothing newer came of it.
+    /// The newest complete checkpoint that descends from `from`; `from` itself if there is none.
     fn newest_from(&self, from: &CheckpointId) -> Option<CheckpointId> {
         let descends = |id: &CheckpointId| {
             let mut at = id;
@@ -73,7 +73,7 @@ impl Stored {
     }
 }
 
-/// The checkpoint that was asked for, or else the newest that came of the one the metadata name.
+/// The requested checkpoint, or else the newest descendant of the one that the metadata names.
 pub async fn choose(
     shelf: &Checkpoints,
     stored: &Stored,
@@ -100,7 +100,7 @@ pub async fn choose(
 }
 
 fn folder_of(shelf: &Checkpoints, latest: &Latest) -> Result<Folder, String> {
-    // Under a mount nobody knows which bucket that is.
+    // Under a mount the bucket is unknown.
     if let (Some(named), Some(here)) = (&latest.bucket, shelf.bucket())
         && named != here
     {
@@ -112,7 +112,7 @@ fn folder_of(shelf: &Checkpoints, latest: &Latest) -> Result<Folder, String> {
     Folder::parse(&latest.path).map_err(|error| format!("{}: latest_sandbox_checkpoint: {error}", Reason::InvalidSpec))
 }
 
-/// The checkpoint in a folder, if it is whole and one of ours. One that lies under another name is copied to its own.
+/// The checkpoint in a folder, if it is complete and ours. One stored under another name is copied to its own.
 async fn start(shelf: &Checkpoints, folder: &Folder) -> Result<Choice> {
     let damaged =
         |why: String| Choice::Refused(format!("{}: {} cannot be used: {why}", Reason::Damaged, folder.path()));

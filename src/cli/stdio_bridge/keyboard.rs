@@ -1,5 +1,5 @@
-//! Our stdin as chunks. A thread reads it, since a read of a terminal cannot be taken back;
-//! the thread ends when nobody listens any more.
+//! Our stdin as chunks. A thread reads it, since a read from a terminal cannot be cancelled;
+//! the thread ends when the receiver is dropped.
 
 use std::{
     io,
@@ -16,13 +16,13 @@ use rustix::{
 use tokio::sync::mpsc;
 
 const CHUNK: usize = 64 << 10;
-/// Chunks read ahead of the command.
+/// How many chunks are read ahead of the command.
 const AHEAD: usize = 4;
 
 #[derive(Debug)]
 pub struct Keyboard {
     chunks: mpsc::Receiver<Bytes>,
-    /// Closed with this handle, which wakes the thread.
+    /// Closed when this handle is dropped, which wakes the thread.
     _alive: OwnedFd,
 }
 
@@ -34,7 +34,7 @@ impl Keyboard {
         Ok(Self { chunks, _alive: alive })
     }
 
-    /// `None` at the end of stdin.
+    /// Returns `None` at the end of stdin.
     pub async fn next(&mut self) -> Option<Bytes> {
         self.chunks.recv().await
     }
@@ -55,7 +55,7 @@ fn pass_on(stdin: &impl AsFd, closed: &OwnedFd, sender: &mpsc::Sender<Bytes>) {
             continue;
         }
         match read(stdin, &mut buffer) {
-            // The end, or a terminal that is gone.
+            // The end of input, or a closed terminal.
             Ok(0) => return,
             Ok(count) => {
                 if sender.blocking_send(Bytes::copy_from_slice(&buffer[..count])).is_err() {

@@ -1,4 +1,4 @@
-//! The terminal we were started on: its size, and raw mode that is always taken back.
+//! The terminal we were started on: its size, and raw mode, which is always restored.
 
 use std::io::{self, IsTerminal};
 
@@ -12,19 +12,19 @@ pub fn is_stderr() -> bool {
     io::stderr().is_terminal()
 }
 
-/// Columns and rows, of whichever of our streams is a terminal.
+/// Columns and rows of whichever of our streams is a terminal.
 pub fn size() -> Option<(u16, u16)> {
     let size = tcgetwinsize(io::stdout()).or_else(|_| tcgetwinsize(io::stdin())).ok()?;
     (size.ws_col > 0 && size.ws_row > 0).then_some((size.ws_col, size.ws_row))
 }
 
-/// Every key goes to the command as it is, for as long as this lives. Dropping it, also in a panic,
-/// puts the terminal back as it was.
+/// Passes every key unchanged to the command while this value lives. Dropping it, also in a panic,
+/// restores the terminal.
 #[derive(Debug)]
 pub struct Raw(Termios);
 
 impl Raw {
-    /// `None` when stdin is no terminal.
+    /// Returns `None` if stdin is not a terminal.
     pub fn enter() -> io::Result<Option<Self>> {
         if !is_stdin() {
             return Ok(None);
@@ -39,7 +39,7 @@ impl Raw {
 
 impl Drop for Raw {
     fn drop(&mut self) {
-        // Nobody is left to tell if the terminal is gone.
+        // If the terminal is gone there is nothing to restore.
         let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.0);
     }
 }
