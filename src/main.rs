@@ -1,4 +1,4 @@
-//! Parses the command line and hands it to its verb.
+//! Parses the command line and runs the verb.
 
 use std::process::ExitCode;
 
@@ -10,7 +10,7 @@ use baton::{
 use clap::Parser;
 
 fn main() -> ExitCode {
-    // These become small processes of their own, before anything else is set up.
+    // These become small processes of their own, before anything else is initialized.
     let mut arguments = std::env::args_os().skip(1);
     match arguments.next().as_deref().and_then(|verb| verb.to_str()) {
         Some("guard") => return baton::guard::main(),
@@ -48,17 +48,17 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Runs a server, and says why it ends the way its platform reads it.
+/// Runs a server and reports why it ended, in the format of its platform.
 fn start<F>(args: &cli::Serve, server: impl FnOnce(Config) -> F) -> anyhow::Result<ExitCode>
 where
     F: Future<Output = anyhow::Result<()>>,
 {
-    // Also before the settings are read: one of them may be what is wrong.
+    // Checked before the settings are read: one of them may be the error.
     let on_cloud_run = config::process_environment("K_SERVICE").is_some_and(|name| !name.trim().is_empty());
     if !on_cloud_run {
         return serve(args, server);
     }
-    // One entry, not one for each of its lines.
+    // One log entry, not one per line.
     std::panic::set_hook(Box::new(|panic| eprintln!("{}", telemetry::last_words(&panic.to_string()))));
     serve(args, server).or_else(|error| {
         eprintln!("{}", telemetry::last_words(&format!("{error:#}")));
@@ -66,7 +66,7 @@ where
     })
 }
 
-/// Everything a server needs before its first line of work.
+/// Initializes everything that a server needs before it starts.
 fn serve<F>(args: &cli::Serve, server: impl FnOnce(Config) -> F) -> anyhow::Result<ExitCode>
 where
     F: Future<Output = anyhow::Result<()>>,
@@ -83,8 +83,8 @@ where
     runtime.block_on(server(config)).map(|()| ExitCode::SUCCESS)
 }
 
-/// Output goes through buffers of up to half a mebibyte. The allocator gives blocks of that size
-/// back to the kernel at once, page by page, until it has seen a larger one come back.
+/// Output passes through buffers of up to half a mebibyte. The allocator returns blocks of that size
+/// to the kernel at once, page by page, until a larger one has been freed.
 fn reuse_buffers() {
     std::hint::black_box(Vec::<u8>::with_capacity(1 << 20));
 }

@@ -1,8 +1,8 @@
-//! What the server counts and measures, as Prometheus reads it. Rooms are given a [`Metrics`]
-//! and tell it what happened; nobody reads it back but the page.
+//! What the server counts and measures, in the format of Prometheus. Modules receive a [`Metrics`]
+//! and record what happened; only the page reads it.
 //!
-//! Every label is the [name](Named) of a variant of an enum, so that no id, token or path can
-//! ever become one. On the path of a command's bytes a measurement is one addition.
+//! Every label is the [name](Named) of an enum's variant, so that no id, token or path can
+//! ever become one. On the path of a command's bytes a measurement is a single addition.
 
 use std::{fmt, fmt::Write, sync::Arc, time::Duration};
 
@@ -17,7 +17,7 @@ pub trait Named {
     fn name(&self) -> &'static str;
 }
 
-/// The name of a variant; made by [`Named`] alone.
+/// The name of a variant; created only through [`Named`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Word(&'static str);
 
@@ -33,7 +33,7 @@ impl EncodeLabelValue for Word {
     }
 }
 
-/// An enum with the names of its variants.
+/// Defines an enum with the names of its variants.
 macro_rules! words {
     ($(#[$about:meta])* $name:ident { $($variant:ident $text:literal),* $(,)? }) => {
         $(#[$about])*
@@ -51,22 +51,22 @@ macro_rules! words {
 pub(crate) use words;
 
 words! {
-    /// How an action of the reconciler went.
+    /// The outcome of a reconciler's action.
     Outcome { Done "done", Again "again", Failed "failed", Refused "refused" }
 }
 words! {
-    /// What was asked of a store.
+    /// An operation on a store.
     Verb { Poll "poll", Put "put", Delete "delete", List "list", Upload "upload", Download "download" }
 }
 words! {
-    /// What a store answered.
+    /// The result of an operation on a store.
     Answer {
         Good "good", Unchanged "unchanged", Conflict "conflict", NotFound "not_found", RateLimited "rate_limited",
         Unavailable "unavailable", Denied "denied", Damaged "damaged", Other "other", Dropped "dropped",
     }
 }
 words! {
-    /// Where bytes went.
+    /// The direction of bytes.
     Way { In "in", Out "out" }
 }
 words! {
@@ -79,7 +79,7 @@ words! {
 }
 
 words! {
-    /// Why a new sandbox did not begin in a warm container.
+    /// Why a new sandbox did not use a warm container.
     Missed { Empty "empty", Unfit "unfit", Broken "broken" }
 }
 
@@ -125,7 +125,7 @@ struct Finished {
     outcome: Word,
 }
 
-/// From a short store call to a checkpoint of many gigabytes.
+/// Covers a short store call as well as a checkpoint of many gigabytes.
 const SECONDS: [f64; 16] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
 
@@ -153,11 +153,11 @@ struct Inner {
     store_bytes: Family<Directed, Counter>,
     execs_started: Counter,
     execs_ended: Family<Finished, Counter>,
-    /// Found once, so that a frame costs an addition and no look-up.
+    /// Resolved once, so that a frame costs an addition and no lookup.
     pipes: [Counter; 3],
 }
 
-/// One process's figures. Clones are the same figures.
+/// The metrics of one process. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Metrics(Arc<Inner>);
 
@@ -238,7 +238,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// The page. What is only known at this moment is told with it.
+    /// Renders the page. Values that are only known at this moment are passed in.
     pub fn page(&self, sessions: usize, wakeups: usize) -> String {
         let whole = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         self.0.sessions.set(whole(sessions));
@@ -249,7 +249,7 @@ impl Metrics {
         page
     }
 
-    /// A sandbox that is looked after, until the value is dropped.
+    /// Counts a sandbox until the returned value is dropped.
     pub fn sandbox(&self) -> Shown {
         Shown { metrics: self.clone(), phase: None }
     }
@@ -305,7 +305,7 @@ impl Metrics {
     }
 }
 
-/// The place of one sandbox among the others.
+/// One sandbox as counted in the metrics.
 #[derive(Debug)]
 pub struct Shown {
     metrics: Metrics,

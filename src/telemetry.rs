@@ -1,5 +1,5 @@
-//! What the server says about itself: log lines for a person on a terminal, JSON in the
-//! shape of Cloud Logging on Cloud Run; and [`Redacted`], for what no line may hold.
+//! Logging: lines for people on a terminal, JSON in the format of Cloud Logging on Cloud Run;
+//! and [`Redacted`], for values that must not be logged.
 
 use std::{
     borrow::Cow,
@@ -22,7 +22,7 @@ use tracing_subscriber::{
     registry::LookupSpan,
 };
 
-/// A secret. It can be used, but neither printed nor logged nor written by accident.
+/// A secret. It can be used, but not printed, logged or serialized by accident.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Redacted<T>(T);
 
@@ -31,7 +31,7 @@ impl<T> Redacted<T> {
         Self(secret)
     }
 
-    /// The one way in; look for this word to see where a secret is used.
+    /// The only access to the secret; search for this name to find every use.
     pub fn reveal(&self) -> &T {
         &self.0
     }
@@ -49,12 +49,12 @@ impl<T> fmt::Display for Redacted<T> {
     }
 }
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Style {
-    /// For a person.
+    /// For people.
     Plain,
-    /// One JSON object per line, as Cloud Logging reads it. With the name of the project a line is shown with its trace.
+    /// One JSON object per line, for Cloud Logging. With the project's name, a line is shown with its trace.
     CloudLogging { project: Option<String> },
 }
 
@@ -73,7 +73,7 @@ pub fn init(filter: &str, style: Style) -> Result<(), Error> {
     tracing::subscriber::set_global_default(subscriber).map_err(|_| Error::Started)
 }
 
-/// The subscriber of [`init`] with any writer; tests read what was written.
+/// The subscriber of [`init`] with any writer; tests read its output.
 pub fn subscriber<W>(
     filter: &str,
     style: Style,
@@ -95,12 +95,12 @@ where
     })
 }
 
-/// What ends the process, as a line for Cloud Logging; for what comes before logging was started and after it.
+/// The error that ends the process, as a line for Cloud Logging; usable before logging starts and after it ends.
 pub fn last_words(text: &str) -> String {
     escape_json(&json!({"severity": "ERROR", "message": text}).to_string()).into_owned()
 }
 
-/// Escapes what a field may hold and a terminal obeys. Colours stay: what formats a line puts them there.
+/// Escapes characters in fields that control a terminal. Colours stay: they come from the formatter.
 #[derive(Debug)]
 struct Printable<W>(W);
 
@@ -116,7 +116,7 @@ impl<'w, W: MakeWriter<'w>> MakeWriter<'w> for Printable<W> {
     }
 }
 
-/// Every control character below DEL is escaped but the end of a line, a tab and the beginning of a colour.
+/// Escapes every control character below DEL except line ends, tabs and colour sequences.
 fn without_control(line: &str) -> Cow<'_, str> {
     let is_colour = |rest: &str| {
         let code =
@@ -137,7 +137,7 @@ fn without_control(line: &str) -> Cow<'_, str> {
 }
 
 impl<W: io::Write> io::Write for Printable<W> {
-    /// A whole line at a time, as lines are written here.
+    /// Expects a whole line per call, as the formatter writes it.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let line_text = String::from_utf8_lossy(line);
         self.0.write_all(escape_json(&without_control(&line_text)).as_bytes())?;
@@ -149,7 +149,7 @@ impl<W: io::Write> io::Write for Printable<W> {
     }
 }
 
-/// `severity` and `message` are the names Cloud Logging looks for; it adds the time itself.
+/// `severity` and `message` are the names that Cloud Logging expects; it adds the time itself.
 #[derive(Debug)]
 struct CloudLogging {
     project: Option<String>,
@@ -168,7 +168,7 @@ where
         let mut line = Map::new();
         line.insert("severity".to_owned(), json!(severity(*event.metadata().level())));
         line.insert("target".to_owned(), json!(event.metadata().target()));
-        // Outer spans first, so that the nearest one wins, and the event over all.
+        // Outer spans first, so that the innermost one wins, and the event wins over all spans.
         for span in context.event_scope().into_iter().flat_map(|scope| scope.from_root()) {
             if let Some(fields) = span.extensions().get::<FormattedFields<JsonFields>>()
                 && let Ok(Value::Object(fields)) = serde_json::from_str(&fields.fields)

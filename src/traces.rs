@@ -1,12 +1,12 @@
-//! Where the time of a request went, on every instance it touched, as OpenTelemetry collectors
-//! read it. Rooms are given a [`Traces`] and tell it what happened, as with metrics.
+//! Where the time of a request went, on every instance it touched, for OpenTelemetry collectors.
+//! Modules receive a [`Traces`] and record what happened, as with metrics.
 //!
 //! ```text
 //!   client ──traceparent──▶ api: attach ──spec──▶ storage ──▶ reconciler there: checkpoint
 //!                                                    └──────▶ reconciler here: acquire, restore
 //! ```
 //!
-//! What leaves is names of enums, times, and the trace's own random numbers: no id of a sandbox,
+//! Only names of enums, times, and the trace's own random numbers are exported: no sandbox id,
 //! no token, no code, no output. Log lines of a session name its trace.
 
 use std::{
@@ -33,44 +33,44 @@ use nowhere::{Exporter, Started};
 #[cfg(feature = "otel")]
 use otlp::{Exporter, Started};
 
-/// For what is not sent yet when the process ends.
+/// The timeout for sending the remaining spans when the process ends.
 const LAST: Duration = Duration::from_millis(500);
 
 words! {
-    /// What a client asked for.
+    /// What a client requested.
     Asked {
         Create "create", Attach "attach", Execute "execute", Checkpoint "checkpoint", Handoff "handoff",
         Kill "kill", Snapshot "snapshot", Fork "fork",
     }
 }
 words! {
-    /// A part of an action that takes its time.
+    /// A step of an action that takes a noticeable time.
     Step { Pause "pause", Image "image", Store "store", Fetch "fetch", Start "start" }
 }
 
-/// Why something was done.
+/// Why an action ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// This request asked for it.
+    /// This request caused it.
     Request(Traceparent),
-    /// Nobody asked for it; this one came before.
+    /// No request caused it; this one came before.
     After(Traceparent),
     Nobody,
 }
 
-/// Where to send traces, as an operator says it.
+/// Where to send traces, as configured by an operator.
 #[derive(Clone, Debug)]
 pub struct Target<'a> {
     pub endpoint: &'a str,
     pub service: &'a str,
 }
 
-/// One instance's traces. Without a collector nothing here does anything.
+/// The traces of one instance. Without a collector all methods do nothing.
 #[derive(Clone, Default)]
 pub struct Traces(Option<Arc<(Exporter, SharedClock)>>);
 
 impl Traces {
-    /// Inside a runtime, which then does the sending. A collector that cannot be reached only costs its traces.
+    /// Must run inside a runtime, which does the sending. An unreachable collector only loses its traces.
     pub fn open(target: Option<&Target<'_>>, instance: &InstanceId, clock: &SharedClock) -> Self {
         let Some(target) = target else { return Self::default() };
         match Exporter::open(target, instance) {
@@ -85,7 +85,7 @@ impl Traces {
         }
     }
 
-    /// A request that begins now.
+    /// Starts the span of a request.
     pub fn asked(&self, what: Asked, parent: Option<Traceparent>) -> Span {
         let Some(open) = &self.0 else { return Span { context: None, open: None } };
         let (exporter, clock) = &**open;
@@ -94,7 +94,7 @@ impl Traces {
         Span { context: started.traceparent(), open: Some((started, clock.clone())) }
     }
 
-    /// An action that is over.
+    /// Records a finished action.
     pub fn acted(&self, action: &impl Named, cause: Cause, outcome: Outcome, began: SystemTime, parts: Vec<Part>) {
         let Some(open) = &self.0 else { return };
         let (exporter, clock) = &**open;
@@ -108,7 +108,7 @@ impl Traces {
         started.end(outcome, clock.wall());
     }
 
-    /// Sends what is left, if that is quickly done.
+    /// Sends the remaining spans, within a short timeout.
     pub async fn close(&self) {
         if let Some(open) = self.0.clone() {
             let _ = tokio::task::spawn_blocking(move || open.0.close(LAST)).await;
@@ -122,14 +122,14 @@ impl fmt::Debug for Traces {
     }
 }
 
-/// A request. One that is dropped before its end was refused or broken off.
+/// The span of a request. Dropping it before its end means that the request was refused or aborted.
 pub struct Span {
     context: Option<Traceparent>,
     open: Option<(Started, SharedClock)>,
 }
 
 impl Span {
-    /// What is written or asked for on its behalf carries this, also after its end.
+    /// Carried by everything written or requested on its behalf, also after its end.
     pub fn traceparent(&self) -> Option<Traceparent> {
         self.context
     }
@@ -162,12 +162,12 @@ pub struct Part {
     to: SystemTime,
 }
 
-/// The parts of an action under way. Clones are the same parts.
+/// The parts of an action in progress. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Parts(Arc<Mutex<Vec<Part>>>);
 
 impl Parts {
-    /// One that has just ended.
+    /// Records a part that has just ended.
     pub fn note(&self, step: Step, clock: &SharedClock, took: Duration) {
         let to = clock.wall();
         let part = Part { step, from: to.checked_sub(took).unwrap_or(to), to };

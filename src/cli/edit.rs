@@ -145,7 +145,7 @@ async fn in_editor(id: &SandboxId, shown: &Map<String, Value>) -> Result<Option<
         }
         match check(id, &edited) {
             Ok(spec) => return Ok(Some(spec)),
-            // Without a terminal there is nobody to correct it.
+            // Without a terminal the mistake cannot be corrected.
             Err(error) if !std::io::IsTerminal::is_terminal(&std::io::stdin()) => return Err(error),
             Err(error) => {
                 screen::say(format_args!(

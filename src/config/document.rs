@@ -1,4 +1,4 @@
-//! The table as a page for people: `docs/configuration.md`. A test holds the page to it.
+//! The table as a page for people: `docs/configuration.md`. A test compares the page with it.
 
 use std::fmt::Write;
 

@@ -6,10 +6,10 @@ use sha2::{Digest, Sha256};
 use super::parse::pieces;
 use crate::telemetry::Redacted;
 
-/// A name before `=` that is shorter than this is no key: it could be guessed.
+/// A name before `=` that is shorter than this is not a key: it could be guessed.
 const LEAST_BARE: usize = 16;
 
-/// What a client shows to create sandboxes, and whom they belong to then.
+/// The secret with which a client creates sandboxes, and the tenant that owns them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiKey {
     pub tenant: Tenant,
@@ -17,27 +17,27 @@ pub struct ApiKey {
 }
 
 impl ApiKey {
-    /// `tenant=secret`, or a secret alone. It is the first where a tenant's name stands before the first `=` and more than
-    /// `=` behind it, so that padded base64 is a secret alone.
+    /// Parses `tenant=secret`, or a secret alone. It is the former if a tenant's name precedes the first `=` and more
+    /// than `=` follows it, so that padded base64 is a secret alone.
     fn parse(text: &str) -> Option<Self> {
         let (before, behind) = text.split_once('=').unwrap_or((text, ""));
         let is_empty = behind.trim_matches('=').is_empty();
         match Tenant::parse(before) {
             Ok(tenant) if !is_empty => Some(Self { tenant, secret: Redacted::new(behind.to_owned()) }),
-            // A tenant whose secret was left out, by a variable that is not set.
+            // The tenant's secret is missing, because of an unset variable.
             Ok(_) if text.contains('=') && before.len() < LEAST_BARE => None,
             Ok(_) | Err(_) => Some(Self { tenant: derived(text)?, secret: Redacted::new(text.to_owned()) }),
         }
     }
 }
 
-/// The tenant of a key that names none: the same wherever that key is, and no help in finding it.
+/// The tenant of a key that names none: always the same for that key, and no help in guessing it.
 fn derived(secret: &str) -> Option<Tenant> {
     let digest = hex(&Sha256::digest(secret.as_bytes()));
     Tenant::parse(&format!("k-{}", digest.get(..12)?)).ok()
 }
 
-/// A list of keys; several may belong to one tenant, and none to two.
+/// Parses a list of keys; several may belong to one tenant, but none to two.
 pub fn api_keys(text: &str) -> Option<Vec<ApiKey>> {
     let keys: Vec<_> = pieces(text, ',').map(ApiKey::parse).collect::<Option<_>>()?;
     let is_twice = |key: &ApiKey| keys.iter().any(|other| other.secret == key.secret && other.tenant != key.tenant);

@@ -1,7 +1,7 @@
-//! The times of the lease and of the calls around it, as one value.
+//! The timing of the lease and of the calls around it, as one value.
 //!
-//! The owner may run until *hold* after its last renewal and is surely stopped *confirm* later;
-//! a contender waits *takeover*. With clocks that differ by less than 1.5 : 1 the two never overlap.
+//! The owner may run until *hold* after its last renewal and is certainly stopped *confirm* later;
+//! a waiter waits *takeover*. If clock rates differ by less than 1.5 : 1, the two never overlap.
 
 use std::time::Duration;
 
@@ -12,27 +12,27 @@ const fn seconds(count: u64) -> Duration {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseTimes {
     pub renew: Duration,
-    /// Between two tries of a renewal that failed.
+    /// The interval between retries of a failed renewal.
     pub retry: Duration,
-    /// One storage call on a small object.
+    /// The timeout of one storage call on a small object.
     pub call: Duration,
     pub hold: Duration,
     pub confirm: Duration,
     pub takeover: Duration,
-    /// A waiter that did not beat for so long is stale.
+    /// A waiter without a beat for this long is stale.
     pub waiter: Duration,
     pub beat: Duration,
     pub handoff_wait: Duration,
-    /// The store's clock ran ahead of ours by so much between two renewals: this machine was frozen.
+    /// If the store's clock advanced by this much more than ours between two renewals, this machine was frozen.
     pub frozen: Duration,
-    /// How often the lock is looked at right after a client went away or while it is waited for, for a
-    /// while after that, and otherwise.
+    /// How often to poll the lock: right after a client disconnected or while waiting for the lock (`look_now`), for a
+    /// while after that (`look_soon`), and otherwise (`look`).
     pub look_now: Duration,
     pub look_soon: Duration,
     pub look: Duration,
     /// How long "right after" is; "a while" is six times as long.
     pub now: Duration,
-    /// How often the owner looks at the metadata.
+    /// How often the owner reads the metadata.
     pub look_at_metadata: Duration,
 }
 
@@ -59,7 +59,7 @@ impl Default for LeaseTimes {
 }
 
 impl LeaseTimes {
-    /// Whether at most one instance runs a sandbox with these times; if not, which one is wrong.
+    /// Checks that at most one instance runs a sandbox with these times; the error names the wrong one.
     pub fn check(&self) -> Result<(), String> {
         let show = |span: Duration| humantime::format_duration(span).to_string();
         if self.hold < self.renew * 2 + self.call {
@@ -83,7 +83,7 @@ impl LeaseTimes {
         Ok(())
     }
 
-    /// All of them, multiplied.
+    /// Multiplies all of them.
     #[must_use]
     pub fn scaled(&self, factor: f64) -> Self {
         let scale = |span: Duration| span.mul_f64(factor);

@@ -1,7 +1,7 @@
-//! Every setting of the server, read once into one immutable value. Nothing else reads the environment.
+//! Every setting of the server, read once into one immutable value. No other module reads the environment.
 //!
-//! A flag comes before a variable, a variable before the default; an empty one counts as not
-//! set. Nothing here touches the world: whether a bucket or a file is there shows when it is needed.
+//! A flag takes precedence over a variable, and a variable over the default; an empty value counts as
+//! unset. Nothing here does I/O: a missing bucket or file is only noticed when it is needed.
 
 use std::{
     collections::BTreeMap,
@@ -38,11 +38,11 @@ pub enum Source {
     Flag,
 }
 
-/// One setting as it is in force; secrets are already covered.
+/// One effective setting; secrets are already redacted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Setting {
     pub name: &'static str,
-    /// `None` is not set.
+    /// `None` if unset.
     pub value: Option<String>,
     pub source: Source,
 }
@@ -55,7 +55,7 @@ pub enum Error {
     Conflict(String),
 }
 
-/// The storage variables as they were given; `storage` decides what they mean together.
+/// The storage variables as given; `storage` decides what they mean in combination.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StorageVariables {
     pub metadata_bucket: Option<String>,
@@ -68,7 +68,7 @@ pub struct StorageVariables {
     pub all_mount: Option<String>,
 }
 
-/// What clients' connections may cost.
+/// The bounds for clients' connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connections {
     pub keep_alive: Duration,
@@ -79,17 +79,17 @@ pub struct Connections {
 #[derive(Clone, Debug)]
 pub struct Config {
     pub listen: SocketAddr,
-    /// `None` is off.
+    /// `None` if disabled.
     pub admin_listen: Option<SocketAddr>,
     pub api_keys: Vec<ApiKey>,
     pub admin_key: Option<Redacted<String>>,
     pub plain: PlainWords,
     pub is_token_optional: bool,
     pub origins: Vec<String>,
-    /// `None` is no limit.
+    /// `None` means no limit.
     pub rate_limit: Option<Rate>,
     pub trusted_proxies: usize,
-    /// Names that a request may call the server by; empty is those that suit the address.
+    /// Host names that a request may use for the server; if empty, those that fit the address.
     pub hosts: Vec<String>,
     pub connections: Connections,
 
@@ -102,20 +102,20 @@ pub struct Config {
 
     pub state_dir: PathBuf,
     pub socket_dir: PathBuf,
-    /// `None`: that of the reconciler.
+    /// `None`: the user of the reconciler.
     pub api_user: Option<u32>,
     pub cache_dir: PathBuf,
-    /// `None`: look for it, as the table says.
+    /// `None`: search for it, as described in the table.
     pub runsc: Option<PathBuf>,
     pub rootfs: Option<PathBuf>,
     pub agent: Option<PathBuf>,
-    /// Empty: all that this machine has.
+    /// Empty: all features of this machine.
     pub cpu_features: Vec<String>,
     pub rootfs_cache: u64,
     pub archive_size: u64,
     pub archive_entries: u32,
     pub archive_depth: u32,
-    /// `None`: those that this build knows.
+    /// `None`: those known to this build.
     pub runtimes: Option<Vec<Sha256Name>>,
     pub store_runtime: bool,
     pub log: String,
@@ -124,13 +124,13 @@ pub struct Config {
 
     pub storage: StorageVariables,
     pub gcs_endpoint: Option<String>,
-    /// `None`: no traces are sent.
+    /// `None`: traces are not exported.
     pub otlp_endpoint: Option<String>,
     pub otel_service: String,
-    /// The first signs, each of them is good. Empty: nothing is signed.
+    /// The first key signs, and every key verifies. Empty: nothing is signed.
     pub hmac_keys: Vec<Redacted<String>>,
     pub keep_checkpoints: u32,
-    /// `None` is off, here and below.
+    /// `None` disables, here and below.
     pub checkpoint_every: Option<Duration>,
     pub sweep: Option<Duration>,
     pub retention: Option<Duration>,
@@ -140,15 +140,15 @@ pub struct Config {
     settings: Vec<Setting>,
 }
 
-/// What a bucket without signatures means.
+/// The warning about a bucket without signatures.
 const UNSIGNED: &str = "BATON_HMAC_KEY is not set: whoever can write objects to the bucket decides what sandboxes are \
     restored from, and can give one sandbox the memory and files of another; set it to a secret of at least 32 bytes, \
     the same for every instance";
 
 impl StorageVariables {
-    /// Something is stored in Cloud Storage, directly or through a mount.
+    /// Whether anything is stored in Cloud Storage, directly or through a mount.
     fn uses_a_bucket(&self) -> bool {
-        // Through `CHECKPOINT_AND_RESTORE_PATH` alone nothing says that it is the bucket that is written.
+        // With `CHECKPOINT_AND_RESTORE_PATH` alone it is unknown whether writes go to the bucket.
         let is_used = |bucket: &Option<String>, mount: &Option<String>| {
             bucket.is_some() && (mount.is_some() || self.all_mount.is_none())
         };
@@ -158,14 +158,14 @@ impl StorageVariables {
             || is_used(&self.snapshot_bucket, &self.snapshot_mount)
     }
 }
-/// One client's message must fit into what all of them have together.
+/// One client's message must fit into the memory that all clients share.
 const LONGEST_MESSAGE: u64 = 16 << 20;
 const OPEN_TO_ALL: &str = "BATON_API_KEYS is not set and the server does not listen on loopback: everyone who reaches it may create sandboxes";
 
 /// Flags by the name of their variable.
 pub type Flags = BTreeMap<&'static str, String>;
 
-/// The environment of this process; the only place that asks for it.
+/// The environment of this process; the only code that reads it.
 #[expect(clippy::disallowed_methods, reason = "this is the seam")]
 pub fn process_environment(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
@@ -248,17 +248,17 @@ impl Config {
         Ok(config)
     }
 
-    /// Nobody said anything about this one.
+    /// Whether neither a flag nor a variable sets it.
     pub fn is_default(&self, name: &str) -> bool {
         self.settings.iter().any(|setting| setting.name == name && setting.source == Source::Default)
     }
 
-    /// What an operator should know about the settings before anything is done with them.
+    /// Warnings about the settings that an operator should see before they take effect.
     pub fn warnings(&self) -> Vec<&'static str> {
         let is_ignored = !self.is_default("STORAGE_EMULATOR_HOST") && !self.is_default("BATON_GCS_ENDPOINT");
         let is_unsigned = self.storage.uses_a_bucket() && self.hmac_keys.is_empty();
         let is_open = !self.listen.ip().to_canonical().is_loopback() && self.api_keys.is_empty();
-        // Two halves have one setting each of these; only the API has the keys.
+        // The API and the reconciler share these settings; only the API has the keys.
         let is_idle = self.api_keys.is_empty() && !self.is_default("BATON_QUOTAS");
         let warnings = [
             is_ignored.then_some("STORAGE_EMULATOR_HOST is ignored: BATON_GCS_ENDPOINT is set too and comes first"),
@@ -318,7 +318,7 @@ impl Reader<'_> {
         Ok(self.optional(name, parse)?.expect("the table has a default for it; a test reads them all"))
     }
 
-    /// With a default that depends on other settings; it is noted as what is in force.
+    /// Reads a setting whose default depends on other settings, and records the effective value.
     fn found<T>(&mut self, name: &str, parse: impl Fn(&str) -> Option<T>, default: &str) -> Result<T, Error> {
         if let Some(given) = self.optional(name, &parse)? {
             return Ok(given);
@@ -329,7 +329,7 @@ impl Reader<'_> {
         Ok(parse(default).expect("a default is one of its kind; a test reads them all"))
     }
 
-    /// A proxy keeps its connections for the next client, and the longest of the usual times to do so is ten minutes.
+    /// A proxy keeps connections open for the next client; the longest common keep-alive timeout is ten minutes.
     fn connections(&mut self, is_proxied: bool) -> Result<Connections, Error> {
         let connections = Connections {
             keep_alive: self.found("BATON_KEEP_ALIVE", parse::span, if is_proxied { "620s" } else { "20s" })?,
@@ -343,7 +343,7 @@ impl Reader<'_> {
         Ok(connections)
     }
 
-    /// The user's own directory of a kind, and notes it as what is in force.
+    /// The user's base directory of the given kind; records it as the effective value.
     fn home(&mut self, variable: &str, below_home: &str, without_home: &str) -> PathBuf {
         let set = |name: &str| (self.lookup)(name).filter(|text| text.starts_with('/')).map(PathBuf::from);
         let base = set(variable)
@@ -356,7 +356,7 @@ impl Reader<'_> {
         path
     }
 
-    /// Our own variable comes before the one that all of Google's clients know.
+    /// Our own variable takes precedence over the one shared by all Google clients.
     fn gcs_endpoint(&mut self) -> Result<Option<String>, Error> {
         let ours = self.optional("BATON_GCS_ENDPOINT", parse::url)?;
         let theirs = self.optional("STORAGE_EMULATOR_HOST", parse::url_or_host)?;

@@ -1,4 +1,4 @@
-//! Texts into values, for every kind of variable in the table. `None` is a text that does not fit.
+//! Parses every kind of variable in the table. `None` means that the text is invalid.
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -21,7 +21,7 @@ pub fn digests(text: &str) -> Option<Vec<Sha256Name>> {
     pieces(text, ',').map(|digest| Sha256Name::parse(digest).ok()).collect()
 }
 
-/// Names, none of which can be guessed: 32 bytes are as long as what an HMAC is of.
+/// Parses names that cannot be guessed: 32 bytes are the length of the HMAC's digest.
 pub fn keys(text: &str) -> Option<Vec<String>> {
     names(text).filter(|keys| !keys.is_empty() && keys.iter().all(|key| key.len() >= 32))
 }
@@ -38,7 +38,7 @@ pub fn address(text: &str) -> Option<SocketAddr> {
     text.parse().ok()
 }
 
-/// The inner `None` is off.
+/// The inner `None` means off.
 pub fn address_or_off(text: &str) -> Option<Option<SocketAddr>> {
     if is_off(text) { Some(None) } else { address(text).map(Some) }
 }
@@ -48,7 +48,7 @@ pub fn url(text: &str) -> Option<String> {
     (!rest.is_empty() && !rest.contains(char::is_whitespace)).then(|| text.trim_end_matches('/').to_owned())
 }
 
-/// A URL, or the host and port of a server without TLS.
+/// Parses a URL, or the host and port of a server without TLS.
 pub fn url_or_host(text: &str) -> Option<String> {
     url(text).or_else(|| url(&format!("http://{text}")).filter(|_| !text.contains("://")))
 }
@@ -69,7 +69,7 @@ pub fn plain_words(text: &str) -> Option<PlainWords> {
     }
 }
 
-/// Whether something may be left out.
+/// Parses whether something is optional.
 pub fn is_optional(text: &str) -> Option<bool> {
     match text {
         "required" => Some(false),
@@ -94,7 +94,7 @@ pub fn span(text: &str) -> Option<Duration> {
     humantime::parse_duration(text).ok().filter(|span| !span.is_zero())
 }
 
-/// The inner `None` is off.
+/// The inner `None` means off.
 pub fn span_or_off(text: &str) -> Option<Option<Duration>> {
     if is_off(text) { Some(None) } else { span(text).map(Some) }
 }
@@ -103,14 +103,14 @@ fn is_off(text: &str) -> bool {
     ["off", "0", "0s", "never", "none"].contains(&text.to_ascii_lowercase().as_str())
 }
 
-/// So many in that time.
+/// A number of events per period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
     pub count: u32,
     pub per: Duration,
 }
 
-/// The inner `None` is no limit.
+/// The inner `None` means no limit.
 pub fn rate(text: &str) -> Option<Option<Rate>> {
     if is_off(text) {
         return Some(None);

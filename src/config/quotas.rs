@@ -1,4 +1,4 @@
-//! Quotas: the most that one tenant may have. Decisions over small numbers, each with the sentence that a client hears.
+//! Quotas: the most that one tenant may have. Pure decisions, each refusal with the sentence that a client receives.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -6,28 +6,28 @@ use baton_protocol::id::Tenant;
 
 use super::parse::{count, pieces, span};
 
-/// What one tenant may have; `None` is no limit.
+/// The quota of one tenant; `None` means no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Quota {
-    /// Sandboxes on one instance at one time.
+    /// Concurrent sandboxes on one instance.
     pub sandboxes: Option<u32>,
-    /// Snapshots that are stored.
+    /// Stored snapshots.
     pub snapshots: Option<u32>,
-    /// The longest a new sandbox may stay without work.
+    /// The longest idle timeout of a new sandbox.
     pub idle: Option<Duration>,
 }
 
-/// The quota of every tenant.
+/// The quotas of all tenants.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Quotas {
     each: Quota,
-    /// Of those who have another one.
+    /// The tenants with a quota of their own.
     tenants: BTreeMap<Tenant, Quota>,
 }
 
 impl Quotas {
-    /// `sandboxes=20,snapshots=50,idle=1h;team-a:sandboxes=100,idle=off`: for each tenant, and then what is different
-    /// for one. `None` is a text that does not fit.
+    /// Parses `sandboxes=20,snapshots=50,idle=1h;team-a:sandboxes=100,idle=off`: the quota of every tenant, then the
+    /// exceptions of single tenants. `None` means that the text is invalid.
     pub fn parse(text: &str) -> Option<Self> {
         let (named, general): (Vec<_>, Vec<_>) = pieces(text, ';').partition(|part| part.contains(':'));
         let mut quotas = Self::default();
@@ -48,7 +48,7 @@ impl Quotas {
         Some(quotas)
     }
 
-    /// Without a tenant nobody can be told apart, and nothing is counted.
+    /// Without a tenant, clients cannot be told apart and nothing is counted.
     pub fn of(&self, tenant: Option<&Tenant>) -> Quota {
         tenant.map_or_else(Quota::default, |tenant| self.tenants.get(tenant).copied().unwrap_or(self.each))
     }
@@ -69,18 +69,18 @@ impl Quota {
         Some(())
     }
 
-    /// Whether a tenant with so many sandboxes on this instance may have one more.
+    /// Whether a tenant with this many sandboxes on this instance may have one more.
     pub fn allow_sandbox(&self, here: usize) -> Result<(), String> {
         allow("sandboxes", here, self.sandboxes, "at once on this server")
     }
 
-    /// Whether a tenant with so many snapshots may store one more.
+    /// Whether a tenant with this many snapshots may store one more.
     pub fn allow_snapshot(&self, stored: usize) -> Result<(), String> {
         allow("snapshots", stored, self.snapshots, "stored at once")
     }
 
-    /// The idle time in seconds of a new sandbox, `None` for ever: what was asked for, or else the default, lowered if
-    /// that is more than the most.
+    /// The idle timeout in seconds of a new sandbox, `None` for never: the requested one, which is refused above the
+    /// quota, or else the default, which is lowered to the quota.
     pub fn idle_timeout(&self, asked: Option<Option<u64>>, default: Option<u64>) -> Result<Option<u64>, String> {
         let Some(most) = self.idle.map(|most| most.as_secs()) else { return Ok(asked.unwrap_or(default)) };
         match asked {
@@ -104,7 +104,7 @@ fn allow(name: &str, have: usize, most: Option<u32>, how: &str) -> Result<(), St
     }
 }
 
-/// Idle times are whole seconds.
+/// Parses an idle timeout in whole seconds.
 fn whole(text: &str) -> Option<Duration> {
     span(text).filter(|span| span.subsec_nanos() == 0)
 }
@@ -132,7 +132,7 @@ mod tests {
         assert_eq!(quotas.of(Some(&tenant("team-a"))), Quota { sandboxes: Some(100), idle: None, ..all });
         assert_eq!(quotas.of(Some(&tenant("team-b"))), Quota { snapshots: Some(1), ..all });
         assert_eq!(quotas.of(None), Quota::default(), "without keys nothing is counted");
-        // The order of the parts says nothing.
+        // The order of the parts does not matter.
         let same = Quotas::parse("team-b:snapshots=1;sandboxes=20,snapshots=50,idle=1h;team-a:sandboxes=100,idle=off")
             .unwrap();
         assert_eq!(same, quotas);
@@ -159,7 +159,7 @@ mod tests {
         }
     }
 
-    /// Every count up to four against every quota up to three, and none.
+    /// Every count up to four against every quota up to three, and against none.
     #[test]
     fn one_more_is_allowed_exactly_below_the_quota() {
         for have in 0..=4_usize {
@@ -179,7 +179,7 @@ mod tests {
         );
     }
 
-    /// Never, shorter, as long and longer than the quota, each asked for, as the default, and both.
+    /// Never, shorter, equal and longer than the quota: as the request, as the default, and as both.
     #[test]
     fn no_new_sandbox_idles_longer_than_the_quota() {
         let spans = [None, Some(59), Some(60), Some(61)];

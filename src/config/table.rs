@@ -1,9 +1,9 @@
-//! The table of every variable the server reads: name, what it may hold, default, meaning.
-//! `baton config`, the flags of `baton serve` and `docs/configuration.md` are made from it.
+//! The table of every variable that the server reads: name, kind, default, meaning.
+//! `baton config`, the flags of `baton serve` and `docs/configuration.md` are generated from it.
 
 use Preset::{Found, Is, Unset};
 
-/// What a variable may hold.
+/// The kind of value that a variable takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Text,
@@ -64,12 +64,12 @@ impl Kind {
     }
 }
 
-/// What holds when nobody says anything.
+/// The value of an unset variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Preset {
     Unset,
     Is(&'static str),
-    /// Found out at start; the text says how.
+    /// Determined at start; the text says how.
     Found(&'static str),
 }
 
@@ -83,7 +83,7 @@ pub struct Variable {
 }
 
 impl Variable {
-    /// The flag of `baton serve`, without its dashes. What only the platform sets has none.
+    /// The flag of `baton serve`, without its dashes. A variable that only the platform sets has none.
     pub fn flag(&self) -> Option<&'static str> {
         Some(self.flag).filter(|flag| !flag.is_empty())
     }

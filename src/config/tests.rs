@@ -1,4 +1,4 @@
-//! The table, and what comes out of it for given variables and flags.
+//! The table, and the settings that result from given variables and flags.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! A build without the feature `otel`: there is no exporter, and so no span ever starts.
+//! For builds without the feature `otel`: there is no exporter, so no span ever starts.
 
 use std::time::{Duration, SystemTime};
 

@@ -1,5 +1,5 @@
-//! Spans by OTLP, as protobuf over HTTP. The SDK batches them and sends from a thread of its own;
-//! the connection is that of the server's runtime.
+//! Exports spans by OTLP, as protobuf over HTTP. The SDK batches them and sends from its own thread;
+//! the connection belongs to the server's runtime.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -28,7 +28,7 @@ use tokio_util::task::TaskTracker;
 use super::{Cause, Target, Traceparent};
 use crate::metrics::{Named, Outcome};
 
-/// For one batch.
+/// The timeout of one batch.
 const WITHIN: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
@@ -73,7 +73,7 @@ impl Exporter {
         Started(self.tracer.build_with_context(builder, &parent))
     }
 
-    /// Ends when all is sent or the time is up. Not on a thread of the runtime, which does the sending.
+    /// Returns when everything is sent or at the timeout. Must not run on the runtime, which does the sending.
     pub fn close(&self, within: Duration) {
         if let Err(error) = self.provider.shutdown_with_timeout(within) {
             tracing::debug!(%error, "the last traces were not sent");
@@ -109,13 +109,13 @@ fn context(parent: Traceparent) -> SpanContext {
     SpanContext::new(trace, span, flags, true, TraceState::default())
 }
 
-/// The SDK's way out.
+/// The HTTP client that the SDK sends through.
 #[derive(Debug)]
 struct Sender {
     client: reqwest::Client,
     runtime: Handle,
     tasks: TaskTracker,
-    /// Said once, not with every batch.
+    /// Logs the first failure only, not every batch.
     is_in_trouble: AtomicBool,
 }
 

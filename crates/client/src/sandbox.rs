@@ -102,7 +102,7 @@ impl Sandbox {
         &self.place.id
     }
 
-    /// Whoever has the token may attach: protect it like a password.
+    /// The token grants access to the sandbox: protect it like a password.
     pub fn token(&self) -> &Token {
         &self.place.token
     }
