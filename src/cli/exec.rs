@@ -18,7 +18,7 @@ const SHELL: &str = "exec \"${SHELL:-$(command -v bash || echo sh)}\" -l";
 
 /// Run a command in a sandbox.
 ///
-/// Streams, signals and exit code pass through as with `baton run`; the sandbox stays. Precondition it is
+/// Streams, signals and exit code pass through as with `baton run`; the sandbox stays. If it is
 /// stored or on another instance it is fetched first. The connection may break: the command goes on,
 /// and so does this.
 #[derive(Clone, Debug, clap::Args)]
