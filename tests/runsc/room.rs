@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::{
     fixture::{clock, processes},
     servers::{Machine, Server},
-    socket::{Dialect, Key, Mind, Socket},
+    socket::{Dialect, Heard, Key, Mind, Socket},
 };
 
 const FULL: [(&str, &str); 1] = [("BATON_MAX_SANDBOXES", "1")];
@@ -33,6 +33,24 @@ async fn nobody_is_attached(server: &mut Server) {
     panic!("somebody is attached for ever");
 }
 
+/// A new sandbox on a full instance. The one that has its slot keeps it until its last command has ended, which may be
+/// a moment after its client has left; until then a create is refused.
+async fn created(server: &Server) -> Socket {
+    for _ in 0..500 {
+        let mut socket = Socket::open_with(server, "/create?details=1", Dialect::Plain, &[]).await;
+        socket.send(json!({})).await;
+        loop {
+            match socket.next().await {
+                Heard::Event(event) if event["status"] == "SANDBOX_RUNNING" => return socket,
+                Heard::Event(_) | Heard::Bytes(_) => {}
+                Heard::End(_) => break,
+            }
+        }
+        clock().sleep(Duration::from_millis(20)).await;
+    }
+    panic!("it makes no room");
+}
+
 async fn look(server: &Server, key: &Key) -> Socket {
     let mut socket = Socket::attach(server, Dialect::Plain, key).await;
     socket.status("RUNNING").await;
@@ -55,7 +73,7 @@ async fn who_left_makes_room_for_who_comes_and_finds_everything_again() {
     drop(first);
     nobody_is_attached(&mut one).await;
 
-    let (mut second, _) = Socket::create(&one, Dialect::Plain, json!({})).await;
+    let mut second = created(&one).await;
     assert_eq!(second.story, ["CREATING", "RUNNING"]);
     assert_eq!(second.run("bash", "ls /srv").await.0, "", "it is another one");
     assert_eq!(processes(&one.state).len(), 2, "and the only one here");
@@ -81,7 +99,7 @@ async fn who_left_makes_room_for_who_comes_and_finds_everything_again() {
     nobody_is_attached(&mut two).await;
 
     // It makes room there too, and comes back to where it was first, once that is free.
-    let (third, _) = Socket::create(&two, Dialect::Plain, json!({})).await;
+    let third = created(&two).await;
     second.kill().await;
     look(&one, &key).await.kill().await;
     third.kill().await;
