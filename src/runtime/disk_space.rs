@@ -51,8 +51,7 @@ pub async fn make_room(image: PathBuf, sentry: i32, promised: &Reservations) -> 
         if fs::read_dir(&image)?.next().is_some() {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
-        let disk = rustix::fs::statvfs(&image)?;
-        Ok((disk.f_bavail.saturating_mul(disk.f_frsize), held(sentry)?))
+        Ok((free(&image)?, held(sentry)?))
     });
     match checked.await.map_err(io::Error::other).flatten() {
         Ok((free, held)) => promised
@@ -65,9 +64,8 @@ pub async fn make_room(image: PathBuf, sentry: i32, promised: &Reservations) -> 
 /// Refuses if a file with everything the sandbox has written would not fit.
 pub async fn check_room(file: PathBuf, sentry: i32) -> Result<()> {
     let checked = tokio::task::spawn_blocking(move || {
-        let disk = rustix::fs::statvfs(file.parent().unwrap_or(&file))?;
         // Includes its memory, which errs on the safe side.
-        Ok((disk.f_bavail.saturating_mul(disk.f_frsize), held(sentry)?))
+        Ok((free(file.parent().unwrap_or(&file))?, held(sentry)?))
     });
     match checked.await.map_err(io::Error::other).flatten() {
         Ok((free, held)) if free < held.saturating_add(MARGIN) => Err(Error::NoSpace { what: "a snapshot" }),
@@ -78,12 +76,17 @@ pub async fn check_room(file: PathBuf, sentry: i32) -> Result<()> {
 
 /// Refuses if the disk on which `file` grows is almost full, so that other sandboxes keep the rest.
 pub async fn check_margin(file: PathBuf) -> Result<()> {
-    let disk = tokio::task::spawn_blocking(move || rustix::fs::statvfs(&file)).await;
-    match disk.map_err(io::Error::other).and_then(|disk| Ok(disk?)) {
-        Ok(disk) if disk.f_bavail.saturating_mul(disk.f_frsize) < MARGIN => Err(Error::NoSpace { what: "a snapshot" }),
+    match tokio::task::spawn_blocking(move || free(&file)).await.map_err(io::Error::other).flatten() {
+        Ok(free) if free < MARGIN => Err(Error::NoSpace { what: "a snapshot" }),
         Ok(_) => Ok(()),
         Err(error) => Err(Error::Failed { what: "snapshot", why: error.kind().to_string() }),
     }
+}
+
+/// The free bytes of the disk that holds `path`.
+fn free(path: &Path) -> io::Result<u64> {
+    let disk = rustix::fs::statvfs(path)?;
+    Ok(disk.f_bavail.saturating_mul(disk.f_frsize))
 }
 
 /// The size of the sandbox's memory and changed files, all of which are unlinked files of the sentry.

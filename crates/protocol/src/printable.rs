@@ -17,7 +17,7 @@ pub fn is_printable(letter: char) -> bool {
 
 /// Returns `text` as one line, with `?` for every character that is not printable.
 pub fn printable(text: &str) -> String {
-    text.chars().map(|letter| if is_printable(letter) { letter } else { '?' }).collect()
+    printable_start(text, usize::MAX)
 }
 
 /// Like [`printable`], but keeps line breaks and tabs.
