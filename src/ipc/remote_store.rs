@@ -116,6 +116,7 @@ pub async fn serve(memory: &dyn Store, call: Call, mut wire: super::IpcStream) -
             Error::Unavailable { key, why }
             | Error::Denied { key, why }
             | Error::Damaged { key, why }
+            | Error::Newer { key, why }
             | Error::Other { key, why } => Failed::Other { key, why },
         })
     });

@@ -15,6 +15,7 @@ use std::{
 use baton_protocol::{
     id::{CheckpointId, Sha256Name},
     manifest,
+    versioned::{self, Unreadable},
 };
 use bytes::Bytes;
 use futures::future::{BoxFuture, try_join_all};
@@ -154,7 +155,7 @@ pub async fn manifest(
     if Sha256Name::from_bits(Sha256::digest(&bytes).into()) != *sha256 {
         return Err(damaged("it is not the one the lock names".to_owned()));
     }
-    let manifest: manifest::Checkpoint = serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
+    let manifest: manifest::Checkpoint = versioned::parse(&bytes).map_err(|error| unreadable(&key, error))?;
     if manifest.checkpoint_id != *id {
         return Err(damaged("it describes another checkpoint".to_owned()));
     }
@@ -164,6 +165,15 @@ pub async fn manifest(
     }
     images(&manifest)?;
     Ok(manifest)
+}
+
+/// A manifest that cannot be read: damaged, or of a later version.
+pub(super) fn unreadable(key: &str, error: Unreadable) -> Error {
+    let (key, why) = (key.to_owned(), error.to_string());
+    match error {
+        Unreadable::Newer { .. } => Error::Newer { key, why },
+        Unreadable::Malformed(_) => Error::Damaged { key, why },
+    }
 }
 
 /// Downloads the files that runsc needs into `folder`, for reading only. Each appears only if it matches the manifest.

@@ -7,6 +7,7 @@ use baton_protocol::{
     lock::Head,
     manifest::{Archive, ArchivePath, Checkpoint},
     metadata::{Committed, Latest},
+    versioned,
 };
 
 use bytes::Bytes;
@@ -208,8 +209,7 @@ impl Checkpoints {
 
     pub(super) async fn manifest_at(&self, key: String) -> Result<Option<(Checkpoint, Sha256Name)>> {
         let Poll::Changed(bytes, _) = self.store.get_if_changed(&key, None).await? else { return Ok(None) };
-        let manifest =
-            serde_json::from_slice(&bytes).map_err(|error| Error::Damaged { key, why: error.to_string() })?;
+        let manifest = versioned::parse(&bytes).map_err(|error| checkpoint_io::unreadable(&key, error))?;
         Ok(Some((manifest, Sha256Name::from_bits(Sha256::digest(&bytes).into()))))
     }
 

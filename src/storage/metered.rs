@@ -73,7 +73,7 @@ fn word(error: &Error) -> Answer {
         Error::RateLimited(_) => Answer::RateLimited,
         Error::Unavailable { .. } => Answer::Unavailable,
         Error::Denied { .. } => Answer::Denied,
-        Error::Damaged { .. } | Error::Unsigned(_) => Answer::Damaged,
+        Error::Damaged { .. } | Error::Newer { .. } | Error::Unsigned(_) => Answer::Damaged,
         Error::Other { .. } => Answer::Other,
     }
 }

@@ -17,6 +17,7 @@ use baton_protocol::{
     id::{Nonce, Sha256Name, Tenant, hex},
     manifest::{self, Archive, ArchiveEnd, ArchivePath},
     snapshot_key::SnapshotKey,
+    versioned,
 };
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -24,7 +25,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::{
     bucket_name,
-    checkpoint_io::{self, erase, give, put_once, retry},
+    checkpoint_io::{self, erase, give, put_once, retry, unreadable},
     files,
     layout::{Object, SNAPSHOTS, snapshot_of, snapshot_prefix, snapshots_of},
     signature::{self, Seals},
@@ -279,9 +280,7 @@ impl Snapshots {
     async fn manifest(&self, snapshot: &SnapshotKey) -> Result<Option<manifest::Snapshot>> {
         let key = Object::SnapshotManifest(snapshot).key();
         let Some(bytes) = self.small(&key).await? else { return Ok(None) };
-        let damaged = |error: serde_json::Error| Error::Damaged { key: key.clone(), why: error.to_string() };
-        let manifest: manifest::Snapshot = serde_json::from_slice(&bytes).map_err(damaged)?;
-        Ok(Some(manifest))
+        versioned::parse(&bytes).map(Some).map_err(|error| unreadable(&key, error))
     }
 
     async fn making(&self, snapshot: &SnapshotKey) -> Result<Option<Making>> {

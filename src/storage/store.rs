@@ -120,6 +120,9 @@ pub enum Error {
     /// The content read differs from the content written.
     #[error("{key} is damaged: {why}")]
     Damaged { key: String, why: String },
+    /// A later version of this server wrote the object, and this one cannot read it.
+    #[error("{key} cannot be read: {why}")]
+    Newer { key: String, why: String },
     /// The object is not signed with a key of this instance.
     #[error("{0} is not signed with a key of this instance")]
     Unsigned(String),

@@ -18,6 +18,7 @@ use baton_fake_gcs::{Fault, Kind, Op};
 use baton_protocol::{
     id::{CheckpointId, Nonce, SandboxId, Sha256Name},
     manifest::{self, Checkpoint, Rootfs, Runsc},
+    versioned::Versioned as _,
 };
 
 use crate::{
@@ -42,7 +43,7 @@ pub fn image(folder: &Path) {
 pub fn manifest_of(files: Vec<manifest::File>) -> Checkpoint {
     let id = checkpoint_id();
     Checkpoint {
-        version: manifest::VERSION,
+        version: Checkpoint::VERSION,
         sandbox_id: id.sandbox(),
         epoch: id.epoch(),
         seq: id.seq(),
@@ -126,6 +127,18 @@ async fn a_checkpoint_survives_lost_replies_cuts_and_refusals_on_its_way() {
     }
     round_trip(&gcs_on(&fake)).await;
     assert_eq!(fake.faults_left(), [], "all of them have happened");
+}
+
+#[tokio::test]
+async fn a_manifest_of_a_later_version_is_not_taken_for_a_damaged_one() {
+    let store = Memory::new(clock());
+    let source = tempfile::tempdir().unwrap();
+    image(source.path());
+    let mut manifest = manifest_of(checkpoint_io::hash(&clock(), source.path()).await.unwrap());
+    manifest.version += 1;
+    let sha256 = checkpoint_io::upload(&store, &clock(), source.path(), &manifest, QUIET).await.unwrap();
+    let read = checkpoint_io::manifest(&store, &clock(), &manifest.checkpoint_id, &sha256).await;
+    assert!(matches!(read, Err(Error::Newer { .. })), "{read:?}");
 }
 
 #[tokio::test]

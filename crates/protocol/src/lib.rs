@@ -3,7 +3,7 @@
 //! | module | used between |
 //! |---|---|
 //! | [`request`], [`event`], [`binary`] | a client and the server, over a WebSocket |
-//! | [`metadata`], [`by_hand`], [`lock`], [`manifest`] | instances and operators, through the bucket |
+//! | [`metadata`], [`by_hand`], [`lock`], [`manifest`], [`versioned`] | instances and operators, through the bucket |
 //! | [`frame`], [`agent`] | the server and the agent inside a sandbox, over two pipes |
 //! | [`file`] | a client and the agent, for files of a sandbox |
 //! | [`id`], [`snapshot_key`], [`limits`], [`printable`], [`reason`], [`trace`] | all of them |
@@ -24,3 +24,4 @@ pub mod reason;
 pub mod request;
 pub mod snapshot_key;
 pub mod trace;
+pub mod versioned;

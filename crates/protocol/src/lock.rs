@@ -1,4 +1,7 @@
 //! `lock.json`: the lease and the committed head in one register, written by compare-and-set only.
+//!
+//! Instances of several versions write the same lock, so unlike a manifest it is never upgraded: keys are only added,
+//! each with a default, and an instance preserves the keys that it does not know.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};

@@ -1,4 +1,6 @@
 //! `manifest.json` of checkpoints and snapshots: describes the other files and is written last.
+//!
+//! Read one with [`versioned::parse`](crate::versioned::parse), which upgrades those of older versions.
 
 use std::fmt;
 
@@ -7,9 +9,8 @@ use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 use crate::{
     id::{CheckpointId, Invalid, Nonce, SandboxId, Sha256Name},
     snapshot_key::SnapshotKey,
+    versioned::{UpgradeFn, Versioned},
 };
-
-pub const VERSION: u32 = 1;
 
 /// Deserializers of digests whose errors name the field.
 macro_rules! fields {
@@ -67,6 +68,10 @@ pub struct Checkpoint {
     /// A second copy of the file system, for instances that cannot use the memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layer: Option<Layer>,
+}
+
+impl Versioned for Checkpoint {
+    const UPGRADES: &'static [UpgradeFn] = &[];
 }
 
 impl Checkpoint {
@@ -220,6 +225,10 @@ pub struct Snapshot {
     pub created: String,
 }
 
+impl Versioned for Snapshot {
+    const UPGRADES: &'static [UpgradeFn] = &[];
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SnapshotKind {
@@ -259,7 +268,7 @@ mod tests {
 
     #[test]
     fn a_digest_that_is_none_is_refused_with_the_name_of_its_field() {
-        let text = include_str!("../fixtures/records/checkpoint_manifest.json");
+        let text = include_str!("../fixtures/manifests/checkpoint_v1.json");
         let good: Value = serde_json::from_str(text).unwrap();
         let archive = json!({"bucket": null, "path": "filesystem_snapshots/a/a.tar", "sha256": "0".repeat(64)});
         let mut whole = good;

@@ -118,7 +118,7 @@ reasons! {
         remedy: "Attach on an instance of the version that made it."
     }
     OtherVersion {
-        cause: "The checkpoint was written by a later version of this server.",
+        cause: "The checkpoint or the snapshot was written by a later version of this server.",
         remedy: "Attach on an instance of that version or a later one."
     }
     /// A stored file does not have the expected content.

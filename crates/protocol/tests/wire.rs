@@ -11,6 +11,7 @@ use baton_protocol::{
     manifest,
     metadata::{Metadata, Request as Wish},
     request::{Command, Request},
+    versioned::{self, Unreadable, Versioned},
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
@@ -134,8 +135,39 @@ fn records_come_back_as_they_were_with_keys_nobody_here_knows() {
     assert!(metadata.spec.traceparent.is_some_and(|context| context.sampled));
     let lock: Lock = record("lock");
     assert!(lock.unknown.contains_key("a_later_key"));
-    record::<manifest::Checkpoint>("checkpoint_manifest");
-    record::<manifest::Snapshot>("snapshot_manifest");
+}
+
+/// The fixtures of one kind of manifest whose version is `version`.
+fn manifests(kind: &str, version: u32) -> Vec<(String, String)> {
+    let prefix = format!("{kind}_v{version}");
+    let is_one =
+        |name: &String| name.strip_prefix(&prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'));
+    fixtures("manifests").into_iter().filter(|(name, _)| is_one(name)).collect()
+}
+
+/// Every version ever written has a fixture and is read; what is written now is what was written with this version.
+fn every_version_is_read<T: Versioned + Serialize>(kind: &str) {
+    for version in 1..=T::VERSION {
+        let fixtures = manifests(kind, version);
+        assert!(!fixtures.is_empty(), "{kind} version {version} has no fixture");
+        for (name, text) in fixtures {
+            let manifest: T = versioned::parse(text.as_bytes()).unwrap_or_else(|error| panic!("{name}: {error}"));
+            if version == T::VERSION {
+                assert_eq!(serde_json::to_string_pretty(&manifest).unwrap() + "\n", text, "{name}");
+            }
+        }
+    }
+    let (name, text) = manifests(kind, T::VERSION).remove(0);
+    let mut later = json(&text);
+    later["version"] = (T::VERSION + 1).into();
+    let error = versioned::parse::<T>(later.to_string().as_bytes()).map(|_| name).unwrap_err();
+    assert!(matches!(error, Unreadable::Newer { .. }), "{error:?}");
+}
+
+#[test]
+fn manifests_of_every_version_are_read_and_the_format_of_the_newest_stays() {
+    every_version_is_read::<manifest::Checkpoint>("checkpoint");
+    every_version_is_read::<manifest::Snapshot>("snapshot");
 }
 
 #[test]
