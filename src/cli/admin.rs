@@ -24,9 +24,9 @@ use crate::{
 };
 
 /// The content type that Prometheus expects.
-const KIND: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+const OPENMETRICS_CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// One or two collectors connect every few seconds and may keep their connections open for longer.
-const BOUNDS: Bounds = Bounds { connections: 64, per_peer: None, keep_alive: Duration::from_secs(120) };
+const CONNECTION_BOUNDS: Bounds = Bounds { connections: 64, per_peer: None, keep_alive: Duration::from_secs(120) };
 
 #[derive(Debug)]
 pub struct Admin {
@@ -44,7 +44,7 @@ impl Admin {
         match TcpListener::bind(address).await {
             Ok(listener) => Ok(Some(Self { address: listener.local_addr().unwrap_or(address), listener, hosts })),
             Err(error) if config.is_default("BATON_ADMIN_LISTEN") => {
-                tracing::info!(%address, %error, "no metrics are served: choose another place with BATON_ADMIN_LISTEN");
+                tracing::info!(%address, %error, "no metrics are served: choose another address with BATON_ADMIN_LISTEN");
                 Ok(None)
             }
             Err(error) => Err(error)
@@ -60,10 +60,10 @@ impl Admin {
             hosts.check(&headers)?;
             let counts = bus.borrow().counts();
             let page = metrics.page(counts.sessions, counts.wakeups);
-            Ok::<_, StatusCode>(([(header::CONTENT_TYPE, KIND)], page))
+            Ok::<_, StatusCode>(([(header::CONTENT_TYPE, OPENMETRICS_CONTENT_TYPE)], page))
         };
         let app = Router::new().route("/metrics", get(page)).route("/healthz", get(|| async { "ok\n" }));
         let stop = CancellationToken::new();
-        listener::serve(listener, app, BOUNDS, Arc::new(SystemClock), TaskTracker::new(), stop).await;
+        listener::serve(listener, app, CONNECTION_BOUNDS, Arc::new(SystemClock), TaskTracker::new(), stop).await;
     }
 }

@@ -13,13 +13,14 @@ use crate::{
 };
 
 /// The timeout of the whole check.
-const PATIENCE: Duration = Duration::from_secs(60);
+const CHECK_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Returns a line per store, and whether all of them work.
 pub async fn check(config: &Config) -> (String, bool) {
     let clock: SharedClock = Arc::new(SystemClock);
     let stores = Stores::open(&storage_settings(config), &clock);
-    let tried = clock.timeout(PATIENCE, async { (stores.probe().await, stores.check(Need::Checkpoint).await) }).await;
+    let tried =
+        clock.timeout(CHECK_TIMEOUT, async { (stores.probe().await, stores.check(Need::Checkpoint).await) }).await;
     match tried {
         Ok((probes, verdict)) => report(&probes, verdict),
         Err(elapsed) => (format!("storage: {elapsed}\n"), false),

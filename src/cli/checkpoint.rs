@@ -1,104 +1,145 @@
-//! `baton checkpoint`: has the holder checkpoint a sandbox.
+//! `baton checkpoint`: has the instance that runs a sandbox checkpoint it, through a server or through the storage.
 
 use std::process::ExitCode;
 
 use anyhow::Result;
+use baton_client::Checkpoint;
 use baton_protocol::{
     id::SandboxId,
-    metadata::{Answer, DesiredState, Request, Spec},
+    metadata::{Answer as MetadataAnswer, DesiredState, Request, Spec},
+    reason::Reason,
 };
+use serde_json::json;
 
-use super::storage_admin::{self, Rest, StorageAdmin, Verdict, Waiting};
+use super::{
+    backend::Backend,
+    context::CommandContext,
+    global_options::OutputOption,
+    sandbox_client::{Answer, SandboxOptions},
+    storage_admin::{self, POLL_INTERVAL, Release, StorageAdmin, Verdict, WaitArgs},
+};
+use crate::storage::gc;
 
-/// Have a sandbox checkpointed: its state is kept and it runs nowhere, until somebody attaches.
+/// Checkpoint a sandbox
+///
+/// The state of the sandbox is saved and the sandbox stops, until a client attaches to it.
+///
+/// If the storage is configured, this command works on the storage and prints one line in any output format. With
+/// --url, or without storage, it asks the server, and always waits for the answer.
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = format!("Examples:\n  baton checkpoint ID\n  baton checkpoint --keep-running ID\n\n{}", storage_admin::CODES))]
-pub struct Args {
-    pub id: SandboxId,
-    /// Do not stop it: it stands still only while its image is written.
+#[command(after_help = format!("Examples:\n  baton checkpoint 0b9f\n  baton checkpoint --live --keep-running 0b9f\n\n{}", storage_admin::EXIT_CODES_HELP))]
+pub struct CheckpointArgs {
+    /// Include running commands; without this, a server refuses while a command runs
+    #[arg(long)]
+    pub live: bool,
+    /// Keep the sandbox running: it is paused only while its memory is written
     #[arg(long)]
     pub keep_running: bool,
     #[command(flatten)]
-    pub waiting: Waiting,
+    pub wait: WaitArgs,
+    #[command(flatten)]
+    pub output: OutputOption,
+    #[command(flatten)]
+    pub options: SandboxOptions,
+    /// Sandbox id, or the beginning of it if its token is saved here
+    pub sandbox: String,
 }
 
-pub fn run(args: Args) -> Result<ExitCode> {
-    storage_admin::run(|admin| async move {
-        if args.keep_running {
-            keep_running(&admin, &args.id, args.waiting).await
-        } else {
-            let_go(&admin, &args.id, DesiredState::Checkpointed, args.waiting).await
+pub async fn checkpoint(args: CheckpointArgs, context: &CommandContext) -> Result<ExitCode> {
+    let client = context.sandbox(&args.options)?;
+    match context.backend(&args.options.server, Some(&args.sandbox))? {
+        Backend::Server(_) => {
+            let kind = Checkpoint { live: args.live, keep_running: args.keep_running };
+            client
+                .request(&args.sandbox, args.output.format, async |sandbox, _| {
+                    let id = sandbox.checkpoint_with(kind).await?;
+                    let json = json!({"sandbox_id": sandbox.id(), "checkpoint_id": id});
+                    Ok(Answer { text: format!("{id}\n"), json })
+                })
+                .await
         }
-    })
+        Backend::Storage(storage) => {
+            storage.warn_of_output("baton checkpoint", args.output.format);
+            let id = client.server.sandbox_id(&args.sandbox)?;
+            let verdict = if args.keep_running {
+                checkpoint_running(&storage, &id, args.wait).await?
+            } else {
+                release(&storage, &id, DesiredState::Checkpointed, args.wait).await?
+            };
+            verdict.report()
+        }
+    }
 }
 
 /// Has the holder commit a checkpoint and release the sandbox.
-pub async fn let_go(admin: &StorageAdmin, id: &SandboxId, state: DesiredState, waiting: Waiting) -> Result<Verdict> {
-    admin.want(id, state).await?;
-    if waiting.no_wait {
-        return Ok(Verdict::Done(format!("{id} was asked to let go")));
+pub async fn release(storage: &StorageAdmin, id: &SandboxId, state: DesiredState, wait: WaitArgs) -> Result<Verdict> {
+    storage.set_desired_state(id, state).await?;
+    if wait.no_wait {
+        return Ok(Verdict::Done(format!("{id} was asked to stop")));
     }
-    let mut file = admin.lock_file(id)?;
+    let mut file = storage.lease_handle(id)?;
     loop {
-        match admin.until_free(id, &mut file, waiting.timeout).await? {
-            Rest::Free => break,
-            Rest::Dead => {
-                admin.tell("its holder shows no sign of life: its lease is taken");
-                match admin.upkeep.correct(id, &mut file).await {
+        match storage.wait_for_release(id, &mut file, wait.timeout).await? {
+            Release::Released => break,
+            Release::HolderDead => {
+                storage.notify("its holder is unresponsive: taking over its lease");
+                match storage.upkeep.correct(id, &mut file).await {
                     Ok(_) => break,
-                    Err(crate::storage::gc::Error::Taken) => {}
+                    Err(gc::Error::Taken) => {}
                     Err(error) => return Err(error.into()),
                 }
             }
-            Rest::Purged => return Ok(Verdict::Refused(format!("{id} was deleted"))),
-            Rest::Refused(why) => return Ok(Verdict::Refused(format!("{id} runs on: {why}"))),
-            Rest::Late => return Ok(Verdict::Late(format!("{id} was not let go within the time"))),
+            Release::Purged => return Ok(Verdict::Refused(format!("{id} was deleted"))),
+            Release::Refused(why) => return Ok(Verdict::Refused(format!("{id} keeps running: {why}"))),
+            Release::TimedOut => return Ok(Verdict::Late(format!("{id} was not released in time"))),
         }
     }
     let Some(lock) = file.lock() else {
-        return Ok(Verdict::Refused(storage_admin::reason(baton_protocol::reason::Reason::LockMissing)));
+        return Ok(Verdict::Refused(storage_admin::describe_reason(Reason::LockMissing)));
     };
     Ok(match &lock.head {
         Some(head) if lock.behind => Verdict::Done(format!(
-            "{id} is free; its last checkpoint is {}, and what it did since then is lost",
+            "{id} is released; its last checkpoint is {}, and what it did since then is lost",
             head.checkpoint_id
         )),
         Some(head) => Verdict::Done(format!("{id} is checkpointed: {}", head.checkpoint_id)),
         None if lock.ran => Verdict::Refused(format!("{id} ended without a checkpoint: Lost")),
-        None => Verdict::Done(format!("{id} never ran; there is nothing to keep")),
+        None => Verdict::Done(format!("{id} never ran; there is nothing to checkpoint")),
     })
 }
 
 /// Requests a checkpoint under a nonce and waits for the answer.
-pub async fn keep_running(admin: &StorageAdmin, id: &SandboxId, waiting: Waiting) -> Result<Verdict> {
-    admin.find(id).await?;
-    if admin.lock(id).await?.is_none_or(|lock| lock.lease.is_none()) {
-        return Ok(Verdict::Refused(format!("nobody runs {id}: there is nothing to checkpoint")));
+pub async fn checkpoint_running(storage: &StorageAdmin, id: &SandboxId, wait: WaitArgs) -> Result<Verdict> {
+    storage.find(id).await?;
+    if storage.lock(id).await?.is_none_or(|lock| lock.lease.is_none()) {
+        return Ok(Verdict::Refused(format!("no instance runs {id}: there is nothing to checkpoint")));
     }
-    let nonce = admin.clock.nonce();
+    let nonce = storage.clock.nonce();
     let ask = |spec: &mut Spec| spec.requests.insert(nonce.clone(), Request::Checkpoint {}).is_none();
-    admin.records.wish(id, None, &ask).await?;
-    if waiting.no_wait {
+    storage.records.wish(id, None, &ask).await?;
+    if wait.no_wait {
         return Ok(Verdict::Done(format!("{id} was asked for a checkpoint")));
     }
-    let end = admin.clock.now() + waiting.timeout;
+    let end = storage.clock.now() + wait.timeout;
     let answer = loop {
-        let found = admin.find(id).await?;
+        let found = storage.find(id).await?;
         if let Some(answer) = found.status.answers.get(&nonce) {
             break answer.clone();
         }
-        if admin.clock.now() >= end {
+        if storage.clock.now() >= end {
             return Ok(Verdict::Late(format!("{id} has not answered yet; the request stays")));
         }
-        admin.clock.sleep(std::time::Duration::from_millis(500)).await;
+        storage.clock.sleep(POLL_INTERVAL).await;
     };
-    admin.records.edit(id, &|spec| spec.requests.remove(&nonce).is_some()).await?;
+    storage.records.edit(id, &|spec| spec.requests.remove(&nonce).is_some()).await?;
     Ok(match answer {
-        Answer::Ok(done) => {
+        MetadataAnswer::Ok(done) => {
             let checkpoint = done.checkpoint_id.map_or_else(String::new, |id| format!(": {id}"));
             let paused = done.paused_ms.map_or_else(String::new, |paused| format!(", paused for {paused} ms"));
-            Verdict::Done(format!("{id} is checkpointed and runs on{checkpoint}{paused}"))
+            Verdict::Done(format!("{id} is checkpointed and keeps running{checkpoint}{paused}"))
         }
-        Answer::Error { reason, message } => Verdict::Refused(format!("{id} runs on: {reason}: {message}")),
+        MetadataAnswer::Error { reason, message } => {
+            Verdict::Refused(format!("{id} keeps running: {reason}: {message}"))
+        }
     })
 }

@@ -2,39 +2,42 @@
 
 use std::{fmt::Write as _, process::ExitCode};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use baton_protocol::{id::SandboxId, manifest::Checkpoint, printable::printable};
 use serde_json::{Value, json};
 
 use super::{
-    config::Output,
+    context::CommandContext,
+    global_options::{OutputFormat, OutputOption},
     screen,
     storage_admin::{self, StorageAdmin},
 };
 
-/// List the checkpoints of a sandbox, the newest first.
+/// List the checkpoints of a sandbox
+///
+/// The newest checkpoint comes first.
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = format!("Examples:\n  baton checkpoints ID\n  baton checkpoints ID -o json\n\n{}", storage_admin::CODES))]
-pub struct Args {
+#[command(after_help = format!("Examples:\n  baton checkpoints ID\n  baton checkpoints ID -o json\n\n{}", storage_admin::EXIT_CODES_HELP))]
+pub struct CheckpointsArgs {
+    /// Sandbox id
     pub id: SandboxId,
-    /// How to print.
-    #[arg(short, long, value_enum, default_value_t = Output::Table)]
-    pub output: Output,
+    #[command(flatten)]
+    pub output: OutputOption,
 }
 
-pub fn run(args: Args) -> Result<ExitCode> {
-    storage_admin::block_on(|admin| async move {
-        screen::print(&checkpoints(&admin, &args).await?)?;
-        Ok(ExitCode::SUCCESS)
-    })
+pub async fn checkpoints(args: CheckpointsArgs, context: &CommandContext) -> Result<ExitCode> {
+    let storage = context.storage()?;
+    screen::print(&describe(&storage, &args.id, args.output.format).await?)?;
+    Ok(ExitCode::SUCCESS)
 }
 
-pub async fn checkpoints(admin: &StorageAdmin, args: &Args) -> Result<String> {
-    let shelf = admin.upkeep.checkpoints.as_ref().context("there is no place for checkpoints")?;
-    let lock = admin.lock(&args.id).await?;
-    let mut stored: Vec<_> = shelf.list(&args.id).await?.into_iter().collect();
+/// The stored checkpoints of a sandbox, and what each of them is for.
+pub async fn describe(storage: &StorageAdmin, sandbox: &SandboxId, format: OutputFormat) -> Result<String> {
+    let store = storage.checkpoints()?;
+    let lock = storage.lock(sandbox).await?;
+    let mut stored: Vec<_> = store.list(sandbox).await?.into_iter().collect();
     if lock.is_none() && stored.is_empty() {
-        bail!("{} does not exist", args.id);
+        bail!("{sandbox} does not exist");
     }
     stored.sort_by_key(|id| std::cmp::Reverse((id.seq(), id.epoch())));
     let named = |head: Option<&baton_protocol::lock::Head>| head.map(|head| head.checkpoint_id.clone());
@@ -42,7 +45,7 @@ pub async fn checkpoints(admin: &StorageAdmin, args: &Args) -> Result<String> {
     let previous = named(lock.as_ref().and_then(|lock| lock.prev_head.as_ref()));
     let mut views: Vec<Value> = Vec::new();
     for id in stored {
-        let manifest = shelf.manifest_of(&id).await.ok().flatten().map(|(manifest, _)| manifest);
+        let manifest = store.manifest_of(&id).await.ok().flatten().map(|(manifest, _)| manifest);
         let is = if Some(&id) == head.as_ref() {
             "head"
         } else if Some(&id) == previous.as_ref() {
@@ -56,13 +59,13 @@ pub async fn checkpoints(admin: &StorageAdmin, args: &Args) -> Result<String> {
         views.push(json!({
             "checkpoint_id": id,
             "is": is,
-            "pinned": shelf.is_pinned(&id).await?,
+            "pinned": store.is_pinned(&id).await?,
             "created": manifest.as_ref().map(|manifest| &manifest.created),
             "size": size,
             "runsc": manifest.as_ref().map(|manifest| &manifest.runsc.version),
         }));
     }
-    if let Output::Json = args.output {
+    if format == OutputFormat::Json {
         return Ok(screen::json(&Value::Array(views)));
     }
     let mut text = format!("{:10}  {:6}  {:>10}  {:24}  CHECKPOINT\n", "IS", "PINNED", "SIZE", "CREATED");

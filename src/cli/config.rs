@@ -4,35 +4,34 @@ use std::process::ExitCode;
 
 use serde_json::{Value, json};
 
-use super::{flags, screen};
+use super::{
+    flags,
+    global_options::{OutputFormat, OutputOption},
+    screen,
+};
 use crate::{
     config::{self, Config, Setting, Source},
     runtime,
 };
 
-/// Flags are those of `baton serve`: `baton config --listen …` shows what they would do.
+/// Print every setting, its value and its source
+///
+/// Accepts the options of `baton serve`: `baton config --listen …` shows their effect.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  baton config\n  baton config --check\n  baton config -o json | jq '.[] | select(.source != \"default\")'"
 )]
-pub struct Args {
-    /// How to print.
-    #[arg(short, long, value_enum, default_value_t = Output::Table)]
-    pub output: Output,
-    /// Try every store that is configured and say what works; exit 1 when something does not.
+pub struct ConfigArgs {
+    #[command(flatten)]
+    pub output: OutputOption,
+    /// Try every configured store and report what works, as text; exit 1 if something does not
     #[arg(long)]
     pub check: bool,
     #[command(flatten)]
     pub flags: flags::Given,
 }
 
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-pub enum Output {
-    Table,
-    Json,
-}
-
-pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
+pub fn run(args: &ConfigArgs) -> anyhow::Result<ExitCode> {
     let config = Config::read(&args.flags.0, config::process_environment)?;
     if args.check {
         rustls::crypto::ring::default_provider().install_default().ok();
@@ -43,9 +42,9 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         screen::print(&(warnings + &line + &text))?;
         return Ok(if well && holds { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
-    let text = match args.output {
-        Output::Table => table(config.settings()),
-        Output::Json => screen::json(&json(config.settings())),
+    let text = match args.output.format {
+        OutputFormat::Table => table(config.settings()),
+        OutputFormat::Json => screen::json(&json(config.settings())),
     };
     screen::print(&text)?;
     Ok(ExitCode::SUCCESS)

@@ -2,13 +2,13 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-const WANTED: u64 = 65_536;
-const MOST_CONNECTIONS: u64 = 4_096;
+const WANTED_FILES: u64 = 65_536;
+const MAX_CONNECTIONS: u64 = 4_096;
 
 /// Raises the limit to the maximum allowed.
 pub fn raise() {
     let now = getrlimit(Resource::Nofile);
-    let wanted = now.maximum.map_or(WANTED, |most| most.min(WANTED));
+    let wanted = now.maximum.map_or(WANTED_FILES, |maximum| maximum.min(WANTED_FILES));
     if now.current.is_some_and(|current| current < wanted)
         && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum: now.maximum })
     {
@@ -23,7 +23,7 @@ pub fn connections() -> usize {
 
 /// Half is reserved for sandboxes and storage, which must keep working when all connections are in use.
 fn share(limit: u64) -> usize {
-    (limit / 2).min(MOST_CONNECTIONS) as usize
+    (limit / 2).min(MAX_CONNECTIONS) as usize
 }
 
 #[cfg(test)]

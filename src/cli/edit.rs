@@ -10,96 +10,102 @@ use baton_protocol::{
 use serde_json::{Map, Value};
 
 use super::{
+    context::CommandContext,
     screen,
-    storage_admin::{self, StorageAdmin, Verdict, Waiting},
+    storage_admin::{self, StorageAdmin, Verdict, WaitArgs},
 };
-use crate::{
-    config::process_environment,
-    storage::{
-        records::parse,
-        store::{Precondition, Version},
-    },
+use crate::storage::{
+    records::parse,
+    store::{Precondition, Version},
 };
 
-/// Change the metadata of a sandbox: in $EDITOR, or one field at a time with --set.
+/// Change the metadata of a sandbox
 ///
-/// What is written is checked first, and only written over what was shown: somebody else's change in between is
-/// never lost. Then it says what became of it.
+/// Opens the metadata in $EDITOR, or sets single fields with --set. The new metadata is checked before it is written,
+/// and a concurrent change is never overwritten. The command then reports the outcome.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = format!("Examples:\n  baton edit ID\n  baton edit ID --set desired_state=running --set placement=null\n  \
-    baton edit ID --set labels.team=blue --set ttl=86400\n\n{}", storage_admin::CODES))]
-pub struct Args {
+    baton edit ID --set labels.team=blue --set ttl=86400\n\n{}", storage_admin::EXIT_CODES_HELP))]
+pub struct EditArgs {
+    /// Sandbox id
     pub id: SandboxId,
-    /// Set a field and open no editor; the value is JSON, or else text. May be given more than once.
-    #[arg(long, value_name = "FIELD=VALUE", value_parser = setting)]
+    /// Set a field without opening an editor; the value is JSON, otherwise text; repeatable
+    #[arg(long, value_name = "FIELD=VALUE", value_parser = parse_setting)]
     pub set: Vec<(String, Value)>,
     #[command(flatten)]
-    pub waiting: Waiting,
+    pub wait: WaitArgs,
 }
 
 /// The fields that only the lease holder writes.
-const HOLDERS: [&str; 3] = ["status", "latest_sandbox_checkpoint", "last_checkpointed"];
-/// The holder reads the metadata every five seconds.
-const SEEN_WITHIN: Duration = Duration::from_secs(15);
+const HOLDER_FIELDS: [&str; 3] = ["status", "latest_sandbox_checkpoint", "last_checkpointed"];
+/// The holder reads the metadata every five seconds, and reports the outcome soon after.
+const OUTCOME_TIMEOUT: Duration = Duration::from_secs(15);
 
-fn setting(text: &str) -> std::result::Result<(String, Value), &'static str> {
-    let (name, value) = text.split_once('=').ok_or("a field is set as FIELD=VALUE")?;
+fn parse_setting(text: &str) -> std::result::Result<(String, Value), &'static str> {
+    let (name, value) = text.split_once('=').ok_or("write it as FIELD=VALUE")?;
     let value = serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
     Ok((name.to_owned(), value))
 }
 
-pub fn run(args: Args) -> Result<ExitCode> {
-    storage_admin::run(|admin| async move { edit(&admin, &args).await })
+pub async fn edit(args: EditArgs, context: &CommandContext) -> Result<ExitCode> {
+    let storage = context.storage()?;
+    let editor = context.variable("VISUAL").or_else(|| context.variable("EDITOR")).unwrap_or_else(|| "vi".to_owned());
+    edit_metadata(&storage, &args, &editor).await?.report()
 }
 
-pub async fn edit(admin: &StorageAdmin, args: &Args) -> Result<Verdict> {
+/// Without fields to set, the metadata is edited in `editor`.
+pub async fn edit_metadata(storage: &StorageAdmin, args: &EditArgs, editor: &str) -> Result<Verdict> {
     let id = &args.id;
-    let (before, version) = read(admin, id).await?;
+    let (before, version) = read(storage, id).await?;
     let shown = spec_of(&before);
     let after = if args.set.is_empty() {
-        match in_editor(id, &shown).await? {
+        match open_editor(editor, id, &shown).await? {
             Some(after) => after,
             None => return Ok(Verdict::Done("nothing was changed".to_owned())),
         }
     } else {
-        set(shown.clone(), &args.set)?
+        set_fields(shown.clone(), &args.set)?
     };
     let changes = changes(&shown, &after);
     if changes.is_empty() {
         return Ok(Verdict::Done("nothing was changed".to_owned()));
     }
-    let after = told_by_nobody(&shown, after);
-    write(admin, id, &before, version, &shown, &after).await?;
+    let after = without_old_trace(&shown, after);
+    write(storage, id, &before, version, &shown, &after).await?;
     for change in &changes {
-        admin.tell(change);
+        storage.notify(change);
     }
-    if args.waiting.no_wait {
+    if args.wait.no_wait {
         return Ok(Verdict::Done(format!("{id} is changed")));
     }
     let status = before.get("status").cloned().and_then(|status| serde_json::from_value(status).ok());
-    outcome(admin, id, &status.unwrap_or_default(), args.waiting).await
+    wait_for_outcome(storage, id, &status.unwrap_or_default(), args.wait.timeout).await
 }
 
-async fn read(admin: &StorageAdmin, id: &SandboxId) -> Result<(Map<String, Value>, Version)> {
+async fn read(storage: &StorageAdmin, id: &SandboxId) -> Result<(Map<String, Value>, Version)> {
     let (bytes, version) =
-        admin.records.raw(id).await?.with_context(|| format!("{id} has no metadata: `baton repair {id}`"))?;
+        storage.records.raw(id).await?.with_context(|| format!("{id} has no metadata: `baton repair {id}`"))?;
     let record = serde_json::from_slice(&bytes).with_context(|| {
-        format!("the metadata of {id} is not a JSON object; put a good copy over it, or delete it and use `baton repair {id}`")
+        format!("the metadata of {id} is not a JSON object: replace it with a good copy, or delete it and use `baton repair {id}`")
     })?;
     Ok((record, version))
 }
 
 fn spec_of(record: &Map<String, Value>) -> Map<String, Value> {
-    record.iter().filter(|(key, _)| !HOLDERS.contains(&key.as_str())).map(|(k, v)| (k.clone(), v.clone())).collect()
+    record
+        .iter()
+        .filter(|(key, _)| !HOLDER_FIELDS.contains(&key.as_str()))
+        .map(|(k, v)| (k.clone(), v.clone()))
+        .collect()
 }
 
-fn set(mut spec: Map<String, Value>, settings: &[(String, Value)]) -> Result<Map<String, Value>> {
+fn set_fields(mut spec: Map<String, Value>, settings: &[(String, Value)]) -> Result<Map<String, Value>> {
     for (name, value) in settings {
         let mut at = &mut spec;
         let mut parts = name.split('.').peekable();
         while let Some(part) = parts.next() {
-            if HOLDERS.contains(&part) && parts.peek().is_none() {
-                bail!("`{part}` is the holder's to write");
+            if HOLDER_FIELDS.contains(&part) && parts.peek().is_none() {
+                bail!("only the holder writes `{part}`");
             }
             if parts.peek().is_none() {
                 at.insert(part.to_owned(), value.clone());
@@ -113,19 +119,17 @@ fn set(mut spec: Map<String, Value>, settings: &[(String, Value)]) -> Result<Map
 }
 
 /// Removes the trace of an earlier request: an operator's change is not part of it.
-fn told_by_nobody(before: &Map<String, Value>, mut after: Map<String, Value>) -> Map<String, Value> {
+fn without_old_trace(before: &Map<String, Value>, mut after: Map<String, Value>) -> Map<String, Value> {
     const TRACE: &str = "traceparent";
-    let is_wish = ["desired_state", "placement", "requests"].iter().any(|key| before.get(*key) != after.get(*key));
-    if is_wish && before.get(TRACE) == after.get(TRACE) {
+    let is_request = ["desired_state", "placement", "requests"].iter().any(|key| before.get(*key) != after.get(*key));
+    if is_request && before.get(TRACE) == after.get(TRACE) {
         after.remove(TRACE);
     }
     after
 }
 
 /// Returns `None` if nothing was changed.
-async fn in_editor(id: &SandboxId, shown: &Map<String, Value>) -> Result<Option<Map<String, Value>>> {
-    let editor =
-        process_environment("VISUAL").or_else(|| process_environment("EDITOR")).unwrap_or_else(|| "vi".to_owned());
+async fn open_editor(editor: &str, id: &SandboxId, shown: &Map<String, Value>) -> Result<Option<Map<String, Value>>> {
     let file = tempfile::Builder::new().prefix("baton-").suffix(".json").tempfile()?;
     let text = format!("{:#}\n", Value::Object(shown.clone()));
     tokio::fs::write(file.path(), &text).await?;
@@ -137,7 +141,7 @@ async fn in_editor(id: &SandboxId, shown: &Map<String, Value>) -> Result<Option<
             .await
             .with_context(|| format!("the editor `{editor}` does not start: set EDITOR"))?;
         if !status.success() {
-            bail!("the editor ended with an error: nothing was changed");
+            bail!("the editor failed: nothing was changed");
         }
         let edited = tokio::fs::read_to_string(file.path()).await?;
         if edited == text {
@@ -148,9 +152,7 @@ async fn in_editor(id: &SandboxId, shown: &Map<String, Value>) -> Result<Option<
             // Without a terminal the mistake cannot be corrected.
             Err(error) if !std::io::IsTerminal::is_terminal(&std::io::stdin()) => return Err(error),
             Err(error) => {
-                screen::say(format_args!(
-                    "{error:#}\nPress Enter to edit it again, Ctrl-C to leave everything as it was."
-                ));
+                screen::say(format_args!("{error:#}\nPress Enter to edit again, or Ctrl-C to discard the changes."));
                 let read = tokio::task::spawn_blocking(|| std::io::stdin().read_line(&mut String::new()));
                 if read.await?? == 0 {
                     return Err(error);
@@ -168,7 +170,7 @@ fn check(id: &SandboxId, text: &str) -> Result<Map<String, Value>> {
 
 /// Writes the edited spec over the one that was shown. If only the holder's fields changed since, they are kept.
 async fn write(
-    admin: &StorageAdmin,
+    storage: &StorageAdmin,
     id: &SandboxId,
     before: &Map<String, Value>,
     version: Version,
@@ -179,19 +181,19 @@ async fn write(
     for _ in 0..10 {
         let mut next = after.clone();
         next.extend(
-            record.iter().filter(|(key, _)| HOLDERS.contains(&key.as_str())).map(|(k, v)| (k.clone(), v.clone())),
+            record.iter().filter(|(key, _)| HOLDER_FIELDS.contains(&key.as_str())).map(|(k, v)| (k.clone(), v.clone())),
         );
         let text = format!("{:#}", Value::Object(next));
-        check(id, &text).map_err(|error| anyhow!("not written: {error:#}"))?;
-        if admin.records.put_raw(id, text.into(), Precondition::Is(version)).await? {
+        check(id, &text).map_err(|error| anyhow!("the metadata was not written: {error:#}"))?;
+        if storage.records.put_raw(id, text.into(), Precondition::Is(version)).await? {
             return Ok(());
         }
-        (record, version) = read(admin, id).await?;
+        (record, version) = read(storage, id).await?;
         if spec_of(&record) != *shown {
-            bail!("somebody else changed {id} meanwhile: nothing was written; look again");
+            bail!("{id} was changed meanwhile: nothing was written; try again");
         }
     }
-    bail!("{id} is being written all the time: nothing was changed");
+    bail!("{id} changes too often: nothing was written");
 }
 
 fn changes(before: &Map<String, Value>, after: &Map<String, Value>) -> Vec<String> {
@@ -202,13 +204,18 @@ fn changes(before: &Map<String, Value>, after: &Map<String, Value>) -> Vec<Strin
 }
 
 /// Reports the outcome, as far as it shows soon.
-async fn outcome(admin: &StorageAdmin, id: &SandboxId, before: &Status, waiting: Waiting) -> Result<Verdict> {
+async fn wait_for_outcome(
+    storage: &StorageAdmin,
+    id: &SandboxId,
+    before: &Status,
+    timeout: Duration,
+) -> Result<Verdict> {
     let seen = |status: &Status| (status.observed_spec_sha256.clone(), status.phase, status.reason.clone());
     let before = seen(before);
-    let end = admin.clock.now() + waiting.timeout.min(SEEN_WITHIN);
+    let end = storage.clock.now() + timeout.min(OUTCOME_TIMEOUT);
     loop {
-        let lock = admin.lock(id).await?;
-        let found = match admin.records.find(id).await {
+        let lock = storage.lock(id).await?;
+        let found = match storage.records.find(id).await {
             Ok(found) => found,
             Err(error) if error.reason().is_some() => return Ok(Verdict::Refused(error.to_string())),
             Err(error) => return Err(error.into()),
@@ -219,22 +226,22 @@ async fn outcome(admin: &StorageAdmin, id: &SandboxId, before: &Status, waiting:
             let _ = write!(line, ", {}: {}", found.status.reason, found.status.message);
         }
         let Some(lock) = lock else {
-            return Ok(Verdict::Refused(storage_admin::reason(baton_protocol::reason::Reason::LockMissing)));
+            return Ok(Verdict::Refused(storage_admin::describe_reason(baton_protocol::reason::Reason::LockMissing)));
         };
         // The status is updated a moment after the release.
-        if lock.lease.is_none() && (found.status.phase != Phase::Running || admin.clock.now() >= end) {
+        if lock.lease.is_none() && (found.status.phase != Phase::Running || storage.clock.now() >= end) {
             return Ok(Verdict::Done(format!(
-                "{line}; nobody holds it, and the next sweep of an instance sees the change"
+                "{line}; no instance holds it, and the next sweep of an instance picks up the change"
             )));
         }
         if lock.lease.is_some() && seen(&found.status) != before {
             let refused = !found.status.reason.is_empty();
             return Ok(if refused { Verdict::Refused(line) } else { Verdict::Done(line) });
         }
-        if admin.clock.now() >= end {
-            return Ok(Verdict::Done(format!("{line}; its holder has not said more yet")));
+        if storage.clock.now() >= end {
+            return Ok(Verdict::Done(format!("{line}; its holder has not reported more yet")));
         }
-        admin.clock.sleep(Duration::from_millis(250)).await;
+        storage.clock.sleep(Duration::from_millis(250)).await;
     }
 }
 
@@ -248,25 +255,25 @@ mod tests {
     fn fields_are_set_by_their_path_and_the_holders_are_refused() {
         let record = json!({"labels": {"a": "b"}, "ttl": null}).as_object().unwrap().clone();
         let set = |texts: &[&str]| {
-            let settings: Vec<_> = texts.iter().map(|text| setting(text).unwrap()).collect();
-            set(record.clone(), &settings)
+            let settings: Vec<_> = texts.iter().map(|text| parse_setting(text).unwrap()).collect();
+            set_fields(record.clone(), &settings)
         };
         let after = set(&["labels.team=blue", "ttl=60", "placement=null", "desired_state=checkpointed"]).unwrap();
         let expected = json!({"labels": {"a": "b", "team": "blue"}, "ttl": 60, "placement": null, "desired_state": "checkpointed"});
         assert_eq!(Value::Object(after), expected);
         assert!(set(&["status={}"]).is_err());
         assert!(set(&["ttl.x=1"]).is_err());
-        assert!(setting("ttl").is_err());
+        assert!(parse_setting("ttl").is_err());
     }
 
     #[test]
-    fn a_wish_of_an_operator_has_no_older_trace() {
+    fn a_request_of_an_operator_has_no_older_trace() {
         let map = |value: Value| value.as_object().unwrap().clone();
         let before = map(json!({"desired_state": "running", "traceparent": "x", "ttl": 1}));
-        let wished = map(json!({"desired_state": "deleted", "traceparent": "x", "ttl": 1}));
-        assert_eq!(told_by_nobody(&before, wished), map(json!({"desired_state": "deleted", "ttl": 1})));
+        let requested = map(json!({"desired_state": "deleted", "traceparent": "x", "ttl": 1}));
+        assert_eq!(without_old_trace(&before, requested), map(json!({"desired_state": "deleted", "ttl": 1})));
         let touched = map(json!({"desired_state": "running", "traceparent": "x", "ttl": 2}));
-        assert_eq!(told_by_nobody(&before, touched.clone()), touched);
+        assert_eq!(without_old_trace(&before, touched.clone()), touched);
     }
 
     #[test]

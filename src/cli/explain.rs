@@ -7,26 +7,28 @@ use baton_protocol::reason::Reason;
 
 use super::screen;
 
-/// A reason is what `status.reason` in metadata.json says, and what `baton list` shows.
+/// Explain a reason and how to resolve it
+///
+/// A reason is the value of `status.reason` in metadata.json; `baton list` shows it.
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = "Examples:\n  baton explain LockMissing\n  baton explain            every reason there is")]
-pub struct Args {
-    /// The reason; without it, all of them.
+#[command(after_help = "Examples:\n  baton explain LockMissing\n  baton explain            every reason")]
+pub struct ExplainArgs {
+    /// Reason to explain [default: all]
     pub reason: Option<String>,
 }
 
-pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
+pub fn explain(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
     let reasons = match &args.reason {
         None => Reason::ALL.to_vec(),
         Some(name) => {
             vec![Reason::find(name).ok_or_else(|| anyhow!("there is no such reason; `baton explain` lists them"))?]
         }
     };
-    let texts: Vec<_> = reasons.into_iter().map(text).collect();
+    let texts: Vec<_> = reasons.into_iter().map(describe).collect();
     screen::print(&texts.join("\n"))?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn text(reason: Reason) -> String {
+fn describe(reason: Reason) -> String {
     format!("{reason}\n  Cause:  {}\n  Remedy: {}\n", reason.cause(), reason.remedy())
 }

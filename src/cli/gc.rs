@@ -4,7 +4,10 @@ use std::{process::ExitCode, time::Duration};
 
 use anyhow::Result;
 
-use super::storage_admin::{self, StorageAdmin, Verdict};
+use super::{
+    context::CommandContext,
+    storage_admin::{self, StorageAdmin, Verdict},
+};
 use crate::{
     bus::Bus,
     reconciler::sweep::{
@@ -14,86 +17,88 @@ use crate::{
     storage::gc::Error,
 };
 
-/// Do what the sweep of a server does, once: finish deletions, erase checkpoints that nothing needs, forget old
-/// tombstones, correct statuses. Nothing that anybody holds is touched, and nothing is started.
+/// Sweep the storage once
+///
+/// Does what a server does regularly: finishes deletions, erases unreferenced checkpoints, removes old tombstones and
+/// corrects statuses. Sandboxes that an instance holds are not touched, and no sandbox is started.
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = format!("Examples:\n  baton gc --dry-run\n  baton gc\n  baton gc --dead --tombstones-after 1h\n\n{}", storage_admin::CODES))]
-pub struct Args {
-    /// Only say what would be done.
+#[command(after_help = format!("Examples:\n  baton gc --dry-run\n  baton gc\n  baton gc --dead --tombstones-after 1h\n\n{}", storage_admin::EXIT_CODES_HELP))]
+pub struct GcArgs {
+    /// Only show what would be done
     #[arg(long)]
     pub dry_run: bool,
-    /// Forget tombstones of sandboxes that were deleted so long ago.
+    /// Remove the tombstones of sandboxes that were deleted longer ago than this
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     pub tombstones_after: Option<Duration>,
-    /// Also see to sandboxes whose holder died: leases are watched for the takeover time first.
+    /// Include sandboxes whose holder is dead; this first watches their leases for the takeover time
     #[arg(long)]
     pub dead: bool,
-    /// Also erase locks that have no metadata and never ran. Make sure that no create is under way.
+    /// Erase locks without metadata that never ran; make sure that no sandbox is being created
     #[arg(long)]
     pub abandoned: bool,
 }
 
-pub fn run(args: Args) -> Result<ExitCode> {
-    storage_admin::run(|admin| async move { gc(&admin, &args).await })
+pub async fn gc(args: GcArgs, context: &CommandContext) -> Result<ExitCode> {
+    sweep_once(&context.storage()?, &args).await?.report()
 }
 
-pub async fn gc(admin: &StorageAdmin, args: &Args) -> Result<Verdict> {
-    let ground = SweepContext {
-        who: admin.who.clone(),
-        clock: admin.clock.clone(),
-        records: admin.records.clone(),
-        bus: Bus::new(admin.clock.clone()),
-        upkeep: admin.upkeep.clone(),
+pub async fn sweep_once(storage: &StorageAdmin, args: &GcArgs) -> Result<Verdict> {
+    let sweep_context = SweepContext {
+        who: storage.identity.clone(),
+        clock: storage.clock.clone(),
+        records: storage.records.clone(),
+        bus: Bus::new(storage.clock.clone()),
+        upkeep: storage.upkeep.clone(),
         retention: None,
         // Nothing is started here.
         room: 0,
         abandoned_after: if args.abandoned { Duration::ZERO } else { ABANDONED },
         tombstones_for: args.tombstones_after.unwrap_or(TOMBSTONE),
     };
-    let mut sweep = Sweep::new(ground.clone());
+    let mut sweep = Sweep::new(sweep_context.clone());
     let mut assignments = sweep.pass().await?;
     if args.dead {
-        admin.tell(&format!("watching leases for {}", humantime::format_duration(admin.times.takeover)));
-        admin.clock.sleep(admin.times.takeover + Duration::from_secs(1)).await;
+        storage.notify(&format!("watching leases for {}", humantime::format_duration(storage.times.takeover)));
+        storage.clock.sleep(storage.times.takeover + Duration::from_secs(1)).await;
         assignments.extend(sweep.pass().await?);
     }
     let (mut done, mut failed) = (0_usize, 0_usize);
     for assignment in assignments {
-        let (id, errand) = (assignment.id.clone(), assignment.errand);
+        let (id, task) = (assignment.id.clone(), describe_task(assignment.errand));
         if args.dry_run {
-            admin.tell(&format!("{id}: would {}", words(errand)));
+            storage.notify(&format!("{id}: would {task}"));
             done += 1;
             continue;
         }
-        match assignment.fulfil(&ground).await {
+        match assignment.fulfil(&sweep_context).await {
             Ok(true) => {
-                admin.tell(&format!("{id}: {}", words(errand)));
+                storage.notify(&format!("{id}: {task}"));
                 done += 1;
             }
             Ok(false) | Err(Error::Taken) => {}
             Err(error) => {
-                admin.tell(&format!("{id}: could not {}: {error}", words(errand)));
+                storage.notify(&format!("{id}: could not {task}: {error}"));
                 failed += 1;
             }
         }
     }
     let line = match (args.dry_run, done) {
-        (true, _) => format!("{done} to see to"),
+        (true, _) => format!("tasks to do: {done}"),
         (false, 0) if failed == 0 => "nothing to do".to_owned(),
-        (false, _) => format!("{done} seen to, {failed} left for the next time"),
+        (false, _) => format!("tasks done: {done}, failed: {failed}"),
     };
     Ok(if failed == 0 { Verdict::Done(line) } else { Verdict::Late(line) })
 }
 
-fn words(errand: SweepTask) -> &'static str {
-    match errand {
+fn describe_task(task: SweepTask) -> &'static str {
+    match task {
         SweepTask::Rest => "rest",
         SweepTask::Purge => "erase it",
-        SweepTask::Expire => "erase it, its ttl is over",
+        SweepTask::Expire => "erase it, because its ttl is over",
         SweepTask::Take => "start it",
         SweepTask::Correct => "correct its status",
-        SweepTask::Tidy => "erase checkpoints that nothing needs",
+        SweepTask::Tidy => "erase unreferenced checkpoints",
         SweepTask::Sweep => "erase what is left of it",
-        SweepTask::Forget => "forget its tombstone",
+        SweepTask::Forget => "remove its tombstone",
     }
 }

@@ -1,4 +1,4 @@
-//! `baton get`: one sandbox, its metadata and its lock.
+//! `baton get`: one sandbox, as a server or the storage knows it.
 
 use std::{fmt::Write as _, process::ExitCode};
 
@@ -7,38 +7,69 @@ use baton_protocol::{id::SandboxId, lock::Lock, printable::printable, reason::Re
 use serde_json::{Value, json};
 
 use super::{
-    config::Output,
-    rows::{Row, Shown, row, state_name},
+    admin_api::{self, AdminApi},
+    backend::Backend,
+    context::CommandContext,
+    global_options::{OutputFormat, OutputOption, ServerOptions},
+    rows::{Row, ShownPhase, row, state_name},
     screen,
+    server_client::{DEFAULT_URL, ServerClient},
+    server_rows,
     storage_admin::{self, StorageAdmin},
 };
 use crate::storage::unresponsive::Unresponsive;
 
-/// Show one sandbox: what is wanted, what is so, who holds it and what it starts from.
+/// Show one sandbox
+///
+/// Shows the desired and the current state, the instance that holds the sandbox, and the checkpoint it starts from.
+///
+/// If the storage is configured, this command reads the storage. With --url, or without storage, it asks the server,
+/// which requires its admin key.
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = format!("Examples:\n  baton get ID\n  baton get ID -o json\n\n{}", storage_admin::CODES))]
-pub struct Args {
-    pub id: SandboxId,
-    /// How to print.
-    #[arg(short, long, value_enum, default_value_t = Output::Table)]
-    pub output: Output,
+#[command(after_help = format!("Examples:\n  baton get 0b9f\n  baton get 0b9f -o json\n\n{}", storage_admin::EXIT_CODES_HELP))]
+pub struct GetArgs {
+    #[command(flatten)]
+    pub output: OutputOption,
+    #[command(flatten)]
+    pub server: ServerOptions,
+    /// Sandbox id, or the beginning of it if its token is saved here
+    pub sandbox: String,
 }
 
-pub fn run(args: Args) -> Result<ExitCode> {
-    storage_admin::block_on(|admin| async move {
-        screen::print(&get(&admin, &args).await?)?;
-        Ok(ExitCode::SUCCESS)
+pub async fn get(args: GetArgs, context: &CommandContext) -> Result<ExitCode> {
+    match context.backend(&args.server, Some(&args.sandbox))? {
+        Backend::Server(server) => get_from_server(&args, &server, context).await,
+        Backend::Storage(storage) => {
+            let id = context.server(&args.server)?.sandbox_id(&args.sandbox)?;
+            screen::print(&describe(&storage, &id, args.output.format).await?)?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+async fn get_from_server(args: &GetArgs, server: &ServerClient, context: &CommandContext) -> Result<ExitCode> {
+    let saved = server.saved_token(&args.sandbox)?;
+    let url = server.url.clone().or_else(|| Some(saved?.url));
+    let id = server.sandbox_id(&args.sandbox)?;
+    let api = AdminApi::new(server, url.as_deref().unwrap_or(DEFAULT_URL))?;
+    admin_api::until_signal(&context.clock, async {
+        let view = api.get(&id).await?;
+        screen::print(&match args.output.format {
+            OutputFormat::Table => server_rows::lines(&view),
+            OutputFormat::Json => screen::json(&view),
+        })
     })
+    .await
 }
 
-pub async fn get(admin: &StorageAdmin, args: &Args) -> Result<String> {
-    let id = &args.id;
-    let (lock, unusable) = match admin.usable_lock(id).await? {
+/// A sandbox as its metadata and its lock show it.
+pub async fn describe(storage: &StorageAdmin, id: &SandboxId, format: OutputFormat) -> Result<String> {
+    let (lock, unusable) = match storage.usable_lock(id).await? {
         Ok(lock) => (lock, None),
         Err(unusable) => (None, Some(unusable)),
     };
-    let raw = admin.records.raw(id).await?;
-    let objects = admin.records.objects(id).await?;
+    let raw = storage.records.raw(id).await?;
+    let objects = storage.records.objects(id).await?;
     if lock.is_none() && raw.is_none() && unusable.is_none() {
         bail!("{id} does not exist");
     }
@@ -48,17 +79,17 @@ pub async fn get(admin: &StorageAdmin, args: &Args) -> Result<String> {
             lock.purged_at.as_ref().map_or(String::new(), |at| format!(" at {at}"))
         ));
     }
-    let Some(mut row) = row(admin, id.clone(), objects).await else { bail!("{id} does not exist") };
+    let Some(mut row) = row(storage, id.clone(), objects).await else { bail!("{id} does not exist") };
     // An unusable lock comes first: until it is repaired nothing else can be done.
     if let Some(unusable) = unusable {
         (row.reason, row.message) = (unusable.reason().into(), unusable.to_string());
     }
-    Ok(match args.output {
-        Output::Json => {
+    Ok(match format {
+        OutputFormat::Json => {
             let metadata = raw.and_then(|(bytes, _)| serde_json::from_slice::<Value>(&bytes).ok());
             let view = json!({
                 "sandbox_id": id,
-                "phase": row.phase().map(Shown::name),
+                "phase": row.phase().map(ShownPhase::name),
                 "reason": row.reason,
                 "message": row.message,
                 "unresponsive": row.unresponsive.as_ref().map(Unresponsive::json),
@@ -67,7 +98,7 @@ pub async fn get(admin: &StorageAdmin, args: &Args) -> Result<String> {
             });
             screen::json(&view)
         }
-        Output::Table => text(&row, lock.as_ref()),
+        OutputFormat::Table => text(&row, lock.as_ref()),
     })
 }
 
@@ -75,7 +106,7 @@ fn text(row: &Row, lock: Option<&Lock>) -> String {
     let mut lines: Vec<(&str, String)> = vec![("sandbox", row.id.to_string())];
     if let Some(found) = &row.found {
         let (spec, status) = (&found.spec, &found.status);
-        lines.push(("phase", row.phase().map_or("-", Shown::name).to_owned()));
+        lines.push(("phase", row.phase().map_or("-", ShownPhase::name).to_owned()));
         lines.push(("wanted", state_name(spec.desired_state).to_owned()));
         lines.push(("placement", spec.placement.as_ref().map_or("anywhere".to_owned(), ToString::to_string)));
         lines.push(("created", spec.created_timestamp.clone()));
@@ -112,7 +143,7 @@ fn text(row: &Row, lock: Option<&Lock>) -> String {
     if let Some(reason) = Reason::find(&row.reason) {
         lines.push(("remedy", reason.remedy().to_owned()));
     } else if row.is_orphan {
-        lines.push(("remedy", format!("its metadata is gone: `baton repair {}` makes it anew", row.id)));
+        lines.push(("remedy", format!("its metadata is gone: `baton repair {}` recreates it", row.id)));
     }
     lines.iter().fold(String::new(), |mut text, (name, value)| {
         let value = printable(value);

@@ -1,9 +1,9 @@
 //! `baton handoff`: has the instance that runs a sandbox release it, for the next attach or for a named
-//! instance.
+//! instance, through a server or through the storage.
 
-use std::{collections::BTreeSet, process::ExitCode};
+use std::{collections::BTreeSet, process::ExitCode, time::Duration};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use baton_protocol::{
     id::{InstanceId, SandboxId},
     lock::Lock,
@@ -11,70 +11,101 @@ use baton_protocol::{
     reason::Reason,
 };
 use futures::{StreamExt, stream};
+use serde_json::json;
 
 use super::{
-    checkpoint::let_go,
-    storage_admin::{self, LOOK, StorageAdmin, Verdict, Waiting},
+    backend::Backend,
+    checkpoint::release,
+    context::CommandContext,
+    global_options::OutputOption,
+    sandbox_client::{Answer, SandboxClient, SandboxOptions},
+    storage_admin::{self, POLL_INTERVAL, StorageAdmin, Verdict, WaitArgs},
 };
 
 /// How many sandboxes are read concurrently to find the instances they name.
-const AT_ONCE: usize = 32;
+const CONCURRENT_READS: usize = 32;
 
-/// Have a sandbox leave the instance it is on; the next attach takes it anywhere.
+/// Move a sandbox off its instance
+///
+/// Commands keep running in the sandbox. The instance that the next client attaches to takes the sandbox, or the
+/// instance that --to names.
+///
+/// If the storage is configured, this command works on the storage and prints one line in any output format. With
+/// --url, or without storage, it asks the server, and always waits for the answer.
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = format!("Examples:\n  baton handoff ID\n  baton handoff ID --to inst-5f3a\n\n{}", storage_admin::CODES))]
-pub struct Args {
-    pub id: SandboxId,
-    #[command(flatten)]
-    pub target: Target,
-    #[command(flatten)]
-    pub waiting: Waiting,
-}
-
-/// Where a sandbox is to go.
-#[derive(Clone, Debug, Default, clap::Args)]
-pub struct Target {
-    /// The instance that takes it, or the beginning of its id: it runs on where it is until that one asks for it.
+#[command(after_help = format!("Examples:\n  baton handoff 0b9f\n  baton handoff --no-wait 0b9f\n  baton handoff 0b9f --to inst-5f3a\n\n{}", storage_admin::EXIT_CODES_HELP))]
+pub struct HandoffArgs {
+    /// Instance that takes the sandbox, or the beginning of its id; storage only
     #[arg(long, value_name = "INSTANCE")]
     pub to: Option<String>,
-    /// Name an instance that no sandbox in the store has been on, by its whole id.
+    /// Allow an instance that no stored sandbox has been on; --to must be its whole id
     #[arg(long, requires = "to")]
     pub force: bool,
+    #[command(flatten)]
+    pub wait: WaitArgs,
+    #[command(flatten)]
+    pub output: OutputOption,
+    #[command(flatten)]
+    pub options: SandboxOptions,
+    /// Sandbox id, or the beginning of it if its token is saved here
+    pub sandbox: String,
 }
 
-pub fn run(args: Args) -> Result<ExitCode> {
-    storage_admin::run(|admin| async move {
-        match &args.target.to {
-            None => let_go(&admin, &args.id, DesiredState::HandedOff, args.waiting).await,
-            Some(to) => move_to(&admin, &args.id, to, args.target.force, args.waiting).await,
+pub async fn handoff(args: HandoffArgs, context: &CommandContext) -> Result<ExitCode> {
+    let client = context.sandbox(&args.options)?;
+    match context.backend(&args.options.server, Some(&args.sandbox))? {
+        Backend::Server(_) => handoff_by_server(&args, &client).await,
+        Backend::Storage(storage) => {
+            storage.warn_of_output("baton handoff", args.output.format);
+            let id = client.server.sandbox_id(&args.sandbox)?;
+            let verdict = match &args.to {
+                None => release(&storage, &id, DesiredState::HandedOff, args.wait).await?,
+                Some(to) => move_to(&storage, &id, to, args.force, args.wait).await?,
+            };
+            verdict.report()
         }
-    })
+    }
+}
+
+async fn handoff_by_server(args: &HandoffArgs, client: &SandboxClient) -> Result<ExitCode> {
+    if args.to.is_some() {
+        bail!("--to needs the storage: set its variables (see `baton config`) and omit --url");
+    }
+    client
+        .request(&args.sandbox, args.output.format, async |sandbox, _| {
+            let before = sandbox.instance();
+            sandbox.handoff().await?;
+            let after = sandbox.instance();
+            let text = after.as_ref().map_or_else(String::new, |after| format!("{after}\n"));
+            Ok(Answer { text, json: json!({"sandbox_id": sandbox.id(), "from": before, "to": after}) })
+        })
+        .await
 }
 
 /// Orders a sandbox to an instance, and waits until it runs there or it is clear why not.
-pub async fn move_to(admin: &StorageAdmin, id: &SandboxId, to: &str, force: bool, waiting: Waiting) -> Result<Verdict> {
-    let target = match choose(&known_instances(admin).await?, to, force) {
+pub async fn move_to(storage: &StorageAdmin, id: &SandboxId, to: &str, force: bool, wait: WaitArgs) -> Result<Verdict> {
+    let target = match choose(&known_instances(storage).await?, to, force) {
         Ok(target) => target,
         Err(why) => return Ok(Verdict::Refused(why)),
     };
-    if let Some(OrderProgress::Arrived) = admin.lock(id).await?.map(|lock| sight_of(&lock, None, &target)) {
+    if let Some(OrderProgress::Arrived) = storage.lock(id).await?.map(|lock| progress_of(&lock, None, &target)) {
         return Ok(Verdict::Done(format!("{id} is on {target} already")));
     }
-    let written = admin.records.wish(id, None, &|spec| order(spec, &target)).await?;
+    let written = storage.records.wish(id, None, &|spec| order(spec, &target)).await?;
     let spec = written.with_context(|| format!("{id} does not exist"))?;
     if spec.desired_state == DesiredState::Deleted {
         return Ok(Verdict::Refused(format!("{id} is being deleted")));
     }
-    if waiting.no_wait {
+    if wait.no_wait {
         return Ok(Verdict::Done(format!("{id} was ordered to {target}")));
     }
-    until_there(admin, id, &target, waiting).await
+    wait_until_there(storage, id, &target, wait.timeout).await
 }
 
 /// Writes the order to the spec; returns whether anything changed.
 fn order(spec: &mut Spec, target: &InstanceId) -> bool {
-    let is_so = spec.desired_state == DesiredState::Running && spec.open_order() == Some(target);
-    if is_so || spec.desired_state == DesiredState::Deleted {
+    let is_ordered = spec.desired_state == DesiredState::Running && spec.open_order() == Some(target);
+    if is_ordered || spec.desired_state == DesiredState::Deleted {
         return false;
     }
     spec.desired_state = DesiredState::Running;
@@ -94,34 +125,39 @@ enum OrderProgress {
     Waiting(String),
 }
 
-async fn until_there(admin: &StorageAdmin, id: &SandboxId, target: &InstanceId, waiting: Waiting) -> Result<Verdict> {
-    let end = admin.clock.now() + waiting.timeout;
-    let mut said = String::new();
+async fn wait_until_there(
+    storage: &StorageAdmin,
+    id: &SandboxId,
+    target: &InstanceId,
+    timeout: Duration,
+) -> Result<Verdict> {
+    let end = storage.clock.now() + timeout;
+    let mut reported = String::new();
     loop {
-        let Some(lock) = admin.lock(id).await? else {
-            return Ok(Verdict::Refused(storage_admin::reason(Reason::LockMissing)));
+        let Some(lock) = storage.lock(id).await? else {
+            return Ok(Verdict::Refused(storage_admin::describe_reason(Reason::LockMissing)));
         };
-        let found = admin.find(id).await?;
-        match sight_of(&lock, Some(&found), target) {
+        let found = storage.find(id).await?;
+        match progress_of(&lock, Some(&found), target) {
             OrderProgress::Arrived => return Ok(Verdict::Done(format!("{id} runs on {target}"))),
             OrderProgress::Refused(why) => {
                 return Ok(Verdict::Refused(format!("{id} does not run on {target}: {why}")));
             }
-            OrderProgress::Waiting(line) if line != said => {
-                admin.tell(&line);
-                said = line;
+            OrderProgress::Waiting(line) if line != reported => {
+                storage.notify(&line);
+                reported = line;
             }
             OrderProgress::Waiting(_) => {}
         }
-        if admin.clock.now() >= end {
-            return Ok(Verdict::Late(format!("{id} does not run on {target} yet: {said}")));
+        if storage.clock.now() >= end {
+            return Ok(Verdict::Late(format!("{id} does not run on {target} yet: {reported}")));
         }
-        admin.clock.sleep(LOOK).await;
+        storage.clock.sleep(POLL_INTERVAL).await;
     }
 }
 
 /// Without metadata, reports only whether the sandbox has arrived.
-fn sight_of(lock: &Lock, found: Option<&Metadata>, target: &InstanceId) -> OrderProgress {
+fn progress_of(lock: &Lock, found: Option<&Metadata>, target: &InstanceId) -> OrderProgress {
     let holder = lock.lease.as_ref().map(|lease| &lease.owner);
     let is_there = holder == Some(target);
     let Some(Metadata { spec, status, .. }) = found else {
@@ -139,8 +175,8 @@ fn sight_of(lock: &Lock, found: Option<&Metadata>, target: &InstanceId) -> Order
         _ if is_there && status.phase == Phase::Running && status.instance.as_ref() == Some(target) => {
             OrderProgress::Arrived
         }
-        Some(other) if other != target => OrderProgress::Refused(format!("somebody asked for it on {other} meanwhile")),
-        None => OrderProgress::Refused("somebody has changed its placement meanwhile".to_owned()),
+        Some(other) if other != target => OrderProgress::Refused(format!("it was requested on {other} meanwhile")),
+        None => OrderProgress::Refused("its placement was changed meanwhile".to_owned()),
         _ if is_final => OrderProgress::Refused(why),
         // The instance had it and could not start it.
         _ if holder.is_none() && spec.open_order().is_none() && status.phase == Phase::Failed => {
@@ -155,18 +191,18 @@ fn sight_of(lock: &Lock, found: Option<&Metadata>, target: &InstanceId) -> Order
     }
 }
 
-/// Every instance that a sandbox in the store is on, waits for, or reports to be on.
-async fn known_instances(admin: &StorageAdmin) -> Result<BTreeSet<InstanceId>> {
-    let ids = admin.records.survey().await?.into_keys();
+/// Every instance that a stored sandbox is on, waits for, or reports to be on.
+async fn known_instances(storage: &StorageAdmin) -> Result<BTreeSet<InstanceId>> {
+    let ids = storage.records.survey().await?.into_keys();
     let named = stream::iter(ids).map(|id| async move {
-        let (lock, found) = futures::join!(admin.lock(&id), admin.records.find(&id));
+        let (lock, found) = futures::join!(storage.lock(&id), storage.records.find(&id));
         let lock = lock.ok().flatten();
         let owner = lock.as_ref().and_then(|lock| lock.lease.as_ref()).map(|lease| lease.owner.clone());
         let waiter = lock.as_ref().and_then(|lock| lock.waiter.as_ref()).map(|waiter| waiter.instance.clone());
-        let said = found.ok().flatten().and_then(|found| found.status.instance);
-        [owner, waiter, said]
+        let running_on = found.ok().flatten().and_then(|found| found.status.instance);
+        [owner, waiter, running_on]
     });
-    let named: Vec<_> = named.buffer_unordered(AT_ONCE).collect().await;
+    let named: Vec<_> = named.buffer_unordered(CONCURRENT_READS).collect().await;
     Ok(named.into_iter().flatten().flatten().collect())
 }
 
@@ -177,7 +213,7 @@ fn choose(known: &BTreeSet<InstanceId>, text: &str, force: bool) -> Result<Insta
         return if force || known.contains(&whole) {
             Ok(whole)
         } else {
-            Err(format!("no sandbox in the store has been on {whole}: if it is there all the same, use --force"))
+            Err(format!("no stored sandbox has been on {whole}: if the instance exists, use --force"))
         };
     }
     let begins = |id: &&InstanceId| {
@@ -187,13 +223,10 @@ fn choose(known: &BTreeSet<InstanceId>, text: &str, force: bool) -> Result<Insta
     let meant: Vec<_> = known.iter().filter(begins).collect();
     match meant[..] {
         [one] => Ok(one.clone()),
-        [] => Err(format!(
-            "no instance that a sandbox in the store has been on begins with `{}`",
-            baton_files::plain(text)
-        )),
+        [] => Err(format!("no instance that a stored sandbox has been on begins with `{}`", baton_files::plain(text))),
         _ => {
             let meant: Vec<_> = meant.iter().map(|id| id.as_str()).collect();
-            Err(format!("`{text}` may be any of {}", meant.join(", ")))
+            Err(format!("`{text}` is ambiguous: it may be any of {}", meant.join(", ")))
         }
     }
 }

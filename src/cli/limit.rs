@@ -8,7 +8,7 @@ use serde_json::Value;
 pub struct Limit(String, Value);
 
 /// Refuses an invalid limit at once; only the server knows how much it allows.
-pub fn limit(text: &str) -> Result<Limit, String> {
+pub fn parse_limit(text: &str) -> Result<Limit, String> {
     let (name, value) = text.split_once('=').ok_or("write it as NAME=VALUE")?;
     let limit = Limit(name.to_owned(), Value::String(value.to_owned()));
     let mut limits = Limits::default();
@@ -34,7 +34,7 @@ mod tests {
     #[test]
     fn limits_are_written_as_people_do_and_what_is_none_is_named() {
         let given: Vec<_> =
-            ["memory=512MiB", "cpus=1.5", "memory=1GiB"].iter().map(|text| limit(text).unwrap()).collect();
+            ["memory=512MiB", "cpus=1.5", "memory=1GiB"].iter().map(|text| parse_limit(text).unwrap()).collect();
         let all = limits(&given);
         assert_eq!((all.memory, all.cpus, all.pids), (Some(1 << 30), Some(Cpus(1500)), None));
         for (text, sentence) in [
@@ -42,7 +42,7 @@ mod tests {
             ("ram=1GiB", "`limits.ram` is not a limit"),
             ("pids=many", "`limits.pids` must be "),
         ] {
-            assert!(limit(text).unwrap_err().starts_with(sentence), "{text}");
+            assert!(parse_limit(text).unwrap_err().starts_with(sentence), "{text}");
         }
     }
 }

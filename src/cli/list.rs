@@ -1,65 +1,104 @@
-//! `baton list`: every sandbox in the store, printed as it is read, in constant time per row.
+//! `baton list`: every sandbox, as a server or the storage knows it.
 
 use std::{
     io::{self, Write},
     process::ExitCode,
 };
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use baton_protocol::printable::escape_json;
 use futures::StreamExt;
+use serde_json::Value;
 
 use super::{
-    config::Output,
+    admin_api::{self, AdminApi},
+    backend::Backend,
+    context::CommandContext,
+    global_options::{OutputFormat, OutputOption, ServerOptions},
     rows::{self, Filter, HEADER},
+    screen,
+    server_client::ServerClient,
+    server_rows,
     storage_admin::{self, StorageAdmin},
 };
 
-/// List the sandboxes in the store.
+/// List sandboxes
+///
+/// If the storage is configured, this command reads the storage. With --url, or without storage, it asks the server,
+/// which requires its admin key and filters by one label only.
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = format!("Examples:\n  baton list --phase running\n  baton list --label team=blue -o json\n  baton list --orphans\n\n{}", storage_admin::CODES))]
-pub struct Args {
-    /// How to print.
-    #[arg(short, long, value_enum, default_value_t = Output::Table)]
-    pub output: Output,
+#[command(after_help = format!("Examples:\n  baton list --phase running\n  baton list --label team=red -o json\n  \
+                  BATON_API_KEY=… baton list --url wss://…\n  baton list --orphans\n\n{}", storage_admin::EXIT_CODES_HELP))]
+pub struct ListArgs {
     #[command(flatten)]
     pub filter: Filter,
+    #[command(flatten)]
+    pub output: OutputOption,
+    #[command(flatten)]
+    pub server: ServerOptions,
 }
 
-pub fn run(args: Args) -> Result<ExitCode> {
-    storage_admin::block_on(|admin| async move {
-        let mut out = io::BufWriter::new(io::stdout());
-        match list(&admin, &args, &mut out).await {
-            // The reader closed the pipe.
-            Err(error) if error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe) => {}
-            listed => listed?,
+pub async fn list(args: ListArgs, context: &CommandContext) -> Result<ExitCode> {
+    match context.backend(&args.server, None)? {
+        Backend::Server(server) => list_from_server(&args, &server, context).await,
+        Backend::Storage(storage) => {
+            let mut out = io::BufWriter::new(io::stdout());
+            match write_list(&storage, &args.filter, args.output.format, &mut out).await {
+                // The reader closed the pipe.
+                Err(error)
+                    if error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe) => {}
+                listed => listed?,
+            }
+            Ok(ExitCode::SUCCESS)
         }
-        Ok(ExitCode::SUCCESS)
-    })
+    }
 }
 
-pub async fn list(admin: &StorageAdmin, args: &Args, out: &mut (impl Write + Send)) -> Result<()> {
-    let rows = rows::rows(admin, &args.filter).await?;
+async fn list_from_server(args: &ListArgs, server: &ServerClient, context: &CommandContext) -> Result<ExitCode> {
+    let Filter { labels, phase, orphans } = &args.filter;
+    if labels.len() > 1 || phase.is_some() || *orphans {
+        bail!("a server filters sandboxes by one label; more filters need the storage");
+    }
+    let label = labels.first().map(|(name, value)| format!("{name}={value}"));
+    let api = AdminApi::new(server, server.url())?;
+    admin_api::until_signal(&context.clock, async {
+        let found = api.list(label.as_deref()).await?;
+        screen::print(&match args.output.format {
+            OutputFormat::Table => server_rows::table(&found),
+            OutputFormat::Json => screen::json(&Value::Array(found)),
+        })
+    })
+    .await
+}
+
+/// Writes each row as soon as it is read.
+pub async fn write_list(
+    storage: &StorageAdmin,
+    filter: &Filter,
+    format: OutputFormat,
+    out: &mut (impl Write + Send),
+) -> Result<()> {
+    let rows = rows::rows(storage, filter).await?;
     let mut rows = std::pin::pin!(rows);
     let mut count = 0_usize;
     while let Some(row) = rows.next().await {
-        match args.output {
-            Output::Table => {
+        match format {
+            OutputFormat::Table => {
                 if count == 0 {
                     writeln!(out, "{HEADER}")?;
                 }
-                writeln!(out, "{}", row.line(admin.clock.wall()))?;
+                writeln!(out, "{}", row.line(storage.clock.wall()))?;
             }
-            Output::Json => {
+            OutputFormat::Json => {
                 write!(out, "{}{}", if count == 0 { "[\n" } else { ",\n" }, escape_json(&row.json().to_string()))?
             }
         }
         count += 1;
     }
-    match args.output {
-        Output::Table if count == 0 => admin.tell("no sandboxes"),
-        Output::Table => {}
-        Output::Json => writeln!(out, "{}", if count == 0 { "[]" } else { "\n]" })?,
+    match format {
+        OutputFormat::Table if count == 0 => storage.notify("no sandboxes"),
+        OutputFormat::Table => {}
+        OutputFormat::Json => writeln!(out, "{}", if count == 0 { "[]" } else { "\n]" })?,
     }
     Ok(out.flush()?)
 }

@@ -1,54 +1,53 @@
 //! `baton logs`: the output of a command, as far as it is still buffered.
 
-use std::{process::ExitCode, sync::Arc, time::Duration};
+use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use baton_client::{Chunk, ExecId, ExecView, Offsets, Output, Running, Sandbox};
 
 use super::{
+    context::CommandContext,
+    sandbox_client::SandboxOptions,
     screen,
-    server_args::{SandboxArgs, explain},
+    server_client::describe_error,
     stdio_bridge::{Signals, write},
 };
-use crate::clock::{SharedClock, SystemClock};
 
-const LEAVE_WITHIN: Duration = Duration::from_secs(5);
-
-/// Print what a command printed, as far as it is still kept.
+/// Print the buffered output of a command
 ///
-/// Without an exec id it is the last command. The output stays where it is and can be read again,
-/// but with --follow it counts as delivered.
+/// Without an exec id, this is the output of the last command. The output stays buffered and can be read again, except
+/// with --follow, which acknowledges it.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:\n  baton logs 0b9f\n  \
                   baton logs --list 0b9f\n  \
                   baton logs --follow 0b9f x1f0a")]
 pub struct LogsArgs {
-    /// Go on until the command ends, and leave with its exit code.
+    /// Continue until the command ends, and exit with its exit code
     #[arg(short, long)]
     pub follow: bool,
-    /// Only list the commands that are known.
+    /// List the known commands instead
     #[arg(short, long, conflicts_with = "follow")]
     pub list: bool,
     #[command(flatten)]
-    pub link: SandboxArgs,
-    /// Its id, or the beginning of it if its token is kept here.
+    pub options: SandboxOptions,
+    /// Sandbox id, or the beginning of it if its token is saved here
     pub sandbox: String,
-    /// The command, as `baton exec --detach` printed it.
+    /// Exec id, as `baton exec --detach` printed it
     pub exec: Option<String>,
 }
 
-pub async fn run(args: LogsArgs) -> anyhow::Result<ExitCode> {
+pub async fn logs(args: LogsArgs, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::listen()?;
+    let client = context.sandbox(&args.options)?;
     let sandbox = tokio::select! {
-        attached = args.link.attach(&args.sandbox) => attached?,
+        attached = client.attach(&args.sandbox) => attached?,
         code = signals.end() => return Ok(ExitCode::from(code)),
     };
     let code = tokio::select! {
         code = show(&sandbox, &args) => code,
         code = signals.end() => Ok(code),
     };
-    let clock: SharedClock = Arc::new(SystemClock);
-    let _ = clock.timeout(LEAVE_WITHIN, sandbox.close()).await;
+    client.close(sandbox).await;
     code.map(ExitCode::from)
 }
 
@@ -60,23 +59,23 @@ async fn show(sandbox: &Sandbox, args: &LogsArgs) -> anyhow::Result<u8> {
     }
     let view = match &args.exec {
         Some(text) => {
-            let id = ExecId::parse(text).ok().with_context(|| format!("`{text}` is no exec id"))?;
+            let id = ExecId::parse(text).ok().with_context(|| format!("`{text}` is not an exec id"))?;
             let found = views.into_iter().rev().find(|view| view.exec_id == id);
-            found.with_context(|| format!("the sandbox knows no command `{text}`: see `baton logs --list`"))?
+            found.with_context(|| format!("the sandbox has no command `{text}`: see `baton logs --list`"))?
         }
-        None => views.into_iter().max_by_key(|view| view.exec).context("the sandbox knows no command")?,
+        None => views.into_iter().max_by_key(|view| view.exec).context("the sandbox has run no command")?,
     };
     let from = Offsets { stdout: view.stdout.from, stderr: view.stderr.from };
     let lost = view.stdout.from.saturating_add(view.stderr.from);
     if lost > 0 {
-        screen::say(format_args!("baton: {lost} bytes before this are not kept any more"));
+        screen::say(format_args!("baton: {lost} earlier bytes are no longer buffered"));
     }
     let running = match args.follow {
         true => sandbox.follow(&view.exec_id, from).await,
         false => sandbox.peek(&view.exec_id, from).await,
     };
-    let running = running.map_err(|error| explain(error, ""))?;
-    if args.follow { follow(running).await } else { look(running, &view).await }
+    let running = running.map_err(|error| describe_error(error, ""))?;
+    if args.follow { follow(running).await } else { print_buffered(running, &view).await }
 }
 
 fn line(view: &ExecView) -> String {
@@ -90,7 +89,7 @@ fn line(view: &ExecView) -> String {
 }
 
 /// Prints the output that is buffered now, and no more.
-async fn look(mut running: Running, view: &ExecView) -> anyhow::Result<u8> {
+async fn print_buffered(mut running: Running, view: &ExecView) -> anyhow::Result<u8> {
     let (mut stdout, mut stderr) = (view.stdout.from, view.stderr.from);
     while stdout < view.stdout.to || stderr < view.stderr.to {
         let Some((output, chunk)) = running.next().await else { break };
@@ -101,7 +100,7 @@ async fn look(mut running: Running, view: &ExecView) -> anyhow::Result<u8> {
         match chunk {
             Chunk::Data(bytes) => {
                 let wanted = bytes.len().min(usize::try_from(end.saturating_sub(*at))?);
-                put(output, &bytes[..wanted]).await?;
+                write_to(output, &bytes[..wanted]).await?;
                 *at = at.saturating_add(bytes.len() as u64);
             }
             Chunk::Gap { to, .. } => *at = to,
@@ -114,18 +113,19 @@ async fn look(mut running: Running, view: &ExecView) -> anyhow::Result<u8> {
 async fn follow(mut running: Running) -> anyhow::Result<u8> {
     while let Some((output, chunk)) = running.next().await {
         match chunk {
-            Chunk::Data(bytes) => put(output, &bytes).await?,
-            Chunk::Gap { from, to } => {
-                screen::say(format_args!("baton: {} bytes were not kept", to.saturating_sub(from)))
-            }
+            Chunk::Data(bytes) => write_to(output, &bytes).await?,
+            Chunk::Gap { from, to } => screen::say(format_args!(
+                "baton: {} bytes are missing: they are no longer buffered",
+                to.saturating_sub(from)
+            )),
             Chunk::Rewound { .. } => bail!("the sandbox went back to an older checkpoint"),
         }
     }
-    let outcome = running.wait().await.map_err(|error| explain(error, ""))?;
+    let outcome = running.wait().await.map_err(|error| describe_error(error, ""))?;
     super::stdio_bridge::End::Outcome(outcome).code()
 }
 
-async fn put(output: Output, bytes: &[u8]) -> anyhow::Result<()> {
+async fn write_to(output: Output, bytes: &[u8]) -> anyhow::Result<()> {
     let written = match output {
         Output::Stdout => write(&mut tokio::io::stdout(), bytes).await,
         Output::Stderr => write(&mut tokio::io::stderr(), bytes).await,

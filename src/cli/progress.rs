@@ -14,8 +14,8 @@ use baton_client::{OnStatus, Status};
 use super::stdio_bridge::raw_terminal;
 use crate::clock::{Moment, SharedClock, SystemClock};
 
-const BETWEEN: Duration = Duration::from_millis(100);
-const BAR: usize = 30;
+const REDRAW_INTERVAL: Duration = Duration::from_millis(100);
+const BAR_WIDTH: usize = 30;
 
 #[derive(Debug)]
 pub struct Progress {
@@ -49,13 +49,13 @@ impl Progress {
         let mut state = self.state();
         state.done = state.done.saturating_add(bytes);
         let now = self.clock.now();
-        if state.drawn.is_none_or(|drawn| now - drawn >= BETWEEN) {
+        if state.drawn.is_none_or(|drawn| now - drawn >= REDRAW_INTERVAL) {
             self.draw(&mut state, now);
         }
     }
 
     /// Sets the progress of an operation that is reported now and then.
-    fn tell(&self, what: &'static str, done: u64, total: Option<u64>) {
+    fn set(&self, what: &'static str, done: u64, total: Option<u64>) {
         let (mut state, now) = (self.state(), self.clock.now());
         if state.what != what {
             *state = State { what, began: now, ..*state };
@@ -113,7 +113,7 @@ fn following(is_to_the_end: bool) -> Option<OnStatus> {
             return;
         }
         match update.progress {
-            Some(moved) => progress.tell(word(update.status), moved.done, (moved.total > 0).then_some(moved.total)),
+            Some(moved) => progress.set(word(update.status), moved.done, (moved.total > 0).then_some(moved.total)),
             None => progress.clear(),
         }
         if update.status == Status::Running && !is_to_the_end {
@@ -141,8 +141,8 @@ fn line(done: u64, total: Option<u64>, took: Option<Duration>) -> String {
     }
     let Some(total) = total.filter(|total| *total > 0) else { return about };
     let share = (done as f64 / total as f64).min(1.0);
-    let full = (share * BAR as f64) as usize;
-    format!("[{}{}] {:3.0}% {about}", "#".repeat(full), " ".repeat(BAR - full), share * 100.0)
+    let full = (share * BAR_WIDTH as f64) as usize;
+    format!("[{}{}] {:3.0}% {about}", "#".repeat(full), " ".repeat(BAR_WIDTH - full), share * 100.0)
 }
 
 fn size(bytes: f64) -> String {

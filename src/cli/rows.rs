@@ -18,7 +18,7 @@ use crate::storage::{
 };
 
 /// How many objects are read concurrently.
-const AT_ONCE: usize = 32;
+const CONCURRENT_READS: usize = 32;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
@@ -35,51 +35,51 @@ pub struct Row {
 
 /// The phase to show: the one that the holder reported, or that it is unresponsive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shown {
-    Told(Phase),
+pub enum ShownPhase {
+    Reported(Phase),
     Unresponsive,
 }
 
-impl Shown {
+impl ShownPhase {
     pub fn name(self) -> &'static str {
         match self {
-            Self::Told(phase) => phase_name(phase),
+            Self::Reported(phase) => phase_name(phase),
             Self::Unresponsive => unresponsive::PHASE,
         }
     }
 }
 
-/// Which rows are wanted.
+/// Which rows to show.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Filter {
-    /// Only those with this label; may be given more than once.
-    #[arg(long = "label", value_name = "NAME=VALUE", value_parser = label)]
+    /// Only sandboxes with this label; repeatable
+    #[arg(long = "label", value_name = "NAME=VALUE", value_parser = parse_label)]
     pub labels: Vec<(String, String)>,
-    /// Only those in this phase.
-    #[arg(long, value_name = "PHASE", value_parser = phase)]
-    pub phase: Option<Shown>,
-    /// Only what is left over: locks without metadata, metadata without a lock.
+    /// Only sandboxes in this phase
+    #[arg(long, value_name = "PHASE", value_parser = parse_phase)]
+    pub phase: Option<ShownPhase>,
+    /// Only orphans: locks without metadata, and metadata without a lock
     #[arg(long)]
     pub orphans: bool,
 }
 
-fn label(text: &str) -> std::result::Result<(String, String), &'static str> {
-    let (name, value) = text.split_once('=').ok_or("a label is NAME=VALUE")?;
+fn parse_label(text: &str) -> std::result::Result<(String, String), &'static str> {
+    let (name, value) = text.split_once('=').ok_or("write it as NAME=VALUE")?;
     Ok((name.to_owned(), value.to_owned()))
 }
 
-fn phase(text: &str) -> std::result::Result<Shown, &'static str> {
+fn parse_phase(text: &str) -> std::result::Result<ShownPhase, &'static str> {
     let text = text.to_lowercase();
     if text == unresponsive::PHASE {
-        return Ok(Shown::Unresponsive);
+        return Ok(ShownPhase::Unresponsive);
     }
     serde_json::from_value(Value::String(text))
-        .map(Shown::Told)
-        .map_err(|_| "a phase is pending, running, checkpointed, failed or unresponsive")
+        .map(ShownPhase::Reported)
+        .map_err(|_| "the phases are pending, running, checkpointed, failed and unresponsive")
 }
 
 impl Filter {
-    pub fn wants(&self, row: &Row) -> bool {
+    pub fn matches(&self, row: &Row) -> bool {
         if self.orphans {
             return row.is_orphan || row.reason == Reason::LockMissing.name();
         }
@@ -91,20 +91,20 @@ impl Filter {
 }
 
 /// Every sandbox that matches the filter, in order, as they are read.
-pub async fn rows<'a>(admin: &'a StorageAdmin, filter: &'a Filter) -> Result<impl Stream<Item = Row> + 'a> {
-    let listed = admin.records.survey().await?;
-    let looks = listed.into_iter().map(move |(id, objects)| row(admin, id, objects));
-    Ok(stream::iter(looks)
-        .buffered(AT_ONCE)
-        .filter_map(move |row| std::future::ready(row.filter(|row| filter.wants(row)))))
+pub async fn rows<'a>(storage: &'a StorageAdmin, filter: &'a Filter) -> Result<impl Stream<Item = Row> + 'a> {
+    let listed = storage.records.survey().await?;
+    let reads = listed.into_iter().map(move |(id, objects)| row(storage, id, objects));
+    Ok(stream::iter(reads)
+        .buffered(CONCURRENT_READS)
+        .filter_map(move |row| std::future::ready(row.filter(|row| filter.matches(row)))))
 }
 
 /// Returns `None` if the sandbox is gone or only its tombstone is left.
-pub async fn row(admin: &StorageAdmin, id: SandboxId, objects: Objects) -> Option<Row> {
+pub async fn row(storage: &StorageAdmin, id: SandboxId, objects: Objects) -> Option<Row> {
     let mut row =
         Row { id, found: None, reason: String::new(), message: String::new(), is_orphan: false, unresponsive: None };
     if objects.metadata.is_none() {
-        match admin.lock(&row.id).await {
+        match storage.lock(&row.id).await {
             Ok(lock) if lock.as_ref().is_none_or(|lock| lock.purged) => return None,
             Ok(_) => {}
             Err(error) => row.message = error.to_string(),
@@ -112,18 +112,18 @@ pub async fn row(admin: &StorageAdmin, id: SandboxId, objects: Objects) -> Optio
         row.is_orphan = true;
         return Some(row);
     }
-    match find(admin, &row.id).await {
+    match find(storage, &row.id).await {
         Ok(found) => {
             let found = found?;
             (row.reason, row.message) = (found.status.reason.clone(), found.status.message.clone());
-            row.unresponsive = admin.records.unresponsive(&found, objects.lock_written).await;
+            row.unresponsive = storage.records.unresponsive(&found, objects.lock_written).await;
             row.found = Some(found);
         }
         Err(error) => {
             row.reason = error.reason().map(String::from).unwrap_or_default();
             row.message = error.to_string();
             if matches!(error, Error::TokenMissing) {
-                row.found = admin.records.draft(&row.id).await.ok().flatten().map(|(draft, _)| draft.metadata);
+                row.found = storage.records.draft(&row.id).await.ok().flatten().map(|(draft, _)| draft.metadata);
             }
         }
     }
@@ -138,13 +138,13 @@ pub async fn row(admin: &StorageAdmin, id: SandboxId, objects: Objects) -> Optio
 }
 
 /// Retries transient errors, so that one slow response does not spoil a long listing.
-async fn find(admin: &StorageAdmin, id: &SandboxId) -> Result<Option<Metadata>> {
-    let mut tries = 0;
+async fn find(storage: &StorageAdmin, id: &SandboxId) -> Result<Option<Metadata>> {
+    let mut attempts = 0;
     loop {
-        match admin.records.find(id).await {
-            Err(Error::Store(error)) if error.is_passing() && tries < 3 => {
-                tries += 1;
-                admin.clock.sleep(admin.clock.jittered(Duration::from_secs(1))).await;
+        match storage.records.find(id).await {
+            Err(Error::Store(error)) if error.is_passing() && attempts < 3 => {
+                attempts += 1;
+                storage.clock.sleep(storage.clock.jittered(Duration::from_secs(1))).await;
             }
             found => return found,
         }
@@ -155,14 +155,14 @@ pub const HEADER: &str = "SANDBOX                                       PHASE   
 
 impl Row {
     /// Returns `None` if the phase is unknown.
-    pub fn phase(&self) -> Option<Shown> {
-        let told = self.found.as_ref().map(|found| Shown::Told(found.status.phase));
-        if self.unresponsive.is_some() { Some(Shown::Unresponsive) } else { told }
+    pub fn phase(&self) -> Option<ShownPhase> {
+        let reported = self.found.as_ref().map(|found| ShownPhase::Reported(found.status.phase));
+        if self.unresponsive.is_some() { Some(ShownPhase::Unresponsive) } else { reported }
     }
 
     pub fn line(&self, now: std::time::SystemTime) -> String {
         let found = self.found.as_ref();
-        let phase = self.phase().map_or(if self.is_orphan { "orphan" } else { "-" }, Shown::name);
+        let phase = self.phase().map_or(if self.is_orphan { "orphan" } else { "-" }, ShownPhase::name);
         let wanted = found.map_or("-", |found| state_name(found.spec.desired_state));
         let created = found.and_then(|found| humantime::parse_rfc3339_weak(&found.spec.created_timestamp).ok());
         let age = created.and_then(|created| now.duration_since(created).ok()).map_or("-".to_owned(), age);
@@ -185,7 +185,7 @@ impl Row {
         let found = self.found.as_ref();
         json!({
             "sandbox_id": self.id,
-            "phase": self.phase().map(Shown::name),
+            "phase": self.phase().map(ShownPhase::name),
             "desired_state": found.map(|found| found.spec.desired_state),
             "placement": found.and_then(|found| found.spec.placement.as_ref()),
             "instance": found.and_then(|found| found.status.instance.as_ref()),
@@ -242,10 +242,10 @@ mod tests {
 
     #[test]
     fn filters_are_read_or_refused() {
-        assert_eq!(label("a=b=c"), Ok(("a".to_owned(), "b=c".to_owned())));
-        assert!(label("a").is_err());
-        assert_eq!(phase("Running"), Ok(Shown::Told(Phase::Running)));
-        assert_eq!(phase("Unresponsive"), Ok(Shown::Unresponsive));
-        assert!(phase("dancing").is_err());
+        assert_eq!(parse_label("a=b=c"), Ok(("a".to_owned(), "b=c".to_owned())));
+        assert!(parse_label("a").is_err());
+        assert_eq!(parse_phase("Running"), Ok(ShownPhase::Reported(Phase::Running)));
+        assert_eq!(parse_phase("Unresponsive"), Ok(ShownPhase::Unresponsive));
+        assert!(parse_phase("dancing").is_err());
     }
 }

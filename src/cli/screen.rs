@@ -1,7 +1,7 @@
 //! The only path from the command line to a terminal. Labels, messages, names and errors may be untrusted text, so
 //! everything printed here is made printable.
 //!
-//! Only the output of a command takes another path ([`attend`](super::stdio_bridge::attend)), unchanged, because it is
+//! Only the output of a command takes another path ([`connect`](super::stdio_bridge::connect)), unchanged, because it is
 //! what the user asked for.
 
 use std::{

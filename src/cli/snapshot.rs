@@ -8,16 +8,18 @@ use baton_protocol::{
     manifest::SnapshotKind,
     snapshot_key::SnapshotKey,
 };
+use serde_json::Value;
 
 use super::{
     check::storage_settings,
-    flags, screen, serve,
-    server_args::{SandboxArgs, explain},
-    stdio_bridge::Signals,
+    context::CommandContext,
+    flags,
+    global_options::OutputFormat,
+    sandbox_client::{Answer, SandboxOptions},
+    screen, serve,
 };
 use crate::{
-    clock::{SharedClock, SystemClock},
-    config::{self, Config},
+    clock::SharedClock,
     storage::{
         lease::rules::Times,
         memory::Memory,
@@ -30,170 +32,166 @@ use crate::{
 };
 
 #[derive(Debug, clap::Subcommand)]
-pub enum Verb {
-    /// Keep the file system of a running sandbox under a name.
-    Create(Create),
-    /// The snapshots there are: name, size, what it is, and the tenant it belongs to.
-    #[command(after_help = "Examples:\n  FILESYSTEM_SNAPSHOT_BUCKET=b baton snapshot list\n  \
-                      FILESYSTEM_SNAPSHOT_BUCKET=b baton snapshot list --tenant team-a")]
-    List(List),
-    /// Delete a snapshot. One that a sandbox stands on stays.
-    #[command(after_help = "Example:\n  FILESYSTEM_SNAPSHOT_BUCKET=b baton snapshot delete numpy")]
-    Delete(Named),
-    /// Put a complete archive (`.tar`, `.tar.gz`, `.tar.zst`) under a name, such as `docker export` writes.
-    #[command(after_help = "Example:\n  docker export C >numpy.tar && baton snapshot import numpy.tar")]
-    Import(Import),
-    /// Write the archive of a snapshot to a file.
-    #[command(after_help = "Example:\n  FILESYSTEM_SNAPSHOT_BUCKET=b baton snapshot export numpy --to numpy.tar")]
-    Export(Export),
+pub enum SnapshotVerb {
+    Create(SnapshotCreateArgs),
+    List(SnapshotListArgs),
+    Delete(SnapshotDeleteArgs),
+    Import(SnapshotImportArgs),
+    Export(SnapshotExportArgs),
 }
 
+/// Save the file system of a running sandbox as a snapshot
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  baton snapshot create numpy 0b9f\n  baton snapshot create --full everything 0b9f")]
-pub struct Create {
+pub struct SnapshotCreateArgs {
+    /// Snapshot name
     pub name: SnapshotName,
-    /// Its id, or the beginning of it if its token is kept here.
+    /// Sandbox id, or the beginning of it if its token is saved here
     pub sandbox: String,
-    /// Everything, not only what changed on the base.
+    /// Save all files, not only those that differ from the base
     #[arg(long)]
     pub full: bool,
     #[command(flatten)]
-    pub link: SandboxArgs,
+    pub options: SandboxOptions,
 }
 
-/// Storage is where `baton serve` would look for it.
+/// List snapshots
+///
+/// Prints the name, the size, the kind and the tenant of each snapshot.
 #[derive(Debug, clap::Args)]
-pub struct At {
+#[command(after_help = "Examples:\n  FILESYSTEM_SNAPSHOT_BUCKET=b baton snapshot list\n  \
+                  FILESYSTEM_SNAPSHOT_BUCKET=b baton snapshot list --tenant team-a")]
+pub struct SnapshotListArgs {
+    /// Only snapshots of this tenant
+    #[arg(long)]
+    pub tenant: Option<Tenant>,
     #[command(flatten)]
     pub flags: flags::Given,
 }
 
-/// Whose snapshot a name means.
+/// Delete a snapshot
+///
+/// A snapshot that a sandbox was created from is not deleted.
 #[derive(Debug, clap::Args)]
-pub struct Owner {
-    /// The tenant it belongs to; without one, it is public.
+#[command(after_help = "Example:\n  FILESYSTEM_SNAPSHOT_BUCKET=b baton snapshot delete numpy")]
+pub struct SnapshotDeleteArgs {
+    /// Snapshot name
+    pub name: SnapshotName,
+    #[command(flatten)]
+    pub owner: SnapshotOwner,
+    #[command(flatten)]
+    pub flags: flags::Given,
+}
+
+/// Import an archive as a snapshot
+///
+/// The archive (`.tar`, `.tar.gz`, `.tar.zst`) must be complete, such as `docker export` writes.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  docker export C >numpy.tar && baton snapshot import numpy.tar")]
+pub struct SnapshotImportArgs {
+    /// Archive
+    pub file: PathBuf,
+    /// Snapshot name [default: that of the file]
+    #[arg(long)]
+    pub name: Option<SnapshotName>,
+    #[command(flatten)]
+    pub owner: SnapshotOwner,
+    #[command(flatten)]
+    pub flags: flags::Given,
+}
+
+/// Write the archive of a snapshot to a file
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  FILESYSTEM_SNAPSHOT_BUCKET=b baton snapshot export numpy --to numpy.tar")]
+pub struct SnapshotExportArgs {
+    /// Snapshot name
+    pub name: SnapshotName,
+    /// Target file [default: the name with the ending of the archive, in the current directory]
+    #[arg(long)]
+    pub to: Option<PathBuf>,
+    #[command(flatten)]
+    pub owner: SnapshotOwner,
+    #[command(flatten)]
+    pub flags: flags::Given,
+}
+
+/// The tenant whose snapshot a name refers to.
+#[derive(Debug, clap::Args)]
+pub struct SnapshotOwner {
+    /// Tenant that the snapshot belongs to [default: none, the snapshot is public]
     #[arg(long)]
     pub tenant: Option<Tenant>,
 }
 
-impl Owner {
+impl SnapshotOwner {
     fn key(&self, name: &SnapshotName) -> SnapshotKey {
         SnapshotKey::new(self.tenant.as_ref(), name)
     }
 }
 
-#[derive(Debug, clap::Args)]
-pub struct List {
-    /// Those of this tenant alone.
-    #[arg(long)]
-    pub tenant: Option<Tenant>,
-    #[command(flatten)]
-    pub at: At,
-}
-
-#[derive(Debug, clap::Args)]
-pub struct Named {
-    pub name: SnapshotName,
-    #[command(flatten)]
-    pub owner: Owner,
-    #[command(flatten)]
-    pub at: At,
-}
-
-#[derive(Debug, clap::Args)]
-pub struct Import {
-    pub file: PathBuf,
-    /// Its name; without one, that of the file.
-    #[arg(long)]
-    pub name: Option<SnapshotName>,
-    #[command(flatten)]
-    pub owner: Owner,
-    #[command(flatten)]
-    pub at: At,
-}
-
-#[derive(Debug, clap::Args)]
-pub struct Export {
-    pub name: SnapshotName,
-    /// Where to; without it, the name and `.tar` here.
-    #[arg(long)]
-    pub to: Option<PathBuf>,
-    #[command(flatten)]
-    pub owner: Owner,
-    #[command(flatten)]
-    pub at: At,
-}
-
-pub fn main(verb: Verb) -> anyhow::Result<ExitCode> {
-    rustls::crypto::ring::default_provider().install_default().ok();
-    tokio::runtime::Runtime::new()?.block_on(run(verb))
-}
-
-async fn create(args: &Create) -> anyhow::Result<ExitCode> {
-    let mut signals = Signals::listen()?;
-    let url = args.link.find(&args.sandbox)?.url;
-    let making = async {
-        let sandbox = args.link.attach_to_ask(&args.sandbox).await?;
-        let made = sandbox.snapshot_with(&args.name, args.full).await;
-        sandbox.close().await;
-        made.map_err(|error| explain(error, &url))
-    };
-    tokio::select! {
-        made = making => made.map(|()| ExitCode::SUCCESS),
-        code = signals.end() => Ok(ExitCode::from(code)),
-    }
-}
-
-async fn run(verb: Verb) -> anyhow::Result<ExitCode> {
+pub async fn snapshot(verb: SnapshotVerb, context: &CommandContext) -> anyhow::Result<ExitCode> {
+    let storage = |flags: &flags::Given| SnapshotStorage::open(flags, context);
     match verb {
-        Verb::Create(args) => return create(&args).await,
-        Verb::List(args) => {
-            let listed = Store::open(&args.at)?.snapshots.list(args.tenant.as_ref()).await;
-            let listed = listed.context("the snapshots cannot be listed")?;
-            screen::print(&listed.iter().map(line).collect::<String>())
-        }
-        Verb::Delete(args) => Store::open(&args.at)?.delete(&args.owner.key(&args.name)).await,
-        Verb::Import(args) => Store::open(&args.at)?.import(&args).await,
-        Verb::Export(args) => Store::open(&args.at)?.export(&args).await,
+        SnapshotVerb::Create(args) => return create(args, context).await,
+        SnapshotVerb::List(args) => storage(&args.flags)?.list(args.tenant.as_ref()).await,
+        SnapshotVerb::Delete(args) => storage(&args.flags)?.delete(&args.owner.key(&args.name)).await,
+        SnapshotVerb::Import(args) => storage(&args.flags)?.import(&args).await,
+        SnapshotVerb::Export(args) => storage(&args.flags)?.export(&args).await,
     }?;
     Ok(ExitCode::SUCCESS)
 }
 
+async fn create(args: SnapshotCreateArgs, context: &CommandContext) -> anyhow::Result<ExitCode> {
+    let client = context.sandbox(&args.options)?;
+    client
+        .request(&args.sandbox, OutputFormat::Table, async |sandbox, _| {
+            sandbox.snapshot_with(&args.name, args.full).await?;
+            Ok(Answer { text: String::new(), json: Value::Null })
+        })
+        .await
+}
+
 fn line(listed: &Listed) -> String {
-    let what = match (listed.has_manifest, listed.is_unfinished) {
+    let kind = match (listed.has_manifest, listed.is_unfinished) {
         (true, _) => "snapshot",
         (false, true) => "unfinished",
         (false, false) => "archive",
     };
     let SnapshotKey { tenant, name } = &listed.snapshot;
     let tenant = tenant.as_ref().map_or("-", Tenant::as_str);
-    format!("{:40} {:>14} {what:10} {tenant}\n", name.as_str(), listed.size)
+    format!("{:40} {:>14} {kind:10} {tenant}\n", name.as_str(), listed.size)
 }
 
-/// The snapshot's name, for people.
-fn shown(snapshot: &SnapshotKey) -> String {
+/// The snapshot's name, for messages.
+fn describe(snapshot: &SnapshotKey) -> String {
     let name = format!("named {}", snapshot.name);
     snapshot.tenant.as_ref().map_or(name.clone(), |tenant| format!("{name} of the tenant {tenant}"))
 }
 
-struct Store {
+/// The stored snapshots.
+struct SnapshotStorage {
     snapshots: Snapshots,
     stores: Stores,
     clock: SharedClock,
-    most: u64,
+    max_archive_size: u64,
 }
 
-impl Store {
-    fn open(at: &At) -> anyhow::Result<Self> {
-        let config = Config::read(&at.flags.0, config::process_environment)?;
-        let clock: SharedClock = Arc::new(SystemClock);
+impl SnapshotStorage {
+    /// Configured as for `baton serve`.
+    fn open(flags: &flags::Given, context: &CommandContext) -> anyhow::Result<Self> {
+        let (config, clock) = (context.config(&flags.0)?, context.clock.clone());
         let stores = Stores::open(&storage_settings(&config), &clock).sealed_by(Seals::new(config.hmac_keys.clone()));
         let Some(snapshots) = stores.of_snapshots() else {
             bail!(
-                "no place for snapshots is configured: set FILESYSTEM_SNAPSHOT_BUCKET or FILESYSTEM_SNAPSHOT_MOUNT_PATH"
+                "no storage for snapshots is configured: set FILESYSTEM_SNAPSHOT_BUCKET or FILESYSTEM_SNAPSHOT_MOUNT_PATH"
             );
         };
-        Ok(Self { snapshots, stores, clock, most: config.archive_size })
+        Ok(Self { snapshots, stores, clock, max_archive_size: config.archive_size })
+    }
+
+    async fn list(self, tenant: Option<&Tenant>) -> anyhow::Result<()> {
+        let listed = self.snapshots.list(tenant).await.context("the snapshots cannot be listed")?;
+        screen::print(&listed.iter().map(line).collect::<String>())
     }
 
     async fn delete(self, snapshot: &SnapshotKey) -> anyhow::Result<()> {
@@ -206,55 +204,60 @@ impl Store {
             );
             if records.can_checkpoint() {
                 let user = snapshot_users::user_of(&records, &checkpoints, snapshot).await;
-                if let Some(user) = user.context("who uses the snapshot cannot be found out, so it stays")? {
-                    bail!("{} stays: {user} was made from it and needs it to start elsewhere", snapshot.name);
+                if let Some(user) =
+                    user.context("the snapshot is not deleted, because its users cannot be determined")?
+                {
+                    bail!(
+                        "{} is not deleted: {user} was created from it and needs it to start on another instance",
+                        snapshot.name
+                    );
                 }
             }
         }
         if self.snapshots.find(snapshot).await? == Found::Nothing {
-            bail!("there is no snapshot {}", shown(snapshot));
+            bail!("there is no snapshot {}", describe(snapshot));
         }
         Ok(self.snapshots.erase(snapshot).await?)
     }
 
-    async fn import(self, args: &Import) -> anyhow::Result<()> {
+    async fn import(self, args: &SnapshotImportArgs) -> anyhow::Result<()> {
         let file = args.file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let end = [".tar.gz", ".tar.zst", ".tar"].into_iter().find(|end| file.ends_with(end));
         let Some(end) = end else { bail!("{file} is none of .tar, .tar.gz and .tar.zst") };
         let name = match &args.name {
             Some(name) => name.clone(),
-            None => file.trim_end_matches(end).parse().context("give it a name with --name")?,
+            None => file.trim_end_matches(end).parse().context("choose a name with --name")?,
         };
         let snapshot = args.owner.key(&name);
         match self.snapshots.import(&snapshot, &args.file, end).await {
-            Err(store::Error::Conflict(_)) => bail!("a snapshot {} exists already", shown(&snapshot)),
+            Err(store::Error::Conflict(_)) => bail!("a snapshot {} exists already", describe(&snapshot)),
             imported => imported.with_context(|| format!("{} cannot be imported", args.file.display()))?,
         };
         screen::print(&format!("{name}\n"))
     }
 
-    async fn export(self, args: &Export) -> anyhow::Result<()> {
+    async fn export(self, args: &SnapshotExportArgs) -> anyhow::Result<()> {
         let snapshot = args.owner.key(&args.name);
         let path = match self.snapshots.find(&snapshot).await? {
             Found::Ours(manifest) => {
                 if manifest.kind == SnapshotKind::Layer {
                     // If it were imported elsewhere, sandboxes would start from almost nothing.
                     screen::say(format_args!(
-                        "baton: {} holds only what changed on its base; `create --full` keeps all",
+                        "baton: {} contains only the differences from its base; `baton snapshot create --full` saves all files",
                         args.name
                     ));
                 }
                 self.snapshots.archive(&snapshot, &manifest).path
             }
             Found::Foreign { path } => path,
-            Found::Nothing | Found::Unfinished => bail!("there is no finished snapshot {}", shown(&snapshot)),
+            Found::Nothing | Found::Unfinished => bail!("there is no finished snapshot {}", describe(&snapshot)),
         };
         let plain = || PathBuf::from(format!("{}{}", args.name, path.end()));
         let to = args.to.clone().unwrap_or_else(plain);
         if to.exists() {
             bail!("{} exists already", to.display());
         }
-        self.snapshots.fetch(&path, &to, self.most, &|_| {}).await?;
+        self.snapshots.fetch(&path, &to, self.max_archive_size, &|_| {}).await?;
         screen::print(&format!("{}\n", to.display()))
     }
 }

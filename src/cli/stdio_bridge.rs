@@ -26,28 +26,28 @@ const SIGQUIT: u8 = 3;
 const SIGPIPE: u8 = 13;
 const SIGTERM: u8 = 15;
 
-/// How a command is to run.
+/// How to run a command.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct CommandArgs {
-    /// Set a variable for the command; may be given more than once.
-    #[arg(short, long, value_name = "NAME=VALUE", value_parser = variable)]
+    /// Environment variable of the command; repeatable
+    #[arg(short, long, value_name = "NAME=VALUE", value_parser = parse_variable)]
     pub env: Vec<(String, String)>,
-    /// Where the command starts.
+    /// Working directory of the command
     #[arg(short = 'w', long, value_name = "DIRECTORY")]
     pub cwd: Option<String>,
-    /// Who the command is inside the sandbox: a name or a number.
+    /// User inside the sandbox, as a name or a number
     #[arg(short, long)]
     pub user: Option<String>,
-    /// Kill the command after this much time, as in `30s` or `5m`.
+    /// Kill the command after this time, as in `30s` or `5m`
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     pub timeout: Option<Duration>,
-    /// The kind of our terminal, for the command's.
+    /// Type of this terminal, passed to the command
     #[arg(long, env = "TERM", hide = true)]
     pub term: Option<String>,
 }
 
 impl CommandArgs {
-    pub fn exec(&self, argv: &[String], tty: bool, stdin: bool) -> Exec {
+    pub fn to_exec(&self, argv: &[String], tty: bool, stdin: bool) -> Exec {
         let mut exec = Exec::argv(argv.to_vec());
         if let Some(term) = self.term.as_ref().filter(|_| tty) {
             exec = exec.env("TERM", term);
@@ -72,7 +72,7 @@ impl CommandArgs {
     }
 }
 
-pub fn variable(text: &str) -> Result<(String, String), String> {
+pub fn parse_variable(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
         _ => Err("write it as NAME=VALUE".to_owned()),
@@ -133,22 +133,22 @@ impl End {
 
 /// Connects the command to the terminal until either of them ends. If the command has a terminal, ours
 /// is in raw mode meanwhile.
-pub async fn attend(running: Running, tty: bool, stdin: bool, signals: &mut Signals) -> anyhow::Result<End> {
+pub async fn connect(running: Running, tty: bool, stdin: bool, signals: &mut Signals) -> anyhow::Result<End> {
     let raw = if tty { Raw::enter()? } else { None };
     let keyboard = if stdin { Some(Keyboard::listen().context("stdin cannot be read")?) } else { None };
-    let end = stand_between(running, keyboard, signals).await;
+    let end = forward_until_end(running, keyboard, signals).await;
     drop(raw);
     end
 }
 
-async fn stand_between(
+async fn forward_until_end(
     mut running: Running,
     mut keyboard: Option<Keyboard>,
     signals: &mut Signals,
 ) -> anyhow::Result<End> {
     let control = running.control();
-    let typed = type_in(&control, &mut keyboard);
-    let shown = show(&mut running);
+    let typed = forward_stdin(&control, &mut keyboard);
+    let shown = copy_output(&mut running);
     tokio::pin!(typed, shown);
     let (mut is_typing, mut interrupts) = (true, 0);
     loop {
@@ -175,7 +175,7 @@ async fn stand_between(
 }
 
 /// Forwards our stdin, including its end.
-async fn type_in(control: &Control, keyboard: &mut Option<Keyboard>) {
+async fn forward_stdin(control: &Control, keyboard: &mut Option<Keyboard>) {
     let Some(keyboard) = keyboard else { return };
     while let Some(bytes) = keyboard.next().await {
         // The command no longer reads; it may still write.
@@ -187,12 +187,12 @@ async fn type_in(control: &Control, keyboard: &mut Option<Keyboard>) {
 }
 
 /// Copies the command's output to our stdout and stderr, then waits for its end.
-async fn show(running: &mut Running) -> anyhow::Result<End> {
+async fn copy_output(running: &mut Running) -> anyhow::Result<End> {
     let (mut stdout, mut stderr) = (tokio::io::stdout(), tokio::io::stderr());
     while let Some((output, chunk)) = running.next().await {
         let bytes = match chunk {
             Chunk::Data(bytes) => bytes,
-            Chunk::Gap { from, to } => bail!("{} bytes of the output were lost on the way", to.saturating_sub(from)),
+            Chunk::Gap { from, to } => bail!("{} bytes of the output were lost in transit", to.saturating_sub(from)),
             Chunk::Rewound { .. } => bail!("the sandbox went back to an older checkpoint"),
         };
         let written = match output {
@@ -222,7 +222,7 @@ fn exit_code(outcome: &Outcome) -> anyhow::Result<u8> {
     match (outcome.exit_code, outcome.signal) {
         (Some(code), _) => Ok(u8::try_from(code).unwrap_or(u8::MAX)),
         (None, Some(number)) => Ok(u8::try_from(number.saturating_add(128)).unwrap_or(u8::MAX)),
-        (None, None) => bail!("the command was lost: {}", outcome.error.as_deref().unwrap_or("nobody knows why")),
+        (None, None) => bail!("the command was lost: {}", outcome.error.as_deref().unwrap_or("for an unknown reason")),
     }
 }
 
@@ -247,8 +247,8 @@ mod tests {
 
     #[test]
     fn a_variable_has_a_name_and_may_have_an_empty_value() {
-        assert_eq!(variable("A=b=c"), Ok(("A".into(), "b=c".into())));
-        assert_eq!(variable("A="), Ok(("A".into(), String::new())));
-        assert!(variable("A").is_err() && variable("=b").is_err());
+        assert_eq!(parse_variable("A=b=c"), Ok(("A".into(), "b=c".into())));
+        assert_eq!(parse_variable("A="), Ok(("A".into(), String::new())));
+        assert!(parse_variable("A").is_err() && parse_variable("=b").is_err());
     }
 }

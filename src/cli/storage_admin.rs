@@ -1,7 +1,7 @@
 //! Works on the server's storage, configured by the same variables, without a server.
 //! It writes to a lock as an instance would, by the rules of the lease.
 
-use std::{future::Future, process::ExitCode, sync::Arc, time::Duration};
+use std::{process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use baton_protocol::{
@@ -11,10 +11,10 @@ use baton_protocol::{
     reason::Reason,
 };
 
-use super::{check::storage_settings, screen, serve};
+use super::{check::storage_settings, global_options::OutputFormat, screen, serve};
 use crate::{
-    clock::{SharedClock, SystemClock},
-    config::{self, Config},
+    clock::SharedClock,
+    config::Config,
     storage::{
         checkpoints::Checkpoints,
         gc::Upkeep,
@@ -33,8 +33,8 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct StorageAdmin {
     pub clock: SharedClock,
-    /// The identity under which it acquires a lease, if it must.
-    pub who: Identity,
+    /// The identity under which a command acquires a lease, if it must.
+    pub identity: Identity,
     pub records: Records,
     pub upkeep: Upkeep,
     pub times: Times,
@@ -42,18 +42,18 @@ pub struct StorageAdmin {
     pub is_quiet: bool,
 }
 
-/// How long a command waits for what it asked for.
+/// How long a command waits for the outcome.
 #[derive(Clone, Copy, Debug, clap::Args)]
-pub struct Waiting {
-    /// Ask, and do not wait for the outcome.
+pub struct WaitArgs {
+    /// Return without waiting for the outcome
     #[arg(long)]
     pub no_wait: bool,
-    /// Give up waiting after this time; what was asked for stays asked for.
+    /// Stop waiting after this time; the request stays
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = humantime::parse_duration)]
     pub timeout: Duration,
 }
 
-/// The result of a command, in one line.
+/// The result of a command on the storage, in one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Exit code 0: the command succeeded.
@@ -78,44 +78,48 @@ impl Verdict {
             Self::Done(line) | Self::Refused(line) | Self::Late(line) => line,
         }
     }
+
+    /// Prints the line and returns the exit code.
+    pub fn report(&self) -> Result<ExitCode> {
+        screen::print(&format!("{}\n", self.line()))?;
+        Ok(ExitCode::from(self.exit()))
+    }
 }
 
-/// The end of every verb's help.
-pub const CODES: &str = "Storage is found by the same variables as the server's (`baton config`).\n\
-    Exit codes: 0 done, 1 an error, 2 a wrong command line, 3 refused with a reason, 4 not in time.";
+/// The end of the help of every verb that works on the storage.
+pub const EXIT_CODES_HELP: &str = "The storage is configured by the variables of the server (see `baton config`).\n\
+    Exit codes: 0 done, 1 error, 2 wrong command line, 3 refused with a reason, 4 timed out.";
 
-/// The state of a sandbox that no instance runs any more, or why one still does.
+/// Whether an instance still runs a sandbox, after waiting for its release.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Rest {
-    Free,
+pub enum Release {
+    Released,
     /// Its holder is unresponsive.
-    Dead,
+    HolderDead,
     Purged,
     /// Its holder states why it does not release the sandbox.
     Refused(String),
-    Late,
+    TimedOut,
 }
 
 /// The polling interval while a command waits.
-pub const LOOK: Duration = Duration::from_millis(500);
+pub const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 impl StorageAdmin {
-    /// Configured by the environment variables.
-    pub fn open() -> Result<Self> {
-        let config = Config::from_env(config::process_environment)?;
-        let clock: SharedClock = Arc::new(SystemClock);
+    /// Fails if no storage is configured.
+    pub fn open(config: &Config, clock: &SharedClock) -> Result<Self> {
         let seals = Seals::of_command(config.hmac_keys.clone());
-        let stores = Stores::open(&storage_settings(&config), &clock).sealed_by(seals);
-        let times = serve::times(&config);
+        let stores = Stores::open(&storage_settings(config), clock).sealed_by(seals);
+        let times = serve::times(config);
         let checkpoints = stores.of_checkpoints();
         let memory = Arc::new(Memory::new(clock.clone()));
-        let records = serve::records(stores, memory, &clock, times);
+        let records = serve::records(stores, memory, clock, times);
         if !records.can_checkpoint() {
             bail!(
                 "no storage is configured: set SANDBOX_METADATA_BUCKET and SANDBOX_CHECKPOINT_BUCKET, or CHECKPOINT_AND_RESTORE_PATH"
             );
         }
-        Ok(Self::new(clock, records, checkpoints, times, config.keep_checkpoints as usize))
+        Ok(Self::new(clock.clone(), records, checkpoints, times, config.keep_checkpoints as usize))
     }
 
     pub fn new(
@@ -125,19 +129,31 @@ impl StorageAdmin {
         times: Times,
         keep: usize,
     ) -> Self {
-        let who = Identity { me: clock.instance_id(), predecessor: None };
+        let identity = Identity { me: clock.instance_id(), predecessor: None };
         let upkeep = Upkeep { records: records.clone(), checkpoints, clock: clock.clone(), keep };
-        Self { clock, who, records, upkeep, times, is_quiet: false }
+        Self { clock, identity, records, upkeep, times, is_quiet: false }
     }
 
-    pub fn tell(&self, text: &str) {
+    /// Writes a progress message to standard error.
+    pub fn notify(&self, text: &str) {
         if !self.is_quiet {
             screen::say(format_args!("{text}"));
         }
     }
 
-    pub fn lock_file(&self, id: &SandboxId) -> Result<LeaseHandle> {
-        Ok(self.records.lock_file(id, Place::Durable, &self.who)?)
+    /// Says that a verb prints one line on the storage, whatever the format.
+    pub fn warn_of_output(&self, verb: &str, format: OutputFormat) {
+        if format != OutputFormat::Table {
+            self.notify(&format!("baton: --output has no effect: on the storage, `{verb}` prints one line"));
+        }
+    }
+
+    pub fn checkpoints(&self) -> Result<&Checkpoints> {
+        self.upkeep.checkpoints.as_ref().context("no storage for checkpoints is configured")
+    }
+
+    pub fn lease_handle(&self, id: &SandboxId) -> Result<LeaseHandle> {
+        Ok(self.records.lock_file(id, Place::Durable, &self.identity)?)
     }
 
     pub async fn lock(&self, id: &SandboxId) -> Result<Option<Lock>> {
@@ -146,7 +162,7 @@ impl StorageAdmin {
 
     /// Like [`lock`](Self::lock), for a command that can report more about an unusable lock.
     pub async fn usable_lock(&self, id: &SandboxId) -> Result<Result<Option<Lock>, Unusable>> {
-        let mut file = self.lock_file(id)?;
+        let mut file = self.lease_handle(id)?;
         match file.read().await {
             Ok(()) => Ok(Ok(file.lock().cloned())),
             Err(lease::Error::Missing) => Ok(Ok(None)),
@@ -161,13 +177,13 @@ impl StorageAdmin {
     }
 
     /// Writes the desired state. A sandbox that is being deleted stays so.
-    pub async fn want(&self, id: &SandboxId, state: DesiredState) -> Result<Spec> {
+    pub async fn set_desired_state(&self, id: &SandboxId, state: DesiredState) -> Result<Spec> {
         let change = |spec: &mut Spec| {
-            let is_news = spec.desired_state != state && spec.desired_state != DesiredState::Deleted;
-            if is_news {
+            let is_change = spec.desired_state != state && spec.desired_state != DesiredState::Deleted;
+            if is_change {
                 spec.desired_state = state;
             }
-            is_news
+            is_change
         };
         let spec = self.records.wish(id, None, &change).await?.with_context(|| format!("{id} does not exist"))?;
         if spec.desired_state != state {
@@ -176,67 +192,50 @@ impl StorageAdmin {
         Ok(spec)
     }
 
-    /// Waits until no instance runs the sandbox, and reports the holder now and then.
-    pub async fn until_free(&self, id: &SandboxId, file: &mut LeaseHandle, within: Duration) -> Result<Rest> {
-        let end = self.clock.now() + within;
-        let mut said = String::new();
+    /// Waits until no instance runs the sandbox. Reports the holder whenever it changes.
+    pub async fn wait_for_release(&self, id: &SandboxId, file: &mut LeaseHandle, timeout: Duration) -> Result<Release> {
+        let end = self.clock.now() + timeout;
+        let mut reported = String::new();
         loop {
             match file.read().await {
                 Ok(()) => {}
                 // Transient errors of the store are retried.
                 Err(lease::Error::Store(error)) if error.is_passing() => {}
                 Err(error) => match error.reason() {
-                    Some(why) => return Ok(Rest::Refused(reason(why))),
+                    Some(why) => return Ok(Release::Refused(describe_reason(why))),
                     None => return Err(error.into()),
                 },
             }
             let leased = file.lock().and_then(|lock| lock.lease.clone());
             match (file.stand(), leased) {
-                (Some(LeaseState::Purged), _) => return Ok(Rest::Purged),
-                (Some(LeaseState::Free), None) => return Ok(Rest::Free),
-                (Some(LeaseState::Free), Some(_)) => return Ok(Rest::Dead),
+                (Some(LeaseState::Purged), _) => return Ok(Release::Purged),
+                (Some(LeaseState::Free), None) => return Ok(Release::Released),
+                (Some(LeaseState::Free), Some(_)) => return Ok(Release::HolderDead),
                 (Some(LeaseState::Theirs | LeaseState::Ours | LeaseState::Late) | None, leased) => {
                     let status = self.records.find(id).await.ok().flatten().map(|found| found.status);
                     let status = status.unwrap_or_default();
-                    let trouble = Reason::find(&status.reason);
-                    if let Some(Reason::NotCheckpointable | Reason::InvalidSpec | Reason::OtherStore) = trouble {
-                        return Ok(Rest::Refused(format!("{}: {}", status.reason, status.message)));
+                    let problem = Reason::find(&status.reason);
+                    if let Some(Reason::NotCheckpointable | Reason::InvalidSpec | Reason::OtherStore) = problem {
+                        return Ok(Release::Refused(format!("{}: {}", status.reason, status.message)));
                     }
-                    let who = leased.map_or("somebody who waits".to_owned(), |lease| lease.owner.to_string());
+                    let holder = leased.map_or("another instance".to_owned(), |lease| lease.owner.to_string());
                     let why = if status.reason.is_empty() { String::new() } else { format!(" ({})", status.reason) };
-                    let line = format!("waiting for {who}{why}");
-                    if line != said {
-                        self.tell(&line);
-                        said = line;
+                    let line = format!("waiting for {holder}{why}");
+                    if line != reported {
+                        self.notify(&line);
+                        reported = line;
                     }
                 }
             }
             if self.clock.now() >= end {
-                return Ok(Rest::Late);
+                return Ok(Release::TimedOut);
             }
-            self.clock.sleep(LOOK).await;
+            self.clock.sleep(POLL_INTERVAL).await;
         }
     }
 }
 
 /// A reason as commands print it.
-pub fn reason(reason: Reason) -> String {
+pub fn describe_reason(reason: Reason) -> String {
     format!("{reason}: `baton explain {reason}` says what to do")
-}
-
-/// Runs a command on the storage and reports its result.
-pub fn run<F: Future<Output = Result<Verdict>>>(work: impl FnOnce(StorageAdmin) -> F) -> Result<ExitCode> {
-    let verdict = block_on(work)?;
-    screen::print(&format!("{}\n", verdict.line()))?;
-    Ok(ExitCode::from(verdict.exit()))
-}
-
-/// Runs a command on the storage that prints its own output.
-pub fn block_on<T, F: Future<Output = Result<T>>>(work: impl FnOnce(StorageAdmin) -> F) -> Result<T> {
-    rustls::crypto::ring::default_provider().install_default().ok();
-    let runtime = tokio::runtime::Runtime::new()?;
-    let done = runtime.block_on(async { work(StorageAdmin::open()?).await });
-    // A store that hangs must not delay the exit.
-    runtime.shutdown_background();
-    done
 }

@@ -7,80 +7,82 @@ use baton_protocol::id::SandboxId;
 use futures::StreamExt;
 
 use super::{
+    context::CommandContext,
     rows::{self, Filter, HEADER},
     screen,
     storage_admin::{self, StorageAdmin},
 };
 
-/// Watch sandboxes: a live table on a terminal, otherwise a line whenever one changes. Ends with Ctrl-C.
+/// Show sandboxes as they change
+///
+/// Shows a live table on a terminal, otherwise a line whenever a sandbox changes. Ends with Ctrl-C.
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = format!("Examples:\n  baton watch\n  baton watch ID\n  baton watch --phase failed --for 1m\n\n{}", storage_admin::CODES))]
-pub struct Args {
-    /// Only this one.
+#[command(after_help = format!("Examples:\n  baton watch\n  baton watch ID\n  baton watch --phase failed --for 1m\n\n{}", storage_admin::EXIT_CODES_HELP))]
+pub struct WatchArgs {
+    /// Show only this sandbox
     pub id: Option<SandboxId>,
     #[command(flatten)]
     pub filter: Filter,
-    /// How often to look.
+    /// Polling interval
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = humantime::parse_duration)]
     pub every: Duration,
-    /// End after this time.
-    #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration)]
-    pub within: Option<Duration>,
+    /// Stop after this time
+    #[arg(id = "for", long = "for", value_name = "TIME", value_parser = humantime::parse_duration)]
+    pub duration: Option<Duration>,
 }
 
-pub fn run(args: Args) -> Result<ExitCode> {
-    storage_admin::block_on(|admin| async move {
-        let live = std::io::stdout().is_terminal();
-        let mut out = |text: &str| {
-            if live {
-                screen::clear()?;
-            }
-            screen::print(text)
-        };
-        let watching = watch(&admin, &args, live, &mut out);
-        match args.within {
-            Some(within) => admin.clock.timeout(within, watching).await.unwrap_or(Ok(()))?,
-            None => watching.await?,
+pub async fn watch(args: WatchArgs, context: &CommandContext) -> Result<ExitCode> {
+    let storage = context.storage()?;
+    let is_live = std::io::stdout().is_terminal();
+    let mut out = |text: &str| {
+        if is_live {
+            screen::clear()?;
         }
-        Ok(ExitCode::SUCCESS)
-    })
+        screen::print(text)
+    };
+    let watching = watch_rows(&storage, &args, is_live, &mut out);
+    match args.duration {
+        Some(duration) => context.clock.timeout(duration, watching).await.unwrap_or(Ok(()))?,
+        None => watching.await?,
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
-/// Polls forever; `out` gets the whole table, or the lines that changed.
-pub async fn watch(
-    admin: &StorageAdmin,
-    args: &Args,
-    live: bool,
+/// Polls forever; `out` gets the whole table if `is_live`, otherwise the lines that changed.
+pub async fn watch_rows(
+    storage: &StorageAdmin,
+    args: &WatchArgs,
+    is_live: bool,
     out: &mut dyn FnMut(&str) -> Result<()>,
 ) -> Result<()> {
     let mut shown: BTreeMap<SandboxId, String> = BTreeMap::new();
     loop {
-        match look(admin, args).await {
+        match poll(storage, args).await {
             Ok(seen) => {
-                let text = if live { table(&seen) } else { changes(&shown, &seen) };
+                let text = if is_live { table(&seen) } else { changes(&shown, &seen) };
                 if shown != seen && !text.is_empty() {
                     out(&text)?;
                 }
                 shown = seen;
             }
             // A store that is unreachable now may recover soon.
-            Err(error) => admin.tell(&format!("{error}")),
+            Err(error) => storage.notify(&format!("{error}")),
         }
-        admin.clock.sleep(args.every.max(Duration::from_millis(100))).await;
+        storage.clock.sleep(args.every.max(Duration::from_millis(100))).await;
     }
 }
 
-async fn look(admin: &StorageAdmin, args: &Args) -> Result<BTreeMap<SandboxId, String>> {
-    let now = admin.clock.wall();
+async fn poll(storage: &StorageAdmin, args: &WatchArgs) -> Result<BTreeMap<SandboxId, String>> {
+    let now = storage.clock.wall();
     let mut seen = BTreeMap::new();
     if let Some(id) = &args.id {
-        let objects = admin.records.objects(id).await?;
-        if let Some(row) = rows::row(admin, id.clone(), objects).await {
+        let objects = storage.records.objects(id).await?;
+        if let Some(row) = rows::row(storage, id.clone(), objects).await {
             seen.insert(id.clone(), row.line(now));
         }
         return Ok(seen);
     }
-    let rows = rows::rows(admin, &args.filter).await?;
+    let rows = rows::rows(storage, &args.filter).await?;
     let mut rows = std::pin::pin!(rows);
     while let Some(row) = rows.next().await {
         seen.insert(row.id.clone(), row.line(now));

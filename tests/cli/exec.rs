@@ -116,7 +116,7 @@ async fn a_detached_command_is_left_alone_and_its_output_looked_at_without_takin
     leaves(peer).await;
     let printed = output(child).await;
     assert_eq!((printed.status.code(), text(&printed.stdout)), (Some(0), "hello"));
-    assert_eq!(text(&printed.stderr), "baton: 10 bytes before this are not kept any more\noh");
+    assert_eq!(text(&printed.stderr), "baton: 10 earlier bytes are no longer buffered\noh");
 
     let child = with_token(&server, &["logs", "--list", ID]).spawn().unwrap();
     leaves(server.attach(vec![view]).await).await;
@@ -157,7 +157,7 @@ async fn a_created_sandbox_is_found_by_the_beginning_of_its_id_until_it_is_kille
     assert!(!std::fs::read_to_string(&kept).unwrap().contains(ID));
     let printed = output(home(&["exec", &ID[8..14], "--", "true"])).await;
     assert_eq!(printed.status.code(), Some(1));
-    assert!(text(&printed.stderr).contains("no token of"), "{}", text(&printed.stderr));
+    assert!(text(&printed.stderr).contains("no token for"), "{}", text(&printed.stderr));
 }
 
 #[tokio::test]

@@ -21,6 +21,7 @@ mod script;
 mod server;
 mod snapshots;
 mod terminal;
+mod verb_tree;
 #[allow(dead_code, reason = "shared with the tests of the wire")]
 #[path = "../wire/world.rs"]
 mod world;

@@ -11,7 +11,7 @@ use baton_protocol::{
     reason::Reason,
 };
 
-use crate::storage::{checkpoints::Checkpoints, foreign::Folder, store};
+use crate::storage::{checkpoints::Checkpoints, foreign::Folder, store::Error as StoreError};
 
 /// The result of the search for a checkpoint.
 #[derive(Debug)]
@@ -39,14 +39,14 @@ pub struct Stored {
 }
 
 impl Stored {
-    pub async fn of(shelf: &Checkpoints, id: &SandboxId) -> Result<Self> {
+    pub async fn of(store: &Checkpoints, id: &SandboxId) -> Result<Self> {
         let mut stored = Self::default();
-        for checkpoint in shelf.list(id).await? {
+        for checkpoint in store.list(id).await? {
             stored.epoch = stored.epoch.max(checkpoint.epoch());
-            match shelf.manifest_of(&checkpoint).await {
+            match store.manifest_of(&checkpoint).await {
                 Ok(Some(manifest)) => drop(stored.manifests.insert(checkpoint, manifest)),
                 // It cannot be restored, and it does not prevent restoring another one.
-                Ok(None) | Err(store::Error::Damaged { .. }) => {}
+                Ok(None) | Err(StoreError::Damaged { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
         }
@@ -75,7 +75,7 @@ impl Stored {
 
 /// The requested checkpoint, or else the newest descendant of the one that the metadata names.
 pub async fn choose(
-    shelf: &Checkpoints,
+    store: &Checkpoints,
     stored: &Stored,
     asked: Option<&CheckpointId>,
     found: &Metadata,
@@ -83,29 +83,29 @@ pub async fn choose(
     let id = &found.spec.sandbox_id;
     let folder = match (asked, &found.latest_sandbox_checkpoint) {
         (Some(asked), _) => Folder::from(asked),
-        (None, Some(latest)) => match folder_of(shelf, latest) {
+        (None, Some(latest)) => match folder_of(store, latest) {
             Ok(folder) => folder,
             Err(refusal) => return Ok(Choice::Refused(refusal)),
         },
         (None, None) if stored.manifests.is_empty() => return Ok(Choice::Nothing),
         (None, None) => {
             return Ok(Choice::Refused(format!(
-                "{}: nothing says which checkpoint counts: choose one with --head; `baton checkpoints {id}` lists them",
+                "{}: nothing says which checkpoint to start from: choose one with --head; `baton checkpoints {id}` lists them",
                 Reason::CheckpointMissing
             )));
         }
     };
     let newest = folder.checkpoint().and_then(|from| stored.newest_from(&from));
-    start(shelf, &newest.as_ref().map_or(folder, Folder::from)).await
+    start(store, &newest.as_ref().map_or(folder, Folder::from)).await
 }
 
-fn folder_of(shelf: &Checkpoints, latest: &Latest) -> Result<Folder, String> {
+fn folder_of(store: &Checkpoints, latest: &Latest) -> Result<Folder, String> {
     // Under a mount the bucket is unknown.
-    if let (Some(named), Some(here)) = (&latest.bucket, shelf.bucket())
+    if let (Some(named), Some(here)) = (&latest.bucket, store.bucket())
         && named != here
     {
         return Err(format!(
-            "{}: the checkpoint lies in bucket {named}, and SANDBOX_CHECKPOINT_BUCKET is {here}: copy it there and say so in latest_sandbox_checkpoint, or set the variable",
+            "{}: the checkpoint is in bucket {named}, but SANDBOX_CHECKPOINT_BUCKET is {here}: copy it there and change latest_sandbox_checkpoint, or set the variable",
             Reason::OtherStore
         ));
     }
@@ -113,18 +113,18 @@ fn folder_of(shelf: &Checkpoints, latest: &Latest) -> Result<Folder, String> {
 }
 
 /// The checkpoint in a folder, if it is complete and ours. One stored under another name is copied to its own.
-async fn start(shelf: &Checkpoints, folder: &Folder) -> Result<Choice> {
+async fn start(store: &Checkpoints, folder: &Folder) -> Result<Choice> {
     let damaged =
         |why: String| Choice::Refused(format!("{}: {} cannot be used: {why}", Reason::Damaged, folder.path()));
-    let manifest = match shelf.manifest_in(folder).await {
+    let manifest = match store.manifest_in(folder).await {
         Ok(manifest) => manifest,
-        Err(store::Error::Damaged { why, .. }) => return Ok(damaged(why)),
+        Err(StoreError::Damaged { why, .. }) => return Ok(damaged(why)),
         Err(error) => return Err(error.into()),
     };
-    let missing = shelf.missing_in(folder, manifest.as_ref().map(|(manifest, _)| manifest)).await?;
+    let missing = store.missing_in(folder, manifest.as_ref().map(|(manifest, _)| manifest)).await?;
     if !missing.is_empty() {
         return Ok(Choice::Refused(format!(
-            "{}: {} lacks {}: a checkpoint is restored with every file of it that baton has written; choose another with --head",
+            "{}: {} lacks {}: a checkpoint needs every file that baton has written; choose another with --head",
             Reason::CheckpointMissing,
             folder.path(),
             missing.join(", ")
@@ -136,9 +136,9 @@ async fn start(shelf: &Checkpoints, folder: &Folder) -> Result<Choice> {
         Some(_) => {}
         None => {
             let through = tempfile::tempdir()?;
-            sha256 = match shelf.adopt(folder, &manifest, through.path()).await {
+            sha256 = match store.adopt(folder, &manifest, through.path()).await {
                 Ok(sha256) => sha256,
-                Err(store::Error::Damaged { why, .. }) => return Ok(damaged(why)),
+                Err(StoreError::Damaged { why, .. }) => return Ok(damaged(why)),
                 Err(error) => return Err(error.into()),
             };
         }
@@ -147,12 +147,12 @@ async fn start(shelf: &Checkpoints, folder: &Folder) -> Result<Choice> {
         seq: manifest.seq,
         epoch: manifest.epoch,
         checkpoint_id: manifest.checkpoint_id,
-        bucket: shelf.bucket().cloned(),
+        bucket: store.bucket().cloned(),
         manifest_sha256: sha256,
     };
-    match shelf.manifest(&head).await {
+    match store.manifest(&head).await {
         Ok(manifest) => Ok(Choice::Start(Box::new(Start { head, taken: manifest.created }))),
-        Err(store::Error::Damaged { why, .. }) => Ok(damaged(why)),
+        Err(StoreError::Damaged { why, .. }) => Ok(damaged(why)),
         Err(error) => Err(error.into()),
     }
 }

@@ -15,9 +15,9 @@ use rustix::{
 };
 use tokio::sync::mpsc;
 
-const CHUNK: usize = 64 << 10;
+const READ_SIZE: usize = 64 << 10;
 /// How many chunks are read ahead of the command.
-const AHEAD: usize = 4;
+const CHUNKS_AHEAD: usize = 4;
 
 #[derive(Debug)]
 pub struct Keyboard {
@@ -29,7 +29,7 @@ pub struct Keyboard {
 impl Keyboard {
     pub fn listen() -> io::Result<Self> {
         let (closed, alive) = pipe_with(PipeFlags::CLOEXEC)?;
-        let (sender, chunks) = mpsc::channel(AHEAD);
+        let (sender, chunks) = mpsc::channel(CHUNKS_AHEAD);
         thread::Builder::new().name("stdin".into()).spawn(move || pass_on(&io::stdin(), &closed, &sender))?;
         Ok(Self { chunks, _alive: alive })
     }
@@ -41,7 +41,7 @@ impl Keyboard {
 }
 
 fn pass_on(stdin: &impl AsFd, closed: &OwnedFd, sender: &mpsc::Sender<Bytes>) {
-    let mut buffer = vec![0; CHUNK];
+    let mut buffer = vec![0; READ_SIZE];
     loop {
         let mut ready = [PollFd::new(stdin, PollFlags::IN), PollFd::new(closed, PollFlags::IN)];
         match poll(&mut ready, None) {

@@ -1,0 +1,111 @@
+//! The HTTP endpoints of a server that list sandboxes, for holders of its admin key.
+
+use std::{process::ExitCode, time::Duration};
+
+use anyhow::{Context, Result, anyhow, bail};
+use baton_client::{Auth, SandboxId};
+use serde_json::Value;
+
+use super::{
+    server_client::{ServerClient, describe_error},
+    stdio_bridge::Signals,
+};
+use crate::clock::SharedClock;
+
+/// How long all requests of a verb may take together.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+#[derive(Debug)]
+pub struct AdminApi {
+    base: String,
+    client: reqwest::Client,
+    key: Option<String>,
+    headers: Vec<(String, String)>,
+    auth: Option<Auth>,
+}
+
+impl AdminApi {
+    /// `url` may be that of the WebSocket.
+    pub fn new(server: &ServerClient, url: &str) -> Result<Self> {
+        let base = match url.split_once("://") {
+            Some(("ws", rest)) => format!("http://{rest}"),
+            Some(("wss", rest)) => format!("https://{rest}"),
+            _ => url.to_owned(),
+        };
+        Ok(Self {
+            base: base.trim_end_matches('/').to_owned(),
+            client: reqwest::Client::builder().build()?,
+            key: server.api_key.clone(),
+            headers: server.headers.clone(),
+            auth: server.auth(),
+        })
+    }
+
+    /// Every sandbox, page by page; with a label, only those that have it.
+    pub async fn list(&self, label: Option<&str>) -> Result<Vec<Value>> {
+        let (mut found, mut after) = (Vec::new(), None::<String>);
+        loop {
+            let mut query = Vec::new();
+            query.extend(label.map(|label| ("label", label)));
+            query.extend(after.as_deref().map(|after| ("after", after)));
+            let Some(mut page) = self.request("sandboxes", &query).await? else {
+                bail!("{} does not list sandboxes", self.base)
+            };
+            if let Some(Value::Array(sandboxes)) = page.get_mut("sandboxes").map(Value::take) {
+                found.extend(sandboxes);
+            }
+            match page.get("next").and_then(Value::as_str) {
+                Some(next) => after = Some(next.to_owned()),
+                None => return Ok(found),
+            }
+        }
+    }
+
+    pub async fn get(&self, id: &SandboxId) -> Result<Value> {
+        self.request(&format!("sandboxes/{id}"), &[]).await?.context("there is no such sandbox")
+    }
+
+    /// Returns `None` if there is no such resource.
+    async fn request(&self, path: &str, query: &[(&str, &str)]) -> Result<Option<Value>> {
+        let mut request = self.client.get(format!("{}/{path}", self.base)).query(query);
+        let credentials = match &self.auth {
+            Some(auth) => auth.headers(&self.base).await.map_err(|error| describe_error(error, &self.base))?,
+            None => Vec::new(),
+        };
+        for (name, value) in self.headers.iter().chain(&credentials) {
+            request = request.header(name, value);
+        }
+        if let Some(key) = &self.key {
+            request = request.header("x-api-key", key);
+        }
+        let response = request.send().await.map_err(|error| {
+            anyhow!(
+                "no server answers at {} ({}): name another with --url or BATON_URL",
+                self.base,
+                error.without_url()
+            )
+        })?;
+        let status = response.status();
+        let text = response.text().await.context("the response is incomplete")?;
+        let json = serde_json::from_str::<Value>(&text).ok();
+        let message = json.as_ref().and_then(|json| json.get("message")).and_then(Value::as_str).unwrap_or_default();
+        match status.as_u16() {
+            200 => Ok(Some(json.with_context(|| format!("{} is not a baton server", self.base))?)),
+            404 => Ok(None),
+            401 => bail!("the server requires its admin key: pass it with BATON_API_KEY or --api-key"),
+            403 => bail!("the server has no admin key (BATON_ADMIN_KEY), so it lists sandboxes for nobody"),
+            code => bail!("the server answers {code}: {}", baton_files::plain(message)),
+        }
+    }
+}
+
+/// Ends with the work, a signal or the timeout.
+pub async fn until_signal(clock: &SharedClock, work: impl Future<Output = Result<()>>) -> Result<ExitCode> {
+    let mut signals = Signals::listen()?;
+    tokio::select! {
+        done = clock.timeout(TIMEOUT, work) => {
+            done.map_err(|_| anyhow!("the server did not answer within a minute"))?.map(|()| ExitCode::SUCCESS)
+        }
+        code = signals.end() => Ok(ExitCode::from(code)),
+    }
+}

@@ -1,0 +1,91 @@
+//! The server that a verb talks to, and how the verb authenticates to it.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, anyhow};
+use baton_client::{Auth, Connection, Error, SandboxId};
+
+use super::{
+    context::UsageError,
+    global_options::AuthKind,
+    progress,
+    token_file::{SavedToken, Tokens},
+};
+
+pub const DEFAULT_URL: &str = "ws://127.0.0.1:8080";
+
+/// The global options of the server, completed by the environment.
+#[derive(Clone, Debug)]
+pub struct ServerClient {
+    /// `None` if none was named.
+    pub url: Option<String>,
+    pub api_key: Option<String>,
+    pub headers: Vec<(String, String)>,
+    pub auth: Option<AuthKind>,
+    /// `None` if there is no home directory either.
+    pub token_file: Option<PathBuf>,
+}
+
+impl ServerClient {
+    /// The server for a sandbox that does not exist yet.
+    pub fn url(&self) -> &str {
+        self.url.as_deref().unwrap_or(DEFAULT_URL)
+    }
+
+    pub fn connection(&self) -> Connection {
+        Connection {
+            api_key: self.api_key.clone(),
+            headers: self.headers.clone(),
+            auth: self.auth(),
+            on_status: progress::until_running(),
+            ..Connection::default()
+        }
+    }
+
+    pub fn auth(&self) -> Option<Auth> {
+        self.auth.filter(|kind| *kind == AuthKind::Google).map(|_| Auth::google())
+    }
+
+    pub fn tokens(&self) -> Result<Tokens> {
+        let file = self.token_file.clone();
+        file.map(Tokens::at).context("there is no place for tokens: set HOME, or name a file with --tokens")
+    }
+
+    /// The token that was saved here for the sandbox whose id is or begins with `text`.
+    pub fn saved_token(&self, text: &str) -> Result<Option<SavedToken>> {
+        match self.tokens() {
+            Ok(tokens) => tokens.find(text),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// The id that `text` names. It may be abbreviated if the sandbox's token is saved here.
+    pub fn sandbox_id(&self, text: &str) -> Result<SandboxId> {
+        match self.saved_token(text)? {
+            Some(saved) => Ok(saved.id),
+            None => SandboxId::parse(text)
+                .map_err(|_| UsageError(format!("`{}` is not a sandbox id", baton_files::plain(text))).into()),
+        }
+    }
+}
+
+/// What is wrong and what to do about it, in one sentence.
+pub fn describe_error(error: Error, url: &str) -> anyhow::Error {
+    #[expect(clippy::wildcard_enum_match_arm, reason = "the others describe themselves")]
+    match error {
+        Error::Connection(cause) => anyhow!(
+            "no server answers at {url} ({cause}): start one with `baton serve`, or name another with --url or BATON_URL"
+        ),
+        Error::Auth(cause) => anyhow!("{cause}"),
+        Error::Protocol(cause) => anyhow!("{url} is not a baton server that this client understands: {cause}"),
+        Error::Permission(cause) => {
+            anyhow!(
+                "the server denies access ({cause}): pass its key with --api-key or BATON_API_KEY, a sandbox's token \
+                 with BATON_TOKEN, and behind Cloud Run's access control use --auth google"
+            )
+        }
+        Error::Refused { message, .. } => anyhow!("the server refuses the request: {message}"),
+        Error::File { code, message } => anyhow!("{code}: {}", baton_files::plain(&message)),
+        error => anyhow!("{error}"),
+    }
+}
