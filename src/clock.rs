@@ -110,12 +110,12 @@ impl Clock for SystemClock {
         Moment(Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs() as u32))
     }
 
-    #[expect(clippy::disallowed_methods, reason = "this is the seam")]
+    #[expect(clippy::disallowed_methods, reason = "a clock reads the time")]
     fn wall(&self) -> SystemTime {
         SystemTime::now()
     }
 
-    #[expect(clippy::disallowed_methods, reason = "this is the seam")]
+    #[expect(clippy::disallowed_methods, reason = "a clock reads the time")]
     async fn sleep_until(&self, moment: Moment) {
         // Tokio's timer does not count suspended time: check again after each sleep.
         loop {
@@ -139,51 +139,10 @@ impl Clock for SystemClock {
     }
 }
 
-/// Tokio's clock, which tests may pause, with a deterministic random number generator.
-#[derive(Debug)]
-pub struct TestClock {
-    start: tokio::time::Instant,
-    dice: std::sync::Mutex<u64>,
-}
-
-impl TestClock {
-    #[expect(clippy::disallowed_methods, reason = "this is the seam")]
-    pub fn new(seed: u64) -> Self {
-        Self { start: tokio::time::Instant::now(), dice: std::sync::Mutex::new(seed) }
-    }
-}
-
-#[async_trait]
-impl Clock for TestClock {
-    fn now(&self) -> Moment {
-        Moment(Duration::from_secs(1_000) + self.start.elapsed())
-    }
-
-    fn wall(&self) -> SystemTime {
-        SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000) + self.start.elapsed()
-    }
-
-    async fn sleep_until(&self, moment: Moment) {
-        tokio::time::sleep_until(self.start + (moment - Moment(Duration::from_secs(1_000)))).await;
-    }
-
-    fn fill(&self, bytes: &mut [u8]) {
-        // SplitMix64: small, and good enough for names in a test.
-        let mut state = self.dice.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        for chunk in bytes.chunks_mut(8) {
-            *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mut word = *state;
-            word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            word ^= word >> 31;
-            chunk.copy_from_slice(&word.to_le_bytes()[..chunk.len()]);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testkit::TestClock;
 
     #[test]
     fn the_system_clock_counts_and_its_dice_differ() {

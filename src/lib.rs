@@ -10,7 +10,7 @@
 //! ```
 //!
 //! The API writes the *desired* state; the reconciler *brings it about*; they meet in storage and on the bus, and
-//! never call each other. `tests/world/rooms.rs` checks which modules may use which.
+//! never call each other. `tests/repo/rooms.rs` checks which modules may use which.
 
 pub mod api;
 pub mod bus;
@@ -26,3 +26,11 @@ pub mod runtime;
 pub mod storage;
 pub mod telemetry;
 pub mod traces;
+
+#[cfg(test)]
+extern crate self as baton;
+/// The sources of `baton-testkit`, built against this crate: the crate itself depends on another build of it.
+#[cfg(test)]
+#[path = "../crates/testkit/src/lib.rs"]
+#[allow(dead_code, unused_imports, reason = "unit tests use a part of it")]
+mod testkit;

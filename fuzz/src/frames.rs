@@ -113,7 +113,7 @@ pub fn agent_frames(data: &[u8]) {
     let Some(pipe) = Pipe::of(data) else { return };
     let taken = server_frames(&pipe.bytes, pipe.piece);
     assert_eq!(taken, server_frames(&pipe.bytes, pipe.bytes.len().max(1)), "the pieces make a difference");
-    let mut session = Session { delivery: Delivery::new(1, "a".parse().unwrap()), input: Input::new(true) };
+    let mut session = Session { delivery: Delivery::new(1), input: Input::new(true) };
     for frame in taken.unwrap_or_else(|(frames, _)| frames) {
         check(&frame);
         session.hear(&frame);
@@ -165,14 +165,14 @@ impl Session {
         match frame.kind {
             Kind::Data => self.data(frame),
             Kind::Eof => {
-                let Some(flow) = flow_of(&mut self.delivery, frame.stream) else { return };
-                let before = flow.next();
-                let gap = flow.end(frame.offset, frame.sequence);
+                let Some(cursor) = cursor_of(&mut self.delivery, frame.stream) else { return };
+                let before = cursor.next();
+                let gap = cursor.end(frame.offset, frame.sequence);
                 assert!(gap.is_none_or(|(from, to)| from < to && from == before));
-                assert!(flow.next() >= before);
+                assert!(cursor.next() >= before);
             }
             Kind::StdinAck => {
-                self.input.took(frame.offset);
+                self.input.acknowledge(frame.offset);
                 let end = self.input.end();
                 let _ = self.input.push(None, &frame.payload, false);
                 assert!(self.input.end() >= end);
@@ -189,9 +189,9 @@ impl Session {
             Kind::Execs | Kind::ResyncAck => {
                 let Some(state) = round_trip::<State>(&frame.payload) else { return };
                 for told in &state.execs {
-                    self.delivery.compare(told.stdout.to, told.stderr.to);
+                    self.delivery.settle(told.stdout.to, told.stderr.to);
                     for (output, range) in [(Output::Stdout, told.stdout), (Output::Stderr, told.stderr)] {
-                        *self.delivery.flow(output) =
+                        *self.delivery.cursor(output) =
                             StreamCursor::resumed(range.nearest(frame.offset), frame.sequence);
                     }
                     self.input = Input::resumed(told.stdin, !told.stdin_closed);
@@ -200,32 +200,32 @@ impl Session {
             _ => {}
         }
         for output in [Output::Stdout, Output::Stderr] {
-            let flow = self.delivery.flow(output);
-            assert!(flow.sent() <= flow.next() && flow.credit() >= flow.confirmed());
+            let cursor = self.delivery.cursor(output);
+            assert!(cursor.sent() <= cursor.next() && cursor.credit() >= cursor.confirmed());
         }
         let _ = (self.delivery.take_exit(), self.delivery.mark(), self.delivery.is_over());
     }
 
     fn data(&mut self, frame: &Frame) {
-        let Some(flow) = flow_of(&mut self.delivery, frame.stream) else { return };
-        let before = flow.next();
-        let Some(taken) = flow.take(frame.offset, frame.sequence, frame.payload.len()) else {
-            assert_eq!(flow.next(), before);
+        let Some(cursor) = cursor_of(&mut self.delivery, frame.stream) else { return };
+        let before = cursor.next();
+        let Some(taken) = cursor.advance(frame.offset, frame.sequence, frame.payload.len()) else {
+            assert_eq!(cursor.next(), before);
             return;
         };
-        assert!(taken.skip <= frame.payload.len() && taken.offset >= before && flow.next() > before);
+        assert!(taken.skip <= frame.payload.len() && taken.offset >= before && cursor.next() > before);
         assert!(taken.gap.is_none_or(|(from, to)| from == before && to == taken.offset && from < to));
-        flow.decode(&frame.payload[taken.skip..]);
-        let confirmed = flow.confirmed();
-        flow.confirm(frame.offset.wrapping_add(WINDOW));
-        assert!(flow.confirmed() >= confirmed && flow.confirmed() <= flow.next());
+        cursor.decode(&frame.payload[taken.skip..]);
+        let confirmed = cursor.confirmed();
+        cursor.confirm(frame.offset.wrapping_add(WINDOW));
+        assert!(cursor.confirmed() >= confirmed && cursor.confirmed() <= cursor.next());
     }
 }
 
-fn flow_of(delivery: &mut Delivery, stream: Stream) -> Option<&mut StreamCursor> {
+fn cursor_of(delivery: &mut Delivery, stream: Stream) -> Option<&mut StreamCursor> {
     match stream {
-        Stream::Stdout => Some(delivery.flow(Output::Stdout)),
-        Stream::Stderr => Some(delivery.flow(Output::Stderr)),
+        Stream::Stdout => Some(delivery.cursor(Output::Stdout)),
+        Stream::Stderr => Some(delivery.cursor(Output::Stderr)),
         Stream::Stdin | Stream::Exit | Stream::Tree => None,
     }
 }

@@ -19,7 +19,7 @@ pub enum LinkEvent {
 pub struct AgentLink {
     link: Option<Link>,
     outbox: VecDeque<Frame>,
-    waiting: usize,
+    buffered: usize,
 }
 
 impl AgentLink {
@@ -38,14 +38,14 @@ impl AgentLink {
 
     pub fn send(&mut self, frame: Frame) {
         if self.link.is_some() {
-            self.waiting += frame.payload.len();
+            self.buffered += frame.payload.len();
             self.outbox.push_back(frame);
         }
     }
 
     /// Bytes of payload that the sandbox has not taken yet.
-    pub fn waiting(&self) -> usize {
-        self.waiting
+    pub fn buffered(&self) -> usize {
+        self.buffered
     }
 
     /// Whether no frame from the agent is waiting here.
@@ -63,14 +63,14 @@ impl AgentLink {
         self.link.as_mut()?.from_agent.try_recv().ok()
     }
 
-    /// Passes on queued frames, and with `listen` also waits for the agent. Waits forever if there is no link. Cancel
+    /// Passes on queued frames, and with `is_listening` also waits for the agent. Waits forever if there is no link. Cancel
     /// safe.
-    pub async fn turn(&mut self, listen: bool) -> LinkEvent {
+    pub async fn next_event(&mut self, is_listening: bool) -> LinkEvent {
         let Some(Link { to_agent, from_agent, behind }) = &mut self.link else { return std::future::pending().await };
         // Frames from the agent are bounded by its credit, so they cannot starve the queue.
         let permit = tokio::select! {
             biased;
-            frame = from_agent.recv(), if listen => return frame.map_or(LinkEvent::Closed, LinkEvent::Frame),
+            frame = from_agent.recv(), if is_listening => return frame.map_or(LinkEvent::Closed, LinkEvent::Frame),
             () = behind.noted() => return LinkEvent::Sent,
             permit = to_agent.reserve(), if !self.outbox.is_empty() => permit,
             else => return std::future::pending().await,
@@ -80,10 +80,10 @@ impl AgentLink {
             return LinkEvent::Closed;
         };
         let mut permit = Some(permit);
-        while let Some(place) = permit.take() {
+        while let Some(slot) = permit.take() {
             let Some(frame) = self.outbox.pop_front() else { break };
-            self.waiting -= frame.payload.len();
-            place.send(frame);
+            self.buffered -= frame.payload.len();
+            slot.send(frame);
             permit = to_agent.try_reserve().ok();
         }
         LinkEvent::Sent

@@ -1,4 +1,4 @@
-//! Why the server ends a session, as a close code.
+//! How a session ends, and the close code that tells the client why.
 
 /// The codes of `protocol.md` §4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,4 +30,12 @@ impl Close {
             Self::Fatal => 4000,
         }
     }
+}
+
+/// How a session ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SessionEnd {
+    Close(Close),
+    /// The client closed the connection or is unreachable, or it needs nothing more.
+    Gone,
 }

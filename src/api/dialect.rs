@@ -49,7 +49,7 @@ impl Dialect {
     }
 
     /// Whether LOCK_* is sent, and DELETING and DELETED around a checkpoint.
-    pub fn tells_all_steps(self) -> bool {
+    pub fn sends_all_steps(self) -> bool {
         self != Self::Documents
     }
 }
@@ -58,7 +58,7 @@ impl Dialect {
 pub fn without_details(event: &Event, dialect: Dialect) -> Vec<Event> {
     match event {
         Event::StatusUpdate(Update { status, message, .. }) => {
-            let text = message.iter().filter(|_| tells_of_loss(*status, dialect));
+            let text = message.iter().filter(|_| reports_loss(*status, dialect));
             let error = text.map(|message| Event::Error { message: message.clone() });
             [Event::status(*status)].into_iter().chain(error).collect()
         }
@@ -84,7 +84,7 @@ pub fn without_details(event: &Event, dialect: Dialect) -> Vec<Event> {
 }
 
 /// Whether the status is not an error but its message reports a loss, which must not be dropped with the field.
-fn tells_of_loss(status: Status, dialect: Dialect) -> bool {
+fn reports_loss(status: Status, dialect: Dialect) -> bool {
     status == Status::Running || (status == Status::Deleted && dialect == Dialect::Documents)
 }
 

@@ -1,101 +1,198 @@
-//! Sends events and output in the dialect of the client.
+//! Sends events and output over a WebSocket, in the dialect of the client.
 //!
 //! Output that arrives within two milliseconds is coalesced, so that one `print`, which may be many small writes, is
 //! one event; text that does not end with a newline waits longer. Any other event is sent after the output before it.
 
-use std::time::Duration;
+use std::{
+    future::poll_fn,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use baton_protocol::{
     binary::{self, Chunk},
     event::{Event, Output},
-    frame::Stream,
     id::ExecId,
-    request::Refusal,
+    request::{Config, Refusal},
 };
+use futures::future::BoxFuture;
 use tokio_tungstenite::tungstenite::Message;
 
 use super::{
+    client_connection::{ClientConnection, ClientEvent, EventSink},
+    close_code::SessionEnd,
     dialect::{Dialect, without_details},
-    output::StreamCursor,
+    output::{Mark, StreamCursor, stream_of},
     websocket::Socket,
 };
-use crate::clock::{Moment, SharedClock};
+use crate::{
+    clock::{Moment, SharedClock},
+    metrics::Outcome,
+    traces::{self, Traceparent},
+};
 
-const JOIN: Duration = Duration::from_millis(2);
+const COALESCE: Duration = Duration::from_millis(2);
 /// How long to wait for the end of a line, for busy machines. A user does not notice that a prompt is this late.
-const JOIN_LINE: Duration = Duration::from_millis(20);
+const COALESCE_LINE: Duration = Duration::from_millis(20);
 /// Output of this size is not held back to be coalesced.
-const ENOUGH: usize = 16 << 10;
+const COALESCE_MAX_BYTES: usize = 16 << 10;
 /// The longest text of one event: JSON may turn one byte into six.
-const MOST_TEXT: usize = 128 << 10;
+const MAX_TEXT: usize = 128 << 10;
 /// The longest payload of one binary message.
-const MOST_BYTES: usize = 512 << 10;
+const MAX_BINARY: usize = 512 << 10;
 
+/// Output that waits for more of the same stream.
 #[derive(Debug)]
 struct Coalesced {
     exec: u32,
     output: Output,
     offset: u64,
-    said: LastEvent,
-    began: Moment,
+    payload: Payload,
+    since: Moment,
 }
 
 impl Coalesced {
+    fn is_of(&self, exec: u32, output: Output) -> bool {
+        (self.exec, self.output) == (exec, output)
+    }
+
     /// When the output has to be sent.
-    fn due(&self) -> Moment {
-        let is_open = matches!(&self.said, LastEvent::Text(text) if !text.ends_with('\n'));
-        self.began + if is_open { JOIN_LINE } else { JOIN }
+    fn due_at(&self) -> Moment {
+        let is_open = matches!(&self.payload, Payload::Text(text) if !text.ends_with('\n'));
+        self.since + if is_open { COALESCE_LINE } else { COALESCE }
     }
 }
 
 #[derive(Debug)]
-enum LastEvent {
+enum Payload {
     Text(String),
     Bytes(Vec<u8>),
 }
 
-impl LastEvent {
+impl Payload {
     fn len(&self) -> usize {
         match self {
             Self::Text(text) => text.len(),
             Self::Bytes(bytes) => bytes.len(),
         }
     }
+
+    fn append(&mut self, more: Self) {
+        match (self, more) {
+            (Self::Text(text), Self::Text(more)) => text.push_str(&more),
+            (Self::Bytes(bytes), Self::Bytes(more)) => bytes.extend_from_slice(&more),
+            (Self::Text(_) | Self::Bytes(_), _) => {}
+        }
+    }
 }
 
 #[derive(Debug)]
 pub struct EventWriter {
-    pub socket: Socket,
-    pub dialect: Dialect,
+    socket: Socket,
+    dialect: Dialect,
     /// Whether a plain client gets every field and every event.
-    pub details: bool,
+    has_details: bool,
     clock: SharedClock,
-    joined: Option<Coalesced>,
+    coalesced: Option<Coalesced>,
+    /// The request that opened the session, open until the sandbox runs. Later requests are part of its trace.
+    request: traces::Span,
 }
 
 impl EventWriter {
-    pub fn new(socket: Socket, dialect: Dialect, details: bool, clock: SharedClock) -> Self {
-        Self { socket, dialect, details, clock, joined: None }
+    pub fn new(socket: Socket, dialect: Dialect, has_details: bool, clock: SharedClock, request: traces::Span) -> Self {
+        Self { socket, dialect, has_details, clock, coalesced: None, request }
     }
 
-    pub fn is_v1(&self) -> bool {
-        self.dialect.is_v1()
+    /// Switches to the dialect that the config of a new sandbox asks for.
+    pub fn apply_config(&mut self, config: &Config) {
+        self.has_details |= config.details;
+        self.dialect = self.dialect.of_create(config);
     }
 
-    pub fn send(&mut self, event: &Event) {
-        self.say_about(event, false);
+    pub fn set_dialect(&mut self, dialect: Dialect) {
+        self.dialect = dialect;
     }
 
-    pub fn say_all(&mut self, events: &[Event]) {
-        for event in events {
-            self.send(event);
+    /// See [`ClientConnection::poll_event`]. Cancel safe.
+    pub async fn next_event(&mut self) -> ClientEvent {
+        poll_fn(|context| self.socket.poll_event(context, true)).await
+    }
+
+    /// Sends what is queued and ends the connection.
+    pub async fn close(mut self, end: SessionEnd) {
+        self.flush();
+        match end {
+            SessionEnd::Close(close) => self.socket.close(close).await,
+            SessionEnd::Gone => self.socket.leave().await,
         }
     }
 
-    /// Sends an event about a command for which the client may have asked for `details`.
-    pub fn say_about(&mut self, event: &Event, details: bool) {
+    fn coalesce(&mut self, exec: u32, output: Output, offset: u64, payload: Payload) {
+        if payload.len() == 0 {
+            return;
+        }
+        let coalesced = match self.coalesced.take_if(|coalesced| coalesced.is_of(exec, output)) {
+            None => {
+                self.flush();
+                Coalesced { exec, output, offset, payload, since: self.clock.now() }
+            }
+            Some(mut coalesced) => {
+                coalesced.payload.append(payload);
+                coalesced
+            }
+        };
+        let is_enough = coalesced.payload.len() >= COALESCE_MAX_BYTES;
+        self.coalesced = Some(coalesced);
+        if is_enough {
+            self.flush();
+        }
+    }
+
+    fn flush(&mut self) {
+        let Some(Coalesced { exec, output, offset, payload, .. }) = self.coalesced.take() else { return };
+        match payload {
+            Payload::Bytes(bytes) => self.send_bytes(exec, output, offset, bytes),
+            Payload::Text(text) => self.send_text(output, text),
+        }
+    }
+
+    fn send_text(&mut self, output: Output, text: String) {
+        let mut rest = text;
+        while !rest.is_empty() {
+            let more = rest.split_off(rest.floor_char_boundary(MAX_TEXT));
+            let data = std::mem::replace(&mut rest, more);
+            let size = data.len();
+            let event = match output {
+                Output::Stdout => Event::Stdout { data },
+                Output::Stderr => Event::Stderr { data },
+            };
+            self.socket.output(Message::Text(event.to_json().into()), size);
+        }
+    }
+
+    fn send_bytes(&mut self, exec: u32, output: Output, offset: u64, bytes: Vec<u8>) {
+        let stream = stream_of(output);
+        if bytes.len() <= MAX_BINARY {
+            let size = bytes.len();
+            self.socket.output(Message::Binary(binary::wrap(stream, exec, offset, bytes).into()), size);
+            return;
+        }
+        for (index, payload) in bytes.chunks(MAX_BINARY).enumerate() {
+            let offset = offset.saturating_add((index * MAX_BINARY) as u64);
+            let chunk = Chunk { stream, exec, offset, payload }.encode();
+            self.socket.output(Message::Binary(chunk.into()), payload.len());
+        }
+    }
+}
+
+impl EventSink for EventWriter {
+    fn dialect(&self) -> Dialect {
+        self.dialect
+    }
+
+    fn send_about(&mut self, event: &Event, details: bool) {
         self.flush();
-        if self.is_v1() || self.details || details {
+        if self.is_v1() || self.has_details || details {
             self.socket.send(event);
             return;
         }
@@ -104,112 +201,104 @@ impl EventWriter {
         }
     }
 
-    pub fn refuse(&mut self, refusal: &Refusal) {
-        self.refuse_about(refusal, None);
-    }
-
-    /// Refuses a request about one command.
-    pub fn refuse_about(&mut self, refusal: &Refusal, exec_id: Option<ExecId>) {
+    fn refuse_about(&mut self, refusal: &Refusal, exec_id: Option<ExecId>) {
         let mut events = Event::refusal(refusal.status, &refusal.message);
         if let Event::StatusUpdate(update) = &mut events[0] {
             update.exec_id = exec_id;
         }
-        self.say_all(&events);
+        self.send_all(&events);
     }
 
-    /// Sends bytes of a command that start at `offset`. `flow` keeps the beginning of a split character.
-    pub fn output(&mut self, exec: u32, output: Output, offset: u64, bytes: Vec<u8>, flow: &mut StreamCursor) {
-        let other = self.joined.as_ref().is_some_and(|joined| (joined.exec, joined.output) != (exec, output));
-        if other || bytes.len() >= ENOUGH {
+    fn output(&mut self, exec: u32, output: Output, offset: u64, bytes: Vec<u8>, cursor: &mut StreamCursor) {
+        let is_other = self.coalesced.as_ref().is_some_and(|coalesced| !coalesced.is_of(exec, output));
+        if is_other || bytes.len() >= COALESCE_MAX_BYTES {
             self.flush();
         }
-        if self.is_v1() && bytes.len() >= ENOUGH {
+        if self.is_v1() && bytes.len() >= COALESCE_MAX_BYTES {
             self.send_bytes(exec, output, offset, bytes);
             return;
         }
-        let said = if self.is_v1() { LastEvent::Bytes(bytes) } else { LastEvent::Text(flow.decode(&bytes)) };
-        self.join(exec, output, offset, said);
+        let payload = if self.is_v1() { Payload::Bytes(bytes) } else { Payload::Text(cursor.decode(&bytes)) };
+        self.coalesce(exec, output, offset, payload);
     }
 
-    /// Ends the stream: an incomplete character at its end becomes U+FFFD.
-    pub fn output_end(&mut self, exec: u32, output: Output, flow: &mut StreamCursor) {
+    /// An incomplete character at the end of the stream becomes U+FFFD.
+    fn end_output(&mut self, exec: u32, output: Output, cursor: &mut StreamCursor) {
         if !self.is_v1()
-            && let Some(text) = flow.decode_rest()
+            && let Some(text) = cursor.decode_rest()
         {
-            self.join(exec, output, flow.next(), LastEvent::Text(text));
+            self.coalesce(exec, output, cursor.next(), Payload::Text(text));
         }
     }
 
-    fn join(&mut self, exec: u32, output: Output, offset: u64, said: LastEvent) {
-        if said.len() == 0 {
-            return;
-        }
-        let joined = match self.joined.take_if(|joined| (joined.exec, joined.output) == (exec, output)) {
-            None => {
-                self.flush();
-                Coalesced { exec, output, offset, said, began: self.clock.now() }
-            }
-            Some(mut joined) => {
-                match (&mut joined.said, said) {
-                    (LastEvent::Text(text), LastEvent::Text(more)) => text.push_str(&more),
-                    (LastEvent::Bytes(bytes), LastEvent::Bytes(more)) => bytes.extend_from_slice(&more),
-                    (LastEvent::Text(_) | LastEvent::Bytes(_), _) => {}
-                }
-                joined
-            }
-        };
-        let enough = joined.said.len() >= ENOUGH;
-        self.joined = Some(joined);
-        if enough {
+    fn ping(&mut self, marks: Vec<Mark>, proves_life: bool) -> u64 {
+        self.flush();
+        self.socket.ping(marks, proves_life)
+    }
+}
+
+impl ClientConnection for EventWriter {
+    fn poll_event(&mut self, context: &mut Context<'_>, is_listening: bool) -> Poll<ClientEvent> {
+        self.socket.poll_event(context, is_listening)
+    }
+
+    fn has_room(&self) -> bool {
+        self.socket.has_room()
+    }
+
+    fn is_paused(&self) -> bool {
+        self.socket.is_paused()
+    }
+
+    fn is_gone(&self) -> bool {
+        self.socket.is_gone()
+    }
+
+    fn excuse_silence(&mut self) {
+        self.socket.excuse_silence();
+    }
+
+    fn is_ping_due(&self) -> bool {
+        self.socket.is_ping_due()
+    }
+
+    fn ping_due(&mut self, marks: Vec<Mark>) {
+        self.flush();
+        self.socket.ping_due(marks);
+    }
+
+    fn answered_ping(&self) -> u64 {
+        self.socket.answered_ping()
+    }
+
+    fn wake_at(&self) -> Option<Moment> {
+        let flush_at = self.coalesced.as_ref().map(Coalesced::due_at);
+        Some(flush_at.into_iter().fold(self.socket.wake_at(), Moment::min))
+    }
+
+    fn flush_due(&mut self) {
+        if self.coalesced.as_ref().is_some_and(|coalesced| self.clock.now() >= coalesced.due_at()) {
             self.flush();
         }
     }
 
-    /// When the coalesced output has to be sent.
-    pub fn wake_at(&self) -> Option<Moment> {
-        self.joined.as_ref().map(Coalesced::due)
+    fn admitted(&mut self) {
+        self.socket.allow_long_messages();
     }
 
-    pub fn flush_due(&mut self) {
-        if self.joined.as_ref().is_some_and(|joined| self.clock.now() >= joined.due()) {
-            self.flush();
-        }
+    fn opened(&mut self) {
+        self.request.end(Outcome::Done);
     }
 
-    pub fn flush(&mut self) {
-        let Some(joined) = self.joined.take() else { return };
-        match joined.said {
-            LastEvent::Bytes(bytes) => self.send_bytes(joined.exec, joined.output, joined.offset, bytes),
-            LastEvent::Text(text) => {
-                let mut rest = text;
-                while !rest.is_empty() {
-                    let more = rest.split_off(rest.floor_char_boundary(MOST_TEXT));
-                    let data = std::mem::replace(&mut rest, more);
-                    let size = data.len();
-                    let event = match joined.output {
-                        Output::Stdout => Event::Stdout { data },
-                        Output::Stderr => Event::Stderr { data },
-                    };
-                    self.socket.output(Message::Text(event.to_json().into()), size);
-                }
-            }
-        }
+    fn traceparent(&self) -> Option<Traceparent> {
+        self.request.traceparent()
     }
 
-    fn send_bytes(&mut self, exec: u32, output: Output, offset: u64, bytes: Vec<u8>) {
-        let stream = match output {
-            Output::Stdout => Stream::Stdout,
-            Output::Stderr => Stream::Stderr,
-        };
-        if bytes.len() <= MOST_BYTES {
-            let size = bytes.len();
-            self.socket.output(Message::Binary(binary::wrap(stream, exec, offset, bytes).into()), size);
-            return;
-        }
-        for (at, payload) in bytes.chunks(MOST_BYTES).enumerate() {
-            let offset = offset.saturating_add((at * MOST_BYTES) as u64);
-            let chunk = Chunk { stream, exec, offset, payload }.encode();
-            self.socket.output(Message::Binary(chunk.into()), payload.len());
-        }
+    fn is_one_shot(&self) -> bool {
+        false
+    }
+
+    fn end(self: Box<Self>, end: SessionEnd) -> BoxFuture<'static, ()> {
+        Box::pin(self.close(end))
     }
 }

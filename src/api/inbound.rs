@@ -24,11 +24,11 @@ use super::frame_scanner::FrameScanner;
 use crate::clock::SharedClock;
 
 /// How much every stream may hold without taking from the budget.
-pub const FREE: u64 = 16 << 10;
+pub const FREE_BYTES: u64 = 16 << 10;
 /// How much is taken from the budget at a time.
-const STEP: u32 = 64 << 10;
+const RESERVE_STEP: u32 = 64 << 10;
 /// Timeout for the rest of a message that takes memory from the budget.
-const WHOLE_WITHIN: Duration = Duration::from_secs(60);
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The memory that all clients share.
 #[derive(Clone, Debug)]
@@ -58,12 +58,12 @@ impl Reservation {
 
     /// Resolves when the reservation is enough for a stream that holds `bytes` in total. Gives back any excess.
     fn poll_resize(&mut self, context: &mut Context<'_>, bytes: u64) -> Poll<()> {
-        let steps = bytes.saturating_sub(FREE).div_ceil(STEP.into());
-        let needed = steps * u64::from(STEP);
-        let superfluous = usize::try_from(self.held().saturating_sub(needed)).unwrap_or(0);
-        drop(self.held.as_mut().and_then(|held| held.split(superfluous)));
+        let steps = bytes.saturating_sub(FREE_BYTES).div_ceil(RESERVE_STEP.into());
+        let needed = steps * u64::from(RESERVE_STEP);
+        let excess = usize::try_from(self.held().saturating_sub(needed)).unwrap_or(0);
+        drop(self.held.as_mut().and_then(|held| held.split(excess)));
         while self.held() < needed {
-            let more = ready!(self.budget.poll_acquire_many(context, STEP));
+            let more = ready!(self.budget.poll_acquire_many(context, RESERVE_STEP));
             match (&mut self.held, more) {
                 (Some(held), Some(more)) => held.merge(more),
                 (held, more) => *held = more,
@@ -106,8 +106,8 @@ impl Gauge {
 
 /// A message that took memory from the budget was not complete in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a message was not whole within {}", humantime::format_duration(WHOLE_WITHIN))]
-pub struct Overdue;
+#[error("a message was not complete within {}", humantime::format_duration(MESSAGE_TIMEOUT))]
+pub struct MessageTimeout;
 
 /// The bytes of a WebSocket, read only as far as there is memory for them.
 pub struct Metered<S> {
@@ -156,16 +156,16 @@ impl<S> Metered<S> {
         }
         let resized = self.reservation.poll_resize(context, received + more);
         self.gauge.is_waiting.store(resized.is_pending(), Ordering::Relaxed);
-        if received <= FREE {
+        if received <= FREE_BYTES {
             self.overdue = None;
         } else {
             let clock = &self.clock;
             let overdue = self.overdue.get_or_insert_with(|| {
                 let clock = clock.clone();
-                async move { clock.sleep(WHOLE_WITHIN).await }.boxed()
+                async move { clock.sleep(MESSAGE_TIMEOUT).await }.boxed()
             });
             if overdue.poll_unpin(context).is_ready() {
-                return Poll::Ready(Err(io::Error::other(Overdue)));
+                return Poll::Ready(Err(io::Error::other(MessageTimeout)));
             }
         }
         resized.map(Ok)
@@ -217,7 +217,7 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
-    use crate::clock::TestClock;
+    use crate::testkit::TestClock;
 
     const LONG: u64 = 1 << 20;
 
@@ -271,13 +271,13 @@ mod tests {
         client.write_all(&[b'x'; 100_000]).await.unwrap();
         read(&mut stream).await.unwrap();
         let error = stream.read(&mut [0; 100]).await.unwrap_err();
-        assert!(error.get_ref().is_some_and(|error| error.is::<Overdue>()), "{error}");
+        assert!(error.get_ref().is_some_and(|error| error.is::<MessageTimeout>()), "{error}");
         // A message that fits into the free share has no timeout.
         let (mut client, mut stream) = streams(&budget, 2 * LONG);
         client.write_all(&head()).await.unwrap();
         let clock: SharedClock = Arc::new(TestClock::new(1));
         assert!(read(&mut stream).await.is_ok());
-        assert!(clock.timeout(10 * WHOLE_WITHIN, stream.read(&mut [0; 100])).await.is_err());
+        assert!(clock.timeout(10 * MESSAGE_TIMEOUT, stream.read(&mut [0; 100])).await.is_err());
     }
 
     #[tokio::test(start_paused = true)]

@@ -188,7 +188,7 @@ pub fn desire(spec: &mut Spec, state: DesiredState) -> bool {
 }
 
 /// Requests running again after this session's checkpoint failed, unless the spec was changed since.
-pub fn take_back(spec: &mut Spec, here: &InstanceId) -> bool {
+pub fn revert_checkpoint(spec: &mut Spec, here: &InstanceId) -> bool {
     let ours = spec.desired_state == DesiredState::Checkpointed && spec.placement.as_ref() == Some(here);
     if ours {
         spec.desired_state = DesiredState::Running;
@@ -197,12 +197,12 @@ pub fn take_back(spec: &mut Spec, here: &InstanceId) -> bool {
 }
 
 /// Adds a one-shot request; its answer is stored under the nonce.
-pub fn wish(spec: &mut Spec, nonce: &Nonce, wish: &metadata::Request) -> bool {
-    spec.requests.insert(nonce.clone(), wish.clone()).is_none()
+pub fn add_request(spec: &mut Spec, nonce: &Nonce, request: &metadata::Request) -> bool {
+    spec.requests.insert(nonce.clone(), request.clone()).is_none()
 }
 
 /// Removes a one-shot request that was answered or that no session waits for.
-pub fn settle(spec: &mut Spec, nonce: &Nonce) -> bool {
+pub fn remove_request(spec: &mut Spec, nonce: &Nonce) -> bool {
     spec.requests.remove(nonce).is_some()
 }
 
@@ -422,7 +422,7 @@ mod tests {
         spec.desired_state = DesiredState::Deleted;
         assert!(!attach(&mut spec, &there(), true, false));
         assert!(!desire(&mut spec, DesiredState::Checkpointed));
-        assert!(!take_back(&mut spec, &here()));
+        assert!(!revert_checkpoint(&mut spec, &here()));
         assert_eq!(spec.desired_state, DesiredState::Deleted);
     }
 
@@ -505,10 +505,10 @@ mod tests {
     #[test]
     fn only_the_own_wish_is_taken_back() {
         let mut spec = spec();
-        assert!(!take_back(&mut spec, &here()), "somebody wants it running already");
+        assert!(!revert_checkpoint(&mut spec, &here()), "somebody wants it running already");
         spec.desired_state = DesiredState::Checkpointed;
-        assert!(!take_back(&mut spec, &InstanceId::from_bits([2; 16])), "it is wanted elsewhere");
-        assert!(take_back(&mut spec, &here()));
+        assert!(!revert_checkpoint(&mut spec, &InstanceId::from_bits([2; 16])), "it is wanted elsewhere");
+        assert!(revert_checkpoint(&mut spec, &here()));
         assert_eq!(spec.desired_state, DesiredState::Running);
     }
 

@@ -5,6 +5,7 @@
 
 mod agent_link;
 mod caller;
+mod client_connection;
 pub mod close_code;
 mod connections;
 mod delivered;
@@ -23,6 +24,8 @@ pub mod limits;
 mod lingering_close;
 pub mod listener;
 pub mod output;
+mod pings;
+mod response_writer;
 mod sandbox_list;
 mod session;
 mod session_registry;
@@ -44,7 +47,7 @@ use axum::{
 use baton_protocol::{
     id::{InstanceId, SandboxId, Tenant},
     limits::{Bounds, Limits},
-    metadata::{PlainWords, Spec},
+    metadata::PlainWords,
     request::Config,
 };
 use serde::Deserialize;
@@ -152,18 +155,6 @@ impl Api {
             tasks: TaskTracker::new(),
             closing: CancellationToken::new(),
         })
-    }
-
-    /// Writes a new sandbox, leased to this instance from its first write on. The reconciler learns of the lease before
-    /// it is written, and continues from it when woken.
-    async fn create(&self, spec: &Spec) -> records::Result<()> {
-        let (id, me) = (&spec.sandbox_id, &self.settings.instance);
-        let lease = self.bus.lease(id);
-        let created = self.records.create(spec, me, &lease).await;
-        if created.is_err() {
-            self.bus.unlease(id);
-        }
-        created
     }
 
     fn abilities(&self) -> Abilities {
@@ -399,6 +390,7 @@ fn public_message(error: &records::Error) -> String {
             }
             store::Error::NotFound(_)
             | store::Error::Damaged { .. }
+            | store::Error::Newer { .. }
             | store::Error::Unsigned(_)
             | store::Error::Other { .. } => "Storage failed.".to_owned(),
         },

@@ -9,12 +9,12 @@
 //! ```
 //! `next - sent` is at most the beginning of one UTF-8 character.
 
-use baton_protocol::{agent, event::Output, id::ExecId};
+use baton_protocol::{agent, event::Output, frame::Stream};
 
 /// How much of a stream may be in flight without the client having confirmed it.
 pub const WINDOW: u64 = 1 << 20;
 /// Confirmations are passed on in steps of this size, or when everything is confirmed.
-const STEP: u64 = 64 << 10;
+const CONFIRM_STEP: u64 = 64 << 10;
 
 /// How far a client had come with a command when a ping was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub struct Mark {
 pub struct StreamCursor {
     next: u64,
     confirmed: u64,
-    passed_on: u64,
+    reported: u64,
     /// The replay number that frames must carry; `None` accepts every frame.
     replay: Option<u64>,
     ends_at: Option<u64>,
@@ -41,7 +41,7 @@ pub struct StreamCursor {
 
 /// What is new in a data frame.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Taken {
+pub struct NewOutput {
     /// The range of bytes that are lost before the new ones.
     pub gap: Option<(u64, u64)>,
     /// Where the new bytes start in the stream and in the payload.
@@ -52,16 +52,16 @@ pub struct Taken {
 impl StreamCursor {
     /// Starts at `offset` with frames that carry `replay`.
     pub fn resumed(offset: u64, replay: u64) -> Self {
-        Self { next: offset, confirmed: offset, passed_on: offset, replay: Some(replay), ..Self::default() }
+        Self { next: offset, confirmed: offset, reported: offset, replay: Some(replay), ..Self::default() }
     }
 
     /// Continues from the current position with frames that carry `replay`, after output was skipped.
-    pub fn again(&mut self, replay: u64) {
+    pub fn expect_replay(&mut self, replay: u64) {
         self.replay = Some(replay);
     }
 
     /// Returns what is new in a frame; `None` if nothing is.
-    pub fn take(&mut self, offset: u64, sequence: u64, len: usize) -> Option<Taken> {
+    pub fn advance(&mut self, offset: u64, sequence: u64, len: usize) -> Option<NewOutput> {
         if self.replay.is_some_and(|replay| replay != sequence) {
             return None;
         }
@@ -76,7 +76,7 @@ impl StreamCursor {
         }
         let start = offset.max(self.next);
         self.next = end;
-        Some(Taken { gap, offset: start, skip: (start - offset) as usize })
+        Some(NewOutput { gap, offset: start, skip: (start - offset) as usize })
     }
 
     /// Ends the stream at `offset`. Returns the range that was lost before it.
@@ -144,9 +144,9 @@ impl StreamCursor {
     /// Confirms that the client has everything below `offset`. If `Some`, tell the agent now.
     pub fn confirm(&mut self, offset: u64) -> Option<u64> {
         self.confirmed = self.confirmed.max(offset.min(self.sent()));
-        let due = self.confirmed >= self.passed_on.saturating_add(STEP) || self.confirmed == self.next;
-        (due && self.confirmed > self.passed_on).then(|| {
-            self.passed_on = self.confirmed;
+        let due = self.confirmed >= self.reported.saturating_add(CONFIRM_STEP) || self.confirmed == self.next;
+        (due && self.confirmed > self.reported).then(|| {
+            self.reported = self.confirmed;
             self.confirmed
         })
     }
@@ -159,8 +159,7 @@ impl StreamCursor {
 /// The delivery of one command to the client of this session.
 #[derive(Debug)]
 pub struct Delivery {
-    pub exec: u32,
-    pub exec_id: ExecId,
+    exec: u32,
     pub stdout: StreamCursor,
     pub stderr: StreamCursor,
     exit: Option<agent::Exit>,
@@ -170,27 +169,26 @@ pub struct Delivery {
     pub is_peek: bool,
     is_done: bool,
     /// Whether the client has confirmed the exit.
-    is_heard: bool,
-    settled: bool,
+    is_exit_confirmed: bool,
+    is_settled: bool,
 }
 
 impl Delivery {
-    pub fn new(exec: u32, exec_id: ExecId) -> Self {
+    pub fn new(exec: u32) -> Self {
         Self {
             exec,
-            exec_id,
             stdout: StreamCursor::default(),
             stderr: StreamCursor::default(),
             exit: None,
             is_muted: false,
             is_peek: false,
             is_done: false,
-            is_heard: false,
-            settled: false,
+            is_exit_confirmed: false,
+            is_settled: false,
         }
     }
 
-    pub fn flow(&mut self, output: Output) -> &mut StreamCursor {
+    pub fn cursor(&mut self, output: Output) -> &mut StreamCursor {
         match output {
             Output::Stdout => &mut self.stdout,
             Output::Stderr => &mut self.stderr,
@@ -205,15 +203,15 @@ impl Delivery {
         self.exit.is_some()
     }
 
-    /// Takes how far the streams go, which the agent reports after the exit. Returns whether more is to come.
-    pub fn compare(&mut self, stdout: u64, stderr: u64) -> bool {
-        self.settled = self.stdout.next >= stdout && self.stderr.next >= stderr;
-        !self.settled
+    /// Takes over how far the streams go, which the agent reports after the exit. Returns whether more is to come.
+    pub fn settle(&mut self, stdout: u64, stderr: u64) -> bool {
+        self.is_settled = self.stdout.next >= stdout && self.stderr.next >= stderr;
+        !self.is_settled
     }
 
     /// Returns the exit once, when the command has exited and all of its output was taken.
     pub fn take_exit(&mut self) -> Option<agent::Exit> {
-        let all = self.settled || (self.stdout.has_ended() && self.stderr.has_ended());
+        let all = self.is_settled || (self.stdout.has_ended() && self.stderr.has_ended());
         if self.is_done || !all {
             return None;
         }
@@ -227,8 +225,8 @@ impl Delivery {
     }
 
     /// Notes that the client has confirmed the exit. Returns whether that is new.
-    pub fn heard(&mut self) -> bool {
-        !std::mem::replace(&mut self.is_heard, true)
+    pub fn confirm_exit(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_exit_confirmed, true)
     }
 
     pub fn mark(&self) -> Mark {
@@ -237,8 +235,23 @@ impl Delivery {
 
     /// Whether nothing more will come and the client has everything.
     pub fn is_over(&self) -> bool {
-        let over = |flow: &StreamCursor| flow.ends_at.is_some_and(|end| flow.confirmed >= end);
-        self.is_heard && over(&self.stdout) && over(&self.stderr)
+        let over = |cursor: &StreamCursor| cursor.ends_at.is_some_and(|end| cursor.confirmed >= end);
+        self.is_exit_confirmed && over(&self.stdout) && over(&self.stderr)
+    }
+}
+
+pub fn stream_of(output: Output) -> Stream {
+    match output {
+        Output::Stdout => Stream::Stdout,
+        Output::Stderr => Stream::Stderr,
+    }
+}
+
+pub fn output_of(stream: Stream) -> Option<Output> {
+    match stream {
+        Stream::Stdout => Some(Output::Stdout),
+        Stream::Stderr => Some(Output::Stderr),
+        Stream::Stdin | Stream::Exit | Stream::Tree => None,
     }
 }
 
@@ -248,71 +261,71 @@ mod tests {
 
     use super::*;
 
-    fn taken(gap: Option<(u64, u64)>, offset: u64, skip: usize) -> Option<Taken> {
-        Some(Taken { gap, offset, skip })
+    fn taken(gap: Option<(u64, u64)>, offset: u64, skip: usize) -> Option<NewOutput> {
+        Some(NewOutput { gap, offset, skip })
     }
 
     #[test]
     fn every_byte_is_taken_once_and_a_gap_is_seen() {
-        let mut flow = StreamCursor::default();
-        assert_eq!(flow.take(0, 0, 10), taken(None, 0, 0));
-        assert_eq!(flow.take(4, 0, 6), None);
-        assert_eq!(flow.take(4, 0, 10), taken(None, 10, 6));
-        assert_eq!(flow.take(20, 0, 5), taken(Some((14, 20)), 20, 0));
-        assert_eq!(flow.end(30, 0), Some((25, 30)));
-        assert_eq!(flow.confirmed(), 20);
+        let mut cursor = StreamCursor::default();
+        assert_eq!(cursor.advance(0, 0, 10), taken(None, 0, 0));
+        assert_eq!(cursor.advance(4, 0, 6), None);
+        assert_eq!(cursor.advance(4, 0, 10), taken(None, 10, 6));
+        assert_eq!(cursor.advance(20, 0, 5), taken(Some((14, 20)), 20, 0));
+        assert_eq!(cursor.end(30, 0), Some((25, 30)));
+        assert_eq!(cursor.confirmed(), 20);
     }
 
     #[test]
     fn frames_of_another_replay_are_not_taken() {
-        let mut flow = StreamCursor::resumed(100, 7);
-        assert_eq!(flow.take(100, 6, 10), None);
-        assert_eq!(flow.end(100, 6), None);
-        assert!(!flow.has_ended());
-        assert_eq!(flow.take(100, 7, 10), Some(Taken { gap: None, offset: 100, skip: 0 }));
+        let mut cursor = StreamCursor::resumed(100, 7);
+        assert_eq!(cursor.advance(100, 6, 10), None);
+        assert_eq!(cursor.end(100, 6), None);
+        assert!(!cursor.has_ended());
+        assert_eq!(cursor.advance(100, 7, 10), Some(NewOutput { gap: None, offset: 100, skip: 0 }));
     }
 
     #[test]
     fn a_client_confirms_no_more_than_it_was_sent_and_the_agent_hears_it_in_steps() {
-        let mut flow = StreamCursor::default();
-        flow.take(0, 0, 1 << 20);
-        assert_eq!(flow.confirm(10), None);
-        assert_eq!(flow.confirm(STEP), Some(STEP));
-        assert_eq!(flow.credit(), STEP + WINDOW);
-        assert_eq!(flow.confirm(u64::MAX), Some(1 << 20));
-        assert_eq!(flow.confirm(u64::MAX), None);
-        assert_eq!(flow.confirm(5), None);
+        let mut cursor = StreamCursor::default();
+        cursor.advance(0, 0, 1 << 20);
+        assert_eq!(cursor.confirm(10), None);
+        assert_eq!(cursor.confirm(CONFIRM_STEP), Some(CONFIRM_STEP));
+        assert_eq!(cursor.credit(), CONFIRM_STEP + WINDOW);
+        assert_eq!(cursor.confirm(u64::MAX), Some(1 << 20));
+        assert_eq!(cursor.confirm(u64::MAX), None);
+        assert_eq!(cursor.confirm(5), None);
     }
 
     #[test]
     fn a_begun_character_counts_as_not_sent() {
-        let mut flow = StreamCursor::default();
-        flow.take(0, 0, 3);
-        assert_eq!(flow.decode("aé".as_bytes().split_at(2).0), "a");
-        assert_eq!((flow.sent(), flow.next()), (2, 3));
-        assert_eq!(flow.decode_rest().as_deref(), Some("\u{fffd}"));
-        assert_eq!(flow.decode_rest(), None);
+        let mut cursor = StreamCursor::default();
+        cursor.advance(0, 0, 3);
+        assert_eq!(cursor.decode("aé".as_bytes().split_at(2).0), "a");
+        assert_eq!((cursor.sent(), cursor.next()), (2, 3));
+        assert_eq!(cursor.decode_rest().as_deref(), Some("\u{fffd}"));
+        assert_eq!(cursor.decode_rest(), None);
     }
 
     #[test]
     fn the_end_is_told_once_after_all_output() {
-        let mut delivery = Delivery::new(1, ExecId::parse("a").unwrap());
+        let mut delivery = Delivery::new(1);
         delivery.exited(agent::Exit { code: Some(0), ..agent::Exit::default() });
         assert_eq!(delivery.take_exit(), None);
-        delivery.stdout.take(0, 0, 5);
+        delivery.stdout.advance(0, 0, 5);
         delivery.stdout.end(5, 0);
         assert_eq!(delivery.take_exit(), None);
-        assert!(delivery.compare(5, 3), "stderr is behind");
-        delivery.stderr.take(0, 0, 3);
-        assert!(!delivery.compare(5, 3));
+        assert!(delivery.settle(5, 3), "stderr is behind");
+        delivery.stderr.advance(0, 0, 3);
+        assert!(!delivery.settle(5, 3));
         assert!(delivery.take_exit().is_some());
         assert_eq!(delivery.take_exit(), None);
         assert!(!delivery.is_over());
         delivery.stderr.end(3, 0);
         delivery.stdout.confirm(5);
         delivery.stderr.confirm(3);
-        assert!(!delivery.is_over(), "the client has not heard the end");
-        assert!(delivery.heard() && !delivery.heard());
+        assert!(!delivery.is_over(), "the client has not confirmed the exit");
+        assert!(delivery.confirm_exit() && !delivery.confirm_exit());
         assert!(delivery.is_over());
     }
 
@@ -321,14 +334,14 @@ mod tests {
         fn text_is_the_same_wherever_it_is_cut(bytes in prop::collection::vec(prop_oneof![any::<u8>(), 0xc0..=0xf5u8, 0x80..=0xbfu8], 0..60), cuts in prop::collection::vec(0usize..60, 0..8)) {
             let mut cuts: Vec<_> = cuts.into_iter().map(|cut| cut.min(bytes.len())).chain([0, bytes.len()]).collect();
             cuts.sort_unstable();
-            let mut flow = StreamCursor::default();
+            let mut cursor = StreamCursor::default();
             let mut text: String = cuts.windows(2).map(|cut| {
-                flow.take(cut[0] as u64, 0, cut[1] - cut[0]);
-                let text = flow.decode(&bytes[cut[0]..cut[1]]);
-                assert!(flow.next() - flow.sent() < 4);
+                cursor.advance(cut[0] as u64, 0, cut[1] - cut[0]);
+                let text = cursor.decode(&bytes[cut[0]..cut[1]]);
+                assert!(cursor.next() - cursor.sent() < 4);
                 text
             }).collect();
-            text.extend(flow.decode_rest());
+            text.extend(cursor.decode_rest());
             prop_assert_eq!(text, String::from_utf8_lossy(&bytes));
         }
     }

@@ -44,12 +44,12 @@ impl SessionRegistry {
             let (serial, liveness_probes) = {
                 let mut inner = self.lock();
                 match inner.entries.get(id) {
-                    None => return Some(self.sit(&mut inner, id)),
+                    None => return Some(self.insert(&mut inner, id)),
                     Some(entry) => (entry.serial, entry.liveness_probes.clone()),
                 }
             };
             let (alive, answer) = oneshot::channel();
-            let asked = clock
+            let probed = clock
                 .timeout(ALIVE_WITHIN, async move {
                     if liveness_probes.send(alive).await.is_err() {
                         return false;
@@ -58,21 +58,21 @@ impl SessionRegistry {
                     answer.await.is_ok()
                 })
                 .await;
-            match asked {
+            match probed {
                 Ok(true) => return None,
                 // The other session has just ended by itself.
                 Ok(false) => {}
                 Err(_) => {
                     let mut inner = self.lock();
                     if inner.entries.get(id).is_some_and(|entry| entry.serial == serial) {
-                        return Some(self.sit(&mut inner, id));
+                        return Some(self.insert(&mut inner, id));
                     }
                 }
             }
         }
     }
 
-    fn sit(self: &Arc<Self>, inner: &mut Inner, id: &SandboxId) -> SessionSlot {
+    fn insert(self: &Arc<Self>, inner: &mut Inner, id: &SandboxId) -> SessionSlot {
         inner.serial += 1;
         let serial = inner.serial;
         let (sender, liveness_probes) = mpsc::channel(8);
@@ -92,7 +92,7 @@ impl SessionSlot {
     }
 
     /// Waits for the next probe; `None` means that the slot was taken. Cancel safe.
-    pub async fn knock(&mut self) -> Option<LivenessProbe> {
+    pub async fn next_probe(&mut self) -> Option<LivenessProbe> {
         self.liveness_probes.recv().await
     }
 }
@@ -109,7 +109,7 @@ impl Drop for SessionSlot {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::TestClock;
+    use crate::testkit::TestClock;
 
     #[tokio::test(start_paused = true)]
     async fn the_living_stay_the_dead_give_way_and_who_left_is_forgotten() {
@@ -118,13 +118,13 @@ mod tests {
         let registry = Arc::new(SessionRegistry::default());
         let mut first = registry.admit(&id, &clock).await.unwrap();
         let (second, ()) = tokio::join!(registry.admit(&id, &clock), async {
-            first.knock().await.unwrap().send(()).unwrap();
+            first.next_probe().await.unwrap().send(()).unwrap();
         });
         assert!(second.is_none());
         let third = registry.admit(&id, &clock).await.expect("nobody answered");
         // The unanswered probe is still in the queue; after it the first session sees that its slot is taken.
-        assert!(first.knock().await.unwrap().is_closed());
-        assert!(first.knock().await.is_none());
+        assert!(first.next_probe().await.unwrap().is_closed());
+        assert!(first.next_probe().await.is_none());
         assert!(first.is_taken() && !third.is_taken());
         drop(first);
         assert_eq!(registry.lock().entries.len(), 1);

@@ -30,14 +30,14 @@ pub enum Stage {
 
 /// A request of this session that ends it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asked {
+pub enum EndingRequest {
     Checkpoint,
     Kill,
 }
 
 /// One-shot requests of this session that are not answered yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Wished {
+pub struct Unanswered {
     pub snapshot: bool,
     /// A checkpoint after which the sandbox keeps running; also that of a fork, which starts without a status.
     pub checkpoint: bool,
@@ -45,23 +45,23 @@ pub struct Wished {
 
 /// How to react to a lifecycle event.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Answer {
+pub struct StatusReply {
     pub events: Vec<Event>,
-    pub then: Then,
+    pub reaction: Reaction,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Then {
+pub enum Reaction {
     #[default]
     Stay,
     /// The sandbox runs here: open the link.
-    Enter,
+    Open,
     /// The sandbox left before this session had it: request it again.
-    AskAgain,
+    RequestAgain,
     /// An answer may have been written: poll for it.
-    Look,
+    PollAnswers,
     /// The session's own checkpoint failed: request running again, then close.
-    TakeBack,
+    Revert,
     /// A live client on another instance holds the sandbox: report that a little later, and close.
     InUse,
     Close(Close),
@@ -72,20 +72,37 @@ pub enum Then {
 pub struct StatusMachine {
     pub stage: Stage,
     pub dialect: Dialect,
+    pub features: SpecFeatures,
+    pub requested: Option<EndingRequest>,
+    pub unanswered: Unanswered,
+    sent: SentStatuses,
+    checkpoint: CheckpointState,
+}
+
+/// What the spec says about the statuses of a session.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SpecFeatures {
     /// Whether the spec allows handoff: only then are lock statuses sent.
     pub has_handoff: bool,
     /// Whether the sandbox is stored, so that its last checkpoint survives an idle stop.
     pub is_persistent: bool,
-    pub asked: Option<Asked>,
-    pub wished: Wished,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct SentStatuses {
     restoring: bool,
     acquiring: bool,
     acquired: bool,
-    /// The reason for a checkpoint in progress that ends the session.
-    checkpointing: Option<LeaveReason>,
-    /// The reason for the checkpoint whose failure was reported.
+    paused: bool,
+}
+
+/// A checkpoint that ends the session.
+#[derive(Clone, Copy, Debug, Default)]
+struct CheckpointState {
+    /// The reason for the one in progress.
+    in_progress: Option<LeaveReason>,
+    /// The reason for the one whose failure was sent.
     failed: Option<LeaveReason>,
-    fenced: bool,
 }
 
 impl StatusMachine {
@@ -93,78 +110,73 @@ impl StatusMachine {
         Self {
             stage,
             dialect,
-            has_handoff: false,
-            is_persistent: false,
-            asked: None,
-            wished: Wished::default(),
-            restoring: false,
-            acquiring: false,
-            acquired: false,
-            checkpointing: None,
-            failed: None,
-            fenced: false,
+            features: SpecFeatures::default(),
+            requested: None,
+            unanswered: Unanswered::default(),
+            sent: SentStatuses::default(),
+            checkpoint: CheckpointState::default(),
         }
     }
 
     /// Whether the sandbox is about to leave: commands and input are refused.
     pub fn is_leaving(&self) -> bool {
-        self.asked.is_some() || self.checkpointing.is_some()
+        self.requested.is_some() || self.checkpoint.in_progress.is_some()
     }
 
     /// Takes over what the spec says about the statuses of this session.
-    pub fn learn(&mut self, spec: &Spec, dialect: Dialect) {
+    pub fn apply_spec(&mut self, spec: &Spec, dialect: Dialect) {
         self.dialect = dialect;
-        self.has_handoff = spec.enable_sandbox_handoff;
-        self.is_persistent = spec.enable_sandbox_checkpoint;
+        self.features =
+            SpecFeatures { has_handoff: spec.enable_sandbox_handoff, is_persistent: spec.enable_sandbox_checkpoint };
     }
 
-    fn tells_locks(&self) -> bool {
-        self.has_handoff && self.dialect.tells_all_steps()
+    fn sends_locks(&self) -> bool {
+        self.features.has_handoff && self.dialect.sends_all_steps()
     }
 
     pub fn is_acquired(&self) -> bool {
-        self.acquired
+        self.sent.acquired
     }
 
     /// Notes that the client requested a checkpoint and got CHECKPOINTING.
-    pub fn ask_checkpoint(&mut self) {
-        self.asked = Some(Asked::Checkpoint);
-        self.checkpointing = Some(LeaveReason::Checkpointed);
-        self.failed = None;
+    pub fn request_checkpoint(&mut self) {
+        self.requested = Some(EndingRequest::Checkpoint);
+        self.checkpoint.in_progress = Some(LeaveReason::Checkpointed);
+        self.checkpoint.failed = None;
     }
 
     /// RESTORING, the first time.
     pub fn restoring(&mut self) -> Vec<Event> {
-        if std::mem::replace(&mut self.restoring, true) { vec![] } else { vec![Event::status(Status::Restoring)] }
+        if std::mem::replace(&mut self.sent.restoring, true) { vec![] } else { vec![Event::status(Status::Restoring)] }
     }
 
-    pub fn tell(&mut self, passing: &LifecycleEvent) -> Answer {
-        match passing {
+    pub fn handle(&mut self, event: &LifecycleEvent) -> StatusReply {
+        match event {
             LifecycleEvent::Acquiring => self.lock(Status::LockAcquiring),
             LifecycleEvent::Acquired => self.lock(Status::LockAcquired),
-            LifecycleEvent::Running { .. } => Answer { events: vec![], then: Then::Enter },
+            LifecycleEvent::Running { .. } => StatusReply { events: vec![], reaction: Reaction::Open },
             LifecycleEvent::Failed { reason: Reason::InUse, .. } if self.stage == Stage::Attaching => {
-                Answer { events: self.restoring(), then: Then::InUse }
+                StatusReply { events: self.restoring(), reaction: Reaction::InUse }
             }
             LifecycleEvent::Failed { message, .. } => self.fail(message),
             LifecycleEvent::ReleaseRequested { by, claim } => self.release_requested(by, *claim),
             // The session itself answers probes.
-            LifecycleEvent::Probe { .. } => Answer::default(),
+            LifecycleEvent::Probe { .. } => StatusReply::default(),
             LifecycleEvent::Checkpointing { why } => self.checkpoint(*why),
             LifecycleEvent::CheckpointFailed { why, message, .. } => self.checkpoint_failed(*why, message),
             LifecycleEvent::Left { why, checkpoint_id } => self.leave(*why, checkpoint_id.as_ref()),
             LifecycleEvent::Fenced { message } => {
-                self.fenced = true;
+                self.sent.paused = true;
                 let update = Update { message: Some(message.clone()), ..Update::new(Status::Paused) };
                 let open = self.stage == Stage::Open && self.dialect.is_v1();
                 stay(if open { vec![Event::StatusUpdate(update)] } else { vec![] })
             }
             LifecycleEvent::Unfenced => {
-                let was = std::mem::replace(&mut self.fenced, false);
+                let was = std::mem::replace(&mut self.sent.paused, false);
                 self.when_open(was && self.dialect.is_v1(), Status::Running)
             }
             LifecycleEvent::LeaseLost { message } => self.lose(message),
-            LifecycleEvent::Answered => Answer { events: vec![], then: Then::Look },
+            LifecycleEvent::Answered => StatusReply { events: vec![], reaction: Reaction::PollAnswers },
             LifecycleEvent::Progress { what, done, total } => self.progress(what, *done, *total),
         }
     }
@@ -172,54 +184,54 @@ impl StatusMachine {
     /// In v1 the status that was sent at the start is sent again, with the progress. If none was sent, because another
     /// session made the request or because it failed before, nothing is sent now. Only a fork sends its first status
     /// here, if it takes long.
-    fn progress(&self, what: &str, done: u64, total: u64) -> Answer {
-        let leaves = self.checkpointing.is_some() && self.failed != self.checkpointing;
+    fn progress(&self, what: &str, done: u64, total: u64) -> StatusReply {
+        let leaves = self.checkpoint.in_progress.is_some() && self.checkpoint.failed != self.checkpoint.in_progress;
         let status = match (self.stage, what) {
             (Stage::Creating, DOWNLOAD | EXTRACT) => Status::Creating,
-            (Stage::Attaching, DOWNLOAD | EXTRACT) if self.restoring => Status::Restoring,
-            (Stage::Open, SNAPSHOT) if self.wished.snapshot => Status::FilesystemSnapshotCreating,
-            (Stage::Open, UPLOAD) if self.wished.checkpoint || leaves => Status::Checkpointing,
-            _ => return Answer::default(),
+            (Stage::Attaching, DOWNLOAD | EXTRACT) if self.sent.restoring => Status::Restoring,
+            (Stage::Open, SNAPSHOT) if self.unanswered.snapshot => Status::FilesystemSnapshotCreating,
+            (Stage::Open, UPLOAD) if self.unanswered.checkpoint || leaves => Status::Checkpointing,
+            _ => return StatusReply::default(),
         };
         // A transfer that has not moved any bytes yet only shows that it is alive.
-        if !self.dialect.is_v1() || done == 0 || self.asked == Some(Asked::Kill) {
-            return Answer::default();
+        if !self.dialect.is_v1() || done == 0 || self.requested == Some(EndingRequest::Kill) {
+            return StatusReply::default();
         }
         let progress = Some(Progress { done, total });
         stay(vec![Event::StatusUpdate(Update { progress, ..Update::new(status) })])
     }
 
-    fn when_open(&self, holds: bool, status: Status) -> Answer {
+    fn when_open(&self, holds: bool, status: Status) -> StatusReply {
         stay(if holds && self.stage == Stage::Open { vec![Event::status(status)] } else { vec![] })
     }
 
     /// Tells the client that loses the sandbox which instance takes it, and why; a plain client only with details.
-    fn release_requested(&mut self, by: &InstanceId, claim: Claim) -> Answer {
-        self.failed = None;
-        if !self.tells_locks() || self.stage != Stage::Open {
-            return Answer::default();
+    fn release_requested(&mut self, by: &InstanceId, claim: Claim) -> StatusReply {
+        self.checkpoint.failed = None;
+        if !self.sends_locks() || self.stage != Stage::Open {
+            return StatusReply::default();
         }
         let silent = if claim == Claim::Ask { ", and this one gave no sign of life" } else { "" };
         let message = Some(format!("A client attached on instance {by}{silent}: the sandbox moves there."));
         stay(vec![Event::StatusUpdate(Update { message, ..Update::new(Status::LockReleaseRequested) })])
     }
 
-    fn lock(&mut self, status: Status) -> Answer {
+    fn lock(&mut self, status: Status) -> StatusReply {
         if self.stage == Stage::Open {
-            return Answer::default();
+            return StatusReply::default();
         }
-        let said = if status == Status::LockAcquiring { &mut self.acquiring } else { &mut self.acquired };
-        if std::mem::replace(said, true) {
-            return Answer::default();
+        let sent = if status == Status::LockAcquiring { &mut self.sent.acquiring } else { &mut self.sent.acquired };
+        if std::mem::replace(sent, true) {
+            return StatusReply::default();
         }
         let mut events = if self.stage == Stage::Attaching { self.restoring() } else { vec![] };
-        if self.tells_locks() {
+        if self.sends_locks() {
             events.push(Event::status(status));
         }
         stay(events)
     }
 
-    fn fail(&mut self, message: &str) -> Answer {
+    fn fail(&mut self, message: &str) -> StatusReply {
         let events = match self.stage {
             Stage::Creating => Event::refusal(Status::CreationError, message).to_vec(),
             Stage::Attaching | Stage::Open => {
@@ -231,32 +243,35 @@ impl StatusMachine {
         close(events, Close::Fatal)
     }
 
-    fn checkpoint(&mut self, why: LeaveReason) -> Answer {
+    fn checkpoint(&mut self, why: LeaveReason) -> StatusReply {
         if self.stage != Stage::Open {
-            return Answer::default();
+            return StatusReply::default();
         }
-        let told = self.checkpointing == Some(why) || self.failed == Some(why);
-        self.checkpointing = Some(why);
-        stay(if told { vec![] } else { vec![Event::status(Status::Checkpointing)] })
+        let is_sent = self.checkpoint.in_progress == Some(why) || self.checkpoint.failed == Some(why);
+        self.checkpoint.in_progress = Some(why);
+        stay(if is_sent { vec![] } else { vec![Event::status(Status::Checkpointing)] })
     }
 
-    fn checkpoint_failed(&mut self, why: LeaveReason, message: &str) -> Answer {
-        if self.stage != Stage::Open || self.asked == Some(Asked::Kill) {
-            self.checkpointing = None;
-            return Answer::default();
+    fn checkpoint_failed(&mut self, why: LeaveReason, message: &str) -> StatusReply {
+        if self.stage != Stage::Open || self.requested == Some(EndingRequest::Kill) {
+            self.checkpoint.in_progress = None;
+            return StatusReply::default();
         }
-        self.checkpointing = None;
-        if self.asked == Some(Asked::Checkpoint) && why == LeaveReason::Checkpointed {
-            self.asked = None;
-            return Answer { events: Event::refusal(Status::CheckpointError, message).to_vec(), then: Then::TakeBack };
+        self.checkpoint.in_progress = None;
+        if self.requested == Some(EndingRequest::Checkpoint) && why == LeaveReason::Checkpointed {
+            self.requested = None;
+            return StatusReply {
+                events: Event::refusal(Status::CheckpointError, message).to_vec(),
+                reaction: Reaction::Revert,
+            };
         }
-        if self.failed.replace(why) == Some(why) {
-            return Answer::default();
+        if self.checkpoint.failed.replace(why) == Some(why) {
+            return StatusReply::default();
         }
         stay(Event::refusal(Status::CheckpointError, message).to_vec())
     }
 
-    fn leave(&mut self, why: LeaveReason, checkpoint_id: Option<&CheckpointId>) -> Answer {
+    fn leave(&mut self, why: LeaveReason, checkpoint_id: Option<&CheckpointId>) -> StatusReply {
         match self.stage {
             Stage::Open => self.leave_open(why, checkpoint_id),
             Stage::Creating => {
@@ -275,25 +290,25 @@ impl StatusMachine {
                 | LeaveReason::HandedOff
                 | LeaveReason::Waiter
                 | LeaveReason::Room
-                | LeaveReason::Idle => self.ask_again(),
+                | LeaveReason::Idle => self.request_again(),
             },
         }
     }
 
-    fn ask_again(&mut self) -> Answer {
-        (self.acquiring, self.acquired) = (false, false);
-        Answer { events: self.restoring(), then: Then::AskAgain }
+    fn request_again(&mut self) -> StatusReply {
+        (self.sent.acquiring, self.sent.acquired) = (false, false);
+        StatusReply { events: self.restoring(), reaction: Reaction::RequestAgain }
     }
 
-    fn leave_open(&mut self, why: LeaveReason, checkpoint_id: Option<&CheckpointId>) -> Answer {
+    fn leave_open(&mut self, why: LeaveReason, checkpoint_id: Option<&CheckpointId>) -> StatusReply {
         let checkpointed = || {
             let update = Update { checkpoint_id: checkpoint_id.cloned(), ..Update::new(Status::Checkpointed) };
             Event::StatusUpdate(update)
         };
-        let began = self.checkpointing.take().is_some() || self.failed.is_some();
-        if self.asked == Some(Asked::Kill) || why == LeaveReason::Deleted {
+        let began = self.checkpoint.in_progress.take().is_some() || self.checkpoint.failed.is_some();
+        if self.requested == Some(EndingRequest::Kill) || why == LeaveReason::Deleted {
             let mut events = self.deletion(None);
-            if self.asked == Some(Asked::Kill) {
+            if self.requested == Some(EndingRequest::Kill) {
                 events.push(Event::status(Status::Killed));
             }
             return close(events, Close::Normal);
@@ -304,7 +319,7 @@ impl StatusMachine {
                 if !began {
                     events.push(Event::status(Status::Checkpointing));
                 }
-                if self.dialect.tells_all_steps() {
+                if self.dialect.sends_all_steps() {
                     events.extend(self.deletion(None));
                 }
                 events.push(checkpointed());
@@ -313,8 +328,12 @@ impl StatusMachine {
             LeaveReason::Idle => {
                 let is_checkpointed = began && checkpoint_id.is_some();
                 if !is_checkpointed {
-                    events.extend(self.deletion(Some(if self.is_persistent { IDLE_STORED } else { IDLE_IN_MEMORY })));
-                } else if self.dialect.tells_all_steps() {
+                    events.extend(self.deletion(Some(if self.features.is_persistent {
+                        IDLE_STORED
+                    } else {
+                        IDLE_IN_MEMORY
+                    })));
+                } else if self.dialect.sends_all_steps() {
                     events.extend(self.deletion(None));
                 }
                 if is_checkpointed {
@@ -339,7 +358,7 @@ impl StatusMachine {
 
     fn deletion(&self, message: Option<&str>) -> Vec<Event> {
         let mut events = vec![Event::status(Status::Deleting)];
-        if self.tells_locks() {
+        if self.sends_locks() {
             events.extend([Event::status(Status::LockReleasing), Event::status(Status::LockReleased)]);
         }
         let deleted = Update { message: message.map(str::to_owned), ..Update::new(Status::Deleted) };
@@ -347,10 +366,10 @@ impl StatusMachine {
         events
     }
 
-    fn lose(&mut self, message: &str) -> Answer {
+    fn lose(&mut self, message: &str) -> StatusReply {
         match self.stage {
             // The container that was here before this session belonged to another instance already.
-            Stage::Attaching if !self.acquired => self.ask_again(),
+            Stage::Attaching if !self.sent.acquired => self.request_again(),
             Stage::Creating | Stage::Attaching => self.fail(message),
             Stage::Open if self.dialect.is_v1() => {
                 close(Event::refusal(Status::LockRenewalError, message).to_vec(), Close::Restart)
@@ -361,12 +380,12 @@ impl StatusMachine {
     }
 }
 
-fn stay(events: Vec<Event>) -> Answer {
-    Answer { events, then: Then::Stay }
+fn stay(events: Vec<Event>) -> StatusReply {
+    StatusReply { events, reaction: Reaction::Stay }
 }
 
-fn close(events: Vec<Event>, close: Close) -> Answer {
-    Answer { events, then: Then::Close(close) }
+fn close(events: Vec<Event>, close: Close) -> StatusReply {
+    StatusReply { events, reaction: Reaction::Close(close) }
 }
 
 #[cfg(test)]

@@ -98,8 +98,8 @@ fn config() -> WebSocketConfig {
     WebSocketConfig::default()
         .max_message_size(Some(websocket::MAX_MESSAGE))
         .max_frame_size(Some(websocket::MAX_MESSAGE))
-        .read_buffer_size(websocket::READ_AT_ONCE)
-        .max_write_buffer_size(websocket::MAX_UNWRITTEN)
+        .read_buffer_size(websocket::READ_BUFFER_BYTES)
+        .max_write_buffer_size(websocket::MAX_WRITE_BUFFER)
 }
 
 fn words(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = &str> {

@@ -21,9 +21,11 @@ use tokio_tungstenite::tungstenite::{
 };
 
 use super::{
+    client_connection::ClientEvent,
     close_code::Close,
-    inbound::{Gauge, Overdue},
+    inbound::{Gauge, MessageTimeout},
     output::Mark,
+    pings::Pings,
     upgrade::WebSocket,
 };
 use crate::clock::{Moment, SharedClock};
@@ -33,51 +35,17 @@ pub const MAX_MESSAGE: usize = 16 << 20;
 /// The longest message before the sandbox is admitted: enough for every config, however its text is escaped.
 pub const MAX_FIRST_MESSAGE: usize = 256 << 10;
 /// Read buffer size: every session has such a buffer, which is zeroed before each read.
-pub const READ_AT_ONCE: usize = 16 << 10;
+pub const READ_BUFFER_BYTES: usize = 16 << 10;
 /// The default limit of client libraries; every frame is smaller.
 pub const MAX_FRAME: usize = 1 << 20;
 /// How much the library may buffer for a client that does not read: one message, and its own answers to pings and
 /// closes. If the answers do not fit, the library keeps the newest.
-pub const MAX_UNWRITTEN: usize = 2 * MAX_FRAME;
+pub const MAX_WRITE_BUFFER: usize = 2 * MAX_FRAME;
 /// Above this nothing more is taken from the sandbox.
 const QUEUE_BYTES: usize = 1 << 20;
 const QUEUE_MESSAGES: usize = 1024;
-/// A ping is sent after this much silence, and after this much output.
-pub const PING_EVERY: Duration = Duration::from_secs(10);
-const PING_BYTES: u64 = 256 << 10;
-/// A plain client confirms by pong: the ping goes out at most this long after a send, so that hardly anything is sent
-/// again after a reconnect.
-const CONFIRM_WITHIN: Duration = Duration::from_millis(100);
-/// The client counts as gone if it shows no sign of life for this long after a ping.
-const PONG_WITHIN: Duration = Duration::from_secs(10);
 /// Timeout for the last events, the close frame and the client's answer to it.
-const CLOSE_WITHIN: Duration = Duration::from_secs(2);
-
-#[derive(Debug)]
-pub enum SocketEvent {
-    /// Something was written: the queue may have room again.
-    Wrote,
-    Text(String),
-    Binary(Bytes),
-    /// The client has everything sent before some ping; these are the newest marks it confirms.
-    Pong(Vec<Mark>),
-    /// A message exceeds the current limit. It is not read any further until the limit is raised.
-    TooLong,
-    /// The client sent something that is not a WebSocket message, or one that is too long. Nothing more can be read.
-    Broken(Close),
-    /// The client closed the connection, or it broke.
-    Gone,
-}
-
-#[derive(Debug)]
-struct Sent {
-    number: u64,
-    at: Moment,
-    marks: Vec<Mark>,
-    /// Whether the client counts as gone if it does not answer. A ping that only confirms may follow any event, and a
-    /// client may leave that unread for a while.
-    proves_life: bool,
-}
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub struct Socket {
     socket: WebSocket,
@@ -86,21 +54,12 @@ pub struct Socket {
     queue: VecDeque<Message>,
     queued: usize,
     unflushed: bool,
-    /// Whether only pongs tell how far the client has come.
-    confirms_by_pong: bool,
-    pings: VecDeque<Sent>,
-    last_ping: u64,
-    ping_at: Moment,
-    /// When to send the ping that confirms what was sent.
-    confirm_at: Option<Moment>,
-    since_ping: u64,
-    /// The client's last sign of life.
-    alive_at: Moment,
+    pings: Pings,
 }
 
 impl std::fmt::Debug for Socket {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Wire").field("queued", &self.queued).finish_non_exhaustive()
+        f.debug_struct("Socket").field("queued", &self.queued).finish_non_exhaustive()
     }
 }
 
@@ -114,13 +73,7 @@ impl Socket {
             queue: VecDeque::new(),
             queued: 0,
             unflushed: false,
-            confirms_by_pong,
-            pings: VecDeque::new(),
-            last_ping: 0,
-            ping_at: now + PING_EVERY,
-            confirm_at: None,
-            since_ping: 0,
-            alive_at: now,
+            pings: Pings::new(now, confirms_by_pong),
         }
     }
 
@@ -135,19 +88,12 @@ impl Socket {
     }
 
     pub fn send(&mut self, event: &Event) {
-        self.push_confirmed(Message::Text(event.to_json().into()));
+        self.output(Message::Text(event.to_json().into()), 0);
     }
 
     /// Queues one piece of output, however it is encoded.
     pub fn output(&mut self, message: Message, bytes: usize) {
-        self.since_ping += bytes as u64;
-        self.push_confirmed(message);
-    }
-
-    fn push_confirmed(&mut self, message: Message) {
-        if self.confirms_by_pong {
-            self.confirm_at.get_or_insert(self.clock.now() + CONFIRM_WITHIN);
-        }
+        self.pings.sent(bytes, self.clock.now());
         self.push(message);
     }
 
@@ -161,42 +107,30 @@ impl Socket {
     }
 
     pub fn is_ping_due(&self) -> bool {
-        self.is_proof_due() || self.confirm_at.is_some_and(|at| self.clock.now() >= at)
-    }
-
-    fn is_proof_due(&self) -> bool {
-        self.since_ping >= PING_BYTES || self.clock.now() >= self.ping_at
+        self.pings.is_due(self.clock.now())
     }
 
     /// Sends the ping that is due: a liveness ping, or one that only confirms.
-    pub fn ping_due(&mut self, marks: Vec<Mark>) -> u64 {
-        let proves_life = self.is_proof_due();
-        self.ping(marks, proves_life)
+    pub fn ping_due(&mut self, marks: Vec<Mark>) {
+        let proves_life = self.pings.is_liveness_due(self.clock.now());
+        self.ping(marks, proves_life);
     }
 
-    /// Sends a ping and returns its number. Its pong confirms `marks`; with `proves_life` a client that does not answer
-    /// counts as gone.
+    /// Sends a ping and returns its number.
     pub fn ping(&mut self, marks: Vec<Mark>, proves_life: bool) -> u64 {
-        let now = self.clock.now();
-        self.last_ping += 1;
-        self.since_ping = 0;
-        self.confirm_at = None;
-        if proves_life {
-            self.ping_at = now + PING_EVERY;
-        }
-        self.pings.push_back(Sent { number: self.last_ping, at: now, marks, proves_life });
-        self.push(Message::Ping(Bytes::copy_from_slice(&self.last_ping.to_be_bytes())));
-        self.last_ping
+        let number = self.pings.ping(marks, proves_life, self.clock.now());
+        self.push(Message::Ping(Bytes::copy_from_slice(&number.to_be_bytes())));
+        number
     }
 
     /// The number of the newest ping that was answered.
-    pub fn ponged(&self) -> u64 {
-        self.pings.front().map_or(self.last_ping, |ping| ping.number - 1)
+    pub fn answered_ping(&self) -> u64 {
+        self.pings.answered()
     }
 
     /// When the next ping is due or the client counts as gone.
     pub fn wake_at(&self) -> Moment {
-        [self.gone_at(), self.confirm_at].into_iter().flatten().fold(self.ping_at, Moment::min)
+        self.gone_at().into_iter().fold(self.pings.wake_at(), Moment::min)
     }
 
     pub fn is_gone(&self) -> bool {
@@ -204,52 +138,44 @@ impl Socket {
     }
 
     fn gone_at(&self) -> Option<Moment> {
-        if self.gauge.is_waiting() {
-            return None;
-        }
-        let oldest = self.pings.iter().find(|ping| ping.proves_life);
-        oldest.map(|ping| ping.at.max(self.alive_at) + PONG_WITHIN)
+        if self.gauge.is_waiting() { None } else { self.pings.gone_at() }
     }
 
     /// Counts the client as alive: the session was not reading from it, so its silence proves nothing.
-    pub fn excuse(&mut self) {
-        self.alive_at = self.clock.now();
+    pub fn excuse_silence(&mut self) {
+        self.pings.note_alive(self.clock.now());
     }
 
-    /// Writes what can be written; then, with `listen`, also waits for the client. Cancel safe.
-    pub async fn turn(&mut self, listen: bool) -> SocketEvent {
-        poll_fn(|context| self.poll_turn(context, listen)).await
-    }
-
-    fn poll_turn(&mut self, context: &mut Context<'_>, listen: bool) -> Poll<SocketEvent> {
+    /// Writes what can be written; then, with `is_listening`, also waits for the client.
+    pub fn poll_event(&mut self, context: &mut Context<'_>, is_listening: bool) -> Poll<ClientEvent> {
         match self.poll_write(context) {
-            Ok(true) => return Poll::Ready(SocketEvent::Wrote),
+            Ok(true) => return Poll::Ready(ClientEvent::Wrote),
             Ok(false) => {}
-            Err(_) => return Poll::Ready(SocketEvent::Gone),
+            Err(_) => return Poll::Ready(ClientEvent::Gone),
         }
-        if !listen {
+        if !is_listening {
             return Poll::Pending;
         }
         loop {
             let was_waiting = self.gauge.is_waiting();
             let Poll::Ready(read) = self.socket.poll_next_unpin(context) else {
                 if was_waiting || self.gauge.is_waiting() {
-                    self.excuse();
+                    self.excuse_silence();
                 }
-                return if self.gauge.is_paused() { Poll::Ready(SocketEvent::TooLong) } else { Poll::Pending };
+                return if self.gauge.is_paused() { Poll::Ready(ClientEvent::TooLong) } else { Poll::Pending };
             };
-            self.alive_at = self.clock.now();
+            self.pings.note_alive(self.clock.now());
             return Poll::Ready(match read {
-                Some(Ok(Message::Text(text))) => SocketEvent::Text(text.as_str().to_owned()),
-                Some(Ok(Message::Binary(bytes))) => SocketEvent::Binary(bytes),
-                Some(Ok(Message::Pong(number))) => match self.take_pong(&number) {
-                    Some(marks) => SocketEvent::Pong(marks),
+                Some(Ok(Message::Text(text))) => ClientEvent::Text(text.as_str().to_owned()),
+                Some(Ok(Message::Binary(bytes))) => ClientEvent::Binary(bytes),
+                Some(Ok(Message::Pong(number))) => match self.pings.pong(&number) {
+                    Some(marks) => ClientEvent::Pong(marks),
                     None => continue,
                 },
                 // The library answers pings itself.
                 Some(Ok(Message::Ping(_) | Message::Frame(_))) => continue,
-                Some(Ok(Message::Close(_))) | None => SocketEvent::Gone,
-                Some(Err(error)) => fault(&error).map_or(SocketEvent::Gone, SocketEvent::Broken),
+                Some(Ok(Message::Close(_))) | None => ClientEvent::Gone,
+                Some(Err(error)) => fault(&error).map_or(ClientEvent::Gone, ClientEvent::Broken),
             });
         }
     }
@@ -270,7 +196,7 @@ impl Socket {
             wrote = true;
             // A client that takes output slowly is alive; a ping that was written proves nothing.
             if !is_ping {
-                self.alive_at = self.clock.now();
+                self.pings.note_alive(self.clock.now());
             }
         }
         if self.unflushed
@@ -280,15 +206,6 @@ impl Socket {
             self.unflushed = false;
         }
         Ok(wrote)
-    }
-
-    fn take_pong(&mut self, payload: &[u8]) -> Option<Vec<Mark>> {
-        let number = u64::from_be_bytes(payload.try_into().ok()?);
-        let mut marks = None;
-        while self.pings.front().is_some_and(|ping| ping.number <= number) {
-            marks = self.pings.pop_front().map(|ping| ping.marks);
-        }
-        marks
     }
 
     /// Sends what is queued and the close frame, and waits a bounded time for the client's answer.
@@ -304,18 +221,19 @@ impl Socket {
                     let _ = self.socket.flush().await;
                     return;
                 }
-                if matches!(self.turn(is_sent).await, SocketEvent::Gone | SocketEvent::TooLong) {
+                let event = poll_fn(|context| self.poll_event(context, is_sent)).await;
+                if matches!(event, ClientEvent::Gone | ClientEvent::TooLong) {
                     return;
                 }
             }
         };
-        let _ = clock.timeout(CLOSE_WITHIN, closed).await;
+        let _ = clock.timeout(CLOSE_TIMEOUT, closed).await;
     }
 
     /// Ends without a close frame: the client has closed the connection or is unreachable.
     pub async fn leave(mut self) {
         let clock = self.clock.clone();
-        let _ = clock.timeout(CLOSE_WITHIN, async { while let Some(Ok(_)) = self.socket.next().await {} }).await;
+        let _ = clock.timeout(CLOSE_TIMEOUT, async { while let Some(Ok(_)) = self.socket.next().await {} }).await;
     }
 }
 
@@ -334,7 +252,7 @@ fn fault(error: &Error) -> Option<Close> {
         Error::Utf8(_) => Some(Close::BadData),
         Error::Protocol(ProtocolError::ResetWithoutClosingHandshake) => None,
         Error::Protocol(_) => Some(Close::Protocol),
-        Error::Io(error) => error.get_ref().is_some_and(|error| error.is::<Overdue>()).then_some(Close::Restart),
+        Error::Io(error) => error.get_ref().is_some_and(|error| error.is::<MessageTimeout>()).then_some(Close::Restart),
         Error::ConnectionClosed
         | Error::AlreadyClosed
         | Error::Tls(_)

@@ -1,7 +1,7 @@
 //! The bus as its two sides use it.
 
 use super::*;
-use crate::clock::TestClock;
+use crate::testkit::TestClock;
 use std::time::Duration;
 
 fn bus() -> (Arc<Bus>, SandboxId, SharedClock) {

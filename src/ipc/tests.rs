@@ -13,11 +13,12 @@ use super::*;
 use crate::{
     bus::{Bus, Evictability, StartKind},
     clock::{SharedClock, SystemClock},
-    runtime::{Lifecycle, Start, fake::FakeContainers},
+    runtime::{Lifecycle, Start},
     storage::{
         memory::Memory,
         store::{Poll, Precondition, Store},
     },
+    testkit::FakeContainers,
 };
 
 struct Pair {

@@ -12,7 +12,10 @@ use std::{
 
 use tokio::sync::Notify;
 
-use super::{ReconcilerContext, actions::Failure, staging::Staging};
+use super::{
+    ReconcilerContext,
+    actions::{Failure, staging::Staging},
+};
 use crate::storage::{checkpoints::Checkpoints, store};
 
 /// Delay after a failed attempt.

@@ -3,7 +3,7 @@
 use baton_protocol::metadata::DesiredState;
 
 use super::{
-    plan::{Action, LockState},
+    plan::{Action, Desired, LockState},
     worker::Worker,
 };
 use crate::{
@@ -17,41 +17,39 @@ impl Worker {
         self.context.bus.is_wanted(&self.id) && !self.is_attended() && self.is_evictable(seen)
     }
 
-    /// Publishes the sandbox's evictability on the bus. `leaves`: the next action releases it.
-    pub(super) fn tell_tenure(&self, seen: Seen, leaves: bool) {
-        let evictability = if leaves {
-            Evictability::Leaves
-        } else if self.is_evictable(seen) {
-            Evictability::Spare { since: self.used_at() }
-        } else {
-            Evictability::Stays
-        };
+    /// Publishes the sandbox's evictability on the bus, given the next action. Upkeep changes nothing about it.
+    pub(super) fn publish_evictability(&self, seen: Seen, action: Action, desired: Desired) {
+        match action {
+            Action::Rest | Action::Finish => self.publish_evictability_at_rest(seen),
+            action if action.is_upkeep() => {}
+            _ if desired != Desired::Running => self.context.bus.set_tenure(&self.id, Evictability::Leaves),
+            _ => self.publish_evictability_at_rest(seen),
+        }
+    }
+
+    pub(super) fn publish_evictability_at_rest(&self, seen: Seen) {
+        let evictability =
+            if self.is_evictable(seen) { Evictability::Spare { since: self.used_at() } } else { Evictability::Stays };
         self.context.bus.set_tenure(&self.id, evictability);
     }
 
     /// A checkpoint would keep all of its state, and none has just failed. While a session is attached its commands
     /// are ignored: they start and end all the time, and the bus never evicts a sandbox that has a session.
     fn is_evictable(&self, seen: Seen) -> bool {
-        let persistent = self.found.as_ref().is_some_and(|found| found.metadata.spec.enable_sandbox_checkpoint);
-        persistent
+        self.record.is_persistent()
             && self.context.checkpoints.is_some()
-            && self.standing() == LockState::Ours
+            && self.lease.state() == LockState::Ours
             && seen.container == Container::Running
             && (seen.running_execs == 0 || self.is_attended())
             && !self.is_refused()
-            && !self.must_wait(Action::Checkpoint)
-    }
-
-    /// A session is attached, or waits for the sandbox here.
-    pub(super) fn is_attended(&self) -> bool {
-        self.context.bus.presence(&self.id).attached
+            && !self.retry.defers(Action::Checkpoint, self.context.clock.now())
     }
 
     /// Completes when the current action is no longer wanted: the sandbox is to be deleted, or a session attached to
     /// one that was being evicted. Reads the metadata itself, independently of the worker.
     pub(super) fn cancelled(&self) -> impl Future<Output = ()> + Send + 'static {
         let (context, id, wakeup) = (self.context.clone(), self.id.clone(), self.wakeup.clone());
-        let makes_room = self.why == LeaveReason::Room;
+        let makes_room = self.announced.leave_reason == LeaveReason::Room;
         async move {
             while !makes_room || !context.bus.presence(&id).attached {
                 tokio::select! {

@@ -19,7 +19,7 @@ impl Named for Action {
             Self::Decline => "decline",
             Self::Renew => "renew",
             Self::Create => "create",
-            Self::Refuse => "refuse",
+            Self::Refuse(_) => "refuse",
             Self::Fence => "fence",
             Self::Resume => "resume",
             Self::Remove => "remove",
@@ -30,7 +30,14 @@ impl Named for Action {
             Self::Save => "save",
             Self::Snapshot => "snapshot",
             Self::Extract => "extract",
+            Self::Probe => "probe",
+            Self::Expire => "expire",
+            Self::RecreateMetadata => "recreate_metadata",
+            Self::ReportInvalid => "report_invalid",
+            Self::ForgetAnswers => "forget_answers",
+            Self::CollectGarbage => "collect_garbage",
             Self::Rest => "rest",
+            Self::Finish => "finish",
         }
     }
 }

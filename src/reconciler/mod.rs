@@ -7,27 +7,27 @@
 //!      └─────────── something changed ◀────────┘
 //! ```
 
-mod action_trace;
 mod actions;
+mod activity;
+mod announced;
 mod base_upload;
-mod checkpoint;
-mod contend;
+mod checkpoint_state;
+mod contention;
 pub mod desired;
 mod eviction;
-mod fetch;
+mod lease_view;
 mod metric_labels;
 mod observe;
 pub mod plan;
 pub mod precedence;
+mod record_view;
 mod report;
-mod requests;
-mod restore;
-mod rootfs_source;
+mod retry;
 mod runtimes;
-mod snapshot;
-mod staging;
+mod start_state;
 pub mod sweep;
 mod worker;
+mod worker_telemetry;
 
 use std::{
     collections::HashMap,

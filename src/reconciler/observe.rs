@@ -1,88 +1,103 @@
-//! Observation: combines what storage, the container and the bus report into one value for `desired` and `plan`.
+//! Observation: combines what storage, the container and the bus say into one value for `desired` and `plan`. Only
+//! reads; what has to be written is planned.
 
 use std::time::Duration;
 
-use baton_protocol::{
-    id::hex,
-    metadata::{DesiredState, Metadata, Phase, Spec, Status},
-};
-use sha2::{Digest, Sha256};
+use baton_protocol::metadata::{DesiredState, Request, Spec};
 
 use super::{
-    desired::{Inputs, idle_in},
-    plan::{LockState, Observed, Saved},
+    desired::Inputs,
+    plan::{Attachment, LockState, Observed, Saved, Upkeep},
     precedence::Verdict,
-    sweep::{since_1970, sweep_rules::outlived},
-    worker::{LockRead, Worker},
+    record_view::MetadataFault,
+    sweep::since_1970,
+    worker::Worker,
 };
 use crate::{
-    clock::Moment,
-    runtime::{self, Container, Seen},
-    storage::{
-        lease::{self, LeaseHandle, rules::LeaseState},
-        records::{self, Looked, Place},
-    },
+    runtime::{Container, Seen},
+    storage::{lease::LeaseHandle, records::Place},
 };
 
+/// One observation of the sandbox.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Observation {
+    /// The container.
+    pub(super) seen: Seen,
+    /// What the desired state depends on.
+    pub(super) inputs: Inputs,
+    /// What the plan depends on besides.
+    pub(super) observed: Observed,
+}
+
 impl Worker {
-    /// Reads what is due (the metadata and the lock) and renews our lease if needed. Both reads may be slow, so they
-    /// run concurrently.
-    pub(super) async fn refresh(&mut self) {
+    /// Reads what is due, and puts together everything that `desired` and `plan` depend on.
+    pub(super) async fn observe(&mut self) -> Observation {
+        self.read_due().await;
+        let seen = *self.context.lifecycle.watch(&self.id).borrow();
         let now = self.context.clock.now();
-        let (context, id) = (self.context.clone(), self.id.clone());
-        if self.lock.is_none() {
-            self.lock = context.records.place_of(&id).and_then(|place| self.open_lock(place));
+        self.activity.note(seen, now);
+        let is_live = matches!(seen.container, Container::Running | Container::Paused | Container::Fenced);
+        if self.lease.is_held() && is_live {
+            // Set even if the action that started it was interrupted.
+            self.lease.ran = true;
         }
-        let known = self.found.as_ref().map(|found| (found.version.clone(), found.place));
-        let is_due = now >= self.metadata_due;
+        match self.record.spec().cloned() {
+            Some(spec) => self.observe_known(seen, &spec),
+            None => self.observe_unknown(seen),
+        }
+    }
+
+    /// Reads metadata and lock if they are due. Both reads may be slow, so they run concurrently. A renewal that is
+    /// due goes first: nothing is read before it.
+    async fn read_due(&mut self) {
+        let now = self.context.clock.now();
+        if self.lease.handle.is_none() {
+            self.lease.handle = self.context.records.place_of(&self.id).and_then(|place| self.open_lock(place));
+        }
+        if self.lease.is_renewal_due(now) {
+            return;
+        }
+        let (context, id) = (self.context.clone(), self.id.clone());
+        let (reads_metadata, known) = (now >= self.record.due, self.record.known());
         let metadata = async {
             let known = known.as_ref().map(|(version, place)| (version, *place));
-            if is_due { Some(context.records.look(&id, known).await) } else { None }
+            if reads_metadata { Some(context.records.look(&id, known).await) } else { None }
         };
-        let reads_lock = now >= self.lock_due || self.lock_read == LockRead::Never;
+        let reads_lock = now >= self.lease.due || !self.lease.was_read();
         let lock = async {
-            let lock = self.lock.as_mut()?;
-            if matches!(lock.stand(), Some(LeaseState::Ours)) && now >= lock.next_renewal() {
-                Some((lock.renew().await, true))
-            } else if reads_lock {
-                Some((lock.read().await, false))
-            } else {
-                None
-            }
+            let handle = self.lease.handle.as_mut().filter(|_| reads_lock)?;
+            Some(handle.read().await)
         };
         let (looked, read) = futures::join!(metadata, lock);
         if let Some(looked) = looked {
-            self.metadata_due = now + context.rhythm.metadata;
-            self.take_in(looked).await;
+            self.record.note_read(&id, looked, self.lease.is_held());
+            let is_unknown = self.record.is_unreadable() && self.record.spec().is_none();
+            let again_in =
+                if is_unknown { context.clock.jittered(context.times.retry) } else { context.rhythm.metadata };
+            self.record.due = now + again_in;
         }
-        self.expire().await;
-        self.settle_answers().await;
+        if self.lease.is_held() {
+            self.record.note_answers(now);
+        }
         let mut has_read = read.is_some();
-        if let Some((read, was_renewal)) = read {
-            self.note(read);
-            if was_renewal {
-                self.extend().await;
-            }
-        } else if self.lock_read == LockRead::Never
-            && let Some(lock) = &mut self.lock
-        {
-            // The metadata has just shown where the lock is stored.
-            let read = lock.read().await;
-            self.note(read);
-            has_read = true;
+        if let Some(read) = read {
+            self.lease.note_read(&id, read);
+        } else if !self.lease.was_read() {
+            // The metadata may just have shown where the lock is stored.
+            has_read = self.read_first_lock().await;
         }
-        let due = self.context.clock.now() + self.lock_rhythm();
-        self.lock_due = if has_read { due } else { due.min(self.lock_due) };
-        // A waiter that shows no sign of life is skipped, so we refresh our entry. A declined entry already has its
-        // answer.
-        let entry = self.lock.as_ref().and_then(LeaseHandle::entry).filter(|entry| !entry.declined);
-        if let Some(claim) = entry.map(|entry| entry.claim).filter(|_| now >= self.beat_due)
-            && let Some(lock) = &mut self.lock
-        {
-            self.beat_due = now + self.context.times.beat;
-            let beaten = lock.wait(claim).await;
-            self.note(beaten);
+        let due = self.context.clock.now() + self.lock_interval();
+        self.lease.due = if has_read { due } else { due.min(self.lease.due) };
+    }
+
+    async fn read_first_lock(&mut self) -> bool {
+        if self.lease.handle.is_none() {
+            self.lease.handle = self.record.place().and_then(|place| self.open_lock(place));
         }
+        let Some(handle) = &mut self.lease.handle else { return false };
+        let read = handle.read().await;
+        self.lease.note_read(&self.id, read);
+        true
     }
 
     /// Opens the lock for writing, with the initial lease if the sandbox was created here.
@@ -94,164 +109,56 @@ impl Worker {
         })
     }
 
-    async fn take_in(&mut self, looked: records::Result<Option<Looked>>) {
-        self.unread = looked.is_err();
-        match looked {
-            Ok(Some(Looked::Unchanged)) => {}
-            Ok(Some(Looked::Found(found))) => {
-                self.spec_sha256 = spec_sha256(&found.metadata.spec);
-                if self.lock.is_none() {
-                    self.lock = self.open_lock(found.place);
-                }
-                self.found = Some(*found);
-                self.amiss = false;
-            }
-            Ok(None) if !self.is_held() => self.found = None,
-            // Deletion requires `deleted` in the spec: metadata that merely disappeared is created again.
-            Ok(None) => {
-                if let Some((record, place)) = self.remembered()
-                    && let Err(error) = self.context.records.recreate(&record, place).await
-                {
-                    tracing::warn!(sandbox = %self.id, %error, "the metadata is gone and cannot be made anew");
-                }
-            }
-            Err(error) if error.reason().is_some() => self.complain(&error).await,
-            Err(error) => tracing::warn!(sandbox = %self.id, %error, "the metadata cannot be read"),
-        }
-    }
-
-    /// Sets `deleted` in the spec, as an operator would, once the sandbox has outlived its `ttl`.
-    async fn expire(&mut self) {
-        let now = since_1970(&self.context.clock);
-        let over = |spec: &Spec| spec.desired_state != DesiredState::Deleted && outlived(spec, now);
-        if !self.is_held() || !self.found.as_ref().is_some_and(|found| over(&found.metadata.spec)) {
-            return;
-        }
-        let change = |spec: &mut Spec| {
-            let is_over = over(spec);
-            if is_over {
-                spec.desired_state = DesiredState::Deleted;
-            }
-            is_over
-        };
-        match self.context.records.wish(&self.id, None, &change).await {
-            Ok(_) => {
-                tracing::info!(sandbox = %self.id, "its ttl is over");
-                let known = self.found.as_ref().map(|found| (found.version.clone(), found.place));
-                let known = known.as_ref().map(|(version, place)| (version, *place));
-                let looked = self.context.records.look(&self.id, known).await;
-                self.take_in(looked).await;
-            }
-            Err(error) => tracing::warn!(sandbox = %self.id, %error, "its ttl is over, and that cannot be written"),
-        }
-    }
-
-    /// The metadata as we know it, with a status of our own: we must not write an older holder's status.
-    fn remembered(&self) -> Option<(Metadata, Place)> {
-        let found = self.found.as_ref()?;
-        let status = Status {
-            phase: if self.told.running { Phase::Running } else { Phase::Pending },
-            instance: Some(self.context.who.me.clone()),
-            epoch: self.lock.as_ref()?.held()?.epoch,
-            observed_spec_sha256: self.spec_sha256.clone(),
-            updated: self.context.clock.timestamp(),
-            ..Status::default()
-        };
-        Some((Metadata { status, ..found.metadata.clone() }, found.place))
-    }
-
-    pub(super) fn note(&mut self, read: lease::Result<()>) {
-        let before = self.lock_read;
-        self.lock_read = match &read {
-            Ok(()) | Err(lease::Error::Changed) => LockRead::Good,
-            Err(error) => error.reason().map_or(LockRead::Failed, LockRead::Unusable),
-        };
-        // An error that persists until an operator acts is logged once.
-        if let Err(error) = &read
-            && (self.lock_read == LockRead::Failed || self.lock_read != before)
-            && !matches!(error, lease::Error::Changed | lease::Error::Missing)
-        {
-            tracing::warn!(sandbox = %self.id, %error, "the lock cannot be read or written");
-        }
-    }
-
-    /// Sends the guard the container's current deadline.
-    pub(super) async fn extend(&self) {
-        let deadline = self.lock.as_ref().and_then(|lock| *lock.deadline().borrow());
-        let Some(deadline) = deadline else { return };
-        match self.context.lifecycle.extend(&self.id, deadline).await {
-            Ok(()) | Err(runtime::Error::NotIn(_)) => {}
-            Err(error) => tracing::error!(sandbox = %self.id, %error, "the guard does not take the deadline"),
-        }
-    }
-
-    /// Everything that `desired` and `plan` depend on; `None` if the sandbox does not exist.
-    pub(super) fn observe(&mut self, seen: Seen) -> Option<(Inputs, Observed)> {
-        let standing = self.standing();
-        if matches!(standing, LockState::Ours | LockState::Late)
-            && matches!(seen.container, Container::Running | Container::Paused | Container::Fenced)
-        {
-            // Set even if the action that started it was interrupted.
-            self.ran = true;
-        }
-        self.note_busy(seen);
-        let now = self.context.clock.now();
-        let presence = self.context.bus.presence(&self.id);
-        let unattended = !presence.ever_attached && now - presence.known_since >= self.context.rhythm.unattended;
-        let idle = self.is_idle(seen, unattended);
-        let verdict = self.verdict(seen, &presence);
-        let Some(found) = &self.found else {
-            // Without a record, only our own container remains to be removed.
-            return (seen.container != Container::Absent).then(|| self.nothing_known(seen));
-        };
-        let spec = &found.metadata.spec;
-        let lock = self.lock.as_ref().and_then(LeaseHandle::lock);
+    fn observe_known(&mut self, seen: Seen, spec: &Spec) -> Observation {
+        let (context, now) = (self.context.clone(), self.context.clock.now());
+        let (lock, saved, is_refused) = (self.lease.state(), self.lease.saved(), self.is_refused());
+        let presence = context.bus.presence(&self.id);
+        let is_unattended = !presence.ever_attached && now - presence.known_since >= context.rhythm.unattended;
+        let is_idle = self.is_idle(seen, is_unattended);
+        let (verdict, unprobed) = self.verdict(seen, &presence);
         let persistent = spec.enable_sandbox_checkpoint;
-        let saved = self.saved();
-        let refused = self.is_refused();
         let inputs = Inputs {
             spec: spec.desired_state,
-            purging: lock.is_some_and(|lock| lock.purging),
-            held: matches!(standing, LockState::Ours | LockState::Late),
+            purging: self.lease.lock().is_some_and(|lock| lock.purging),
+            held: self.lease.is_held(),
             verdict,
             movable: spec.enable_sandbox_handoff,
             persistent,
-            drain: self.context.drain.read(),
+            drain: context.drain.read(),
             yields: self.should_evict(seen),
-            idle,
+            idle: is_idle,
             checkpoint_when_idle: spec.enable_idle_timeout_auto_checkpoint && persistent,
-            placed_here: spec.placement.as_ref() == Some(&self.context.who.me),
+            placed_here: spec.placement.as_ref() == Some(&context.who.me),
             asked_here: presence.attached,
             saved,
-            refused,
+            refused: is_refused,
         };
         let observed = Observed {
-            standing,
+            lock,
             container: seen.container,
             saved,
             checkpointable: persistent,
-            may_wait: self.may_move(spec) && lock.is_some_and(|lock| lock.lease.is_some()),
-            owed_checkpoint: self.owes_checkpoint(),
-            owed_snapshot: self.owes_snapshot(),
-            owed_rootfs: self.owes_rootfs(),
-            registered: self.lock.as_ref().is_some_and(|lock| lock.entry().is_some()),
+            may_wait: self.may_move(spec) && self.lease.lock().is_some_and(|lock| lock.lease.is_some()),
+            checkpoint_requested: self.is_checkpoint_requested(),
+            snapshot_requested: self.is_snapshot_requested(),
+            rootfs_missing: self.is_rootfs_missing(),
+            registered: self.lease.is_registered(),
             waiting: self.is_waiting(spec),
             declines: verdict == Verdict::Decline && spec.enable_sandbox_handoff,
-            refused,
+            refused: is_refused,
+            attachment: self.attachment(&inputs, lock, seen.container),
+            due: self.due(unprobed.is_some()),
+            deferred: self.retry.deferred(now),
         };
-        Some((inputs, observed))
+        Observation { seen, inputs, observed }
     }
 
-    /// Records that a command is running, or was at the last observation.
-    pub(super) fn note_busy(&mut self, seen: Seen) {
-        let busy = seen.running_execs > 0 || seen.container == Container::Fenced;
-        if busy || self.was_busy {
-            self.busy_at = self.context.clock.now();
-        }
-        self.was_busy = busy;
-    }
-
-    pub(super) fn nothing_known(&self, seen: Seen) -> (Inputs, Observed) {
+    /// Without metadata, only our own container remains to be removed. If it is unknown whether there is metadata,
+    /// the container and the sessions wait.
+    fn observe_unknown(&self, seen: Seen) -> Observation {
+        let is_attended = self.is_attended();
+        let may_exist = self.record.is_unreadable() && (is_attended || seen.container != Container::Absent);
+        let is_refused = self.is_refused();
         let inputs = Inputs {
             spec: DesiredState::HandedOff,
             purging: false,
@@ -266,89 +173,64 @@ impl Worker {
             placed_here: false,
             asked_here: false,
             saved: Saved::Nothing,
-            refused: true,
+            refused: is_refused,
         };
         let observed = Observed {
-            standing: LockState::Free,
+            lock: if may_exist { LockState::Unknown } else { LockState::Free },
             container: seen.container,
             saved: Saved::Nothing,
             checkpointable: false,
             may_wait: false,
-            owed_checkpoint: false,
-            owed_snapshot: false,
-            owed_rootfs: false,
+            checkpoint_requested: false,
+            snapshot_requested: false,
+            rootfs_missing: false,
             registered: false,
             waiting: false,
             declines: false,
-            refused: true,
+            refused: is_refused,
+            attachment: if is_attended && !self.announced.running { Attachment::Deleted } else { Attachment::None },
+            due: None,
+            deferred: self.retry.deferred(self.context.clock.now()),
         };
-        (inputs, observed)
+        Observation { seen, inputs, observed }
     }
 
-    pub(super) fn standing(&self) -> LockState {
-        let stand = self.lock.as_ref().and_then(LeaseHandle::stand);
-        match (self.lock_read, stand) {
-            (_, Some(LeaseState::Ours)) => LockState::Ours,
-            // [14]
-            (LockRead::Unusable(_), _) => LockState::Missing,
-            (_, Some(LeaseState::Late)) => LockState::Late,
-            (LockRead::Never | LockRead::Failed, _) | (LockRead::Good, None) => LockState::Unknown,
-            (LockRead::Good, Some(LeaseState::Free)) => LockState::Free,
-            // [9] No instance may acquire a tombstone.
-            (LockRead::Good, Some(LeaseState::Theirs | LeaseState::Purged)) => LockState::Theirs,
-        }
+    /// The most urgent upkeep that is due and does not back off.
+    fn due(&self, is_unprobed: bool) -> Option<Upkeep> {
+        let (now, wall) = (self.context.clock.now(), since_1970(&self.context.clock));
+        let is_due = |upkeep: &Upkeep| match upkeep {
+            Upkeep::Renewal => self.lease.is_renewal_due(now),
+            Upkeep::Probe => is_unprobed,
+            Upkeep::Expiry => self.record.is_expired(wall),
+            Upkeep::MetadataMissing => self.record.fault() == Some(&MetadataFault::Missing),
+            Upkeep::MetadataInvalid => {
+                matches!(self.record.fault(), Some(MetadataFault::Invalid { .. })) && !self.record.is_fault_reported()
+            }
+            Upkeep::StaleAnswers => !self.record.stale_answers(now).is_empty(),
+            Upkeep::Garbage => self.checkpoints.has_garbage && self.lease.is_renewed(),
+        };
+        let backs_off = |upkeep: &Upkeep| *upkeep != Upkeep::Renewal && self.retry.defers(upkeep.action(), now);
+        Upkeep::ALL.into_iter().find(|upkeep| is_due(upkeep) && !backs_off(upkeep))
     }
 
-    /// What the sandbox can start from. Our own acquisition has set `ran` in the lock; what matters is whether it
-    /// really ran.
-    pub(super) fn saved(&self) -> Saved {
-        let Some(file) = &self.lock else { return Saved::Nothing };
-        let Some(lock) = file.lock() else { return Saved::Nothing };
-        let ran = if self.is_held() { self.ran || file.before().ran } else { lock.ran };
-        match (&lock.head, ran) {
-            (Some(_), _) => Saved::Checkpoint,
-            (None, true) => Saved::Lost,
-            (None, false) => Saved::Nothing,
-        }
+    /// A snapshot was requested and not answered yet.
+    fn is_snapshot_requested(&self) -> bool {
+        self.record.unanswered(|request| matches!(request, Request::Snapshot { .. })).next().is_some()
     }
 
-    pub(super) fn is_held(&self) -> bool {
-        matches!(self.standing(), LockState::Ours | LockState::Late)
+    /// The root file system it needs is not known to be here.
+    fn is_rootfs_missing(&self) -> bool {
+        let is_new = self.lease.head().is_none();
+        let names_snapshot = self.record.spec().is_some_and(|spec| spec.filesystem_snapshot_name.is_some());
+        self.start.missing.is_some() || (is_new && self.start.rootfs.is_none() && names_snapshot)
     }
 
-    pub(super) fn idle_in(&self, seen: Seen) -> Option<Duration> {
-        let spec = &self.found.as_ref()?.metadata.spec;
-        let timeout = spec.idle_timeout.map(Duration::from_secs);
-        idle_in(timeout, self.context.clock.now() - self.used_at(), seen.running_execs)
-    }
-
-    /// When a client was last active or a command last ran.
-    pub(super) fn used_at(&self) -> Moment {
-        self.context.bus.presence(&self.id).active_at.max(self.busy_at)
-    }
-
-    /// The idle timeout has passed. Once the sandbox begins to end, it continues unless a session attaches.
-    pub(super) fn is_idle(&mut self, seen: Seen, unattended: bool) -> bool {
-        let asked = self.context.bus.asked(&self.id);
-        if seen.container == Container::Running {
-            let idle = unattended || self.idle_in(seen).is_some_and(|left| left.is_zero());
-            self.idle_under = idle.then_some(asked);
-        }
-        self.idle_under == Some(asked)
-    }
-
-    pub(super) fn lock_rhythm(&self) -> Duration {
+    /// How long to wait before the lock is read again.
+    pub(super) fn lock_interval(&self) -> Duration {
         let presence = self.context.bus.presence(&self.id);
         let now = self.context.clock.now();
-        let movable = self.found.as_ref().is_some_and(|found| found.metadata.spec.enable_sandbox_handoff);
         let left = (!presence.attached && presence.ever_attached).then(|| now - presence.active_at);
-        let waits = self.lock.as_ref().is_some_and(|lock| lock.entry().is_some());
-        let waited = self.contention.as_ref().filter(|_| waits).map(|contention| now - contention.since);
-        self.context.rhythm.lock_in(self.is_held(), movable, left, waited)
+        let waited = self.contention.waited(now).filter(|_| self.lease.is_registered());
+        self.context.rhythm.lock_in(self.lease.is_held(), self.record.is_movable(), left, waited)
     }
-}
-
-fn spec_sha256(spec: &Spec) -> String {
-    let bytes = serde_json::to_vec(spec).unwrap_or_default();
-    hex(&Sha256::digest(&bytes))
 }

@@ -8,6 +8,9 @@
 //!     └──────Release|Purge── Absent ◀──Remove── Fenced                   Absent
 //! ```
 //!
+//! `plan` composes three smaller functions: `refusal` answers a session that cannot get the sandbox, `upkeep` does
+//! what has become due while the lease is held, and `step` brings the sandbox closer to the desired state.
+//!
 //! Rules that hold for every row; the tests check each of them over the whole state space:
 //!
 //! 1. Without the lease, the only change this instance makes is to remove its own container.
@@ -42,7 +45,7 @@ impl Desired {
 /// Everything the planner depends on, read at the start of each pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Observed {
-    pub standing: LockState,
+    pub lock: LockState,
     pub container: Container,
     pub saved: Saved,
     /// The spec allows checkpoints.
@@ -50,19 +53,113 @@ pub struct Observed {
     /// The spec allows handoff and the lock has a holder, so registering as waiter makes sense.
     pub may_wait: bool,
     /// A checkpoint of the running sandbox was requested.
-    pub owed_checkpoint: bool,
+    pub checkpoint_requested: bool,
     /// A snapshot was requested and does not exist yet.
-    pub owed_snapshot: bool,
+    pub snapshot_requested: bool,
     /// The root file system is not on this instance yet.
-    pub owed_rootfs: bool,
+    pub rootfs_missing: bool,
     /// This instance is registered as waiter in the lock.
     pub registered: bool,
-    /// Our waiter entry matches the current request, and the holder has not declined it.
+    /// Our waiter entry matches the current request, is fresh, and the holder has not declined it.
     pub waiting: bool,
     /// Another instance waits and must be told that the sandbox is in use.
     pub declines: bool,
     /// The last attempt at this spec failed for good, and no session has attached since.
     pub refused: bool,
+    /// The session that attached here and waits for the sandbox.
+    pub attachment: Attachment,
+    /// The most urgent upkeep that is due.
+    pub due: Option<Upkeep>,
+    /// The step that failed last, while its retry is not due yet.
+    pub deferred: Option<Action>,
+}
+
+/// The prospects of a session that attached here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Attachment {
+    /// No session is attached.
+    None,
+    /// Nothing is known that would keep the sandbox from running here.
+    Waiting,
+    /// The sandbox does not exist any more.
+    Deleted,
+    /// The holder declined our request: a live client is attached there.
+    Declined,
+    /// A later attach placed the sandbox on another instance.
+    Superseded,
+    /// The sandbox may not be handed off, and its holder has shown that it is alive.
+    HeldElsewhere,
+    /// The holder did not release the sandbox in time.
+    TimedOut,
+}
+
+impl Attachment {
+    pub const ALL: [Self; 7] = [
+        Self::None,
+        Self::Waiting,
+        Self::Deleted,
+        Self::Declined,
+        Self::Superseded,
+        Self::HeldElsewhere,
+        Self::TimedOut,
+    ];
+}
+
+/// Work that becomes due while the lease is held, most urgent first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Upkeep {
+    /// The lease must be renewed.
+    Renewal,
+    /// A waiter asks for the sandbox, and the client attached here was not probed for it yet.
+    Probe,
+    /// The sandbox has outlived its `ttl`.
+    Expiry,
+    /// The metadata has disappeared, although its deletion was not requested.
+    MetadataMissing,
+    /// The metadata is invalid, and its status does not say so yet.
+    MetadataInvalid,
+    /// Requests were answered long ago, and their clients have not collected the answers.
+    StaleAnswers,
+    /// There may be checkpoints that nothing references any more, and the lease was just renewed.
+    Garbage,
+}
+
+impl Upkeep {
+    pub const ALL: [Self; 7] = [
+        Self::Renewal,
+        Self::Probe,
+        Self::Expiry,
+        Self::MetadataMissing,
+        Self::MetadataInvalid,
+        Self::StaleAnswers,
+        Self::Garbage,
+    ];
+
+    pub const fn action(self) -> Action {
+        match self {
+            Self::Renewal => Action::Renew,
+            Self::Probe => Action::Probe,
+            Self::Expiry => Action::Expire,
+            Self::MetadataMissing => Action::RecreateMetadata,
+            Self::MetadataInvalid => Action::ReportInvalid,
+            Self::StaleAnswers => Action::ForgetAnswers,
+            Self::Garbage => Action::CollectGarbage,
+        }
+    }
+}
+
+/// Why a session cannot get the sandbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Rejection {
+    /// The lock is missing or unusable.
+    NoLock,
+    /// The sandbox ran and left no checkpoint.
+    StateLost,
+    Deleted,
+    InUse,
+    Superseded,
+    RunningElsewhere,
+    HandoffTimeout,
 }
 
 /// The state of the lock, as seen by this instance.
@@ -104,19 +201,19 @@ impl Saved {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Register as waiter, or update our claim.
+    /// Register as waiter, update our claim, or show that we still wait.
     Wait,
     Withdraw,
     /// Tell the waiter that the sandbox is in use.
     Decline,
     Acquire,
-    /// Prove that the late lease is still ours.
+    /// Prove that the lease is still ours, which extends it.
     Renew,
     Extract,
     Create,
     Restore,
-    /// Report permanently why the sandbox cannot run; nothing else changes.
-    Refuse,
+    /// Tell the sessions and, as holder, the status why the sandbox cannot run; nothing else changes.
+    Refuse(Rejection),
     /// Have the guard stop it.
     Fence,
     /// Let it continue, whether it was paused or fenced.
@@ -129,16 +226,94 @@ pub enum Action {
     Remove,
     Release,
     Purge,
+    /// Ask the attached client for a sign of life.
+    Probe,
+    /// Set `deleted` in the spec.
+    Expire,
+    RecreateMetadata,
+    /// Write to the status of invalid metadata what is wrong with it.
+    ReportInvalid,
+    /// Remove answered requests from the spec.
+    ForgetAnswers,
+    /// Erase checkpoints that nothing references.
+    CollectGarbage,
     /// Nothing to do until something changes.
     Rest,
+    /// Nothing of the sandbox is here, and no session here waits for it: the worker ends.
+    Finish,
+}
+
+impl Action {
+    /// Whether it neither changes the container nor who holds the lease.
+    pub fn is_upkeep(self) -> bool {
+        Upkeep::ALL.iter().any(|upkeep| upkeep.action() == self)
+    }
 }
 
 pub fn plan(desired: Desired, seen: &Observed) -> Action {
+    if let Some(rejection) = refusal(desired, seen) {
+        return Action::Refuse(rejection);
+    }
+    let due = upkeep(desired, seen);
+    if let Some(due) = due.filter(|due| *due != Upkeep::Garbage) {
+        return due.action();
+    }
+    match step(desired, seen) {
+        Action::Rest => {}
+        step if seen.deferred == Some(step) => {}
+        step => return step,
+    }
+    match due {
+        Some(due) => due.action(),
+        None if is_finished(desired, seen) => Action::Finish,
+        None => Action::Rest,
+    }
+}
+
+/// Why the session that waits here cannot get the sandbox, if it cannot.
+fn refusal(desired: Desired, seen: &Observed) -> Option<Rejection> {
+    if seen.refused || seen.container != Container::Absent {
+        return None;
+    }
+    match (seen.lock, seen.attachment, desired) {
+        (LockState::Unknown | LockState::Missing | LockState::Ours | LockState::Late, _, _) => None,
+        (_, Attachment::None, _) => None,
+        (_, Attachment::Deleted, _) | (_, _, Desired::Deleted) => Some(Rejection::Deleted),
+        (LockState::Theirs, Attachment::Declined, _) => Some(Rejection::InUse),
+        (_, Attachment::Superseded, Desired::HandedOff) => Some(Rejection::Superseded),
+        (LockState::Theirs, Attachment::HeldElsewhere, Desired::Running) => Some(Rejection::RunningElsewhere),
+        (LockState::Theirs, Attachment::TimedOut, Desired::Running) => Some(Rejection::HandoffTimeout),
+        (LockState::Free | LockState::Theirs, _, _) => None,
+    }
+}
+
+/// Upkeep needs the lease, and a sandbox that is being deleted needs only the lease.
+fn upkeep(desired: Desired, seen: &Observed) -> Option<Upkeep> {
+    let is_wanted = |due: &Upkeep| desired != Desired::Deleted || *due == Upkeep::Renewal;
+    seen.due.filter(|_| seen.lock == LockState::Ours).filter(is_wanted)
+}
+
+/// Nothing of the sandbox is here, and no session here can expect it to run.
+fn is_finished(desired: Desired, seen: &Observed) -> bool {
+    let is_away = matches!(seen.lock, LockState::Free | LockState::Theirs | LockState::Missing);
+    let is_awaited = match seen.attachment {
+        Attachment::None | Attachment::Deleted => false,
+        Attachment::Waiting
+        | Attachment::Declined
+        | Attachment::Superseded
+        | Attachment::HeldElsewhere
+        | Attachment::TimedOut => desired == Desired::Running && !seen.refused,
+    };
+    seen.container == Container::Absent && !seen.registered && is_away && !is_awaited
+}
+
+/// The next step towards the desired state.
+fn step(desired: Desired, seen: &Observed) -> Action {
     use {Action::*, Container as C, Desired as D, LockState::*};
-    match (seen.standing, seen.container, desired) {
+    match (seen.lock, seen.container, desired) {
         (Unknown, _, _) => Rest,
         (Missing | Late, C::Running | C::Paused, _) => Fence,
-        (Missing, _, D::Running) if !seen.refused => Refuse,
+        (Missing, _, D::Running) if !seen.refused => Refuse(Rejection::NoLock),
         (Missing, _, _) => Rest,
         (Late, _, _) => Renew,
 
@@ -156,8 +331,8 @@ pub fn plan(desired: Desired, seen: &Observed) -> Action {
         (Ours, C::Partial | C::Stopped, _) => Remove,
 
         (Ours, C::Absent, D::Running) if seen.refused => Release,
-        (Ours, C::Absent, D::Running) if seen.saved == Saved::Lost => Refuse,
-        (Ours, C::Absent, D::Running) if seen.owed_rootfs => Extract,
+        (Ours, C::Absent, D::Running) if seen.saved == Saved::Lost => Refuse(Rejection::StateLost),
+        (Ours, C::Absent, D::Running) if seen.rootfs_missing => Extract,
         (Ours, C::Absent, D::Running) if seen.saved == Saved::Checkpoint => Restore,
         (Ours, C::Absent, D::Running) => Create,
         (Ours, C::Absent, D::Checkpointed | D::HandedOff | D::Dropped) => Release,
@@ -171,260 +346,11 @@ pub fn plan(desired: Desired, seen: &Observed) -> Action {
         }
         (Ours, C::Paused, D::Running | D::Checkpointed | D::HandedOff) => Resume,
         (Ours, C::Running, D::Running) if seen.declines => Decline,
-        (Ours, C::Running, _) if seen.owed_snapshot => Snapshot,
-        (Ours, C::Running, _) if seen.owed_checkpoint && seen.checkpointable => Save,
+        (Ours, C::Running, _) if seen.snapshot_requested => Snapshot,
+        (Ours, C::Running, _) if seen.checkpoint_requested && seen.checkpointable => Save,
         (Ours, C::Running, D::Running | D::Checkpointed | D::HandedOff) => Rest,
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Every state the planner can observe.
-    fn all() -> impl Iterator<Item = (Desired, Observed)> {
-        Desired::ALL.into_iter().flat_map(|desired| {
-            LockState::ALL.into_iter().flat_map(move |standing| {
-                Container::ALL.into_iter().flat_map(move |container| {
-                    Saved::ALL.into_iter().flat_map(move |saved| {
-                        (0..512u16).map(move |bits| {
-                            let bit = |n: u16| bits >> n & 1 == 1;
-                            let seen = Observed {
-                                standing,
-                                container,
-                                saved,
-                                checkpointable: bit(0),
-                                owed_checkpoint: bit(1),
-                                owed_snapshot: bit(2),
-                                owed_rootfs: bit(3),
-                                waiting: bit(4),
-                                refused: bit(5),
-                                may_wait: bit(6),
-                                registered: bit(7),
-                                declines: bit(8),
-                            };
-                            (desired, seen)
-                        })
-                    })
-                })
-            })
-        })
-    }
-
-    /// The state after `action` succeeded. `None` once the record is gone.
-    fn after(action: Action, mut world: Observed) -> Option<Observed> {
-        match action {
-            Action::Wait => (world.registered, world.waiting) = (true, true),
-            Action::Withdraw => (world.registered, world.waiting) = (false, false),
-            Action::Decline => world.declines = false,
-            Action::Acquire => {
-                (world.standing, world.registered, world.waiting) = (LockState::Ours, false, false);
-            }
-            Action::Renew => world.standing = LockState::Ours,
-            Action::Release => world.standing = LockState::Free,
-            Action::Extract => world.owed_rootfs = false,
-            Action::Create | Action::Restore | Action::Resume => world.container = Container::Running,
-            Action::Refuse => world.refused = true,
-            Action::Fence => world.container = Container::Fenced,
-            Action::Snapshot => world.owed_snapshot = false,
-            Action::Save => (world.owed_checkpoint, world.saved) = (false, Saved::Checkpoint),
-            Action::Checkpoint => {
-                world.container = Container::Stopped;
-                world.saved = Saved::Checkpoint;
-                world.standing = LockState::Free;
-            }
-            Action::Remove => {
-                let had_run = !matches!(world.container, Container::Absent | Container::Partial);
-                if had_run && world.saved == Saved::Nothing {
-                    world.saved = Saved::Lost;
-                }
-                world.container = Container::Absent;
-            }
-            Action::Purge => return None,
-            Action::Rest => {}
-        }
-        Some(world)
-    }
-
-    /// Follows the plan until it rests; returns the actions taken and the final state.
-    fn settle(desired: Desired, start: Observed) -> (Vec<Action>, Option<Observed>) {
-        let (mut world, mut path) = (Some(start), vec![]);
-        while let Some(seen) = world {
-            let action = plan(desired, &seen);
-            if action == Action::Rest {
-                break;
-            }
-            path.push(action);
-            assert!(path.len() <= 8, "no rest: {desired:?} {start:?} {path:?}");
-            world = after(action, seen);
-        }
-        (path, world)
-    }
-
-    #[test]
-    fn without_the_lease_we_only_remove_our_own_copy() {
-        for (desired, seen) in all().filter(|(_, o)| matches!(o.standing, LockState::Free | LockState::Theirs)) {
-            let action = plan(desired, &seen);
-            assert!(
-                matches!(action, Action::Remove | Action::Acquire | Action::Wait | Action::Withdraw | Action::Rest),
-                "{desired:?} {seen:?} -> {action:?}"
-            );
-            if seen.standing == LockState::Theirs {
-                assert_ne!(action, Action::Acquire, "stole a held lease: {desired:?} {seen:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn not_knowing_or_being_late_destroys_nothing() {
-        let unsure = [LockState::Unknown, LockState::Late, LockState::Missing];
-        for (desired, seen) in all().filter(|(_, o)| unsure.contains(&o.standing)) {
-            let action = plan(desired, &seen);
-            assert!(matches!(action, Action::Rest | Action::Fence | Action::Renew | Action::Refuse));
-        }
-    }
-
-    #[test]
-    fn a_missing_lock_is_never_acquired_and_its_container_is_kept_fenced() {
-        for (desired, start) in all().filter(|(_, o)| o.standing == LockState::Missing) {
-            let (path, end) = settle(desired, start);
-            assert!(path.iter().all(|action| matches!(action, Action::Fence | Action::Refuse)));
-            let end = end.unwrap();
-            if matches!(start.container, Container::Running | Container::Paused) {
-                assert_eq!(end.container, Container::Fenced);
-            } else {
-                assert_eq!(end.container, start.container);
-            }
-        }
-    }
-
-    /// The contract that `act` relies on: the precondition of each action.
-    #[test]
-    fn each_action_has_its_precondition() {
-        for (desired, o) in all() {
-            let ours = o.standing == LockState::Ours;
-            let absent = o.container == Container::Absent;
-            let live = o.container == Container::Running;
-            let action = plan(desired, &o);
-            let starts = ours && absent && desired == Desired::Running && !o.refused;
-            let holds = match action {
-                Action::Wait => {
-                    o.standing == LockState::Theirs
-                        && absent
-                        && desired == Desired::Running
-                        && !o.waiting
-                        && o.may_wait
-                        && !o.refused
-                }
-                Action::Withdraw => o.registered && absent && (desired != Desired::Running || o.refused),
-                Action::Decline => ours && live && desired == Desired::Running && o.declines,
-                Action::Acquire => o.standing == LockState::Free && absent,
-                Action::Renew => o.standing == LockState::Late && !live,
-                Action::Fence => {
-                    matches!(o.standing, LockState::Late | LockState::Missing)
-                        && (live || o.container == Container::Paused)
-                }
-                Action::Resume => ours && matches!(o.container, Container::Paused | Container::Fenced),
-                Action::Extract => starts && o.owed_rootfs && o.saved != Saved::Lost,
-                Action::Create => starts && !o.owed_rootfs && o.saved == Saved::Nothing,
-                Action::Restore => starts && !o.owed_rootfs && o.saved == Saved::Checkpoint,
-                Action::Refuse => {
-                    (starts && o.saved == Saved::Lost)
-                        || (o.standing == LockState::Missing && !live && desired == Desired::Running)
-                }
-                Action::Snapshot => ours && live && o.owed_snapshot,
-                Action::Save => ours && live && o.owed_checkpoint && o.checkpointable,
-                Action::Checkpoint => {
-                    ours && o.checkpointable
-                        && matches!(o.container, Container::Running | Container::Paused)
-                        && matches!(desired, Desired::Checkpointed | Desired::HandedOff)
-                }
-                Action::Remove => !absent,
-                Action::Release => ours && absent,
-                Action::Purge => ours && absent && matches!(desired, Desired::Deleted | Desired::Ended),
-                Action::Rest => true,
-            };
-            assert!(holds, "{desired:?} {o:?} -> {action:?}");
-        }
-    }
-
-    #[test]
-    fn every_state_comes_to_rest() {
-        assert_eq!(all().count(), 331_776);
-        let longest = all().map(|(desired, start)| settle(desired, start).0.len()).max();
-        assert!(longest <= Some(7), "{longest:?}");
-    }
-
-    #[test]
-    fn rest_is_where_it_was_asked_to_be() {
-        let known = |o: &Observed| !matches!(o.standing, LockState::Unknown | LockState::Missing);
-        for (desired, seen) in all().filter(|(d, o)| known(o) && plan(*d, o) == Action::Rest) {
-            let running_here = seen.standing == LockState::Ours && seen.container == Container::Running;
-            let gone = seen.standing != LockState::Ours && seen.container == Container::Absent;
-            let stays = running_here && (!seen.checkpointable || seen.refused);
-            let ok = match desired {
-                Desired::Running if seen.refused => running_here || (gone && !seen.registered),
-                Desired::Running => running_here || (gone && (seen.waiting || !seen.may_wait)),
-                Desired::Checkpointed | Desired::HandedOff => (gone && !seen.registered) || stays,
-                Desired::Ended | Desired::Dropped => gone && !seen.registered,
-                Desired::Deleted => gone,
-            };
-            assert!(ok, "{desired:?} {seen:?}");
-        }
-    }
-
-    #[test]
-    fn only_an_end_or_a_deletion_loses_a_running_sandbox() {
-        for (desired, start) in all().filter(|(d, o)| {
-            matches!(d, Desired::Running | Desired::Checkpointed | Desired::HandedOff)
-                && matches!(o.standing, LockState::Ours | LockState::Late)
-                && matches!(o.container, Container::Running | Container::Paused | Container::Fenced)
-        }) {
-            let end = settle(desired, start).1.expect("never purged");
-            let kept = end.saved == Saved::Checkpoint || end.container == Container::Running;
-            assert!(kept, "{desired:?} {start:?} -> {end:?}");
-        }
-    }
-
-    #[test]
-    fn a_committed_checkpoint_is_purged_only_by_a_deletion() {
-        for (desired, start) in all().filter(|(d, o)| *d != Desired::Deleted && o.saved == Saved::Checkpoint) {
-            assert!(settle(desired, start).1.is_some(), "{desired:?} {start:?}");
-        }
-    }
-
-    #[test]
-    fn whoever_asks_for_a_sandbox_without_a_lock_is_answered() {
-        let asked =
-            |d: &Desired, o: &Observed| *d == Desired::Running && o.standing == LockState::Missing && !o.refused;
-        for (desired, start) in all().filter(|(d, o)| asked(d, o)) {
-            let next = plan(desired, &start);
-            let stops = matches!(start.container, Container::Running | Container::Paused);
-            assert_eq!(next, if stops { Action::Fence } else { Action::Refuse }, "{start:?}");
-        }
-    }
-
-    #[test]
-    fn a_sandbox_that_nobody_may_wait_for_is_never_waited_for() {
-        assert!(all().all(|(d, o)| o.may_wait || plan(d, &o) != Action::Wait));
-    }
-
-    #[test]
-    fn who_waits_for_what_is_in_use_hears_so_before_anything_else_is_done_for_what_runs() {
-        let in_use = |d: &Desired, o: &Observed| {
-            *d == Desired::Running && o.standing == LockState::Ours && o.container == Container::Running && o.declines
-        };
-        assert!(all().filter(|(d, o)| in_use(d, o)).all(|(d, o)| plan(d, &o) == Action::Decline));
-    }
-
-    #[test]
-    fn a_refused_wish_is_not_tried_again() {
-        for (desired, start) in all().filter(|(_, o)| o.refused) {
-            let tried = settle(desired, start).0;
-            assert!(!tried.iter().any(|action| matches!(
-                action,
-                Action::Create | Action::Restore | Action::Extract | Action::Checkpoint | Action::Refuse | Action::Wait
-            )));
-        }
-    }
-}
+mod tests;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use baton_protocol::{
     id::{InstanceId, SandboxId},
     lock::Claim,
-    metadata::{Committed, Phase},
+    metadata::{Committed, Phase, Spec},
     reason::Reason,
 };
 
@@ -15,10 +15,7 @@ use super::{
     plan::{Desired, LockState, Observed},
     worker::Worker,
 };
-use crate::{
-    runtime::Container,
-    storage::{checkpoints::committed, lease::LeaseHandle, records},
-};
+use crate::runtime::Container;
 
 /// One status update of a sandbox. A separate value, so that it can be written while the worker continues.
 #[derive(Clone, Debug)]
@@ -68,8 +65,8 @@ impl Worker {
         Some(Report {
             context: self.context.clone(),
             id: self.id.clone(),
-            epoch: self.lock.as_ref().and_then(LeaseHandle::epoch)?,
-            observed_spec: self.spec_sha256().to_owned(),
+            epoch: self.lease.epoch()?,
+            observed_spec: self.record.spec_sha256().to_owned(),
             phase,
             instance: (phase == Phase::Running).then(|| self.context.who.me.clone()),
             reason: None,
@@ -85,16 +82,10 @@ impl Worker {
         }
     }
 
-    /// What is known about the head that the lock names now.
-    fn committed_head(&self) -> Option<Committed> {
-        let head = self.lock.as_ref()?.lock()?.head.as_ref()?;
-        self.committed.clone().filter(|shown| shown.latest == committed(head, None).latest)
-    }
-
     /// It was released with this checkpoint. The caller writes the report when it chooses.
     pub(super) fn report_checkpointed(&self) -> Option<Report> {
         let report = self.report(Phase::Checkpointed)?;
-        Some(Report { committed: self.committed.clone(), ..report })
+        Some(Report { committed: self.checkpoints.committed.clone(), ..report })
     }
 
     /// It runs, but not as desired.
@@ -110,57 +101,68 @@ impl Worker {
         }
     }
 
-    /// Reports the current spec as observed once the sandbox runs and nothing is left to do. If a client attached on
-    /// another instance, that instance becomes the next holder and reports.
+    /// Reports the current spec as observed once the sandbox runs and nothing is left to do.
     pub(super) async fn report_at_rest(&mut self, desired: Desired, seen: &Observed) {
-        let Some(found) = self.found.as_ref().filter(|_| !self.amiss) else { return };
-        let runs = seen.standing == LockState::Ours && seen.container == Container::Running && self.told.running;
-        let (spec, status) = (&found.metadata.spec, &found.metadata.status);
-        let elsewhere = spec.placement.as_ref().filter(|at| **at != self.context.who.me);
-        let is_ordered = elsewhere.is_some() && spec.claim_at_placement() == Some(Claim::Order);
-        if !runs || (elsewhere.is_some() && !is_ordered) {
+        let Some(metadata) = self.record.metadata().filter(|_| !self.record.is_fault_reported()) else { return };
+        let runs = seen.lock == LockState::Ours && seen.container == Container::Running && self.announced.running;
+        if !runs {
             return;
+        }
+        let rest = RestReport::of(desired, seen.checkpointable, &metadata.spec, &self.context.who.me);
+        let status = &metadata.status;
+        let is_current = status.phase == Phase::Running
+            && status.observed_spec_sha256 == self.record.spec_sha256()
+            && status.instance.as_ref() == Some(&self.context.who.me);
+        match rest {
+            None => return,
+            Some(rest) if is_current && status.reason == rest.reason() => return,
+            Some(RestReport::Running) => self.report_running().await,
+            Some(RestReport::NotCheckpointable) => {
+                let message = "The sandbox was not created to be checkpointed; it runs on.";
+                self.report_trouble(Reason::NotCheckpointable, message).await;
+            }
+            Some(RestReport::PlacementPending(instance)) => {
+                let message = format!("{instance} has not asked for the sandbox yet; it runs on here until then.");
+                self.report_trouble(Reason::PlacementPending, &message).await;
+            }
+        }
+        self.record.due = self.context.clock.now();
+    }
+}
+
+/// What the status says about a sandbox that runs here while there is nothing to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum RestReport {
+    Running,
+    /// It should leave, but cannot be checkpointed.
+    NotCheckpointable,
+    /// An operator ordered it to this instance, which has not asked for it yet.
+    PlacementPending(InstanceId),
+}
+
+impl RestReport {
+    /// `None`: a checkpoint is being retried, or another instance where a client attached is the next holder and
+    /// reports.
+    fn of(desired: Desired, checkpointable: bool, spec: &Spec, me: &InstanceId) -> Option<Self> {
+        let elsewhere = spec.placement.as_ref().filter(|at| *at != me);
+        let order = elsewhere.filter(|_| spec.claim_at_placement() == Some(Claim::Order));
+        if elsewhere.is_some() && order.is_none() {
+            return None;
         }
         let leaves = matches!(desired, Desired::Checkpointed | Desired::HandedOff);
-        let unfit = (leaves || is_ordered) && !seen.checkpointable;
-        let is_trying = leaves && !unfit;
-        let reason = match (unfit, is_ordered) {
-            (true, _) => Reason::NotCheckpointable.name(),
-            (false, true) => Reason::PlacementPending.name(),
-            (false, false) => "",
-        };
-        let is_told = status.phase == Phase::Running
-            && (status.reason == reason || is_trying)
-            && status.observed_spec_sha256 == self.spec_sha256
-            && status.instance.as_ref() == Some(&self.context.who.me);
-        if is_told {
-            return;
+        match (leaves, checkpointable, order) {
+            (true, false, _) | (_, false, Some(_)) => Some(Self::NotCheckpointable),
+            (true, true, _) => None,
+            (false, _, Some(instance)) => Some(Self::PlacementPending(instance.clone())),
+            (false, _, None) => Some(Self::Running),
         }
-        if unfit {
-            let message = "The sandbox was not created to be checkpointed; it runs on.";
-            self.report_trouble(Reason::NotCheckpointable, message).await;
-        } else if is_trying {
-            return;
-        } else if let Some(named) = elsewhere {
-            let message = format!("{named} has not asked for the sandbox yet; it runs on here until then.");
-            self.report_trouble(Reason::PlacementPending, &message).await;
-        } else {
-            self.report_running().await;
-        }
-        self.metadata_due = self.context.clock.now();
     }
 
-    /// Reports invalid metadata in its status where possible; the last valid spec stays in force.
-    pub(super) async fn complain(&mut self, error: &records::Error) {
-        let Some(reason) = error.reason().filter(|_| !self.amiss) else { return };
-        tracing::warn!(sandbox = %self.id, %error, "the last good spec stays in force");
-        let held = self.lock.as_ref().and_then(LeaseHandle::held).map(|held| held.epoch).filter(|_| self.is_held());
-        let Some(epoch) = held else { return };
-        let message = error.to_string();
-        let message = message.strip_prefix(&format!("{reason}: ")).unwrap_or(&message);
-        match self.context.records.complain(&self.id, epoch, reason, message).await {
-            Ok(()) => self.amiss = true,
-            Err(error) => tracing::warn!(sandbox = %self.id, %error, "the status cannot be written"),
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Running => "",
+            Self::NotCheckpointable => Reason::NotCheckpointable.name(),
+            Self::PlacementPending(_) => Reason::PlacementPending.name(),
         }
     }
 }

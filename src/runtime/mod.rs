@@ -13,7 +13,6 @@ mod container;
 mod container_actions;
 mod containers;
 mod disk_space;
-pub mod fake;
 mod frame_reader;
 mod frame_writer;
 mod guard_link;
@@ -35,6 +34,7 @@ pub use self::output_queue::{Behind, LeftOut, OUTPUT_FRAMES, Outlet};
 pub use self::rootfs_cache::RootfsGuard;
 pub use self::startup::{check_root, predecessor, sign};
 pub use cgroup::{Shares, probe as probe_cgroups};
+pub use channel::{LINK_FRAMES, is_allowed};
 pub use containers::Containers;
 pub use settings::{STAGING, Settings, Warm};
 

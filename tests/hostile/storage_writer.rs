@@ -8,9 +8,10 @@ use std::time::Duration;
 use baton::{
     bus::{LifecycleEvent, StartKind},
     cli::{
-        config::Output,
-        get, repair, rollback,
-        storage_admin::{StorageAdmin, Verdict, Waiting},
+        get,
+        global_options::OutputFormat,
+        repair, rollback,
+        storage_admin::{StorageAdmin, Verdict, WaitArgs},
     },
     runtime::Container,
     storage::{
@@ -105,14 +106,14 @@ fn admin(world: &World, seals: Seals) -> StorageAdmin {
     StorageAdmin { is_quiet: true, ..StorageAdmin::new(clock, records, Some(checkpoints), Times::DEFAULT, 2) }
 }
 
-async fn repaired(admin: &StorageAdmin, id: &SandboxId, change: impl FnOnce(&mut repair::Args)) -> Verdict {
-    let mut args = repair::Args { id: id.clone(), nobody_runs_it: false, head: None, sign: false };
+async fn repaired(admin: &StorageAdmin, id: &SandboxId, change: impl FnOnce(&mut repair::RepairArgs)) -> Verdict {
+    let mut args = repair::RepairArgs { id: id.clone(), nobody_runs_it: false, head: None, sign: false };
     change(&mut args);
-    repair::repair(admin, &args).await.unwrap()
+    repair::repair_sandbox(admin, &args).await.unwrap()
 }
 
 async fn shown(admin: &StorageAdmin, id: &SandboxId) -> String {
-    get::get(admin, &get::Args { id: id.clone(), output: Output::Table }).await.unwrap()
+    get::describe(admin, id, OutputFormat::Table).await.unwrap()
 }
 
 #[tokio::test(start_paused = true)]
@@ -284,8 +285,10 @@ async fn an_operator_signs_what_was_stored_before_there_was_a_key() {
     assert!(text.contains("Unsigned") && text.contains("baton repair ID --sign"), "{text}");
     let refused = repaired(&with_key, &id, |_| {}).await;
     assert!(refused.exit() == 3 && refused.line().contains("--sign"), "{refused:?}");
-    let args = repair::Args { id: id.clone(), nobody_runs_it: false, head: None, sign: true };
-    assert!(repair::repair(&without, &args).await.is_err_and(|error| error.to_string().contains("BATON_HMAC_KEY")));
+    let args = repair::RepairArgs { id: id.clone(), nobody_runs_it: false, head: None, sign: true };
+    assert!(
+        repair::repair_sandbox(&without, &args).await.is_err_and(|error| error.to_string().contains("BATON_HMAC_KEY"))
+    );
     let signed = repaired(&with_key, &id, |args| args.sign = true).await;
     assert_eq!(signed.exit(), 0, "{signed:?}");
     let head = world.lock(&id).await.unwrap().head.unwrap();
@@ -300,14 +303,14 @@ async fn a_command_without_the_key_leaves_a_signed_lock_alone() {
     let id = one.stored(lasting).await;
     run_once_more(&world, &one, &id).await;
     let before = world.text(&lock_key(&id)).await;
-    let waiting = Waiting { no_wait: false, timeout: Duration::from_secs(60) };
+    let waiting = WaitArgs { no_wait: false, timeout: Duration::from_secs(60) };
     let without = admin(&world, Seals::of_command(Vec::new()));
-    let error = rollback::rollback(&without, &id, None, waiting).await.unwrap_err();
+    let error = rollback::roll_back(&without, &id, None, waiting).await.unwrap_err();
     assert!(error.to_string().contains("BATON_HMAC_KEY"), "{error:#}");
     assert_eq!(world.text(&lock_key(&id)).await, before);
     let older = world.lock(&id).await.unwrap().prev_head.unwrap().checkpoint_id;
     let with_key = admin(&world, keys(&["key"]));
-    assert_eq!(rollback::rollback(&with_key, &id, None, waiting).await.unwrap().exit(), 0);
+    assert_eq!(rollback::roll_back(&with_key, &id, None, waiting).await.unwrap().exit(), 0);
     assert_eq!(attached(&one, &id).await, Ok(older));
     one.stop().await;
 }

@@ -148,11 +148,11 @@ async fn a_person_keeps_a_file_system_and_makes_copies() {
     let user = person.gets(&["create", "--checkpoint", "--snapshot", "tools"]).await.trim().to_owned();
     person.gets(&["checkpoint", &user]).await;
     let (deleted, _, why) = kept(&["snapshot", "delete", "tools"]).await;
-    assert!(!deleted && why.contains(&format!("tools stays: {user}")), "{why}");
+    assert!(!deleted && why.contains(&format!("tools is not deleted: {user}")), "{why}");
     assert_eq!(person.gets(&["exec", &user, "--", "cat", "/opt/kept"]).await, "kept\n");
     person.gets(&["kill", &user]).await;
     let (exported, _, why) = kept(&["snapshot", "export", "tools"]).await;
-    assert!(exported && why.contains("only what changed"), "{why}");
+    assert!(exported && why.contains("only the differences"), "{why}");
     assert!(machine.object("filesystem_snapshots/tools/tools.tar") == fs::read(person.home.join("tools.tar")).ok());
     let (deleted, _, why) = kept(&["snapshot", "delete", "tools"]).await;
     assert!(deleted && kept(&["snapshot", "list"]).await.1.is_empty(), "{why}");

@@ -3,17 +3,15 @@
 use std::{sync::Arc, time::Duration};
 
 use baton::{
-    clock::{SharedClock, TestClock},
-    runtime::{
-        AgentLinks, Container, Error, Lifecycle, Start,
-        fake::{FakeContainers, Fault},
-    },
+    clock::SharedClock,
+    runtime::{AgentLinks, Container, Error, Lifecycle, Start},
 };
 use baton_protocol::{
     agent::{Exec, RING_ATTACHED, RING_DETACHED, State},
     frame::{Frame, Kind, Stream},
     id::SandboxId,
 };
+use baton_testkit::{ActionFault, FakeContainers, TestClock};
 
 use crate::{
     client::{Client, command},
@@ -34,9 +32,9 @@ fn start(clock: &SharedClock) -> Start {
 #[tokio::test(start_paused = true)]
 async fn a_fault_is_met_once_and_leaves_everything_as_it_was() {
     let (clock, fake, id) = running().await;
-    fake.inject("pause", Fault::Fail);
-    fake.inject("pause", Fault::NoSpace);
-    fake.inject("remove", Fault::Hang);
+    fake.inject("pause", ActionFault::Fail);
+    fake.inject("pause", ActionFault::NoSpace);
+    fake.inject("remove", ActionFault::Hang);
     assert!(matches!(fake.pause(&id).await, Err(Error::Failed { .. })));
     assert!(matches!(fake.pause(&id).await, Err(Error::NoSpace { .. })));
     assert_eq!(fake.watch(&id).borrow().container, Container::Running);
@@ -44,7 +42,7 @@ async fn a_fault_is_met_once_and_leaves_everything_as_it_was() {
     fake.extend(&id, clock.now() + Duration::from_secs(600)).await.unwrap();
     let began = clock.now();
     assert!(matches!(fake.remove(&id).await, Err(Error::TimedOut { .. })));
-    assert_eq!(clock.now() - began, baton::runtime::fake::GIVEN_UP_AFTER);
+    assert_eq!(clock.now() - began, baton_testkit::ACTION_TIMEOUT);
     fake.remove(&id).await.unwrap();
 }
 

@@ -114,7 +114,7 @@ async fn every_figure_of_two_halves_moves_and_no_name_stands_on_their_pages() {
     every_figure_moves(Machine::with_a_bucket().await.in_halves()).await;
 }
 
-/// docs/deploy.md counts 655 writes and 4,320 reads an hour; `tests/world/manifests.rs` computes both from the times of
+/// docs/deploy.md counts 655 writes and 4,320 reads an hour; `tests/repo/manifests.rs` computes both from the times of
 /// the lease. Here they are seen, ten times as fast.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_held_sandbox_costs_what_the_page_counts() {

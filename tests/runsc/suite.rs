@@ -3,14 +3,15 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use baton::{
-    clock::{Moment, SharedClock, TestClock},
-    runtime::{AgentLinks, Container, Error, IMAGE_FILES, Lifecycle, fake::FakeContainers},
+    clock::{Moment, SharedClock},
+    runtime::{AgentLinks, Container, Error, IMAGE_FILES, Lifecycle},
 };
 use baton_protocol::{
     agent::State,
     frame::{Frame, Kind, Stream},
     id::SandboxId,
 };
+use baton_testkit::{FakeContainers, TestClock};
 
 use crate::{
     client::{Client, command},

@@ -7,10 +7,11 @@ use baton::{
     bus::Bus,
     clock::SharedClock,
     ipc::{self, Back, Front, Hello},
-    runtime::{Lifecycle, Start, fake::FakeContainers},
+    runtime::{Lifecycle, Start},
     storage::{lease::rules::Times, store::Store},
 };
 use baton_protocol::id::{InstanceId, SandboxId};
+use baton_testkit::FakeContainers;
 use tokio::sync::watch;
 use tokio_util::{
     sync::{CancellationToken, DropGuard},

@@ -15,7 +15,7 @@ use baton::{
     api::{self, Api, Settings},
     bus::{Bus, Evictability, LeaveReason, LifecycleEvent, StartKind},
     clock::{Clock, Moment, SharedClock, SystemClock},
-    runtime::{AgentLinks, Lifecycle, fake::FakeContainers},
+    runtime::{AgentLinks, Lifecycle},
     storage::{
         lease::rules::Times,
         memory::Memory,
@@ -28,6 +28,7 @@ use baton_protocol::{
     metadata::{DesiredState, PlainWords},
     reason::Reason,
 };
+use baton_testkit::FakeContainers;
 use bytes::Bytes;
 use tokio::{
     net::TcpListener,

@@ -2,15 +2,13 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use baton::{
-    runtime::{Container, fake::Fault as Broken},
-    storage::layout,
-};
+use baton::{runtime::Container, storage::layout};
 use baton_protocol::{
     id::{CheckpointId, SandboxId},
     lock::Lock,
     metadata::{DesiredState, Request},
 };
+use baton_testkit::ActionFault as Broken;
 
 use crate::instances::{Instance, World, movable};
 

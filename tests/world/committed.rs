@@ -5,7 +5,6 @@ use std::time::Duration;
 use baton::{
     bus::LifecycleEvent,
     cli::{checkpoint, rollback},
-    runtime::fake::Fault as Broken,
     storage::layout,
 };
 use baton_protocol::{id::SandboxId, metadata::DesiredState};
@@ -16,6 +15,7 @@ use crate::{
     instances::{Instance, Visit, World, movable},
     verbs::{WAIT, admin, done, running},
 };
+use baton_testkit::ActionFault as Broken;
 
 const CALL: Duration = Duration::from_secs(2);
 
@@ -74,14 +74,14 @@ async fn a_checkpoint_of_what_runs_on_is_named_when_it_is_answered() {
     let (one, admin) = (world.instance(), admin(&world));
     let id = running(&world, &one).await;
     assert_eq!(record(&world, &id).await.get("last_checkpointed"), None);
-    done(checkpoint::keep_running(&admin, &id, WAIT)).await;
+    done(checkpoint::checkpoint_running(&admin, &id, WAIT)).await;
     let first = assert_named(&world, &id).await;
     world.after(60).await;
-    done(checkpoint::keep_running(&admin, &id, WAIT)).await;
+    done(checkpoint::checkpoint_running(&admin, &id, WAIT)).await;
     let second = assert_named(&world, &id).await;
     assert!(first < second, "{first} {second}");
-    done(checkpoint::let_go(&admin, &id, DesiredState::Checkpointed, WAIT)).await;
-    done(rollback::rollback(&admin, &id, None, WAIT)).await;
+    done(checkpoint::release(&admin, &id, DesiredState::Checkpointed, WAIT)).await;
+    done(rollback::roll_back(&admin, &id, None, WAIT)).await;
     assert_eq!(assert_named(&world, &id).await, second, "the one before it counts again");
     one.stop().await;
 }

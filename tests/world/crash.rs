@@ -6,13 +6,14 @@ use std::time::Duration;
 use baton::{
     bus::{LifecycleEvent, StartKind},
     reconciler::desired::Drain,
-    runtime::{Container, fake::Fault as Broken},
+    runtime::Container,
 };
 use baton_protocol::{
     id::SandboxId,
     metadata::{DesiredState, Phase, Request},
     reason::Reason,
 };
+use baton_testkit::ActionFault as Broken;
 
 use crate::{
     faulty_store::Fault,

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use baton::runtime::{Container, fake::Fault as Broken};
+use baton::runtime::Container;
 use baton_protocol::metadata::Phase;
+use baton_testkit::ActionFault as Broken;
 use serde_json::{Value, json};
 
 use crate::instances::{Instance, Visit, World, movable, persistent};

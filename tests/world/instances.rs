@@ -4,11 +4,11 @@ use std::{sync::Arc, time::Duration};
 
 use baton::{
     bus::{AttachGuard, Bus, LifecycleEvent, Subscription},
-    clock::{Moment, SharedClock, TestClock},
+    clock::{Moment, SharedClock},
     config::Quotas,
     fair_watch::FairWatch,
     reconciler::{self, AllowedRuntimes, Deposit, Housekeeping, PollIntervals, ReconcilerContext, desired::Drain},
-    runtime::{Container, Lifecycle, fake::FakeContainers},
+    runtime::{Container, Lifecycle},
     storage::{
         checkpoints::Checkpoints,
         lease::rules::{Identity, Times},
@@ -24,6 +24,7 @@ use baton_protocol::{
     lock::{Claim, Lock},
     metadata::{Claimed, DesiredState, Metadata, Spec},
 };
+use baton_testkit::{FakeContainers, TestClock};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 

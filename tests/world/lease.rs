@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use baton::{
-    clock::{SharedClock, TestClock},
+    clock::SharedClock,
     storage::{
         lease::{
             Error, Lapse, LeaseHandle, Released,
@@ -17,6 +17,7 @@ use baton_protocol::{
     id::{CheckpointId, InstanceId, Nonce},
     lock::{Claim, Head, Lock},
 };
+use baton_testkit::TestClock;
 
 use crate::faulty_store::{Fault, Stage};
 

@@ -156,7 +156,7 @@ async fn a_holder_that_cannot_let_go_yet_is_asked_again_by_every_sweep() {
     let (one, two) = (world.instance(), world.instance());
     let (_visit, id) = running(&world, &one, lasting).await;
     for _ in 0..8 {
-        one.containers.inject("checkpoint", baton::runtime::fake::Fault::Fail);
+        one.containers.inject("checkpoint", baton_testkit::ActionFault::Fail);
     }
     order(&world, &id, "running", &two.tools.who.me).await;
     world.after(100).await;

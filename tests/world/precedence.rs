@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use baton::{
     bus::{LeaveReason, LifecycleEvent},
-    runtime::{Container, fake::Fault as Broken},
+    runtime::Container,
 };
 use baton_protocol::{
     id::SandboxId,
@@ -13,6 +13,7 @@ use baton_protocol::{
     metadata::{DesiredState, Spec},
     reason::Reason,
 };
+use baton_testkit::ActionFault as Broken;
 
 use crate::{
     faulty_store::Fault,

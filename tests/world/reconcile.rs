@@ -5,7 +5,7 @@ use std::time::Duration;
 use baton::{
     bus::{LeaveReason, LifecycleEvent, StartKind},
     reconciler::desired::Drain,
-    runtime::{AgentLinks, Container, fake::Fault as Broken},
+    runtime::{AgentLinks, Container},
     storage::records::{Looked, Place},
 };
 use baton_protocol::{
@@ -16,6 +16,7 @@ use baton_protocol::{
     metadata::{DesiredState, Phase},
     reason::Reason,
 };
+use baton_testkit::ActionFault as Broken;
 
 use crate::{
     faulty_store::Fault,

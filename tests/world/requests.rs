@@ -1,13 +1,11 @@
 //! Requests under a nonce, and what is left in the store after many moves.
 
-use baton::{
-    runtime::{Container, fake::Fault as Broken},
-    storage::store::Store,
-};
+use baton::{runtime::Container, storage::store::Store};
 use baton_protocol::{
     id::Nonce,
     metadata::{Answer, Request},
 };
+use baton_testkit::ActionFault as Broken;
 
 use crate::instances::{Instance, Visit, World, movable, persistent};
 

@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use baton::{
     bus::{AttachGuard, LeaveReason, LifecycleEvent, ROOM_WITHIN, StartKind},
-    runtime::{Container, fake::Fault as Broken},
+    runtime::Container,
 };
 use baton_protocol::{
     id::SandboxId,
     metadata::{DesiredState, Phase, Spec},
 };
+use baton_testkit::ActionFault as Broken;
 
 use crate::{
     faulty_store::Fault,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use baton::{
     bus::{LeaveReason, LifecycleEvent, StartKind},
-    runtime::{Container, fake::Fault as Broken},
+    runtime::Container,
     storage::{
         lease::rules::Times,
         store::{Poll, Precondition, Store},
@@ -17,6 +17,7 @@ use baton_protocol::{
     metadata::{DesiredState, Latest, Spec},
     reason::Reason,
 };
+use baton_testkit::ActionFault as Broken;
 
 use crate::{
     faulty_store::Fault,

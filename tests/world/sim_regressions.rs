@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use baton::{
     bus::{LifecycleEvent, StartKind},
-    runtime::{Container, fake::Fault as Broken},
+    runtime::Container,
     storage::store::{Poll, Precondition, Store},
 };
 use baton_protocol::metadata::DesiredState;
+use baton_testkit::ActionFault as Broken;
 
 use crate::{
     faulty_store::Fault,

@@ -3,7 +3,7 @@
 use baton::{
     bus::{LifecycleEvent, StartKind},
     config::Quotas,
-    runtime::{Container, fake::Fault as Broken},
+    runtime::Container,
     storage::{
         snapshot_users,
         snapshots::{Claim, Found},
@@ -15,6 +15,7 @@ use baton_protocol::{
     metadata::{Answer, DesiredState, Request, Spec},
     snapshot_key::SnapshotKey,
 };
+use baton_testkit::ActionFault as Broken;
 use bytes::Bytes;
 
 use crate::{

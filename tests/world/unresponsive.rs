@@ -4,10 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use baton::{
     cli::{
-        checkpoint,
-        config::Output,
-        get, list,
-        rows::{Filter, Shown},
+        checkpoint, get,
+        global_options::OutputFormat,
+        list,
+        rows::{Filter, ShownPhase},
         storage_admin::StorageAdmin,
         watch,
     },
@@ -35,15 +35,14 @@ use crate::{
     verbs::{WAIT, admin, done, running},
 };
 
-async fn listed(admin: &StorageAdmin, phase: Option<Shown>, output: Output) -> String {
+async fn listed(admin: &StorageAdmin, phase: Option<ShownPhase>, output: OutputFormat) -> String {
     let mut out = Vec::new();
-    let args = list::Args { output, filter: Filter { phase, ..Filter::default() } };
-    list::list(admin, &args, &mut out).await.unwrap();
+    list::write_list(admin, &Filter { phase, ..Filter::default() }, output, &mut out).await.unwrap();
     String::from_utf8(out).unwrap()
 }
 
 async fn phase(admin: &StorageAdmin) -> Value {
-    let rows: Value = serde_json::from_str(&listed(admin, None, Output::Json).await).unwrap();
+    let rows: Value = serde_json::from_str(&listed(admin, None, OutputFormat::Json).await).unwrap();
     rows[0]["phase"].clone()
 }
 
@@ -52,7 +51,7 @@ async fn a_holder_that_died_is_shown_as_such_and_one_that_lives_never_is() {
     let world = World::new();
     let (one, admin) = (world.instance(), admin(&world));
     let id = running(&world, &one).await;
-    done(checkpoint::keep_running(&admin, &id, WAIT)).await;
+    done(checkpoint::checkpoint_running(&admin, &id, WAIT)).await;
     for _ in 0..120 {
         world.after(5).await;
         assert_eq!(phase(&admin).await, json!("running"));
@@ -63,7 +62,7 @@ async fn a_holder_that_died_is_shown_as_such_and_one_that_lives_never_is() {
     assert_eq!(phase(&admin).await, json!("running"), "it may come back");
     world.after(15).await;
 
-    let table = listed(&admin, None, Output::Table).await;
+    let table = listed(&admin, None, OutputFormat::Table).await;
     let row = table.lines().nth(1).unwrap();
     let taken = one.metadata(&id).await.unwrap().last_checkpointed.unwrap();
     for part in [" unresponsive ", " Unresponsive ", me.as_str(), "has not renewed its lease since", &taken] {
@@ -71,32 +70,36 @@ async fn a_holder_that_died_is_shown_as_such_and_one_that_lives_never_is() {
     }
     assert!(row.contains("the next attach takes over and restores the checkpoint of"), "{row}");
     assert!(!row.replace("running ", "").contains("running"), "only what is wanted is called running: {row}");
-    let json: Value = serde_json::from_str(&listed(&admin, None, Output::Json).await).unwrap();
+    let json: Value = serde_json::from_str(&listed(&admin, None, OutputFormat::Json).await).unwrap();
     let silent = &json[0]["unresponsive"];
     assert_eq!((&json[0]["phase"], &silent["instance"]), (&json!("unresponsive"), &json!(me)));
     assert!((30..40).contains(&silent["seconds"].as_u64().unwrap()), "{silent}");
     assert!(humantime::parse_rfc3339(silent["since"].as_str().unwrap()).is_ok(), "{silent}");
-    assert!(listed(&admin, Some(Shown::Told(Phase::Running)), Output::Table).await.is_empty());
-    assert_eq!(listed(&admin, Some(Shown::Unresponsive), Output::Table).await, table);
+    assert!(listed(&admin, Some(ShownPhase::Reported(Phase::Running)), OutputFormat::Table).await.is_empty());
+    assert_eq!(listed(&admin, Some(ShownPhase::Unresponsive), OutputFormat::Table).await, table);
 
-    let text = get::get(&admin, &get::Args { id: id.clone(), output: Output::Table }).await.unwrap();
+    let text = get::describe(&admin, &id, OutputFormat::Table).await.unwrap();
     for part in ["phase       unresponsive", "silent      for 3", "remedy", "restores the checkpoint of"] {
         assert!(text.contains(part), "{part}: {text}");
     }
-    let view = get::get(&admin, &get::Args { id: id.clone(), output: Output::Json }).await.unwrap();
+    let view = get::describe(&admin, &id, OutputFormat::Json).await.unwrap();
     let view: Value = serde_json::from_str(&view).unwrap();
     assert_eq!((&view["phase"], &view["reason"]), (&json!("unresponsive"), &json!("Unresponsive")));
 
     // The line stays the same for as long as nothing happens; then it runs elsewhere.
     let two = world.instance();
     let mut said = Vec::new();
-    let args =
-        watch::Args { id: Some(id.clone()), filter: Filter::default(), every: Duration::from_secs(2), within: None };
+    let args = watch::WatchArgs {
+        id: Some(id.clone()),
+        filter: Filter::default(),
+        every: Duration::from_secs(2),
+        duration: None,
+    };
     let mut out = |text: &str| {
         said.push(text.to_owned());
         Ok(())
     };
-    let watching = watch::watch(&admin, &args, false, &mut out);
+    let watching = watch::watch_rows(&admin, &args, false, &mut out);
     let moving = async {
         world.after(60).await;
         two.attach(&id).await.until_running().await;
@@ -152,7 +155,7 @@ async fn shown_in_time(store: Arc<dyn Store>) {
         }
     };
     clock.timeout(Duration::from_secs(60), shown).await.expect("it is shown");
-    let row = listed(&admin, Some(Shown::Unresponsive), Output::Table).await;
+    let row = listed(&admin, Some(ShownPhase::Unresponsive), OutputFormat::Table).await;
     assert!(row.contains("it has no checkpoint"), "{row}");
 }
 

@@ -5,11 +5,11 @@ use std::{future::Future, time::Duration};
 use baton::{
     bus::{LifecycleEvent, StartKind},
     cli::{
-        checkpoint, checkpoints,
-        config::Output,
-        delete, edit, gc, get, handoff, list, repair, rollback,
-        rows::{Filter, Shown},
-        storage_admin::{StorageAdmin, Verdict, Waiting},
+        checkpoint, checkpoints, delete, edit, gc, get,
+        global_options::OutputFormat,
+        handoff, list, repair, rollback,
+        rows::{Filter, ShownPhase},
+        storage_admin::{StorageAdmin, Verdict, WaitArgs},
         watch,
     },
     runtime::Container,
@@ -28,7 +28,7 @@ use serde_json::{Value, json};
 
 use crate::instances::{Instance, World, movable};
 
-pub const WAIT: Waiting = Waiting { no_wait: false, timeout: Duration::from_secs(120) };
+pub const WAIT: WaitArgs = WaitArgs { no_wait: false, timeout: Duration::from_secs(120) };
 
 /// Another machine with access to the same store.
 pub fn admin(world: &World) -> StorageAdmin {
@@ -91,12 +91,12 @@ async fn checkpoint_and_handoff_wait_until_the_holder_has_let_go() {
         let world = World::new();
         let (one, admin) = (world.instance(), admin(&world));
         let id = running(&world, &one).await;
-        let line = done(checkpoint::let_go(&admin, &id, state, WAIT)).await;
+        let line = done(checkpoint::release(&admin, &id, state, WAIT)).await;
         let lock = world.lock(&id).await.unwrap();
         let head = lock.head.unwrap().checkpoint_id;
         assert!(lock.lease.is_none() && line.contains(head.as_str()), "{line}");
         // Again it is so already.
-        done(checkpoint::let_go(&admin, &id, state, WAIT)).await;
+        done(checkpoint::release(&admin, &id, state, WAIT)).await;
         one.stop().await;
     }
 }
@@ -153,13 +153,13 @@ async fn a_checkpoint_that_keeps_it_running_is_asked_for_and_answered() {
     let world = World::new();
     let (one, admin) = (world.instance(), admin(&world));
     let id = running(&world, &one).await;
-    let line = done(checkpoint::keep_running(&admin, &id, WAIT)).await;
+    let line = done(checkpoint::checkpoint_running(&admin, &id, WAIT)).await;
     assert!(line.contains("paused for"), "{line}");
     assert_eq!(one.container(&id), Container::Running);
     let spec = one.metadata(&id).await.unwrap().spec;
     assert!(spec.requests.is_empty(), "the request is settled");
-    done(checkpoint::let_go(&admin, &id, DesiredState::Checkpointed, WAIT)).await;
-    refused(checkpoint::keep_running(&admin, &id, WAIT)).await;
+    done(checkpoint::release(&admin, &id, DesiredState::Checkpointed, WAIT)).await;
+    refused(checkpoint::checkpoint_running(&admin, &id, WAIT)).await;
     one.stop().await;
 }
 
@@ -169,17 +169,17 @@ async fn what_cannot_be_let_go_is_refused_with_its_reason_and_what_takes_too_lon
     let (one, admin) = (world.instance(), admin(&world));
     let id = running(&world, &one).await;
     world.edit(&id, |record| record["enable_sandbox_checkpoint"] = json!(false)).await;
-    let line = refused(checkpoint::let_go(&admin, &id, DesiredState::Checkpointed, WAIT)).await;
+    let line = refused(checkpoint::release(&admin, &id, DesiredState::Checkpointed, WAIT)).await;
     assert!(line.contains("NotCheckpointable"), "{line}");
     assert_eq!(one.container(&id), Container::Running);
 
     let id = running(&world, &one).await;
-    one.containers.inject("checkpoint", baton::runtime::fake::Fault::Delay(Duration::from_secs(60)));
-    let short = Waiting { timeout: Duration::from_secs(10), ..WAIT };
-    let verdict = checkpoint::let_go(&admin, &id, DesiredState::Checkpointed, short).await.unwrap();
+    one.containers.inject("checkpoint", baton_testkit::ActionFault::Delay(Duration::from_secs(60)));
+    let short = WaitArgs { timeout: Duration::from_secs(10), ..WAIT };
+    let verdict = checkpoint::release(&admin, &id, DesiredState::Checkpointed, short).await.unwrap();
     assert!(matches!(verdict, Verdict::Late(_)), "{verdict:?}");
-    let asked = Waiting { no_wait: true, ..WAIT };
-    done(checkpoint::let_go(&admin, &id, DesiredState::Checkpointed, asked)).await;
+    let asked = WaitArgs { no_wait: true, ..WAIT };
+    done(checkpoint::release(&admin, &id, DesiredState::Checkpointed, asked)).await;
     one.stop().await;
 }
 
@@ -188,10 +188,10 @@ async fn the_lease_of_a_dead_holder_is_taken_after_the_takeover_time() {
     let world = World::new();
     let (one, admin) = (world.instance(), admin(&world));
     let id = running(&world, &one).await;
-    done(checkpoint::keep_running(&admin, &id, WAIT)).await;
+    done(checkpoint::checkpoint_running(&admin, &id, WAIT)).await;
     let one = one.die().await;
     let began = world.clock.now();
-    let line = done(checkpoint::let_go(&admin, &id, DesiredState::HandedOff, WAIT)).await;
+    let line = done(checkpoint::release(&admin, &id, DesiredState::HandedOff, WAIT)).await;
     assert!(line.contains("is lost"), "{line}");
     assert!(world.clock.now() - began >= Duration::from_secs(30));
     let found = one.metadata(&id).await.unwrap();
@@ -204,19 +204,19 @@ async fn delete_has_the_holder_do_it_and_does_it_where_there_is_none() {
     let world = World::new();
     let (one, admin) = (world.instance(), admin(&world));
     let held = running(&world, &one).await;
-    done(delete::delete(&admin, &held, WAIT)).await;
+    done(delete::delete_sandbox(&admin, &held, WAIT)).await;
     assert_eq!(one.container(&held), Container::Absent);
     let free = stored(&world, &one, 2).await;
     let orphan = stored(&world, &one, 1).await;
     world.remove(&format!("sandboxes/{orphan}/metadata.json")).await;
     one.stop().await;
-    done(delete::delete(&admin, &free, WAIT)).await;
-    done(delete::delete(&admin, &orphan, WAIT)).await;
+    done(delete::delete_sandbox(&admin, &free, WAIT)).await;
+    done(delete::delete_sandbox(&admin, &orphan, WAIT)).await;
     let mut left: Vec<_> = [&held, &free, &orphan].map(|id| format!("sandboxes/{id}/lock.json")).into();
     left.sort();
     assert_eq!(world.keys().await, left);
-    assert!(done(delete::delete(&admin, &free, WAIT)).await.contains("before"));
-    assert!(delete::delete(&admin, &world.clock.sandbox_id(), WAIT).await.is_err());
+    assert!(done(delete::delete_sandbox(&admin, &free, WAIT)).await.contains("before"));
+    assert!(delete::delete_sandbox(&admin, &world.clock.sandbox_id(), WAIT).await.is_err());
 }
 
 #[tokio::test(start_paused = true)]
@@ -226,7 +226,7 @@ async fn a_rollback_makes_an_older_checkpoint_count_and_can_be_taken_back() {
     let id = stored(&world, &one, 2).await;
     let before = world.lock(&id).await.unwrap();
     let (head, previous) = (before.head.unwrap(), before.prev_head.unwrap());
-    done(rollback::rollback(&admin, &id, None, WAIT)).await;
+    done(rollback::roll_back(&admin, &id, None, WAIT)).await;
     let lock = world.lock(&id).await.unwrap();
     let now = lock.head.unwrap();
     assert_eq!((&now.checkpoint_id, now.seq), (&previous.checkpoint_id, head.seq + 1));
@@ -238,11 +238,11 @@ async fn a_rollback_makes_an_older_checkpoint_count_and_can_be_taken_back() {
         "{told:?}"
     );
     // What runs is not rolled back.
-    let line = refused(rollback::rollback(&admin, &id, Some(&head.checkpoint_id), WAIT)).await;
-    assert!(line.contains("let it go first"), "{line}");
+    let line = refused(rollback::roll_back(&admin, &id, Some(&head.checkpoint_id), WAIT)).await;
+    assert!(line.contains("stop it first"), "{line}");
     one.edit(&id, |spec| spec.desired_state = DesiredState::Checkpointed).await;
     visit.until_left().await;
-    assert!(rollback::rollback(&admin, &world.clock.sandbox_id(), None, WAIT).await.is_err());
+    assert!(rollback::roll_back(&admin, &world.clock.sandbox_id(), None, WAIT).await.is_err());
     one.stop().await;
 }
 
@@ -251,10 +251,10 @@ async fn metadata_that_were_deleted_are_made_anew_with_a_new_token() {
     let world = World::new();
     let (one, admin) = (world.instance(), admin(&world));
     let id = stored(&world, &one, 1).await;
-    let args = repair::Args { id: id.clone(), nobody_runs_it: false, head: None, sign: false };
-    assert!(done(repair::repair(&admin, &args)).await.contains("needs no repair"));
+    let args = repair::RepairArgs { id: id.clone(), nobody_runs_it: false, head: None, sign: false };
+    assert!(done(repair::repair_sandbox(&admin, &args)).await.contains("needs no repair"));
     world.remove(&format!("sandboxes/{id}/metadata.json")).await;
-    let line = done(repair::repair(&admin, &args)).await;
+    let line = done(repair::repair_sandbox(&admin, &args)).await;
     let token = line.rsplit(' ').next().unwrap();
     let spec = one.metadata(&id).await.unwrap().spec;
     assert_eq!(spec.token_sha256, baton::api::token::sha256(token));
@@ -269,11 +269,11 @@ async fn a_lock_that_was_deleted_is_made_anew_only_when_nobody_runs_it_and_above
     let id = stored(&world, &one, 3).await;
     let before = world.lock(&id).await.unwrap();
     world.remove(&format!("sandboxes/{id}/lock.json")).await;
-    let mut args = repair::Args { id: id.clone(), nobody_runs_it: false, head: None, sign: false };
-    refused(repair::repair(&admin, &args)).await;
+    let mut args = repair::RepairArgs { id: id.clone(), nobody_runs_it: false, head: None, sign: false };
+    refused(repair::repair_sandbox(&admin, &args)).await;
     assert!(world.lock(&id).await.is_none());
     args.nobody_runs_it = true;
-    done(repair::repair(&admin, &args)).await;
+    done(repair::repair_sandbox(&admin, &args)).await;
     let lock = world.lock(&id).await.unwrap();
     assert!(lock.epoch > before.epoch && lock.behind);
     assert_eq!(lock.head, before.head);
@@ -286,23 +286,25 @@ async fn an_edit_is_checked_written_over_what_was_seen_and_its_outcome_said() {
     let world = World::new();
     let (one, admin) = (world.instance(), admin(&world));
     let id = running(&world, &one).await;
-    let set = |fields: &[(&str, Value)]| edit::Args {
+    let set = |fields: &[(&str, Value)]| edit::EditArgs {
         id: id.clone(),
         set: fields.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect(),
-        waiting: WAIT,
+        wait: WAIT,
     };
-    let line = done(edit::edit(&admin, &set(&[("labels.team", json!("blue"))]))).await;
+    let line = done(edit::edit_metadata(&admin, &set(&[("labels.team", json!("blue"))]), "false")).await;
     assert!(line.ends_with("is running"), "{line}");
     assert_eq!(one.metadata(&id).await.unwrap().spec.labels["team"], "blue");
-    assert!(done(edit::edit(&admin, &set(&[("labels.team", json!("blue"))]))).await.contains("nothing"));
+    assert!(
+        done(edit::edit_metadata(&admin, &set(&[("labels.team", json!("blue"))]), "false")).await.contains("nothing")
+    );
     let before = world.text(&format!("sandboxes/{id}/metadata.json")).await;
     for (name, value) in [("desired_state", json!("dancing")), ("sandbox_id", json!("x")), ("status", json!({}))] {
-        assert!(edit::edit(&admin, &set(&[(name, value)])).await.is_err(), "{name}");
+        assert!(edit::edit_metadata(&admin, &set(&[(name, value)]), "false").await.is_err(), "{name}");
     }
     assert_eq!(world.text(&format!("sandboxes/{id}/metadata.json")).await, before);
-    let line = done(edit::edit(&admin, &set(&[("desired_state", json!("checkpointed"))]))).await;
+    let line = done(edit::edit_metadata(&admin, &set(&[("desired_state", json!("checkpointed"))]), "false")).await;
     assert!(line.contains("is checkpointed"), "{line}");
-    let line = done(edit::edit(&admin, &set(&[("ttl", json!(60))]))).await;
+    let line = done(edit::edit_metadata(&admin, &set(&[("ttl", json!(60))]), "false")).await;
     assert!(line.contains("next sweep"), "{line}");
     one.stop().await;
 }
@@ -316,19 +318,19 @@ async fn gc_is_one_sweep_without_a_server() {
     one.die().await.stop().await;
     world.edit(&gone, |record| record["desired_state"] = json!("deleted")).await;
     world.edit(&dead, |record| record["desired_state"] = json!("deleted")).await;
-    let mut args = gc::Args { dry_run: true, tombstones_after: None, dead: false, abandoned: false };
+    let mut args = gc::GcArgs { dry_run: true, tombstones_after: None, dead: false, abandoned: false };
     let before = world.keys().await;
-    assert_eq!(done(gc::gc(&admin, &args)).await, "2 to see to");
+    assert_eq!(done(gc::sweep_once(&admin, &args)).await, "tasks to do: 2");
     assert_eq!(world.keys().await, before);
     args.dry_run = false;
-    done(gc::gc(&admin, &args)).await;
+    done(gc::sweep_once(&admin, &args)).await;
     assert!(world.lock(&gone).await.unwrap().purged && !world.lock(&dead).await.unwrap().purged);
     assert_eq!(admin.upkeep.checkpoints.as_ref().unwrap().list(&kept).await.unwrap().len(), 2);
     args.dead = true;
-    done(gc::gc(&admin, &args)).await;
+    done(gc::sweep_once(&admin, &args)).await;
     assert!(world.lock(&dead).await.unwrap().purged);
     args.tombstones_after = Some(Duration::ZERO);
-    done(gc::gc(&admin, &args)).await;
+    done(gc::sweep_once(&admin, &args)).await;
     assert!(world.lock(&gone).await.is_none() && world.lock(&dead).await.is_none());
     assert!(world.lock(&kept).await.unwrap().head.is_some());
 }
@@ -342,43 +344,50 @@ async fn what_there_is_is_listed_filtered_shown_and_watched() {
     world.edit(&asleep, |record| record["labels"] = json!({"team": "blue"})).await;
     world.remove(&format!("sandboxes/{orphan}/metadata.json")).await;
     world.remove(&format!("sandboxes/{lockless}/lock.json")).await;
-    let listed = async |filter: Filter, output: Output| {
+    let listed = async |filter: Filter, output: OutputFormat| {
         let mut out = Vec::new();
-        list::list(&admin, &list::Args { output, filter }, &mut out).await.unwrap();
+        list::write_list(&admin, &filter, output, &mut out).await.unwrap();
         String::from_utf8(out).unwrap()
     };
-    let all = listed(Filter::default(), Output::Table).await;
+    let all = listed(Filter::default(), OutputFormat::Table).await;
     assert_eq!(all.lines().count(), 4, "{all}");
     assert!(all.lines().any(|line| line.contains(lockless.as_str()) && line.contains("LockMissing")), "{all}");
     let blue = Filter { labels: vec![("team".to_owned(), "blue".to_owned())], ..Filter::default() };
-    let blue: Value = serde_json::from_str(&listed(blue, Output::Json).await).unwrap();
+    let blue: Value = serde_json::from_str(&listed(blue, OutputFormat::Json).await).unwrap();
     assert_eq!((blue.as_array().unwrap().len(), &blue[0]["sandbox_id"]), (1, &json!(asleep)));
-    let running = listed(Filter { phase: Some(Shown::Told(Phase::Running)), ..Filter::default() }, Output::Table).await;
+    let running =
+        listed(Filter { phase: Some(ShownPhase::Reported(Phase::Running)), ..Filter::default() }, OutputFormat::Table)
+            .await;
     assert!(running.contains(awake.as_str()) && !running.contains(asleep.as_str()), "{running}");
-    let left = listed(Filter { orphans: true, ..Filter::default() }, Output::Table).await;
+    let left = listed(Filter { orphans: true, ..Filter::default() }, OutputFormat::Table).await;
     assert!(left.contains(orphan.as_str()) && left.contains(lockless.as_str()) && !left.contains(awake.as_str()));
-    let none = listed(Filter { phase: Some(Shown::Told(Phase::Failed)), ..Filter::default() }, Output::Json).await;
+    let none =
+        listed(Filter { phase: Some(ShownPhase::Reported(Phase::Failed)), ..Filter::default() }, OutputFormat::Json)
+            .await;
     assert_eq!(none, "[]\n");
 
-    let shown = async |id: &SandboxId, output| get::get(&admin, &get::Args { id: id.clone(), output }).await;
-    let text = shown(&awake, Output::Table).await.unwrap();
+    let shown = async |id: &SandboxId, output| get::describe(&admin, id, output).await;
+    let text = shown(&awake, OutputFormat::Table).await.unwrap();
     assert!(text.contains(one.tools.who.me.as_str()) && text.contains("running"), "{text}");
-    assert!(shown(&orphan, Output::Table).await.unwrap().contains("baton repair"));
-    let json: Value = serde_json::from_str(&shown(&asleep, Output::Json).await.unwrap()).unwrap();
+    assert!(shown(&orphan, OutputFormat::Table).await.unwrap().contains("baton repair"));
+    let json: Value = serde_json::from_str(&shown(&asleep, OutputFormat::Json).await.unwrap()).unwrap();
     assert_eq!(json["metadata"]["labels"]["team"], "blue");
-    assert!(shown(&world.clock.sandbox_id(), Output::Table).await.is_err());
-    let args = checkpoints::Args { id: asleep.clone(), output: Output::Table };
-    let text = checkpoints::checkpoints(&admin, &args).await.unwrap();
+    assert!(shown(&world.clock.sandbox_id(), OutputFormat::Table).await.is_err());
+    let text = checkpoints::describe(&admin, &asleep, OutputFormat::Table).await.unwrap();
     assert!(text.lines().any(|line| line.starts_with("head") && line.contains(asleep.as_str())), "{text}");
 
     let mut seen = Vec::new();
-    let args =
-        watch::Args { id: Some(awake.clone()), filter: Filter::default(), every: Duration::from_secs(1), within: None };
+    let args = watch::WatchArgs {
+        id: Some(awake.clone()),
+        filter: Filter::default(),
+        every: Duration::from_secs(1),
+        duration: None,
+    };
     let mut out = |text: &str| {
         seen.push(text.to_owned());
         Ok(())
     };
-    let watching = watch::watch(&admin, &args, false, &mut out);
+    let watching = watch::watch_rows(&admin, &args, false, &mut out);
     let change = async {
         world.after(10).await;
         one.edit(&awake, |spec| spec.desired_state = DesiredState::Checkpointed).await;

@@ -3,28 +3,32 @@
 use baton_protocol::printable::printable_start;
 
 use super::*;
-use crate::api::delivered::Marks;
+use crate::api::{
+    client_connection::ClientConnection,
+    delivered::Marks,
+    output::{output_of, stream_of},
+};
 
 /// How many characters of the reason for an exit or a failed start are passed on.
-const LONGEST_REASON: usize = 300;
+const MAX_REASON_CHARS: usize = 300;
 
 impl ExecTable {
     /// Handles one frame. Returns whether it was the agent's first answer on this link.
-    pub fn hear(&mut self, frame: Frame, writer: &mut EventWriter) -> bool {
+    pub fn handle_frame(&mut self, frame: Frame, sink: &mut dyn EventSink) -> bool {
         match frame.kind {
-            Kind::Started => self.started(frame.exec, writer),
-            Kind::Data => self.data(frame, writer),
-            Kind::Eof => self.eof(&frame, writer),
-            Kind::Exit => self.exit(&frame, writer),
-            Kind::StdinAck => self.stdin_ack(&frame, writer),
+            Kind::Started => self.started(frame.exec, sink),
+            Kind::Data => self.data(frame, sink),
+            Kind::Eof => self.eof(&frame, sink),
+            Kind::Exit => self.exit(&frame, sink),
+            Kind::StdinAck => self.stdin_ack(&frame, sink),
             Kind::Execs => {
                 // The agent is untrusted; the runtime has checked the frame and ends an agent that sends bad ones.
                 let Ok(state) = serde_json::from_slice::<agent::State>(&frame.payload) else { return false };
-                if !self.is_known {
+                if !self.has_state {
                     self.learn(state);
                     return true;
                 }
-                self.compare(&state, writer);
+                self.settle(&state, sink);
             }
             Kind::Assign
             | Kind::Exec
@@ -51,64 +55,68 @@ impl ExecTable {
         false
     }
 
-    fn started(&mut self, number: u32, writer: &mut EventWriter) {
-        let Some(command) = self.known.get(&number).filter(|command| command.delivery.is_some()) else { return };
+    fn started(&mut self, number: u32, sink: &mut dyn EventSink) {
+        let Some(command) = self.tracked.get(&number).filter(|command| command.delivery.is_some()) else { return };
         let running = Update {
             exec_id: Some(command.exec_id.clone()),
             exec: Some(number),
             ..Update::new(Status::ExecutionRunning)
         };
-        writer.say_about(&Event::StatusUpdate(running), command.details);
+        sink.send_about(&Event::StatusUpdate(running), command.details);
     }
 
-    fn data(&mut self, frame: Frame, writer: &mut EventWriter) {
-        self.owed.came(frame.sequence);
+    fn data(&mut self, frame: Frame, sink: &mut dyn EventSink) {
+        self.replays.arrived(frame.sequence);
         let Some(output) = output_of(frame.stream) else { return };
-        let Some(command) = self.known.get_mut(&frame.exec) else { return };
+        let Some(command) = self.tracked.get_mut(&frame.exec) else { return };
         let Some(delivery) = &mut command.delivery else { return };
         let is_muted = delivery.is_muted;
-        let flow = delivery.flow(output);
-        let Some(taken) = flow.take(frame.offset, frame.sequence, frame.payload.len()) else { return };
+        let cursor = delivery.cursor(output);
+        let Some(new) = cursor.advance(frame.offset, frame.sequence, frame.payload.len()) else { return };
         if is_muted {
-            self.pass_on(frame.exec, output, u64::MAX);
+            self.confirm_output(frame.exec, output, u64::MAX);
             return;
         }
-        if let Some((from, to)) = taken.gap {
-            writer.send(&Event::OutputGap { exec_id: command.exec_id.clone(), stream: output, from, to });
+        if let Some((from, to)) = new.gap {
+            sink.send(&Event::OutputGap { exec_id: command.exec_id.clone(), stream: output, from, to });
         }
         let mut fresh = frame.payload;
-        fresh.drain(..taken.skip);
-        writer.output(frame.exec, output, taken.offset, fresh, flow);
-        if command.ask_after.is_some_and(|(out, err)| delivery.stdout.next() >= out && delivery.stderr.next() >= err) {
-            command.ask_after = None;
-            self.line.send(Frame::new(Kind::List));
+        fresh.drain(..new.skip);
+        sink.output(frame.exec, output, new.offset, fresh, cursor);
+        if command
+            .end_check
+            .after
+            .is_some_and(|(out, err)| delivery.stdout.next() >= out && delivery.stderr.next() >= err)
+        {
+            command.end_check.after = None;
+            self.link.send(Frame::new(Kind::List));
         }
-        self.finish(frame.exec, writer);
+        self.finish(frame.exec, sink);
     }
 
-    fn eof(&mut self, frame: &Frame, writer: &mut EventWriter) {
-        self.owed.came(frame.sequence);
+    fn eof(&mut self, frame: &Frame, sink: &mut dyn EventSink) {
+        self.replays.arrived(frame.sequence);
         let Some(output) = output_of(frame.stream) else { return };
-        let Some(command) = self.known.get_mut(&frame.exec) else { return };
+        let Some(command) = self.tracked.get_mut(&frame.exec) else { return };
         let Some(delivery) = &mut command.delivery else { return };
         let is_muted = delivery.is_muted;
-        let flow = delivery.flow(output);
-        let gap = flow.end(frame.offset, frame.sequence);
+        let cursor = delivery.cursor(output);
+        let gap = cursor.end(frame.offset, frame.sequence);
         if !is_muted {
             if let Some((from, to)) = gap {
-                writer.send(&Event::OutputGap { exec_id: command.exec_id.clone(), stream: output, from, to });
+                sink.send(&Event::OutputGap { exec_id: command.exec_id.clone(), stream: output, from, to });
             }
-            if flow.has_ended() {
-                writer.output_end(frame.exec, output, flow);
+            if cursor.has_ended() {
+                sink.end_output(frame.exec, output, cursor);
             }
         }
-        self.finish(frame.exec, writer);
-        self.forget_if_over(frame.exec);
+        self.finish(frame.exec, sink);
+        self.forget_if_delivered(frame.exec);
     }
 
-    fn exit(&mut self, frame: &Frame, writer: &mut EventWriter) {
+    fn exit(&mut self, frame: &Frame, sink: &mut dyn EventSink) {
         let Ok(exit) = serde_json::from_slice::<agent::Exit>(&frame.payload) else { return };
-        let Some(command) = self.known.get_mut(&frame.exec) else { return };
+        let Some(command) = self.tracked.get_mut(&frame.exec) else { return };
         command.is_running = false;
         command.input.close();
         tracing::info!(
@@ -120,102 +128,98 @@ impl ExecTable {
             "a command ended"
         );
         if let Some(error) = &exit.error {
-            let events = exec_refusal(Some(command.exec_id.clone()), &printable_start(error, LONGEST_REASON));
+            let events = exec_refusal(Some(command.exec_id.clone()), &printable_start(error, MAX_REASON_CHARS));
             let followed = command.delivery.is_some();
-            self.known.remove(&frame.exec);
-            self.line.send(Frame::new(Kind::Ack).exec(frame.exec).stream(Stream::Exit));
+            self.tracked.remove(&frame.exec);
+            self.link.send(Frame::new(Kind::Ack).exec(frame.exec).stream(Stream::Exit));
             if followed {
-                writer.say_all(&events);
+                sink.send_all(&events);
             }
             return;
         }
-        if std::mem::take(&mut command.tell_end) {
-            writer.say_about(&done(frame.exec, &command.exec_id, &exit), command.details);
+        if std::mem::take(&mut command.reports_exit) {
+            sink.send_about(&exit_event(frame.exec, &command.exec_id, &exit), command.details);
         }
         if let Some(before) = &mut command.before {
             before.exit = Some(exit.clone());
         }
         if let Some(delivery) = command.delivery.as_mut().filter(|delivery| !delivery.is_done()) {
             delivery.exited(exit);
-            command.ask_at = Some(self.clock.now() + SETTLE);
+            command.end_check.at = Some(self.clock.now() + END_CHECK_DELAY);
         }
-        self.finish(frame.exec, writer);
+        self.finish(frame.exec, sink);
     }
 
     /// Sends the exit once everything before it was sent.
-    fn finish(&mut self, number: u32, writer: &mut EventWriter) {
-        let Some(command) = self.known.get_mut(&number) else { return };
+    fn finish(&mut self, number: u32, sink: &mut dyn EventSink) {
+        let Some(command) = self.tracked.get_mut(&number) else { return };
         let Some(delivery) = &mut command.delivery else { return };
         let Some(exit) = delivery.take_exit() else { return };
-        (command.ask_at, command.ask_after) = (None, None);
-        writer.say_about(&done(number, &command.exec_id, &exit), command.details);
+        (command.end_check.at, command.end_check.after) = (None, None);
+        sink.send_about(&exit_event(number, &command.exec_id, &exit), command.details);
         // The pong confirms that the exit arrived.
-        let marks = self.marks_sent(writer);
-        writer.socket.ping(marks, false);
+        sink.ping(self.marks_sent(), false);
     }
 
     /// The agent has reported how far the streams of exited commands go.
-    fn compare(&mut self, state: &agent::State, writer: &mut EventWriter) {
-        for told in &state.execs {
-            let Some(command) = self.known.get_mut(&told.exec) else { continue };
+    fn settle(&mut self, state: &agent::State, sink: &mut dyn EventSink) {
+        for reported in &state.execs {
+            let Some(command) = self.tracked.get_mut(&reported.exec) else { continue };
             let Some(delivery) = command.delivery.as_mut().filter(|delivery| delivery.has_exited()) else { continue };
-            if delivery.compare(told.stdout.to, told.stderr.to) {
-                command.ask_after = Some((told.stdout.to, told.stderr.to));
+            if delivery.settle(reported.stdout.to, reported.stderr.to) {
+                command.end_check.after = Some((reported.stdout.to, reported.stderr.to));
             }
-            self.finish(told.exec, writer);
+            self.finish(reported.exec, sink);
         }
     }
 
-    fn stdin_ack(&mut self, frame: &Frame, writer: &mut EventWriter) {
-        let Some(command) = self.known.get_mut(&frame.exec) else { return };
+    fn stdin_ack(&mut self, frame: &Frame, sink: &mut dyn EventSink) {
+        let Some(command) = self.tracked.get_mut(&frame.exec) else { return };
         if frame.stream == Stream::Exit {
             // A plain client does not count its bytes, and many commands leave some unread.
-            if command.input.close() && writer.is_v1() {
-                let refusal = Refusal::of(Status::StdinError, NOT_READ);
-                writer.refuse_about(&refusal, Some(command.exec_id.clone()));
+            if command.input.close() && sink.is_v1() {
+                let refusal = Refusal::of(Status::StdinError, STDIN_CLOSED);
+                sink.refuse_about(&refusal, Some(command.exec_id.clone()));
             }
             return;
         }
-        command.input.took(frame.offset);
-        if writer.is_v1() && command.input.is_open {
-            writer.send(&Event::StdinAck { exec_id: command.exec_id.clone(), offset: frame.offset });
+        command.input.acknowledge(frame.offset);
+        if sink.is_v1() && command.input.is_open {
+            sink.send(&Event::StdinAck { exec_id: command.exec_id.clone(), offset: frame.offset });
         }
-        self.feed(frame.exec);
+        self.send_input(frame.exec);
     }
 
     /// Sends a liveness ping with how far every command has come.
-    pub fn ping(&self, writer: &mut EventWriter) -> u64 {
-        let marks = self.marks_sent(writer);
-        writer.socket.ping(marks, true)
+    pub fn ping(&self, sink: &mut dyn EventSink) -> u64 {
+        sink.ping(self.marks_sent(), true)
     }
 
     /// Sends a ping if one is due.
-    pub fn ping_if_due(&self, writer: &mut EventWriter) {
-        if writer.socket.is_ping_due() {
-            let marks = self.marks_sent(writer);
-            writer.socket.ping_due(marks);
+    pub fn ping_if_due(&self, connection: &mut dyn ClientConnection) {
+        if connection.is_ping_due() {
+            connection.ping_due(self.marks_sent());
         }
     }
 
-    /// How far every command has come, after sending all coalesced output.
-    fn marks_sent(&self, writer: &mut EventWriter) -> Vec<Mark> {
-        writer.flush();
-        let deliveries = self.known.values().filter_map(|command| command.delivery.as_ref());
+    /// How far every command has come.
+    fn marks_sent(&self) -> Vec<Mark> {
+        let deliveries = self.tracked.values().filter_map(|command| command.delivery.as_ref());
         deliveries.map(Delivery::mark).collect()
     }
 
     /// Handles a pong: a plain client has everything up to the marks; any client has the exits it was sent.
     pub fn confirm(&mut self, marks: &[Mark], is_v1: bool) {
         for mark in marks {
-            let delivery = self.known.get_mut(&mark.exec).and_then(|command| command.delivery.as_mut());
-            if delivery.is_some_and(|delivery| mark.done && delivery.heard() && !delivery.is_peek) {
-                self.line.send(Frame::new(Kind::Ack).exec(mark.exec).stream(Stream::Exit));
+            let delivery = self.tracked.get_mut(&mark.exec).and_then(|command| command.delivery.as_mut());
+            if delivery.is_some_and(|delivery| mark.done && delivery.confirm_exit() && !delivery.is_peek) {
+                self.link.send(Frame::new(Kind::Ack).exec(mark.exec).stream(Stream::Exit));
             }
             if !is_v1 {
-                self.pass_on(mark.exec, Output::Stdout, mark.stdout);
-                self.pass_on(mark.exec, Output::Stderr, mark.stderr);
+                self.confirm_output(mark.exec, Output::Stdout, mark.stdout);
+                self.confirm_output(mark.exec, Output::Stderr, mark.stderr);
             }
-            self.forget_if_over(mark.exec);
+            self.forget_if_delivered(mark.exec);
         }
     }
 
@@ -223,42 +227,44 @@ impl ExecTable {
     pub fn ack(&mut self, exec_id: &ExecId, offsets: Offsets) {
         // A late acknowledgement of a forgotten command is not an error.
         if let Some(number) = self.find(exec_id) {
-            self.pass_on(number, Output::Stdout, offsets.stdout);
-            self.pass_on(number, Output::Stderr, offsets.stderr);
+            self.confirm_output(number, Output::Stdout, offsets.stdout);
+            self.confirm_output(number, Output::Stderr, offsets.stderr);
         }
     }
 
-    fn pass_on(&mut self, number: u32, output: Output, offset: u64) {
-        let Some(delivery) = self.known.get_mut(&number).and_then(|command| command.delivery.as_mut()) else { return };
+    fn confirm_output(&mut self, number: u32, output: Output, offset: u64) {
+        let Some(delivery) = self.tracked.get_mut(&number).and_then(|command| command.delivery.as_mut()) else {
+            return;
+        };
         let is_peek = delivery.is_peek;
-        let flow = delivery.flow(output);
-        if let Some(confirmed) = flow.confirm(offset) {
+        let cursor = delivery.cursor(output);
+        if let Some(confirmed) = cursor.confirm(offset) {
             let frame = |kind| Frame::new(kind).exec(number).stream(stream_of(output));
             if !is_peek {
-                self.line.send(frame(Kind::Ack).offset(confirmed));
+                self.link.send(frame(Kind::Ack).offset(confirmed));
             }
-            if !self.owed.defers(number, output) {
-                self.line.send(frame(Kind::Credit).offset(flow.credit()));
+            if !self.replays.defers(number, output) {
+                self.link.send(frame(Kind::Credit).offset(cursor.credit()));
             }
         }
-        self.forget_if_over(number);
+        self.forget_if_delivered(number);
     }
 
-    fn forget_if_over(&mut self, number: u32) {
+    fn forget_if_delivered(&mut self, number: u32) {
         let over = |command: &TrackedExec| command.delivery.as_ref().is_some_and(Delivery::is_over);
-        if self.known.get(&number).is_some_and(|command| !command.is_running && over(command)) {
-            self.known.remove(&number);
+        if self.tracked.get(&number).is_some_and(|command| !command.is_running && over(command)) {
+            self.tracked.remove(&number);
         }
     }
 
     /// How far the client has come with the commands it follows; the others stay where `earlier` sessions left them.
     pub fn marks(&self, earlier: &Marks) -> Vec<Mark> {
-        if !self.is_known {
+        if !self.has_state {
             return earlier.all();
         }
-        let unfollowed = self.known.iter().filter(|(_, command)| command.delivery.is_none());
+        let unfollowed = self.tracked.iter().filter(|(_, command)| command.delivery.is_none());
         let left = unfollowed.filter_map(|(number, _)| earlier.confirmed(*number));
-        let deliveries = self.known.values().filter_map(|command| command.delivery.as_ref());
+        let deliveries = self.tracked.values().filter_map(|command| command.delivery.as_ref());
         let confirmed = |delivery: &Delivery| Mark {
             stdout: delivery.stdout.confirmed(),
             stderr: delivery.stderr.confirmed(),
@@ -268,38 +274,23 @@ impl ExecTable {
     }
 
     pub fn wake_at(&self) -> Option<Moment> {
-        self.known.values().filter_map(|command| command.ask_at).chain(self.owed.wake_at()).min()
+        self.tracked.values().filter_map(|command| command.end_check.at).chain(self.replays.wake_at()).min()
     }
 
     /// Asks how far the streams of exited commands go, if that is due.
-    pub fn ask_due(&mut self) {
+    pub fn check_ends_due(&mut self) {
         let now = self.clock.now();
         let mut due = false;
-        for command in self.known.values_mut() {
-            due |= command.ask_at.take_if(|at| *at <= now).is_some();
+        for command in self.tracked.values_mut() {
+            due |= command.end_check.at.take_if(|at| *at <= now).is_some();
         }
         if due {
-            self.line.send(Frame::new(Kind::List));
+            self.link.send(Frame::new(Kind::List));
         }
     }
 }
 
-pub(super) fn stream_of(output: Output) -> Stream {
-    match output {
-        Output::Stdout => Stream::Stdout,
-        Output::Stderr => Stream::Stderr,
-    }
-}
-
-pub(super) fn output_of(stream: Stream) -> Option<Output> {
-    match stream {
-        Stream::Stdout => Some(Output::Stdout),
-        Stream::Stderr => Some(Output::Stderr),
-        Stream::Stdin | Stream::Exit | Stream::Tree => None,
-    }
-}
-
-fn done(number: u32, exec_id: &ExecId, exit: &agent::Exit) -> Event {
+fn exit_event(number: u32, exec_id: &ExecId, exit: &agent::Exit) -> Event {
     Event::StatusUpdate(Update {
         exec_id: Some(exec_id.clone()),
         exec: Some(number),
@@ -308,7 +299,7 @@ fn done(number: u32, exec_id: &ExecId, exit: &agent::Exit) -> Event {
         timed_out: exit.timed_out,
         duration_ms: Some(exit.duration_ms),
         // The text of an agent is untrusted: a client gets one short line of it.
-        message: exit.reason.as_ref().map(|text| printable_start(text, LONGEST_REASON)),
+        message: exit.reason.as_ref().map(|text| printable_start(text, MAX_REASON_CHARS)),
         ..Update::new(Status::ExecutionDone)
     })
 }

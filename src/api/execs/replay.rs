@@ -6,22 +6,20 @@
 
 use std::collections::VecDeque;
 
-use super::{
-    agent_frames::{output_of, stream_of},
-    *,
-};
+use super::*;
+use crate::api::output::{output_of, stream_of};
 
 /// How many streams are replayed at once: their windows fit into the queue.
-const AT_ONCE: usize = 4;
+const MAX_REPLAYS: usize = 4;
 /// How long the next streams wait for the first bytes of the last replay.
-const PATIENCE: Duration = Duration::from_millis(100);
+const REPLAY_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Streams waiting for a replay or for credit.
 #[derive(Debug, Default)]
 pub struct ReplayQueue {
-    debts: VecDeque<PendingReplay>,
+    pending: VecDeque<PendingReplay>,
     /// The last replay requested, until some of it arrives.
-    asked: Option<(u64, Moment)>,
+    requested: Option<(u64, Moment)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,72 +27,73 @@ struct PendingReplay {
     exec: u32,
     output: Output,
     /// Whether output was skipped; otherwise the stream only waits for credit.
-    left_out: bool,
+    is_skipped: bool,
 }
 
 impl ReplayQueue {
     /// Whether the stream has to wait for the credit it would get now.
     pub fn defers(&mut self, exec: u32, output: Output) -> bool {
-        if self.debts.is_empty() {
+        if self.pending.is_empty() {
             return false;
         }
-        self.add(PendingReplay { exec, output, left_out: false });
+        self.add(PendingReplay { exec, output, is_skipped: false });
         true
     }
 
-    fn add(&mut self, debt: PendingReplay) {
-        match self.debts.iter_mut().find(|known| (known.exec, known.output) == (debt.exec, debt.output)) {
-            Some(known) => known.left_out |= debt.left_out,
-            None => self.debts.push_back(debt),
+    fn add(&mut self, replay: PendingReplay) {
+        match self.pending.iter_mut().find(|known| (known.exec, known.output) == (replay.exec, replay.output)) {
+            Some(known) => known.is_skipped |= replay.is_skipped,
+            None => self.pending.push_back(replay),
         }
     }
 
     /// Output of this replay has arrived.
-    pub fn came(&mut self, replay: u64) {
-        self.asked.take_if(|(asked, _)| *asked == replay);
+    pub fn arrived(&mut self, replay: u64) {
+        self.requested.take_if(|(requested, _)| *requested == replay);
     }
 
     /// When to continue even if nothing has arrived.
     pub fn wake_at(&self) -> Option<Moment> {
-        self.asked.map(|(_, until)| until).filter(|_| !self.debts.is_empty())
+        self.requested.map(|(_, until)| until).filter(|_| !self.pending.is_empty())
     }
 }
 
 impl ExecTable {
     /// Requests the skipped output, if the client has room for it.
     pub fn catch_up(&mut self, has_room: bool) {
-        for (exec, stream) in self.line.take_behind() {
+        for (exec, stream) in self.link.take_behind() {
             if let Some(output) = output_of(stream) {
-                self.owed.add(PendingReplay { exec, output, left_out: true });
+                self.replays.add(PendingReplay { exec, output, is_skipped: true });
                 // Output of the requested replay may have been skipped, too.
-                self.owed.asked = None;
+                self.replays.requested = None;
             }
         }
-        if self.owed.debts.is_empty() {
+        if self.replays.pending.is_empty() {
             return;
         }
         let now = self.clock.now();
-        self.owed.asked.take_if(|(_, until)| *until <= now);
-        if self.owed.asked.is_some() || !has_room || !self.line.is_drained() {
+        self.replays.requested.take_if(|(_, until)| *until <= now);
+        if self.replays.requested.is_some() || !has_room || !self.link.is_drained() {
             return;
         }
-        let mut room = AT_ONCE;
+        let mut room = MAX_REPLAYS;
         while room > 0
-            && let Some(debt) = self.owed.debts.pop_front()
+            && let Some(replay) = self.replays.pending.pop_front()
         {
             // A command that is not followed misses nothing.
-            let Some(delivery) = self.known.get_mut(&debt.exec).and_then(|command| command.delivery.as_mut()) else {
+            let Some(delivery) = self.tracked.get_mut(&replay.exec).and_then(|command| command.delivery.as_mut())
+            else {
                 continue;
             };
-            let flow = delivery.flow(debt.output);
-            let frame = |kind| Frame::new(kind).exec(debt.exec).stream(stream_of(debt.output));
-            if debt.left_out && !flow.has_ended() {
-                self.replay = self.replay.wrapping_add(2);
-                flow.again(self.replay);
-                self.owed.asked = Some((self.replay, now + PATIENCE));
-                self.line.send(frame(Kind::Replay).offset(flow.next()).sequence(self.replay));
+            let cursor = delivery.cursor(replay.output);
+            let frame = |kind| Frame::new(kind).exec(replay.exec).stream(stream_of(replay.output));
+            if replay.is_skipped && !cursor.has_ended() {
+                self.numbers.replay = self.numbers.replay.wrapping_add(2);
+                cursor.expect_replay(self.numbers.replay);
+                self.replays.requested = Some((self.numbers.replay, now + REPLAY_TIMEOUT));
+                self.link.send(frame(Kind::Replay).offset(cursor.next()).sequence(self.numbers.replay));
             }
-            self.line.send(frame(Kind::Credit).offset(flow.credit()));
+            self.link.send(frame(Kind::Credit).offset(cursor.credit()));
             room -= 1;
         }
     }
@@ -106,12 +105,14 @@ mod tests {
 
     #[test]
     fn credit_waits_behind_what_was_left_out_and_each_stream_stands_there_once() {
-        let mut owed = ReplayQueue::default();
-        assert!(!owed.defers(1, Output::Stdout));
-        owed.add(PendingReplay { exec: 2, output: Output::Stdout, left_out: true });
-        assert!(owed.defers(1, Output::Stdout) && owed.defers(1, Output::Stdout) && owed.defers(2, Output::Stdout));
-        owed.add(PendingReplay { exec: 1, output: Output::Stdout, left_out: true });
-        let debts: Vec<_> = owed.debts.into_iter().map(|debt| (debt.exec, debt.left_out)).collect();
-        assert_eq!(debts, [(2, true), (1, true)]);
+        let mut replays = ReplayQueue::default();
+        assert!(!replays.defers(1, Output::Stdout));
+        replays.add(PendingReplay { exec: 2, output: Output::Stdout, is_skipped: true });
+        assert!(
+            replays.defers(1, Output::Stdout) && replays.defers(1, Output::Stdout) && replays.defers(2, Output::Stdout)
+        );
+        replays.add(PendingReplay { exec: 1, output: Output::Stdout, is_skipped: true });
+        let pending: Vec<_> = replays.pending.into_iter().map(|replay| (replay.exec, replay.is_skipped)).collect();
+        assert_eq!(pending, [(2, true), (1, true)]);
     }
 }

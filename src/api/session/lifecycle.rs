@@ -2,96 +2,100 @@
 
 use baton_protocol::event::{Event, Status, Update};
 
-use super::{End, Session, spec_edits::What};
+use super::{Session, spec_edits::EditPurpose};
 use crate::{
     api::{
-        close_code::Close,
+        close_code::{Close, SessionEnd},
         intent,
-        status_machine::{Stage, Then},
+        status_machine::{Reaction, Stage},
     },
     bus::{LifecycleEvent, StartKind},
-    metrics::Outcome,
 };
 
 impl Session {
-    pub(super) fn posted(&mut self, passing: &LifecycleEvent) -> Option<End> {
-        if let LifecycleEvent::Running { boot } = passing {
-            self.boot = Some(boot.clone());
-            self.api.occupancy.note(&self.id, self.spec.tenant.as_ref());
+    pub(super) fn handle_lifecycle(&mut self, event: &LifecycleEvent) -> Option<SessionEnd> {
+        if let LifecycleEvent::Running { boot: start } = event {
+            self.sandbox.start = Some(start.clone());
+            self.api.occupancy.note(&self.sandbox.id, self.sandbox.spec.tenant.as_ref());
         }
-        if let LifecycleEvent::Left { .. } = passing {
-            self.api.occupancy.note(&self.id, None);
+        if let LifecycleEvent::Left { .. } = event {
+            self.api.occupancy.note(&self.sandbox.id, None);
         }
-        if let LifecycleEvent::Probe { number } = passing {
-            self.probes.push((self.commands.ping(&mut self.writer), *number));
+        if let LifecycleEvent::Probe { number } = event {
+            self.probes.add_reconciler(self.execs.ping(&mut *self.client), *number);
         }
-        self.status_machine.wished = self.spec_edits.wished();
-        let answer = self.status_machine.tell(passing);
-        self.writer.say_all(&answer.events);
+        if self.client.is_one_shot() && matches!(event, LifecycleEvent::Left { .. } | LifecycleEvent::LeaseLost { .. })
+        {
+            // The sandbox has no other client to which its end would mean anything.
+            return Some(SessionEnd::Close(Close::Restart));
+        }
+        self.status_machine.unanswered = self.spec_edits.unanswered();
+        let answer = self.status_machine.handle(event);
+        self.client.send_all(&answer.events);
         if self.status_machine.stage != Stage::Open && self.status_machine.is_acquired() {
             // The lease is ours and work is in progress: from here on the reconciler's own time limits apply.
-            self.patience = Some(self.api.clock.now() + self.api.settings.handoff_wait);
+            self.sandbox.start_deadline = Some(self.api.start_deadline());
         }
-        match answer.then {
-            Then::Stay => None,
-            Then::Enter => {
+        match answer.reaction {
+            Reaction::Stay => None,
+            Reaction::Open => {
                 // Published just before this session saw for itself that the sandbox runs: nothing new.
-                let is_known = self.status_machine.stage == Stage::Open && self.commands.line.is_open();
-                if !is_known && let Some(link) = self.api.execs.open(&self.id) {
-                    self.commands.open(link, &mut self.writer);
+                let is_known = self.status_machine.stage == Stage::Open && self.execs.is_linked();
+                if !is_known && let Some(link) = self.api.execs.open(&self.sandbox.id) {
+                    self.execs.open(link, &mut *self.client);
                 }
                 None
             }
-            Then::AskAgain => {
-                self.commands.line.close();
-                self.boot = None;
-                let (here, is_v1) = (self.api.settings.instance.clone(), self.writer.is_v1());
-                self.edit(What::AskAgain, move |spec| intent::attach(spec, &here, is_v1, false));
+            Reaction::RequestAgain => {
+                self.execs.unlink();
+                self.sandbox.start = None;
+                let (here, is_v1) = (self.api.settings.instance.clone(), self.client.is_v1());
+                self.edit(EditPurpose::Attach, move |spec| intent::attach(spec, &here, is_v1, false));
                 None
             }
-            Then::Look => {
-                self.spec_edits.look_now(self.api.clock.now());
+            Reaction::PollAnswers => {
+                self.spec_edits.poll_now(self.api.clock.now());
                 None
             }
-            Then::TakeBack => {
+            Reaction::Revert => {
                 let here = self.api.settings.instance.clone();
-                self.edit(What::TakeBack, move |spec| intent::take_back(spec, &here));
+                self.edit(EditPurpose::Revert, move |spec| intent::revert_checkpoint(spec, &here));
                 None
             }
-            Then::InUse => {
-                self.is_declined = true;
-                Some(End::Close(Close::Unavailable))
+            Reaction::InUse => {
+                self.sandbox.is_declined = true;
+                Some(SessionEnd::Close(Close::Unavailable))
             }
-            Then::Close(close) => {
+            Reaction::Close(close) => {
                 if self.status_machine.stage == Stage::Open {
-                    tracing::info!(code = close.code(), "a sandbox left its session");
+                    tracing::info!(code = close.code(), "the sandbox left its session");
                 }
-                Some(End::Close(close))
+                Some(SessionEnd::Close(close))
             }
         }
     }
 
     /// The agent has answered: the session is open.
-    pub(super) fn opened(&mut self) -> Option<End> {
-        self.patience = None;
-        self.request.end(Outcome::Done);
+    pub(super) fn handle_opened(&mut self) -> Option<SessionEnd> {
+        self.sandbox.start_deadline = None;
+        self.client.opened();
         let mut running = Update::new(Status::Running);
         match std::mem::replace(&mut self.status_machine.stage, Stage::Open) {
             Stage::Creating => {
-                self.tell_id();
+                self.send_id();
                 // A copy starts with the commands of its source.
-                if self.writer.is_v1() && self.spec.from_checkpoint.is_some() {
-                    running.execs = Some(self.commands.views());
+                if self.client.is_v1() && self.sandbox.spec.from_checkpoint.is_some() {
+                    running.execs = Some(self.execs.views());
                 }
             }
             Stage::Attaching | Stage::Open => {
-                if self.writer.is_v1() {
-                    running.execs = Some(self.commands.views());
+                if self.client.is_v1() {
+                    running.execs = Some(self.execs.views());
                 }
-                match self.boot.take() {
+                match self.sandbox.start.take() {
                     None | Some(StartKind::Fresh | StartKind::Restored { rolled_back: false, .. }) => {}
                     Some(StartKind::Restored { checkpoint_id, age_ms, rolled_back: true }) => {
-                        self.writer.send(&Event::RolledBack { checkpoint_id, age_ms });
+                        self.client.send(&Event::RolledBack { checkpoint_id, age_ms });
                     }
                     Some(StartKind::Files { .. }) => {
                         let message = "Only the files of the last checkpoint could be used; no command survived.";
@@ -101,10 +105,10 @@ impl Session {
                 }
             }
         }
-        tracing::info!("a session is open");
-        self.writer.send(&Event::StatusUpdate(running));
-        while let Some(waiting) = self.waiting.pop() {
-            if let Some(end) = self.take(waiting, 0) {
+        tracing::info!("the session is open");
+        self.client.send(&Event::StatusUpdate(running));
+        while let Some(waiting) = self.requests.pop() {
+            if let Some(end) = self.handle_or_keep(waiting, 0) {
                 return Some(end);
             }
         }
@@ -112,41 +116,48 @@ impl Session {
     }
 
     /// Sends the id and the token, once.
-    pub(super) fn tell_id(&mut self) {
-        if let Some(sandbox_token) = self.token.take() {
-            self.writer.send(&Event::SandboxId { sandbox_id: self.id.clone(), sandbox_token });
+    pub(super) fn send_id(&mut self) {
+        if let Some(event) = self.sandbox.take_id_event() {
+            self.client.send(&event);
         }
     }
 
+    /// Sends RESTORING, unless that was sent before.
+    pub(super) fn send_restoring(&mut self) {
+        let restoring = self.status_machine.restoring();
+        self.client.send_all(&restoring);
+    }
+
     /// The container has ended. The bus reports why and what follows, unless another container has started already.
-    pub(super) fn unlinked(&mut self) -> Option<End> {
-        self.commands.line.close();
-        if !self.slot.is_taken()
-            && let Some(link) = self.api.execs.open(&self.id)
+    pub(super) fn handle_link_closed(&mut self) -> Option<SessionEnd> {
+        self.execs.unlink();
+        if self.client.is_one_shot() {
+            return Some(SessionEnd::Close(Close::Restart));
+        }
+        if !self.sandbox.is_slot_taken()
+            && let Some(link) = self.api.execs.open(&self.sandbox.id)
         {
-            self.commands.open(link, &mut self.writer);
+            self.execs.open(link, &mut *self.client);
             return None;
         }
         if self.status_machine.stage == Stage::Attaching {
-            let restoring = self.status_machine.restoring();
-            self.writer.say_all(&restoring);
+            self.send_restoring();
         }
-        self.patience.get_or_insert(self.api.clock.now() + self.api.settings.handoff_wait);
+        self.sandbox.start_deadline.get_or_insert(self.api.start_deadline());
         None
     }
 
     /// Ends the session because its deadline has passed.
-    pub(super) fn give_up(&mut self) -> End {
+    pub(super) fn give_up(&mut self) -> SessionEnd {
         let (status, message) = match self.status_machine.stage {
             Stage::Creating => (Status::CreationError, "The sandbox did not start in time."),
             Stage::Attaching => (Status::RestoreError, "The sandbox was not released or restored in time."),
             Stage::Open => (Status::Error, "The sandbox has ended."),
         };
         if self.status_machine.stage == Stage::Attaching {
-            let restoring = self.status_machine.restoring();
-            self.writer.say_all(&restoring);
+            self.send_restoring();
         }
-        self.writer.say_all(&Event::refusal(status, message));
-        End::Close(Close::Fatal)
+        self.client.send_all(&Event::refusal(status, message));
+        SessionEnd::Close(Close::Fatal)
     }
 }

@@ -1,148 +1,151 @@
-//! One WebSocket session, from the request to the close frame: an actor that waits for many events at once and handles
-//! them one at a time.
+//! One session, from the request to the close frame: an actor that waits for many events at once and handles them one
+//! at a time. Its client is a WebSocket, or the caller of `POST /execute`.
 //!
 //! ```text
-//!   client ──requests──▶ ask ──spec──▶ records, wake ──▶ (reconciler)
-//!   client ◀──events──── tell ◀──────── bus ◀──posts─── (reconciler)
-//!   client ◀─▶ commands ◀─frames─▶ agent
+//!   client ──requests──▶ client_requests ──spec──▶ records, wake ──▶ (reconciler)
+//!   client ◀──events──── status_machine ◀───────── bus ◀──posts───── (reconciler)
+//!   client ◀─▶ execs ◀─frames─▶ agent
 //! ```
 //! Nothing in the loop waits for the store or the client: store calls are separate futures, and a client that does not
 //! read applies back-pressure to the sandbox, not to the loop.
 
+mod attach;
+mod attachment;
 mod client_requests;
+mod create;
+mod first_request;
+mod incoming;
 mod lifecycle;
-mod open;
 mod pending;
 mod spec_edits;
 
-use std::{collections::VecDeque, sync::Arc};
+use std::sync::Arc;
 
 use baton_protocol::{
+    agent,
     binary::Chunk,
-    event::{Status, Token},
+    event::{Event, PROTOCOL, Status},
     frame::{Frame, Stream},
     id::SandboxId,
-    metadata::Spec,
     request::{Refusal, Request},
 };
 use bytes::Bytes;
-use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use futures::FutureExt;
+use tracing::field;
 
-pub use self::open::{Upgrade, attach, create};
-use self::spec_edits::{Done, SpecEdits};
+pub use self::{
+    attach::attach,
+    create::{create, execute},
+    pending::Rejection,
+};
+use self::{
+    attachment::{Attachment, SandboxEvent},
+    incoming::{IncomingRequests, MAX_WAITING_BYTES, Probes},
+    spec_edits::{SpecEdits, StoreResult},
+};
 use super::{
-    Api, agent_link,
-    close_code::Close,
+    Api, Tracked,
+    agent_link::LinkEvent,
+    caller::Caller,
+    client_connection::{ClientConnection, ClientEvent, EventSink},
+    close_code::{Close, SessionEnd},
     delivered::Marks,
+    dialect::Dialect,
     event_writer::EventWriter,
     execs::ExecTable,
-    session_registry::{LivenessProbe, SessionSlot},
     status_machine::{Stage, StatusMachine},
-    websocket::SocketEvent,
+    upgrade::WebSocket,
+    websocket::{MAX_FRAME, Socket},
 };
-use crate::{
-    bus::{AttachGuard, NumberedEvent, StartKind, Subscription},
-    clock::Moment,
-    traces,
-};
+use crate::{clock::Moment, traces};
 
-/// The session ends after this many messages that could not be parsed.
-const MOST_MALFORMED: u32 = 10;
-/// How many requests may wait for the sandbox to run before the session stops reading from the client.
-const MOST_WAITING: usize = 64;
-/// How many bytes may wait for the sandbox to take them before the session stops reading from the client.
-const MOST_WAITING_BYTES: usize = 1 << 20;
-
-/// How a session ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
-    Close(Close),
-    /// The client closed the connection or is unreachable.
-    Gone,
+/// What the upgrade request says about the session.
+pub struct Upgrade {
+    pub dialect: Dialect,
+    /// Whether a plain client asked for every field and event.
+    pub details: bool,
+    pub request: traces::Span,
+    pub caller: Caller,
+    pub connection: Tracked,
 }
 
-/// Requests that arrived before the sandbox ran.
-#[derive(Debug, Default)]
-struct Waiting {
-    requests: VecDeque<Result<Request, Refusal>>,
-    bytes: usize,
+/// The fields of every log line of a session.
+fn log_span(id: &SandboxId, request: &traces::Span) -> tracing::Span {
+    let span = tracing::info_span!("session", sandbox = %id, trace = field::Empty);
+    if let Some(context) = request.traceparent() {
+        span.record("trace", context.trace_id());
+    }
+    span
 }
 
-impl Waiting {
-    /// Whether the session stops reading from the client.
-    fn is_full(&self) -> bool {
-        self.requests.len() >= MOST_WAITING || self.bytes >= MOST_WAITING_BYTES
-    }
-
-    fn push(&mut self, request: Result<Request, Refusal>, bytes: usize) {
-        self.bytes += bytes;
-        self.requests.push_back(request);
-    }
-
-    fn pop(&mut self) -> Option<Result<Request, Refusal>> {
-        let request = self.requests.pop_front();
-        if self.requests.is_empty() {
-            self.bytes = 0;
+impl Api {
+    /// The writer of a new WebSocket. A `baton.v1` client is greeted at once.
+    fn open_writer(&self, socket: WebSocket, upgrade: Upgrade) -> EventWriter {
+        let Upgrade { dialect, details, request, .. } = upgrade;
+        let socket = Socket::new(socket, self.clock.clone(), !dialect.is_v1());
+        let mut writer = EventWriter::new(socket, dialect, details, self.clock.clone(), request);
+        if dialect.is_v1() {
+            writer.send(&Event::Hello {
+                protocol: PROTOCOL,
+                max_frame: MAX_FRAME as u64,
+                max_execs: agent::MAX_EXECS as u32,
+                instance: self.settings.instance.clone(),
+            });
         }
-        request
+        writer
+    }
+
+    /// Until when a session waits for its sandbox.
+    fn start_deadline(&self) -> Moment {
+        self.clock.now() + self.settings.handoff_wait
+    }
+
+    /// Sleeps until the moment, or forever.
+    async fn sleep_until(&self, moment: Option<Moment>) {
+        match moment {
+            Some(moment) => self.clock.sleep_until(moment).await,
+            None => std::future::pending().await,
+        }
     }
 }
 
 /// What the session loop waits for.
-enum Heard {
-    Turn(SocketEvent),
-    Posted(NumberedEvent),
-    Agent(agent_link::LinkEvent),
-    Knock(Option<LivenessProbe>),
-    Done(Box<Done>),
+enum SessionEvent {
+    Client(ClientEvent),
+    Sandbox(SandboxEvent),
+    Agent(LinkEvent),
+    Store(Box<StoreResult>),
     Timer,
-    Closing,
+    Shutdown,
 }
 
 struct Session {
     api: Arc<Api>,
-    id: SandboxId,
-    spec: Spec,
-    /// The sandbox token, until the client has received it.
-    token: Option<Token>,
-    writer: EventWriter,
-    commands: ExecTable,
+    client: Box<dyn ClientConnection>,
+    requests: IncomingRequests,
+    probes: Probes,
+    sandbox: Attachment,
+    execs: ExecTable,
+    /// How far the client had come in earlier sessions.
+    delivered: Marks,
     status_machine: StatusMachine,
-    boot: Option<StartKind>,
-    slot: SessionSlot,
-    presence: AttachGuard,
-    subscription: Subscription,
-    /// Requests that arrived before the sandbox ran.
-    waiting: Waiting,
-    liveness_probes: Vec<(u64, LivenessProbe)>,
-    /// Pings sent for the reconciler's probes: the number of the ping and of the probe.
-    probes: Vec<(u64, u64)>,
-    /// A live client on another instance holds the sandbox.
-    is_declined: bool,
-    malformed: u32,
-    work: FuturesUnordered<BoxFuture<'static, Done>>,
     spec_edits: SpecEdits,
-    marks: Marks,
-    /// Deadline for the sandbox to run or to report why it does not.
-    patience: Option<Moment>,
-    takes_turns: Turns,
-    /// The request that opened the session, open until the sandbox runs. Later requests are part of its trace.
-    request: traces::Span,
+    alternation: Alternation,
 }
 
 /// Alternates between client and agent as the one polled first.
 #[derive(Debug, Default)]
-struct Turns {
-    second: bool,
+struct Alternation {
+    is_second_first: bool,
 }
 
-impl Turns {
+impl Alternation {
     /// Resolves with whichever is ready first; if both are, with the one whose turn it is.
-    fn first<T>(&mut self, one: impl Future<Output = T>, other: impl Future<Output = T>) -> impl Future<Output = T> {
-        self.second = !self.second;
-        let second = self.second;
+    fn select<T>(&mut self, one: impl Future<Output = T>, other: impl Future<Output = T>) -> impl Future<Output = T> {
+        self.is_second_first = !self.is_second_first;
+        let is_second_first = self.is_second_first;
         async move {
-            if second {
+            if is_second_first {
                 tokio::select! { biased; done = other => done, done = one => done }
             } else {
                 tokio::select! { biased; done = one => done, done = other => done }
@@ -152,116 +155,131 @@ impl Turns {
 }
 
 impl Session {
+    fn new(
+        api: Arc<Api>,
+        client: Box<dyn ClientConnection>,
+        requests: IncomingRequests,
+        probes: Probes,
+        sandbox: Attachment,
+        status_machine: StatusMachine,
+    ) -> Self {
+        Self {
+            execs: ExecTable::new(api.clock.clone()),
+            delivered: api.marks.take(&sandbox.id),
+            spec_edits: SpecEdits::default(),
+            alternation: Alternation::default(),
+            api,
+            client,
+            requests,
+            probes,
+            sandbox,
+            status_machine,
+        }
+    }
+
     async fn run(mut self) {
         let end = loop {
-            if let Some(end) = self.hear().await {
+            let event = self.next_event().await;
+            if let Some(end) = self.handle(event).or_else(|| self.check_timers()) {
                 break end;
             }
         };
         self.finish(end).await;
     }
 
-    /// Waits for the next event and handles it.
-    async fn hear(&mut self) -> Option<End> {
-        let held_back = self.waiting.is_full() || self.commands.waiting() >= MOST_WAITING_BYTES;
-        if held_back {
-            self.writer.socket.excuse();
+    async fn next_event(&mut self) -> SessionEvent {
+        let is_held_back = self.requests.is_full() || self.execs.buffered() >= MAX_WAITING_BYTES;
+        if is_held_back {
+            self.client.excuse_silence();
         }
-        let has_room = self.writer.socket.has_room();
+        let has_room = self.client.has_room();
         let wake_at = self.wake_at();
-        let bytes = self.takes_turns.first(
-            self.writer.socket.turn(!held_back && has_room).map(Heard::Turn),
-            self.commands.line.turn(has_room).map(Heard::Agent),
+        let bytes = self.alternation.select(
+            self.client.next_event(!is_held_back && has_room).map(SessionEvent::Client),
+            self.execs.next_event(has_room).map(SessionEvent::Agent),
         );
         // The order is fixed so that a simulation can replay it. Everything but bytes is rare, and bytes from both
         // sides take turns, so nothing starves.
-        let heard = tokio::select! {
+        tokio::select! {
             biased;
-            () = self.api.closing.cancelled() => Heard::Closing,
-            knock = self.slot.knock() => Heard::Knock(knock),
-            posted = self.subscription.next() => Heard::Posted(posted),
-            Some(done) = self.work.next(), if !self.work.is_empty() => Heard::Done(Box::new(done)),
-            heard = bytes => heard,
-            () = self.api.clock.sleep_until(wake_at) => Heard::Timer,
-        };
-        let end = match heard {
-            Heard::Turn(turn) => self.turn(turn),
-            Heard::Posted(posted) => self.posted(&posted.passing),
-            Heard::Agent(agent_link::LinkEvent::Frame(frame)) => self.frame(frame),
-            Heard::Agent(agent_link::LinkEvent::Closed) => self.unlinked(),
-            Heard::Agent(agent_link::LinkEvent::Sent) | Heard::Timer => None,
-            Heard::Knock(Some(knock)) => {
-                let number = self.commands.ping(&mut self.writer);
-                self.liveness_probes.push((number, knock));
+            () = self.api.closing.cancelled() => SessionEvent::Shutdown,
+            event = self.sandbox.next_event() => SessionEvent::Sandbox(event),
+            result = self.spec_edits.next_result() => SessionEvent::Store(Box::new(result)),
+            event = bytes => event,
+            () = self.api.sleep_until(wake_at) => SessionEvent::Timer,
+        }
+    }
+
+    fn handle(&mut self, event: SessionEvent) -> Option<SessionEnd> {
+        match event {
+            SessionEvent::Client(event) => self.handle_client(event),
+            SessionEvent::Sandbox(SandboxEvent::Lifecycle(event)) => self.handle_lifecycle(&event),
+            SessionEvent::Sandbox(SandboxEvent::Probe(Some(probe))) => {
+                let ping = self.execs.ping(&mut *self.client);
+                self.probes.add_session(ping, probe);
                 None
             }
             // The client did not answer the probe, and another one has taken its slot.
-            Heard::Knock(None) => Some(End::Close(Close::Unavailable)),
-            Heard::Done(done) => self.done(*done),
-            Heard::Closing => Some(End::Close(Close::Restart)),
-        };
-        end.or_else(|| self.look_at_the_clock())
-    }
-
-    fn wake_at(&self) -> Moment {
-        let wakes = [self.writer.wake_at(), self.commands.wake_at(), self.spec_edits.look_at(), self.patience];
-        wakes.into_iter().flatten().fold(self.writer.socket.wake_at(), Moment::min)
-    }
-
-    fn look_at_the_clock(&mut self) -> Option<End> {
-        self.writer.flush_due();
-        self.commands.ask_due();
-        self.commands.catch_up(self.writer.socket.has_room());
-        self.look_for_answers();
-        if self.writer.socket.is_gone() {
-            return Some(End::Gone);
+            SessionEvent::Sandbox(SandboxEvent::Probe(None)) => Some(SessionEnd::Close(Close::Unavailable)),
+            SessionEvent::Agent(LinkEvent::Frame(frame)) => self.handle_frame(frame),
+            SessionEvent::Agent(LinkEvent::Closed) => self.handle_link_closed(),
+            SessionEvent::Agent(LinkEvent::Sent) | SessionEvent::Timer => None,
+            SessionEvent::Store(result) => self.handle_store_result(*result),
+            SessionEvent::Shutdown => Some(SessionEnd::Close(Close::Restart)),
         }
-        self.commands.ping_if_due(&mut self.writer);
-        let now = self.api.clock.now();
-        if self.patience.is_some_and(|patience| now >= patience) { Some(self.give_up()) } else { None }
     }
 
-    fn turn(&mut self, turn: SocketEvent) -> Option<End> {
-        match turn {
-            SocketEvent::Wrote => None,
-            SocketEvent::Text(text) => {
-                self.api.bus.touch(&self.id);
+    fn wake_at(&self) -> Option<Moment> {
+        let wakes =
+            [self.client.wake_at(), self.execs.wake_at(), self.spec_edits.poll_at(), self.sandbox.start_deadline];
+        wakes.into_iter().flatten().min()
+    }
+
+    fn check_timers(&mut self) -> Option<SessionEnd> {
+        self.client.flush_due();
+        self.execs.check_ends_due();
+        self.execs.catch_up(self.client.has_room());
+        self.poll_answers_if_due();
+        if self.client.is_gone() {
+            return Some(SessionEnd::Gone);
+        }
+        self.execs.ping_if_due(&mut *self.client);
+        self.sandbox.is_overdue(self.api.clock.now()).then(|| self.give_up())
+    }
+
+    fn handle_client(&mut self, event: ClientEvent) -> Option<SessionEnd> {
+        match event {
+            ClientEvent::Wrote => None,
+            ClientEvent::Text(text) => {
+                self.api.bus.touch(&self.sandbox.id);
                 match Request::parse(&text) {
                     Err(refusal) if refusal.malformed => self.reject_malformed(&refusal),
-                    parsed => self.take(parsed, text.len()),
+                    parsed => self.handle_or_keep(parsed, text.len()),
                 }
             }
-            SocketEvent::Binary(bytes) => {
-                self.api.bus.touch(&self.id);
-                self.binary(&bytes)
+            ClientEvent::Binary(bytes) => {
+                self.api.bus.touch(&self.sandbox.id);
+                self.handle_binary(&bytes)
             }
-            SocketEvent::Pong(marks) => {
-                self.commands.confirm(&marks, self.writer.is_v1());
-                let ponged = self.writer.socket.ponged();
-                for (_, knock) in self.liveness_probes.extract_if(.., |(number, _)| *number <= ponged) {
-                    // The session that sent the probe may have ended meanwhile.
-                    let _ = knock.send(());
-                }
-                for (_, probe) in self.probes.extract_if(.., |(number, _)| *number <= ponged) {
-                    self.api.bus.alive(&self.id, probe);
+            ClientEvent::Pong(marks) => {
+                self.execs.confirm(&marks, self.client.is_v1());
+                for probe in self.probes.answer(self.client.answered_ping()) {
+                    self.api.bus.alive(&self.sandbox.id, probe);
                 }
                 None
             }
-            SocketEvent::TooLong => Some(End::Close(Close::TooBig)),
-            SocketEvent::Broken(close) => Some(End::Close(close)),
-            SocketEvent::Gone => Some(End::Gone),
+            ClientEvent::TooLong => Some(SessionEnd::Close(Close::TooBig)),
+            ClientEvent::Broken(close) => Some(SessionEnd::Close(close)),
+            ClientEvent::Gone => Some(SessionEnd::Gone),
         }
     }
 
-    /// Refuses a message that could not be parsed.
-    fn reject_malformed(&mut self, refusal: &Refusal) -> Option<End> {
-        self.writer.refuse(refusal);
-        self.malformed += 1;
-        (self.malformed >= MOST_MALFORMED).then_some(End::Close(Close::BadData))
+    fn reject_malformed(&mut self, refusal: &Refusal) -> Option<SessionEnd> {
+        self.requests.reject_malformed(&mut *self.client, refusal)
     }
 
-    fn binary(&mut self, bytes: &Bytes) -> Option<End> {
-        if !self.writer.is_v1() {
+    fn handle_binary(&mut self, bytes: &Bytes) -> Option<SessionEnd> {
+        if !self.client.is_v1() {
             return self
                 .reject_malformed(&Refusal::malformed("A message must be text: this client asked for no `baton.v1`."));
         }
@@ -273,73 +291,79 @@ impl Session {
             Err(malformed) => return self.reject_malformed(&Refusal::malformed(malformed.to_string())),
         };
         if self.status_machine.stage != Stage::Open || self.status_machine.is_leaving() {
-            self.writer.refuse(&Refusal::of(Status::ExecutionError, "The sandbox takes no input now."));
+            self.client.refuse(&Refusal::of(Status::ExecutionError, "The sandbox takes no input now."));
             return None;
         }
-        if let Err(refusal) = self.commands.stdin_of(chunk.exec, Some(chunk.offset), chunk.payload, false) {
-            let about = self.commands.name_of(chunk.exec);
+        if let Err(refusal) = self.execs.stdin_of(chunk.exec, Some(chunk.offset), chunk.payload, false) {
+            let about = self.execs.name_of(chunk.exec);
             self.refuse_stdin(&refusal, about);
         }
         None
     }
 
     /// Handles a request now, or keeps it until the sandbox runs. `bytes` is the length of its text.
-    fn take(&mut self, parsed: Result<Request, Refusal>, bytes: usize) -> Option<End> {
+    fn handle_or_keep(&mut self, parsed: Result<Request, Refusal>, bytes: usize) -> Option<SessionEnd> {
         if self.status_machine.stage != Stage::Open {
-            self.waiting.push(parsed, bytes);
+            self.requests.push(parsed, bytes);
             return None;
         }
         match parsed {
-            Ok(request) => self.ask(request),
+            Ok(request) => self.handle_request(request),
             Err(refusal) => {
-                self.refuse_unread(&refusal);
+                self.refuse_unparsed(&refusal);
                 None
             }
         }
     }
 
-    fn frame(&mut self, frame: Frame) -> Option<End> {
-        let mut end = None;
-        if self.commands.hear(frame, &mut self.writer) {
-            end = self.opened();
-        }
+    fn handle_frame(&mut self, frame: Frame) -> Option<SessionEnd> {
+        let mut next = Some(frame);
         // Frames that have arrived already are handled in one go, as long as the client's queue has room.
-        while end.is_none()
-            && self.writer.socket.has_room()
-            && let Some(frame) = self.commands.line.try_next()
-        {
-            if self.commands.hear(frame, &mut self.writer) {
-                end = self.opened();
+        while let Some(frame) = next.take() {
+            if self.execs.handle_frame(frame, &mut *self.client)
+                && let Some(end) = self.handle_opened()
+            {
+                return Some(end);
+            }
+            if self.client.has_room() {
+                next = self.execs.try_next_frame();
             }
         }
-        end
+        None
     }
 
-    async fn finish(mut self, end: End) {
-        self.writer.flush();
-        let marks = self.commands.marks(&self.marks);
-        if !marks.is_empty() {
-            self.api.marks.keep(&self.id, marks);
+    async fn finish(self, end: SessionEnd) {
+        let Self { api, mut client, sandbox, execs, delivered, status_machine, spec_edits, .. } = self;
+        let (is_one_shot, is_declined) = (client.is_one_shot(), sandbox.is_declined);
+        let has_failed_to_start = status_machine.stage == Stage::Creating && end == SessionEnd::Close(Close::Fatal);
+        if is_one_shot {
+            // Its caller may send the next request once it has all of the output: by then the sandbox must not count.
+            api.occupancy.note(&sandbox.id, None);
+        } else {
+            let marks = execs.marks(&delivered);
+            if !marks.is_empty() {
+                api.marks.keep(&sandbox.id, marks);
+            }
+            if sandbox.has_unsent_token() || has_failed_to_start {
+                // The client never got the token, or was told that the creation failed: no session will attach again.
+                api.delete(&sandbox.id, client.traceparent()).await;
+            }
         }
-        let failed_to_start = self.status_machine.stage == Stage::Creating && end == End::Close(Close::Fatal);
-        if self.token.is_some() || failed_to_start {
-            // The client never got the token, or was told that the creation failed: no session will attach again.
-            self.api.delete(&self.id, self.request.traceparent()).await;
-        }
-        let Self { api, id, mut writer, is_declined, slot, presence, subscription, commands, work, .. } = self;
-        drop((presence, subscription, commands));
+        let traceparent = client.traceparent();
+        let (id, slot) = sandbox.detach();
+        drop(execs);
         if is_declined {
             // The slot is still held, so no other session here can claim the sandbox before this claim is withdrawn.
-            futures::join!(open::give_back(&api, &id), api.clock.sleep(open::LATE));
-            open::say_in_use(&mut writer);
+            futures::join!(attach::give_back(&api, &id), api.clock.sleep(attach::RETRY_DELAY));
+            attach::send_in_use(&mut *client);
         }
         // The slot is free before the client sees the close frame: it may reconnect at once.
         drop(slot);
-        match end {
-            End::Close(close) => writer.socket.close(close).await,
-            End::Gone => writer.socket.leave().await,
+        client.end(end).await;
+        if is_one_shot {
+            api.delete(&id, traceparent).await;
         }
         // Writes that have started are completed, within the time limits of the records.
-        work.for_each(|_| async {}).await;
+        spec_edits.complete().await;
     }
 }

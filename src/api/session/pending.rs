@@ -1,127 +1,185 @@
 //! Waiting for admission: the session keeps reading from the client, and its request ends with it.
 
+use std::sync::Arc;
+
 use baton_protocol::{
+    event::{Status, Token},
     id::SandboxId,
+    metadata::Spec,
     request::{Refusal, Request},
 };
 
-use super::{End, MOST_MALFORMED, Waiting};
+use super::{
+    Session,
+    attachment::Attachment,
+    incoming::{IncomingRequests, Probes},
+};
 use crate::{
     api::{
         Api,
-        close_code::Close,
-        event_writer::EventWriter,
+        client_connection::{ClientConnection, ClientEvent},
+        close_code::{Close, SessionEnd},
+        intent::{NO_ROOM, SHUTTING_DOWN},
         session_registry::{LivenessProbe, SessionSlot},
-        websocket::SocketEvent,
+        status_machine::StatusMachine,
     },
-    bus::AttachGuard,
+    bus::{AttachGuard, Subscription},
 };
 
 /// A client that has its session slot while its sandbox waits for admission.
-pub(super) struct PendingSession {
-    pub(super) writer: EventWriter,
-    pub(super) slot: SessionSlot,
-    /// Requests that arrived so far.
-    pub(super) waiting: Waiting,
-    pub(super) liveness_probes: Vec<(u64, LivenessProbe)>,
-    pub(super) malformed: u32,
+pub struct PendingSession {
+    pub client: Box<dyn ClientConnection>,
+    requests: IncomingRequests,
+    probes: Probes,
+    slot: SessionSlot,
 }
 
-/// Why a session is not admitted.
-pub(super) enum Rejection {
+/// Why a sandbox is not admitted or created.
+#[derive(Debug)]
+pub enum Rejection {
     /// No sandbox here can be evicted, or none was in time.
     Full,
     /// The instance is draining.
     Draining,
-    End(End),
+    /// The quota of the tenant is used up.
+    Quota(String),
+    Failed(String),
+    /// The session has ended meanwhile.
+    Ended(SessionEnd),
+}
+
+impl Rejection {
+    pub fn message(&self) -> &str {
+        match self {
+            Self::Full => NO_ROOM,
+            Self::Draining => SHUTTING_DOWN,
+            Self::Quota(message) | Self::Failed(message) => message,
+            Self::Ended(_) => "The session has ended.",
+        }
+    }
+}
+
+/// Tells the client why it gets no sandbox, and ends the connection.
+pub async fn reject(mut client: Box<dyn ClientConnection>, status: Status, rejection: &Rejection) {
+    let end = match rejection {
+        Rejection::Ended(end) => *end,
+        Rejection::Full | Rejection::Draining | Rejection::Quota(_) | Rejection::Failed(_) => {
+            client.reject(status, rejection);
+            SessionEnd::Close(Close::Fatal)
+        }
+    };
+    client.end(end).await;
 }
 
 impl PendingSession {
-    pub(super) fn new(writer: EventWriter, slot: SessionSlot) -> Self {
-        Self { writer, slot, waiting: Waiting::default(), liveness_probes: vec![], malformed: 0 }
+    pub fn new(client: Box<dyn ClientConnection>, requests: IncomingRequests, slot: SessionSlot) -> Self {
+        Self { client, requests, probes: Probes::default(), slot }
     }
 
     /// Waits until the sandbox is admitted, which may take the eviction of another one.
-    pub(super) async fn wait_for_room(&mut self, api: &Api, id: &SandboxId) -> Result<AttachGuard, Rejection> {
+    pub async fn wait_for_room(&mut self, api: &Api, id: &SandboxId) -> Result<AttachGuard, Rejection> {
         let mut room = std::pin::pin!(api.bus.make_room(id, api.settings.max_sandboxes));
         let mut drain = api.settings.drain.clone();
         loop {
-            let held_back = self.waiting.is_full() || self.writer.socket.is_paused();
-            if held_back {
-                self.writer.socket.excuse();
+            let is_held_back = self.requests.is_full() || self.client.is_paused();
+            if is_held_back {
+                self.client.excuse_silence();
             }
-            let wake_at = self.writer.socket.wake_at();
+            let wake_at = self.client.wake_at();
             let drains = async { drain.wait_for(|drain| *drain).await.is_ok() };
             let end = tokio::select! {
                 biased;
-                () = api.closing.cancelled() => Some(End::Close(Close::Restart)),
+                () = api.closing.cancelled() => Some(SessionEnd::Close(Close::Restart)),
                 true = drains => return Err(Rejection::Draining),
-                knock = self.slot.knock() => self.knocked(knock),
+                probe = self.slot.next_probe() => self.handle_probe(probe),
                 admitted = &mut room => return admitted.ok_or(Rejection::Full),
-                turn = self.writer.socket.turn(!held_back) => self.turn(turn),
-                () = api.clock.sleep_until(wake_at) => None,
+                event = self.client.next_event(!is_held_back) => self.handle_client(event),
+                () = api.sleep_until(wake_at) => None,
             };
-            if let Some(end) = end.or_else(|| self.look_at_the_clock()) {
-                return Err(Rejection::End(end));
+            if let Some(end) = end.or_else(|| self.check_timers()) {
+                return Err(Rejection::Ended(end));
             }
         }
     }
 
-    fn knocked(&mut self, knock: Option<LivenessProbe>) -> Option<End> {
+    fn handle_probe(&mut self, probe: Option<LivenessProbe>) -> Option<SessionEnd> {
         // Another client has taken the slot.
-        let Some(knock) = knock else { return Some(End::Close(Close::Unavailable)) };
-        self.liveness_probes.push((self.writer.socket.ping(vec![], true), knock));
+        let Some(probe) = probe else { return Some(SessionEnd::Close(Close::Unavailable)) };
+        self.probes.add_session(self.client.ping(vec![], true), probe);
         None
     }
 
-    fn turn(&mut self, turn: SocketEvent) -> Option<End> {
-        let refusal = match turn {
+    fn handle_client(&mut self, event: ClientEvent) -> Option<SessionEnd> {
+        let refusal = match event {
             // A message that is still too long is read after admission.
-            SocketEvent::Wrote | SocketEvent::TooLong => return None,
-            SocketEvent::Pong(_) => {
-                let ponged = self.writer.socket.ponged();
-                for (_, knock) in self.liveness_probes.extract_if(.., |(number, _)| *number <= ponged) {
-                    // The session that sent the probe may have ended meanwhile.
-                    let _ = knock.send(());
-                }
+            ClientEvent::Wrote | ClientEvent::TooLong => return None,
+            ClientEvent::Pong(_) => {
+                self.probes.answer(self.client.answered_ping());
                 return None;
             }
-            SocketEvent::Text(text) => match Request::parse(&text) {
+            ClientEvent::Text(text) => match Request::parse(&text) {
                 Err(refusal) if refusal.malformed => refusal,
                 parsed => {
-                    self.waiting.push(parsed, text.len());
+                    self.requests.push(parsed, text.len());
                     return None;
                 }
             },
-            SocketEvent::Binary(_) => Refusal::malformed("Until the sandbox runs a message must be text."),
-            SocketEvent::Broken(close) => return Some(End::Close(close)),
-            SocketEvent::Gone => return Some(End::Gone),
+            ClientEvent::Binary(_) => Refusal::malformed("Until the sandbox runs a message must be text."),
+            ClientEvent::Broken(close) => return Some(SessionEnd::Close(close)),
+            ClientEvent::Gone => return Some(SessionEnd::Gone),
         };
-        self.writer.refuse(&refusal);
-        self.malformed += 1;
-        (self.malformed >= MOST_MALFORMED).then_some(End::Close(Close::BadData))
+        self.requests.reject_malformed(&mut *self.client, &refusal)
     }
 
-    fn look_at_the_clock(&mut self) -> Option<End> {
-        if self.writer.socket.is_gone() {
-            return Some(End::Gone);
+    fn check_timers(&mut self) -> Option<SessionEnd> {
+        if self.client.is_gone() {
+            return Some(SessionEnd::Gone);
         }
-        if self.writer.socket.is_ping_due() {
-            self.writer.socket.ping_due(vec![]);
+        if self.client.is_ping_due() {
+            self.client.ping_due(vec![]);
         }
         None
     }
 
-    /// Frees the slot before the client sees the close frame: it may reconnect at once.
-    pub(super) fn give_up_seat(self) -> EventWriter {
-        self.writer
+    /// Lifts the limits of a waiting client and subscribes to the events of its sandbox.
+    pub fn admitted(mut self, api: &Api, id: &SandboxId, guard: AttachGuard) -> AdmittedSession {
+        self.client.admitted();
+        AdmittedSession { pending: self, guard, subscription: api.bus.follow(id) }
     }
 
-    pub(super) async fn leave(self, end: End) {
-        let writer = self.give_up_seat();
-        match end {
-            End::Close(close) => writer.socket.close(close).await,
-            End::Gone => writer.socket.leave().await,
-        }
+    /// Frees the slot before the client sees the close frame: it may reconnect at once.
+    pub fn release_slot(self) -> Box<dyn ClientConnection> {
+        self.client
+    }
+}
+
+/// A client whose sandbox is admitted; its spec is not written yet.
+pub struct AdmittedSession {
+    pending: PendingSession,
+    guard: AttachGuard,
+    subscription: Subscription,
+}
+
+impl AdmittedSession {
+    pub fn client(&mut self) -> &mut dyn ClientConnection {
+        &mut *self.pending.client
+    }
+
+    /// Gives up the sandbox.
+    pub fn release(self) -> Box<dyn ClientConnection> {
+        self.pending.release_slot()
+    }
+
+    /// The one place that builds a session. `token` is set if the client does not have it yet.
+    pub fn into_session(
+        self,
+        api: Arc<Api>,
+        spec: Spec,
+        token: Option<Token>,
+        status_machine: StatusMachine,
+    ) -> Session {
+        let PendingSession { client, requests, probes, slot } = self.pending;
+        let sandbox = Attachment::new(spec, token, slot, self.guard, self.subscription, api.start_deadline());
+        Session::new(api, client, requests, probes, sandbox, status_machine)
     }
 }

@@ -8,100 +8,125 @@ use baton_protocol::{
     metadata::{self, Answer, DesiredState, Metadata, Spec},
 };
 
-use super::{End, Session};
+use futures::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
+
+use super::Session;
 use crate::{
-    api::{Api, close_code::Close, intent, public_message, status_machine::Wished, token},
+    api::{
+        Api,
+        close_code::{Close, SessionEnd},
+        intent, public_message,
+        status_machine::Unanswered,
+        token,
+    },
     clock::Moment,
     metrics::Outcome,
     storage::records,
     traces::{Asked, Traceparent},
 };
 
-/// Poll interval for an answer that another instance gave, so that no event announces it: short at first, then longer.
-const SOON: Duration = Duration::from_millis(50);
-const RARELY: Duration = Duration::from_secs(1);
+/// Interval between polls for an answer that another instance gave, so that no event announces it: short at first,
+/// then longer.
+const MIN_POLL_INTERVAL: Duration = Duration::from_millis(50);
+const MAX_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// How long to wait for an answer.
-const ANSWER_WITHIN: Duration = Duration::from_secs(15 * 60);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 
-/// What a spec write was for.
+/// EditPurpose a spec write was for.
 #[derive(Clone, Debug)]
-pub enum What {
+pub enum EditPurpose {
     Kill,
     Checkpoint,
-    /// After a checkpoint that failed.
-    TakeBack,
+    /// Running again, after a checkpoint that failed.
+    Revert,
     Handoff,
-    AskAgain,
-    Wish(Nonce),
-    Settle,
+    /// Running here, after the sandbox left before the session was open.
+    Attach,
+    AddRequest(Nonce),
+    RemoveRequest,
 }
 
 /// The result of a store call.
-pub enum Done {
-    Edited(What, Result<Option<Box<Spec>>, records::Error>),
-    Looked(Result<Option<Box<Metadata>>, records::Error>),
+pub enum StoreResult {
+    Edited(EditPurpose, Result<Option<Box<Spec>>, records::Error>),
+    Read(Result<Option<Box<Metadata>>, records::Error>),
     Copied(Result<Vec<Copied>, records::Error>),
 }
 
 #[derive(Debug)]
-struct SpecEdit {
-    wish: metadata::Request,
+struct OneShotRequest {
+    request: metadata::Request,
     /// How many copies to make of the requested checkpoint.
     copies: Option<u32>,
-    until: Moment,
+    deadline: Moment,
 }
 
-/// One-shot requests of this session that are not answered yet.
-#[derive(Debug, Default)]
+/// Store calls in progress, and one-shot requests of this session that are not answered yet.
+#[derive(Default)]
 pub struct SpecEdits {
-    open: BTreeMap<Nonce, SpecEdit>,
-    look_at: Option<Moment>,
-    pause: Duration,
+    calls: FuturesUnordered<BoxFuture<'static, StoreResult>>,
+    unanswered: BTreeMap<Nonce, OneShotRequest>,
+    poll_at: Option<Moment>,
+    poll_interval: Duration,
 }
 
 impl SpecEdits {
-    pub fn look_at(&self) -> Option<Moment> {
-        self.look_at
+    /// The next result of a store call. Waits forever if there is none. Cancel safe.
+    pub async fn next_result(&mut self) -> StoreResult {
+        match self.calls.next().await {
+            Some(result) => result,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Waits for the store calls in progress.
+    pub async fn complete(self) {
+        self.calls.for_each(|_| async {}).await;
+    }
+
+    pub fn poll_at(&self) -> Option<Moment> {
+        self.poll_at
     }
 
     /// Polls at once if this session waits for an answer: one was just given.
-    pub fn look_now(&mut self, now: Moment) {
-        if !self.open.is_empty() {
-            self.look_at = Some(now);
+    pub fn poll_now(&mut self, now: Moment) {
+        if !self.unanswered.is_empty() {
+            self.poll_at = Some(now);
         }
     }
 
     /// The client request behind a write, if there is one.
-    fn asked(&self, what: &What) -> Option<Asked> {
-        match what {
-            What::Kill => Some(Asked::Kill),
-            What::Checkpoint => Some(Asked::Checkpoint),
-            What::Handoff => Some(Asked::Handoff),
-            What::AskAgain => Some(Asked::Attach),
-            What::Wish(nonce) => self.open.get(nonce).map(SpecEdit::asked),
-            What::TakeBack | What::Settle => None,
+    fn traced_request(&self, purpose: &EditPurpose) -> Option<Asked> {
+        match purpose {
+            EditPurpose::Kill => Some(Asked::Kill),
+            EditPurpose::Checkpoint => Some(Asked::Checkpoint),
+            EditPurpose::Handoff => Some(Asked::Handoff),
+            EditPurpose::Attach => Some(Asked::Attach),
+            EditPurpose::AddRequest(nonce) => self.unanswered.get(nonce).map(OneShotRequest::traced_request),
+            EditPurpose::Revert | EditPurpose::RemoveRequest => None,
         }
     }
 
-    pub fn wished(&self) -> Wished {
-        let mut wished = Wished::default();
-        for wish in self.open.values() {
-            match wish.wish {
-                metadata::Request::Snapshot { .. } => wished.snapshot = true,
-                metadata::Request::Checkpoint {} => wished.checkpoint = true,
+    /// Which kinds of requests are not answered yet.
+    pub fn unanswered(&self) -> Unanswered {
+        let mut unanswered = Unanswered::default();
+        for one_shot in self.unanswered.values() {
+            match one_shot.request {
+                metadata::Request::Snapshot { .. } => unanswered.snapshot = true,
+                metadata::Request::Checkpoint {} => unanswered.checkpoint = true,
             }
         }
-        wished
+        unanswered
     }
 }
 
 impl Session {
     /// Writes the spec outside the loop; the result wakes the loop.
-    pub(super) fn edit(&mut self, what: What, change: impl Fn(&mut Spec) -> bool + Send + Sync + 'static) {
-        let (api, id) = (self.api.clone(), self.id.clone());
-        let asked = self.spec_edits.asked(&what);
-        let request = asked.map(|asked| api.settings.traces.asked(asked, self.request.traceparent()));
-        self.work.push(Box::pin(async move {
+    pub(super) fn edit(&mut self, purpose: EditPurpose, change: impl Fn(&mut Spec) -> bool + Send + Sync + 'static) {
+        let (api, id) = (self.api.clone(), self.sandbox.id.clone());
+        let kind = self.spec_edits.traced_request(&purpose);
+        let request = kind.map(|kind| api.settings.traces.asked(kind, self.client.traceparent()));
+        self.spec_edits.calls.push(Box::pin(async move {
             let edited = match request {
                 Some(mut request) => {
                     let edited = api.records.wish(&id, request.traceparent(), &change).await;
@@ -111,123 +136,129 @@ impl Session {
                 None => api.records.edit(&id, &change).await,
             };
             api.bus.wake(&id);
-            Done::Edited(what, edited.map(|spec| spec.map(Box::new)))
+            StoreResult::Edited(purpose, edited.map(|spec| spec.map(Box::new)))
         }));
     }
 
     /// Makes a one-shot request, which is answered.
-    pub(super) fn wish(&mut self, wish: metadata::Request) {
-        self.wish_for(wish, None);
+    pub(super) fn request(&mut self, request: metadata::Request) {
+        self.add_request(request, None);
     }
 
     /// Requests a checkpoint after which the sandbox keeps running, and then this many sandboxes from it.
-    pub(super) fn wish_for_copies(&mut self, count: u32) {
-        self.wish_for(metadata::Request::Checkpoint {}, Some(count));
+    pub(super) fn request_copies(&mut self, count: u32) {
+        self.add_request(metadata::Request::Checkpoint {}, Some(count));
     }
 
-    fn wish_for(&mut self, wish: metadata::Request, copies: Option<u32>) {
+    fn add_request(&mut self, request: metadata::Request, copies: Option<u32>) {
         let nonce = self.api.clock.nonce();
-        let until = self.api.clock.now() + ANSWER_WITHIN;
-        self.spec_edits.open.insert(nonce.clone(), SpecEdit { wish: wish.clone(), copies, until });
-        let asked = nonce.clone();
-        self.edit(What::Wish(nonce), move |spec| intent::wish(spec, &asked, &wish));
+        let deadline = self.api.clock.now() + ANSWER_TIMEOUT;
+        let one_shot = OneShotRequest { request: request.clone(), copies, deadline };
+        self.spec_edits.unanswered.insert(nonce.clone(), one_shot);
+        let purpose = EditPurpose::AddRequest(nonce.clone());
+        self.edit(purpose, move |spec| intent::add_request(spec, &nonce, &request));
     }
 
-    pub(super) fn done(&mut self, done: Done) -> Option<End> {
-        match done {
-            Done::Edited(what, Ok(spec)) => self.edited(what, spec),
-            Done::Edited(what, Err(error)) => {
-                tracing::warn!(%error, ?what, "the spec could not be written");
-                self.not_edited(&what, &public_message(&error))
+    pub(super) fn handle_store_result(&mut self, result: StoreResult) -> Option<SessionEnd> {
+        match result {
+            StoreResult::Edited(purpose, Ok(spec)) => self.handle_edited(purpose, spec),
+            StoreResult::Edited(purpose, Err(error)) => {
+                tracing::warn!(%error, ?purpose, "cannot write the spec");
+                self.handle_edit_failed(&purpose, &public_message(&error))
             }
-            Done::Looked(looked) => {
-                self.looked(looked);
+            StoreResult::Read(read) => {
+                self.handle_answers(read);
                 None
             }
-            Done::Copied(Ok(sandboxes)) => {
-                self.writer.send(&Event::Forked { sandboxes });
+            StoreResult::Copied(Ok(sandboxes)) => {
+                self.client.send(&Event::Forked { sandboxes });
                 None
             }
-            Done::Copied(Err(error)) => {
-                tracing::warn!(%error, "a sandbox could not be copied");
-                self.writer.say_all(&Event::refusal(Status::Error, &public_message(&error)));
+            StoreResult::Copied(Err(error)) => {
+                tracing::warn!(%error, "cannot copy a sandbox");
+                self.client.send_all(&Event::refusal(Status::Error, &public_message(&error)));
                 None
             }
         }
     }
 
-    fn edited(&mut self, what: What, spec: Option<Box<Spec>>) -> Option<End> {
+    fn handle_edited(&mut self, purpose: EditPurpose, spec: Option<Box<Spec>>) -> Option<SessionEnd> {
         if let Some(spec) = spec {
-            self.spec = *spec;
-        } else if matches!(what, What::AskAgain) {
-            self.spec.desired_state = DesiredState::Deleted;
+            self.sandbox.spec = *spec;
+        } else if matches!(purpose, EditPurpose::Attach) {
+            self.sandbox.spec.desired_state = DesiredState::Deleted;
         }
-        match what {
-            What::TakeBack => Some(End::Close(Close::Fatal)),
-            What::AskAgain if self.spec.desired_state == DesiredState::Deleted => {
-                self.writer.send(&Event::status(Status::NotFound));
-                Some(End::Close(Close::Unavailable))
+        match purpose {
+            EditPurpose::Revert => Some(SessionEnd::Close(Close::Fatal)),
+            EditPurpose::Attach if self.sandbox.spec.desired_state == DesiredState::Deleted => {
+                self.client.send(&Event::status(Status::NotFound));
+                Some(SessionEnd::Close(Close::Unavailable))
             }
-            What::Wish(_) => {
-                self.spec_edits.pause = SOON;
-                self.spec_edits.look_at = Some(self.api.clock.now() + SOON);
+            EditPurpose::AddRequest(_) => {
+                self.spec_edits.poll_interval = MIN_POLL_INTERVAL;
+                self.spec_edits.poll_at = Some(self.api.clock.now() + MIN_POLL_INTERVAL);
                 None
             }
-            What::Kill | What::Checkpoint | What::Handoff | What::AskAgain | What::Settle => None,
+            EditPurpose::Kill
+            | EditPurpose::Checkpoint
+            | EditPurpose::Handoff
+            | EditPurpose::Attach
+            | EditPurpose::RemoveRequest => None,
         }
     }
 
-    fn not_edited(&mut self, what: &What, message: &str) -> Option<End> {
-        let (status, end) = match what {
-            What::Kill => {
-                self.status_machine.asked = None;
+    fn handle_edit_failed(&mut self, purpose: &EditPurpose, message: &str) -> Option<SessionEnd> {
+        let (status, end) = match purpose {
+            EditPurpose::Kill => {
+                self.status_machine.requested = None;
                 (Status::KillError, None)
             }
-            What::Checkpoint => (Status::CheckpointError, Some(End::Close(Close::Fatal))),
+            EditPurpose::Checkpoint => (Status::CheckpointError, Some(SessionEnd::Close(Close::Fatal))),
             // The client knows that its checkpoint failed; the reconciler will retry.
-            What::TakeBack => return Some(End::Close(Close::Fatal)),
-            What::AskAgain => (Status::RestoreError, Some(End::Close(Close::Fatal))),
-            What::Handoff => (Status::Error, None),
-            What::Wish(nonce) => {
-                let wish = self.spec_edits.open.remove(nonce)?;
-                (wish.failure(), None)
+            EditPurpose::Revert => return Some(SessionEnd::Close(Close::Fatal)),
+            EditPurpose::Attach => (Status::RestoreError, Some(SessionEnd::Close(Close::Fatal))),
+            EditPurpose::Handoff => (Status::Error, None),
+            EditPurpose::AddRequest(nonce) => {
+                let one_shot = self.spec_edits.unanswered.remove(nonce)?;
+                (one_shot.failure(), None)
             }
-            What::Settle => return None,
+            EditPurpose::RemoveRequest => return None,
         };
-        self.writer.say_all(&Event::refusal(status, message));
+        self.client.send_all(&Event::refusal(status, message));
         end
     }
 
-    pub(super) fn look_for_answers(&mut self) {
+    pub(super) fn poll_answers_if_due(&mut self) {
         let now = self.api.clock.now();
-        if self.spec_edits.look_at.take_if(|at| *at <= now).is_none() {
+        if self.spec_edits.poll_at.take_if(|at| *at <= now).is_none() {
             return;
         }
-        let (api, id) = (self.api.clone(), self.id.clone());
-        self.work
-            .push(Box::pin(async move { Done::Looked(api.records.find(&id).await.map(|found| found.map(Box::new))) }));
+        let (api, id) = (self.api.clone(), self.sandbox.id.clone());
+        self.spec_edits.calls.push(Box::pin(async move {
+            StoreResult::Read(api.records.find(&id).await.map(|found| found.map(Box::new)))
+        }));
     }
 
-    fn looked(&mut self, looked: Result<Option<Box<Metadata>>, records::Error>) {
+    fn handle_answers(&mut self, read: Result<Option<Box<Metadata>>, records::Error>) {
         let now = self.api.clock.now();
-        let mut answers = looked.ok().flatten().map(|found| found.status.answers).unwrap_or_default();
-        let open = std::mem::take(&mut self.spec_edits.open);
-        for (nonce, wish) in open {
+        let mut answers = read.ok().flatten().map(|found| found.status.answers).unwrap_or_default();
+        let unanswered = std::mem::take(&mut self.spec_edits.unanswered);
+        for (nonce, one_shot) in unanswered {
             let event = match answers.remove(&nonce) {
-                None if now < wish.until => {
-                    self.spec_edits.open.insert(nonce, wish);
+                None if now < one_shot.deadline => {
+                    self.spec_edits.unanswered.insert(nonce, one_shot);
                     continue;
                 }
-                None => Event::refusal(wish.failure(), "No answer came in time.").to_vec(),
-                Some(Answer::Error { message, .. }) => Event::refusal(wish.failure(), &message).to_vec(),
+                None => Event::refusal(one_shot.failure(), "No answer came in time.").to_vec(),
+                Some(Answer::Error { message, .. }) => Event::refusal(one_shot.failure(), &message).to_vec(),
                 Some(Answer::Ok(metadata::Done { checkpoint_id: Some(checkpoint_id), .. }))
-                    if wish.copies.is_some() =>
+                    if one_shot.copies.is_some() =>
                 {
-                    self.copy(checkpoint_id, wish.copies.unwrap_or(0));
+                    self.copy(checkpoint_id, one_shot.copies.unwrap_or(0));
                     vec![]
                 }
                 Some(Answer::Ok(done)) => {
-                    let update = match wish.wish {
+                    let update = match one_shot.request {
                         metadata::Request::Snapshot { name, .. } => Update {
                             snapshot: Some(name),
                             paused_ms: done.paused_ms,
@@ -242,12 +273,13 @@ impl Session {
                     vec![Event::StatusUpdate(update)]
                 }
             };
-            self.writer.say_all(&event);
-            self.edit(What::Settle, move |spec| intent::settle(spec, &nonce));
+            self.client.send_all(&event);
+            self.edit(EditPurpose::RemoveRequest, move |spec| intent::remove_request(spec, &nonce));
         }
-        if !self.spec_edits.open.is_empty() {
-            self.spec_edits.pause = (self.spec_edits.pause * 2).clamp(SOON, RARELY);
-            self.spec_edits.look_at = Some(now + self.spec_edits.pause);
+        if !self.spec_edits.unanswered.is_empty() {
+            let interval = (self.spec_edits.poll_interval * 2).clamp(MIN_POLL_INTERVAL, MAX_POLL_INTERVAL);
+            self.spec_edits.poll_interval = interval;
+            self.spec_edits.poll_at = Some(now + interval);
         }
     }
 }
@@ -258,21 +290,21 @@ impl Api {
     pub(in crate::api) async fn delete(&self, id: &SandboxId, parent: Option<Traceparent>) {
         self.occupancy.note(id, None);
         let mut request = self.settings.traces.asked(Asked::Kill, parent);
-        let wish = |spec: &mut Spec| intent::desire(spec, DesiredState::Deleted);
-        match self.records.wish(id, request.traceparent(), &wish).await {
+        let delete = |spec: &mut Spec| intent::desire(spec, DesiredState::Deleted);
+        match self.records.wish(id, request.traceparent(), &delete).await {
             Ok(_) => request.end(Outcome::Done),
             Err(error) => {
                 request.end(Outcome::Failed);
-                tracing::warn!(%error, "a sandbox that nobody has could not be deleted");
+                tracing::warn!(%error, "cannot delete a sandbox that has no client");
             }
         }
         self.bus.wake(id);
     }
 }
 
-impl SpecEdit {
-    fn asked(&self) -> Asked {
-        match self.wish {
+impl OneShotRequest {
+    fn traced_request(&self) -> Asked {
+        match self.request {
             metadata::Request::Snapshot { .. } => Asked::Snapshot,
             metadata::Request::Checkpoint {} if self.copies.is_some() => Asked::Fork,
             metadata::Request::Checkpoint {} => Asked::Checkpoint,
@@ -280,7 +312,7 @@ impl SpecEdit {
     }
 
     fn failure(&self) -> Status {
-        match self.wish {
+        match self.request {
             metadata::Request::Snapshot { .. } => Status::FilesystemSnapshotError,
             metadata::Request::Checkpoint {} if self.copies.is_some() => Status::Error,
             metadata::Request::Checkpoint {} => Status::CheckpointError,
@@ -291,9 +323,9 @@ impl SpecEdit {
 impl Session {
     /// Makes the copies outside the loop.
     fn copy(&mut self, checkpoint_id: CheckpointId, count: u32) {
-        let (api, source) = (self.api.clone(), self.spec.clone());
-        let context = self.request.traceparent();
-        self.work.push(Box::pin(async move {
+        let (api, source) = (self.api.clone(), self.sandbox.spec.clone());
+        let context = self.client.traceparent();
+        self.spec_edits.calls.push(Box::pin(async move {
             let mut made = Vec::new();
             for _ in 0..count {
                 let token = token::fresh(&*api.clock);
@@ -306,11 +338,11 @@ impl Session {
                         let Copied { sandbox_id, .. } = copied;
                         api.delete(sandbox_id, context).await;
                     }
-                    return Done::Copied(Err(error));
+                    return StoreResult::Copied(Err(error));
                 }
                 made.push(Copied { sandbox_id: id, sandbox_token: token });
             }
-            Done::Copied(Ok(made))
+            StoreResult::Copied(Ok(made))
         }));
     }
 }

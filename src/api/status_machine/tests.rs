@@ -16,7 +16,7 @@ fn documents(stage: Stage) -> StatusMachine {
 }
 
 fn with_handoff(mut status_machine: StatusMachine) -> StatusMachine {
-    status_machine.has_handoff = true;
+    status_machine.features.has_handoff = true;
     status_machine
 }
 
@@ -29,10 +29,10 @@ fn failed(why: LeaveReason) -> LifecycleEvent {
 }
 
 /// The statuses without their prefix, and what happens at the end.
-fn hear(status_machine: &mut StatusMachine, posted: &[LifecycleEvent]) -> (String, Then) {
+fn handle(status_machine: &mut StatusMachine, posted: &[LifecycleEvent]) -> (String, Reaction) {
     let mut words = vec![];
-    for (at, passing) in posted.iter().enumerate() {
-        let answer = status_machine.tell(passing);
+    for (at, event) in posted.iter().enumerate() {
+        let answer = status_machine.handle(event);
         words.extend(answer.events.iter().map(|event| {
             if let Event::StatusUpdate(update) = event {
                 return update.status.as_str()["SANDBOX_".len()..].to_owned();
@@ -41,32 +41,32 @@ fn hear(status_machine: &mut StatusMachine, posted: &[LifecycleEvent]) -> (Strin
             "E".to_owned()
         }));
         if at + 1 == posted.len() {
-            return (words.join(" "), answer.then);
+            return (words.join(" "), answer.reaction);
         }
-        assert_eq!(answer.then, Then::Stay, "after {passing:?}");
+        assert_eq!(answer.reaction, Reaction::Stay, "after {event:?}");
     }
     unreachable!("something is posted")
 }
 
 #[track_caller]
-fn tells(mut status_machine: StatusMachine, posted: &[LifecycleEvent], words: &str, then: Then) {
-    assert_eq!(hear(&mut status_machine, posted), (words.to_owned(), then));
+fn tells(mut status_machine: StatusMachine, posted: &[LifecycleEvent], words: &str, reaction: Reaction) {
+    assert_eq!(handle(&mut status_machine, posted), (words.to_owned(), reaction));
 }
 
-const NORMAL: Then = Then::Close(Close::Normal);
-const RESTART: Then = Then::Close(Close::Restart);
-const FATAL: Then = Then::Close(Close::Fatal);
+const NORMAL: Reaction = Reaction::Close(Close::Normal);
+const RESTART: Reaction = Reaction::Close(Close::Restart);
+const FATAL: Reaction = Reaction::Close(Close::Fatal);
 
 #[test]
 fn locks_are_talked_of_only_with_handoff() {
     let running = LifecycleEvent::Running { boot: StartKind::Fresh };
     let posted = [LifecycleEvent::Acquiring, LifecycleEvent::Acquired, running];
-    tells(StatusMachine::new(Stage::Creating, Dialect::Predecessor), &posted, "", Then::Enter);
+    tells(StatusMachine::new(Stage::Creating, Dialect::Predecessor), &posted, "", Reaction::Open);
     let create = with_handoff(StatusMachine::new(Stage::Creating, Dialect::Predecessor));
-    tells(create, &posted, "LOCK_ACQUIRING LOCK_ACQUIRED", Then::Enter);
+    tells(create, &posted, "LOCK_ACQUIRING LOCK_ACQUIRED", Reaction::Open);
     let attach = with_handoff(StatusMachine::new(Stage::Attaching, Dialect::Predecessor));
-    tells(attach, &posted, "RESTORING LOCK_ACQUIRING LOCK_ACQUIRED", Then::Enter);
-    tells(StatusMachine::new(Stage::Attaching, Dialect::Predecessor), &posted, "RESTORING", Then::Enter);
+    tells(attach, &posted, "RESTORING LOCK_ACQUIRING LOCK_ACQUIRED", Reaction::Open);
+    tells(StatusMachine::new(Stage::Attaching, Dialect::Predecessor), &posted, "RESTORING", Reaction::Open);
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn what_does_not_start_is_an_error_of_its_kind() {
 #[test]
 fn a_checkpoint_ends_the_session_that_asked_for_it() {
     let mut status_machine = open();
-    status_machine.ask_checkpoint();
+    status_machine.request_checkpoint();
     let posted =
         [LifecycleEvent::Checkpointing { why: LeaveReason::Checkpointed }, left(LeaveReason::Checkpointed, true)];
     tells(status_machine.clone(), &posted, "DELETING DELETED CHECKPOINTED", NORMAL);
@@ -95,25 +95,25 @@ fn a_checkpoint_ends_the_session_that_asked_for_it() {
 #[test]
 fn a_failed_checkpoint_closes_only_the_session_that_asked() {
     let mut status_machine = open();
-    status_machine.ask_checkpoint();
+    status_machine.request_checkpoint();
     let posted = [LifecycleEvent::Checkpointing { why: LeaveReason::Checkpointed }, failed(LeaveReason::Checkpointed)];
-    tells(status_machine, &posted, "CHECKPOINT_ERROR E", Then::TakeBack);
-    tells(open(), &posted, "CHECKPOINTING CHECKPOINT_ERROR E", Then::Stay);
+    tells(status_machine, &posted, "CHECKPOINT_ERROR E", Reaction::Revert);
+    tells(open(), &posted, "CHECKPOINTING CHECKPOINT_ERROR E", Reaction::Stay);
 }
 
 #[test]
 fn a_failure_is_heard_once_per_wish() {
     let again = [LifecycleEvent::Checkpointing { why: LeaveReason::Waiter }, failed(LeaveReason::Waiter)];
     let mut status_machine = with_handoff(open());
-    assert_eq!(hear(&mut status_machine, &again), ("CHECKPOINTING CHECKPOINT_ERROR E".into(), Then::Stay));
+    assert_eq!(handle(&mut status_machine, &again), ("CHECKPOINTING CHECKPOINT_ERROR E".into(), Reaction::Stay));
     assert!(!status_machine.is_leaving());
-    assert_eq!(hear(&mut status_machine, &again), (String::new(), Then::Stay));
+    assert_eq!(handle(&mut status_machine, &again), (String::new(), Reaction::Stay));
     assert_eq!(
-        hear(&mut status_machine, &[release_requested(), again[0].clone(), again[1].clone()]),
-        ("LOCK_RELEASE_REQUESTED CHECKPOINTING CHECKPOINT_ERROR E".into(), Then::Stay)
+        handle(&mut status_machine, &[release_requested(), again[0].clone(), again[1].clone()]),
+        ("LOCK_RELEASE_REQUESTED CHECKPOINTING CHECKPOINT_ERROR E".into(), Reaction::Stay)
     );
     assert_eq!(
-        hear(&mut status_machine, &[again[0].clone(), left(LeaveReason::Waiter, true)]),
+        handle(&mut status_machine, &[again[0].clone(), left(LeaveReason::Waiter, true)]),
         ("DELETING LOCK_RELEASING LOCK_RELEASED DELETED CHECKPOINTED".into(), NORMAL)
     );
 }
@@ -126,16 +126,16 @@ fn release_requested() -> LifecycleEvent {
 fn who_loses_the_sandbox_hears_to_whom() {
     for dialect in [Dialect::V1, Dialect::Predecessor] {
         let mut status_machine = with_handoff(StatusMachine { dialect, ..open() });
-        let answer = status_machine.tell(&release_requested());
+        let answer = status_machine.handle(&release_requested());
         let [Event::StatusUpdate(update)] = &answer.events[..] else { panic!("{answer:?}") };
-        assert_eq!((update.status, answer.then), (Status::LockReleaseRequested, Then::Stay));
+        assert_eq!((update.status, answer.reaction), (Status::LockReleaseRequested, Reaction::Stay));
         let message = update.message.as_deref().unwrap_or_default();
         assert!(message.contains(InstanceId::from_bits([2; 16]).as_str()), "{message}");
         assert!(!message.contains("no sign of life"), "{message}");
     }
     let mut status_machine = with_handoff(StatusMachine { dialect: Dialect::V1, ..open() });
     let silent = LifecycleEvent::ReleaseRequested { by: InstanceId::from_bits([2; 16]), claim: Claim::Ask };
-    let answer = status_machine.tell(&silent);
+    let answer = status_machine.handle(&silent);
     assert!(matches!(&answer.events[..], [Event::StatusUpdate(update)]
         if update.message.as_ref().is_some_and(|message| message.contains("no sign of life"))));
 }
@@ -144,14 +144,14 @@ fn who_loses_the_sandbox_hears_to_whom() {
 fn a_newcomer_hears_that_the_sandbox_is_in_use_where_it_is() {
     let in_use = LifecycleEvent::Failed { reason: Reason::InUse, message: String::new() };
     let attaching = || StatusMachine::new(Stage::Attaching, Dialect::Predecessor);
-    tells(attaching(), std::slice::from_ref(&in_use), "RESTORING", Then::InUse);
-    tells(attaching(), &[LifecycleEvent::Acquiring, in_use.clone()], "RESTORING", Then::InUse);
-    tells(with_handoff(attaching()), &[LifecycleEvent::Acquiring, in_use], "RESTORING LOCK_ACQUIRING", Then::InUse);
+    tells(attaching(), std::slice::from_ref(&in_use), "RESTORING", Reaction::InUse);
+    tells(attaching(), &[LifecycleEvent::Acquiring, in_use.clone()], "RESTORING", Reaction::InUse);
+    tells(with_handoff(attaching()), &[LifecycleEvent::Acquiring, in_use], "RESTORING LOCK_ACQUIRING", Reaction::InUse);
 }
 
 #[test]
 fn a_probe_is_answered_without_a_word() {
-    tells(open(), &[LifecycleEvent::Probe { number: 1 }], "", Then::Stay);
+    tells(open(), &[LifecycleEvent::Probe { number: 1 }], "", Reaction::Stay);
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn a_handoff_is_told_on_the_old_instance() {
 #[test]
 fn a_kill_is_told_to_the_one_who_asked() {
     let mut status_machine = open();
-    status_machine.asked = Some(Asked::Kill);
+    status_machine.requested = Some(EndingRequest::Kill);
     tells(status_machine.clone(), &[left(LeaveReason::Deleted, false)], "DELETING DELETED KILLED", NORMAL);
     tells(open(), &[left(LeaveReason::Deleted, false)], "DELETING DELETED", NORMAL);
     let posted = [failed(LeaveReason::Checkpointed), left(LeaveReason::Deleted, false)];
@@ -192,10 +192,10 @@ fn an_idle_end_tells_of_a_checkpoint_only_when_one_was_made() {
 fn the_documents_know_neither_locks_nor_the_deletion_after_a_checkpoint() {
     let running = LifecycleEvent::Running { boot: StartKind::Fresh };
     let start = [LifecycleEvent::Acquiring, LifecycleEvent::Acquired, running];
-    tells(documents(Stage::Creating), &start, "", Then::Enter);
-    tells(documents(Stage::Attaching), &start, "RESTORING", Then::Enter);
+    tells(documents(Stage::Creating), &start, "", Reaction::Open);
+    tells(documents(Stage::Attaching), &start, "RESTORING", Reaction::Open);
     let mut asked = documents(Stage::Open);
-    asked.ask_checkpoint();
+    asked.request_checkpoint();
     let checkpoint =
         [LifecycleEvent::Checkpointing { why: LeaveReason::Checkpointed }, left(LeaveReason::Checkpointed, true)];
     tells(asked, &checkpoint, "CHECKPOINTED", NORMAL);
@@ -214,8 +214,9 @@ fn the_documents_know_neither_locks_nor_the_deletion_after_a_checkpoint() {
 #[test]
 fn an_idle_end_without_a_checkpoint_says_what_is_lost() {
     for is_persistent in [false, true] {
-        let mut status_machine = StatusMachine { is_persistent, ..documents(Stage::Open) };
-        let answer = status_machine.tell(&left(LeaveReason::Idle, false));
+        let mut status_machine =
+            StatusMachine { features: SpecFeatures { has_handoff: true, is_persistent }, ..documents(Stage::Open) };
+        let answer = status_machine.handle(&left(LeaveReason::Idle, false));
         let Some(Event::StatusUpdate(Update { message: Some(message), .. })) = answer.events.last() else {
             panic!("{answer:?}")
         };
@@ -243,20 +244,20 @@ fn a_lost_lease_is_named_only_in_v1() {
 #[test]
 fn what_was_lost_before_it_was_had_is_asked_for_again() {
     let lost = [LifecycleEvent::LeaseLost { message: "taken".into() }];
-    tells(StatusMachine::new(Stage::Attaching, Dialect::V1), &lost, "RESTORING", Then::AskAgain);
+    tells(StatusMachine::new(Stage::Attaching, Dialect::V1), &lost, "RESTORING", Reaction::RequestAgain);
 }
 
 #[test]
 fn whoever_waits_for_an_answer_looks_when_one_was_given() {
-    tells(open(), &[LifecycleEvent::Answered], "", Then::Look);
+    tells(open(), &[LifecycleEvent::Answered], "", Reaction::PollAnswers);
 }
 
 #[test]
 fn a_pause_is_told_only_in_v1() {
     let posted =
         [LifecycleEvent::Unfenced, LifecycleEvent::Fenced { message: "unreachable".into() }, LifecycleEvent::Unfenced];
-    tells(open(), &posted, "", Then::Stay);
-    tells(StatusMachine::new(Stage::Open, Dialect::V1), &posted, "PAUSED RUNNING", Then::Stay);
+    tells(open(), &posted, "", Reaction::Stay);
+    tells(StatusMachine::new(Stage::Open, Dialect::V1), &posted, "PAUSED RUNNING", Reaction::Stay);
 }
 
 #[test]
@@ -268,10 +269,10 @@ fn what_leaves_before_it_was_had_is_asked_for_again() {
             StatusMachine::new(Stage::Attaching, Dialect::Predecessor),
             &[left(why, true)],
             "RESTORING",
-            Then::AskAgain,
+            Reaction::RequestAgain,
         );
     }
-    let gone = Then::Close(Close::Unavailable);
+    let gone = Reaction::Close(Close::Unavailable);
     tells(
         StatusMachine::new(Stage::Attaching, Dialect::Predecessor),
         &[left(LeaveReason::Deleted, false)],
@@ -291,8 +292,8 @@ fn what_leaves_before_it_was_had_is_asked_for_again() {
 fn how_far_it_is_comes_with_the_word_that_was_said_and_in_v1_alone() {
     let moved = |what: &str, done| LifecycleEvent::Progress { what: what.to_owned(), done, total: 8 };
     let all = |done| [SNAPSHOT, UPLOAD, DOWNLOAD, EXTRACT].map(|what| moved(what, done));
-    let wished = |snapshot, checkpoint| StatusMachine {
-        wished: Wished { snapshot, checkpoint },
+    let unanswered = |snapshot, checkpoint| StatusMachine {
+        unanswered: Unanswered { snapshot, checkpoint },
         ..StatusMachine::new(Stage::Open, Dialect::V1)
     };
     let restoring = |dialect| {
@@ -302,31 +303,31 @@ fn how_far_it_is_comes_with_the_word_that_was_said_and_in_v1_alone() {
     };
     let leaving = |dialect| {
         let mut status_machine = StatusMachine::new(Stage::Open, dialect);
-        status_machine.ask_checkpoint();
+        status_machine.request_checkpoint();
         status_machine
     };
-    tells(StatusMachine::new(Stage::Creating, Dialect::V1), &all(3), "CREATING CREATING", Then::Stay);
-    tells(restoring(Dialect::V1), &all(3), "RESTORING RESTORING", Then::Stay);
-    tells(leaving(Dialect::V1), &all(3), "CHECKPOINTING", Then::Stay);
-    tells(wished(true, false), &all(3), "FILESYSTEM_SNAPSHOT_CREATING", Then::Stay);
-    tells(wished(false, true), &all(3), "CHECKPOINTING", Then::Stay);
+    tells(StatusMachine::new(Stage::Creating, Dialect::V1), &all(3), "CREATING CREATING", Reaction::Stay);
+    tells(restoring(Dialect::V1), &all(3), "RESTORING RESTORING", Reaction::Stay);
+    tells(leaving(Dialect::V1), &all(3), "CHECKPOINTING", Reaction::Stay);
+    tells(unanswered(true, false), &all(3), "FILESYSTEM_SNAPSHOT_CREATING", Reaction::Stay);
+    tells(unanswered(false, true), &all(3), "CHECKPOINTING", Reaction::Stay);
     let by_a_waiter = [&[LifecycleEvent::Checkpointing { why: LeaveReason::Waiter }], &all(3)[..]].concat();
-    tells(StatusMachine::new(Stage::Open, Dialect::V1), &by_a_waiter, "CHECKPOINTING CHECKPOINTING", Then::Stay);
+    tells(StatusMachine::new(Stage::Open, Dialect::V1), &by_a_waiter, "CHECKPOINTING CHECKPOINTING", Reaction::Stay);
     let again = [&[failed(LeaveReason::Waiter)], &by_a_waiter[..]].concat();
-    tells(StatusMachine::new(Stage::Open, Dialect::V1), &again, "CHECKPOINT_ERROR E", Then::Stay);
+    tells(StatusMachine::new(Stage::Open, Dialect::V1), &again, "CHECKPOINT_ERROR E", Reaction::Stay);
     // The request of another session, a sign of life, a sandbox that is being killed, a plain client.
-    tells(StatusMachine::new(Stage::Open, Dialect::V1), &all(3), "", Then::Stay);
-    tells(StatusMachine::new(Stage::Attaching, Dialect::V1), &all(3), "", Then::Stay);
-    tells(restoring(Dialect::V1), &all(0), "", Then::Stay);
-    tells(StatusMachine { asked: Some(Asked::Kill), ..leaving(Dialect::V1) }, &all(3), "", Then::Stay);
+    tells(StatusMachine::new(Stage::Open, Dialect::V1), &all(3), "", Reaction::Stay);
+    tells(StatusMachine::new(Stage::Attaching, Dialect::V1), &all(3), "", Reaction::Stay);
+    tells(restoring(Dialect::V1), &all(0), "", Reaction::Stay);
+    tells(StatusMachine { requested: Some(EndingRequest::Kill), ..leaving(Dialect::V1) }, &all(3), "", Reaction::Stay);
     for plain in [
         StatusMachine::new(Stage::Creating, Dialect::Predecessor),
         restoring(Dialect::Documents),
         leaving(Dialect::Documents),
     ] {
-        tells(plain, &all(3), "", Then::Stay);
+        tells(plain, &all(3), "", Reaction::Stay);
     }
-    let answer = leaving(Dialect::V1).tell(&moved(UPLOAD, 3));
+    let answer = leaving(Dialect::V1).handle(&moved(UPLOAD, 3));
     let [Event::StatusUpdate(update)] = &answer.events[..] else { panic!("{answer:?}") };
     assert_eq!(update.progress, Some(Progress { done: 3, total: 8 }));
 }

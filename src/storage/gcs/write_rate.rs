@@ -145,7 +145,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::clock::TestClock;
+    use crate::testkit::TestClock;
 
     const FAR: Moment = Moment(Duration::from_secs(1 << 30));
 

@@ -3,10 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use baton::{
-    clock::{SharedClock, TestClock},
+    clock::SharedClock,
     reconciler::{
         desired::{Drain, Inputs, desired},
-        plan::{Action, Desired, LockState, Observed, Saved, plan},
+        plan::{Action, Attachment, Desired, LockState, Observed, Rejection, Saved, Upkeep, plan},
         precedence::Verdict,
     },
     runtime::Container,
@@ -22,6 +22,7 @@ use baton_protocol::{
     id::SandboxId,
     metadata::{Committed, DesiredState, Metadata, Phase, Spec, Status},
 };
+use baton_testkit::TestClock;
 use serde_json::Value;
 
 /// SplitMix64.
@@ -73,18 +74,21 @@ fn draw(dice: &mut Rng) -> (Inputs, Observed) {
         refused,
     };
     let observed = Observed {
-        standing,
+        lock: standing,
         container: dice.pick(&Container::ALL),
         saved,
         checkpointable: persistent,
         may_wait: wish.movable && dice.falls(),
-        owed_checkpoint: dice.falls(),
-        owed_snapshot: dice.falls(),
-        owed_rootfs: dice.falls(),
+        checkpoint_requested: dice.falls(),
+        snapshot_requested: dice.falls(),
+        rootfs_missing: dice.falls(),
         registered: waiting || dice.falls(),
         waiting,
         declines: wish.movable && wish.verdict == Verdict::Decline,
         refused,
+        attachment: if wish.asked_here { dice.pick(&Attachment::ALL) } else { Attachment::None },
+        due: dice.falls().then(|| dice.pick(&Upkeep::ALL)),
+        deferred: None,
     };
     (wish, observed)
 }
@@ -98,19 +102,27 @@ mod proof {
         for case in 0..cases() {
             let (wish, seen) = draw(&mut dice);
             let (wanted, _) = desired(&wish);
-            let ours = seen.standing == LockState::Ours;
-            let unsure = matches!(seen.standing, LockState::Unknown | LockState::Missing | LockState::Late);
+            let ours = seen.lock == LockState::Ours;
+            let unsure = matches!(seen.lock, LockState::Unknown | LockState::Missing | LockState::Late);
             let deleted = wish.spec == DesiredState::Deleted || wish.purging;
             let holds = match plan(wanted, &seen) {
                 Action::Create | Action::Restore => ours && wanted == Desired::Running && wish.drain == Drain::No,
                 Action::Resume | Action::Save | Action::Checkpoint | Action::Snapshot | Action::Release => ours,
                 Action::Purge => ours && (deleted || saved_nothing(&wish)),
                 Action::Remove => !unsure,
-                Action::Acquire => seen.standing == LockState::Free && (deleted || wish.asked_here),
+                Action::Acquire => seen.lock == LockState::Free && (deleted || wish.asked_here),
                 Action::Wait => wish.movable && wish.asked_here && wish.placed_here && !seen.refused,
-                Action::Renew => seen.standing == LockState::Late,
+                Action::Renew => matches!(seen.lock, LockState::Ours | LockState::Late),
                 Action::Fence => unsure,
-                Action::Refuse => !seen.refused && wanted == Desired::Running,
+                Action::Refuse(Rejection::NoLock | Rejection::StateLost) => !seen.refused && wanted == Desired::Running,
+                Action::Refuse(_) => !seen.refused && wish.asked_here && !ours && !unsure,
+                Action::Probe
+                | Action::Expire
+                | Action::RecreateMetadata
+                | Action::ReportInvalid
+                | Action::ForgetAnswers
+                | Action::CollectGarbage => ours && !deleted,
+                Action::Finish => !ours && seen.container == Container::Absent,
                 Action::Withdraw => seen.registered,
                 Action::Decline => ours && seen.declines && wanted == Desired::Running,
                 Action::Extract | Action::Rest => true,

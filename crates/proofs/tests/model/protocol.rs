@@ -4,7 +4,7 @@
 use baton::{
     reconciler::{
         desired::{Drain, Inputs, desired},
-        plan::{Action, Desired, LockState, Observed, Saved, plan},
+        plan::{Action, Attachment, Desired, LockState, Observed, Saved, plan},
         precedence::{Client, verdict},
     },
     runtime::Container,
@@ -144,18 +144,22 @@ impl Protocol {
             refused,
         };
         let observed = Observed {
-            standing,
+            lock: standing,
             container: instance.container,
             saved,
             checkpointable: true,
             may_wait: lock.owner > 0,
-            owed_checkpoint,
-            owed_snapshot: false,
-            owed_rootfs: false,
+            checkpoint_requested: owed_checkpoint,
+            snapshot_requested: false,
+            rootfs_missing: false,
             registered,
             waiting: registered && !is_declined,
             declines: false,
             refused,
+            // Renewals and beats are steps of their own here, which may come at any time.
+            attachment: Attachment::None,
+            due: None,
+            deferred: None,
         };
         let (desired, _) = desired(&wish);
         (desired, plan(desired, &observed))
@@ -176,7 +180,13 @@ impl Protocol {
             Stage::Stored { .. } | Stage::Freeing { .. } | Stage::Erased => (!instance.unsettled).then_some(true),
             Stage::Marked => Some(false),
             Stage::Planning => match self.planned(instance, false).1 {
-                Action::Rest | Action::Extract | Action::Snapshot | Action::Save => None,
+                Action::Rest | Action::Finish | Action::Extract | Action::Snapshot | Action::Save => None,
+                Action::Probe
+                | Action::Expire
+                | Action::RecreateMetadata
+                | Action::ReportInvalid
+                | Action::ForgetAnswers
+                | Action::CollectGarbage => None,
                 Action::Acquire if instance.known.is_some_and(|lock| lock.epoch >= self.bounds.epochs) => None,
                 Action::Wait | Action::Withdraw | Action::Acquire | Action::Renew | Action::Resume => {
                     (!instance.unsettled).then_some(true)
@@ -185,7 +195,7 @@ impl Protocol {
                 Action::Release | Action::Purge => (!instance.unsettled).then_some(true),
                 Action::Checkpoint if instance.in_doubt => None,
                 Action::Checkpoint => self.may_checkpoint(state, instance).then_some(false),
-                Action::Create | Action::Restore | Action::Refuse | Action::Fence | Action::Remove => Some(false),
+                Action::Create | Action::Restore | Action::Refuse(_) | Action::Fence | Action::Remove => Some(false),
             },
         }
     }

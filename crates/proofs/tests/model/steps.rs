@@ -251,7 +251,7 @@ impl Protocol {
                     }
                     Action::Create => self.start(state, at, true),
                     Action::Restore => self.start(state, at, false),
-                    Action::Refuse => instance.refused = true,
+                    Action::Refuse(_) => instance.refused = true,
                     Action::Fence => instance.container = Container::Fenced,
                     Action::Remove => {
                         let ours = self.standing(instance) == LockState::Ours;
@@ -267,7 +267,18 @@ impl Protocol {
                             state.instances[at].stage = Stage::Marked;
                         }
                     }
-                    Action::Rest | Action::Extract | Action::Snapshot | Action::Save | Action::Decline => {}
+                    Action::Rest
+                    | Action::Finish
+                    | Action::Extract
+                    | Action::Snapshot
+                    | Action::Save
+                    | Action::Decline
+                    | Action::Probe
+                    | Action::Expire
+                    | Action::RecreateMetadata
+                    | Action::ReportInvalid
+                    | Action::ForgetAnswers
+                    | Action::CollectGarbage => {}
                 }
             }
         }

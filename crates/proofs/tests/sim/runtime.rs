@@ -10,15 +10,13 @@ use std::{
 use async_trait::async_trait;
 use baton::{
     clock::{Moment, SharedClock},
-    runtime::{
-        AgentLinks, Error, Extract, Facts, Lifecycle, Link, Result, RootfsGuard, Seen, Shape, Start, Taken,
-        fake::{FakeContainers, GIVEN_UP_AFTER},
-    },
+    runtime::{AgentLinks, Error, Extract, Facts, Lifecycle, Link, Result, RootfsGuard, Seen, Shape, Start, Taken},
 };
 use baton_protocol::{
     frame,
     id::{SandboxId, Sha256Name},
 };
+use baton_testkit::{ACTION_TIMEOUT, FakeContainers};
 use tokio::sync::{mpsc, watch};
 
 use crate::{clock::SetBack, kinds::Kind, life::Life, mistakes::Mistake, rng::Rng, time::sleep};
@@ -124,9 +122,9 @@ impl Runtime {
             return Err(Error::NoSpace { what });
         }
         if strikes(Kind::ActionHangs) {
-            sleep(self.life.weather.at_most(GIVEN_UP_AFTER)).await;
+            sleep(self.life.weather.at_most(ACTION_TIMEOUT)).await;
             self.life.machine.process_moves().await;
-            return Err(Error::TimedOut { what, after: GIVEN_UP_AFTER });
+            return Err(Error::TimedOut { what, after: ACTION_TIMEOUT });
         }
         let takes = if strikes(Kind::ActionSlow) { self.dice.millis(100, 20_000) } else { self.dice.millis(1, 400) };
         sleep(self.life.weather.at_most(takes)).await;

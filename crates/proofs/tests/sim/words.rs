@@ -9,7 +9,7 @@ use baton::{
 use baton_protocol::{
     id::{CheckpointId, SandboxId},
     lock::{Head, Lock},
-    manifest,
+    manifest, versioned,
 };
 
 use crate::bucket::Bucket;
@@ -29,7 +29,7 @@ pub fn committed(old: &Lock, new: &Lock, who: &str, bucket: &Bucket) -> Option<S
 fn stored(head: &Head, parent: Option<&CheckpointId>, bucket: &Bucket) -> Option<String> {
     let id = &head.checkpoint_id;
     let bytes = bucket.get(&Object::CheckpointManifest(id).key());
-    let Some(manifest) = bytes.and_then(|bytes| serde_json::from_slice::<manifest::Checkpoint>(&bytes).ok()) else {
+    let Some(manifest) = bytes.and_then(|bytes| versioned::parse::<manifest::Checkpoint>(&bytes).ok()) else {
         return Some(format!("I1: {id} was committed and has no manifest"));
     };
     if manifest.parent.as_ref() != parent {
