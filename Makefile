@@ -64,7 +64,7 @@ sim: ## the simulation alone, optimised (SEEDS=2000, FIRST_SEED=0; SEED=n replay
 	@SEEDS=$(or $(SEEDS),2000) scripts/proofs --test sim
 
 docs: ## write again what is generated: docs/configuration.md, docs/plan.md, a table in docs/operate.md
-	@BATON_WRITE_DOCS=1 cargo test --quiet --locked --test world the_page_of_
+	@BATON_WRITE_DOCS=1 cargo test --quiet --locked --test repo --test world the_page_of_
 
 image-tree: ## lay out the files of the image, without Docker (IMAGE=directory)
 	@scripts/image-tree $(or $(IMAGE),$(BATON_CACHE_DIR)/image)

@@ -1,0 +1,83 @@
+//! What `make run` and `manifests/local` start servers with, run in a tree of their own beside stand-ins for what they
+//! would build and start.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix::fs::PermissionsExt,
+    process::{Command, Stdio},
+};
+
+use baton::config::{Config, Flags};
+use baton_protocol::limits::Bounds;
+
+use crate::repo_files::read;
+
+/// Writes down how it was started, once per start.
+const SERVER: &str = "#!/bin/bash\nenv >\"$PLACE/started-$1-$$\"\n";
+const NOTHING: &str = "#!/bin/bash\n";
+
+/// The environments in which a script started servers, with these variables set before.
+fn started(script: &str, set: &[(&str, &str)]) -> Vec<BTreeMap<String, String>> {
+    let place = tempfile::tempdir().unwrap();
+    let write = |path: &str, text: &str| {
+        let path = place.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    };
+    write(script, &read(script));
+    write("scripts/setup", NOTHING);
+    write("bin/cargo", NOTHING);
+    write("target/debug/baton", SERVER);
+    let mut run = Command::new(place.path().join(script));
+    run.env_clear().envs(set.iter().copied()).env("PLACE", place.path()).env("HOME", place.path());
+    run.env("PATH", format!("{}:/usr/bin:/bin", place.path().join("bin").display()));
+    run.env("CARGO_TARGET_DIR", place.path().join("target")).stdin(Stdio::null());
+    let done = run.output().unwrap();
+    assert!(done.status.success(), "{script}: {}", String::from_utf8_lossy(&done.stderr));
+    let files = fs::read_dir(place.path()).unwrap().flatten();
+    let is_server =
+        |name: &str| ["started-serve-", "started-api-", "started-reconciler-"].iter().any(|is| name.starts_with(is));
+    let servers = files.filter(|file| is_server(&file.file_name().to_string_lossy()));
+    let environment = |text: String| {
+        let pairs = text.lines().filter_map(|line| line.split_once('='));
+        pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+    };
+    servers.map(|file| environment(fs::read_to_string(file.path()).unwrap())).collect()
+}
+
+fn limits(environment: &BTreeMap<String, String>) -> Bounds {
+    Config::read(&Flags::new(), |name| environment.get(name).cloned()).unwrap().limits
+}
+
+fn is_limited(bounds: &Bounds) -> bool {
+    [&bounds.default, &bounds.ceiling].iter().all(|limits| {
+        limits.memory.is_some() && limits.disk.is_some() && limits.pids.is_some() && limits.files.is_some()
+    })
+}
+
+#[test]
+fn make_run_limits_what_a_sandbox_may_have_unless_told_otherwise() {
+    let started = |set: &[(&str, &str)]| {
+        let servers = started("scripts/run", set);
+        assert_eq!(servers.len(), 1);
+        limits(&servers[0])
+    };
+    assert!(is_limited(&started(&[])));
+    assert_eq!(started(&[("BATON_LIMITS", "pids=64")]), Bounds::parse("pids=64").unwrap());
+    assert_eq!(started(&[("BATON_LIMITS", "")]), Bounds::default(), "who wants none has none");
+}
+
+#[test]
+fn servers_on_one_machine_have_limits_and_one_key_to_sign_with() {
+    let servers = started("manifests/local", &[]);
+    assert_eq!(servers.len(), 2);
+    let key = |server: &BTreeMap<String, String>| {
+        let keys = Config::read(&Flags::new(), |name| server.get(name).cloned()).unwrap().hmac_keys;
+        assert_eq!(keys.len(), 1, "one key of a good length");
+        keys[0].clone()
+    };
+    assert!(servers.iter().all(|server| is_limited(&limits(server))));
+    assert_eq!(key(&servers[0]), key(&servers[1]), "each starts from what the other has stored");
+}
