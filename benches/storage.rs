@@ -16,14 +16,14 @@ use baton::{
     clock::{SharedClock, SystemClock},
     storage::{
         directory::Directory,
-        files::Sum,
-        gcs::{Connection, Gcs},
+        gcs::{Gcs, GcsConnection},
         gcsfuse::Mounted,
+        local_files::Sum,
         memory::Memory,
-        store::{Digest, Poll, Precondition, Store},
+        store::{Digest, PollResult, Precondition, Store},
     },
 };
-use baton_fake_gcs::{FakeGcs, Options};
+use baton_fake_gcs::{FakeGcs, FakeGcsOptions};
 
 const MIB: u64 = 1 << 20;
 const SMALL_CALLS: u32 = 300;
@@ -41,7 +41,7 @@ fn main() {
 }
 
 async fn serve() {
-    let fake = FakeGcs::start(([127, 0, 0, 1], 0).into(), Options::default()).await.unwrap();
+    let fake = FakeGcs::start(([127, 0, 0, 1], 0).into(), FakeGcsOptions::default()).await.unwrap();
     println!("{}", fake.url());
     // Until the one who started it lets go.
     drop(tokio::io::copy(&mut tokio::io::stdin(), &mut tokio::io::sink()).await);
@@ -71,7 +71,7 @@ async fn measure(size: u64) {
     let clock: SharedClock = Arc::new(SystemClock);
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start();
-    let connection = Arc::new(Connection::new(Some(server.1.clone())));
+    let connection = Arc::new(GcsConnection::new(Some(server.1.clone())));
     let patience = Duration::from_secs(60);
     let gcs = Gcs::new(connection, "bench", clock.clone()).with_timeouts(patience, patience).with_write_rate(1e9, 1e9);
     let stores: [(&str, Arc<dyn Store>); 4] = [
@@ -109,7 +109,7 @@ async fn row(store: &dyn Store, compares: bool, folder: &Path, source: &Path, di
         change = micros(start.elapsed() / SMALL_CALLS);
     }
     let unchanged = per_call(async |_| {
-        assert_eq!(store.get_if_changed("lock.json", Some(&known)).await.unwrap(), Poll::Unchanged);
+        assert_eq!(store.get_if_changed("lock.json", Some(&known)).await.unwrap(), PollResult::Unchanged);
     })
     .await;
     let changed = per_call(async |_| drop(store.get_if_changed("lock.json", None).await.unwrap())).await;

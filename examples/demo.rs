@@ -17,7 +17,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use baton_client::{Chunk, Config, Exec, Idle, Options, Output, Running, Sandbox};
+use baton_client::{Chunk, Exec, Idle, Options, Running, Sandbox, SandboxConfig, StdStream};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -55,7 +55,7 @@ async fn show(baton: &Path, directory: &Path) -> Result<()> {
     let door = Door::open(a.address).await?;
     say("two servers, a and b, share one storage directory; times of the lease are a fifth of the usual ones");
 
-    let config = Config { enable_checkpoint: true, idle_timeout: Some(Idle::Never), ..Config::default() };
+    let config = SandboxConfig { enable_checkpoint: true, idle_timeout: Some(Idle::Never), ..SandboxConfig::default() };
     let sandbox = Sandbox::create(&door.url, Options { config, ..Options::default() }).await?;
     say("a new sandbox runs on a");
     let mut count = Count::new(sandbox.exec(Exec::argv(["python3", "-c", COUNT])).await?);
@@ -137,14 +137,16 @@ impl Count {
         self.silence = self.silence.max(now - self.last);
         self.last = now;
         match next.context("the command ended")? {
-            (Output::Stdout, Chunk::Data(bytes)) => self.bytes.extend_from_slice(&bytes),
-            (Output::Stdout, Chunk::Rewound { to }) => {
+            (StdStream::Stdout, Chunk::Data(bytes)) => self.bytes.extend_from_slice(&bytes),
+            (StdStream::Stdout, Chunk::Rewound { to }) => {
                 self.bytes.truncate(usize::try_from(to)?);
                 return Ok(Some(self.lines()));
             }
-            (Output::Stdout, Chunk::Gap { from, to }) => bail!("the bytes {from} to {to} are lost"),
-            (Output::Stderr, Chunk::Data(bytes)) => bail!("the command complains: {}", String::from_utf8_lossy(&bytes)),
-            (Output::Stderr, Chunk::Gap { .. } | Chunk::Rewound { .. }) => {}
+            (StdStream::Stdout, Chunk::Gap { from, to }) => bail!("the bytes {from} to {to} are lost"),
+            (StdStream::Stderr, Chunk::Data(bytes)) => {
+                bail!("the command complains: {}", String::from_utf8_lossy(&bytes))
+            }
+            (StdStream::Stderr, Chunk::Gap { .. } | Chunk::Rewound { .. }) => {}
         }
         Ok(None)
     }

@@ -11,9 +11,9 @@
 //!              └─not synced──▶ Killed ◀─────┘ not confirmed in time
 //! ```
 
+pub mod guard_mounts;
 pub mod guard_wire;
-pub mod mounts;
-pub mod process;
+pub mod process_handle;
 
 use std::{
     collections::BTreeMap,
@@ -24,8 +24,8 @@ use std::{
     time::Duration,
 };
 
-use self::guard_wire::{GuardOutcome, Order, Report};
-use process::Process;
+use self::guard_wire::{GuardOutcome, GuardReport, Order};
+use process_handle::ProcessHandle;
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
     fs::FlockOperation,
@@ -55,14 +55,14 @@ struct Container {
     deadline: Duration,
     confirm: Duration,
     synced: bool,
-    sentry: Option<Process>,
+    sentry: Option<ProcessHandle>,
     state: State,
 }
 
 #[derive(Debug, Default)]
 struct Guard {
     containers: BTreeMap<String, Container>,
-    reports: Vec<Report>,
+    reports: Vec<GuardReport>,
 }
 
 /// Runs until the server closes stdin or dies; on return every container it knows is dead.
@@ -81,10 +81,10 @@ pub fn main() -> ExitCode {
 
 /// Unmounts what a server left mounted when it ended, unless another server uses its directory.
 fn take_down(state_dir: &Path) -> io::Result<()> {
-    let (lock, until) = (File::open(state_dir.join(mounts::LOCK))?, now() + LAST_SEEK);
-    while !mounts::below(state_dir)?.is_empty() && now() < until {
+    let (lock, until) = (File::open(state_dir.join(guard_mounts::LOCK))?, now() + LAST_SEEK);
+    while !guard_mounts::below(state_dir)?.is_empty() && now() < until {
         match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return mounts::unmount_below(state_dir),
+            Ok(()) => return guard_mounts::unmount_below(state_dir),
             // A server that is just ending still holds the lock.
             Err(rustix::io::Errno::WOULDBLOCK) => std::thread::sleep(SEEK),
             Err(error) => return Err(error.into()),
@@ -182,7 +182,7 @@ impl Guard {
     }
 
     fn report(&mut self, what: GuardOutcome, container: String) {
-        self.reports.push(Report { what, container });
+        self.reports.push(GuardReport { what, container });
     }
 
     /// Does what is due, and returns the time until the next check.
@@ -190,7 +190,7 @@ impl Guard {
         let mut wait: Option<Duration> = None;
         for (name, container) in &mut self.containers {
             if let Some(what) = container.tick(now) {
-                self.reports.push(Report { what, container: name.clone() });
+                self.reports.push(GuardReport { what, container: name.clone() });
             }
             let next = match container.state {
                 State::Running if container.sentry.is_none() => SEEK,
@@ -252,7 +252,7 @@ impl Container {
 
     fn seek(&mut self) {
         if self.sentry.is_none() {
-            self.sentry = process::pids(&self.state_file).and_then(|pids| Process::open(pids.sentry).ok());
+            self.sentry = process_handle::pids(&self.state_file).and_then(|pids| ProcessHandle::open(pids.sentry).ok());
         }
     }
 

@@ -13,7 +13,7 @@ fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1);
     match arguments.next().as_deref().and_then(|verb| verb.to_str()) {
         Some("guard") => return baton::guard::main(),
-        Some(baton::runtime::spawn::VERB) => return baton::runtime::spawn::die_with(arguments),
+        Some(baton::runtime::spawner::VERB) => return baton::runtime::spawner::die_with(arguments),
         Some(baton::runtime::archive::VERB) => return baton::runtime::archive::main(arguments),
         Some(_) | None => {}
     }

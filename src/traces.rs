@@ -95,7 +95,14 @@ impl Traces {
     }
 
     /// Records a finished action.
-    pub fn acted(&self, action: &impl Named, cause: Cause, outcome: Outcome, began: SystemTime, parts: Vec<Part>) {
+    pub fn acted(
+        &self,
+        action: &impl Named,
+        cause: Cause,
+        outcome: Outcome,
+        began: SystemTime,
+        parts: Vec<ActionPart>,
+    ) {
         let Some(open) = &self.0 else { return };
         let (exporter, clock) = &**open;
         let started = exporter.start(action.name(), cause, false, began);
@@ -156,7 +163,7 @@ impl fmt::Debug for Span {
 
 /// One part of an action.
 #[derive(Clone, Copy, Debug)]
-pub struct Part {
+pub struct ActionPart {
     step: Step,
     from: SystemTime,
     to: SystemTime,
@@ -164,17 +171,17 @@ pub struct Part {
 
 /// The parts of an action in progress. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub struct Parts(Arc<Mutex<Vec<Part>>>);
+pub struct Parts(Arc<Mutex<Vec<ActionPart>>>);
 
 impl Parts {
     /// Records a part that has just ended.
     pub fn note(&self, step: Step, clock: &SharedClock, took: Duration) {
         let to = clock.wall();
-        let part = Part { step, from: to.checked_sub(took).unwrap_or(to), to };
+        let part = ActionPart { step, from: to.checked_sub(took).unwrap_or(to), to };
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(part);
     }
 
-    pub fn take(&self) -> Vec<Part> {
+    pub fn take(&self) -> Vec<ActionPart> {
         std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

@@ -17,7 +17,7 @@ use tokio::{
     process::{Child, Command},
 };
 
-use crate::{place::Pieces, tape::Tape};
+use crate::{bench_fixture::Pieces, tape::Tape};
 
 const LIMIT: Duration = Duration::from_secs(120);
 

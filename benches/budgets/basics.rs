@@ -4,9 +4,9 @@ use anyhow::Result;
 use serde_json::json;
 
 use crate::{
-    client::{Client, Dialect},
-    place::{Place, Store},
-    table::{Line, Table, Times},
+    bench_client::{Client, Dialect},
+    bench_fixture::{Place, Store},
+    bench_table::{Line, Table, Times},
     tape::{self, Tape},
 };
 

@@ -7,10 +7,10 @@ use baton_protocol::event::Status;
 use serde_json::json;
 
 use crate::{
-    client::{Client, Dialect, Heard},
-    moves::{movable, pair, stop},
-    place::{Place, Store},
-    table::{Line, Table, Times, show},
+    bench_client::{Client, Dialect, Heard},
+    bench_fixture::{Place, Store},
+    bench_moves::{movable, pair, stop},
+    bench_table::{Line, Table, Times, show},
 };
 
 const MOVES: usize = 8;

@@ -8,15 +8,15 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use baton_fake_gcs::{FakeGcs, Options};
+use baton_fake_gcs::{FakeGcs, FakeGcsOptions};
 use baton_protocol::{event::Status, id::Nonce, lock::Lock};
 use tokio::task::JoinSet;
 
 use crate::{
-    client::{Client, Dialect, Heard, Ticket},
-    moves::movable,
-    place::{BUCKET, Place, Server, Store},
-    table::{Line, Table, Times, show},
+    bench_client::{Client, Dialect, Heard, Ticket},
+    bench_fixture::{BUCKET, Place, Server, Store},
+    bench_moves::movable,
+    bench_table::{Line, Table, Times, show},
 };
 
 const SANDBOXES: usize = 40;
@@ -28,7 +28,7 @@ const LATENCY: Duration = Duration::from_millis(50);
 const DUE: Duration = Duration::from_secs(6);
 
 pub async fn measure(place: &Place, table: &mut Table) -> Result<()> {
-    let options = Options { latency: LATENCY, ..Options::default() };
+    let options = FakeGcsOptions { latency: LATENCY, ..FakeGcsOptions::default() };
     let fake = FakeGcs::start((Ipv4Addr::LOCALHOST, 0).into(), options).await?;
     let server = Arc::new(place.server("crowd", Store::Bucket(&fake)).await?);
     let (mut sessions, mut tickets) = (JoinSet::new(), Vec::new());

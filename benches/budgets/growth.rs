@@ -4,11 +4,11 @@ use anyhow::{Context, Result};
 use tokio::task::JoinSet;
 
 use crate::{
-    client::{Client, Dialect, Heard},
-    moves::movable,
-    place::{Place, Server, Store},
-    process,
-    table::{Line, Table, Times, show, show_bytes},
+    bench_client::{Client, Dialect, Heard},
+    bench_fixture::{Place, Server, Store},
+    bench_moves::movable,
+    bench_process,
+    bench_table::{Line, Table, Times, show, show_bytes},
 };
 
 const LEVELS: [usize; 3] = [1, 10, 40];
@@ -20,7 +20,7 @@ type Level = [Times; 4];
 pub async fn measure(place: &Place, rows: &[u32], table: &mut Table) -> Result<()> {
     let server = place.server("many", Store::Directory(&place.data("many")?)).await?;
     tokio::time::sleep(std::time::Duration::from_secs(1)).await;
-    let idle_rss = process::rss(server.pid())?;
+    let idle_rss = bench_process::rss(server.pid())?;
     let mut present = JoinSet::new();
     let (mut levels, mut rss) = (Vec::new(), Vec::new());
     for count in LEVELS {
@@ -28,7 +28,7 @@ pub async fn measure(place: &Place, rows: &[u32], table: &mut Table) -> Result<(
             let (client, _) = Client::create(&server, Dialect::V1, &movable()).await?;
             present.spawn(sit(client));
         }
-        rss.push(process::rss(server.pid())?);
+        rss.push(bench_process::rss(server.pid())?);
         if rows.contains(&14) {
             levels.push(level(&server).await?);
         }
@@ -58,9 +58,9 @@ fn cost(server: &Server, idle: u64, rss: &[u64], table: &mut Table) -> Result<()
     let many = LEVELS[2];
     let each = rss[2].saturating_sub(rss[1]) / (many - few) as u64;
     let (mut guard, mut sandboxes) = (0, 0);
-    for pid in process::descendants(server.pid())? {
-        let is_guard = process::line(pid).contains(" guard");
-        *(if is_guard { &mut guard } else { &mut sandboxes }) += process::pss(pid);
+    for pid in bench_process::descendants(server.pid())? {
+        let is_guard = bench_process::line(pid).contains(" guard");
+        *(if is_guard { &mut guard } else { &mut sandboxes }) += bench_process::pss(pid);
     }
     let megabyte = 1_000_000;
     let text = format!("{}, guard {} PSS", show_bytes(idle), show_bytes(guard));

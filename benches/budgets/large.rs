@@ -13,11 +13,11 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use crate::{
-    client::{Client, Dialect, Heard},
-    moves::{image, movable, pair, stop},
-    place::{Place, Server, Store},
-    process,
-    table::{Line, Table, Times, show_bytes},
+    bench_client::{Client, Dialect, Heard},
+    bench_fixture::{Place, Server, Store},
+    bench_moves::{image, movable, pair, stop},
+    bench_process,
+    bench_table::{Line, Table, Times, show_bytes},
 };
 
 const ROUNDS: usize = 2;
@@ -44,7 +44,7 @@ pub async fn measure(place: &Place, table: &mut Table) -> Result<()> {
         (client, _) = Client::attach(&servers[number % 2], Dialect::V1, &ticket).await?;
         ours.add(began.elapsed());
         for (server, before) in servers.iter().zip(before) {
-            growth = growth.max(process::peak_rss(server.pid())?.saturating_sub(before));
+            growth = growth.max(bench_process::peak_rss(server.pid())?.saturating_sub(before));
         }
         client.send(&json!({"action": "reconnect", "offsets": {"m": {"stdout": read, "stderr": 0}}})).await?;
         client.send(&json!({"event": "stdin", "exec_id": "m", "data": "\n"})).await?;
@@ -72,8 +72,8 @@ pub async fn measure(place: &Place, table: &mut Table) -> Result<()> {
 
 fn rss(servers: &[Server; 2]) -> Result<Vec<u64>> {
     let look = |server: &Server| {
-        process::reset_peak(server.pid())?;
-        process::rss(server.pid())
+        bench_process::reset_peak(server.pid())?;
+        bench_process::rss(server.pid())
     };
     servers.iter().map(look).collect()
 }

@@ -5,22 +5,22 @@
 
 mod bare;
 mod basics;
+mod bench_client;
+mod bench_fixture;
+mod bench_moves;
+mod bench_process;
+mod bench_snapshots;
+mod bench_table;
+mod bench_warm;
 mod blackout;
-mod client;
 mod crowd;
 mod growth;
 mod large;
-mod moves;
-mod place;
-mod process;
-mod snapshots;
-mod table;
 mod tape;
-mod warm;
 
 use anyhow::{Context, Result, bail};
 
-use crate::{place::Place, table::Table};
+use crate::{bench_fixture::Place, bench_table::Table};
 
 const ROWS: [u32; 17] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17];
 
@@ -51,7 +51,7 @@ fn wanted() -> Result<Vec<u32>> {
 
 async fn measure(rows: &[u32]) -> Result<()> {
     let mut table = Table::default();
-    println!("{}", place::machine());
+    println!("{}", bench_fixture::machine());
     let place = Place::open().await?;
     let measured = all(&place, rows, &mut table).await;
     let closed = place.close().await;
@@ -66,16 +66,16 @@ async fn all(place: &Place, rows: &[u32], table: &mut Table) -> Result<()> {
         basics::measure(place, rows, table).await.context("rows 1, 3 and 4")?;
     }
     if any(&[2]) {
-        warm::measure(place, table).await.context("row 2")?;
+        bench_warm::measure(place, table).await.context("row 2")?;
     }
     if any(&[5, 6]) {
-        moves::store_and_restore(place, table).await.context("rows 5 and 6")?;
+        bench_moves::store_and_restore(place, table).await.context("rows 5 and 6")?;
     }
     if any(&[7]) {
-        moves::handoff(place, table).await.context("row 7")?;
+        bench_moves::handoff(place, table).await.context("row 7")?;
     }
     if any(&[8]) {
-        moves::handoff_over_a_bucket(place, table).await.context("row 8")?;
+        bench_moves::handoff_over_a_bucket(place, table).await.context("row 8")?;
     }
     if any(&[9]) {
         blackout::measure(place, table).await.context("row 9")?;
@@ -90,13 +90,13 @@ async fn all(place: &Place, rows: &[u32], table: &mut Table) -> Result<()> {
         crowd::measure(place, table).await.context("row 12")?;
     }
     if any(&[13]) {
-        moves::takeover(place, table).await.context("row 13")?;
+        bench_moves::takeover(place, table).await.context("row 13")?;
     }
     if any(&[15, 16]) {
-        snapshots::snapshots(place, table).await.context("rows 15 and 16")?;
+        bench_snapshots::snapshots(place, table).await.context("rows 15 and 16")?;
     }
     if any(&[17]) {
-        snapshots::forks(place, table).await.context("row 17")?;
+        bench_snapshots::forks(place, table).await.context("row 17")?;
     }
     Ok(())
 }

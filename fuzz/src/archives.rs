@@ -18,10 +18,10 @@ use nix::sched::{CloneFlags, unshare};
 use rustix::fs::{MemfdFlags, memfd_create};
 use tempfile::TempDir;
 
-use self::archive::{Form, Limits, extract_into, hardlink_tree};
+use self::archive::{ArchiveLimits, Form, extract_into, hardlink_tree};
 use crate::recipe;
 
-const LIMITS: Limits = Limits { size: 1 << 20, entries: 100, depth: 12 };
+const LIMITS: ArchiveLimits = ArchiveLimits { size: 1 << 20, entries: 100, depth: 12 };
 /// What an instance adds to a complete root file system.
 const FURNISHED: u64 = 10;
 

@@ -4,24 +4,24 @@
 //! since no mutation would find one, and how it is read; the second in what pieces it comes.
 
 #[allow(dead_code, reason = "not everything a session does can be done here")]
-#[path = "../../src/api/input.rs"]
-mod input;
+#[path = "../../src/api/exec_input.rs"]
+mod exec_input;
 #[path = "../../crates/agent/src/decoder.rs"]
 mod intake;
 #[allow(dead_code, reason = "not everything a session does can be done here")]
-#[path = "../../src/api/output.rs"]
-mod output;
+#[path = "../../src/api/stream_cursor.rs"]
+mod stream_cursor;
 
 use baton_protocol::{
-    agent::{Assign, Exec, Exit, Hello, Relieve, Restored, Resync, State},
-    event::Output,
-    frame::{Broken, Decoder, Frame, HEADER, Kind, MAX_PAYLOAD, Stream},
+    agent::{AgentExec, AgentState, Assign, Exit, Hello, Relieve, Restored, Resync},
+    event::StdStream,
+    frame::{Broken, Decoder, Frame, FrameKind, HEADER, MAX_PAYLOAD, Stream},
 };
 
 use self::{
-    input::Input,
+    exec_input::ExecInput,
     intake::Intake,
-    output::{Delivery, StreamCursor, WINDOW},
+    stream_cursor::{Delivery, StreamCursor, WINDOW},
 };
 use crate::round_trip;
 
@@ -89,11 +89,11 @@ pub fn agent_intake(data: &[u8]) {
         check(frame);
         let payload = &frame.payload;
         match frame.kind {
-            Kind::Assign => drop(round_trip::<Assign>(payload)),
-            Kind::Exec => drop(round_trip::<Exec>(payload)),
-            Kind::Resync => drop(round_trip::<Resync>(payload)),
-            Kind::Restored | Kind::Forked => drop(round_trip::<Restored>(payload)),
-            Kind::Relieve => drop(round_trip::<Relieve>(payload)),
+            FrameKind::Assign => drop(round_trip::<Assign>(payload)),
+            FrameKind::Exec => drop(round_trip::<AgentExec>(payload)),
+            FrameKind::Resync => drop(round_trip::<Resync>(payload)),
+            FrameKind::Restored | FrameKind::Forked => drop(round_trip::<Restored>(payload)),
+            FrameKind::Relieve => drop(round_trip::<Relieve>(payload)),
             _ => {}
         }
     }
@@ -113,7 +113,7 @@ pub fn agent_frames(data: &[u8]) {
     let Some(pipe) = Pipe::of(data) else { return };
     let taken = server_frames(&pipe.bytes, pipe.piece);
     assert_eq!(taken, server_frames(&pipe.bytes, pipe.bytes.len().max(1)), "the pieces make a difference");
-    let mut session = Session { delivery: Delivery::new(1), input: Input::new(true) };
+    let mut session = Session { delivery: Delivery::new(1), input: ExecInput::new(true) };
     for frame in taken.unwrap_or_else(|(frames, _)| frames) {
         check(&frame);
         session.hear(&frame);
@@ -157,21 +157,21 @@ fn server_frames(bytes: &[u8], piece: usize) -> Result<Vec<Frame>, (Vec<Frame>, 
 /// As much of a session as has to do with numbers of the agent's.
 struct Session {
     delivery: Delivery,
-    input: Input,
+    input: ExecInput,
 }
 
 impl Session {
     fn hear(&mut self, frame: &Frame) {
         match frame.kind {
-            Kind::Data => self.data(frame),
-            Kind::Eof => {
+            FrameKind::Data => self.data(frame),
+            FrameKind::Eof => {
                 let Some(cursor) = cursor_of(&mut self.delivery, frame.stream) else { return };
                 let before = cursor.next();
                 let gap = cursor.end(frame.offset, frame.sequence);
                 assert!(gap.is_none_or(|(from, to)| from < to && from == before));
                 assert!(cursor.next() >= before);
             }
-            Kind::StdinAck => {
+            FrameKind::StdinAck => {
                 self.input.acknowledge(frame.offset);
                 let end = self.input.end();
                 let _ = self.input.push(None, &frame.payload, false);
@@ -180,26 +180,26 @@ impl Session {
                     check(&sent);
                 }
             }
-            Kind::Exit => {
+            FrameKind::Exit => {
                 if let Some(exit) = round_trip::<Exit>(&frame.payload) {
                     self.delivery.exited(exit);
                 }
             }
-            Kind::Hello => drop(round_trip::<Hello>(&frame.payload)),
-            Kind::Execs | Kind::ResyncAck => {
-                let Some(state) = round_trip::<State>(&frame.payload) else { return };
+            FrameKind::Hello => drop(round_trip::<Hello>(&frame.payload)),
+            FrameKind::Execs | FrameKind::ResyncAck => {
+                let Some(state) = round_trip::<AgentState>(&frame.payload) else { return };
                 for told in &state.execs {
                     self.delivery.settle(told.stdout.to, told.stderr.to);
-                    for (output, range) in [(Output::Stdout, told.stdout), (Output::Stderr, told.stderr)] {
+                    for (output, range) in [(StdStream::Stdout, told.stdout), (StdStream::Stderr, told.stderr)] {
                         *self.delivery.cursor(output) =
                             StreamCursor::resumed(range.nearest(frame.offset), frame.sequence);
                     }
-                    self.input = Input::resumed(told.stdin, !told.stdin_closed);
+                    self.input = ExecInput::resumed(told.stdin, !told.stdin_closed);
                 }
             }
             _ => {}
         }
-        for output in [Output::Stdout, Output::Stderr] {
+        for output in [StdStream::Stdout, StdStream::Stderr] {
             let cursor = self.delivery.cursor(output);
             assert!(cursor.sent() <= cursor.next() && cursor.credit() >= cursor.confirmed());
         }
@@ -224,8 +224,8 @@ impl Session {
 
 fn cursor_of(delivery: &mut Delivery, stream: Stream) -> Option<&mut StreamCursor> {
     match stream {
-        Stream::Stdout => Some(delivery.cursor(Output::Stdout)),
-        Stream::Stderr => Some(delivery.cursor(Output::Stderr)),
+        Stream::Stdout => Some(delivery.cursor(StdStream::Stdout)),
+        Stream::Stderr => Some(delivery.cursor(StdStream::Stderr)),
         Stream::Stdin | Stream::Exit | Stream::Tree => None,
     }
 }

@@ -21,15 +21,15 @@ mod archives;
 mod frames;
 mod messages;
 mod recipe;
-mod records;
-mod settings;
+mod record_parsing;
+mod setting_values;
 
 pub use self::{
     archives::{files_archive, server_archive},
     frames::{agent_frames, agent_intake},
     messages::client_messages,
-    records::{lock, manifest, metadata},
-    settings::settings,
+    record_parsing::{lock, manifest, metadata},
+    setting_values::settings,
 };
 
 use serde::{Serialize, de::DeserializeOwned};

@@ -1,13 +1,13 @@
 //! Messages between a client and the server, in both directions.
 
 use baton_protocol::{
-    binary::{Chunk, wrap},
+    binary::{BinaryChunk, wrap},
     event::Event,
-    request::{Config, Request},
+    request::{Request, SandboxConfig},
 };
 
 pub fn client_messages(data: &[u8]) {
-    if let Ok(chunk) = Chunk::decode(data) {
+    if let Ok(chunk) = BinaryChunk::decode(data) {
         assert_eq!(chunk.encode(), data);
         assert_eq!(wrap(chunk.stream, chunk.exec, chunk.offset, chunk.payload.to_vec()), data);
     }
@@ -33,5 +33,5 @@ pub fn client_messages(data: &[u8]) {
         .filter_map(|pair| pair.split_once('='))
         .map(|(name, value)| (name.to_owned(), value.to_owned()))
         .collect();
-    let _ = Config::from_query(&query);
+    let _ = SandboxConfig::from_query(&query);
 }

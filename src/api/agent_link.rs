@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use baton_protocol::frame::{Frame, Stream};
 
-use crate::runtime::Link;
+use crate::runtime::FrameLink;
 
 #[derive(Debug)]
 pub enum LinkEvent {
@@ -17,13 +17,13 @@ pub enum LinkEvent {
 
 #[derive(Debug, Default)]
 pub struct AgentLink {
-    link: Option<Link>,
+    link: Option<FrameLink>,
     outbox: VecDeque<Frame>,
     buffered: usize,
 }
 
 impl AgentLink {
-    pub fn open(&mut self, link: Link) {
+    pub fn open(&mut self, link: FrameLink) {
         *self = Self { link: Some(link), ..Self::default() };
     }
 
@@ -66,7 +66,9 @@ impl AgentLink {
     /// Passes on queued frames, and with `is_listening` also waits for the agent. Waits forever if there is no link. Cancel
     /// safe.
     pub async fn next_event(&mut self, is_listening: bool) -> LinkEvent {
-        let Some(Link { to_agent, from_agent, behind }) = &mut self.link else { return std::future::pending().await };
+        let Some(FrameLink { to_agent, from_agent, behind }) = &mut self.link else {
+            return std::future::pending().await;
+        };
         // Frames from the agent are bounded by its credit, so they cannot starve the queue.
         let permit = tokio::select! {
             biased;

@@ -7,7 +7,7 @@ use std::{
 };
 
 use baton_protocol::{
-    event::{Event, Output, Status},
+    event::{Event, Status, StdStream},
     id::ExecId,
     request::Refusal,
 };
@@ -17,8 +17,8 @@ use futures::future::BoxFuture;
 use super::{
     close_code::{Close, SessionEnd},
     dialect::Dialect,
-    output::{Mark, StreamCursor},
-    session::Rejection,
+    session::AdmissionRejection,
+    stream_cursor::{Mark, StreamCursor},
 };
 use crate::{clock::Moment, traces::Traceparent};
 
@@ -68,10 +68,10 @@ pub trait EventSink: Send {
     }
 
     /// Sends bytes of a command that start at `offset`. `cursor` keeps the beginning of a split character.
-    fn output(&mut self, exec: u32, output: Output, offset: u64, bytes: Vec<u8>, cursor: &mut StreamCursor);
+    fn output(&mut self, exec: u32, output: StdStream, offset: u64, bytes: Vec<u8>, cursor: &mut StreamCursor);
 
     /// Ends a stream after all its output.
-    fn end_output(&mut self, exec: u32, output: Output, cursor: &mut StreamCursor);
+    fn end_output(&mut self, exec: u32, output: StdStream, cursor: &mut StreamCursor);
 
     /// Sends a ping after all output before it and returns its number. Its pong confirms `marks`; with `proves_life` a
     /// client that does not answer counts as gone.
@@ -122,7 +122,7 @@ pub trait ClientConnection: EventSink {
     fn is_one_shot(&self) -> bool;
 
     /// Tells the client that its sandbox is not admitted.
-    fn reject(&mut self, status: Status, rejection: &Rejection) {
+    fn reject(&mut self, status: Status, rejection: &AdmissionRejection) {
         self.refuse(&Refusal::of(status, rejection.message()));
     }
 

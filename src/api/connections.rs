@@ -115,7 +115,7 @@ impl Connections {
     }
 
     /// Returns a slot for a new connection; closes another one if a limit is reached.
-    pub fn admit(self: &Arc<Self>, peer: IpAddr) -> Option<Place> {
+    pub fn admit(self: &Arc<Self>, peer: IpAddr) -> Option<ConnectionSlot> {
         let peer = Caller::of(peer);
         let mut inner = self.lock();
         let open = inner.open.iter().map(|(number, open)| (*number, open.entry));
@@ -134,7 +134,7 @@ impl Connections {
         let closed = CancellationToken::new();
         let entry = Entry { peer, standing: Standing::Idle, since: number };
         inner.open.insert(number, Open { entry, is_upgraded: false, closed: closed.clone(), standing });
-        Some(Place { handle: Handle { connections: self.clone(), number }, closed, standing: seen })
+        Some(ConnectionSlot { handle: Handle { connections: self.clone(), number }, closed, standing: seen })
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -193,14 +193,14 @@ impl Drop for Underway {
 
 /// The slot of a connection, until it is dropped.
 #[derive(Debug)]
-pub struct Place {
+pub struct ConnectionSlot {
     handle: Handle,
     /// Cancelled when another connection takes the slot.
     pub closed: CancellationToken,
     pub standing: watch::Receiver<Standing>,
 }
 
-impl Place {
+impl ConnectionSlot {
     pub fn handle(&self) -> Handle {
         self.handle.clone()
     }
@@ -211,7 +211,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.handle.connections.lock().open.remove(&self.handle.number);
     }

@@ -8,7 +8,7 @@ use std::{
 
 use baton_protocol::id::SandboxId;
 
-use super::output::Mark;
+use super::stream_cursor::Mark;
 
 /// How many sandboxes are remembered.
 const MOST: usize = 1024;

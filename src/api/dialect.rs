@@ -5,9 +5,9 @@
 //! such a sandbox, gets the predecessor's. `BATON_PLAIN=predecessor` gives those to every plain client.
 
 use baton_protocol::{
-    event::{Event, Output, Status, Update},
+    event::{Event, Status, StdStream, Update},
     metadata::{PlainWords, Spec},
-    request::Config,
+    request::SandboxConfig,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ impl Dialect {
         }
     }
 
-    pub fn of_create(self, config: &Config) -> Self {
+    pub fn of_create(self, config: &SandboxConfig) -> Self {
         if self == Self::Documents && config.has_predecessor_flags() { Self::Predecessor } else { self }
     }
 
@@ -72,8 +72,8 @@ pub fn without_details(event: &Event, dialect: Dialect) -> Vec<Event> {
         }
         Event::OutputGap { stream, from, to, .. } => {
             let name = match stream {
-                Output::Stdout => "stdout",
-                Output::Stderr => "stderr",
+                StdStream::Stdout => "stdout",
+                StdStream::Stderr => "stderr",
             };
             vec![Event::Error {
                 message: format!("{} bytes of {name} were not kept and are lost.", to.saturating_sub(*from)),
@@ -124,7 +124,7 @@ mod tests {
     #[test]
     fn loss_is_told_in_words_and_what_only_v1_knows_is_left_out() {
         let exec_id = || ExecId::parse("e").unwrap();
-        let gap = Event::OutputGap { exec_id: exec_id(), stream: Output::Stderr, from: 5, to: 12 };
+        let gap = Event::OutputGap { exec_id: exec_id(), stream: StdStream::Stderr, from: 5, to: 12 };
         let told = r#"{"event":"error","message":"7 bytes of stderr were not kept and are lost."}"#;
         assert_eq!(texts(&gap, Dialect::Documents), [told]);
         let id = SandboxId::parse("sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab").unwrap();
@@ -136,9 +136,9 @@ mod tests {
 
     #[test]
     fn a_flag_of_the_predecessor_brings_its_words_to_plain_clients_only() {
-        let flag = Config { enable_sandbox_handoff: Some(false), ..Config::default() };
+        let flag = SandboxConfig { enable_sandbox_handoff: Some(false), ..SandboxConfig::default() };
         assert_eq!(Dialect::Documents.of_create(&flag), Dialect::Predecessor);
-        assert_eq!(Dialect::Documents.of_create(&Config::default()), Dialect::Documents);
+        assert_eq!(Dialect::Documents.of_create(&SandboxConfig::default()), Dialect::Documents);
         assert_eq!(Dialect::V1.of_create(&flag), Dialect::V1);
         assert_eq!(Dialect::of_server(false, PlainWords::Predecessor), Dialect::Predecessor);
         assert_eq!(Dialect::of_server(true, PlainWords::Predecessor), Dialect::V1);

@@ -10,10 +10,10 @@ use std::{
 };
 
 use baton_protocol::{
-    binary::{self, Chunk},
-    event::{Event, Output},
+    binary::{self, BinaryChunk},
+    event::{Event, StdStream},
     id::ExecId,
-    request::{Config, Refusal},
+    request::{Refusal, SandboxConfig},
 };
 use futures::future::BoxFuture;
 use tokio_tungstenite::tungstenite::Message;
@@ -22,7 +22,7 @@ use super::{
     client_connection::{ClientConnection, ClientEvent, EventSink},
     close_code::SessionEnd,
     dialect::{Dialect, without_details},
-    output::{Mark, StreamCursor, stream_of},
+    stream_cursor::{Mark, StreamCursor, stream_of},
     websocket::Socket,
 };
 use crate::{
@@ -45,14 +45,14 @@ const MAX_BINARY: usize = 512 << 10;
 #[derive(Debug)]
 struct Coalesced {
     exec: u32,
-    output: Output,
+    output: StdStream,
     offset: u64,
     payload: Payload,
     since: Moment,
 }
 
 impl Coalesced {
-    fn is_of(&self, exec: u32, output: Output) -> bool {
+    fn is_of(&self, exec: u32, output: StdStream) -> bool {
         (self.exec, self.output) == (exec, output)
     }
 
@@ -104,7 +104,7 @@ impl EventWriter {
     }
 
     /// Switches to the dialect that the config of a new sandbox asks for.
-    pub fn apply_config(&mut self, config: &Config) {
+    pub fn apply_config(&mut self, config: &SandboxConfig) {
         self.has_details |= config.details;
         self.dialect = self.dialect.of_create(config);
     }
@@ -127,7 +127,7 @@ impl EventWriter {
         }
     }
 
-    fn coalesce(&mut self, exec: u32, output: Output, offset: u64, payload: Payload) {
+    fn coalesce(&mut self, exec: u32, output: StdStream, offset: u64, payload: Payload) {
         if payload.len() == 0 {
             return;
         }
@@ -156,21 +156,21 @@ impl EventWriter {
         }
     }
 
-    fn send_text(&mut self, output: Output, text: String) {
+    fn send_text(&mut self, output: StdStream, text: String) {
         let mut rest = text;
         while !rest.is_empty() {
             let more = rest.split_off(rest.floor_char_boundary(MAX_TEXT));
             let data = std::mem::replace(&mut rest, more);
             let size = data.len();
             let event = match output {
-                Output::Stdout => Event::Stdout { data },
-                Output::Stderr => Event::Stderr { data },
+                StdStream::Stdout => Event::Stdout { data },
+                StdStream::Stderr => Event::Stderr { data },
             };
             self.socket.output(Message::Text(event.to_json().into()), size);
         }
     }
 
-    fn send_bytes(&mut self, exec: u32, output: Output, offset: u64, bytes: Vec<u8>) {
+    fn send_bytes(&mut self, exec: u32, output: StdStream, offset: u64, bytes: Vec<u8>) {
         let stream = stream_of(output);
         if bytes.len() <= MAX_BINARY {
             let size = bytes.len();
@@ -179,7 +179,7 @@ impl EventWriter {
         }
         for (index, payload) in bytes.chunks(MAX_BINARY).enumerate() {
             let offset = offset.saturating_add((index * MAX_BINARY) as u64);
-            let chunk = Chunk { stream, exec, offset, payload }.encode();
+            let chunk = BinaryChunk { stream, exec, offset, payload }.encode();
             self.socket.output(Message::Binary(chunk.into()), payload.len());
         }
     }
@@ -209,7 +209,7 @@ impl EventSink for EventWriter {
         self.send_all(&events);
     }
 
-    fn output(&mut self, exec: u32, output: Output, offset: u64, bytes: Vec<u8>, cursor: &mut StreamCursor) {
+    fn output(&mut self, exec: u32, output: StdStream, offset: u64, bytes: Vec<u8>, cursor: &mut StreamCursor) {
         let is_other = self.coalesced.as_ref().is_some_and(|coalesced| !coalesced.is_of(exec, output));
         if is_other || bytes.len() >= COALESCE_MAX_BYTES {
             self.flush();
@@ -223,7 +223,7 @@ impl EventSink for EventWriter {
     }
 
     /// An incomplete character at the end of the stream becomes U+FFFD.
-    fn end_output(&mut self, exec: u32, output: Output, cursor: &mut StreamCursor) {
+    fn end_output(&mut self, exec: u32, output: StdStream, cursor: &mut StreamCursor) {
         if !self.is_v1()
             && let Some(text) = cursor.decode_rest()
         {

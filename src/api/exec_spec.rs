@@ -5,7 +5,7 @@ use baton_protocol::{
     event::Status,
     frame::MAX_PAYLOAD,
     id::ExecId,
-    request::{Command, Exec, Language, Refusal},
+    request::{Command, ExecRequest, Language, Refusal},
 };
 
 /// Longer code does not fit into one argument of a process.
@@ -31,14 +31,14 @@ $1""#;
 
 /// What to start, and the first bytes of its stdin.
 #[derive(Debug)]
-pub struct Start {
+pub struct ExecStart {
     pub payload: Vec<u8>,
     pub prelude: Vec<u8>,
     /// Whether the client may write to stdin.
     pub stdin: bool,
 }
 
-pub fn start(exec: &Exec, exec_id: &ExecId, is_v1: bool) -> Result<Start, Refusal> {
+pub fn start(exec: &ExecRequest, exec_id: &ExecId, is_v1: bool) -> Result<ExecStart, Refusal> {
     let mut env = exec.env.clone();
     let mut prelude = Vec::new();
     let argv = match &exec.command {
@@ -78,7 +78,7 @@ pub fn start(exec: &Exec, exec_id: &ExecId, is_v1: bool) -> Result<Start, Refusa
             }
         }
     };
-    let start = agent::Exec {
+    let start = agent::AgentExec {
         exec_id: exec_id.clone(),
         argv,
         env,
@@ -96,7 +96,7 @@ pub fn start(exec: &Exec, exec_id: &ExecId, is_v1: bool) -> Result<Start, Refusa
     if payload.len() > MAX_PAYLOAD {
         return Err(Refusal::of(Status::ExecutionError, "The command and its environment are too long."));
     }
-    Ok(Start { payload, prelude, stdin: exec.stdin })
+    Ok(ExecStart { payload, prelude, stdin: exec.stdin })
 }
 
 /// The number of the signal with this name, with or without `SIG`.
@@ -134,14 +134,14 @@ mod tests {
 
     use super::*;
 
-    fn started(exec: &Exec) -> (agent::Exec, Vec<u8>) {
+    fn started(exec: &ExecRequest) -> (agent::AgentExec, Vec<u8>) {
         let start = start(exec, &ExecId::parse("a").unwrap(), false).unwrap();
         (serde_json::from_slice(&start.payload).unwrap(), start.prelude)
     }
 
     /// Runs what the agent would run, with `rest` after the prelude.
     fn run(language: Language, code: String, rest: &str) -> String {
-        let (exec, prelude) = started(&Exec::plain(language, code));
+        let (exec, prelude) = started(&ExecRequest::plain(language, code));
         let mut child = Process::new(&exec.argv[0])
             .args(&exec.argv[1..])
             .stdin(Stdio::piped())
@@ -157,9 +157,9 @@ mod tests {
 
     #[test]
     fn short_code_is_an_argument_and_long_code_comes_by_stdin() {
-        let (exec, prelude) = started(&Exec::plain(Language::Bash, "echo é".into()));
+        let (exec, prelude) = started(&ExecRequest::plain(Language::Bash, "echo é".into()));
         assert_eq!((exec.argv, prelude.len()), (vec!["bash".to_owned(), "-c".into(), "echo é".into()], 0));
-        let (exec, prelude) = started(&Exec::plain(Language::Python, "#".repeat(LONGEST_ARGUMENT + 1)));
+        let (exec, prelude) = started(&ExecRequest::plain(Language::Python, "#".repeat(LONGEST_ARGUMENT + 1)));
         assert_eq!((exec.argv[3].as_str(), prelude.len()), ("102401", LONGEST_ARGUMENT + 1));
         assert_eq!(exec.env["PYTHONUNBUFFERED"], "1");
     }
@@ -178,10 +178,10 @@ mod tests {
     #[test]
     fn what_does_not_fit_into_a_frame_is_refused() {
         let exec_id = ExecId::parse("a").unwrap();
-        let mut exec = Exec::plain(Language::Bash, String::new());
+        let mut exec = ExecRequest::plain(Language::Bash, String::new());
         exec.env.insert("A".into(), "x".repeat(MAX_PAYLOAD));
         assert_eq!(start(&exec, &exec_id, false).unwrap_err().status, Status::ExecutionError);
-        let long = Exec::plain(Language::Bash, "#".repeat(LONGEST_ARGUMENT + 1));
+        let long = ExecRequest::plain(Language::Bash, "#".repeat(LONGEST_ARGUMENT + 1));
         assert_eq!(start(&long, &exec_id, true).unwrap_err().status, Status::ExecutionError);
     }
 

@@ -10,7 +10,7 @@ use axum::{
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
-use baton_protocol::request::{Exec, Language};
+use baton_protocol::request::{ExecRequest, Language};
 use futures::StreamExt;
 use serde::Deserialize;
 use tracing::Instrument;
@@ -18,8 +18,8 @@ use tracing::Instrument;
 use super::{
     Api, Tracked,
     inbound::Reservation,
-    limits,
     lingering_close::Peer,
+    rate_limit,
     response_writer::{PendingResponse, ResponseWriter},
     session,
     websocket::MAX_MESSAGE,
@@ -45,15 +45,15 @@ pub async fn execute(
 ) -> Result<Response, Response> {
     let headers = request.headers();
     let plain = |status: StatusCode| status.into_response();
-    limits::check_origin(headers, &api.settings.origins).map_err(plain)?;
-    let key = limits::api_key(headers, &api.settings);
+    rate_limit::check_origin(headers, &api.settings.origins).map_err(plain)?;
+    let key = rate_limit::api_key(headers, &api.settings);
     let tenant = api.admit(key, api.caller(headers, peer), &connection).map_err(plain)?;
     let refuse = |status: StatusCode, text: &str| (status, text.to_owned()).into_response();
     let name = query.language.unwrap_or_default();
     let Some(language) = Language::parse(&name) else {
         return Err(refuse(StatusCode::UNPROCESSABLE_ENTITY, &Language::unsupported(&name)));
     };
-    let request_span = api.settings.traces.asked(Asked::Execute, limits::traceparent(headers));
+    let request_span = api.settings.traces.asked(Asked::Execute, rate_limit::traceparent(headers));
     let read = api.clock.timeout(BODY_TIMEOUT, read_code(&api, request.into_body())).await;
     let (code, memory) = match read {
         Ok(read) => read.map_err(|(status, text)| refuse(status, text))?,
@@ -63,7 +63,7 @@ pub async fn execute(
     let Some(code) = code else {
         return Err(refuse(StatusCode::UNPROCESSABLE_ENTITY, "The code must be UTF-8 without NUL."));
     };
-    let mut exec = Exec::plain(language, code);
+    let mut exec = ExecRequest::plain(language, code);
     exec.stdin = false;
     let (writer, PendingResponse { started, body }) = ResponseWriter::new(memory, request_span);
     let id = api.clock.sandbox_id();

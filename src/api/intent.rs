@@ -8,7 +8,7 @@ use baton_protocol::{
     limits::{Bounds, Limits},
     lock::Claim,
     metadata::{self, Claimed, DesiredState, PlainWords, Spec},
-    request::{Config, Idle, Refusal},
+    request::{Idle, Refusal, SandboxConfig},
 };
 
 use super::dialect::Dialect;
@@ -57,7 +57,7 @@ pub struct Defaults<'a> {
 /// Fills in the spec from the client's config.
 pub fn create(
     mut spec: Spec,
-    config: &Config,
+    config: &SandboxConfig,
     dialect: Dialect,
     can: Abilities,
     defaults: Defaults<'_>,
@@ -126,7 +126,7 @@ pub fn create(
 }
 
 /// The limits of the sandbox. A copy gets those of its source, which are part of the checkpoint.
-fn limits(config: &Config, can: Abilities, bounds: &Bounds) -> Result<Limits, String> {
+fn limits(config: &SandboxConfig, can: Abilities, bounds: &Bounds) -> Result<Limits, String> {
     if config.from_checkpoint.is_some() {
         return if config.limits.is_empty() { Ok(Limits::default()) } else { Err(LIMITED_ALREADY.to_owned()) };
     }
@@ -197,7 +197,7 @@ pub fn revert_checkpoint(spec: &mut Spec, here: &InstanceId) -> bool {
 }
 
 /// Adds a one-shot request; its answer is stored under the nonce.
-pub fn add_request(spec: &mut Spec, nonce: &Nonce, request: &metadata::Request) -> bool {
+pub fn add_request(spec: &mut Spec, nonce: &Nonce, request: &metadata::SpecRequest) -> bool {
     spec.requests.insert(nonce.clone(), request.clone()).is_none()
 }
 
@@ -259,7 +259,7 @@ mod tests {
     const ALL: Abilities = Abilities { checkpoint: true, snapshot: true, cpus: true };
     const NONE: Abilities = Abilities { checkpoint: false, snapshot: false, cpus: false };
 
-    fn create(spec: Spec, config: &Config, can: Abilities, idle: Option<u64>) -> Result<Spec, Refusal> {
+    fn create(spec: Spec, config: &SandboxConfig, can: Abilities, idle: Option<u64>) -> Result<Spec, Refusal> {
         super::create(
             spec,
             config,
@@ -278,22 +278,25 @@ mod tests {
         Spec::new(id, String::new(), String::new(), here())
     }
 
-    fn refused(config: Config, can: Abilities) -> String {
+    fn refused(config: SandboxConfig, can: Abilities) -> String {
         create(spec(), &config, can, Some(300)).unwrap_err().message
     }
 
     #[test]
     fn what_the_server_or_the_config_lacks_is_refused_with_its_text() {
-        let checkpoint = Config { enable_checkpoint: true, ..Config::default() };
+        let checkpoint = SandboxConfig { enable_checkpoint: true, ..SandboxConfig::default() };
         assert_eq!(refused(checkpoint.clone(), NONE), NO_CHECKPOINT);
-        let handoff = Config { enable_sandbox_handoff: Some(true), ..Config::default() };
+        let handoff = SandboxConfig { enable_sandbox_handoff: Some(true), ..SandboxConfig::default() };
         assert_eq!(refused(handoff, ALL), NO_HANDOFF);
-        let auto = Config { enable_idle_timeout_auto_checkpoint: Some(true), ..Config::default() };
+        let auto = SandboxConfig { enable_idle_timeout_auto_checkpoint: Some(true), ..SandboxConfig::default() };
         assert_eq!(refused(auto, ALL), NO_AUTO_CHECKPOINT);
         let name = "x".parse().ok();
-        assert_eq!(refused(Config { filesystem_snapshot_name: name, ..Config::default() }, NONE), NO_SNAPSHOT);
+        assert_eq!(
+            refused(SandboxConfig { filesystem_snapshot_name: name, ..SandboxConfig::default() }, NONE),
+            NO_SNAPSHOT
+        );
         let env = [("a".to_owned(), "b".repeat(MOST_BYTES))].into();
-        assert_eq!(refused(Config { env, ..Config::default() }, ALL), TOO_LARGE);
+        assert_eq!(refused(SandboxConfig { env, ..SandboxConfig::default() }, ALL), TOO_LARGE);
         assert!(create(spec(), &checkpoint, ALL, None).unwrap().enable_sandbox_checkpoint);
     }
 
@@ -308,7 +311,7 @@ mod tests {
             (one(LONGEST_NAME + 1, 0), false),
             (one(1, LONGEST_LABEL + 1), false),
         ] {
-            let config = Config { labels, ..Config::default() };
+            let config = SandboxConfig { labels, ..SandboxConfig::default() };
             assert_eq!(
                 create(spec(), &config, ALL, None).map_err(|refusal| refusal.message).err().as_deref(),
                 (!fits).then_some(LABELS_TOO_LARGE)
@@ -320,7 +323,7 @@ mod tests {
             (one(LONGEST_NAME, MOST_BYTES / 2), true),
             (one(LONGEST_NAME + 1, 0), false),
         ] {
-            let config = Config { env, ..Config::default() };
+            let config = SandboxConfig { env, ..SandboxConfig::default() };
             assert_eq!(
                 create(spec(), &config, ALL, None).map_err(|refusal| refusal.message).err().as_deref(),
                 (!fits).then_some(ENV_TOO_LARGE)
@@ -334,11 +337,11 @@ mod tests {
         let flags = [None, Some(false), Some(true)];
         for dialect in [Dialect::V1, Dialect::Documents, Dialect::Predecessor] {
             for (handoff, auto) in flags.iter().flat_map(|handoff| flags.map(|auto| (*handoff, auto))) {
-                let config = Config {
+                let config = SandboxConfig {
                     enable_checkpoint: true,
                     enable_sandbox_handoff: handoff,
                     enable_idle_timeout_auto_checkpoint: auto,
-                    ..Config::default()
+                    ..SandboxConfig::default()
                 };
                 let defaults = Defaults { idle: None, limits: &Bounds::default(), quota: Quota::default() };
                 let spec = super::create(spec(), &config, dialect, ALL, defaults).unwrap();
@@ -348,14 +351,16 @@ mod tests {
                 assert_eq!(spec.plain_words(), dialect.plain_words());
             }
         }
-        let in_memory = create(spec(), &Config::default(), ALL, None).unwrap();
+        let in_memory = create(spec(), &SandboxConfig::default(), ALL, None).unwrap();
         assert!(!in_memory.enable_sandbox_handoff && !in_memory.enable_idle_timeout_auto_checkpoint);
     }
 
     #[test]
     fn the_idle_time_is_the_clients_or_the_servers() {
         let idle = |idle_timeout| {
-            create(spec(), &Config { idle_timeout, ..Config::default() }, NONE, Some(300)).unwrap().idle_timeout
+            create(spec(), &SandboxConfig { idle_timeout, ..SandboxConfig::default() }, NONE, Some(300))
+                .unwrap()
+                .idle_timeout
         };
         assert_eq!(idle(None), Some(300));
         assert_eq!(idle(Some(Idle::Never)), None);
@@ -366,7 +371,7 @@ mod tests {
     fn the_idle_time_is_within_the_quota_of_the_key() {
         let quota = Quota { idle: Some(Duration::from_secs(60)), ..Quota::default() };
         let idle = |idle_timeout| {
-            let config = Config { idle_timeout, ..Config::default() };
+            let config = SandboxConfig { idle_timeout, ..SandboxConfig::default() };
             let defaults = Defaults { idle: Some(300), limits: &Bounds::default(), quota };
             super::create(spec(), &config, Dialect::Documents, NONE, defaults).map(|spec| spec.idle_timeout)
         };
@@ -383,7 +388,7 @@ mod tests {
     fn limits_are_filled_from_the_servers_and_kept_below_them() {
         let bounds = Bounds::parse("memory=512MiB/1GiB,cpus=1/2").unwrap();
         let given = |limits: serde_json::Value, can| {
-            let config = Config { limits: serde_json::from_value(limits).unwrap(), ..Config::default() };
+            let config = SandboxConfig { limits: serde_json::from_value(limits).unwrap(), ..SandboxConfig::default() };
             let created = super::create(
                 spec(),
                 &config,
@@ -407,8 +412,11 @@ mod tests {
         let source = SandboxId::parse("sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab").unwrap();
         let checkpoint_id = CheckpointId::new(&source, 1, 1, &Nonce::from_bits([1; 16]));
         let limits = Limits { pids: Some(64), ..Limits::default() };
-        let config =
-            Config { from_checkpoint: Some(checkpoint_id.clone()), limits: limits.clone(), ..Config::default() };
+        let config = SandboxConfig {
+            from_checkpoint: Some(checkpoint_id.clone()),
+            limits: limits.clone(),
+            ..SandboxConfig::default()
+        };
         assert_eq!(refused(config, ALL), LIMITED_ALREADY);
         let tenant = "team-a".parse().ok();
         let original = Spec { limits: limits.clone(), tenant, ..spec() };

@@ -16,7 +16,7 @@ use tokio::{
 };
 use tokio_util::{sync::WaitForCancellationFutureOwned, task::TaskTracker};
 
-use super::connections::Place;
+use super::connections::ConnectionSlot;
 use crate::clock::SharedClock;
 
 const LINGER: Duration = Duration::from_secs(2);
@@ -26,26 +26,26 @@ const MOST: u64 = 64 << 20;
 #[derive(Clone, Copy, Debug)]
 pub struct Peer(pub SocketAddr);
 
-pub struct Connection {
+pub struct LingeringConnection {
     /// Always `Some` until the connection is dropped.
     stream: Option<TcpStream>,
     /// Whether the client has sent its last byte.
     has_ended: bool,
-    place: Option<Place>,
+    place: Option<ConnectionSlot>,
     /// Resolves when another connection takes the slot.
     closed: Pin<Box<WaitForCancellationFutureOwned>>,
     clock: SharedClock,
     tasks: TaskTracker,
 }
 
-impl std::fmt::Debug for Connection {
+impl std::fmt::Debug for LingeringConnection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Connection").field("has_ended", &self.has_ended).finish_non_exhaustive()
     }
 }
 
-impl Connection {
-    pub fn new(stream: TcpStream, place: Place, clock: SharedClock, tasks: TaskTracker) -> Self {
+impl LingeringConnection {
+    pub fn new(stream: TcpStream, place: ConnectionSlot, clock: SharedClock, tasks: TaskTracker) -> Self {
         let closed = Box::pin(place.closed.clone().cancelled_owned());
         Self { stream: Some(stream), has_ended: false, place: Some(place), closed, clock, tasks }
     }
@@ -55,7 +55,7 @@ impl Connection {
     }
 }
 
-impl Drop for Connection {
+impl Drop for LingeringConnection {
     fn drop(&mut self) {
         let (Some(mut stream), Some(place)) = (self.stream.take(), self.place.take()) else { return };
         if self.has_ended || place.closed.is_cancelled() || tokio::runtime::Handle::try_current().is_err() {
@@ -76,7 +76,7 @@ impl Drop for Connection {
     }
 }
 
-impl AsyncRead for Connection {
+impl AsyncRead for LingeringConnection {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -97,7 +97,7 @@ impl AsyncRead for Connection {
     }
 }
 
-impl AsyncWrite for Connection {
+impl AsyncWrite for LingeringConnection {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.stream()?.poll_write(context, bytes)
     }

@@ -29,8 +29,8 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    connections::{Caps, Connections, Place, Standing, Underway},
-    lingering_close::{Connection, Peer},
+    connections::{Caps, ConnectionSlot, Connections, Standing, Underway},
+    lingering_close::{LingeringConnection, Peer},
 };
 use crate::clock::SharedClock;
 
@@ -41,7 +41,7 @@ const MAX_HEAD: usize = 16 << 10;
 
 /// Limits on connections.
 #[derive(Clone, Copy, Debug)]
-pub struct Bounds {
+pub struct ListenerLimits {
     /// How many may be open at once. To accept another one, the one that has been idle longest is closed.
     pub connections: usize,
     /// How many of one address may be open without having shown a key or a token; `None` means no limit.
@@ -50,7 +50,7 @@ pub struct Bounds {
     pub keep_alive: Duration,
 }
 
-impl Default for Bounds {
+impl Default for ListenerLimits {
     fn default() -> Self {
         Self { connections: 4_096, per_peer: None, keep_alive: Duration::from_secs(20) }
     }
@@ -61,7 +61,7 @@ impl Default for Bounds {
 pub async fn serve(
     mut listener: TcpListener,
     app: Router,
-    bounds: Bounds,
+    bounds: ListenerLimits,
     clock: SharedClock,
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -94,9 +94,16 @@ struct Server {
 
 impl Server {
     /// Serves until the connection is closed or becomes a session.
-    async fn serve(self, stream: TcpStream, peer: Peer, place: Place, tasks: TaskTracker, stop: CancellationToken) {
+    async fn serve(
+        self,
+        stream: TcpStream,
+        peer: Peer,
+        place: ConnectionSlot,
+        tasks: TaskTracker,
+        stop: CancellationToken,
+    ) {
         let (handle, closed, standing) = (place.handle(), place.closed.clone(), place.standing.clone());
-        let connection = Connection::new(stream, place, self.clock.clone(), tasks);
+        let connection = LingeringConnection::new(stream, place, self.clock.clone(), tasks);
         let app = Arc::new(TowerToHyperService::new(self.app));
         let service = service_fn(move |mut request: Request<Incoming>| {
             let underway = handle.begin();

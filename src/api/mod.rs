@@ -11,25 +11,25 @@ mod connections;
 mod delivered;
 pub mod dialect;
 mod event_writer;
+mod exec_input;
 mod exec_spec;
-mod execs;
+mod exec_table;
 mod execute;
 mod frame_scanner;
 pub mod hosts;
 mod inbound;
-mod input;
 pub mod intent;
 mod known_tokens;
-pub mod limits;
 mod lingering_close;
 pub mod listener;
-pub mod output;
 mod pings;
+pub mod rate_limit;
 mod response_writer;
 mod sandbox_list;
 mod session;
 mod session_registry;
 pub mod status_machine;
+pub mod stream_cursor;
 mod tenants;
 pub mod token;
 mod upgrade;
@@ -48,7 +48,7 @@ use baton_protocol::{
     id::{InstanceId, SandboxId, Tenant},
     limits::{Bounds, Limits},
     metadata::PlainWords,
-    request::Config,
+    request::SandboxConfig,
 };
 use serde::Deserialize;
 use serde_json::json;
@@ -63,7 +63,7 @@ use self::{
     inbound::Budget,
     intent::{Abilities, Defaults},
     known_tokens::KnownTokens,
-    limits::{Key, Limiter},
+    rate_limit::{Key, Limiter},
     session_registry::SessionRegistry,
     tenants::Occupancy,
     upgrade::{WebSocket, WebSocketUpgrade},
@@ -79,7 +79,7 @@ use crate::{
 
 /// Settings that the API gets once, at startup.
 #[derive(Debug)]
-pub struct Settings {
+pub struct ApiSettings {
     pub instance: InstanceId,
     pub version: &'static str,
     pub runsc_version: String,
@@ -90,7 +90,7 @@ pub struct Settings {
     pub limits: Bounds,
     /// The cgroup shares that enforce the limits, or why they cannot be enforced.
     pub cgroups: Result<Shares, String>,
-    pub connections: listener::Bounds,
+    pub connections: listener::ListenerLimits,
     /// Memory for messages that clients are still sending, shared by all clients, in bytes.
     pub inbound_memory: u64,
     /// The words for plain clients whose sandbox does not set others.
@@ -103,7 +103,7 @@ pub struct Settings {
     pub admin_key: Option<String>,
     /// Origins of web pages that may connect; `*` allows all.
     pub origins: Vec<String>,
-    pub rate_limit: Option<limits::Rate>,
+    pub rate_limit: Option<rate_limit::FailureRate>,
     /// How many trusted proxies are in front; each appends to `X-Forwarded-For` the address it saw.
     pub proxies: usize,
     /// The `Host` names that are answered without a key.
@@ -116,7 +116,7 @@ pub struct Settings {
 
 #[derive(Debug)]
 pub struct Api {
-    settings: Settings,
+    settings: ApiSettings,
     clock: SharedClock,
     records: Records,
     bus: Arc<Bus>,
@@ -134,7 +134,7 @@ pub struct Api {
 
 impl Api {
     pub fn new(
-        settings: Settings,
+        settings: ApiSettings,
         clock: SharedClock,
         records: Records,
         bus: Arc<Bus>,
@@ -301,11 +301,11 @@ async fn create(
     headers: HeaderMap,
     upgrade: WebSocketUpgrade,
 ) -> Result<Response, StatusCode> {
-    limits::check_origin(&headers, &api.settings.origins)?;
+    rate_limit::check_origin(&headers, &api.settings.origins)?;
     let caller = api.caller(&headers, peer);
-    let tenant = api.admit(limits::api_key(&headers, &api.settings), caller, &connection)?;
-    let request = api.settings.traces.asked(Asked::Create, limits::traceparent(&headers));
-    let (details, config) = match Config::from_query(&parameters) {
+    let tenant = api.admit(rate_limit::api_key(&headers, &api.settings), caller, &connection)?;
+    let request = api.settings.traces.asked(Asked::Create, rate_limit::traceparent(&headers));
+    let (details, config) = match SandboxConfig::from_query(&parameters) {
         Ok((config, is_given)) => (config.details, is_given.then_some(Ok(config))),
         Err(refusal) => (false, Some(Err(refusal))),
     };
@@ -330,18 +330,18 @@ async fn attach(
     headers: HeaderMap,
     upgrade: WebSocketUpgrade,
 ) -> Result<Response, StatusCode> {
-    limits::check_origin(&headers, &api.settings.origins)?;
+    rate_limit::check_origin(&headers, &api.settings.origins)?;
     let caller = api.caller(&headers, peer);
     let token = query
         .sandbox_token
-        .or_else(|| limits::header_text(&headers, "x-sandbox-token"))
-        .or_else(|| limits::offered(&headers, "baton.token."));
+        .or_else(|| rate_limit::header_text(&headers, "x-sandbox-token"))
+        .or_else(|| rate_limit::offered(&headers, "baton.token."));
     // A malformed id was never issued, so nothing is looked up for it.
     let id = SandboxId::parse(&sandbox_id).ok();
     if api.is_limited(caller) && !id.as_ref().is_some_and(|id| api.is_known(id, token.as_deref())) {
         return Err(StatusCode::TOO_MANY_REQUESTS);
     }
-    let request = api.settings.traces.asked(Asked::Attach, limits::traceparent(&headers));
+    let request = api.settings.traces.asked(Asked::Attach, rate_limit::traceparent(&headers));
     let details = query.details.is_some_and(|details| details == "1" || details == "true");
     Ok(accept(&api.clone(), upgrade, &connection.clone(), move |socket, dialect| {
         session::attach(api, socket, session::Upgrade { dialect, details, request, caller, connection }, id, token)

@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use super::output::Mark;
+use super::stream_cursor::Mark;
 use crate::clock::Moment;
 
 /// A ping is sent after this much silence, and after this much output.

@@ -8,7 +8,7 @@ use std::{
 
 use axum::http::StatusCode;
 use baton_protocol::{
-    event::{Event, Output, Status, Update},
+    event::{Event, Status, StdStream, Update},
     id::ExecId,
     request::Refusal,
 };
@@ -22,8 +22,8 @@ use super::{
     close_code::SessionEnd,
     dialect::Dialect,
     inbound::Reservation,
-    output::{Mark, StreamCursor},
-    session::Rejection,
+    session::AdmissionRejection,
+    stream_cursor::{Mark, StreamCursor},
 };
 use crate::{
     clock::Moment,
@@ -123,12 +123,12 @@ impl EventSink for ResponseWriter {
         self.fail(status, &refusal.message);
     }
 
-    fn output(&mut self, _exec: u32, _output: Output, _offset: u64, bytes: Vec<u8>, _cursor: &mut StreamCursor) {
+    fn output(&mut self, _exec: u32, _output: StdStream, _offset: u64, bytes: Vec<u8>, _cursor: &mut StreamCursor) {
         self.queue.push_back(bytes.into());
         self.is_unconfirmed = true;
     }
 
-    fn end_output(&mut self, _exec: u32, _output: Output, _cursor: &mut StreamCursor) {}
+    fn end_output(&mut self, _exec: u32, _output: StdStream, _cursor: &mut StreamCursor) {}
 
     /// The response needs no ping: what was passed to the body is confirmed.
     fn ping(&mut self, marks: Vec<Mark>, _proves_life: bool) -> u64 {
@@ -213,12 +213,13 @@ impl ClientConnection for ResponseWriter {
         true
     }
 
-    fn reject(&mut self, _status: Status, rejection: &Rejection) {
+    fn reject(&mut self, _status: Status, rejection: &AdmissionRejection) {
         let status = match rejection {
-            Rejection::Quota(_) => StatusCode::TOO_MANY_REQUESTS,
-            Rejection::Full | Rejection::Draining | Rejection::Failed(_) | Rejection::Ended(_) => {
-                StatusCode::SERVICE_UNAVAILABLE
-            }
+            AdmissionRejection::Quota(_) => StatusCode::TOO_MANY_REQUESTS,
+            AdmissionRejection::Full
+            | AdmissionRejection::Draining
+            | AdmissionRejection::Failed(_)
+            | AdmissionRejection::Ended(_) => StatusCode::SERVICE_UNAVAILABLE,
         };
         self.fail(status, rejection.message());
     }

@@ -13,7 +13,7 @@ use futures::{StreamExt, stream};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Api, Peer, Tracked, limits, public_message};
+use super::{Api, Peer, Tracked, public_message, rate_limit};
 use crate::storage::unresponsive::{self, LastWrite, Unresponsive};
 
 const PAGE: usize = 100;
@@ -86,10 +86,10 @@ pub async fn view(
 }
 
 fn check(api: &Api, headers: &HeaderMap, peer: Peer, connection: &Tracked) -> Result<(), StatusCode> {
-    limits::check_origin(headers, &api.settings.origins)?;
+    rate_limit::check_origin(headers, &api.settings.origins)?;
     api.settings.hosts.check(headers)?;
     let admin = api.settings.admin_key.as_deref().ok_or(StatusCode::FORBIDDEN)?;
-    api.admit(limits::admin_key(headers, admin), api.caller(headers, peer), connection).map(drop)
+    api.admit(rate_limit::admin_key(headers, admin), api.caller(headers, peer), connection).map(drop)
 }
 
 fn unavailable(text: &str) -> Response {

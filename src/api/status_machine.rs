@@ -22,7 +22,7 @@ const IDLE_STORED: &str = "The sandbox was idle for longer than its `idle_timeou
 
 /// How a session opened its sandbox, until it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub enum OpenStage {
     Creating,
     Attaching,
     Open,
@@ -70,7 +70,7 @@ pub enum Reaction {
 /// What a session has sent so far.
 #[derive(Clone, Debug)]
 pub struct StatusMachine {
-    pub stage: Stage,
+    pub stage: OpenStage,
     pub dialect: Dialect,
     pub features: SpecFeatures,
     pub requested: Option<EndingRequest>,
@@ -106,7 +106,7 @@ struct CheckpointState {
 }
 
 impl StatusMachine {
-    pub fn new(stage: Stage, dialect: Dialect) -> Self {
+    pub fn new(stage: OpenStage, dialect: Dialect) -> Self {
         Self {
             stage,
             dialect,
@@ -155,7 +155,7 @@ impl StatusMachine {
             LifecycleEvent::Acquiring => self.lock(Status::LockAcquiring),
             LifecycleEvent::Acquired => self.lock(Status::LockAcquired),
             LifecycleEvent::Running { .. } => StatusReply { events: vec![], reaction: Reaction::Open },
-            LifecycleEvent::Failed { reason: Reason::InUse, .. } if self.stage == Stage::Attaching => {
+            LifecycleEvent::Failed { reason: Reason::InUse, .. } if self.stage == OpenStage::Attaching => {
                 StatusReply { events: self.restoring(), reaction: Reaction::InUse }
             }
             LifecycleEvent::Failed { message, .. } => self.fail(message),
@@ -168,7 +168,7 @@ impl StatusMachine {
             LifecycleEvent::Fenced { message } => {
                 self.sent.paused = true;
                 let update = Update { message: Some(message.clone()), ..Update::new(Status::Paused) };
-                let open = self.stage == Stage::Open && self.dialect.is_v1();
+                let open = self.stage == OpenStage::Open && self.dialect.is_v1();
                 stay(if open { vec![Event::StatusUpdate(update)] } else { vec![] })
             }
             LifecycleEvent::Unfenced => {
@@ -187,10 +187,10 @@ impl StatusMachine {
     fn progress(&self, what: &str, done: u64, total: u64) -> StatusReply {
         let leaves = self.checkpoint.in_progress.is_some() && self.checkpoint.failed != self.checkpoint.in_progress;
         let status = match (self.stage, what) {
-            (Stage::Creating, DOWNLOAD | EXTRACT) => Status::Creating,
-            (Stage::Attaching, DOWNLOAD | EXTRACT) if self.sent.restoring => Status::Restoring,
-            (Stage::Open, SNAPSHOT) if self.unanswered.snapshot => Status::FilesystemSnapshotCreating,
-            (Stage::Open, UPLOAD) if self.unanswered.checkpoint || leaves => Status::Checkpointing,
+            (OpenStage::Creating, DOWNLOAD | EXTRACT) => Status::Creating,
+            (OpenStage::Attaching, DOWNLOAD | EXTRACT) if self.sent.restoring => Status::Restoring,
+            (OpenStage::Open, SNAPSHOT) if self.unanswered.snapshot => Status::FilesystemSnapshotCreating,
+            (OpenStage::Open, UPLOAD) if self.unanswered.checkpoint || leaves => Status::Checkpointing,
             _ => return StatusReply::default(),
         };
         // A transfer that has not moved any bytes yet only shows that it is alive.
@@ -202,13 +202,13 @@ impl StatusMachine {
     }
 
     fn when_open(&self, holds: bool, status: Status) -> StatusReply {
-        stay(if holds && self.stage == Stage::Open { vec![Event::status(status)] } else { vec![] })
+        stay(if holds && self.stage == OpenStage::Open { vec![Event::status(status)] } else { vec![] })
     }
 
     /// Tells the client that loses the sandbox which instance takes it, and why; a plain client only with details.
     fn release_requested(&mut self, by: &InstanceId, claim: Claim) -> StatusReply {
         self.checkpoint.failed = None;
-        if !self.sends_locks() || self.stage != Stage::Open {
+        if !self.sends_locks() || self.stage != OpenStage::Open {
             return StatusReply::default();
         }
         let silent = if claim == Claim::Ask { ", and this one gave no sign of life" } else { "" };
@@ -217,14 +217,14 @@ impl StatusMachine {
     }
 
     fn lock(&mut self, status: Status) -> StatusReply {
-        if self.stage == Stage::Open {
+        if self.stage == OpenStage::Open {
             return StatusReply::default();
         }
         let sent = if status == Status::LockAcquiring { &mut self.sent.acquiring } else { &mut self.sent.acquired };
         if std::mem::replace(sent, true) {
             return StatusReply::default();
         }
-        let mut events = if self.stage == Stage::Attaching { self.restoring() } else { vec![] };
+        let mut events = if self.stage == OpenStage::Attaching { self.restoring() } else { vec![] };
         if self.sends_locks() {
             events.push(Event::status(status));
         }
@@ -233,9 +233,9 @@ impl StatusMachine {
 
     fn fail(&mut self, message: &str) -> StatusReply {
         let events = match self.stage {
-            Stage::Creating => Event::refusal(Status::CreationError, message).to_vec(),
-            Stage::Attaching | Stage::Open => {
-                let mut events = if self.stage == Stage::Attaching { self.restoring() } else { vec![] };
+            OpenStage::Creating => Event::refusal(Status::CreationError, message).to_vec(),
+            OpenStage::Attaching | OpenStage::Open => {
+                let mut events = if self.stage == OpenStage::Attaching { self.restoring() } else { vec![] };
                 events.extend(Event::refusal(Status::RestoreError, message));
                 events
             }
@@ -244,7 +244,7 @@ impl StatusMachine {
     }
 
     fn checkpoint(&mut self, why: LeaveReason) -> StatusReply {
-        if self.stage != Stage::Open {
+        if self.stage != OpenStage::Open {
             return StatusReply::default();
         }
         let is_sent = self.checkpoint.in_progress == Some(why) || self.checkpoint.failed == Some(why);
@@ -253,7 +253,7 @@ impl StatusMachine {
     }
 
     fn checkpoint_failed(&mut self, why: LeaveReason, message: &str) -> StatusReply {
-        if self.stage != Stage::Open || self.requested == Some(EndingRequest::Kill) {
+        if self.stage != OpenStage::Open || self.requested == Some(EndingRequest::Kill) {
             self.checkpoint.in_progress = None;
             return StatusReply::default();
         }
@@ -273,12 +273,12 @@ impl StatusMachine {
 
     fn leave(&mut self, why: LeaveReason, checkpoint_id: Option<&CheckpointId>) -> StatusReply {
         match self.stage {
-            Stage::Open => self.leave_open(why, checkpoint_id),
-            Stage::Creating => {
+            OpenStage::Open => self.leave_open(why, checkpoint_id),
+            OpenStage::Creating => {
                 let message = "The sandbox ended before it was ready.";
                 close(Event::refusal(Status::CreationError, message).to_vec(), Close::Fatal)
             }
-            Stage::Attaching => match why {
+            OpenStage::Attaching => match why {
                 LeaveReason::Deleted => {
                     let mut events = self.restoring();
                     events.push(Event::status(Status::NotFound));
@@ -369,13 +369,13 @@ impl StatusMachine {
     fn lose(&mut self, message: &str) -> StatusReply {
         match self.stage {
             // The container that was here before this session belonged to another instance already.
-            Stage::Attaching if !self.sent.acquired => self.request_again(),
-            Stage::Creating | Stage::Attaching => self.fail(message),
-            Stage::Open if self.dialect.is_v1() => {
+            OpenStage::Attaching if !self.sent.acquired => self.request_again(),
+            OpenStage::Creating | OpenStage::Attaching => self.fail(message),
+            OpenStage::Open if self.dialect.is_v1() => {
                 close(Event::refusal(Status::LockRenewalError, message).to_vec(), Close::Restart)
             }
             // This status would keep existing clients from following the sandbox.
-            Stage::Open => close(vec![], Close::Restart),
+            OpenStage::Open => close(vec![], Close::Restart),
         }
     }
 }

@@ -24,8 +24,8 @@ use super::{
     client_connection::ClientEvent,
     close_code::Close,
     inbound::{Gauge, MessageTimeout},
-    output::Mark,
     pings::Pings,
+    stream_cursor::Mark,
     upgrade::WebSocket,
 };
 use crate::clock::{Moment, SharedClock};

@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 
 use super::{
     AttachGuard, Bus, BusEntry, BusMessage,
-    admission_rules::{Admission, Applicant, Evictability, Taken, share},
+    admission_rules::{Admission, Applicant, Evictability, OccupiedSlot, share},
     lock,
 };
 
@@ -114,7 +114,7 @@ impl Bus {
         let places: Vec<_> = entries
             .iter()
             .filter(|(_, line)| line.is_here())
-            .map(|(id, line)| Taken { id, evictability: line.evictability(), wanted: queue.wanted.contains(id) })
+            .map(|(id, line)| OccupiedSlot { id, evictability: line.evictability(), wanted: queue.wanted.contains(id) })
             .collect();
         let newcomers: Vec<_> =
             queue.waiting.values().map(|waiter| Applicant { id: &waiter.id, most: waiter.most }).collect();

@@ -23,7 +23,7 @@ pub enum Evictability {
 
 /// An occupied slot.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Taken<'a> {
+pub(super) struct OccupiedSlot<'a> {
     pub(super) id: &'a SandboxId,
     /// Always `Stays` while a session is attached.
     pub(super) evictability: Evictability,
@@ -54,7 +54,10 @@ pub(super) enum Admission {
 /// least recently used first. Sandboxes whose eviction is requested already come before those, since they may have
 /// begun to leave. An applicant for a sandbox that has a slot, or that another applicant waits for, needs no further
 /// slot.
-pub(super) fn share<'a>(places: &[Taken<'a>], newcomers: &[Applicant<'_>]) -> (Vec<Admission>, Vec<&'a SandboxId>) {
+pub(super) fn share<'a>(
+    places: &[OccupiedSlot<'a>],
+    newcomers: &[Applicant<'_>],
+) -> (Vec<Admission>, Vec<&'a SandboxId>) {
     let (mut hopes, mut ahead, mut short) = (Vec::<Admission>::new(), 0, 0);
     for (number, applicant) in newcomers.iter().enumerate() {
         if let Some(same) = newcomers[..number].iter().position(|other| other.id == applicant.id) {
@@ -105,7 +108,7 @@ mod tests {
     }
 
     /// Every combination of up to four occupied slots, with eviction requested or not, and up to three applicants.
-    fn all(mut judge: impl FnMut(&[Taken<'_>], &[Applicant<'_>], usize)) {
+    fn all(mut judge: impl FnMut(&[OccupiedSlot<'_>], &[Applicant<'_>], usize)) {
         let ids: Vec<_> = (0..7).map(id).collect();
         // Two of them were last used at the same time.
         let states = [Evictability::Stays, Evictability::Leaves, spare(1), spare(1), spare(2)];
@@ -115,7 +118,7 @@ mod tests {
                     .map(|at| {
                         let state = number / (2 * states.len()).pow(at) % (2 * states.len());
                         let id = &ids[at as usize];
-                        Taken { id, evictability: states[state / 2], wanted: state % 2 == 1 }
+                        OccupiedSlot { id, evictability: states[state / 2], wanted: state % 2 == 1 }
                     })
                     .collect();
                 for waiting in 0..=3 {
@@ -178,8 +181,8 @@ mod tests {
     fn a_newcomer_whose_sandbox_is_here_takes_no_place_besides() {
         let ids = [id(0), id(1)];
         let places = [
-            Taken { id: &ids[0], evictability: spare(1), wanted: true },
-            Taken { id: &ids[1], evictability: Evictability::Stays, wanted: false },
+            OccupiedSlot { id: &ids[0], evictability: spare(1), wanted: true },
+            OccupiedSlot { id: &ids[1], evictability: Evictability::Stays, wanted: false },
         ];
         let newcomers = [Applicant { id: &ids[0], most: 2 }];
         assert_eq!(share(&places, &newcomers), (vec![Admission::Enter], vec![]));
@@ -193,7 +196,7 @@ mod tests {
 
     #[test]
     fn two_newcomers_for_one_sandbox_need_one_place() {
-        let places = [Taken { id: &id(0), evictability: spare(1), wanted: false }];
+        let places = [OccupiedSlot { id: &id(0), evictability: spare(1), wanted: false }];
         let newcomers = [Applicant { id: &id(5), most: 1 }, Applicant { id: &id(5), most: 1 }];
         assert_eq!(share(&places, &newcomers), (vec![Admission::Wait, Admission::Wait], vec![&id(0)]));
     }

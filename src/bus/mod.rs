@@ -27,7 +27,7 @@ pub use self::{
     liveness::ALIVE_WITHIN,
     subscription::Subscription,
 };
-use crate::storage::lease::rules::InitialLease;
+use crate::storage::lease::lease_rules::InitialLease;
 use crate::{
     clock::{Moment, SharedClock},
     fair_watch::FairWatch,

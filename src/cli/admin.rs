@@ -15,7 +15,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     api::{
         hosts::Hosts,
-        listener::{self, Bounds},
+        listener::{self, ListenerLimits},
     },
     bus::Bus,
     clock::SystemClock,
@@ -26,7 +26,8 @@ use crate::{
 /// The content type that Prometheus expects.
 const OPENMETRICS_CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// One or two collectors connect every few seconds and may keep their connections open for longer.
-const CONNECTION_BOUNDS: Bounds = Bounds { connections: 64, per_peer: None, keep_alive: Duration::from_secs(120) };
+const CONNECTION_BOUNDS: ListenerLimits =
+    ListenerLimits { connections: 64, per_peer: None, keep_alive: Duration::from_secs(120) };
 
 #[derive(Debug)]
 pub struct Admin {

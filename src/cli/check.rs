@@ -8,7 +8,7 @@ use crate::{
     runtime::Shares,
     storage::{
         layout::{Artifact, StorageSettings},
-        stores::{Need, Probe, Refusal, Stores},
+        stores::{Need, StorageRefusal, StoreProbe, Stores},
     },
 };
 
@@ -27,7 +27,7 @@ pub async fn check(config: &Config) -> (String, bool) {
     }
 }
 
-fn report(probes: &[Probe], verdict: Result<(), Refusal>) -> (String, bool) {
+fn report(probes: &[StoreProbe], verdict: Result<(), StorageRefusal>) -> (String, bool) {
     let mut text: String = probes.iter().map(line).collect();
     let failed = probes.iter().filter(|probe| probe.result.is_err()).count();
     let mut well = failed == 0;
@@ -36,7 +36,7 @@ fn report(probes: &[Probe], verdict: Result<(), Refusal>) -> (String, bool) {
             text.push_str(&format!("{failed} of {} stores do not work: what needs them fails.\n", probes.len()));
         }
         Ok(()) => text.push_str("Sandboxes can outlive this instance.\n"),
-        Err(Refusal::NoCheckpoints) if probes.is_empty() => {
+        Err(StorageRefusal::NoCheckpoints) if probes.is_empty() => {
             text.push_str("No storage is configured: every sandbox ends with its instance.\n");
         }
         Err(refusal) => {
@@ -47,7 +47,7 @@ fn report(probes: &[Probe], verdict: Result<(), Refusal>) -> (String, bool) {
     (text, well)
 }
 
-fn line(probe: &Probe) -> String {
+fn line(probe: &StoreProbe) -> String {
     let what = match probe.artifact {
         Artifact::Lock => "locks",
         Artifact::Metadata => "metadata",

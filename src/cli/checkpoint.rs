@@ -3,10 +3,10 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
-use baton_client::Checkpoint;
+use baton_client::CheckpointOptions;
 use baton_protocol::{
     id::SandboxId,
-    metadata::{Answer as MetadataAnswer, DesiredState, Request, Spec},
+    metadata::{Answer as MetadataAnswer, DesiredState, Spec, SpecRequest},
     reason::Reason,
 };
 use serde_json::json;
@@ -15,10 +15,10 @@ use super::{
     backend::Backend,
     context::CommandContext,
     global_options::OutputOption,
-    sandbox_client::{Answer, SandboxOptions},
-    storage_admin::{self, POLL_INTERVAL, Release, StorageAdmin, Verdict, WaitArgs},
+    sandbox_client::{SandboxOptions, VerbOutput},
+    storage_admin::{self, AdminResult, POLL_INTERVAL, Release, StorageAdmin, WaitArgs},
 };
-use crate::storage::gc;
+use crate::storage::garbage_collector;
 
 /// Checkpoint a sandbox
 ///
@@ -49,12 +49,12 @@ pub async fn checkpoint(args: CheckpointArgs, context: &CommandContext) -> Resul
     let client = context.sandbox(&args.options)?;
     match context.backend(&args.options.server, Some(&args.sandbox))? {
         Backend::Server(_) => {
-            let kind = Checkpoint { live: args.live, keep_running: args.keep_running };
+            let kind = CheckpointOptions { live: args.live, keep_running: args.keep_running };
             client
                 .request(&args.sandbox, args.output.format, async |sandbox, _| {
                     let id = sandbox.checkpoint_with(kind).await?;
                     let json = json!({"sandbox_id": sandbox.id(), "checkpoint_id": id});
-                    Ok(Answer { text: format!("{id}\n"), json })
+                    Ok(VerbOutput { text: format!("{id}\n"), json })
                 })
                 .await
         }
@@ -72,10 +72,15 @@ pub async fn checkpoint(args: CheckpointArgs, context: &CommandContext) -> Resul
 }
 
 /// Has the holder commit a checkpoint and release the sandbox.
-pub async fn release(storage: &StorageAdmin, id: &SandboxId, state: DesiredState, wait: WaitArgs) -> Result<Verdict> {
+pub async fn release(
+    storage: &StorageAdmin,
+    id: &SandboxId,
+    state: DesiredState,
+    wait: WaitArgs,
+) -> Result<AdminResult> {
     storage.set_desired_state(id, state).await?;
     if wait.no_wait {
-        return Ok(Verdict::Done(format!("{id} was asked to stop")));
+        return Ok(AdminResult::Done(format!("{id} was asked to stop")));
     }
     let mut file = storage.lease_handle(id)?;
     loop {
@@ -85,40 +90,40 @@ pub async fn release(storage: &StorageAdmin, id: &SandboxId, state: DesiredState
                 storage.notify("its holder is unresponsive: taking over its lease");
                 match storage.upkeep.correct(id, &mut file).await {
                     Ok(_) => break,
-                    Err(gc::Error::Taken) => {}
+                    Err(garbage_collector::Error::Taken) => {}
                     Err(error) => return Err(error.into()),
                 }
             }
-            Release::Purged => return Ok(Verdict::Refused(format!("{id} was deleted"))),
-            Release::Refused(why) => return Ok(Verdict::Refused(format!("{id} keeps running: {why}"))),
-            Release::TimedOut => return Ok(Verdict::Late(format!("{id} was not released in time"))),
+            Release::Purged => return Ok(AdminResult::Refused(format!("{id} was deleted"))),
+            Release::Refused(why) => return Ok(AdminResult::Refused(format!("{id} keeps running: {why}"))),
+            Release::TimedOut => return Ok(AdminResult::Late(format!("{id} was not released in time"))),
         }
     }
     let Some(lock) = file.lock() else {
-        return Ok(Verdict::Refused(storage_admin::describe_reason(Reason::LockMissing)));
+        return Ok(AdminResult::Refused(storage_admin::describe_reason(Reason::LockMissing)));
     };
     Ok(match &lock.head {
-        Some(head) if lock.behind => Verdict::Done(format!(
+        Some(head) if lock.behind => AdminResult::Done(format!(
             "{id} is released; its last checkpoint is {}, and what it did since then is lost",
             head.checkpoint_id
         )),
-        Some(head) => Verdict::Done(format!("{id} is checkpointed: {}", head.checkpoint_id)),
-        None if lock.ran => Verdict::Refused(format!("{id} ended without a checkpoint: Lost")),
-        None => Verdict::Done(format!("{id} never ran; there is nothing to checkpoint")),
+        Some(head) => AdminResult::Done(format!("{id} is checkpointed: {}", head.checkpoint_id)),
+        None if lock.ran => AdminResult::Refused(format!("{id} ended without a checkpoint: Lost")),
+        None => AdminResult::Done(format!("{id} never ran; there is nothing to checkpoint")),
     })
 }
 
 /// Requests a checkpoint under a nonce and waits for the answer.
-pub async fn checkpoint_running(storage: &StorageAdmin, id: &SandboxId, wait: WaitArgs) -> Result<Verdict> {
+pub async fn checkpoint_running(storage: &StorageAdmin, id: &SandboxId, wait: WaitArgs) -> Result<AdminResult> {
     storage.find(id).await?;
     if storage.lock(id).await?.is_none_or(|lock| lock.lease.is_none()) {
-        return Ok(Verdict::Refused(format!("no instance runs {id}: there is nothing to checkpoint")));
+        return Ok(AdminResult::Refused(format!("no instance runs {id}: there is nothing to checkpoint")));
     }
     let nonce = storage.clock.nonce();
-    let ask = |spec: &mut Spec| spec.requests.insert(nonce.clone(), Request::Checkpoint {}).is_none();
+    let ask = |spec: &mut Spec| spec.requests.insert(nonce.clone(), SpecRequest::Checkpoint {}).is_none();
     storage.records.wish(id, None, &ask).await?;
     if wait.no_wait {
-        return Ok(Verdict::Done(format!("{id} was asked for a checkpoint")));
+        return Ok(AdminResult::Done(format!("{id} was asked for a checkpoint")));
     }
     let end = storage.clock.now() + wait.timeout;
     let answer = loop {
@@ -127,7 +132,7 @@ pub async fn checkpoint_running(storage: &StorageAdmin, id: &SandboxId, wait: Wa
             break answer.clone();
         }
         if storage.clock.now() >= end {
-            return Ok(Verdict::Late(format!("{id} has not answered yet; the request stays")));
+            return Ok(AdminResult::Late(format!("{id} has not answered yet; the request stays")));
         }
         storage.clock.sleep(POLL_INTERVAL).await;
     };
@@ -136,10 +141,10 @@ pub async fn checkpoint_running(storage: &StorageAdmin, id: &SandboxId, wait: Wa
         MetadataAnswer::Ok(done) => {
             let checkpoint = done.checkpoint_id.map_or_else(String::new, |id| format!(": {id}"));
             let paused = done.paused_ms.map_or_else(String::new, |paused| format!(", paused for {paused} ms"));
-            Verdict::Done(format!("{id} is checkpointed and keeps running{checkpoint}{paused}"))
+            AdminResult::Done(format!("{id} is checkpointed and keeps running{checkpoint}{paused}"))
         }
         MetadataAnswer::Error { reason, message } => {
-            Verdict::Refused(format!("{id} keeps running: {reason}: {message}"))
+            AdminResult::Refused(format!("{id} keeps running: {reason}: {message}"))
         }
     })
 }

@@ -16,7 +16,7 @@ use tokio::io::AsyncReadExt;
 
 use super::{
     context::CommandContext,
-    progress::Progress,
+    progress_line::ProgressLine,
     sandbox_client::SandboxOptions,
     screen,
     server_client::describe_error,
@@ -117,14 +117,14 @@ pub async fn cp(args: CpArgs, context: &CommandContext) -> anyhow::Result<ExitCo
 
 struct Copying {
     transfer: Transfer,
-    progress: Arc<Progress>,
+    progress: Arc<ProgressLine>,
     skipped: Arc<Mutex<Vec<String>>>,
     skipped_count: Arc<AtomicU64>,
 }
 
 impl Copying {
     fn new(args: &CpArgs, clock: SharedClock, is_shown: bool) -> Self {
-        let progress = Arc::new(Progress::new(clock, is_shown));
+        let progress = Arc::new(ProgressLine::new(clock, is_shown));
         let (skipped, skipped_count) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicU64::new(0)));
         let transfer = Transfer {
             user: args.user.clone(),

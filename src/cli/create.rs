@@ -2,7 +2,7 @@
 
 use std::{process::ExitCode, time::Duration};
 
-use baton_client::{Config, Idle, Options, Sandbox, SnapshotName};
+use baton_client::{Idle, Options, Sandbox, SandboxConfig, SnapshotName};
 use serde_json::json;
 
 use super::{
@@ -79,7 +79,7 @@ pub async fn create(args: CreateArgs, context: &CommandContext) -> anyhow::Resul
     let server = context.server(&args.server)?;
     // Checked before anything is created: a sandbox whose token is lost is useless.
     let tokens = server.tokens()?;
-    let config = Config {
+    let config = SandboxConfig {
         idle_timeout: args.idle,
         enable_checkpoint: args.checkpoint,
         enable_sandbox_handoff: args.handoff.then_some(true),
@@ -90,7 +90,7 @@ pub async fn create(args: CreateArgs, context: &CommandContext) -> anyhow::Resul
         cwd: args.cwd.clone(),
         limits: limits(&args.limit),
         ttl: args.ttl,
-        ..Config::default()
+        ..SandboxConfig::default()
     };
     let options = Options { config, connection: server.connection() };
     let url = server.url();

@@ -7,9 +7,9 @@ use baton_protocol::{id::SandboxId, metadata::DesiredState};
 
 use super::{
     context::CommandContext,
-    storage_admin::{self, Release, StorageAdmin, Verdict, WaitArgs},
+    storage_admin::{self, AdminResult, Release, StorageAdmin, WaitArgs},
 };
-use crate::storage::gc::Error;
+use crate::storage::garbage_collector::Error;
 
 /// Delete a sandbox with its checkpoints and metadata
 ///
@@ -28,10 +28,10 @@ pub async fn delete(args: DeleteArgs, context: &CommandContext) -> Result<ExitCo
     delete_sandbox(&context.storage()?, &args.id, args.wait).await?.report()
 }
 
-pub async fn delete_sandbox(storage: &StorageAdmin, id: &SandboxId, wait: WaitArgs) -> Result<Verdict> {
+pub async fn delete_sandbox(storage: &StorageAdmin, id: &SandboxId, wait: WaitArgs) -> Result<AdminResult> {
     let lock = storage.lock(id).await?;
     if lock.as_ref().is_some_and(|lock| lock.purged) {
-        return Ok(Verdict::Done(format!("{id} was deleted before")));
+        return Ok(AdminResult::Done(format!("{id} was deleted before")));
     }
     match (storage.records.raw(id).await?, &lock) {
         (None, None) => bail!("{id} does not exist"),
@@ -40,21 +40,21 @@ pub async fn delete_sandbox(storage: &StorageAdmin, id: &SandboxId, wait: WaitAr
         (None, Some(_)) => {}
     }
     if wait.no_wait {
-        return Ok(Verdict::Done(format!("{id} is marked for deletion")));
+        return Ok(AdminResult::Done(format!("{id} is marked for deletion")));
     }
     let mut file = storage.lease_handle(id)?;
     loop {
         match storage.wait_for_release(id, &mut file, wait.timeout).await? {
-            Release::Purged => return Ok(Verdict::Done(format!("{id} is deleted"))),
+            Release::Purged => return Ok(AdminResult::Done(format!("{id} is deleted"))),
             Release::Released | Release::HolderDead => match storage.upkeep.purge(id, &mut file).await {
-                Ok(()) => return Ok(Verdict::Done(format!("{id} is deleted"))),
+                Ok(()) => return Ok(AdminResult::Done(format!("{id} is deleted"))),
                 // Another instance was faster; it has read the same spec.
                 Err(Error::Taken | Error::Lease(crate::storage::lease::Error::Changed)) => {}
                 Err(error) => return Err(error.into()),
             },
-            Release::Refused(why) => return Ok(Verdict::Refused(format!("{id} is not deleted: {why}"))),
+            Release::Refused(why) => return Ok(AdminResult::Refused(format!("{id} is not deleted: {why}"))),
             Release::TimedOut => {
-                return Ok(Verdict::Late(format!("{id} is marked for deletion, but is not deleted yet")));
+                return Ok(AdminResult::Late(format!("{id} is marked for deletion, but is not deleted yet")));
             }
         }
     }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::Context;
-use baton_fake_gcs::{FakeGcs, Fault, Options, parse_fault};
+use baton_fake_gcs::{FakeGcs, FakeGcsOptions, InjectedFault, parse_fault};
 
 #[derive(Debug, clap::Subcommand)]
 pub enum Dev {
@@ -32,16 +32,16 @@ pub struct FakeGcsArgs {
     pub write_interval: Option<Duration>,
     /// What goes wrong: OP:KIND[:VALUE][,object=TEXT][,times=N|forever]. May be given several times.
     #[arg(long = "fault", value_parser = parse_fault)]
-    pub faults: Vec<Fault>,
+    pub faults: Vec<InjectedFault>,
 }
 
 pub async fn run(dev: Dev) -> anyhow::Result<()> {
     let Dev::FakeGcs(args) = dev;
-    let options = Options {
+    let options = FakeGcsOptions {
         latency: args.latency,
         write_interval: args.write_interval,
         faults: args.faults,
-        ..Options::default()
+        ..FakeGcsOptions::default()
     };
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, args.port));
     let server = FakeGcs::start(address, options)

@@ -5,14 +5,14 @@ use std::{collections::BTreeSet, fmt::Write as _, process::ExitCode, time::Durat
 use anyhow::{Context, Result, anyhow, bail};
 use baton_protocol::{
     id::SandboxId,
-    metadata::{Phase, Status},
+    metadata::{Phase, SandboxStatus},
 };
 use serde_json::{Map, Value};
 
 use super::{
     context::CommandContext,
     screen,
-    storage_admin::{self, StorageAdmin, Verdict, WaitArgs},
+    storage_admin::{self, AdminResult, StorageAdmin, WaitArgs},
 };
 use crate::storage::{
     records::parse,
@@ -54,21 +54,21 @@ pub async fn edit(args: EditArgs, context: &CommandContext) -> Result<ExitCode> 
 }
 
 /// Without fields to set, the metadata is edited in `editor`.
-pub async fn edit_metadata(storage: &StorageAdmin, args: &EditArgs, editor: &str) -> Result<Verdict> {
+pub async fn edit_metadata(storage: &StorageAdmin, args: &EditArgs, editor: &str) -> Result<AdminResult> {
     let id = &args.id;
     let (before, version) = read(storage, id).await?;
     let shown = spec_of(&before);
     let after = if args.set.is_empty() {
         match open_editor(editor, id, &shown).await? {
             Some(after) => after,
-            None => return Ok(Verdict::Done("nothing was changed".to_owned())),
+            None => return Ok(AdminResult::Done("nothing was changed".to_owned())),
         }
     } else {
         set_fields(shown.clone(), &args.set)?
     };
     let changes = changes(&shown, &after);
     if changes.is_empty() {
-        return Ok(Verdict::Done("nothing was changed".to_owned()));
+        return Ok(AdminResult::Done("nothing was changed".to_owned()));
     }
     let after = without_old_trace(&shown, after);
     write(storage, id, &before, version, &shown, &after).await?;
@@ -76,7 +76,7 @@ pub async fn edit_metadata(storage: &StorageAdmin, args: &EditArgs, editor: &str
         storage.notify(change);
     }
     if args.wait.no_wait {
-        return Ok(Verdict::Done(format!("{id} is changed")));
+        return Ok(AdminResult::Done(format!("{id} is changed")));
     }
     let status = before.get("status").cloned().and_then(|status| serde_json::from_value(status).ok());
     wait_for_outcome(storage, id, &status.unwrap_or_default(), args.wait.timeout).await
@@ -207,39 +207,41 @@ fn changes(before: &Map<String, Value>, after: &Map<String, Value>) -> Vec<Strin
 async fn wait_for_outcome(
     storage: &StorageAdmin,
     id: &SandboxId,
-    before: &Status,
+    before: &SandboxStatus,
     timeout: Duration,
-) -> Result<Verdict> {
-    let seen = |status: &Status| (status.observed_spec_sha256.clone(), status.phase, status.reason.clone());
+) -> Result<AdminResult> {
+    let seen = |status: &SandboxStatus| (status.observed_spec_sha256.clone(), status.phase, status.reason.clone());
     let before = seen(before);
     let end = storage.clock.now() + timeout.min(OUTCOME_TIMEOUT);
     loop {
         let lock = storage.lock(id).await?;
         let found = match storage.records.find(id).await {
             Ok(found) => found,
-            Err(error) if error.reason().is_some() => return Ok(Verdict::Refused(error.to_string())),
+            Err(error) if error.reason().is_some() => return Ok(AdminResult::Refused(error.to_string())),
             Err(error) => return Err(error.into()),
         };
-        let Some(found) = found else { return Ok(Verdict::Done(format!("{id} is deleted"))) };
+        let Some(found) = found else { return Ok(AdminResult::Done(format!("{id} is deleted"))) };
         let mut line = format!("{id} is {}", super::rows::phase_name(found.status.phase));
         if !found.status.reason.is_empty() {
             let _ = write!(line, ", {}: {}", found.status.reason, found.status.message);
         }
         let Some(lock) = lock else {
-            return Ok(Verdict::Refused(storage_admin::describe_reason(baton_protocol::reason::Reason::LockMissing)));
+            return Ok(AdminResult::Refused(storage_admin::describe_reason(
+                baton_protocol::reason::Reason::LockMissing,
+            )));
         };
         // The status is updated a moment after the release.
         if lock.lease.is_none() && (found.status.phase != Phase::Running || storage.clock.now() >= end) {
-            return Ok(Verdict::Done(format!(
+            return Ok(AdminResult::Done(format!(
                 "{line}; no instance holds it, and the next sweep of an instance picks up the change"
             )));
         }
         if lock.lease.is_some() && seen(&found.status) != before {
             let refused = !found.status.reason.is_empty();
-            return Ok(if refused { Verdict::Refused(line) } else { Verdict::Done(line) });
+            return Ok(if refused { AdminResult::Refused(line) } else { AdminResult::Done(line) });
         }
         if storage.clock.now() >= end {
-            return Ok(Verdict::Done(format!("{line}; its holder has not reported more yet")));
+            return Ok(AdminResult::Done(format!("{line}; its holder has not reported more yet")));
         }
         storage.clock.sleep(Duration::from_millis(250)).await;
     }

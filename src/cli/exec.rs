@@ -9,7 +9,7 @@ use super::{
     sandbox_client::SandboxOptions,
     screen,
     server_client::describe_error,
-    stdio_bridge::{CommandArgs, End, Signals, connect, raw_terminal},
+    stdio_bridge::{BridgeEnd, CommandArgs, Signals, connect, raw_terminal},
 };
 
 /// The user's own shell if one is set, else the best available.
@@ -90,7 +90,7 @@ async fn run_command(sandbox: &Sandbox, args: &ExecArgs, signals: &mut Signals) 
     }
     let control = running.control();
     let end = connect(running, args.tty, stdin, signals).await;
-    if !matches!(end, Ok(End::Outcome(_))) {
+    if !matches!(end, Ok(BridgeEnd::Outcome(_))) {
         // The command may have ended already.
         let _ = control.kill().await;
     }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::{
     context::CommandContext,
     global_options::OutputOption,
-    sandbox_client::{Answer, SandboxOptions},
+    sandbox_client::{SandboxOptions, VerbOutput},
     screen,
     token_file::SavedToken,
 };
@@ -45,7 +45,7 @@ pub async fn fork(args: ForkArgs, context: &CommandContext) -> Result<ExitCode> 
                 text += &format!("{}\n", saved.id);
                 json.push(json!({"sandbox_id": saved.id, "sandbox_token": saved.token.0, "url": saved.url}));
             }
-            Ok(Answer { text, json: Value::Array(json) })
+            Ok(VerbOutput { text, json: Value::Array(json) })
         })
         .await
 }

@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use super::{
     context::CommandContext,
-    storage_admin::{self, StorageAdmin, Verdict},
+    storage_admin::{self, AdminResult, StorageAdmin},
 };
 use crate::{
     bus::Bus,
@@ -14,7 +14,7 @@ use crate::{
         Sweep, SweepContext,
         sweep_rules::{ABANDONED, SweepTask, TOMBSTONE},
     },
-    storage::gc::Error,
+    storage::garbage_collector::Error,
 };
 
 /// Sweep the storage once
@@ -42,7 +42,7 @@ pub async fn gc(args: GcArgs, context: &CommandContext) -> Result<ExitCode> {
     sweep_once(&context.storage()?, &args).await?.report()
 }
 
-pub async fn sweep_once(storage: &StorageAdmin, args: &GcArgs) -> Result<Verdict> {
+pub async fn sweep_once(storage: &StorageAdmin, args: &GcArgs) -> Result<AdminResult> {
     let sweep_context = SweepContext {
         who: storage.identity.clone(),
         clock: storage.clock.clone(),
@@ -87,7 +87,7 @@ pub async fn sweep_once(storage: &StorageAdmin, args: &GcArgs) -> Result<Verdict
         (false, 0) if failed == 0 => "nothing to do".to_owned(),
         (false, _) => format!("tasks done: {done}, failed: {failed}"),
     };
-    Ok(if failed == 0 { Verdict::Done(line) } else { Verdict::Late(line) })
+    Ok(if failed == 0 { AdminResult::Done(line) } else { AdminResult::Late(line) })
 }
 
 fn describe_task(task: SweepTask) -> &'static str {

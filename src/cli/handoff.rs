@@ -18,8 +18,8 @@ use super::{
     checkpoint::release,
     context::CommandContext,
     global_options::OutputOption,
-    sandbox_client::{Answer, SandboxClient, SandboxOptions},
-    storage_admin::{self, POLL_INTERVAL, StorageAdmin, Verdict, WaitArgs},
+    sandbox_client::{SandboxClient, SandboxOptions, VerbOutput},
+    storage_admin::{self, AdminResult, POLL_INTERVAL, StorageAdmin, WaitArgs},
 };
 
 /// How many sandboxes are read concurrently to find the instances they name.
@@ -77,27 +77,33 @@ async fn handoff_by_server(args: &HandoffArgs, client: &SandboxClient) -> Result
             sandbox.handoff().await?;
             let after = sandbox.instance();
             let text = after.as_ref().map_or_else(String::new, |after| format!("{after}\n"));
-            Ok(Answer { text, json: json!({"sandbox_id": sandbox.id(), "from": before, "to": after}) })
+            Ok(VerbOutput { text, json: json!({"sandbox_id": sandbox.id(), "from": before, "to": after}) })
         })
         .await
 }
 
 /// Orders a sandbox to an instance, and waits until it runs there or it is clear why not.
-pub async fn move_to(storage: &StorageAdmin, id: &SandboxId, to: &str, force: bool, wait: WaitArgs) -> Result<Verdict> {
+pub async fn move_to(
+    storage: &StorageAdmin,
+    id: &SandboxId,
+    to: &str,
+    force: bool,
+    wait: WaitArgs,
+) -> Result<AdminResult> {
     let target = match choose(&known_instances(storage).await?, to, force) {
         Ok(target) => target,
-        Err(why) => return Ok(Verdict::Refused(why)),
+        Err(why) => return Ok(AdminResult::Refused(why)),
     };
     if let Some(OrderProgress::Arrived) = storage.lock(id).await?.map(|lock| progress_of(&lock, None, &target)) {
-        return Ok(Verdict::Done(format!("{id} is on {target} already")));
+        return Ok(AdminResult::Done(format!("{id} is on {target} already")));
     }
     let written = storage.records.wish(id, None, &|spec| order(spec, &target)).await?;
     let spec = written.with_context(|| format!("{id} does not exist"))?;
     if spec.desired_state == DesiredState::Deleted {
-        return Ok(Verdict::Refused(format!("{id} is being deleted")));
+        return Ok(AdminResult::Refused(format!("{id} is being deleted")));
     }
     if wait.no_wait {
-        return Ok(Verdict::Done(format!("{id} was ordered to {target}")));
+        return Ok(AdminResult::Done(format!("{id} was ordered to {target}")));
     }
     wait_until_there(storage, id, &target, wait.timeout).await
 }
@@ -130,18 +136,18 @@ async fn wait_until_there(
     id: &SandboxId,
     target: &InstanceId,
     timeout: Duration,
-) -> Result<Verdict> {
+) -> Result<AdminResult> {
     let end = storage.clock.now() + timeout;
     let mut reported = String::new();
     loop {
         let Some(lock) = storage.lock(id).await? else {
-            return Ok(Verdict::Refused(storage_admin::describe_reason(Reason::LockMissing)));
+            return Ok(AdminResult::Refused(storage_admin::describe_reason(Reason::LockMissing)));
         };
         let found = storage.find(id).await?;
         match progress_of(&lock, Some(&found), target) {
-            OrderProgress::Arrived => return Ok(Verdict::Done(format!("{id} runs on {target}"))),
+            OrderProgress::Arrived => return Ok(AdminResult::Done(format!("{id} runs on {target}"))),
             OrderProgress::Refused(why) => {
-                return Ok(Verdict::Refused(format!("{id} does not run on {target}: {why}")));
+                return Ok(AdminResult::Refused(format!("{id} does not run on {target}: {why}")));
             }
             OrderProgress::Waiting(line) if line != reported => {
                 storage.notify(&line);
@@ -150,7 +156,7 @@ async fn wait_until_there(
             OrderProgress::Waiting(_) => {}
         }
         if storage.clock.now() >= end {
-            return Ok(Verdict::Late(format!("{id} does not run on {target} yet: {reported}")));
+            return Ok(AdminResult::Late(format!("{id} does not run on {target} yet: {reported}")));
         }
         storage.clock.sleep(POLL_INTERVAL).await;
     }

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
-use baton_client::{Chunk, ExecId, ExecView, Offsets, Output, Running, Sandbox};
+use baton_client::{Chunk, ExecId, ExecView, Offsets, Running, Sandbox, StdStream};
 
 use super::{
     context::CommandContext,
@@ -94,8 +94,8 @@ async fn print_buffered(mut running: Running, view: &ExecView) -> anyhow::Result
     while stdout < view.stdout.to || stderr < view.stderr.to {
         let Some((output, chunk)) = running.next().await else { break };
         let (at, end) = match output {
-            Output::Stdout => (&mut stdout, view.stdout.to),
-            Output::Stderr => (&mut stderr, view.stderr.to),
+            StdStream::Stdout => (&mut stdout, view.stdout.to),
+            StdStream::Stderr => (&mut stderr, view.stderr.to),
         };
         match chunk {
             Chunk::Data(bytes) => {
@@ -122,13 +122,13 @@ async fn follow(mut running: Running) -> anyhow::Result<u8> {
         }
     }
     let outcome = running.wait().await.map_err(|error| describe_error(error, ""))?;
-    super::stdio_bridge::End::Outcome(outcome).code()
+    super::stdio_bridge::BridgeEnd::Outcome(outcome).code()
 }
 
-async fn write_to(output: Output, bytes: &[u8]) -> anyhow::Result<()> {
+async fn write_to(output: StdStream, bytes: &[u8]) -> anyhow::Result<()> {
     let written = match output {
-        Output::Stdout => write(&mut tokio::io::stdout(), bytes).await,
-        Output::Stderr => write(&mut tokio::io::stderr(), bytes).await,
+        StdStream::Stdout => write(&mut tokio::io::stdout(), bytes).await,
+        StdStream::Stderr => write(&mut tokio::io::stderr(), bytes).await,
     };
     written.context("the output cannot be written")
 }

@@ -17,9 +17,7 @@ mod admin_api;
 pub mod backend;
 pub mod check;
 pub mod checkpoint;
-pub mod checkpoints;
 pub mod completions;
-pub mod config;
 pub mod context;
 mod cp;
 mod create;
@@ -39,8 +37,9 @@ pub mod handoff;
 mod kill;
 mod limit;
 pub mod list;
+pub mod list_checkpoints;
 mod logs;
-mod progress;
+mod progress_line;
 pub mod repair;
 pub mod rollback;
 pub mod rows;
@@ -51,6 +50,7 @@ pub mod screen;
 pub mod serve;
 pub mod server_client;
 mod server_rows;
+pub mod show_config;
 pub mod snapshot;
 pub mod split_serve;
 mod start_server;
@@ -123,9 +123,9 @@ pub enum Verb {
     Handoff(handoff::HandoffArgs),
     Fork(fork::ForkArgs),
     Kill(kill::KillArgs),
-    Config(config::ConfigArgs),
+    Config(show_config::ConfigArgs),
     Watch(watch::WatchArgs),
-    Checkpoints(checkpoints::CheckpointsArgs),
+    Checkpoints(list_checkpoints::CheckpointsArgs),
     Rollback(rollback::RollbackArgs),
     Delete(delete::DeleteArgs),
     Edit(edit::EditArgs),
@@ -210,7 +210,7 @@ impl Verb {
             Self::Fork(args) => block_on(fork::fork(args, context)),
             Self::Kill(args) => block_on(kill::kill(args, context)),
             Self::Watch(args) => block_on(watch::watch(args, context)),
-            Self::Checkpoints(args) => block_on(checkpoints::checkpoints(args, context)),
+            Self::Checkpoints(args) => block_on(list_checkpoints::checkpoints(args, context)),
             Self::Rollback(args) => block_on(rollback::rollback(args, context)),
             Self::Delete(args) => block_on(delete::delete(args, context)),
             Self::Edit(args) => block_on(edit::edit(args, context)),
@@ -219,7 +219,7 @@ impl Verb {
             Self::Snapshot { verb } => block_on(snapshot::snapshot(verb, context)),
             #[cfg(feature = "dev")]
             Self::Dev { verb } => block_on(async { dev::run(verb).await.map(|()| ExitCode::SUCCESS) }),
-            Self::Config(args) => config::run(&args),
+            Self::Config(args) => show_config::run(&args),
             Self::Explain(args) => explain::explain(&args),
             Self::Completions(args) => completions::completions(&args),
         }

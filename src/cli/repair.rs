@@ -9,21 +9,21 @@ use anyhow::{Context, Result, bail};
 use baton_protocol::{
     id::{CheckpointId, SandboxId},
     lock::Lock,
-    metadata::{DesiredState, Metadata, Spec, Status},
+    metadata::{DesiredState, Metadata, SandboxStatus, Spec},
     reason::Reason,
 };
 
-use self::choose::{Choice, Start, Stored, choose};
+use self::choose::{Choice, RestorePoint, StoredSandbox, choose};
 use super::{
     context::CommandContext,
-    storage_admin::{self, StorageAdmin, Verdict},
+    storage_admin::{self, AdminResult, StorageAdmin},
 };
 use crate::{
     api::token,
     storage::{
-        gc::Resting,
+        garbage_collector::Resting,
         lock_object::Unusable,
-        records::{self, Draft, Place},
+        records::{self, Draft, StoreKind},
         store::{self, Precondition, Version},
     },
 };
@@ -61,7 +61,7 @@ pub async fn repair(args: RepairArgs, context: &CommandContext) -> Result<ExitCo
     repair_sandbox(&context.storage()?, &args).await?.report()
 }
 
-pub async fn repair_sandbox(storage: &StorageAdmin, args: &RepairArgs) -> Result<Verdict> {
+pub async fn repair_sandbox(storage: &StorageAdmin, args: &RepairArgs) -> Result<AdminResult> {
     let id = &args.id;
     if args.sign {
         return sign(storage, id).await;
@@ -72,7 +72,7 @@ pub async fn repair_sandbox(storage: &StorageAdmin, args: &RepairArgs) -> Result
         Err(unusable) => return unusable_lock(storage, args, &unusable, raw.is_some()).await,
     };
     match (lock, raw) {
-        (Some(lock), _) if lock.purged => Ok(Verdict::Refused(format!("{id} was deleted"))),
+        (Some(lock), _) if lock.purged => Ok(AdminResult::Refused(format!("{id} was deleted"))),
         (Some(lock), None) => new_metadata(storage, id, &lock).await,
         (None, Some(_)) => new_lock(storage, args, None).await,
         (Some(lock), Some(_)) => match storage.records.draft(id).await {
@@ -80,7 +80,7 @@ pub async fn repair_sandbox(storage: &StorageAdmin, args: &RepairArgs) -> Result
                 let taken = storage.upkeep.taken(&lock).await;
                 finish(storage, draft, version, &lock, taken, format!("{id} accepts clients again")).await
             }
-            Ok(_) => Ok(Verdict::Done(format!("{id} needs no repair"))),
+            Ok(_) => Ok(AdminResult::Done(format!("{id} needs no repair"))),
             Err(error) => Ok(unusable(id, &error)),
         },
         (None, None) => bail!("{id} does not exist"),
@@ -88,7 +88,7 @@ pub async fn repair_sandbox(storage: &StorageAdmin, args: &RepairArgs) -> Result
 }
 
 /// Signs the checkpoints that the lock names, then the lock itself, all unchanged.
-async fn sign(storage: &StorageAdmin, id: &SandboxId) -> Result<Verdict> {
+async fn sign(storage: &StorageAdmin, id: &SandboxId) -> Result<AdminResult> {
     let store = storage.checkpoints()?;
     if !storage.records.signs() {
         bail!("BATON_HMAC_KEY is not set: there is nothing to sign with");
@@ -98,22 +98,24 @@ async fn sign(storage: &StorageAdmin, id: &SandboxId) -> Result<Verdict> {
         let (lock, version) =
             found.with_context(|| format!("{id} has no lock, which names the checkpoints to sign"))?;
         let lock = match lock {
-            Ok(lock) if lock.purged => return Ok(Verdict::Refused(format!("{id} was deleted"))),
+            Ok(lock) if lock.purged => return Ok(AdminResult::Refused(format!("{id} was deleted"))),
             Ok(lock) => lock,
-            Err(unusable) => return Ok(Verdict::Refused(format!("{}: {unusable}", unusable.reason()))),
+            Err(unusable) => return Ok(AdminResult::Refused(format!("{}: {unusable}", unusable.reason()))),
         };
         let heads: Vec<_> = lock.head.iter().chain(&lock.prev_head).collect();
         for head in &heads {
             store.sign(head).await.with_context(|| format!("{} is not signed", head.checkpoint_id))?;
         }
         match storage.records.replace_lock(&lock, &version).await {
-            Ok(()) => return Ok(Verdict::Done(format!("the lock and {} checkpoints of {id} are signed", heads.len()))),
+            Ok(()) => {
+                return Ok(AdminResult::Done(format!("the lock and {} checkpoints of {id} are signed", heads.len())));
+            }
             // The lease was renewed concurrently: sign the current version instead.
             Err(records::Error::Store(store::Error::Conflict(_))) => {}
             Err(error) => return Err(error.into()),
         }
     }
-    Ok(Verdict::Late(format!("the lock of {id} changes too often: sign it when no instance runs the sandbox")))
+    Ok(AdminResult::Late(format!("the lock of {id} changes too often: sign it when no instance runs the sandbox")))
 }
 
 /// What can be done about an unusable lock, without `--sign`.
@@ -122,14 +124,14 @@ async fn unusable_lock(
     args: &RepairArgs,
     unusable: &Unusable,
     has_metadata: bool,
-) -> Result<Verdict> {
+) -> Result<AdminResult> {
     let (id, reason) = (&args.id, unusable.reason());
     match unusable {
-        Unusable::Unsigned => Ok(Verdict::Refused(format!(
+        Unusable::Unsigned => Ok(AdminResult::Refused(format!(
             "{reason}: {unusable}: if an instance of yours wrote it, `baton repair {id} --sign` signs it as it is"
         ))),
         Unusable::Garbled(_) | Unusable::Older if !has_metadata => {
-            Ok(Verdict::Refused(format!("{reason}: {unusable}, and there is no metadata: restore both objects")))
+            Ok(AdminResult::Refused(format!("{reason}: {unusable}, and there is no metadata: restore both objects")))
         }
         Unusable::Garbled(_) | Unusable::Older => {
             let seen = storage.records.unverified_lock(id).await?.map(|(_, version)| version);
@@ -138,47 +140,51 @@ async fn unusable_lock(
     }
 }
 
-async fn new_metadata(storage: &StorageAdmin, id: &SandboxId, lock: &Lock) -> Result<Verdict> {
+async fn new_metadata(storage: &StorageAdmin, id: &SandboxId, lock: &Lock) -> Result<AdminResult> {
     let secret = token::fresh(&*storage.clock);
     let mut spec =
         Spec::new(id.clone(), token::sha256(&secret.0), storage.clock.timestamp(), storage.identity.me.clone());
     (spec.enable_sandbox_checkpoint, spec.enable_sandbox_handoff) = (true, true);
     (spec.desired_state, spec.placement, spec.claim) = (DesiredState::Checkpointed, None, None);
-    spec.lock_bucket = storage.records.lock_bucket(Place::Durable);
-    let status = Status::default();
+    spec.lock_bucket = storage.records.lock_bucket(StoreKind::Durable);
+    let status = SandboxStatus::default();
     let mut record = Metadata { spec, latest_sandbox_checkpoint: None, last_checkpointed: None, status };
     show_resting(storage, &mut record, lock, storage.upkeep.taken(lock).await);
-    storage.records.recreate(&record, Place::Durable).await?;
+    storage.records.recreate(&record, StoreKind::Durable).await?;
     let there = storage.find(id).await?;
     if there.spec.token_sha256 != record.spec.token_sha256 {
-        return Ok(Verdict::Done(format!("{id} has metadata again; another writer created it")));
+        return Ok(AdminResult::Done(format!("{id} has metadata again; another writer created it")));
     }
-    Ok(Verdict::Done(format!("{id} has new metadata; its new token is {}", secret.0)))
+    Ok(AdminResult::Done(format!("{id} has new metadata; its new token is {}", secret.0)))
 }
 
 /// Sets the status that the lock implies for a sandbox that no instance runs.
 fn show_resting(storage: &StorageAdmin, record: &mut Metadata, lock: &Lock, taken: Option<String>) {
     let Resting { phase, reason, message, committed } = Resting::of(lock, taken);
-    record.status = Status {
+    record.status = SandboxStatus {
         phase,
         reason: reason.map(String::from).unwrap_or_default(),
         message: message.to_owned(),
         epoch: lock.epoch,
         updated: storage.clock.timestamp(),
-        ..Status::default()
+        ..SandboxStatus::default()
     };
     (record.latest_sandbox_checkpoint, record.last_checkpointed) = (committed.latest, committed.at);
 }
 
 /// `over` is the unusable lock, and the version of it to replace.
-async fn new_lock(storage: &StorageAdmin, args: &RepairArgs, over: Option<(&Unusable, Version)>) -> Result<Verdict> {
+async fn new_lock(
+    storage: &StorageAdmin,
+    args: &RepairArgs,
+    over: Option<(&Unusable, Version)>,
+) -> Result<AdminResult> {
     let id = &args.id;
     if !args.nobody_runs_it {
         let why = match &over {
             Some((unusable, _)) => format!("{}: {unusable}: restore the last good lock.json", unusable.reason()),
             None => format!("{}: undelete lock.json", Reason::LockMissing),
         };
-        return Ok(Verdict::Refused(format!(
+        return Ok(AdminResult::Refused(format!(
             "{why} if the bucket can; otherwise make sure that no instance runs {id} and pass --nobody-runs-it"
         )));
     }
@@ -188,13 +194,13 @@ async fn new_lock(storage: &StorageAdmin, args: &RepairArgs, over: Option<(&Unus
         Err(error) => return Err(error.into()),
     };
     let store = storage.checkpoints()?;
-    let stored = Stored::of(store, id).await?;
+    let stored = StoredSandbox::of(store, id).await?;
     let start = match choose(store, &stored, args.head.as_ref(), &draft.metadata).await? {
         Choice::Nothing => None,
         Choice::Start(start) => Some(*start),
-        Choice::Refused(why) => return Ok(Verdict::Refused(why)),
+        Choice::Refused(why) => return Ok(AdminResult::Refused(why)),
     };
-    let (head, taken) = start.map(|Start { head, taken }| (head, taken)).unzip();
+    let (head, taken) = start.map(|RestorePoint { head, taken }| (head, taken)).unzip();
     let source = head.as_ref().map(|head| head.checkpoint_id.clone()).filter(|source| source.sandbox() != *id);
     if let Some(source) = &source {
         store.pin(source, id).await?;
@@ -217,7 +223,7 @@ async fn new_lock(storage: &StorageAdmin, args: &RepairArgs, over: Option<(&Unus
     });
     let summary = format!("{id} has a new lock, epoch {}, and {from}", lock.epoch);
     if draft.has_token && !draft.is_by_hand {
-        return Ok(Verdict::Done(summary));
+        return Ok(AdminResult::Done(summary));
     }
     finish(storage, draft, version, &lock, taken, summary).await
 }
@@ -230,7 +236,7 @@ async fn finish(
     lock: &Lock,
     taken: Option<String>,
     summary: String,
-) -> Result<Verdict> {
+) -> Result<AdminResult> {
     let Draft { metadata: mut record, has_token, is_by_hand } = draft;
     let id = record.spec.sandbox_id.clone();
     let secret = (!has_token).then(|| token::fresh(&*storage.clock));
@@ -242,16 +248,16 @@ async fn finish(
     }
     let text = serde_json::to_vec_pretty(&record)?;
     if !storage.records.put_raw(&id, text.into(), Precondition::Is(version)).await? {
-        return Ok(Verdict::Refused(format!(
+        return Ok(AdminResult::Refused(format!(
             "{summary}; its metadata changed meanwhile: run `baton repair {id}` again"
         )));
     }
-    Ok(Verdict::Done(match secret {
+    Ok(AdminResult::Done(match secret {
         Some(secret) => format!("{summary}; its new token is {}", secret.0),
         None => summary,
     }))
 }
 
-fn unusable(id: &SandboxId, error: &records::Error) -> Verdict {
-    Verdict::Refused(format!("{error}: fix it with `baton edit {id}`"))
+fn unusable(id: &SandboxId, error: &records::Error) -> AdminResult {
+    AdminResult::Refused(format!("{error}: fix it with `baton edit {id}`"))
 }

@@ -6,14 +6,14 @@ use anyhow::{Context, Result, bail};
 use baton_protocol::{
     id::{CheckpointId, SandboxId},
     lock::Head,
-    metadata::{Committed, Status},
+    metadata::{Committed, SandboxStatus},
 };
 
 use super::{
     context::CommandContext,
-    storage_admin::{self, Release, StorageAdmin, Verdict, WaitArgs},
+    storage_admin::{self, AdminResult, Release, StorageAdmin, WaitArgs},
 };
-use crate::storage::{gc::Resting, store};
+use crate::storage::{garbage_collector::Resting, store};
 
 /// Roll a sandbox back to an older checkpoint
 ///
@@ -40,7 +40,7 @@ pub async fn roll_back(
     id: &SandboxId,
     to: Option<&CheckpointId>,
     wait: WaitArgs,
-) -> Result<Verdict> {
+) -> Result<AdminResult> {
     let checkpoints = storage.checkpoints()?;
     let mut file = storage.lease_handle(id)?;
     file.read().await.with_context(|| format!("{id} cannot be rolled back"))?;
@@ -52,13 +52,13 @@ pub async fn roll_back(
         (None, None) => bail!("{id} has no previous checkpoint"),
     };
     if target == head.checkpoint_id {
-        return Ok(Verdict::Done(format!("{id} starts from {target} already")));
+        return Ok(AdminResult::Done(format!("{id} starts from {target} already")));
     }
     if target.sandbox() != *id {
         bail!("{target} is a checkpoint of another sandbox");
     }
     let Some((_, manifest_sha256)) = checkpoints.manifest_of(&target).await? else {
-        return Ok(Verdict::Refused(format!("{target} does not exist or is incomplete: CheckpointMissing")));
+        return Ok(AdminResult::Refused(format!("{target} does not exist or is incomplete: CheckpointMissing")));
     };
     let bucket = checkpoints.bucket().cloned();
     let (seq, epoch) = (head.seq.max(target.seq()), head.epoch.max(target.epoch()));
@@ -66,23 +66,23 @@ pub async fn roll_back(
     let taken = match checkpoints.verified(&found).await {
         Ok(manifest) => manifest.created,
         Err(store::Error::Damaged { why, .. }) => {
-            return Ok(Verdict::Refused(format!("the manifest of {target} cannot be used, {why}: Damaged")));
+            return Ok(AdminResult::Refused(format!("the manifest of {target} cannot be used, {why}: Damaged")));
         }
         Err(store::Error::Newer { why, .. }) => {
-            return Ok(Verdict::Refused(format!("the manifest of {target} cannot be read, {why}: OtherVersion")));
+            return Ok(AdminResult::Refused(format!("the manifest of {target} cannot be read, {why}: OtherVersion")));
         }
         Err(store::Error::Unsigned(_)) => {
-            return Ok(Verdict::Refused(format!("{target} is not signed with a key of BATON_HMAC_KEY: Unsigned")));
+            return Ok(AdminResult::Refused(format!("{target} is not signed with a key of BATON_HMAC_KEY: Unsigned")));
         }
         Err(error) => return Err(error.into()),
     };
     // An unresponsive holder keeps the lease until the takeover time has passed.
     match storage.wait_for_release(id, &mut file, wait.timeout.min(storage.times.takeover * 2)).await? {
         Release::Released | Release::HolderDead => {}
-        Release::Purged => return Ok(Verdict::Refused(format!("{id} was deleted"))),
-        Release::Refused(why) => return Ok(Verdict::Refused(why)),
+        Release::Purged => return Ok(AdminResult::Refused(format!("{id} was deleted"))),
+        Release::Refused(why) => return Ok(AdminResult::Refused(why)),
         Release::TimedOut => {
-            return Ok(Verdict::Refused(format!("{id} is running: stop it first with `baton checkpoint {id}`")));
+            return Ok(AdminResult::Refused(format!("{id} is running: stop it first with `baton checkpoint {id}`")));
         }
     }
     storage.upkeep.acquire(&mut file).await?;
@@ -91,11 +91,11 @@ pub async fn roll_back(
     let head = Head { seq, epoch: held.epoch, ..found };
     storage.upkeep.release(&mut file, Some(head)).await?;
     let rest = Resting::of(file.lock().context("the lock is gone")?, Some(taken));
-    let report = |status: &mut Status, committed: &mut Committed| {
+    let report = |status: &mut SandboxStatus, committed: &mut Committed| {
         (status.phase, status.instance) = (rest.phase, None);
         (status.reason, status.message) = (String::new(), String::new());
         committed.clone_from(&rest.committed);
     };
     storage.records.report(id, held.epoch, &report).await?;
-    Ok(Verdict::Done(format!("{id} starts from {target} now")))
+    Ok(AdminResult::Done(format!("{id} starts from {target} now")))
 }

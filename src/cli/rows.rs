@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::storage_admin::StorageAdmin;
 use crate::storage::{
-    records::{Error, Objects, Result},
+    records::{Error, Result, SandboxObjects},
     unresponsive::{self, Unresponsive},
 };
 
@@ -100,7 +100,7 @@ pub async fn rows<'a>(storage: &'a StorageAdmin, filter: &'a Filter) -> Result<i
 }
 
 /// Returns `None` if the sandbox is gone or only its tombstone is left.
-pub async fn row(storage: &StorageAdmin, id: SandboxId, objects: Objects) -> Option<Row> {
+pub async fn row(storage: &StorageAdmin, id: SandboxId, objects: SandboxObjects) -> Option<Row> {
     let mut row =
         Row { id, found: None, reason: String::new(), message: String::new(), is_orphan: false, unresponsive: None };
     if objects.metadata.is_none() {

@@ -4,7 +4,7 @@ use std::{process::ExitCode, time::Duration};
 
 use baton_client::{Options, Sandbox};
 
-use baton_protocol::{id::SnapshotName, request::Config};
+use baton_protocol::{id::SnapshotName, request::SandboxConfig};
 
 use super::{
     context::CommandContext,
@@ -51,8 +51,11 @@ pub struct RunArgs {
 pub async fn run(args: RunArgs, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::listen()?;
     let server = context.server(&args.server)?;
-    let config =
-        Config { filesystem_snapshot_name: args.snapshot.clone(), limits: limits(&args.limit), ..Config::default() };
+    let config = SandboxConfig {
+        filesystem_snapshot_name: args.snapshot.clone(),
+        limits: limits(&args.limit),
+        ..SandboxConfig::default()
+    };
     let options = Options { connection: server.connection(), config };
     let created = tokio::select! {
         created = Sandbox::create(server.url(), options) => created,

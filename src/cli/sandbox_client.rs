@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::{
     global_options::{OutputFormat, ServerOptions},
-    progress, screen,
+    progress_line, screen,
     server_client::{DEFAULT_URL, ServerClient, describe_error},
     stdio_bridge::Signals,
     token_file::SavedToken,
@@ -38,7 +38,7 @@ pub struct SandboxClient {
 
 /// The answer to a request, as text and as JSON.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct VerbOutput {
     pub text: String,
     pub json: Value,
 }
@@ -98,12 +98,12 @@ impl SandboxClient {
         &self,
         text: &str,
         format: OutputFormat,
-        send: impl AsyncFnOnce(&Sandbox, &str) -> Result<Answer, Error>,
+        send: impl AsyncFnOnce(&Sandbox, &str) -> Result<VerbOutput, Error>,
     ) -> Result<ExitCode> {
         let mut signals = Signals::listen()?;
         let url = self.find(text)?.url;
         let requested = async {
-            let connection = Connection { on_status: progress::to_the_end(), ..self.server.connection() };
+            let connection = Connection { on_status: progress_line::to_the_end(), ..self.server.connection() };
             let sandbox = self.attach_with(text, connection).await?;
             let answer = send(&sandbox, &url).await.map_err(|error| describe_error(error, &url));
             self.close(sandbox).await;

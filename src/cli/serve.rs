@@ -14,12 +14,15 @@ use crate::{
     clock::{SharedClock, SystemClock},
     config::Config,
     fair_watch::FairWatch,
-    ipc::Hello,
+    ipc::IpcHello,
     metrics::Metrics,
     reconciler::{self, AllowedRuntimes, Deposit, Housekeeping, PollIntervals, ReconcilerContext, desired::Drain},
-    runtime::{Containers, Lifecycle, STAGING, Settings, Shares, Warm, archive::Limits, predecessor, sign},
+    runtime::{
+        Containers, Lifecycle, RuntimeSettings, STAGING, Shares, WarmSettings, archive::ArchiveLimits, predecessor,
+        sign,
+    },
     storage::{
-        lease::rules::{Identity, Times},
+        lease::lease_rules::{Identity, Times},
         memory::Memory,
         records::{Durable, Records},
         signature::Seals,
@@ -37,7 +40,7 @@ pub async fn serve(config: Config) -> Result<()> {
     let clock: SharedClock = Arc::new(SystemClock);
     let listener = listen(&config).await?;
     let metrics = Metrics::default();
-    let half = Backend::open(&config, &clock, &metrics).await?;
+    let half = ReconcilerHalf::open(&config, &clock, &metrics).await?;
     let side = AdminServer::open(&config, metrics).await?;
     let (leaving, leaving_seen) = watch::channel(false);
     let api = Api::new(
@@ -77,14 +80,14 @@ pub async fn serve(config: Config) -> Result<()> {
 }
 
 /// The half of an instance that runs sandboxes: its reconciler.
-pub(super) struct Backend {
+pub(super) struct ReconcilerHalf {
     pub containers: Arc<Containers>,
     pub tools: Arc<ReconcilerContext>,
     /// Holds the records that end with this instance.
     pub memory: Arc<dyn Store>,
 }
 
-impl Backend {
+impl ReconcilerHalf {
     pub async fn open(config: &Config, clock: &SharedClock, metrics: &Metrics) -> Result<Self> {
         let pieces = Pieces::find(config)?;
         let containers = Arc::new(Containers::open(settings(config, &pieces, metrics)?, clock.clone()).await?);
@@ -132,9 +135,9 @@ impl Backend {
     }
 
     /// What the API must know about this backend.
-    pub fn hello(&self) -> Hello {
+    pub fn hello(&self) -> IpcHello {
         let runsc = self.containers.facts().runsc_version;
-        Hello::new(self.instance().clone(), runsc, self.containers.cgroups(), self.tools.times)
+        IpcHello::new(self.instance().clone(), runsc, self.containers.cgroups(), self.tools.times)
     }
 
     /// Runs until a signal, and then until every sandbox is released or the drain timeout is over.
@@ -212,8 +215,8 @@ pub(super) fn records(stores: Stores, memory: Arc<dyn Store>, clock: &SharedCloc
     }
 }
 
-fn settings(config: &Config, pieces: &Pieces, metrics: &Metrics) -> Result<Settings> {
-    Ok(Settings {
+fn settings(config: &Config, pieces: &Pieces, metrics: &Metrics) -> Result<RuntimeSettings> {
+    Ok(RuntimeSettings {
         exe: std::env::current_exe().context("this program cannot find itself")?,
         runsc: pieces.runsc.clone(),
         state_dir: config.state_dir.clone(),
@@ -222,7 +225,7 @@ fn settings(config: &Config, pieces: &Pieces, metrics: &Metrics) -> Result<Setti
         rootfs_cache: config.cache_dir.join("extracted"),
         rootfs_cache_size: config.rootfs_cache,
         runtimes: config.cache_dir.join("runtimes"),
-        archive_limits: Limits {
+        archive_limits: ArchiveLimits {
             size: config.archive_size,
             entries: config.archive_entries.into(),
             depth: config.archive_depth,
@@ -231,7 +234,7 @@ fn settings(config: &Config, pieces: &Pieces, metrics: &Metrics) -> Result<Setti
         detach_grace: config.detach_grace,
         confirm: config.lease.confirm,
         cpu_features: (!config.cpu_features.is_empty()).then(|| config.cpu_features.clone()),
-        warm: Warm { count: config.warm, room: config.max_sandboxes, limits: config.limits.default.clone() },
+        warm: WarmSettings { count: config.warm, room: config.max_sandboxes, limits: config.limits.default.clone() },
         metrics: metrics.clone(),
     })
 }
@@ -270,11 +273,11 @@ fn rhythm(config: &Config) -> PollIntervals {
 
 pub(super) fn api_settings(
     config: &Config,
-    half: &Hello,
+    half: &IpcHello,
     drain: watch::Receiver<bool>,
     traces: Traces,
-) -> api::Settings {
-    api::Settings {
+) -> api::ApiSettings {
+    api::ApiSettings {
         instance: half.instance.clone(),
         version: env!("CARGO_PKG_VERSION"),
         runsc_version: half.runsc_version.clone(),
@@ -290,7 +293,7 @@ pub(super) fn api_settings(
         plain: config.plain,
         is_token_optional: config.is_token_optional,
         origins: config.origins.clone(),
-        rate_limit: config.rate_limit.map(|rate| api::limits::Rate {
+        rate_limit: config.rate_limit.map(|rate| api::rate_limit::FailureRate {
             burst: rate.count,
             per_second: f64::from(rate.count) / rate.per.as_secs_f64(),
         }),
@@ -303,9 +306,9 @@ pub(super) fn api_settings(
 }
 
 /// The bounds for connections to the API.
-pub(super) fn connections(config: &Config) -> listener::Bounds {
+pub(super) fn connections(config: &Config) -> listener::ListenerLimits {
     let is_proxied = config.trusted_proxies > 0;
-    listener::Bounds {
+    listener::ListenerLimits {
         connections: descriptors::connections(),
         // All connections come from the proxy.
         per_peer: (!is_proxied).then_some(config.connections.per_peer),

@@ -8,8 +8,8 @@ use baton_client::{Auth, Connection, Error, SandboxId};
 use super::{
     context::UsageError,
     global_options::AuthKind,
-    progress,
-    token_file::{SavedToken, Tokens},
+    progress_line,
+    token_file::{SavedToken, SavedTokens},
 };
 
 pub const DEFAULT_URL: &str = "ws://127.0.0.1:8080";
@@ -37,7 +37,7 @@ impl ServerClient {
             api_key: self.api_key.clone(),
             headers: self.headers.clone(),
             auth: self.auth(),
-            on_status: progress::until_running(),
+            on_status: progress_line::until_running(),
             ..Connection::default()
         }
     }
@@ -46,9 +46,9 @@ impl ServerClient {
         self.auth.filter(|kind| *kind == AuthKind::Google).map(|_| Auth::google())
     }
 
-    pub fn tokens(&self) -> Result<Tokens> {
+    pub fn tokens(&self) -> Result<SavedTokens> {
         let file = self.token_file.clone();
-        file.map(Tokens::at).context("there is no place for tokens: set HOME, or name a file with --tokens")
+        file.map(SavedTokens::at).context("there is no place for tokens: set HOME, or name a file with --tokens")
     }
 
     /// The token that was saved here for the sandbox whose id is or begins with `text`.

@@ -15,17 +15,17 @@ use super::{
     context::CommandContext,
     flags,
     global_options::OutputFormat,
-    sandbox_client::{Answer, SandboxOptions},
+    sandbox_client::{SandboxOptions, VerbOutput},
     screen, serve,
 };
 use crate::{
     clock::SharedClock,
     storage::{
-        lease::rules::Times,
+        lease::lease_rules::Times,
         memory::Memory,
         signature::Seals,
         snapshot_users,
-        snapshots::{Found, Listed, Snapshots},
+        snapshots::{ListedSnapshot, NamedSnapshot, Snapshots},
         store,
         stores::Stores,
     },
@@ -146,12 +146,12 @@ async fn create(args: SnapshotCreateArgs, context: &CommandContext) -> anyhow::R
     client
         .request(&args.sandbox, OutputFormat::Table, async |sandbox, _| {
             sandbox.snapshot_with(&args.name, args.full).await?;
-            Ok(Answer { text: String::new(), json: Value::Null })
+            Ok(VerbOutput { text: String::new(), json: Value::Null })
         })
         .await
 }
 
-fn line(listed: &Listed) -> String {
+fn line(listed: &ListedSnapshot) -> String {
     let kind = match (listed.has_manifest, listed.is_unfinished) {
         (true, _) => "snapshot",
         (false, true) => "unfinished",
@@ -214,7 +214,7 @@ impl SnapshotStorage {
                 }
             }
         }
-        if self.snapshots.find(snapshot).await? == Found::Nothing {
+        if self.snapshots.find(snapshot).await? == NamedSnapshot::Nothing {
             bail!("there is no snapshot {}", describe(snapshot));
         }
         Ok(self.snapshots.erase(snapshot).await?)
@@ -239,7 +239,7 @@ impl SnapshotStorage {
     async fn export(self, args: &SnapshotExportArgs) -> anyhow::Result<()> {
         let snapshot = args.owner.key(&args.name);
         let path = match self.snapshots.find(&snapshot).await? {
-            Found::Ours(manifest) => {
+            NamedSnapshot::Ours(manifest) => {
                 if manifest.kind == SnapshotKind::Layer {
                     // If it were imported elsewhere, sandboxes would start from almost nothing.
                     screen::say(format_args!(
@@ -249,8 +249,10 @@ impl SnapshotStorage {
                 }
                 self.snapshots.archive(&snapshot, &manifest).path
             }
-            Found::Foreign { path } => path,
-            Found::Nothing | Found::Unfinished => bail!("there is no finished snapshot {}", describe(&snapshot)),
+            NamedSnapshot::Foreign { path } => path,
+            NamedSnapshot::Nothing | NamedSnapshot::Unfinished => {
+                bail!("there is no finished snapshot {}", describe(&snapshot))
+            }
         };
         let plain = || PathBuf::from(format!("{}{}", args.name, path.end()));
         let to = args.to.clone().unwrap_or_else(plain);

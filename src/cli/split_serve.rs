@@ -16,7 +16,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     descriptors,
-    serve::{AdminServer, Backend, api_settings, connections, listen, records, say_hello, times, traces},
+    serve::{AdminServer, ReconcilerHalf, api_settings, connections, listen, records, say_hello, times, traces},
     termination::Termination,
 };
 use crate::{
@@ -26,7 +26,7 @@ use crate::{
     config::Config,
     ipc::{self, Back, Front},
     metrics::Metrics,
-    storage::{lease::rules::Times, signature::Seals, stores::Stores},
+    storage::{lease::lease_rules::Times, signature::Seals, stores::Stores},
 };
 
 /// The interval between attempts to reach the reconciler.
@@ -41,7 +41,7 @@ pub async fn reconciler(config: Config) -> Result<()> {
     descriptors::raise();
     let clock: SharedClock = Arc::new(SystemClock);
     let metrics = Metrics::default();
-    let half = Backend::open(&config, &clock, &metrics).await?;
+    let half = ReconcilerHalf::open(&config, &clock, &metrics).await?;
     let side = AdminServer::open(&config, metrics).await?;
     let api_user = config.api_user.unwrap_or_else(|| rustix::process::geteuid().as_raw());
     let socket = ipc::listen(&config.socket_dir, api_user)?;

@@ -11,7 +11,7 @@ pub mod raw_terminal;
 use std::{io, time::Duration};
 
 use anyhow::{Context, anyhow, bail};
-use baton_client::{Chunk, Control, Exec, Outcome, Output, Running};
+use baton_client::{Chunk, Control, Exec, Outcome, Running, StdStream};
 use tokio::{
     io::AsyncWriteExt,
     signal::unix::{Signal, SignalKind, signal},
@@ -116,13 +116,13 @@ impl Signals {
 
 /// How the command ended, as seen by this process.
 #[derive(Debug)]
-pub enum End {
+pub enum BridgeEnd {
     Outcome(Outcome),
     /// This process exits with the code before the command has ended.
     Left(u8),
 }
 
-impl End {
+impl BridgeEnd {
     pub fn code(&self) -> anyhow::Result<u8> {
         match self {
             Self::Left(code) => Ok(*code),
@@ -133,7 +133,7 @@ impl End {
 
 /// Connects the command to the terminal until either of them ends. If the command has a terminal, ours
 /// is in raw mode meanwhile.
-pub async fn connect(running: Running, tty: bool, stdin: bool, signals: &mut Signals) -> anyhow::Result<End> {
+pub async fn connect(running: Running, tty: bool, stdin: bool, signals: &mut Signals) -> anyhow::Result<BridgeEnd> {
     let raw = if tty { Raw::enter()? } else { None };
     let keyboard = if stdin { Some(Keyboard::listen().context("stdin cannot be read")?) } else { None };
     let end = forward_until_end(running, keyboard, signals).await;
@@ -145,7 +145,7 @@ async fn forward_until_end(
     mut running: Running,
     mut keyboard: Option<Keyboard>,
     signals: &mut Signals,
-) -> anyhow::Result<End> {
+) -> anyhow::Result<BridgeEnd> {
     let control = running.control();
     let typed = forward_stdin(&control, &mut keyboard);
     let shown = copy_output(&mut running);
@@ -163,13 +163,13 @@ async fn forward_until_end(
             _ = signals.interrupt.recv() => {
                 interrupts += 1;
                 if interrupts > 1 {
-                    return Ok(End::Left(128 + SIGINT));
+                    return Ok(BridgeEnd::Left(128 + SIGINT));
                 }
                 let _ = control.signal("INT").await;
             }
-            _ = signals.terminate.recv() => return Ok(End::Left(128 + SIGTERM)),
-            _ = signals.hangup.recv() => return Ok(End::Left(128 + SIGHUP)),
-            _ = signals.quit.recv() => return Ok(End::Left(128 + SIGQUIT)),
+            _ = signals.terminate.recv() => return Ok(BridgeEnd::Left(128 + SIGTERM)),
+            _ = signals.hangup.recv() => return Ok(BridgeEnd::Left(128 + SIGHUP)),
+            _ = signals.quit.recv() => return Ok(BridgeEnd::Left(128 + SIGQUIT)),
         }
     }
 }
@@ -187,7 +187,7 @@ async fn forward_stdin(control: &Control, keyboard: &mut Option<Keyboard>) {
 }
 
 /// Copies the command's output to our stdout and stderr, then waits for its end.
-async fn copy_output(running: &mut Running) -> anyhow::Result<End> {
+async fn copy_output(running: &mut Running) -> anyhow::Result<BridgeEnd> {
     let (mut stdout, mut stderr) = (tokio::io::stdout(), tokio::io::stderr());
     while let Some((output, chunk)) = running.next().await {
         let bytes = match chunk {
@@ -196,18 +196,18 @@ async fn copy_output(running: &mut Running) -> anyhow::Result<End> {
             Chunk::Rewound { .. } => bail!("the sandbox went back to an older checkpoint"),
         };
         let written = match output {
-            Output::Stdout => write(&mut stdout, &bytes).await,
-            Output::Stderr => write(&mut stderr, &bytes).await,
+            StdStream::Stdout => write(&mut stdout, &bytes).await,
+            StdStream::Stderr => write(&mut stderr, &bytes).await,
         };
         match written {
             Ok(()) => {}
             // The reader of our output has closed it.
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(End::Left(128 + SIGPIPE)),
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(BridgeEnd::Left(128 + SIGPIPE)),
             Err(error) => return Err(error).context("the output cannot be written"),
         }
     }
     let outcome = running.wait().await.map_err(|error| anyhow!("{error}"))?;
-    Ok(End::Outcome(outcome))
+    Ok(BridgeEnd::Outcome(outcome))
 }
 
 pub async fn write(to: &mut (impl tokio::io::AsyncWrite + Unpin), bytes: &[u8]) -> io::Result<()> {

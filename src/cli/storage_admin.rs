@@ -17,14 +17,14 @@ use crate::{
     config::Config,
     storage::{
         checkpoints::Checkpoints,
-        gc::Upkeep,
+        garbage_collector::GarbageCollector,
         lease::{
             self, LeaseHandle,
-            rules::{Identity, LeaseState, Times},
+            lease_rules::{Identity, LeaseState, Times},
         },
         lock_object::Unusable,
         memory::Memory,
-        records::{Place, Records},
+        records::{Records, StoreKind},
         signature::Seals,
         stores::Stores,
     },
@@ -36,7 +36,7 @@ pub struct StorageAdmin {
     /// The identity under which a command acquires a lease, if it must.
     pub identity: Identity,
     pub records: Records,
-    pub upkeep: Upkeep,
+    pub upkeep: GarbageCollector,
     pub times: Times,
     /// Suppresses progress messages on standard error.
     pub is_quiet: bool,
@@ -55,7 +55,7 @@ pub struct WaitArgs {
 
 /// The result of a command on the storage, in one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum AdminResult {
     /// Exit code 0: the command succeeded.
     Done(String),
     /// Exit code 3: the command cannot succeed until something changes.
@@ -64,7 +64,7 @@ pub enum Verdict {
     Late(String),
 }
 
-impl Verdict {
+impl AdminResult {
     pub fn exit(&self) -> u8 {
         match self {
             Self::Done(_) => 0,
@@ -130,7 +130,7 @@ impl StorageAdmin {
         keep: usize,
     ) -> Self {
         let identity = Identity { me: clock.instance_id(), predecessor: None };
-        let upkeep = Upkeep { records: records.clone(), checkpoints, clock: clock.clone(), keep };
+        let upkeep = GarbageCollector { records: records.clone(), checkpoints, clock: clock.clone(), keep };
         Self { clock, identity, records, upkeep, times, is_quiet: false }
     }
 
@@ -153,7 +153,7 @@ impl StorageAdmin {
     }
 
     pub fn lease_handle(&self, id: &SandboxId) -> Result<LeaseHandle> {
-        Ok(self.records.lock_file(id, Place::Durable, &self.identity)?)
+        Ok(self.records.lock_file(id, StoreKind::Durable, &self.identity)?)
     }
 
     pub async fn lock(&self, id: &SandboxId) -> Result<Option<Lock>> {

@@ -33,11 +33,11 @@ struct Line {
 }
 
 #[derive(Debug)]
-pub struct Tokens {
+pub struct SavedTokens {
     path: PathBuf,
 }
 
-impl Tokens {
+impl SavedTokens {
     pub fn at(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into() }
     }
@@ -117,7 +117,7 @@ mod tests {
     fn tokens_are_kept_found_by_their_beginning_and_forgotten() {
         let space = tempfile::tempdir().unwrap();
         let path = space.path().join("new/tokens.json");
-        let tokens = Tokens::at(&path);
+        let tokens = SavedTokens::at(&path);
         assert_eq!(tokens.find("0b9").unwrap(), None);
         tokens.keep(&kept('a')).unwrap();
         tokens.keep(&kept('b')).unwrap();
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn a_whole_id_is_found_also_where_another_begins_with_it() {
         let space = tempfile::tempdir().unwrap();
-        let tokens = Tokens::at(space.path().join("tokens.json"));
+        let tokens = SavedTokens::at(space.path().join("tokens.json"));
         let named = |id: &str| SavedToken { id: SandboxId::parse(id).unwrap(), ..kept('a') };
         for id in ["sandbox-abc-123", "sandbox-abc"] {
             tokens.keep(&named(id)).unwrap();
@@ -149,7 +149,7 @@ mod tests {
         let path = space.path().join("tokens.json");
         fs::write(&path, "{}").unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
-        Tokens::at(&path).keep(&kept('a')).unwrap();
+        SavedTokens::at(&path).keep(&kept('a')).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     }
 
@@ -158,7 +158,7 @@ mod tests {
         let space = tempfile::tempdir().unwrap();
         let path = space.path().join("tokens.json");
         fs::write(&path, "{").unwrap();
-        let error = Tokens::at(&path).keep(&kept('a')).unwrap_err();
+        let error = SavedTokens::at(&path).keep(&kept('a')).unwrap_err();
         assert!(format!("{error:#}").contains("damaged"), "{error:#}");
         assert_eq!(fs::read(&path).unwrap(), b"{");
     }

@@ -27,12 +27,12 @@ pub use document::document;
 pub use keys::{ApiKey, api_keys};
 pub use parse::Rate;
 pub use quotas::{Quota, Quotas};
-pub use table::{Kind, Preset, SECTIONS, Section, Variable, all, find};
+pub use table::{Preset, SECTIONS, Section, ValueKind, Variable, all, find};
 
 /// Where a value comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Source {
+pub enum SettingSource {
     Default,
     Variable,
     Flag,
@@ -44,7 +44,7 @@ pub struct Setting {
     pub name: &'static str,
     /// `None` if unset.
     pub value: Option<String>,
-    pub source: Source,
+    pub source: SettingSource,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -70,7 +70,7 @@ pub struct StorageVariables {
 
 /// The bounds for clients' connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Connections {
+pub struct ConnectionLimits {
     pub keep_alive: Duration,
     pub per_peer: usize,
     pub inbound_memory: u64,
@@ -91,7 +91,7 @@ pub struct Config {
     pub trusted_proxies: usize,
     /// Host names that a request may use for the server; if empty, those that fit the address.
     pub hosts: Vec<String>,
-    pub connections: Connections,
+    pub connections: ConnectionLimits,
 
     pub max_sandboxes: usize,
     pub warm: usize,
@@ -250,7 +250,7 @@ impl Config {
 
     /// Whether neither a flag nor a variable sets it.
     pub fn is_default(&self, name: &str) -> bool {
-        self.settings.iter().any(|setting| setting.name == name && setting.source == Source::Default)
+        self.settings.iter().any(|setting| setting.name == name && setting.source == SettingSource::Default)
     }
 
     /// Warnings about the settings that an operator should see before they take effect.
@@ -293,21 +293,21 @@ impl Reader<'_> {
         let variable = find(name).expect("every name is in the table; a test reads them all");
         let set = |text: String| Some(text.trim().to_owned()).filter(|text| !text.is_empty());
         let given = match self.flags.get(name) {
-            Some(flag) => set(flag.clone()).map(|text| (text, Source::Flag)),
-            None => (self.lookup)(name).and_then(set).map(|text| (text, Source::Variable)),
+            Some(flag) => set(flag.clone()).map(|text| (text, SettingSource::Flag)),
+            None => (self.lookup)(name).and_then(set).map(|text| (text, SettingSource::Variable)),
         };
         let (text, source) = match (given, variable.preset) {
             (Some((text, source)), _) => (Some(text), source),
-            (None, Preset::Is(text)) => (Some(text.to_owned()), Source::Default),
-            (None, Preset::Unset | Preset::Found(_)) => (None, Source::Default),
+            (None, Preset::Is(text)) => (Some(text.to_owned()), SettingSource::Default),
+            (None, Preset::Unset | Preset::Found(_)) => (None, SettingSource::Default),
         };
         let shown = text.clone().map(|text| if variable.kind.is_secret() { "(redacted)".to_owned() } else { text });
         self.settings.push(Setting { name: variable.name, value: shown.clone(), source });
         let Some(text) = text else { return Ok(None) };
         parse(&text).map(Some).ok_or_else(|| Error::Bad {
             name: match (source, variable.flag()) {
-                (Source::Flag, Some(flag)) => format!("--{flag}"),
-                (Source::Default | Source::Variable | Source::Flag, _) => name.to_owned(),
+                (SettingSource::Flag, Some(flag)) => format!("--{flag}"),
+                (SettingSource::Default | SettingSource::Variable | SettingSource::Flag, _) => name.to_owned(),
             },
             value: shown.unwrap_or_default(),
             expects: variable.kind.expects(),
@@ -330,8 +330,8 @@ impl Reader<'_> {
     }
 
     /// A proxy keeps connections open for the next client; the longest common keep-alive timeout is ten minutes.
-    fn connections(&mut self, is_proxied: bool) -> Result<Connections, Error> {
-        let connections = Connections {
+    fn connections(&mut self, is_proxied: bool) -> Result<ConnectionLimits, Error> {
+        let connections = ConnectionLimits {
             keep_alive: self.found("BATON_KEEP_ALIVE", parse::span, if is_proxied { "620s" } else { "20s" })?,
             per_peer: self.required("BATON_PEER_CONNECTIONS", parse::count)? as usize,
             inbound_memory: self.required("BATON_INBOUND_MEMORY", parse::size)?,

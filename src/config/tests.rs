@@ -52,7 +52,7 @@ fn nothing_set_gives_the_defaults() {
     assert_eq!(config.rootfs_cache, 10 << 30);
     assert_eq!(config.storage, StorageVariables::default());
     assert_eq!(config.state_dir, PathBuf::from("/run/baton"));
-    assert!(config.settings().iter().all(|setting| setting.source == Source::Default));
+    assert!(config.settings().iter().all(|setting| setting.source == SettingSource::Default));
 }
 
 #[test]
@@ -74,9 +74,9 @@ fn a_flag_wins_over_a_variable_and_an_empty_flag_unsets_it() {
     let config = Config::read(&flags, variables).unwrap();
     assert_eq!((config.listen.to_string().as_str(), &config.storage.lock_bucket), ("[::1]:1", &None));
     let source = |name| config.settings().iter().find(|setting| setting.name == name).map(|setting| setting.source);
-    assert_eq!(source("BATON_LISTEN"), Some(Source::Flag));
-    assert_eq!(source("BATON_DRAIN"), Some(Source::Variable));
-    assert_eq!(source("SANDBOX_LOCK_BUCKET"), Some(Source::Default));
+    assert_eq!(source("BATON_LISTEN"), Some(SettingSource::Flag));
+    assert_eq!(source("BATON_DRAIN"), Some(SettingSource::Variable));
+    assert_eq!(source("SANDBOX_LOCK_BUCKET"), Some(SettingSource::Default));
 }
 
 #[test]
@@ -121,20 +121,25 @@ fn a_bad_value_is_named_with_what_was_expected() {
 fn every_kind_that_can_be_wrong_is_refused_with_its_own_sentence() {
     for variable in all() {
         let wrong = match variable.kind {
-            Kind::Text | Kind::Secret | Kind::ApiKeys | Kind::Keys | Kind::Names | Kind::Path => continue,
-            Kind::Digests => "/bin/sh",
-            Kind::Port => "70000",
-            Kind::Address => "localhost",
-            Kind::AddressOrOff => "here",
-            Kind::Url => "ftp://x",
-            Kind::YesNo => "perhaps",
-            Kind::Count | Kind::CountOrNone | Kind::Size | Kind::Rate => "-3",
-            Kind::Factor => "0",
-            Kind::Span | Kind::SpanOrOff => "later",
-            Kind::Limits => "memory=lots",
-            Kind::Quotas => "sandboxes=all",
-            Kind::PlainWords => "documentation",
-            Kind::Requirement => "perhaps",
+            ValueKind::Text
+            | ValueKind::Secret
+            | ValueKind::ApiKeys
+            | ValueKind::Keys
+            | ValueKind::Names
+            | ValueKind::Path => continue,
+            ValueKind::Digests => "/bin/sh",
+            ValueKind::Port => "70000",
+            ValueKind::Address => "localhost",
+            ValueKind::AddressOrOff => "here",
+            ValueKind::Url => "ftp://x",
+            ValueKind::YesNo => "perhaps",
+            ValueKind::Count | ValueKind::CountOrNone | ValueKind::Size | ValueKind::Rate => "-3",
+            ValueKind::Factor => "0",
+            ValueKind::Span | ValueKind::SpanOrOff => "later",
+            ValueKind::Limits => "memory=lots",
+            ValueKind::Quotas => "sandboxes=all",
+            ValueKind::PlainWords => "documentation",
+            ValueKind::Requirement => "perhaps",
         };
         let sentence = complaint(&[(variable.name, wrong)]);
         assert!(sentence.starts_with(&format!("{} is '{wrong}', but", variable.name)), "{sentence}");

@@ -46,7 +46,7 @@ pub enum Order {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Report {
+pub struct GuardReport {
     pub what: GuardOutcome,
     pub container: String,
 }
@@ -75,7 +75,7 @@ impl GuardOutcome {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a line of the guard's protocol")]
-pub struct Malformed;
+pub struct MalformedMessage;
 
 impl fmt::Display for Order {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -95,10 +95,10 @@ impl fmt::Display for Order {
 }
 
 impl FromStr for Order {
-    type Err = Malformed;
-    fn from_str(line: &str) -> Result<Self, Malformed> {
+    type Err = MalformedMessage;
+    fn from_str(line: &str) -> Result<Self, MalformedMessage> {
         let mut words = line.splitn(5, ' ');
-        let mut word = || words.next().ok_or(Malformed);
+        let mut word = || words.next().ok_or(MalformedMessage);
         let (verb, container) = (word()?, word()?.to_owned());
         Ok(match verb {
             "arm" => {
@@ -111,27 +111,27 @@ impl FromStr for Order {
             "fence" => Order::Fence { container },
             "resume" => Order::Resume { container, deadline: nanos(word()?)? },
             "disarm" => Order::Disarm { container },
-            _ => return Err(Malformed),
+            _ => return Err(MalformedMessage),
         })
     }
 }
 
-fn nanos(text: &str) -> Result<Duration, Malformed> {
-    text.parse().map(Duration::from_nanos).map_err(|_| Malformed)
+fn nanos(text: &str) -> Result<Duration, MalformedMessage> {
+    text.parse().map(Duration::from_nanos).map_err(|_| MalformedMessage)
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for GuardReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let word = GuardOutcome::ALL.iter().find(|(what, _)| *what == self.what).map_or("", |(_, word)| word);
         write!(f, "{word} {}", self.container)
     }
 }
 
-impl FromStr for Report {
-    type Err = Malformed;
-    fn from_str(line: &str) -> Result<Self, Malformed> {
-        let (verb, container) = line.split_once(' ').ok_or(Malformed)?;
-        let (what, _) = GuardOutcome::ALL.iter().find(|(_, word)| *word == verb).ok_or(Malformed)?;
+impl FromStr for GuardReport {
+    type Err = MalformedMessage;
+    fn from_str(line: &str) -> Result<Self, MalformedMessage> {
+        let (verb, container) = line.split_once(' ').ok_or(MalformedMessage)?;
+        let (what, _) = GuardOutcome::ALL.iter().find(|(_, word)| *word == verb).ok_or(MalformedMessage)?;
         Ok(Self { what: *what, container: container.to_owned() })
     }
 }
@@ -157,7 +157,7 @@ mod tests {
             assert_eq!(order.to_string().parse(), Ok(order));
         }
         for (what, _) in GuardOutcome::ALL {
-            let report = Report { what, container: container.clone() };
+            let report = GuardReport { what, container: container.clone() };
             assert_eq!(report.to_string().parse(), Ok(report));
         }
     }
@@ -165,8 +165,8 @@ mod tests {
     #[test]
     fn nonsense_is_malformed() {
         for bad in ["", "arm", "arm c", "arm c 1 2", "extend c x", "take c", "resume c", "sing c"] {
-            assert_eq!(bad.parse::<Order>(), Err(Malformed), "{bad:?}");
+            assert_eq!(bad.parse::<Order>(), Err(MalformedMessage), "{bad:?}");
         }
-        assert_eq!("fenced".parse::<Report>(), Err(Malformed));
+        assert_eq!("fenced".parse::<GuardReport>(), Err(MalformedMessage));
     }
 }

@@ -1,6 +1,6 @@
 //! Carries the frames of one link over a socket, in the format used between server and agent.
 
-use baton_protocol::frame::{Decoder, Frame, Kind};
+use baton_protocol::frame::{Decoder, Frame, FrameKind};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{
@@ -10,7 +10,7 @@ use tokio::{
     sync::mpsc,
 };
 
-use crate::runtime::{Behind, LeftOut, Link, Outlet};
+use crate::runtime::{Behind, FrameLink, LeftOut, Outlet};
 
 /// Size of one read. Throughput depends on the size of reads, not of frames.
 const READ: usize = 256 << 10;
@@ -19,11 +19,11 @@ const BATCH: usize = 64 << 10;
 
 /// On its way to the API, this kind means that output of the stream was left out and must be requested. An agent
 /// never sends it.
-const BEHIND: Kind = Kind::Replay;
+const BEHIND: FrameKind = FrameKind::Replay;
 
 /// Which side ended the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum LinkEnd {
     /// Our own end of the link was dropped.
     Ours,
     /// The socket was closed, or its data could not be decoded.
@@ -31,8 +31,8 @@ pub enum End {
 }
 
 /// Serves the reconciler's end until either side is gone. `early` is what was already read from the socket.
-pub async fn serve(stream: UnixStream, early: &[u8], link: Link) -> End {
-    let Link { to_agent, from_agent, behind } = link;
+pub async fn serve(stream: UnixStream, early: &[u8], link: FrameLink) -> LinkEnd {
+    let FrameLink { to_agent, from_agent, behind } = link;
     let (reader, writer) = stream.into_split();
     tokio::select! {
         end = read(reader, early, Taker::Agent(&to_agent)) => end,
@@ -41,7 +41,7 @@ pub async fn serve(stream: UnixStream, early: &[u8], link: Link) -> End {
 }
 
 /// Serves the API's end until either side is gone. A session that reads slowly holds back only its own output.
-pub async fn use_it(stream: UnixStream, frames: mpsc::Receiver<Frame>, outlet: &Outlet) -> End {
+pub async fn use_it(stream: UnixStream, frames: mpsc::Receiver<Frame>, outlet: &Outlet) -> LinkEnd {
     let (reader, writer) = stream.into_split();
     tokio::select! {
         end = read(reader, &[], Taker::Api(outlet, LeftOut::new())) => end,
@@ -72,7 +72,7 @@ impl Taker<'_> {
     }
 }
 
-async fn read(mut socket: OwnedReadHalf, early: &[u8], mut taker: Taker<'_>) -> End {
+async fn read(mut socket: OwnedReadHalf, early: &[u8], mut taker: Taker<'_>) -> LinkEnd {
     let mut decoder = Decoder::default();
     decoder.push(early);
     let mut chunk = vec![0; READ];
@@ -81,28 +81,28 @@ async fn read(mut socket: OwnedReadHalf, early: &[u8], mut taker: Taker<'_>) -> 
             match decoder.next_frame() {
                 Ok(Some(frame)) => {
                     if !taker.take(frame).await {
-                        return End::Ours;
+                        return LinkEnd::Ours;
                     }
                 }
                 Ok(None) => break,
-                Err(_) => return End::Theirs,
+                Err(_) => return LinkEnd::Theirs,
             }
         }
         match socket.read(&mut chunk).await {
-            Ok(0) | Err(_) => return End::Theirs,
+            Ok(0) | Err(_) => return LinkEnd::Theirs,
             Ok(count) => decoder.push(&chunk[..count]),
         }
     }
 }
 
-async fn write(mut socket: OwnedWriteHalf, mut frames: mpsc::Receiver<Frame>, behind: Option<&Behind>) -> End {
+async fn write(mut socket: OwnedWriteHalf, mut frames: mpsc::Receiver<Frame>, behind: Option<&Behind>) -> LinkEnd {
     let mut bytes = Vec::new();
     loop {
         bytes.clear();
         tokio::select! {
             frame = frames.recv() => match frame {
                 Some(frame) => frame.encode(&mut bytes),
-                None => return End::Ours,
+                None => return LinkEnd::Ours,
             },
             () = noted(behind) => {}
         }
@@ -115,7 +115,7 @@ async fn write(mut socket: OwnedWriteHalf, mut frames: mpsc::Receiver<Frame>, be
             frame.encode(&mut bytes);
         }
         if socket.write_all(&bytes).await.is_err() {
-            return End::Theirs;
+            return LinkEnd::Theirs;
         }
     }
 }

@@ -13,11 +13,11 @@
 //! the API half dies, none of that is lost: clients reconnect. When the reconciler half dies, its containers die with
 //! it, and the lease decides what happens next.
 
-mod client;
+mod ipc_client;
 mod ipc_frames;
+mod ipc_server;
 mod ipc_socket;
 mod remote_store;
-mod server;
 
 use std::time::Duration;
 
@@ -26,14 +26,14 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::net::UnixStream;
 use tokio_util::codec::{Framed, LengthDelimitedCodec};
 
-pub use self::client::{Front, connect};
+pub use self::ipc_client::{Front, connect};
+pub use self::ipc_server::Back;
 pub use self::ipc_socket::listen;
-pub use self::server::Back;
 
 use crate::{
     bus::{BusMessage, Evictability, LifecycleEvent},
     runtime::Shares,
-    storage::lease::rules::Times,
+    storage::lease::lease_rules::Times,
 };
 
 /// Halves of different builds refuse each other: both come from one image.
@@ -82,7 +82,7 @@ enum FromApi {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum FromReconciler {
-    Hello(Hello),
+    Hello(IpcHello),
     /// Everything held when the connection was opened has been sent.
     Ready,
     Held {
@@ -108,7 +108,7 @@ enum FromReconciler {
 
 /// What the API half asks for once, when it connects.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Hello {
+pub struct IpcHello {
     version: String,
     pub instance: InstanceId,
     pub runsc_version: String,
@@ -118,7 +118,7 @@ pub struct Hello {
     pub takeover: Duration,
 }
 
-impl Hello {
+impl IpcHello {
     pub fn new(
         instance: InstanceId,
         runsc_version: String,

@@ -16,7 +16,9 @@ use serde::{Deserialize, Serialize};
 use super::{Handshake, ipc_socket, packed, unpacked, wire};
 use crate::{
     clock::SharedClock,
-    storage::store::{Digest, Entry, Error, Page, Poll, Precondition, Progress, Result, Store, Version, Written},
+    storage::store::{
+        Digest, Error, ObjectEntry, Page, PollResult, Precondition, ProgressFn, Result, Store, Version, Written,
+    },
 };
 
 const WITHIN: Duration = Duration::from_secs(5);
@@ -89,9 +91,11 @@ pub async fn serve(memory: &dyn Store, call: Call, mut wire: super::IpcStream) -
     let answer = match call {
         Call::Poll { key, known } => memory.get_if_changed(&key, known.map(Version).as_ref()).await.map(|polled| {
             Answer::Polled(match polled {
-                Poll::Unchanged => Polled::Unchanged,
-                Poll::Missing => Polled::Missing,
-                Poll::Changed(bytes, version) => Polled::Changed { bytes: STANDARD.encode(&bytes), version: version.0 },
+                PollResult::Unchanged => Polled::Unchanged,
+                PollResult::Missing => Polled::Missing,
+                PollResult::Changed(bytes, version) => {
+                    Polled::Changed { bytes: STANDARD.encode(&bytes), version: version.0 }
+                }
             })
         }),
         Call::Put { key, bytes, when } => match STANDARD.decode(bytes) {
@@ -161,16 +165,16 @@ fn strange(key: &str) -> Error {
 
 #[async_trait]
 impl Store for RemoteStore {
-    async fn get_if_changed(&self, key: &str, known: Option<&Version>) -> Result<Poll> {
+    async fn get_if_changed(&self, key: &str, known: Option<&Version>) -> Result<PollResult> {
         let known = known.map(|version| version.0.clone());
         let answer = self.call(key, Call::Poll { key: key.to_owned(), known }).await?;
         let Answer::Polled(polled) = answer else { return Err(strange(key)) };
         match polled {
-            Polled::Unchanged => Ok(Poll::Unchanged),
-            Polled::Missing => Ok(Poll::Missing),
+            Polled::Unchanged => Ok(PollResult::Unchanged),
+            Polled::Missing => Ok(PollResult::Missing),
             Polled::Changed { bytes, version } => {
                 let bytes = STANDARD.decode(bytes).map_err(|_| strange(key))?;
-                Ok(Poll::Changed(bytes.into(), Version(version)))
+                Ok(PollResult::Changed(bytes.into(), Version(version)))
             }
         }
     }
@@ -190,19 +194,19 @@ impl Store for RemoteStore {
     async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
         let call = Call::List { prefix: prefix.to_owned(), after: after.map(str::to_owned) };
         let Answer::Listed { entries, more } = self.call(prefix, call).await? else { return Err(strange(prefix)) };
-        let entry = |(key, version, size)| Entry { key, version: Version(version), size, updated: None };
+        let entry = |(key, version, size)| ObjectEntry { key, version: Version(version), size, updated: None };
         Ok(Page { entries: entries.into_iter().map(entry).collect(), more, ..Page::default() })
     }
 
-    async fn upload(&self, key: &str, _: &Path, _: Precondition, _: &Digest, _: Progress<'_>) -> Result<Written> {
+    async fn upload(&self, key: &str, _: &Path, _: Precondition, _: &Digest, _: ProgressFn<'_>) -> Result<Written> {
         Err(only_small(key))
     }
 
-    async fn download(&self, key: &str, _: &Path, _: &Digest, _: Progress<'_>) -> Result<()> {
+    async fn download(&self, key: &str, _: &Path, _: &Digest, _: ProgressFn<'_>) -> Result<()> {
         Err(only_small(key))
     }
 
-    async fn download_unverified(&self, key: &str, _: &Path, _: u64, _: Progress<'_>) -> Result<Digest> {
+    async fn download_unverified(&self, key: &str, _: &Path, _: u64, _: ProgressFn<'_>) -> Result<Digest> {
         Err(only_small(key))
     }
 }

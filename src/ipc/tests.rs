@@ -3,7 +3,7 @@
 use std::{os::unix::fs::PermissionsExt, sync::Arc, time::Duration};
 
 use baton_protocol::{
-    frame::{Frame, Kind},
+    frame::{Frame, FrameKind},
     id::SandboxId,
 };
 use tokio::sync::watch;
@@ -13,10 +13,10 @@ use super::*;
 use crate::{
     bus::{Bus, Evictability, StartKind},
     clock::{SharedClock, SystemClock},
-    runtime::{Lifecycle, Start},
+    runtime::{Lifecycle, StartSpec},
     storage::{
         memory::Memory,
-        store::{Poll, Precondition, Store},
+        store::{PollResult, Precondition, Store},
     },
     testkit::FakeContainers,
 };
@@ -42,7 +42,7 @@ impl Pair {
         let (leaving, leaving_seen) = watch::channel(false);
         let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
         let back = Back {
-            hello: Hello::new(clock.instance_id(), "one".to_owned(), Err("none".to_owned()), Times::DEFAULT),
+            hello: IpcHello::new(clock.instance_id(), "one".to_owned(), Err("none".to_owned()), Times::DEFAULT),
             clock: clock.clone(),
             bus: bus.clone(),
             execs: containers.clone(),
@@ -74,8 +74,8 @@ impl Pair {
         id
     }
 
-    fn start(&self) -> Start {
-        Start {
+    fn start(&self) -> StartSpec {
+        StartSpec {
             marker: [1; 16],
             env: [].into(),
             cwd: None,
@@ -190,14 +190,18 @@ async fn frames_go_both_ways_and_a_link_closes_with_its_container() {
     let id = pair.create().await;
     let front = pair.front().await;
     let mut link = front.execs.open(&id).expect("it was told before the API was ready");
-    link.to_agent.send(Frame::new(Kind::List)).await.unwrap();
+    link.to_agent.send(Frame::new(FrameKind::List)).await.unwrap();
     let answer = within(&pair.clock, link.from_agent.recv()).await.unwrap();
-    assert_eq!(answer.kind, Kind::Execs);
+    assert_eq!(answer.kind, FrameKind::Execs);
 
     let mut newer = front.execs.open(&id).unwrap();
     within(&pair.clock, async { while link.from_agent.recv().await.is_some() {} }).await;
-    newer.to_agent.send(Frame::new(Kind::List)).await.unwrap();
-    assert_eq!(within(&pair.clock, newer.from_agent.recv()).await.unwrap().kind, Kind::Execs, "the newer link wins");
+    newer.to_agent.send(Frame::new(FrameKind::List)).await.unwrap();
+    assert_eq!(
+        within(&pair.clock, newer.from_agent.recv()).await.unwrap().kind,
+        FrameKind::Execs,
+        "the newer link wins"
+    );
 
     pair.containers.remove(&id).await.unwrap();
     within(&pair.clock, async { while newer.from_agent.recv().await.is_some() {} }).await;
@@ -235,7 +239,7 @@ async fn the_memory_of_the_other_half_is_a_store() {
     let pair = Pair::new();
     let front = pair.front().await;
     let first = front.memory.put("a/b", "1".into(), Precondition::Absent).await.unwrap().version;
-    assert_eq!(front.memory.get_if_changed("a/b", Some(&first)).await.unwrap(), Poll::Unchanged);
+    assert_eq!(front.memory.get_if_changed("a/b", Some(&first)).await.unwrap(), PollResult::Unchanged);
     assert!(matches!(
         front.memory.put("a/b", "2".into(), Precondition::Absent).await,
         Err(crate::storage::store::Error::Conflict(_))
@@ -243,11 +247,11 @@ async fn the_memory_of_the_other_half_is_a_store() {
     let second = pair.memory.put("a/b", "2".into(), Precondition::Is(first.clone())).await.unwrap().version;
     assert_eq!(
         front.memory.get_if_changed("a/b", Some(&first)).await.unwrap(),
-        Poll::Changed("2".into(), second.clone())
+        PollResult::Changed("2".into(), second.clone())
     );
     assert_eq!(front.memory.list("a/", None).await.unwrap().entries.len(), 1);
     front.memory.delete("a/b", Precondition::Is(second)).await.unwrap();
-    assert_eq!(front.memory.get_if_changed("a/b", None).await.unwrap(), Poll::Missing);
+    assert_eq!(front.memory.get_if_changed("a/b", None).await.unwrap(), PollResult::Missing);
     pair.stop.cancel();
 }
 

@@ -6,7 +6,7 @@ use super::{desired::idle_in, worker::Worker};
 use crate::{
     bus::AttachGuard,
     clock::Moment,
-    runtime::{Container, Seen},
+    runtime::{Container, ContainerView},
 };
 
 #[derive(Debug)]
@@ -26,7 +26,7 @@ impl Activity {
     }
 
     /// Records that a command is running, or was at the last observation.
-    pub(super) fn note(&mut self, seen: Seen, now: Moment) {
+    pub(super) fn note(&mut self, seen: ContainerView, now: Moment) {
         let is_busy = seen.running_execs > 0 || seen.container == Container::Fenced;
         if is_busy || self.was_busy {
             self.busy_at = now;
@@ -52,13 +52,13 @@ impl Worker {
     }
 
     /// Time until the sandbox counts as idle.
-    pub(super) fn idle_in(&self, seen: Seen) -> Option<Duration> {
+    pub(super) fn idle_in(&self, seen: ContainerView) -> Option<Duration> {
         let timeout = self.record.spec()?.idle_timeout.map(Duration::from_secs);
         idle_in(timeout, self.context.clock.now() - self.used_at(), seen.running_execs)
     }
 
     /// The idle timeout has passed. Once the sandbox begins to end, it continues unless a session attaches.
-    pub(super) fn is_idle(&mut self, seen: Seen, is_unattended: bool) -> bool {
+    pub(super) fn is_idle(&mut self, seen: ContainerView, is_unattended: bool) -> bool {
         let sessions = self.sessions();
         if seen.container == Container::Running {
             let is_idle = is_unattended || self.idle_in(seen).is_some_and(|left| left.is_zero());

@@ -6,7 +6,7 @@ use super::{observe::Observation, plan::LockState, worker::Worker};
 use crate::{
     bus::{LeaveReason, LifecycleEvent, StartKind},
     runtime::Container,
-    storage::records::Place,
+    storage::records::StoreKind,
 };
 
 #[derive(Clone, Copy, Debug)]
@@ -80,7 +80,7 @@ impl Worker {
         // Time spent waiting for the start does not count as idle.
         self.context.bus.touch(&self.id);
         self.announced.running = true;
-        if self.record.place() == Some(Place::Durable) {
+        if self.record.place() == Some(StoreKind::Durable) {
             self.context.deposit.begin();
         }
         self.post(LifecycleEvent::Running { boot: kind });

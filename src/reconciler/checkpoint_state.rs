@@ -1,6 +1,6 @@
 //! What is known about the checkpoints of the sandbox, and when the next periodic one is due.
 
-use baton_protocol::metadata::{Committed, Request};
+use baton_protocol::metadata::{Committed, SpecRequest};
 
 use super::worker::Worker;
 use crate::{clock::Moment, storage::checkpoints::committed};
@@ -25,7 +25,7 @@ impl Worker {
     /// A checkpoint was requested and not answered yet, or a periodic one is due.
     pub(super) fn is_checkpoint_requested(&self) -> bool {
         let is_due = self.checkpoints.due.is_some_and(|due| due <= self.context.clock.now());
-        is_due || self.record.unanswered(|request| matches!(request, Request::Checkpoint {})).next().is_some()
+        is_due || self.record.unanswered(|request| matches!(request, SpecRequest::Checkpoint {})).next().is_some()
     }
 
     /// When the next periodic checkpoint of a running sandbox is due.

@@ -9,14 +9,14 @@ use baton_protocol::{
 
 use super::{
     desired::{Inputs, desired},
-    plan::{Attachment, Desired, LockState},
-    precedence::{Client, Verdict, verdict},
+    plan::{AttachState, Desired, LockState},
+    precedence::{AttachedClient, Verdict, verdict},
     worker::Worker,
 };
 use crate::{
     bus::{ALIVE_WITHIN, Presence},
     clock::Moment,
-    runtime::{Container, Seen},
+    runtime::{Container, ContainerView},
     storage::lease::LeaseHandle,
 };
 
@@ -29,7 +29,7 @@ pub(super) struct Contention {
     /// The number of sessions when it last did.
     pub(super) registered_under: u64,
     /// The liveness probe of the client here, sent because another instance wants the sandbox.
-    pub(super) probe: Option<Probe>,
+    pub(super) probe: Option<PendingProbe>,
 }
 
 #[derive(Clone, Debug)]
@@ -41,7 +41,7 @@ struct Wait {
 
 /// A pending liveness probe.
 #[derive(Clone, Debug)]
-pub(super) struct Probe {
+pub(super) struct PendingProbe {
     pub(super) subject: ProbeSubject,
     pub(super) number: u64,
     pub(super) since: Moment,
@@ -88,58 +88,58 @@ impl Worker {
 
     /// The decision about another instance that waits for a sandbox held here, and whether the client here must be
     /// probed first.
-    pub(super) fn verdict(&mut self, seen: Seen, presence: &Presence) -> (Verdict, Option<ProbeSubject>) {
+    pub(super) fn verdict(&mut self, seen: ContainerView, presence: &Presence) -> (Verdict, Option<ProbeSubject>) {
         let handle = self.lease.handle.as_ref().filter(|_| self.lease.is_held());
         let waiter = handle.and_then(LeaseHandle::waiter);
         let claim = waiter.map(|waiter| waiter.claim);
         let asks = waiter.filter(|waiter| waiter.claim == Claim::Ask && seen.container == Container::Running);
         let Some(waiter) = asks.filter(|_| presence.attached) else {
             self.contention.probe = None;
-            let client = if presence.attached { Client::Probed } else { Client::Absent };
+            let client = if presence.attached { AttachedClient::Probed } else { AttachedClient::Absent };
             return (verdict(claim, client), None);
         };
         let bus = &self.context.bus;
         let subject = ProbeSubject { waiter: waiter.op.clone(), sessions: bus.asked(&self.id) };
         let Some(probe) = self.contention.probe.as_ref().filter(|probe| probe.subject == subject) else {
-            return (verdict(claim, Client::Probed), Some(subject));
+            return (verdict(claim, AttachedClient::Probed), Some(subject));
         };
         let has_answered = bus.is_alive(&self.id, probe.number);
-        let client = Client::judge(true, has_answered, self.context.clock.now() - probe.since);
+        let client = AttachedClient::judge(true, has_answered, self.context.clock.now() - probe.since);
         (verdict(claim, client), None)
     }
 
     /// The prospects of the session that waits here for a sandbox on another instance.
-    pub(super) fn attachment(&mut self, inputs: &Inputs, lock: LockState, container: Container) -> Attachment {
+    pub(super) fn attachment(&mut self, inputs: &Inputs, lock: LockState, container: Container) -> AttachState {
         let is_away = matches!(lock, LockState::Free | LockState::Theirs) && container == Container::Absent;
         if !inputs.asked_here || inputs.refused || !is_away {
             self.contention.wait = None;
-            return if inputs.asked_here { Attachment::Waiting } else { Attachment::None };
+            return if inputs.asked_here { AttachState::Waiting } else { AttachState::None };
         }
         if self.lease.is_purged() {
-            return Attachment::Deleted;
+            return AttachState::Deleted;
         }
         if lock == LockState::Theirs && self.is_declined() {
-            return Attachment::Declined;
+            return AttachState::Declined;
         }
         // A sandbox that cannot move is only watched, and that was not announced.
         let was_wanted = self.announced.acquiring || self.contention.wait.is_some();
         if was_wanted && !inputs.placed_here {
-            return Attachment::Superseded;
+            return AttachState::Superseded;
         }
         if desired(inputs).0 != Desired::Running || lock != LockState::Theirs {
             self.contention.wait = None;
-            return Attachment::Waiting;
+            return AttachState::Waiting;
         }
         let may_move = self.record.spec().is_some_and(|spec| self.may_move(spec));
         let now = self.context.clock.now();
         let lease = self.lease.lock().and_then(|lock| lock.lease.as_ref()).map(|lease| lease.op.clone());
         let wait = self.contention.wait.get_or_insert(Wait { since: now, lease: lease.clone() });
         if !may_move && lease != wait.lease {
-            Attachment::HeldElsewhere
+            AttachState::HeldElsewhere
         } else if now - wait.since >= self.context.times.handoff_wait {
-            Attachment::TimedOut
+            AttachState::TimedOut
         } else {
-            Attachment::Waiting
+            AttachState::Waiting
         }
     }
 

@@ -8,17 +8,17 @@ use super::{
 };
 use crate::{
     bus::{Evictability, LeaveReason},
-    runtime::{Container, Seen},
+    runtime::{Container, ContainerView},
 };
 
 impl Worker {
     /// Eviction was requested, and the sandbox can be released without loss.
-    pub(super) fn should_evict(&self, seen: Seen) -> bool {
+    pub(super) fn should_evict(&self, seen: ContainerView) -> bool {
         self.context.bus.is_wanted(&self.id) && !self.is_attended() && self.is_evictable(seen)
     }
 
     /// Publishes the sandbox's evictability on the bus, given the next action. Upkeep changes nothing about it.
-    pub(super) fn publish_evictability(&self, seen: Seen, action: Action, desired: Desired) {
+    pub(super) fn publish_evictability(&self, seen: ContainerView, action: Action, desired: Desired) {
         match action {
             Action::Rest | Action::Finish => self.publish_evictability_at_rest(seen),
             action if action.is_upkeep() => {}
@@ -27,7 +27,7 @@ impl Worker {
         }
     }
 
-    pub(super) fn publish_evictability_at_rest(&self, seen: Seen) {
+    pub(super) fn publish_evictability_at_rest(&self, seen: ContainerView) {
         let evictability =
             if self.is_evictable(seen) { Evictability::Spare { since: self.used_at() } } else { Evictability::Stays };
         self.context.bus.set_tenure(&self.id, evictability);
@@ -35,7 +35,7 @@ impl Worker {
 
     /// A checkpoint would keep all of its state, and none has just failed. While a session is attached its commands
     /// are ignored: they start and end all the time, and the bus never evicts a sandbox that has a session.
-    fn is_evictable(&self, seen: Seen) -> bool {
+    fn is_evictable(&self, seen: ContainerView) -> bool {
         self.record.is_persistent()
             && self.context.checkpoints.is_some()
             && self.lease.state() == LockState::Ours

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     clock::Moment,
-    storage::lease::{self, LeaseHandle, rules::LeaseState},
+    storage::lease::{self, LeaseHandle, lease_rules::LeaseState},
 };
 
 #[derive(Debug)]

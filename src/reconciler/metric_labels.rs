@@ -1,7 +1,7 @@
 //! Label values of the reconciler's metrics.
 
 use super::{
-    actions::{Done, Failure},
+    actions::{ActionResult, Failure},
     plan::Action,
 };
 use crate::{
@@ -69,7 +69,7 @@ impl Named for LeaveReason {
     }
 }
 
-pub(super) fn outcome(done: &Done) -> Outcome {
+pub(super) fn outcome(done: &ActionResult) -> Outcome {
     match done {
         Ok(()) => Outcome::Done,
         Err(Failure::Stale) => Outcome::Again,

@@ -9,6 +9,7 @@
 
 mod actions;
 mod activity;
+mod allowed_runtimes;
 mod announced;
 mod base_upload;
 mod checkpoint_state;
@@ -23,7 +24,6 @@ pub mod precedence;
 mod record_view;
 mod report;
 mod retry;
-mod runtimes;
 mod start_state;
 pub mod sweep;
 mod worker;
@@ -58,15 +58,15 @@ use crate::{
     runtime::Lifecycle,
     storage::{
         checkpoints::Checkpoints,
-        gc::Upkeep,
-        lease::rules::{Identity, Times},
+        garbage_collector::GarbageCollector,
+        lease::lease_rules::{Identity, Times},
         records::Records,
         snapshots::Snapshots,
     },
     traces::Traces,
 };
+pub use allowed_runtimes::AllowedRuntimes;
 use desired::Drain;
-pub use runtimes::AllowedRuntimes;
 use sweep::SweepContext;
 
 /// Shared by all workers.
@@ -118,8 +118,8 @@ impl Housekeeping {
 }
 
 impl ReconcilerContext {
-    fn upkeep(&self) -> Upkeep {
-        Upkeep {
+    fn upkeep(&self) -> GarbageCollector {
+        GarbageCollector {
             records: self.records.clone(),
             checkpoints: self.checkpoints.clone(),
             clock: self.clock.clone(),

@@ -3,26 +3,26 @@
 
 use std::time::Duration;
 
-use baton_protocol::metadata::{DesiredState, Request, Spec};
+use baton_protocol::metadata::{DesiredState, Spec, SpecRequest};
 
 use super::{
     desired::Inputs,
-    plan::{Attachment, LockState, Observed, Saved, Upkeep},
+    plan::{AttachState, LockState, Observed, Saved, Upkeep},
     precedence::Verdict,
     record_view::MetadataFault,
     sweep::since_1970,
     worker::Worker,
 };
 use crate::{
-    runtime::{Container, Seen},
-    storage::{lease::LeaseHandle, records::Place},
+    runtime::{Container, ContainerView},
+    storage::{lease::LeaseHandle, records::StoreKind},
 };
 
 /// One observation of the sandbox.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Observation {
     /// The container.
-    pub(super) seen: Seen,
+    pub(super) seen: ContainerView,
     /// What the desired state depends on.
     pub(super) inputs: Inputs,
     /// What the plan depends on besides.
@@ -101,7 +101,7 @@ impl Worker {
     }
 
     /// Opens the lock for writing, with the initial lease if the sandbox was created here.
-    fn open_lock(&self, place: Place) -> Option<LeaseHandle> {
+    fn open_lock(&self, place: StoreKind) -> Option<LeaseHandle> {
         let lock = self.context.records.lock_file(&self.id, place, &self.context.who).ok()?;
         Some(match self.context.bus.take_lease(&self.id) {
             Some(lease) => lock.begun_by(lease),
@@ -109,7 +109,7 @@ impl Worker {
         })
     }
 
-    fn observe_known(&mut self, seen: Seen, spec: &Spec) -> Observation {
+    fn observe_known(&mut self, seen: ContainerView, spec: &Spec) -> Observation {
         let (context, now) = (self.context.clone(), self.context.clock.now());
         let (lock, saved, is_refused) = (self.lease.state(), self.lease.saved(), self.is_refused());
         let presence = context.bus.presence(&self.id);
@@ -155,7 +155,7 @@ impl Worker {
 
     /// Without metadata, only our own container remains to be removed. If it is unknown whether there is metadata,
     /// the container and the sessions wait.
-    fn observe_unknown(&self, seen: Seen) -> Observation {
+    fn observe_unknown(&self, seen: ContainerView) -> Observation {
         let is_attended = self.is_attended();
         let may_exist = self.record.is_unreadable() && (is_attended || seen.container != Container::Absent);
         let is_refused = self.is_refused();
@@ -188,7 +188,7 @@ impl Worker {
             waiting: false,
             declines: false,
             refused: is_refused,
-            attachment: if is_attended && !self.announced.running { Attachment::Deleted } else { Attachment::None },
+            attachment: if is_attended && !self.announced.running { AttachState::Deleted } else { AttachState::None },
             due: None,
             deferred: self.retry.deferred(self.context.clock.now()),
         };
@@ -215,7 +215,7 @@ impl Worker {
 
     /// A snapshot was requested and not answered yet.
     fn is_snapshot_requested(&self) -> bool {
-        self.record.unanswered(|request| matches!(request, Request::Snapshot { .. })).next().is_some()
+        self.record.unanswered(|request| matches!(request, SpecRequest::Snapshot { .. })).next().is_some()
     }
 
     /// The root file system it needs is not known to be here.

@@ -67,7 +67,7 @@ pub struct Observed {
     /// The last attempt at this spec failed for good, and no session has attached since.
     pub refused: bool,
     /// The session that attached here and waits for the sandbox.
-    pub attachment: Attachment,
+    pub attachment: AttachState,
     /// The most urgent upkeep that is due.
     pub due: Option<Upkeep>,
     /// The step that failed last, while its retry is not due yet.
@@ -76,7 +76,7 @@ pub struct Observed {
 
 /// The prospects of a session that attached here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Attachment {
+pub enum AttachState {
     /// No session is attached.
     None,
     /// Nothing is known that would keep the sandbox from running here.
@@ -93,7 +93,7 @@ pub enum Attachment {
     TimedOut,
 }
 
-impl Attachment {
+impl AttachState {
     pub const ALL: [Self; 7] = [
         Self::None,
         Self::Waiting,
@@ -277,12 +277,12 @@ fn refusal(desired: Desired, seen: &Observed) -> Option<Rejection> {
     }
     match (seen.lock, seen.attachment, desired) {
         (LockState::Unknown | LockState::Missing | LockState::Ours | LockState::Late, _, _) => None,
-        (_, Attachment::None, _) => None,
-        (_, Attachment::Deleted, _) | (_, _, Desired::Deleted) => Some(Rejection::Deleted),
-        (LockState::Theirs, Attachment::Declined, _) => Some(Rejection::InUse),
-        (_, Attachment::Superseded, Desired::HandedOff) => Some(Rejection::Superseded),
-        (LockState::Theirs, Attachment::HeldElsewhere, Desired::Running) => Some(Rejection::RunningElsewhere),
-        (LockState::Theirs, Attachment::TimedOut, Desired::Running) => Some(Rejection::HandoffTimeout),
+        (_, AttachState::None, _) => None,
+        (_, AttachState::Deleted, _) | (_, _, Desired::Deleted) => Some(Rejection::Deleted),
+        (LockState::Theirs, AttachState::Declined, _) => Some(Rejection::InUse),
+        (_, AttachState::Superseded, Desired::HandedOff) => Some(Rejection::Superseded),
+        (LockState::Theirs, AttachState::HeldElsewhere, Desired::Running) => Some(Rejection::RunningElsewhere),
+        (LockState::Theirs, AttachState::TimedOut, Desired::Running) => Some(Rejection::HandoffTimeout),
         (LockState::Free | LockState::Theirs, _, _) => None,
     }
 }
@@ -297,12 +297,12 @@ fn upkeep(desired: Desired, seen: &Observed) -> Option<Upkeep> {
 fn is_finished(desired: Desired, seen: &Observed) -> bool {
     let is_away = matches!(seen.lock, LockState::Free | LockState::Theirs | LockState::Missing);
     let is_awaited = match seen.attachment {
-        Attachment::None | Attachment::Deleted => false,
-        Attachment::Waiting
-        | Attachment::Declined
-        | Attachment::Superseded
-        | Attachment::HeldElsewhere
-        | Attachment::TimedOut => desired == Desired::Running && !seen.refused,
+        AttachState::None | AttachState::Deleted => false,
+        AttachState::Waiting
+        | AttachState::Declined
+        | AttachState::Superseded
+        | AttachState::HeldElsewhere
+        | AttachState::TimedOut => desired == Desired::Running && !seen.refused,
     };
     seen.container == Container::Absent && !seen.registered && is_away && !is_awaited
 }

@@ -9,7 +9,7 @@ use crate::bus::ALIVE_WITHIN;
 
 /// The client attached on the holding instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Client {
+pub enum AttachedClient {
     /// No client is attached.
     Absent,
     /// It was probed, and the timeout has not passed yet.
@@ -19,7 +19,7 @@ pub enum Client {
     Silent,
 }
 
-impl Client {
+impl AttachedClient {
     pub const ALL: [Self; 4] = [Self::Absent, Self::Probed, Self::Alive, Self::Silent];
 
     /// `since`: time since the probe. A late answer counts as long as nothing was done about the silence.
@@ -52,11 +52,13 @@ impl Verdict {
 }
 
 /// `waiter`: the claim of a fresh waiter; `None` if there is none.
-pub fn verdict(waiter: Option<Claim>, client: Client) -> Verdict {
+pub fn verdict(waiter: Option<Claim>, client: AttachedClient) -> Verdict {
     match (waiter, client) {
-        (None, _) | (Some(Claim::Ask), Client::Probed) => Verdict::Keep,
-        (Some(Claim::Ask), Client::Alive) => Verdict::Decline,
-        (Some(Claim::Ask), Client::Absent | Client::Silent) | (Some(Claim::Preempt), _) => Verdict::Yield,
+        (None, _) | (Some(Claim::Ask), AttachedClient::Probed) => Verdict::Keep,
+        (Some(Claim::Ask), AttachedClient::Alive) => Verdict::Decline,
+        (Some(Claim::Ask), AttachedClient::Absent | AttachedClient::Silent) | (Some(Claim::Preempt), _) => {
+            Verdict::Yield
+        }
         (Some(Claim::Order), _) => Verdict::Relocate,
     }
 }
@@ -67,7 +69,7 @@ mod tests {
 
     #[test]
     fn the_table_is_the_one_that_is_documented() {
-        use {Client as C, Verdict as V};
+        use {AttachedClient as C, Verdict as V};
         let row = |waiter| [C::Absent, C::Probed, C::Alive, C::Silent].map(|client| verdict(waiter, client));
         assert_eq!(row(None), [V::Keep; 4]);
         assert_eq!(row(Some(Claim::Ask)), [V::Yield, V::Keep, V::Decline, V::Yield]);
@@ -79,10 +81,10 @@ mod tests {
     fn a_client_has_one_second_and_is_believed_whenever_it_answers() {
         let millis = Duration::from_millis;
         for since in [millis(0), millis(999), millis(1_000), millis(9_000)] {
-            assert_eq!(Client::judge(false, false, since), Client::Absent);
-            assert_eq!(Client::judge(true, true, since), Client::Alive);
+            assert_eq!(AttachedClient::judge(false, false, since), AttachedClient::Absent);
+            assert_eq!(AttachedClient::judge(true, true, since), AttachedClient::Alive);
         }
-        assert_eq!(Client::judge(true, false, millis(999)), Client::Probed);
-        assert_eq!(Client::judge(true, false, millis(1_000)), Client::Silent);
+        assert_eq!(AttachedClient::judge(true, false, millis(999)), AttachedClient::Probed);
+        assert_eq!(AttachedClient::judge(true, false, millis(1_000)), AttachedClient::Silent);
     }
 }

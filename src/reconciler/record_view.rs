@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use baton_protocol::{
     id::{Nonce, SandboxId, hex},
-    metadata::{DesiredState, Metadata, Request, Spec},
+    metadata::{DesiredState, Metadata, Spec, SpecRequest},
     reason::Reason,
 };
 use sha2::{Digest, Sha256};
@@ -13,7 +13,7 @@ use super::sweep::sweep_rules::{UnixTime, outlived};
 use crate::{
     clock::Moment,
     storage::{
-        records::{self, Found, Looked, Place},
+        records::{self, FoundMetadata, Looked, StoreKind},
         store::Version,
     },
 };
@@ -24,7 +24,7 @@ const ANSWER_COLLECTED_WITHIN: Duration = Duration::from_secs(10 * 60);
 #[derive(Debug)]
 pub(super) struct RecordView {
     /// The last valid metadata.
-    found: Option<Found>,
+    found: Option<FoundMetadata>,
     spec_sha256: String,
     fault: Option<MetadataFault>,
     /// The status of invalid metadata says what is wrong with it.
@@ -99,12 +99,12 @@ impl RecordView {
         self.metadata().map(|metadata| &metadata.spec)
     }
 
-    pub(super) fn place(&self) -> Option<Place> {
+    pub(super) fn place(&self) -> Option<StoreKind> {
         self.found.as_ref().map(|found| found.place)
     }
 
     /// What a read that is interested in changes only has to know.
-    pub(super) fn known(&self) -> Option<(Version, Place)> {
+    pub(super) fn known(&self) -> Option<(Version, StoreKind)> {
         self.found.as_ref().map(|found| (found.version.clone(), found.place))
     }
 
@@ -150,7 +150,7 @@ impl RecordView {
     }
 
     /// Requests of this kind that were not answered yet.
-    pub(super) fn unanswered(&self, kind: fn(&Request) -> bool) -> impl Iterator<Item = Nonce> + '_ {
+    pub(super) fn unanswered(&self, kind: fn(&SpecRequest) -> bool) -> impl Iterator<Item = Nonce> + '_ {
         self.metadata().into_iter().flat_map(move |metadata| {
             let open = metadata
                 .spec

@@ -19,7 +19,7 @@ use crate::runtime::Container;
 
 /// One status update of a sandbox. A separate value, so that it can be written while the worker continues.
 #[derive(Clone, Debug)]
-pub(super) struct Report {
+pub(super) struct StatusReport {
     context: Arc<ReconcilerContext>,
     id: SandboxId,
     epoch: u64,
@@ -33,7 +33,7 @@ pub(super) struct Report {
     committed: Option<Committed>,
 }
 
-impl Report {
+impl StatusReport {
     /// Writes the status unless it already shows a later epoch. Idempotent.
     pub(super) async fn write(self) {
         let Self { context, id, epoch, observed_spec, phase, instance, reason, message, committed } = self;
@@ -61,8 +61,8 @@ impl Report {
 impl Worker {
     /// `None` if this instance never held the lock: only a holder may report, and only for its own epoch, since
     /// another instance may have held it since.
-    fn report(&self, phase: Phase) -> Option<Report> {
-        Some(Report {
+    fn report(&self, phase: Phase) -> Option<StatusReport> {
+        Some(StatusReport {
             context: self.context.clone(),
             id: self.id.clone(),
             epoch: self.lease.epoch()?,
@@ -78,26 +78,26 @@ impl Worker {
     /// Reports that it runs. A previous holder may not have reported the checkpoint it started from.
     pub(super) async fn report_running(&self) {
         if let Some(report) = self.report(Phase::Running) {
-            Report { committed: self.committed_head(), ..report }.write().await;
+            StatusReport { committed: self.committed_head(), ..report }.write().await;
         }
     }
 
     /// It was released with this checkpoint. The caller writes the report when it chooses.
-    pub(super) fn report_checkpointed(&self) -> Option<Report> {
+    pub(super) fn report_checkpointed(&self) -> Option<StatusReport> {
         let report = self.report(Phase::Checkpointed)?;
-        Some(Report { committed: self.checkpoints.committed.clone(), ..report })
+        Some(StatusReport { committed: self.checkpoints.committed.clone(), ..report })
     }
 
     /// It runs, but not as desired.
     pub(super) async fn report_trouble(&self, reason: Reason, message: &str) {
         if let Some(report) = self.report(Phase::Running) {
-            Report { reason: Some(reason), message: message.to_owned(), ..report }.write().await;
+            StatusReport { reason: Some(reason), message: message.to_owned(), ..report }.write().await;
         }
     }
 
     pub(super) async fn report_failed(&self, reason: Reason, message: &str) {
         if let Some(report) = self.report(Phase::Failed) {
-            Report { reason: Some(reason), message: message.to_owned(), ..report }.write().await;
+            StatusReport { reason: Some(reason), message: message.to_owned(), ..report }.write().await;
         }
     }
 

@@ -2,7 +2,7 @@
 
 use baton_protocol::{
     frame::Marker,
-    manifest::{Rootfs, Runsc},
+    manifest::{Rootfs, RunscBuild},
 };
 
 use super::actions::fetch_head::Fetching;
@@ -15,7 +15,7 @@ pub(super) struct StartState {
     /// Its root file system, if that is not the base or was looked up.
     pub(super) rootfs: Option<HeldRootfs>,
     /// The runsc it runs with, if that is not this instance's own.
-    pub(super) runsc: Option<Runsc>,
+    pub(super) runsc: Option<RunscBuild>,
     /// What the head needs and this instance lacks.
     pub(super) missing: Option<MissingParts>,
     /// The head's memory cannot be used here.
@@ -31,7 +31,7 @@ pub(super) struct StartState {
 pub(super) struct MissingParts {
     pub(super) rootfs: Rootfs,
     /// `None`: this instance's own runsc is sufficient.
-    pub(super) runsc: Option<Runsc>,
+    pub(super) runsc: Option<RunscBuild>,
 }
 
 /// A root file system, kept in the cache while the sandbox uses it.

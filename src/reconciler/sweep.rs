@@ -17,18 +17,18 @@ use baton_protocol::id::SandboxId;
 use futures::{StreamExt, stream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
-use self::sweep_rules::{Lock, Placement, Seen, SweepDesired, SweepTask, UnixTime, errand};
+use self::sweep_rules::{Placement, SweepDesired, SweepLock, SweepObservation, SweepTask, UnixTime, errand};
 use super::{ReconcilerContext, desired::Drain};
 use crate::{
     bus::Bus,
     clock::{Moment, SharedClock},
     storage::{
-        gc::Upkeep,
+        garbage_collector::GarbageCollector,
         lease::{
             self, LeaseHandle,
-            rules::{Identity, LeaseState, is_initial},
+            lease_rules::{Identity, LeaseState, is_initial},
         },
-        records::{self, Objects, Place, Records},
+        records::{self, Records, SandboxObjects, StoreKind},
     },
 };
 
@@ -45,7 +45,7 @@ pub struct SweepContext {
     pub records: Records,
     /// Which sandboxes have a worker on this instance.
     pub bus: Arc<Bus>,
-    pub upkeep: Upkeep,
+    pub upkeep: GarbageCollector,
     /// Sandboxes without a `ttl` are deleted after this time.
     pub retention: Option<Duration>,
     /// Maximum number of sandboxes on this instance.
@@ -61,7 +61,7 @@ pub struct Assignment {
     pub id: SandboxId,
     pub errand: SweepTask,
     lock: LeaseHandle,
-    objects: Objects,
+    objects: SandboxObjects,
     /// Released when the task is done.
     permit: Option<OwnedSemaphorePermit>,
 }
@@ -69,8 +69,8 @@ pub struct Assignment {
 /// What the sweep remembers about a sandbox.
 #[derive(Debug)]
 struct Known {
-    objects: Objects,
-    lock: Lock,
+    objects: SandboxObjects,
+    lock: SweepLock,
     /// Kept while the lock has a holder or a waiter: watching it shows whether they are alive.
     file: Option<LeaseHandle>,
     purging: bool,
@@ -88,8 +88,8 @@ struct Known {
 impl Known {
     fn new() -> Self {
         Self {
-            objects: Objects::default(),
-            lock: Lock::Unknown,
+            objects: SandboxObjects::default(),
+            lock: SweepLock::Unknown,
             file: None,
             purging: false,
             started: false,
@@ -185,11 +185,11 @@ impl Sweep {
     }
 
     fn lock_file(&self, id: &SandboxId) -> records::Result<LeaseHandle> {
-        self.ground.records.lock_file(id, Place::Durable, &self.ground.who)
+        self.ground.records.lock_file(id, StoreKind::Durable, &self.ground.who)
     }
 
     /// What is known about a sandbox now. Unchanged objects are not read again.
-    async fn look(&self, id: &SandboxId, objects: Objects, before: Option<Known>) -> Known {
+    async fn look(&self, id: &SandboxId, objects: SandboxObjects, before: Option<Known>) -> Known {
         // It has a worker.
         if self.ground.bus.is_here(id) {
             return Known::new();
@@ -201,7 +201,7 @@ impl Sweep {
         known
     }
 
-    async fn look_at_metadata(&self, id: &SandboxId, objects: &Objects, known: &mut Known) {
+    async fn look_at_metadata(&self, id: &SandboxId, objects: &SandboxObjects, known: &mut Known) {
         let now = self.ground.clock.now();
         if objects.metadata.is_none() {
             known.wish = SweepDesired::Missing;
@@ -227,21 +227,21 @@ impl Sweep {
         };
     }
 
-    async fn look_at_lock(&self, id: &SandboxId, objects: &Objects, known: &mut Known) {
+    async fn look_at_lock(&self, id: &SandboxId, objects: &SandboxObjects, known: &mut Known) {
         let Some(version) = &objects.lock else {
-            (known.lock, known.file) = (Lock::Missing, None);
+            (known.lock, known.file) = (SweepLock::Missing, None);
             return;
         };
         let now = self.ground.clock.now();
-        let first = known.objects == Objects::default();
+        let first = known.objects == SandboxObjects::default();
         let still = known.objects.lock.as_ref() == Some(version);
         if !first && !still && known.placement != Placement::Ordered {
             // The lock was written since the last sweep, so its writer is alive. If that was a release, the lock will
             // be unchanged next time.
-            (known.lock, known.file) = (Lock::Held, None);
+            (known.lock, known.file) = (SweepLock::Held, None);
             return;
         }
-        let settled = still && matches!(known.lock, Lock::Free | Lock::Purged);
+        let settled = still && matches!(known.lock, SweepLock::Free | SweepLock::Purged);
         if settled && known.tidy_at.is_some_and(|at| now < at) {
             return;
         }
@@ -249,10 +249,10 @@ impl Sweep {
         let Ok(mut file) = file else { return };
         known.lock = match file.read().await {
             Ok(()) => self.judge(&file),
-            Err(lease::Error::Missing) => Lock::Missing,
+            Err(lease::Error::Missing) => SweepLock::Missing,
             Err(error) => {
                 tracing::warn!(sandbox = %id, %error, "the sweep cannot read the lock");
-                Lock::Unknown
+                SweepLock::Unknown
             }
         };
         if let Some(lock) = file.lock() {
@@ -262,7 +262,7 @@ impl Sweep {
             known.purged_at = lock.purged_at.as_deref().and_then(sweep_rules::wall);
         }
         let is_waited_for = file.lock().is_some_and(|lock| lock.waiter.is_some());
-        let is_free = matches!(known.lock, Lock::Free | Lock::Purged);
+        let is_free = matches!(known.lock, SweepLock::Free | SweepLock::Purged);
         if is_free {
             known.untidy = self.is_untidy(id, &file).await;
             known.tidy_at = Some(now + TIDY_AGAIN);
@@ -273,14 +273,14 @@ impl Sweep {
         }
     }
 
-    fn judge(&self, file: &LeaseHandle) -> Lock {
+    fn judge(&self, file: &LeaseHandle) -> SweepLock {
         let is_leased = file.lock().is_some_and(|lock| lock.lease.is_some());
         match file.stand() {
-            None => Lock::Unknown,
-            Some(LeaseState::Purged) => Lock::Purged,
-            Some(LeaseState::Free) if is_leased => Lock::Dead,
-            Some(LeaseState::Free) => Lock::Free,
-            Some(LeaseState::Theirs | LeaseState::Ours | LeaseState::Late) => Lock::Held,
+            None => SweepLock::Unknown,
+            Some(LeaseState::Purged) => SweepLock::Purged,
+            Some(LeaseState::Free) if is_leased => SweepLock::Dead,
+            Some(LeaseState::Free) => SweepLock::Free,
+            Some(LeaseState::Theirs | LeaseState::Ours | LeaseState::Late) => SweepLock::Held,
         }
     }
 
@@ -298,10 +298,10 @@ impl Sweep {
         }
     }
 
-    fn seen(&self, known: &Known) -> Seen {
+    fn seen(&self, known: &Known) -> SweepObservation {
         let clock = &self.ground.clock;
         let wall = since_1970(clock);
-        Seen {
+        SweepObservation {
             lock: known.lock,
             purging: known.purging,
             started: known.started,

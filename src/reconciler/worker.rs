@@ -7,7 +7,7 @@ use baton_protocol::{id::SandboxId, reason::Reason};
 
 use super::{
     ReconcilerContext, Wakeup,
-    actions::{Done, Failure},
+    actions::{ActionResult, Failure},
     activity::Activity,
     announced::Announced,
     checkpoint_state::CheckpointState,
@@ -24,7 +24,7 @@ use super::{
 use crate::{
     bus::{AttachGuard, LifecycleEvent},
     clock::Moment,
-    runtime::{Container, Seen},
+    runtime::{Container, ContainerView},
     storage::lease::LeaseHandle,
 };
 
@@ -164,7 +164,7 @@ impl Worker {
         }
     }
 
-    fn rests_until(&self, seen: Seen) -> Moment {
+    fn rests_until(&self, seen: ContainerView) -> Moment {
         let now = self.context.clock.now();
         let runs = seen.container == Container::Running;
         let times = [
@@ -181,7 +181,7 @@ impl Worker {
     }
 
     /// Handles the outcome of an action: back off, refuse, or carry on.
-    pub(super) async fn handle_outcome(&mut self, action: Action, outcome: Done) {
+    pub(super) async fn handle_outcome(&mut self, action: Action, outcome: ActionResult) {
         match outcome {
             Ok(()) => return self.retry.succeeded(action),
             Err(Failure::Stale) => {

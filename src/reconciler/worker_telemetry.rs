@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use super::{actions::Done, metric_labels, plan::Action, worker::Worker};
+use super::{actions::ActionResult, metric_labels, plan::Action, worker::Worker};
 use crate::{
     bus::LeaveReason,
     clock::Moment,
@@ -106,7 +106,7 @@ impl Worker {
     }
 
     /// Counts the action and adds it to the trace of its request.
-    pub(super) fn end_action(&mut self, traced: &TracedAction, done: &Done) {
+    pub(super) fn end_action(&mut self, traced: &TracedAction, done: &ActionResult) {
         let (action, (began, began_wall)) = (traced.action, traced.began);
         let outcome = metric_labels::outcome(done);
         let took: Duration = self.context.clock.now() - began;

@@ -12,7 +12,7 @@ const STDIN: &str = "/proc/self/fd/0";
 
 /// A command of runsc.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verb<'a> {
+pub enum RunscCommand<'a> {
     /// `disk` is how many bytes the container may write to its files.
     Run {
         bundle: &'a Path,
@@ -30,25 +30,25 @@ pub enum Verb<'a> {
     Delete,
 }
 
-impl Verb<'_> {
+impl RunscCommand<'_> {
     /// The name for messages.
     pub fn name(self) -> &'static str {
         match self {
-            Verb::Run { .. } => "create",
-            Verb::Restore { .. } => "restore",
-            Verb::Checkpoint { .. } => "checkpoint",
-            Verb::Tar => "snapshot",
-            Verb::Delete => "remove",
+            RunscCommand::Run { .. } => "create",
+            RunscCommand::Restore { .. } => "restore",
+            RunscCommand::Checkpoint { .. } => "checkpoint",
+            RunscCommand::Tar => "snapshot",
+            RunscCommand::Delete => "remove",
         }
     }
 }
 
 /// The arguments after `runsc`.
-pub fn line(root: &Path, overlay: &Path, log: &Path, verb: Verb<'_>, container: &str) -> Vec<OsString> {
+pub fn line(root: &Path, overlay: &Path, log: &Path, verb: RunscCommand<'_>, container: &str) -> Vec<OsString> {
     let mut overlay2 = OsString::from("--overlay2=root:dir=");
     overlay2.push(overlay);
     // Only at creation: a checkpoint contains its own size.
-    if let Verb::Run { disk: Some(disk), .. } = verb {
+    if let RunscCommand::Run { disk: Some(disk), .. } = verb {
         overlay2.push(format!(",size={disk}"));
     }
     let mut line: Vec<OsString> = vec!["--root".into(), root.into()];
@@ -56,17 +56,19 @@ pub fn line(root: &Path, overlay: &Path, log: &Path, verb: Verb<'_>, container: 
     line.extend([overlay2, "--log".into(), log.into(), "--log-format=json".into()]);
     let mut add = |words: &[&str]| line.extend(words.iter().map(OsString::from));
     match verb {
-        Verb::Run { .. } => add(&["run", "--bundle"]),
-        Verb::Restore { .. } => add(&["restore", "--bundle"]),
-        Verb::Checkpoint { .. } => add(&["checkpoint", "--leave-running", "--compression=none", "--image-path"]),
-        Verb::Tar => add(&["tar", "rootfs-upper", "--file", STDIN]),
-        Verb::Delete => add(&["delete", "--force"]),
+        RunscCommand::Run { .. } => add(&["run", "--bundle"]),
+        RunscCommand::Restore { .. } => add(&["restore", "--bundle"]),
+        RunscCommand::Checkpoint { .. } => {
+            add(&["checkpoint", "--leave-running", "--compression=none", "--image-path"])
+        }
+        RunscCommand::Tar => add(&["tar", "rootfs-upper", "--file", STDIN]),
+        RunscCommand::Delete => add(&["delete", "--force"]),
     }
     match verb {
-        Verb::Run { bundle, .. } => line.push(bundle.into()),
-        Verb::Restore { bundle, image } => line.extend([bundle.into(), "--image-path".into(), image.into()]),
-        Verb::Checkpoint { image } => line.push(image.into()),
-        Verb::Tar | Verb::Delete => {}
+        RunscCommand::Run { bundle, .. } => line.push(bundle.into()),
+        RunscCommand::Restore { bundle, image } => line.extend([bundle.into(), "--image-path".into(), image.into()]),
+        RunscCommand::Checkpoint { image } => line.push(image.into()),
+        RunscCommand::Tar | RunscCommand::Delete => {}
     }
     line.push(container.into());
     line
@@ -76,7 +78,7 @@ pub fn line(root: &Path, overlay: &Path, log: &Path, verb: Verb<'_>, container: 
 mod tests {
     use super::*;
 
-    fn text(verb: Verb<'_>) -> String {
+    fn text(verb: RunscCommand<'_>) -> String {
         let words = line(Path::new("/s/runsc"), Path::new("/s/overlay"), Path::new("/s/log"), verb, "c1");
         words.iter().map(|word| word.to_str().unwrap()).collect::<Vec<_>>().join(" ")
     }
@@ -87,11 +89,11 @@ mod tests {
                       --overlay2=root:dir=/s/overlay --log /s/log --log-format=json";
         let (bundle, image) = (Path::new("/s/b"), Path::new("/s/i"));
         for (verb, expected) in [
-            (Verb::Run { bundle, disk: None }, "run --bundle /s/b c1"),
-            (Verb::Restore { bundle, image }, "restore --bundle /s/b --image-path /s/i c1"),
-            (Verb::Checkpoint { image }, "checkpoint --leave-running --compression=none --image-path /s/i c1"),
-            (Verb::Tar, "tar rootfs-upper --file /proc/self/fd/0 c1"),
-            (Verb::Delete, "delete --force c1"),
+            (RunscCommand::Run { bundle, disk: None }, "run --bundle /s/b c1"),
+            (RunscCommand::Restore { bundle, image }, "restore --bundle /s/b --image-path /s/i c1"),
+            (RunscCommand::Checkpoint { image }, "checkpoint --leave-running --compression=none --image-path /s/i c1"),
+            (RunscCommand::Tar, "tar rootfs-upper --file /proc/self/fd/0 c1"),
+            (RunscCommand::Delete, "delete --force c1"),
         ] {
             assert_eq!(text(verb), format!("{global} {expected}"));
         }
@@ -100,14 +102,14 @@ mod tests {
     #[test]
     fn the_size_of_the_disk_is_told_at_birth() {
         let bundle = Path::new("/s/b");
-        let born = text(Verb::Run { bundle, disk: Some(1 << 30) });
+        let born = text(RunscCommand::Run { bundle, disk: Some(1 << 30) });
         assert!(born.contains(" --overlay2=root:dir=/s/overlay,size=1073741824 "), "{born}");
     }
 
     #[test]
     fn nothing_is_ever_detached() {
         let bundle = Path::new("/s/b");
-        assert!(!text(Verb::Run { bundle, disk: None }).contains("detach"));
-        assert!(!text(Verb::Restore { bundle, image: bundle }).contains("detach"));
+        assert!(!text(RunscCommand::Run { bundle, disk: None }).contains("detach"));
+        assert!(!text(RunscCommand::Restore { bundle, image: bundle }).contains("detach"));
     }
 }

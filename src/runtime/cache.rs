@@ -33,15 +33,15 @@ pub struct Cache {
 
 /// Holds a root file system in the cache.
 #[derive(Clone, Debug)]
-pub struct Held {
+pub struct RootfsHold {
     pub path: PathBuf,
-    pub about: About,
+    pub about: ExtractedTree,
     _lock: Arc<File>,
 }
 
 /// The record of an extracted tree.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct About {
+pub struct ExtractedTree {
     pub digest: Sha256Name,
     /// The root file system below a layer; the tree's own digest if there is none.
     pub base_digest: Sha256Name,
@@ -53,7 +53,7 @@ pub struct About {
     boot: String,
 }
 
-impl About {
+impl ExtractedTree {
     pub fn new(digest: &Sha256Name, base_digest: &Sha256Name, is_base: bool, size: u64) -> io::Result<Self> {
         Ok(Self { digest: digest.clone(), base_digest: base_digest.clone(), is_base, size, boot: boot()? })
     }
@@ -73,21 +73,21 @@ impl Cache {
     }
 
     /// Holds a tree that is present. Does not wait for one that is being made.
-    pub fn hold(&self, digest: &Sha256Name) -> io::Result<Option<Held>> {
+    pub fn hold(&self, digest: &Sha256Name) -> io::Result<Option<RootfsHold>> {
         let Some(lock) = self.lock(digest, FlockOperation::NonBlockingLockShared)? else { return Ok(None) };
         self.held(digest, lock)
     }
 
-    fn held(&self, digest: &Sha256Name, lock: File) -> io::Result<Option<Held>> {
+    fn held(&self, digest: &Sha256Name, lock: File) -> io::Result<Option<RootfsHold>> {
         let Some(about) = self.about(digest)? else { return Ok(None) };
         // Records the use for least-recently-used eviction.
         let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
         rustix::fs::futimens(&lock, &Timestamps { last_access: now, last_modification: now })?;
-        Ok(Some(Held { path: self.tree(digest), about, _lock: Arc::new(lock) }))
+        Ok(Some(RootfsHold { path: self.tree(digest), about, _lock: Arc::new(lock) }))
     }
 
     /// Returns the tree if it exists, else the right to make it. Waits if it is being made now. Blocks.
-    pub fn make(&self, digest: &Sha256Name) -> io::Result<Result<Held, Making>> {
+    pub fn make(&self, digest: &Sha256Name) -> io::Result<Result<RootfsHold, Making>> {
         loop {
             if let Some(held) = self.hold(digest)? {
                 return Ok(Ok(held));
@@ -184,13 +184,13 @@ impl Cache {
     }
 
     /// Returns `None` if there is no valid tree.
-    fn about(&self, digest: &Sha256Name) -> io::Result<Option<About>> {
+    fn about(&self, digest: &Sha256Name) -> io::Result<Option<ExtractedTree>> {
         let text = match fs::read(self.folder.join(digest.as_str()).join("about")) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),
         };
-        let about: Option<About> = serde_json::from_slice(&text).ok();
+        let about: Option<ExtractedTree> = serde_json::from_slice(&text).ok();
         let boot = boot()?;
         Ok(about.filter(|about| about.digest == *digest && about.boot == boot))
     }
@@ -213,7 +213,7 @@ impl Making {
     }
 
     /// Publishes the complete tree. Returns `None` if it has already been evicted.
-    pub fn finish(self, about: &About) -> io::Result<Option<Held>> {
+    pub fn finish(self, about: &ExtractedTree) -> io::Result<Option<RootfsHold>> {
         let folder = self.folder();
         fs::write(folder.join("about"), serde_json::to_vec(about)?)?;
         fs::rename(&folder, self.cache.folder.join(self.digest.as_str()))?;
@@ -248,10 +248,10 @@ mod tests {
         let cache = Cache::new(folder.path().to_owned(), u64::MAX);
         let [whole, dead, busy, old] = ["a", "b", "c", "d"].map(|digit| Sha256Name::parse(&digit.repeat(64)).unwrap());
         let make = |digest: &Sha256Name| cache.make(digest).unwrap().unwrap_err();
-        make(&whole).finish(&About::new(&whole, &whole, true, 1).unwrap()).unwrap().unwrap();
+        make(&whole).finish(&ExtractedTree::new(&whole, &whole, true, 1).unwrap()).unwrap().unwrap();
         drop(make(&dead));
         let making = make(&busy);
-        let earlier = About { boot: "another".to_owned(), ..About::new(&old, &old, true, 1).unwrap() };
+        let earlier = ExtractedTree { boot: "another".to_owned(), ..ExtractedTree::new(&old, &old, true, 1).unwrap() };
         make(&old).finish(&earlier).unwrap();
         fs::write(folder.path().join("note"), "").unwrap();
         cache.sweep().unwrap();

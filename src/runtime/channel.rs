@@ -13,7 +13,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use baton_protocol::{
     agent::{self, MAX_EXECS},
-    frame::{Frame, Kind, MAX_PAYLOAD, Marker},
+    frame::{Frame, FrameKind, MAX_PAYLOAD, Marker},
     id::hex,
     reason::Reason,
 };
@@ -24,8 +24,8 @@ use tokio::{
 };
 
 use super::{
-    Error, Link, Result, Start, containers::RuntimeContext, frame_reader::Reader, frame_writer::Writer,
-    output_queue::Outlet,
+    Error, FrameLink, Result, StartSpec, containers::RuntimeContext, frame_reader::FrameReader,
+    frame_writer::FrameWriter, output_queue::Outlet,
 };
 use crate::clock::SharedClock;
 
@@ -51,7 +51,7 @@ pub struct AgentStatus {
 
 impl AgentStatus {
     /// Replaces the running commands by those in the agent's own report.
-    pub fn learn(&mut self, state: &agent::State) {
+    pub fn learn(&mut self, state: &agent::AgentState) {
         let running = state.execs.iter().filter(|exec| exec.exit.is_none());
         self.running = running.map(|exec| exec.exec).take(MAX_EXECS).collect();
     }
@@ -59,7 +59,7 @@ impl AgentStatus {
 
 /// What the runtime sends to the writer.
 #[derive(Debug)]
-pub enum Control {
+pub enum WriterCommand {
     Bytes(Vec<u8>),
     /// The container belongs to a sandbox from now on: the grace period for its client to attach starts.
     Begin,
@@ -74,7 +74,7 @@ const FORKED_FROM: &str = "BATON_FORKED_FROM";
 #[derive(Debug)]
 pub struct Channel {
     clock: SharedClock,
-    control: mpsc::UnboundedSender<Control>,
+    control: mpsc::UnboundedSender<WriterCommand>,
     link: Arc<watch::Sender<Option<Outlet>>>,
     gate: watch::Sender<bool>,
     hunt: watch::Sender<Option<[u8; 16]>>,
@@ -91,8 +91,8 @@ impl Channel {
         let (gate, gated) = watch::channel(true);
         let (hunt, hunted) = watch::channel(None);
         let link = Arc::new(watch::channel(None).0);
-        let reader = Reader::new(stdout, link.subscribe(), hunted, news, settings.metrics.clone());
-        let writer = Writer::new(stdin, orders, gated, link.clone(), clock.clone(), settings);
+        let reader = FrameReader::new(stdout, link.subscribe(), hunted, news, settings.metrics.clone());
+        let writer = FrameWriter::new(stdin, orders, gated, link.clone(), clock.clone(), settings);
         tasks.spawn(reader.run());
         tasks.spawn(writer.run());
         Self { clock: clock.clone(), control, link, gate, hunt, news: heard, pings: 0.into() }
@@ -103,21 +103,21 @@ impl Channel {
     }
 
     /// Opens the only link and closes any earlier one. Returns `None` if the channel has ended.
-    pub fn open(&self) -> Option<Link> {
+    pub fn open(&self) -> Option<FrameLink> {
         let (to_agent, frames) = mpsc::channel(LINK_FRAMES);
         let (output, from_agent, behind) = Outlet::new();
         // In this order, a writer that ends now either closes this output or refuses these frames.
         self.link.send_replace(Some(output));
-        if self.control.send(Control::Link(frames)).is_err() {
+        if self.control.send(WriterCommand::Link(frames)).is_err() {
             self.link.send_replace(None);
             return None;
         }
-        Some(Link { to_agent, from_agent, behind })
+        Some(FrameLink { to_agent, from_agent, behind })
     }
 
     /// Closes the link permanently.
     pub fn close(&self) {
-        let _ = self.control.send(Control::End);
+        let _ = self.control.send(WriterCommand::End);
     }
 
     /// Opens or closes the gate. While it is closed, frames of the API wait.
@@ -136,16 +136,16 @@ impl Channel {
     }
 
     /// Assigns the agent to one sandbox. Returns once it has answered.
-    pub async fn assign(&self, start: &Start, limit: Duration) -> Result<()> {
+    pub async fn assign(&self, start: &StartSpec, limit: Duration) -> Result<()> {
         self.send(&assignment(start)?);
-        let _ = self.control.send(Control::Begin);
+        let _ = self.control.send(WriterCommand::Begin);
         self.wait_ready(limit).await
     }
 
     /// Resynchronizes after a restore. Repeats with a new nonce until the agent answers.
-    pub async fn resync(&self, start: &Start, limit: Duration) -> Result<()> {
+    pub async fn resync(&self, start: &StartSpec, limit: Duration) -> Result<()> {
         let until = self.clock.now() + limit;
-        let _ = self.control.send(Control::Begin);
+        let _ = self.control.send(WriterCommand::Begin);
         loop {
             let nonce = self.clock.bits();
             self.hunt.send_replace(Some(nonce));
@@ -162,12 +162,12 @@ impl Channel {
         }
         let mut env = start.env.clone();
         let kind = match &start.forked_from {
-            None => Kind::Restored,
+            None => FrameKind::Restored,
             Some(checkpoint) => {
                 // Commands that start from now on can tell; those already running see a new
                 // `/proc/gvisor/checkpoint`.
                 env.insert(FORKED_FROM.to_owned(), checkpoint.clone());
-                Kind::Forked
+                FrameKind::Forked
             }
         };
         self.send(&with_json(kind, &agent::Restored { env })?);
@@ -178,14 +178,14 @@ impl Channel {
     /// Writes a frame, without which a stopped or restored agent does not wake up.
     pub fn ping(&self) -> u64 {
         let ping = OWN + 1 + self.pings.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        self.send(&Frame::new(Kind::Ping).sequence(ping));
+        self.send(&Frame::new(FrameKind::Ping).sequence(ping));
         ping
     }
 
     /// Tells the agent that the sandbox is over a limit, so that it ends the largest consumer. An old agent
     /// ignores this.
     pub fn relieve(&self, used: u64, why: String) {
-        if let Ok(frame) = with_json(Kind::Relieve, &agent::Relieve { used, why }) {
+        if let Ok(frame) = with_json(FrameKind::Relieve, &agent::Relieve { used, why }) {
             self.send(&frame);
         }
     }
@@ -216,7 +216,7 @@ impl Channel {
 
     fn send_bytes(&self, bytes: Vec<u8>) {
         // The writer is gone only after the container has ended, which is reported elsewhere.
-        let _ = self.control.send(Control::Bytes(bytes));
+        let _ = self.control.send(WriterCommand::Bytes(bytes));
     }
 }
 
@@ -224,21 +224,21 @@ impl Channel {
 pub fn is_allowed(frame: &Frame) -> bool {
     let kind = matches!(
         frame.kind,
-        Kind::Exec
-            | Kind::Stdin
-            | Kind::StdinEof
-            | Kind::Ack
-            | Kind::Credit
-            | Kind::Replay
-            | Kind::Signal
-            | Kind::Resize
-            | Kind::List
-    ) || (frame.kind == Kind::Ping && frame.sequence < OWN);
+        FrameKind::Exec
+            | FrameKind::Stdin
+            | FrameKind::StdinEof
+            | FrameKind::Ack
+            | FrameKind::Credit
+            | FrameKind::Replay
+            | FrameKind::Signal
+            | FrameKind::Resize
+            | FrameKind::List
+    ) || (frame.kind == FrameKind::Ping && frame.sequence < OWN);
     kind && frame.payload.len() <= MAX_PAYLOAD
 }
 
 /// The frame that assigns an agent to a sandbox; an error if it does not fit into a frame.
-pub fn assignment(start: &Start) -> Result<Frame> {
+pub fn assignment(start: &StartSpec) -> Result<Frame> {
     let assign = agent::Assign {
         marker_inverted: hex(&start.marker.map(|byte| !byte)),
         env: start.env.clone(),
@@ -247,10 +247,10 @@ pub fn assignment(start: &Start) -> Result<Frame> {
         pids: start.limits.pids,
         files: start.limits.files,
     };
-    with_json(Kind::Assign, &assign)
+    with_json(FrameKind::Assign, &assign)
 }
 
-fn with_json(kind: Kind, payload: &impl Serialize) -> Result<Frame> {
+fn with_json(kind: FrameKind, payload: &impl Serialize) -> Result<Frame> {
     let refused = |message: String| Error::Refused { reason: Reason::TooLarge, message };
     let payload = serde_json::to_vec(payload).map_err(|error| refused(error.to_string()))?;
     if payload.len() > MAX_PAYLOAD {
@@ -261,7 +261,7 @@ fn with_json(kind: Kind, payload: &impl Serialize) -> Result<Frame> {
 
 fn resync_bytes(marker: &Marker, nonce: &[u8; 16]) -> Result<Vec<u8>> {
     let mut bytes = [*marker, *marker].concat();
-    with_json(Kind::Resync, &agent::Resync { nonce: hex(nonce) })?.encode(&mut bytes);
+    with_json(FrameKind::Resync, &agent::Resync { nonce: hex(nonce) })?.encode(&mut bytes);
     Ok(bytes)
 }
 
@@ -271,17 +271,24 @@ mod tests {
 
     #[test]
     fn only_the_runtime_assigns_resyncs_and_attaches() {
-        let refused: Vec<_> = Kind::ALL.into_iter().filter(|kind| !is_allowed(&Frame::new(*kind))).collect();
-        let own =
-            [Kind::Assign, Kind::Attached, Kind::Detached, Kind::Resync, Kind::Restored, Kind::Forked, Kind::Relieve];
+        let refused: Vec<_> = FrameKind::ALL.into_iter().filter(|kind| !is_allowed(&Frame::new(*kind))).collect();
+        let own = [
+            FrameKind::Assign,
+            FrameKind::Attached,
+            FrameKind::Detached,
+            FrameKind::Resync,
+            FrameKind::Restored,
+            FrameKind::Forked,
+            FrameKind::Relieve,
+        ];
         assert_eq!(refused.iter().filter(|kind| !kind.is_from_agent()).copied().collect::<Vec<_>>(), own);
-        assert!(Kind::ALL.into_iter().filter(|kind| kind.is_from_agent()).all(|kind| refused.contains(&kind)));
+        assert!(FrameKind::ALL.into_iter().filter(|kind| kind.is_from_agent()).all(|kind| refused.contains(&kind)));
     }
 
     #[test]
     fn what_would_not_fit_into_a_frame_is_not_allowed() {
-        assert!(!is_allowed(&Frame::new(Kind::Stdin).payload(vec![0; MAX_PAYLOAD + 1])));
-        assert!(!is_allowed(&Frame::new(Kind::Ping).sequence(OWN)));
+        assert!(!is_allowed(&Frame::new(FrameKind::Stdin).payload(vec![0; MAX_PAYLOAD + 1])));
+        assert!(!is_allowed(&Frame::new(FrameKind::Ping).sequence(OWN)));
     }
 
     #[test]

@@ -16,15 +16,15 @@ use tokio::{process::Child, sync::watch};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Container, Seen,
+    Container, ContainerView,
     channel::Channel,
     containers::{RuntimeContext, Slot, lock},
     guard_link::Fence,
-    sentry::Control,
+    sentry::SentryControl,
 };
 use crate::{
     clock::{Moment, SharedClock},
-    guard::process::Process,
+    guard::process_handle::ProcessHandle,
 };
 
 /// The log of runsc is truncated when it grows beyond this size.
@@ -37,8 +37,8 @@ pub(super) struct Live {
     pub channel: Arc<Channel>,
     pub fence: watch::Receiver<Fence>,
     /// Sentry and gofer.
-    pub processes: Vec<Process>,
-    pub control: Control,
+    pub processes: Vec<ProcessHandle>,
+    pub control: SentryControl,
     pub paused: watch::Sender<bool>,
     pub deadline: Mutex<Moment>,
     /// How many bytes it may write to its files; `None` means no limit.
@@ -65,7 +65,7 @@ impl Live {
         *self.paused.borrow()
     }
 
-    pub fn sentry(&self) -> Option<&Process> {
+    pub fn sentry(&self) -> Option<&ProcessHandle> {
         self.processes.first()
     }
 
@@ -81,7 +81,7 @@ impl Live {
         });
     }
 
-    pub fn look(&self) -> Seen {
+    pub fn look(&self) -> ContainerView {
         let container = match (self.has_ended(), *self.fence.borrow(), self.is_paused()) {
             (true, _, _) | (_, Fence::Killed, _) => Container::Stopped,
             (false, Fence::Fenced, _) => Container::Fenced,
@@ -91,7 +91,7 @@ impl Live {
         let running = self.channel.news().borrow().running.len();
         let running_execs =
             if container == Container::Stopped { 0 } else { u32::try_from(running).unwrap_or(u32::MAX) };
-        Seen { container, running_execs }
+        ContainerView { container, running_execs }
     }
 }
 
@@ -136,11 +136,11 @@ pub(super) async fn watch_over(context: Arc<RuntimeContext>, slot: Arc<Slot>, li
 }
 
 /// Waits until the last process is dead, and reaps them all.
-pub(super) async fn all_ended(processes: &[Process], clock: &SharedClock) {
-    while !processes.iter().all(Process::has_ended) {
+pub(super) async fn all_ended(processes: &[ProcessHandle], clock: &SharedClock) {
+    while !processes.iter().all(ProcessHandle::has_ended) {
         clock.sleep(Duration::from_millis(2)).await;
     }
-    processes.iter().for_each(Process::reap);
+    processes.iter().for_each(ProcessHandle::reap);
 }
 
 fn kill(live: &Live, child: &mut Child) {

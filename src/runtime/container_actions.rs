@@ -12,8 +12,8 @@ use futures::future::maybe_done;
 use tokio::{process::Child, sync::watch};
 
 use super::{
-    Container, Error, Result, Start,
-    argv::Verb,
+    Container, Error, Result, StartSpec,
+    argv::RunscCommand,
     cgroup::Group,
     channel::assignment,
     container::{Live, watch_over},
@@ -22,10 +22,10 @@ use super::{
     guard_link::Fence,
     launch::{self, Begun, SHORT, gone, no_group},
     memory_watch,
-    pool::{self, Remains, Warm},
+    pool::{self, Remains, WarmContainer},
     rootfs_cache, upper,
 };
-use crate::guard::process::Process;
+use crate::guard::process_handle::ProcessHandle;
 
 const START: Duration = Duration::from_secs(60);
 /// Writing an image of many gigabytes may take this long.
@@ -36,7 +36,7 @@ const WAKE: Duration = Duration::from_secs(5);
 pub(super) async fn start(
     context: &Arc<RuntimeContext>,
     slot: &Arc<Slot>,
-    start: &Start,
+    start: &StartSpec,
     image: Option<&Path>,
 ) -> Result<()> {
     if lock(&slot.name).is_some() {
@@ -93,12 +93,13 @@ async fn begin(
     slot: &Slot,
     name: &str,
     rootfs: &Path,
-    start: &Start,
+    start: &StartSpec,
     image: Option<&Path>,
 ) -> Result<(Live, Child)> {
     let bundle = context.settings.bundle(name);
     let disk = start.limits.disk;
-    let verb = image.map_or(Verb::Run { bundle: &bundle, disk }, |image| Verb::Restore { bundle: &bundle, image });
+    let verb = image
+        .map_or(RunscCommand::Run { bundle: &bundle, disk }, |image| RunscCommand::Restore { bundle: &bundle, image });
     let what = verb.name();
     if start.limits.cpus.is_some()
         && let Err(why) = &context.cgroups
@@ -134,7 +135,7 @@ async fn begin(
 async fn sync(
     context: &RuntimeContext,
     begun: &mut Begun,
-    start: &Start,
+    start: &StartSpec,
     is_restored: bool,
     group: Option<&Group>,
     watched: impl FnOnce(&Begun),
@@ -183,8 +184,13 @@ fn over(what: &'static str) -> Error {
 
 /// Assigns a warm container to the sandbox: first the guard gets the deadline, then the agent the assignment.
 /// Returns `None` if the container was unusable; it is dead then.
-async fn take(context: &Arc<RuntimeContext>, slot: &Slot, warm: Warm, start: &Start) -> Option<(Live, Child)> {
-    let Warm { begun, group } = warm;
+async fn take(
+    context: &Arc<RuntimeContext>,
+    slot: &Slot,
+    warm: WarmContainer,
+    start: &StartSpec,
+) -> Option<(Live, Child)> {
+    let WarmContainer { begun, group } = warm;
     let (name, own) = (begun.name.clone(), lock(&slot.name).replace(begun.name.clone()));
     (*lock(&slot.group)).clone_from(&group);
     let taken = async {
@@ -295,9 +301,9 @@ pub(super) async fn checkpoint(context: &RuntimeContext, slot: &Slot, image: &Pa
     if !live.is_paused() {
         return Err(Error::NotIn("paused"));
     }
-    let pid = live.sentry().map_or(0, Process::pid);
+    let pid = live.sentry().map_or(0, ProcessHandle::pid);
     let _room = disk_space::make_room(image.to_owned(), pid, &context.promised).await?;
-    let verb = Verb::Checkpoint { image };
+    let verb = RunscCommand::Checkpoint { image };
     let written = context.runsc.call(verb, &live.name, LONG, Some(live.fence.clone())).await;
     let written = match written {
         Ok(()) => disk_space::verify(image).await,
@@ -313,7 +319,7 @@ pub(super) async fn checkpoint(context: &RuntimeContext, slot: &Slot, image: &Pa
 pub(super) async fn upper(context: &RuntimeContext, slot: &Slot, upper: &Path) -> Result<Duration> {
     let live = running(slot)?;
     let was_paused = live.is_paused();
-    let pid = live.sentry().map_or(0, Process::pid);
+    let pid = live.sentry().map_or(0, ProcessHandle::pid);
     disk_space::check_room(upper.to_owned(), pid).await?;
     let began = context.clock.now();
     if !was_paused {
@@ -335,7 +341,7 @@ async fn write_upper(context: &RuntimeContext, live: &Live, upper: &Path) -> Res
     let most = upper::largest(live.disk, context.settings.archive_limits.size);
     let piped = upper::pipe().map_err(|error| Error::Failed { what: "snapshot", why: error.to_string() });
     let (to_sentry, from_sentry) = piped?;
-    let called = context.runsc.call_with(Verb::Tar, &live.name, LONG, Some(live.fence.clone()), to_sentry);
+    let called = context.runsc.call_with(RunscCommand::Tar, &live.name, LONG, Some(live.fence.clone()), to_sentry);
     let (mut called, mut received) = (pin!(called), pin!(maybe_done(upper::receive(from_sentry, upper, most))));
     let written = tokio::select! {
         biased;

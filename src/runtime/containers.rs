@@ -17,7 +17,8 @@ use tokio::sync::watch;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    AgentLinks, Container, Error, Extract, Facts, Lifecycle, Link, Result, RootfsGuard, Seen, Shape, Start, Taken,
+    AgentLinks, Container, ContainerView, Error, Extract, Facts, FrameLink, Lifecycle, Result, RootfsGuard, Shape,
+    StartSpec, WrittenSnapshot,
     cache::Cache,
     cgroup::{self, Cgroups, Group, Shares},
     container::Live,
@@ -25,9 +26,9 @@ use super::{
     disk_space::Reservations,
     guard_link::GuardLink,
     pool::{Pool, PoolSlot},
-    rootfs_cache::{self, Root},
+    rootfs_cache::{self, CachedRootfs},
     runsc::Runsc,
-    settings::Settings,
+    runtime_settings::RuntimeSettings,
     startup,
 };
 use crate::clock::{Moment, SharedClock};
@@ -35,7 +36,7 @@ use crate::clock::{Moment, SharedClock};
 /// Everything an action needs.
 #[derive(Debug)]
 pub(super) struct RuntimeContext {
-    pub settings: Arc<Settings>,
+    pub settings: Arc<RuntimeSettings>,
     pub clock: SharedClock,
     pub runsc: Runsc,
     pub guard: GuardLink,
@@ -53,7 +54,7 @@ pub(super) struct RuntimeContext {
 #[derive(Debug)]
 pub(super) struct Slot {
     pub id: SandboxId,
-    pub seen: watch::Sender<Seen>,
+    pub seen: watch::Sender<ContainerView>,
     turn: tokio::sync::Mutex<()>,
     /// Cancelled when the current or next start is no longer wanted.
     pub starting: Mutex<CancellationToken>,
@@ -63,7 +64,7 @@ pub(super) struct Slot {
     /// The latest deadline received during a start, which may take longer than a lease.
     pub renewed: Mutex<Option<Moment>>,
     /// The root file system of the container, held as long as anything of the container is left.
-    pub root: Mutex<Option<Root>>,
+    pub root: Mutex<Option<CachedRootfs>>,
     /// The cgroup that enforces its limits, if any; held as long as `root`.
     pub group: Mutex<Option<Group>>,
     /// Its slot in the capacity of this instance; held as long as `root`.
@@ -72,7 +73,7 @@ pub(super) struct Slot {
 
 impl Slot {
     fn new(id: SandboxId) -> Self {
-        let (seen, _) = watch::channel(Seen::NOTHING);
+        let (seen, _) = watch::channel(ContainerView::NOTHING);
         Self {
             id,
             seen,
@@ -92,7 +93,7 @@ impl Slot {
     }
 
     pub fn show(&self, container: Container) {
-        self.seen.send_modify(|seen| *seen = Seen { container, running_execs: 0 });
+        self.seen.send_modify(|seen| *seen = ContainerView { container, running_execs: 0 });
     }
 }
 
@@ -126,7 +127,7 @@ pub struct Containers {
 impl Containers {
     /// Locks the state directory, wipes what a predecessor left in it, probes runsc and starts the guard.
     /// `clock` must be the machine's: the guard reads the same one.
-    pub async fn open(settings: Settings, clock: SharedClock) -> Result<Self> {
+    pub async fn open(settings: RuntimeSettings, clock: SharedClock) -> Result<Self> {
         let (settings, state_dir) = startup::take(settings).await?;
         let place = settings.state_dir.clone();
         let cgroups = tokio::task::spawn_blocking(move || cgroup::open(&place)).await;
@@ -244,7 +245,7 @@ impl Drop for Containers {
 
 #[async_trait]
 impl Lifecycle for Containers {
-    fn watch(&self, id: &SandboxId) -> watch::Receiver<Seen> {
+    fn watch(&self, id: &SandboxId) -> watch::Receiver<ContainerView> {
         self.slot(id).seen.subscribe()
     }
 
@@ -257,13 +258,13 @@ impl Lifecycle for Containers {
         self.facts.clone()
     }
 
-    async fn create(&self, id: &SandboxId, start: &Start) -> Result<()> {
+    async fn create(&self, id: &SandboxId, start: &StartSpec) -> Result<()> {
         let start = start.clone();
         self.begin(id);
         self.act(id, |context, slot| async move { container_actions::start(&context, &slot, &start, None).await }).await
     }
 
-    async fn restore(&self, id: &SandboxId, start: &Start, image: &Path) -> Result<()> {
+    async fn restore(&self, id: &SandboxId, start: &StartSpec, image: &Path) -> Result<()> {
         let (start, image) = (start.clone(), absolute(image)?);
         self.begin(id);
         self.act(
@@ -286,7 +287,7 @@ impl Lifecycle for Containers {
         self.act(id, |context, slot| async move { container_actions::checkpoint(&context, &slot, &image).await }).await
     }
 
-    async fn snapshot(&self, id: &SandboxId, archive: &Path, shape: Shape) -> Result<Taken> {
+    async fn snapshot(&self, id: &SandboxId, archive: &Path, shape: Shape) -> Result<WrittenSnapshot> {
         let archive = absolute(archive)?;
         self.act(id, move |context, slot| async move { rootfs_cache::snapshot(&context, &slot, &archive, shape).await })
             .await
@@ -353,7 +354,7 @@ impl Lifecycle for Containers {
 }
 
 impl AgentLinks for Containers {
-    fn open(&self, id: &SandboxId) -> Option<Link> {
+    fn open(&self, id: &SandboxId) -> Option<FrameLink> {
         let live = self.known(id)?.live()?;
         if live.has_ended() { None } else { live.channel.open() }
     }

@@ -3,7 +3,7 @@
 
 use baton_protocol::{
     agent::{self, MAX_EXECS},
-    frame::{Decoder, Frame, Kind, Long, Stream},
+    frame::{Decoder, Frame, FrameKind, Long, Stream},
 };
 use bytes::BufMut;
 use tokio::{io::AsyncReadExt, process::ChildStdout, sync::watch};
@@ -19,7 +19,7 @@ const READ: usize = 16 << 10;
 const BROKEN: &str = "the agent sent a broken frame";
 
 #[derive(Debug)]
-pub struct Reader {
+pub struct FrameReader {
     stdout: ChildStdout,
     decoder: Decoder,
     link: watch::Receiver<Option<Outlet>>,
@@ -32,7 +32,7 @@ pub struct Reader {
     metrics: Metrics,
 }
 
-impl Reader {
+impl FrameReader {
     pub fn new(
         stdout: ChildStdout,
         link: watch::Receiver<Option<Outlet>>,
@@ -126,62 +126,62 @@ impl Reader {
 
     async fn take(&mut self, frame: Frame) -> Result<(), &'static str> {
         match frame.kind {
-            Kind::Hello => {
+            FrameKind::Hello => {
                 let hello: agent::Hello = parse(&frame)?;
                 self.news.send_modify(|news| news.version = Some(hello.version));
             }
-            Kind::ResyncAck => {
-                let state: agent::State = parse(&frame)?;
+            FrameKind::ResyncAck => {
+                let state: agent::AgentState = parse(&frame)?;
                 self.news.send_modify(|news| {
                     news.learn(&state);
                     news.version = Some(state.version);
                     news.resynced = self.found;
                 });
             }
-            Kind::Pong if frame.sequence >= OWN => self.news.send_modify(|news| news.pong = frame.sequence),
+            FrameKind::Pong if frame.sequence >= OWN => self.news.send_modify(|news| news.pong = frame.sequence),
             // For debugging the agent; truncated, and without terminal control characters.
-            Kind::Log => {
+            FrameKind::Log => {
                 let text = String::from_utf8_lossy(&frame.payload[..frame.payload.len().min(200)]);
                 tracing::debug!(agent = %text.escape_debug(), "the agent says");
             }
-            Kind::Started => {
+            FrameKind::Started => {
                 self.metrics.exec_started();
                 self.news.send_if_modified(|news| news.running.len() < MAX_EXECS && news.running.insert(frame.exec));
                 self.pass(frame).await;
             }
-            Kind::Exit => {
+            FrameKind::Exit => {
                 self.metrics.exec_ended(how(&frame));
                 self.news.send_if_modified(|news| news.running.remove(&frame.exec));
                 self.pass(frame).await;
             }
-            Kind::Execs => {
-                let state: agent::State = parse(&frame)?;
+            FrameKind::Execs => {
+                let state: agent::AgentState = parse(&frame)?;
                 self.news.send_modify(|news| news.learn(&state));
                 self.pass(frame).await;
             }
-            Kind::Data => {
+            FrameKind::Data => {
                 let pipe = if frame.stream == Stream::Stderr { Pipe::Stderr } else { Pipe::Stdout };
                 self.metrics.exec_moved(pipe, frame.payload.len());
                 self.pass(frame).await;
             }
-            Kind::Eof | Kind::Pong | Kind::StdinAck => self.pass(frame).await,
-            Kind::Assign
-            | Kind::Exec
-            | Kind::Stdin
-            | Kind::StdinEof
-            | Kind::Ack
-            | Kind::Credit
-            | Kind::Replay
-            | Kind::Signal
-            | Kind::Resize
-            | Kind::Attached
-            | Kind::Detached
-            | Kind::Resync
-            | Kind::List
-            | Kind::Restored
-            | Kind::Forked
-            | Kind::Ping
-            | Kind::Relieve => return Err("the agent sent a frame that is not its to send"),
+            FrameKind::Eof | FrameKind::Pong | FrameKind::StdinAck => self.pass(frame).await,
+            FrameKind::Assign
+            | FrameKind::Exec
+            | FrameKind::Stdin
+            | FrameKind::StdinEof
+            | FrameKind::Ack
+            | FrameKind::Credit
+            | FrameKind::Replay
+            | FrameKind::Signal
+            | FrameKind::Resize
+            | FrameKind::Attached
+            | FrameKind::Detached
+            | FrameKind::Resync
+            | FrameKind::List
+            | FrameKind::Restored
+            | FrameKind::Forked
+            | FrameKind::Ping
+            | FrameKind::Relieve => return Err("the agent sent a frame that is not its to send"),
         }
         Ok(())
     }

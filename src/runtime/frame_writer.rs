@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use baton_protocol::frame::{Frame, Kind};
+use baton_protocol::frame::{Frame, FrameKind};
 use tokio::{
     io::AsyncWriteExt,
     process::ChildStdin,
@@ -10,9 +10,9 @@ use tokio::{
 };
 
 use super::{
-    channel::{Control, is_allowed},
+    channel::{WriterCommand, is_allowed},
     output_queue::Outlet,
-    settings::Settings,
+    runtime_settings::RuntimeSettings,
 };
 use crate::{
     clock::{Moment, SharedClock},
@@ -23,9 +23,9 @@ use crate::{
 const BATCH: usize = 64 << 10;
 
 #[derive(Debug)]
-pub struct Writer {
+pub struct FrameWriter {
     stdin: ChildStdin,
-    control: mpsc::UnboundedReceiver<Control>,
+    control: mpsc::UnboundedReceiver<WriterCommand>,
     /// Closed while the container is paused or fenced.
     gate: watch::Receiver<bool>,
     /// The other half of the link, which closes together with this one.
@@ -38,14 +38,14 @@ pub struct Writer {
     metrics: Metrics,
 }
 
-impl Writer {
+impl FrameWriter {
     pub fn new(
         stdin: ChildStdin,
-        control: mpsc::UnboundedReceiver<Control>,
+        control: mpsc::UnboundedReceiver<WriterCommand>,
         gate: watch::Receiver<bool>,
         output: Arc<watch::Sender<Option<Outlet>>>,
         clock: SharedClock,
-        settings: &Settings,
+        settings: &RuntimeSettings,
     ) -> Self {
         let (detach_grace, metrics) = (settings.detach_grace, settings.metrics.clone());
         Self { stdin, control, gate, output, link: None, detach_at: None, clock, detach_grace, metrics }
@@ -70,12 +70,12 @@ impl Writer {
             tokio::select! {
                 biased;
                 control = self.control.recv() => match control? {
-                    Control::Bytes(bytes) => return Some(bytes),
-                    Control::Begin => self.detach_at = Some(self.clock.now() + self.detach_grace),
-                    Control::End => return None,
-                    Control::Link(link) => {
+                    WriterCommand::Bytes(bytes) => return Some(bytes),
+                    WriterCommand::Begin => self.detach_at = Some(self.clock.now() + self.detach_grace),
+                    WriterCommand::End => return None,
+                    WriterCommand::Link(link) => {
                         (self.link, self.detach_at) = (Some(link), None);
-                        return Some(bytes_of(&Frame::new(Kind::Attached)));
+                        return Some(bytes_of(&Frame::new(FrameKind::Attached)));
                     }
                 },
                 changed = self.gate.changed() => changed.ok()?,
@@ -90,7 +90,7 @@ impl Writer {
                 },
                 () = at(&self.clock, self.detach_at), if open => {
                     self.detach_at = None;
-                    return Some(bytes_of(&Frame::new(Kind::Detached)));
+                    return Some(bytes_of(&Frame::new(FrameKind::Detached)));
                 }
             }
         }
@@ -101,7 +101,7 @@ impl Writer {
         let metrics = &self.metrics;
         let mut add = |frame: &Frame| {
             if is_allowed(frame) {
-                if frame.kind == Kind::Stdin {
+                if frame.kind == FrameKind::Stdin {
                     metrics.exec_moved(Pipe::Stdin, frame.payload.len());
                 }
                 frame.encode(&mut bytes);

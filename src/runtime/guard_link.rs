@@ -21,12 +21,12 @@ use tokio::{
 };
 use tokio_util::task::TaskTracker;
 
-use super::{Error, Result, settings::Settings};
+use super::{Error, Result, runtime_settings::RuntimeSettings};
 use crate::{
     clock::{Moment, SharedClock},
     guard::{
-        guard_wire::{GuardOutcome, Order, Report},
-        process::{self, Process},
+        guard_wire::{GuardOutcome, GuardReport, Order},
+        process_handle::{self, ProcessHandle},
     },
 };
 
@@ -63,7 +63,7 @@ type Awaited = (GuardOutcome, oneshot::Sender<watch::Receiver<Fence>>);
 pub struct GuardLink {
     wishes: mpsc::UnboundedSender<GuardRequest>,
     clock: SharedClock,
-    settings: Arc<Settings>,
+    settings: Arc<RuntimeSettings>,
 }
 
 /// Timeout for an answer of the guard, which is one line through two pipes.
@@ -73,7 +73,7 @@ pub const NONE_YET: Moment = Moment(Duration::from_secs(u32::MAX as u64));
 
 impl GuardLink {
     /// Starts the guard. It exits when the last link is dropped.
-    pub fn start(settings: Arc<Settings>, clock: SharedClock, tasks: &TaskTracker) -> io::Result<Self> {
+    pub fn start(settings: Arc<RuntimeSettings>, clock: SharedClock, tasks: &TaskTracker) -> io::Result<Self> {
         let (wishes, queue) = mpsc::unbounded_channel();
         let first = start(&settings)?;
         let keeper = Keeper { settings: settings.clone(), clock: clock.clone(), queue, entries: BTreeMap::new() };
@@ -149,7 +149,7 @@ struct Running {
     reports: Lines<BufReader<ChildStdout>>,
 }
 
-fn start(settings: &Settings) -> io::Result<Running> {
+fn start(settings: &RuntimeSettings) -> io::Result<Running> {
     let mut command = Command::new(&settings.exe);
     // The working directory shows operators which server the guard belongs to.
     command.arg("guard").env_clear().current_dir(&settings.state_dir).process_group(0);
@@ -168,7 +168,7 @@ impl Running {
 /// The task that talks to the guard.
 #[derive(Debug)]
 struct Keeper {
-    settings: Arc<Settings>,
+    settings: Arc<RuntimeSettings>,
     clock: SharedClock,
     queue: mpsc::UnboundedReceiver<GuardRequest>,
     entries: BTreeMap<String, Entry>,
@@ -251,7 +251,7 @@ impl Keeper {
     }
 
     fn hear(&mut self, line: &str) {
-        let Ok(Report { what, container }) = line.parse() else { return };
+        let Ok(GuardReport { what, container }) = line.parse() else { return };
         let Some(entry) = self.entries.get_mut(&container) else { return };
         match what {
             GuardOutcome::Armed | GuardOutcome::Taken => {}
@@ -327,19 +327,19 @@ impl Keeper {
 }
 
 /// Stops a container. Returns `None` if it has not started yet: the next guard finds it.
-async fn stop(state_file: &Path, clock: &SharedClock) -> Option<Process> {
+async fn stop(state_file: &Path, clock: &SharedClock) -> Option<ProcessHandle> {
     let pids = seek(state_file, clock, Duration::from_millis(200)).await?;
-    let sentry = Process::open(pids.sentry).ok()?;
+    let sentry = ProcessHandle::open(pids.sentry).ok()?;
     let _ = sentry.signal(Signal::STOP);
     Some(sentry)
 }
 
 /// Finds the processes of a started container. Retries, because runsc rewrites the file from time to time and it
 /// is incomplete for a moment.
-pub(super) async fn seek(state_file: &Path, clock: &SharedClock, limit: Duration) -> Option<process::Pids> {
+pub(super) async fn seek(state_file: &Path, clock: &SharedClock, limit: Duration) -> Option<process_handle::Pids> {
     let until = clock.now() + limit;
     loop {
-        let found = process::pids(state_file);
+        let found = process_handle::pids(state_file);
         if found.is_some() || clock.now() >= until || !state_file.exists() {
             return found;
         }

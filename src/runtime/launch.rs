@@ -17,8 +17,8 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Error, Result, Start,
-    argv::Verb,
+    Error, Result, StartSpec,
+    argv::RunscCommand,
     bundle,
     cgroup::{self, Group},
     channel::Channel,
@@ -26,10 +26,10 @@ use super::{
     containers::RuntimeContext,
     guard_link::{Fence, seek},
     memory_watch::Subject,
-    sentry::Control,
-    spawn::NOT_TAKEN,
+    sentry::SentryControl,
+    spawner::NOT_TAKEN,
 };
-use crate::guard::process::{self, Process};
+use crate::guard::process_handle::{self, ProcessHandle};
 
 pub(super) const SHORT: Duration = Duration::from_secs(20);
 /// Size of both pipes of the agent; large ones need fewer reads.
@@ -46,7 +46,7 @@ pub(super) struct Begun {
     /// Cancelled when the container must end now.
     pub doomed: CancellationToken,
     /// Sentry and gofer, once they are known.
-    processes: Vec<Process>,
+    processes: Vec<ProcessHandle>,
     child: Child,
     log: PathBuf,
     paused: watch::Sender<bool>,
@@ -59,9 +59,9 @@ pub(super) fn new_name(context: &RuntimeContext) -> String {
 
 /// Makes the cgroup of a container, if its limits need one and cgroups are available.
 pub(super) fn make_group(context: &RuntimeContext, name: &str, limits: &Limits) -> Result<Option<Group>> {
-    let bounds = cgroup::Bounds::of(limits);
+    let bounds = cgroup::CgroupLimits::of(limits);
     match &context.cgroups {
-        Ok(cgroups) if bounds != cgroup::Bounds::default() => {
+        Ok(cgroups) if bounds != cgroup::CgroupLimits::default() => {
             cgroups.make(name, &bounds).map(Some).map_err(|error| no_group("create", &error))
         }
         Ok(_) | Err(_) => Ok(None),
@@ -87,7 +87,12 @@ pub(super) async fn make_bundle(context: &RuntimeContext, name: &str, rootfs: &P
 
 impl Begun {
     /// Starts a container that the guard already watches.
-    pub async fn start(context: &RuntimeContext, name: &str, verb: Verb<'_>, group: Option<&Group>) -> Result<Self> {
+    pub async fn start(
+        context: &RuntimeContext,
+        name: &str,
+        verb: RunscCommand<'_>,
+        group: Option<&Group>,
+    ) -> Result<Self> {
         let log = context.settings.bundle(name).join("log");
         let mut child = context.runsc.attach(verb, name, &log, group.map_or(&[], Group::directories)).await?;
         let (Some(stdin), Some(stdout), Some(stderr)) = (child.stdin.take(), child.stdout.take(), child.stderr.take())
@@ -114,8 +119,8 @@ impl Begun {
     pub async fn appear(&mut self, context: &RuntimeContext) {
         let state_file = context.settings.state_file(&self.name);
         while self.processes.is_empty() {
-            let pids = process::pids(&state_file).into_iter().flat_map(|pids| [pids.sentry, pids.gofer]);
-            self.processes = pids.filter_map(|pid| Process::open(pid).ok()).collect();
+            let pids = process_handle::pids(&state_file).into_iter().flat_map(|pids| [pids.sentry, pids.gofer]);
+            self.processes = pids.filter_map(|pid| ProcessHandle::open(pid).ok()).collect();
             context.clock.sleep(SEEK).await;
         }
     }
@@ -123,7 +128,7 @@ impl Begun {
     /// Waits until runsc has recorded that commands run in the container.
     pub async fn runs(&self, context: &RuntimeContext) {
         let state_file = context.settings.state_file(&self.name);
-        while !process::is_running(&state_file) {
+        while !process_handle::is_running(&state_file) {
             context.clock.sleep(SEEK).await;
         }
     }
@@ -141,7 +146,7 @@ impl Begun {
             sentry: self.processes.first()?.pid(),
             group: group.cloned(),
             channel: self.channel.clone(),
-            control: Control::new(context.settings.control_socket(&self.name)),
+            control: SentryControl::new(context.settings.control_socket(&self.name)),
             fence: fence.clone(),
             paused: self.paused.subscribe(),
             doomed: self.doomed.clone(),
@@ -153,14 +158,19 @@ impl Begun {
     pub async fn find_processes(&mut self, context: &RuntimeContext) -> Result<()> {
         let found = seek(&context.settings.state_file(&self.name), &context.clock, SHORT).await;
         let pids = found.iter().flat_map(|pids| [pids.sentry, pids.gofer]);
-        self.processes = pids.filter_map(|pid| Process::open(pid).ok()).collect();
+        self.processes = pids.filter_map(|pid| ProcessHandle::open(pid).ok()).collect();
         if self.processes.is_empty() { Err(gone()) } else { Ok(()) }
     }
 
     /// Turns it into the running container of a sandbox.
-    pub fn into_live(self, context: &RuntimeContext, fence: watch::Receiver<Fence>, start: &Start) -> (Live, Child) {
+    pub fn into_live(
+        self,
+        context: &RuntimeContext,
+        fence: watch::Receiver<Fence>,
+        start: &StartSpec,
+    ) -> (Live, Child) {
         let live = Live {
-            control: Control::new(context.settings.control_socket(&self.name)),
+            control: SentryControl::new(context.settings.control_socket(&self.name)),
             name: self.name,
             channel: self.channel,
             fence,
@@ -193,7 +203,7 @@ impl Begun {
     /// afterwards.
     pub async fn end(mut self, context: &RuntimeContext) {
         // Processes that the state file does not name yet are still children of runsc.
-        self.processes.extend(self.child.id().into_iter().flat_map(Process::children_of));
+        self.processes.extend(self.child.id().into_iter().flat_map(ProcessHandle::children_of));
         for process in &self.processes {
             let _ = process.signal(Signal::KILL);
         }
@@ -206,7 +216,7 @@ impl Begun {
 /// Deletes what is left of a container whose processes are dead. Idempotent.
 pub(super) async fn clear(context: &RuntimeContext, name: &str, group: Option<&Group>) -> Result<()> {
     if tokio::fs::try_exists(context.settings.state_file(name)).await.unwrap_or(true) {
-        context.runsc.call(Verb::Delete, name, SHORT, None).await?;
+        context.runsc.call(RunscCommand::Delete, name, SHORT, None).await?;
     }
     context.guard.disarm(name).await?;
     if let Some(group) = group {

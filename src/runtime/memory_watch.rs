@@ -27,7 +27,7 @@ use super::{
     cgroup::{Group, most_memory},
     channel::Channel,
     guard_link::Fence,
-    sentry::Control,
+    sentry::SentryControl,
 };
 use crate::clock::{Moment, SharedClock};
 
@@ -61,7 +61,7 @@ pub(super) struct Subject {
     pub sentry: i32,
     pub group: Option<Group>,
     pub channel: Arc<Channel>,
-    pub control: Control,
+    pub control: SentryControl,
     pub fence: watch::Receiver<Fence>,
     pub paused: watch::Receiver<bool>,
     pub doomed: CancellationToken,

@@ -23,9 +23,9 @@ mod pool;
 mod rootfs_cache;
 pub mod rootfs_digest;
 mod runsc;
+mod runtime_settings;
 mod sentry;
-mod settings;
-pub mod spawn;
+pub mod spawner;
 mod startup;
 mod upper;
 
@@ -36,7 +36,7 @@ pub use self::startup::{check_root, predecessor, sign};
 pub use cgroup::{Shares, probe as probe_cgroups};
 pub use channel::{LINK_FRAMES, is_allowed};
 pub use containers::Containers;
-pub use settings::{STAGING, Settings, Warm};
+pub use runtime_settings::{RuntimeSettings, STAGING, WarmSettings};
 
 use std::{
     collections::BTreeMap,
@@ -77,19 +77,19 @@ impl Container {
 
 /// What the runtime observes of a sandbox at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seen {
+pub struct ContainerView {
     pub container: Container,
     /// Commands running inside, as last reported by the agent.
     pub running_execs: u32,
 }
 
-impl Seen {
-    pub const NOTHING: Seen = Seen { container: Container::Absent, running_execs: 0 };
+impl ContainerView {
+    pub const NOTHING: ContainerView = ContainerView { container: Container::Absent, running_execs: 0 };
 }
 
 /// How to start a sandbox.
 #[derive(Clone, Debug)]
-pub struct Start {
+pub struct StartSpec {
     /// Fixed for the sandbox's lifetime.
     pub marker: Marker,
     pub env: BTreeMap<String, String>,
@@ -111,12 +111,12 @@ pub struct Start {
 pub struct Extract {
     /// Identifies the resulting root file system.
     pub digest: Sha256Name,
-    pub from: Source,
+    pub from: ArchiveSource,
 }
 
 /// What an archive holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum ArchiveSource {
     /// The changes on top of the root file system with this digest, which must be present locally.
     Layer {
         base_digest: Sha256Name,
@@ -136,7 +136,7 @@ pub enum Shape {
 
 /// A snapshot that was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Taken {
+pub struct WrittenSnapshot {
     /// The base of a layer; `None` is a complete archive.
     pub base_digest: Option<Sha256Name>,
     /// How long the sandbox was paused.
@@ -181,15 +181,15 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[async_trait]
 pub trait Lifecycle: fmt::Debug + Send + Sync + 'static {
     /// Watches the local state of a sandbox, including a container that exits on its own.
-    fn watch(&self, id: &SandboxId) -> watch::Receiver<Seen>;
+    fn watch(&self, id: &SandboxId) -> watch::Receiver<ContainerView>;
     /// Every sandbox with any local state.
     fn here(&self) -> Vec<SandboxId>;
     fn facts(&self) -> Facts;
 
     /// Starts a sandbox for the first time. Returns once the agent has answered.
-    async fn create(&self, id: &SandboxId, start: &Start) -> Result<()>;
+    async fn create(&self, id: &SandboxId, start: &StartSpec) -> Result<()>;
     /// Starts a sandbox from the checkpoint in `image`. Returns once the agent has answered a resync.
-    async fn restore(&self, id: &SandboxId, start: &Start, image: &Path) -> Result<()>;
+    async fn restore(&self, id: &SandboxId, start: &StartSpec, image: &Path) -> Result<()>;
     /// Stops input, then pauses the sandbox.
     async fn pause(&self, id: &SandboxId) -> Result<()>;
     /// Resumes a paused or fenced sandbox and wakes the agent with a frame. A fenced sandbox resumes only if its
@@ -199,7 +199,7 @@ pub trait Lifecycle: fmt::Debug + Send + Sync + 'static {
     async fn checkpoint(&self, id: &SandboxId, image: &Path) -> Result<()>;
     /// Writes a point-in-time copy of a running sandbox's file system into the tar file `archive`. The sandbox
     /// resumes as soon as that state is on disk.
-    async fn snapshot(&self, id: &SandboxId, archive: &Path, shape: Shape) -> Result<Taken>;
+    async fn snapshot(&self, id: &SandboxId, archive: &Path, shape: Shape) -> Result<WrittenSnapshot>;
     /// Counts the entries of such an archive.
     async fn count_entries(&self, archive: &Path) -> Result<u64>;
     /// Returns the root file system with this digest if it is present, and keeps it until the guard is dropped.
@@ -228,12 +228,12 @@ pub trait AgentLinks: fmt::Debug + Send + Sync + 'static {
     ///
     /// Frames wait while the container is paused or fenced; the link closes when the container ends. Frames
     /// reserved for the runtime (assign, resync) are dropped.
-    fn open(&self, id: &SandboxId) -> Option<Link>;
+    fn open(&self, id: &SandboxId) -> Option<FrameLink>;
 }
 
 /// Frames to and from the agent of one sandbox.
 #[derive(Debug)]
-pub struct Link {
+pub struct FrameLink {
     pub to_agent: mpsc::Sender<Frame>,
     pub from_agent: mpsc::Receiver<Frame>,
     /// Streams whose output was dropped because the link was not read; a replay delivers it.

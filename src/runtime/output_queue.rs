@@ -9,7 +9,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use baton_protocol::frame::{Frame, Kind, Stream};
+use baton_protocol::frame::{Frame, FrameKind, Stream};
 use tokio::sync::{Notify, mpsc};
 
 /// Capacity of a link for frames of output: 8 MiB at most.
@@ -75,13 +75,13 @@ impl Outlet {
     /// exhausts.
     pub async fn pass(&self, frame: Frame, left_out: &mut LeftOut) {
         let stream = (frame.exec, frame.stream);
-        if matches!(frame.kind, Kind::Data | Kind::Eof) {
+        if matches!(frame.kind, FrameKind::Data | FrameKind::Eof) {
             if left_out.get(&stream) == Some(&frame.sequence) {
                 return;
             }
             left_out.remove(&stream);
         }
-        if frame.kind == Kind::Data && self.frames.capacity() <= OTHER_FRAMES {
+        if frame.kind == FrameKind::Data && self.frames.capacity() <= OTHER_FRAMES {
             left_out.insert(stream, frame.sequence);
             self.behind.note(frame.exec, frame.stream);
             return;
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     fn data(exec: u32, offset: u64, replay: u64) -> Frame {
-        Frame::new(Kind::Data).exec(exec).stream(Stream::Stdout).offset(offset).sequence(replay).payload(*b"x")
+        Frame::new(FrameKind::Data).exec(exec).stream(Stream::Stdout).offset(offset).sequence(replay).payload(*b"x")
     }
 
     type Ours = (Outlet, LeftOut);
@@ -123,7 +123,7 @@ mod tests {
         pass(&mut ours, data(1, 32, 0));
         pass(&mut ours, data(2, 0, 0));
         pass(&mut ours, data(2, 1, 0));
-        for kind in [Kind::Exit, Kind::Execs, Kind::Pong, Kind::StdinAck, Kind::Started] {
+        for kind in [FrameKind::Exit, FrameKind::Execs, FrameKind::Pong, FrameKind::StdinAck, FrameKind::Started] {
             pass(&mut ours, Frame::new(kind).exec(2));
         }
         assert_eq!(behind.take(), BTreeSet::from([(1, Stream::Stdout), (2, Stream::Stdout)]));
@@ -140,22 +140,22 @@ mod tests {
         while received.try_recv().is_ok() {}
         // There is capacity again, but an earlier byte is missing, so the end may not be reported either.
         pass(&mut ours, data(1, 33, 0));
-        pass(&mut ours, Frame::new(Kind::Eof).exec(1).stream(Stream::Stdout).offset(34));
+        pass(&mut ours, Frame::new(FrameKind::Eof).exec(1).stream(Stream::Stdout).offset(34));
         assert!(received.try_recv().is_err());
         assert_eq!(behind.take().len(), 1);
         pass(&mut ours, data(1, 32, 7));
-        pass(&mut ours, Frame::new(Kind::Eof).exec(1).stream(Stream::Stdout).offset(33).sequence(7));
+        pass(&mut ours, Frame::new(FrameKind::Eof).exec(1).stream(Stream::Stdout).offset(33).sequence(7));
         assert_eq!(received.try_recv().unwrap().offset, 32);
-        assert_eq!(received.try_recv().unwrap().kind, Kind::Eof);
+        assert_eq!(received.try_recv().unwrap().kind, FrameKind::Eof);
         assert!(behind.take().is_empty());
     }
 
     #[test]
     fn the_end_of_a_stream_that_is_whole_needs_no_room_of_output() {
         let (mut ours, mut received, behind) = full();
-        pass(&mut ours, Frame::new(Kind::Eof).exec(1).stream(Stream::Stdout).offset(32));
+        pass(&mut ours, Frame::new(FrameKind::Eof).exec(1).stream(Stream::Stdout).offset(32));
         assert!(behind.take().is_empty());
         let last = std::iter::from_fn(|| received.try_recv().ok()).last();
-        assert_eq!(last.unwrap().kind, Kind::Eof);
+        assert_eq!(last.unwrap().kind, FrameKind::Eof);
     }
 }

@@ -13,8 +13,8 @@ use std::{
 use baton_protocol::{id::Sha256Name, printable::printable_start, reason::Reason};
 
 use super::{
-    Error, Extract, Result, Shape, Source, Taken, archive,
-    cache::{About, Cache, Held, Making},
+    ArchiveSource, Error, Extract, Result, Shape, WrittenSnapshot, archive,
+    cache::{Cache, ExtractedTree, Making, RootfsHold},
     container_actions,
     containers::{RuntimeContext, Slot, lock},
     rootfs_digest,
@@ -34,21 +34,21 @@ const ABANDONED: Duration = Duration::from_secs(3600);
 
 /// One root file system on this machine.
 #[derive(Clone, Debug)]
-pub(super) struct Root {
+pub(super) struct CachedRootfs {
     pub path: PathBuf,
     pub digest: Sha256Name,
     pub base_digest: Sha256Name,
     /// Other instances can get it by its digest.
     pub is_base: bool,
-    held: Option<Held>,
+    held: Option<RootfsHold>,
 }
 
 /// Keeps a root file system on this machine until it is dropped.
 #[derive(Clone, Debug, Default)]
-pub struct RootfsGuard(Option<Held>);
+pub struct RootfsGuard(Option<RootfsHold>);
 
-impl From<Root> for RootfsGuard {
-    fn from(root: Root) -> Self {
+impl From<CachedRootfs> for RootfsGuard {
+    fn from(root: CachedRootfs) -> Self {
         Self(root.held)
     }
 }
@@ -61,11 +61,11 @@ impl RootfsGuard {
 }
 
 /// Finds and holds the root file system of a digest; `None` selects the base.
-pub(super) fn find(context: &RuntimeContext, digest: Option<&Sha256Name>) -> Result<Root> {
+pub(super) fn find(context: &RuntimeContext, digest: Option<&Sha256Name>) -> Result<CachedRootfs> {
     let settings = &context.settings;
     let Some(digest) = digest.filter(|digest| **digest != settings.rootfs_digest) else {
         let digest = settings.rootfs_digest.clone();
-        return Ok(Root {
+        return Ok(CachedRootfs {
             path: settings.rootfs.clone(),
             base_digest: digest.clone(),
             digest,
@@ -78,7 +78,7 @@ pub(super) fn find(context: &RuntimeContext, digest: Option<&Sha256Name>) -> Res
         reason: Reason::RootfsMissing,
         message: "This instance does not have the sandbox's root file system.".to_owned(),
     })?;
-    Ok(Root {
+    Ok(CachedRootfs {
         path: held.path.clone(),
         digest: digest.clone(),
         base_digest: held.about.base_digest.clone(),
@@ -140,8 +140,8 @@ pub(super) async fn pack(context: &Arc<RuntimeContext>, target: &Path) -> Result
 /// Makes a root file system from an archive. Concurrent requests for the same one make it once.
 pub(super) async fn extract(context: &Arc<RuntimeContext>, file: &Path, wanted: &Extract) -> Result<RootfsGuard> {
     let base = match &wanted.from {
-        Source::Layer { base_digest } => Some(find(context, Some(base_digest))?),
-        Source::Complete | Source::Base => None,
+        ArchiveSource::Layer { base_digest } => Some(find(context, Some(base_digest))?),
+        ArchiveSource::Complete | ArchiveSource::Base => None,
     };
     loop {
         let (cache, digest) = (context.cache.clone(), wanted.digest.clone());
@@ -165,7 +165,7 @@ pub(super) async fn extract(context: &Arc<RuntimeContext>, file: &Path, wanted: 
     }
 }
 
-async fn finish(context: &Arc<RuntimeContext>, making: Making, about: About) -> Result<Option<Held>> {
+async fn finish(context: &Arc<RuntimeContext>, making: Making, about: ExtractedTree) -> Result<Option<RootfsHold>> {
     let cache = context.cache.clone();
     run_blocking(move || {
         let held = making.finish(&about)?;
@@ -182,18 +182,18 @@ async fn fill(
     context: &RuntimeContext,
     file: &Path,
     wanted: &Extract,
-    base: Option<&Root>,
+    base: Option<&CachedRootfs>,
     tree: &Path,
-) -> Result<About> {
+) -> Result<ExtractedTree> {
     let limits = context.settings.archive_limits;
     let source = file.to_owned();
     let stdin = run_blocking(move || File::open(source)).await?;
     let mut words = vec![archive::VERB.into(), tree.into()];
     words.extend([limits.size.to_string(), limits.entries.to_string(), limits.depth.to_string()].map(Into::into));
     let kind = match wanted.from {
-        Source::Layer { .. } => "layer",
-        Source::Complete => "complete",
-        Source::Base => "base",
+        ArchiveSource::Layer { .. } => "layer",
+        ArchiveSource::Complete => "complete",
+        ArchiveSource::Base => "base",
     };
     words.push(kind.into());
     words.extend(base.map(|base| base.path.clone().into_os_string()));
@@ -219,7 +219,7 @@ async fn fill(
     let [entries, bytes] = numbers[..] else {
         return Err(Error::Failed { what: "extract", why: "the child says nothing".to_owned() });
     };
-    if wanted.from == Source::Base {
+    if wanted.from == ArchiveSource::Base {
         let tree = tree.to_owned();
         let found = run_blocking(move || rootfs_digest::digest(&tree)).await?;
         if found != wanted.digest {
@@ -228,17 +228,22 @@ async fn fill(
         }
     }
     let base_digest = base.map_or(&wanted.digest, |base| &base.digest);
-    let is_base = wanted.from == Source::Base;
+    let is_base = wanted.from == ArchiveSource::Base;
     let size = bytes.saturating_add(entries.saturating_mul(ENTRY));
-    About::new(&wanted.digest, base_digest, is_base, size).map_err(|error| failed("extract", &error))
+    ExtractedTree::new(&wanted.digest, base_digest, is_base, size).map_err(|error| failed("extract", &error))
 }
 
 /// Takes a layer if the base is one that other instances have too, else a complete snapshot.
-pub(super) async fn snapshot(context: &Arc<RuntimeContext>, slot: &Slot, target: &Path, shape: Shape) -> Result<Taken> {
+pub(super) async fn snapshot(
+    context: &Arc<RuntimeContext>,
+    slot: &Slot,
+    target: &Path,
+    shape: Shape,
+) -> Result<WrittenSnapshot> {
     let root = lock(&slot.root).clone().ok_or(Error::NotIn("here"))?;
     if shape == Shape::Layer && root.is_base {
         let paused = container_actions::upper(context, slot, target).await?;
-        return Ok(Taken { base_digest: Some(root.digest), paused });
+        return Ok(WrittenSnapshot { base_digest: Some(root.digest), paused });
     }
     let upper = target.with_extension("upper");
     let paused = container_actions::upper(context, slot, &upper).await?;
@@ -260,7 +265,7 @@ pub(super) async fn snapshot(context: &Arc<RuntimeContext>, slot: &Slot, target:
         let _ = tokio::fs::remove_file(target).await;
     }
     composed?;
-    Ok(Taken { base_digest: base.map(|base| base.digest), paused })
+    Ok(WrittenSnapshot { base_digest: base.map(|base| base.digest), paused })
 }
 
 pub(super) async fn count_entries(archive: &Path) -> Result<u64> {

@@ -18,11 +18,11 @@ use tokio::{io::AsyncReadExt, process::Child, sync::watch};
 
 use super::{
     Error, Result,
-    argv::{self, Verb},
+    argv::{self, RunscCommand},
     containers::lock,
     guard_link::Fence,
-    settings::Settings,
-    spawn::Spawner,
+    runtime_settings::RuntimeSettings,
+    spawner::Spawner,
 };
 use crate::clock::SharedClock;
 
@@ -31,7 +31,7 @@ const LOG_READ: u64 = 64 << 10;
 
 #[derive(Debug)]
 pub struct Runsc {
-    settings: Arc<Settings>,
+    settings: Arc<RuntimeSettings>,
     clock: SharedClock,
     spawner: Spawner,
     calls: AtomicU64,
@@ -48,7 +48,7 @@ struct LogLine {
 }
 
 impl Runsc {
-    pub fn new(settings: Arc<Settings>, clock: SharedClock, spawner: Spawner) -> Self {
+    pub fn new(settings: Arc<RuntimeSettings>, clock: SharedClock, spawner: Spawner) -> Self {
         Self { settings, clock, spawner, calls: AtomicU64::new(0), others: Mutex::default() }
     }
 
@@ -70,7 +70,13 @@ impl Runsc {
     }
 
     /// Starts a container attached to this process, in these cgroups. It lives as long as the returned child.
-    pub async fn attach(&self, verb: Verb<'_>, container: &str, log: &Path, cgroups: &[PathBuf]) -> Result<Child> {
+    pub async fn attach(
+        &self,
+        verb: RunscCommand<'_>,
+        container: &str,
+        log: &Path,
+        cgroups: &[PathBuf],
+    ) -> Result<Child> {
         let line = argv::line(&self.settings.root(), &self.settings.overlay(), log, verb, container);
         let stdio = [Stdio::piped(), Stdio::piped(), Stdio::piped()];
         let started = self.spawner.spawn(self.binary(container).as_os_str(), &line, cgroups, stdio).await;
@@ -80,7 +86,7 @@ impl Runsc {
     /// Runs a short command to completion. A fence aborts it, because it would hang while the sentry is stopped.
     pub async fn call(
         &self,
-        verb: Verb<'_>,
+        verb: RunscCommand<'_>,
         container: &str,
         limit: Duration,
         fence: Option<watch::Receiver<Fence>>,
@@ -91,7 +97,7 @@ impl Runsc {
     /// Like [`call`](Self::call), with the given stdin for runsc.
     pub async fn call_with(
         &self,
-        verb: Verb<'_>,
+        verb: RunscCommand<'_>,
         container: &str,
         limit: Duration,
         fence: Option<watch::Receiver<Fence>>,

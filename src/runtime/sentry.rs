@@ -13,7 +13,7 @@ use tokio::{io::AsyncReadExt, net::UnixStream, sync::Mutex};
 const LONGEST: usize = 64 << 10;
 
 #[derive(Debug)]
-pub(super) struct Control {
+pub(super) struct SentryControl {
     socket: PathBuf,
     tasks: Mutex<Tasks>,
 }
@@ -57,7 +57,7 @@ struct Read {
     value: String,
 }
 
-impl Control {
+impl SentryControl {
     pub fn new(socket: PathBuf) -> Self {
         Self { socket, tasks: Mutex::new(Tasks::Run) }
     }
@@ -156,7 +156,7 @@ mod tests {
 
     struct Sentry {
         _directory: tempfile::TempDir,
-        control: Arc<Control>,
+        control: Arc<SentryControl>,
         clock: SharedClock,
         tasks: TaskTracker,
         asked: UnboundedReceiver<(String, UnixStream)>,
@@ -178,7 +178,7 @@ mod tests {
                 sender.send((method, stream)).unwrap();
             }
         });
-        let control = Arc::new(Control::new(socket));
+        let control = Arc::new(SentryControl::new(socket));
         Sentry { _directory: directory, control, clock: Arc::new(SystemClock), tasks, asked }
     }
 
@@ -248,7 +248,7 @@ mod tests {
 
     #[tokio::test]
     async fn no_socket_is_an_error_and_changes_nothing() {
-        let control = Control::new("/nowhere/control".into());
+        let control = SentryControl::new("/nowhere/control".into());
         assert_eq!(control.pause().await.unwrap_err().kind(), io::ErrorKind::NotFound);
         control.resume().await.unwrap();
     }

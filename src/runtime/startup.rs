@@ -16,10 +16,10 @@ use baton_protocol::{
 use rustix::{fs::FlockOperation, process::Signal};
 use sha2::{Digest, Sha256};
 
-use super::{Error, Facts, Result, argv, bundle, runsc::Runsc, settings::Settings, spawn::Spawner};
+use super::{Error, Facts, Result, argv, bundle, runsc::Runsc, runtime_settings::RuntimeSettings, spawner::Spawner};
 use crate::{
     clock::SharedClock,
-    guard::{mounts, process::Process},
+    guard::{guard_mounts, process_handle::ProcessHandle},
 };
 
 const SETUP: &str = "`scripts/setup` gets the one this server is made for";
@@ -44,7 +44,7 @@ pub fn check_root() -> Result<()> {
 
 /// Locks the state directory for this process and wipes what another one left there. Returns the settings with
 /// absolute paths.
-pub async fn take(mut settings: Settings) -> Result<(Arc<Settings>, File)> {
+pub async fn take(mut settings: RuntimeSettings) -> Result<(Arc<RuntimeSettings>, File)> {
     let taken = tokio::task::spawn_blocking(move || {
         check_root()?;
         let held = hold(&settings.state_dir)?;
@@ -83,9 +83,9 @@ fn whole(state_dir: &Path) -> Result<PathBuf> {
 }
 
 /// Removes what only a running server needs. The next start would do it too.
-pub async fn give_back(settings: Arc<Settings>) {
+pub async fn give_back(settings: Arc<RuntimeSettings>) {
     let given = tokio::task::spawn_blocking(move || {
-        mounts::unmount_below(&settings.state_dir)?;
+        guard_mounts::unmount_below(&settings.state_dir)?;
         clear(&settings.root())
     });
     if let Ok(Err(error)) = given.await {
@@ -96,11 +96,9 @@ pub async fn give_back(settings: Arc<Settings>) {
 fn hold(state_dir: &Path) -> Result<File> {
     let place = state_dir.display();
     // The memory of sandboxes passes through this directory, so it is private.
-    let opened = fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(state_dir)
-        .and_then(|()| File::options().create(true).truncate(false).write(true).open(state_dir.join(mounts::LOCK)));
+    let opened = fs::DirBuilder::new().recursive(true).mode(0o700).create(state_dir).and_then(|()| {
+        File::options().create(true).truncate(false).write(true).open(state_dir.join(guard_mounts::LOCK))
+    });
     let file = opened
         .map_err(|error| refused(Reason::StateDir, format!("the state directory {place} is not usable: {error}")))?;
     for _ in 0..TRIES {
@@ -121,23 +119,23 @@ fn hold(state_dir: &Path) -> Result<File> {
 }
 
 /// Processes, then mounts, then files: each step needs the previous one done.
-fn wipe(settings: &Settings) -> io::Result<()> {
+fn wipe(settings: &RuntimeSettings) -> io::Result<()> {
     let root = settings.root();
     let left = processes_of(&root)?;
     for process in &left {
         process.signal(Signal::KILL)?;
     }
     for _ in 0..5_000 {
-        left.iter().for_each(Process::reap);
-        if left.iter().all(Process::has_ended) {
+        left.iter().for_each(ProcessHandle::reap);
+        if left.iter().all(ProcessHandle::has_ended) {
             break;
         }
         std::thread::sleep(Duration::from_millis(1));
     }
-    if !left.iter().all(Process::has_ended) {
+    if !left.iter().all(ProcessHandle::has_ended) {
         return Err(io::Error::other("a process of an earlier server does not end"));
     }
-    mounts::unmount_below(&settings.state_dir)?;
+    guard_mounts::unmount_below(&settings.state_dir)?;
     let temporary = [settings.bundles(), settings.logs(), settings.overlay(), settings.staging(), root];
     temporary.iter().try_for_each(|directory| clear(directory))
 }
@@ -151,11 +149,11 @@ fn clear(directory: &Path) -> io::Result<()> {
 
 /// Every runsc process whose `--root` is ours, orphans included. The pidfd is opened before the command line is
 /// read, so that the process killed is the one that was checked.
-fn processes_of(root: &Path) -> io::Result<Vec<Process>> {
+fn processes_of(root: &Path) -> io::Result<Vec<ProcessHandle>> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc")? {
         let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        let Ok(process) = Process::open(pid) else { continue };
+        let Ok(process) = ProcessHandle::open(pid) else { continue };
         let Ok(line) = fs::read(format!("/proc/{pid}/cmdline")) else { continue };
         let words: Vec<_> = line.split(|byte| *byte == 0).collect();
         if !process.has_ended() && names_root(&words, root) {
@@ -173,7 +171,7 @@ fn names_root(words: &[&[u8]], root: &Path) -> bool {
 }
 
 /// Probes runsc; the error says in one sentence why it cannot be used.
-pub async fn probe(settings: &Arc<Settings>, clock: &SharedClock) -> Result<(Runsc, Facts)> {
+pub async fn probe(settings: &Arc<RuntimeSettings>, clock: &SharedClock) -> Result<(Runsc, Facts)> {
     let place = settings.runsc.display();
     let unusable = |error: io::Error| refused(Reason::Runsc, format!("{place} does not run: {error}; {SETUP}"));
     for (what, file) in [("runsc", &settings.runsc), ("agent", &settings.agent), ("root file system", &settings.rootfs)]

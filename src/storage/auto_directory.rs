@@ -12,9 +12,9 @@ use tokio::sync::OnceCell;
 
 use super::{
     directory::Directory,
-    files::local_error,
     gcsfuse::Mounted,
-    store::{Digest, Error, Page, Poll, Precondition, Priority, Progress, Result, Store, Version, Written},
+    local_files::local_error,
+    store::{Digest, Error, Page, PollResult, Precondition, Priority, ProgressFn, Result, Store, Version, Written},
 };
 use crate::clock::SharedClock;
 
@@ -76,7 +76,7 @@ impl Mount {
 
 #[async_trait]
 impl Store for Mount {
-    async fn get_if_changed(&self, key: &str, known: Option<&Version>) -> Result<Poll> {
+    async fn get_if_changed(&self, key: &str, known: Option<&Version>) -> Result<PollResult> {
         self.store().await?.get_if_changed(key, known).await
     }
 
@@ -106,27 +106,27 @@ impl Store for Mount {
         file: &Path,
         condition: Precondition,
         digest: &Digest,
-        progress: Progress<'_>,
+        progress: ProgressFn<'_>,
     ) -> Result<Written> {
         self.store().await?.upload(key, file, condition, digest, progress).await
     }
 
-    async fn download(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {
+    async fn download(&self, key: &str, file: &Path, digest: &Digest, progress: ProgressFn<'_>) -> Result<()> {
         self.store().await?.download(key, file, digest, progress).await
     }
 
-    async fn upload_owned(&self, key: &str, file: &Path, progress: Progress<'_>) -> Option<Result<Digest>> {
+    async fn upload_owned(&self, key: &str, file: &Path, progress: ProgressFn<'_>) -> Option<Result<Digest>> {
         match self.store().await {
             Ok(store) => store.upload_owned(key, file, progress).await,
             Err(error) => Some(Err(error)),
         }
     }
 
-    async fn download_linked(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {
+    async fn download_linked(&self, key: &str, file: &Path, digest: &Digest, progress: ProgressFn<'_>) -> Result<()> {
         self.store().await?.download_linked(key, file, digest, progress).await
     }
 
-    async fn download_unverified(&self, key: &str, file: &Path, most: u64, progress: Progress<'_>) -> Result<Digest> {
+    async fn download_unverified(&self, key: &str, file: &Path, most: u64, progress: ProgressFn<'_>) -> Result<Digest> {
         self.store().await?.download_unverified(key, file, most, progress).await
     }
 

@@ -22,9 +22,9 @@ use futures::future::{BoxFuture, try_join_all};
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    files,
     layout::{Image, Object, checkpoint_prefix},
-    store::{Digest, Error, Page, Poll, Precondition, Progress, Result, Store},
+    local_files,
+    store::{Digest, Error, Page, PollResult, Precondition, ProgressFn, Result, Store},
 };
 use crate::clock::SharedClock;
 
@@ -47,7 +47,8 @@ pub async fn hash(clock: &SharedClock, folder: &Path) -> Result<Vec<manifest::Fi
     for image in Image::ALL.into_iter().chain(has_files.then_some(Image::Files)) {
         files.push(Box::pin(async move {
             let name = image.file_name();
-            let Digest { size, sha256, crc32c } = files::digest(clock, &folder.join(name), STALL, &|_| {}).await?;
+            let Digest { size, sha256, crc32c } =
+                local_files::digest(clock, &folder.join(name), STALL, &|_| {}).await?;
             Ok(manifest::File { name: name.to_owned(), size, sha256: named(name, &sha256)?, crc32c })
         }));
     }
@@ -60,7 +61,7 @@ pub async fn upload(
     store: &dyn Store,
     clock: &SharedClock,
     folder: &Path,
-    manifest: &manifest::Checkpoint,
+    manifest: &manifest::CheckpointManifest,
     progress: Total<'_>,
 ) -> Result<Sha256Name> {
     let id = &manifest.checkpoint_id;
@@ -83,7 +84,11 @@ pub fn named(key: &str, sha256: &str) -> Result<Sha256Name> {
 }
 
 /// Uploads the manifest, after the files it describes.
-async fn describe(store: &dyn Store, clock: &SharedClock, manifest: &manifest::Checkpoint) -> Result<Sha256Name> {
+async fn describe(
+    store: &dyn Store,
+    clock: &SharedClock,
+    manifest: &manifest::CheckpointManifest,
+) -> Result<Sha256Name> {
     let key = Object::CheckpointManifest(&manifest.checkpoint_id).key();
     let wrong = |error: serde_json::Error| Error::Other { key: key.clone(), why: error.to_string() };
     let bytes = Bytes::from(serde_json::to_vec_pretty(manifest).map_err(wrong)?);
@@ -94,10 +99,10 @@ async fn describe(store: &dyn Store, clock: &SharedClock, manifest: &manifest::C
 /// The sizes of the checkpoint files in `folder`.
 async fn sizes(clock: &SharedClock, folder: &Path) -> Result<Vec<(Image, u64)>> {
     let folder = folder.to_owned();
-    files::run_blocking(clock, "a checkpoint", STALL, &|_| {}, move |_| {
+    local_files::run_blocking(clock, "a checkpoint", STALL, &|_| {}, move |_| {
         let size = |image: Image| {
             let about = folder.join(image.file_name()).metadata();
-            about.map(|about| (image, about.len())).map_err(|error| files::local_error(image.file_name(), &error))
+            about.map(|about| (image, about.len())).map_err(|error| local_files::local_error(image.file_name(), &error))
         };
         let has_files = folder.join(Image::Files.file_name()).exists();
         Image::ALL.into_iter().chain(has_files.then_some(Image::Files)).map(size).collect()
@@ -111,7 +116,7 @@ pub async fn store(
     store: &dyn Store,
     clock: &SharedClock,
     folder: &Path,
-    manifest: &mut manifest::Checkpoint,
+    manifest: &mut manifest::CheckpointManifest,
     progress: Total<'_>,
 ) -> Result<Sha256Name> {
     let sizes = sizes(clock, folder).await?;
@@ -148,14 +153,14 @@ pub async fn manifest(
     clock: &SharedClock,
     id: &CheckpointId,
     sha256: &Sha256Name,
-) -> Result<manifest::Checkpoint> {
+) -> Result<manifest::CheckpointManifest> {
     let key = Object::CheckpointManifest(id).key();
     let bytes = wait_for(store, clock, &key).await?;
     let damaged = |why: String| Error::Damaged { key: key.clone(), why };
     if Sha256Name::from_bits(Sha256::digest(&bytes).into()) != *sha256 {
         return Err(damaged("it is not the one the lock names".to_owned()));
     }
-    let manifest: manifest::Checkpoint = versioned::parse(&bytes).map_err(|error| unreadable(&key, error))?;
+    let manifest: manifest::CheckpointManifest = versioned::parse(&bytes).map_err(|error| unreadable(&key, error))?;
     if manifest.checkpoint_id != *id {
         return Err(damaged("it describes another checkpoint".to_owned()));
     }
@@ -180,7 +185,7 @@ pub(super) fn unreadable(key: &str, error: Unreadable) -> Error {
 pub async fn download(
     store: &dyn Store,
     clock: &SharedClock,
-    manifest: &manifest::Checkpoint,
+    manifest: &manifest::CheckpointManifest,
     folder: &Path,
     progress: Total<'_>,
 ) -> Result<()> {
@@ -243,7 +248,7 @@ pub async fn send(
     key: &str,
     file: &Path,
     digest: &Digest,
-    progress: Progress<'_>,
+    progress: ProgressFn<'_>,
 ) -> Result<()> {
     retry(clock, || store.upload(key, file, Precondition::Absent, digest, progress)).await.map(drop)
 }
@@ -255,7 +260,7 @@ pub async fn give(
     clock: &SharedClock,
     key: &str,
     file: &Path,
-    progress: Progress<'_>,
+    progress: ProgressFn<'_>,
 ) -> Result<Digest> {
     let taken = retry(clock, || {
         let taking = store.upload_owned(key, file, progress);
@@ -264,7 +269,7 @@ pub async fn give(
     if let Some(digest) = taken.await? {
         return Ok(digest);
     }
-    let digest = files::digest(clock, file, STALL, &|_| {}).await?;
+    let digest = local_files::digest(clock, file, STALL, &|_| {}).await?;
     send(store, clock, key, file, &digest, progress).await?;
     Ok(digest)
 }
@@ -276,7 +281,7 @@ pub async fn fetch(
     key: &str,
     file: &Path,
     digest: &Digest,
-    progress: Progress<'_>,
+    progress: ProgressFn<'_>,
 ) -> Result<()> {
     retry(clock, || store.download(key, file, digest, progress)).await
 }
@@ -296,9 +301,9 @@ async fn put_or_find(store: &dyn Store, key: &str, bytes: &Bytes) -> Result<()> 
         return Err(error);
     }
     match store.get_if_changed(key, None).await? {
-        Poll::Changed(there, _) if there == *bytes => Ok(()),
-        Poll::Changed(..) => Err(Error::Conflict(key.to_owned())),
-        Poll::Unchanged | Poll::Missing => Err(error),
+        PollResult::Changed(there, _) if there == *bytes => Ok(()),
+        PollResult::Changed(..) => Err(Error::Conflict(key.to_owned())),
+        PollResult::Unchanged | PollResult::Missing => Err(error),
     }
 }
 
@@ -307,7 +312,7 @@ pub(super) async fn wait_for(store: &dyn Store, clock: &SharedClock, key: &str) 
     let start = clock.now();
     loop {
         let found = retry(clock, || store.get_if_changed(key, None)).await?;
-        if let Poll::Changed(bytes, _) = found {
+        if let PollResult::Changed(bytes, _) = found {
             return Ok(bytes);
         }
         if clock.now() - start >= store.visibility_delay() {
@@ -334,7 +339,7 @@ pub(super) async fn retry<'a, T>(clock: &SharedClock, work: impl Fn() -> BoxFutu
 }
 
 /// The files of a checkpoint with their digests from the manifest: every required file, each once, and no other name.
-pub(super) fn images(manifest: &manifest::Checkpoint) -> Result<Vec<(Image, Digest)>> {
+pub(super) fn images(manifest: &manifest::CheckpointManifest) -> Result<Vec<(Image, Digest)>> {
     let mut seen = BTreeSet::new();
     let found = manifest.files.iter().map(|file| {
         let every = Image::ALL.into_iter().chain([Image::Files]);

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, path::Path, sync::Arc, time::Duration};
 use baton_protocol::{
     id::{CheckpointId, SandboxId},
     lock::Head,
-    manifest::{Archive, ArchivePath, Checkpoint},
+    manifest::{Archive, ArchivePath, CheckpointManifest},
     metadata::{Committed, Latest},
     versioned,
 };
@@ -16,10 +16,10 @@ use sha2::{Digest as _, Sha256};
 use super::{
     bucket_name,
     checkpoint_io::{self, Total, erase, put_once, retry},
-    files,
     layout::{self, Image, Object, Sha256Name},
+    local_files,
     signature::{self, Seals},
-    store::{Digest, Error, Poll, Progress, Result, Store},
+    store::{Digest, Error, PollResult, ProgressFn, Result, Store},
 };
 use crate::clock::SharedClock;
 
@@ -54,7 +54,7 @@ impl Checkpoints {
 
     /// Stores every file of `image`, then `manifest` with their digests, and returns the head that names it. The store
     /// takes ownership of the files. The checkpoint has no effect until that head is committed.
-    pub async fn store(&self, image: &Path, mut manifest: Checkpoint, progress: Total<'_>) -> Result<Head> {
+    pub async fn store(&self, image: &Path, mut manifest: CheckpointManifest, progress: Total<'_>) -> Result<Head> {
         let sha256 = checkpoint_io::store(&*self.store, &self.clock, image, &mut manifest, progress).await?;
         let id = &manifest.checkpoint_id;
         let (about, seal) = (Object::CheckpointManifest(id).key(), Object::CheckpointSeal(id).key());
@@ -69,7 +69,7 @@ impl Checkpoints {
     }
 
     /// Reads the manifest that a head names and verifies it against the head.
-    pub async fn manifest(&self, head: &Head) -> Result<Checkpoint> {
+    pub async fn manifest(&self, head: &Head) -> Result<CheckpointManifest> {
         let id = &head.checkpoint_id;
         // A rollback commits an older checkpoint again: a head may be newer than its checkpoint, but never older.
         if head.seq < id.seq() || head.epoch < id.epoch() {
@@ -80,7 +80,7 @@ impl Checkpoints {
     }
 
     /// Like [`manifest`](Self::manifest), before a restore: rejects a manifest that is not signed.
-    pub async fn verified(&self, head: &Head) -> Result<Checkpoint> {
+    pub async fn verified(&self, head: &Head) -> Result<CheckpointManifest> {
         let id = &head.checkpoint_id;
         let (about, seal) = (Object::CheckpointManifest(id).key(), Object::CheckpointSeal(id).key());
         let (manifest, sealed) = futures::join!(
@@ -106,12 +106,12 @@ impl Checkpoints {
 
     /// Downloads every file of a verified manifest into the fresh directory `image`, verifying each. The files must
     /// only be read.
-    pub async fn fetch(&self, manifest: &Checkpoint, image: &Path, progress: Total<'_>) -> Result<()> {
+    pub async fn fetch(&self, manifest: &CheckpointManifest, image: &Path, progress: Total<'_>) -> Result<()> {
         checkpoint_io::download(&*self.store, &self.clock, manifest, image, progress).await
     }
 
     /// The archive of the file system alone, if the checkpoint has one.
-    pub fn files_of(&self, manifest: &Checkpoint) -> Option<Archive> {
+    pub fn files_of(&self, manifest: &CheckpointManifest) -> Option<Archive> {
         let name = Image::Files.file_name();
         let sha256 = manifest.files.iter().find(|file| file.name == name)?.sha256.clone();
         let path = ArchivePath::Checkpoint(manifest.checkpoint_id.clone());
@@ -130,7 +130,7 @@ impl Checkpoints {
         archive: &Archive,
         file: &Path,
         most: u64,
-        progress: Progress<'_>,
+        progress: ProgressFn<'_>,
     ) -> Result<Digest> {
         let key = archive.path.to_string();
         retry(&self.clock, || self.store.download_unverified(&key, file, most, progress)).await
@@ -141,7 +141,7 @@ impl Checkpoints {
         if !retry(&self.clock, || self.store.list(key, None)).await?.entries.is_empty() {
             return Ok(false);
         }
-        let digest = files::digest(&self.clock, file, STALL, &|_| {}).await?;
+        let digest = local_files::digest(&self.clock, file, STALL, &|_| {}).await?;
         match checkpoint_io::send(&*self.store, &self.clock, key, file, &digest, &|_| {}).await {
             // Another instance was faster. The content is verified when it is used.
             Ok(()) | Err(Error::Conflict(_)) => Ok(true),
@@ -180,7 +180,7 @@ impl Checkpoints {
         digest: &Sha256Name,
         file: &Path,
         most: u64,
-        progress: Progress<'_>,
+        progress: ProgressFn<'_>,
     ) -> Result<()> {
         let key = Object::Rootfs(digest).key();
         retry(&self.clock, || self.store.download_unverified(&key, file, most, progress)).await.map(drop)
@@ -203,12 +203,12 @@ impl Checkpoints {
 
     /// The manifest of a checkpoint as stored, and its digest. `None`: it does not exist, so the upload never finished.
     /// Only the lock tells whether the checkpoint was committed.
-    pub async fn manifest_of(&self, id: &CheckpointId) -> Result<Option<(Checkpoint, Sha256Name)>> {
+    pub async fn manifest_of(&self, id: &CheckpointId) -> Result<Option<(CheckpointManifest, Sha256Name)>> {
         self.manifest_at(Object::CheckpointManifest(id).key()).await
     }
 
-    pub(super) async fn manifest_at(&self, key: String) -> Result<Option<(Checkpoint, Sha256Name)>> {
-        let Poll::Changed(bytes, _) = self.store.get_if_changed(&key, None).await? else { return Ok(None) };
+    pub(super) async fn manifest_at(&self, key: String) -> Result<Option<(CheckpointManifest, Sha256Name)>> {
+        let PollResult::Changed(bytes, _) = self.store.get_if_changed(&key, None).await? else { return Ok(None) };
         let manifest = versioned::parse(&bytes).map_err(|error| checkpoint_io::unreadable(&key, error))?;
         Ok(Some((manifest, Sha256Name::from_bits(Sha256::digest(&bytes).into()))))
     }

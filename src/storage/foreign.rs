@@ -5,14 +5,14 @@ use std::path::Path;
 
 use baton_protocol::{
     id::{CheckpointId, Invalid, Sha256Name},
-    manifest::Checkpoint,
+    manifest::CheckpointManifest,
 };
 
 use super::{
     checkpoint_io::{self, put_once, retry},
     checkpoints::Checkpoints,
     layout::{Image, Object},
-    store::{Poll, Result},
+    store::{PollResult, Result},
 };
 
 const CHECKPOINTS: &str = "sandbox_checkpoints/";
@@ -58,12 +58,12 @@ impl From<&CheckpointId> for Folder {
 
 impl Checkpoints {
     /// The manifest in a folder, and its digest.
-    pub async fn manifest_in(&self, folder: &Folder) -> Result<Option<(Checkpoint, Sha256Name)>> {
+    pub async fn manifest_in(&self, folder: &Folder) -> Result<Option<(CheckpointManifest, Sha256Name)>> {
         self.manifest_at(folder.key(MANIFEST)).await
     }
 
     /// The files of a checkpoint that are missing in a folder or differ in size from the manifest.
-    pub async fn missing_in(&self, folder: &Folder, manifest: Option<&Checkpoint>) -> Result<Vec<String>> {
+    pub async fn missing_in(&self, folder: &Folder, manifest: Option<&CheckpointManifest>) -> Result<Vec<String>> {
         let wanted: Vec<(String, Option<u64>)> = match manifest {
             Some(manifest) => manifest.files.iter().map(|file| (file.name.clone(), Some(file.size))).collect(),
             None => {
@@ -89,14 +89,14 @@ impl Checkpoints {
 
     /// Copies a complete checkpoint from a folder to its proper place, verifying each file on its way through the empty
     /// directory `through`; the folder is left as it is. Returns the digest of the new manifest. Idempotent.
-    pub async fn adopt(&self, folder: &Folder, manifest: &Checkpoint, through: &Path) -> Result<Sha256Name> {
+    pub async fn adopt(&self, folder: &Folder, manifest: &CheckpointManifest, through: &Path) -> Result<Sha256Name> {
         let (store, clock) = (&*self.store, &self.clock);
         for (image, digest) in checkpoint_io::images(manifest)? {
             let file = through.join(image.file_name());
             checkpoint_io::fetch(store, clock, &folder.key(image.file_name()), &file, &digest, &|_| {}).await?;
         }
         let sha256 = checkpoint_io::upload(store, clock, through, manifest, &|_, _| {}).await?;
-        if let Poll::Changed(seal, _) = store.get_if_changed(&folder.key(SEAL), None).await? {
+        if let PollResult::Changed(seal, _) = store.get_if_changed(&folder.key(SEAL), None).await? {
             put_once(store, clock, &Object::CheckpointSeal(&manifest.checkpoint_id).key(), &seal).await?;
         }
         Ok(sha256)

@@ -21,11 +21,11 @@ use bytes::Bytes;
 use super::{
     directory::{
         directory_listing,
-        directory_tree::{self, Seen},
+        directory_tree::{self, ObjectRead},
     },
-    files::{self, Reporter, Wanted, local_error},
+    local_files::{self, Reporter, Wanted, local_error},
     store::{
-        Digest, Error, Page, Poll, Precondition, Progress, Result, SMALL, Store, Version, Written, check_key,
+        Digest, Error, Page, PollResult, Precondition, ProgressFn, Result, SMALL, Store, Version, Written, check_key,
         check_small,
     },
 };
@@ -120,11 +120,11 @@ impl Mounted {
     async fn call<T: Send + 'static>(
         &self,
         key: &str,
-        progress: Progress<'_>,
+        progress: ProgressFn<'_>,
         work: impl FnOnce(&BlockingStore, &Reporter) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let shelf = BlockingStore { root: self.root.clone(), disk: self.disk.clone() };
-        files::run_blocking(&self.clock, key, STALL, progress, move |reporter| work(&shelf, reporter)).await
+        local_files::run_blocking(&self.clock, key, STALL, progress, move |reporter| work(&shelf, reporter)).await
     }
 }
 
@@ -160,7 +160,7 @@ struct BlockingStore {
 }
 
 impl BlockingStore {
-    fn look(&self, key: &str) -> Result<Option<Seen>> {
+    fn look(&self, key: &str) -> Result<Option<ObjectRead>> {
         let path = self.root.join(key);
         let seen = self.disk.size(&path).and_then(|size| {
             let mut bytes = Vec::new();
@@ -169,7 +169,7 @@ impl BlockingStore {
             }
             let mark = if size <= SMALL { directory_tree::mark(&bytes) } else { directory_tree::large_mark(size) };
             // Modification times of a mount come from its cache.
-            Ok(Seen { version: Version(mark), size, bytes, updated: None })
+            Ok(ObjectRead { version: Version(mark), size, bytes, updated: None })
         });
         match seen {
             Ok(seen) => Ok(Some(seen)),
@@ -260,12 +260,12 @@ impl BlockingStore {
 
     fn digest(&self, key: &str, reporter: &Reporter) -> Result<Digest> {
         let mut file = self.disk.open(&self.root.join(key)).map_err(|error| local_error(key, &error))?;
-        files::copy(key, &mut *file, io::sink(), reporter)
+        local_files::copy(key, &mut *file, io::sink(), reporter)
     }
 }
 
 impl Mounted {
-    async fn bring(&self, key: &str, file: &Path, wanted: &Wanted, progress: Progress<'_>) -> Result<Digest> {
+    async fn bring(&self, key: &str, file: &Path, wanted: &Wanted, progress: ProgressFn<'_>) -> Result<Digest> {
         check_key(key)?;
         let deadline = self.clock.now() + self.settles;
         loop {
@@ -275,10 +275,10 @@ impl Mounted {
                     Err(error) if is_settling(&error) => return Ok(None),
                     opened => opened.map_err(|error| local_error(&name, &error))?,
                 };
-                let mut draft = files::draft(&name, &target)?;
+                let mut draft = local_files::draft(&name, &target)?;
                 let mut source = source.take(wanted.most().saturating_add(1));
-                let found = files::copy(&name, &mut source, &mut draft, reporter)?;
-                files::settle(&name, draft, &target, &wanted, found, reporter).map(Some)
+                let found = local_files::copy(&name, &mut source, &mut draft, reporter)?;
+                local_files::settle(&name, draft, &target, &wanted, found, reporter).map(Some)
             });
             if let Some(found) = fetched.await? {
                 return Ok(found);
@@ -293,16 +293,16 @@ impl Mounted {
 
 #[async_trait]
 impl Store for Mounted {
-    async fn get_if_changed(&self, key: &str, known: Option<&Version>) -> Result<Poll> {
+    async fn get_if_changed(&self, key: &str, known: Option<&Version>) -> Result<PollResult> {
         check_key(key)?;
         let (name, known) = (key.to_owned(), known.cloned());
         self.call(key, &|_| {}, move |shelf, _| {
-            let Some(seen) = shelf.look(&name)? else { return Ok(Poll::Missing) };
+            let Some(seen) = shelf.look(&name)? else { return Ok(PollResult::Missing) };
             if known.as_ref() == Some(&seen.version) {
-                return Ok(Poll::Unchanged);
+                return Ok(PollResult::Unchanged);
             }
             check_small(&name, seen.size)?;
-            Ok(Poll::Changed(seen.bytes.into(), seen.version))
+            Ok(PollResult::Changed(seen.bytes.into(), seen.version))
         })
         .await
     }
@@ -355,14 +355,14 @@ impl Store for Mounted {
         file: &Path,
         condition: Precondition,
         digest: &Digest,
-        progress: Progress<'_>,
+        progress: ProgressFn<'_>,
     ) -> Result<Written> {
         check_key(key)?;
         let (name, path, digest) = (key.to_owned(), file.to_owned(), digest.clone());
         self.call(key, progress, move |shelf, reporter| {
             let mut source = File::open(path).map_err(|error| local_error(&name, &error))?;
             let written = shelf.write(&name, &condition, |sheet| {
-                let found = files::copy(&name, &mut source, sheet, reporter)?;
+                let found = local_files::copy(&name, &mut source, sheet, reporter)?;
                 digest.verify(&name, &found)?;
                 reporter.go_on(&name)?;
                 Ok(directory_tree::large_mark(found.size))
@@ -383,11 +383,11 @@ impl Store for Mounted {
         .await
     }
 
-    async fn download(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {
+    async fn download(&self, key: &str, file: &Path, digest: &Digest, progress: ProgressFn<'_>) -> Result<()> {
         self.bring(key, file, &Wanted::This(digest.clone()), progress).await.map(drop)
     }
 
-    async fn download_unverified(&self, key: &str, file: &Path, most: u64, progress: Progress<'_>) -> Result<Digest> {
+    async fn download_unverified(&self, key: &str, file: &Path, most: u64, progress: ProgressFn<'_>) -> Result<Digest> {
         self.bring(key, file, &Wanted::AtMost(most), progress).await
     }
 

@@ -69,7 +69,7 @@ impl Artifact {
 
 /// The root of an artifact's objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum ArtifactRoot {
     Mounted(PathBuf),
     Bucket(String),
 }
@@ -85,9 +85,9 @@ pub enum Resolved {
 ///
 /// Lock and metadata prefer the bucket, since only a bucket can be shared; the other artifacts prefer the mount, since
 /// an operator who configures a mount wants it used.
-pub fn place(artifact: Artifact, settings: &StorageSettings) -> Option<Place> {
-    let bucket = |name: &Option<String>| name.clone().map(Place::Bucket);
-    let mount = |path: &Option<PathBuf>| path.clone().or_else(|| settings.all_mount.clone()).map(Place::Mounted);
+pub fn place(artifact: Artifact, settings: &StorageSettings) -> Option<ArtifactRoot> {
+    let bucket = |name: &Option<String>| name.clone().map(ArtifactRoot::Bucket);
+    let mount = |path: &Option<PathBuf>| path.clone().or_else(|| settings.all_mount.clone()).map(ArtifactRoot::Mounted);
     let metadata = || bucket(&settings.metadata_bucket).or_else(|| mount(&settings.metadata_mount));
     match artifact {
         Artifact::Lock => bucket(&settings.lock_bucket).or_else(metadata),
@@ -179,8 +179,8 @@ impl Object<'_> {
     /// The location of the object under these settings.
     pub fn resolve(&self, settings: &StorageSettings) -> Option<Resolved> {
         place(self.artifact(), settings).map(|place| match place {
-            Place::Mounted(root) => Resolved::Mounted(root.join(self.key())),
-            Place::Bucket(bucket) => Resolved::Gcs { bucket, name: self.key() },
+            ArtifactRoot::Mounted(root) => Resolved::Mounted(root.join(self.key())),
+            ArtifactRoot::Bucket(bucket) => Resolved::Gcs { bucket, name: self.key() },
         })
     }
 }
@@ -242,15 +242,15 @@ mod tests {
     use super::*;
     use crate::storage::store::check_key;
 
-    fn bucket(name: &str) -> Option<Place> {
-        Some(Place::Bucket(name.to_owned()))
+    fn bucket(name: &str) -> Option<ArtifactRoot> {
+        Some(ArtifactRoot::Bucket(name.to_owned()))
     }
 
-    fn mounted(path: &str) -> Option<Place> {
-        Some(Place::Mounted(path.into()))
+    fn mounted(path: &str) -> Option<ArtifactRoot> {
+        Some(ArtifactRoot::Mounted(path.into()))
     }
 
-    fn places(settings: &StorageSettings) -> [Option<Place>; 4] {
+    fn places(settings: &StorageSettings) -> [Option<ArtifactRoot>; 4] {
         Artifact::ALL.map(|artifact| place(artifact, settings))
     }
 
@@ -338,7 +338,7 @@ mod tests {
                 ..StorageSettings::default()
             };
             // In order of precedence, like the columns of the table of variables from left to right.
-            let first = |ranks: &[(bool, Option<Place>)]| {
+            let first = |ranks: &[(bool, Option<ArtifactRoot>)]| {
                 ranks.iter().find(|(set, _)| *set).and_then(|(_, place)| place.clone())
             };
             let metadata = [(set(0), bucket("mb")), (set(1), mounted("/mm")), (set(7), mounted("/all"))];

@@ -5,8 +5,8 @@
 //! *before* the write is sent, and a lost answer is resolved by reading. A call may be cancelled at any point: the next
 //! one reads first.
 
+pub mod lease_rules;
 mod lease_write;
-pub mod rules;
 
 use std::{future::Future, pin::pin, sync::Arc, time::SystemTime};
 
@@ -17,11 +17,11 @@ use baton_protocol::{
 };
 use tokio::sync::watch;
 
-use self::rules::{Held, Identity, InitialLease, LeaseState, LeaseWatch, Times};
+use self::lease_rules::{HeldLease, Identity, InitialLease, LeaseState, LeaseWatch, Times};
 use super::{
     lock_object::{self, Unusable},
     signature::Seals,
-    store::{self, Poll, Priority, Store, Version},
+    store::{self, PollResult, Priority, Store, Version},
 };
 use crate::{
     clock::{Moment, SharedClock},
@@ -100,7 +100,7 @@ pub struct LeaseHandle {
     /// Whether the lock as last read or written is signed.
     is_sealed: bool,
     sight: LeaseWatch,
-    held: Option<Held>,
+    held: Option<HeldLease>,
     /// The last epoch we held, kept after its release.
     epoch: Option<u64>,
     before: PriorRun,
@@ -172,7 +172,7 @@ impl LeaseHandle {
     /// Our relation to the lock as last read or written.
     pub fn stand(&self) -> Option<LeaseState> {
         let lock = self.lock()?;
-        Some(rules::stand(lock, &self.who, self.held.as_ref(), &self.sight, &self.times, self.clock.now()))
+        Some(lease_rules::stand(lock, &self.who, self.held.as_ref(), &self.sight, &self.times, self.clock.now()))
     }
 
     /// Another instance that waits, if its entry is fresh and not declined.
@@ -190,7 +190,7 @@ impl LeaseHandle {
         self.before
     }
 
-    pub fn held(&self) -> Option<&Held> {
+    pub fn held(&self) -> Option<&HeldLease> {
         self.held.as_ref()
     }
 
@@ -222,8 +222,8 @@ impl LeaseHandle {
         let polled = self.clock.timeout(self.times.call, self.store.get_if_changed(&self.key, known)).await;
         let polled = polled.unwrap_or_else(|elapsed| Err(self.unanswered(elapsed)));
         match polled {
-            Ok(Poll::Unchanged) => {}
-            Ok(Poll::Changed(bytes, version)) => {
+            Ok(PollResult::Unchanged) => {}
+            Ok(PollResult::Changed(bytes, version)) => {
                 let stored = lock_object::parse(&self.seals, &self.key, &bytes).and_then(|stored| match &self.known {
                     Some((known, _)) if lock_object::is_older(&stored.lock, known) => Err(Unusable::Older),
                     Some(_) | None => Ok(stored),
@@ -232,7 +232,7 @@ impl LeaseHandle {
                 let stored = stored.inspect_err(|_| self.sight.missed())?;
                 (self.known, self.is_sealed) = (Some((stored.lock, version)), stored.is_sealed);
             }
-            Ok(Poll::Missing) => {
+            Ok(PollResult::Missing) => {
                 // [14] A missing lock is not free, and not ours to create. Nor can a pending write be applied any more.
                 self.unsettled = false;
                 self.known = None;
@@ -263,7 +263,7 @@ impl LeaseHandle {
         // [9] The lease was judged free from this very lock: the precondition of the write guarantees that it still is.
         let lock = self.current()?;
         let before = PriorRun { ran: lock.ran, behind: lock.behind };
-        let next = rules::acquired(lock, &self.who.me, op.clone(), &self.times, runs);
+        let next = lease_rules::acquired(lock, &self.who.me, op.clone(), &self.times, runs);
         self.before = before;
         self.send(next, &op, Priority::Commit, |lock| is_op(lock, &op)).await
     }
@@ -275,12 +275,12 @@ impl LeaseHandle {
             self.read().await?;
         }
         let op = self.clock.nonce();
-        let next = rules::renewed(self.ours()?, op.clone());
+        let next = lease_rules::renewed(self.ours()?, op.clone());
         match self.send(next, &op, Priority::Renewal, |lock| is_op(lock, &op)).await {
             // [8] A waiter registered in between: merge its entry and write again at once.
             Err(Error::Changed) if matches!(self.stand(), Some(LeaseState::Ours | LeaseState::Late)) => {
                 let op = self.clock.nonce();
-                let next = rules::renewed(self.ours()?, op.clone());
+                let next = lease_rules::renewed(self.ours()?, op.clone());
                 self.send(next, &op, Priority::Renewal, |lock| is_op(lock, &op)).await
             }
             sent => sent,
@@ -290,7 +290,7 @@ impl LeaseHandle {
     /// Makes `head` the committed checkpoint and keeps the lease.
     pub async fn commit(&mut self, head: Head) -> Result<()> {
         let op = self.clock.nonce();
-        let next = rules::committed(self.ours()?, op.clone(), head);
+        let next = lease_rules::committed(self.ours()?, op.clone(), head);
         self.in_doubt = true;
         self.send(next, &op, Priority::Commit, |lock| is_op(lock, &op)).await?;
         self.in_doubt = false;
@@ -317,14 +317,14 @@ impl LeaseHandle {
             return Ok(released);
         }
         let op = self.clock.nonce();
-        self.let_go(rules::released(lock, head, ran || self.before.behind), &op).await?;
+        self.let_go(lease_rules::released(lock, head, ran || self.before.behind), &op).await?;
         Ok(Released::Freed)
     }
 
     /// [13] Marks the start of a purge.
     pub async fn purging(&mut self) -> Result<()> {
         let op = self.clock.nonce();
-        let next = rules::purging(self.ours()?, op.clone());
+        let next = lease_rules::purging(self.ours()?, op.clone());
         self.send(next, &op, Priority::Commit, |lock| is_op(lock, &op)).await
     }
 
@@ -340,7 +340,7 @@ impl LeaseHandle {
             return Ok(released);
         }
         let op = self.clock.nonce();
-        self.let_go(rules::tombstone(lock, self.clock.timestamp()), &op).await?;
+        self.let_go(lease_rules::tombstone(lock, self.clock.timestamp()), &op).await?;
         Ok(Released::Freed)
     }
 
@@ -351,14 +351,14 @@ impl LeaseHandle {
         if lock.waiter.as_ref().is_none_or(|entry| entry.op != *waiter) {
             return Err(Error::Changed);
         }
-        let next = rules::declined(lock, op.clone());
+        let next = lease_rules::declined(lock, op.clone());
         self.send(next, &op, Priority::Renewal, |lock| is_op(lock, &op)).await
     }
 
     /// Registers as waiter, or refreshes our entry. This clears an earlier decline.
     pub async fn wait(&mut self, claim: Claim) -> Result<()> {
         let op = self.clock.nonce();
-        let next = rules::waited(self.current()?, &self.who.me, claim, op.clone(), &self.times);
+        let next = lease_rules::waited(self.current()?, &self.who.me, claim, op.clone(), &self.times);
         let registered = |lock: &Lock| lock.waiter.as_ref().is_some_and(|waiter| waiter.op == op);
         self.send(next, &op, Priority::Waiter, registered).await
     }
@@ -366,7 +366,7 @@ impl LeaseHandle {
     pub async fn withdraw(&mut self) -> Result<()> {
         let op = self.clock.nonce();
         let me = self.who.me.clone();
-        let next = rules::withdrawn(self.current()?, &me);
+        let next = lease_rules::withdrawn(self.current()?, &me);
         let gone = |lock: &Lock| lock.waiter.as_ref().is_none_or(|waiter| waiter.instance != me);
         self.send(next, &op, Priority::Waiter, gone).await
     }

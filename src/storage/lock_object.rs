@@ -40,7 +40,7 @@ impl Unusable {
 
 /// A usable lock, and whether it carries a signature.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stored {
+pub struct StoredLock {
     pub lock: Lock,
     pub is_sealed: bool,
 }
@@ -55,7 +55,7 @@ pub struct Sealed<'a> {
 }
 
 /// Parses the content of the object `key`. With keys, only a lock that one of them signed is accepted.
-pub fn parse(seals: &Seals, key: &str, bytes: &[u8]) -> Result<Stored, Unusable> {
+pub fn parse(seals: &Seals, key: &str, bytes: &[u8]) -> Result<StoredLock, Unusable> {
     let (record, seal) = split(bytes)?;
     if seals.are_asked_for() {
         let seal = seal.as_ref().and_then(Value::as_str).unwrap_or_default();
@@ -63,7 +63,7 @@ pub fn parse(seals: &Seals, key: &str, bytes: &[u8]) -> Result<Stored, Unusable>
             return Err(Unusable::Unsigned);
         }
     }
-    Ok(Stored { lock: read(key, record)?, is_sealed: seal.is_some() })
+    Ok(StoredLock { lock: read(key, record)?, is_sealed: seal.is_some() })
 }
 
 /// Parses the content of the object `key` without verification: for an operator who vouches for it, and for display.

@@ -14,10 +14,10 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use super::{
-    files::{self, Wanted},
+    local_files::{self, Wanted},
     store::{
-        Digest, Entry, Error, Page, Poll, Precondition, Progress, Result, Store, Version, Written, check_key,
-        check_small,
+        Digest, Error, ObjectEntry, Page, PollResult, Precondition, ProgressFn, Result, Store, Version, Written,
+        check_key, check_small,
     },
 };
 use crate::{clock::SharedClock, fair_watch::FairWatch};
@@ -88,22 +88,22 @@ impl Memory {
 }
 
 impl Memory {
-    async fn bring(&self, key: &str, file: &Path, wanted: Wanted, progress: Progress<'_>) -> Result<Digest> {
+    async fn bring(&self, key: &str, file: &Path, wanted: Wanted, progress: ProgressFn<'_>) -> Result<Digest> {
         check_key(key)?;
         let Some(bytes) = self.objects().get(key).map(|object| object.bytes.clone()) else {
             return Err(Error::NotFound(key.to_owned()));
         };
         let (name, target) = (key.to_owned(), file.to_owned());
-        files::run_blocking(&self.clock, key, STALL, progress, move |reporter| {
-            let mut draft = files::draft(&name, &target)?;
-            let mut sum = files::Sum::default();
-            for chunk in bytes.chunks(files::CHUNK) {
+        local_files::run_blocking(&self.clock, key, STALL, progress, move |reporter| {
+            let mut draft = local_files::draft(&name, &target)?;
+            let mut sum = local_files::Sum::default();
+            for chunk in bytes.chunks(local_files::CHUNK) {
                 reporter.go_on(&name)?;
                 sum.add(chunk);
-                draft.write_all(chunk).map_err(|error| files::local_error(&name, &error))?;
+                draft.write_all(chunk).map_err(|error| local_files::local_error(&name, &error))?;
                 reporter.tell(sum.size());
             }
-            files::settle(&name, draft, &target, &wanted, sum.finish(), reporter)
+            local_files::settle(&name, draft, &target, &wanted, sum.finish(), reporter)
         })
         .await
     }
@@ -111,14 +111,16 @@ impl Memory {
 
 #[async_trait]
 impl Store for Memory {
-    async fn get_if_changed(&self, key: &str, known: Option<&Version>) -> Result<Poll> {
+    async fn get_if_changed(&self, key: &str, known: Option<&Version>) -> Result<PollResult> {
         check_key(key)?;
-        let Some(Object { bytes, version, .. }) = self.objects().get(key).cloned() else { return Ok(Poll::Missing) };
+        let Some(Object { bytes, version, .. }) = self.objects().get(key).cloned() else {
+            return Ok(PollResult::Missing);
+        };
         if known == Some(&version) {
-            return Ok(Poll::Unchanged);
+            return Ok(PollResult::Unchanged);
         }
         check_small(key, bytes.len() as u64)?;
-        Ok(Poll::Changed(bytes, version))
+        Ok(PollResult::Changed(bytes, version))
     }
 
     async fn put(&self, key: &str, bytes: Bytes, condition: Precondition) -> Result<Written> {
@@ -148,7 +150,7 @@ impl Store for Memory {
         let mut found = objects
             .range::<str, _>((from, Bound::Unbounded))
             .take_while(|(key, _)| key.starts_with(prefix))
-            .map(|(key, object)| Entry {
+            .map(|(key, object)| ObjectEntry {
                 key: key.clone(),
                 version: object.version.clone(),
                 size: object.bytes.len() as u64,
@@ -164,15 +166,15 @@ impl Store for Memory {
         file: &Path,
         condition: Precondition,
         digest: &Digest,
-        progress: Progress<'_>,
+        progress: ProgressFn<'_>,
     ) -> Result<Written> {
         check_key(key)?;
         let (name, path, digest) = (key.to_owned(), file.to_owned(), digest.clone());
         let wanted = digest.clone();
-        let bytes = files::run_blocking(&self.clock, key, STALL, progress, move |reporter| {
+        let bytes = local_files::run_blocking(&self.clock, key, STALL, progress, move |reporter| {
             let mut bytes = Vec::new();
-            let mut source = File::open(path).map_err(|error| files::local_error(&name, &error))?;
-            digest.verify(&name, &files::copy(&name, &mut source, &mut bytes, reporter)?)?;
+            let mut source = File::open(path).map_err(|error| local_files::local_error(&name, &error))?;
+            digest.verify(&name, &local_files::copy(&name, &mut source, &mut bytes, reporter)?)?;
             Ok(Bytes::from(bytes))
         })
         .await?;
@@ -182,11 +184,11 @@ impl Store for Memory {
         }
     }
 
-    async fn download(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {
+    async fn download(&self, key: &str, file: &Path, digest: &Digest, progress: ProgressFn<'_>) -> Result<()> {
         self.bring(key, file, Wanted::This(digest.clone()), progress).await.map(drop)
     }
 
-    async fn download_unverified(&self, key: &str, file: &Path, most: u64, progress: Progress<'_>) -> Result<Digest> {
+    async fn download_unverified(&self, key: &str, file: &Path, most: u64, progress: ProgressFn<'_>) -> Result<Digest> {
         self.bring(key, file, Wanted::AtMost(most), progress).await
     }
 

@@ -9,20 +9,20 @@ use std::{
 
 use baton_protocol::id::SandboxId;
 
-use super::records::Found;
+use super::records::FoundMetadata;
 
 /// The maximum number of entries; beyond it all are dropped, which costs one read each.
 const REMEMBERED: usize = 1024;
 
 #[derive(Debug, Default)]
-pub struct Recent(Mutex<HashMap<SandboxId, Found>>);
+pub struct Recent(Mutex<HashMap<SandboxId, FoundMetadata>>);
 
 impl Recent {
-    pub fn get(&self, id: &SandboxId) -> Option<Found> {
+    pub fn get(&self, id: &SandboxId) -> Option<FoundMetadata> {
         self.lock().get(id).cloned()
     }
 
-    pub fn note(&self, id: &SandboxId, found: &Found) {
+    pub fn note(&self, id: &SandboxId, found: &FoundMetadata) {
         let mut recent = self.lock();
         if recent.len() >= REMEMBERED && !recent.contains_key(id) {
             recent.clear();
@@ -34,7 +34,7 @@ impl Recent {
         self.lock().remove(id);
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<SandboxId, Found>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<SandboxId, FoundMetadata>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -5,7 +5,9 @@ use std::{path::Path, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use super::store::{Digest, Error, Page, Poll, Precondition, Priority, Progress, Result, Store, Version, Written};
+use super::store::{
+    Digest, Error, Page, PollResult, Precondition, Priority, ProgressFn, Result, Store, Version, Written,
+};
 use crate::{
     clock::{Moment, SharedClock},
     metrics::{Answer, Metrics, Verb, Way},
@@ -80,13 +82,13 @@ fn word(error: &Error) -> Answer {
 
 #[async_trait]
 impl Store for Counted {
-    async fn get_if_changed(&self, key: &str, known: Option<&Version>) -> Result<Poll> {
+    async fn get_if_changed(&self, key: &str, known: Option<&Version>) -> Result<PollResult> {
         let call = self.call(Verb::Poll);
         let polled = self.store.get_if_changed(key, known).await;
         let good = match &polled {
-            Ok(Poll::Unchanged) => Answer::Unchanged,
-            Ok(Poll::Missing) => Answer::NotFound,
-            Ok(Poll::Changed(bytes, _)) => {
+            Ok(PollResult::Unchanged) => Answer::Unchanged,
+            Ok(PollResult::Missing) => Answer::NotFound,
+            Ok(PollResult::Changed(bytes, _)) => {
                 self.metrics.store_moved(Way::In, bytes.len() as u64);
                 Answer::Good
             }
@@ -142,7 +144,7 @@ impl Store for Counted {
         file: &Path,
         condition: Precondition,
         digest: &Digest,
-        progress: Progress<'_>,
+        progress: ProgressFn<'_>,
     ) -> Result<Written> {
         let call = self.call(Verb::Upload);
         let written = self.store.upload(key, file, condition, digest, progress).await;
@@ -151,7 +153,7 @@ impl Store for Counted {
         written
     }
 
-    async fn download(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {
+    async fn download(&self, key: &str, file: &Path, digest: &Digest, progress: ProgressFn<'_>) -> Result<()> {
         let call = self.call(Verb::Download);
         let fetched = self.store.download(key, file, digest, progress).await;
         call.answered(&fetched, Answer::Good);
@@ -159,7 +161,7 @@ impl Store for Counted {
         fetched
     }
 
-    async fn upload_owned(&self, key: &str, file: &Path, progress: Progress<'_>) -> Option<Result<Digest>> {
+    async fn upload_owned(&self, key: &str, file: &Path, progress: ProgressFn<'_>) -> Option<Result<Digest>> {
         let call = self.call(Verb::Upload);
         let Some(taken) = self.store.upload_owned(key, file, progress).await else {
             call.was_none();
@@ -172,7 +174,7 @@ impl Store for Counted {
         Some(taken)
     }
 
-    async fn download_linked(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {
+    async fn download_linked(&self, key: &str, file: &Path, digest: &Digest, progress: ProgressFn<'_>) -> Result<()> {
         let call = self.call(Verb::Download);
         let lent = self.store.download_linked(key, file, digest, progress).await;
         call.answered(&lent, Answer::Good);
@@ -180,7 +182,7 @@ impl Store for Counted {
         lent
     }
 
-    async fn download_unverified(&self, key: &str, file: &Path, most: u64, progress: Progress<'_>) -> Result<Digest> {
+    async fn download_unverified(&self, key: &str, file: &Path, most: u64, progress: ProgressFn<'_>) -> Result<Digest> {
         let call = self.call(Verb::Download);
         let fetched = self.store.download_unverified(key, file, most, progress).await;
         call.answered(&fetched, Answer::Good);

@@ -22,19 +22,19 @@ use super::{
     layout::{self, Object},
     lease::{
         LeaseHandle,
-        rules::{Identity, Times},
+        lease_rules::{Identity, Times},
     },
     lock_object::{self, Unusable},
     metadata_cache::Recent,
     signature::Seals,
-    store::{self, Entry, Poll, Precondition, Priority, Store, Version},
+    store::{self, ObjectEntry, PollResult, Precondition, Priority, Store, Version},
     stores::Stores,
     unresponsive::LastWrite,
 };
 use crate::{clock::SharedClock, metrics::Metrics};
 
 pub use self::read_records::{Draft, parse};
-pub use self::scan::Objects;
+pub use self::scan::SandboxObjects;
 
 /// Errors of the records, grouped by what the caller can do about them.
 #[derive(Debug, thiserror::Error)]
@@ -88,17 +88,17 @@ pub struct Records {
 
 /// Which store holds a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum StoreKind {
     Memory,
     Durable,
 }
 
 /// Metadata as it was read.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct FoundMetadata {
     pub metadata: Metadata,
     pub version: Version,
-    pub place: Place,
+    pub place: StoreKind,
 }
 
 type StoreRef<'a> = &'a Arc<dyn Store>;
@@ -172,17 +172,17 @@ impl Records {
 
     /// Reads the lock of a durable sandbox once. `None`: it does not exist.
     pub async fn lock_of(&self, id: &SandboxId) -> Result<Option<Lock>> {
-        let (locks, _) = self.stores(Place::Durable)?;
+        let (locks, _) = self.stores(StoreKind::Durable)?;
         let key = lock_key(id);
         match self.poll(locks, &key, None).await? {
-            Poll::Changed(bytes, _) => match lock_object::parse(&self.seals, &key, &bytes) {
+            PollResult::Changed(bytes, _) => match lock_object::parse(&self.seals, &key, &bytes) {
                 Ok(stored) => Ok(Some(stored.lock)),
                 Err(Unusable::Unsigned) => Err(store::Error::Unsigned(key).into()),
                 Err(unusable @ (Unusable::Garbled(_) | Unusable::Older)) => {
                     Err(store::Error::Damaged { key, why: unusable.to_string() }.into())
                 }
             },
-            Poll::Unchanged | Poll::Missing => Ok(None),
+            PollResult::Unchanged | PollResult::Missing => Ok(None),
         }
     }
 
@@ -192,18 +192,18 @@ impl Records {
     }
 
     /// What changed since `known`. `None`: no such sandbox.
-    pub async fn look(&self, id: &SandboxId, known: Option<(&Version, Place)>) -> Result<Option<Looked>> {
-        for place in [Place::Memory, Place::Durable] {
+    pub async fn look(&self, id: &SandboxId, known: Option<(&Version, StoreKind)>) -> Result<Option<Looked>> {
+        for place in [StoreKind::Memory, StoreKind::Durable] {
             let Ok((_, metadata)) = self.stores(place) else { continue };
             let version = known.filter(|(_, at)| *at == place).map(|(version, _)| version);
             match self.poll(metadata, &metadata_key(id), version).await? {
-                Poll::Unchanged => return Ok(Some(Looked::Unchanged)),
-                Poll::Missing => {}
-                Poll::Changed(bytes, version) => {
+                PollResult::Unchanged => return Ok(Some(Looked::Unchanged)),
+                PollResult::Missing => {}
+                PollResult::Changed(bytes, version) => {
                     let draft = read_records::draft(id, &bytes, self.lock_bucket(place).as_deref())?;
                     self.check_place(&draft.metadata.spec, place)?;
                     let metadata = draft.finished()?;
-                    let found = Found { metadata, version, place };
+                    let found = FoundMetadata { metadata, version, place };
                     self.recent.note(id, &found);
                     return Ok(Some(Looked::Found(Box::new(found))));
                 }
@@ -213,7 +213,7 @@ impl Records {
     }
 
     /// Writes metadata that was deleted while the sandbox runs. Existing metadata is not overwritten.
-    pub async fn recreate(&self, record: &Metadata, place: Place) -> Result<()> {
+    pub async fn recreate(&self, record: &Metadata, place: StoreKind) -> Result<()> {
         let (_, metadata) = self.stores(place)?;
         let key = metadata_key(&record.spec.sandbox_id);
         match self.put(metadata, &key, record, Precondition::Absent, Priority::Commit).await {
@@ -223,11 +223,11 @@ impl Records {
     }
 
     /// Erases the metadata; in memory also the lock, since no other instance can have seen it.
-    pub async fn erase(&self, id: &SandboxId, place: Place) -> Result<()> {
+    pub async fn erase(&self, id: &SandboxId, place: StoreKind) -> Result<()> {
         let (locks, metadata) = self.stores(place)?;
         self.recent.forget(id);
         self.delete(metadata, &metadata_key(id)).await?;
-        if place == Place::Memory {
+        if place == StoreKind::Memory {
             self.delete(locks, &lock_key(id)).await?;
         }
         Ok(())
@@ -250,7 +250,7 @@ impl Records {
         let mut found = BTreeMap::new();
         // The listing is cut where the shorter page ends, so that nothing in between is skipped.
         let mut end: Option<String> = None;
-        for place in [Place::Memory, Place::Durable] {
+        for place in [StoreKind::Memory, StoreKind::Durable] {
             let Ok((_, metadata)) = self.stores(place) else { continue };
             let listing = list_in(metadata, after, most);
             let (entries, more) = match self.clock.timeout(self.times.call * LISTING_PATIENCE, listing).await {
@@ -275,14 +275,14 @@ impl Records {
     }
 
     /// The writer of a sandbox's lock.
-    pub fn lock_file(&self, id: &SandboxId, place: Place, who: &Identity) -> Result<LeaseHandle> {
+    pub fn lock_file(&self, id: &SandboxId, place: StoreKind, who: &Identity) -> Result<LeaseHandle> {
         let (locks, _) = self.stores(place)?;
         let file = LeaseHandle::new(locks.clone(), lock_key(id), who.clone(), self.clock.clone(), self.times);
         Ok(file.measured_by(self.metrics.clone()).sealed_by(self.seals_of(place)))
     }
 
     /// Completes when lock or metadata may have changed; never if the store cannot detect changes.
-    pub async fn changed(&self, id: &SandboxId, place: Place) {
+    pub async fn changed(&self, id: &SandboxId, place: StoreKind) {
         let Ok((locks, metadata)) = self.stores(place) else { return std::future::pending().await };
         let (lock_key, metadata_key) = (lock_key(id), metadata_key(id));
         tokio::select! {
@@ -293,7 +293,7 @@ impl Records {
     }
 
     /// Where a sandbox is stored, if this instance has read it recently. A sandbox never changes its place.
-    pub fn place_of(&self, id: &SandboxId) -> Option<Place> {
+    pub fn place_of(&self, id: &SandboxId) -> Option<StoreKind> {
         self.recent.get(id).map(|found| found.place)
     }
 
@@ -303,31 +303,31 @@ impl Records {
     }
 
     /// The stores of locks and of metadata.
-    fn stores(&self, place: Place) -> Result<(StoreRef<'_>, StoreRef<'_>)> {
+    fn stores(&self, place: StoreKind) -> Result<(StoreRef<'_>, StoreRef<'_>)> {
         match (place, &self.durable) {
-            (Place::Memory, _) => Ok((&self.memory, &self.memory)),
-            (Place::Durable, Some(durable)) => Ok((&durable.locks, &durable.metadata)),
-            (Place::Durable, None) => Err(Error::NotConfigured(CHECKPOINT_NOT_ENABLED.to_owned())),
+            (StoreKind::Memory, _) => Ok((&self.memory, &self.memory)),
+            (StoreKind::Durable, Some(durable)) => Ok((&durable.locks, &durable.metadata)),
+            (StoreKind::Durable, None) => Err(Error::NotConfigured(CHECKPOINT_NOT_ENABLED.to_owned())),
         }
     }
 
     /// Ephemeral sandboxes are in this instance's own memory, where nothing else can write: their locks are not signed.
-    fn seals_of(&self, place: Place) -> Seals {
+    fn seals_of(&self, place: StoreKind) -> Seals {
         match place {
-            Place::Memory => Seals::default(),
-            Place::Durable => self.seals.clone(),
+            StoreKind::Memory => Seals::default(),
+            StoreKind::Durable => self.seals.clone(),
         }
     }
 
     /// The lock bucket that the metadata record.
-    pub fn lock_bucket(&self, place: Place) -> Option<String> {
+    pub fn lock_bucket(&self, place: StoreKind) -> Option<String> {
         match place {
-            Place::Memory => None,
-            Place::Durable => self.durable.as_ref().and_then(|durable| durable.lock_bucket.clone()),
+            StoreKind::Memory => None,
+            StoreKind::Durable => self.durable.as_ref().and_then(|durable| durable.lock_bucket.clone()),
         }
     }
 
-    fn check_place(&self, spec: &Spec, place: Place) -> Result<()> {
+    fn check_place(&self, spec: &Spec, place: StoreKind) -> Result<()> {
         let here = self.lock_bucket(place);
         if spec.lock_bucket == here {
             return Ok(());
@@ -355,7 +355,7 @@ impl Records {
         }
     }
 
-    async fn poll(&self, store: &Arc<dyn Store>, key: &str, known: Option<&Version>) -> store::Result<Poll> {
+    async fn poll(&self, store: &Arc<dyn Store>, key: &str, known: Option<&Version>) -> store::Result<PollResult> {
         match self.clock.timeout(self.times.call, store.get_if_changed(key, known)).await {
             Ok(polled) => polled,
             Err(elapsed) => Err(unanswered(key, elapsed)),
@@ -374,11 +374,11 @@ impl Records {
 #[derive(Clone, Debug)]
 pub enum Looked {
     Unchanged,
-    Found(Box<Found>),
+    Found(Box<FoundMetadata>),
 }
 
 impl Looked {
-    fn found(self) -> Option<Found> {
+    fn found(self) -> Option<FoundMetadata> {
         match self {
             Self::Found(found) => Some(*found),
             Self::Unchanged => None,
@@ -387,7 +387,11 @@ impl Looked {
 }
 
 /// Lists one store after `after`, up to `most` sandboxes with metadata; and whether there may be more.
-async fn list_in(store: StoreRef<'_>, after: Option<&SandboxId>, most: usize) -> store::Result<(Vec<Entry>, bool)> {
+async fn list_in(
+    store: StoreRef<'_>,
+    after: Option<&SandboxId>,
+    most: usize,
+) -> store::Result<(Vec<ObjectEntry>, bool)> {
     let (mut entries, mut count, mut after) = (Vec::new(), 0, after.map(metadata_key));
     loop {
         let page = store.list_some(PREFIX, after.as_deref(), NAMES * (most - count)).await?;

@@ -26,10 +26,10 @@ use sha2::{Digest as _, Sha256};
 use super::{
     bucket_name,
     checkpoint_io::{self, erase, give, put_once, retry, unreadable},
-    files,
     layout::{Object, SNAPSHOTS, snapshot_of, snapshot_prefix, snapshots_of},
+    local_files,
     signature::{self, Seals},
-    store::{Digest, Error, Poll, Precondition, Progress, Result, Store},
+    store::{Digest, Error, PollResult, Precondition, ProgressFn, Result, Store},
 };
 use crate::clock::SharedClock;
 
@@ -52,21 +52,21 @@ struct Making {
 
 /// Who owns a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Claim {
+pub enum NameClaim {
     /// The caller may create the snapshot or continue it.
     Ours,
     /// The caller has already finished the snapshot.
-    Finished(manifest::Snapshot),
+    Finished(manifest::SnapshotManifest),
     /// The snapshot exists, or another request is creating it.
     Taken,
 }
 
 /// What is stored under a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum NamedSnapshot {
     Nothing,
     Unfinished,
-    Ours(manifest::Snapshot),
+    Ours(manifest::SnapshotManifest),
     /// A complete archive that was put there by hand.
     Foreign {
         path: ArchivePath,
@@ -75,7 +75,7 @@ pub enum Found {
 
 /// One entry of a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listed {
+pub struct ListedSnapshot {
     pub snapshot: SnapshotKey,
     pub size: u64,
     /// Created by an instance, and complete.
@@ -96,32 +96,32 @@ impl Snapshots {
     }
 
     /// Claims the name for the request with this nonce. Idempotent.
-    pub async fn claim(&self, snapshot: &SnapshotKey, nonce: &Nonce) -> Result<Claim> {
+    pub async fn claim(&self, snapshot: &SnapshotKey, nonce: &Nonce) -> Result<NameClaim> {
         let making = Object::SnapshotMaking(snapshot).key();
         if let Some(begun) = self.making(snapshot).await? {
             return self.claimed(snapshot, nonce, &begun).await;
         }
         let prefix = snapshot_prefix(snapshot);
         if !retry(&self.clock, || self.store.list(&prefix, None)).await?.entries.is_empty() {
-            return Ok(Claim::Taken);
+            return Ok(NameClaim::Taken);
         }
         let bytes = serde_json::to_vec(&Making { nonce: nonce.clone() })
             .map_err(|error| Error::Other { key: making.clone(), why: error.to_string() })?;
         match put_once(&*self.store, &self.clock, &making, &Bytes::from(bytes)).await {
-            Ok(()) => Ok(Claim::Ours),
-            Err(Error::Conflict(_)) => Ok(Claim::Taken),
+            Ok(()) => Ok(NameClaim::Ours),
+            Err(Error::Conflict(_)) => Ok(NameClaim::Taken),
             Err(error) => Err(error),
         }
     }
 
-    async fn claimed(&self, snapshot: &SnapshotKey, nonce: &Nonce, begun: &Making) -> Result<Claim> {
+    async fn claimed(&self, snapshot: &SnapshotKey, nonce: &Nonce, begun: &Making) -> Result<NameClaim> {
         if begun.nonce != *nonce {
-            return Ok(Claim::Taken);
+            return Ok(NameClaim::Taken);
         }
         Ok(match self.manifest(snapshot).await? {
-            Some(manifest) if manifest.nonce == *nonce => Claim::Finished(manifest),
-            Some(_) => Claim::Taken,
-            None => Claim::Ours,
+            Some(manifest) if manifest.nonce == *nonce => NameClaim::Finished(manifest),
+            Some(_) => NameClaim::Taken,
+            None => NameClaim::Ours,
         })
     }
 
@@ -134,8 +134,8 @@ impl Snapshots {
     ) -> Result<Digest> {
         let key = Object::SnapshotArchive(snapshot).key();
         let (path, named) = (archive.to_owned(), key.clone());
-        let size = files::run_blocking(&self.clock, &key, STALL, &|_| {}, move |_| {
-            path.metadata().map(|about| about.len()).map_err(|error| files::local_error(&named, &error))
+        let size = local_files::run_blocking(&self.clock, &key, STALL, &|_| {}, move |_| {
+            path.metadata().map(|about| about.len()).map_err(|error| local_files::local_error(&named, &error))
         });
         let size = size.await?;
         let tell = |done| progress(done, size);
@@ -150,7 +150,7 @@ impl Snapshots {
     }
 
     /// Writes the manifest, which completes the snapshot. Idempotent.
-    pub async fn finish(&self, snapshot: &SnapshotKey, manifest: &manifest::Snapshot) -> Result<()> {
+    pub async fn finish(&self, snapshot: &SnapshotKey, manifest: &manifest::SnapshotManifest) -> Result<()> {
         let key = Object::SnapshotManifest(snapshot).key();
         let bytes = serde_json::to_vec_pretty(manifest)
             .map_err(|error| Error::Other { key: key.clone(), why: error.to_string() })?;
@@ -170,16 +170,16 @@ impl Snapshots {
     }
 
     /// Like [`find`](Self::find), before a start: rejects a snapshot of ours whose manifest is not signed.
-    pub async fn find_genuine(&self, snapshot: &SnapshotKey) -> Result<Found> {
+    pub async fn find_genuine(&self, snapshot: &SnapshotKey) -> Result<NamedSnapshot> {
         let found = self.find(snapshot).await?;
-        if !matches!(found, Found::Ours(_)) || !self.seals.are_asked_for() {
+        if !matches!(found, NamedSnapshot::Ours(_)) || !self.seals.are_asked_for() {
             return Ok(found);
         }
         let key = Object::SnapshotManifest(snapshot).key();
         let bytes = self.small(&key).await?.ok_or_else(|| Error::NotFound(key.clone()))?;
         self.check(snapshot, &key, &hex(&Sha256::digest(&bytes))).await?;
         let damaged = |error: serde_json::Error| Error::Damaged { key, why: error.to_string() };
-        serde_json::from_slice(&bytes).map(Found::Ours).map_err(damaged)
+        serde_json::from_slice(&bytes).map(NamedSnapshot::Ours).map_err(damaged)
     }
 
     /// Verifies the signature of a downloaded archive that has no manifest.
@@ -187,22 +187,22 @@ impl Snapshots {
         self.check(snapshot, &archive.path.to_string(), archive.sha256.as_str()).await
     }
 
-    pub async fn find(&self, snapshot: &SnapshotKey) -> Result<Found> {
+    pub async fn find(&self, snapshot: &SnapshotKey) -> Result<NamedSnapshot> {
         if let Some(manifest) = self.manifest(snapshot).await? {
-            return Ok(Found::Ours(manifest));
+            return Ok(NamedSnapshot::Ours(manifest));
         }
         let prefix = snapshot_prefix(snapshot);
         let page = retry(&self.clock, || self.store.list(&prefix, None)).await?;
         if page.entries.iter().any(|entry| entry.key == Object::SnapshotMaking(snapshot).key()) {
-            return Ok(Found::Unfinished);
+            return Ok(NamedSnapshot::Unfinished);
         }
         let paths = ArchiveEnd::ALL.map(|end| ArchivePath::Snapshot(snapshot.clone(), end));
         let is_there = |path: &ArchivePath| page.entries.iter().any(|entry| entry.key == path.to_string());
-        Ok(paths.into_iter().find(is_there).map_or(Found::Nothing, |path| Found::Foreign { path }))
+        Ok(paths.into_iter().find(is_there).map_or(NamedSnapshot::Nothing, |path| NamedSnapshot::Foreign { path }))
     }
 
     /// Downloads an archive into `file`, rejecting more than `most` bytes. Returns its location and digest.
-    pub async fn fetch(&self, path: &ArchivePath, file: &Path, most: u64, progress: Progress<'_>) -> Result<Archive> {
+    pub async fn fetch(&self, path: &ArchivePath, file: &Path, most: u64, progress: ProgressFn<'_>) -> Result<Archive> {
         let key = path.to_string();
         let digest = retry(&self.clock, || self.store.download_unverified(&key, file, most, progress)).await?;
         let sha256 =
@@ -211,7 +211,7 @@ impl Snapshots {
     }
 
     /// The location of an archive of ours, without accessing the store.
-    pub fn archive(&self, snapshot: &SnapshotKey, manifest: &manifest::Snapshot) -> Archive {
+    pub fn archive(&self, snapshot: &SnapshotKey, manifest: &manifest::SnapshotManifest) -> Archive {
         let path = ArchivePath::Snapshot(snapshot.clone(), ArchiveEnd::Tar);
         Archive { bucket: self.bucket.clone(), path, sha256: manifest.sha256.clone() }
     }
@@ -223,15 +223,16 @@ impl Snapshots {
     }
 
     /// All snapshots, or those of one tenant.
-    pub async fn list(&self, tenant: Option<&Tenant>) -> Result<Vec<Listed>> {
+    pub async fn list(&self, tenant: Option<&Tenant>) -> Result<Vec<ListedSnapshot>> {
         let prefix = tenant.map_or_else(|| SNAPSHOTS.to_owned(), snapshots_of);
-        let mut found: BTreeMap<SnapshotKey, Listed> = BTreeMap::new();
+        let mut found: BTreeMap<SnapshotKey, ListedSnapshot> = BTreeMap::new();
         let (mut making, mut after) = (BTreeSet::new(), None::<String>);
         loop {
             let page = retry(&self.clock, || self.store.list(&prefix, after.as_deref())).await?;
             for entry in &page.entries {
                 let Some(snapshot) = snapshot_of(&entry.key) else { continue };
-                let unknown = Listed { snapshot: snapshot.clone(), size: 0, has_manifest: false, is_unfinished: false };
+                let unknown =
+                    ListedSnapshot { snapshot: snapshot.clone(), size: 0, has_manifest: false, is_unfinished: false };
                 let listed = found.entry(snapshot.clone()).or_insert(unknown);
                 if entry.key == Object::SnapshotManifest(&snapshot).key() {
                     listed.has_manifest = true;
@@ -270,14 +271,14 @@ impl Snapshots {
         if !retry(&self.clock, || self.store.list(&prefix, None)).await?.entries.is_empty() {
             return Err(Error::Conflict(prefix));
         }
-        let digest = files::digest(&self.clock, file, STALL, &|_| {}).await?;
+        let digest = local_files::digest(&self.clock, file, STALL, &|_| {}).await?;
         let key = format!("{prefix}{snapshot}{end}");
         self.store.upload(&key, file, Precondition::Absent, &digest, &|_| {}).await?;
         self.seal(snapshot, &key, &digest.sha256).await?;
         Ok(digest)
     }
 
-    async fn manifest(&self, snapshot: &SnapshotKey) -> Result<Option<manifest::Snapshot>> {
+    async fn manifest(&self, snapshot: &SnapshotKey) -> Result<Option<manifest::SnapshotManifest>> {
         let key = Object::SnapshotManifest(snapshot).key();
         let Some(bytes) = self.small(&key).await? else { return Ok(None) };
         versioned::parse(&bytes).map(Some).map_err(|error| unreadable(&key, error))
@@ -292,8 +293,8 @@ impl Snapshots {
 
     async fn small(&self, key: &str) -> Result<Option<Bytes>> {
         match retry(&self.clock, || self.store.get_if_changed(key, None)).await? {
-            Poll::Changed(bytes, _) => Ok(Some(bytes)),
-            Poll::Unchanged | Poll::Missing => Ok(None),
+            PollResult::Changed(bytes, _) => Ok(Some(bytes)),
+            PollResult::Unchanged | PollResult::Missing => Ok(None),
         }
     }
 }

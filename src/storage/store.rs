@@ -57,7 +57,7 @@ impl Priority {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Poll {
+pub enum PollResult {
     /// The object still has the known version.
     Unchanged,
     Changed(Bytes, Version),
@@ -72,7 +72,7 @@ pub struct Written {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct ObjectEntry {
     pub key: String,
     pub version: Version,
     pub size: u64,
@@ -83,7 +83,7 @@ pub struct Entry {
 /// One page of a listing, in the order of keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Page {
-    pub entries: Vec<Entry>,
+    pub entries: Vec<ObjectEntry>,
     /// Directories under the prefix, with a trailing slash. In a bucket these are empty placeholder objects left by a
     /// mount; they are not keys.
     pub folders: Vec<String>,
@@ -157,13 +157,13 @@ pub fn too_large(key: &str, size: u64) -> Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// Progress callback: receives the number of bytes transferred so far, from time to time.
-pub type Progress<'a> = &'a (dyn Fn(u64) + Send + Sync);
+pub type ProgressFn<'a> = &'a (dyn Fn(u64) + Send + Sync);
 
 /// An object store. Keys are relative, `/`-separated and built by `layout` alone.
 #[async_trait]
 pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Reads one small object. If it still has the version `known`, the call is cheap.
-    async fn get_if_changed(&self, key: &str, known: Option<&Version>) -> Result<Poll>;
+    async fn get_if_changed(&self, key: &str, known: Option<&Version>) -> Result<PollResult>;
     /// Over a network, `Conflict` and `Unavailable` are both ambiguous: resolve them by reading.
     async fn put(&self, key: &str, bytes: Bytes, condition: Precondition) -> Result<Written>;
     /// Like `put`, but may be delayed in favour of a more urgent write. The delay counts as part of the call.
@@ -196,23 +196,23 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         file: &Path,
         condition: Precondition,
         digest: &Digest,
-        progress: Progress<'_>,
+        progress: ProgressFn<'_>,
     ) -> Result<Written>;
     /// `file` appears only when it is complete and matches `digest`.
-    async fn download(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()>;
+    async fn download(&self, key: &str, file: &Path, digest: &Digest, progress: ProgressFn<'_>) -> Result<()>;
     /// Like [`upload`](Self::upload) to a new key, but the store takes ownership of the file, computes the digest
     /// itself and returns it. The caller must not write to the file afterwards. The content is durable when this
     /// returns; the name is durable after the next `put` into the same folder. `None`: the store does not support this,
     /// use `upload`.
-    async fn upload_owned(&self, _key: &str, _file: &Path, _progress: Progress<'_>) -> Option<Result<Digest>> {
+    async fn upload_owned(&self, _key: &str, _file: &Path, _progress: ProgressFn<'_>) -> Option<Result<Digest>> {
         None
     }
     /// Like [`download`](Self::download), but `file` must only be read: it may be the object itself.
-    async fn download_linked(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {
+    async fn download_linked(&self, key: &str, file: &Path, digest: &Digest, progress: ProgressFn<'_>) -> Result<()> {
         self.download(key, file, digest, progress).await
     }
     /// Like `download`, for an object whose digest is unknown; returns the digest. Rejects more than `most` bytes.
-    async fn download_unverified(&self, key: &str, file: &Path, most: u64, progress: Progress<'_>) -> Result<Digest>;
+    async fn download_unverified(&self, key: &str, file: &Path, most: u64, progress: ProgressFn<'_>) -> Result<Digest>;
     /// How long caches may hide a new object from other readers.
     fn visibility_delay(&self) -> Duration {
         Duration::ZERO

@@ -11,12 +11,12 @@ use super::{
     checkpoint_io::wait_for,
     checkpoints::Checkpoints,
     directory::Directory,
-    gcs::{Connection, Gcs},
-    layout::{Artifact, Place, StorageSettings, place},
+    gcs::{Gcs, GcsConnection},
+    layout::{Artifact, ArtifactRoot, StorageSettings, place},
     metered::Counted,
     signature::Seals,
     snapshots::Snapshots,
-    store::{self, Poll, Precondition, Store},
+    store::{self, PollResult, Precondition, Store},
 };
 use crate::{clock::SharedClock, metrics::Metrics};
 
@@ -45,7 +45,7 @@ pub struct Stores {
 
 /// The result of probing one store.
 #[derive(Debug)]
-pub struct Probe {
+pub struct StoreProbe {
     pub artifact: Artifact,
     pub bucket: Option<String>,
     /// The bucket is reached through a mount.
@@ -63,7 +63,7 @@ pub enum Need {
 
 /// Why a request is refused, worded for a client.
 #[derive(Debug, thiserror::Error)]
-pub enum Refusal {
+pub enum StorageRefusal {
     #[error("Checkpointing is not enabled on the server.")]
     NoCheckpoints,
     #[error("Filesystem snapshot is not enabled on the server.")]
@@ -80,7 +80,7 @@ pub enum Refusal {
 
 impl Stores {
     pub fn open(settings: &StorageSettings, clock: &SharedClock) -> Self {
-        let connection = Arc::new(Connection::new(settings.gcs_endpoint.clone()));
+        let connection = Arc::new(GcsConnection::new(settings.gcs_endpoint.clone()));
         let bucket = |bucket: String| {
             let store = Gcs::new(connection.clone(), &bucket, clock.clone())
                 .with_timeouts(settings.call_timeout, settings.stall_timeout);
@@ -90,13 +90,13 @@ impl Stores {
         let mut mounts = Vec::new();
         let mut open = |artifact| {
             place(artifact, settings).map(|place| match (place, artifact) {
-                (Place::Bucket(name), _) => bucket(name),
-                (Place::Mounted(path), Artifact::Lock | Artifact::Metadata) => {
+                (ArtifactRoot::Bucket(name), _) => bucket(name),
+                (ArtifactRoot::Mounted(path), Artifact::Lock | Artifact::Metadata) => {
                     mounts.push(path.clone());
                     let store = Arc::new(Directory::new(path, clock.clone()));
                     Opened { store, bucket: None, behind_mount: None }
                 }
-                (Place::Mounted(path), Artifact::Checkpoints | Artifact::Snapshots) => {
+                (ArtifactRoot::Mounted(path), Artifact::Checkpoints | Artifact::Snapshots) => {
                     let named = bucket_name::of(artifact, settings).map(bucket);
                     let (bucket, behind_mount) = named.map(|named| (named.bucket, named.store)).unzip();
                     let store = Arc::new(Mount::new(path, clock.clone()));
@@ -164,7 +164,7 @@ impl Stores {
     }
 
     /// Tries each configured store the way it will be used, and cleans up afterwards if it can.
-    pub async fn probe(&self) -> Vec<Probe> {
+    pub async fn probe(&self) -> Vec<StoreProbe> {
         let opened = [&self.lock, &self.metadata, &self.checkpoints, &self.snapshots];
         let mut probes = Vec::new();
         for (artifact, opened) in Artifact::ALL.into_iter().zip(opened) {
@@ -177,22 +177,22 @@ impl Stores {
                 }
             };
             let is_mounted = behind_mount.is_some();
-            probes.push(Probe { artifact, bucket: bucket.clone(), is_mounted, result });
+            probes.push(StoreProbe { artifact, bucket: bucket.clone(), is_mounted, result });
         }
         probes
     }
 
     /// Whether the stores support a request; no bucket is contacted.
-    pub async fn check(&self, need: Need) -> Result<(), Refusal> {
+    pub async fn check(&self, need: Need) -> Result<(), StorageRefusal> {
         match need {
-            Need::Snapshot => self.snapshots.as_ref().map(|_| ()).ok_or(Refusal::NoSnapshots),
+            Need::Snapshot => self.snapshots.as_ref().map(|_| ()).ok_or(StorageRefusal::NoSnapshots),
             Need::Checkpoint => {
                 if self.lock.is_none() || self.metadata.is_none() || self.checkpoints.is_none() {
-                    return Err(Refusal::NoCheckpoints);
+                    return Err(StorageRefusal::NoCheckpoints);
                 }
                 for mount in &self.mounts {
-                    if !is_local(&self.clock, mount).await.map_err(Refusal::Unreachable)? {
-                        return Err(Refusal::NotLocal);
+                    if !is_local(&self.clock, mount).await.map_err(StorageRefusal::Unreachable)? {
+                        return Err(StorageRefusal::NotLocal);
                     }
                 }
                 Ok(())
@@ -206,8 +206,8 @@ async fn try_register(store: &dyn Store, key: &str) -> store::Result<()> {
     let first = store.put(key, "1".into(), Precondition::Absent).await?.version;
     let second = store.put(key, "2".into(), Precondition::Is(first)).await?.version;
     match store.get_if_changed(key, Some(&second)).await? {
-        Poll::Unchanged => store.delete(key, Precondition::Is(second)).await,
-        Poll::Changed(..) | Poll::Missing => Err(store::Error::Conflict(key.to_owned())),
+        PollResult::Unchanged => store.delete(key, Precondition::Is(second)).await,
+        PollResult::Changed(..) | PollResult::Missing => Err(store::Error::Conflict(key.to_owned())),
     }
 }
 

@@ -100,7 +100,7 @@ mod tests {
     use baton_protocol::{
         id::{CheckpointId, Nonce, SandboxId},
         lock::{Head, Lease},
-        metadata::{Spec, Status},
+        metadata::{SandboxStatus, Spec},
     };
 
     use super::*;
@@ -134,7 +134,7 @@ mod tests {
 
     fn found() -> Metadata {
         let spec = Spec::new(id(), String::new(), String::new(), owner());
-        Metadata { spec, latest_sandbox_checkpoint: None, last_checkpointed: None, status: Status::default() }
+        Metadata { spec, latest_sandbox_checkpoint: None, last_checkpointed: None, status: SandboxStatus::default() }
     }
 
     fn told(lock: &Lock, found: &Metadata, seconds: u64) -> Option<Unresponsive> {

@@ -2,28 +2,28 @@
 
 use std::{io::Write, path::Path};
 
-use baton_files::tar::{Kind, Member, Writer};
+use baton_files::tar::{Member, MemberKind, TarWriter};
 use baton_protocol::{
-    file::Work,
+    file_work::Work,
     frame::Stream,
     id::ExecId,
     request::{Command, Request},
 };
 
 use crate::{
-    exec::{names, output},
+    cli_exec::{names, output},
     pipes::baton,
-    script::{Heard, ID, Peer, Server, TOKEN, soon},
+    script::{Heard, ID, ScriptedPeer, Server, TOKEN, soon},
 };
 
-async fn work(peer: &mut Peer) -> (ExecId, Work) {
+async fn work(peer: &mut ScriptedPeer) -> (ExecId, Work) {
     let Request::Exec(exec) = peer.request_but_ack().await else { panic!("no exec") };
     let Command::File(work) = exec.command else { panic!("a command") };
     (exec.exec_id.unwrap(), work)
 }
 
 /// Says no to the question what is there.
-async fn nothing_there(peer: &mut Peer, number: u32) {
+async fn nothing_there(peer: &mut ScriptedPeer, number: u32) {
     let (id, work) = work(peer).await;
     assert!(matches!(work, Work::ListFiles { depth: 0, .. }), "{work:?}");
     peer.started(&id, number).await;
@@ -36,15 +36,15 @@ fn copy(server: &Server, directory: &Path, from: &str, to: &str) -> tokio::proce
     command.env("BATON_TOKEN", TOKEN).current_dir(directory).args(["cp", from, to]).spawn().unwrap()
 }
 
-fn member(name: &str, kind: Kind, content: &str) -> (Member, Vec<u8>) {
-    let size = if kind == Kind::File { content.len() as u64 } else { 0 };
-    let link = if kind == Kind::File { Vec::new() } else { content.into() };
+fn member(name: &str, kind: MemberKind, content: &str) -> (Member, Vec<u8>) {
+    let size = if kind == MemberKind::File { content.len() as u64 } else { 0 };
+    let link = if kind == MemberKind::File { Vec::new() } else { content.into() };
     let member = Member { name: name.into(), kind, mode: 0o6755, size, mtime: (1_600_000_000, 0), link };
-    (member, if kind == Kind::File { content.into() } else { Vec::new() })
+    (member, if kind == MemberKind::File { content.into() } else { Vec::new() })
 }
 
 fn archive(members: &[(Member, Vec<u8>)]) -> Vec<u8> {
-    let mut writer = Writer::new(Vec::new());
+    let mut writer = TarWriter::new(Vec::new());
     for (member, data) in members {
         writer.member(member).unwrap();
         writer.write_all(data).unwrap();
@@ -78,15 +78,15 @@ async fn a_hostile_archive_writes_nothing_beside_the_target_and_says_so_on_one_l
     peer.started(&id, 2).await;
     let absolute = space.path().join("precious").to_str().unwrap().to_owned();
     let bytes = archive(&[
-        member("./", Kind::Directory, ""),
-        member("../../precious", Kind::File, "mine"),
-        member(&absolute, Kind::File, "mine"),
-        member("out", Kind::Symlink, "../.."),
-        member("out/precious", Kind::File, "mine"),
-        member("direct", Kind::Symlink, &absolute),
-        member("hard", Kind::HardLink, "../../precious"),
-        member("../\x1b]0;owned\x07", Kind::File, ""),
-        member("good", Kind::File, "good"),
+        member("./", MemberKind::Directory, ""),
+        member("../../precious", MemberKind::File, "mine"),
+        member(&absolute, MemberKind::File, "mine"),
+        member("out", MemberKind::Symlink, "../.."),
+        member("out/precious", MemberKind::File, "mine"),
+        member("direct", MemberKind::Symlink, &absolute),
+        member("hard", MemberKind::HardLink, "../../precious"),
+        member("../\x1b]0;owned\x07", MemberKind::File, ""),
+        member("good", MemberKind::File, "good"),
     ]);
     peer.output(Stream::Stdout, 2, 0, &bytes).await;
     peer.output(Stream::Stderr, 2, 0, b"EIO: \x1b]0;owned\x07\n").await;

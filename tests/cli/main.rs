@@ -2,15 +2,12 @@
 //! terminals, against a scripted server, and the client against the server itself.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::wildcard_enum_match_arm)]
 
-#[allow(dead_code, reason = "shared with the tests of the wire")]
-#[path = "../wire/agent.rs"]
-mod agent;
-mod auth;
+mod cli_credentials;
+mod cli_exec;
+mod cli_snapshots;
+mod cli_terminal;
 mod cloud_run;
 mod copy;
-mod exec;
-#[path = "../wire/halves.rs"]
-mod halves;
 mod operators;
 mod pipes;
 mod pty;
@@ -18,10 +15,13 @@ mod refusals;
 #[allow(dead_code, reason = "shared with the tests of the client")]
 #[path = "../../crates/client/tests/client/script.rs"]
 mod script;
-mod server;
-mod snapshots;
-mod terminal;
-mod verb_tree;
 #[allow(dead_code, reason = "shared with the tests of the wire")]
-#[path = "../wire/world.rs"]
-mod world;
+#[path = "../wire/scripted_agent.rs"]
+mod scripted_agent;
+mod scripted_server;
+#[allow(dead_code, reason = "shared with the tests of the wire")]
+#[path = "../wire/test_server.rs"]
+mod test_server;
+mod verb_tree;
+#[path = "../wire/wire_halves.rs"]
+mod wire_halves;

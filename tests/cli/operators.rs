@@ -5,7 +5,7 @@ use std::{fs, path::Path, process::Stdio, time::Instant};
 use baton_protocol::{
     id::{InstanceId, SandboxId},
     lock::Lock,
-    metadata::{DesiredState, Metadata, Phase, Spec, Status},
+    metadata::{DesiredState, Metadata, Phase, SandboxStatus, Spec},
 };
 use serde_json::Value;
 
@@ -41,7 +41,7 @@ fn put(store: &Path, number: u32) -> SandboxId {
     let mut spec = Spec::new(id.clone(), String::new(), "2026-11-16T10:00:00Z".to_owned(), me);
     (spec.enable_sandbox_checkpoint, spec.desired_state) = (true, DesiredState::Checkpointed);
     spec.labels.insert("half".to_owned(), (number % 2).to_string());
-    let status = Status { phase: Phase::Checkpointed, ..Status::default() };
+    let status = SandboxStatus { phase: Phase::Checkpointed, ..SandboxStatus::default() };
     let record = Metadata { spec, latest_sandbox_checkpoint: None, last_checkpointed: None, status };
     fs::write(folder.join("lock.json"), serde_json::to_vec(&Lock::new(id.clone())).unwrap()).unwrap();
     fs::write(folder.join("metadata.json"), serde_json::to_vec(&record).unwrap()).unwrap();

@@ -9,7 +9,7 @@ use baton_protocol::{
     event::{Event, Status, Update},
     frame::Stream,
     id::ExecId,
-    request::{Command as What, Exec, Request},
+    request::{Command as What, ExecRequest, Request},
 };
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::{
@@ -17,7 +17,7 @@ use tokio::{
     process::{Child, Command},
 };
 
-use crate::script::{Peer, Server, soon, view};
+use crate::script::{ScriptedPeer, Server, soon, view};
 
 pub fn baton(url: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_baton"));
@@ -33,7 +33,7 @@ fn run(server: &Server, arguments: &[&str]) -> Command {
 }
 
 /// The exec request, answered with a start under number 1.
-pub async fn started(server: &Server) -> (Peer, Box<Exec>, ExecId) {
+pub async fn started(server: &Server) -> (ScriptedPeer, Box<ExecRequest>, ExecId) {
     let mut peer = server.create().await;
     let Request::Exec(exec) = peer.request().await else { panic!("no exec") };
     let id = exec.exec_id.clone().unwrap();
@@ -42,7 +42,7 @@ pub async fn started(server: &Server) -> (Peer, Box<Exec>, ExecId) {
 }
 
 /// The next request but acknowledgements and the end of an empty stdin.
-async fn next(peer: &mut Peer) -> Request {
+async fn next(peer: &mut ScriptedPeer) -> Request {
     loop {
         match peer.request_but_ack().await {
             Request::Stdin(stdin) if stdin.eof => {}
@@ -52,7 +52,7 @@ async fn next(peer: &mut Peer) -> Request {
 }
 
 /// The sandbox is deleted at the end, whatever the end is.
-pub async fn killed(mut peer: Peer) {
+pub async fn killed(mut peer: ScriptedPeer) {
     assert!(next(&mut peer).await == Request::KillSandbox);
     peer.killed().await;
 }

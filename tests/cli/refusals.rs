@@ -110,7 +110,7 @@ async fn a_state_directory_in_use_is_named_with_the_variable_to_change() {
     first.start_kill().unwrap();
     first.wait().await.unwrap();
     // Its guard takes down what it had mounted, which would keep the directory.
-    while !baton::guard::mounts::below(&place.path("state")).unwrap().is_empty() {
+    while !baton::guard::guard_mounts::below(&place.path("state")).unwrap().is_empty() {
         tokio::time::sleep(std::time::Duration::from_millis(10)).await;
     }
 }

@@ -3,7 +3,7 @@
 use baton::cli::Cli;
 use clap::{Arg, Command, CommandFactory, Parser, error::ErrorKind};
 
-use crate::{exec::output, pipes::baton, script::ID};
+use crate::{cli_exec::output, pipes::baton, script::ID};
 
 /// Values that are tried for positional arguments until a verb accepts them.
 const POSITIONALS: [&str; 3] = [ID, "bash", "numpy"];

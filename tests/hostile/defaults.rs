@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use baton::api::{Settings, hosts::Hosts};
+use baton::api::{ApiSettings, hosts::Hosts};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -10,7 +10,7 @@ use tokio::{
 
 use crate::{
     real::servers::Machine,
-    scripted::world::{Plan, World},
+    scripted::test_server::{Plan, World},
 };
 
 const OPEN_TO_ALL: &str = "everyone who reaches it may create sandboxes";
@@ -25,13 +25,13 @@ async fn get(address: impl tokio::net::ToSocketAddrs, path: &str, host: &str) ->
     String::from_utf8_lossy(&heard).split(' ').nth(1).unwrap().parse().unwrap()
 }
 
-fn world(change: fn(&mut Settings)) -> Plan {
+fn world(change: fn(&mut ApiSettings)) -> Plan {
     Plan { has_storage: false, can_snapshot: false, change }
 }
 
 #[tokio::test]
 async fn a_page_whose_name_was_made_to_resolve_to_loopback_reads_nothing() {
-    let change = |settings: &mut Settings| {
+    let change = |settings: &mut ApiSettings| {
         settings.admin_key = Some("root".into());
         settings.hosts = Hosts::new(SocketAddr::from(([127, 0, 0, 1], 8080)), false, &[]);
     };

@@ -5,15 +5,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use baton::runtime::{Container, Error, Lifecycle, Shape, Start};
+use baton::runtime::{Container, Error, Lifecycle, Shape, StartSpec};
 use baton_protocol::{id::SandboxId, reason::Reason};
 use serde_json::{Value, json};
 
 use crate::real::{
-    client::{Client, command},
     fixture::{Place, clock, sandbox, start},
+    plain_session::{Client, command},
     servers::{Machine, Server, files_under},
-    socket::{Dialect, Socket},
+    websocket_client::{Dialect, Socket},
 };
 
 const MIB: u64 = 1 << 20;
@@ -24,7 +24,7 @@ const DISK: &str = "64MiB";
 /// A sandbox, and somebody in it.
 async fn limited(place: &Place, limits: Value) -> (SandboxId, Client) {
     let (id, limits) = (sandbox(), serde_json::from_value(limits).unwrap());
-    place.containers.create(&id, &Start { limits, ..start() }).await.unwrap();
+    place.containers.create(&id, &StartSpec { limits, ..start() }).await.unwrap();
     let client = Client::attached(clock(), &*place.containers, &id);
     (id, client)
 }

@@ -5,27 +5,27 @@
 #![allow(clippy::disallowed_methods, reason = "tests look at the world, the environment and the time too")]
 #![allow(clippy::unwrap_used, clippy::wildcard_enum_match_arm, reason = "a test that is surprised ends")]
 
-mod admission;
-mod connections;
-mod containers;
+mod admission_limits;
+mod connection_limits;
 mod defaults;
 mod disk;
+mod hostile_containers;
+mod hostile_terminal;
 mod numbers;
 mod rates;
 mod remains;
 mod storage_writer;
-mod tenants;
-mod terminal;
+mod tenant_isolation;
 
 /// Fixtures with the real runsc: servers as processes, sessions on their sockets.
 #[allow(dead_code, reason = "shared with the tests of runsc")]
 #[path = "../runsc"]
 mod real {
-    pub mod client;
     pub mod fixture;
     pub mod impostor;
+    pub mod plain_session;
     pub mod servers;
-    pub mod socket;
+    pub mod websocket_client;
 }
 
 /// Fixtures of instances on one store, with containers and a time that are simulated.
@@ -47,8 +47,8 @@ mod script;
 #[allow(dead_code, reason = "shared with the tests of the wire")]
 #[path = "../wire"]
 mod scripted {
-    pub mod agent;
-    pub mod client;
-    pub mod halves;
-    pub mod world;
+    pub mod scripted_agent;
+    pub mod test_server;
+    pub mod wire_client;
+    pub mod wire_halves;
 }

@@ -3,26 +3,26 @@
 //! does not saturate ends the session.
 
 use baton_protocol::{
-    agent::{ExecState, Exit, Range, State},
-    frame::{Frame, Kind, MAX_PAYLOAD, Stream},
+    agent::{AgentState, ExecState, Exit, Range},
+    frame::{Frame, FrameKind, MAX_PAYLOAD, Stream},
     id::ExecId,
 };
 
 use crate::scripted::{
-    client::{Client, V1},
-    world::World,
+    test_server::World,
+    wire_client::{Client, V1},
 };
 
 /// Where no sum has room any more, and shortly before.
 const OFFSETS: [u64; 5] = [u64::MAX, u64::MAX - 1, u64::MAX - (1 << 20), 1 << 63, 1 << 32];
 
 fn data(stream: Stream, offset: u64, length: usize) -> Frame {
-    Frame::new(Kind::Data).stream(stream).offset(offset).payload(vec![b'x'; length])
+    Frame::new(FrameKind::Data).stream(stream).offset(offset).payload(vec![b'x'; length])
 }
 
 fn exit() -> Frame {
     let exit = Exit { code: Some(0), duration_ms: u64::MAX, ..Exit::default() };
-    Frame::new(Kind::Exit).payload(serde_json::to_vec(&exit).unwrap())
+    Frame::new(FrameKind::Exit).payload(serde_json::to_vec(&exit).unwrap())
 }
 
 /// All that a stream can say, in an order that no honest one has.
@@ -35,9 +35,9 @@ fn forged(offset: u64) -> Vec<Frame> {
             // A character is begun there.
             data(stream, offset, 1).payload(vec![b'x', 0xf0, 0x9f]),
             data(stream, offset.saturating_sub(9), MAX_PAYLOAD),
-            Frame::new(Kind::StdinAck).offset(offset),
-            Frame::new(Kind::Eof).stream(stream).offset(offset),
-            Frame::new(Kind::Eof).stream(stream).offset(0),
+            Frame::new(FrameKind::StdinAck).offset(offset),
+            Frame::new(FrameKind::Eof).stream(stream).offset(offset),
+            Frame::new(FrameKind::Eof).stream(stream).offset(0),
         ]
     };
     streams.into_iter().flat_map(of).chain([exit()]).collect()
@@ -96,7 +96,7 @@ async fn forged_numbers_of_commands_do_not_end_a_session_that_comes_back() {
         first.socket.close(None).await.unwrap();
         for is_v1 in [false, true] {
             let execs = vec![exec_state(u32::MAX, u64::MAX, range, exit.clone())];
-            let state = State { version: 255, last_request: u64::MAX, last_exec: u32::MAX, execs };
+            let state = AgentState { version: 255, last_request: u64::MAX, last_exec: u32::MAX, execs };
             world.agent().lock().unwrap().forged_state = Some(state);
             let mut client = first.again(&world, if is_v1 { &V1 } else { &[] }).await;
             until(&mut client, "RUNNING").await;

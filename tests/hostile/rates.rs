@@ -5,7 +5,7 @@ use std::{
     sync::atomic::Ordering,
 };
 
-use baton::api::{Settings, limits::Rate};
+use baton::api::{ApiSettings, rate_limit::FailureRate};
 use futures::StreamExt;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -13,20 +13,20 @@ use tokio::{
 };
 
 use crate::scripted::{
-    client::{Client, connect},
-    world::{Plan, World},
+    test_server::{Plan, World},
+    wire_client::{Client, connect},
 };
 
 const BURST: u32 = 5;
 const STRANGERS_ID: &str = "sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab";
-const NONE: fn(&mut Settings) = |_| {};
+const NONE: fn(&mut ApiSettings) = |_| {};
 
 /// So slow that no failure is forgiven while a test runs.
-fn limited(settings: &mut Settings) {
-    settings.rate_limit = Some(Rate { burst: BURST, per_second: 1e-6 });
+fn limited(settings: &mut ApiSettings) {
+    settings.rate_limit = Some(FailureRate { burst: BURST, per_second: 1e-6 });
 }
 
-fn stored(change: fn(&mut Settings)) -> Plan {
+fn stored(change: fn(&mut ApiSettings)) -> Plan {
     Plan { has_storage: true, can_snapshot: false, change }
 }
 
@@ -124,7 +124,7 @@ async fn unknown_ids_are_limited_like_wrong_tokens() {
 
 #[tokio::test]
 async fn what_is_right_is_never_counted() {
-    let change = |settings: &mut Settings| {
+    let change = |settings: &mut ApiSettings| {
         limited(settings);
         settings.api_keys = baton::config::api_keys("alpha").unwrap();
         settings.admin_key = Some("root".into());
@@ -140,7 +140,7 @@ async fn what_is_right_is_never_counted() {
 
 #[tokio::test]
 async fn wrong_keys_are_limited_and_right_ones_pass_at_the_same_address() {
-    let change = |settings: &mut Settings| {
+    let change = |settings: &mut ApiSettings| {
         limited(settings);
         settings.api_keys = baton::config::api_keys("alpha").unwrap();
         settings.admin_key = Some("root".into());
@@ -185,7 +185,7 @@ async fn disguised(world: &World) -> usize {
 
 #[tokio::test]
 async fn made_up_addresses_do_not_hide_the_one_that_the_proxy_saw() {
-    let change = |settings: &mut Settings| {
+    let change = |settings: &mut ApiSettings| {
         limited(settings);
         settings.proxies = 1;
     };
@@ -198,7 +198,7 @@ async fn made_up_addresses_do_not_hide_the_one_that_the_proxy_saw() {
 
 #[tokio::test]
 async fn with_more_proxies_trusted_than_there_are_they_hide_it() {
-    let change = |settings: &mut Settings| {
+    let change = |settings: &mut ApiSettings| {
         limited(settings);
         settings.proxies = 2;
     };

@@ -6,8 +6,8 @@ use std::{
     process::Command,
 };
 
-use baton::guard::{mounts, process::Process};
-use baton_fake_gcs::{Fault, Kind, Op};
+use baton::guard::{guard_mounts, process_handle::ProcessHandle};
+use baton_fake_gcs::{FaultKind, InjectedFault, Op};
 use nix::sys::signal::Signal;
 use rustix::process::Signal as Kill;
 use serde_json::json;
@@ -16,7 +16,7 @@ use sha2::{Digest, Sha256};
 use crate::real::{
     fixture::eventually,
     servers::{Machine, Server, files_under},
-    socket::{Dialect, Socket},
+    websocket_client::{Dialect, Socket},
 };
 
 /// The files of a state directory that outlast its server: who may use it, and who did last.
@@ -34,7 +34,7 @@ struct World {
 impl World {
     fn of(state: &Path) -> Self {
         Self {
-            mounts: mounts::below(state).unwrap(),
+            mounts: guard_mounts::below(state).unwrap(),
             processes: processes(state).into_iter().map(|(_, line)| line).collect(),
             cgroups: cgroups(state),
             files: files(state).into_iter().filter(|file| !KEPT.iter().any(|kept| file.ends_with(kept))).collect(),
@@ -68,9 +68,9 @@ fn files(directory: &Path) -> Vec<PathBuf> {
     paths.flat_map(|(path, is_directory)| if is_directory { files(&path) } else { vec![path] }).collect()
 }
 
-fn guard(state: &Path) -> Option<Process> {
+fn guard(state: &Path) -> Option<ProcessHandle> {
     let pid = processes(state).into_iter().find(|(_, line)| line.ends_with(" guard "))?.0;
-    Process::open(pid).ok()
+    ProcessHandle::open(pid).ok()
 }
 
 /// A server with sandboxes that have limits, one that waits for nobody, and a checkpoint on its way to the store.
@@ -80,7 +80,7 @@ async fn busy(machine: &Machine) -> (Server, Vec<Socket>) {
     let config = json!({"enable_checkpoint": true, "enable_sandbox_handoff": true, "idle_timeout": null});
     let (one, _) = Socket::create(&server, Dialect::V1, config.clone()).await;
     let (mut two, _) = Socket::create(&server, Dialect::V1, config).await;
-    machine.bucket().add_fault(Fault::new(Op::Write, Kind::Hang).on("sandbox_checkpoints").times(0));
+    machine.bucket().add_fault(InjectedFault::new(Op::Write, FaultKind::Hang).on("sandbox_checkpoints").times(0));
     two.send(json!({"action": "checkpoint"})).await;
     eventually("an image waits", || files_under(&server.staging()) > 0).await;
     (server, vec![one, two])

@@ -11,12 +11,12 @@ use baton::{
         get,
         global_options::OutputFormat,
         repair, rollback,
-        storage_admin::{StorageAdmin, Verdict, WaitArgs},
+        storage_admin::{AdminResult, StorageAdmin, WaitArgs},
     },
     runtime::Container,
     storage::{
         checkpoints::Checkpoints,
-        lease::rules::Times,
+        lease::lease_rules::Times,
         memory::Memory,
         records::{Durable, Records},
         signature::Seals,
@@ -26,7 +26,7 @@ use baton::{
 use baton_protocol::{
     id::{CheckpointId, SandboxId},
     lock::Head,
-    metadata::{DesiredState, Request, Spec},
+    metadata::{DesiredState, Spec, SpecRequest},
     reason::Reason,
 };
 use serde_json::{Value, json};
@@ -68,7 +68,7 @@ async fn run_once_more(world: &World, one: &Instance, id: &SandboxId) -> Head {
 /// Has a running sandbox commit a checkpoint and go on.
 async fn ask_for_a_checkpoint(world: &World, one: &Instance, id: &SandboxId) {
     let nonce = world.clock.nonce();
-    one.edit(id, |spec| drop(spec.requests.insert(nonce.clone(), Request::Checkpoint {}))).await;
+    one.edit(id, |spec| drop(spec.requests.insert(nonce.clone(), SpecRequest::Checkpoint {}))).await;
     while world.lock(id).await.unwrap().head.is_none() {
         world.after(1).await;
     }
@@ -106,7 +106,7 @@ fn admin(world: &World, seals: Seals) -> StorageAdmin {
     StorageAdmin { is_quiet: true, ..StorageAdmin::new(clock, records, Some(checkpoints), Times::DEFAULT, 2) }
 }
 
-async fn repaired(admin: &StorageAdmin, id: &SandboxId, change: impl FnOnce(&mut repair::RepairArgs)) -> Verdict {
+async fn repaired(admin: &StorageAdmin, id: &SandboxId, change: impl FnOnce(&mut repair::RepairArgs)) -> AdminResult {
     let mut args = repair::RepairArgs { id: id.clone(), nobody_runs_it: false, head: None, sign: false };
     change(&mut args);
     repair::repair_sandbox(admin, &args).await.unwrap()

@@ -386,7 +386,7 @@ fn a_mounted_bucket_is_the_one_that_is_named_and_holds_no_locks() {
         assert_eq!(set["value"], attributes["bucketName"], "{name}");
     }
     // The tests mount buckets with these very options.
-    let fixture = read("tests/storage/gcsfuse.rs");
+    let fixture = read("tests/storage/gcsfuse_mount.rs");
     for option in attributes["mountOptions"].as_str().unwrap().split(',') {
         assert!(fixture.contains(&format!("\"--{option}\"")), "{option} was never tried");
     }

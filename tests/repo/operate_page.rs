@@ -3,7 +3,7 @@
 use baton::{cli::Cli, config};
 use baton_protocol::{
     id::{CheckpointId, InstanceId, Nonce, SandboxId},
-    metadata::{Metadata, Spec, Status},
+    metadata::{Metadata, SandboxStatus, Spec},
     reason::Reason,
     trace::Traceparent,
 };
@@ -52,7 +52,8 @@ fn every_field_of_the_metadata_is_on_the_page() {
     let mut spec = Spec::new(id(), String::new(), String::new(), InstanceId::from_bits([1; 16]));
     spec.traceparent = Some(Traceparent { trace: [1; 16], span: [1; 8], sampled: true });
     let last_checkpointed = Some(String::new());
-    let record = Metadata { spec, latest_sandbox_checkpoint: None, last_checkpointed, status: Status::default() };
+    let record =
+        Metadata { spec, latest_sandbox_checkpoint: None, last_checkpointed, status: SandboxStatus::default() };
     let record = serde_json::to_value(&record).unwrap();
     let page = page();
     for field in record.as_object().unwrap().keys() {

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, env, fmt::Write, fs, path::Path};
 
 use baton::{
-    reconciler::plan::{Action, Attachment, Desired, LockState, Observed, Saved, Upkeep, plan},
+    reconciler::plan::{Action, AttachState, Desired, LockState, Observed, Saved, Upkeep, plan},
     runtime::Container,
 };
 
@@ -40,7 +40,7 @@ fn observed(lock: LockState, container: Container, (saved, flags): Rest) -> Obse
         waiting: flag(6),
         declines: flag(7),
         refused: flag(8),
-        attachment: Attachment::Waiting,
+        attachment: AttachState::Waiting,
         due: None,
         deferred: None,
     }
@@ -172,7 +172,7 @@ fn document() -> String {
         "\nA session that waits for a sandbox without a container here is refused when:\n\n\
          | attachment | lock | desired | action |\n|---|---|---|---|\n",
     );
-    for attachment in Attachment::ALL {
+    for attachment in AttachState::ALL {
         for lock in [LockState::Free, LockState::Theirs] {
             let refused: Vec<_> = Desired::ALL
                 .into_iter()

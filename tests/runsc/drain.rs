@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use baton_fake_gcs::{Fault, Kind, Op};
+use baton_fake_gcs::{FaultKind, InjectedFault, Op};
 use futures::future::join_all;
 use nix::sys::signal::Signal;
 use serde_json::json;
 
 use crate::{
     fixture::{clock, processes},
-    handoff::ticking,
+    live_handoff::ticking,
     servers::{Machine, Server},
-    socket::{Dialect, Mind, Socket},
+    websocket_client::{Dialect, Mind, Socket},
 };
 
 /// Waits until the server says that it is on its way out.
@@ -46,7 +46,9 @@ pub async fn everybody_goes_on_elsewhere(machine: Machine) {
     let sandboxes = join_all((0..3).map(|_| ticking(&one))).await;
     let (mut fleeting, _) = Socket::create(&one, Dialect::Plain, json!({})).await;
     // Every manifest takes so long that the servers' ways can be watched.
-    machine.bucket().add_fault(Fault::new(Op::Write, Kind::Delay(Duration::from_secs(1))).on("manifest.json").times(3));
+    machine.bucket().add_fault(
+        InjectedFault::new(Op::Write, FaultKind::Delay(Duration::from_secs(1))).on("manifest.json").times(3),
+    );
     one.signal(Signal::SIGTERM);
     drains(&one).await;
 
@@ -88,7 +90,7 @@ async fn what_does_not_fit_into_the_drain_time_is_let_go_with_its_last_checkpoin
     mind.until(&mut socket, "it goes on", |mind| mind.commands["tick"].stdout.lines() > lines).await;
     let head = machine.lock(&key.id)["head"].clone();
 
-    machine.bucket().add_fault(Fault::new(Op::Any, Kind::Hang).on("manifest.json").times(0));
+    machine.bucket().add_fault(InjectedFault::new(Op::Any, FaultKind::Hang).on("manifest.json").times(0));
     two.signal(Signal::SIGTERM);
     assert_eq!(read_to_the_end(&mut mind, &mut socket).await, Some(1012), "heard {:?}", socket.story);
     assert!(two.ended().await.success());
@@ -109,7 +111,7 @@ async fn a_second_sigterm_ends_at_once() {
     let machine = Machine::with_a_bucket().await;
     let mut one = machine.server_with("a", &[("BATON_DRAIN", "10m")]).await;
     let (mut socket, _, _) = ticking(&one).await;
-    machine.bucket().add_fault(Fault::new(Op::Any, Kind::Hang).on("manifest.json").times(0));
+    machine.bucket().add_fault(InjectedFault::new(Op::Any, FaultKind::Hang).on("manifest.json").times(0));
     one.signal(Signal::SIGTERM);
     drains(&one).await;
     socket.status("CHECKPOINTING").await;

@@ -4,18 +4,18 @@ use std::{sync::Arc, time::Duration};
 
 use baton::{
     clock::SharedClock,
-    runtime::{AgentLinks, Container, Error, Lifecycle, Start},
+    runtime::{AgentLinks, Container, Error, Lifecycle, StartSpec},
 };
 use baton_protocol::{
-    agent::{Exec, RING_ATTACHED, RING_DETACHED, State},
-    frame::{Frame, Kind, Stream},
+    agent::{AgentExec, AgentState, RING_ATTACHED, RING_DETACHED},
+    frame::{Frame, FrameKind, Stream},
     id::SandboxId,
 };
 use baton_testkit::{ActionFault, FakeContainers, TestClock};
 
 use crate::{
-    client::{Client, command},
     fixture,
+    plain_session::{Client, command},
 };
 
 async fn running() -> (SharedClock, FakeContainers, SandboxId) {
@@ -25,8 +25,8 @@ async fn running() -> (SharedClock, FakeContainers, SandboxId) {
     (clock, fake, id)
 }
 
-fn start(clock: &SharedClock) -> Start {
-    Start { deadline: clock.now() + Duration::from_secs(15), ..fixture::start() }
+fn start(clock: &SharedClock) -> StartSpec {
+    StartSpec { deadline: clock.now() + Duration::from_secs(15), ..fixture::start() }
 }
 
 #[tokio::test(start_paused = true)]
@@ -68,7 +68,7 @@ async fn without_credit_nothing_is_sent_and_a_full_ring_holds_the_command_back()
     let (clock, fake, id) = running().await;
     let link = fake.open(&id).unwrap();
     let asked = serde_json::to_vec(&command(&["flood"])).unwrap();
-    link.to_agent.send(Frame::new(Kind::Exec).exec(1).sequence(1).payload(asked)).await.unwrap();
+    link.to_agent.send(Frame::new(FrameKind::Exec).exec(1).sequence(1).payload(asked)).await.unwrap();
     assert_eq!(stdout_of(link, &clock).await, (0, RING_ATTACHED));
     // The same after the grace, with nobody there: the oldest bytes go.
     fake.extend(&id, clock.now() + Duration::from_secs(600)).await.unwrap();
@@ -77,13 +77,13 @@ async fn without_credit_nothing_is_sent_and_a_full_ring_holds_the_command_back()
     assert!(from > 0 && to - from <= RING_DETACHED, "{from} to {to}");
 }
 
-async fn stdout_of(mut link: baton::runtime::Link, clock: &SharedClock) -> (u64, u64) {
-    link.to_agent.send(Frame::new(Kind::List)).await.unwrap();
+async fn stdout_of(mut link: baton::runtime::FrameLink, clock: &SharedClock) -> (u64, u64) {
+    link.to_agent.send(Frame::new(FrameKind::List)).await.unwrap();
     loop {
         let frame = clock.timeout(Duration::from_secs(1), link.from_agent.recv()).await.unwrap().unwrap();
-        assert_ne!(frame.kind, Kind::Data);
-        if frame.kind == Kind::Execs {
-            let state: State = serde_json::from_slice(&frame.payload).unwrap();
+        assert_ne!(frame.kind, FrameKind::Data);
+        if frame.kind == FrameKind::Execs {
+            let state: AgentState = serde_json::from_slice(&frame.payload).unwrap();
             return (state.execs[0].stdout.from, state.execs[0].stdout.to);
         }
     }
@@ -93,7 +93,7 @@ async fn stdout_of(mut link: baton::runtime::Link, clock: &SharedClock) -> (u64,
 async fn what_was_read_is_sent_again_only_when_asked_for() {
     let (clock, fake, id) = running().await;
     let mut client = Client::attached(clock, &fake, &id);
-    let exec = client.exec(Exec { stdin: true, ..command(&["cat"]) }, None).await;
+    let exec = client.exec(AgentExec { stdin: true, ..command(&["cat"]) }, None).await;
     client.stdin(exec, b"abc").await;
     client.until("an echo", |client| client.execs[&exec].stdout.at == 3).await;
     client.reconnect(&fake, &id).await;
@@ -106,11 +106,11 @@ async fn what_was_read_is_sent_again_only_when_asked_for() {
 async fn a_timeout_and_a_signal_end_a_command() {
     let (clock, fake, id) = running().await;
     let mut client = Client::attached(clock, &fake, &id);
-    let slow = client.exec(Exec { timeout_ms: Some(500), ..command(&["sleep", "60"]) }, None).await;
+    let slow = client.exec(AgentExec { timeout_ms: Some(500), ..command(&["sleep", "60"]) }, None).await;
     let exit = client.done(slow).await.exit.clone().unwrap();
     assert_eq!((exit.timed_out, exit.signal, exit.duration_ms), (true, Some(9), 500));
-    let cat = client.exec(Exec { stdin: true, ..command(&["cat"]) }, None).await;
-    client.send(Frame::new(Kind::Signal).exec(cat).stream(Stream::Tree).offset(15)).await;
+    let cat = client.exec(AgentExec { stdin: true, ..command(&["cat"]) }, None).await;
+    client.send(Frame::new(FrameKind::Signal).exec(cat).stream(Stream::Tree).offset(15)).await;
     assert_eq!(client.done(cat).await.exit.as_ref().unwrap().signal, Some(15));
     let failed = client.exec(command(&["fail", "7"]), None).await;
     assert_eq!(client.done(failed).await.exit.as_ref().unwrap().code, Some(7));

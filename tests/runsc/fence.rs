@@ -8,14 +8,14 @@ use std::{
 };
 
 use baton::{
-    guard::process::Process,
-    runtime::{Container, Containers, Error, Lifecycle, Settings, Start},
+    guard::process_handle::ProcessHandle,
+    runtime::{Container, Containers, Error, Lifecycle, RuntimeSettings, StartSpec},
 };
 use rustix::process::Signal;
 
 use crate::{
-    client::{Client, command},
     fixture::{self, Place, clock, eventually, sandbox, start},
+    plain_session::{Client, command},
 };
 
 const TICKER: &str = "i=0; while :; do echo tick $i; i=$((i+1)); sleep 0.005; done";
@@ -24,7 +24,7 @@ fn tick(n: u64) -> String {
     format!("tick {n}\n")
 }
 
-async fn ticking(place: &Place, start: &Start) -> (baton_protocol::id::SandboxId, Client) {
+async fn ticking(place: &Place, start: &StartSpec) -> (baton_protocol::id::SandboxId, Client) {
     let id = sandbox();
     place.containers.create(&id, start).await.unwrap();
     let mut client = Client::attached(clock(), &*place.containers, &id);
@@ -40,7 +40,7 @@ async fn at_the_deadline_all_output_ends_and_a_resume_goes_on_where_it_was() {
     let mut seen = place.containers.watch(&id);
     place.containers.extend(&id, clock().now() + Duration::from_millis(200)).await.unwrap();
     seen.wait_for(|seen| seen.container == Container::Fenced).await.unwrap();
-    assert!(place.processes().iter().any(Process::is_stopped));
+    assert!(place.processes().iter().any(ProcessHandle::is_stopped));
     // What was in the pipes comes; then nothing does.
     client.read_for(Duration::from_millis(300)).await;
     let at = client.execs[&1].stdout.at;
@@ -98,7 +98,7 @@ async fn a_deadline_in_the_middle_of_a_pause_keeps_the_sandbox() {
 async fn a_container_that_has_not_answered_by_its_deadline_is_killed() {
     let place = Place::new().await;
     let id = sandbox();
-    let late = Start { deadline: clock().now() + Duration::from_millis(20), ..start() };
+    let late = StartSpec { deadline: clock().now() + Duration::from_millis(20), ..start() };
     let error = place.containers.create(&id, &late).await.unwrap_err();
     println!("{error}");
     assert_eq!(place.containers.watch(&id).borrow().container, Container::Absent);
@@ -114,9 +114,9 @@ async fn a_start_that_takes_longer_than_its_lease_lasts_goes_on_when_that_is_ren
     let waits = format!("case \" $* \" in *' run '*) while [ ! -e {} ]; do sleep 0.02; done;; esac", go.display());
     std::fs::write(&slow, format!("#!/bin/sh\n{waits}\nexec {} \"$@\"\n", runsc.display())).unwrap();
     std::fs::set_permissions(&slow, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let place = Place::with(|settings| Settings { runsc: slow, ..settings }).await;
+    let place = Place::with(|settings| RuntimeSettings { runsc: slow, ..settings }).await;
     let (id, deadline) = (sandbox(), clock().now() + Duration::from_secs(2));
-    let (containers, start, name) = (place.containers.clone(), Start { deadline, ..start() }, id.clone());
+    let (containers, start, name) = (place.containers.clone(), StartSpec { deadline, ..start() }, id.clone());
     let starting = tokio::spawn(async move { containers.create(&name, &start).await });
     let later = clock().now() + Duration::from_secs(60);
     while place.containers.extend(&id, later).await.is_err() {
@@ -136,7 +136,7 @@ async fn when_the_guard_dies_everything_stands_until_there_is_a_new_one() {
     let names = tempfile::tempdir().unwrap();
     let (name, away) = (names.path().join("baton"), names.path().join("away"));
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_baton"), &name).unwrap();
-    let place = Place::with(|settings| Settings { exe: name.clone(), ..settings }).await;
+    let place = Place::with(|settings| RuntimeSettings { exe: name.clone(), ..settings }).await;
     let (id, mut client) = ticking(&place, &start()).await;
     let (held, _) = ticking(&place, &start()).await;
     place.containers.fence(&held).await.unwrap();
@@ -159,7 +159,7 @@ async fn when_the_guard_dies_everything_stands_until_there_is_a_new_one() {
 }
 
 /// The guard among a process's children that knows this state directory.
-pub fn guard_of(server: u32, state_dir: &std::path::Path) -> Process {
+pub fn guard_of(server: u32, state_dir: &std::path::Path) -> ProcessHandle {
     // Guards have no name of their own; the one whose stdin we hold is found by its arguments.
     let mut guards = Vec::new();
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
@@ -173,7 +173,7 @@ pub fn guard_of(server: u32, state_dir: &std::path::Path) -> Process {
         }
     }
     guards.sort_unstable();
-    Process::open(*guards.last().expect("a guard")).unwrap()
+    ProcessHandle::open(*guards.last().expect("a guard")).unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -257,10 +257,10 @@ async fn containers_are_gone_a_moment_after_the_server_was_killed() {
         assert!(processes.len() >= 6, "three containers of two processes and more: {}", processes.len());
         let killed = Instant::now();
         server.kill().unwrap();
-        eventually("everything is gone", || processes.iter().all(Process::has_ended)).await;
+        eventually("everything is gone", || processes.iter().all(ProcessHandle::has_ended)).await;
         let took = killed.elapsed();
         server.wait().unwrap();
-        processes.iter().for_each(Process::reap);
+        processes.iter().for_each(ProcessHandle::reap);
         eventually("its mounts go", || fixture::is_unmounted(directory.path())).await;
         println!("gone after {took:?}");
         assert!(took < Duration::from_secs(5));
@@ -277,15 +277,15 @@ async fn a_server_that_stands_still_cannot_keep_its_containers_running() {
     let _permit = fixture::permit().await;
     let directory = fixture::directory();
     let mut server = server(directory.path(), Some(1_000)).await;
-    let frozen = Process::open(i32::try_from(server.id()).unwrap()).unwrap();
+    let frozen = ProcessHandle::open(i32::try_from(server.id()).unwrap()).unwrap();
     frozen.signal(Signal::STOP).unwrap();
     let processes = fixture::processes(directory.path());
     // Each container has a sentry, and all four of them stand; whatever else there is may go on.
     eventually("the guard stops them", || processes.iter().filter(|process| process.is_stopped()).count() >= 4).await;
-    assert!(!processes.iter().any(Process::has_ended), "they are kept");
+    assert!(!processes.iter().any(ProcessHandle::has_ended), "they are kept");
     server.kill().unwrap();
     server.wait().unwrap();
-    eventually("everything is gone", || processes.iter().all(Process::has_ended)).await;
-    processes.iter().for_each(Process::reap);
+    eventually("everything is gone", || processes.iter().all(ProcessHandle::has_ended)).await;
+    processes.iter().for_each(ProcessHandle::reap);
     eventually("its mounts go", || fixture::is_unmounted(directory.path())).await;
 }

@@ -9,8 +9,8 @@ use std::{
 
 use baton::{
     clock::{SharedClock, SystemClock},
-    guard::{mounts, process::Process},
-    runtime::{Containers, Settings, Start, archive::Limits},
+    guard::{guard_mounts, process_handle::ProcessHandle},
+    runtime::{Containers, RuntimeSettings, StartSpec, archive::ArchiveLimits},
 };
 use baton_protocol::id::{SandboxId, Sha256Name};
 
@@ -23,8 +23,8 @@ pub fn piece(variable: &str) -> PathBuf {
     found.unwrap_or_else(|| panic!("{variable} names nothing that exists: run `scripts/setup`, then `make test`"))
 }
 
-pub fn settings(state_dir: &Path) -> Settings {
-    Settings {
+pub fn settings(state_dir: &Path) -> RuntimeSettings {
+    RuntimeSettings {
         exe: env!("CARGO_BIN_EXE_baton").into(),
         runsc: piece("BATON_RUNSC"),
         state_dir: state_dir.to_owned(),
@@ -33,7 +33,7 @@ pub fn settings(state_dir: &Path) -> Settings {
         rootfs_cache: state_dir.join("extracted"),
         rootfs_cache_size: 10 << 30,
         runtimes: state_dir.join("runtimes"),
-        archive_limits: Limits { size: 10 << 30, entries: 1_000_000, depth: 128 },
+        archive_limits: ArchiveLimits { size: 10 << 30, entries: 1_000_000, depth: 128 },
         agent: piece("BATON_AGENT"),
         detach_grace: Duration::from_secs(60),
         // On a disk that is busy a thread may stand in the kernel for seconds before it can stop, and
@@ -78,7 +78,7 @@ impl Place {
     }
 
     /// With settings changed; `state_dir` names the directory of this place already.
-    pub async fn with(change: impl FnOnce(Settings) -> Settings) -> Self {
+    pub async fn with(change: impl FnOnce(RuntimeSettings) -> RuntimeSettings) -> Self {
         let permit = permit().await;
         let directory = directory();
         let containers = Containers::open(change(settings(directory.path())), clock()).await.unwrap();
@@ -90,7 +90,7 @@ impl Place {
     }
 
     /// Sentry and gofer of everything that runs here.
-    pub fn processes(&self) -> Vec<Process> {
+    pub fn processes(&self) -> Vec<ProcessHandle> {
         processes(self.directory.path())
     }
 
@@ -103,13 +103,13 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         // After a failed test too, while its containers are still there: a mount would keep the directory.
-        let _ = mounts::unmount_below(self.directory.path());
+        let _ = guard_mounts::unmount_below(self.directory.path());
     }
 }
 
 /// Whether nothing is mounted there: the guard of a server that was killed sees to that.
 pub fn is_unmounted(state_dir: &Path) -> bool {
-    mounts::below(state_dir).unwrap().is_empty()
+    guard_mounts::below(state_dir).unwrap().is_empty()
 }
 
 pub fn directory() -> tempfile::TempDir {
@@ -117,7 +117,7 @@ pub fn directory() -> tempfile::TempDir {
 }
 
 /// Every living process that names this state directory as its root.
-pub fn processes(state_dir: &Path) -> Vec<Process> {
+pub fn processes(state_dir: &Path) -> Vec<ProcessHandle> {
     let root = format!("--root={}", state_dir.join("runsc").display());
     let all = std::fs::read_dir("/proc").unwrap().flatten();
     let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
@@ -125,11 +125,11 @@ pub fn processes(state_dir: &Path) -> Vec<Process> {
         let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         line.split(|byte| *byte == 0).any(|word| word == root.as_bytes())
     });
-    ours.filter_map(|pid| Process::open(pid).ok()).filter(|process| !process.has_ended()).collect()
+    ours.filter_map(|pid| ProcessHandle::open(pid).ok()).filter(|process| !process.has_ended()).collect()
 }
 
-pub fn start() -> Start {
-    Start {
+pub fn start() -> StartSpec {
+    StartSpec {
         marker: clock().bits(),
         env: [("BATON_TEST".to_owned(), "yes".to_owned())].into(),
         cwd: None,

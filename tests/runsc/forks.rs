@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::{
     fixture::eventually,
     servers::{Machine, Server, files_under, is_proof},
-    socket::{Dialect, Heard, Key, Socket},
+    websocket_client::{Dialect, Heard, Key, Socket},
 };
 
 /// Counts, and mixes in what it is told.
@@ -45,7 +45,7 @@ async fn state(socket: &mut Socket) -> (u64, String) {
     loop {
         match socket.next().await {
             Heard::Bytes(bytes) => {
-                let chunk = baton_protocol::binary::Chunk::decode(&bytes).unwrap();
+                let chunk = baton_protocol::binary::BinaryChunk::decode(&bytes).unwrap();
                 if Some(chunk.exec) == number {
                     written.extend_from_slice(chunk.payload);
                 }

@@ -2,7 +2,7 @@
 
 use std::{os::unix::fs::PermissionsExt, path::PathBuf};
 
-use baton::runtime::Settings;
+use baton::runtime::RuntimeSettings;
 
 use super::fixture::Place;
 
@@ -47,5 +47,5 @@ pub async fn place_with(agent: &str) -> (Place, tempfile::NamedTempFile) {
     std::fs::write(file.path(), format!("{HEAD}{agent}\n")).unwrap();
     std::fs::set_permissions(file.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let path: PathBuf = file.path().to_owned();
-    (Place::with(|settings| Settings { agent: path, ..settings }).await, file)
+    (Place::with(|settings| RuntimeSettings { agent: path, ..settings }).await, file)
 }

@@ -1,8 +1,8 @@
 //! What a server finds at its start, and who may have the state directory.
 
 use baton::{
-    guard::process::Process,
-    runtime::{Containers, Error, Settings},
+    guard::process_handle::ProcessHandle,
+    runtime::{Containers, Error, RuntimeSettings},
 };
 use baton_protocol::reason::Reason;
 use serde_json::json;
@@ -54,7 +54,7 @@ async fn what_a_killed_server_left_is_wiped_at_the_next_start() {
     assert!(table.contains(root.to_str().unwrap()), "a mount is left too");
 
     let containers = Containers::open(settings, clock()).await.unwrap();
-    assert!(left.iter().all(Process::has_ended));
+    assert!(left.iter().all(ProcessHandle::has_ended));
     for empty in ["bundles", "logs", "overlay", "runsc"] {
         assert_eq!(std::fs::read_dir(directory.path().join(empty)).unwrap().count(), 0, "{empty} is empty");
     }
@@ -72,7 +72,7 @@ async fn a_removed_container_leaves_no_process_mount_or_file() {
     let processes = place.processes();
     assert!(processes.len() >= 2);
     place.containers.remove(&id).await.unwrap();
-    assert!(processes.iter().all(Process::has_ended));
+    assert!(processes.iter().all(ProcessHandle::has_ended));
     for process in &processes {
         assert!(!std::path::Path::new(&format!("/proc/{}", process.pid())).exists(), "no zombie is left");
     }
@@ -89,15 +89,15 @@ async fn a_removed_container_leaves_no_process_mount_or_file() {
 async fn what_is_missing_is_said_with_the_way_to_get_it() {
     let directory = fixture::directory();
     let settings = fixture::settings(directory.path());
-    let no_agent = Settings { agent: "/nowhere/agent".into(), ..settings.clone() };
+    let no_agent = RuntimeSettings { agent: "/nowhere/agent".into(), ..settings.clone() };
     let error = Containers::open(no_agent, clock()).await.unwrap_err().to_string();
     assert!(error.contains("no agent") && error.contains("scripts/setup"), "{error}");
-    let no_runsc = Settings { runsc: "/bin/true".into(), ..settings.clone() };
+    let no_runsc = RuntimeSettings { runsc: "/bin/true".into(), ..settings.clone() };
     let error = Containers::open(no_runsc, clock()).await.unwrap_err().to_string();
     assert!(error.contains("not a runsc") && error.contains("scripts/setup"), "{error}");
     let old = directory.path().join("old-runsc");
     std::fs::write(&old, "#!/bin/sh\necho runsc version 2024; echo; echo tar\n").unwrap();
     std::fs::set_permissions(&old, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    let error = Containers::open(Settings { runsc: old, ..settings }, clock()).await.unwrap_err().to_string();
+    let error = Containers::open(RuntimeSettings { runsc: old, ..settings }, clock()).await.unwrap_err().to_string();
     assert!(error.contains("no fscheckpoint") && error.contains("no -background"), "{error}");
 }

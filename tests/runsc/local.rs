@@ -11,9 +11,9 @@ use tokio::process::{Child, Command};
 
 use crate::{
     fixture::{clock, directory, eventually, permit, piece},
-    handoff::movable,
+    live_handoff::movable,
     servers::get,
-    socket::{Dialect, Socket},
+    websocket_client::{Dialect, Socket},
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);

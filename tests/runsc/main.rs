@@ -5,55 +5,55 @@
 #![allow(clippy::disallowed_methods, reason = "tests look at the world, the environment and the time too")]
 #![allow(clippy::unwrap_used, clippy::wildcard_enum_match_arm, reason = "a test that is surprised ends")]
 
-mod archives;
-mod client;
+mod attach_precedence;
 mod commandline;
 mod copies;
-mod crash;
 mod documents;
 mod drain;
+mod exported_traces;
 mod fake;
 mod fence;
-mod files;
+mod file_transfers;
+mod filesystem_snapshots;
 mod fixture;
-mod flow;
 mod forks;
+mod full_instance;
 mod gate;
-#[path = "../storage/gcsfuse.rs"]
-mod gcsfuse;
-mod guard;
-mod halves;
-mod handoff;
-mod hostile;
+#[path = "../storage/gcsfuse_mount.rs"]
+mod gcsfuse_mount;
+mod guard_process;
+mod hostile_sandbox;
 mod image;
 mod impostor;
 mod leftovers;
 mod library;
-mod limits;
+mod live_handoff;
 mod local;
-mod metrics;
-mod mounts;
-mod moves;
+mod metrics_page;
+mod mounted_bucket;
 mod mutants;
 mod partition;
-mod precedence;
+mod plain_session;
 mod proxy;
 #[allow(dead_code, reason = "shared with the tests of the command line")]
 #[path = "../cli/pty.rs"]
 mod pty;
+mod random_moves;
 mod recipes;
-mod records;
-mod room;
-mod runtimes;
+mod rootfs_archives;
+mod runsc_flow_control;
+mod runsc_halves;
+mod runtime_suite;
+mod sandbox_limits;
 mod seals;
+mod server_crash;
 mod servers;
 mod shell;
-mod snapshots;
-mod socket;
 mod stored;
-mod suite;
-mod traces;
+mod stored_records;
+mod stored_runtimes;
 mod transfer;
 mod upgrades;
 mod warm;
+mod websocket_client;
 mod without_cgroups;

@@ -16,19 +16,19 @@ use std::{
 };
 
 use baton::runtime::{
-    Error, Settings, Source,
-    archive::{Form, Limits, extract_into, hardlink_tree},
+    ArchiveSource, Error, RuntimeSettings,
+    archive::{ArchiveLimits, Form, extract_into, hardlink_tree},
 };
 use make::{mutant, names, valid};
 use nix::sched::{CloneFlags, unshare};
 
 use crate::{
-    archives::{extract, look},
     fixture::Place,
+    rootfs_archives::{extract, look},
     servers::is_proof,
 };
 
-const LIMITS: Limits = Limits { size: 1 << 20, entries: 200, depth: 16 };
+const LIMITS: ArchiveLimits = ArchiveLimits { size: 1 << 20, entries: 200, depth: 16 };
 
 /// One place with a tree, what it may lie on, and what is none of its business.
 struct Yard {
@@ -169,14 +169,14 @@ fn no_change_to_an_archive_reaches_outside_its_tree() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_becomes_of_changed_archives_is_whole_or_gone() {
     let cases = if is_proof() { 2_000 } else { 60 };
-    let place = Place::with(|settings| Settings { archive_limits: LIMITS, ..settings }).await;
+    let place = Place::with(|settings| RuntimeSettings { archive_limits: LIMITS, ..settings }).await;
     let outside = place.path("outside");
     fs::create_dir(&outside).unwrap();
     fs::write(outside.join("secret"), "untouched").unwrap();
     let (before, names, valid) = (look(&outside), names(&outside), valid());
     for case in 0..cases {
         let (archive, form) = mutant(case, &valid, &names);
-        let from = if form == Form::Base { Source::Base } else { Source::Complete };
+        let from = if form == Form::Base { ArchiveSource::Base } else { ArchiveSource::Complete };
         let name = format!("case {case}");
         match extract(&place, &name, &archive, from).await {
             Ok(tree) => assert!(tree.is_dir(), "{name}"),

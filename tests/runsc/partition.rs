@@ -3,19 +3,19 @@
 
 use std::time::Duration;
 
-use baton_fake_gcs::{Fault, Kind, Op};
+use baton_fake_gcs::{FaultKind, InjectedFault, Op};
 use serde_json::json;
 
 use crate::{
-    crash::SCALED,
     fixture::{clock, eventually, processes},
     gate::Gate,
-    handoff::ticking,
+    live_handoff::ticking,
+    server_crash::SCALED,
     servers::{Machine, is_proof},
-    socket::{Dialect, Socket},
+    websocket_client::{Dialect, Socket},
 };
 
-fn lines(mind: &crate::socket::Mind) -> u64 {
+fn lines(mind: &crate::websocket_client::Mind) -> u64 {
     mind.commands["tick"].stdout.lines()
 }
 
@@ -27,7 +27,7 @@ async fn a_sandbox_whose_store_is_silent_stands_still_and_goes_on_without_loss()
     let (mut other, other_key, mut other_mind) = ticking(&server).await;
     let renewals = machine.lock(&other_key.id)["lease"]["renew"].as_u64().unwrap();
 
-    machine.bucket().add_fault(Fault::new(Op::Any, Kind::Hang).on(&key.id).times(0));
+    machine.bucket().add_fault(InjectedFault::new(Op::Any, FaultKind::Hang).on(&key.id).times(0));
     let paused = |cut: &Socket| cut.story.iter().any(|status| status == "PAUSED");
     while !paused(&cut) {
         assert_eq!(mind.step(&mut cut).await, None);
@@ -57,7 +57,7 @@ async fn a_store_that_is_out_of_reach_for_longer_than_hold_costs_nothing_but_tim
     for seconds in spans {
         socket.story.clear();
         let until = clock().now() + Duration::from_secs(*seconds);
-        machine.bucket().add_fault(Fault::new(Op::Any, Kind::Status(503)).times(0));
+        machine.bucket().add_fault(InjectedFault::new(Op::Any, FaultKind::Status(503)).times(0));
         while !socket.story.iter().any(|status| status == "PAUSED") {
             assert_eq!(mind.step(&mut socket).await, None);
         }

@@ -6,11 +6,11 @@ use serde_json::{Value, json};
 use tokio::process::Command;
 
 use crate::{
-    crash::SCALED,
     fixture::{clock, eventually},
-    handoff::movable,
+    live_handoff::movable,
+    server_crash::SCALED,
     servers::{Machine, Server},
-    socket::{Dialect, Key, Socket},
+    websocket_client::{Dialect, Key, Socket},
 };
 
 /// The token whose hash stands on the page.

@@ -6,11 +6,11 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::{
+    filesystem_snapshots::{self, snapshot},
     fixture::{clock, eventually},
-    handoff::movable,
+    live_handoff::movable,
     servers::{Machine, Server},
-    snapshots::{self, snapshot},
-    socket::{Dialect, Key, Socket},
+    websocket_client::{Dialect, Key, Socket},
 };
 
 const OLD: [(&str, &str); 1] = [("BATON_HMAC_KEY", "the-old-key-which-has-32-bytes-or-more")];
@@ -124,7 +124,7 @@ async fn a_snapshot_without_a_good_signature_is_refused() {
     assert_eq!(snapshot(&mut socket, "mine", true).await["snapshot"], json!("mine"));
     socket.kill().await;
     let named = |name: &str| json!({"filesystem_snapshot_name": name});
-    let message = snapshots::refused(&new, named("mine")).await;
+    let message = filesystem_snapshots::refused(&new, named("mine")).await;
     assert!(message.contains("not signed"), "{message}");
     assert_eq!(kept(&both, "mine").await, "kept\n");
 
@@ -132,12 +132,12 @@ async fn a_snapshot_without_a_good_signature_is_refused() {
     let folder = machine.data().join("filesystem_snapshots");
     std::fs::create_dir(folder.join("found")).unwrap();
     std::fs::copy(folder.join("mine/mine.tar"), folder.join("found/found.tar")).unwrap();
-    let message = snapshots::refused(&new, named("found")).await;
+    let message = filesystem_snapshots::refused(&new, named("found")).await;
     assert!(message.contains("not signed"), "{message}");
     let archive = folder.join("mine/mine.tar");
     baton(&machine, &["snapshot", "import", "--name", "brought", archive.to_str().unwrap()], &NEW).await;
     assert_eq!(kept(&new, "brought").await, "kept\n");
-    let message = snapshots::refused(&old, named("brought")).await;
+    let message = filesystem_snapshots::refused(&old, named("brought")).await;
     assert!(message.contains("not signed"), "{message}");
     for server in [old, new, both] {
         server.stop().await;

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use baton_fake_gcs::{FakeGcs, Options};
+use baton_fake_gcs::{FakeGcs, FakeGcsOptions};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -68,7 +68,7 @@ impl Machine {
 
     /// A Cloud Storage as far away as the real one.
     pub async fn with_a_bucket() -> Self {
-        let options = Options { latency: Duration::from_millis(30), ..Options::default() };
+        let options = FakeGcsOptions { latency: Duration::from_millis(30), ..FakeGcsOptions::default() };
         let bucket = FakeGcs::start(SocketAddr::from(([127, 0, 0, 1], 0)), options).await.unwrap();
         Self { _permit: permit().await, directory: directory(), shared: Shared::Bucket(bucket), shape: Shape::usual() }
     }

@@ -3,14 +3,14 @@
 
 use std::{os::unix::fs::PermissionsExt, path::Path, process::Command};
 
-use baton_fake_gcs::{Fault, Kind, Op};
+use baton_fake_gcs::{FaultKind, InjectedFault, Op};
 use serde_json::{Value, json};
 
 use crate::{
     fixture::{Full, eventually, piece},
-    handoff::ticking,
+    live_handoff::ticking,
     servers::{Machine, Server, files_under},
-    socket::{Dialect, Key, Socket},
+    websocket_client::{Dialect, Key, Socket},
 };
 
 /// Leaves a file and a child that counts behind.
@@ -155,7 +155,7 @@ async fn a_move_that_cannot_be_stored_is_tried_again_until_it_can() {
     let machine = Machine::with_a_bucket().await;
     let (one, two) = tokio::join!(machine.server("a"), machine.server("b"));
     let (mut socket, key, mut mind) = ticking(&one).await;
-    machine.bucket().add_fault(Fault::new(Op::Any, Kind::Status(403)).on("pages.img").times(0));
+    machine.bucket().add_fault(InjectedFault::new(Op::Any, FaultKind::Status(403)).on("pages.img").times(0));
     let mut next = Socket::attach(&two, Dialect::V1, &key).await;
     while socket.story.last().map(String::as_str) != Some("E") {
         assert_eq!(mind.step(&mut socket).await, None);

@@ -8,15 +8,15 @@ use std::{
 };
 
 use baton::runtime::Lifecycle;
-use baton_client::{Config, Error, FileMode, Options, Sandbox, Transfer};
+use baton_client::{Error, FileMode, Options, Sandbox, SandboxConfig, Transfer};
 use baton_protocol::{
-    agent::Exec,
-    file::{Entry, Work},
+    agent::AgentExec,
+    file_work::{FileEntry, Work},
 };
 
 use crate::{
-    client::{Client, command},
     fixture::{Place, clock, sandbox, start},
+    plain_session::{Client, command},
     proxy::Proxy,
     servers::Machine,
 };
@@ -26,8 +26,8 @@ pub async fn soon<T>(work: impl Future<Output = T>) -> T {
     clock().timeout(Duration::from_secs(120), work).await.expect("it hangs")
 }
 
-fn asked(work: Work) -> Exec {
-    Exec { stdin: work.has_stdin(), file: Some(work), ..command(&["baton-agent"]) }
+fn asked(work: Work) -> AgentExec {
+    AgentExec { stdin: work.has_stdin(), file: Some(work), ..command(&["baton-agent"]) }
 }
 
 fn read(path: &str) -> Work {
@@ -85,12 +85,12 @@ async fn a_transfer_goes_on_after_a_move() {
     assert!(done.stdout.bytes == content, "{} bytes", done.stdout.bytes.len());
     // The agent's program is found after two moves, also by another user.
     let list = Work::ListFiles { path: "/data".into(), depth: 2 };
-    let list = client.exec(Exec { user: Some("65534".into()), ..asked(list) }, None).await;
+    let list = client.exec(AgentExec { user: Some("65534".into()), ..asked(list) }, None).await;
     let lines = String::from_utf8(client.done(list).await.stdout.bytes.clone()).unwrap();
-    let entries: Vec<Entry> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let entries: Vec<FileEntry> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let seen: Vec<_> = entries.iter().map(|entry| (entry.name.as_str(), entry.mode, entry.mtime_ms)).collect();
     assert_eq!(seen[1], ("new/file", 0o640, 1_600_000_000_250), "{seen:?}");
-    let denied = client.exec(Exec { user: Some("65534".into()), ..asked(read("/data/new/file")) }, None).await;
+    let denied = client.exec(AgentExec { user: Some("65534".into()), ..asked(read("/data/new/file")) }, None).await;
     assert!(client.done(denied).await.stderr.bytes.starts_with(b"EACCES: "));
     place.close().await;
 }
@@ -135,7 +135,8 @@ async fn a_tree_goes_in_and_out_over_fifty_cuts_and_a_handoff() {
     let machine = Machine::with_a_directory().await;
     let (one, two) = (machine.server("one").await, machine.server("two").await);
     let proxy = Proxy::start(&one, 50, 60_000).await;
-    let config = Config { enable_checkpoint: true, enable_sandbox_handoff: Some(true), ..Config::default() };
+    let config =
+        SandboxConfig { enable_checkpoint: true, enable_sandbox_handoff: Some(true), ..SandboxConfig::default() };
     let sandbox = soon(Sandbox::create(&proxy.url(), Options { config, ..Options::default() })).await.unwrap();
     let here = machine.directory.path().join("here");
     plant(&here, 6 << 20);

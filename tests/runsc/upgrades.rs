@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::{
     fixture::{eventually, piece},
     servers::Machine,
-    socket::{Dialect, Socket},
+    websocket_client::{Dialect, Socket},
 };
 
 /// The root file system with another file in it.

@@ -3,7 +3,7 @@
 
 mod broken;
 mod deadline;
-mod servers;
+mod warm_servers;
 
 use std::{
     collections::BTreeSet,
@@ -13,15 +13,17 @@ use std::{
 };
 
 use baton::{
-    guard::process::{Process, pids},
+    guard::process_handle::{ProcessHandle, pids},
     metrics::Metrics,
-    runtime::{Container, Containers, Extract, Lifecycle, Settings, Shape, Source, Start, Warm},
+    runtime::{
+        ArchiveSource, Container, Containers, Extract, Lifecycle, RuntimeSettings, Shape, StartSpec, WarmSettings,
+    },
 };
 use baton_protocol::{id::SandboxId, limits::Limits};
 
 use crate::{
-    client::{Client, command},
     fixture::{self, Place, clock, eventually, processes, sandbox, start},
+    plain_session::{Client, command},
 };
 
 /// A place with warm containers, and its figures.
@@ -36,10 +38,11 @@ impl Scene {
         Self::with(room, |settings| settings).await
     }
 
-    async fn with(room: usize, change: impl FnOnce(Settings) -> Settings) -> Self {
+    async fn with(room: usize, change: impl FnOnce(RuntimeSettings) -> RuntimeSettings) -> Self {
         let metrics = Metrics::default();
-        let warm = Warm { count: 1, room, limits: Limits::default() };
-        let place = Place::with(|settings| change(Settings { warm, metrics: metrics.clone(), ..settings })).await;
+        let warm = WarmSettings { count: 1, room, limits: Limits::default() };
+        let place =
+            Place::with(|settings| change(RuntimeSettings { warm, metrics: metrics.clone(), ..settings })).await;
         Self { place, metrics }
     }
 
@@ -62,11 +65,11 @@ impl Scene {
         self.ready(&BTreeSet::new()).await
     }
 
-    fn sentry(&self, name: &str) -> Process {
+    fn sentry(&self, name: &str) -> ProcessHandle {
         sentry(self.place.directory.path(), name)
     }
 
-    async fn create(&self, start: &Start) -> (SandboxId, Client) {
+    async fn create(&self, start: &StartSpec) -> (SandboxId, Client) {
         let id = sandbox();
         self.place.containers.create(&id, start).await.unwrap();
         let client = Client::attached(clock(), &*self.place.containers, &id);
@@ -85,9 +88,9 @@ fn names(state_dir: &Path) -> BTreeSet<String> {
     files.filter_map(|file| Some(file.strip_suffix(".state")?.split_once("_sandbox:")?.0.to_owned())).collect()
 }
 
-fn sentry(state_dir: &Path, name: &str) -> Process {
+fn sentry(state_dir: &Path, name: &str) -> ProcessHandle {
     let file = state_dir.join(format!("runsc/{name}_sandbox:{name}.state"));
-    Process::open(pids(&file).expect("it runs").sentry).unwrap()
+    ProcessHandle::open(pids(&file).expect("it runs").sentry).unwrap()
 }
 
 fn set(names: &[&String]) -> BTreeSet<String> {
@@ -128,7 +131,7 @@ async fn a_sandbox_that_began_warm_has_its_own_environment_directory_limits_and_
         scene.ready(&BTreeSet::new()).await;
         let env = [("WHO".to_owned(), who.to_owned()), (other.to_owned(), who.to_owned())].into();
         let limits = Limits { files: Some(files), ..Limits::default() };
-        let (id, mut client) = scene.create(&Start { env, cwd: Some("/usr".to_owned()), limits, ..start() }).await;
+        let (id, mut client) = scene.create(&StartSpec { env, cwd: Some("/usr".to_owned()), limits, ..start() }).await;
         let other = if who == "one" { "one" } else { "none" };
         assert_eq!(output(&mut client, script).await, format!("{who} {other}\n/usr\n{files}\n{who}\n"));
         scene.remove(&id).await;
@@ -144,7 +147,7 @@ async fn what_began_warm_is_restored_elsewhere_with_its_marker() {
     let start = start();
     let (id, mut client) = scene.create(&start).await;
     assert_eq!(scene.figure("baton_warm_taken_total"), 1);
-    let exec = client.exec(baton_protocol::agent::Exec { stdin: true, ..command(&["cat"]) }, None).await;
+    let exec = client.exec(baton_protocol::agent::AgentExec { stdin: true, ..command(&["cat"]) }, None).await;
     client.stdin(exec, b"before\n").await;
     client.until("an echo", |client| client.execs[&exec].stdout.bytes == b"before\n").await;
     let containers = &scene.place.containers;
@@ -169,14 +172,14 @@ async fn a_start_for_which_it_will_not_do_leaves_it_alone() {
     let scene = Scene::new(8).await;
     let (containers, warm) = (&scene.place.containers, scene.first_ready().await);
     let disk = Limits { disk: Some(64 << 20), ..Limits::default() };
-    let (id, mut client) = scene.create(&Start { limits: disk, ..start() }).await;
+    let (id, mut client) = scene.create(&StartSpec { limits: disk, ..start() }).await;
     assert_eq!(output(&mut client, "df -m --output=size / | tail -1 | tr -d ' '; echo kept >/srv/file").await, "64\n");
     let archive = scene.place.path("archive");
     let taken = containers.snapshot(&id, &archive, Shape::Layer).await.unwrap();
     let digest = baton_protocol::id::Sha256Name::from_bits([0x5e; 32]);
-    let from = Source::Layer { base_digest: taken.base_digest.unwrap() };
+    let from = ArchiveSource::Layer { base_digest: taken.base_digest.unwrap() };
     let _hold = containers.extract(&archive, &Extract { digest: digest.clone(), from }).await.unwrap();
-    let (other, mut client) = scene.create(&Start { rootfs: Some(digest), ..start() }).await;
+    let (other, mut client) = scene.create(&StartSpec { rootfs: Some(digest), ..start() }).await;
     assert_eq!(output(&mut client, "cat /srv/file").await, "kept\n");
     assert_eq!(scene.figure("baton_warm_missed_total{why=\"unfit\"}"), 2);
     scene.remove(&id).await;
@@ -199,7 +202,7 @@ async fn there_is_none_where_there_is_no_room_for_its_sandbox() {
     let second = scene.first_ready().await;
     // A start that has no use for it needs its room.
     let disk = Limits { disk: Some(64 << 20), ..Limits::default() };
-    let (id, _) = scene.create(&Start { limits: disk, ..start() }).await;
+    let (id, _) = scene.create(&StartSpec { limits: disk, ..start() }).await;
     eventually("it makes room", || names(state_dir).len() == 1 && !names(state_dir).contains(&second)).await;
     scene.remove(&id).await;
     scene.first_ready().await;
@@ -236,7 +239,7 @@ async fn nothing_of_it_is_left_when_the_instance_closes() {
         }
         let found = scene.place.processes();
         scene.place.containers.close().await;
-        assert!(found.iter().all(Process::has_ended));
+        assert!(found.iter().all(ProcessHandle::has_ended));
         assert_eq!(scene.place.processes().len(), 0);
         for empty in ["bundles", "logs", "overlay", "runsc"] {
             assert_eq!(std::fs::read_dir(scene.place.path(empty)).unwrap().count(), 0, "{empty} is empty");
@@ -251,7 +254,7 @@ async fn being_made() -> (Scene, tempfile::TempDir) {
     let names = tempfile::tempdir().unwrap();
     let runsc =
         with_shell(names.path(), &format!("while [ ! -e {} ]; do sleep 0.02; done", go(names.path()).display()));
-    let scene = Scene::with(1, |settings| Settings { runsc, ..settings }).await;
+    let scene = Scene::with(1, |settings| RuntimeSettings { runsc, ..settings }).await;
     eventually("one is being made", || runs(names.path()) == 1).await;
     (scene, names)
 }

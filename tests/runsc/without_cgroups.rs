@@ -11,9 +11,9 @@ use tokio::{
 
 use crate::{
     fixture::{clock, directory, permit, piece},
-    limits::{GREEDY, said},
+    sandbox_limits::{GREEDY, said},
     servers::get,
-    socket::{Dialect, Socket},
+    websocket_client::{Dialect, Socket},
 };
 
 /// In a view of the file system of its own, in which there are none.

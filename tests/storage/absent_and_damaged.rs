@@ -3,20 +3,20 @@
 use std::{sync::Arc, time::Duration};
 
 use baton::storage::{
-    gcs::{Connection, Gcs},
-    store::{Error, Poll, Precondition, Store},
+    gcs::{Gcs, GcsConnection},
+    store::{Error, PollResult, Precondition, Store},
 };
-use baton_fake_gcs::{Fault, Kind, Op};
+use baton_fake_gcs::{FaultKind, InjectedFault, Op};
 
 use crate::{
-    faults::{KEY, NO_PROGRESS, SHORT, file, read},
-    suite::{BUCKET, clock, fake_gcs, gcs_on},
+    store_faults::{KEY, NO_PROGRESS, SHORT, file, read},
+    store_suite::{BUCKET, clock, fake_gcs, gcs_on},
 };
 
 #[tokio::test]
 async fn a_bucket_that_does_not_exist_is_not_an_empty_one() {
     let fake = fake_gcs().await;
-    let connection = Arc::new(Connection::new(Some(fake.url().to_owned())));
+    let connection = Arc::new(GcsConnection::new(Some(fake.url().to_owned())));
     let store = Gcs::new(connection, "elsewhere", clock()).with_timeouts(Duration::from_secs(20), SHORT);
     for error in [
         store.get_if_changed(KEY, None).await.unwrap_err(),
@@ -32,10 +32,10 @@ async fn a_bucket_that_does_not_exist_is_not_an_empty_one() {
 async fn whether_the_bucket_or_the_object_is_missing_is_told_by_the_code_of_a_listing() {
     let fake = fake_gcs().await;
     // Whatever the service says in words.
-    fake.add_fault(Fault::new(Op::Read, Kind::Status(404)).times(0));
-    fake.add_fault(Fault::new(Op::Write, Kind::Status(404)).times(0));
+    fake.add_fault(InjectedFault::new(Op::Read, FaultKind::Status(404)).times(0));
+    fake.add_fault(InjectedFault::new(Op::Write, FaultKind::Status(404)).times(0));
     let (_folder, path, _, digest) = file(1000);
-    let connection = Arc::new(Connection::new(Some(fake.url().to_owned())));
+    let connection = Arc::new(GcsConnection::new(Some(fake.url().to_owned())));
     let elsewhere = Gcs::new(connection, "elsewhere", clock()).with_timeouts(Duration::from_secs(20), SHORT);
     assert_denied(elsewhere.get_if_changed(KEY, None).await.map(drop));
     assert_denied(elsewhere.delete(KEY, Precondition::Any).await);
@@ -44,7 +44,7 @@ async fn whether_the_bucket_or_the_object_is_missing_is_told_by_the_code_of_a_li
     assert_denied(elsewhere.download(KEY, &path.with_extension("back"), &digest, NO_PROGRESS).await);
     let store = gcs_on(&fake);
     for _ in 0..2 {
-        assert_eq!(store.get_if_changed(KEY, None).await.unwrap(), Poll::Missing);
+        assert_eq!(store.get_if_changed(KEY, None).await.unwrap(), PollResult::Missing);
     }
 }
 
@@ -56,7 +56,7 @@ async fn what_was_damaged_on_its_way_is_moved_once_more() {
     fake.put(BUCKET, "pages.img", bytes.clone());
     fake.put(BUCKET, KEY, "small");
     let back = |name: &str| folder.path().join(name);
-    let flip = |op| fake.add_fault(Fault::new(op, Kind::Flip));
+    let flip = |op| fake.add_fault(InjectedFault::new(op, FaultKind::Flip));
     flip(Op::Read);
     assert_eq!(read(&store).await.0, "small");
     flip(Op::Read);
@@ -80,7 +80,7 @@ async fn a_flipped_bit_is_never_published_nor_polled() {
     let store = gcs_on(&fake);
     fake.put(BUCKET, "pages.img", bytes);
     fake.put(BUCKET, KEY, "small");
-    fake.add_fault(Fault::new(Op::Read, Kind::Flip).times(0));
+    fake.add_fault(InjectedFault::new(Op::Read, FaultKind::Flip).times(0));
     let error = store.download("pages.img", &target.path().join("back"), &digest, NO_PROGRESS).await.unwrap_err();
     assert!(matches!(error, Error::Damaged { .. }), "{error:?}");
     assert!(!target.path().join("back").exists());

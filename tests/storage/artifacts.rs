@@ -12,18 +12,18 @@ use baton::storage::{
     gcsfuse::Mounted,
     layout::{Image, Object},
     memory::Memory,
-    store::{Error, Poll, Precondition, Store},
+    store::{Error, PollResult, Precondition, Store},
 };
-use baton_fake_gcs::{Fault, Kind, Op};
+use baton_fake_gcs::{FaultKind, InjectedFault, Op};
 use baton_protocol::{
     id::{CheckpointId, Nonce, SandboxId, Sha256Name},
-    manifest::{self, Checkpoint, Rootfs, Runsc},
+    manifest::{self, CheckpointManifest, Rootfs, RunscBuild},
     versioned::Versioned as _,
 };
 
 use crate::{
-    cases::noise,
-    suite::{BUCKET, clock, fake_gcs, gcs_on},
+    store_cases::noise,
+    store_suite::{BUCKET, clock, fake_gcs, gcs_on},
 };
 
 const QUIET: checkpoint_io::Total<'static> = &|_, _| {};
@@ -40,17 +40,17 @@ pub fn image(folder: &Path) {
     }
 }
 
-pub fn manifest_of(files: Vec<manifest::File>) -> Checkpoint {
+pub fn manifest_of(files: Vec<manifest::File>) -> CheckpointManifest {
     let id = checkpoint_id();
-    Checkpoint {
-        version: Checkpoint::VERSION,
+    CheckpointManifest {
+        version: CheckpointManifest::VERSION,
         sandbox_id: id.sandbox(),
         epoch: id.epoch(),
         seq: id.seq(),
         checkpoint_id: id,
         parent: None,
         files,
-        runsc: Runsc { version: "v".into(), platform: "systrap".into(), flags: Vec::new(), sha256: None },
+        runsc: RunscBuild { version: "v".into(), platform: "systrap".into(), flags: Vec::new(), sha256: None },
         cpu_features: Vec::new(),
         oci_sha256: String::new(),
         agent_marker: String::new(),
@@ -111,19 +111,19 @@ async fn a_checkpoint_comes_back_as_it_went_from_every_store() {
 async fn a_checkpoint_survives_lost_replies_cuts_and_refusals_on_its_way() {
     let fake = fake_gcs().await;
     for (op, kind, object) in [
-        (Op::Write, Kind::Lost, "pages_meta.img"),
-        (Op::Write, Kind::Status(503), "checkpoint.img"),
-        (Op::Write, Kind::Status(429), "checkpoint.img"),
-        (Op::Start, Kind::Drop, "pages.img"),
-        (Op::Put, Kind::Cut(1 << 20), "pages.img"),
-        (Op::Put, Kind::Lost, "pages.img"),
-        (Op::Write, Kind::Lost, "manifest.json"),
-        (Op::Read, Kind::Status(503), "manifest.json"),
-        (Op::Read, Kind::Cut(100_000), "checkpoint.img"),
-        (Op::Read, Kind::Drop, "pages.img"),
-        (Op::Read, Kind::Cut(5 << 20), "pages.img"),
+        (Op::Write, FaultKind::Lost, "pages_meta.img"),
+        (Op::Write, FaultKind::Status(503), "checkpoint.img"),
+        (Op::Write, FaultKind::Status(429), "checkpoint.img"),
+        (Op::Start, FaultKind::Drop, "pages.img"),
+        (Op::Put, FaultKind::Cut(1 << 20), "pages.img"),
+        (Op::Put, FaultKind::Lost, "pages.img"),
+        (Op::Write, FaultKind::Lost, "manifest.json"),
+        (Op::Read, FaultKind::Status(503), "manifest.json"),
+        (Op::Read, FaultKind::Cut(100_000), "checkpoint.img"),
+        (Op::Read, FaultKind::Drop, "pages.img"),
+        (Op::Read, FaultKind::Cut(5 << 20), "pages.img"),
     ] {
-        fake.add_fault(Fault::new(op, kind).on(object));
+        fake.add_fault(InjectedFault::new(op, kind).on(object));
     }
     round_trip(&gcs_on(&fake)).await;
     assert_eq!(fake.faults_left(), [], "all of them have happened");
@@ -150,7 +150,7 @@ async fn an_upload_is_safe_to_repeat_and_refuses_another_checkpoint_of_the_same_
     let first = checkpoint_io::upload(&store, &clock(), source.path(), &manifest, QUIET).await.unwrap();
     let again = checkpoint_io::upload(&store, &clock(), source.path(), &manifest, QUIET).await.unwrap();
     assert_eq!(first, again);
-    let other = Checkpoint { created: "later".into(), ..manifest };
+    let other = CheckpointManifest { created: "later".into(), ..manifest };
     let error = checkpoint_io::upload(&store, &clock(), source.path(), &other, QUIET).await.unwrap_err();
     assert!(matches!(error, Error::Conflict(_)), "{error:?}");
 }
@@ -168,7 +168,7 @@ async fn the_manifest_comes_last() {
     let error = checkpoint_io::upload(&store, &clock(), source.path(), &manifest, QUIET).await.unwrap_err();
     assert!(matches!(error, Error::Damaged { .. }), "{error:?}");
     let key = Object::CheckpointManifest(&manifest.checkpoint_id).key();
-    assert_eq!(store.get_if_changed(&key, None).await.unwrap(), Poll::Missing);
+    assert_eq!(store.get_if_changed(&key, None).await.unwrap(), PollResult::Missing);
 }
 
 #[tokio::test]
@@ -244,7 +244,7 @@ async fn a_purge_erases_the_checkpoint_and_nothing_beside_it() {
     checkpoint_io::upload(&store, &clock(), source.path(), &manifest, QUIET).await.unwrap();
     let beside = format!("sandbox_checkpoints/{}0/manifest.json", manifest.checkpoint_id);
     store.put(&beside, "x".into(), Precondition::Absent).await.unwrap();
-    fake.add_fault(Fault::new(Op::Delete, Kind::Lost));
+    fake.add_fault(InjectedFault::new(Op::Delete, FaultKind::Lost));
     checkpoint_io::purge(&store, &clock(), &manifest.checkpoint_id).await.unwrap();
     checkpoint_io::purge(&store, &clock(), &manifest.checkpoint_id).await.expect("it is safe to repeat");
     let left = store.list("sandbox_checkpoints/", None).await.unwrap().entries;

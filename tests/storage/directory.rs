@@ -4,12 +4,12 @@ use std::{os::unix::fs::MetadataExt, path::Path, sync::Arc, time::Duration};
 
 use baton::storage::{
     directory::Directory,
-    store::{Digest, Error, Poll, Precondition, Progress, Store},
+    store::{Digest, Error, PollResult, Precondition, ProgressFn, Store},
 };
 
-use crate::{cases::noise, suite::clock};
+use crate::{store_cases::noise, store_suite::clock};
 
-const NO_PROGRESS: Progress<'static> = &|_| {};
+const NO_PROGRESS: ProgressFn<'static> = &|_| {};
 
 const KEY: &str = "sandboxes/x/metadata.json";
 
@@ -25,14 +25,14 @@ async fn an_editors_write_is_a_new_version_whether_in_place_or_by_rename() {
     let first = store.put(KEY, "{}".into(), Precondition::Absent).await.unwrap().version;
     assert_eq!(std::fs::read(&path).unwrap(), b"{}", "the object is plain");
     std::fs::write(&path, "{\"a\":1}").unwrap();
-    let Poll::Changed(bytes, second) = store.get_if_changed(KEY, Some(&first)).await.unwrap() else { panic!() };
+    let PollResult::Changed(bytes, second) = store.get_if_changed(KEY, Some(&first)).await.unwrap() else { panic!() };
     assert_eq!(bytes, "{\"a\":1}");
     assert!(matches!(store.put(KEY, "lost".into(), Precondition::Is(first)).await, Err(Error::Conflict(_))));
     let beside = root.path().join("sandboxes/x/.metadata.json.swp");
     std::fs::write(&beside, "{\"a\":2}").unwrap();
     std::fs::rename(&beside, &path).unwrap();
-    assert!(matches!(store.get_if_changed(KEY, Some(&second)).await.unwrap(), Poll::Changed(..)));
-    let Poll::Changed(_, third) = store.get_if_changed(KEY, None).await.unwrap() else { panic!() };
+    assert!(matches!(store.get_if_changed(KEY, Some(&second)).await.unwrap(), PollResult::Changed(..)));
+    let PollResult::Changed(_, third) = store.get_if_changed(KEY, None).await.unwrap() else { panic!() };
     store.put(KEY, "{}".into(), Precondition::Is(third)).await.unwrap();
 }
 
@@ -42,7 +42,7 @@ async fn a_file_somebody_put_there_is_an_object() {
     let store = open(root.path());
     std::fs::create_dir_all(root.path().join("sandboxes/x")).unwrap();
     std::fs::write(root.path().join(KEY), "by hand").unwrap();
-    let Poll::Changed(_, version) = store.get_if_changed(KEY, None).await.unwrap() else { panic!() };
+    let PollResult::Changed(_, version) = store.get_if_changed(KEY, None).await.unwrap() else { panic!() };
     assert_eq!(store.list("sandboxes/", None).await.unwrap().entries[0].version, version);
     store.delete(KEY, Precondition::Is(version)).await.unwrap();
     assert!(!root.path().join("sandboxes").exists(), "empty folders go with the last object");
@@ -69,7 +69,7 @@ async fn a_change_by_another_store_an_editor_or_a_deletion_is_noticed_at_once() 
     let path = root.path().join(KEY);
     // Neither the object nor its folders exist yet.
     notices(&here, async { drop(there.put(KEY, "1".into(), Precondition::Absent).await.unwrap()) }).await;
-    assert!(matches!(here.get_if_changed(KEY, None).await.unwrap(), Poll::Changed(..)));
+    assert!(matches!(here.get_if_changed(KEY, None).await.unwrap(), PollResult::Changed(..)));
     notices(&here, async { drop(there.put(KEY, "2".into(), Precondition::Any).await.unwrap()) }).await;
     notices(&here, async { std::fs::write(&path, "edited").unwrap() }).await;
     notices(&here, async { std::fs::remove_file(&path).unwrap() }).await;
@@ -122,7 +122,7 @@ async fn one_process_of_six() {
     let root = std::env::var("BATON_TEST_ROOT").expect("the root is given");
     let store = open(Path::new(&root));
     for _ in 0..100 {
-        crate::cases::increment(&store, "sum").await;
+        crate::store_cases::increment(&store, "sum").await;
     }
 }
 
@@ -142,7 +142,9 @@ async fn six_processes_lose_no_increment() {
         let ended = tokio::time::timeout(Duration::from_secs(120), child.wait()).await.expect("it ends");
         assert!(ended.unwrap().success());
     }
-    assert!(matches!(store.get_if_changed("sum", None).await.unwrap(), Poll::Changed(bytes, _) if bytes == "600"));
+    assert!(
+        matches!(store.get_if_changed("sum", None).await.unwrap(), PollResult::Changed(bytes, _) if bytes == "600")
+    );
 }
 
 #[tokio::test]

@@ -13,16 +13,16 @@ use std::{
 
 use baton::storage::{
     directory::Directory,
-    files::Sum,
-    gcs::{Connection, Gcs},
+    gcs::{Gcs, GcsConnection},
     gcsfuse::Mounted,
+    local_files::Sum,
     store::{Digest, Precondition, Store},
 };
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 
 use crate::{
-    cases::noise,
-    suite::{BUCKET, clock, fake_gcs},
+    store_cases::noise,
+    store_suite::{BUCKET, clock, fake_gcs},
 };
 
 const MIB: u64 = 1 << 20;
@@ -75,7 +75,7 @@ async fn carry_a_large_file() {
         "directory" => Arc::new(Directory::new(root, clock())),
         "mounted" => Arc::new(Mounted::new(root, clock())),
         endpoint => {
-            let connection = Arc::new(Connection::new(Some(endpoint.to_owned())));
+            let connection = Arc::new(GcsConnection::new(Some(endpoint.to_owned())));
             let patience = Duration::from_secs(60);
             Arc::new(Gcs::new(connection, BUCKET, clock()).with_timeouts(patience, patience))
         }

@@ -3,15 +3,15 @@
 
 mod absent_and_damaged;
 mod artifacts;
-mod cases;
 mod directory;
-mod faults;
 mod footprint;
-mod gcsfuse;
+mod gcsfuse_mount;
 mod mounted;
 mod names;
 mod one_bucket;
-mod records;
+mod record_cases;
 mod scale;
-mod stores;
-mod suite;
+mod store_cases;
+mod store_faults;
+mod store_suite;
+mod store_under_test;

@@ -14,12 +14,12 @@ use std::{
 use baton::storage::{
     checkpoint_io,
     gcsfuse::{Disk, Files, GcsfuseWriter, Mounted},
-    store::{Digest, Error, Poll, Precondition, Store},
+    store::{Digest, Error, PollResult, Precondition, Store},
 };
 
 use crate::{
     artifacts::{image, manifest_of},
-    suite::clock,
+    store_suite::clock,
 };
 
 const NO_PROGRESS: &(dyn Fn(u64) + Send + Sync) = &|_| {};
@@ -114,7 +114,7 @@ async fn a_file_that_never_shows_is_not_waited_for_for_ever() {
     let target = root.path().join("target");
     let error = store.download("a/b", &target, &Digest::of(b""), NO_PROGRESS).await.unwrap_err();
     assert!(matches!(error, Error::NotFound(_)), "{error:?}");
-    assert_eq!(store.get_if_changed("a/b", None).await.unwrap(), Poll::Missing, "a look does not wait");
+    assert_eq!(store.get_if_changed("a/b", None).await.unwrap(), PollResult::Missing, "a look does not wait");
 }
 
 #[tokio::test]
@@ -158,5 +158,5 @@ async fn comparing_and_setting_is_refused_with_advice() {
     }
     assert!(matches!(store.put("k", "2".into(), Precondition::Absent).await, Err(Error::Conflict(_))));
     store.delete("k", Precondition::Any).await.unwrap();
-    assert_eq!(store.get_if_changed("k", None).await.unwrap(), Poll::Missing);
+    assert_eq!(store.get_if_changed("k", None).await.unwrap(), PollResult::Missing);
 }

@@ -4,16 +4,16 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use baton::storage::{
     checkpoints::Checkpoints,
-    gc::Upkeep,
+    garbage_collector::GarbageCollector,
     layout::{Image, Object},
-    lease::rules::Times,
+    lease::lease_rules::Times,
     memory::Memory,
     records::{Durable, Records},
     store::{Precondition, Store},
 };
 use baton_protocol::id::{CheckpointId, Nonce, SandboxId};
 
-use crate::suite::clock;
+use crate::store_suite::clock;
 
 const NAMES: [&str; 5] = ["sandbox-a", "sandbox-a-1", "sandbox-a-1-2", "sandbox-ab", "sandbox-a-b"];
 
@@ -33,7 +33,7 @@ async fn the_checkpoints_of_one_are_not_listed_or_erased_with_those_of_the_other
         assert_eq!(checkpoints.list(&id).await.unwrap(), BTreeSet::from([of(&id)]), "{id}");
     }
     let records = Records::new(clock(), store, None, false, Times::DEFAULT);
-    let upkeep = Upkeep { records, checkpoints: Some(checkpoints.clone()), clock: clock(), keep: 2 };
+    let upkeep = GarbageCollector { records, checkpoints: Some(checkpoints.clone()), clock: clock(), keep: 2 };
     let gone = SandboxId::parse(NAMES[0]).unwrap();
     upkeep.erase_checkpoints(&gone).await.unwrap();
     for id in ids() {

@@ -7,20 +7,20 @@ use baton::storage::{
     checkpoints::Checkpoints,
     gcsfuse::Mounted,
     layout::{Artifact, StorageSettings},
-    snapshots::{Claim, Found, Snapshots},
-    store::{Digest, Error, Poll, Precondition, Store},
+    snapshots::{NameClaim, NamedSnapshot, Snapshots},
+    store::{Digest, Error, PollResult, Precondition, Store},
     stores::Stores,
 };
 use baton_fake_gcs::FakeGcs;
 use baton_protocol::{
-    manifest::{ArchivePath, Checkpoint},
+    manifest::{ArchivePath, CheckpointManifest},
     snapshot_key::SnapshotKey,
 };
 
 use crate::{
     artifacts::{image, manifest_of},
-    gcsfuse::Gcsfuse,
-    suite::{BUCKET, clock, fake_gcs, gcs_on},
+    gcsfuse_mount::Gcsfuse,
+    store_suite::{BUCKET, clock, fake_gcs, gcs_on},
 };
 
 const NO_PROGRESS: &(dyn Fn(u64) + Send + Sync) = &|_| {};
@@ -53,7 +53,7 @@ impl OneBucket {
     }
 }
 
-async fn made_of(folder: &Path) -> Checkpoint {
+async fn made_of(folder: &Path) -> CheckpointManifest {
     image(folder);
     manifest_of(checkpoint_io::hash(&clock(), folder).await.unwrap())
 }
@@ -97,9 +97,9 @@ async fn a_snapshot_made_one_way_is_found_taken_and_erased_the_other() {
         std::fs::write(&archive, name.to_string()).unwrap();
         let (nonce, other) = (clock().nonce(), clock().nonce());
         let (made, seen) = (Snapshots::new(writer, None, clock()), Snapshots::new(reader, None, clock()));
-        assert_eq!(made.claim(&name, &nonce).await.unwrap(), Claim::Ours);
-        assert_eq!(seen.claim(&name, &other).await.unwrap(), Claim::Taken);
-        assert_eq!(seen.find(&name).await.unwrap(), Found::Unfinished);
+        assert_eq!(made.claim(&name, &nonce).await.unwrap(), NameClaim::Ours);
+        assert_eq!(seen.claim(&name, &other).await.unwrap(), NameClaim::Taken);
+        assert_eq!(seen.find(&name).await.unwrap(), NamedSnapshot::Unfinished);
         made.store(&name, &archive, &|_, _| {}).await.unwrap();
         let target = bucket.place.path().join("fetched");
         let key = format!("filesystem_snapshots/{name}/{name}.tar");
@@ -107,7 +107,7 @@ async fn a_snapshot_made_one_way_is_found_taken_and_erased_the_other() {
         assert_eq!(std::fs::read_to_string(&target).unwrap(), name.to_string());
         seen.erase(&name).await.unwrap();
         assert_eq!(seen.list(None).await.unwrap(), []);
-        assert_eq!(seen.claim(&name, &other).await.unwrap(), Claim::Ours, "the name is free again");
+        assert_eq!(seen.claim(&name, &other).await.unwrap(), NameClaim::Ours, "the name is free again");
         seen.erase(&name).await.unwrap();
     }
     let kept = |name: &String| name != "filesystem_snapshots/";
@@ -139,7 +139,7 @@ async fn what_the_other_way_deleted_is_gone_and_what_it_changed_is_not_mistaken(
     let bucket = OneBucket::new().await;
     bucket.mounted.put("a/b", "1".into(), Precondition::Absent).await.unwrap();
     assert!(
-        matches!(bucket.mounted.get_if_changed("a/b", None).await.unwrap(), Poll::Changed(..)),
+        matches!(bucket.mounted.get_if_changed("a/b", None).await.unwrap(), PollResult::Changed(..)),
         "it is in the caches"
     );
     bucket.direct.delete("a/b", Precondition::Any).await.unwrap();

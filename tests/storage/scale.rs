@@ -10,7 +10,7 @@ use baton::storage::{
 };
 use baton_protocol::id::SandboxId;
 
-use crate::suite::{BUCKET, clock, fake_gcs};
+use crate::store_suite::{BUCKET, clock, fake_gcs};
 
 const SANDBOXES: usize = 10_000;
 
@@ -72,7 +72,7 @@ async fn ten_thousand_sandboxes_are_listed_from_a_bucket_with_one_request_per_pa
     for key in keys() {
         fake.put(BUCKET, &key, "{}");
     }
-    let connection = std::sync::Arc::new(baton::storage::gcs::Connection::new(Some(fake.url().to_owned())));
+    let connection = std::sync::Arc::new(baton::storage::gcs::GcsConnection::new(Some(fake.url().to_owned())));
     let store = baton::storage::gcs::Gcs::new(connection, BUCKET, clock())
         .with_timeouts(std::time::Duration::from_secs(20), std::time::Duration::from_secs(20));
     let pages = sweep(&store).await;

@@ -5,17 +5,17 @@ use std::time::Duration;
 use baton::{
     bus::{LifecycleEvent, StartKind},
     clock::SharedClock,
-    storage::{lease::rules::Identity, records::Place, store::Precondition},
+    storage::{lease::lease_rules::Identity, records::StoreKind, store::Precondition},
 };
 use baton_protocol::{
     id::SandboxId,
-    metadata::{Committed, Phase, Status},
+    metadata::{Committed, Phase, SandboxStatus},
 };
 
 use crate::{
-    client::{Client, V1, connect},
-    plain::http,
-    world::{World, until},
+    plain_dialect::http,
+    test_server::{World, until},
+    wire_client::{Client, V1, connect},
 };
 
 #[tokio::test]
@@ -141,10 +141,10 @@ async fn what_runs_here_and_was_taken_over_is_not_opened() {
     let clock: SharedClock = world.clock.clone();
     let other = clock.instance_id();
     let who = Identity { me: other.clone(), predecessor: None };
-    let mut lock = world.records.lock_file(&id, Place::Durable, &who).unwrap();
+    let mut lock = world.records.lock_file(&id, StoreKind::Durable, &who).unwrap();
     lock.read().await.unwrap();
     lock.acquire(true).await.unwrap();
-    let report = |status: &mut Status, _: &mut Committed| {
+    let report = |status: &mut SandboxStatus, _: &mut Committed| {
         (status.phase, status.instance) = (Phase::Running, Some(other.clone()));
     };
     world.records.report(&id, 7, &report).await.unwrap();

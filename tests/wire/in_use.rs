@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use baton::{
     bus::LifecycleEvent,
-    storage::{lease::rules::Identity, records::Place},
+    storage::{lease::lease_rules::Identity, records::StoreKind},
 };
 use baton_protocol::{
     id::{InstanceId, SandboxId},
@@ -14,8 +14,8 @@ use baton_protocol::{
 };
 
 use crate::{
-    client::{Client, V1, connect},
-    world::{World, until},
+    test_server::{World, until},
+    wire_client::{Client, V1, connect},
 };
 
 const MOVABLE: &str = r#"{"enable_checkpoint": true, "enable_sandbox_handoff": true}"#;
@@ -34,7 +34,7 @@ async fn elsewhere(world: &World) -> (SandboxId, String, InstanceId) {
     world.set(|script| script.start_waits = true);
     let holder = InstanceId::from_bits([7; 16]);
     let who = Identity { me: holder.clone(), predecessor: None };
-    let mut lock = world.records.lock_file(&id, Place::Durable, &who).unwrap();
+    let mut lock = world.records.lock_file(&id, StoreKind::Durable, &who).unwrap();
     lock.read().await.unwrap();
     lock.acquire(true).await.unwrap();
     (id, token, holder)

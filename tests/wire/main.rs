@@ -1,17 +1,17 @@
 //! The wire over real sockets: orders, texts, close codes, and what hostile clients try.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::wildcard_enum_match_arm)]
 
-mod agent;
 mod attach;
-mod checkpoint;
-mod client;
-mod flow;
-mod halves;
-mod hostile;
+mod checkpoint_requests;
+mod create_limits;
+mod exec_logs;
+mod hostile_client;
 mod in_use;
-mod limits;
-mod logs;
-mod plain;
-mod room;
-mod v1;
-mod world;
+mod plain_dialect;
+mod scripted_agent;
+mod test_server;
+mod v1_dialect;
+mod waiting_for_capacity;
+mod wire_client;
+mod wire_flow_control;
+mod wire_halves;

@@ -6,7 +6,7 @@ use baton::{runtime::Container, storage::layout};
 use baton_protocol::{
     id::{CheckpointId, SandboxId},
     lock::Lock,
-    metadata::{DesiredState, Request},
+    metadata::{DesiredState, SpecRequest},
 };
 use baton_testkit::ActionFault as Broken;
 
@@ -44,7 +44,7 @@ async fn happen(world: &World, instances: &mut Vec<Instance>, ids: &mut Vec<Sand
         (6, Some(id)) => {
             let nonce = world.clock.nonce();
             if one.metadata(&id).await.is_some() {
-                one.edit(&id, |spec| drop(spec.requests.insert(nonce.clone(), Request::Checkpoint {}))).await;
+                one.edit(&id, |spec| drop(spec.requests.insert(nonce.clone(), SpecRequest::Checkpoint {}))).await;
                 one.containers.inject("checkpoint", Broken::Fail);
             }
         }

@@ -13,7 +13,7 @@ use std::{
 use async_trait::async_trait;
 use baton::{
     clock::SharedClock,
-    storage::store::{Digest, Error, Page, Poll, Precondition, Progress, Result, Store, Version, Written},
+    storage::store::{Digest, Error, Page, PollResult, Precondition, ProgressFn, Result, Store, Version, Written},
 };
 use bytes::Bytes;
 
@@ -119,7 +119,7 @@ impl Stage {
         *self.crawl.lock().unwrap() = Some(clock.clone());
     }
 
-    async fn crawls(&self, size: u64, progress: Progress<'_>) {
+    async fn crawls(&self, size: u64, progress: ProgressFn<'_>) {
         let clock = self.crawl.lock().unwrap().clone();
         let Some(clock) = clock else { return };
         for quarter in 1..4 {
@@ -181,7 +181,7 @@ fn lost(key: &str) -> Error {
 
 #[async_trait]
 impl Store for Stage {
-    async fn get_if_changed(&self, key: &str, known: Option<&Version>) -> Result<Poll> {
+    async fn get_if_changed(&self, key: &str, known: Option<&Version>) -> Result<PollResult> {
         self.has_read();
         self.reach(key)?;
         self.hangs(key).await;
@@ -248,7 +248,7 @@ impl Store for Stage {
         file: &Path,
         condition: Precondition,
         digest: &Digest,
-        progress: Progress<'_>,
+        progress: ProgressFn<'_>,
     ) -> Result<Written> {
         self.wrote();
         self.reach(key)?;
@@ -257,7 +257,7 @@ impl Store for Stage {
         self.inner.upload(key, file, condition, digest, progress).await
     }
 
-    async fn download(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {
+    async fn download(&self, key: &str, file: &Path, digest: &Digest, progress: ProgressFn<'_>) -> Result<()> {
         self.has_read();
         self.reach(key)?;
         self.brought.lock().unwrap().push(key.to_owned());
@@ -265,7 +265,7 @@ impl Store for Stage {
         self.inner.download(key, file, digest, progress).await
     }
 
-    async fn download_unverified(&self, key: &str, file: &Path, most: u64, progress: Progress<'_>) -> Result<Digest> {
+    async fn download_unverified(&self, key: &str, file: &Path, most: u64, progress: ProgressFn<'_>) -> Result<Digest> {
         self.has_read();
         self.reach(key)?;
         self.brought.lock().unwrap().push(key.to_owned());

@@ -11,12 +11,12 @@ use baton::{
     runtime::{Container, Lifecycle},
     storage::{
         checkpoints::Checkpoints,
-        lease::rules::{Identity, Times},
+        lease::lease_rules::{Identity, Times},
         memory::Memory,
         records::{Durable, Records},
         signature::Seals,
         snapshots::Snapshots,
-        store::{Poll, Precondition, Store},
+        store::{PollResult, Precondition, Store},
     },
 };
 use baton_protocol::{
@@ -108,8 +108,8 @@ impl World {
     /// The lock as it lies in the store.
     pub async fn lock(&self, id: &SandboxId) -> Option<Lock> {
         match self.store.get_if_changed(&format!("sandboxes/{id}/lock.json"), None).await.unwrap() {
-            Poll::Changed(bytes, _) => Some(serde_json::from_slice(&bytes).unwrap()),
-            Poll::Unchanged | Poll::Missing => None,
+            PollResult::Changed(bytes, _) => Some(serde_json::from_slice(&bytes).unwrap()),
+            PollResult::Unchanged | PollResult::Missing => None,
         }
     }
 
@@ -144,8 +144,8 @@ impl World {
 
     pub async fn text(&self, key: &str) -> Option<String> {
         match self.store.get_if_changed(key, None).await.unwrap() {
-            Poll::Changed(bytes, _) => Some(String::from_utf8(bytes.to_vec()).unwrap()),
-            Poll::Unchanged | Poll::Missing => None,
+            PollResult::Changed(bytes, _) => Some(String::from_utf8(bytes.to_vec()).unwrap()),
+            PollResult::Unchanged | PollResult::Missing => None,
         }
     }
 

@@ -1,26 +1,26 @@
 //! The world without runsc: several instances, simulated time, faults on demand.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used)]
 
-mod by_hand;
 mod churn;
 mod committed;
 mod costs;
-mod crash;
+mod crash_points;
 mod edits;
+mod eviction_order;
 mod faulty_store;
+mod hand_edits;
 mod instances;
-mod lease;
+mod lease_holder;
+mod lease_rule_cases;
 mod outcomes;
 mod placement;
-mod precedence;
-mod progress;
+mod precedence_cases;
+mod progress_events;
 mod reconcile;
 mod requests;
-mod room;
-mod rules;
 mod sim_regressions;
-mod snapshots;
-mod sweep;
+mod snapshot_requests;
+mod sweep_cases;
 mod test_machinery;
-mod unresponsive;
+mod unresponsive_holder;
 mod verbs;

@@ -6,7 +6,7 @@ use std::{fmt::Write as _, fs, path::Path};
 use baton::runtime::Container;
 use baton_protocol::{
     id::{InstanceId, SandboxId},
-    metadata::{Phase, Request},
+    metadata::{Phase, SpecRequest},
 };
 use serde_json::json;
 
@@ -80,7 +80,7 @@ async fn stage(world: &World) -> (Instance, Instance, SandboxId) {
         .await;
     visit.until_running().await;
     let (id, nonce) = (visit.id.clone(), world.clock.nonce());
-    one.edit(&id, |spec| drop(spec.requests.insert(nonce.clone(), Request::Checkpoint {}))).await;
+    one.edit(&id, |spec| drop(spec.requests.insert(nonce.clone(), SpecRequest::Checkpoint {}))).await;
     while !one.metadata(&id).await.unwrap().status.answers.contains_key(&nonce) {
         world.after(1).await;
     }

@@ -6,11 +6,11 @@ use baton::{
     bus::{LeaveReason, LifecycleEvent, StartKind},
     reconciler::desired::Drain,
     runtime::{AgentLinks, Container},
-    storage::records::{Looked, Place},
+    storage::records::{Looked, StoreKind},
 };
 use baton_protocol::{
     agent,
-    frame::{Frame, Kind},
+    frame::{Frame, FrameKind},
     id::{ExecId, SandboxId},
     lock::Claim,
     metadata::{DesiredState, Phase},
@@ -24,9 +24,9 @@ use crate::{
 };
 
 /// Starts a command that runs for a long time.
-pub async fn start_a_command(instance: &Instance, id: &SandboxId, seconds: u32) -> baton::runtime::Link {
+pub async fn start_a_command(instance: &Instance, id: &SandboxId, seconds: u32) -> baton::runtime::FrameLink {
     let mut link = instance.containers.open(id).expect("it runs here");
-    let exec = agent::Exec {
+    let exec = agent::AgentExec {
         exec_id: ExecId::parse("one").unwrap(),
         argv: vec!["sleep".to_owned(), seconds.to_string()],
         env: Default::default(),
@@ -37,9 +37,9 @@ pub async fn start_a_command(instance: &Instance, id: &SandboxId, seconds: u32) 
         timeout_ms: None,
         file: None,
     };
-    let frame = Frame::new(Kind::Exec).exec(1).sequence(1).payload(serde_json::to_vec(&exec).unwrap());
+    let frame = Frame::new(FrameKind::Exec).exec(1).sequence(1).payload(serde_json::to_vec(&exec).unwrap());
     link.to_agent.send(frame).await.unwrap();
-    while link.from_agent.recv().await.expect("it answers").kind != Kind::Started {}
+    while link.from_agent.recv().await.expect("it answers").kind != FrameKind::Started {}
     link
 }
 
@@ -72,7 +72,7 @@ async fn a_sandbox_that_is_not_persistent_touches_no_shared_store() {
     visit.until_running().await;
     assert!(world.lock(&visit.id).await.is_none());
     let looked = one.tools.records.look(&visit.id, None).await.unwrap();
-    assert!(matches!(looked, Some(Looked::Found(found)) if found.place == Place::Memory));
+    assert!(matches!(looked, Some(Looked::Found(found)) if found.place == StoreKind::Memory));
     one.stop().await;
 }
 

@@ -3,13 +3,13 @@
 use baton::{runtime::Container, storage::store::Store};
 use baton_protocol::{
     id::Nonce,
-    metadata::{Answer, Request},
+    metadata::{Answer, SpecRequest},
 };
 use baton_testkit::ActionFault as Broken;
 
 use crate::instances::{Instance, Visit, World, movable, persistent};
 
-async fn ask(instance: &Instance, visit: &Visit, request: &Request) -> Answer {
+async fn ask(instance: &Instance, visit: &Visit, request: &SpecRequest) -> Answer {
     let nonce: Nonce = instance.tools.clock.nonce();
     instance
         .edit(&visit.id, |spec| {
@@ -31,7 +31,7 @@ async fn a_requested_checkpoint_is_committed_and_the_sandbox_runs_on() {
     let one = world.instance();
     let mut visit = one.create(persistent).await;
     visit.until_running().await;
-    let Answer::Ok(done) = ask(&one, &visit, &Request::Checkpoint {}).await else { panic!("refused") };
+    let Answer::Ok(done) = ask(&one, &visit, &SpecRequest::Checkpoint {}).await else { panic!("refused") };
     let lock = world.lock(&visit.id).await.unwrap();
     assert_eq!(lock.head.map(|head| head.checkpoint_id), done.checkpoint_id);
     assert!(lock.lease.is_some() && lock.behind && done.paused_ms.is_some());
@@ -46,7 +46,7 @@ async fn a_request_that_fails_is_answered_and_not_repeated() {
     let mut visit = one.create(persistent).await;
     visit.until_running().await;
     one.containers.inject("checkpoint", Broken::Fail);
-    let answer = ask(&one, &visit, &Request::Checkpoint {}).await;
+    let answer = ask(&one, &visit, &SpecRequest::Checkpoint {}).await;
     assert!(matches!(answer, Answer::Error { ref reason, .. } if reason == "CheckpointFailed"), "{answer:?}");
     assert_eq!(one.container(&visit.id), Container::Running);
     world.after(120).await;
@@ -65,7 +65,7 @@ async fn a_request_whose_asker_is_gone_is_removed_ten_minutes_after_its_answer()
         })
         .await;
     visit.until_running().await;
-    ask(&one, &visit, &Request::Checkpoint {}).await;
+    ask(&one, &visit, &SpecRequest::Checkpoint {}).await;
     world.after(9 * 60).await;
     assert_eq!(one.metadata(&visit.id).await.unwrap().spec.requests.len(), 1);
     world.after(2 * 60).await;
@@ -81,7 +81,7 @@ async fn a_request_whose_answer_was_lost_with_its_instance_is_answered_by_the_ne
     let mut visit = one.create(movable).await;
     visit.until_running().await;
     let (id, nonce) = (visit.id.clone(), world.clock.nonce());
-    one.edit(&id, |spec| drop(spec.requests.insert(nonce.clone(), Request::Checkpoint {}))).await;
+    one.edit(&id, |spec| drop(spec.requests.insert(nonce.clone(), SpecRequest::Checkpoint {}))).await;
     // The commit is applied; then nothing reaches the store any more, and the instance dies.
     while world.lock(&id).await.unwrap().head.is_none() {
         tokio::task::yield_now().await;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use baton::{
     bus::{LifecycleEvent, StartKind},
     runtime::Container,
-    storage::store::{Poll, Precondition, Store},
+    storage::store::{PollResult, Precondition, Store},
 };
 use baton_protocol::metadata::DesiredState;
 use baton_testkit::ActionFault as Broken;
@@ -27,7 +27,9 @@ async fn metadata_put_back_after_a_purge_raises_nothing_from_the_tombstone() {
     visit.until_running().await;
     let id = visit.id.clone();
     let key = format!("sandboxes/{id}/metadata.json");
-    let Poll::Changed(copy, _) = one.store.get_if_changed(&key, None).await.unwrap() else { panic!("it is there") };
+    let PollResult::Changed(copy, _) = one.store.get_if_changed(&key, None).await.unwrap() else {
+        panic!("it is there")
+    };
     one.edit(&id, |spec| spec.desired_state = DesiredState::Deleted).await;
     visit.until_left().await;
     drop(visit);

@@ -5,17 +5,17 @@ use std::{future::Future, time::Duration};
 use baton::{
     bus::{LifecycleEvent, StartKind},
     cli::{
-        checkpoint, checkpoints, delete, edit, gc, get,
+        checkpoint, delete, edit, gc, get,
         global_options::OutputFormat,
-        handoff, list, repair, rollback,
+        handoff, list, list_checkpoints, repair, rollback,
         rows::{Filter, ShownPhase},
-        storage_admin::{StorageAdmin, Verdict, WaitArgs},
+        storage_admin::{AdminResult, StorageAdmin, WaitArgs},
         watch,
     },
     runtime::Container,
     storage::{
         checkpoints::Checkpoints,
-        lease::rules::Times,
+        lease::lease_rules::Times,
         memory::Memory,
         records::{Durable, Records},
     },
@@ -73,13 +73,13 @@ async fn stored(world: &World, one: &Instance, times: usize) -> SandboxId {
     id
 }
 
-pub async fn done(verdict: impl Future<Output = anyhow::Result<Verdict>>) -> String {
+pub async fn done(verdict: impl Future<Output = anyhow::Result<AdminResult>>) -> String {
     let verdict = verdict.await.unwrap();
     assert_eq!(verdict.exit(), 0, "{verdict:?}");
     verdict.line().to_owned()
 }
 
-pub async fn refused(verdict: impl Future<Output = anyhow::Result<Verdict>>) -> String {
+pub async fn refused(verdict: impl Future<Output = anyhow::Result<AdminResult>>) -> String {
     let verdict = verdict.await.unwrap();
     assert_eq!(verdict.exit(), 3, "{verdict:?}");
     verdict.line().to_owned()
@@ -177,7 +177,7 @@ async fn what_cannot_be_let_go_is_refused_with_its_reason_and_what_takes_too_lon
     one.containers.inject("checkpoint", baton_testkit::ActionFault::Delay(Duration::from_secs(60)));
     let short = WaitArgs { timeout: Duration::from_secs(10), ..WAIT };
     let verdict = checkpoint::release(&admin, &id, DesiredState::Checkpointed, short).await.unwrap();
-    assert!(matches!(verdict, Verdict::Late(_)), "{verdict:?}");
+    assert!(matches!(verdict, AdminResult::Late(_)), "{verdict:?}");
     let asked = WaitArgs { no_wait: true, ..WAIT };
     done(checkpoint::release(&admin, &id, DesiredState::Checkpointed, asked)).await;
     one.stop().await;
@@ -373,7 +373,7 @@ async fn what_there_is_is_listed_filtered_shown_and_watched() {
     let json: Value = serde_json::from_str(&shown(&asleep, OutputFormat::Json).await.unwrap()).unwrap();
     assert_eq!(json["metadata"]["labels"]["team"], "blue");
     assert!(shown(&world.clock.sandbox_id(), OutputFormat::Table).await.is_err());
-    let text = checkpoints::describe(&admin, &asleep, OutputFormat::Table).await.unwrap();
+    let text = list_checkpoints::describe(&admin, &asleep, OutputFormat::Table).await.unwrap();
     assert!(text.lines().any(|line| line.starts_with("head") && line.contains(asleep.as_str())), "{text}");
 
     let mut seen = Vec::new();

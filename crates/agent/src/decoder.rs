@@ -101,7 +101,7 @@ impl Intake {
 mod tests {
     use std::ops::Range;
 
-    use baton_protocol::frame::Kind;
+    use baton_protocol::frame::FrameKind;
     use proptest::{prelude::*, sample::Index};
 
     use super::*;
@@ -124,7 +124,7 @@ mod tests {
 
     fn any_frame() -> impl Strategy<Value = Frame> {
         (any::<u32>(), any::<u64>(), any_bytes(0..120))
-            .prop_map(|(exec, offset, payload)| Frame::new(Kind::Stdin).exec(exec).offset(offset).payload(payload))
+            .prop_map(|(exec, offset, payload)| Frame::new(FrameKind::Stdin).exec(exec).offset(offset).payload(payload))
     }
 
     fn bytes_of(frames: &[Frame]) -> Vec<u8> {
@@ -249,7 +249,7 @@ mod tests {
     #[test]
     fn a_marker_learnt_in_the_middle_holds_for_what_was_already_there() {
         let (marker, mut intake) = ([0x5a; 16], Intake::default());
-        let frames = [1, 2, 3].map(|number| Frame::new(Kind::Ping).sequence(number));
+        let frames = [1, 2, 3].map(|number| Frame::new(FrameKind::Ping).sequence(number));
         let mut bytes = bytes_of(&frames[..2]);
         bytes.truncate(bytes.len() - 5);
         bytes.extend(marker.repeat(2));
@@ -268,7 +268,7 @@ mod tests {
         assert_eq!(intake.next_frame(), Err(Broken::TooLong(u32::MAX)));
         assert_eq!(intake.next_frame(), Ok(None));
         intake.tidy();
-        intake.push(&bytes_of(&[Frame::new(Kind::Ping)]));
+        intake.push(&bytes_of(&[Frame::new(FrameKind::Ping)]));
         assert_eq!(intake.next_frame(), Ok(None));
     }
 }

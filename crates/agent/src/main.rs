@@ -9,20 +9,20 @@
 //! Its children are hostile, and its input may be: neither can end it. It exits when the server is gone.
 
 mod active_time;
-mod agent;
+mod agent_loop;
 mod decoder;
-mod exec;
-mod file;
-mod input;
+mod exec_spawn;
+mod file_exec;
 mod oom;
 mod outbox;
-mod output;
+mod output_pipe;
 mod poll;
+mod process_tree;
 mod ring;
 mod rlimits;
+mod running_exec;
 mod self_memfd;
-mod spawn;
-mod tree;
+mod stdin_pipe;
 mod users;
 
 use std::{process::ExitCode, time::Duration};
@@ -38,8 +38,8 @@ use rustix::{
 };
 
 use crate::{
-    agent::{Agent, Sent},
-    poll::{Poll, Source},
+    agent_loop::{Agent, SendProgress},
+    poll::{Epoll, PollSource},
 };
 
 /// Enough for three descriptors for each of a thousand commands.
@@ -49,12 +49,12 @@ type Failure = Box<dyn std::error::Error>;
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1);
-    if arguments.next().is_some_and(|word| word == file::WORD) {
-        return file::main(arguments.next());
+    if arguments.next().is_some_and(|word| word == file_exec::WORD) {
+        return file_exec::main(arguments.next());
     }
     let served = self_memfd::into_memory().and_then(|()| run());
     if std::process::id() != 1 {
-        tree::kill_all();
+        process_tree::kill_all();
     }
     match served {
         Ok(()) => ExitCode::SUCCESS,
@@ -82,47 +82,47 @@ fn run() -> Result<(), Failure> {
         let _ = rustix::pipe::fcntl_setpipe_size(fd, 1 << 20);
     }
 
-    let poll = Poll::new()?;
-    poll.watch_input(stdin(), Source::FromServer)?;
-    poll.watch_input(&children, Source::Children)?;
+    let poll = Epoll::new()?;
+    poll.watch_input(stdin(), PollSource::FromServer)?;
+    poll.watch_input(&children, PollSource::Children)?;
     let mut agent = Agent::new(poll, active_time::now());
     let (mut listens, mut waits) = (true, false);
     loop {
         let sent = agent.send(stdout())?;
-        if waits != (sent == Sent::Full) {
+        if waits != (sent == SendProgress::Full) {
             waits = !waits;
             match waits {
-                true => agent.poll().watch_output(stdout(), Source::ToServer)?,
+                true => agent.poll().watch_output(stdout(), PollSource::ToServer)?,
                 false => agent.poll().forget(stdout()),
             }
         }
         if agent.outbox.is_full() == listens {
             listens = !listens;
             match listens {
-                true => agent.poll().watch_input(stdin(), Source::FromServer)?,
+                true => agent.poll().watch_input(stdin(), PollSource::FromServer)?,
                 false => agent.poll().forget(stdin()),
             }
         }
-        let patience = if sent == Sent::Part { Some(Duration::ZERO) } else { agent.patience() };
+        let patience = if sent == SendProgress::Part { Some(Duration::ZERO) } else { agent.patience() };
         let ready = agent.poll().wait(patience)?;
         agent.tick(active_time::now());
-        if ready.is_empty() && sent == Sent::All {
+        if ready.is_empty() && sent == SendProgress::All {
             agent.tidy();
         }
         for source in ready {
             match source {
-                Source::FromServer => {
+                PollSource::FromServer => {
                     if !agent.listen(stdin()) {
                         return Ok(());
                     }
                 }
-                Source::ToServer => {}
-                Source::Children => {
+                PollSource::ToServer => {}
+                PollSource::Children => {
                     // The signal is pending once, however many children exited.
                     let _ = children.read_signal();
                     agent.reap();
                 }
-                Source::Stdin(_) | Source::Stdout(_) | Source::Stderr(_) => agent.ready(source),
+                PollSource::Stdin(_) | PollSource::Stdout(_) | PollSource::Stderr(_) => agent.ready(source),
             }
         }
     }

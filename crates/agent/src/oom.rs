@@ -16,8 +16,8 @@ use nix::{
 
 use crate::{
     active_time,
-    spawn::plain,
-    tree::{self, Process},
+    exec_spawn::plain,
+    process_tree::{self, Process},
 };
 
 /// The largest process is killed alone if it holds at least `1 / GOOD_PART` of all memory in use.
@@ -43,7 +43,7 @@ pub enum Ended {
 /// All processes and the memory they hold; `None` if there are too many to scan in time.
 pub fn look() -> Option<Vec<(Process, u64)>> {
     let until = active_time::now() + LONGEST_LOOK;
-    let processes = tree::below(|| active_time::now() < until)?;
+    let processes = process_tree::below(|| active_time::now() < until)?;
     processes.into_iter().map(|process| (active_time::now() < until).then(|| (process, memory(process.pid)))).collect()
 }
 
@@ -72,7 +72,7 @@ pub fn end_all() -> Ended {
     if std::process::id() == 1 {
         let _ = kill(Pid::from_raw(-1), Signal::SIGKILL);
     } else {
-        tree::kill_all();
+        process_tree::kill_all();
     }
     Ended::All
 }

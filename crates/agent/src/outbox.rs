@@ -5,7 +5,7 @@
 
 use std::{io::IoSlice, os::fd::AsFd};
 
-use baton_protocol::frame::{self, Kind, Stream};
+use baton_protocol::frame::{self, FrameKind, Stream};
 use rustix::io::{self, Errno};
 
 /// Log lines are dropped while more than this is pending.
@@ -46,7 +46,7 @@ impl Outbox {
 
     pub fn log(&mut self, text: &str) {
         if self.answers.len() < MOST_WITH_LOGS {
-            frame::encode(&mut self.answers, Kind::Log, Stream::Stdin, 0, 0, 0, &[text.as_bytes()]);
+            frame::encode(&mut self.answers, FrameKind::Log, Stream::Stdin, 0, 0, 0, &[text.as_bytes()]);
         }
     }
 
@@ -83,10 +83,10 @@ impl Outbox {
     pub fn add(&mut self, exec: u32, stream: Stream, offset: u64, replay: u64, held: [&[u8]; 2]) {
         let len = held[0].len() + held[1].len();
         if len < WORTH_A_PIECE {
-            frame::encode(&mut self.bytes, Kind::Data, stream, exec, offset, replay, &held);
+            frame::encode(&mut self.bytes, FrameKind::Data, stream, exec, offset, replay, &held);
             return;
         }
-        self.bytes.extend_from_slice(&frame::header(Kind::Data, stream, exec, offset, replay, &held));
+        self.bytes.extend_from_slice(&frame::header(FrameKind::Data, stream, exec, offset, replay, &held));
         self.pieces.push(Piece { exec, stream, offset, len, at: self.bytes.len() });
         self.borrowed += len;
     }
@@ -157,7 +157,7 @@ mod tests {
             outbox.log("a line that nobody reads");
         }
         assert!(outbox.answers.len() < 2 * MOST_WITH_LOGS && !outbox.is_full());
-        frame::encode(outbox.answers(), Kind::Pong, Stream::Stdin, 0, 0, 7, &[]);
+        frame::encode(outbox.answers(), FrameKind::Pong, Stream::Stdin, 0, 0, 7, &[]);
         let mut decoder = Decoder::default();
         assert!(outbox.refill());
         decoder.push(outbox.bytes());
@@ -208,7 +208,7 @@ mod tests {
         let mut wanted = outbox.bytes().clone();
         for (exec, bytes) in (1..).zip(held) {
             outbox.add(exec, Stream::Stderr, 77, 9, split(bytes, bytes.len() / 3));
-            frame::encode(&mut wanted, Kind::Data, Stream::Stderr, exec, 77, 9, &[bytes]);
+            frame::encode(&mut wanted, FrameKind::Data, Stream::Stderr, exec, 77, 9, &[bytes]);
         }
         assert_eq!(outbox.size(), wanted.len());
         let find = |piece: &Piece| split(held[piece.exec as usize - 1], 1);

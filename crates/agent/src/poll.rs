@@ -13,7 +13,7 @@ use rustix::{
 
 /// The role of a file descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum PollSource {
     FromServer,
     ToServer,
     /// A child exited.
@@ -23,15 +23,15 @@ pub enum Source {
     Stderr(u32),
 }
 
-impl Source {
+impl PollSource {
     fn number(self) -> u64 {
         let (exec, kind) = match self {
-            Source::FromServer => (0, 0),
-            Source::ToServer => (0, 1),
-            Source::Children => (0, 2),
-            Source::Stdin(exec) => (exec, 3),
-            Source::Stdout(exec) => (exec, 4),
-            Source::Stderr(exec) => (exec, 5),
+            PollSource::FromServer => (0, 0),
+            PollSource::ToServer => (0, 1),
+            PollSource::Children => (0, 2),
+            PollSource::Stdin(exec) => (exec, 3),
+            PollSource::Stdout(exec) => (exec, 4),
+            PollSource::Stderr(exec) => (exec, 5),
         };
         u64::from(exec) << 8 | kind
     }
@@ -39,34 +39,34 @@ impl Source {
     fn from_number(number: u64) -> Option<Self> {
         let exec = (number >> 8) as u32;
         match number & 0xff {
-            0 => Some(Source::FromServer),
-            1 => Some(Source::ToServer),
-            2 => Some(Source::Children),
-            3 => Some(Source::Stdin(exec)),
-            4 => Some(Source::Stdout(exec)),
-            5 => Some(Source::Stderr(exec)),
+            0 => Some(PollSource::FromServer),
+            1 => Some(PollSource::ToServer),
+            2 => Some(PollSource::Children),
+            3 => Some(PollSource::Stdin(exec)),
+            4 => Some(PollSource::Stdout(exec)),
+            5 => Some(PollSource::Stderr(exec)),
             _ => None,
         }
     }
 }
 
 #[derive(Debug)]
-pub struct Poll {
+pub struct Epoll {
     epoll: OwnedFd,
 }
 
-impl Poll {
+impl Epoll {
     pub fn new() -> io::Result<Self> {
         Ok(Self { epoll: epoll::create(epoll::CreateFlags::CLOEXEC)? })
     }
 
     /// Reports `source` whenever `fd` is readable.
-    pub fn watch_input(&self, fd: impl AsFd, source: Source) -> io::Result<()> {
+    pub fn watch_input(&self, fd: impl AsFd, source: PollSource) -> io::Result<()> {
         epoll::add(&self.epoll, fd, epoll::EventData::new_u64(source.number()), epoll::EventFlags::IN)
     }
 
     /// Reports `source` whenever `fd` is writable.
-    pub fn watch_output(&self, fd: impl AsFd, source: Source) -> io::Result<()> {
+    pub fn watch_output(&self, fd: impl AsFd, source: PollSource) -> io::Result<()> {
         epoll::add(&self.epoll, fd, epoll::EventData::new_u64(source.number()), epoll::EventFlags::OUT)
     }
 
@@ -76,7 +76,7 @@ impl Poll {
     }
 
     /// The sources that are ready; empty after `timeout`.
-    pub fn wait(&self, timeout: Option<Duration>) -> io::Result<Vec<Source>> {
+    pub fn wait(&self, timeout: Option<Duration>) -> io::Result<Vec<PollSource>> {
         let timeout = timeout
             .map(|span| Timespec { tv_sec: span.as_secs().min(3600) as i64, tv_nsec: i64::from(span.subsec_nanos()) });
         let mut events = Vec::with_capacity(64);
@@ -84,7 +84,7 @@ impl Poll {
             Ok(_) | Err(io::Errno::INTR) => {}
             Err(error) => return Err(error),
         }
-        Ok(events.iter().filter_map(|event| Source::from_number(event.data.u64())).collect())
+        Ok(events.iter().filter_map(|event| PollSource::from_number(event.data.u64())).collect())
     }
 }
 
@@ -95,14 +95,14 @@ mod tests {
     #[test]
     fn every_source_comes_back_as_it_went_in() {
         for source in [
-            Source::FromServer,
-            Source::ToServer,
-            Source::Children,
-            Source::Stdin(0),
-            Source::Stdout(u32::MAX),
-            Source::Stderr(7),
+            PollSource::FromServer,
+            PollSource::ToServer,
+            PollSource::Children,
+            PollSource::Stdin(0),
+            PollSource::Stdout(u32::MAX),
+            PollSource::Stderr(7),
         ] {
-            assert_eq!(Source::from_number(source.number()), Some(source));
+            assert_eq!(PollSource::from_number(source.number()), Some(source));
         }
     }
 }

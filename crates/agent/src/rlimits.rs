@@ -17,13 +17,13 @@ const MOMENT: Duration = Duration::from_micros(50);
 
 /// The limits; `None` means no limit.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Held {
+pub struct ProcessLimits {
     /// Processes and threads of one user, counted over the whole sandbox.
     pub pids: Option<u32>,
     pub files: Option<u32>,
 }
 
-impl Held {
+impl ProcessLimits {
     /// Limits the agent itself, and with it all its children, so that taking over the agent gains nothing.
     pub fn own(self) -> rustix::io::Result<()> {
         self.pids.map_or(Ok(()), |pids| setrlimit(Resource::Nproc, fixed(u64::from(pids) + RESERVE)))

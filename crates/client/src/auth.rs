@@ -27,7 +27,7 @@ pub struct Auth(Kind);
 enum Kind {
     Source(Arc<Source>),
     #[cfg(feature = "google")]
-    Google(Arc<google::Tokens>),
+    Google(Arc<google::IdTokens>),
 }
 
 impl Auth {

@@ -15,7 +15,7 @@ use tokio_tungstenite::tungstenite::{
     protocol::{CloseFrame, frame::coding::CloseCode},
 };
 
-use crate::{clock, connect::Socket};
+use crate::{client_clock, connect::ServerSocket};
 
 /// Above this size, no more requests are accepted from callers.
 const QUEUE_BYTES: usize = 512 << 10;
@@ -36,14 +36,14 @@ pub(crate) enum ClientSocketEvent {
 
 #[derive(Debug)]
 pub(crate) struct ClientSocket {
-    socket: Socket,
+    socket: ServerSocket,
     queue: VecDeque<Message>,
     queued: usize,
     is_unflushed: bool,
 }
 
 impl ClientSocket {
-    pub(crate) fn new(socket: Socket) -> Self {
+    pub(crate) fn new(socket: ServerSocket) -> Self {
         Self { socket, queue: VecDeque::new(), queued: 0, is_unflushed: false }
     }
 
@@ -122,6 +122,6 @@ impl ClientSocket {
     /// Sends the answer to the server's close frame.
     pub(crate) async fn answer_close(mut self) {
         let ended = async { while !matches!(self.turn(true).await, ClientSocketEvent::Broken(_)) {} };
-        clock::timeout(CLOSE_WITHIN, ended).await;
+        client_clock::timeout(CLOSE_WITHIN, ended).await;
     }
 }

@@ -14,13 +14,13 @@ use tokio_tungstenite::{
 };
 
 use crate::{
-    Error, clock,
+    Error, client_clock,
+    client_state::SandboxRef,
     options::Connection,
     retry_policy::{self, RetryPolicy},
-    state::Place,
 };
 
-pub(crate) type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
+pub(crate) type ServerSocket = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
 const SUBPROTOCOL: &str = "baton.v1";
 /// Frames from the server stay below 1 MiB.
@@ -83,10 +83,10 @@ impl Cookies {
 /// Opens a WebSocket: to the sandbox at `place`, or to a new one.
 pub(crate) async fn connect(
     address: &Address,
-    place: Option<&Place>,
+    place: Option<&SandboxRef>,
     cookies: &mut Cookies,
     options: &Connection,
-) -> Result<Socket, RetryPolicy> {
+) -> Result<ServerSocket, RetryPolicy> {
     let path = place.map_or_else(|| "/create".to_owned(), |place| format!("/attach/{}", place.id));
     let mut request = format!("{}{path}", address.0).into_client_request().map_err(|error| judge(&error))?;
     let headers = request.headers_mut();
@@ -95,7 +95,7 @@ pub(crate) async fn connect(
         headers.append(name, value);
     }
     if let Some(auth) = &options.auth {
-        let given = clock::timeout(options.connect_within, auth.headers_for(address)).await;
+        let given = client_clock::timeout(options.connect_within, auth.headers_for(address)).await;
         let given = given.unwrap_or(Err(Error::Auth(format!("they did not come within {:?}", options.connect_within))));
         for (name, value) in given.map_err(|error| RetryPolicy::Retry { error, elsewhere: false })? {
             let (name, value) = header_of(&name, &value)?;
@@ -118,7 +118,8 @@ pub(crate) async fn connect(
         .max_message_size(Some(MAX_MESSAGE))
         .max_frame_size(Some(MAX_MESSAGE))
         .read_buffer_size(READ_BUFFER);
-    let opened = clock::timeout(options.connect_within, connect_async_with_config(request, Some(config), true)).await;
+    let opened =
+        client_clock::timeout(options.connect_within, connect_async_with_config(request, Some(config), true)).await;
     match opened {
         Some(Ok((socket, response))) => {
             cookies.take(response.headers());

@@ -11,30 +11,30 @@ use std::{collections::BTreeMap, sync::Arc};
 use baton_protocol::{
     event::Update,
     id::ExecId,
-    request::{Config, Request},
+    request::{Request, SandboxConfig},
 };
 use tokio::sync::{Notify, broadcast, mpsc, oneshot, watch};
 
 use crate::{
     Error,
+    client_clock::{self, Instant},
+    client_exec::ClientExec,
+    client_session::Session,
     client_socket::ClientSocket,
-    clock::{self, Instant},
+    client_state::SandboxState,
     connect::{Address, Cookies, connect},
-    exec::Exec,
     options::Connection,
     retry_policy::RetryPolicy,
-    session::Session,
-    state::SandboxState,
 };
 
 #[derive(Debug)]
-pub(crate) enum Command {
+pub(crate) enum ConnectionCommand {
     /// Starts a command, or follows one that is known to run.
-    Exec(Arc<Exec>),
+    Exec(Arc<ClientExec>),
     /// A request whose caller waits for an answer; `sent` reports when it was sent.
     Ask {
         request: Request,
-        sent: oneshot::Sender<Sent>,
+        sent: oneshot::Sender<SentMark>,
     },
     /// A request without an answer.
     Tell(Request),
@@ -43,27 +43,27 @@ pub(crate) enum Command {
 
 /// When a request was sent: how much had been received by then, and in which session.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sent {
+pub(crate) struct SentMark {
     pub(crate) heard: u64,
     pub(crate) session: u64,
 }
 
 #[derive(Debug)]
-pub(crate) struct Link {
+pub(crate) struct ConnectionContext {
     pub(crate) address: Address,
     pub(crate) options: Connection,
     /// Used for a sandbox that does not exist yet.
-    pub(crate) config: Config,
+    pub(crate) config: SandboxConfig,
     pub(crate) cookies: Cookies,
-    pub(crate) commands: mpsc::Receiver<Command>,
+    pub(crate) commands: mpsc::Receiver<ConnectionCommand>,
     /// Notified when a handle reads, writes or is dropped.
     pub(crate) look: Arc<Notify>,
     pub(crate) mirror: watch::Sender<SandboxState>,
     pub(crate) updates: broadcast::Sender<Update>,
-    pub(crate) execs: BTreeMap<ExecId, Arc<Exec>>,
+    pub(crate) execs: BTreeMap<ExecId, Arc<ClientExec>>,
 }
 
-impl Link {
+impl ConnectionContext {
     pub(crate) async fn run(mut self) {
         let end = self.follow().await;
         self.end(&end);
@@ -96,11 +96,11 @@ impl Link {
             if now_sessions > sessions {
                 (attempt, give_up) = (0, None);
             }
-            let now = clock::now();
+            let now = client_clock::now();
             if now >= *give_up.get_or_insert(now + patience) {
                 return error;
             }
-            clock::sleep_until(now + clock::pause(attempt, clock::dice())).await;
+            client_clock::sleep_until(now + client_clock::pause(attempt, client_clock::dice())).await;
             attempt += 1;
         }
     }
@@ -132,7 +132,7 @@ impl Link {
         }
         self.commands.close();
         while let Ok(command) = self.commands.try_recv() {
-            if let Command::Exec(exec) = command {
+            if let ConnectionCommand::Exec(exec) = command {
                 exec.ended(Err(error.clone()));
             }
         }
@@ -140,7 +140,7 @@ impl Link {
 }
 
 /// Also runs when the task is dropped midway, so that no caller waits forever.
-impl Drop for Link {
+impl Drop for ConnectionContext {
     fn drop(&mut self) {
         self.end(&Error::Ended("its handle was dropped".into()));
     }

@@ -13,11 +13,11 @@ mod working;
 use std::{fmt, fs, os::unix::fs::MetadataExt, path::Path, sync::Arc, time::Duration};
 
 use baton_files::{Fault, Trust};
-use baton_protocol::file::{Entry, Work};
+use baton_protocol::file_work::{FileEntry, Work};
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
 
-use self::{bridge::Part, working::Working};
+use self::{bridge::BridgePart, working::Working};
 use crate::{Error, Exec, Sandbox};
 
 /// Called with the number of further bytes that were transferred.
@@ -144,7 +144,7 @@ impl Sandbox {
     }
 
     /// Lists a directory, or with depth 0 `path` itself; links are not followed.
-    pub async fn list_files(&self, path: &str, depth: u32) -> Result<Vec<Entry>, Error> {
+    pub async fn list_files(&self, path: &str, depth: u32) -> Result<Vec<FileEntry>, Error> {
         let work = Work::ListFiles { path: path.to_owned(), depth };
         let mut working = self.work(work, &Transfer::default()).await?;
         let mut text = Vec::new();
@@ -190,7 +190,7 @@ impl Sandbox {
         let feed = async move {
             while let Some(part) = parts.recv().await {
                 match part {
-                    Part::Data(bytes) => {
+                    BridgePart::Data(bytes) => {
                         let count = bytes.len();
                         // The work's outcome tells why it stopped reading.
                         if control.write_stdin(bytes).await.is_err() {
@@ -198,7 +198,7 @@ impl Sandbox {
                         }
                         how.moved(count);
                     }
-                    Part::End => return control.close_stdin(),
+                    BridgePart::End => return control.close_stdin(),
                 }
             }
             // A partial file must not be written.
@@ -240,13 +240,13 @@ impl Sandbox {
                 Ok(Some(bytes)) => {
                     let count = bytes.len();
                     // The receiver reports itself why it stopped.
-                    if parts.send(Part::Data(bytes)).await.is_err() {
+                    if parts.send(BridgePart::Data(bytes)).await.is_err() {
                         break;
                     }
                     how.moved(count);
                 }
                 Ok(None) => {
-                    let _ = parts.send(Part::End).await;
+                    let _ = parts.send(BridgePart::End).await;
                     break;
                 }
                 Err(error) => {

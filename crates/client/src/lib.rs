@@ -46,38 +46,38 @@
 //! output and input arrives once. Whatever cannot be resumed ends with a typed [`Error`].
 
 mod auth;
+mod client_clock;
+mod client_exec;
+mod client_session;
 mod client_socket;
-mod clock;
+mod client_state;
 mod connect;
 mod connection;
 mod error;
-mod exec;
 mod files;
 mod options;
 mod retry_policy;
 mod running;
 mod sandbox;
-mod session;
-mod state;
-mod stdin;
+mod stdin_buffer;
 mod stream;
 
 pub use baton_protocol::{
-    event::{ExecView, Output, Status, Token, Update},
-    file::{Entry, Kind as FileKind},
+    event::{ExecView, Status, StdStream, Token, Update},
+    file_work::{FileEntry, FileKind},
     id::{CheckpointId, ExecId, InstanceId, SandboxId, SnapshotName},
     limits::{Cpus, Limits},
-    request::{Config, Idle, Language, Offsets},
+    request::{Idle, Language, Offsets, SandboxConfig},
 };
 
 pub use self::{
     auth::{Auth, Headers},
+    client_exec::Outcome,
+    client_state::SandboxRef,
     error::Error,
-    exec::Outcome,
     files::{FileMode, OnBytes, OnLeftOut, Reading, Transfer},
     options::{Connection, Exec, OnStatus, Options},
     running::{Collected, Control, OutputStream, Running},
-    sandbox::{Checkpoint, Sandbox},
-    state::Place,
+    sandbox::{CheckpointOptions, Sandbox},
     stream::Chunk,
 };

@@ -5,9 +5,9 @@ use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 use baton_protocol::{
     agent::Pty,
     event::Update,
-    file::Work,
+    file_work::Work,
     id::ExecId,
-    request::{self, Command, Config, Language},
+    request::{self, Command, Language, SandboxConfig},
 };
 
 use crate::Auth;
@@ -15,7 +15,7 @@ use crate::Auth;
 /// How [`Sandbox::create`](crate::Sandbox::create) makes a sandbox and connects to it.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    pub config: Config,
+    pub config: SandboxConfig,
     pub connection: Connection,
 }
 
@@ -76,7 +76,7 @@ impl fmt::Debug for Connection {
 /// let sum = Exec::code(Language::Python, "print(1 + 1)");
 /// ```
 #[derive(Clone)]
-pub struct Exec(pub(crate) request::Exec);
+pub struct Exec(pub(crate) request::ExecRequest);
 
 impl Exec {
     pub fn argv<S: Into<String>>(argv: impl IntoIterator<Item = S>) -> Self {
@@ -94,7 +94,7 @@ impl Exec {
     }
 
     fn of(command: Command) -> Self {
-        Self(request::Exec {
+        Self(request::ExecRequest {
             exec_id: None,
             command,
             env: BTreeMap::new(),

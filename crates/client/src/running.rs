@@ -7,15 +7,15 @@ use std::{
     task::{Context, Poll},
 };
 
-use baton_protocol::{event::Output, id::ExecId, request::Request};
+use baton_protocol::{event::StdStream, id::ExecId, request::Request};
 use bytes::Bytes;
 use futures::Stream;
 use tokio::sync::mpsc;
 
 use crate::{
     Error,
-    connection::Command,
-    exec::{Exec, Outcome, Stage},
+    client_exec::{ClientExec, ExecStage, Outcome},
+    connection::ConnectionCommand,
     stream::Chunk,
 };
 
@@ -59,10 +59,10 @@ impl Collected {
 }
 
 impl Running {
-    pub(crate) fn new(exec: Arc<Exec>, commands: mpsc::Sender<Command>) -> Self {
+    pub(crate) fn new(exec: Arc<ClientExec>, commands: mpsc::Sender<ConnectionCommand>) -> Self {
         Self {
-            stdout: Some(OutputStream { exec: exec.clone(), output: Output::Stdout }),
-            stderr: Some(OutputStream { exec: exec.clone(), output: Output::Stderr }),
+            stdout: Some(OutputStream { exec: exec.clone(), output: StdStream::Stdout }),
+            stderr: Some(OutputStream { exec: exec.clone(), output: StdStream::Stderr }),
             control: Control { exec, commands },
         }
     }
@@ -73,8 +73,8 @@ impl Running {
 
     /// The next piece of output, in order of arrival; `None` when no more will follow.
     /// Skips a stream that was taken.
-    pub async fn next(&mut self) -> Option<(Output, Chunk)> {
-        let outputs: Vec<Output> =
+    pub async fn next(&mut self) -> Option<(StdStream, Chunk)> {
+        let outputs: Vec<StdStream> =
             [&self.stdout, &self.stderr].into_iter().flatten().map(|stream| stream.output).collect();
         poll_fn(|context| self.control.exec.poll_any(&outputs, context)).await
     }
@@ -101,8 +101,8 @@ impl Running {
         let mut collected = Collected::default();
         while let Some((output, chunk)) = self.next().await {
             let bytes = match output {
-                Output::Stdout => &mut collected.stdout,
-                Output::Stderr => &mut collected.stderr,
+                StdStream::Stdout => &mut collected.stdout,
+                StdStream::Stderr => &mut collected.stderr,
             };
             match chunk {
                 Chunk::Data(data) => bytes.extend_from_slice(&data),
@@ -150,8 +150,8 @@ impl Running {
 /// Input and signals of a command.
 #[derive(Clone, Debug)]
 pub struct Control {
-    exec: Arc<Exec>,
-    commands: mpsc::Sender<Command>,
+    exec: Arc<ClientExec>,
+    commands: mpsc::Sender<ConnectionCommand>,
 }
 
 impl Control {
@@ -186,23 +186,23 @@ impl Control {
     pub(crate) fn give_up(&self) {
         let signal = Request::Signal { exec_id: self.exec.id.clone(), signal: "TERM".to_owned() };
         // Without a connection, the work ends with the next session or with the sandbox.
-        let _ = self.commands.try_send(Command::Tell(signal));
+        let _ = self.commands.try_send(ConnectionCommand::Tell(signal));
     }
 
     /// Sends a request about the command, unless it has ended.
     async fn tell(&self, request: Request) -> Result<(), Error> {
-        if let Stage::Ended(end) = &*self.exec.stage.borrow() {
+        if let ExecStage::Ended(end) = &*self.exec.stage.borrow() {
             return end.clone().map(|_| ());
         }
-        let sent = self.commands.send(Command::Tell(request)).await;
+        let sent = self.commands.send(ConnectionCommand::Tell(request)).await;
         sent.map_err(|_| Error::Ended("its sandbox was let go".into()))
     }
 
     async fn ended(&self) -> Result<Outcome, Error> {
         let mut stage = self.exec.stage.subscribe();
-        match stage.wait_for(|stage| matches!(stage, Stage::Ended(_))).await.as_deref() {
-            Ok(Stage::Ended(end)) => end.clone(),
-            Ok(Stage::Asked | Stage::Started) | Err(_) => Err(Error::Ended("its sandbox was let go".into())),
+        match stage.wait_for(|stage| matches!(stage, ExecStage::Ended(_))).await.as_deref() {
+            Ok(ExecStage::Ended(end)) => end.clone(),
+            Ok(ExecStage::Asked | ExecStage::Started) | Err(_) => Err(Error::Ended("its sandbox was let go".into())),
         }
     }
 }
@@ -210,8 +210,8 @@ impl Control {
 /// One stream of a command's output. Dropping it discards the rest and does not block the command.
 #[derive(Debug)]
 pub struct OutputStream {
-    exec: Arc<Exec>,
-    output: Output,
+    exec: Arc<ClientExec>,
+    output: StdStream,
 }
 
 impl OutputStream {

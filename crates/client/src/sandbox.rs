@@ -13,12 +13,12 @@ use tokio::{
 };
 
 use crate::{
-    Collected, Error, Exec, Options, Running, clock,
+    Collected, Error, Exec, Options, Running, client_clock,
+    client_exec::{self, ExecStage},
+    client_state::{SandboxRef, SandboxState},
     connect::{Address, Cookies},
-    connection::{Command, Link, Sent},
-    exec::{self, Stage},
+    connection::{ConnectionCommand, ConnectionContext, SentMark},
     options::Connection,
-    state::{Place, SandboxState},
 };
 
 /// How many requests may wait for a connection.
@@ -31,9 +31,9 @@ const UPDATES: usize = 256;
 /// Dropping it closes the connection; the sandbox lives on until its idle timeout.
 #[derive(Debug)]
 pub struct Sandbox {
-    place: Place,
+    place: SandboxRef,
     answer_within: Duration,
-    commands: mpsc::Sender<Command>,
+    commands: mpsc::Sender<ConnectionCommand>,
     look: Arc<Notify>,
     mirror: watch::Receiver<SandboxState>,
     updates: broadcast::Sender<Update>,
@@ -43,7 +43,7 @@ pub struct Sandbox {
 
 /// How to take a checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Checkpoint {
+pub struct CheckpointOptions {
     /// Includes running commands. Without this, the checkpoint is refused while a command runs.
     pub live: bool,
     /// Keeps the sandbox running here afterwards. Without this, the session ends.
@@ -63,16 +63,16 @@ impl Sandbox {
 
     pub async fn attach_with(url: &str, id: SandboxId, token: Token, connection: Connection) -> Result<Self, Error> {
         let options = Options { connection, ..Options::default() };
-        Self::open(url, Some(Place { id, token }), options).await
+        Self::open(url, Some(SandboxRef { id, token }), options).await
     }
 
-    async fn open(url: &str, place: Option<Place>, options: Options) -> Result<Self, Error> {
+    async fn open(url: &str, place: Option<SandboxRef>, options: Options) -> Result<Self, Error> {
         let Connection { start_within, answer_within, .. } = options.connection;
         let (commands, receiver) = mpsc::channel(COMMANDS);
         let (sender, mut mirror) = watch::channel(SandboxState::of(place));
         let updates = broadcast::Sender::new(UPDATES);
         let look = Arc::new(Notify::new());
-        let link = Link {
+        let link = ConnectionContext {
             address: Address::parse(url)?,
             options: options.connection,
             config: options.config,
@@ -86,7 +86,7 @@ impl Sandbox {
         let mut task = JoinSet::new();
         task.spawn(link.run());
         let started = mirror.wait_for(|mirror| mirror.sessions > 0 || mirror.end.is_some());
-        let place = match clock::timeout(start_within, started).await {
+        let place = match client_clock::timeout(start_within, started).await {
             None => return Err(Error::Timeout(start_within)),
             Some(Err(_)) => return Err(Error::Ended("its task stopped".into())),
             Some(Ok(mirror)) => match (&mirror.end, &mirror.place) {
@@ -138,12 +138,12 @@ impl Sandbox {
         let id = match &request.exec_id {
             Some(id) => id.clone(),
             None => {
-                let text = format!("x{:016x}", clock::dice());
+                let text = format!("x{:016x}", client_clock::dice());
                 ExecId::parse(&text).map_err(|error| Error::Protocol(error.to_string()))?
             }
         };
         request.exec_id = Some(id.clone());
-        self.begin(exec::Exec::new(id, Some(request), Offsets::default(), self.look.clone())).await
+        self.begin(client_exec::ClientExec::new(id, Some(request), Offsets::default(), self.look.clone())).await
     }
 
     /// Runs a command to its end and collects its output. Non-zero exit codes are outcomes, not errors.
@@ -172,22 +172,22 @@ impl Sandbox {
             let message = "the sandbox knows no such command".to_owned();
             return Err(Error::Refused { status: Status::ExecutionError, message });
         }
-        let mut exec = exec::Exec::new(id.clone(), None, from, self.look.clone());
+        let mut exec = client_exec::ClientExec::new(id.clone(), None, from, self.look.clone());
         exec.is_peek = is_peek;
         self.begin(exec).await
     }
 
-    async fn begin(&self, exec: exec::Exec) -> Result<Running, Error> {
+    async fn begin(&self, exec: client_exec::ClientExec) -> Result<Running, Error> {
         let exec = Arc::new(exec);
         let mut stage = exec.stage.subscribe();
         let running = Running::new(exec.clone(), self.commands.clone());
-        self.command(Command::Exec(exec)).await?;
-        let answered = stage.wait_for(|stage| !matches!(stage, Stage::Asked));
-        match clock::timeout(self.answer_within, answered).await {
+        self.command(ConnectionCommand::Exec(exec)).await?;
+        let answered = stage.wait_for(|stage| !matches!(stage, ExecStage::Asked));
+        match client_clock::timeout(self.answer_within, answered).await {
             None => Err(Error::Timeout(self.answer_within)),
             Some(Ok(stage)) => match &*stage {
-                Stage::Ended(Err(error)) => Err(error.clone()),
-                Stage::Asked | Stage::Started | Stage::Ended(Ok(_)) => Ok(running),
+                ExecStage::Ended(Err(error)) => Err(error.clone()),
+                ExecStage::Asked | ExecStage::Started | ExecStage::Ended(Ok(_)) => Ok(running),
             },
             Some(Err(_)) => Err(self.end()),
         }
@@ -195,10 +195,10 @@ impl Sandbox {
 
     /// Saves memory and files; the session ends, and the sandbox can be attached again anywhere.
     pub async fn checkpoint(&self) -> Result<CheckpointId, Error> {
-        self.checkpoint_with(Checkpoint::default()).await
+        self.checkpoint_with(CheckpointOptions::default()).await
     }
 
-    pub async fn checkpoint_with(&self, how: Checkpoint) -> Result<CheckpointId, Error> {
+    pub async fn checkpoint_with(&self, how: CheckpointOptions) -> Result<CheckpointId, Error> {
         let request = Request::Checkpoint { live: how.live, keep_running: how.keep_running };
         let answers = [Status::Checkpointed, Status::CheckpointError, Status::ExecutionInProgressError];
         let answer = self.ask(request, |mirror, sent| mirror.since(sent.heard, &answers).cloned()).await?;
@@ -229,11 +229,11 @@ impl Sandbox {
     }
 
     /// Makes copies of this sandbox, each of which can be attached to.
-    pub async fn fork(&self, count: u32) -> Result<Vec<Place>, Error> {
+    pub async fn fork(&self, count: u32) -> Result<Vec<SandboxRef>, Error> {
         let refusals = [Status::Error, Status::CheckpointError, Status::CreationError];
         self.ask(Request::Fork { count }, |mirror, sent| {
             let copies = mirror.forked_since(sent.heard).map(|copies| {
-                let place = |copy: &baton_protocol::event::Copied| Place {
+                let place = |copy: &baton_protocol::event::Copied| SandboxRef {
                     id: copy.sandbox_id.clone(),
                     token: copy.sandbox_token.clone(),
                 };
@@ -279,14 +279,18 @@ impl Sandbox {
 
     /// Closes the connection cleanly and leaves the sandbox as it is.
     pub async fn close(mut self) {
-        if self.command(Command::Close).await.is_ok() {
+        if self.command(ConnectionCommand::Close).await.is_ok() {
             let closed = self.mirror.wait_for(|mirror| mirror.end.is_some());
-            let _ = clock::timeout(Duration::from_secs(5), closed).await;
+            let _ = client_clock::timeout(Duration::from_secs(5), closed).await;
         }
     }
 
     /// Sends a request that only the current session can answer.
-    async fn ask<T>(&self, request: Request, answer: impl Fn(&SandboxState, Sent) -> Option<T>) -> Result<T, Error> {
+    async fn ask<T>(
+        &self,
+        request: Request,
+        answer: impl Fn(&SandboxState, SentMark) -> Option<T>,
+    ) -> Result<T, Error> {
         self.wait(request, |mirror, sent| {
             if let Some(answer) = answer(mirror, sent) {
                 return Some(Ok(answer));
@@ -304,11 +308,11 @@ impl Sandbox {
     async fn wait<T>(
         &self,
         request: Request,
-        answer: impl Fn(&SandboxState, Sent) -> Option<Result<T, Error>>,
+        answer: impl Fn(&SandboxState, SentMark) -> Option<Result<T, Error>>,
     ) -> Result<T, Error> {
         let answered = async {
             let (sent, was_sent) = oneshot::channel();
-            self.command(Command::Ask { request, sent }).await?;
+            self.command(ConnectionCommand::Ask { request, sent }).await?;
             let Ok(sent) = was_sent.await else { return Err(self.end()) };
             let mut mirror = self.mirror.clone();
             let mut found = None;
@@ -321,10 +325,10 @@ impl Sandbox {
                 .is_ok();
             if waited { found.unwrap_or_else(|| Err(self.end())) } else { Err(self.end()) }
         };
-        clock::timeout(self.answer_within, answered).await.unwrap_or(Err(Error::Timeout(self.answer_within)))
+        client_clock::timeout(self.answer_within, answered).await.unwrap_or(Err(Error::Timeout(self.answer_within)))
     }
 
-    async fn command(&self, command: Command) -> Result<(), Error> {
+    async fn command(&self, command: ConnectionCommand) -> Result<(), Error> {
         self.commands.send(command).await.map_err(|_| self.end())
     }
 

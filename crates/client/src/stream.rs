@@ -46,7 +46,7 @@ struct Item {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Pipe {
+pub(crate) struct OutputBuffer {
     queue: VecDeque<Item>,
     buffered: usize,
     received: u64,
@@ -62,7 +62,7 @@ pub(crate) struct Pipe {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hole;
 
-impl Pipe {
+impl OutputBuffer {
     pub(crate) fn starting_at(offset: u64) -> Self {
         Self { received: offset, taken: offset, acked: offset, ..Self::default() }
     }
@@ -192,7 +192,7 @@ impl Pipe {
 mod tests {
     use super::*;
 
-    fn taken(pipe: &mut Pipe) -> Vec<Chunk> {
+    fn taken(pipe: &mut OutputBuffer) -> Vec<Chunk> {
         std::iter::from_fn(|| pipe.pop()).collect()
     }
 
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn repeated_bytes_arrive_once() {
-        let mut pipe = Pipe::default();
+        let mut pipe = OutputBuffer::default();
         for (offset, text) in [(0, "abc"), (0, "abc"), (1, "bcd"), (4, "e"), (2, "c")] {
             pipe.push(offset, Bytes::from(text), 0).unwrap();
         }
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn a_hole_is_not_passed_over() {
-        let mut pipe = Pipe::default();
+        let mut pipe = OutputBuffer::default();
         assert_eq!(pipe.push(1, Bytes::from_static(b"x"), 0), Err(Hole));
         pipe.gap(10, 0);
         pipe.push(10, Bytes::from_static(b"x"), 0).unwrap();
@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn offsets_at_the_end_of_all_offsets_saturate() {
-        let mut pipe = Pipe::starting_at(u64::MAX - 1);
+        let mut pipe = OutputBuffer::starting_at(u64::MAX - 1);
         pipe.push(u64::MAX - 2, Bytes::from_static(b"abcd"), 0).unwrap();
         pipe.gap(u64::MAX, 1);
         assert_eq!((taken(&mut pipe), pipe.is_ack_due(), pipe.ack()), (vec![data("bcd")], true, u64::MAX));
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn only_what_was_read_is_acknowledged() {
-        let mut pipe = Pipe::default();
+        let mut pipe = OutputBuffer::default();
         let half = Bytes::from(vec![0; ACK_EVERY as usize / 2]);
         for n in 0..4 {
             pipe.push(n * half.len() as u64, half.clone(), n).unwrap();
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn what_nobody_reads_is_acknowledged_as_it_comes() {
-        let mut pipe = Pipe::default();
+        let mut pipe = OutputBuffer::default();
         pipe.push(0, Bytes::from_static(b"ab"), 0).unwrap();
         pipe.discard();
         pipe.push(2, Bytes::from(vec![0; ACK_EVERY as usize]), 0).unwrap();
@@ -258,7 +258,7 @@ mod tests {
 
     #[test]
     fn after_a_rewind_the_older_items_confirm_nothing() {
-        let mut pipe = Pipe::default();
+        let mut pipe = OutputBuffer::default();
         pipe.push(0, Bytes::from_static(b"abcd"), 0).unwrap();
         pipe.rewind(2, 1);
         pipe.push(2, Bytes::from_static(b"CDE"), 2).unwrap();

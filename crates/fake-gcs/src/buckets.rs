@@ -7,14 +7,14 @@ use axum::{
 use serde_json::{Value, json};
 
 use crate::{
-    Shared,
-    fault::Op,
+    SharedServer,
+    injected_fault::Op,
     json::{Reply, json_reply, refuse, reply},
-    objects::Refusal,
+    objects::ObjectRefusal,
 };
 
 /// Those somebody created or put an object into.
-pub async fn list(State(state): State<Shared>) -> Reply {
+pub async fn list(State(state): State<SharedServer>) -> Reply {
     if let Err(refusal) = state.receive(Op::List, "").await {
         return refuse(&refusal);
     }
@@ -22,13 +22,13 @@ pub async fn list(State(state): State<Shared>) -> Reply {
     json_reply(200, &json!({"kind": "storage#buckets", "items": items}))
 }
 
-pub async fn create(State(state): State<Shared>, body: Bytes) -> Reply {
+pub async fn create(State(state): State<SharedServer>, body: Bytes) -> Reply {
     if let Err(refusal) = state.receive(Op::Write, "").await {
         return refuse(&refusal);
     }
     let resource: Value = serde_json::from_slice(&body).unwrap_or_default();
     let Some(bucket) = resource["name"].as_str().filter(|name| !name.is_empty()) else {
-        return refuse(&Refusal::Invalid("Required parameter: name"));
+        return refuse(&ObjectRefusal::Invalid("Required parameter: name"));
     };
     match state.objects().create_bucket(bucket) {
         Ok(()) => json_reply(200, &describe(&state.url, bucket)),
@@ -36,12 +36,12 @@ pub async fn create(State(state): State<Shared>, body: Bytes) -> Reply {
     }
 }
 
-pub async fn get(State(state): State<Shared>, Path(bucket): Path<String>) -> Reply {
+pub async fn get(State(state): State<SharedServer>, Path(bucket): Path<String>) -> Reply {
     look(&state, &bucket, |url| describe(url, &bucket)).await
 }
 
 /// Whether folders are objects of their own, which `gcloud storage` asks first. They are not.
-pub async fn layout(State(state): State<Shared>, Path(bucket): Path<String>) -> Reply {
+pub async fn layout(State(state): State<SharedServer>, Path(bucket): Path<String>) -> Reply {
     let layout = |_: &str| {
         json!({
             "kind": "storage#storageLayout", "bucket": bucket, "location": "US", "locationType": "multi-region",
@@ -51,7 +51,7 @@ pub async fn layout(State(state): State<Shared>, Path(bucket): Path<String>) -> 
     look(&state, &bucket, layout).await
 }
 
-async fn look(state: &Shared, bucket: &str, answer: impl FnOnce(&str) -> Value) -> Reply {
+async fn look(state: &SharedServer, bucket: &str, answer: impl FnOnce(&str) -> Value) -> Reply {
     if let Err(refusal) = state.receive(Op::Get, "").await {
         return refuse(&refusal);
     }
@@ -61,7 +61,7 @@ async fn look(state: &Shared, bucket: &str, answer: impl FnOnce(&str) -> Value) 
     }
 }
 
-pub async fn delete(State(state): State<Shared>, Path(bucket): Path<String>) -> Reply {
+pub async fn delete(State(state): State<SharedServer>, Path(bucket): Path<String>) -> Reply {
     if let Err(refusal) = state.receive(Op::Delete, "").await {
         return refuse(&refusal);
     }

@@ -9,28 +9,38 @@ use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 
 use crate::{
-    Shared,
-    answer::send,
-    fault::Op,
+    SharedServer,
+    injected_fault::Op,
     json::{Parameters, Reply, about, condition, conditions, describe, json_reply, merge, refuse, reply},
-    objects::{About, Attributes, Condition, Object, Refusal},
+    objects::{Attributes, Condition, DeclaredAttributes, FakeObject, ObjectRefusal},
+    responses::send,
 };
 
 type Named = Path<(String, String)>;
-type Done = Result<Reply, Refusal>;
+type Done = Result<Reply, ObjectRefusal>;
 
 /// `PATCH`: what the body names becomes other.
-pub async fn patch(state: State<Shared>, place: Named, Query(parameters): Query<Parameters>, body: Bytes) -> Reply {
+pub async fn patch(
+    state: State<SharedServer>,
+    place: Named,
+    Query(parameters): Query<Parameters>,
+    body: Bytes,
+) -> Reply {
     change(state, place, &parameters, &body, |_| {}).await
 }
 
 /// `PUT`: what the body does not name goes.
-pub async fn update(state: State<Shared>, place: Named, Query(parameters): Query<Parameters>, body: Bytes) -> Reply {
+pub async fn update(
+    state: State<SharedServer>,
+    place: Named,
+    Query(parameters): Query<Parameters>,
+    body: Bytes,
+) -> Reply {
     change(state, place, &parameters, &body, |attributes| *attributes = Attributes::default()).await
 }
 
 async fn change(
-    State(state): State<Shared>,
+    State(state): State<SharedServer>,
     Path((bucket, name)): Named,
     parameters: &Parameters,
     body: &Bytes,
@@ -38,7 +48,7 @@ async fn change(
 ) -> Reply {
     let work = || {
         let patch = if body.is_empty() { Ok(Value::Null) } else { serde_json::from_slice(body) };
-        let patch = patch.map_err(|_| Refusal::Invalid("Parse Error"))?;
+        let patch = patch.map_err(|_| ObjectRefusal::Invalid("Parse Error"))?;
         let changed = state.objects().patch(&bucket, &name, condition(parameters), |attributes| {
             first(attributes);
             merge(attributes, &patch);
@@ -49,7 +59,7 @@ async fn change(
 }
 
 pub async fn delete(
-    State(state): State<Shared>,
+    State(state): State<SharedServer>,
     Path((bucket, name)): Named,
     Query(parameters): Query<Parameters>,
 ) -> Reply {
@@ -64,14 +74,14 @@ pub async fn delete(
 
 /// `POST …/o/OBJECT/compose`, `…/o/OBJECT/copyTo/b/BUCKET/o/OBJECT` and the same with `rewriteTo`.
 pub async fn post(
-    State(state): State<Shared>,
+    State(state): State<SharedServer>,
     Path((bucket, _)): Named,
     uri: Uri,
     Query(parameters): Query<Parameters>,
     body: Bytes,
 ) -> Reply {
     let resource: Value = serde_json::from_slice(&body).unwrap_or_default();
-    let Some(verb) = verb(uri.path()) else { return refuse(&Refusal::Unimplemented) };
+    let Some(verb) = verb(uri.path()) else { return refuse(&ObjectRefusal::Unimplemented) };
     match verb {
         Verb::Compose { target } => {
             let work = || compose(&state, &bucket, &target, &parameters, &resource);
@@ -99,7 +109,7 @@ pub async fn post(
 }
 
 /// One change: counted, with the fault that is due.
-async fn perform(state: &Shared, op: Op, name: &str, work: impl FnOnce() -> Done) -> Reply {
+async fn perform(state: &SharedServer, op: Op, name: &str, work: impl FnOnce() -> Done) -> Reply {
     let plan = match state.receive(op, name).await {
         Ok(plan) => plan,
         Err(refusal) => return refuse(&refusal),
@@ -108,7 +118,7 @@ async fn perform(state: &Shared, op: Op, name: &str, work: impl FnOnce() -> Done
     send(answer, &plan).await
 }
 
-fn shown(state: &Shared, bucket: &str, name: &str, object: &Object) -> Reply {
+fn shown(state: &SharedServer, bucket: &str, name: &str, object: &FakeObject) -> Reply {
     json_reply(200, &describe(&state.url, bucket, name, object, object.md5()))
 }
 
@@ -132,7 +142,7 @@ fn verb(path: &str) -> Option<Verb> {
     }
 }
 
-fn compose(state: &Shared, bucket: &str, target: &str, parameters: &Parameters, resource: &Value) -> Done {
+fn compose(state: &SharedServer, bucket: &str, target: &str, parameters: &Parameters, resource: &Value) -> Done {
     let number = |value: &Value| value.as_i64().or_else(|| value.as_str()?.parse().ok());
     let sources = resource["sourceObjects"].as_array().into_iter().flatten().map(|source| {
         let wanted =
@@ -147,12 +157,12 @@ fn compose(state: &Shared, bucket: &str, target: &str, parameters: &Parameters, 
 }
 
 fn copy(
-    state: &Shared,
+    state: &SharedServer,
     (bucket, source): (&str, &str),
     (to, target): (&str, &str),
     parameters: &Parameters,
     resource: &Value,
-) -> Result<Object, Refusal> {
+) -> Result<FakeObject, ObjectRefusal> {
     let wanted = parameters.get("sourceGeneration").and_then(|text| text.parse().ok());
     let mut objects = state.objects();
     let object = objects.get_generation(bucket, source, wanted)?.clone();
@@ -163,7 +173,7 @@ fn copy(
         attributes = Attributes::default();
         merge(&mut attributes, resource);
     }
-    let about = About { attributes, crc32c: Some(object.crc32c), md5: None };
+    let about = DeclaredAttributes { attributes, crc32c: Some(object.crc32c), md5: None };
     objects.put(to, target, object.data, &about, condition(parameters))
 }
 

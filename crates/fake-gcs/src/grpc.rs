@@ -11,22 +11,22 @@ use http_body_util::{BodyExt, Full};
 use prost::Message;
 
 use crate::{
-    Shared, drop_connection,
-    fault::Op,
+    SharedServer, drop_connection,
+    injected_fault::Op,
     json::{Reply, reply},
     listing::{LONGEST_PAGE, Query},
-    objects::{About, Attributes, Condition, Object, Refusal},
+    objects::{Attributes, Condition, DeclaredAttributes, FakeObject, ObjectRefusal},
     proto,
 };
 
 /// Five bytes before every message: not compressed, and its length.
 const PREFIX: usize = 5;
 
-pub async fn serve(State(state): State<Shared>, Path(method): Path<String>, body: Body) -> Reply {
-    let Ok(body) = body.collect().await else { return refuse(&Refusal::Unavailable) };
+pub async fn serve(State(state): State<SharedServer>, Path(method): Path<String>, body: Body) -> Reply {
+    let Ok(body) = body.collect().await else { return refuse(&ObjectRefusal::Unavailable) };
     let mut body = body.to_bytes();
     if body.len() < PREFIX {
-        return refuse(&Refusal::Invalid("No message."));
+        return refuse(&ObjectRefusal::Invalid("No message."));
     }
     match call(&state, &method, body.split_off(PREFIX)).await {
         Ok(answer) => {
@@ -42,7 +42,7 @@ pub async fn serve(State(state): State<Shared>, Path(method): Path<String>, body
     }
 }
 
-async fn call(state: &Shared, method: &str, message: Bytes) -> Result<Vec<u8>, Refusal> {
+async fn call(state: &SharedServer, method: &str, message: Bytes) -> Result<Vec<u8>, ObjectRefusal> {
     match method {
         "GetObject" => {
             let asked: proto::GetObject = decode(message)?;
@@ -68,24 +68,24 @@ async fn call(state: &Shared, method: &str, message: Bytes) -> Result<Vec<u8>, R
         }
         "ComposeObject" => {
             let asked: proto::ComposeObject = decode(message)?;
-            let target = asked.destination.ok_or(Refusal::Invalid("No destination."))?;
+            let target = asked.destination.ok_or(ObjectRefusal::Invalid("No destination."))?;
             let lose = state.receive(Op::Compose, &target.name).await?.lose_reply;
             let pinned = |generation| (generation != 0).then_some(generation);
             let sources: Vec<_> =
                 asked.sources.into_iter().map(|s| (s.name, condition(pinned(s.generation), None))).collect();
             let content_type = (!target.content_type.is_empty()).then_some(target.content_type);
             let attributes = Attributes { content_type, metadata: target.metadata, ..Attributes::default() };
-            let about = About { attributes, ..About::default() };
+            let about = DeclaredAttributes { attributes, ..DeclaredAttributes::default() };
             let condition = condition(asked.if_generation_match, None);
             let bucket = bucket(&target.bucket);
             let object = state.objects().compose(bucket, &target.name, &sources, &about, condition)?;
             answer(lose, &describe(bucket, &target.name, &object))
         }
-        _ => Err(Refusal::Unimplemented),
+        _ => Err(ObjectRefusal::Unimplemented),
     }
 }
 
-fn list(state: &Shared, asked: &proto::ListObjects) -> Result<proto::Listed, Refusal> {
+fn list(state: &SharedServer, asked: &proto::ListObjects) -> Result<proto::ListObjectsResponse, ObjectRefusal> {
     let bucket = bucket(&asked.parent);
     let objects = state.objects();
     let limit = usize::try_from(asked.page_size).unwrap_or(0);
@@ -98,14 +98,14 @@ fn list(state: &Shared, asked: &proto::ListObjects) -> Result<proto::Listed, Ref
     };
     let page = objects.list(bucket, query)?;
     state.listed.fetch_add(page.objects.len() as u64, Ordering::SeqCst);
-    Ok(proto::Listed {
+    Ok(proto::ListObjectsResponse {
         next_page_token: page.next.unwrap_or_default().to_owned(),
         objects: page.objects.into_iter().map(|(name, object)| describe(bucket, name, object)).collect(),
     })
 }
 
-fn describe(bucket: &str, name: &str, object: &Object) -> proto::Object {
-    proto::Object {
+fn describe(bucket: &str, name: &str, object: &FakeObject) -> proto::ObjectResource {
+    proto::ObjectResource {
         name: name.to_owned(),
         bucket: format!("projects/_/buckets/{bucket}"),
         generation: object.generation,
@@ -132,15 +132,15 @@ fn condition(is: Option<i64>, is_not: Option<i64>) -> Condition {
     Condition { is, is_not, ..Condition::default() }
 }
 
-fn answer(lose: bool, message: &impl Message) -> Result<Vec<u8>, Refusal> {
+fn answer(lose: bool, message: &impl Message) -> Result<Vec<u8>, ObjectRefusal> {
     if lose {
         drop_connection();
     }
     Ok(message.encode_to_vec())
 }
 
-fn decode<T: Message + Default>(message: Bytes) -> Result<T, Refusal> {
-    T::decode(message).map_err(|_| Refusal::Invalid("Malformed message."))
+fn decode<T: Message + Default>(message: Bytes) -> Result<T, ObjectRefusal> {
+    T::decode(message).map_err(|_| ObjectRefusal::Invalid("Malformed message."))
 }
 
 /// `projects/_/buckets/NAME` is what the client says.
@@ -148,19 +148,19 @@ fn bucket(resource: &str) -> &str {
     resource.rsplit('/').next().unwrap_or(resource)
 }
 
-fn refuse(refusal: &Refusal) -> Reply {
+fn refuse(refusal: &ObjectRefusal) -> Reply {
     let (code, message) = match refusal {
-        Refusal::NoBucket => ("5", "The specified bucket does not exist."),
-        Refusal::NoObject(_) => ("5", "No such object."),
-        Refusal::Conflict(why) => ("6", *why),
-        Refusal::Precondition => ("9", "At least one of the pre-conditions you specified did not hold."),
-        Refusal::NotModified => ("10", "Not modified."),
-        Refusal::Invalid(why) => ("3", *why),
-        Refusal::TooMany | Refusal::Status(429) => ("8", "Rate limit."),
-        Refusal::Unimplemented => ("12", "Not implemented."),
-        Refusal::Status(401) => ("16", "A fault was asked for."),
-        Refusal::Status(403) => ("7", "A fault was asked for."),
-        Refusal::Unavailable | Refusal::Status(_) => ("14", "Try again."),
+        ObjectRefusal::NoBucket => ("5", "The specified bucket does not exist."),
+        ObjectRefusal::NoObject(_) => ("5", "No such object."),
+        ObjectRefusal::Conflict(why) => ("6", *why),
+        ObjectRefusal::Precondition => ("9", "At least one of the pre-conditions you specified did not hold."),
+        ObjectRefusal::NotModified => ("10", "Not modified."),
+        ObjectRefusal::Invalid(why) => ("3", *why),
+        ObjectRefusal::TooMany | ObjectRefusal::Status(429) => ("8", "Rate limit."),
+        ObjectRefusal::Unimplemented => ("12", "Not implemented."),
+        ObjectRefusal::Status(401) => ("16", "A fault was asked for."),
+        ObjectRefusal::Status(403) => ("7", "A fault was asked for."),
+        ObjectRefusal::Unavailable | ObjectRefusal::Status(_) => ("14", "Try again."),
     };
     let mut answer = framed(reply(200, Body::empty()));
     answer.headers_mut().insert("grpc-status", HeaderValue::from_static(code));

@@ -10,7 +10,7 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Value, json};
 
-use crate::objects::{About, Attributes, Condition, Object, Refusal};
+use crate::objects::{Attributes, Condition, DeclaredAttributes, FakeObject, ObjectRefusal};
 
 pub type Reply = Response<Body>;
 pub type Parameters = HashMap<String, String>;
@@ -19,7 +19,7 @@ pub type Parameters = HashMap<String, String>;
 const IN_NAMES: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
 /// An object's resource. The MD5 is the caller's choice: it may take a while.
-pub fn describe(url: &str, bucket: &str, name: &str, object: &Object, md5: Option<[u8; 16]>) -> Value {
+pub fn describe(url: &str, bucket: &str, name: &str, object: &FakeObject, md5: Option<[u8; 16]>) -> Value {
     let time = |time| humantime::format_rfc3339_millis(time).to_string();
     let place = format!("storage/v1/b/{bucket}/o/{}", utf8_percent_encode(name, IN_NAMES));
     let generation = object.generation.to_string();
@@ -47,7 +47,7 @@ pub fn describe(url: &str, bucket: &str, name: &str, object: &Object, md5: Optio
 }
 
 /// Another one for every change of content or attributes.
-pub fn etag(object: &Object) -> String {
+pub fn etag(object: &FakeObject) -> String {
     BASE64_STANDARD.encode(format!("{}/{}", object.generation, object.metageneration))
 }
 
@@ -101,11 +101,11 @@ pub fn merge(attributes: &mut Attributes, patch: &Value) {
 }
 
 /// What a resource that comes with an upload says.
-pub fn about(resource: &Value) -> About {
+pub fn about(resource: &Value) -> DeclaredAttributes {
     let bytes = |name: &str| resource[name].as_str().and_then(|text| BASE64_STANDARD.decode(text).ok());
     let mut attributes = Attributes::default();
     merge(&mut attributes, resource);
-    About {
+    DeclaredAttributes {
         attributes,
         crc32c: bytes("crc32c").and_then(|bytes| Some(u32::from_be_bytes(bytes.try_into().ok()?))),
         md5: bytes("md5Hash").and_then(|bytes| bytes.try_into().ok()),
@@ -132,22 +132,22 @@ pub fn generation(parameters: &Parameters) -> Option<i64> {
     parameters.get("generation").and_then(|text| text.parse().ok()).filter(|generation| *generation != 0)
 }
 
-pub fn refuse(refusal: &Refusal) -> Reply {
+pub fn refuse(refusal: &ObjectRefusal) -> Reply {
     let (code, reason, message) = match refusal {
-        Refusal::NotModified => return reply(304, Body::empty()),
-        Refusal::NoBucket => (404, "notFound", "The specified bucket does not exist.".to_owned()),
-        Refusal::NoObject(place) => (404, "notFound", format!("No such object: {place}")),
-        Refusal::Conflict(why) => (409, "conflict", (*why).to_owned()),
-        Refusal::Precondition => {
+        ObjectRefusal::NotModified => return reply(304, Body::empty()),
+        ObjectRefusal::NoBucket => (404, "notFound", "The specified bucket does not exist.".to_owned()),
+        ObjectRefusal::NoObject(place) => (404, "notFound", format!("No such object: {place}")),
+        ObjectRefusal::Conflict(why) => (409, "conflict", (*why).to_owned()),
+        ObjectRefusal::Precondition => {
             (412, "conditionNotMet", "At least one of the pre-conditions you specified did not hold.".to_owned())
         }
-        Refusal::Invalid(why) => (400, "invalid", (*why).to_owned()),
-        Refusal::TooMany => {
+        ObjectRefusal::Invalid(why) => (400, "invalid", (*why).to_owned()),
+        ObjectRefusal::TooMany => {
             (429, "rateLimitExceeded", "The object exceeded the rate limit for object mutation operations.".to_owned())
         }
-        Refusal::Unavailable => (503, "backendError", "Try again.".to_owned()),
-        Refusal::Unimplemented => (501, "notImplemented", "Not implemented.".to_owned()),
-        Refusal::Status(code) => (*code, "fault", "A fault was asked for.".to_owned()),
+        ObjectRefusal::Unavailable => (503, "backendError", "Try again.".to_owned()),
+        ObjectRefusal::Unimplemented => (501, "notImplemented", "Not implemented.".to_owned()),
+        ObjectRefusal::Status(code) => (*code, "fault", "A fault was asked for.".to_owned()),
     };
     let errors = json!([{"message": message, "domain": "global", "reason": reason}]);
     json_reply(code, &json!({"error": {"code": code, "message": message, "errors": errors}}))

@@ -6,18 +6,18 @@
 
 #![expect(clippy::disallowed_methods, reason = "a server in its own right: its time is not an instance's")]
 
-mod answer;
 mod buckets;
 mod change;
-mod fault;
 mod grpc;
+mod injected_fault;
 mod json;
 mod listing;
 mod objects;
 mod proto;
 mod read;
+mod responses;
 mod resumable;
-mod upload;
+mod resumable_upload;
 
 use std::{
     collections::HashMap,
@@ -37,17 +37,17 @@ use axum::{
 };
 use tokio::{net::TcpListener, task::JoinSet};
 
-pub use fault::{Fault, Kind, Malformed, Op, Times, parse_fault};
-use objects::{Objects, Refusal};
+pub use injected_fault::{FaultCount, FaultKind, InjectedFault, MalformedFault, Op, parse_fault};
+use objects::{ObjectRefusal, Objects};
 
 /// How the server behaves from the start.
 #[derive(Clone, Debug, Default)]
-pub struct Options {
+pub struct FakeGcsOptions {
     /// Added to every request.
     pub latency: Duration,
     /// How soon the same object may be written again; sooner is answered with 429.
     pub write_interval: Option<Duration>,
-    pub faults: Vec<Fault>,
+    pub faults: Vec<InjectedFault>,
     /// The buckets there are. Empty: every bucket anybody names.
     pub buckets: Vec<String>,
 }
@@ -55,17 +55,17 @@ pub struct Options {
 /// A running server; it ends with this value.
 #[derive(Debug)]
 pub struct FakeGcs {
-    shared: Shared,
+    shared: SharedServer,
     server: JoinSet<()>,
 }
 
-pub(crate) type Shared = Arc<State>;
+pub(crate) type SharedServer = Arc<ServerState>;
 
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct ServerState {
     url: String,
     objects: Mutex<Objects>,
-    faults: Mutex<Vec<Fault>>,
+    faults: Mutex<Vec<InjectedFault>>,
     latency: Mutex<Duration>,
     requests: AtomicU64,
     /// Names sent in listings.
@@ -76,9 +76,9 @@ pub(crate) struct State {
 
 impl FakeGcs {
     /// Listens on `addr` (port 0 is any free one) and serves at once.
-    pub async fn start(addr: SocketAddr, options: Options) -> io::Result<Self> {
+    pub async fn start(addr: SocketAddr, options: FakeGcsOptions) -> io::Result<Self> {
         let listener = TcpListener::bind(addr).await?;
-        let shared = Arc::new(State {
+        let shared = Arc::new(ServerState {
             url: format!("http://{}", listener.local_addr()?),
             objects: Mutex::new(Objects::new(options.buckets, options.write_interval)),
             faults: Mutex::new(options.faults),
@@ -100,12 +100,12 @@ impl FakeGcs {
         &self.shared.url
     }
 
-    pub fn add_fault(&self, fault: Fault) {
+    pub fn add_fault(&self, fault: InjectedFault) {
         lock(&self.shared.faults).push(fault);
     }
 
     /// Faults that have not happened yet, or not as often as they should.
-    pub fn faults_left(&self) -> Vec<Fault> {
+    pub fn faults_left(&self) -> Vec<InjectedFault> {
         lock(&self.shared.faults).clone()
     }
 
@@ -158,8 +158,8 @@ impl FakeGcs {
     }
 }
 
-fn routes(shared: Shared) -> Router {
-    let uploads = || post(upload::post).put(resumable::put).delete(resumable::cancel);
+fn routes(shared: SharedServer) -> Router {
+    let uploads = || post(resumable_upload::post).put(resumable::put).delete(resumable::cancel);
     let object = get(read::get).patch(change::patch).put(change::update).delete(change::delete).post(change::post);
     Router::new()
         .route("/storage/v1/b", get(buckets::list).post(buckets::create))
@@ -192,27 +192,27 @@ pub(crate) struct Plan {
     flip: bool,
 }
 
-impl State {
+impl ServerState {
     /// Counts a request, lets it wait, and applies the fault that is due, if any.
-    pub(crate) async fn receive(&self, op: Op, object: &str) -> Result<Plan, Refusal> {
+    pub(crate) async fn receive(&self, op: Op, object: &str) -> Result<Plan, ObjectRefusal> {
         self.requests.fetch_add(1, Ordering::SeqCst);
         let latency = *lock(&self.latency);
         if !latency.is_zero() {
             tokio::time::sleep(latency).await;
         }
-        let due = fault::take(&mut lock(&self.faults), op, object);
+        let due = injected_fault::take(&mut lock(&self.faults), op, object);
         let mut plan = Plan::default();
         match due {
             None => {}
-            Some(Kind::Lost) => plan.lose_reply = true,
-            Some(Kind::Drop) => drop_connection(),
-            Some(Kind::Hang) => std::future::pending().await,
-            Some(Kind::Delay(span)) => tokio::time::sleep(span).await,
-            Some(Kind::Status(code)) => return Err(Refusal::Status(code)),
-            Some(Kind::Cut(bytes)) => plan.cut = Some(bytes),
-            Some(Kind::Keep(bytes)) => plan.keep = Some(bytes),
-            Some(Kind::Clip(bytes)) => plan.clip = Some(bytes),
-            Some(Kind::Flip) => plan.flip = true,
+            Some(FaultKind::Lost) => plan.lose_reply = true,
+            Some(FaultKind::Drop) => drop_connection(),
+            Some(FaultKind::Hang) => std::future::pending().await,
+            Some(FaultKind::Delay(span)) => tokio::time::sleep(span).await,
+            Some(FaultKind::Status(code)) => return Err(ObjectRefusal::Status(code)),
+            Some(FaultKind::Cut(bytes)) => plan.cut = Some(bytes),
+            Some(FaultKind::Keep(bytes)) => plan.keep = Some(bytes),
+            Some(FaultKind::Clip(bytes)) => plan.clip = Some(bytes),
+            Some(FaultKind::Flip) => plan.flip = true,
         }
         Ok(plan)
     }

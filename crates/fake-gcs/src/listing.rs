@@ -6,10 +6,10 @@ use axum::extract::{Path, Query as Parsed, State};
 use serde_json::{Value, json};
 
 use crate::{
-    Shared, drop_connection,
-    fault::Op,
+    SharedServer, drop_connection,
+    injected_fault::Op,
     json::{Parameters, Reply, describe, json_reply, refuse},
-    objects::{Object, Objects, Refusal},
+    objects::{FakeObject, ObjectRefusal, Objects},
 };
 
 pub const LONGEST_PAGE: usize = 1000;
@@ -31,15 +31,15 @@ pub struct Query<'a> {
 }
 
 #[derive(Debug, Default)]
-pub struct Page<'a> {
-    pub objects: Vec<(&'a str, &'a Object)>,
+pub struct ListingPage<'a> {
+    pub objects: Vec<(&'a str, &'a FakeObject)>,
     pub prefixes: Vec<&'a str>,
     /// What the next page comes after, if there is one.
     pub next: Option<&'a str>,
 }
 
 impl Objects {
-    pub fn list(&self, bucket: &str, query: Query<'_>) -> Result<Page<'_>, Refusal> {
+    pub fn list(&self, bucket: &str, query: Query<'_>) -> Result<ListingPage<'_>, ObjectRefusal> {
         self.check_bucket(bucket)?;
         let first = query.start.max(query.prefix).max(query.after.unwrap_or_default());
         let from = (bucket.to_owned(), first.to_owned());
@@ -49,7 +49,7 @@ impl Objects {
             .map(|((home, name), object)| (home, name.as_str(), object))
             .take_while(|(home, name, _)| *home == bucket && name.starts_with(query.prefix))
             .take_while(|(_, name, _)| query.end.is_empty() || *name < query.end);
-        let (mut page, mut last) = (Page::default(), None);
+        let (mut page, mut last) = (ListingPage::default(), None);
         for (_, name, object) in names {
             let folded = fold(name, &query);
             let told = folded.unwrap_or(name);
@@ -80,7 +80,7 @@ fn fold<'a>(name: &'a str, query: &Query<'_>) -> Option<&'a str> {
 }
 
 pub async fn list(
-    State(state): State<Shared>,
+    State(state): State<SharedServer>,
     Path(bucket): Path<String>,
     Parsed(parameters): Parsed<Parameters>,
 ) -> Reply {
@@ -111,7 +111,7 @@ pub async fn list(
 }
 
 /// Empty fields are left out, as the service does.
-fn shown(url: &str, bucket: &str, page: &Page<'_>) -> Value {
+fn shown(url: &str, bucket: &str, page: &ListingPage<'_>) -> Value {
     let mut answer = json!({"kind": "storage#objects"});
     if !page.objects.is_empty() {
         answer["items"] =
@@ -129,12 +129,12 @@ fn shown(url: &str, bucket: &str, page: &Page<'_>) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::objects::{About, Condition};
+    use crate::objects::{Condition, DeclaredAttributes};
 
     fn objects() -> Objects {
         let mut objects = Objects::new(vec!["b".to_owned()], None);
         for name in ["a/", "a/1", "a/2", "a/c/3", "b", "c/4"] {
-            objects.put("b", name, "x".into(), &About::default(), Condition::default()).unwrap();
+            objects.put("b", name, "x".into(), &DeclaredAttributes::default(), Condition::default()).unwrap();
         }
         objects
     }

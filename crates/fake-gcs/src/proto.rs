@@ -17,7 +17,7 @@ pub struct Checksums {
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Object {
+pub struct ObjectResource {
     #[prost(string, tag = "1")]
     pub name: String,
     #[prost(string, tag = "2")]
@@ -81,15 +81,15 @@ pub struct ListObjects {
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Listed {
+pub struct ListObjectsResponse {
     #[prost(message, repeated, tag = "1")]
-    pub objects: Vec<Object>,
+    pub objects: Vec<ObjectResource>,
     #[prost(string, tag = "3")]
     pub next_page_token: String,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Source {
+pub struct SourceObject {
     #[prost(string, tag = "1")]
     pub name: String,
     #[prost(int64, tag = "2")]
@@ -99,9 +99,9 @@ pub struct Source {
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ComposeObject {
     #[prost(message, optional, tag = "1")]
-    pub destination: Option<Object>,
+    pub destination: Option<ObjectResource>,
     #[prost(message, repeated, tag = "2")]
-    pub sources: Vec<Source>,
+    pub sources: Vec<SourceObject>,
     #[prost(int64, optional, tag = "4")]
     pub if_generation_match: Option<i64>,
 }

@@ -8,19 +8,18 @@ use axum::{
 use base64::{Engine, prelude::BASE64_STANDARD};
 
 use crate::{
-    Plan, Shared,
-    answer::{broken_off, flipped},
-    drop_connection,
-    fault::Op,
+    Plan, SharedServer, drop_connection,
+    injected_fault::Op,
     json::{Parameters, Reply, condition, describe, etag, generation, json_reply, refuse, reply},
-    objects::{Condition, Object, Refusal},
+    objects::{Condition, FakeObject, ObjectRefusal},
+    responses::{broken_off, flipped},
 };
 
 type Named = Path<(String, String)>;
 
 /// `GET /storage/v1/b/BUCKET/o/OBJECT`: the resource, or with `alt=media` the content.
 pub async fn get(
-    state: State<Shared>,
+    state: State<SharedServer>,
     place: Named,
     Query(parameters): Query<Parameters>,
     headers: HeaderMap,
@@ -44,7 +43,7 @@ pub async fn get(
 
 /// `GET /download/storage/v1/b/BUCKET/o/OBJECT`: where a `mediaLink` leads.
 pub async fn download(
-    state: State<Shared>,
+    state: State<SharedServer>,
     place: Named,
     Query(parameters): Query<Parameters>,
     headers: HeaderMap,
@@ -54,7 +53,7 @@ pub async fn download(
 
 /// `GET /BUCKET/OBJECT`, of the XML API: gcsfuse reads this way. Its conditions are headers.
 pub async fn xml(
-    state: State<Shared>,
+    state: State<SharedServer>,
     place: Named,
     Query(parameters): Query<Parameters>,
     headers: HeaderMap,
@@ -69,12 +68,12 @@ pub async fn xml(
 }
 
 fn find(
-    state: &Shared,
+    state: &SharedServer,
     bucket: &str,
     name: &str,
     parameters: &Parameters,
     condition: Condition,
-) -> Result<Object, Refusal> {
+) -> Result<FakeObject, ObjectRefusal> {
     let objects = state.objects();
     let object = objects.get(bucket, name)?;
     condition.check(Some(object))?;
@@ -82,7 +81,7 @@ fn find(
 }
 
 async fn content(
-    State(state): State<Shared>,
+    State(state): State<SharedServer>,
     Path((bucket, name)): Named,
     parameters: &Parameters,
     condition: Condition,
@@ -106,7 +105,7 @@ async fn content(
 }
 
 /// And how many bytes it has.
-fn bytes_of(object: &Object, headers: &HeaderMap, plan: &Plan) -> (Reply, usize) {
+fn bytes_of(object: &FakeObject, headers: &HeaderMap, plan: &Plan) -> (Reply, usize) {
     let size = object.data.len();
     let asked = headers.get(header::RANGE).and_then(|value| value.to_str().ok()).and_then(|text| range(text, size));
     let (from, to) = asked.unwrap_or((0, size));
@@ -135,7 +134,7 @@ fn bytes_of(object: &Object, headers: &HeaderMap, plan: &Plan) -> (Reply, usize)
     (answer, to - from)
 }
 
-fn describe_in_headers(object: &Object, mut set: impl FnMut(&str, &str)) {
+fn describe_in_headers(object: &FakeObject, mut set: impl FnMut(&str, &str)) {
     let attributes = &object.attributes;
     set("content-type", attributes.content_type.as_deref().unwrap_or("application/octet-stream"));
     for (name, value) in [

@@ -9,26 +9,25 @@ use bytes::Bytes;
 use http_body_util::BodyExt;
 
 use crate::{
-    Plan, Shared,
-    answer::send,
-    drop_connection,
-    fault::Op,
+    Plan, SharedServer, drop_connection,
+    injected_fault::Op,
     json::{Parameters, Reply, about, json_reply, refuse, reply},
-    objects::{Condition, Refusal, Upload},
-    upload::stored_as,
+    objects::{Condition, ObjectRefusal, ResumableUpload},
+    responses::send,
+    resumable_upload::stored_as,
 };
 
 /// The service keeps whole pieces of this size when a connection breaks.
 const PIECE: usize = 256 << 10;
 
-pub fn start(state: &Shared, bucket: String, name: String, body: &Bytes, condition: Condition) -> Reply {
+pub fn start(state: &SharedServer, bucket: String, name: String, body: &Bytes, condition: Condition) -> Reply {
     let mut objects = state.objects();
     let allowed = objects.check_bucket(&bucket).and_then(|()| condition.check_change(objects.find(&bucket, &name)));
     if let Err(refusal) = allowed {
         return refuse(&refusal);
     }
     let about = about(&serde_json::from_slice(body).unwrap_or_default());
-    let upload = Upload { bucket: bucket.clone(), name, about, condition, data: Vec::new(), done: None };
+    let upload = ResumableUpload { bucket: bucket.clone(), name, about, condition, data: Vec::new(), done: None };
     let id = objects.begin(upload);
     // The bound address, since the client's Host header has no port.
     let location = format!("{}/upload/storage/v1/b/{bucket}/o?uploadType=resumable&upload_id={id}", state.url);
@@ -55,15 +54,15 @@ fn span(headers: &HeaderMap) -> Option<Span> {
 
 /// Bytes of an upload, or the question how many there are.
 pub async fn put(
-    State(state): State<Shared>,
+    State(state): State<SharedServer>,
     Query(parameters): Query<Parameters>,
     headers: HeaderMap,
     body: Body,
 ) -> Reply {
     let id = parameters.get("upload_id").cloned().unwrap_or_default();
-    let Some(span) = span(&headers) else { return refuse(&Refusal::Invalid("No content range.")) };
+    let Some(span) = span(&headers) else { return refuse(&ObjectRefusal::Invalid("No content range.")) };
     let name = state.objects().uploads.get(&id).map(|upload| upload.name.clone());
-    let Some(name) = name else { return refuse(&Refusal::NoObject(id)) };
+    let Some(name) = name else { return refuse(&ObjectRefusal::NoObject(id)) };
     let mut plan = Plan::default();
     if let Some(from) = span.from {
         plan = match state.receive(Op::Put, &name).await {
@@ -91,23 +90,23 @@ fn without_308(mut answer: Reply) -> Reply {
 }
 
 /// Gives an upload up. The service answers so, too.
-pub async fn cancel(State(state): State<Shared>, Query(parameters): Query<Parameters>) -> Reply {
+pub async fn cancel(State(state): State<SharedServer>, Query(parameters): Query<Parameters>) -> Reply {
     let id = parameters.get("upload_id").cloned().unwrap_or_default();
     match state.objects().uploads.remove(&id) {
         Some(_) => reply(499, Body::empty()),
-        None => refuse(&Refusal::NoObject(id)),
+        None => refuse(&ObjectRefusal::NoObject(id)),
     }
 }
 
-async fn take(state: &Shared, id: &str, from: usize, mut body: Body, plan: &Plan) -> Result<(), Refusal> {
+async fn take(state: &SharedServer, id: &str, from: usize, mut body: Body, plan: &Plan) -> Result<(), ObjectRefusal> {
     let have = with(state, id, |upload| upload.data.len())?;
     // What is there already is sent again now and then, and ignored.
-    let mut again = have.checked_sub(from).ok_or(Refusal::Unavailable)?;
+    let mut again = have.checked_sub(from).ok_or(ObjectRefusal::Unavailable)?;
     let mut received = 0;
     while let Some(frame) = body.frame().await {
         let Ok(frame) = frame else {
             with(state, id, keep_pieces)?;
-            return Err(Refusal::Unavailable);
+            return Err(ObjectRefusal::Unavailable);
         };
         let Ok(data) = frame.into_data() else { continue };
         let skip = again.min(data.len());
@@ -124,19 +123,19 @@ async fn take(state: &Shared, id: &str, from: usize, mut body: Body, plan: &Plan
             upload.data.truncate(from + keep);
             keep_pieces(upload);
         })?;
-        return Err(Refusal::Unavailable);
+        return Err(ObjectRefusal::Unavailable);
     }
     Ok(())
 }
 
-fn keep_pieces(upload: &mut Upload) {
+fn keep_pieces(upload: &mut ResumableUpload) {
     upload.data.truncate(upload.data.len() / PIECE * PIECE);
 }
 
 /// The object if all bytes are there, otherwise how many are.
-fn finish(state: &Shared, id: &str, span: &Span) -> Result<Reply, Refusal> {
+fn finish(state: &SharedServer, id: &str, span: &Span) -> Result<Reply, ObjectRefusal> {
     let mut objects = state.objects();
-    let upload = objects.uploads.get_mut(id).ok_or(Refusal::Unavailable)?;
+    let upload = objects.uploads.get_mut(id).ok_or(ObjectRefusal::Unavailable)?;
     if let Some(answer) = &upload.done {
         return Ok(json_reply(200, answer));
     }
@@ -171,6 +170,6 @@ fn finish(state: &Shared, id: &str, span: &Span) -> Result<Reply, Refusal> {
     }
 }
 
-fn with<T>(state: &Shared, id: &str, work: impl FnOnce(&mut Upload) -> T) -> Result<T, Refusal> {
-    state.objects().uploads.get_mut(id).map(work).ok_or(Refusal::Unavailable)
+fn with<T>(state: &SharedServer, id: &str, work: impl FnOnce(&mut ResumableUpload) -> T) -> Result<T, ObjectRefusal> {
+    state.objects().uploads.get_mut(id).map(work).ok_or(ObjectRefusal::Unavailable)
 }

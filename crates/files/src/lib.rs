@@ -10,10 +10,10 @@
 //!
 //! Everything streams: memory use depends neither on file sizes nor on the sizes that an untrusted archive claims.
 
-mod fault;
-mod list;
+mod file_fault;
+mod list_files;
+mod open_directory;
 mod pack;
-mod place;
 pub mod tar;
 mod unpack;
 mod walk;
@@ -25,11 +25,11 @@ use std::{
     path::Path,
 };
 
-use baton_protocol::file::Work;
+use baton_protocol::file_work::Work;
 
 pub use self::{
-    fault::{Fault, plain},
-    list::list,
+    file_fault::{Fault, plain},
+    list_files::list,
     pack::pack,
     unpack::{Trust, fetch, unpack},
     write::{How, write},
@@ -40,7 +40,7 @@ pub const CHUNK: usize = 256 << 10;
 
 /// How much was done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Done {
+pub struct TransferTotals {
     pub members: u64,
     pub bytes: u64,
     /// The number of entries left out; each was reported.
@@ -48,7 +48,12 @@ pub struct Done {
 }
 
 /// Does `work` and reports each fault. `Ok` with faults means that the work is incomplete.
-pub fn run(work: &Work, from: &mut dyn Read, to: &mut dyn Write, tell: &mut dyn FnMut(&Fault)) -> Result<Done, Fault> {
+pub fn run(
+    work: &Work,
+    from: &mut dyn Read,
+    to: &mut dyn Write,
+    tell: &mut dyn FnMut(&Fault),
+) -> Result<TransferTotals, Fault> {
     match work {
         Work::ReadFile { path, archive: true, .. } => pack(Path::new(path), to, tell),
         Work::ReadFile { path, offset, length, archive: false } => read(Path::new(path), *offset, *length, to),
@@ -61,7 +66,7 @@ pub fn run(work: &Work, from: &mut dyn Read, to: &mut dyn Write, tell: &mut dyn 
     }
 }
 
-fn read(path: &Path, offset: u64, length: Option<u64>, to: &mut dyn Write) -> Result<Done, Fault> {
+fn read(path: &Path, offset: u64, length: Option<u64>, to: &mut dyn Write) -> Result<TransferTotals, Fault> {
     let fault = |error: io::Error| Fault::of(&error, path);
     if fs::metadata(path).map_err(fault)?.is_dir() {
         return Err(Fault::new("EISDIR", "Is a directory", path));
@@ -71,7 +76,7 @@ fn read(path: &Path, offset: u64, length: Option<u64>, to: &mut dyn Write) -> Re
         file.seek(SeekFrom::Start(offset)).map_err(fault)?;
     }
     let bytes = copy(&mut file.take(length.unwrap_or(u64::MAX)), to).map_err(fault)?;
-    Ok(Done { members: 1, bytes, faults: 0 })
+    Ok(TransferTotals { members: 1, bytes, faults: 0 })
 }
 
 /// Converts milliseconds since 1970 to the seconds and nanoseconds of a file time.

@@ -15,19 +15,20 @@ use std::{
 use rustix::fs::OFlags;
 
 use crate::{
-    CHUNK, Done, Fault,
-    tar::{Kind, Member, Writer},
+    CHUNK, Fault, TransferTotals,
+    tar::{Member, MemberKind, TarWriter},
     walk::Walk,
 };
 
 /// Writes an archive of `path`: for a directory its content, with names relative to it, after the member
 /// `./`; for a file that file. Links are packed as links, except `path` itself, which is followed.
-pub fn pack(path: &Path, to: &mut dyn Write, tell: &mut dyn FnMut(&Fault)) -> Result<Done, Fault> {
+pub fn pack(path: &Path, to: &mut dyn Write, tell: &mut dyn FnMut(&Fault)) -> Result<TransferTotals, Fault> {
     let fault = |error: io::Error| Fault::of(&error, path);
     let real = fs::canonicalize(path).map_err(fault)?;
     let metadata = fs::metadata(&real).map_err(fault)?;
     let buffer = vec![0; CHUNK];
-    let mut packing = Packing { archive: Writer::new(to), twice: BTreeMap::new(), buffer, done: Done::default(), tell };
+    let mut packing =
+        Packing { archive: TarWriter::new(to), twice: BTreeMap::new(), buffer, done: TransferTotals::default(), tell };
     if !metadata.is_dir() {
         packing.add(&real, last_part(path), &metadata)?;
     } else {
@@ -50,11 +51,11 @@ fn last_part(path: &Path) -> Vec<u8> {
 }
 
 struct Packing<'a> {
-    archive: Writer<&'a mut dyn Write>,
+    archive: TarWriter<&'a mut dyn Write>,
     /// Files with several names, each under the name that was found first.
     twice: BTreeMap<(u64, u64), Vec<u8>>,
     buffer: Vec<u8>,
-    done: Done,
+    done: TransferTotals,
     tell: &'a mut dyn FnMut(&Fault),
 }
 
@@ -68,7 +69,7 @@ impl Packing<'_> {
     fn add(&mut self, path: &Path, name: Vec<u8>, metadata: &Metadata) -> Result<(), Fault> {
         let mut member = Member {
             name,
-            kind: Kind::File,
+            kind: MemberKind::File,
             mode: metadata.mode() & 0o7777,
             size: 0,
             mtime: (metadata.mtime(), metadata.mtime_nsec() as u32),
@@ -76,12 +77,12 @@ impl Packing<'_> {
         };
         let kind = metadata.file_type();
         if kind.is_dir() {
-            member.kind = Kind::Directory;
+            member.kind = MemberKind::Directory;
             if !member.name.ends_with(b"/") {
                 member.name.push(b'/');
             }
         } else if kind.is_symlink() {
-            member.kind = Kind::Symlink;
+            member.kind = MemberKind::Symlink;
             match fs::read_link(path) {
                 Ok(target) => member.link = target.as_os_str().as_bytes().to_vec(),
                 Err(error) => {
@@ -92,7 +93,7 @@ impl Packing<'_> {
         } else if kind.is_file() {
             let number = (metadata.dev(), metadata.ino());
             match self.twice.get(&number) {
-                Some(first) => (member.kind, member.link) = (Kind::HardLink, first.clone()),
+                Some(first) => (member.kind, member.link) = (MemberKind::HardLink, first.clone()),
                 None => {
                     if self.file(path, &mut member)? && metadata.nlink() > 1 {
                         self.twice.insert(number, member.name);

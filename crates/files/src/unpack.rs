@@ -16,9 +16,9 @@ use rustix::{
 };
 
 use crate::{
-    Done, Fault, How, copy,
-    place::{Place, enter, parts, stays_inside},
-    tar::{Kind, Member, Reader},
+    Fault, How, TransferTotals, copy,
+    open_directory::{OpenDirectory, enter, parts, stays_inside},
+    tar::{Member, MemberKind, TarReader},
     write::{times, unused_name, write, write_at},
 };
 
@@ -44,46 +44,56 @@ impl Trust {
 ///
 /// No member is written outside it, whatever the archive contains and whatever exists there. A member that cannot be
 /// unpacked is reported and left out; input that is not an archive is an error.
-pub fn unpack(from: &mut dyn Read, into: &Path, trust: Trust, tell: &mut dyn FnMut(&Fault)) -> Result<Done, Fault> {
-    let archive = Reader::new(from);
+pub fn unpack(
+    from: &mut dyn Read,
+    into: &Path,
+    trust: Trust,
+    tell: &mut dyn FnMut(&Fault),
+) -> Result<TransferTotals, Fault> {
+    let archive = TarReader::new(from);
     unpack_members(archive, None, into, trust, tell)
 }
 
 /// Restores to `to` what the archive contains: a directory if its first member is `./`, else its only file. An empty
 /// archive creates nothing. This is the inverse of [`pack`](crate::pack), under another name.
-pub fn fetch(from: &mut dyn Read, to: &Path, trust: Trust, tell: &mut dyn FnMut(&Fault)) -> Result<Done, Fault> {
+pub fn fetch(
+    from: &mut dyn Read,
+    to: &Path,
+    trust: Trust,
+    tell: &mut dyn FnMut(&Fault),
+) -> Result<TransferTotals, Fault> {
     let fault = |error: io::Error| Fault::of(&error, to);
-    let mut archive = Reader::new(from);
-    let Some(first) = archive.next_member().map_err(fault)? else { return Ok(Done::default()) };
+    let mut archive = TarReader::new(from);
+    let Some(first) = archive.next_member().map_err(fault)? else { return Ok(TransferTotals::default()) };
     match first.kind {
-        Kind::Directory if parts(&first.name).is_some_and(|parts| parts.is_empty()) => {
+        MemberKind::Directory if parts(&first.name).is_some_and(|parts| parts.is_empty()) => {
             unpack_members(archive, Some(first), to, trust, tell)
         }
-        Kind::File => {
+        MemberKind::File => {
             let mode = Some(first.mode & trust.mode_bits());
             let how = How { mode, mtime: Some(first.mtime), size: Some(first.size) };
             let done = write(to, &mut archive, &how)?;
             copy(&mut archive.into_inner(), &mut io::sink()).map_err(fault)?;
             Ok(done)
         }
-        Kind::Directory | Kind::Symlink | Kind::HardLink | Kind::Other => {
+        MemberKind::Directory | MemberKind::Symlink | MemberKind::HardLink | MemberKind::Other => {
             Err(Fault::new("EINVAL", "Not an archive of a file or directory", to))
         }
     }
 }
 
 fn unpack_members(
-    mut archive: Reader<&mut dyn Read>,
+    mut archive: TarReader<&mut dyn Read>,
     mut first: Option<Member>,
     into: &Path,
     trust: Trust,
     tell: &mut dyn FnMut(&Fault),
-) -> Result<Done, Fault> {
+) -> Result<TransferTotals, Fault> {
     let fault = |error: io::Error| Fault::of(&error, into);
     let is_new = !into.exists();
     fs::create_dir_all(into).map_err(fault)?;
-    let place = Place::open(into).map_err(fault)?;
-    let mut unpacking = Unpacking { place, trust, made: Vec::new(), done: Done::default() };
+    let place = OpenDirectory::open(into).map_err(fault)?;
+    let mut unpacking = Unpacking { place, trust, made: Vec::new(), done: TransferTotals::default() };
     loop {
         let next = match first.take() {
             Some(first) => Some(first),
@@ -97,7 +107,7 @@ fn unpack_members(
         };
         unpacking.leave(&parts);
         if parts.is_empty() {
-            if is_new && member.kind == Kind::Directory {
+            if is_new && member.kind == MemberKind::Directory {
                 unpacking.made.push(Made::of(parts, &member));
             }
             continue;
@@ -125,12 +135,12 @@ fn name_of(member: &Member) -> &Path {
 }
 
 struct Unpacking {
-    place: Place,
+    place: OpenDirectory,
     trust: Trust,
     /// Directories above the last member that this archive created, deepest last. They get mode and mtime
     /// once complete, so that the mode does not block new entries and the entries do not change the mtime.
     made: Vec<Made>,
-    done: Done,
+    done: TransferTotals,
 }
 
 struct Made {
@@ -152,12 +162,12 @@ impl Unpacking {
         let Some(name) = parts.pop() else { return Ok(()) };
         let trust = self.trust;
         match member.kind {
-            Kind::File => {
+            MemberKind::File => {
                 let how = How { mode: Some(mode), mtime: Some(member.mtime), size: Some(member.size) };
                 let parent = self.place.directory(&parts, true).map_err(fault)?;
                 self.done.bytes += write_at(parent, &name, data, &how, None).map_err(fault)?;
             }
-            Kind::Directory => {
+            MemberKind::Directory => {
                 let parent = self.place.directory(&parts, true).map_err(fault)?;
                 let is_new = match mkdirat(parent, &name, Mode::from_raw_mode(0o777)) {
                     Ok(()) => true,
@@ -171,7 +181,7 @@ impl Unpacking {
                     self.made.push(Made::of(parts, member));
                 }
             }
-            Kind::Symlink => {
+            MemberKind::Symlink => {
                 if trust == Trust::Stranger && !stays_inside(&member.link, parts.len()) {
                     return Err(Fault::new("EPERM", "A link that leads out of the directory", name_of(member)));
                 }
@@ -184,8 +194,8 @@ impl Unpacking {
                 })
                 .map_err(fault)?;
             }
-            Kind::HardLink => self.hard_link(member, &parts, &name)?,
-            Kind::Other => {
+            MemberKind::HardLink => self.hard_link(member, &parts, &name)?,
+            MemberKind::Other => {
                 return Err(Fault::new("EINVAL", "Neither a file nor a directory nor a link", name_of(member)));
             }
         }

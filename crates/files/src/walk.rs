@@ -9,7 +9,7 @@ use std::{
 
 /// One entry.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct WalkEntry {
     /// The full path.
     pub path: PathBuf,
     /// Relative to the root of the walk.
@@ -25,7 +25,7 @@ pub(crate) struct Walk {
     depth: usize,
     /// For each open directory, its name and the entries still to be visited, in reverse order.
     open: Vec<(PathBuf, Vec<OsString>)>,
-    failed: Option<Found>,
+    failed: Option<WalkEntry>,
 }
 
 impl Walk {
@@ -47,7 +47,7 @@ impl Walk {
                 names.sort_unstable_by(|a, b| b.cmp(a));
                 self.open.push((name, names));
             }
-            Err(error) => self.failed = Some(Found { path, name, metadata: Err(error) }),
+            Err(error) => self.failed = Some(WalkEntry { path, name, metadata: Err(error) }),
         }
     }
 
@@ -57,9 +57,9 @@ impl Walk {
 }
 
 impl Iterator for Walk {
-    type Item = Found;
+    type Item = WalkEntry;
 
-    fn next(&mut self) -> Option<Found> {
+    fn next(&mut self) -> Option<WalkEntry> {
         if let Some(failed) = self.failed.take() {
             return Some(failed);
         }
@@ -75,7 +75,7 @@ impl Iterator for Walk {
             if metadata.as_ref().is_ok_and(Metadata::is_dir) {
                 self.enter(name.clone());
             }
-            return Some(Found { path, name, metadata });
+            return Some(WalkEntry { path, name, metadata });
         }
     }
 }

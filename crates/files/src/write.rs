@@ -16,7 +16,7 @@ use rustix::{
     io::Errno,
 };
 
-use crate::{CHUNK, Done, Fault};
+use crate::{CHUNK, Fault, TransferTotals};
 
 /// How many links are followed before a path counts as a loop; the usual limit.
 const MOST_LINKS: usize = 40;
@@ -34,7 +34,7 @@ pub struct How {
 
 /// Writes everything read from `from` to the file at `path`. Creates missing directories and follows
 /// links. On a fault the previous content remains.
-pub fn write(path: &Path, from: &mut dyn Read, how: &How) -> Result<Done, Fault> {
+pub fn write(path: &Path, from: &mut dyn Read, how: &How) -> Result<TransferTotals, Fault> {
     let fault = |error: io::Error| Fault::of(&error, path);
     let place = follow(path);
     let Some(name) = place.file_name() else { return Err(Fault::new("EISDIR", "Is a directory", path)) };
@@ -63,7 +63,7 @@ pub fn write(path: &Path, from: &mut dyn Read, how: &How) -> Result<Done, Fault>
     }
     let parent = File::open(parent).map_err(fault)?;
     let bytes = write_at(parent.as_fd(), name, from, &how, owner).map_err(fault)?;
-    Ok(Done { members: 1, bytes, faults: 0 })
+    Ok(TransferTotals { members: 1, bytes, faults: 0 })
 }
 
 /// The path that a write to `path` modifies.

@@ -10,9 +10,9 @@ use google_cloud_storage::{
 };
 
 use crate::{
-    About, Boxed, Client, Content, Error, Page, Read, Result, SHA256, Source, Upload,
+    Boxed, Content, Error, GcsClient, ObjectAttributes, ObjectPage, Read, Result, SHA256, UploadOptions, UploadSource,
     classify::{self, error},
-    client::{small_retry, transfer_retry},
+    gcs_client::{small_retry, transfer_retry},
     source::Pulled,
 };
 
@@ -22,7 +22,7 @@ const RESUMABLE: usize = 32 << 20;
 /// How often a download resumes after a broken connection.
 const RESUMES: u32 = 50;
 
-impl Client {
+impl GcsClient {
     /// Reads a small object of at most `most` bytes, unless its generation is still `known`.
     pub fn read<'a>(&'a self, bucket: &'a str, key: &'a str, known: Option<i64>, most: u64) -> Boxed<'a, Result<Read>> {
         Box::pin(async move {
@@ -57,7 +57,7 @@ impl Client {
         bytes: Bytes,
         crc32c: u32,
         if_generation: Option<i64>,
-    ) -> Boxed<'a, Result<About>> {
+    ) -> Boxed<'a, Result<ObjectAttributes>> {
         Box::pin(async move {
             let kind = if key.ends_with(".json") { "application/json" } else { "application/octet-stream" };
             let mut request = self
@@ -94,7 +94,7 @@ impl Client {
         start: &'a str,
         size: usize,
         token: String,
-    ) -> Boxed<'a, Result<Page>> {
+    ) -> Boxed<'a, Result<ObjectPage>> {
         Box::pin(async move {
             let answer = self
                 .control
@@ -108,11 +108,11 @@ impl Client {
                 .send()
                 .await
                 .map_err(|raw| error(&raw))?;
-            Ok(Page { objects: answer.objects.into_iter().map(about).collect(), token: answer.next_page_token })
+            Ok(ObjectPage { objects: answer.objects.into_iter().map(about).collect(), token: answer.next_page_token })
         })
     }
 
-    pub fn about<'a>(&'a self, bucket: &'a str, key: &'a str) -> Boxed<'a, Result<About>> {
+    pub fn about<'a>(&'a self, bucket: &'a str, key: &'a str) -> Boxed<'a, Result<ObjectAttributes>> {
         Box::pin(async move {
             let request = self.control.get_object().set_bucket(bucket).set_object(key);
             let object = request.with_retry_policy(small_retry()).send().await.map_err(|raw| error(&raw))?;
@@ -126,9 +126,9 @@ impl Client {
         &'a self,
         bucket: &'a str,
         key: &'a str,
-        source: Box<dyn Source>,
-        upload: Upload,
-    ) -> Boxed<'a, Result<About>> {
+        source: Box<dyn UploadSource>,
+        upload: UploadOptions,
+    ) -> Boxed<'a, Result<ObjectAttributes>> {
         Box::pin(async move {
             let mut request = self
                 .data
@@ -158,12 +158,12 @@ impl Client {
     }
 }
 
-fn about(object: Object) -> About {
+fn about(object: Object) -> ObjectAttributes {
     let updated = object.update_time.map(|time| {
         let nanos = time.nanos().unsigned_abs();
         SystemTime::UNIX_EPOCH + Duration::new(time.seconds().unsigned_abs(), nanos)
     });
-    About {
+    ObjectAttributes {
         generation: object.generation,
         size: object.size.unsigned_abs(),
         crc32c: object.checksums.as_ref().and_then(|sums| sums.crc32c),

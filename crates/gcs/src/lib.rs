@@ -9,15 +9,15 @@
 
 mod calls;
 mod classify;
-mod client;
 mod content;
+mod gcs_client;
 mod source;
 
 use std::{pin::Pin, time::SystemTime};
 
-pub use client::{Client, Connection};
 pub use content::Content;
-pub use source::Source;
+pub use gcs_client::{GcsClient, GcsConnection};
+pub use source::UploadSource;
 
 pub type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
@@ -52,7 +52,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 /// The attributes of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct About {
+pub struct ObjectAttributes {
     pub name: String,
     pub generation: i64,
     pub size: u64,
@@ -74,14 +74,14 @@ pub enum Read {
 
 /// One page of a listing; `token` is empty on the last page.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Page {
-    pub objects: Vec<About>,
+pub struct ObjectPage {
+    pub objects: Vec<ObjectAttributes>,
     pub token: String,
 }
 
 /// The parameters of an upload.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Upload {
+pub struct UploadOptions {
     pub sha256: String,
     pub crc32c: u32,
     /// Generation 0 means that the object must not exist.

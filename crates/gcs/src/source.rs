@@ -8,7 +8,7 @@ use google_cloud_storage::streaming_source::{Seek, SizeHint, StreamingSource};
 use crate::Boxed;
 
 /// Content that can be read from any offset. A read may be cancelled at any point.
-pub trait Source: Send + Sync + 'static {
+pub trait UploadSource: Send + Sync + 'static {
     /// The next piece; `None` at the end.
     fn next(&mut self) -> Boxed<'_, Option<io::Result<Bytes>>>;
     /// Sets the offset of the next piece.
@@ -16,7 +16,7 @@ pub trait Source: Send + Sync + 'static {
     fn size(&self) -> u64;
 }
 
-pub(crate) struct Pulled(pub(crate) Box<dyn Source>);
+pub(crate) struct Pulled(pub(crate) Box<dyn UploadSource>);
 
 impl StreamingSource for Pulled {
     type Error = io::Error;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{file, id::ExecId};
+use crate::{file_work, id::ExecId};
 
 /// The maximum number of commands that the agent keeps at once, running or not yet forgotten.
 pub const MAX_EXECS: usize = 1024;
@@ -47,7 +47,7 @@ pub struct Relieve {
 
 /// `Exec`: one command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Exec {
+pub struct AgentExec {
     pub exec_id: ExecId,
     pub argv: Vec<String>,
     /// Added to the environment of the sandbox.
@@ -68,7 +68,7 @@ pub struct Exec {
     pub timeout_ms: Option<u64>,
     /// File work that the agent does itself instead of running a program; `argv` then only names it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub file: Option<file::Work>,
+    pub file: Option<file_work::Work>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -124,7 +124,7 @@ pub struct Exit {
 
 /// `ResyncAck` and `Execs`: everything the agent knows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct State {
+pub struct AgentState {
     pub version: u8,
     /// The highest request number that the agent has accepted.
     pub last_request: u64,

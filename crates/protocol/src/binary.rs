@@ -11,7 +11,7 @@ use crate::frame::Stream;
 pub const HEADER: usize = 13;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Chunk<'a> {
+pub struct BinaryChunk<'a> {
     pub stream: Stream,
     pub exec: u32,
     pub offset: u64,
@@ -19,14 +19,14 @@ pub struct Chunk<'a> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Malformed {
+pub enum MalformedFrame {
     #[error("A binary message is at least {HEADER} bytes long.")]
     TooShort,
     #[error("The first byte of a binary message is 0 (stdin), 1 (stdout) or 2 (stderr).")]
     Stream,
 }
 
-impl<'a> Chunk<'a> {
+impl<'a> BinaryChunk<'a> {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(HEADER + self.payload.len());
         out.extend_from_slice(&header(self.stream, self.exec, self.offset));
@@ -34,13 +34,13 @@ impl<'a> Chunk<'a> {
         out
     }
 
-    pub fn decode(bytes: &'a [u8]) -> Result<Self, Malformed> {
-        let Some((header, payload)) = bytes.split_first_chunk::<HEADER>() else { return Err(Malformed::TooShort) };
+    pub fn decode(bytes: &'a [u8]) -> Result<Self, MalformedFrame> {
+        let Some((header, payload)) = bytes.split_first_chunk::<HEADER>() else { return Err(MalformedFrame::TooShort) };
         let stream = match header[0] {
             0 => Stream::Stdin,
             1 => Stream::Stdout,
             2 => Stream::Stderr,
-            _ => return Err(Malformed::Stream),
+            _ => return Err(MalformedFrame::Stream),
         };
         let exec = header[1..5].iter().fold(0, |sum, byte| sum << 8 | u32::from(*byte));
         let offset = header[5..13].iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
@@ -67,16 +67,16 @@ mod tests {
 
     #[test]
     fn a_chunk_comes_back_as_it_was() {
-        let chunk = Chunk { stream: Stream::Stderr, exec: 0x0102_0304, offset: 1 << 40, payload: b"\xff\0x" };
+        let chunk = BinaryChunk { stream: Stream::Stderr, exec: 0x0102_0304, offset: 1 << 40, payload: b"\xff\0x" };
         let bytes = chunk.encode();
         assert_eq!(bytes[..HEADER], [2, 1, 2, 3, 4, 0, 0, 1, 0, 0, 0, 0, 0]);
-        assert_eq!(Chunk::decode(&bytes), Ok(chunk));
+        assert_eq!(BinaryChunk::decode(&bytes), Ok(chunk));
         assert_eq!(wrap(chunk.stream, chunk.exec, chunk.offset, chunk.payload.to_vec()), bytes);
     }
 
     #[test]
     fn what_is_short_or_of_no_stream_is_malformed() {
-        assert_eq!(Chunk::decode(&[1; 12]), Err(Malformed::TooShort));
-        assert_eq!(Chunk::decode(&[3; 13]), Err(Malformed::Stream));
+        assert_eq!(BinaryChunk::decode(&[1; 12]), Err(MalformedFrame::TooShort));
+        assert_eq!(BinaryChunk::decode(&[3; 13]), Err(MalformedFrame::Stream));
     }
 }

@@ -43,7 +43,7 @@ pub enum Event {
     /// The bytes `from..to` are no longer buffered.
     OutputGap {
         exec_id: ExecId,
-        stream: Output,
+        stream: StdStream,
         from: u64,
         to: u64,
     },
@@ -55,7 +55,7 @@ pub enum Event {
     /// The restored command will write everything after `to` again.
     OutputRewound {
         exec_id: ExecId,
-        stream: Output,
+        stream: StdStream,
         to: u64,
     },
     Forked {
@@ -66,7 +66,7 @@ pub enum Event {
 /// One of the two streams a command writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Output {
+pub enum StdStream {
     Stdout,
     Stderr,
 }

@@ -24,7 +24,7 @@ pub type Marker = [u8; 16];
 /// The type of a frame. Numbers are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub enum Kind {
+pub enum FrameKind {
     // To the agent.
     /// Gives the agent its identity ([`crate::agent::Assign`]). Sent once, before anything else.
     Assign = 1,
@@ -83,35 +83,35 @@ pub enum Kind {
     Execs = 73,
 }
 
-impl Kind {
-    pub const ALL: [Kind; 27] = [
-        Kind::Assign,
-        Kind::Exec,
-        Kind::Stdin,
-        Kind::StdinEof,
-        Kind::Ack,
-        Kind::Credit,
-        Kind::Replay,
-        Kind::Signal,
-        Kind::Resize,
-        Kind::Attached,
-        Kind::Detached,
-        Kind::Resync,
-        Kind::List,
-        Kind::Restored,
-        Kind::Forked,
-        Kind::Ping,
-        Kind::Relieve,
-        Kind::Hello,
-        Kind::Started,
-        Kind::Data,
-        Kind::Eof,
-        Kind::Exit,
-        Kind::ResyncAck,
-        Kind::Pong,
-        Kind::Log,
-        Kind::StdinAck,
-        Kind::Execs,
+impl FrameKind {
+    pub const ALL: [FrameKind; 27] = [
+        FrameKind::Assign,
+        FrameKind::Exec,
+        FrameKind::Stdin,
+        FrameKind::StdinEof,
+        FrameKind::Ack,
+        FrameKind::Credit,
+        FrameKind::Replay,
+        FrameKind::Signal,
+        FrameKind::Resize,
+        FrameKind::Attached,
+        FrameKind::Detached,
+        FrameKind::Resync,
+        FrameKind::List,
+        FrameKind::Restored,
+        FrameKind::Forked,
+        FrameKind::Ping,
+        FrameKind::Relieve,
+        FrameKind::Hello,
+        FrameKind::Started,
+        FrameKind::Data,
+        FrameKind::Eof,
+        FrameKind::Exit,
+        FrameKind::ResyncAck,
+        FrameKind::Pong,
+        FrameKind::Log,
+        FrameKind::StdinAck,
+        FrameKind::Execs,
     ];
 
     pub fn from_number(number: u8) -> Option<Self> {
@@ -148,7 +148,7 @@ impl Stream {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
-    pub kind: Kind,
+    pub kind: FrameKind,
     pub stream: Stream,
     pub exec: u32,
     pub offset: u64,
@@ -166,7 +166,7 @@ pub enum Broken {
 }
 
 impl Frame {
-    pub fn new(kind: Kind) -> Self {
+    pub fn new(kind: FrameKind) -> Self {
         Self { kind, stream: Stream::Stdin, exec: 0, offset: 0, sequence: 0, payload: Vec::new() }
     }
 
@@ -205,7 +205,15 @@ impl Frame {
 }
 
 /// Appends a frame whose payload consists of several slices (a ring wraps around).
-pub fn encode(out: &mut Vec<u8>, kind: Kind, stream: Stream, exec: u32, offset: u64, sequence: u64, payload: &[&[u8]]) {
+pub fn encode(
+    out: &mut Vec<u8>,
+    kind: FrameKind,
+    stream: Stream,
+    exec: u32,
+    offset: u64,
+    sequence: u64,
+    payload: &[&[u8]],
+) {
     let header = header(kind, stream, exec, offset, sequence, payload);
     out.reserve(HEADER + payload.iter().map(|piece| piece.len()).sum::<usize>());
     out.extend_from_slice(&header);
@@ -218,7 +226,14 @@ pub fn encode(out: &mut Vec<u8>, kind: Kind, stream: Stream, exec: u32, offset: 
 ///
 /// # Panics
 /// If the payload is longer than [`MAX_PAYLOAD`].
-pub fn header(kind: Kind, stream: Stream, exec: u32, offset: u64, sequence: u64, payload: &[&[u8]]) -> [u8; HEADER] {
+pub fn header(
+    kind: FrameKind,
+    stream: Stream,
+    exec: u32,
+    offset: u64,
+    sequence: u64,
+    payload: &[&[u8]],
+) -> [u8; HEADER] {
     let length: usize = payload.iter().map(|piece| piece.len()).sum();
     assert!(length <= MAX_PAYLOAD, "a frame of {length} bytes");
     let mut header = [0; HEADER];
@@ -281,7 +296,7 @@ impl Decoder {
     pub fn take_long(&mut self) -> Option<Long> {
         let header = *self.pending().first_chunk::<HEADER>()?;
         let length = u32::from_le_bytes([header[0], header[1], header[2], header[3]]) as usize;
-        if header[5] != Kind::Data as u8 || !(LONG..=MAX_PAYLOAD).contains(&length) {
+        if header[5] != FrameKind::Data as u8 || !(LONG..=MAX_PAYLOAD).contains(&length) {
             return None;
         }
         // With capacity for the header under which it is forwarded.
@@ -350,7 +365,7 @@ fn check(header: &[u8; HEADER], payload: &[u8]) -> Result<(), Broken> {
 
 /// Returns `None` for an unknown kind or stream.
 fn frame(header: &[u8; HEADER], payload: impl FnOnce() -> Vec<u8>) -> Option<Frame> {
-    let (kind, stream) = Kind::from_number(header[5]).zip(Stream::from_number(header[6]))?;
+    let (kind, stream) = FrameKind::from_number(header[5]).zip(Stream::from_number(header[6]))?;
     let long = |at: usize| u64::from(word(header, at)) | u64::from(word(header, at + 4)) << 32;
     Some(Frame { kind, stream, exec: word(header, 8), offset: long(12), sequence: long(20), payload: payload() })
 }

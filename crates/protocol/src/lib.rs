@@ -12,7 +12,7 @@ pub mod agent;
 pub mod binary;
 pub mod by_hand;
 pub mod event;
-pub mod file;
+pub mod file_work;
 pub mod frame;
 pub mod id;
 pub mod limits;

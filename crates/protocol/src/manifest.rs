@@ -49,7 +49,7 @@ pub struct File {
 
 /// The manifest of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Checkpoint {
+pub struct CheckpointManifest {
     pub version: u32,
     pub checkpoint_id: CheckpointId,
     pub sandbox_id: SandboxId,
@@ -57,7 +57,7 @@ pub struct Checkpoint {
     pub seq: u64,
     pub parent: Option<CheckpointId>,
     pub files: Vec<File>,
-    pub runsc: Runsc,
+    pub runsc: RunscBuild,
     pub cpu_features: Vec<String>,
     /// SHA-256 of the OCI spec without the parts that may differ.
     pub oci_sha256: String,
@@ -70,11 +70,11 @@ pub struct Checkpoint {
     pub layer: Option<Layer>,
 }
 
-impl Versioned for Checkpoint {
+impl Versioned for CheckpointManifest {
     const UPGRADES: &'static [UpgradeFn] = &[];
 }
 
-impl Checkpoint {
+impl CheckpointManifest {
     /// The total size of its files in bytes; saturates, because a manifest may claim any size.
     pub fn size(&self) -> u64 {
         self.files.iter().fold(0, |sum, file| sum.saturating_add(file.size))
@@ -90,7 +90,7 @@ pub struct Layer {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Runsc {
+pub struct RunscBuild {
     pub version: String,
     pub platform: String,
     pub flags: Vec<String>,
@@ -210,7 +210,7 @@ impl From<ArchivePath> for String {
 
 /// The manifest of a filesystem snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Snapshot {
+pub struct SnapshotManifest {
     pub version: u32,
     pub kind: SnapshotKind,
     /// The root file system below a layer.
@@ -225,7 +225,7 @@ pub struct Snapshot {
     pub created: String,
 }
 
-impl Versioned for Snapshot {
+impl Versioned for SnapshotManifest {
     const UPGRADES: &'static [UpgradeFn] = &[];
 }
 
@@ -275,7 +275,7 @@ mod tests {
         whole["rootfs"]["archive"] = archive;
         whole["layer"] = json!({"base_digest": "0".repeat(64)});
         whole["runsc"]["sha256"] = json!("0".repeat(64));
-        serde_json::from_value::<Checkpoint>(whole.clone()).unwrap();
+        serde_json::from_value::<CheckpointManifest>(whole.clone()).unwrap();
         for (pointer, field) in [
             ("/files/0/sha256", "files.sha256"),
             ("/layer/base_digest", "layer.base_digest"),
@@ -288,7 +288,7 @@ mod tests {
             for wrong in ["", "/bin/sh", "../x", &"0A".repeat(32)] {
                 let mut manifest = whole.clone();
                 *manifest.pointer_mut(pointer).unwrap() = json!(wrong);
-                let error = serde_json::from_value::<Checkpoint>(manifest).unwrap_err().to_string();
+                let error = serde_json::from_value::<CheckpointManifest>(manifest).unwrap_err().to_string();
                 assert!(error.starts_with(field), "{error}");
             }
         }

@@ -29,7 +29,7 @@ pub struct Metadata {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_checkpointed: Option<String>,
     #[serde(default)]
-    pub status: Status,
+    pub status: SandboxStatus,
 }
 
 /// Everything the API and operators write.
@@ -79,7 +79,7 @@ pub struct Spec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<Claimed>,
     #[serde(default)]
-    pub requests: BTreeMap<Nonce, Request>,
+    pub requests: BTreeMap<Nonce, SpecRequest>,
     /// The request that last changed the spec, if traced: the work that follows is part of its trace.
     #[serde(default, deserialize_with = "trace::lenient", skip_serializing_if = "Option::is_none")]
     pub traceparent: Option<Traceparent>,
@@ -126,7 +126,7 @@ pub struct Claimed {
 /// A request that is carried out once and answered under its nonce.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Request {
+pub enum SpecRequest {
     Snapshot {
         name: SnapshotName,
         #[serde(default)]
@@ -151,7 +151,7 @@ pub struct Committed {
 
 /// A view of the observed state, written by the lease holder at resting phases.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Status {
+pub struct SandboxStatus {
     #[serde(default)]
     pub phase: Phase,
     #[serde(default)]
@@ -184,12 +184,12 @@ pub enum Phase {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
-    Ok(Done),
+    Ok(CompletedRequest),
     Error { reason: String, message: String },
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Done {
+pub struct CompletedRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_id: Option<CheckpointId>,
     #[serde(default, skip_serializing_if = "Option::is_none")]

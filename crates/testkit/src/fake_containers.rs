@@ -15,8 +15,8 @@ use async_trait::async_trait;
 use baton::{
     clock::{Moment, SharedClock},
     runtime::{
-        AgentLinks, Behind, Container, Error, Extract, Facts, IMAGE_FILES, LINK_FRAMES, Lifecycle, Link, Result,
-        RootfsGuard, Seen, Shape, Start, Taken,
+        AgentLinks, Behind, Container, ContainerView, Error, Extract, Facts, FrameLink, IMAGE_FILES, LINK_FRAMES,
+        Lifecycle, Result, RootfsGuard, Shape, StartSpec, WrittenSnapshot,
     },
 };
 use baton_protocol::{
@@ -50,7 +50,7 @@ pub const ACTION_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 struct Slot {
-    seen: Arc<watch::Sender<Seen>>,
+    seen: Arc<watch::Sender<ContainerView>>,
     /// Held during an action: the actions of one sandbox exclude each other.
     action: Arc<tokio::sync::Mutex<()>>,
     /// To the task of the sandbox, while there is one.
@@ -146,7 +146,7 @@ impl FakeContainers {
     fn with_slot<T>(&self, id: &SandboxId, with: impl FnOnce(&mut Slot) -> T) -> T {
         let mut slots = lock(&self.slots);
         with(slots.entry(id.clone()).or_insert_with(|| Slot {
-            seen: Arc::new(watch::channel(Seen::NOTHING).0),
+            seen: Arc::new(watch::channel(ContainerView::NOTHING).0),
             action: Arc::default(),
             commands: None,
             renewed: None,
@@ -188,7 +188,7 @@ impl FakeContainers {
         replied.await.map_err(|_| Error::NotIn("here"))?
     }
 
-    fn check_rootfs(&self, start: &Start) -> Result<()> {
+    fn check_rootfs(&self, start: &StartSpec) -> Result<()> {
         match &start.rootfs {
             Some(digest) if self.hold(digest).is_none() => Err(Error::Refused {
                 reason: Reason::RootfsMissing,
@@ -224,7 +224,7 @@ pub(crate) fn failed(what: &'static str, why: impl ToString) -> Error {
 
 #[async_trait]
 impl Lifecycle for FakeContainers {
-    fn watch(&self, id: &SandboxId) -> watch::Receiver<Seen> {
+    fn watch(&self, id: &SandboxId) -> watch::Receiver<ContainerView> {
         self.with_slot(id, |slot| slot.seen.subscribe())
     }
 
@@ -238,7 +238,7 @@ impl Lifecycle for FakeContainers {
         self.facts.clone()
     }
 
-    async fn create(&self, id: &SandboxId, start: &Start) -> Result<()> {
+    async fn create(&self, id: &SandboxId, start: &StartSpec) -> Result<()> {
         let _action = self.lock_action(id).await;
         self.check_absent(id)?;
         self.check_rootfs(start)?;
@@ -247,7 +247,7 @@ impl Lifecycle for FakeContainers {
         self.call(id, SandboxCommand::Ping).await
     }
 
-    async fn restore(&self, id: &SandboxId, start: &Start, image: &Path) -> Result<()> {
+    async fn restore(&self, id: &SandboxId, start: &StartSpec, image: &Path) -> Result<()> {
         let _action = self.lock_action(id).await;
         self.check_absent(id)?;
         self.check_rootfs(start)?;
@@ -287,14 +287,14 @@ impl Lifecycle for FakeContainers {
         write().map_err(|error: std::io::Error| failed("checkpoint", error))
     }
 
-    async fn snapshot(&self, id: &SandboxId, archive: &Path, shape: Shape) -> Result<Taken> {
+    async fn snapshot(&self, id: &SandboxId, archive: &Path, shape: Shape) -> Result<WrittenSnapshot> {
         let _action = self.lock_action(id).await;
         self.apply_fault("snapshot").await?;
         self.call(id, SandboxCommand::Ping).await?;
         // An empty archive: two blocks of zeros.
         std::fs::write(archive, [0; 1024]).map_err(|error| failed("snapshot", error))?;
         let base_digest = (shape == Shape::Layer).then(|| self.facts.rootfs_digest.clone());
-        Ok(Taken { base_digest, paused: Duration::from_millis(1) })
+        Ok(WrittenSnapshot { base_digest, paused: Duration::from_millis(1) })
     }
 
     async fn count_entries(&self, archive: &Path) -> Result<u64> {
@@ -338,7 +338,7 @@ impl Lifecycle for FakeContainers {
             // The task drops the queue when it ends.
             commands.closed().await;
         }
-        self.with_slot(id, |slot| slot.seen.send_replace(Seen::NOTHING));
+        self.with_slot(id, |slot| slot.seen.send_replace(ContainerView::NOTHING));
         let mut slots = lock(&self.slots);
         if slots.get(id).is_some_and(|slot| slot.seen.receiver_count() == 0 && Arc::strong_count(&slot.action) <= 2) {
             slots.remove(id);
@@ -366,11 +366,11 @@ impl Lifecycle for FakeContainers {
 }
 
 impl AgentLinks for FakeContainers {
-    fn open(&self, id: &SandboxId) -> Option<Link> {
+    fn open(&self, id: &SandboxId) -> Option<FrameLink> {
         let commands = lock(&self.slots).get(id)?.commands.clone()?;
         let (to_agent, frames) = mpsc::channel(LINK_FRAMES);
         let (output, from_agent) = mpsc::channel(LINK_FRAMES);
         commands.send(SandboxCommand::Link(frames, output)).ok()?;
-        Some(Link { to_agent, from_agent, behind: Behind::default() })
+        Some(FrameLink { to_agent, from_agent, behind: Behind::default() })
     }
 }

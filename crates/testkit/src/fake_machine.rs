@@ -14,15 +14,15 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use baton::runtime::Start;
+use baton::runtime::StartSpec;
 use baton_protocol::{
-    agent::{self, ExecState, Exit, KEPT_EXITS, MAX_EXECS, State},
-    frame::{Frame, Kind, Stream, VERSION},
+    agent::{self, AgentState, ExecState, Exit, KEPT_EXITS, MAX_EXECS},
+    frame::{Frame, FrameKind, Stream, VERSION},
     id::{ExecId, hex},
 };
 use serde::{Deserialize, Serialize};
 
-use super::fake_output::{Client, FakeOutput};
+use super::fake_output::{ClientPresence, FakeOutput};
 
 /// The state of a simulated sandbox; its serialized form is the checkpoint.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -65,7 +65,7 @@ enum Program {
 }
 
 impl FakeMachine {
-    pub fn new(start: &Start) -> Self {
+    pub fn new(start: &StartSpec) -> Self {
         Self { marker: hex(&start.marker), env: start.env.clone(), attached: true, ..Self::default() }
     }
 
@@ -78,8 +78,8 @@ impl FakeMachine {
         self
     }
 
-    fn client(&self) -> Client {
-        if self.attached { Client::Attached } else { Client::Detached }
+    fn client(&self) -> ClientPresence {
+        if self.attached { ClientPresence::Attached } else { ClientPresence::Detached }
     }
 
     pub fn set_attached(&mut self, attached: bool) {
@@ -114,36 +114,43 @@ impl FakeMachine {
 
     pub fn handle_frame(&mut self, frame: Frame) {
         match frame.kind {
-            Kind::Exec => self.start_exec(&frame),
-            Kind::List => {
+            FrameKind::Exec => self.start_exec(&frame),
+            FrameKind::List => {
                 let payload = serde_json::to_vec(&self.state()).unwrap_or_default();
-                self.answers.push(Frame::new(Kind::Execs).sequence(frame.sequence).payload(payload));
+                self.answers.push(Frame::new(FrameKind::Execs).sequence(frame.sequence).payload(payload));
             }
-            Kind::Ping => self.answers.push(Frame::new(Kind::Pong).sequence(frame.sequence).payload(frame.payload)),
-            Kind::Stdin | Kind::StdinEof | Kind::Ack | Kind::Credit | Kind::Replay | Kind::Signal => {
+            FrameKind::Ping => {
+                self.answers.push(Frame::new(FrameKind::Pong).sequence(frame.sequence).payload(frame.payload))
+            }
+            FrameKind::Stdin
+            | FrameKind::StdinEof
+            | FrameKind::Ack
+            | FrameKind::Credit
+            | FrameKind::Replay
+            | FrameKind::Signal => {
                 let client = self.client();
                 let Some(exec) = self.execs.get_mut(&frame.exec) else { return };
                 self.answers.extend(exec.handle_frame(&frame, client));
             }
             // There are no terminals here; an agent does not receive the other frames, or not from the API.
-            Kind::Resize
-            | Kind::Assign
-            | Kind::Attached
-            | Kind::Detached
-            | Kind::Resync
-            | Kind::Restored
-            | Kind::Forked
-            | Kind::Relieve
-            | Kind::Hello
-            | Kind::Started
-            | Kind::Data
-            | Kind::Eof
-            | Kind::Exit
-            | Kind::ResyncAck
-            | Kind::Pong
-            | Kind::Log
-            | Kind::StdinAck
-            | Kind::Execs => {}
+            FrameKind::Resize
+            | FrameKind::Assign
+            | FrameKind::Attached
+            | FrameKind::Detached
+            | FrameKind::Resync
+            | FrameKind::Restored
+            | FrameKind::Forked
+            | FrameKind::Relieve
+            | FrameKind::Hello
+            | FrameKind::Started
+            | FrameKind::Data
+            | FrameKind::Eof
+            | FrameKind::Exit
+            | FrameKind::ResyncAck
+            | FrameKind::Pong
+            | FrameKind::Log
+            | FrameKind::StdinAck
+            | FrameKind::Execs => {}
         }
         self.run(Duration::ZERO);
     }
@@ -159,9 +166,9 @@ impl FakeMachine {
         frames
     }
 
-    fn state(&self) -> State {
+    fn state(&self) -> AgentState {
         let execs = self.execs.iter().map(|(number, exec)| exec.state(*number)).collect();
-        State { version: VERSION, last_request: self.last_request, last_exec: self.last_exec, execs }
+        AgentState { version: VERSION, last_request: self.last_request, last_exec: self.last_exec, execs }
     }
 
     fn start_exec(&mut self, frame: &Frame) {
@@ -170,12 +177,12 @@ impl FakeMachine {
         }
         self.last_request = frame.sequence;
         self.last_exec = self.last_exec.max(frame.exec);
-        let request = serde_json::from_slice::<agent::Exec>(&frame.payload);
+        let request = serde_json::from_slice::<agent::AgentExec>(&frame.payload);
         let refusal = match request {
             Ok(request) if self.execs.len() < MAX_EXECS => match FakeExec::start(&request, frame.sequence, self.ran) {
                 Some(mut exec) => {
                     exec.pid = 100 + i32::try_from(frame.exec).unwrap_or(0);
-                    let started = Frame::new(Kind::Started).exec(frame.exec).sequence(frame.sequence);
+                    let started = Frame::new(FrameKind::Started).exec(frame.exec).sequence(frame.sequence);
                     self.answers.push(started.offset(exec.pid.unsigned_abs().into()));
                     self.execs.insert(frame.exec, exec);
                     return;
@@ -201,7 +208,7 @@ impl FakeMachine {
 }
 
 impl FakeExec {
-    fn start(request: &agent::Exec, sequence: u64, ran: Duration) -> Option<Self> {
+    fn start(request: &agent::AgentExec, sequence: u64, ran: Duration) -> Option<Self> {
         let mut words: Vec<&str> = request.argv.iter().map(String::as_str).collect();
         let shell = words.first().is_some_and(|word| matches!(*word, "bash" | "sh" | "python3" | "python"));
         if shell && let Some(at) = words.iter().position(|word| *word == "-c") {
@@ -213,11 +220,11 @@ impl FakeExec {
         let line = || format!("{}\n", rest.join(" ")).into_bytes();
         let program = match *name {
             "echo" => {
-                stdout.push(&line(), Client::Detached);
+                stdout.push(&line(), ClientPresence::Detached);
                 Program::Ended { code: 0 }
             }
             "warn" => {
-                stderr.push(&line(), Client::Detached);
+                stderr.push(&line(), ClientPresence::Detached);
                 Program::Ended { code: 0 }
             }
             "tick" => {
@@ -248,7 +255,7 @@ impl FakeExec {
     }
 
     /// Runs the program up to `ran`; a finished program becomes [`Program::Ended`].
-    fn step(&mut self, ran: Duration, client: Client) {
+    fn step(&mut self, ran: Duration, client: ClientPresence) {
         let ended = Program::Ended { code: 0 };
         match &mut self.program {
             Program::Tick { next, count, every, due } => {
@@ -276,7 +283,7 @@ impl FakeExec {
     }
 
     /// When its next event is due, as total run time of the machine.
-    fn due(&self, client: Client) -> Option<Duration> {
+    fn due(&self, client: ClientPresence) -> Option<Duration> {
         let program = match &self.program {
             Program::Tick { due, .. } => (self.stdout.free_bytes(client) > 0).then_some(*due),
             Program::Sleep { until } => Some(*until),
@@ -314,27 +321,27 @@ impl FakeExec {
         exit
     }
 
-    fn handle_frame(&mut self, frame: &Frame, client: Client) -> Option<Frame> {
+    fn handle_frame(&mut self, frame: &Frame, client: ClientPresence) -> Option<Frame> {
         let output = match frame.stream {
             Stream::Stdout => Some(&mut self.stdout),
             Stream::Stderr => Some(&mut self.stderr),
             Stream::Stdin | Stream::Exit | Stream::Tree => None,
         };
         match (frame.kind, output) {
-            (Kind::Ack, Some(output)) => output.ack(frame.offset),
-            (Kind::Credit, Some(output)) => output.credit = frame.offset,
-            (Kind::Replay, Some(output)) => output.replay(frame.offset, frame.sequence),
-            (Kind::Ack, None) if frame.stream == Stream::Exit => self.exit_acked |= self.exit.is_some(),
-            (Kind::Stdin, _) if !self.stdin_closed && frame.offset <= self.stdin => {
+            (FrameKind::Ack, Some(output)) => output.ack(frame.offset),
+            (FrameKind::Credit, Some(output)) => output.credit = frame.offset,
+            (FrameKind::Replay, Some(output)) => output.replay(frame.offset, frame.sequence),
+            (FrameKind::Ack, None) if frame.stream == Stream::Exit => self.exit_acked |= self.exit.is_some(),
+            (FrameKind::Stdin, _) if !self.stdin_closed && frame.offset <= self.stdin => {
                 let known = usize::try_from(self.stdin - frame.offset).unwrap_or(usize::MAX);
                 if let Some(fresh) = frame.payload.get(known..) {
                     self.stdin += fresh.len() as u64;
                     self.stdout.push(fresh, client);
                 }
-                return Some(Frame::new(Kind::StdinAck).exec(frame.exec).offset(self.stdin));
+                return Some(Frame::new(FrameKind::StdinAck).exec(frame.exec).offset(self.stdin));
             }
-            (Kind::StdinEof, _) if frame.offset == self.stdin => self.stdin_closed = true,
-            (Kind::Signal, _) if self.exit.is_none() => {
+            (FrameKind::StdinEof, _) if frame.offset == self.stdin => self.stdin_closed = true,
+            (FrameKind::Signal, _) if self.exit.is_none() => {
                 let signal = i32::try_from(frame.offset).ok();
                 let exit = self.set_exit(Exit { signal, ..Exit::default() });
                 return Some(exit_frame(frame.exec, self.request, &exit));
@@ -361,5 +368,5 @@ impl FakeExec {
 
 fn exit_frame(exec: u32, request: u64, exit: &Exit) -> Frame {
     let payload = serde_json::to_vec(exit).unwrap_or_default();
-    Frame::new(Kind::Exit).stream(Stream::Exit).exec(exec).sequence(request).payload(payload)
+    Frame::new(FrameKind::Exit).stream(Stream::Exit).exec(exec).sequence(request).payload(payload)
 }

@@ -2,7 +2,7 @@
 
 use baton_protocol::{
     agent::{RING_ATTACHED, RING_DETACHED, Range},
-    frame::{Frame, Kind, Stream},
+    frame::{Frame, FrameKind, Stream},
 };
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +12,7 @@ const MAX_CHUNK: u64 = 256 << 10;
 /// Whether a client is attached: a full ring makes the command wait for an attached client, and drops the oldest
 /// bytes otherwise.
 #[derive(Clone, Copy, Debug)]
-pub enum Client {
+pub enum ClientPresence {
     Attached,
     Detached,
 }
@@ -43,18 +43,18 @@ impl FakeOutput {
     }
 
     /// How many bytes can be written before the command has to wait.
-    pub fn free_bytes(&self, client: Client) -> u64 {
+    pub fn free_bytes(&self, client: ClientPresence) -> u64 {
         match client {
-            Client::Attached => RING_ATTACHED.saturating_sub(self.held.len() as u64),
-            Client::Detached => RING_DETACHED,
+            ClientPresence::Attached => RING_ATTACHED.saturating_sub(self.held.len() as u64),
+            ClientPresence::Detached => RING_DETACHED,
         }
     }
 
-    pub fn push(&mut self, bytes: &[u8], client: Client) {
+    pub fn push(&mut self, bytes: &[u8], client: ClientPresence) {
         self.held.extend_from_slice(bytes);
         match client {
-            Client::Attached => {}
-            Client::Detached => {
+            ClientPresence::Attached => {}
+            ClientPresence::Detached => {
                 let excess = self.held.len().saturating_sub(RING_DETACHED as usize);
                 self.drop_oldest(excess);
             }
@@ -96,11 +96,11 @@ impl FakeOutput {
             let length = (until - self.sent).min(MAX_CHUNK);
             let from = (self.sent - self.base) as usize;
             let payload = &self.held[from..from + length as usize];
-            frames.push(frame(Kind::Data).offset(self.sent).payload(payload));
+            frames.push(frame(FrameKind::Data).offset(self.sent).payload(payload));
             self.sent += length;
         }
         if self.eof && !self.eof_sent && self.sent == self.end() && self.credit >= self.end() {
-            frames.push(frame(Kind::Eof).offset(self.sent));
+            frames.push(frame(FrameKind::Eof).offset(self.sent));
             (self.eof_sent, self.eof_ever_sent) = (true, true);
         }
     }

@@ -4,7 +4,7 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use baton::{
     clock::{Moment, SharedClock},
-    runtime::{Container, Error, Result, Seen, is_allowed},
+    runtime::{Container, ContainerView, Error, Result, is_allowed},
 };
 use baton_protocol::frame::Frame;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -32,7 +32,7 @@ pub enum SandboxCommand {
 pub struct FakeSandbox {
     machine: FakeMachine,
     clock: SharedClock,
-    seen: Arc<watch::Sender<Seen>>,
+    seen: Arc<watch::Sender<ContainerView>>,
     /// The moment up to which the machine has run.
     ran_until: Moment,
     deadline: Moment,
@@ -51,7 +51,7 @@ impl FakeSandbox {
         machine: FakeMachine,
         deadline: Moment,
         clock: SharedClock,
-        seen: Arc<watch::Sender<Seen>>,
+        seen: Arc<watch::Sender<ContainerView>>,
         detach_grace: Duration,
     ) -> Self {
         let now = clock.now();
@@ -90,7 +90,7 @@ impl FakeSandbox {
 
     fn publish(&self, container: Container) {
         let running_execs = if container == Container::Stopped { 0 } else { self.machine.running_execs() };
-        let seen = Seen { container, running_execs };
+        let seen = ContainerView { container, running_execs };
         self.seen.send_if_modified(|current| std::mem::replace(current, seen) != seen);
     }
 

@@ -5,7 +5,7 @@ use baton_protocol::{
     event::{Event, Status},
     id::ExecId,
     metadata::{self, DesiredState},
-    request::{Command, Data, Refusal, Request, Stdin},
+    request::{Command, Data, Refusal, Request, StdinRequest},
 };
 
 use super::{Session, spec_edits::EditPurpose};
@@ -66,7 +66,7 @@ impl Session {
             Request::Snapshot { name, full } => {
                 self.client.send(&Event::status(Status::FilesystemSnapshotCreating));
                 let allowed = intent::snapshot(self.api.abilities());
-                allowed.map(|()| self.request(metadata::Request::Snapshot { name, full }))
+                allowed.map(|()| self.request(metadata::SpecRequest::Snapshot { name, full }))
             }
             Request::Fork { .. } if !is_v1 => needs_v1(),
             Request::Fork { count } => {
@@ -104,7 +104,7 @@ impl Session {
         self.client.refuse_about(refusal, about);
     }
 
-    fn stdin(&mut self, stdin: &Stdin) -> Result<(), Refusal> {
+    fn stdin(&mut self, stdin: &StdinRequest) -> Result<(), Refusal> {
         let decoded;
         let bytes = match &stdin.data {
             Data::Text(text) => text.as_bytes(),
@@ -130,7 +130,7 @@ impl Session {
             return (refusal.status == Status::CheckpointError).then_some(SessionEnd::Close(Close::Fatal));
         }
         if keep_running {
-            self.request(metadata::Request::Checkpoint {});
+            self.request(metadata::SpecRequest::Checkpoint {});
         } else {
             self.status_machine.request_checkpoint();
             self.edit(EditPurpose::Checkpoint, |spec| intent::desire(spec, DesiredState::Checkpointed));

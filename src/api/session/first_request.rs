@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use baton_protocol::{
     event::Status,
-    request::{Config, Refusal, Request},
+    request::{Refusal, Request, SandboxConfig},
 };
 
 use super::incoming::IncomingRequests;
@@ -29,13 +29,13 @@ pub async fn read_config(
     api: &Api,
     writer: &mut EventWriter,
     requests: &mut IncomingRequests,
-    query: Option<Result<Config, Refusal>>,
-) -> Result<Config, SessionEnd> {
+    query: Option<Result<SandboxConfig, Refusal>>,
+) -> Result<SandboxConfig, SessionEnd> {
     let (first, bytes) = match query {
         Some(config) => (config.map(|config| Request::Config(Box::new(config))), 0),
         None => match read_first(api, writer, requests).await? {
             Some(first) => first,
-            None => return Ok(Config::default()),
+            None => return Ok(SandboxConfig::default()),
         },
     };
     match first {
@@ -46,7 +46,7 @@ pub async fn read_config(
         }
         other => {
             requests.push(other, bytes);
-            Ok(Config::default())
+            Ok(SandboxConfig::default())
         }
     }
 }

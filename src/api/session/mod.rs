@@ -9,21 +9,21 @@
 //! Nothing in the loop waits for the store or the client: store calls are separate futures, and a client that does not
 //! read applies back-pressure to the sandbox, not to the loop.
 
-mod attach;
+mod attach_session;
 mod attachment;
 mod client_requests;
-mod create;
+mod create_session;
 mod first_request;
 mod incoming;
-mod lifecycle;
 mod pending;
+mod session_lifecycle;
 mod spec_edits;
 
 use std::sync::Arc;
 
 use baton_protocol::{
     agent,
-    binary::Chunk,
+    binary::BinaryChunk,
     event::{Event, PROTOCOL, Status},
     frame::{Frame, Stream},
     id::SandboxId,
@@ -34,9 +34,9 @@ use futures::FutureExt;
 use tracing::field;
 
 pub use self::{
-    attach::attach,
-    create::{create, execute},
-    pending::Rejection,
+    attach_session::attach,
+    create_session::{create, execute},
+    pending::AdmissionRejection,
 };
 use self::{
     attachment::{Attachment, SandboxEvent},
@@ -52,8 +52,8 @@ use super::{
     delivered::Marks,
     dialect::Dialect,
     event_writer::EventWriter,
-    execs::ExecTable,
-    status_machine::{Stage, StatusMachine},
+    exec_table::ExecTable,
+    status_machine::{OpenStage, StatusMachine},
     upgrade::WebSocket,
     websocket::{MAX_FRAME, Socket},
 };
@@ -283,14 +283,14 @@ impl Session {
             return self
                 .reject_malformed(&Refusal::malformed("A message must be text: this client asked for no `baton.v1`."));
         }
-        let chunk = match Chunk::decode(bytes) {
+        let chunk = match BinaryChunk::decode(bytes) {
             Ok(chunk) if chunk.stream == Stream::Stdin => chunk,
             Ok(_) => {
                 return self.reject_malformed(&Refusal::malformed("A client sends binary messages for stdin only."));
             }
             Err(malformed) => return self.reject_malformed(&Refusal::malformed(malformed.to_string())),
         };
-        if self.status_machine.stage != Stage::Open || self.status_machine.is_leaving() {
+        if self.status_machine.stage != OpenStage::Open || self.status_machine.is_leaving() {
             self.client.refuse(&Refusal::of(Status::ExecutionError, "The sandbox takes no input now."));
             return None;
         }
@@ -303,7 +303,7 @@ impl Session {
 
     /// Handles a request now, or keeps it until the sandbox runs. `bytes` is the length of its text.
     fn handle_or_keep(&mut self, parsed: Result<Request, Refusal>, bytes: usize) -> Option<SessionEnd> {
-        if self.status_machine.stage != Stage::Open {
+        if self.status_machine.stage != OpenStage::Open {
             self.requests.push(parsed, bytes);
             return None;
         }
@@ -335,7 +335,7 @@ impl Session {
     async fn finish(self, end: SessionEnd) {
         let Self { api, mut client, sandbox, execs, delivered, status_machine, spec_edits, .. } = self;
         let (is_one_shot, is_declined) = (client.is_one_shot(), sandbox.is_declined);
-        let has_failed_to_start = status_machine.stage == Stage::Creating && end == SessionEnd::Close(Close::Fatal);
+        let has_failed_to_start = status_machine.stage == OpenStage::Creating && end == SessionEnd::Close(Close::Fatal);
         if is_one_shot {
             // Its caller may send the next request once it has all of the output: by then the sandbox must not count.
             api.occupancy.note(&sandbox.id, None);
@@ -354,8 +354,8 @@ impl Session {
         drop(execs);
         if is_declined {
             // The slot is still held, so no other session here can claim the sandbox before this claim is withdrawn.
-            futures::join!(attach::give_back(&api, &id), api.clock.sleep(attach::RETRY_DELAY));
-            attach::send_in_use(&mut *client);
+            futures::join!(attach_session::give_back(&api, &id), api.clock.sleep(attach_session::RETRY_DELAY));
+            attach_session::send_in_use(&mut *client);
         }
         // The slot is free before the client sees the close frame: it may reconnect at once.
         drop(slot);

@@ -36,7 +36,7 @@ pub struct PendingSession {
 
 /// Why a sandbox is not admitted or created.
 #[derive(Debug)]
-pub enum Rejection {
+pub enum AdmissionRejection {
     /// No sandbox here can be evicted, or none was in time.
     Full,
     /// The instance is draining.
@@ -48,7 +48,7 @@ pub enum Rejection {
     Ended(SessionEnd),
 }
 
-impl Rejection {
+impl AdmissionRejection {
     pub fn message(&self) -> &str {
         match self {
             Self::Full => NO_ROOM,
@@ -60,10 +60,13 @@ impl Rejection {
 }
 
 /// Tells the client why it gets no sandbox, and ends the connection.
-pub async fn reject(mut client: Box<dyn ClientConnection>, status: Status, rejection: &Rejection) {
+pub async fn reject(mut client: Box<dyn ClientConnection>, status: Status, rejection: &AdmissionRejection) {
     let end = match rejection {
-        Rejection::Ended(end) => *end,
-        Rejection::Full | Rejection::Draining | Rejection::Quota(_) | Rejection::Failed(_) => {
+        AdmissionRejection::Ended(end) => *end,
+        AdmissionRejection::Full
+        | AdmissionRejection::Draining
+        | AdmissionRejection::Quota(_)
+        | AdmissionRejection::Failed(_) => {
             client.reject(status, rejection);
             SessionEnd::Close(Close::Fatal)
         }
@@ -77,7 +80,7 @@ impl PendingSession {
     }
 
     /// Waits until the sandbox is admitted, which may take the eviction of another one.
-    pub async fn wait_for_room(&mut self, api: &Api, id: &SandboxId) -> Result<AttachGuard, Rejection> {
+    pub async fn wait_for_room(&mut self, api: &Api, id: &SandboxId) -> Result<AttachGuard, AdmissionRejection> {
         let mut room = std::pin::pin!(api.bus.make_room(id, api.settings.max_sandboxes));
         let mut drain = api.settings.drain.clone();
         loop {
@@ -90,14 +93,14 @@ impl PendingSession {
             let end = tokio::select! {
                 biased;
                 () = api.closing.cancelled() => Some(SessionEnd::Close(Close::Restart)),
-                true = drains => return Err(Rejection::Draining),
+                true = drains => return Err(AdmissionRejection::Draining),
                 probe = self.slot.next_probe() => self.handle_probe(probe),
-                admitted = &mut room => return admitted.ok_or(Rejection::Full),
+                admitted = &mut room => return admitted.ok_or(AdmissionRejection::Full),
                 event = self.client.next_event(!is_held_back) => self.handle_client(event),
                 () = api.sleep_until(wake_at) => None,
             };
             if let Some(end) = end.or_else(|| self.check_timers()) {
-                return Err(Rejection::Ended(end));
+                return Err(AdmissionRejection::Ended(end));
             }
         }
     }

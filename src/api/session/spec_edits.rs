@@ -55,7 +55,7 @@ pub enum StoreResult {
 
 #[derive(Debug)]
 struct OneShotRequest {
-    request: metadata::Request,
+    request: metadata::SpecRequest,
     /// How many copies to make of the requested checkpoint.
     copies: Option<u32>,
     deadline: Moment,
@@ -112,8 +112,8 @@ impl SpecEdits {
         let mut unanswered = Unanswered::default();
         for one_shot in self.unanswered.values() {
             match one_shot.request {
-                metadata::Request::Snapshot { .. } => unanswered.snapshot = true,
-                metadata::Request::Checkpoint {} => unanswered.checkpoint = true,
+                metadata::SpecRequest::Snapshot { .. } => unanswered.snapshot = true,
+                metadata::SpecRequest::Checkpoint {} => unanswered.checkpoint = true,
             }
         }
         unanswered
@@ -141,16 +141,16 @@ impl Session {
     }
 
     /// Makes a one-shot request, which is answered.
-    pub(super) fn request(&mut self, request: metadata::Request) {
+    pub(super) fn request(&mut self, request: metadata::SpecRequest) {
         self.add_request(request, None);
     }
 
     /// Requests a checkpoint after which the sandbox keeps running, and then this many sandboxes from it.
     pub(super) fn request_copies(&mut self, count: u32) {
-        self.add_request(metadata::Request::Checkpoint {}, Some(count));
+        self.add_request(metadata::SpecRequest::Checkpoint {}, Some(count));
     }
 
-    fn add_request(&mut self, request: metadata::Request, copies: Option<u32>) {
+    fn add_request(&mut self, request: metadata::SpecRequest, copies: Option<u32>) {
         let nonce = self.api.clock.nonce();
         let deadline = self.api.clock.now() + ANSWER_TIMEOUT;
         let one_shot = OneShotRequest { request: request.clone(), copies, deadline };
@@ -251,7 +251,7 @@ impl Session {
                 }
                 None => Event::refusal(one_shot.failure(), "No answer came in time.").to_vec(),
                 Some(Answer::Error { message, .. }) => Event::refusal(one_shot.failure(), &message).to_vec(),
-                Some(Answer::Ok(metadata::Done { checkpoint_id: Some(checkpoint_id), .. }))
+                Some(Answer::Ok(metadata::CompletedRequest { checkpoint_id: Some(checkpoint_id), .. }))
                     if one_shot.copies.is_some() =>
                 {
                     self.copy(checkpoint_id, one_shot.copies.unwrap_or(0));
@@ -259,12 +259,12 @@ impl Session {
                 }
                 Some(Answer::Ok(done)) => {
                     let update = match one_shot.request {
-                        metadata::Request::Snapshot { name, .. } => Update {
+                        metadata::SpecRequest::Snapshot { name, .. } => Update {
                             snapshot: Some(name),
                             paused_ms: done.paused_ms,
                             ..Update::new(Status::FilesystemSnapshotCreated)
                         },
-                        metadata::Request::Checkpoint {} => Update {
+                        metadata::SpecRequest::Checkpoint {} => Update {
                             checkpoint_id: done.checkpoint_id,
                             paused_ms: done.paused_ms,
                             ..Update::new(Status::Checkpointed)
@@ -305,17 +305,17 @@ impl Api {
 impl OneShotRequest {
     fn traced_request(&self) -> Asked {
         match self.request {
-            metadata::Request::Snapshot { .. } => Asked::Snapshot,
-            metadata::Request::Checkpoint {} if self.copies.is_some() => Asked::Fork,
-            metadata::Request::Checkpoint {} => Asked::Checkpoint,
+            metadata::SpecRequest::Snapshot { .. } => Asked::Snapshot,
+            metadata::SpecRequest::Checkpoint {} if self.copies.is_some() => Asked::Fork,
+            metadata::SpecRequest::Checkpoint {} => Asked::Checkpoint,
         }
     }
 
     fn failure(&self) -> Status {
         match self.request {
-            metadata::Request::Snapshot { .. } => Status::FilesystemSnapshotError,
-            metadata::Request::Checkpoint {} if self.copies.is_some() => Status::Error,
-            metadata::Request::Checkpoint {} => Status::CheckpointError,
+            metadata::SpecRequest::Snapshot { .. } => Status::FilesystemSnapshotError,
+            metadata::SpecRequest::Checkpoint {} if self.copies.is_some() => Status::Error,
+            metadata::SpecRequest::Checkpoint {} => Status::CheckpointError,
         }
     }
 }

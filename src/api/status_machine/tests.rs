@@ -8,10 +8,10 @@ use crate::bus::StartKind;
 const CHECKPOINT: &str = "sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab-1-2-00112233445566778899aabbccddeeff";
 
 fn open() -> StatusMachine {
-    StatusMachine::new(Stage::Open, Dialect::Predecessor)
+    StatusMachine::new(OpenStage::Open, Dialect::Predecessor)
 }
 
-fn documents(stage: Stage) -> StatusMachine {
+fn documents(stage: OpenStage) -> StatusMachine {
     with_handoff(StatusMachine::new(stage, Dialect::Documents))
 }
 
@@ -61,22 +61,22 @@ const FATAL: Reaction = Reaction::Close(Close::Fatal);
 fn locks_are_talked_of_only_with_handoff() {
     let running = LifecycleEvent::Running { boot: StartKind::Fresh };
     let posted = [LifecycleEvent::Acquiring, LifecycleEvent::Acquired, running];
-    tells(StatusMachine::new(Stage::Creating, Dialect::Predecessor), &posted, "", Reaction::Open);
-    let create = with_handoff(StatusMachine::new(Stage::Creating, Dialect::Predecessor));
+    tells(StatusMachine::new(OpenStage::Creating, Dialect::Predecessor), &posted, "", Reaction::Open);
+    let create = with_handoff(StatusMachine::new(OpenStage::Creating, Dialect::Predecessor));
     tells(create, &posted, "LOCK_ACQUIRING LOCK_ACQUIRED", Reaction::Open);
-    let attach = with_handoff(StatusMachine::new(Stage::Attaching, Dialect::Predecessor));
+    let attach = with_handoff(StatusMachine::new(OpenStage::Attaching, Dialect::Predecessor));
     tells(attach, &posted, "RESTORING LOCK_ACQUIRING LOCK_ACQUIRED", Reaction::Open);
-    tells(StatusMachine::new(Stage::Attaching, Dialect::Predecessor), &posted, "RESTORING", Reaction::Open);
+    tells(StatusMachine::new(OpenStage::Attaching, Dialect::Predecessor), &posted, "RESTORING", Reaction::Open);
 }
 
 #[test]
 fn what_does_not_start_is_an_error_of_its_kind() {
     let failed = [LifecycleEvent::Failed { reason: Reason::Lost, message: "The state is lost.".into() }];
-    tells(StatusMachine::new(Stage::Creating, Dialect::Predecessor), &failed, "CREATION_ERROR E", FATAL);
-    tells(StatusMachine::new(Stage::Attaching, Dialect::Predecessor), &failed, "RESTORING RESTORE_ERROR E", FATAL);
+    tells(StatusMachine::new(OpenStage::Creating, Dialect::Predecessor), &failed, "CREATION_ERROR E", FATAL);
+    tells(StatusMachine::new(OpenStage::Attaching, Dialect::Predecessor), &failed, "RESTORING RESTORE_ERROR E", FATAL);
     let lost =
         [LifecycleEvent::Acquiring, LifecycleEvent::Acquired, LifecycleEvent::LeaseLost { message: "taken".into() }];
-    let attach = with_handoff(StatusMachine::new(Stage::Attaching, Dialect::Predecessor));
+    let attach = with_handoff(StatusMachine::new(OpenStage::Attaching, Dialect::Predecessor));
     tells(attach, &lost, "RESTORING LOCK_ACQUIRING LOCK_ACQUIRED RESTORE_ERROR E", FATAL);
 }
 
@@ -143,7 +143,7 @@ fn who_loses_the_sandbox_hears_to_whom() {
 #[test]
 fn a_newcomer_hears_that_the_sandbox_is_in_use_where_it_is() {
     let in_use = LifecycleEvent::Failed { reason: Reason::InUse, message: String::new() };
-    let attaching = || StatusMachine::new(Stage::Attaching, Dialect::Predecessor);
+    let attaching = || StatusMachine::new(OpenStage::Attaching, Dialect::Predecessor);
     tells(attaching(), std::slice::from_ref(&in_use), "RESTORING", Reaction::InUse);
     tells(attaching(), &[LifecycleEvent::Acquiring, in_use.clone()], "RESTORING", Reaction::InUse);
     tells(with_handoff(attaching()), &[LifecycleEvent::Acquiring, in_use], "RESTORING LOCK_ACQUIRING", Reaction::InUse);
@@ -192,9 +192,9 @@ fn an_idle_end_tells_of_a_checkpoint_only_when_one_was_made() {
 fn the_documents_know_neither_locks_nor_the_deletion_after_a_checkpoint() {
     let running = LifecycleEvent::Running { boot: StartKind::Fresh };
     let start = [LifecycleEvent::Acquiring, LifecycleEvent::Acquired, running];
-    tells(documents(Stage::Creating), &start, "", Reaction::Open);
-    tells(documents(Stage::Attaching), &start, "RESTORING", Reaction::Open);
-    let mut asked = documents(Stage::Open);
+    tells(documents(OpenStage::Creating), &start, "", Reaction::Open);
+    tells(documents(OpenStage::Attaching), &start, "RESTORING", Reaction::Open);
+    let mut asked = documents(OpenStage::Open);
     asked.request_checkpoint();
     let checkpoint =
         [LifecycleEvent::Checkpointing { why: LeaveReason::Checkpointed }, left(LeaveReason::Checkpointed, true)];
@@ -204,18 +204,18 @@ fn the_documents_know_neither_locks_nor_the_deletion_after_a_checkpoint() {
         LifecycleEvent::Checkpointing { why: LeaveReason::Waiter },
         left(LeaveReason::Waiter, true),
     ];
-    tells(documents(Stage::Open), &handoff, "CHECKPOINTING CHECKPOINTED", NORMAL);
+    tells(documents(OpenStage::Open), &handoff, "CHECKPOINTING CHECKPOINTED", NORMAL);
     let idle = [LifecycleEvent::Checkpointing { why: LeaveReason::Idle }, left(LeaveReason::Idle, true)];
-    tells(documents(Stage::Open), &idle, "CHECKPOINTING CHECKPOINTED", NORMAL);
-    tells(documents(Stage::Open), &[left(LeaveReason::Idle, false)], "DELETING DELETED", NORMAL);
-    tells(documents(Stage::Open), &[left(LeaveReason::Deleted, false)], "DELETING DELETED", NORMAL);
+    tells(documents(OpenStage::Open), &idle, "CHECKPOINTING CHECKPOINTED", NORMAL);
+    tells(documents(OpenStage::Open), &[left(LeaveReason::Idle, false)], "DELETING DELETED", NORMAL);
+    tells(documents(OpenStage::Open), &[left(LeaveReason::Deleted, false)], "DELETING DELETED", NORMAL);
 }
 
 #[test]
 fn an_idle_end_without_a_checkpoint_says_what_is_lost() {
     for is_persistent in [false, true] {
         let mut status_machine =
-            StatusMachine { features: SpecFeatures { has_handoff: true, is_persistent }, ..documents(Stage::Open) };
+            StatusMachine { features: SpecFeatures { has_handoff: true, is_persistent }, ..documents(OpenStage::Open) };
         let answer = status_machine.handle(&left(LeaveReason::Idle, false));
         let Some(Event::StatusUpdate(Update { message: Some(message), .. })) = answer.events.last() else {
             panic!("{answer:?}")
@@ -238,13 +238,13 @@ fn at_drain_a_client_is_left_to_follow() {
 fn a_lost_lease_is_named_only_in_v1() {
     let lost = [LifecycleEvent::LeaseLost { message: "taken".into() }];
     tells(open(), &lost, "", RESTART);
-    tells(StatusMachine::new(Stage::Open, Dialect::V1), &lost, "LOCK_RENEWAL_ERROR E", RESTART);
+    tells(StatusMachine::new(OpenStage::Open, Dialect::V1), &lost, "LOCK_RENEWAL_ERROR E", RESTART);
 }
 
 #[test]
 fn what_was_lost_before_it_was_had_is_asked_for_again() {
     let lost = [LifecycleEvent::LeaseLost { message: "taken".into() }];
-    tells(StatusMachine::new(Stage::Attaching, Dialect::V1), &lost, "RESTORING", Reaction::RequestAgain);
+    tells(StatusMachine::new(OpenStage::Attaching, Dialect::V1), &lost, "RESTORING", Reaction::RequestAgain);
 }
 
 #[test]
@@ -257,7 +257,7 @@ fn a_pause_is_told_only_in_v1() {
     let posted =
         [LifecycleEvent::Unfenced, LifecycleEvent::Fenced { message: "unreachable".into() }, LifecycleEvent::Unfenced];
     tells(open(), &posted, "", Reaction::Stay);
-    tells(StatusMachine::new(Stage::Open, Dialect::V1), &posted, "PAUSED RUNNING", Reaction::Stay);
+    tells(StatusMachine::new(OpenStage::Open, Dialect::V1), &posted, "PAUSED RUNNING", Reaction::Stay);
 }
 
 #[test]
@@ -266,7 +266,7 @@ fn what_leaves_before_it_was_had_is_asked_for_again() {
         [LeaveReason::Checkpointed, LeaveReason::HandedOff, LeaveReason::Waiter, LeaveReason::Room, LeaveReason::Idle]
     {
         tells(
-            StatusMachine::new(Stage::Attaching, Dialect::Predecessor),
+            StatusMachine::new(OpenStage::Attaching, Dialect::Predecessor),
             &[left(why, true)],
             "RESTORING",
             Reaction::RequestAgain,
@@ -274,14 +274,19 @@ fn what_leaves_before_it_was_had_is_asked_for_again() {
     }
     let gone = Reaction::Close(Close::Unavailable);
     tells(
-        StatusMachine::new(Stage::Attaching, Dialect::Predecessor),
+        StatusMachine::new(OpenStage::Attaching, Dialect::Predecessor),
         &[left(LeaveReason::Deleted, false)],
         "RESTORING NOT_FOUND",
         gone,
     );
-    tells(StatusMachine::new(Stage::Attaching, Dialect::Predecessor), &[left(LeaveReason::Drain, true)], "", RESTART);
     tells(
-        StatusMachine::new(Stage::Creating, Dialect::Predecessor),
+        StatusMachine::new(OpenStage::Attaching, Dialect::Predecessor),
+        &[left(LeaveReason::Drain, true)],
+        "",
+        RESTART,
+    );
+    tells(
+        StatusMachine::new(OpenStage::Creating, Dialect::Predecessor),
         &[left(LeaveReason::Drain, false)],
         "CREATION_ERROR E",
         FATAL,
@@ -294,34 +299,39 @@ fn how_far_it_is_comes_with_the_word_that_was_said_and_in_v1_alone() {
     let all = |done| [SNAPSHOT, UPLOAD, DOWNLOAD, EXTRACT].map(|what| moved(what, done));
     let unanswered = |snapshot, checkpoint| StatusMachine {
         unanswered: Unanswered { snapshot, checkpoint },
-        ..StatusMachine::new(Stage::Open, Dialect::V1)
+        ..StatusMachine::new(OpenStage::Open, Dialect::V1)
     };
     let restoring = |dialect| {
-        let mut status_machine = StatusMachine::new(Stage::Attaching, dialect);
+        let mut status_machine = StatusMachine::new(OpenStage::Attaching, dialect);
         status_machine.restoring();
         status_machine
     };
     let leaving = |dialect| {
-        let mut status_machine = StatusMachine::new(Stage::Open, dialect);
+        let mut status_machine = StatusMachine::new(OpenStage::Open, dialect);
         status_machine.request_checkpoint();
         status_machine
     };
-    tells(StatusMachine::new(Stage::Creating, Dialect::V1), &all(3), "CREATING CREATING", Reaction::Stay);
+    tells(StatusMachine::new(OpenStage::Creating, Dialect::V1), &all(3), "CREATING CREATING", Reaction::Stay);
     tells(restoring(Dialect::V1), &all(3), "RESTORING RESTORING", Reaction::Stay);
     tells(leaving(Dialect::V1), &all(3), "CHECKPOINTING", Reaction::Stay);
     tells(unanswered(true, false), &all(3), "FILESYSTEM_SNAPSHOT_CREATING", Reaction::Stay);
     tells(unanswered(false, true), &all(3), "CHECKPOINTING", Reaction::Stay);
     let by_a_waiter = [&[LifecycleEvent::Checkpointing { why: LeaveReason::Waiter }], &all(3)[..]].concat();
-    tells(StatusMachine::new(Stage::Open, Dialect::V1), &by_a_waiter, "CHECKPOINTING CHECKPOINTING", Reaction::Stay);
+    tells(
+        StatusMachine::new(OpenStage::Open, Dialect::V1),
+        &by_a_waiter,
+        "CHECKPOINTING CHECKPOINTING",
+        Reaction::Stay,
+    );
     let again = [&[failed(LeaveReason::Waiter)], &by_a_waiter[..]].concat();
-    tells(StatusMachine::new(Stage::Open, Dialect::V1), &again, "CHECKPOINT_ERROR E", Reaction::Stay);
+    tells(StatusMachine::new(OpenStage::Open, Dialect::V1), &again, "CHECKPOINT_ERROR E", Reaction::Stay);
     // The request of another session, a sign of life, a sandbox that is being killed, a plain client.
-    tells(StatusMachine::new(Stage::Open, Dialect::V1), &all(3), "", Reaction::Stay);
-    tells(StatusMachine::new(Stage::Attaching, Dialect::V1), &all(3), "", Reaction::Stay);
+    tells(StatusMachine::new(OpenStage::Open, Dialect::V1), &all(3), "", Reaction::Stay);
+    tells(StatusMachine::new(OpenStage::Attaching, Dialect::V1), &all(3), "", Reaction::Stay);
     tells(restoring(Dialect::V1), &all(0), "", Reaction::Stay);
     tells(StatusMachine { requested: Some(EndingRequest::Kill), ..leaving(Dialect::V1) }, &all(3), "", Reaction::Stay);
     for plain in [
-        StatusMachine::new(Stage::Creating, Dialect::Predecessor),
+        StatusMachine::new(OpenStage::Creating, Dialect::Predecessor),
         restoring(Dialect::Documents),
         leaving(Dialect::Documents),
     ] {

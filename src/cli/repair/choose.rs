@@ -6,7 +6,7 @@ use anyhow::Result;
 use baton_protocol::{
     id::{CheckpointId, SandboxId, Sha256Name},
     lock::Head,
-    manifest::Checkpoint,
+    manifest::CheckpointManifest,
     metadata::{Latest, Metadata},
     reason::Reason,
 };
@@ -18,13 +18,13 @@ use crate::storage::{checkpoints::Checkpoints, foreign::Folder, store::Error as 
 pub enum Choice {
     /// Nothing is stored of the sandbox.
     Nothing,
-    Start(Box<Start>),
+    Start(Box<RestorePoint>),
     /// Why not, in one sentence that begins with the reason.
     Refused(String),
 }
 
 #[derive(Debug)]
-pub struct Start {
+pub struct RestorePoint {
     pub head: Head,
     /// When it was taken.
     pub taken: String,
@@ -32,13 +32,13 @@ pub struct Start {
 
 /// Everything stored of a sandbox under its own name.
 #[derive(Debug, Default)]
-pub struct Stored {
-    manifests: BTreeMap<CheckpointId, (Checkpoint, Sha256Name)>,
+pub struct StoredSandbox {
+    manifests: BTreeMap<CheckpointId, (CheckpointManifest, Sha256Name)>,
     /// The highest epoch of any of them.
     pub epoch: u64,
 }
 
-impl Stored {
+impl StoredSandbox {
     pub async fn of(store: &Checkpoints, id: &SandboxId) -> Result<Self> {
         let mut stored = Self::default();
         for checkpoint in store.list(id).await? {
@@ -76,7 +76,7 @@ impl Stored {
 /// The requested checkpoint, or else the newest descendant of the one that the metadata names.
 pub async fn choose(
     store: &Checkpoints,
-    stored: &Stored,
+    stored: &StoredSandbox,
     asked: Option<&CheckpointId>,
     found: &Metadata,
 ) -> Result<Choice> {
@@ -151,7 +151,7 @@ async fn start(store: &Checkpoints, folder: &Folder) -> Result<Choice> {
         manifest_sha256: sha256,
     };
     match store.manifest(&head).await {
-        Ok(manifest) => Ok(Choice::Start(Box::new(Start { head, taken: manifest.created }))),
+        Ok(manifest) => Ok(Choice::Start(Box::new(RestorePoint { head, taken: manifest.created }))),
         Err(StoreError::Damaged { why, .. }) => Ok(damaged(why)),
         Err(error) => Err(error.into()),
     }

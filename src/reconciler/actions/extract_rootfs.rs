@@ -13,7 +13,7 @@ use baton_protocol::{
 };
 
 use super::{
-    Done, Failure,
+    ActionResult, Failure,
     rootfs_fetcher::{RootfsFetcher, not_fetched},
     staging::TransferProgress,
     start_failed,
@@ -35,7 +35,7 @@ impl Worker {
         self.start.rootfs.as_ref().map_or(base, |held| held.rootfs.clone())
     }
 
-    pub(super) async fn extract(&mut self) -> Done {
+    pub(super) async fn extract(&mut self) -> ActionResult {
         let context = self.context.clone();
         let id = self.id.clone();
         let named = self.record.spec().and_then(|spec| {
@@ -90,7 +90,11 @@ impl Worker {
     }
 
     /// Starts from the files of the head, whose memory cannot be used here because of `refusal`.
-    pub(super) async fn start_from_files(&mut self, manifest: &manifest::Checkpoint, refusal: Failure) -> Done {
+    pub(super) async fn start_from_files(
+        &mut self,
+        manifest: &manifest::CheckpointManifest,
+        refusal: Failure,
+    ) -> ActionResult {
         let context = self.context.clone();
         let checkpoints = context.checkpoints.clone().ok_or(Failure::Stale)?;
         let archive = checkpoints.files_of(manifest).filter(|_| self.may_drop_memory());

@@ -5,11 +5,11 @@
 
 use std::sync::Arc;
 
-use baton_protocol::{id::SandboxId, lock::Head, manifest::Checkpoint};
+use baton_protocol::{id::SandboxId, lock::Head, manifest::CheckpointManifest};
 use tokio::{sync::watch, task::JoinSet};
 
 use super::{
-    Done, Failure,
+    ActionResult, Failure,
     restore::{compatible, manifest_not_fetched, not_fetched},
     staging::{Staging, TransferProgress},
 };
@@ -24,7 +24,7 @@ pub(in crate::reconciler) struct Fetching {
     head: Head,
     pub(super) image: Staging,
     /// Arrives first: it says what else is needed.
-    manifest: watch::Receiver<Option<Checkpoint>>,
+    manifest: watch::Receiver<Option<CheckpointManifest>>,
     /// Dropping this aborts the fetch.
     task: JoinSet<Result<(), Failure>>,
     /// Every file is in the image directory.
@@ -47,7 +47,7 @@ impl Fetching {
     }
 
     /// The verified manifest, while the files it describes are still being fetched.
-    pub(super) async fn manifest(&mut self) -> Result<Checkpoint, Failure> {
+    pub(super) async fn manifest(&mut self) -> Result<CheckpointManifest, Failure> {
         let read = self.manifest.wait_for(Option::is_some).await.ok().and_then(|manifest| manifest.clone());
         match read {
             Some(manifest) => Ok(manifest),
@@ -57,7 +57,7 @@ impl Fetching {
     }
 
     /// Completes when every file that the manifest describes is in the image directory.
-    pub(super) async fn done(&mut self) -> Done {
+    pub(super) async fn done(&mut self) -> ActionResult {
         if !self.is_here {
             match self.task.join_next().await {
                 Some(Ok(fetched)) => fetched?,
@@ -84,8 +84,8 @@ async fn fetch(
     checkpoints: Checkpoints,
     head: Head,
     image: Staging,
-    read: watch::Sender<Option<Checkpoint>>,
-) -> Done {
+    read: watch::Sender<Option<CheckpointManifest>>,
+) -> ActionResult {
     let (manifest, made) = futures::join!(checkpoints.verified(&head), image.make());
     let manifest = manifest.map_err(|error| manifest_not_fetched(&checkpoints, &head, error))?;
     made?;

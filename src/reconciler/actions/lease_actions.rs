@@ -2,21 +2,21 @@
 
 use baton_protocol::reason::Reason;
 
-use super::{Done, Failure, STATE_LOST, refusal, start_failed};
+use super::{ActionResult, Failure, STATE_LOST, refusal, start_failed};
 use crate::{
     bus::{LifecycleEvent, StartKind},
     reconciler::{
-        contention::Probe,
+        contention::PendingProbe,
         plan::{Desired, LockState, Observed, Saved},
         worker::Worker,
     },
-    runtime::{self, Start},
-    storage::{lease::LeaseHandle, records::Place},
+    runtime::{self, StartSpec},
+    storage::{lease::LeaseHandle, records::StoreKind},
 };
 
 impl Worker {
     /// Acquires the lease. If the sandbox is going to run, its head is being fetched meanwhile.
-    pub(super) async fn acquire(&mut self, desired: Desired) -> Done {
+    pub(super) async fn acquire(&mut self, desired: Desired) -> ActionResult {
         self.announce_acquiring();
         let runs = desired == Desired::Running;
         if runs {
@@ -33,7 +33,7 @@ impl Worker {
 
     /// Registers as waiter on behalf of the attached session, or refreshes our entry: a waiter that shows no sign of
     /// life is skipped.
-    pub(super) async fn wait(&mut self) -> Done {
+    pub(super) async fn wait(&mut self) -> ActionResult {
         self.announce_acquiring();
         let claim = self.record.spec().and_then(|spec| self.claim(spec));
         let entry = self.lease.handle.as_ref().and_then(LeaseHandle::entry).map(|entry| entry.claim);
@@ -45,15 +45,15 @@ impl Worker {
     }
 
     /// Tells the waiter for which the client here was probed that the sandbox is in use.
-    pub(super) async fn decline(&mut self) -> Done {
-        let Some(Probe { subject, .. }) = self.contention.probe.clone() else { return Err(Failure::Stale) };
+    pub(super) async fn decline(&mut self) -> ActionResult {
+        let Some(PendingProbe { subject, .. }) = self.contention.probe.clone() else { return Err(Failure::Stale) };
         self.lease.handle_mut()?.decline(&subject.waiter).await?;
         self.extend_deadline().await;
         tracing::info!(sandbox = %self.id, "a waiter was declined: the attached client is alive");
         Ok(())
     }
 
-    pub(super) async fn renew(&mut self) -> Done {
+    pub(super) async fn renew(&mut self) -> ActionResult {
         self.lease.handle_mut()?.renew().await?;
         self.lease.due = self.context.clock.now() + self.lock_interval();
         self.extend_deadline().await;
@@ -70,7 +70,7 @@ impl Worker {
         }
     }
 
-    pub(super) async fn create(&mut self) -> Done {
+    pub(super) async fn create(&mut self) -> ActionResult {
         let start = self.start_spec()?;
         let (context, id) = (self.context.clone(), self.id.clone());
         let began = context.clock.now();
@@ -87,11 +87,11 @@ impl Worker {
     }
 
     /// What the runtime has to know to start the container.
-    pub(super) fn start_spec(&mut self) -> Result<Start, Failure> {
+    pub(super) fn start_spec(&mut self) -> Result<StartSpec, Failure> {
         let deadline = self.lease.handle_mut()?.held().ok_or(Failure::Stale)?.deadline;
         let marker = *self.start.marker.get_or_insert_with(|| self.context.clock.bits());
         let spec = self.record.spec().ok_or(Failure::Stale)?;
-        Ok(Start {
+        Ok(StartSpec {
             marker,
             env: spec.env.clone(),
             cwd: spec.cwd.clone(),
@@ -103,13 +103,13 @@ impl Worker {
         })
     }
 
-    pub(super) async fn resume(&mut self) -> Done {
+    pub(super) async fn resume(&mut self) -> ActionResult {
         // A container is resumed only under a lease that was just proven.
         self.renew().await?;
         Ok(self.context.lifecycle.resume(&self.id).await?)
     }
 
-    pub(super) async fn remove(&mut self, seen: &Observed) -> Done {
+    pub(super) async fn remove(&mut self, seen: &Observed) -> ActionResult {
         self.context.lifecycle.remove(&self.id).await?;
         self.start.kind = None;
         if seen.lock != LockState::Ours {
@@ -119,7 +119,7 @@ impl Worker {
         Ok(())
     }
 
-    pub(super) async fn release(&mut self, seen: &Observed) -> Done {
+    pub(super) async fn release(&mut self, seen: &Observed) -> ActionResult {
         let is_lost = seen.saved == Saved::Lost && self.announced.running;
         self.release_until_settled(None).await?;
         if is_lost {
@@ -129,13 +129,13 @@ impl Worker {
         Ok(())
     }
 
-    pub(super) async fn purge(&mut self) -> Done {
-        let place = self.record.place().unwrap_or(Place::Memory);
-        if place == Place::Durable {
+    pub(super) async fn purge(&mut self) -> ActionResult {
+        let place = self.record.place().unwrap_or(StoreKind::Memory);
+        if place == StoreKind::Durable {
             self.purge_checkpoints().await?;
         }
         self.context.records.erase(&self.id, place).await?;
-        if place == Place::Durable {
+        if place == StoreKind::Durable {
             self.write_tombstone().await?;
         } else {
             self.lease.handle = None;
@@ -147,7 +147,7 @@ impl Worker {
         Ok(())
     }
 
-    async fn purge_checkpoints(&mut self) -> Done {
+    async fn purge_checkpoints(&mut self) -> ActionResult {
         self.lease.handle_mut()?.purging().await?;
         let upkeep = self.context.upkeep();
         upkeep.erase_checkpoints(&self.id).await.map_err(|error| Failure::Transient(error.to_string()))?;

@@ -1,7 +1,7 @@
 //! One short function per action. Each may be interrupted anywhere: the next pass observes what it left, and the plan
 //! continues from there.
 
-mod answer;
+mod answer_requests;
 mod extract_rootfs;
 pub(super) mod fetch_head;
 mod lease_actions;
@@ -81,10 +81,10 @@ impl From<runtime::Error> for Failure {
     }
 }
 
-pub(super) type Done = Result<(), Failure>;
+pub(super) type ActionResult = Result<(), Failure>;
 
 impl Worker {
-    pub(super) async fn act(&mut self, action: Action, desired: Desired, seen: &Observed) -> Done {
+    pub(super) async fn act(&mut self, action: Action, desired: Desired, seen: &Observed) -> ActionResult {
         // The files of a head keep downloading while its other requirements are fetched.
         if !action.is_upkeep() && !matches!(action, Action::Restore | Action::Extract) {
             self.start.abandon_fetch().await;
@@ -95,7 +95,7 @@ impl Worker {
         done
     }
 
-    async fn perform(&mut self, action: Action, desired: Desired, seen: &Observed) -> Done {
+    async fn perform(&mut self, action: Action, desired: Desired, seen: &Observed) -> ActionResult {
         match action {
             Action::Acquire => self.acquire(desired).await,
             Action::Wait => self.wait().await,

@@ -5,11 +5,11 @@ use std::{future::Future, sync::OnceLock, time::SystemTime};
 use baton_protocol::{
     frame::Marker,
     lock::Head,
-    manifest::{self, Runsc},
+    manifest::{self, RunscBuild},
     reason::Reason,
 };
 
-use super::{Done, Failure, fetch_head::Fetching, refusal, start_failed, take_checkpoint::not_configured};
+use super::{ActionResult, Failure, fetch_head::Fetching, refusal, start_failed, take_checkpoint::not_configured};
 use crate::{
     bus::StartKind,
     reconciler::{
@@ -17,7 +17,7 @@ use crate::{
         start_state::{HeldRootfs, MissingParts},
         worker::Worker,
     },
-    runtime::Start,
+    runtime::StartSpec,
     storage::{
         checkpoints::{Checkpoints, committed},
         store,
@@ -36,7 +36,7 @@ struct RestoreProgress {
 
 impl Worker {
     /// Starts from the committed head.
-    pub(super) async fn restore(&mut self) -> Done {
+    pub(super) async fn restore(&mut self) -> ActionResult {
         let checkpoints = self.context.checkpoints.clone().ok_or_else(not_configured)?;
         let head = self.usable_head(&checkpoints)?;
         if self.start.files_only {
@@ -77,11 +77,11 @@ impl Worker {
     }
 
     /// What the checkpoint needs and this instance lacks. Holds the root file system and chooses the runsc otherwise.
-    fn missing_parts(&mut self, manifest: &manifest::Checkpoint) -> Option<MissingParts> {
+    fn missing_parts(&mut self, manifest: &manifest::CheckpointManifest) -> Option<MissingParts> {
         let context = &self.context;
         let other = (manifest.runsc.version != context.lifecycle.facts().runsc_version).then(|| manifest.runsc.clone());
-        let allowed = |runsc: &Runsc| context.runtimes.find(runsc);
-        let has_runsc = |runsc: &Runsc| allowed(runsc).is_some_and(|name| context.lifecycle.has_runtime(&name));
+        let allowed = |runsc: &RunscBuild| context.runtimes.find(runsc);
+        let has_runsc = |runsc: &RunscBuild| allowed(runsc).is_some_and(|name| context.lifecycle.has_runtime(&name));
         let guard = context.lifecycle.hold(&manifest.rootfs.digest).filter(|_| other.as_ref().is_none_or(has_runsc));
         let rootfs = manifest.rootfs.clone();
         match guard {
@@ -94,7 +94,12 @@ impl Worker {
     }
 
     /// Waits for the files of the head and starts the container from them.
-    async fn restore_fetched(&mut self, head: &Head, manifest: &manifest::Checkpoint, fetching: &mut Fetching) -> Done {
+    async fn restore_fetched(
+        &mut self,
+        head: &Head,
+        manifest: &manifest::CheckpointManifest,
+        fetching: &mut Fetching,
+    ) -> ActionResult {
         let context = self.context.clone();
         let for_good = start_failed(Reason::RestoreFailed);
         let began = context.clock.now();
@@ -131,13 +136,13 @@ impl Worker {
 
     async fn start_restored(
         &mut self,
-        mut start: Start,
+        mut start: StartSpec,
         head: &Head,
-        manifest: &manifest::Checkpoint,
+        manifest: &manifest::CheckpointManifest,
         fetching: &Fetching,
         rolled_back: bool,
         progress: &RestoreProgress,
-    ) -> Done {
+    ) -> ActionResult {
         let (context, id) = (self.context.clone(), self.id.clone());
         let deadlines = self.lease.handle_mut()?.deadline();
         let steps = self.telemetry.steps.clone();
@@ -177,7 +182,7 @@ impl Worker {
     }
 
     /// The head's memory cannot be used here; falls back to its files if the spec allows that.
-    async fn without_memory(&mut self, checkpoints: &Checkpoints, head: &Head, failure: Failure) -> Done {
+    async fn without_memory(&mut self, checkpoints: &Checkpoints, head: &Head, failure: Failure) -> ActionResult {
         let unusable = [Reason::OtherRuntime, Reason::OtherCpu, Reason::OtherSpec];
         match &failure {
             Failure::Refused { reason, .. } if unusable.contains(reason) && self.may_drop_memory() => {}
@@ -192,7 +197,7 @@ impl Worker {
 }
 
 /// The first way in which this instance differs from the one that made the checkpoint.
-pub(super) fn compatible(manifest: &manifest::Checkpoint, here: &crate::runtime::Facts) -> Result<(), Failure> {
+pub(super) fn compatible(manifest: &manifest::CheckpointManifest, here: &crate::runtime::Facts) -> Result<(), Failure> {
     let missing: Vec<_> =
         manifest.cpu_features.iter().filter(|feature| !here.cpu_features.contains(feature)).cloned().collect();
     if manifest.runsc.platform != here.platform {
@@ -285,17 +290,22 @@ mod tests {
         }
     }
 
-    fn manifest() -> manifest::Checkpoint {
+    fn manifest() -> manifest::CheckpointManifest {
         let sandbox_id = SandboxId::parse("sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab").unwrap();
-        manifest::Checkpoint {
-            version: manifest::Checkpoint::VERSION,
+        manifest::CheckpointManifest {
+            version: manifest::CheckpointManifest::VERSION,
             checkpoint_id: CheckpointId::new(&sandbox_id, 1, 1, &Nonce::from_bits([1; 16])),
             sandbox_id,
             epoch: 1,
             seq: 1,
             parent: None,
             files: Vec::new(),
-            runsc: Runsc { version: "one".to_owned(), platform: "systrap".to_owned(), flags: Vec::new(), sha256: None },
+            runsc: RunscBuild {
+                version: "one".to_owned(),
+                platform: "systrap".to_owned(),
+                flags: Vec::new(),
+                sha256: None,
+            },
             cpu_features: vec!["sse".to_owned()],
             oci_sha256: "spec".to_owned(),
             agent_marker: "0f".repeat(16),
@@ -305,7 +315,7 @@ mod tests {
         }
     }
 
-    fn reason(manifest: &manifest::Checkpoint) -> Option<Reason> {
+    fn reason(manifest: &manifest::CheckpointManifest) -> Option<Reason> {
         match compatible(manifest, &facts()) {
             Ok(()) => None,
             Err(Failure::Refused { reason, .. }) => Some(reason),
@@ -316,7 +326,7 @@ mod tests {
     #[test]
     fn each_difference_has_its_own_reason() {
         assert_eq!(reason(&manifest()), None, "fewer CPU features than here are fine");
-        let with = |change: fn(&mut manifest::Checkpoint)| {
+        let with = |change: fn(&mut manifest::CheckpointManifest)| {
             let mut other = manifest();
             change(&mut other);
             reason(&other)

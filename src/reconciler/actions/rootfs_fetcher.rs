@@ -1,21 +1,21 @@
 //! Fetches what a sandbox needs and this instance lacks: a snapshot, a root file system, a runsc.
 
 use baton_protocol::{
-    manifest::{Archive, ArchivePath, Rootfs, Runsc, SnapshotKind},
+    manifest::{Archive, ArchivePath, Rootfs, RunscBuild, SnapshotKind},
     reason::Reason,
     snapshot_key::SnapshotKey,
 };
 
 use super::{
-    Failure, answer, refusal,
+    Failure, answer_requests, refusal,
     staging::{Staging, TransferProgress},
 };
 use crate::{
     reconciler::{ReconcilerContext, start_state::HeldRootfs},
-    runtime::{Extract, RootfsGuard, Source, rootfs_digest::derived},
+    runtime::{ArchiveSource, Extract, RootfsGuard, rootfs_digest::derived},
     storage::{
         layout::Sha256Name,
-        snapshots::{Found, Snapshots},
+        snapshots::{NamedSnapshot, Snapshots},
         store,
     },
 };
@@ -29,12 +29,12 @@ impl RootfsFetcher<'_> {
     /// Fetches the first of these snapshots that exists.
     pub(super) async fn snapshot(&self, candidates: Vec<SnapshotKey>) -> Result<HeldRootfs, Failure> {
         let Some(snapshots) = &self.context.snapshots else {
-            return Err(refusal(Reason::NotSupported, answer::NOT_ENABLED));
+            return Err(refusal(Reason::NotSupported, answer_requests::NOT_ENABLED));
         };
         let mut sought = None;
         for snapshot in candidates {
             let found = snapshots.find_genuine(&snapshot).await.map_err(not_fetched)?;
-            let is_found = found != Found::Nothing;
+            let is_found = found != NamedSnapshot::Nothing;
             sought = Some((snapshot, found));
             if is_found {
                 break;
@@ -46,12 +46,12 @@ impl RootfsFetcher<'_> {
         let missing = |why: &str| refusal(Reason::SnapshotMissing, &format!("The filesystem snapshot `{name}` {why}."));
         match found {
             // Existing clients match on the first words.
-            Found::Nothing => {
+            NamedSnapshot::Nothing => {
                 let message = format!("Filesystem snapshot not found: `{name}` does not exist.");
                 Err(refusal(Reason::SnapshotMissing, &message))
             }
-            Found::Unfinished => Err(missing("is not finished")),
-            Found::Ours(manifest) => {
+            NamedSnapshot::Unfinished => Err(missing("is not finished")),
+            NamedSnapshot::Ours(manifest) => {
                 let base = match (manifest.kind, manifest.base_digest.clone()) {
                     (SnapshotKind::Rootfs, _) => None,
                     (SnapshotKind::Layer, Some(base)) => Some(base),
@@ -62,7 +62,7 @@ impl RootfsFetcher<'_> {
                 let archive = Some(snapshots.archive(&snapshot, &manifest));
                 self.rootfs(Rootfs { digest, base_digest, archive }).await
             }
-            Found::Foreign { path } => self.foreign(snapshots, &snapshot, &path).await,
+            NamedSnapshot::Foreign { path } => self.foreign(snapshots, &snapshot, &path).await,
         }
     }
 
@@ -81,7 +81,7 @@ impl RootfsFetcher<'_> {
             let archive = fetched.map_err(not_fetched)?;
             snapshots.check_archive(snapshot, &archive).await.map_err(not_fetched)?;
             let digest = derived(None, &archive.sha256);
-            let wanted = Extract { digest: digest.clone(), from: Source::Complete };
+            let wanted = Extract { digest: digest.clone(), from: ArchiveSource::Complete };
             let guard = self.context.lifecycle.extract(&file, &wanted).await?;
             let rootfs = Rootfs { base_digest: digest.clone(), digest, archive: Some(archive) };
             Ok(HeldRootfs { rootfs, guard })
@@ -92,7 +92,7 @@ impl RootfsFetcher<'_> {
     }
 
     /// Fetches the runsc that made a checkpoint, if the operator allows it here.
-    pub(super) async fn runtime(&self, runsc: &Runsc) -> Result<(), Failure> {
+    pub(super) async fn runtime(&self, runsc: &RunscBuild) -> Result<(), Failure> {
         let version = &runsc.version;
         let facts = self.context.lifecycle.facts();
         let refuse = |why: &str| {
@@ -137,17 +137,17 @@ impl RootfsFetcher<'_> {
             return Err(refusal(Reason::Damaged, "The manifest names an archive that does not belong to it."));
         }
         let from = match base {
-            None => Source::Complete,
+            None => ArchiveSource::Complete,
             Some(base_digest) => {
                 // Kept until the layer is extracted on top of it.
                 let _base = self.base(&base_digest).await?;
-                return self.extracted(rootfs, &archive, Source::Layer { base_digest }).await;
+                return self.extracted(rootfs, &archive, ArchiveSource::Layer { base_digest }).await;
             }
         };
         self.extracted(rootfs, &archive, from).await
     }
 
-    async fn extracted(&self, rootfs: Rootfs, archive: &Archive, from: Source) -> Result<HeldRootfs, Failure> {
+    async fn extracted(&self, rootfs: Rootfs, archive: &Archive, from: ArchiveSource) -> Result<HeldRootfs, Failure> {
         let staging = self.staged().await?;
         let file = staging.path().join("archive");
         let extracted = async {
@@ -176,7 +176,7 @@ impl RootfsFetcher<'_> {
                 Err(store::Error::NotFound(_)) => return Err(unknown()),
                 done => done.map_err(not_fetched)?,
             }
-            let wanted = Extract { digest: digest.clone(), from: Source::Base };
+            let wanted = Extract { digest: digest.clone(), from: ArchiveSource::Base };
             Ok(self.context.lifecycle.extract(&file, &wanted).await?)
         };
         let extracted = extracted.await;

@@ -13,7 +13,7 @@ use crate::{
     bus::{Bus, LifecycleEvent},
     clock::{Moment, SharedClock},
     reconciler::ReconcilerContext,
-    storage::{files, store},
+    storage::{local_files, store},
 };
 
 /// Posts progress events of a transfer: often enough for a person, too rarely to crowd out other events.
@@ -97,8 +97,8 @@ impl Staging {
         let path = self.path.clone();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let key = name.clone();
-        let disk = files::run_blocking(&self.clock, &name, DISK_TIMEOUT, &|_| {}, move |_| {
-            rustix::fs::statvfs(&path).map_err(|error| files::local_error(&key, &error.into()))
+        let disk = local_files::run_blocking(&self.clock, &name, DISK_TIMEOUT, &|_| {}, move |_| {
+            rustix::fs::statvfs(&path).map_err(|error| local_files::local_error(&key, &error.into()))
         });
         let disk = disk.await.map_err(|error| Failure::Transient(error.to_string()))?;
         if disk.f_bavail.saturating_mul(disk.f_frsize) < bytes.saturating_add(FREE_BYTES) {
@@ -118,8 +118,8 @@ impl Staging {
         let path = self.path.clone();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let key = name.clone();
-        files::run_blocking(&self.clock, &name, DISK_TIMEOUT, &|_| {}, move |_| {
-            work(&path).map_err(|error| files::local_error(&key, &error))
+        local_files::run_blocking(&self.clock, &name, DISK_TIMEOUT, &|_| {}, move |_| {
+            work(&path).map_err(|error| local_files::local_error(&key, &error))
         })
         .await
     }

@@ -11,14 +11,14 @@ use std::{future::pending, pin::pin, sync::Arc, time::Duration};
 use baton_protocol::{
     id::{CheckpointId, SandboxId, hex},
     lock::Head,
-    manifest::{self, Runsc},
+    manifest::{self, RunscBuild},
     reason::Reason,
     versioned::Versioned as _,
 };
 use futures::{FutureExt, future::maybe_done};
 
 use super::{
-    Done, Failure, no_lock, refusal,
+    ActionResult, Failure, no_lock, refusal,
     staging::{Staging, TransferProgress},
 };
 use crate::{
@@ -63,7 +63,7 @@ pub(super) struct StoredImage {
 
 impl Worker {
     /// Commits a checkpoint and releases the lease in one write.
-    pub(super) async fn checkpoint(&mut self) -> Done {
+    pub(super) async fn checkpoint(&mut self) -> ActionResult {
         let why = self.announced.leave_reason;
         if let Some(waiter) =
             self.lease.handle.as_ref().and_then(LeaseHandle::waiter).filter(|_| why == LeaveReason::Waiter)
@@ -101,7 +101,7 @@ impl Worker {
     /// Removes a sandbox whose checkpoint was committed and whose lease was released, and announces that. The
     /// metadata is written first, so that clients that receive the event find the checkpoint there. The commit
     /// already counts, so a slow metadata write delays the event only briefly and then completes after it.
-    async fn leave_stored(&mut self, checkpoint_id: CheckpointId) -> Done {
+    async fn leave_stored(&mut self, checkpoint_id: CheckpointId) -> ActionResult {
         let (context, id) = (self.context.clone(), self.id.clone());
         let report = self.report_checkpointed();
         let mut writing = pin!(maybe_done(async {
@@ -150,7 +150,7 @@ impl Worker {
 
     /// [14] The checkpoint cannot be committed because the lock is missing or unusable: the sandbox stays paused and
     /// is kept until the lock is back. Sessions that attach in the meantime are told so.
-    async fn miss_lock(&mut self, reason: Reason) -> Done {
+    async fn miss_lock(&mut self, reason: Reason) -> ActionResult {
         let context = self.context.clone();
         if self.is_attended() && !self.is_refused() {
             self.handle_outcome(Action::Refuse(Rejection::NoLock), Err(no_lock(reason))).await;
@@ -162,7 +162,7 @@ impl Worker {
     }
 
     /// Writes the tombstone, retrying until the outcome is known: no other instance would finish the purge.
-    pub(super) async fn write_tombstone(&mut self) -> Done {
+    pub(super) async fn write_tombstone(&mut self) -> ActionResult {
         let context = self.context.clone();
         loop {
             match self.lease.handle_mut()?.write_tombstone().await {
@@ -177,7 +177,7 @@ impl Worker {
     }
 
     /// The sandbox is unchanged; reports to the requesters why the checkpoint failed.
-    async fn resume_after_failure(&mut self, why: LeaveReason, failure: Failure) -> Done {
+    async fn resume_after_failure(&mut self, why: LeaveReason, failure: Failure) -> ActionResult {
         let (reason, message) = match &failure {
             Failure::Stale => return Err(failure),
             Failure::Transient(message) => (Reason::CheckpointFailed, message.clone()),
@@ -232,21 +232,21 @@ impl Worker {
     }
 
     /// The manifest of the next checkpoint, without its files.
-    fn draft(&mut self) -> Result<manifest::Checkpoint, Failure> {
+    fn draft(&mut self) -> Result<manifest::CheckpointManifest, Failure> {
         let context = &self.context;
         let lock = self.lease.lock().ok_or(Failure::Stale)?;
         let marker = self.start.marker.ok_or(Failure::Stale)?;
         let seq = lock.head.as_ref().map_or(0, |head| head.seq).saturating_add(1);
         let facts = context.lifecycle.facts();
-        Ok(manifest::Checkpoint {
-            version: manifest::Checkpoint::VERSION,
+        Ok(manifest::CheckpointManifest {
+            version: manifest::CheckpointManifest::VERSION,
             checkpoint_id: CheckpointId::new(&self.id, lock.epoch, seq, &context.clock.nonce()),
             sandbox_id: self.id.clone(),
             epoch: lock.epoch,
             seq,
             parent: lock.head.as_ref().map(|head| head.checkpoint_id.clone()),
             files: Vec::new(),
-            runsc: self.start.runsc.clone().unwrap_or(Runsc {
+            runsc: self.start.runsc.clone().unwrap_or(RunscBuild {
                 version: facts.runsc_version,
                 platform: facts.platform,
                 flags: facts.flags,
@@ -277,7 +277,7 @@ impl ImageJob<'_> {
     async fn run(
         self,
         checkpoints: &Checkpoints,
-        mut draft: manifest::Checkpoint,
+        mut draft: manifest::CheckpointManifest,
     ) -> Result<(Head, Duration), Failure> {
         let (clock, lifecycle, id) = (&self.context.clock, &self.context.lifecycle, draft.sandbox_id.clone());
         let began = clock.now();

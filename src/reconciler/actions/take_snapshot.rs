@@ -10,15 +10,15 @@ use std::time::Duration;
 use baton_protocol::{
     id::{Nonce, SandboxId},
     manifest::{self, SnapshotKind},
-    metadata::{Answer, Done as Fulfilled, Request},
+    metadata::{Answer, CompletedRequest as Fulfilled, SpecRequest},
     reason::Reason,
     snapshot_key::SnapshotKey,
     versioned::Versioned as _,
 };
 
 use super::{
-    Done, Failure,
-    answer::NOT_ENABLED,
+    ActionResult, Failure,
+    answer_requests::NOT_ENABLED,
     refusal,
     staging::{Staging, TransferProgress},
 };
@@ -28,13 +28,13 @@ use crate::{
     runtime::Shape,
     storage::{
         checkpoint_io,
-        snapshots::{Claim, Snapshots},
+        snapshots::{NameClaim, Snapshots},
         store,
     },
 };
 
 impl Worker {
-    pub(super) async fn snapshot(&mut self) -> Done {
+    pub(super) async fn snapshot(&mut self) -> ActionResult {
         let Some((nonce, snapshot, shape)) = self.wanted_snapshot() else { return Err(Failure::Stale) };
         match self.take_snapshot(&nonce, &snapshot, shape).await {
             Ok(paused) => {
@@ -50,14 +50,14 @@ impl Worker {
     }
 
     fn wanted_snapshot(&self) -> Option<(Nonce, SnapshotKey, Shape)> {
-        let nonce = self.record.unanswered(|request| matches!(request, Request::Snapshot { .. })).next()?;
+        let nonce = self.record.unanswered(|request| matches!(request, SpecRequest::Snapshot { .. })).next()?;
         let spec = self.record.spec()?;
         match spec.requests.get(&nonce)? {
-            Request::Snapshot { name, full } => {
+            SpecRequest::Snapshot { name, full } => {
                 let shape = if *full { Shape::Complete } else { Shape::Layer };
                 Some((nonce, SnapshotKey::new(spec.tenant.as_ref(), name), shape))
             }
-            Request::Checkpoint {} => None,
+            SpecRequest::Checkpoint {} => None,
         }
     }
 
@@ -73,12 +73,12 @@ impl Worker {
         // Checked before anything is written.
         self.check_quota(&snapshots, snapshot).await?;
         match self.under_lease(snapshots.claim(snapshot, nonce)).await?.map_err(not_stored)? {
-            Claim::Taken => {
+            NameClaim::Taken => {
                 let message = format!("A filesystem snapshot named `{}` exists already.", snapshot.name);
                 return Err(refusal(Reason::SnapshotExists, &message));
             }
-            Claim::Finished(_) => return Ok(None),
-            Claim::Ours => {}
+            NameClaim::Finished(_) => return Ok(None),
+            NameClaim::Ours => {}
         }
         // Checked again: concurrent claims, on any instance, see each other now.
         if let Err(above) = self.check_quota(&snapshots, snapshot).await {
@@ -145,8 +145,8 @@ impl SnapshotJob<'_> {
         let (entries, archive) =
             futures::join!(context.lifecycle.count_entries(&archive), snapshots.store(snapshot, &archive, &report));
         let archive = archive.map_err(not_stored)?;
-        let manifest = manifest::Snapshot {
-            version: manifest::Snapshot::VERSION,
+        let manifest = manifest::SnapshotManifest {
+            version: manifest::SnapshotManifest::VERSION,
             kind: if taken.base_digest.is_some() { SnapshotKind::Layer } else { SnapshotKind::Rootfs },
             base_digest: taken.base_digest,
             size: archive.size,

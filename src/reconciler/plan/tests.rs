@@ -21,7 +21,7 @@ fn all() -> impl Iterator<Item = (Desired, Observed)> {
                             may_wait: bit(6),
                             registered: bit(7),
                             declines: bit(8),
-                            attachment: Attachment::None,
+                            attachment: AttachState::None,
                             due: None,
                             deferred: None,
                         };
@@ -163,7 +163,7 @@ fn each_action_has_its_precondition() {
             Action::Restore => starts && !o.rootfs_missing && o.saved == Saved::Checkpoint,
             Action::Refuse(Rejection::StateLost) => starts && o.saved == Saved::Lost,
             Action::Refuse(Rejection::NoLock) => o.lock == LockState::Missing && !live && desired == Desired::Running,
-            Action::Refuse(_) => o.attachment != Attachment::None,
+            Action::Refuse(_) => o.attachment != AttachState::None,
             Action::Snapshot => ours && live && o.snapshot_requested,
             Action::Save => ours && live && o.checkpoint_requested && o.checkpointable,
             Action::Checkpoint => {
@@ -310,7 +310,7 @@ fn a_step_that_backs_off_holds_up_no_upkeep_and_is_replaced_by_nothing_else() {
 fn a_session_is_turned_away_only_from_what_is_not_here() {
     for (desired, seen) in all() {
         let alone = plan(desired, &seen);
-        for attachment in Attachment::ALL {
+        for attachment in AttachState::ALL {
             let seen = Observed { attachment, ..seen };
             let action = plan(desired, &seen);
             let is_away = matches!(seen.lock, LockState::Free | LockState::Theirs);
@@ -322,12 +322,12 @@ fn a_session_is_turned_away_only_from_what_is_not_here() {
             };
             assert!(action == alone || waits_on || turned_away.is_some_and(|_| may_turn_away), "{desired:?} {seen:?}");
             let expected = match (attachment, desired, seen.lock) {
-                (Attachment::None, _, _) => None,
-                (Attachment::Deleted, _, _) | (_, Desired::Deleted, _) => Some(Rejection::Deleted),
-                (Attachment::Declined, _, LockState::Theirs) => Some(Rejection::InUse),
-                (Attachment::Superseded, Desired::HandedOff, _) => Some(Rejection::Superseded),
-                (Attachment::HeldElsewhere, Desired::Running, LockState::Theirs) => Some(Rejection::RunningElsewhere),
-                (Attachment::TimedOut, Desired::Running, LockState::Theirs) => Some(Rejection::HandoffTimeout),
+                (AttachState::None, _, _) => None,
+                (AttachState::Deleted, _, _) | (_, Desired::Deleted, _) => Some(Rejection::Deleted),
+                (AttachState::Declined, _, LockState::Theirs) => Some(Rejection::InUse),
+                (AttachState::Superseded, Desired::HandedOff, _) => Some(Rejection::Superseded),
+                (AttachState::HeldElsewhere, Desired::Running, LockState::Theirs) => Some(Rejection::RunningElsewhere),
+                (AttachState::TimedOut, Desired::Running, LockState::Theirs) => Some(Rejection::HandoffTimeout),
                 _ => None,
             };
             assert_eq!(turned_away, expected.filter(|_| may_turn_away), "{desired:?} {seen:?}");
@@ -338,14 +338,14 @@ fn a_session_is_turned_away_only_from_what_is_not_here() {
 #[test]
 fn a_worker_ends_only_when_nothing_is_here_and_no_session_waits() {
     for (desired, seen) in all() {
-        for attachment in Attachment::ALL {
+        for attachment in AttachState::ALL {
             let seen = Observed { attachment, ..seen };
             let action = plan(desired, &seen);
             if action == Action::Finish {
                 assert!(seen.container == Container::Absent && !seen.registered, "{desired:?} {seen:?}");
                 assert!(!matches!(seen.lock, LockState::Ours | LockState::Late | LockState::Unknown));
             }
-            let is_awaited = attachment == Attachment::Waiting && desired == Desired::Running && !seen.refused;
+            let is_awaited = attachment == AttachState::Waiting && desired == Desired::Running && !seen.refused;
             assert!(action != Action::Finish || !is_awaited, "{desired:?} {seen:?}");
         }
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use baton_protocol::{
     id::InstanceId,
     lock::Claim,
-    metadata::{DesiredState, Phase, Spec, Status},
+    metadata::{DesiredState, Phase, SandboxStatus, Spec},
 };
 
 /// A lock without metadata for this long is left over from a create that was given up.
@@ -16,7 +16,7 @@ pub const TOMBSTONE: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
 /// The lock, as seen by the sweep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Lock {
+pub enum SweepLock {
     Missing,
     /// It cannot be parsed or read.
     Unknown,
@@ -65,8 +65,8 @@ impl Placement {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seen {
-    pub lock: Lock,
+pub struct SweepObservation {
+    pub lock: SweepLock,
     /// A purge has begun.
     pub purging: bool,
     /// It has run, or has a checkpoint, so there is state to lose or to recover.
@@ -106,40 +106,44 @@ pub enum SweepTask {
     Forget,
 }
 
-pub fn errand(seen: &Seen) -> SweepTask {
+pub fn errand(seen: &SweepObservation) -> SweepTask {
     use DesiredState as D;
     let is_ordered = matches!(seen.placement, Placement::Ordered | Placement::Accepted);
     match (seen.lock, seen.wish) {
         // Repeated until it is here: a holder that could not release it may be able to by now.
-        (Lock::Held, SweepDesired::Is(D::Running)) if is_ordered && seen.has_room && !seen.purging => SweepTask::Take,
-        (Lock::Missing | Lock::Unknown | Lock::Held, _) => SweepTask::Rest,
-        (Lock::Purged, SweepDesired::Missing) if seen.is_untidy => SweepTask::Sweep,
-        (Lock::Purged, SweepDesired::Missing) if seen.is_past => SweepTask::Forget,
-        (Lock::Purged, SweepDesired::Missing) => SweepTask::Rest,
-        (Lock::Purged, SweepDesired::Invalid | SweepDesired::Is(_)) => SweepTask::Sweep,
-        (Lock::Free | Lock::Dead, _) if seen.purging => SweepTask::Purge,
-        (Lock::Free | Lock::Dead, SweepDesired::Missing) if !seen.started && seen.is_abandoned => SweepTask::Purge,
+        (SweepLock::Held, SweepDesired::Is(D::Running)) if is_ordered && seen.has_room && !seen.purging => {
+            SweepTask::Take
+        }
+        (SweepLock::Missing | SweepLock::Unknown | SweepLock::Held, _) => SweepTask::Rest,
+        (SweepLock::Purged, SweepDesired::Missing) if seen.is_untidy => SweepTask::Sweep,
+        (SweepLock::Purged, SweepDesired::Missing) if seen.is_past => SweepTask::Forget,
+        (SweepLock::Purged, SweepDesired::Missing) => SweepTask::Rest,
+        (SweepLock::Purged, SweepDesired::Invalid | SweepDesired::Is(_)) => SweepTask::Sweep,
+        (SweepLock::Free | SweepLock::Dead, _) if seen.purging => SweepTask::Purge,
+        (SweepLock::Free | SweepLock::Dead, SweepDesired::Missing) if !seen.started && seen.is_abandoned => {
+            SweepTask::Purge
+        }
         // An operator who deleted the metadata of a sandbox may want it back.
-        (Lock::Free | Lock::Dead, SweepDesired::Missing | SweepDesired::Invalid) => SweepTask::Rest,
-        (Lock::Free | Lock::Dead, SweepDesired::Is(D::Deleted)) => SweepTask::Purge,
-        (Lock::Free | Lock::Dead, SweepDesired::Is(_)) if seen.is_overdue => SweepTask::Expire,
-        (Lock::Free | Lock::Dead, SweepDesired::Is(D::Running))
+        (SweepLock::Free | SweepLock::Dead, SweepDesired::Missing | SweepDesired::Invalid) => SweepTask::Rest,
+        (SweepLock::Free | SweepLock::Dead, SweepDesired::Is(D::Deleted)) => SweepTask::Purge,
+        (SweepLock::Free | SweepLock::Dead, SweepDesired::Is(_)) if seen.is_overdue => SweepTask::Expire,
+        (SweepLock::Free | SweepLock::Dead, SweepDesired::Is(D::Running))
             if seen.placement == Placement::Anywhere && seen.has_room =>
         {
             SweepTask::Take
         }
         // Only once: if it has ended here since then, no client asks for it.
-        (Lock::Free | Lock::Dead, SweepDesired::Is(D::Running | D::HandedOff))
+        (SweepLock::Free | SweepLock::Dead, SweepDesired::Is(D::Running | D::HandedOff))
             if seen.placement == Placement::Ordered && seen.has_room =>
         {
             SweepTask::Take
         }
         // Its holder may only be cut off; it then continues where it stopped, unless a client attaches elsewhere.
-        (Lock::Dead, SweepDesired::Is(D::Running)) => SweepTask::Rest,
-        (Lock::Dead, SweepDesired::Is(D::Checkpointed | D::HandedOff)) => SweepTask::Correct,
-        (Lock::Free, SweepDesired::Is(_)) if seen.is_said_to_run => SweepTask::Correct,
-        (Lock::Free, SweepDesired::Is(_)) if seen.is_untidy => SweepTask::Tidy,
-        (Lock::Free, SweepDesired::Is(_)) => SweepTask::Rest,
+        (SweepLock::Dead, SweepDesired::Is(D::Running)) => SweepTask::Rest,
+        (SweepLock::Dead, SweepDesired::Is(D::Checkpointed | D::HandedOff)) => SweepTask::Correct,
+        (SweepLock::Free, SweepDesired::Is(_)) if seen.is_said_to_run => SweepTask::Correct,
+        (SweepLock::Free, SweepDesired::Is(_)) if seen.is_untidy => SweepTask::Tidy,
+        (SweepLock::Free, SweepDesired::Is(_)) => SweepTask::Rest,
     }
 }
 
@@ -153,7 +157,7 @@ pub fn wall(text: &str) -> Option<UnixTime> {
 
 /// When a sandbox without a holder is to be deleted: its own `ttl` counts from its creation, the operator's retention
 /// from its last sign of life. Times that cannot be parsed are never overdue.
-pub fn due(spec: &Spec, status: &Status, retention: Option<Duration>) -> Option<UnixTime> {
+pub fn due(spec: &Spec, status: &SandboxStatus, retention: Option<Duration>) -> Option<UnixTime> {
     let created = wall(&spec.created_timestamp);
     match (spec.ttl, retention) {
         (Some(ttl), _) => created?.checked_add(Duration::from_secs(ttl)),
@@ -164,10 +168,10 @@ pub fn due(spec: &Spec, status: &Status, retention: Option<Duration>) -> Option<
 
 /// Whether a held sandbox has outlived its own `ttl`.
 pub fn outlived(spec: &Spec, now: UnixTime) -> bool {
-    spec.ttl.is_some() && due(spec, &Status::default(), None).is_some_and(|due| due <= now)
+    spec.ttl.is_some() && due(spec, &SandboxStatus::default(), None).is_some_and(|due| due <= now)
 }
 
-pub fn is_said_to_run(status: &Status) -> bool {
+pub fn is_said_to_run(status: &SandboxStatus) -> bool {
     status.phase == Phase::Running
 }
 
@@ -175,7 +179,8 @@ pub fn is_said_to_run(status: &Status) -> bool {
 mod tests {
     use super::*;
 
-    const LOCKS: [Lock; 6] = [Lock::Missing, Lock::Unknown, Lock::Held, Lock::Free, Lock::Dead, Lock::Purged];
+    const LOCKS: [SweepLock; 6] =
+        [SweepLock::Missing, SweepLock::Unknown, SweepLock::Held, SweepLock::Free, SweepLock::Dead, SweepLock::Purged];
     const WISHES: [SweepDesired; 6] = [
         SweepDesired::Missing,
         SweepDesired::Invalid,
@@ -184,13 +189,13 @@ mod tests {
         SweepDesired::Is(DesiredState::HandedOff),
         SweepDesired::Is(DesiredState::Deleted),
     ];
-    fn all() -> impl Iterator<Item = Seen> {
+    fn all() -> impl Iterator<Item = SweepObservation> {
         LOCKS.into_iter().flat_map(|lock| {
             WISHES.into_iter().flat_map(move |wish| {
                 Placement::ALL.into_iter().flat_map(move |placement| {
                     (0..256u32).map(move |bits| {
                         let bit = |n: u32| bits >> n & 1 == 1;
-                        Seen {
+                        SweepObservation {
                             lock,
                             wish,
                             placement,
@@ -211,9 +216,11 @@ mod tests {
 
     #[test]
     fn what_is_held_missing_or_unknown_is_left_alone_unless_it_was_ordered_here() {
-        for seen in all().filter(|seen| matches!(seen.lock, Lock::Held | Lock::Missing | Lock::Unknown)) {
+        for seen in all().filter(|seen| matches!(seen.lock, SweepLock::Held | SweepLock::Missing | SweepLock::Unknown))
+        {
             let is_ordered = matches!(seen.placement, Placement::Ordered | Placement::Accepted);
-            let moves = seen.lock == Lock::Held && seen.wish == SweepDesired::Is(DesiredState::Running) && is_ordered;
+            let moves =
+                seen.lock == SweepLock::Held && seen.wish == SweepDesired::Is(DesiredState::Running) && is_ordered;
             let expected = if moves && seen.has_room && !seen.purging { SweepTask::Take } else { SweepTask::Rest };
             assert_eq!(errand(&seen), expected, "{seen:?}");
         }
@@ -221,7 +228,7 @@ mod tests {
 
     #[test]
     fn an_order_starts_what_is_free_once() {
-        for seen in all().filter(|seen| matches!(seen.lock, Lock::Free | Lock::Dead)) {
+        for seen in all().filter(|seen| matches!(seen.lock, SweepLock::Free | SweepLock::Dead)) {
             assert!(seen.placement != Placement::Accepted || errand(&seen) != SweepTask::Take, "{seen:?}");
         }
     }
@@ -237,7 +244,7 @@ mod tests {
     #[test]
     fn only_what_is_wanted_anywhere_or_ordered_here_is_taken_and_only_with_room() {
         for seen in all().filter(|seen| errand(seen) == SweepTask::Take) {
-            assert!(seen.has_room && (!seen.is_overdue || seen.lock == Lock::Held), "{seen:?}");
+            assert!(seen.has_room && (!seen.is_overdue || seen.lock == SweepLock::Held), "{seen:?}");
             assert!(!matches!(seen.placement, Placement::Me | Placement::Other), "{seen:?}");
             assert!(matches!(seen.wish, SweepDesired::Is(DesiredState::Running | DesiredState::HandedOff)), "{seen:?}");
         }
@@ -246,7 +253,7 @@ mod tests {
     #[test]
     fn a_running_sandbox_of_a_holder_that_is_only_cut_off_is_not_touched() {
         for seen in all().filter(|seen| {
-            seen.lock == Lock::Dead
+            seen.lock == SweepLock::Dead
                 && seen.wish == SweepDesired::Is(DesiredState::Running)
                 && !matches!(seen.placement, Placement::Anywhere | Placement::Ordered)
                 && !seen.purging
@@ -259,7 +266,7 @@ mod tests {
     #[test]
     fn a_tombstone_is_forgotten_only_when_nothing_is_left_of_the_sandbox() {
         for seen in all().filter(|seen| errand(seen) == SweepTask::Forget) {
-            assert!(seen.lock == Lock::Purged && seen.wish == SweepDesired::Missing && !seen.is_untidy);
+            assert!(seen.lock == SweepLock::Purged && seen.wish == SweepDesired::Missing && !seen.is_untidy);
         }
     }
 
@@ -268,7 +275,7 @@ mod tests {
         let id = baton_protocol::id::SandboxId::parse("sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab").unwrap();
         let me = InstanceId::from_bits([1; 16]);
         let mut spec = Spec::new(id, String::new(), "2026-11-16T10:00:00Z".to_owned(), me);
-        let mut status = Status { updated: "2026-11-16T12:00:00Z".to_owned(), ..Status::default() };
+        let mut status = SandboxStatus { updated: "2026-11-16T12:00:00Z".to_owned(), ..SandboxStatus::default() };
         let at = |text: &str| Some(wall(text).unwrap());
         let hour = Some(Duration::from_secs(3600));
         assert_eq!(due(&spec, &status, None), None);

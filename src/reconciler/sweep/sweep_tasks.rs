@@ -15,7 +15,7 @@ use super::{
 use crate::{
     reconciler::{ReconcilerContext, Wakeup, worker::Worker},
     storage::{
-        gc::{self, Error},
+        garbage_collector::{self, Error},
         records,
     },
 };
@@ -49,7 +49,7 @@ impl Assignment {
     }
 
     /// Performs a task that needs no container. Returns false if there was nothing to do.
-    pub async fn fulfil(mut self, ground: &SweepContext) -> gc::Result<bool> {
+    pub async fn fulfil(mut self, ground: &SweepContext) -> garbage_collector::Result<bool> {
         let (id, lock, upkeep) = (&self.id, &mut self.lock, &ground.upkeep);
         match self.errand {
             SweepTask::Rest | SweepTask::Take => return Ok(false),

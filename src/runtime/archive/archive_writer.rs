@@ -8,7 +8,7 @@ use std::{
 use baton_files::tar::pax;
 use tar::{EntryType, Header};
 
-use super::entries::{Entry, Kind};
+use super::entries::{ArchiveEntry, EntryKind};
 
 const BLOCK: u64 = 512;
 const SHORT: usize = 100;
@@ -16,30 +16,30 @@ const SHORT: usize = 100;
 const OWNER: u32 = 0o7_777_777;
 const SIZE: u64 = 0o77_777_777_777;
 
-pub struct Writer<W> {
+pub struct ArchiveWriter<W> {
     target: W,
 }
 
-impl<W: Write> Writer<W> {
+impl<W: Write> ArchiveWriter<W> {
     pub fn new(target: W) -> Self {
         Self { target }
     }
 
     /// Adds an entry and, for a file, its content, which must have the size that the entry states.
-    pub fn add(&mut self, entry: &Entry, content: &mut dyn Read) -> io::Result<()> {
+    pub fn add(&mut self, entry: &ArchiveEntry, content: &mut dyn Read) -> io::Result<()> {
         let mut path = entry.path.as_os_str().as_bytes().to_vec();
-        if entry.kind == Kind::Directory {
+        if entry.kind == EntryKind::Directory {
             path.extend_from_slice(if path.is_empty() { b"./" } else { b"/" });
         }
         let (kind, link, size): (_, &[u8], _) = match &entry.kind {
-            Kind::File | Kind::Sparse(_) => (EntryType::Regular, b"", entry.size),
-            Kind::Link(target) => (EntryType::Link, target.as_os_str().as_bytes(), 0),
-            Kind::Symlink(target) => (EntryType::Symlink, target.as_bytes(), 0),
-            Kind::Directory => (EntryType::Directory, b"", 0),
-            Kind::Fifo => (EntryType::Fifo, b"", 0),
-            Kind::Whiteout => (EntryType::Char, b"", 0),
+            EntryKind::File | EntryKind::Sparse(_) => (EntryType::Regular, b"", entry.size),
+            EntryKind::Link(target) => (EntryType::Link, target.as_os_str().as_bytes(), 0),
+            EntryKind::Symlink(target) => (EntryType::Symlink, target.as_bytes(), 0),
+            EntryKind::Directory => (EntryType::Directory, b"", 0),
+            EntryKind::Fifo => (EntryType::Fifo, b"", 0),
+            EntryKind::Whiteout => (EntryType::Char, b"", 0),
             // It would never be extracted.
-            Kind::Device => return Ok(()),
+            EntryKind::Device => return Ok(()),
         };
         let extended = extended(entry, &path, link, size);
         if !extended.is_empty() {
@@ -99,7 +99,7 @@ fn finish(header: &mut Header) -> &[u8] {
 }
 
 /// The records that do not fit into the plain header.
-fn extended(entry: &Entry, path: &[u8], link: &[u8], size: u64) -> Vec<u8> {
+fn extended(entry: &ArchiveEntry, path: &[u8], link: &[u8], size: u64) -> Vec<u8> {
     let mut records = Vec::new();
     let mut add = |name: &[u8], value: &[u8]| pax::record(&mut records, name, value);
     let is_plain = |text: &[u8]| text.len() <= SHORT && text.is_ascii();

@@ -7,7 +7,7 @@ use std::{
 
 use baton_protocol::limits::show_size;
 
-use super::entries::Limits;
+use super::entries::ArchiveLimits;
 
 /// Maximum size in bytes of the names held at the same time, each with `NAME` bytes of overhead.
 const NAMES: u64 = 64 << 20;
@@ -19,14 +19,14 @@ fn too_large(message: String) -> io::Error {
 
 /// The remaining budget of each.
 #[derive(Debug)]
-pub struct Bounds {
+pub struct ArchiveBudget {
     entries: u64,
     most_entries: u64,
     names: u64,
 }
 
-impl Bounds {
-    pub fn new(limits: Limits) -> Self {
+impl ArchiveBudget {
+    pub fn new(limits: ArchiveLimits) -> Self {
         Self { entries: limits.entries, most_entries: limits.entries, names: NAMES }
     }
 
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn each_bound_holds_to_the_last_and_not_beyond() {
-        let mut bounds = Bounds::new(Limits { entries: 2, ..Limits::NONE });
+        let mut bounds = ArchiveBudget::new(ArchiveLimits { entries: 2, ..ArchiveLimits::NONE });
         bounds.entry().unwrap();
         bounds.entry().unwrap();
         assert_eq!(bounds.entry().unwrap_err().kind(), io::ErrorKind::FileTooLarge);

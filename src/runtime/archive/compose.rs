@@ -24,9 +24,9 @@ use sha2::{Digest, Sha256};
 
 use super::{
     OPAQUE,
-    archive_writer::Writer,
-    bounds::{Bounds, Capped},
-    entries::{Entry, Kind, Limits, Reader, clean},
+    archive_writer::ArchiveWriter,
+    bounds::{ArchiveBudget, Capped},
+    entries::{ArchiveEntry, ArchiveLimits, ArchiveReader, EntryKind, clean},
     hardlink_tree::attributes,
 };
 
@@ -44,20 +44,20 @@ pub fn count_entries(archive: &Path) -> io::Result<u64> {
 
 /// Writes everything visible to a sandbox on `tree` whose changes are in `upper`. Refuses what exceeds `limits`,
 /// with [`FileTooLarge`](io::ErrorKind::FileTooLarge).
-pub fn complete(tree: &Path, upper: &Path, target: &Path, limits: Limits) -> io::Result<()> {
+pub fn complete(tree: &Path, upper: &Path, target: &Path, limits: ArchiveLimits) -> io::Result<()> {
     compose(tree, None, upper, target, limits)
 }
 
 /// Writes the difference between that and `base`, on which `tree` was made.
-pub fn layer(tree: &Path, base: &Path, upper: &Path, target: &Path, limits: Limits) -> io::Result<()> {
+pub fn layer(tree: &Path, base: &Path, upper: &Path, target: &Path, limits: ArchiveLimits) -> io::Result<()> {
     compose(tree, Some(base), upper, target, limits)
 }
 
-fn compose(tree: &Path, base: Option<&Path>, upper: &Path, target: &Path, limits: Limits) -> io::Result<()> {
-    let mut bounds = Bounds::new(limits);
+fn compose(tree: &Path, base: Option<&Path>, upper: &Path, target: &Path, limits: ArchiveLimits) -> io::Result<()> {
+    let mut bounds = ArchiveBudget::new(limits);
     let cover = Cover::of(upper, limits)?;
     let capped = Capped { target: File::create(target)?, left: limits.size, most: limits.size };
-    let mut writer = Writer::new(BufWriter::with_capacity(BUFFER, capped));
+    let mut writer = ArchiveWriter::new(BufWriter::with_capacity(BUFFER, capped));
     Walk { tree, base, cover: &cover, links: HashMap::new(), bounds: &mut bounds }.add(&mut writer, Path::new(""))?;
     add_layer(&mut writer, upper, base.is_some(), &mut bounds)?;
     writer.finish()?.flush()
@@ -65,8 +65,8 @@ fn compose(tree: &Path, base: Option<&Path>, upper: &Path, target: &Path, limits
 
 /// Writes a tree as `.tar.zst`.
 pub fn pack(tree: &Path, target: &Path) -> io::Result<()> {
-    let mut writer = Writer::new(zstd::Encoder::new(create(target)?, COMPRESSION)?);
-    let (cover, bounds) = (&Cover::default(), &mut Bounds::new(Limits::NONE));
+    let mut writer = ArchiveWriter::new(zstd::Encoder::new(create(target)?, COMPRESSION)?);
+    let (cover, bounds) = (&Cover::default(), &mut ArchiveBudget::new(ArchiveLimits::NONE));
     Walk { tree, base: None, cover, links: HashMap::new(), bounds }.add(&mut writer, Path::new(""))?;
     writer.finish()?.finish()?.into_inner().map_err(|error| error.into_error())?.sync_all()
 }
@@ -75,31 +75,36 @@ fn create(target: &Path) -> io::Result<BufWriter<File>> {
     Ok(BufWriter::with_capacity(BUFFER, File::create(target)?))
 }
 
-fn read(archive: &Path) -> io::Result<Reader<BufReader<File>>> {
-    Ok(Reader::new(BufReader::with_capacity(BUFFER, File::open(archive)?), Limits::NONE))
+fn read(archive: &Path) -> io::Result<ArchiveReader<BufReader<File>>> {
+    Ok(ArchiveReader::new(BufReader::with_capacity(BUFFER, File::open(archive)?), ArchiveLimits::NONE))
 }
 
 fn add_layer(
-    writer: &mut Writer<impl Write>,
+    writer: &mut ArchiveWriter<impl Write>,
     upper: &Path,
     keep_whiteouts: bool,
-    bounds: &mut Bounds,
+    bounds: &mut ArchiveBudget,
 ) -> io::Result<()> {
     let mut reader = read(upper)?;
     let mut gone = HashSet::new();
     while let Some(mut entry) = reader.next()? {
         bounds.entry()?;
         let is_gone = match &entry.kind {
-            Kind::Whiteout => true,
-            Kind::Link(target) => gone.contains(&Name::of(target)),
-            Kind::File | Kind::Sparse(_) | Kind::Symlink(_) | Kind::Directory | Kind::Fifo | Kind::Device => false,
+            EntryKind::Whiteout => true,
+            EntryKind::Link(target) => gone.contains(&Name::of(target)),
+            EntryKind::File
+            | EntryKind::Sparse(_)
+            | EntryKind::Symlink(_)
+            | EntryKind::Directory
+            | EntryKind::Fifo
+            | EntryKind::Device => false,
         };
         if is_gone {
             gone.insert(Name::of(&entry.path));
             if !keep_whiteouts {
                 continue;
             }
-            entry.kind = Kind::Whiteout;
+            entry.kind = EntryKind::Whiteout;
         }
         if !keep_whiteouts {
             entry.attributes.retain(|(name, _)| name != OPAQUE.as_bytes());
@@ -128,12 +133,12 @@ struct Cover {
 }
 
 impl Cover {
-    fn of(upper: &Path, limits: Limits) -> io::Result<Self> {
+    fn of(upper: &Path, limits: ArchiveLimits) -> io::Result<Self> {
         let mut reader = read(upper)?;
-        let (mut names, mut bounds) = (HashMap::new(), Bounds::new(limits));
+        let (mut names, mut bounds) = (HashMap::new(), ArchiveBudget::new(limits));
         while let Some(entry) = reader.next()? {
             bounds.entry()?;
-            names.insert(Name::of(&entry.path), entry.kind != Kind::Directory || entry.is_opaque());
+            names.insert(Name::of(&entry.path), entry.kind != EntryKind::Directory || entry.is_opaque());
         }
         Ok(Self { names })
     }
@@ -145,11 +150,11 @@ struct Walk<'a> {
     cover: &'a Cover,
     /// The first name of every file that may have several.
     links: HashMap<(u64, u64), PathBuf>,
-    bounds: &'a mut Bounds,
+    bounds: &'a mut ArchiveBudget,
 }
 
 impl Walk<'_> {
-    fn add(&mut self, writer: &mut Writer<impl Write>, path: &Path) -> io::Result<()> {
+    fn add(&mut self, writer: &mut ArchiveWriter<impl Write>, path: &Path) -> io::Result<()> {
         let place = self.tree.join(path);
         let covered = self.cover.names.get(&Name::of(path));
         if covered == Some(&true) || path == Path::new(MOUNT) {
@@ -186,7 +191,7 @@ impl Walk<'_> {
 
     fn write(
         &mut self,
-        writer: &mut Writer<impl Write>,
+        writer: &mut ArchiveWriter<impl Write>,
         path: &Path,
         place: &Path,
         about: &Metadata,
@@ -206,23 +211,24 @@ impl Walk<'_> {
             }
         };
         let kind = if let Some(first) = first {
-            Kind::Link(first)
+            EntryKind::Link(first)
         } else if kind.is_file() {
             content = Box::new(File::open(place)?);
-            Kind::File
+            EntryKind::File
         } else if kind.is_dir() {
-            Kind::Directory
+            EntryKind::Directory
         } else if kind.is_symlink() {
-            Kind::Symlink(fs::read_link(place)?.into_os_string())
+            EntryKind::Symlink(fs::read_link(place)?.into_os_string())
         } else if kind.is_fifo() {
-            Kind::Fifo
+            EntryKind::Fifo
         } else {
             // Sockets and devices are useless in another sandbox.
             return Ok(());
         };
-        let size = if kind == Kind::File { about.len() } else { 0 };
-        let attributes = if matches!(kind, Kind::File | Kind::Directory) { attributes(place)? } else { Vec::new() };
-        let entry = Entry {
+        let size = if kind == EntryKind::File { about.len() } else { 0 };
+        let attributes =
+            if matches!(kind, EntryKind::File | EntryKind::Directory) { attributes(place)? } else { Vec::new() };
+        let entry = ArchiveEntry {
             path: clean(path.as_os_str().as_bytes(), u32::MAX)?,
             kind,
             mode: about.mode() & 0o7777,
@@ -263,7 +269,7 @@ impl Walk<'_> {
 }
 
 /// The sorted names in a directory, counted in `bounds` until they are released.
-fn names(place: &Path, bounds: &mut Bounds) -> io::Result<Vec<OsString>> {
+fn names(place: &Path, bounds: &mut ArchiveBudget) -> io::Result<Vec<OsString>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(place)? {
         let name = entry?.file_name();
@@ -274,8 +280,17 @@ fn names(place: &Path, bounds: &mut Bounds) -> io::Result<Vec<OsString>> {
     Ok(names)
 }
 
-fn whiteout(path: PathBuf) -> Entry {
-    Entry { path, kind: Kind::Whiteout, mode: 0, uid: 0, gid: 0, mtime: (0, 0), size: 0, attributes: Vec::new() }
+fn whiteout(path: PathBuf) -> ArchiveEntry {
+    ArchiveEntry {
+        path,
+        kind: EntryKind::Whiteout,
+        mode: 0,
+        uid: 0,
+        gid: 0,
+        mtime: (0, 0),
+        size: 0,
+        attributes: Vec::new(),
+    }
 }
 
 fn same(one: &Path, other: &Path) -> io::Result<bool> {

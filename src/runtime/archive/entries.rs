@@ -24,7 +24,7 @@ const ATTRIBUTE: &[u8] = b"SCHILY.xattr.";
 
 /// Maximum content of an archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct ArchiveLimits {
     /// Bytes of all files, with holes counted as written.
     pub size: u64,
     pub entries: u64,
@@ -32,13 +32,13 @@ pub struct Limits {
     pub depth: u32,
 }
 
-impl Limits {
+impl ArchiveLimits {
     /// For archives made on this machine.
-    pub const NONE: Limits = Limits { size: u64::MAX, entries: u64::MAX, depth: u32::MAX };
+    pub const NONE: ArchiveLimits = ArchiveLimits { size: u64::MAX, entries: u64::MAX, depth: u32::MAX };
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum EntryKind {
     File,
     /// The positions of the stored pieces in the file.
     Sparse(Vec<(u64, u64)>),
@@ -54,10 +54,10 @@ pub enum Kind {
 
 /// One entry, without its content.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct ArchiveEntry {
     /// Relative, without `.` and `..`; empty is the root itself.
     pub path: PathBuf,
-    pub kind: Kind,
+    pub kind: EntryKind,
     pub mode: u32,
     pub uid: u32,
     pub gid: u32,
@@ -67,9 +67,9 @@ pub struct Entry {
     pub attributes: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-impl Entry {
+impl ArchiveEntry {
     pub fn is_opaque(&self) -> bool {
-        self.kind == Kind::Directory
+        self.kind == EntryKind::Directory
             && self.attributes.iter().any(|(name, value)| name == super::OPAQUE.as_bytes() && value == b"y")
     }
 }
@@ -92,9 +92,9 @@ pub fn open(file: File) -> io::Result<Box<dyn Read>> {
 }
 
 /// Reads entries; its `Read` implementation returns the content of the latest entry.
-pub struct Reader<R> {
+pub struct ArchiveReader<R> {
     source: R,
-    limits: Limits,
+    limits: ArchiveLimits,
     entries: u64,
     size: u64,
     /// Bytes of content not read yet, and of the padding after it.
@@ -115,8 +115,8 @@ struct ExtendedHeaders {
     held: u64,
 }
 
-impl<R: Read> Reader<R> {
-    pub fn new(source: R, limits: Limits) -> Self {
+impl<R: Read> ArchiveReader<R> {
+    pub fn new(source: R, limits: ArchiveLimits) -> Self {
         Self { source, limits, entries: 0, size: 0, left: 0, padding: 0 }
     }
 
@@ -126,7 +126,7 @@ impl<R: Read> Reader<R> {
     }
 
     /// The next entry; skips unread content of the previous one.
-    pub fn next(&mut self) -> io::Result<Option<Entry>> {
+    pub fn next(&mut self) -> io::Result<Option<ArchiveEntry>> {
         let mut around = ExtendedHeaders::default();
         loop {
             self.skip()?;
@@ -146,7 +146,7 @@ impl<R: Read> Reader<R> {
         }
     }
 
-    fn entry(&mut self, header: &Header, around: ExtendedHeaders) -> io::Result<Entry> {
+    fn entry(&mut self, header: &Header, around: ExtendedHeaders) -> io::Result<ArchiveEntry> {
         self.entries += 1;
         if self.entries > self.limits.entries {
             return Err(wrong(format!("it has more than {} entries", self.limits.entries)));
@@ -157,31 +157,31 @@ impl<R: Read> Reader<R> {
         let stored = around.size.map_or_else(|| number(header.entry_size()), Ok)?;
         let mut size = 0;
         let kind = match header.entry_type().as_byte() {
-            b'0' | 0 | b'7' if named.ends_with(b"/") => Kind::Directory,
+            b'0' | 0 | b'7' if named.ends_with(b"/") => EntryKind::Directory,
             b'0' | 0 | b'7' => {
                 size = stored;
-                Kind::File
+                EntryKind::File
             }
             b'S' => {
                 let (pieces, real) = self.pieces(header, stored)?;
                 size = real;
-                Kind::Sparse(pieces)
+                EntryKind::Sparse(pieces)
             }
-            b'1' => Kind::Link(clean(&link.unwrap_or_default(), self.limits.depth)?),
+            b'1' => EntryKind::Link(clean(&link.unwrap_or_default(), self.limits.depth)?),
             b'2' => {
                 let target = link.unwrap_or_default();
                 if target.is_empty() || target.len() > LONGEST_PATH || target.contains(&0) {
                     return Err(wrong("a symbolic link leads nowhere"));
                 }
-                Kind::Symlink(OsString::from_vec(target))
+                EntryKind::Symlink(OsString::from_vec(target))
             }
-            b'5' => Kind::Directory,
-            b'6' => Kind::Fifo,
+            b'5' => EntryKind::Directory,
+            b'6' => EntryKind::Fifo,
             b'3' => match (header.device_major(), header.device_minor()) {
-                (Ok(Some(0)), Ok(Some(0))) => Kind::Whiteout,
-                _ => Kind::Device,
+                (Ok(Some(0)), Ok(Some(0))) => EntryKind::Whiteout,
+                _ => EntryKind::Device,
             },
-            b'4' => Kind::Device,
+            b'4' => EntryKind::Device,
             other => {
                 return Err(wrong(format!("it has an entry of the unknown kind {:?}", char::from(other))));
             }
@@ -190,7 +190,7 @@ impl<R: Read> Reader<R> {
         self.expect(stored)?;
         self.count(size)?;
         let mtime = around.mtime.unwrap_or((i64::try_from(number(header.mtime())?).unwrap_or(0), 0));
-        Ok(Entry {
+        Ok(ArchiveEntry {
             path,
             kind,
             mode: number(header.mode())? & 0o7777,
@@ -294,7 +294,7 @@ impl<R: Read> Reader<R> {
     }
 }
 
-impl<R: Read> Read for Reader<R> {
+impl<R: Read> Read for ArchiveReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let most = usize::try_from(self.left).unwrap_or(usize::MAX).min(buffer.len());
         if most == 0 {

@@ -30,7 +30,7 @@ use rustix::{
 };
 
 use super::{
-    entries::{Entry, Kind, Limits, Reader, open, shown_path, wrong},
+    entries::{ArchiveEntry, ArchiveLimits, ArchiveReader, EntryKind, open, shown_path, wrong},
     hardlink_tree::hardlink_tree,
     is_kept,
 };
@@ -63,7 +63,7 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
         return ExitCode::from(2);
     };
     let base = words.get(5).map(Path::new);
-    match run(Path::new(tree), base, form, Limits { size, entries, depth }) {
+    match run(Path::new(tree), base, form, ArchiveLimits { size, entries, depth }) {
         Ok((entries, bytes)) => {
             println!("{entries} {bytes}");
             ExitCode::SUCCESS
@@ -76,7 +76,7 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     }
 }
 
-fn run(tree: &Path, base: Option<&Path>, form: Form, limits: Limits) -> io::Result<(u64, u64)> {
+fn run(tree: &Path, base: Option<&Path>, form: Form, limits: ArchiveLimits) -> io::Result<(u64, u64)> {
     let archive = File::from(io::stdin().as_fd().try_clone_to_owned()?);
     if let Some(base) = base {
         hardlink_tree(base, tree)?;
@@ -112,7 +112,7 @@ impl Form {
 /// Confines the caller permanently to `tree`, drops its capabilities and extracts `archive` there. Returns the
 /// number of entries and bytes. Only for a process that exits afterwards, or a thread that shares no root with
 /// others.
-pub fn extract_into(archive: File, tree: &Path, form: Form, limits: Limits) -> io::Result<(u64, u64)> {
+pub fn extract_into(archive: File, tree: &Path, form: Form, limits: ArchiveLimits) -> io::Result<(u64, u64)> {
     confine(tree)?;
     rustix::process::umask(Mode::empty());
     let tally = extract(open(archive)?, form == Form::Layer, limits)?;
@@ -139,8 +139,8 @@ fn confine(tree: &Path) -> io::Result<()> {
 }
 
 /// Extracts into the root of this process.
-fn extract(source: impl Read, is_layer: bool, limits: Limits) -> io::Result<(u64, u64)> {
-    let mut reader = Reader::new(source, limits);
+fn extract(source: impl Read, is_layer: bool, limits: ArchiveLimits) -> io::Result<(u64, u64)> {
+    let mut reader = ArchiveReader::new(source, limits);
     let mut gone = BTreeSet::new();
     let mut directories = Vec::new();
     let mut remembered = 0;
@@ -152,30 +152,30 @@ fn extract(source: impl Read, is_layer: bool, limits: Limits) -> io::Result<(u64
             }
             io::Error::new(error.kind(), format!("{}: {error}", shown_path(&entry.path)))
         };
-        if matches!(entry.kind, Kind::Whiteout | Kind::Link(_) | Kind::Directory) {
+        if matches!(entry.kind, EntryKind::Whiteout | EntryKind::Link(_) | EntryKind::Directory) {
             remembered += NAME + entry.path.as_os_str().len();
         }
         if remembered > REMEMBERED {
             return Err(wrong("it has too many long names"));
         }
         match &entry.kind {
-            Kind::Whiteout if is_layer => {
+            EntryKind::Whiteout if is_layer => {
                 gone.insert(entry.path.clone());
                 remove(&place).map_err(named)?;
             }
-            Kind::Link(target) if is_layer && gone.contains(target) => {
+            EntryKind::Link(target) if is_layer && gone.contains(target) => {
                 gone.insert(entry.path.clone());
                 remove(&place).map_err(named)?;
             }
-            Kind::Directory => {
+            EntryKind::Directory => {
                 directory(&place, &entry, is_layer, limits.depth).map_err(named)?;
                 // They may be large, and need not be set again.
                 entry.attributes = Vec::new();
                 directories.push(entry);
             }
             // The sandbox has its own devices.
-            Kind::Whiteout | Kind::Device => {}
-            Kind::File | Kind::Sparse(_) | Kind::Link(_) | Kind::Symlink(_) | Kind::Fifo => {
+            EntryKind::Whiteout | EntryKind::Device => {}
+            EntryKind::File | EntryKind::Sparse(_) | EntryKind::Link(_) | EntryKind::Symlink(_) | EntryKind::Fifo => {
                 if entry.path.as_os_str().is_empty() {
                     return Err(wrong("its root is not a directory"));
                 }
@@ -215,7 +215,7 @@ fn furnish() -> io::Result<()> {
     if is_empty { fs::write(KEEP, KEPT) } else { Ok(()) }
 }
 
-fn directory(place: &Path, entry: &Entry, is_layer: bool, depth: u32) -> io::Result<()> {
+fn directory(place: &Path, entry: &ArchiveEntry, is_layer: bool, depth: u32) -> io::Result<()> {
     let is_root = entry.path.as_os_str().is_empty();
     let found = fs::symlink_metadata(place).is_ok_and(|about| about.is_dir());
     if !is_root && (!found || (is_layer && entry.is_opaque())) {
@@ -225,23 +225,23 @@ fn directory(place: &Path, entry: &Entry, is_layer: bool, depth: u32) -> io::Res
     set_attributes(place, entry)
 }
 
-fn other(place: &Path, entry: &Entry, content: &mut impl Read, depth: u32) -> io::Result<()> {
+fn other(place: &Path, entry: &ArchiveEntry, content: &mut impl Read, depth: u32) -> io::Result<()> {
     match &entry.kind {
-        Kind::File | Kind::Sparse(_) => return file(place, entry, content, depth),
+        EntryKind::File | EntryKind::Sparse(_) => return file(place, entry, content, depth),
         // A hard link shares its metadata with its target, which may belong to the base, so none is set.
-        Kind::Link(target) => return put(place, depth, || fs::hard_link(Path::new("/").join(target), place)),
-        Kind::Symlink(target) => put(place, depth, || symlink(target, place))?,
-        Kind::Fifo => {
+        EntryKind::Link(target) => return put(place, depth, || fs::hard_link(Path::new("/").join(target), place)),
+        EntryKind::Symlink(target) => put(place, depth, || symlink(target, place))?,
+        EntryKind::Fifo => {
             put(place, depth, || Ok(rustix::fs::mknodat(CWD, place, FileType::Fifo, Mode::from_raw_mode(0o600), 0)?))?
         }
-        Kind::Directory | Kind::Whiteout | Kind::Device => {}
+        EntryKind::Directory | EntryKind::Whiteout | EntryKind::Device => {}
     }
     dress(place, entry)
 }
 
-fn file(place: &Path, entry: &Entry, content: &mut impl Read, depth: u32) -> io::Result<()> {
+fn file(place: &Path, entry: &ArchiveEntry, content: &mut impl Read, depth: u32) -> io::Result<()> {
     let mut file = put(place, depth, || File::options().write(true).create_new(true).mode(0o600).open(place))?;
-    if let Kind::Sparse(pieces) = &entry.kind {
+    if let EntryKind::Sparse(pieces) = &entry.kind {
         for (offset, length) in pieces {
             file.seek(SeekFrom::Start(*offset))?;
             io::copy(&mut content.take(*length), &mut file)?;
@@ -326,9 +326,9 @@ fn remove(place: &Path) -> io::Result<()> {
 }
 
 /// Sets owner, mode, attributes and time, in an order in which none undoes another.
-fn dress(place: &Path, entry: &Entry) -> io::Result<()> {
+fn dress(place: &Path, entry: &ArchiveEntry) -> io::Result<()> {
     lchown(place, Some(entry.uid), Some(entry.gid))?;
-    let is_link = matches!(entry.kind, Kind::Symlink(_));
+    let is_link = matches!(entry.kind, EntryKind::Symlink(_));
     if !is_link {
         fs::set_permissions(place, fs::Permissions::from_mode(entry.mode))?;
         set_attributes(place, entry)?;
@@ -336,7 +336,7 @@ fn dress(place: &Path, entry: &Entry) -> io::Result<()> {
     set_time(place, entry.mtime)
 }
 
-fn set_attributes(place: &Path, entry: &Entry) -> io::Result<()> {
+fn set_attributes(place: &Path, entry: &ArchiveEntry) -> io::Result<()> {
     for (name, value) in entry.attributes.iter().filter(|(name, _)| is_kept(name)) {
         set_attribute(place, OsStr::from_bytes(name), value)?;
     }

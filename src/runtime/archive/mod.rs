@@ -16,7 +16,7 @@ mod hardlink_tree;
 
 pub use self::hardlink_tree::hardlink_tree;
 pub(super) use compose::{complete, count_entries, layer, pack};
-pub use entries::Limits;
+pub use entries::ArchiveLimits;
 pub use extract::{Form, NO_SPACE, VERB, extract_into, main};
 
 /// Marks a directory of a layer that hides the base's content.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 /// The directories of our own cgroups that are mounted.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Found {
+pub struct CgroupMounts {
     /// In the hierarchies of version 1.
     pub cpu: Option<PathBuf>,
     pub memory: Option<PathBuf>,
@@ -13,8 +13,8 @@ pub struct Found {
 }
 
 /// `mounts` is `/proc/self/mountinfo`, `own` is `/proc/self/cgroup`.
-pub fn find(mounts: &str, own: &str) -> Found {
-    Found { cpu: one(mounts, own, "cpu"), memory: one(mounts, own, "memory"), unified: two(mounts, own) }
+pub fn find(mounts: &str, own: &str) -> CgroupMounts {
+    CgroupMounts { cpu: one(mounts, own, "cpu"), memory: one(mounts, own, "memory"), unified: two(mounts, own) }
 }
 
 fn one(mounts: &str, own: &str, controller: &str) -> Option<PathBuf> {
@@ -93,8 +93,8 @@ mod tests {
 
     #[test]
     fn without_a_mount_there_is_nothing() {
-        assert_eq!(find("", "3:cpu:/\n0::/\n"), Found::default());
-        assert_eq!(find(ONE, ""), Found::default());
-        assert_eq!(find("nonsense\n", "nonsense"), Found::default());
+        assert_eq!(find("", "3:cpu:/\n0::/\n"), CgroupMounts::default());
+        assert_eq!(find(ONE, ""), CgroupMounts::default());
+        assert_eq!(find("nonsense\n", "nonsense"), CgroupMounts::default());
     }
 }

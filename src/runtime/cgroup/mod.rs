@@ -9,8 +9,8 @@
 //! ```
 
 mod cgroup_mounts;
-mod v1;
-mod v2;
+mod cgroup_v1;
+mod cgroup_v2;
 
 use std::{
     fmt, fs, io,
@@ -40,7 +40,7 @@ pub trait Cgroups: fmt::Debug + Send + Sync {
     fn version(&self) -> &'static str;
     fn holds_cpus(&self) -> bool;
     /// Makes an empty group with these bounds. A failure leaves nothing behind.
-    fn make(&self, name: &str, bounds: &Bounds) -> io::Result<Group>;
+    fn make(&self, name: &str, bounds: &CgroupLimits) -> io::Result<Group>;
     /// Removes every group made by a server with the same state directory, and their parent.
     fn clear(&self) -> io::Result<()>;
 }
@@ -62,14 +62,14 @@ impl Shares {
 
 /// The bounds of one container; `None` means no bound.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Bounds {
+pub struct CgroupLimits {
     /// Microseconds of CPU in each [`PERIOD`].
     pub quota: Option<u64>,
     /// Bytes, including what runsc itself needs.
     pub memory: Option<u64>,
 }
 
-impl Bounds {
+impl CgroupLimits {
     pub fn of(limits: &Limits) -> Self {
         Self {
             quota: limits.cpus.map(|Cpus(thousandths)| u64::from(thousandths) * PERIOD / 1000),
@@ -134,22 +134,22 @@ const NONE: &str = "this machine has no cgroups";
 pub fn open(state_dir: &Path) -> Result<Box<dyn Cgroups>, String> {
     let (found, name) = (find()?, place_name(state_dir));
     if found.cpu.is_some() || found.memory.is_some() {
-        return v1::One::open(found.cpu, found.memory, &name).map(|one| Box::new(one) as Box<dyn Cgroups>);
+        return cgroup_v1::One::open(found.cpu, found.memory, &name).map(|one| Box::new(one) as Box<dyn Cgroups>);
     }
     let unified = found.unified.ok_or(NONE)?;
-    v2::Two::open(&unified, &name).map(|two| Box::new(two) as Box<dyn Cgroups>)
+    cgroup_v2::Two::open(&unified, &name).map(|two| Box::new(two) as Box<dyn Cgroups>)
 }
 
 /// Reports the same, also beside a running server, and leaves nothing behind.
 pub fn probe() -> Result<Shares, String> {
     let (found, name) = (find()?, format!("baton-probe-{}", std::process::id()));
     if found.cpu.is_some() || found.memory.is_some() {
-        return v1::One::open(found.cpu, found.memory, &name).map(|one| Shares::of(&one));
+        return cgroup_v1::One::open(found.cpu, found.memory, &name).map(|one| Shares::of(&one));
     }
-    v2::Two::probe(&found.unified.ok_or(NONE)?, &name).map(|two| Shares::of(&two))
+    cgroup_v2::Two::probe(&found.unified.ok_or(NONE)?, &name).map(|two| Shares::of(&two))
 }
 
-fn find() -> Result<cgroup_mounts::Found, String> {
+fn find() -> Result<cgroup_mounts::CgroupMounts, String> {
     let (mounts, own) = (fs::read_to_string("/proc/self/mountinfo"), fs::read_to_string("/proc/self/cgroup"));
     let (Ok(mounts), Ok(own)) = (mounts, own) else { return Err(NONE.to_owned()) };
     Ok(cgroup_mounts::find(&mounts, &own))
@@ -221,10 +221,10 @@ mod tests {
     #[test]
     fn the_kernel_is_told_microseconds_and_bytes_above_the_limit() {
         let limits = Limits { cpus: Some(Cpus(1500)), memory: Some(512 << 20), ..Limits::default() };
-        let bounds = Bounds::of(&limits);
+        let bounds = CgroupLimits::of(&limits);
         assert_eq!(bounds.quota, Some(150_000));
         assert!(bounds.memory.is_some_and(|most| most > 512 << 20));
-        assert_eq!(Bounds::of(&Limits::default()), Bounds::default());
+        assert_eq!(CgroupLimits::of(&Limits::default()), CgroupLimits::default());
     }
 
     #[test]

@@ -25,12 +25,12 @@ use tokio_util::sync::CancellationToken;
 use self::pool_rules::{Backoff, PoolAction, PoolState, WarmSpec, due};
 use super::{
     Error, Result,
-    argv::Verb,
+    argv::RunscCommand,
     cgroup::Group,
     containers::{RuntimeContext, lock},
     guard_link::NONE_YET,
     launch::{self, Begun, SHORT},
-    settings::Settings,
+    runtime_settings::RuntimeSettings,
 };
 use crate::{
     clock::{Moment, SharedClock},
@@ -40,7 +40,7 @@ pub(super) use offer::{PATIENCE, PoolSlot};
 
 /// A container not assigned to a sandbox.
 #[derive(Debug)]
-pub(super) struct Warm {
+pub(super) struct WarmContainer {
     pub begun: Begun,
     pub group: Option<Group>,
 }
@@ -67,7 +67,7 @@ pub(super) struct Pool {
 
 #[derive(Debug)]
 struct State {
-    ready: VecDeque<Warm>,
+    ready: VecDeque<WarmContainer>,
     remains: Vec<Remains>,
     /// Sandboxes with any local state, and those among them that are starting.
     here: usize,
@@ -75,14 +75,19 @@ struct State {
     quiet_at: Moment,
     is_making: bool,
     /// A create waiting for the container being made.
-    waiter: Option<oneshot::Sender<Warm>>,
+    waiter: Option<oneshot::Sender<WarmContainer>>,
     trouble: Backoff,
     /// That the pool is ready was logged.
     is_told: bool,
 }
 
 impl Pool {
-    pub fn new(settings: &Settings, runsc_sha256: &Sha256Name, holds_cpus: bool, clock: SharedClock) -> Arc<Self> {
+    pub fn new(
+        settings: &RuntimeSettings,
+        runsc_sha256: &Sha256Name,
+        holds_cpus: bool,
+        clock: SharedClock,
+    ) -> Arc<Self> {
         let warm = &settings.warm;
         // As for a sandbox that requests no limits.
         let limits = Limits { cpus: warm.limits.cpus.filter(|_| holds_cpus), ..warm.limits.clone() };
@@ -208,7 +213,7 @@ impl Pool {
             self.show(&state);
             warm
         };
-        let Some(Warm { begun, group }) = warm else { return };
+        let Some(WarmContainer { begun, group }) = warm else { return };
         let remains = Remains { name: begun.name.clone(), group };
         begun.end(context).await;
         self.wipe(context, remains).await;
@@ -264,11 +269,11 @@ impl Pool {
         }
     }
 
-    async fn begin(&self, context: &RuntimeContext) -> Result<Warm> {
+    async fn begin(&self, context: &RuntimeContext) -> Result<WarmContainer> {
         let name = launch::new_name(context);
         let limits = &self.usual.limits;
         let group = launch::make_group(context, &name, limits)?;
-        let verb = Verb::Run { bundle: &context.settings.bundle(&name), disk: limits.disk };
+        let verb = RunscCommand::Run { bundle: &context.settings.bundle(&name), disk: limits.disk };
         let begun = async {
             let bundled = launch::make_bundle(context, &name, &context.settings.rootfs).await;
             bundled.map_err(|error| Error::Failed { what: verb.name(), why: error.to_string() })?;
@@ -285,7 +290,7 @@ impl Pool {
             }
         };
         match begun.await {
-            Ok(begun) => Ok(Warm { begun, group }),
+            Ok(begun) => Ok(WarmContainer { begun, group }),
             Err(error) => {
                 lock(&self.state).remains.push(Remains { name, group });
                 Err(error)

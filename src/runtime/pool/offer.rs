@@ -4,10 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::sync::oneshot;
 
-use super::{Pool, State, Warm, pool_rules::fits};
+use super::{Pool, State, WarmContainer, pool_rules::fits};
 use crate::{
     metrics::Missed,
-    runtime::{Start, containers::lock},
+    runtime::{StartSpec, containers::lock},
 };
 
 /// Timeout for a container being made, and for the answer of a ready one. A start without the pool takes a
@@ -28,14 +28,14 @@ pub struct Starting(Arc<Pool>);
 #[derive(Debug)]
 pub enum WarmOffer {
     Nothing,
-    Ready(Box<Warm>),
-    Coming(oneshot::Receiver<Warm>),
+    Ready(Box<WarmContainer>),
+    Coming(oneshot::Receiver<WarmContainer>),
 }
 
 impl Pool {
     /// Registers a starting sandbox. Offers a container in the same step, so that it is not removed to free the
     /// slot.
-    pub fn enter(self: &Arc<Self>, first_start: Option<&Start>) -> (PoolSlot, Starting, WarmOffer) {
+    pub fn enter(self: &Arc<Self>, first_start: Option<&StartSpec>) -> (PoolSlot, Starting, WarmOffer) {
         let mut state = lock(&self.state);
         state.here += 1;
         state.starting += 1;
@@ -48,7 +48,7 @@ impl Pool {
         (PoolSlot(self.clone()), Starting(self.clone()), offer)
     }
 
-    fn offer(&self, state: &mut State, start: &Start) -> WarmOffer {
+    fn offer(&self, state: &mut State, start: &StartSpec) -> WarmOffer {
         if !fits(start, &self.usual) {
             self.metrics.warm_missed(Missed::Unfit);
             return WarmOffer::Nothing;
@@ -79,7 +79,7 @@ impl Pool {
 
 impl WarmOffer {
     /// The container, if it arrives in time.
-    pub async fn warm(self, pool: &Pool) -> Option<Warm> {
+    pub async fn warm(self, pool: &Pool) -> Option<WarmContainer> {
         let warm = match self {
             Self::Nothing => return None,
             Self::Ready(warm) => return Some(*warm),

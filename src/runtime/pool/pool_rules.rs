@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use baton_protocol::{id::Sha256Name, limits::Limits};
 
-use crate::{clock::Moment, runtime::Start};
+use crate::{clock::Moment, runtime::StartSpec};
 
 /// The parameters a warm container was made with.
 #[derive(Clone, Debug)]
@@ -16,7 +16,7 @@ pub struct WarmSpec {
 
 /// Whether the start requests only what a started container can still be given. The other limits are sent in a
 /// frame.
-pub fn fits(start: &Start, usual: &WarmSpec) -> bool {
+pub fn fits(start: &StartSpec, usual: &WarmSpec) -> bool {
     let is_usual = |asked: &Option<Sha256Name>, usual: &Sha256Name| asked.as_ref().is_none_or(|asked| asked == usual);
     let at_birth = |limits: &Limits| (limits.disk, limits.memory, limits.cpus);
     is_usual(&start.rootfs, &usual.rootfs_digest)
@@ -115,8 +115,8 @@ mod tests {
         WarmSpec { rootfs_digest: digest(1), runsc_sha256: digest(2), limits }
     }
 
-    fn start() -> Start {
-        Start {
+    fn start() -> StartSpec {
+        StartSpec {
             marker: [7; 16],
             env: [("A".to_owned(), "b".to_owned())].into(),
             cwd: Some("/tmp".to_owned()),
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn a_start_fits_unless_it_differs_in_what_is_settled_at_birth() {
-        let with = |change: fn(&mut Start)| {
+        let with = |change: fn(&mut StartSpec)| {
             let mut other = start();
             change(&mut other);
             fits(&other, &usual())

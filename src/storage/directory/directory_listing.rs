@@ -2,10 +2,10 @@
 
 use std::{fs, io, path::Path};
 
-use super::directory_tree::Seen;
+use super::directory_tree::ObjectRead;
 use crate::storage::{
-    files::local_error,
-    store::{Entry, Page, Result},
+    local_files::local_error,
+    store::{ObjectEntry, Page, Result},
 };
 
 /// One page of the objects under `root`; `look` returns version and size of a key.
@@ -14,7 +14,7 @@ pub fn page(
     prefix: &str,
     after: Option<&str>,
     size: usize,
-    look: &dyn Fn(&str) -> Result<Option<Seen>>,
+    look: &dyn Fn(&str) -> Result<Option<ObjectRead>>,
 ) -> Result<Page> {
     let mut walk = Walk { root, look, prefix, after, size, page: Page::default() };
     walk.folder("")?;
@@ -23,7 +23,7 @@ pub fn page(
 
 struct Walk<'a> {
     root: &'a Path,
-    look: &'a dyn Fn(&str) -> Result<Option<Seen>>,
+    look: &'a dyn Fn(&str) -> Result<Option<ObjectRead>>,
     prefix: &'a str,
     after: Option<&'a str>,
     size: usize,
@@ -48,7 +48,12 @@ impl Walk<'_> {
                     self.page.more = true;
                     return Ok(());
                 }
-                self.page.entries.push(Entry { key, version: seen.version, size: seen.size, updated: seen.updated });
+                self.page.entries.push(ObjectEntry {
+                    key,
+                    version: seen.version,
+                    size: seen.size,
+                    updated: seen.updated,
+                });
             }
         }
         Ok(())

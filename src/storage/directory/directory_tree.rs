@@ -15,7 +15,7 @@ use tempfile::NamedTempFile;
 use crate::{
     clock::{Moment, SharedClock},
     storage::{
-        files::{self, Reporter, local_error},
+        local_files::{self, Reporter, local_error},
         store::{Digest, Error, Precondition, Result, SMALL, Version, Written},
     },
 };
@@ -36,7 +36,7 @@ pub struct Tree {
 
 /// An object as read once. `bytes` is empty if the object is not small.
 #[derive(Debug)]
-pub struct Seen {
+pub struct ObjectRead {
     pub version: Version,
     pub size: u64,
     pub bytes: Vec<u8>,
@@ -77,13 +77,13 @@ impl Tree {
     }
 
     /// Reads the object and its version, without taking a lock.
-    pub fn look(&self, key: &str) -> Result<Option<Seen>> {
+    pub fn look(&self, key: &str) -> Result<Option<ObjectRead>> {
         let mut token = self.token(key)?;
         loop {
             let Some(seen) = self.content(key)? else { return Ok(None) };
             let again = self.token(key)?;
             if token == again {
-                return Ok(Some(Seen { version: Version(format!("{}-{token}", seen.version.0)), ..seen }));
+                return Ok(Some(ObjectRead { version: Version(format!("{}-{token}", seen.version.0)), ..seen }));
             }
             // A write is in progress. Each iteration of this loop means that a write succeeded.
             token = again;
@@ -91,7 +91,7 @@ impl Tree {
     }
 
     /// Reads the object; its version is the mark alone.
-    fn content(&self, key: &str) -> Result<Option<Seen>> {
+    fn content(&self, key: &str) -> Result<Option<ObjectRead>> {
         let mut file = match self.open(key) {
             Ok(file) => file,
             Err(Error::NotFound(_)) => return Ok(None),
@@ -105,12 +105,12 @@ impl Tree {
         let updated = about.modified().ok();
         if about.len() > SMALL {
             let version = Version(large_mark(about.len()));
-            return Ok(Some(Seen { version, size: about.len(), bytes: Vec::new(), updated }));
+            return Ok(Some(ObjectRead { version, size: about.len(), bytes: Vec::new(), updated }));
         }
         let mut bytes = Vec::with_capacity(about.len() as usize);
         // An editor may be writing: never read more than a small object, whatever the reported size.
         Read::take(&mut file, SMALL).read_to_end(&mut bytes).map_err(failed)?;
-        Ok(Some(Seen { version: Version(mark(&bytes)), size: bytes.len() as u64, bytes, updated }))
+        Ok(Some(ObjectRead { version: Version(mark(&bytes)), size: bytes.len() as u64, bytes, updated }))
     }
 
     /// Creates a temporary file on this file system that either becomes an object or is removed.
@@ -142,14 +142,14 @@ impl Tree {
         };
         let Some(draft) = linked(file, &drafts) else {
             let mut draft = self.draft(key)?;
-            let digest = files::copy(key, &mut source, &mut draft, reporter)?;
+            let digest = local_files::copy(key, &mut source, &mut draft, reporter)?;
             settle(draft.as_file())?;
             return Ok((draft, digest));
         };
         fs::set_permissions(draft.path(), readable()).map_err(failed)?;
         let (digest, settled) = std::thread::scope(|scope| {
             let settled = scope.spawn(|| settle(draft.as_file()));
-            (files::copy(key, &mut source, io::sink(), reporter), settled.join())
+            (local_files::copy(key, &mut source, io::sink(), reporter), settled.join())
         });
         settled.unwrap_or_else(|_| Err(failed(io::ErrorKind::Other.into())))?;
         Ok((draft, digest?))

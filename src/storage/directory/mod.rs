@@ -24,10 +24,10 @@ use tokio::sync::Semaphore;
 
 use self::{directory_tree::Tree, directory_watch::Watch};
 use super::{
-    files::{self, Wanted},
+    local_files::{self, Wanted},
     store::{
-        Digest, Error, Page, Poll, Precondition, Priority, Progress, Result, Store, Version, Written, check_key,
-        check_small,
+        Digest, Error, Page, PollResult, Precondition, Priority, ProgressFn, Result, Store, Version, Written,
+        check_key, check_small,
     },
 };
 use crate::clock::{Moment, SharedClock};
@@ -108,24 +108,24 @@ impl Directory {
     async fn transfer<T: Send + 'static>(
         &self,
         key: &str,
-        progress: Progress<'_>,
-        work: impl FnOnce(&Tree, &files::Reporter) -> Result<T> + Send + 'static,
+        progress: ProgressFn<'_>,
+        work: impl FnOnce(&Tree, &local_files::Reporter) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let tree = self.tree.clone();
-        files::run_blocking(&self.clock, key, STALL, progress, move |reporter| work(&tree, reporter)).await
+        local_files::run_blocking(&self.clock, key, STALL, progress, move |reporter| work(&tree, reporter)).await
     }
 }
 
 impl Directory {
-    async fn bring(&self, key: &str, file: &Path, wanted: Wanted, progress: Progress<'_>) -> Result<Digest> {
+    async fn bring(&self, key: &str, file: &Path, wanted: Wanted, progress: ProgressFn<'_>) -> Result<Digest> {
         check_key(key)?;
         let (name, target) = (key.to_owned(), file.to_owned());
         self.transfer(key, progress, move |tree, reporter| {
             let source = tree.open(&name)?;
-            let mut draft = files::draft(&name, &target)?;
+            let mut draft = local_files::draft(&name, &target)?;
             let mut source = source.take(wanted.most().saturating_add(1));
-            let found = files::copy(&name, &mut source, &mut draft, reporter)?;
-            files::settle(&name, draft, &target, &wanted, found, reporter)
+            let found = local_files::copy(&name, &mut source, &mut draft, reporter)?;
+            local_files::settle(&name, draft, &target, &wanted, found, reporter)
         })
         .await
     }
@@ -133,17 +133,17 @@ impl Directory {
 
 #[async_trait]
 impl Store for Directory {
-    async fn get_if_changed(&self, key: &str, known: Option<&Version>) -> Result<Poll> {
+    async fn get_if_changed(&self, key: &str, known: Option<&Version>) -> Result<PollResult> {
         check_key(key)?;
         let (name, known, watch) = (key.to_owned(), known.cloned(), self.watch.clone());
         self.call(key, move |tree| {
             watch.looked(&name);
-            let Some(seen) = tree.look(&name)? else { return Ok(Poll::Missing) };
+            let Some(seen) = tree.look(&name)? else { return Ok(PollResult::Missing) };
             if known.as_ref() == Some(&seen.version) {
-                return Ok(Poll::Unchanged);
+                return Ok(PollResult::Unchanged);
             }
             check_small(&name, seen.size)?;
-            Ok(Poll::Changed(seen.bytes.into(), seen.version))
+            Ok(PollResult::Changed(seen.bytes.into(), seen.version))
         })
         .await
     }
@@ -158,7 +158,7 @@ impl Store for Directory {
         let (name, deadline) = (key.to_owned(), self.deadline());
         self.call(key, move |tree| {
             let mut draft = tree.draft(&name)?;
-            draft.write_all(&bytes).map_err(|error| files::local_error(&name, &error))?;
+            draft.write_all(&bytes).map_err(|error| local_files::local_error(&name, &error))?;
             directory_tree::sync(&name, draft.as_file())?;
             let written = tree.publish(&name, draft, &condition, directory_tree::mark(&bytes), deadline)?;
             if urgency.lasts() {
@@ -190,15 +190,15 @@ impl Store for Directory {
         file: &Path,
         condition: Precondition,
         digest: &Digest,
-        progress: Progress<'_>,
+        progress: ProgressFn<'_>,
     ) -> Result<Written> {
         check_key(key)?;
         let (name, path, digest) = (key.to_owned(), file.to_owned(), digest.clone());
         let (clock, patience) = (self.clock.clone(), self.patience);
         self.transfer(key, progress, move |tree, reporter| {
-            let mut source = File::open(path).map_err(|error| files::local_error(&name, &error))?;
+            let mut source = File::open(path).map_err(|error| local_files::local_error(&name, &error))?;
             let mut draft = tree.draft(&name)?;
-            digest.verify(&name, &files::copy(&name, &mut source, &mut draft, reporter)?)?;
+            digest.verify(&name, &local_files::copy(&name, &mut source, &mut draft, reporter)?)?;
             reporter.go_on(&name)?;
             directory_tree::sync(&name, draft.as_file())?;
             match tree.publish(&name, draft, &condition, directory_tree::mark_of(&digest), clock.now() + patience) {
@@ -209,7 +209,7 @@ impl Store for Directory {
         .await
     }
 
-    async fn upload_owned(&self, key: &str, file: &Path, progress: Progress<'_>) -> Option<Result<Digest>> {
+    async fn upload_owned(&self, key: &str, file: &Path, progress: ProgressFn<'_>) -> Option<Result<Digest>> {
         if let Err(error) = check_key(key) {
             return Some(Err(error));
         }
@@ -232,22 +232,22 @@ impl Store for Directory {
         Some(taken.await)
     }
 
-    async fn download_linked(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {
+    async fn download_linked(&self, key: &str, file: &Path, digest: &Digest, progress: ProgressFn<'_>) -> Result<()> {
         check_key(key)?;
         let (name, target, wanted) = (key.to_owned(), file.to_owned(), Wanted::This(digest.clone()));
         let lent = self.transfer(key, progress, move |tree, reporter| {
             let Some(mut draft) = tree.link(&name, &target)? else { return Ok(false) };
-            let found = files::copy(&name, draft.as_file_mut(), std::io::sink(), reporter)?;
-            files::settle(&name, draft, &target, &wanted, found, reporter).map(|_| true)
+            let found = local_files::copy(&name, draft.as_file_mut(), std::io::sink(), reporter)?;
+            local_files::settle(&name, draft, &target, &wanted, found, reporter).map(|_| true)
         });
         if lent.await? { Ok(()) } else { self.download(key, file, digest, progress).await }
     }
 
-    async fn download(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {
+    async fn download(&self, key: &str, file: &Path, digest: &Digest, progress: ProgressFn<'_>) -> Result<()> {
         self.bring(key, file, Wanted::This(digest.clone()), progress).await.map(drop)
     }
 
-    async fn download_unverified(&self, key: &str, file: &Path, most: u64, progress: Progress<'_>) -> Result<Digest> {
+    async fn download_unverified(&self, key: &str, file: &Path, most: u64, progress: ProgressFn<'_>) -> Result<Digest> {
         self.bring(key, file, Wanted::AtMost(most), progress).await
     }
 
@@ -262,10 +262,10 @@ impl Store for Directory {
 }
 
 /// The existing object, if it has the same content.
-fn same(tree: &Tree, key: &str, digest: &Digest, reporter: &files::Reporter) -> Result<Written> {
+fn same(tree: &Tree, key: &str, digest: &Digest, reporter: &local_files::Reporter) -> Result<Written> {
     let conflict = || Error::Conflict(key.to_owned());
     let seen = tree.look(key)?.ok_or_else(conflict)?;
-    if seen.size != digest.size || files::copy(key, &mut tree.open(key)?, std::io::sink(), reporter)? != *digest {
+    if seen.size != digest.size || local_files::copy(key, &mut tree.open(key)?, std::io::sink(), reporter)? != *digest {
         return Err(conflict());
     }
     Ok(Written { version: seen.version, updated: None })

@@ -10,8 +10,8 @@ use tokio::sync::mpsc;
 
 use super::{Gcs, named};
 use crate::storage::{
-    files::{self, Sum, Wanted, local_error},
-    store::{Digest, Error, Progress, Result},
+    local_files::{self, Sum, Wanted, local_error},
+    store::{Digest, Error, ProgressFn, Result},
 };
 
 /// Chunks buffered between network and disk.
@@ -23,14 +23,14 @@ impl Gcs {
         key: &str,
         file: &Path,
         wanted: Wanted,
-        progress: Progress<'_>,
+        progress: ProgressFn<'_>,
     ) -> Result<Digest> {
         let (chunks, feed) = mpsc::channel(UNDER_WAY);
         let whole = Arc::new(AtomicBool::new(false));
         let fetching = self.stream(key, chunks, whole.clone());
         let (name, target) = (key.to_owned(), file.to_owned());
         // The network times out first; the writer then ends by itself and leaves no draft behind.
-        let storing = files::run_blocking(&self.clock, key, 2 * self.stall_timeout, progress, move |reporter| {
+        let storing = local_files::run_blocking(&self.clock, key, 2 * self.stall_timeout, progress, move |reporter| {
             store(&name, &target, &wanted, feed, &whole, reporter)
         });
         tokio::pin!(fetching, storing);
@@ -72,10 +72,10 @@ fn store(
     wanted: &Wanted,
     mut feed: mpsc::Receiver<Bytes>,
     whole: &AtomicBool,
-    reporter: &files::Reporter,
+    reporter: &local_files::Reporter,
 ) -> Result<Digest> {
     let failed = |error: std::io::Error| local_error(key, &error);
-    let mut draft = files::draft(key, target)?;
+    let mut draft = local_files::draft(key, target)?;
     let mut sum = Sum::default();
     while let Some(chunk) = feed.blocking_recv() {
         reporter.go_on(key)?;
@@ -87,5 +87,5 @@ fn store(
     if !whole.load(Ordering::SeqCst) {
         return Err(Error::Unavailable { key: key.to_owned(), why: "it ended early".to_owned() });
     }
-    files::settle(key, draft, target, wanted, sum.finish(), reporter)
+    local_files::settle(key, draft, target, wanted, sum.finish(), reporter)
 }

@@ -5,7 +5,7 @@
 
 mod bucket;
 mod download;
-mod upload;
+mod gcs_upload;
 mod write_rate;
 
 use std::{
@@ -15,17 +15,17 @@ use std::{
 };
 
 use async_trait::async_trait;
-use baton_gcs::{About, Client, Read};
+use baton_gcs::{GcsClient, ObjectAttributes, Read};
 use bytes::Bytes;
 
-pub use baton_gcs::Connection;
+pub use baton_gcs::GcsConnection;
 
 use self::write_rate::Pace;
 use super::{
-    files::Wanted,
+    local_files::Wanted,
     store::{
-        Digest, Entry, Error, Page, Poll, Precondition, Priority, Progress, Result, SMALL, Store, Version, Written,
-        check_key, check_small, too_large,
+        Digest, Error, ObjectEntry, Page, PollResult, Precondition, Priority, ProgressFn, Result, SMALL, Store,
+        Version, Written, check_key, check_small, too_large,
     },
 };
 use crate::clock::{Elapsed, Moment, SharedClock};
@@ -36,7 +36,7 @@ const PAGE: usize = 998;
 #[derive(Debug)]
 pub struct Gcs {
     clock: SharedClock,
-    connection: Arc<Connection>,
+    connection: Arc<GcsConnection>,
     /// In the client's format: `projects/_/buckets/NAME`.
     bucket: String,
     pace: Pace,
@@ -49,7 +49,7 @@ pub struct Gcs {
 
 impl Gcs {
     /// Connects on first use.
-    pub fn new(connection: Arc<Connection>, bucket: &str, clock: SharedClock) -> Self {
+    pub fn new(connection: Arc<GcsConnection>, bucket: &str, clock: SharedClock) -> Self {
         Self {
             clock,
             connection,
@@ -95,32 +95,32 @@ impl Gcs {
         result
     }
 
-    async fn client(&self, key: &str) -> Result<&Client> {
+    async fn client(&self, key: &str) -> Result<&GcsClient> {
         self.connection.client().await.map_err(|error| named(key, error))
     }
 
-    async fn read(&self, key: &str, known: Option<&Version>) -> Result<Poll> {
+    async fn read(&self, key: &str, known: Option<&Version>) -> Result<PollResult> {
         let known = known.map(|known| generation(key, known)).transpose()?;
         match self.client(key).await?.read(&self.bucket, key, known, SMALL).await {
             Ok(Read::Unchanged) => {
                 self.saw_bucket();
-                Ok(Poll::Unchanged)
+                Ok(PollResult::Unchanged)
             }
             Ok(Read::Found(bytes, generation)) => {
                 self.saw_bucket();
                 if known.is_some() {
                     self.pace.noticed(key, self.clock.now());
                 }
-                Ok(Poll::Changed(bytes.into(), version(generation)))
+                Ok(PollResult::Changed(bytes.into(), version(generation)))
             }
-            Err(baton_gcs::Error::NotFound) => self.check_bucket(key).await.map(|()| Poll::Missing),
+            Err(baton_gcs::Error::NotFound) => self.check_bucket(key).await.map(|()| PollResult::Missing),
             Err(error) => Err(named(key, error)),
         }
     }
 
     /// Returns at least `wanted` entries after `after`, unless there are fewer, and the folders between them. The stall
     /// timeout applies to each request; the caller limits the listing as a whole.
-    async fn names(&self, prefix: &str, after: Option<&str>, wanted: usize) -> Result<(Vec<Entry>, Vec<String>)> {
+    async fn names(&self, prefix: &str, after: Option<&str>, wanted: usize) -> Result<(Vec<ObjectEntry>, Vec<String>)> {
         let client = self.bounded(prefix, self.client(prefix)).await?;
         let late = |elapsed: Elapsed| Error::Unavailable { key: prefix.to_owned(), why: elapsed.to_string() };
         let (mut entries, mut folders, mut token) = (Vec::new(), Vec::new(), String::new());
@@ -156,7 +156,7 @@ impl Gcs {
 
 #[async_trait]
 impl Store for Gcs {
-    async fn get_if_changed(&self, key: &str, known: Option<&Version>) -> Result<Poll> {
+    async fn get_if_changed(&self, key: &str, known: Option<&Version>) -> Result<PollResult> {
         check_key(key)?;
         match self.bounded(key, self.read(key, known)).await {
             Err(error) if is_damaged(&error) => self.bounded(key, self.read(key, known)).await,
@@ -227,7 +227,7 @@ impl Store for Gcs {
         file: &Path,
         condition: Precondition,
         digest: &Digest,
-        progress: Progress<'_>,
+        progress: ProgressFn<'_>,
     ) -> Result<Written> {
         check_key(key)?;
         match self.send_file(key, file, &condition, digest, progress).await {
@@ -236,7 +236,7 @@ impl Store for Gcs {
         }
     }
 
-    async fn download(&self, key: &str, file: &Path, digest: &Digest, progress: Progress<'_>) -> Result<()> {
+    async fn download(&self, key: &str, file: &Path, digest: &Digest, progress: ProgressFn<'_>) -> Result<()> {
         check_key(key)?;
         let wanted = || Wanted::This(digest.clone());
         match self.fetch_file(key, file, wanted(), progress).await {
@@ -245,7 +245,7 @@ impl Store for Gcs {
         }
     }
 
-    async fn download_unverified(&self, key: &str, file: &Path, most: u64, progress: Progress<'_>) -> Result<Digest> {
+    async fn download_unverified(&self, key: &str, file: &Path, most: u64, progress: ProgressFn<'_>) -> Result<Digest> {
         check_key(key)?;
         match self.fetch_file(key, file, Wanted::AtMost(most), progress).await {
             Err(error) if is_damaged(&error) => self.fetch_file(key, file, Wanted::AtMost(most), progress).await,
@@ -267,8 +267,8 @@ fn version(generation: i64) -> Version {
     Version(generation.to_string())
 }
 
-fn entry(about: About) -> Entry {
-    Entry { version: version(about.generation), size: about.size, updated: about.updated, key: about.name }
+fn entry(about: ObjectAttributes) -> ObjectEntry {
+    ObjectEntry { version: version(about.generation), size: about.size, updated: about.updated, key: about.name }
 }
 
 fn generation(key: &str, version: &Version) -> Result<i64> {
@@ -287,7 +287,7 @@ fn wanted_generation(key: &str, condition: &Precondition) -> Result<Option<i64>>
     }
 }
 
-fn written(about: &About) -> Written {
+fn written(about: &ObjectAttributes) -> Written {
     Written { version: version(about.generation), updated: about.updated }
 }
 

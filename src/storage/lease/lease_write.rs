@@ -6,7 +6,7 @@ use baton_protocol::{id::Nonce, lock::Lock};
 
 use super::{Error, LeaseHandle, Released, Result};
 use crate::storage::{
-    lease::rules::{self, Held, LetGo},
+    lease::lease_rules::{self, HeldLease, LetGo},
     lock_object,
     store::{self, Precondition, Priority},
 };
@@ -25,12 +25,12 @@ impl LeaseHandle {
     /// ours to change.
     pub(super) fn ours(&self) -> Result<&Lock> {
         let lock = self.current()?;
-        if rules::is_ours(lock, self.held.as_ref(), &self.who.me) { Ok(lock) } else { Err(Error::Changed) }
+        if lease_rules::is_ours(lock, self.held.as_ref(), &self.who.me) { Ok(lock) } else { Err(Error::Changed) }
     }
 
     /// Whether a release that was sent has succeeded, or has lost to another instance.
-    pub(super) fn settled(&self, lock: &Lock, held: &Held) -> Option<Released> {
-        match rules::let_go(lock, held, &self.who.me) {
+    pub(super) fn settled(&self, lock: &Lock, held: &HeldLease) -> Option<Released> {
+        match lease_rules::let_go(lock, held, &self.who.me) {
             LetGo::Done => Some(Released::Freed),
             LetGo::Lost => Some(Released::Lost),
             LetGo::NotYet => None,
@@ -100,7 +100,7 @@ impl LeaseHandle {
     /// Applies what the lock as last read or written proves.
     pub(super) fn applied(&mut self) {
         let Some((lock, _)) = &self.known else { return };
-        let Some((held, sent)) = rules::proven(self.held.as_ref(), &self.attempts, lock, self.times.hold) else {
+        let Some((held, sent)) = lease_rules::proven(self.held.as_ref(), &self.attempts, lock, self.times.hold) else {
             return;
         };
         if self.held.is_some_and(|before| before.epoch == held.epoch && before.deadline < held.deadline) {

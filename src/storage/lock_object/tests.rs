@@ -50,7 +50,7 @@ fn written(seals: &Seals, lock: &Lock) -> Value {
     serde_json::to_value(sealed(seals, &key(), lock).unwrap()).unwrap()
 }
 
-fn reads(seals: &Seals, record: &Value) -> Result<Stored, Unusable> {
+fn reads(seals: &Seals, record: &Value) -> Result<StoredLock, Unusable> {
     parse(seals, &key(), record.to_string().as_bytes())
 }
 
@@ -106,7 +106,7 @@ fn a_signed_lock_comes_back_however_its_text_was_laid_out() {
     let one = seals(&["one"]);
     let lock = lock();
     let sealed = sealed(&one, &key(), &lock).unwrap();
-    let expected = Stored { lock: lock.clone(), is_sealed: true };
+    let expected = StoredLock { lock: lock.clone(), is_sealed: true };
     for text in [serde_json::to_vec(&sealed).unwrap(), serde_json::to_vec_pretty(&sealed).unwrap()] {
         assert_eq!(parse(&one, &key(), &text).unwrap(), expected);
     }
@@ -147,11 +147,11 @@ fn without_a_key_nothing_is_signed_or_looked_at_and_the_text_is_as_it_was() {
     let none = Seals::default();
     let text = serde_json::to_vec(&sealed(&none, &key(), &lock()).unwrap()).unwrap();
     assert_eq!(text, serde_json::to_vec(&lock()).unwrap());
-    assert_eq!(parse(&none, &key(), &text).unwrap(), Stored { lock: lock(), is_sealed: false });
+    assert_eq!(parse(&none, &key(), &text).unwrap(), StoredLock { lock: lock(), is_sealed: false });
     assert_eq!(parse(&seals(&["one"]), &key(), &text), Err(Unusable::Unsigned));
     // Locks signed by others are read, and written without the signature, which would no longer be valid.
     let stored = reads(&none, &written(&seals(&["one"]), &lock())).unwrap();
-    assert_eq!(stored, Stored { lock: lock(), is_sealed: true });
+    assert_eq!(stored, StoredLock { lock: lock(), is_sealed: true });
     let keeps = Seals::of_command(Vec::new());
     assert!(none.may_replace(true) && keeps.may_replace(false) && !keeps.may_replace(true));
     assert!(Seals::of_command(vec![Redacted::new("one".to_owned())]).may_replace(true));
@@ -181,10 +181,10 @@ fn the_stored_locks_of_both_kinds_are_read() {
     let plain = include_bytes!("../../../crates/protocol/fixtures/records/lock.json");
     let signed = include_bytes!("../../../crates/protocol/fixtures/records/signed_lock.json");
     let lock = parse_unverified(&key(), plain).unwrap();
-    assert_eq!(parse(&Seals::default(), &key(), plain).unwrap(), Stored { lock: lock.clone(), is_sealed: false });
+    assert_eq!(parse(&Seals::default(), &key(), plain).unwrap(), StoredLock { lock: lock.clone(), is_sealed: false });
     let with_key = seals(&["this-is-the-key-of-the-fixture--"]);
     assert_eq!(parse(&with_key, &key(), plain), Err(Unusable::Unsigned));
-    let expected = Stored { lock: lock.clone(), is_sealed: true };
+    let expected = StoredLock { lock: lock.clone(), is_sealed: true };
     assert_eq!(parse(&with_key, &key(), signed).unwrap(), expected);
     assert_eq!(parse(&Seals::default(), &key(), signed).unwrap(), expected);
     let again = serde_json::to_vec_pretty(&sealed(&with_key, &key(), &lock).unwrap()).unwrap();

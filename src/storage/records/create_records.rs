@@ -3,16 +3,18 @@
 use baton_protocol::{
     id::{CheckpointId, InstanceId},
     lock::{Head, Lock},
-    metadata::{Committed, Metadata, Phase, Spec, Status},
+    metadata::{Committed, Metadata, Phase, SandboxStatus, Spec},
 };
 
-use super::{CHECKPOINT_NOT_ENABLED, Error, Found, Place, Records, Result, StoreRef, encoded, lock_key, metadata_key};
+use super::{
+    CHECKPOINT_NOT_ENABLED, Error, FoundMetadata, Records, Result, StoreKind, StoreRef, encoded, lock_key, metadata_key,
+};
 use crate::storage::{
     checkpoints::committed,
-    lease::rules::{self, InitialLease},
+    lease::lease_rules::{self, InitialLease},
     lock_object::{self, Sealed},
-    store::{self, Poll, Precondition, Priority, Version},
-    stores::{Need, Refusal},
+    store::{self, PollResult, Precondition, Priority, Version},
+    stores::{Need, StorageRefusal},
 };
 
 /// How often the write of a new object is retried while a client waits.
@@ -22,32 +24,32 @@ impl Records {
     /// Writes a new sandbox's lock, held by the instance `me`, and then its metadata: an acquisition never creates a
     /// lock. The caller has already recorded `lease` for the reconciler of that instance.
     pub async fn create(&self, spec: &Spec, me: &InstanceId, lease: &InitialLease) -> Result<()> {
-        let place = if spec.enable_sandbox_checkpoint { Place::Durable } else { Place::Memory };
+        let place = if spec.enable_sandbox_checkpoint { StoreKind::Durable } else { StoreKind::Memory };
         let (locks, metadata) = self.stores(place)?;
-        if let Some(stores) = self.stores.as_ref().filter(|_| place == Place::Durable) {
+        if let Some(stores) = self.stores.as_ref().filter(|_| place == StoreKind::Durable) {
             stores.check(Need::Checkpoint).await.map_err(|refusal| match refusal {
-                Refusal::Unreachable(error) => Error::Store(error),
-                Refusal::NoCheckpoints | Refusal::NoSnapshots | Refusal::NotLocal => {
+                StorageRefusal::Unreachable(error) => Error::Store(error),
+                StorageRefusal::NoCheckpoints | StorageRefusal::NoSnapshots | StorageRefusal::NotLocal => {
                     Error::NotConfigured(refusal.to_string())
                 }
             })?;
         }
         let mut spec = spec.clone();
         spec.lock_bucket = self.lock_bucket(place);
-        let lock = rules::initial(spec.sandbox_id.clone(), me, lease, &self.times);
-        let status = Status::default();
+        let lock = lease_rules::initial(spec.sandbox_id.clone(), me, lease, &self.times);
+        let status = SandboxStatus::default();
         let record = Metadata { spec, latest_sandbox_checkpoint: None, last_checkpointed: None, status };
         let sealed = self.sealed(&lock, place)?;
         let written = self.write_new((locks, &sealed), (metadata, &record)).await;
         let version = written.map_err(|unwritten| unwritten.error)?;
-        self.recent.note(&lock.sandbox_id, &Found { metadata: record, version, place });
+        self.recent.note(&lock.sandbox_id, &FoundMetadata { metadata: record, version, place });
         Ok(())
     }
 
     /// Writes a sandbox that starts as a fork of another: its pin, its lock with the head, its metadata. Only a
     /// committed checkpoint can be forked.
     pub async fn fork(&self, source: &CheckpointId, spec: &Spec) -> Result<()> {
-        let (locks, metadata) = self.stores(Place::Durable)?;
+        let (locks, metadata) = self.stores(StoreKind::Durable)?;
         let checkpoints =
             self.checkpoints.as_ref().ok_or_else(|| Error::NotConfigured(CHECKPOINT_NOT_ENABLED.to_owned()))?;
         let id = &spec.sandbox_id;
@@ -72,10 +74,10 @@ impl Records {
         let Committed { latest, at } = committed(&head, Some(manifest.created));
         let lock = Lock { head: Some(head), forked_from: Some(source.clone()), ran: true, ..Lock::new(id.clone()) };
         let mut spec = spec.clone();
-        spec.lock_bucket = self.lock_bucket(Place::Durable);
-        let status = Status { phase: Phase::Checkpointed, ..Status::default() };
+        spec.lock_bucket = self.lock_bucket(StoreKind::Durable);
+        let status = SandboxStatus { phase: Phase::Checkpointed, ..SandboxStatus::default() };
         let record = Metadata { spec, latest_sandbox_checkpoint: latest, last_checkpointed: at, status };
-        let sealed = self.sealed(&lock, Place::Durable)?;
+        let sealed = self.sealed(&lock, StoreKind::Durable)?;
         let Err(unwritten) = self.write_new((locks, &sealed), (metadata, &record)).await else { return Ok(()) };
         if unwritten.is_erased {
             checkpoints.unpin(source, id).await?;
@@ -90,7 +92,7 @@ impl Records {
     }
 
     /// Encodes a lock for this place, signed if it is durable and there is a key.
-    pub(super) fn sealed<'a>(&self, lock: &'a Lock, place: Place) -> Result<Sealed<'a>> {
+    pub(super) fn sealed<'a>(&self, lock: &'a Lock, place: StoreKind) -> Result<Sealed<'a>> {
         let key = lock_key(&lock.sandbox_id);
         let sealed = lock_object::sealed(&self.seals_of(place), &key, lock);
         Ok(sealed.map_err(|error| store::Error::Other { key, why: error.to_string() })?)
@@ -158,9 +160,9 @@ impl Records {
     async fn own(&self, store: StoreRef<'_>, key: &str, record: &impl serde::Serialize) -> store::Result<Option<Own>> {
         let ours = encoded(key, record)?;
         Ok(match self.poll(store, key, None).await? {
-            Poll::Changed(there, version) if there == ours => Some(Own::Ours(version)),
-            Poll::Changed(..) | Poll::Unchanged => Some(Own::Theirs),
-            Poll::Missing => None,
+            PollResult::Changed(there, version) if there == ours => Some(Own::Ours(version)),
+            PollResult::Changed(..) | PollResult::Unchanged => Some(Own::Theirs),
+            PollResult::Missing => None,
         })
     }
 

@@ -5,25 +5,26 @@ use std::{collections::BTreeMap, sync::Arc};
 use baton_protocol::{
     id::SandboxId,
     lock::Lock,
-    metadata::{MAX_BYTES, Metadata, Phase, Status},
+    metadata::{MAX_BYTES, Metadata, Phase, SandboxStatus},
     reason::Reason,
 };
 use bytes::Bytes;
 use serde_json::{Map, Value};
 
 use super::{
-    Draft, Error, LISTING_PATIENCE, PREFIX, Place, Records, Result, lock_key, metadata_key, read_records, unanswered,
+    Draft, Error, LISTING_PATIENCE, PREFIX, Records, Result, StoreKind, lock_key, metadata_key, read_records,
+    unanswered,
 };
 use crate::storage::{
     layout,
     lock_object::{self, Unusable},
-    store::{self, Entry, Poll, Precondition, Priority, Store, Version},
+    store::{self, ObjectEntry, PollResult, Precondition, Priority, Store, Version},
     unresponsive::{self, LastWrite, Unresponsive},
 };
 
 /// Which objects of a sandbox exist.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Objects {
+pub struct SandboxObjects {
     pub lock: Option<Version>,
     pub metadata: Option<Version>,
     /// When the lock was written; for display only.
@@ -35,19 +36,19 @@ pub type Unverified = std::result::Result<Lock, Unusable>;
 
 impl Records {
     /// Every sandbox in the store, in order. Listed in pages; concurrent changes may be missed.
-    pub async fn survey(&self) -> Result<BTreeMap<SandboxId, Objects>> {
+    pub async fn survey(&self) -> Result<BTreeMap<SandboxId, SandboxObjects>> {
         self.listed(PREFIX).await
     }
 
     /// Which objects of one sandbox exist.
-    pub async fn objects(&self, id: &SandboxId) -> Result<Objects> {
+    pub async fn objects(&self, id: &SandboxId) -> Result<SandboxObjects> {
         Ok(self.listed(&layout::sandbox_prefix(id)).await?.remove(id).unwrap_or_default())
     }
 
     /// The objects under `prefix`, grouped by sandbox.
-    async fn listed(&self, prefix: &str) -> Result<BTreeMap<SandboxId, Objects>> {
-        let (locks, metadata) = self.stores(Place::Durable)?;
-        let mut found: BTreeMap<SandboxId, Objects> = BTreeMap::new();
+    async fn listed(&self, prefix: &str) -> Result<BTreeMap<SandboxId, SandboxObjects>> {
+        let (locks, metadata) = self.stores(StoreKind::Durable)?;
+        let mut found: BTreeMap<SandboxId, SandboxObjects> = BTreeMap::new();
         let shared = Arc::ptr_eq(locks, metadata);
         for store in std::iter::once(metadata).chain((!shared).then_some(locks)) {
             let mut after: Option<String> = None;
@@ -77,7 +78,7 @@ impl Records {
     }
 
     /// The last write of an object that was just listed.
-    pub(super) fn last_write(&self, entry: &Entry) -> Option<LastWrite> {
+    pub(super) fn last_write(&self, entry: &ObjectEntry) -> Option<LastWrite> {
         let at = entry.updated?;
         Some(LastWrite { at, age: self.clock.wall().duration_since(at).unwrap_or_default() })
     }
@@ -104,24 +105,24 @@ impl Records {
 
     /// The metadata as stored, valid or not. `None`: it does not exist.
     pub async fn raw(&self, id: &SandboxId) -> Result<Option<(Bytes, Version)>> {
-        let (_, metadata) = self.stores(Place::Durable)?;
+        let (_, metadata) = self.stores(StoreKind::Durable)?;
         match self.poll(metadata, &metadata_key(id), None).await? {
-            Poll::Changed(bytes, version) => Ok(Some((bytes, version))),
-            Poll::Unchanged | Poll::Missing => Ok(None),
+            PollResult::Changed(bytes, version) => Ok(Some((bytes, version))),
+            PollResult::Unchanged | PollResult::Missing => Ok(None),
         }
     }
 
     /// The metadata if it is valid, with or without a token. `None`: it does not exist.
     pub async fn draft(&self, id: &SandboxId) -> Result<Option<(Draft, Version)>> {
         let Some((bytes, version)) = self.raw(id).await? else { return Ok(None) };
-        let draft = read_records::draft(id, &bytes, self.lock_bucket(Place::Durable).as_deref())?;
-        self.check_place(&draft.metadata.spec, Place::Durable)?;
+        let draft = read_records::draft(id, &bytes, self.lock_bucket(StoreKind::Durable).as_deref())?;
+        self.check_place(&draft.metadata.spec, StoreKind::Durable)?;
         Ok(Some((draft, version)))
     }
 
     /// Replaces the metadata with an operator's text if `seen` still holds. Returns whether it was replaced.
     pub async fn put_raw(&self, id: &SandboxId, text: Bytes, seen: Precondition) -> Result<bool> {
-        let (_, metadata) = self.stores(Place::Durable)?;
+        let (_, metadata) = self.stores(StoreKind::Durable)?;
         let key = metadata_key(id);
         match self.clock.timeout(self.times.call, metadata.put(&key, text.clone(), seen)).await {
             Ok(Ok(_)) => Ok(true),
@@ -139,7 +140,8 @@ impl Records {
         let Some((bytes, version)) = self.raw(id).await? else { return Ok(()) };
         let Ok(mut record) = serde_json::from_slice::<Map<String, Value>>(&bytes) else { return Ok(()) };
         let status = record.get("status").cloned();
-        let mut status: Status = status.and_then(|status| serde_json::from_value(status).ok()).unwrap_or_default();
+        let mut status: SandboxStatus =
+            status.and_then(|status| serde_json::from_value(status).ok()).unwrap_or_default();
         if bytes.len() > MAX_BYTES
             || status.epoch > epoch
             || (status.reason == reason.name() && status.message == message)
@@ -157,36 +159,36 @@ impl Records {
 
     /// Creates a missing lock, for an operator who made sure that the sandbox is not running.
     pub async fn new_lock(&self, lock: &Lock) -> Result<()> {
-        let (locks, _) = self.stores(Place::Durable)?;
-        let sealed = self.sealed(lock, Place::Durable)?;
+        let (locks, _) = self.stores(StoreKind::Durable)?;
+        let sealed = self.sealed(lock, StoreKind::Durable)?;
         self.put_new(locks, &lock_key(&lock.sandbox_id), &sealed).await.map(drop)
     }
 
     /// Replaces an unusable lock, for an operator as above, if it still has the version `seen`.
     pub async fn replace_lock(&self, lock: &Lock, seen: &Version) -> Result<()> {
-        let (locks, _) = self.stores(Place::Durable)?;
-        let sealed = self.sealed(lock, Place::Durable)?;
+        let (locks, _) = self.stores(StoreKind::Durable)?;
+        let sealed = self.sealed(lock, StoreKind::Durable)?;
         let key = lock_key(&lock.sandbox_id);
         Ok(self.put(locks, &key, &sealed, Precondition::Is(seen.clone()), Priority::Commit).await.map(drop)?)
     }
 
     /// The lock as stored, without verification, for an operator who vouches for it. `None`: it does not exist.
     pub async fn unverified_lock(&self, id: &SandboxId) -> Result<Option<(Unverified, Version)>> {
-        let (locks, _) = self.stores(Place::Durable)?;
+        let (locks, _) = self.stores(StoreKind::Durable)?;
         let key = lock_key(id);
-        let Poll::Changed(bytes, version) = self.poll(locks, &key, None).await? else { return Ok(None) };
+        let PollResult::Changed(bytes, version) = self.poll(locks, &key, None).await? else { return Ok(None) };
         Ok(Some((lock_object::parse_unverified(&key, &bytes), version)))
     }
 
     /// Erases metadata that was restored over a tombstone, if it still has the version `seen`.
     pub async fn erase_metadata(&self, id: &SandboxId, seen: &Version) -> Result<()> {
-        let (_, metadata) = self.stores(Place::Durable)?;
+        let (_, metadata) = self.stores(StoreKind::Durable)?;
         self.delete_seen(metadata, &metadata_key(id), seen).await
     }
 
     /// Erases a tombstone, the last object of a sandbox, if it still has the version `seen`.
     pub async fn forget(&self, id: &SandboxId, seen: &Version) -> Result<()> {
-        let (locks, _) = self.stores(Place::Durable)?;
+        let (locks, _) = self.stores(StoreKind::Durable)?;
         self.delete_seen(locks, &lock_key(id), seen).await
     }
 

@@ -2,7 +2,7 @@
 
 use baton_protocol::{
     id::SandboxId,
-    metadata::{Committed, Metadata, Spec, Status},
+    metadata::{Committed, Metadata, SandboxStatus, Spec},
     trace::Traceparent,
 };
 
@@ -36,7 +36,7 @@ impl Records {
         &self,
         id: &SandboxId,
         epoch: u64,
-        change: &(dyn Fn(&mut Status, &mut Committed) + Send + Sync),
+        change: &(dyn Fn(&mut SandboxStatus, &mut Committed) + Send + Sync),
     ) -> Result<()> {
         let updated = self.clock.timestamp();
         self.rewrite(id, &|record| {

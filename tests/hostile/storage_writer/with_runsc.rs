@@ -5,7 +5,7 @@ use serde_json::json;
 use crate::real::{
     fixture::eventually,
     servers::{Machine, Server},
-    socket::{Dialect, Key, Socket},
+    websocket_client::{Dialect, Key, Socket},
 };
 
 const KEY: [(&str, &str); 1] = [("BATON_HMAC_KEY", "a-key-of-the-tests-with-32-bytes-or-more")];

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::{
     servers::Server,
-    socket::{Dialect, Heard, Key, Socket},
+    websocket_client::{Dialect, Heard, Key, Socket},
 };
 
 /// The example of a creation message.

@@ -2,14 +2,14 @@
 //! network. `clients/suite` says what there is to run, and is the stage for it.
 
 mod commands;
-mod files;
-mod moves;
+mod library_files;
+mod library_moves;
 mod network;
 mod stage;
 
 use std::time::Duration;
 
-use baton_client::{Chunk, Config, Connection, Exec, Language, Options, OutputStream, Running, Sandbox};
+use baton_client::{Chunk, Connection, Exec, Language, Options, OutputStream, Running, Sandbox, SandboxConfig};
 
 use self::stage::{Proxy, Stage, cases};
 
@@ -39,7 +39,8 @@ impl Scene {
 }
 
 fn persistent() -> Options {
-    let config = Config { enable_checkpoint: true, enable_sandbox_handoff: Some(true), ..Config::default() };
+    let config =
+        SandboxConfig { enable_checkpoint: true, enable_sandbox_handoff: Some(true), ..SandboxConfig::default() };
     Options { config, ..Options::default() }
 }
 
@@ -124,17 +125,17 @@ scenarios! {
     input_is_exact_over_many_cuts in network,
     a_slow_network_changes_nothing in network,
     a_stalled_connection_is_given_up_and_taken_up_again in network,
-    a_command_outlives_sigterm_of_its_server in moves,
-    a_command_outlives_a_handoff in moves,
-    a_checkpoint_is_attached_again_with_its_running_command in moves,
-    a_checkpoint_that_is_refused_leaves_the_command_running in moves,
-    errors_have_their_types in moves,
-    the_end_of_the_sandbox_ends_what_waits_on_it in moves,
-    files_go_in_and_out in files,
-    a_directory_goes_in_and_out in files,
-    files_are_exact_over_cuts in files,
-    a_snapshot_starts_another_sandbox in moves,
-    a_fork_goes_on_where_its_source_was in moves,
+    a_command_outlives_sigterm_of_its_server in library_moves,
+    a_command_outlives_a_handoff in library_moves,
+    a_checkpoint_is_attached_again_with_its_running_command in library_moves,
+    a_checkpoint_that_is_refused_leaves_the_command_running in library_moves,
+    errors_have_their_types in library_moves,
+    the_end_of_the_sandbox_ends_what_waits_on_it in library_moves,
+    files_go_in_and_out in library_files,
+    a_directory_goes_in_and_out in library_files,
+    files_are_exact_over_cuts in library_files,
+    a_snapshot_starts_another_sandbox in library_moves,
+    a_fork_goes_on_where_its_source_was in library_moves,
 }
 
 #[test]

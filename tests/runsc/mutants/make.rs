@@ -6,7 +6,7 @@ use baton::runtime::archive::Form;
 use baton_files::tar::pax;
 use tar::EntryType as T;
 
-use crate::archives::{ended, gzip, header, raw};
+use crate::rootfs_archives::{ended, gzip, header, raw};
 
 const BLOCK: usize = 512;
 

@@ -71,7 +71,7 @@ async fn a_create_waits_for_the_one_that_is_being_made() {
 async fn a_create_does_not_wait_for_ever_for_the_one_that_is_being_made() {
     let names = tempfile::tempdir().unwrap();
     let runsc = with_shell(names.path(), "[ $n != 1 ] || sleep 3");
-    let scene = Scene::with(8, |settings| Settings { runsc, ..settings }).await;
+    let scene = Scene::with(8, |settings| RuntimeSettings { runsc, ..settings }).await;
     eventually("one is being made", || runs(names.path()) == 1).await;
     let (id, mut client) = scene.create(&start()).await;
     assert_eq!(output(&mut client, "echo here").await, "here\n");
@@ -91,7 +91,7 @@ async fn names_of(scene: &Scene, id: &SandboxId) -> BTreeSet<String> {
 async fn one_that_cannot_be_made_hurts_no_create_and_is_tried_again() {
     let names = tempfile::tempdir().unwrap();
     let runsc = with_shell(names.path(), "[ $n != 1 ] || exit 1");
-    let scene = Scene::with(8, |settings| Settings { runsc, ..settings }).await;
+    let scene = Scene::with(8, |settings| RuntimeSettings { runsc, ..settings }).await;
     eventually("one failed", || runs(names.path()) == 1).await;
     let (id, mut client) = scene.create(&start()).await;
     assert_eq!(output(&mut client, "echo here").await, "here\n");

@@ -25,7 +25,7 @@ async fn from_the_moment_it_is_taken_its_deadline_counts() {
     // Longer than a lease would have lasted.
     clock().sleep(Duration::from_millis(500)).await;
     let (id, mut client) =
-        scene.create(&Start { deadline: clock().now() + Duration::from_millis(600), ..start() }).await;
+        scene.create(&StartSpec { deadline: clock().now() + Duration::from_millis(600), ..start() }).await;
     ticks(&mut client).await;
     // It reads on, so that nothing is left on the way.
     client.read_for(Duration::from_millis(700)).await;
@@ -46,7 +46,7 @@ async fn nothing_begins_in_it_after_the_deadline() {
     let scene = Scene::new(8).await;
     let warm = scene.first_ready().await;
     let (sentry, id) = (scene.sentry(&warm), sandbox());
-    let late = Start { deadline: clock().now(), ..start() };
+    let late = StartSpec { deadline: clock().now(), ..start() };
     scene.place.containers.create(&id, &late).await.unwrap_err();
     assert_eq!(scene.place.containers.watch(&id).borrow().container, Container::Absent);
     assert!(sentry.has_ended(), "the guard killed it");
@@ -57,7 +57,7 @@ async fn nothing_begins_in_it_after_the_deadline() {
 async fn a_deadline_that_comes_while_it_is_taken_counts() {
     let (scene, names) = being_made().await;
     let (id, deadline) = (sandbox(), clock().now() + Duration::from_millis(600));
-    let (containers, start, name) = (scene.place.containers.clone(), Start { deadline, ..start() }, id.clone());
+    let (containers, start, name) = (scene.place.containers.clone(), StartSpec { deadline, ..start() }, id.clone());
     let starting = tokio::spawn(async move { containers.create(&name, &start).await });
     let later = clock().now() + Duration::from_secs(60);
     while scene.place.containers.extend(&id, later).await.is_err() {
@@ -81,7 +81,8 @@ async fn a_new_guard_knows_the_warm_ones_too() {
     let old = guard_of(std::process::id(), &state_dir);
     old.signal(Signal::KILL).unwrap();
     eventually("the old one is gone", || old.has_ended()).await;
-    let (id, mut client) = scene.create(&Start { deadline: clock().now() + Duration::from_secs(1), ..start() }).await;
+    let (id, mut client) =
+        scene.create(&StartSpec { deadline: clock().now() + Duration::from_secs(1), ..start() }).await;
     assert_eq!(scene.sentry(&warm).pid(), sentry.pid(), "the very same");
     ticks(&mut client).await;
     fenced(&scene, &id).await;

@@ -2,11 +2,11 @@
 
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::wildcard_enum_match_arm)]
 
-mod files;
-mod flow;
-mod lifecycle;
-mod limits;
+mod agent_files;
+mod agent_flow_control;
+mod agent_lifecycle;
+mod agent_limits;
+mod agent_stdin;
+mod agent_terminal;
 mod probe;
-mod stdin;
-mod terminal;
 mod trees;

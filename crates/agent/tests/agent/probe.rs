@@ -9,8 +9,8 @@ use std::{
 };
 
 use baton_protocol::{
-    agent::{Assign, Exec, Exit, Hello, Pty, Resync, State},
-    frame::{Decoder, Frame, Kind, Marker, Stream},
+    agent::{AgentExec, AgentState, Assign, Exit, Hello, Pty, Resync},
+    frame::{Decoder, Frame, FrameKind, Marker, Stream},
     id::{ExecId, hex},
 };
 
@@ -19,7 +19,7 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 pub const MARKER: Marker = *b"\x91marker of tests";
 pub const ALL: u64 = u64::MAX;
 
-pub struct Probe {
+pub struct AgentProcess {
     pub child: Child,
     pub stdin: Option<ChildStdin>,
     output: Receiver<Vec<u8>>,
@@ -31,20 +31,20 @@ pub struct Probe {
 
 /// Everything that came of one command.
 #[derive(Debug, Default)]
-pub struct Outcome {
+pub struct ExecOutput {
     pub stdout: Vec<u8>,
     pub stderr: Vec<u8>,
     pub exit: Exit,
 }
 
-impl Outcome {
+impl ExecOutput {
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.stdout).into_owned()
     }
 }
 
-pub fn command(argv: &[&str]) -> Exec {
-    Exec {
+pub fn command(argv: &[&str]) -> AgentExec {
+    AgentExec {
         exec_id: ExecId::parse("e").unwrap(),
         argv: argv.iter().map(|word| (*word).to_owned()).collect(),
         env: BTreeMap::new(),
@@ -57,15 +57,15 @@ pub fn command(argv: &[&str]) -> Exec {
     }
 }
 
-pub fn shell(script: &str) -> Exec {
+pub fn shell(script: &str) -> AgentExec {
     command(&["bash", "-c", script])
 }
 
-pub fn on_terminal(exec: Exec) -> Exec {
-    Exec { pty: Some(Pty { cols: 100, rows: 30 }), ..exec }
+pub fn on_terminal(exec: AgentExec) -> AgentExec {
+    AgentExec { pty: Some(Pty { cols: 100, rows: 30 }), ..exec }
 }
 
-impl Probe {
+impl AgentProcess {
     /// An agent that has said hello and nothing else.
     pub fn unassigned() -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_baton-agent"))
@@ -91,7 +91,7 @@ impl Probe {
         });
         let mut probe =
             Self { child, stdin: Some(stdin), output, decoder: Decoder::default(), request: 0, kept: Vec::new() };
-        let hello: Hello = serde_json::from_slice(&probe.wait_for(Kind::Hello, 0).payload).unwrap();
+        let hello: Hello = serde_json::from_slice(&probe.wait_for(FrameKind::Hello, 0).payload).unwrap();
         assert_eq!(hello.version, 1);
         probe
     }
@@ -103,7 +103,7 @@ impl Probe {
     pub fn assigned(assign: Assign) -> Self {
         let mut probe = Self::unassigned();
         let assign = Assign { marker_inverted: hex(&MARKER.map(|byte| !byte)), ..assign };
-        probe.send(Frame::new(Kind::Assign).payload(serde_json::to_vec(&assign).unwrap()));
+        probe.send(Frame::new(FrameKind::Assign).payload(serde_json::to_vec(&assign).unwrap()));
         probe
     }
 
@@ -117,29 +117,29 @@ impl Probe {
         self.write(&bytes);
     }
 
-    pub fn exec_frame(&mut self, number: u32, exec: &Exec) -> Frame {
+    pub fn exec_frame(&mut self, number: u32, exec: &AgentExec) -> Frame {
         self.request += 1;
         let payload = serde_json::to_vec(exec).unwrap();
-        Frame::new(Kind::Exec).exec(number).sequence(self.request).payload(payload)
+        Frame::new(FrameKind::Exec).exec(number).sequence(self.request).payload(payload)
     }
 
     /// Asks for a command and gives it no credit.
-    pub fn exec(&mut self, number: u32, exec: &Exec) {
+    pub fn exec(&mut self, number: u32, exec: &AgentExec) {
         let frame = self.exec_frame(number, exec);
         self.send(frame);
     }
 
-    pub fn started(&mut self, number: u32, exec: &Exec) -> i32 {
+    pub fn started(&mut self, number: u32, exec: &AgentExec) -> i32 {
         self.exec(number, exec);
-        self.wait_for(Kind::Started, number).offset as i32
+        self.wait_for(FrameKind::Started, number).offset as i32
     }
 
     pub fn credit(&mut self, number: u32, stream: Stream, offset: u64) {
-        self.send(Frame::new(Kind::Credit).exec(number).stream(stream).offset(offset));
+        self.send(Frame::new(FrameKind::Credit).exec(number).stream(stream).offset(offset));
     }
 
     pub fn ack(&mut self, number: u32, stream: Stream, offset: u64) {
-        self.send(Frame::new(Kind::Ack).exec(number).stream(stream).offset(offset));
+        self.send(Frame::new(FrameKind::Ack).exec(number).stream(stream).offset(offset));
     }
 
     pub fn next_frame(&mut self) -> Frame {
@@ -155,7 +155,7 @@ impl Probe {
     }
 
     /// The next frame of that kind about that exec; others are kept for later.
-    pub fn wait_for(&mut self, kind: Kind, exec: u32) -> Frame {
+    pub fn wait_for(&mut self, kind: FrameKind, exec: u32) -> Frame {
         self.wait_until(|frame| frame.kind == kind && frame.exec == exec)
     }
 
@@ -176,11 +176,11 @@ impl Probe {
     pub fn settle(&mut self) -> Vec<Frame> {
         self.request += 1;
         let sequence = self.request + 1_000_000;
-        self.send(Frame::new(Kind::Ping).sequence(sequence));
+        self.send(Frame::new(FrameKind::Ping).sequence(sequence));
         let mut frames = std::mem::take(&mut self.kept);
         loop {
             let frame = self.next_frame();
-            if frame.kind == Kind::Pong && frame.sequence == sequence {
+            if frame.kind == FrameKind::Pong && frame.sequence == sequence {
                 return frames;
             }
             frames.push(frame);
@@ -188,12 +188,12 @@ impl Probe {
     }
 
     pub fn exit(&mut self, number: u32) -> Exit {
-        serde_json::from_slice(&self.wait_for(Kind::Exit, number).payload).unwrap()
+        serde_json::from_slice(&self.wait_for(FrameKind::Exit, number).payload).unwrap()
     }
 
     /// Reads both streams to their ends with the given window, acknowledging everything.
-    pub fn collect(&mut self, number: u32, window: u64) -> Outcome {
-        let (mut outcome, mut open, mut exit) = (Outcome::default(), 2, None);
+    pub fn collect(&mut self, number: u32, window: u64) -> ExecOutput {
+        let (mut outcome, mut open, mut exit) = (ExecOutput::default(), 2, None);
         for stream in [Stream::Stdout, Stream::Stderr] {
             self.credit(number, stream, window);
         }
@@ -201,7 +201,7 @@ impl Probe {
             let frame = self.wait_until(|frame| frame.exec == number);
             let sink = if frame.stream == Stream::Stdout { &mut outcome.stdout } else { &mut outcome.stderr };
             match frame.kind {
-                Kind::Data => {
+                FrameKind::Data => {
                     assert_eq!(frame.offset, sink.len() as u64, "a byte lost or doubled");
                     sink.extend_from_slice(&frame.payload);
                     let have = sink.len() as u64;
@@ -209,11 +209,11 @@ impl Probe {
                     self.ack(number, frame.stream, have);
                     self.credit(number, frame.stream, have.saturating_add(window));
                 }
-                Kind::Eof => {
+                FrameKind::Eof => {
                     assert_eq!(frame.offset, sink.len() as u64, "ended too early");
                     open -= 1;
                 }
-                Kind::Exit => {
+                FrameKind::Exit => {
                     exit = Some(serde_json::from_slice(&frame.payload).unwrap());
                     self.ack(number, Stream::Exit, 0);
                 }
@@ -224,18 +224,18 @@ impl Probe {
         outcome
     }
 
-    pub fn run(&mut self, number: u32, exec: &Exec) -> Outcome {
+    pub fn run(&mut self, number: u32, exec: &AgentExec) -> ExecOutput {
         self.exec(number, exec);
         self.collect(number, ALL)
     }
 
-    pub fn state(&mut self) -> State {
-        self.send(Frame::new(Kind::List).sequence(1));
-        serde_json::from_slice(&self.wait_for(Kind::Execs, 0).payload).unwrap()
+    pub fn state(&mut self) -> AgentState {
+        self.send(Frame::new(FrameKind::List).sequence(1));
+        serde_json::from_slice(&self.wait_for(FrameKind::Execs, 0).payload).unwrap()
     }
 
     /// Looks again and again until the agent's state is as wanted.
-    pub fn wait_for_state(&mut self, is_wanted: impl Fn(&State) -> bool) -> State {
+    pub fn wait_for_state(&mut self, is_wanted: impl Fn(&AgentState) -> bool) -> AgentState {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let state = self.state();
@@ -251,12 +251,12 @@ impl Probe {
         let mut bytes = [MARKER, MARKER].concat();
         let resync = Resync { nonce: hex(&nonce) };
         let payload = serde_json::to_vec(&resync).unwrap();
-        Frame::new(Kind::Resync).sequence(sequence).payload(payload).encode(&mut bytes);
+        Frame::new(FrameKind::Resync).sequence(sequence).payload(payload).encode(&mut bytes);
         bytes
     }
 
     /// Throws away all output up to the nonce and returns the state that follows it.
-    pub fn resynced(&mut self, nonce: [u8; 16], sequence: u64) -> State {
+    pub fn resynced(&mut self, nonce: [u8; 16], sequence: u64) -> AgentState {
         self.kept.clear();
         let deadline = Instant::now() + PATIENCE;
         while self.decoder.find(&nonce).is_none() {
@@ -267,7 +267,7 @@ impl Probe {
         let at = self.decoder.find(&nonce).unwrap();
         self.decoder.skip(at + 16);
         let frame = self.next_frame();
-        assert_eq!((frame.kind, frame.sequence), (Kind::ResyncAck, sequence));
+        assert_eq!((frame.kind, frame.sequence), (FrameKind::ResyncAck, sequence));
         serde_json::from_slice(&frame.payload).unwrap()
     }
 
@@ -293,7 +293,7 @@ impl Probe {
     }
 }
 
-impl Drop for Probe {
+impl Drop for AgentProcess {
     fn drop(&mut self) {
         drop(self.stdin.take());
         // It takes its commands with it, if it may.

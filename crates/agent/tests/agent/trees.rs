@@ -3,22 +3,22 @@
 use std::time::{Duration, Instant};
 
 use baton_protocol::{
-    agent::Exec,
-    frame::{Frame, Kind, Stream},
+    agent::AgentExec,
+    frame::{Frame, FrameKind, Stream},
 };
 
-use crate::probe::{ALL, Probe, command, shell};
+use crate::probe::{ALL, AgentProcess, command, shell};
 
 fn kill_tree(number: u32) -> Frame {
-    Frame::new(Kind::Signal).exec(number).stream(Stream::Tree).offset(9)
+    Frame::new(FrameKind::Signal).exec(number).stream(Stream::Tree).offset(9)
 }
 
 /// The process numbers a command prints, one a line, up to `count`.
-fn pids(probe: &mut Probe, number: u32, count: usize) -> Vec<i32> {
+fn pids(probe: &mut AgentProcess, number: u32, count: usize) -> Vec<i32> {
     probe.credit(number, Stream::Stdout, ALL);
     let mut text = String::new();
     while text.matches('\n').count() < count {
-        text += &String::from_utf8(probe.wait_for(Kind::Data, number).payload).unwrap();
+        text += &String::from_utf8(probe.wait_for(FrameKind::Data, number).payload).unwrap();
     }
     text.lines().map(|line| line.parse().unwrap()).collect()
 }
@@ -31,7 +31,7 @@ exec sleep 1000";
 
 #[test]
 fn a_killed_tree_leaves_nobody_not_even_a_daemon() {
-    let mut probe = Probe::start();
+    let mut probe = AgentProcess::start();
     let other = probe.started(2, &command(&["sleep", "1000"]));
     let root = probe.started(1, &shell(FAMILY));
     let family = pids(&mut probe, 1, 3);
@@ -50,7 +50,7 @@ fn a_killed_tree_leaves_nobody_not_even_a_daemon() {
 
 #[test]
 fn an_orphan_is_killed_with_its_tree_after_the_command_itself_ended() {
-    let mut probe = Probe::start();
+    let mut probe = AgentProcess::start();
     probe.exec(1, &shell("(setsid bash -c 'echo $BASHPID; exec sleep 1000' &)"));
     assert_eq!(probe.exit(1).code, Some(0));
     let orphan = pids(&mut probe, 1, 1)[0];
@@ -64,7 +64,7 @@ fn an_orphan_is_killed_with_its_tree_after_the_command_itself_ended() {
 
 #[test]
 fn a_fork_bomb_is_put_out() {
-    let mut probe = Probe::start();
+    let mut probe = AgentProcess::start();
     let script = "f() { sleep 1000 & [ $1 -gt 0 ] && { f $(($1-1)) & f $(($1-1)) & }; wait; }; f 5";
     probe.started(1, &shell(script));
     probe.send(kill_tree(1));
@@ -74,22 +74,22 @@ fn a_fork_bomb_is_put_out() {
 
 #[test]
 fn a_milder_signal_reaches_the_tree_as_well() {
-    let mut probe = Probe::start();
+    let mut probe = AgentProcess::start();
     probe.exec(
         1,
         &shell("setsid bash -c 'trap \"echo bye; exit 0\" TERM; echo 1; while :; do sleep 0.05; done' & wait"),
     );
     pids(&mut probe, 1, 1);
-    probe.send(Frame::new(Kind::Signal).exec(1).stream(Stream::Tree).offset(15));
-    let bye = probe.wait_for(Kind::Data, 1);
+    probe.send(Frame::new(FrameKind::Signal).exec(1).stream(Stream::Tree).offset(15));
+    let bye = probe.wait_for(FrameKind::Data, 1);
     assert_eq!(bye.payload, b"bye\n");
 }
 
 #[test]
 fn a_command_whose_time_is_up_is_killed_with_its_tree() {
-    let mut probe = Probe::start();
+    let mut probe = AgentProcess::start();
     let began = Instant::now();
-    let exec = Exec { timeout_ms: Some(300), ..shell("sleep 1000 & echo $!; wait") };
+    let exec = AgentExec { timeout_ms: Some(300), ..shell("sleep 1000 & echo $!; wait") };
     probe.exec(1, &exec);
     let child = pids(&mut probe, 1, 1)[0];
     let exit = probe.exit(1);
@@ -100,8 +100,8 @@ fn a_command_whose_time_is_up_is_killed_with_its_tree() {
 
 #[test]
 fn time_in_which_the_agent_stood_still_does_not_count() {
-    let mut probe = Probe::start();
-    let exec = Exec { timeout_ms: Some(4000), ..command(&["sleep", "5"]) };
+    let mut probe = AgentProcess::start();
+    let exec = AgentExec { timeout_ms: Some(4000), ..command(&["sleep", "5"]) };
     probe.started(1, &exec);
     let agent = rustix::process::Pid::from_raw(probe.child.id() as i32).unwrap();
     rustix::process::kill_process(agent, rustix::process::Signal::STOP).unwrap();

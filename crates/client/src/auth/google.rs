@@ -7,14 +7,14 @@ use google_cloud_auth::credentials::idtoken;
 use serde_json::Value;
 use tokio::sync::Mutex;
 
-use crate::{Error, clock};
+use crate::{Error, client_clock};
 
 /// How long before its expiry a token is renewed.
 const EARLY: Duration = Duration::from_secs(300);
 
 /// Locked while a token is fetched: concurrent callers get the same token.
 #[derive(Default)]
-pub(super) struct Tokens(Mutex<BTreeMap<String, Kept>>);
+pub(super) struct IdTokens(Mutex<BTreeMap<String, Kept>>);
 
 struct Kept {
     token: String,
@@ -22,12 +22,12 @@ struct Kept {
     end: Duration,
 }
 
-impl Tokens {
+impl IdTokens {
     pub(super) async fn token(&self, audience: &str) -> Result<String, Error> {
         let mut all = self.0.lock().await;
-        let kept = all.get(audience).filter(|kept| clock::wall() < kept.end);
+        let kept = all.get(audience).filter(|kept| client_clock::wall() < kept.end);
         if let Some(kept) = kept
-            && clock::wall() + EARLY < kept.end
+            && client_clock::wall() + EARLY < kept.end
         {
             return Ok(kept.token.clone());
         }

@@ -16,44 +16,44 @@ const GIVEN_UP: &str = "The transfer was given up";
 
 /// The end is explicit: a channel that closes without it belongs to a side that failed.
 #[derive(Debug)]
-pub(super) enum Part {
+pub(super) enum BridgePart {
     Data(Bytes),
     End,
 }
 
-pub(super) fn to_wire() -> (Writer, mpsc::Receiver<Part>) {
+pub(super) fn to_wire() -> (BridgeWriter, mpsc::Receiver<BridgePart>) {
     let (parts, receiver) = mpsc::channel(PIECES);
-    (Writer { parts, buffer: Vec::with_capacity(CHUNK) }, receiver)
+    (BridgeWriter { parts, buffer: Vec::with_capacity(CHUNK) }, receiver)
 }
 
-pub(super) fn from_wire() -> (mpsc::Sender<Part>, Reader) {
+pub(super) fn from_wire() -> (mpsc::Sender<BridgePart>, BridgeReader) {
     let (sender, parts) = mpsc::channel(PIECES);
-    (sender, Reader { parts, rest: Bytes::new(), is_over: false })
+    (sender, BridgeReader { parts, rest: Bytes::new(), is_over: false })
 }
 
 /// Collects small writes into pieces.
 #[derive(Debug)]
-pub(super) struct Writer {
-    parts: mpsc::Sender<Part>,
+pub(super) struct BridgeWriter {
+    parts: mpsc::Sender<BridgePart>,
     buffer: Vec<u8>,
 }
 
-impl Writer {
+impl BridgeWriter {
     fn pass_on(&mut self) -> io::Result<()> {
         let piece = std::mem::replace(&mut self.buffer, Vec::with_capacity(CHUNK));
-        self.parts.blocking_send(Part::Data(piece.into())).map_err(|_| io::Error::other(GIVEN_UP))
+        self.parts.blocking_send(BridgePart::Data(piece.into())).map_err(|_| io::Error::other(GIVEN_UP))
     }
 
     /// Flushes and signals the end of the data.
     pub(super) fn end(mut self) {
         if self.buffer.is_empty() || self.pass_on().is_ok() {
             // If the receiver is gone, the end no longer matters.
-            let _ = self.parts.blocking_send(Part::End);
+            let _ = self.parts.blocking_send(BridgePart::End);
         }
     }
 }
 
-impl Write for Writer {
+impl Write for BridgeWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let count = bytes.len().min(CHUNK - self.buffer.len());
         self.buffer.extend_from_slice(&bytes[..count]);
@@ -69,18 +69,18 @@ impl Write for Writer {
 }
 
 #[derive(Debug)]
-pub(super) struct Reader {
-    parts: mpsc::Receiver<Part>,
+pub(super) struct BridgeReader {
+    parts: mpsc::Receiver<BridgePart>,
     rest: Bytes,
     is_over: bool,
 }
 
-impl Read for Reader {
+impl Read for BridgeReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         while self.rest.is_empty() && !self.is_over {
             match self.parts.blocking_recv() {
-                Some(Part::Data(bytes)) => self.rest = bytes,
-                Some(Part::End) => self.is_over = true,
+                Some(BridgePart::Data(bytes)) => self.rest = bytes,
+                Some(BridgePart::End) => self.is_over = true,
                 None => return Err(io::Error::other(GIVEN_UP)),
             }
         }
@@ -91,7 +91,7 @@ impl Read for Reader {
 }
 
 /// The whole file.
-pub(super) fn copy(path: &Path, to: &mut Writer) -> io::Result<()> {
+pub(super) fn copy(path: &Path, to: &mut BridgeWriter) -> io::Result<()> {
     let mut file = File::open(path)?;
     let mut buffer = vec![0; CHUNK];
     loop {

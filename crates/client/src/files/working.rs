@@ -1,6 +1,6 @@
 //! File work that runs in the sandbox: its bytes, its messages, its outcome.
 
-use baton_protocol::event::Output;
+use baton_protocol::event::StdStream;
 use bytes::Bytes;
 
 use super::Transfer;
@@ -37,13 +37,13 @@ impl Working {
     pub(super) async fn next(&mut self) -> Result<Option<Bytes>, Error> {
         while let Some((output, chunk)) = self.running.next().await {
             match (output, chunk) {
-                (Output::Stdout, Chunk::Data(bytes)) => return Ok(Some(bytes)),
-                (Output::Stderr, Chunk::Data(bytes)) => {
+                (StdStream::Stdout, Chunk::Data(bytes)) => return Ok(Some(bytes)),
+                (StdStream::Stderr, Chunk::Data(bytes)) => {
                     let room = MOST_SAID.saturating_sub(self.said.len());
                     self.said.extend_from_slice(&bytes[..bytes.len().min(room)]);
                 }
-                (Output::Stdout, Chunk::Gap { .. }) => return Err(lost("bytes of it were not kept on the way")),
-                (Output::Stderr, Chunk::Gap { .. }) => {}
+                (StdStream::Stdout, Chunk::Gap { .. }) => return Err(lost("bytes of it were not kept on the way")),
+                (StdStream::Stderr, Chunk::Gap { .. }) => {}
                 (_, Chunk::Rewound { .. }) => return Err(lost("the sandbox went back to an older checkpoint")),
             }
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use baton_client::{Chunk, Connection, Error, Exec, Offsets, Options, Output, Running, Sandbox};
+use baton_client::{Chunk, Connection, Error, Exec, Offsets, Options, Running, Sandbox, StdStream};
 use baton_protocol::{
     event::{Event, Status, Update},
     frame::Stream,
@@ -13,14 +13,14 @@ use bytes::Bytes;
 use tokio::task::JoinSet;
 
 use crate::{
-    script::{Heard, Peer, Server, sandbox_id, soon, view},
-    wire::create,
+    client_wire::create,
+    script::{Heard, ScriptedPeer, Server, sandbox_id, soon, view},
 };
 
 /// What the server lets run ahead of the acknowledgements.
 const WINDOW: u64 = 1 << 20;
 
-async fn start(sandbox: &Sandbox, peer: &mut Peer, exec: Exec) -> (Running, ExecId) {
+async fn start(sandbox: &Sandbox, peer: &mut ScriptedPeer, exec: Exec) -> (Running, ExecId) {
     let (running, id) = tokio::join!(sandbox.exec(exec), async {
         let id = peer.exec().await;
         peer.started(&id, 1).await;
@@ -29,7 +29,7 @@ async fn start(sandbox: &Sandbox, peer: &mut Peer, exec: Exec) -> (Running, Exec
     (running.unwrap(), id)
 }
 
-async fn offsets(peer: &mut Peer, id: &ExecId) -> Offsets {
+async fn offsets(peer: &mut ScriptedPeer, id: &ExecId) -> Offsets {
     match peer.request_but_ack().await {
         Request::Reconnect { offsets, .. } => offsets[id],
         other => panic!("{other:?} instead of a reconnect"),
@@ -38,7 +38,7 @@ async fn offsets(peer: &mut Peer, id: &ExecId) -> Offsets {
 
 async fn next(running: &mut Running) -> Vec<u8> {
     match soon(running.next()).await {
-        Some((Output::Stdout, Chunk::Data(bytes))) => bytes.to_vec(),
+        Some((StdStream::Stdout, Chunk::Data(bytes))) => bytes.to_vec(),
         other => panic!("{other:?} instead of stdout"),
     }
 }
@@ -60,7 +60,7 @@ async fn a_cut_command_goes_on_where_it_was() {
     peer.output(Stream::Stdout, 1, 0, b"one").await;
     peer.output(Stream::Stderr, 1, 0, b"e").await;
     assert_eq!(next(&mut running).await, b"one");
-    assert_eq!(soon(running.next()).await, Some((Output::Stderr, Chunk::Data(Bytes::from_static(b"e")))));
+    assert_eq!(soon(running.next()).await, Some((StdStream::Stderr, Chunk::Data(Bytes::from_static(b"e")))));
     peer.cut();
     let mut peer = server.attach(vec![view(&id, 8, 0)]).await;
     assert_eq!(offsets(&mut peer, &id).await, Offsets { stdout: 3, stderr: 1 });
@@ -108,7 +108,7 @@ async fn a_command_the_sandbox_has_forgotten_ends_with_the_reason() {
 
 /// Sends `total` bytes as a real server would: never more than a window past what was confirmed.
 /// Stops after `cut_after` bytes, and says how far it was confirmed.
-async fn stream(peer: &mut Peer, from: u64, total: u64, cut_after: u64) {
+async fn stream(peer: &mut ScriptedPeer, from: u64, total: u64, cut_after: u64) {
     let (mut sent, mut confirmed) = (from, from);
     while sent < total && sent - from < cut_after {
         if sent < confirmed + WINDOW {
@@ -271,7 +271,7 @@ async fn what_is_lost_or_repeated_is_said_in_its_place() {
     peer.say(&Event::RolledBack { checkpoint_id, age_ms: 5 }).await;
     peer.update(Update { execs: Some(vec![view(&id, 1, 0)]), ..Update::new(Status::Running) }).await;
     offsets(&mut peer, &id).await;
-    let stream = Output::Stdout;
+    let stream = StdStream::Stdout;
     peer.say(&Event::OutputRewound { exec_id: id.clone(), stream, to: 2 }).await;
     peer.output(Stream::Stdout, 1, 2, b"CD").await;
     peer.say(&Event::OutputGap { exec_id: id.clone(), stream, from: 4, to: 10 }).await;

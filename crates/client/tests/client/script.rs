@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use baton_protocol::{
-    binary::Chunk,
+    binary::BinaryChunk,
     event::{Event, ExecView, Kept, Status, Token, Update},
     frame::Stream,
     id::{ExecId, InstanceId, SandboxId},
@@ -65,7 +65,7 @@ impl Server {
     }
 
     #[expect(clippy::result_large_err, reason = "the shape of the library's callback")]
-    pub async fn accept(&self) -> Peer {
+    pub async fn accept(&self) -> ScriptedPeer {
         let (mut path, mut headers) = (String::new(), HeaderMap::new());
         let stream = self.tcp().await;
         let handshake = accept_hdr_async(stream, |request: &server::Request, mut response: server::Response| {
@@ -78,11 +78,11 @@ impl Server {
             Ok(response)
         });
         let socket = soon(handshake).await.unwrap();
-        Peer { path, headers, socket }
+        ScriptedPeer { path, headers, socket }
     }
 
     /// A new sandbox, as far as RUNNING.
-    pub async fn create(&self) -> Peer {
+    pub async fn create(&self) -> ScriptedPeer {
         let mut peer = self.accept().await;
         assert_eq!(peer.path, "/create");
         peer.hello().await;
@@ -94,7 +94,7 @@ impl Server {
     }
 
     /// A client that comes back, as far as RUNNING.
-    pub async fn attach(&self, execs: Vec<ExecView>) -> Peer {
+    pub async fn attach(&self, execs: Vec<ExecView>) -> ScriptedPeer {
         let mut peer = self.accept().await;
         assert_eq!(peer.path, format!("/attach/{ID}"));
         assert_eq!(peer.headers["x-sandbox-token"], TOKEN);
@@ -105,7 +105,7 @@ impl Server {
 }
 
 /// One client, as the server sees it.
-pub struct Peer {
+pub struct ScriptedPeer {
     pub path: String,
     pub headers: HeaderMap,
     socket: WebSocketStream<TcpStream>,
@@ -117,7 +117,7 @@ pub enum Heard {
     Gone,
 }
 
-impl Peer {
+impl ScriptedPeer {
     pub async fn hello(&mut self) {
         let instance = InstanceId::from_bits([7; 16]);
         self.say(&Event::Hello { protocol: 1, max_frame: 1 << 20, max_execs: 1024, instance }).await;
@@ -164,13 +164,13 @@ impl Peer {
     }
 
     pub async fn output(&mut self, stream: Stream, number: u32, offset: u64, payload: &[u8]) {
-        let frame = Chunk { stream, exec: number, offset, payload }.encode();
+        let frame = BinaryChunk { stream, exec: number, offset, payload }.encode();
         soon(self.socket.send(Message::Binary(frame.into()))).await.unwrap();
     }
 
     /// The same, for a client that may take its time.
     pub async fn output_slowly(&mut self, stream: Stream, number: u32, offset: u64, payload: &[u8]) {
-        let frame = Chunk { stream, exec: number, offset, payload }.encode();
+        let frame = BinaryChunk { stream, exec: number, offset, payload }.encode();
         self.socket.send(Message::Binary(frame.into())).await.unwrap();
     }
 
@@ -213,7 +213,7 @@ impl Peer {
     pub async fn stdin(&mut self) -> (u64, Bytes) {
         match self.heard().await {
             Heard::Binary(bytes) => {
-                let chunk = Chunk::decode(&bytes).unwrap();
+                let chunk = BinaryChunk::decode(&bytes).unwrap();
                 assert_eq!(chunk.stream, Stream::Stdin);
                 (chunk.offset, bytes.slice(13..))
             }

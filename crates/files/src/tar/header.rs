@@ -1,6 +1,6 @@
 //! One block of 512 bytes, and the numbers and records in it. Pure.
 
-use super::{BLOCK, Kind, Member};
+use super::{BLOCK, Member, MemberKind};
 
 const NAME: std::ops::Range<usize> = 0..100;
 const MODE: std::ops::Range<usize> = 100..108;
@@ -24,7 +24,7 @@ pub(super) const MOST_SIZE: u64 = (1 << 33) - 1;
 /// The type of a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Type {
-    Member(Kind),
+    Member(MemberKind),
     /// Records that apply to the next member.
     Pax,
     /// Records that apply to all members.
@@ -61,20 +61,20 @@ pub(super) fn decode(block: &Block) -> Result<Header, &'static str> {
         b'g' => Type::PaxGlobal,
         b'L' => Type::GnuLongName,
         b'K' => Type::GnuLongLink,
-        b'0' | b'\0' | b'7' => Type::Member(Kind::File),
-        b'1' => Type::Member(Kind::HardLink),
-        b'2' => Type::Member(Kind::Symlink),
-        b'5' => Type::Member(Kind::Directory),
-        _ => Type::Member(Kind::Other),
+        b'0' | b'\0' | b'7' => Type::Member(MemberKind::File),
+        b'1' => Type::Member(MemberKind::HardLink),
+        b'2' => Type::Member(MemberKind::Symlink),
+        b'5' => Type::Member(MemberKind::Directory),
+        _ => Type::Member(MemberKind::Other),
     };
     // Devices and pipes have no data, whatever size they state; the size of an unknown type is trusted.
     let has_data = !matches!(block[TYPE], b'1'..=b'6');
     let size = number(&block[SIZE]).and_then(|size| u64::try_from(size).ok()).ok_or("A member has no size")?;
     let member = Member {
         name,
-        kind: if let Type::Member(kind) = kind { kind } else { Kind::Other },
+        kind: if let Type::Member(kind) = kind { kind } else { MemberKind::Other },
         mode: number(&block[MODE]).unwrap_or(0o644) as u32 & 0o7777,
-        size: if kind == Type::Member(Kind::File) { size } else { 0 },
+        size: if kind == Type::Member(MemberKind::File) { size } else { 0 },
         mtime: (number(&block[MTIME]).unwrap_or(0), 0),
         link: text(&block[LINK]).to_vec(),
     };

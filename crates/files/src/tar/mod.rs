@@ -14,7 +14,7 @@ pub mod pax;
 mod reader;
 mod writer;
 
-pub use self::{reader::Reader, writer::Writer};
+pub use self::{reader::TarReader, writer::TarWriter};
 
 const BLOCK: usize = 512;
 
@@ -23,7 +23,7 @@ const BLOCK: usize = 512;
 pub struct Member {
     /// The name as found in the archive, unchecked.
     pub name: Vec<u8>,
-    pub kind: Kind,
+    pub kind: MemberKind,
     /// Permission bits.
     pub mode: u32,
     /// The number of data bytes that follow; zero for everything but files.
@@ -35,7 +35,7 @@ pub struct Member {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum MemberKind {
     File,
     Directory,
     Symlink,

@@ -3,7 +3,7 @@
 use std::io::{self, Read};
 
 use super::{
-    BLOCK, Kind, Member,
+    BLOCK, Member, MemberKind,
     header::{self, Block, Type},
     pax,
 };
@@ -13,7 +13,7 @@ const MOST_KEPT: u64 = 256 << 10;
 
 /// Returns one member after the other; as a [`Read`] it is the data of the last member returned.
 #[derive(Debug)]
-pub struct Reader<R> {
+pub struct TarReader<R> {
     from: R,
     /// Unread bytes of the current member's data.
     left: u64,
@@ -30,7 +30,7 @@ struct MemberHeaders {
     is_sparse: bool,
 }
 
-impl<R: Read> Reader<R> {
+impl<R: Read> TarReader<R> {
     pub fn new(from: R) -> Self {
         Self { from, left: 0, padding: 0 }
     }
@@ -59,18 +59,18 @@ impl<R: Read> Reader<R> {
     }
 
     fn complete(&mut self, mut member: Member, said: MemberHeaders) -> io::Result<Member> {
-        if let Some(size) = said.size.filter(|_| matches!(member.kind, Kind::File | Kind::Other)) {
+        if let Some(size) = said.size.filter(|_| matches!(member.kind, MemberKind::File | MemberKind::Other)) {
             (self.left, self.padding) = (size, padding(size));
-            member.size = if member.kind == Kind::File { size } else { 0 };
+            member.size = if member.kind == MemberKind::File { size } else { 0 };
         }
         if said.is_sparse {
             // The data of a sparse member is not the file's content.
-            (member.kind, member.size) = (Kind::Other, 0);
+            (member.kind, member.size) = (MemberKind::Other, 0);
         }
         member.name = said.name.unwrap_or(member.name);
         // Old programs mark directories only by their names; a long name is known only now.
-        if member.kind == Kind::File && member.name.ends_with(b"/") {
-            (member.kind, member.size) = (Kind::Directory, 0);
+        if member.kind == MemberKind::File && member.name.ends_with(b"/") {
+            (member.kind, member.size) = (MemberKind::Directory, 0);
         }
         member.link = said.link.unwrap_or(member.link);
         member.mtime = said.mtime.unwrap_or(member.mtime);
@@ -123,7 +123,7 @@ impl<R: Read> Reader<R> {
     }
 }
 
-impl<R: Read> Read for Reader<R> {
+impl<R: Read> Read for TarReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let most = self.left.min(buffer.len() as u64) as usize;
         if most == 0 {

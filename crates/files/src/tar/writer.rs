@@ -2,18 +2,18 @@
 
 use std::io::{self, Write};
 
-use super::{BLOCK, Kind, Member, header, pax};
+use super::{BLOCK, Member, MemberKind, header, pax};
 
 /// Writes one member after the other; as a [`Write`] it takes the data of the last member.
 #[derive(Debug)]
-pub struct Writer<W> {
+pub struct TarWriter<W> {
     to: W,
     /// Bytes of the current member's data that are still to be written.
     left: u64,
     padding: usize,
 }
 
-impl<W: Write> Writer<W> {
+impl<W: Write> TarWriter<W> {
     pub fn new(to: W) -> Self {
         Self { to, left: 0, padding: 0 }
     }
@@ -25,18 +25,18 @@ impl<W: Write> Writer<W> {
     pub fn member(&mut self, member: &Member) -> io::Result<()> {
         self.pad()?;
         let kind = match member.kind {
-            Kind::File => b'0',
-            Kind::HardLink => b'1',
-            Kind::Symlink => b'2',
-            Kind::Directory => b'5',
-            Kind::Other => return Err(io::Error::new(io::ErrorKind::InvalidInput, "It cannot be in an archive")),
+            MemberKind::File => b'0',
+            MemberKind::HardLink => b'1',
+            MemberKind::Symlink => b'2',
+            MemberKind::Directory => b'5',
+            MemberKind::Other => return Err(io::Error::new(io::ErrorKind::InvalidInput, "It cannot be in an archive")),
         };
         let records = records(member);
         if !records.is_empty() {
             let name = [&b"PaxHeader/"[..], &member.name].concat();
             let about = Member {
                 name,
-                kind: Kind::Other,
+                kind: MemberKind::Other,
                 size: records.len() as u64,
                 mode: 0o644,
                 link: Vec::new(),
@@ -67,7 +67,7 @@ impl<W: Write> Writer<W> {
     }
 }
 
-impl<W: Write> Write for Writer<W> {
+impl<W: Write> Write for TarWriter<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let most = self.left.min(bytes.len() as u64) as usize;
         let count = self.to.write(&bytes[..most])?;

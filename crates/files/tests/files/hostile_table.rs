@@ -7,7 +7,7 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
-use baton_files::{Done, Fault, Trust};
+use baton_files::{Fault, TransferTotals, Trust};
 use serde_json::{Map, Value, json};
 
 fn suite() -> PathBuf {
@@ -29,7 +29,7 @@ fn ask(verb: &str, place: &Path, input: &str) -> Output {
 }
 
 /// Unpacks every archive of the table by `way`; what the judge says of each.
-fn complaints(way: impl Fn(&[u8], &Path) -> Result<Done, Fault>) -> Map<String, Value> {
+fn complaints(way: impl Fn(&[u8], &Path) -> Result<TransferTotals, Fault>) -> Map<String, Value> {
     let place = tempfile::tempdir().unwrap();
     assert!(ask("prepare", place.path(), "").status.success());
     let mut outcomes = Map::new();

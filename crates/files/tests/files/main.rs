@@ -2,8 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod archives;
-mod hostile;
+mod hostile_archives;
 mod hostile_table;
 mod single;
-mod tree;
+mod tar_round_trips;
+mod tree_fixture;

@@ -7,12 +7,12 @@ use std::{
     path::Path,
 };
 
-use baton_files::{Done, Fault, How, run, write};
-use baton_protocol::file::{Entry, Kind, Work};
+use baton_files::{Fault, How, TransferTotals, run, write};
+use baton_protocol::file_work::{FileEntry, FileKind, Work};
 
-use crate::tree::{look, plant};
+use crate::tree_fixture::{look, plant};
 
-fn put(path: &Path, text: &str, how: &How) -> Result<Done, Fault> {
+fn put(path: &Path, text: &str, how: &How) -> Result<TransferTotals, Fault> {
     write(path, &mut text.as_bytes(), how)
 }
 
@@ -112,7 +112,7 @@ fn a_part_of_a_file_can_be_read() {
     assert_eq!((of(space.path()), of(&space.path().join("none"))), ("EISDIR", "ENOENT"));
 }
 
-fn list(path: &Path, depth: u32) -> Vec<Entry> {
+fn list(path: &Path, depth: u32) -> Vec<FileEntry> {
     let text = done(&Work::ListFiles { path: path.to_str().unwrap().to_owned(), depth }).unwrap();
     text.split(|byte| *byte == b'\n')
         .filter(|line| !line.is_empty())
@@ -130,17 +130,17 @@ fn a_listing_tells_of_each_thing_as_deep_as_wanted() {
     assert_eq!(names(2)[..5], ["a", "a/b", "a/far", "a/longlink", "a/near"]);
     assert_eq!(names(256).len(), look(space.path()).len());
     let itself = list(&space.path().join("a"), 0);
-    assert_eq!((itself.len(), itself[0].name.as_str(), itself[0].kind), (1, "a", Kind::Directory));
+    assert_eq!((itself.len(), itself[0].name.as_str(), itself[0].kind), (1, "a", FileKind::Directory));
     let script = list(&space.path().join("a/run.sh"), 1).remove(0);
     assert_eq!(
         (script.name.as_str(), script.kind, script.size, script.mode, script.mtime_ms),
-        ("run.sh", Kind::File, 10, 0o751, 1_600_000_000_123)
+        ("run.sh", FileKind::File, 10, 0o751, 1_600_000_000_123)
     );
     let link = list(&space.path().join("a/near"), 0).remove(0);
-    assert_eq!((link.kind, link.target.as_deref()), (Kind::Symlink, Some("b/size-1")));
+    assert_eq!((link.kind, link.target.as_deref()), (FileKind::Symlink, Some("b/size-1")));
     symlink("a", space.path().join("to-a")).unwrap();
     assert_eq!(list(&space.path().join("to-a"), 1).len(), list(&space.path().join("a"), 1).len());
-    assert_eq!(list(&space.path().join("to-a"), 0)[0].kind, Kind::Symlink);
+    assert_eq!(list(&space.path().join("to-a"), 0)[0].kind, FileKind::Symlink);
     let none = Work::ListFiles { path: space.path().join("none").to_str().unwrap().to_owned(), depth: 1 };
     assert_eq!(done(&none).unwrap_err().code, "ENOENT");
     fs::set_permissions(space.path().join("empty"), fs::Permissions::from_mode(0o700)).unwrap();

@@ -3,14 +3,14 @@
 use stateright::Property;
 
 use crate::{
-    lock::{Small, Write},
+    lock_model::{Small, Write},
+    model_state::{Instance, ModelBounds, ModelState, seen, wrong},
     protocol::Protocol,
-    state::{Bounds, Instance, State, seen, wrong},
 };
 
 impl Protocol {
     /// The store takes a write, and everything about it is judged.
-    pub(super) fn apply(&self, state: &mut State, next: Small, write: Write, who: u8) {
+    pub(super) fn apply(&self, state: &mut ModelState, next: Small, write: Write, who: u8) {
         let Some(old) = state.lock else {
             state.wrong |= wrong::MADE_UP;
             state.lock = Some(next);
@@ -85,24 +85,24 @@ impl Protocol {
     }
 }
 
-pub fn properties(bounds: &Bounds) -> Vec<Property<Protocol>> {
-    fn executing(state: &State) -> usize {
+pub fn properties(bounds: &ModelBounds) -> Vec<Property<Protocol>> {
+    fn executing(state: &ModelState) -> usize {
         let here = |instance: &&Instance| (instance.executes() && !instance.excused) || instance.stray > 1;
         state.instances.iter().filter(here).count()
     }
     macro_rules! never {
         ($name:literal, $bit:expr) => {
-            Property::always($name, |_: &Protocol, state: &State| state.wrong & $bit == 0)
+            Property::always($name, |_: &Protocol, state: &ModelState| state.wrong & $bit == 0)
         };
     }
     macro_rules! possible {
         ($name:literal, $bit:expr) => {
-            Property::sometimes($name, |_: &Protocol, state: &State| state.seen & $bit != 0)
+            Property::sometimes($name, |_: &Protocol, state: &ModelState| state.seen & $bit != 0)
         };
     }
     let mut all = vec![
-        Property::always("I3: one container executes", |_: &Protocol, state: &State| executing(state) <= 1),
-        Property::always("I1: what was told stays stored", |_: &Protocol, state: &State| {
+        Property::always("I3: one container executes", |_: &Protocol, state: &ModelState| executing(state) <= 1),
+        Property::always("I1: what was told stays stored", |_: &Protocol, state: &ModelState| {
             state.lock.is_none_or(|lock| lock.purged || state.descends(lock.head, state.told))
         }),
         never!("I1: commits form one chain", wrong::CHAIN),

@@ -5,23 +5,23 @@
 //! has those that do not.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, clippy::wildcard_enum_match_arm)]
 
-mod cases;
 mod judge;
-mod lock;
-mod mistakes;
+mod lock_model;
+mod model_cases;
+mod model_mistakes;
+mod model_state;
 mod protocol;
 mod same;
-mod state;
 mod steps;
 
 use std::{collections::BTreeMap, thread, time::Instant};
 
-use mistakes::Mistake;
+use model_mistakes::ModelMistake;
+use model_state::ModelBounds;
 use protocol::Protocol;
-use state::Bounds;
 use stateright::{Checker, Expectation, HasDiscoveries, Model};
 
-const NONE: Bounds = Bounds::NONE;
+const NONE: ModelBounds = ModelBounds::NONE;
 
 /// What was looked at, and what was found wrong or proved impossible.
 struct Found {
@@ -31,7 +31,7 @@ struct Found {
     seen: Vec<(&'static str, bool)>,
 }
 
-fn check(bounds: Bounds, mistake: Option<Mistake>) -> Found {
+fn check(bounds: ModelBounds, mistake: Option<ModelMistake>) -> Found {
     let (began, model) = (Instant::now(), Protocol { bounds, mistake });
     let properties = model.properties();
     let threads = thread::available_parallelism().map_or(1, usize::from);
@@ -59,81 +59,92 @@ fn check(bounds: Bounds, mistake: Option<Mistake>) -> Found {
 }
 
 /// Everything that an instance can meet, one thing at a time.
-fn rounds() -> Vec<(&'static str, Bounds)> {
-    let short = Bounds { epochs: 2, checkpoints: 0, ..NONE };
+fn rounds() -> Vec<(&'static str, ModelBounds)> {
+    let short = ModelBounds { epochs: 2, checkpoints: 0, ..NONE };
     vec![
-        ("nothing goes wrong", Bounds { checkpoints: 1, ..short.clone() }),
-        ("a change of mind", Bounds { wishes: 1, ..short.clone() }),
-        ("a lost answer", Bounds { lost: 1, ..short.clone() }),
+        ("nothing goes wrong", ModelBounds { checkpoints: 1, ..short.clone() }),
+        ("a change of mind", ModelBounds { wishes: 1, ..short.clone() }),
+        ("a lost answer", ModelBounds { lost: 1, ..short.clone() }),
         (
             "a lost answer to a checkpoint",
-            Bounds { lost: 1, saves: true, aborts: true, wishes: 1, checkpoints: 2, epochs: 1, instances: 1, ..NONE },
+            ModelBounds {
+                lost: 1,
+                saves: true,
+                aborts: true,
+                wishes: 1,
+                checkpoints: 2,
+                epochs: 1,
+                instances: 1,
+                ..NONE
+            },
         ),
-        ("a death", Bounds { kills: 1, checkpoints: 1, ..short.clone() }),
-        ("a restart", Bounds { kills: 1, restarts: 1, ..short.clone() }),
-        ("a freeze", Bounds { freezes: 1, ..short.clone() }),
-        ("a suspend", Bounds { suspends: 1, ..short.clone() }),
-        ("a hang", Bounds { hangs: 1, ..short.clone() }),
-        ("an end by itself", Bounds { ends: 1, checkpoints: 1, ..short.clone() }),
-        ("a deletion", Bounds { wishes: 1, may_delete: true, kills: 1, ..short.clone() }),
-        ("a client that is alive", Bounds { asks: true, checkpoints: 1, ..short.clone() }),
-        ("a client that is alive, and a lost answer", Bounds { asks: true, lost: 1, ..short.clone() }),
-        ("a lock that is gone", Bounds { lock_gone: true, checkpoints: 1, ..short }),
+        ("a death", ModelBounds { kills: 1, checkpoints: 1, ..short.clone() }),
+        ("a restart", ModelBounds { kills: 1, restarts: 1, ..short.clone() }),
+        ("a freeze", ModelBounds { freezes: 1, ..short.clone() }),
+        ("a suspend", ModelBounds { suspends: 1, ..short.clone() }),
+        ("a hang", ModelBounds { hangs: 1, ..short.clone() }),
+        ("an end by itself", ModelBounds { ends: 1, checkpoints: 1, ..short.clone() }),
+        ("a deletion", ModelBounds { wishes: 1, may_delete: true, kills: 1, ..short.clone() }),
+        ("a client that is alive", ModelBounds { asks: true, checkpoints: 1, ..short.clone() }),
+        ("a client that is alive, and a lost answer", ModelBounds { asks: true, lost: 1, ..short.clone() }),
+        ("a lock that is gone", ModelBounds { lock_gone: true, checkpoints: 1, ..short }),
     ]
 }
 
 /// Several things at a time, and longer.
-fn long_rounds() -> Vec<(&'static str, Bounds)> {
-    let short = Bounds { aborts: true, saves: true, checkpoints: 1, epochs: 2, ..NONE };
+fn long_rounds() -> Vec<(&'static str, ModelBounds)> {
+    let short = ModelBounds { aborts: true, saves: true, checkpoints: 1, epochs: 2, ..NONE };
     vec![
-        ("longer, nothing goes wrong", Bounds { aborts: true, ..NONE }),
-        ("longer, a lost answer", Bounds { lost: 1, checkpoints: 1, ..NONE }),
-        ("two lost answers", Bounds { lost: 2, epochs: 2, checkpoints: 1, ..NONE }),
-        ("a lost answer, a death and a restart", Bounds { lost: 1, kills: 1, restarts: 1, ..short.clone() }),
-        ("a lost answer and a freeze", Bounds { lost: 1, freezes: 1, ..short.clone() }),
-        ("a lost answer and a suspend", Bounds { lost: 1, suspends: 1, epochs: 2, checkpoints: 0, ..NONE }),
+        ("longer, nothing goes wrong", ModelBounds { aborts: true, ..NONE }),
+        ("longer, a lost answer", ModelBounds { lost: 1, checkpoints: 1, ..NONE }),
+        ("two lost answers", ModelBounds { lost: 2, epochs: 2, checkpoints: 1, ..NONE }),
+        ("a lost answer, a death and a restart", ModelBounds { lost: 1, kills: 1, restarts: 1, ..short.clone() }),
+        ("a lost answer and a freeze", ModelBounds { lost: 1, freezes: 1, ..short.clone() }),
+        ("a lost answer and a suspend", ModelBounds { lost: 1, suspends: 1, epochs: 2, checkpoints: 0, ..NONE }),
     ]
 }
 
 /// More than a machine with two cores and 24 GiB gets through in an hour: only by name, with `ROUND`.
-fn vast_rounds() -> Vec<(&'static str, Bounds)> {
-    let short = Bounds { aborts: true, saves: true, checkpoints: 1, epochs: 2, ..NONE };
-    let ticks = lock::Ticks { hold: 1, takeover: 2, waiter: 2 };
-    let three = Bounds { instances: 3, ticks, checkpoints: 1, epochs: 2, ..NONE };
+fn vast_rounds() -> Vec<(&'static str, ModelBounds)> {
+    let short = ModelBounds { aborts: true, saves: true, checkpoints: 1, epochs: 2, ..NONE };
+    let ticks = lock_model::Ticks { hold: 1, takeover: 2, waiter: 2 };
+    let three = ModelBounds { instances: 3, ticks, checkpoints: 1, epochs: 2, ..NONE };
     vec![
-        ("vast: a lost answer and a suspend, with checkpoints", Bounds { lost: 1, suspends: 1, ..short.clone() }),
+        ("vast: a lost answer and a suspend, with checkpoints", ModelBounds { lost: 1, suspends: 1, ..short.clone() }),
         (
             "vast: a deletion, a lost answer and a death",
-            Bounds { lost: 1, kills: 1, wishes: 1, may_delete: true, ..short },
+            ModelBounds { lost: 1, kills: 1, wishes: 1, may_delete: true, ..short },
         ),
-        ("vast: three instances and a death", Bounds { kills: 1, ..three.clone() }),
-        ("vast: three instances and a lost answer", Bounds { lost: 1, ..three }),
+        ("vast: three instances and a death", ModelBounds { kills: 1, ..three.clone() }),
+        ("vast: three instances and a lost answer", ModelBounds { lost: 1, ..three }),
     ]
 }
 
 /// The bounds in which a mistake shows.
-fn bounds_for(mistake: Mistake) -> Bounds {
+fn bounds_for(mistake: ModelMistake) -> ModelBounds {
     match mistake {
-        Mistake::RunsAfterRelease | Mistake::DeadlineFromAnswer => Bounds { lost: 1, ..NONE },
-        Mistake::GuardHangsToo => Bounds { hangs: 1, ..NONE },
-        Mistake::ContainersSurvive => Bounds { kills: 1, ..NONE },
-        Mistake::RestartBeforeWipe | Mistake::RestartPastWaiter => Bounds { kills: 1, restarts: 1, ..NONE },
-        Mistake::NoWaiterPriority => Bounds { instances: 3, checkpoints: 1, ..NONE },
-        Mistake::PurgeIsOpen | Mistake::ErasesUnmarked => {
-            Bounds { wishes: 1, may_delete: true, kills: 1, checkpoints: 1, ..NONE }
+        ModelMistake::RunsAfterRelease | ModelMistake::DeadlineFromAnswer => ModelBounds { lost: 1, ..NONE },
+        ModelMistake::GuardHangsToo => ModelBounds { hangs: 1, ..NONE },
+        ModelMistake::ContainersSurvive => ModelBounds { kills: 1, ..NONE },
+        ModelMistake::RestartBeforeWipe | ModelMistake::RestartPastWaiter => {
+            ModelBounds { kills: 1, restarts: 1, ..NONE }
         }
-        Mistake::MissingIsFree => Bounds { lock_gone: true, ..NONE },
-        Mistake::NeverLooks => Bounds { saves: true, ..NONE },
-        Mistake::BeginsInDoubt => Bounds { lost: 1, saves: true, ..NONE },
-        Mistake::ForgetsWork => Bounds { ends: 1, ..NONE },
-        Mistake::TakeoverBelowHold
-        | Mistake::NoFence
-        | Mistake::CachedHead
-        | Mistake::OneNonce
-        | Mistake::SameEpoch
-        | Mistake::NoConditions
-        | Mistake::CommitElsewhere
-        | Mistake::LookProves => NONE,
+        ModelMistake::NoWaiterPriority => ModelBounds { instances: 3, checkpoints: 1, ..NONE },
+        ModelMistake::PurgeIsOpen | ModelMistake::ErasesUnmarked => {
+            ModelBounds { wishes: 1, may_delete: true, kills: 1, checkpoints: 1, ..NONE }
+        }
+        ModelMistake::MissingIsFree => ModelBounds { lock_gone: true, ..NONE },
+        ModelMistake::NeverLooks => ModelBounds { saves: true, ..NONE },
+        ModelMistake::BeginsInDoubt => ModelBounds { lost: 1, saves: true, ..NONE },
+        ModelMistake::ForgetsWork => ModelBounds { ends: 1, ..NONE },
+        ModelMistake::TakeoverBelowHold
+        | ModelMistake::NoFence
+        | ModelMistake::CachedHead
+        | ModelMistake::OneNonce
+        | ModelMistake::SameEpoch
+        | ModelMistake::NoConditions
+        | ModelMistake::CommitElsewhere
+        | ModelMistake::LookProves => NONE,
     }
 }
 
@@ -167,7 +178,7 @@ mod proof {
 
     #[test]
     fn every_mistake_in_the_protocol_is_found() {
-        let missed: Vec<_> = Mistake::ALL
+        let missed: Vec<_> = ModelMistake::ALL
             .into_iter()
             .filter(|mistake| {
                 println!("{mistake:?}");

@@ -4,30 +4,30 @@
 use baton::{
     reconciler::{
         desired::{Drain, Inputs, desired},
-        plan::{Action, Attachment, Desired, LockState, Observed, Saved, plan},
-        precedence::{Client, verdict},
+        plan::{Action, AttachState, Desired, LockState, Observed, Saved, plan},
+        precedence::{AttachedClient, verdict},
     },
     runtime::Container,
-    storage::lease::rules::LeaseState,
+    storage::lease::lease_rules::LeaseState,
 };
 use baton_protocol::{lock::Claim, metadata::DesiredState};
 use stateright::{Model, Property};
 
 use crate::{
     judge,
-    lock::{self, Ticks, View, Write},
-    mistakes::Mistake,
-    state::{Bounds, Instance, Stage, State, Still, Want, seen},
+    lock_model::{self, LockView, Ticks, Write},
+    model_mistakes::ModelMistake,
+    model_state::{ActionStage, FrozenPart, Instance, ModelBounds, ModelState, Want, seen},
 };
 
 #[derive(Clone, Debug)]
 pub struct Protocol {
-    pub bounds: Bounds,
-    pub mistake: Option<Mistake>,
+    pub bounds: ModelBounds,
+    pub mistake: Option<ModelMistake>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Fate {
+pub enum WriteFate {
     Answered,
     /// It arrives later, or never.
     Lost,
@@ -39,12 +39,12 @@ pub enum Act {
     /// Reads the lock.
     Look(usize),
     /// Goes on with what it does, or begins what the plan says.
-    Step(usize, Fate),
-    Renew(usize, Fate),
+    Step(usize, WriteFate),
+    Renew(usize, WriteFate),
     /// Shows that it still waits.
-    Beat(usize, Fate),
+    Beat(usize, WriteFate),
     /// Tells whoever asks that a client here is alive.
-    Decline(usize, Fate),
+    Decline(usize, WriteFate),
     /// Begins a checkpoint after which it runs on.
     Save(usize),
     /// A checkpoint breaks off before its commit was sent; it goes on at once, or the next pass sees to it.
@@ -58,14 +58,14 @@ pub enum Act {
     Arrive(usize),
     Kill(usize),
     Restart(usize, bool),
-    Stop(usize, Still),
+    Stop(usize, FrozenPart),
     Move(usize),
     StrayEnds(usize),
     LockGone,
 }
 
 impl Protocol {
-    pub(super) fn makes(&self, mistake: Mistake) -> bool {
+    pub(super) fn makes(&self, mistake: ModelMistake) -> bool {
         self.mistake == Some(mistake)
     }
 
@@ -74,7 +74,7 @@ impl Protocol {
     }
 
     fn stand(&self, instance: &Instance) -> Option<(LeaseState, Option<Claim>)> {
-        let view = View {
+        let view = LockView {
             lock: instance.known?,
             me: instance.name,
             predecessor: instance.predecessor,
@@ -83,14 +83,14 @@ impl Protocol {
             waiter_for: instance.waiter_for,
             ticks: self.ticks(),
         };
-        Some(lock::stand(self.mistake.map_or(view, |mistake| mistake.view(view))))
+        Some(lock_model::stand(self.mistake.map_or(view, |mistake| mistake.view(view))))
     }
 
     pub(super) fn standing(&self, instance: &Instance) -> LockState {
         let stand = self.stand(instance).map(|(stand, _)| stand);
         match stand {
             _ if instance.is_missing => {
-                if self.makes(Mistake::MissingIsFree) {
+                if self.makes(ModelMistake::MissingIsFree) {
                     LockState::Free
                 } else {
                     LockState::Missing
@@ -129,9 +129,9 @@ impl Protocol {
         let waiter = self.stand(instance).and_then(|(_, waiter)| waiter);
         let wish = Inputs {
             spec,
-            purging: lock.purging && !self.makes(Mistake::PurgeIsOpen),
+            purging: lock.purging && !self.makes(ModelMistake::PurgeIsOpen),
             held,
-            verdict: verdict(waiter, Client::Absent),
+            verdict: verdict(waiter, AttachedClient::Absent),
             movable: true,
             persistent: true,
             drain: Drain::No,
@@ -157,7 +157,7 @@ impl Protocol {
             declines: false,
             refused,
             // Renewals and beats are steps of their own here, which may come at any time.
-            attachment: Attachment::None,
+            attachment: AttachState::None,
             due: None,
             deferred: None,
         };
@@ -165,21 +165,23 @@ impl Protocol {
         (desired, plan(desired, &observed))
     }
 
-    fn may_checkpoint(&self, state: &State, instance: &Instance) -> bool {
-        let sure = !instance.in_doubt || self.makes(Mistake::BeginsInDoubt);
+    fn may_checkpoint(&self, state: &ModelState, instance: &Instance) -> bool {
+        let sure = !instance.in_doubt || self.makes(ModelMistake::BeginsInDoubt);
         sure && state.drawn < self.bounds.checkpoints
     }
 
-    pub(super) fn op(&self, state: &State, at: usize) -> u8 {
-        if self.makes(Mistake::OneNonce) { state.instances[at].name } else { state.fresh_op() }
+    pub(super) fn op(&self, state: &ModelState, at: usize) -> u8 {
+        if self.makes(ModelMistake::OneNonce) { state.instances[at].name } else { state.fresh_op() }
     }
 
     /// Whether a step changes anything, and whether it sends a write.
-    fn step_sends(&self, state: &State, instance: &Instance) -> Option<bool> {
+    fn step_sends(&self, state: &ModelState, instance: &Instance) -> Option<bool> {
         match instance.stage {
-            Stage::Stored { .. } | Stage::Freeing { .. } | Stage::Erased => (!instance.unsettled).then_some(true),
-            Stage::Marked => Some(false),
-            Stage::Planning => match self.planned(instance, false).1 {
+            ActionStage::Stored { .. } | ActionStage::Freeing { .. } | ActionStage::Erased => {
+                (!instance.unsettled).then_some(true)
+            }
+            ActionStage::Marked => Some(false),
+            ActionStage::Planning => match self.planned(instance, false).1 {
                 Action::Rest | Action::Finish | Action::Extract | Action::Snapshot | Action::Save => None,
                 Action::Probe
                 | Action::Expire
@@ -200,13 +202,13 @@ impl Protocol {
         }
     }
 
-    fn tick(&self, state: &mut State) {
+    fn tick(&self, state: &mut ModelState) {
         let hold = self.ticks().hold;
         for instance in &mut state.instances {
             if (2..u8::MAX).contains(&instance.stray) {
                 instance.stray -= 1;
             }
-            if !instance.is_up || instance.still == Still::Clock {
+            if !instance.is_up || instance.still == FrozenPart::Clock {
                 continue;
             }
             instance.since_look += 1;
@@ -220,17 +222,17 @@ impl Protocol {
 
     fn fences(&self, instance: &Instance) -> bool {
         let guard_moves = match instance.still {
-            Still::No => true,
-            Still::Process => !self.makes(Mistake::GuardHangsToo),
-            Still::Machine | Still::Clock => false,
+            FrozenPart::No => true,
+            FrozenPart::Process => !self.makes(ModelMistake::GuardHangsToo),
+            FrozenPart::Machine | FrozenPart::Clock => false,
         };
         matches!(instance.container, Container::Running | Container::Paused)
             && instance.left == 0
             && guard_moves
-            && !self.makes(Mistake::NoFence)
+            && !self.makes(ModelMistake::NoFence)
     }
 
-    fn acts_of(&self, state: &State, at: usize, acts: &mut Vec<Act>) {
+    fn acts_of(&self, state: &ModelState, at: usize, acts: &mut Vec<Act>) {
         let (instance, left) = (&state.instances[at], &state.left);
         if instance.stray == 1 {
             acts.push(Act::StrayEnds(at));
@@ -244,7 +246,7 @@ impl Protocol {
         if self.fences(instance) {
             acts.push(Act::Fence(at));
         }
-        if instance.still != Still::No {
+        if instance.still != FrozenPart::No {
             acts.push(Act::Move(at));
             return;
         }
@@ -252,7 +254,7 @@ impl Protocol {
             acts.push(Act::Kill(at));
         }
         for (allowed, still) in
-            [(left.freezes, Still::Machine), (left.suspends, Still::Clock), (left.hangs, Still::Process)]
+            [(left.freezes, FrozenPart::Machine), (left.suspends, FrozenPart::Clock), (left.hangs, FrozenPart::Process)]
         {
             if allowed > 0 {
                 acts.push(Act::Stop(at, still));
@@ -265,15 +267,15 @@ impl Protocol {
         if !instance.is_fresh || instance.unsettled || instance.since_look > 0 {
             acts.push(Act::Look(at));
         }
-        let writes = |act: fn(usize, Fate) -> Act, acts: &mut Vec<Act>| {
-            acts.push(act(at, Fate::Answered));
+        let writes = |act: fn(usize, WriteFate) -> Act, acts: &mut Vec<Act>| {
+            acts.push(act(at, WriteFate::Answered));
             if left.lost > 0 && instance.is_fresh {
-                acts.push(act(at, Fate::Lost));
+                acts.push(act(at, WriteFate::Lost));
             }
         };
         match self.step_sends(state, instance) {
             Some(true) => writes(Act::Step, acts),
-            Some(false) => acts.push(Act::Step(at, Fate::Answered)),
+            Some(false) => acts.push(Act::Step(at, WriteFate::Answered)),
             None => {}
         }
         let standing = self.standing(instance);
@@ -286,22 +288,26 @@ impl Protocol {
         }
         let is_asked = instance.known.is_some_and(|lock| lock.asks && !lock.declined && lock.waiter != instance.name);
         let in_use = standing == LockState::Ours && instance.container == Container::Running && !instance.released;
-        if is_asked && in_use && !instance.unsettled && instance.stage == Stage::Planning && instance.want == Want::Run
+        if is_asked
+            && in_use
+            && !instance.unsettled
+            && instance.stage == ActionStage::Planning
+            && instance.want == Want::Run
         {
             writes(Act::Decline, acts);
         }
         let waits = instance.known.is_some_and(|lock| lock.waiter == instance.name && !lock.declined);
-        if waits && !instance.unsettled && state.waiter_age > 0 && instance.stage == Stage::Planning {
+        if waits && !instance.unsettled && state.waiter_age > 0 && instance.stage == ActionStage::Planning {
             writes(Act::Beat, acts);
         }
         if self.bounds.saves
-            && instance.stage == Stage::Planning
+            && instance.stage == ActionStage::Planning
             && self.may_checkpoint(state, instance)
             && self.planned(instance, true).1 == Action::Save
         {
             acts.push(Act::Save(at));
         }
-        if let Stage::Stored { frees, .. } = instance.stage
+        if let ActionStage::Stored { frees, .. } = instance.stage
             && self.bounds.aborts
         {
             acts.push(Act::Abort(at, false));
@@ -311,7 +317,7 @@ impl Protocol {
         }
     }
 
-    fn changes_of(&self, state: &State, at: usize, acts: &mut Vec<Act>) {
+    fn changes_of(&self, state: &ModelState, at: usize, acts: &mut Vec<Act>) {
         let want = state.instances[at].want;
         if state.wanted_deleted && want != Want::Delete {
             acts.push(Act::Change(at, Want::Delete));
@@ -327,14 +333,14 @@ impl Protocol {
 }
 
 impl Model for Protocol {
-    type State = State;
+    type State = ModelState;
     type Action = Act;
 
-    fn init_states(&self) -> Vec<State> {
-        vec![State::new(&self.bounds, false), State::new(&self.bounds, true)]
+    fn init_states(&self) -> Vec<ModelState> {
+        vec![ModelState::new(&self.bounds, false), ModelState::new(&self.bounds, true)]
     }
 
-    fn actions(&self, state: &State, acts: &mut Vec<Act>) {
+    fn actions(&self, state: &ModelState, acts: &mut Vec<Act>) {
         if state.wrong != 0 {
             return;
         }
@@ -351,7 +357,7 @@ impl Model for Protocol {
         }
     }
 
-    fn next_state(&self, last: &State, act: Act) -> Option<State> {
+    fn next_state(&self, last: &ModelState, act: Act) -> Option<ModelState> {
         let mut next = last.clone();
         let state = &mut next;
         state.seen = 0;
@@ -373,7 +379,7 @@ impl Model for Protocol {
             }
             Act::Save(at) => self.begin_checkpoint(state, at, false),
             Act::Abort(at, goes_on) => {
-                state.instances[at].stage = Stage::Planning;
+                state.instances[at].stage = ActionStage::Planning;
                 if goes_on {
                     state.seen |= seen::ABORT;
                     self.execute(state, at);
@@ -401,7 +407,7 @@ impl Model for Protocol {
                 state.left.kills -= 1;
                 let dead = &state.instances[at];
                 let stray = match dead.executes() {
-                    true if self.makes(Mistake::ContainersSurvive) => u8::MAX,
+                    true if self.makes(ModelMistake::ContainersSurvive) => u8::MAX,
                     true => dead.left + 1,
                     false => 0,
                 };
@@ -411,27 +417,27 @@ impl Model for Protocol {
                 state.left.restarts -= 1;
                 state.names += 1;
                 let dead = &state.instances[at];
-                let wiped = same_directory && !self.makes(Mistake::RestartBeforeWipe);
+                let wiped = same_directory && !self.makes(ModelMistake::RestartBeforeWipe);
                 let (stray, predecessor) =
                     (if wiped { 0 } else { dead.stray }, if same_directory { dead.name } else { 0 });
                 state.instances[at] = Instance { stray, ..Instance::new(state.names, predecessor) };
             }
             Act::Stop(at, still) => {
                 match still {
-                    Still::Machine => state.left.freezes -= 1,
-                    Still::Clock => state.left.suspends -= 1,
-                    Still::Process => state.left.hangs -= 1,
-                    Still::No => {}
+                    FrozenPart::Machine => state.left.freezes -= 1,
+                    FrozenPart::Clock => state.left.suspends -= 1,
+                    FrozenPart::Process => state.left.hangs -= 1,
+                    FrozenPart::No => {}
                 }
                 state.instances[at].still = still;
             }
             Act::Move(at) => {
                 let instance = &mut state.instances[at];
                 let frozen = instance.still;
-                instance.still = Still::No;
+                instance.still = FrozenPart::No;
                 // [I3'] Until the guard's next tick, or until its next write if its clock stood too.
-                instance.excused =
-                    frozen == Still::Clock || (frozen == Still::Machine && instance.executes() && instance.left == 0);
+                instance.excused = frozen == FrozenPart::Clock
+                    || (frozen == FrozenPart::Machine && instance.executes() && instance.left == 0);
             }
             Act::StrayEnds(at) => state.instances[at].stray = 0,
             Act::LockGone => {
@@ -444,7 +450,7 @@ impl Model for Protocol {
             }
         }
         // With one nonce for all the nonce is the name.
-        if !self.makes(Mistake::OneNonce) {
+        if !self.makes(ModelMistake::OneNonce) {
             state.line_up();
         }
         state.settle(self.ticks());

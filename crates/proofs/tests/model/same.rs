@@ -5,11 +5,11 @@ use std::hash::{Hash, Hasher};
 use baton::runtime::Container;
 
 use crate::{
-    lock::{Quick, Small, Ticks, Write},
-    state::{Instance, Late, State},
+    lock_model::{Quick, Small, Ticks, Write},
+    model_state::{Instance, Late, ModelState},
 };
 
-impl State {
+impl ModelState {
     /// States that differ in the names and the order of instances alone are one: all follow the same rules.
     pub fn line_up(&mut self) {
         let Self { lock, late, instances, .. } = self;

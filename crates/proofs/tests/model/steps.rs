@@ -3,25 +3,25 @@
 use baton::{
     reconciler::plan::{Action, Desired, LockState},
     runtime::Container,
-    storage::lease::rules::LetGo,
+    storage::lease::lease_rules::LetGo,
 };
 
 use crate::{
-    lock::{self, Small, Write},
-    mistakes::Mistake,
-    protocol::{Fate, Protocol},
-    state::{Instance, Late, Stage, State, seen, wrong},
+    lock_model::{self, Small, Write},
+    model_mistakes::ModelMistake,
+    model_state::{ActionStage, Instance, Late, ModelState, seen, wrong},
+    protocol::{Protocol, WriteFate},
 };
 
 /// What became of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sent {
+pub enum WriteOutcome {
     Applied,
     Open,
 }
 
 impl Protocol {
-    pub(super) fn look(&self, state: &mut State, at: usize) {
+    pub(super) fn look(&self, state: &mut ModelState, at: usize) {
         let instance = &mut state.instances[at];
         instance.unsettled = false;
         let Some(lock) = state.lock else {
@@ -35,32 +35,33 @@ impl Protocol {
             state.seen |= seen::FOUND_LATER;
         }
         let instance = &mut state.instances[at];
-        if self.makes(Mistake::LookProves) && lock.owner == instance.name && lock.epoch == instance.held {
+        if self.makes(ModelMistake::LookProves) && lock.owner == instance.name && lock.epoch == instance.held {
             instance.left = self.ticks().hold;
         }
         // What proves lost is remembered no more.
-        if instance.stage == Stage::Planning && lock.epoch > instance.held && instance.held > 0 {
+        if instance.stage == ActionStage::Planning && lock.epoch > instance.held && instance.held > 0 {
             (instance.held, instance.released) = (0, false);
         }
     }
 
     fn learn(&self, instance: &mut Instance, lock: Small) {
         let last = instance.known.map(|known| (known, instance.since_look));
-        (instance.lease_for, instance.waiter_for) = lock::seen(last, lock, (instance.lease_for, instance.waiter_for));
+        (instance.lease_for, instance.waiter_for) =
+            lock_model::seen(last, lock, (instance.lease_for, instance.waiter_for));
         (instance.known, instance.since_look) = (Some(lock), 0);
         (instance.is_fresh, instance.is_missing) = (true, false);
         if instance.old_head == 0 {
-            instance.old_head = if self.makes(Mistake::CachedHead) { lock.head } else { 0 };
+            instance.old_head = if self.makes(ModelMistake::CachedHead) { lock.head } else { 0 };
         }
     }
 
     fn prove(&self, instance: &mut Instance, lock: Small) {
         let held = instance
             .held()
-            .map(|(epoch, left, released)| (epoch, left, released && !self.makes(Mistake::RunsAfterRelease)));
+            .map(|(epoch, left, released)| (epoch, left, released && !self.makes(ModelMistake::RunsAfterRelease)));
         let hold = self.ticks().hold;
-        if let Some((epoch, left)) = lock::proven(lock, held, &instance.attempts, hold) {
-            let left = if self.makes(Mistake::DeadlineFromAnswer) { hold } else { left };
+        if let Some((epoch, left)) = lock_model::proven(lock, held, &instance.attempts, hold) {
+            let left = if self.makes(ModelMistake::DeadlineFromAnswer) { hold } else { left };
             if epoch != instance.held {
                 (instance.released, instance.left) = (false, left);
             }
@@ -69,10 +70,10 @@ impl Protocol {
     }
 
     /// One conditional write of an instance.
-    pub(super) fn send(&self, state: &mut State, at: usize, write: Write, fate: Fate) -> Sent {
+    pub(super) fn send(&self, state: &mut ModelState, at: usize, write: Write, fate: WriteFate) -> WriteOutcome {
         let who = state.instances[at].name;
         let known = state.instances[at].known.unwrap_or_default();
-        let mut next = lock::written(known, write);
+        let mut next = lock_model::written(known, write);
         if let Some(mistake) = self.mistake.filter(|_| matches!(write, Write::Acquire { .. })) {
             next = mistake.written(known, next);
         }
@@ -80,8 +81,8 @@ impl Protocol {
         if next.op != known.op {
             instance.attempts.push((next.op, 0));
         }
-        let holds = instance.is_fresh || self.makes(Mistake::NoConditions);
-        if fate == Fate::Lost {
+        let holds = instance.is_fresh || self.makes(ModelMistake::NoConditions);
+        if fate == WriteFate::Lost {
             state.left.lost -= 1;
             if holds {
                 state.late.push(Late { write, lock: next, who });
@@ -92,8 +93,8 @@ impl Protocol {
             self.learn(instance, next);
             self.prove(instance, next);
             (instance.unsettled, instance.excused, instance.in_doubt) = (false, false, false);
-            return Sent::Applied;
-        } else if self.makes(Mistake::CommitElsewhere)
+            return WriteOutcome::Applied;
+        } else if self.makes(ModelMistake::CommitElsewhere)
             && let (Write::Commit { head, .. } | Write::Release { head, .. }, Some(lock)) = (write, &mut state.lock)
         {
             lock.head = head;
@@ -101,11 +102,11 @@ impl Protocol {
         let instance = &mut state.instances[at];
         instance.unsettled = true;
         instance.in_doubt |= matches!(write, Write::Commit { .. });
-        Sent::Open
+        WriteOutcome::Open
     }
 
     /// A container begins to execute.
-    pub(super) fn execute(&self, state: &mut State, at: usize) {
+    pub(super) fn execute(&self, state: &mut ModelState, at: usize) {
         let instance = &state.instances[at];
         let excused = self.bounds.suspends > 0;
         if let Some(lock) = state.lock.filter(|_| !excused) {
@@ -121,10 +122,10 @@ impl Protocol {
         state.instances[at].ran = true;
     }
 
-    fn start(&self, state: &mut State, at: usize, fresh: bool) {
+    fn start(&self, state: &mut ModelState, at: usize, fresh: bool) {
         let instance = &state.instances[at];
         let known = instance.known.unwrap_or_default();
-        let head = if self.makes(Mistake::CachedHead) { instance.old_head } else { known.head };
+        let head = if self.makes(ModelMistake::CachedHead) { instance.old_head } else { known.head };
         if self.bounds.suspends == 0 {
             let current = state.lock.is_none_or(|lock| lock.head == head);
             if !current || !state.descends(head, state.told) {
@@ -134,7 +135,7 @@ impl Protocol {
                 state.wrong |= wrong::STARTED_OVER;
             }
             // As `restore` tells it.
-            let rolled_back = instance.before_behind || (instance.ran && !self.makes(Mistake::ForgetsWork));
+            let rolled_back = instance.before_behind || (instance.ran && !self.makes(ModelMistake::ForgetsWork));
             if !fresh && state.ran_on && !rolled_back {
                 state.wrong |= wrong::LOST_WORK;
             }
@@ -145,32 +146,32 @@ impl Protocol {
         self.execute(state, at);
     }
 
-    pub(super) fn begin_checkpoint(&self, state: &mut State, at: usize, frees: bool) {
+    pub(super) fn begin_checkpoint(&self, state: &mut ModelState, at: usize, frees: bool) {
         let instance = &mut state.instances[at];
         // The manifest names the head of the lock as its parent.
         let parent = instance.known.map_or(0, |lock| lock.head);
         let checkpoint = state.checkpoints.len() as u8;
         state.checkpoints.push((parent, instance.held));
         state.drawn += 1;
-        instance.stage = Stage::Stored { checkpoint, frees };
+        instance.stage = ActionStage::Stored { checkpoint, frees };
         instance.container = if frees { Container::Paused } else { Container::Running };
     }
 
     /// [11] A release or burial, until it is settled.
-    fn let_go(&self, state: &mut State, at: usize, fate: Fate) {
+    fn let_go(&self, state: &mut ModelState, at: usize, fate: WriteFate) {
         let instance = &mut state.instances[at];
         let checkpoint = match instance.stage {
-            Stage::Stored { checkpoint, .. } | Stage::Freeing { checkpoint } => checkpoint,
-            Stage::Planning | Stage::Marked | Stage::Erased => 0,
+            ActionStage::Stored { checkpoint, .. } | ActionStage::Freeing { checkpoint } => checkpoint,
+            ActionStage::Planning | ActionStage::Marked | ActionStage::Erased => 0,
         };
-        let buries = instance.stage == Stage::Erased;
+        let buries = instance.stage == ActionStage::Erased;
         let verdict = match instance.known {
-            Some(lock) if instance.held > 0 => lock::let_go(lock, instance.held, instance.name),
+            Some(lock) if instance.held > 0 => lock_model::let_go(lock, instance.held, instance.name),
             Some(_) => LetGo::Lost,
             // [14] There is nothing to free; what should be committed waits.
             None => {
                 if checkpoint == 0 {
-                    instance.stage = Stage::Planning;
+                    instance.stage = ActionStage::Planning;
                 }
                 return;
             }
@@ -179,13 +180,13 @@ impl Protocol {
             LetGo::NotYet => {
                 let behind = instance.ran || instance.before_behind;
                 if !buries {
-                    instance.stage = Stage::Freeing { checkpoint };
+                    instance.stage = ActionStage::Freeing { checkpoint };
                 }
                 instance.released = true;
                 let write = if buries { Write::Bury } else { Write::Release { head: checkpoint, behind } };
-                if self.send(state, at, write, fate) == Sent::Open {
-                    if self.makes(Mistake::RunsAfterRelease) {
-                        state.instances[at].stage = Stage::Planning;
+                if self.send(state, at, write, fate) == WriteOutcome::Open {
+                    if self.makes(ModelMistake::RunsAfterRelease) {
+                        state.instances[at].stage = ActionStage::Planning;
                     }
                     return;
                 }
@@ -195,36 +196,38 @@ impl Protocol {
             LetGo::Lost => false,
         };
         let instance = &mut state.instances[at];
-        (instance.held, instance.released, instance.ran, instance.stage) = (0, false, false, Stage::Planning);
+        (instance.held, instance.released, instance.ran, instance.stage) = (0, false, false, ActionStage::Planning);
         if sent {
             state.tell(checkpoint);
         }
     }
 
-    pub(super) fn step(&self, state: &mut State, at: usize, fate: Fate) {
+    pub(super) fn step(&self, state: &mut ModelState, at: usize, fate: WriteFate) {
         let op = self.op(state, at);
         let instance = &mut state.instances[at];
         let me = instance.name;
         match instance.stage {
-            Stage::Stored { checkpoint, frees: false } => {
-                instance.stage = Stage::Planning;
-                let ours = instance.known.is_some_and(|lock| lock::is_ours(lock, instance.held(), me));
-                if !ours && !self.makes(Mistake::NeverLooks) {
+            ActionStage::Stored { checkpoint, frees: false } => {
+                instance.stage = ActionStage::Planning;
+                let ours = instance.known.is_some_and(|lock| lock_model::is_ours(lock, instance.held(), me));
+                if !ours && !self.makes(ModelMistake::NeverLooks) {
                     return;
                 }
-                if self.send(state, at, Write::Commit { op, head: checkpoint }, fate) == Sent::Applied {
+                if self.send(state, at, Write::Commit { op, head: checkpoint }, fate) == WriteOutcome::Applied {
                     state.seen |= seen::SAVED;
                     state.tell(checkpoint);
                 }
             }
-            Stage::Stored { .. } | Stage::Freeing { .. } | Stage::Erased => self.let_go(state, at, fate),
-            Stage::Marked => {
-                instance.stage = Stage::Erased;
+            ActionStage::Stored { .. } | ActionStage::Freeing { .. } | ActionStage::Erased => {
+                self.let_go(state, at, fate)
+            }
+            ActionStage::Marked => {
+                instance.stage = ActionStage::Erased;
                 if !state.marked {
                     state.wrong |= wrong::PURGE;
                 }
             }
-            Stage::Planning => {
+            ActionStage::Planning => {
                 let (desired, action) = self.planned(instance, false);
                 match action {
                     Action::Acquire => {
@@ -244,7 +247,7 @@ impl Protocol {
                     }
                     Action::Resume => {
                         let fenced = instance.container == Container::Fenced;
-                        if self.send(state, at, Write::Renew { op }, fate) == Sent::Applied {
+                        if self.send(state, at, Write::Renew { op }, fate) == WriteOutcome::Applied {
                             state.seen |= if fenced { seen::UNFENCED } else { seen::ABORT };
                             self.execute(state, at);
                         }
@@ -261,10 +264,10 @@ impl Protocol {
                     }
                     Action::Checkpoint => self.begin_checkpoint(state, at, true),
                     Action::Release => self.let_go(state, at, fate),
-                    Action::Purge if self.makes(Mistake::ErasesUnmarked) => instance.stage = Stage::Marked,
+                    Action::Purge if self.makes(ModelMistake::ErasesUnmarked) => instance.stage = ActionStage::Marked,
                     Action::Purge => {
-                        if self.send(state, at, Write::Purging { op }, fate) == Sent::Applied {
-                            state.instances[at].stage = Stage::Marked;
+                        if self.send(state, at, Write::Purging { op }, fate) == WriteOutcome::Applied {
+                            state.instances[at].stage = ActionStage::Marked;
                         }
                     }
                     Action::Rest

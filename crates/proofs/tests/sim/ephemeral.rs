@@ -6,13 +6,13 @@ use baton::api::token;
 use baton_protocol::{event::Status, id::SandboxId, metadata::Spec};
 
 use crate::{
-    faults::MACHINES,
-    kinds::Kind,
-    oracle::Fate,
+    kinds::ScenarioKind,
+    oracle::SandboxFate,
     rng::Rng,
-    session::{self, Reader, TOKEN},
+    sim_faults::MACHINES,
+    sim_session::{self, OutputReader, TOKEN},
+    sim_world::World,
     time::{Instant, sleep},
-    world::World,
 };
 
 /// How long its last client reads.
@@ -20,7 +20,7 @@ const READS_FOR: Duration = Duration::from_secs(90);
 
 /// Makes it on one machine, comes and goes, and looks for it elsewhere now and then.
 pub async fn live(world: Arc<World>, id: SandboxId, home: usize, dice: Rng) {
-    let mut reader = Reader::new("f".to_owned());
+    let mut reader = OutputReader::new("f".to_owned());
     let maker = loop {
         sleep(dice.seconds(1, 60)).await;
         if let Some(process) = world.process(home).filter(|process| process.is_up()) {
@@ -29,7 +29,7 @@ pub async fn live(world: Arc<World>, id: SandboxId, home: usize, dice: Rng) {
     };
     let tools = &maker.tools;
     let mut spec = Spec::new(id.clone(), token::sha256(TOKEN), tools.clock.timestamp(), tools.who.me.clone());
-    spec.idle_timeout = world.ground.weather.has(Kind::Idle).then(|| 20 + dice.below(60));
+    spec.idle_timeout = world.ground.weather.has(ScenarioKind::Idle).then(|| 20 + dice.below(60));
     let session = tools.bus.attach(&id);
     let lease = tools.bus.lease(&id);
     if tools.records.create(&spec, &tools.who.me, &lease).await.is_err() {
@@ -37,13 +37,13 @@ pub async fn live(world: Arc<World>, id: SandboxId, home: usize, dice: Rng) {
     }
     tools.bus.wake(&id);
     drop(session);
-    world.ground.weather.tally.count(Kind::Ephemeral);
+    world.ground.weather.tally.count(ScenarioKind::Ephemeral);
     world.ground.oracle.made(&id, home, maker.name(), spec.idle_timeout.is_some());
     let mut at = home;
     loop {
         if let Some(process) = world.process(at) {
             let stay = Instant::now() + dice.seconds(1, 150);
-            session::visit(&world, &process, &id, &dice, &mut reader, stay).await;
+            sim_session::visit(&world, &process, &id, &dice, &mut reader, stay).await;
         }
         sleep(dice.seconds(0, 45)).await;
         at = if dice.falls(80) { home } else { dice.below(MACHINES as u64) as usize };
@@ -55,23 +55,23 @@ pub async fn ask_at_the_end(world: Arc<World>, id: SandboxId, anywhere: usize) {
     let oracle = &world.ground.oracle;
     let fate = oracle.fate(&id);
     let at = match fate {
-        Fate::Unborn => return,
-        Fate::Lives(at) | Fate::MayLive(at) => at,
-        Fate::Gone => anywhere,
+        SandboxFate::Unborn => return,
+        SandboxFate::Lives(at) | SandboxFate::MayLive(at) => at,
+        SandboxFate::Gone => anywhere,
     };
     let process = world.process(at).expect("all are up");
-    let mut reader = Reader::new("last".to_owned());
+    let mut reader = OutputReader::new("last".to_owned());
     let stay = Instant::now() + READS_FOR;
     while Instant::now() < stay && reader.bytes() == 0 && reader.told != Some(Status::NotFound) {
-        session::read(&world, &process, &id, &mut reader, stay.min(Instant::now() + Duration::from_secs(10))).await;
+        sim_session::read(&world, &process, &id, &mut reader, stay.min(Instant::now() + Duration::from_secs(10))).await;
     }
     let (bytes, told) = (reader.bytes(), reader.told);
     oracle.note(format!("the last client of what is not stored has {bytes} bytes and heard {told:?}"));
     let expected = match fate {
-        Fate::Unborn => true,
-        Fate::Lives(_) => bytes > 0,
-        Fate::MayLive(_) => bytes > 0 || told == Some(Status::NotFound),
-        Fate::Gone => bytes == 0 && told == Some(Status::NotFound),
+        SandboxFate::Unborn => true,
+        SandboxFate::Lives(_) => bytes > 0,
+        SandboxFate::MayLive(_) => bytes > 0 || told == Some(Status::NotFound),
+        SandboxFate::Gone => bytes == 0 && told == Some(Status::NotFound),
     };
     if !expected {
         oracle.wrong(format!("a minute and a half after the last fault {fate:?}, but {bytes} bytes and {told:?}"));

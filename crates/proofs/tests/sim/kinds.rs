@@ -5,12 +5,12 @@ use std::sync::Mutex;
 macro_rules! kinds {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-        pub enum Kind {
+        pub enum ScenarioKind {
             $($(#[$doc])* $name,)*
         }
 
-        impl Kind {
-            pub const ALL: &[Kind] = &[$(Kind::$name),*];
+        impl ScenarioKind {
+            pub const ALL: &[ScenarioKind] = &[$(ScenarioKind::$name),*];
         }
     };
 }
@@ -47,7 +47,7 @@ kinds! {
     Orders,
 }
 
-impl Kind {
+impl ScenarioKind {
     /// Chosen for a seed or not; the others happen in all, or are chosen apart.
     pub fn is_drawn(self) -> bool {
         let in_all =
@@ -61,13 +61,13 @@ impl Kind {
 pub struct Tally(Mutex<Vec<u64>>);
 
 impl Tally {
-    pub fn count(&self, kind: Kind) {
+    pub fn count(&self, kind: ScenarioKind) {
         self.add(kind, 1);
     }
 
-    pub fn add(&self, kind: Kind, times: u64) {
+    pub fn add(&self, kind: ScenarioKind, times: u64) {
         let mut counts = self.0.lock().unwrap();
-        counts.resize(Kind::ALL.len(), 0);
+        counts.resize(ScenarioKind::ALL.len(), 0);
         counts[kind as usize] += times;
     }
 
@@ -77,9 +77,9 @@ impl Tally {
         }
     }
 
-    pub fn counts(&self) -> Vec<(Kind, u64)> {
+    pub fn counts(&self) -> Vec<(ScenarioKind, u64)> {
         let mut counts = self.0.lock().unwrap();
-        counts.resize(Kind::ALL.len(), 0);
-        Kind::ALL.iter().copied().zip(counts.iter().copied()).collect()
+        counts.resize(ScenarioKind::ALL.len(), 0);
+        ScenarioKind::ALL.iter().copied().zip(counts.iter().copied()).collect()
     }
 }

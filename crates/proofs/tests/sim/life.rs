@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use tokio_util::sync::CancellationToken;
 
-use crate::{clock::Machine, faults::Weather, kinds::Kind, oracle::Oracle, rng::Rng};
+use crate::{kinds::ScenarioKind, machine_clock::Machine, oracle::Oracle, rng::Rng, sim_faults::Weather};
 
 #[derive(Debug)]
 pub struct Life {
@@ -24,7 +24,7 @@ impl Life {
     }
 
     /// Whether a fault of this kind strikes now.
-    pub fn strikes(&self, kind: Kind, dice: &Rng) -> bool {
+    pub fn strikes(&self, kind: ScenarioKind, dice: &Rng) -> bool {
         let strikes = self.weather.strikes(kind, self.at, dice);
         if strikes {
             self.oracle.disturbed(self.at);
@@ -58,7 +58,7 @@ impl Life {
         match &mut *left {
             None => false,
             Some(0) => {
-                self.weather.tally.count(Kind::Doom);
+                self.weather.tally.count(ScenarioKind::Doom);
                 self.gone.cancel();
                 self.oracle.ends(self.at);
                 true

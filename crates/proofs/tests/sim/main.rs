@@ -3,26 +3,26 @@
 //! `SEED=n` replays one seed and prints its story; `SEEDS=n` says how many are run.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::wildcard_enum_match_arm)]
 
-mod bucket;
-mod client;
-mod clock;
 mod ephemeral;
-mod faults;
-mod fork;
 mod kinds;
 mod life;
-mod mistakes;
+mod machine_clock;
 mod operator;
 mod oracle;
-mod plain;
-mod process;
+mod plain_client;
 mod rng;
 mod runtime;
-mod session;
-mod socket;
+mod sim_bucket;
+mod sim_client;
+mod sim_faults;
+mod sim_fork;
+mod sim_mistakes;
+mod sim_process;
+mod sim_session;
+mod sim_socket;
+mod sim_world;
 mod time;
 mod words;
-mod world;
 
 use std::{
     cell::RefCell,
@@ -35,11 +35,11 @@ use std::{
     time::Instant,
 };
 
-use self::faults::Weather;
+use self::sim_faults::Weather;
 use kinds::Tally;
-use mistakes::{MISTAKES, Mistake};
-use oracle::Verdict;
+use oracle::RunVerdict;
 use rustix::time::{ClockId, clock_gettime};
+use sim_mistakes::{MISTAKES, SimMistake};
 
 /// So many seeds unless more are asked for; `make test` runs 2,000, `make proof` 20,000, both optimised.
 const QUICK: u64 = 200;
@@ -60,9 +60,9 @@ fn number(name: &str) -> Option<u64> {
 }
 
 /// Runs a seed; a panic inside the product counts as wrong.
-fn run(seed: u64, mistake: Option<Mistake>) -> (Verdict, Arc<Weather>) {
+fn run(seed: u64, mistake: Option<SimMistake>) -> (RunVerdict, Arc<Weather>) {
     PANICKED.take();
-    let (mut verdict, weather) = world::run(seed, mistake);
+    let (mut verdict, weather) = sim_world::run(seed, mistake);
     if let Some(panicked) = PANICKED.take() {
         verdict.wrong.get_or_insert(panicked);
     }
@@ -77,7 +77,7 @@ fn note_panics() {
     }));
 }
 
-fn tell(seed: u64, weather: &Weather, verdict: &Verdict, lines: usize) -> String {
+fn tell(seed: u64, weather: &Weather, verdict: &RunVerdict, lines: usize) -> String {
     let from = verdict.trace.len().saturating_sub(lines);
     let story = verdict.trace[from..].join("\n");
     let wrong = verdict.wrong.as_deref().unwrap_or("nothing is wrong");
@@ -104,7 +104,7 @@ struct Sum {
 }
 
 impl Sum {
-    fn add(&mut self, verdict: &Verdict, weather: &Weather, computed: f64) {
+    fn add(&mut self, verdict: &RunVerdict, weather: &Weather, computed: f64) {
         self.seeds += 1;
         self.computed += computed;
         self.most_calls = self.most_calls.max(verdict.most_calls);
@@ -183,7 +183,7 @@ mod proof {
     fn every_mistake_is_found() {
         note_panics();
         let next = AtomicU64::new(0);
-        let missed: Mutex<Vec<Mistake>> = Mutex::default();
+        let missed: Mutex<Vec<SimMistake>> = Mutex::default();
         thread::scope(|scope| {
             for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
                 scope.spawn(|| {

@@ -10,19 +10,19 @@ use baton_protocol::{
 use bytes::Bytes;
 
 use crate::{
-    faults::{Event, MACHINES},
-    kinds::Kind,
-    world::World,
+    kinds::ScenarioKind,
+    sim_faults::{MACHINES, SimEvent},
+    sim_world::World,
 };
 
 impl World {
     /// What follows from it, and how much later.
-    pub fn operate(&self, event: Event) -> Vec<(Duration, Event)> {
+    pub fn operate(&self, event: SimEvent) -> Vec<(Duration, SimEvent)> {
         let id = self.pick().clone();
         let bucket = &self.ground.bucket;
         let (lock, metadata) = (Object::Lock(&id).key(), Object::Metadata(&id).key());
         let struck = match event {
-            Event::LockGarbage => {
+            SimEvent::LockGarbage => {
                 let mut locks = self.locks.lock().unwrap();
                 let Some(there) = bucket.get(&lock) else { return Vec::new() };
                 if let Entry::Vacant(entry) = locks.entry(id.clone()) {
@@ -31,40 +31,42 @@ impl World {
                     bucket.overwrite(&lock, Bytes::from(garbage.as_bytes()));
                 }
                 drop(locks);
-                self.ground.weather.tally.count(Kind::LockGarbage);
-                return vec![(self.dice.seconds(1, 60), Event::LockMended)];
+                self.ground.weather.tally.count(ScenarioKind::LockGarbage);
+                return vec![(self.dice.seconds(1, 60), SimEvent::LockMended)];
             }
-            Event::LockMended => {
+            SimEvent::LockMended => {
                 self.mend_locks();
                 None
             }
-            Event::StaleOverwrite => {
+            SimEvent::StaleOverwrite => {
                 let copy = self.copies.lock().unwrap().get(&id).map(|copies| self.dice.pick(copies).clone());
                 copy.map(|copy| {
                     bucket.overwrite(&metadata, copy);
-                    Kind::StaleOverwrite
+                    ScenarioKind::StaleOverwrite
                 })
             }
-            Event::Garbage => {
+            SimEvent::Garbage => {
                 let garbage = self.dice.pick(&["{", "[]", "{}", "null", "{\"sandbox_id\":\"sandbox-1\"}"]);
                 self.keep_copy(&id);
                 bucket.overwrite(&metadata, Bytes::from(garbage.as_bytes()));
-                Some(Kind::Garbage)
+                Some(ScenarioKind::Garbage)
             }
-            Event::MetadataGone => {
+            SimEvent::MetadataGone => {
                 let gone = bucket.delete(&metadata, &Precondition::Any, "operator");
-                gone.is_ok().then_some(Kind::MetadataGone)
+                gone.is_ok().then_some(ScenarioKind::MetadataGone)
             }
-            Event::LockGone => bucket.delete(&lock, &Precondition::Any, "operator").is_ok().then_some(Kind::LockGone),
-            Event::Flip => {
+            SimEvent::LockGone => {
+                bucket.delete(&lock, &Precondition::Any, "operator").is_ok().then_some(ScenarioKind::LockGone)
+            }
+            SimEvent::Flip => {
                 let states = [DesiredState::Running, DesiredState::Checkpointed, DesiredState::HandedOff];
                 let state = *self.dice.pick(&states);
-                self.rewrite(&id, |spec| spec.desired_state = state).then_some(Kind::Flips)
+                self.rewrite(&id, |spec| spec.desired_state = state).then_some(ScenarioKind::Flips)
             }
-            Event::Deletion => {
-                self.rewrite(&id, |spec| spec.desired_state = DesiredState::Deleted).then_some(Kind::Deletion)
+            SimEvent::Deletion => {
+                self.rewrite(&id, |spec| spec.desired_state = DesiredState::Deleted).then_some(ScenarioKind::Deletion)
             }
-            Event::Order => self.order(&id).then_some(Kind::Orders),
+            SimEvent::Order => self.order(&id).then_some(ScenarioKind::Orders),
             _ => None,
         };
         if let Some(kind) = struck {

@@ -10,7 +10,10 @@ use std::{
 use async_trait::async_trait;
 use baton::{
     clock::{Moment, SharedClock},
-    runtime::{AgentLinks, Error, Extract, Facts, Lifecycle, Link, Result, RootfsGuard, Seen, Shape, Start, Taken},
+    runtime::{
+        AgentLinks, ContainerView, Error, Extract, Facts, FrameLink, Lifecycle, Result, RootfsGuard, Shape, StartSpec,
+        WrittenSnapshot,
+    },
 };
 use baton_protocol::{
     frame,
@@ -19,17 +22,17 @@ use baton_protocol::{
 use baton_testkit::{ACTION_TIMEOUT, FakeContainers};
 use tokio::sync::{mpsc, watch};
 
-use crate::{clock::SetBack, kinds::Kind, life::Life, mistakes::Mistake, rng::Rng, time::sleep};
+use crate::{kinds::ScenarioKind, life::Life, machine_clock::SetBack, rng::Rng, sim_mistakes::SimMistake, time::sleep};
 
 #[derive(Debug)]
 pub struct Runtime {
     containers: FakeContainers,
     life: Arc<Life>,
     dice: Rng,
-    mistake: Option<Mistake>,
+    mistake: Option<SimMistake>,
     set_back: Option<Arc<SetBack>>,
     /// What the reconciler sees: the truth, passed on by one task, since a watch wakes many in no fixed order.
-    shown: Mutex<BTreeMap<SandboxId, watch::Sender<Seen>>>,
+    shown: Mutex<BTreeMap<SandboxId, watch::Sender<ContainerView>>>,
     /// What came after the start of each was asked for: it may take long to come to the guard.
     deadlines: Mutex<BTreeMap<SandboxId, Moment>>,
 }
@@ -42,7 +45,7 @@ impl Runtime {
         guard: SharedClock,
         life: Arc<Life>,
         dice: Rng,
-        mistake: Option<Mistake>,
+        mistake: Option<SimMistake>,
         set_back: Option<Arc<SetBack>>,
     ) -> Self {
         let containers = FakeContainers::new(guard);
@@ -50,13 +53,13 @@ impl Runtime {
     }
 
     pub fn kill(&self) {
-        if self.mistake != Some(Mistake::ContainersSurvive) {
+        if self.mistake != Some(SimMistake::ContainersSurvive) {
             self.containers.kill();
         }
     }
 
     /// What is so.
-    pub fn truth(&self, id: &SandboxId) -> watch::Receiver<Seen> {
+    pub fn truth(&self, id: &SandboxId) -> watch::Receiver<ContainerView> {
         self.containers.watch(id)
     }
 
@@ -79,7 +82,7 @@ impl Runtime {
     async fn done(&self, id: &SandboxId, what: &'static str, done: Result<()>) -> Result<()> {
         self.show(id);
         self.step().await;
-        if done.is_ok() && self.life.strikes(Kind::ActionLies, &self.dice) {
+        if done.is_ok() && self.life.strikes(ScenarioKind::ActionLies, &self.dice) {
             if what == "create" {
                 // What is not stored and could not be made is not kept.
                 self.life.oracle.may_end(id);
@@ -115,18 +118,19 @@ impl Runtime {
     async fn begin(&self, what: &'static str) -> Result<()> {
         self.step().await;
         let strikes = |kind| self.life.strikes(kind, &self.dice);
-        if strikes(Kind::ActionFails) {
+        if strikes(ScenarioKind::ActionFails) {
             return Err(Error::Failed { what, why: "by chance".to_owned() });
         }
-        if matches!(what, "create" | "checkpoint" | "restore") && strikes(Kind::NoSpace) {
+        if matches!(what, "create" | "checkpoint" | "restore") && strikes(ScenarioKind::NoSpace) {
             return Err(Error::NoSpace { what });
         }
-        if strikes(Kind::ActionHangs) {
+        if strikes(ScenarioKind::ActionHangs) {
             sleep(self.life.weather.at_most(ACTION_TIMEOUT)).await;
             self.life.machine.process_moves().await;
             return Err(Error::TimedOut { what, after: ACTION_TIMEOUT });
         }
-        let takes = if strikes(Kind::ActionSlow) { self.dice.millis(100, 20_000) } else { self.dice.millis(1, 400) };
+        let takes =
+            if strikes(ScenarioKind::ActionSlow) { self.dice.millis(100, 20_000) } else { self.dice.millis(1, 400) };
         sleep(self.life.weather.at_most(takes)).await;
         self.life.machine.process_moves().await;
         Ok(())
@@ -134,21 +138,21 @@ impl Runtime {
 
     fn deadline(&self, deadline: Moment) -> Moment {
         let set_back = self.set_back.as_ref().map_or(Duration::ZERO, |set_back| set_back.by());
-        if self.mistake == Some(Mistake::NoFence) { deadline + FOR_EVER } else { deadline + set_back }
+        if self.mistake == Some(SimMistake::NoFence) { deadline + FOR_EVER } else { deadline + set_back }
     }
 
     /// A start as it comes to the guard.
-    async fn start(&self, what: &'static str, id: &SandboxId, start: &Start) -> Result<Start> {
+    async fn start(&self, what: &'static str, id: &SandboxId, start: &StartSpec) -> Result<StartSpec> {
         self.deadlines.lock().unwrap().remove(id);
         self.begin(what).await?;
         let newest = self.deadlines.lock().unwrap().get(id).copied();
-        Ok(Start { deadline: self.deadline(newest.unwrap_or(start.deadline)), ..start.clone() })
+        Ok(StartSpec { deadline: self.deadline(newest.unwrap_or(start.deadline)), ..start.clone() })
     }
 }
 
 #[async_trait]
 impl Lifecycle for Runtime {
-    fn watch(&self, id: &SandboxId) -> watch::Receiver<Seen> {
+    fn watch(&self, id: &SandboxId) -> watch::Receiver<ContainerView> {
         self.show(id);
         self.shown.lock().unwrap()[id].subscribe()
     }
@@ -161,12 +165,12 @@ impl Lifecycle for Runtime {
         self.containers.facts()
     }
 
-    async fn create(&self, id: &SandboxId, start: &Start) -> Result<()> {
+    async fn create(&self, id: &SandboxId, start: &StartSpec) -> Result<()> {
         let start = self.start("create", id, start).await?;
         self.done(id, "create", self.containers.create(id, &start).await).await
     }
 
-    async fn restore(&self, id: &SandboxId, start: &Start, image: &Path) -> Result<()> {
+    async fn restore(&self, id: &SandboxId, start: &StartSpec, image: &Path) -> Result<()> {
         let start = self.start("restore", id, start).await?;
         self.done(id, "restore", self.containers.restore(id, &start, image).await).await
     }
@@ -184,13 +188,13 @@ impl Lifecycle for Runtime {
     async fn checkpoint(&self, id: &SandboxId, image: &Path) -> Result<()> {
         self.begin("checkpoint").await?;
         self.containers.checkpoint(id, image).await?;
-        if self.mistake == Some(Mistake::PauseLies) {
+        if self.mistake == Some(SimMistake::PauseLies) {
             self.containers.resume(id).await?;
         }
         self.done(id, "checkpoint", Ok(())).await
     }
 
-    async fn snapshot(&self, id: &SandboxId, archive: &Path, shape: Shape) -> Result<Taken> {
+    async fn snapshot(&self, id: &SandboxId, archive: &Path, shape: Shape) -> Result<WrittenSnapshot> {
         self.begin("snapshot").await?;
         self.containers.snapshot(id, archive, shape).await
     }
@@ -226,7 +230,7 @@ impl Lifecycle for Runtime {
 
     async fn remove(&self, id: &SandboxId) -> Result<()> {
         self.begin("remove").await?;
-        if self.mistake == Some(Mistake::RemoveLies) {
+        if self.mistake == Some(SimMistake::RemoveLies) {
             return Ok(());
         }
         self.done(id, "remove", self.containers.remove(id).await).await
@@ -240,7 +244,7 @@ impl Lifecycle for Runtime {
 
     async fn fence(&self, id: &SandboxId) -> Result<()> {
         self.begin("fence").await?;
-        if self.mistake == Some(Mistake::NoFence) {
+        if self.mistake == Some(SimMistake::NoFence) {
             return Ok(());
         }
         self.done(id, "fence", self.containers.fence(id).await).await
@@ -248,15 +252,15 @@ impl Lifecycle for Runtime {
 }
 
 impl AgentLinks for Runtime {
-    fn open(&self, id: &SandboxId) -> Option<Link> {
-        let Link { to_agent, from_agent, behind } = self.containers.open(id)?;
-        if self.mistake != Some(Mistake::WrongReplay) {
-            return Some(Link { to_agent, from_agent, behind });
+    fn open(&self, id: &SandboxId) -> Option<FrameLink> {
+        let FrameLink { to_agent, from_agent, behind } = self.containers.open(id)?;
+        if self.mistake != Some(SimMistake::WrongReplay) {
+            return Some(FrameLink { to_agent, from_agent, behind });
         }
         let (from_session, mut frames) = mpsc::channel::<frame::Frame>(8);
         tokio::spawn(async move {
             while let Some(mut frame) = frames.recv().await {
-                if frame.kind == frame::Kind::Replay {
+                if frame.kind == frame::FrameKind::Replay {
                     frame.offset += 2;
                 }
                 if to_agent.send(frame).await.is_err() {
@@ -264,6 +268,6 @@ impl AgentLinks for Runtime {
                 }
             }
         });
-        Some(Link { to_agent: from_session, from_agent, behind })
+        Some(FrameLink { to_agent: from_session, from_agent, behind })
     }
 }

@@ -12,7 +12,7 @@ use baton_protocol::{
     manifest, versioned,
 };
 
-use crate::bucket::Bucket;
+use crate::sim_bucket::Bucket;
 
 /// [I1, I2] What is wrong with a commit.
 pub fn committed(old: &Lock, new: &Lock, who: &str, bucket: &Bucket) -> Option<String> {
@@ -29,7 +29,7 @@ pub fn committed(old: &Lock, new: &Lock, who: &str, bucket: &Bucket) -> Option<S
 fn stored(head: &Head, parent: Option<&CheckpointId>, bucket: &Bucket) -> Option<String> {
     let id = &head.checkpoint_id;
     let bytes = bucket.get(&Object::CheckpointManifest(id).key());
-    let Some(manifest) = bytes.and_then(|bytes| versioned::parse::<manifest::Checkpoint>(&bytes).ok()) else {
+    let Some(manifest) = bytes.and_then(|bytes| versioned::parse::<manifest::CheckpointManifest>(&bytes).ok()) else {
         return Some(format!("I1: {id} was committed and has no manifest"));
     };
     if manifest.parent.as_ref() != parent {

@@ -5,10 +5,10 @@
 //! of these is the config of a new sandbox. Unknown fields are ignored; a known field
 //! of the wrong type is refused by name.
 
-mod config;
-mod exec;
+mod exec_request;
 mod fields;
 mod query;
+mod sandbox_config;
 
 use std::{collections::BTreeMap, fmt};
 
@@ -17,8 +17,8 @@ use serde_json::{Map, Value, json};
 
 use self::fields::{Fields, Wrong, wrong};
 pub use self::{
-    config::{Config, Idle},
-    exec::{Command, Exec, Language},
+    exec_request::{Command, ExecRequest, Language},
+    sandbox_config::{Idle, SandboxConfig},
 };
 use crate::{
     event::Status,
@@ -31,9 +31,9 @@ pub const MAX_FORKS: u32 = 64;
 #[derive(Clone, PartialEq, Eq)]
 pub enum Request {
     /// Valid only as the first message on `/create`.
-    Config(Box<Config>),
-    Exec(Box<Exec>),
-    Stdin(Stdin),
+    Config(Box<SandboxConfig>),
+    Exec(Box<ExecRequest>),
+    Stdin(StdinRequest),
     KillProcess {
         exec_id: Option<ExecId>,
     },
@@ -72,7 +72,7 @@ pub enum Request {
 
 /// Bytes for a command's stdin.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Stdin {
+pub struct StdinRequest {
     pub exec_id: Option<ExecId>,
     pub data: Data,
     pub eof: bool,
@@ -138,16 +138,16 @@ impl Request {
             };
         }
         if fields.has("language") || fields.has("code") {
-            return Ok(Self::Exec(Box::new(Exec::read_plain(&fields)?)));
+            return Ok(Self::Exec(Box::new(ExecRequest::read_plain(&fields)?)));
         }
-        Ok(Self::Config(Box::new(Config::read(&fields)?)))
+        Ok(Self::Config(Box::new(SandboxConfig::read(&fields)?)))
     }
 
     fn read_action(fields: &Fields<'_>) -> Result<Self, Refusal> {
         let action: String = fields.required("action", "a string")?;
         Ok(match action.as_str() {
-            "exec" => Self::Exec(Box::new(Exec::read(fields)?)),
-            "read_file" | "write_file" | "list_files" => Self::Exec(Box::new(Exec::read_file(&action, fields)?)),
+            "exec" => Self::Exec(Box::new(ExecRequest::read(fields)?)),
+            "read_file" | "write_file" | "list_files" => Self::Exec(Box::new(ExecRequest::read_file(&action, fields)?)),
             "kill_process" => Self::KillProcess {
                 exec_id: fields
                     .name("exec_id")
@@ -218,7 +218,7 @@ impl Request {
         };
         let exec_id = fields.name("exec_id").map_err(error)?;
         let offset = fields.optional("offset", "an offset").map_err(error)?;
-        Ok(Self::Stdin(Stdin { exec_id, data, eof, offset }))
+        Ok(Self::Stdin(StdinRequest { exec_id, data, eof, offset }))
     }
 
     pub fn to_json(&self) -> String {
@@ -334,7 +334,7 @@ impl fmt::Debug for Request {
     }
 }
 
-impl fmt::Debug for Stdin {
+impl fmt::Debug for StdinRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Stdin(…)")
     }

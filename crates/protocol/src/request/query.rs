@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Config, Fields, Refusal};
+use super::{Fields, Refusal, SandboxConfig};
 
 /// Parsed as `true` or `false`, as in JSON, or as `1` or `0`.
 const FLAGS: [&str; 4] =
@@ -13,7 +13,7 @@ const FLAGS: [&str; 4] =
 const DURATIONS: [&str; 2] = ["idle_timeout", "ttl"];
 const TEXTS: [&str; 5] = ["cwd", "filesystem_snapshot_name", "from_checkpoint", "on_incompatible", "source_token"];
 
-impl Config {
+impl SandboxConfig {
     /// Returns the config in these parameters, and whether any of them but `details` was given: in that case the server
     /// does not wait for a first message. Parameters that do not describe the sandbox are ignored.
     pub fn from_query(parameters: &[(String, String)]) -> Result<(Self, bool), Refusal> {
@@ -77,12 +77,12 @@ mod tests {
     use super::*;
     use crate::{event::Status, request::Request};
 
-    fn read(query: &[(&str, &str)]) -> Result<(Config, bool), Refusal> {
+    fn read(query: &[(&str, &str)]) -> Result<(SandboxConfig, bool), Refusal> {
         let owned: Vec<_> = query.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        Config::from_query(&owned)
+        SandboxConfig::from_query(&owned)
     }
 
-    fn config(text: &str) -> Config {
+    fn config(text: &str) -> SandboxConfig {
         let Ok(Request::Config(config)) = Request::parse(text) else { panic!("{text}") };
         *config
     }
@@ -112,8 +112,11 @@ mod tests {
 
     #[test]
     fn details_alone_and_foreign_parameters_are_no_config() {
-        assert_eq!(read(&[("details", "1"), ("utm", "x")]), Ok((Config { details: true, ..Config::default() }, false)));
-        assert_eq!(read(&[("action", "fork"), ("language", "python")]), Ok((Config::default(), false)));
+        assert_eq!(
+            read(&[("details", "1"), ("utm", "x")]),
+            Ok((SandboxConfig { details: true, ..SandboxConfig::default() }, false))
+        );
+        assert_eq!(read(&[("action", "fork"), ("language", "python")]), Ok((SandboxConfig::default(), false)));
     }
 
     #[test]

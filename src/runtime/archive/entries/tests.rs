@@ -3,37 +3,46 @@ use std::io::Read;
 use proptest::prelude::*;
 
 use super::*;
-use crate::runtime::archive::archive_writer::Writer;
+use crate::runtime::archive::archive_writer::ArchiveWriter;
 
-const LIMITS: Limits = Limits { size: 1 << 20, entries: 1000, depth: 100 };
+const LIMITS: ArchiveLimits = ArchiveLimits { size: 1 << 20, entries: 1000, depth: 100 };
 
-fn entry(path: &str, kind: Kind, size: u64) -> Entry {
+fn entry(path: &str, kind: EntryKind, size: u64) -> ArchiveEntry {
     let attributes = vec![(b"user.any".to_vec(), b"line\nzero\0end".to_vec())];
-    Entry { path: path.into(), kind, mode: 0o4751, uid: 3_000_000, gid: 7, mtime: (1_700_000_000, 5), size, attributes }
+    ArchiveEntry {
+        path: path.into(),
+        kind,
+        mode: 0o4751,
+        uid: 3_000_000,
+        gid: 7,
+        mtime: (1_700_000_000, 5),
+        size,
+        attributes,
+    }
 }
 
-fn sample() -> Vec<(Entry, Vec<u8>)> {
+fn sample() -> Vec<(ArchiveEntry, Vec<u8>)> {
     let content = b"content of a file".repeat(40);
     vec![
-        (entry("", Kind::Directory, 0), vec![]),
-        (entry(&format!("{}/ünï", "d".repeat(200)), Kind::File, content.len() as u64), content),
-        (entry("link", Kind::Link("first".into()), 0), vec![]),
-        (entry("symlink", Kind::Symlink("x".repeat(300).into()), 0), vec![]),
-        (entry("gone", Kind::Whiteout, 0), vec![]),
-        (entry("fifo", Kind::Fifo, 0), vec![]),
+        (entry("", EntryKind::Directory, 0), vec![]),
+        (entry(&format!("{}/ünï", "d".repeat(200)), EntryKind::File, content.len() as u64), content),
+        (entry("link", EntryKind::Link("first".into()), 0), vec![]),
+        (entry("symlink", EntryKind::Symlink("x".repeat(300).into()), 0), vec![]),
+        (entry("gone", EntryKind::Whiteout, 0), vec![]),
+        (entry("fifo", EntryKind::Fifo, 0), vec![]),
     ]
 }
 
 fn written() -> Vec<u8> {
-    let mut writer = Writer::new(Vec::new());
+    let mut writer = ArchiveWriter::new(Vec::new());
     for (entry, content) in sample() {
         writer.add(&entry, &mut &content[..]).unwrap();
     }
     writer.finish().unwrap()
 }
 
-fn read(bytes: &[u8]) -> io::Result<Vec<(Entry, Vec<u8>)>> {
-    let mut reader = Reader::new(bytes, LIMITS);
+fn read(bytes: &[u8]) -> io::Result<Vec<(ArchiveEntry, Vec<u8>)>> {
+    let mut reader = ArchiveReader::new(bytes, LIMITS);
     let mut found = Vec::new();
     while let Some(entry) = reader.next()? {
         let mut content = Vec::new();
@@ -58,8 +67,8 @@ fn what_is_cut_anywhere_is_noticed() {
 #[test]
 fn what_a_header_holds_is_not_quoted_in_an_error() {
     for field in [100..108, 108..116, 116..124, 124..136, 136..148, 148..156] {
-        let mut writer = Writer::new(Vec::new());
-        writer.add(&Entry { uid: 0, ..entry("short", Kind::Fifo, 0) }, &mut io::empty()).unwrap();
+        let mut writer = ArchiveWriter::new(Vec::new());
+        writer.add(&ArchiveEntry { uid: 0, ..entry("short", EntryKind::Fifo, 0) }, &mut io::empty()).unwrap();
         let mut bytes = writer.finish().unwrap();
         // After the extended header and its content.
         let header = &mut bytes[1024..1536];

@@ -27,7 +27,7 @@ pub struct Home {
 
 /// What is to be expected of one at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum SandboxFate {
     /// It was never started.
     Unborn,
     /// It must run on that machine.
@@ -72,14 +72,14 @@ impl Oracle {
         }
     }
 
-    pub fn fate(&self, id: &SandboxId) -> Fate {
+    pub fn fate(&self, id: &SandboxId) -> SandboxFate {
         let told = self.told.lock().unwrap();
-        let Some(home) = told.stories.get(id).and_then(|story| story.home.as_ref()) else { return Fate::Unborn };
+        let Some(home) = told.stories.get(id).and_then(|story| story.home.as_ref()) else { return SandboxFate::Unborn };
         if told.places.get(&home.at).is_none_or(|place| place.name != home.name) {
-            return Fate::Gone;
+            return SandboxFate::Gone;
         }
         let lives = !home.may_end && !home.over && home.container != Container::Absent;
-        if lives { Fate::Lives(home.at) } else { Fate::MayLive(home.at) }
+        if lives { SandboxFate::Lives(home.at) } else { SandboxFate::MayLive(home.at) }
     }
 }
 

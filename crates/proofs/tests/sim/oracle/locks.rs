@@ -9,7 +9,7 @@ use baton_protocol::{
 };
 
 use super::{Oracle, StatusHistory};
-use crate::{bucket::Bucket, time::Instant, words::committed};
+use crate::{sim_bucket::Bucket, time::Instant, words::committed};
 
 /// A waiter's entry counts as fresh for this long on the fastest clock.
 const FRESH: Duration = Duration::from_secs(48);

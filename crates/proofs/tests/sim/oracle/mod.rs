@@ -2,10 +2,10 @@
 //!
 //! I1–I6 are the promises of `docs/lease.md`; each check names its own.
 
-mod containers;
+mod container_oracle;
 mod ephemeral_sandboxes;
 mod locks;
-mod objects;
+mod object_oracle;
 mod sessions;
 mod vacancy;
 
@@ -15,18 +15,18 @@ use std::{
     time::Duration,
 };
 
-use baton::runtime::{Container, Seen};
+use baton::runtime::{Container, ContainerView};
 use baton_protocol::{
     id::{CheckpointId, SandboxId},
     lock::Lock,
-    metadata::Status,
+    metadata::SandboxStatus,
 };
 use tokio::sync::watch;
 
-pub use self::ephemeral_sandboxes::Fate;
+pub use self::ephemeral_sandboxes::SandboxFate;
 
 use self::ephemeral_sandboxes::Home;
-use crate::{clock::Machine, faults::MACHINES, time::Instant};
+use crate::{machine_clock::Machine, sim_faults::MACHINES, time::Instant};
 use vacancy::Vacancy;
 
 /// One instance's calls for its few sandboxes in one minute; contending costs four looks a second each.
@@ -36,7 +36,7 @@ pub const MOST_CALLS: u64 = 1_500;
 struct Place {
     name: String,
     machine: Arc<Machine>,
-    seen: BTreeMap<SandboxId, watch::Receiver<Seen>>,
+    seen: BTreeMap<SandboxId, watch::Receiver<ContainerView>>,
     minute: u64,
     calls: u64,
 }
@@ -66,7 +66,7 @@ struct SandboxHistory {
     shown: BTreeMap<usize, Container>,
     /// Who acquired which epoch.
     owners: BTreeMap<u64, String>,
-    status: Option<Status>,
+    status: Option<SandboxStatus>,
     vacancy: Option<Vacancy>,
     /// Of one of which nothing is stored, once it is made.
     home: Option<Home>,
@@ -95,7 +95,7 @@ pub struct Oracle {
 
 /// What one run was worth.
 #[derive(Clone, Debug, Default)]
-pub struct Verdict {
+pub struct RunVerdict {
     pub wrong: Option<String>,
     pub trace: Vec<String>,
     pub hash: u64,
@@ -147,9 +147,9 @@ impl Oracle {
         self.told.lock().unwrap().wrong.is_some()
     }
 
-    pub fn verdict(&self) -> Verdict {
+    pub fn verdict(&self) -> RunVerdict {
         let mut told = self.told.lock().unwrap();
-        Verdict {
+        RunVerdict {
             wrong: told.wrong.clone(),
             trace: std::mem::take(&mut told.trace),
             hash: told.hash,
@@ -166,7 +166,7 @@ impl Oracle {
         at: usize,
         name: &str,
         machine: &Arc<Machine>,
-        seen: BTreeMap<SandboxId, watch::Receiver<Seen>>,
+        seen: BTreeMap<SandboxId, watch::Receiver<ContainerView>>,
     ) {
         let mut told = self.told.lock().unwrap();
         let place = Place { name: name.to_owned(), machine: machine.clone(), seen, minute: 0, calls: 0 };

@@ -1,0 +1,143 @@
+//! Input that was written to a command and not yet accepted by it, so that it can be sent again.
+//!
+//! ```text
+//!   acked ≤ sent ≤ end        offsets in the command's stdin
+//!   └──── chunks ────┘
+//! ```
+
+use std::collections::VecDeque;
+
+use bytes::{Buf, Bytes};
+
+/// The maximum number of unacknowledged bytes; a writer waits for free space.
+pub(crate) const WINDOW: usize = 1 << 20;
+/// The largest part sent at once.
+pub(crate) const PART: usize = 256 << 10;
+
+#[derive(Debug, Default)]
+pub(crate) struct StdinBuffer {
+    chunks: VecDeque<Bytes>,
+    acked: u64,
+    sent: u64,
+    end: u64,
+    closed: bool,
+    eof_sent: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum StdinPart {
+    Data { offset: u64, bytes: Bytes },
+    Eof { offset: u64 },
+}
+
+impl StdinBuffer {
+    pub(crate) fn write(&mut self, bytes: Bytes) {
+        self.end += bytes.len() as u64;
+        self.chunks.push_back(bytes);
+    }
+
+    pub(crate) fn close(&mut self) {
+        self.closed = true;
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed
+    }
+
+    /// The next part to send.
+    pub(crate) fn next(&mut self) -> Option<StdinPart> {
+        if self.sent < self.end {
+            let mut skip = (self.sent - self.acked) as usize;
+            let chunk = self.chunks.iter().find(|chunk| {
+                let here = skip < chunk.len();
+                if !here {
+                    skip -= chunk.len();
+                }
+                here
+            })?;
+            let bytes = chunk.slice(skip..chunk.len().min(skip + PART));
+            let offset = self.sent;
+            self.sent += bytes.len() as u64;
+            return Some(StdinPart::Data { offset, bytes });
+        }
+        if self.closed && !self.eof_sent {
+            self.eof_sent = true;
+            return Some(StdinPart::Eof { offset: self.end });
+        }
+        None
+    }
+
+    /// Everything below `offset` was accepted. Returns how much space that frees.
+    pub(crate) fn ack(&mut self, offset: u64) -> usize {
+        let freed = offset.min(self.end).saturating_sub(self.acked);
+        self.acked += freed;
+        self.sent = self.sent.max(self.acked);
+        let mut left = freed as usize;
+        while let Some(chunk) = self.chunks.front_mut().filter(|_| left > 0) {
+            if chunk.len() <= left {
+                left -= chunk.len();
+                self.chunks.pop_front();
+            } else {
+                chunk.advance(left);
+                left = 0;
+            }
+        }
+        freed as usize
+    }
+
+    /// Whether something was sent and not acknowledged yet.
+    pub(crate) fn is_under_way(&self) -> bool {
+        self.sent > self.acked || self.eof_sent
+    }
+
+    /// Prepares for a new connection: everything unacknowledged is sent again, including the end.
+    pub(crate) fn resend(&mut self) {
+        self.sent = self.acked;
+        self.eof_sent = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn data(offset: u64, text: &'static str) -> Option<StdinPart> {
+        Some(StdinPart::Data { offset, bytes: Bytes::from_static(text.as_bytes()) })
+    }
+
+    #[test]
+    fn what_was_not_taken_is_sent_again() {
+        let mut stdin = StdinBuffer::default();
+        stdin.write(Bytes::from_static(b"abc"));
+        stdin.write(Bytes::from_static(b"def"));
+        stdin.close();
+        assert_eq!(stdin.next(), data(0, "abc"));
+        assert_eq!(stdin.next(), data(3, "def"));
+        assert_eq!(stdin.next(), Some(StdinPart::Eof { offset: 6 }));
+        assert_eq!(stdin.next(), None);
+        stdin.resend();
+        assert_eq!(stdin.ack(4), 4);
+        assert_eq!(stdin.next(), data(4, "ef"));
+        assert_eq!(stdin.next(), Some(StdinPart::Eof { offset: 6 }));
+    }
+
+    #[test]
+    fn an_acknowledgement_frees_only_what_there_is() {
+        let mut stdin = StdinBuffer::default();
+        stdin.write(Bytes::from_static(b"abc"));
+        assert_eq!(stdin.ack(2), 2);
+        assert_eq!(stdin.ack(1), 0);
+        assert_eq!(stdin.ack(100), 1);
+        assert_eq!(stdin.next(), None);
+    }
+
+    #[test]
+    fn large_writes_go_in_parts() {
+        let mut stdin = StdinBuffer::default();
+        stdin.write(Bytes::from(vec![7; PART + 1]));
+        let Some(StdinPart::Data { offset: 0, bytes }) = stdin.next() else { panic!() };
+        assert_eq!(bytes.len(), PART);
+        let Some(StdinPart::Data { offset, bytes }) = stdin.next() else { panic!() };
+        assert_eq!((offset, bytes.len()), (PART as u64, 1));
+    }
+}

@@ -1,0 +1,150 @@
+//! The first message on `/create`: what kind of sandbox to create.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use serde_json::{Map, Value, json};
+
+use super::{
+    Refusal,
+    fields::{Fields, Wrong, wrong},
+};
+use crate::{
+    event::{Status, Token},
+    id::{CheckpointId, SnapshotName},
+    limits::Limits,
+    metadata::OnIncompatible,
+};
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SandboxConfig {
+    /// `None` uses the server's default.
+    pub idle_timeout: Option<Idle>,
+    pub enable_checkpoint: bool,
+    /// `None`: same as `enable_checkpoint`, unless the server uses the predecessor's vocabulary.
+    pub enable_sandbox_handoff: Option<bool>,
+    /// `None`: same as `enable_checkpoint`, unless the server uses the predecessor's vocabulary.
+    pub enable_idle_timeout_auto_checkpoint: Option<bool>,
+    pub filesystem_snapshot_name: Option<SnapshotName>,
+    pub labels: BTreeMap<String, String>,
+    pub env: BTreeMap<String, String>,
+    pub cwd: Option<String>,
+    pub limits: Limits,
+    pub ttl: Option<Duration>,
+    pub on_incompatible: OnIncompatible,
+    pub from_checkpoint: Option<CheckpointId>,
+    pub source_token: Option<Token>,
+    /// A plain client wants every field and every event, not only the documented ones.
+    pub details: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Idle {
+    Never,
+    After(Duration),
+}
+
+impl SandboxConfig {
+    pub(super) fn read(fields: &Fields<'_>) -> Result<Self, Refusal> {
+        Self::read_fields(fields).map_err(|wrong| Refusal::of(Status::CreationError, wrong.message))
+    }
+
+    fn read_fields(fields: &Fields<'_>) -> Result<Self, Wrong> {
+        let idle_timeout = if fields.is_null("idle_timeout") {
+            Some(Idle::Never)
+        } else {
+            fields.duration("idle_timeout")?.map(Idle::After)
+        };
+        let on_incompatible = match fields.string("on_incompatible")?.as_deref() {
+            None | Some("fail") => OnIncompatible::Fail,
+            Some("files") => OnIncompatible::Files,
+            Some(_) => return Err(wrong("on_incompatible", "\"fail\" or \"files\"")),
+        };
+        let env = fields.strings("env")?;
+        check_env(&env)?;
+        let cwd = fields.string("cwd")?;
+        if cwd.as_ref().is_some_and(|cwd| !cwd.starts_with('/') || cwd.contains('\0')) {
+            return Err(wrong("cwd", "an absolute path"));
+        }
+        Ok(Self {
+            idle_timeout,
+            enable_checkpoint: fields.flag("enable_checkpoint")?,
+            enable_sandbox_handoff: fields.optional("enable_sandbox_handoff", "true or false")?,
+            enable_idle_timeout_auto_checkpoint: fields
+                .optional("enable_idle_timeout_auto_checkpoint", "true or false")?,
+            filesystem_snapshot_name: fields.name("filesystem_snapshot_name")?,
+            labels: fields.strings("labels")?,
+            env,
+            cwd,
+            limits: fields.limits()?,
+            ttl: fields.duration("ttl")?,
+            on_incompatible,
+            from_checkpoint: fields.name("from_checkpoint")?,
+            source_token: fields.string("source_token")?.map(Token),
+            details: fields.flag("details")?,
+        })
+    }
+
+    /// Whether the client sent a flag that only the predecessor's clients use.
+    pub fn has_predecessor_flags(&self) -> bool {
+        self.enable_sandbox_handoff.is_some() || self.enable_idle_timeout_auto_checkpoint.is_some()
+    }
+
+    pub(super) fn to_json(&self) -> Map<String, Value> {
+        let mut map = Map::new();
+        let mut set = |name: &str, value: Value| map.insert(name.to_owned(), value);
+        match self.idle_timeout {
+            None => {}
+            Some(Idle::Never) => drop(set("idle_timeout", Value::Null)),
+            Some(Idle::After(span)) => drop(set("idle_timeout", seconds(span))),
+        }
+        for (name, flag) in [
+            ("enable_checkpoint", self.enable_checkpoint.then_some(true)),
+            ("enable_sandbox_handoff", self.enable_sandbox_handoff),
+            ("enable_idle_timeout_auto_checkpoint", self.enable_idle_timeout_auto_checkpoint),
+            ("details", self.details.then_some(true)),
+        ] {
+            if let Some(flag) = flag {
+                set(name, json!(flag));
+            }
+        }
+        if let Some(name) = &self.filesystem_snapshot_name {
+            set("filesystem_snapshot_name", json!(name));
+        }
+        if !self.labels.is_empty() {
+            set("labels", json!(self.labels));
+        }
+        if !self.env.is_empty() {
+            set("env", json!(self.env));
+        }
+        if let Some(cwd) = &self.cwd {
+            set("cwd", json!(cwd));
+        }
+        if !self.limits.is_empty() {
+            set("limits", json!(self.limits));
+        }
+        if let Some(ttl) = self.ttl {
+            set("ttl", seconds(ttl));
+        }
+        if self.on_incompatible == OnIncompatible::Files {
+            set("on_incompatible", json!("files"));
+        }
+        if let Some(id) = &self.from_checkpoint {
+            set("from_checkpoint", json!(id));
+        }
+        if let Some(token) = &self.source_token {
+            set("source_token", json!(token));
+        }
+        map
+    }
+}
+
+/// Writes whole seconds as an integer, as people do.
+pub(super) fn seconds(span: Duration) -> Value {
+    if span.subsec_nanos() == 0 { json!(span.as_secs()) } else { json!(span.as_secs_f64()) }
+}
+
+/// Refuses names and values that the kernel cannot represent.
+pub(super) fn check_env(env: &BTreeMap<String, String>) -> Result<(), Wrong> {
+    let bad = |(name, value): (&String, &String)| name.is_empty() || name.contains(['=', '\0']) || value.contains('\0');
+    if env.iter().any(bad) { Err(wrong("env", "an object of strings without NUL, names without `=`")) } else { Ok(()) }
+}
