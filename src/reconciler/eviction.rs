@@ -54,7 +54,7 @@ impl Worker {
             while !makes_room || !context.bus.presence(&id).attached {
                 tokio::select! {
                     biased;
-                    () = wakeup.heard() => {}
+                    () = wakeup.woken() => {}
                     () = context.clock.sleep(context.rhythm.metadata) => {}
                 }
                 if let Ok(Some(metadata)) = context.records.find(&id).await

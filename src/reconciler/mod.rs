@@ -28,27 +28,16 @@ mod start_state;
 pub mod sweep;
 mod worker;
 mod worker_telemetry;
+mod workers;
 
-use std::{
-    collections::HashMap,
-    path::PathBuf,
-    pin::pin,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{path::PathBuf, pin::pin, sync::Arc, time::Duration};
 
-use baton_protocol::id::SandboxId;
-use tokio::{
-    sync::{Notify, mpsc},
-    task::JoinSet,
-};
+use futures::{FutureExt, future::FusedFuture};
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 pub use self::base_upload::Deposit;
-use self::worker::Worker;
+use self::workers::Workers;
 use crate::{
     bus::Bus,
     clock::SharedClock,
@@ -183,87 +172,28 @@ impl PollIntervals {
     }
 }
 
-/// Wakes one loop and remembers the wake-up, so that a loop that is just ending is started again.
-#[derive(Debug, Default)]
-struct Wakeup {
-    rung: AtomicBool,
-    notify: Notify,
-}
-
-impl Wakeup {
-    fn ring(&self) {
-        self.rung.store(true, Ordering::SeqCst);
-        self.notify.notify_one();
-    }
-
-    async fn heard(&self) {
-        self.notify.notified().await;
-        self.rung.store(false, Ordering::SeqCst);
-    }
-}
-
-/// Runs until `stop` or, while draining, until every loop has ended.
+/// Runs until `stop` or, while draining, until every worker has ended.
 pub async fn run(context: Arc<ReconcilerContext>, stop: CancellationToken) {
-    let mut loops: JoinSet<()> = JoinSet::new();
-    let mut wakeups: HashMap<SandboxId, Arc<Wakeup>> = HashMap::new();
-    let mut names: HashMap<tokio::task::Id, SandboxId> = HashMap::new();
+    let mut workers = Workers::new(context.clone());
     let (found, mut assignments) = mpsc::channel(1);
-    let mut sweeping = pin!(sweep::run(context.clone(), found));
-    let mut sweeps = true;
-    let deposit = base_upload::run(context.clone());
-    tokio::pin!(deposit);
-    let mut is_stored = false;
+    let mut sweep = pin!(sweep::run(context.clone(), found).fuse());
+    let mut base_upload = pin!(base_upload::run(context.clone()).fuse());
     loop {
         let drain = context.drain.read();
         // An upload for later instances that has begun is finished, as long as there is time.
-        if drain != Drain::No && loops.is_empty() && (is_stored || !context.deposit.has_begun()) {
+        let is_uploading = context.deposit.has_begun() && !base_upload.is_terminated();
+        if drain != Drain::No && workers.is_empty() && !is_uploading {
             return;
         }
-        let woken = tokio::select! {
+        tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            _ = context.drain.until(|now| *now != drain) => continue,
-            id = context.bus.next_wakeup() => id,
-            () = &mut deposit, if !is_stored => {
-                is_stored = true;
-                continue;
-            }
-            Some(ended) = loops.join_next_with_id() => {
-                let task = match &ended {
-                    Ok((task, ())) => *task,
-                    Err(error) => {
-                        tracing::error!(%error, "a sandbox's loop broke off; it is begun anew");
-                        error.id()
-                    }
-                };
-                let Some(id) = names.remove(&task) else { continue };
-                let rung = wakeups.remove(&id).is_some_and(|wakeup| wakeup.rung.load(Ordering::SeqCst));
-                if !rung && ended.is_ok() {
-                    continue;
-                }
-                id
-            }
-            Some(assignment) = assignments.recv() => {
-                // A running loop already takes care of its sandbox.
-                if !wakeups.contains_key(&assignment.id) {
-                    let (id, wakeup) = (assignment.id.clone(), Arc::new(Wakeup::default()));
-                    wakeups.insert(id.clone(), wakeup.clone());
-                    names.insert(loops.spawn(assignment.run(context.clone(), wakeup)).id(), id);
-                }
-                continue;
-            }
-            () = &mut sweeping, if sweeps => {
-                sweeps = false;
-                continue;
-            }
-        };
-        if let Some(wakeup) = wakeups.get(&woken) {
-            wakeup.ring();
-            continue;
+            _ = context.drain.until(|now| *now != drain) => {}
+            id = context.bus.next_wakeup() => workers.wake(id),
+            () = &mut base_upload, if !base_upload.is_terminated() => {}
+            Some(ended) = workers.join_next() => ended.into_iter().for_each(|id| workers.wake(id)),
+            Some(assignment) = assignments.recv() => workers.assign(assignment),
+            () = &mut sweep, if !sweep.is_terminated() => {}
         }
-        let wakeup = Arc::new(Wakeup::default());
-        wakeups.insert(woken.clone(), wakeup.clone());
-        let sandbox = Worker::new(woken.clone(), context.clone(), wakeup);
-        names.insert(loops.spawn(sandbox.run()).id(), woken);
     }
 }

@@ -6,7 +6,7 @@ use std::{ops::ControlFlow, sync::Arc, time::Duration};
 use baton_protocol::{id::SandboxId, reason::Reason};
 
 use super::{
-    ReconcilerContext, Wakeup,
+    ReconcilerContext,
     actions::{ActionResult, Failure},
     activity::Activity,
     announced::Announced,
@@ -20,6 +20,7 @@ use super::{
     retry::{FIRST_DELAY, LONGEST_DELAY, Retry, STALE_DELAY},
     start_state::StartState,
     worker_telemetry::Telemetry,
+    workers::Wakeup,
 };
 use crate::{
     bus::{AttachGuard, LifecycleEvent},
@@ -147,7 +148,7 @@ impl Worker {
             let until = self.rests_until(seen);
             tokio::select! {
                 biased;
-                () = self.wakeup.heard() => return self.read_again(),
+                () = self.wakeup.woken() => return self.read_again(),
                 () = &mut stored => return self.read_again(),
                 changed = container.changed() => {
                     let then = std::mem::replace(&mut seen, *container.borrow_and_update());

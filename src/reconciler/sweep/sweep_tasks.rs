@@ -13,7 +13,7 @@ use super::{
     sweep_rules::{self, Placement, SweepTask},
 };
 use crate::{
-    reconciler::{ReconcilerContext, Wakeup, worker::Worker},
+    reconciler::{ReconcilerContext, worker::Worker, workers::Wakeup},
     storage::{
         garbage_collector::{self, Error},
         records,
@@ -25,7 +25,7 @@ const WITHIN: Duration = Duration::from_secs(10 * 60);
 
 impl Assignment {
     /// Runs the task in place of the sandbox's worker.
-    pub(in crate::reconciler) async fn run(self, context: Arc<ReconcilerContext>, bell: Arc<Wakeup>) {
+    pub(in crate::reconciler) async fn run(self, context: Arc<ReconcilerContext>, wakeup: Arc<Wakeup>) {
         let ground = context.ground();
         let (id, errand) = (self.id.clone(), self.errand);
         if errand == SweepTask::Take {
@@ -34,7 +34,7 @@ impl Assignment {
             let Assignment { lock, permit, .. } = self;
             drop(permit);
             match taken {
-                Ok(true) => Worker::taken(id, context, bell, lock, seat).run().await,
+                Ok(true) => Worker::taken(id, context, wakeup, lock, seat).run().await,
                 Ok(false) => {}
                 Err(error) => tracing::warn!(sandbox = %id, %error, "the sweep could not take it"),
             }
