@@ -5,6 +5,7 @@
 mod command_page;
 mod dockerfile;
 mod gcloud;
+mod links;
 mod manifests;
 mod operate_page;
 mod plan_table;
