@@ -15,8 +15,10 @@ impl clap::Args for Given {
             command.next_help_heading(section.title).args(flags.map(|(variable, flag)| {
                 let default = match variable.preset {
                     Preset::Unset => String::new(),
-                    Preset::Is(text) => format!(" [default: {text}]"),
                     Preset::Found(how) => format!(" [default: {how}]"),
+                    Preset::Is(_) | Preset::Time(_) => {
+                        format!(" [default: {}]", variable.preset.value().unwrap_or_default())
+                    }
                 };
                 let warning =
                     if variable.kind.is_secret() { "; other users of this machine can see flags" } else { "" };

@@ -12,17 +12,17 @@ use crate::{
     api::{self, Api, hosts::Hosts, listener},
     bus::Bus,
     clock::{SharedClock, SystemClock},
-    config::Config,
+    config::{Config, LeaseTimes},
     fair_watch::FairWatch,
     ipc::IpcHello,
     metrics::Metrics,
-    reconciler::{self, AllowedRuntimes, Deposit, Housekeeping, PollIntervals, ReconcilerContext, desired::Drain},
+    reconciler::{self, AllowedRuntimes, Deposit, Housekeeping, ReconcilerContext, desired::Drain},
     runtime::{
         Containers, Lifecycle, RuntimeSettings, STAGING, Shares, WarmSettings, archive::ArchiveLimits, predecessor,
         sign,
     },
     storage::{
-        lease::lease_rules::{Identity, Times},
+        lease::lease_rules::Identity,
         memory::Memory,
         records::{Durable, Records},
         signature::Seals,
@@ -95,7 +95,7 @@ impl ReconcilerHalf {
         let who = Identity { me: clock.instance_id(), predecessor: predecessor(&config.state_dir) };
         sign(&config.state_dir, &who.me)
             .with_context(|| format!("the state directory {} is not writable", config.state_dir.display()))?;
-        let times = times(config);
+        let times = config.lease;
         let traces = traces(config, &who.me, clock);
         let stores = Stores::open(&super::check::storage_settings(config), clock).counted(metrics);
         let stores = stores.sealed_by(Seals::new(config.hmac_keys.clone()));
@@ -116,7 +116,6 @@ impl ReconcilerHalf {
             staging: config.state_dir.join(STAGING),
             times,
             drain: Arc::new(FairWatch::new(Drain::No)),
-            rhythm: rhythm(config),
             housekeeping: Housekeeping {
                 sweep: config.sweep,
                 retention: config.retention,
@@ -196,7 +195,7 @@ pub(super) async fn listen(config: &Config) -> Result<TcpListener> {
 }
 
 /// `memory` holds the records that end with this instance.
-pub(super) fn records(stores: Stores, memory: Arc<dyn Store>, clock: &SharedClock, times: Times) -> Records {
+pub(super) fn records(stores: Stores, memory: Arc<dyn Store>, clock: &SharedClock, times: LeaseTimes) -> Records {
     let durable = match (&stores.lock, &stores.metadata, &stores.checkpoints) {
         (Some(lock), Some(metadata), Some(_)) => Some(Durable {
             locks: lock.store.clone(),
@@ -239,36 +238,9 @@ fn settings(config: &Config, pieces: &Pieces, metrics: &Metrics) -> Result<Runti
     })
 }
 
-pub(super) fn times(config: &Config) -> Times {
-    let lease = &config.lease;
-    Times {
-        renew: lease.renew,
-        retry: lease.retry,
-        call: lease.call,
-        hold: lease.hold,
-        takeover: lease.takeover,
-        waiter: lease.waiter,
-        beat: lease.beat,
-        handoff_wait: lease.handoff_wait,
-        frozen: lease.frozen,
-    }
-}
-
 pub(super) fn traces(config: &Config, instance: &InstanceId, clock: &SharedClock) -> Traces {
     let endpoint = config.otlp_endpoint.as_deref();
     Traces::open(endpoint.map(|endpoint| Target { endpoint, service: &config.otel_service }).as_ref(), instance, clock)
-}
-
-fn rhythm(config: &Config) -> PollIntervals {
-    let lease = &config.lease;
-    PollIntervals {
-        lock_now: lease.look_now,
-        lock_soon: lease.look_soon,
-        lock: lease.look,
-        now: lease.now,
-        metadata: lease.look_at_metadata,
-        unattended: PollIntervals::DEFAULT.unattended,
-    }
 }
 
 pub(super) fn api_settings(

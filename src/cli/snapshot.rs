@@ -20,8 +20,8 @@ use super::{
 };
 use crate::{
     clock::SharedClock,
+    config::LeaseTimes,
     storage::{
-        lease::lease_rules::Times,
         memory::Memory,
         signature::Seals,
         snapshot_users,
@@ -200,7 +200,7 @@ impl SnapshotStorage {
                 self.stores.clone(),
                 Arc::new(Memory::new(self.clock.clone())),
                 &self.clock,
-                Times::DEFAULT,
+                LeaseTimes::DEFAULT,
             );
             if records.can_checkpoint() {
                 let user = snapshot_users::user_of(&records, &checkpoints, snapshot).await;

@@ -16,17 +16,17 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     descriptors,
-    serve::{AdminServer, ReconcilerHalf, api_settings, connections, listen, records, say_hello, times, traces},
+    serve::{AdminServer, ReconcilerHalf, api_settings, connections, listen, records, say_hello, traces},
     termination::Termination,
 };
 use crate::{
     api::{self, Api, listener},
     bus::Bus,
     clock::{SharedClock, SystemClock},
-    config::Config,
+    config::{Config, LeaseTimes},
     ipc::{self, Back, Front},
     metrics::Metrics,
-    storage::{lease::lease_rules::Times, signature::Seals, stores::Stores},
+    storage::{signature::Seals, stores::Stores},
 };
 
 /// The interval between attempts to reach the reconciler.
@@ -175,7 +175,7 @@ impl Round<'_> {
         let Front { hello, bus, execs, memory, mut draining, gone, hold: _hold } = front;
         let stores = Stores::open(&super::check::storage_settings(self.config), self.clock).counted(self.metrics);
         let stores = stores.sealed_by(Seals::new(self.config.hmac_keys.clone()));
-        let times = Times { hold: hello.hold, takeover: hello.takeover, ..times(self.config) };
+        let times = LeaseTimes { hold: hello.hold, takeover: hello.takeover, ..self.config.lease };
         let records = records(stores, memory, self.clock, times).measured_by(self.metrics.clone());
         // The instance id is the reconciler's: another reconciler is another source of traces.
         let traces = traces(self.config, &hello.instance, self.clock);

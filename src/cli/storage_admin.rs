@@ -14,13 +14,13 @@ use baton_protocol::{
 use super::{check::storage_settings, global_options::OutputFormat, screen, serve};
 use crate::{
     clock::SharedClock,
-    config::Config,
+    config::{Config, LeaseTimes},
     storage::{
         checkpoints::Checkpoints,
         garbage_collector::GarbageCollector,
         lease::{
             self, LeaseHandle,
-            lease_rules::{Identity, LeaseState, Times},
+            lease_rules::{Identity, LeaseState},
         },
         lock_object::Unusable,
         memory::Memory,
@@ -37,7 +37,7 @@ pub struct StorageAdmin {
     pub identity: Identity,
     pub records: Records,
     pub upkeep: GarbageCollector,
-    pub times: Times,
+    pub times: LeaseTimes,
     /// Suppresses progress messages on standard error.
     pub is_quiet: bool,
 }
@@ -110,7 +110,7 @@ impl StorageAdmin {
     pub fn open(config: &Config, clock: &SharedClock) -> Result<Self> {
         let seals = Seals::of_command(config.hmac_keys.clone());
         let stores = Stores::open(&storage_settings(config), clock).sealed_by(seals);
-        let times = serve::times(config);
+        let times = config.lease;
         let checkpoints = stores.of_checkpoints();
         let memory = Arc::new(Memory::new(clock.clone()));
         let records = serve::records(stores, memory, clock, times);
@@ -126,7 +126,7 @@ impl StorageAdmin {
         clock: SharedClock,
         records: Records,
         checkpoints: Option<Checkpoints>,
-        times: Times,
+        times: LeaseTimes,
         keep: usize,
     ) -> Self {
         let identity = Identity { me: clock.instance_id(), predecessor: None };

@@ -23,8 +23,8 @@ pub fn document() -> String {
             let flag = variable.flag().map_or_else(|| "none".to_owned(), |flag| format!("`--{flag}`"));
             let default = match variable.preset {
                 Preset::Unset => "not set".to_owned(),
-                Preset::Is(text) => format!("`{text}`"),
                 Preset::Found(how) => how.to_owned(),
+                Preset::Is(_) | Preset::Time(_) => format!("`{}`", variable.preset.value().unwrap_or_default()),
             };
             let _ = writeln!(
                 page,

@@ -1,13 +1,10 @@
-//! The timing of the lease and of the calls around it, as one value.
+//! The timing of the lease and of the calls around it. Configuration, server and tests share this one type and its
+//! defaults.
 //!
 //! The owner may run until *hold* after its last renewal and is certainly stopped *confirm* later;
 //! a waiter waits *takeover*. If clock rates differ by less than 1.5 : 1, the two never overlap.
 
 use std::time::Duration;
-
-const fn seconds(count: u64) -> Duration {
-    Duration::from_secs(count)
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseTimes {
@@ -25,58 +22,59 @@ pub struct LeaseTimes {
     pub handoff_wait: Duration,
     /// If the store's clock advanced by this much more than ours between two renewals, this machine was frozen.
     pub frozen: Duration,
-    /// How often to poll the lock: right after a client disconnected or while waiting for the lock (`look_now`), for a
-    /// while after that (`look_soon`), and otherwise (`look`).
-    pub look_now: Duration,
-    pub look_soon: Duration,
-    pub look: Duration,
-    /// How long "right after" is; "a while" is six times as long.
-    pub now: Duration,
-    /// How often the owner reads the metadata.
-    pub look_at_metadata: Duration,
+    pub poll: PollIntervals,
 }
 
-impl Default for LeaseTimes {
-    fn default() -> Self {
-        Self {
-            renew: seconds(5),
-            retry: seconds(1),
-            call: seconds(2),
-            hold: seconds(15),
-            confirm: seconds(2),
-            takeover: seconds(30),
-            waiter: seconds(60),
-            beat: seconds(20),
-            handoff_wait: seconds(120),
-            frozen: seconds(3),
-            look_now: Duration::from_millis(60),
-            look_soon: Duration::from_millis(250),
-            look: seconds(1),
-            now: seconds(10),
-            look_at_metadata: seconds(5),
-        }
-    }
+/// How often to poll when nothing wakes the loop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PollIntervals {
+    /// The lock, while a release is imminent; docs/adr/0009 works out the cost.
+    pub lock_now: Duration,
+    /// The lock, for a while after a client left, or while this instance wants it.
+    pub lock_soon: Duration,
+    pub lock: Duration,
+    /// `lock_now` applies for this long after a client left or this instance began to wait; `lock_soon` for six times
+    /// as long.
+    pub now: Duration,
+    pub metadata: Duration,
 }
 
 impl LeaseTimes {
+    pub const DEFAULT: Self = Self {
+        renew: Duration::from_secs(5),
+        retry: Duration::from_secs(1),
+        call: Duration::from_secs(2),
+        hold: Duration::from_secs(15),
+        confirm: Duration::from_secs(2),
+        takeover: Duration::from_secs(30),
+        waiter: Duration::from_secs(60),
+        beat: Duration::from_secs(20),
+        handoff_wait: Duration::from_secs(120),
+        frozen: Duration::from_secs(3),
+        poll: PollIntervals {
+            lock_now: Duration::from_millis(60),
+            lock_soon: Duration::from_millis(250),
+            lock: Duration::from_secs(1),
+            now: Duration::from_secs(10),
+            metadata: Duration::from_secs(5),
+        },
+    };
+
     /// Checks that at most one instance runs a sandbox with these times; the error names the wrong one.
     pub fn check(&self) -> Result<(), String> {
-        let show = |span: Duration| humantime::format_duration(span).to_string();
-        if self.hold < self.renew * 2 + self.call {
-            let least = self.renew * 2 + self.call;
+        let show = humantime::format_duration;
+        let (renew, hold, takeover) = (show(self.renew), show(self.hold), show(self.takeover));
+        let least = self.renew * 2 + self.call;
+        if self.hold < least {
             return Err(format!(
-                "BATON_HOLD is {}, but with BATON_RENEW at {} it must be {} or more, or one lost renewal stops the sandbox",
-                show(self.hold),
-                show(self.renew),
+                "BATON_HOLD is {hold}, but with BATON_RENEW at {renew} it must be {} or more, or one lost renewal stops the sandbox",
                 show(least)
             ));
         }
         let least = (self.hold + self.confirm) * 3 / 2;
         if self.takeover < least {
             return Err(format!(
-                "BATON_TAKEOVER is {}, but with BATON_HOLD at {} it must be {} or more, or two copies could run",
-                show(self.takeover),
-                show(self.hold),
+                "BATON_TAKEOVER is {takeover}, but with BATON_HOLD at {hold} it must be {} or more, or two copies could run",
                 show(least)
             ));
         }
@@ -85,24 +83,43 @@ impl LeaseTimes {
 
     /// Multiplies all of them.
     #[must_use]
-    pub fn scaled(&self, factor: f64) -> Self {
+    pub fn scaled(self, factor: f64) -> Self {
+        let Self { renew, retry, call, hold, confirm, takeover, waiter, beat, handoff_wait, frozen, poll } = self;
         let scale = |span: Duration| span.mul_f64(factor);
         Self {
-            renew: scale(self.renew),
-            retry: scale(self.retry),
-            call: scale(self.call),
-            hold: scale(self.hold),
-            confirm: scale(self.confirm),
-            takeover: scale(self.takeover),
-            waiter: scale(self.waiter),
-            beat: scale(self.beat),
-            handoff_wait: scale(self.handoff_wait),
-            frozen: scale(self.frozen),
-            look_now: scale(self.look_now),
-            look_soon: scale(self.look_soon),
-            look: scale(self.look),
-            now: scale(self.now),
-            look_at_metadata: scale(self.look_at_metadata),
+            renew: scale(renew),
+            retry: scale(retry),
+            call: scale(call),
+            hold: scale(hold),
+            confirm: scale(confirm),
+            takeover: scale(takeover),
+            waiter: scale(waiter),
+            beat: scale(beat),
+            handoff_wait: scale(handoff_wait),
+            frozen: scale(frozen),
+            poll: PollIntervals {
+                lock_now: scale(poll.lock_now),
+                lock_soon: scale(poll.lock_soon),
+                lock: scale(poll.lock),
+                now: scale(poll.now),
+                metadata: scale(poll.metadata),
+            },
+        }
+    }
+}
+
+impl PollIntervals {
+    /// Time until the next read of the lock. `left`: time since the last client left; `waited`: how long this
+    /// instance has been registered as waiter.
+    pub fn lock_in(&self, held: bool, movable: bool, left: Option<Duration>, waited: Option<Duration>) -> Duration {
+        let is_now = |since: Option<Duration>| since.is_some_and(|since| since < self.now);
+        let is_soon = left.is_some_and(|left| left < self.now * 6);
+        if is_now(waited) || (held && movable && is_now(left)) {
+            self.lock_now
+        } else if is_soon || !held {
+            self.lock_soon
+        } else {
+            self.lock
         }
     }
 }

@@ -4,6 +4,7 @@
 //! unset. Nothing here does I/O: a missing bucket or file is only noticed when it is needed.
 
 use std::{
+    borrow::Cow,
     collections::BTreeMap,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     path::PathBuf,
@@ -22,7 +23,7 @@ mod parse;
 mod quotas;
 mod table;
 
-pub use self::lease_times::LeaseTimes;
+pub use self::lease_times::{LeaseTimes, PollIntervals};
 pub use document::document;
 pub use keys::{ApiKey, api_keys};
 pub use parse::Rate;
@@ -296,10 +297,9 @@ impl Reader<'_> {
             Some(flag) => set(flag.clone()).map(|text| (text, SettingSource::Flag)),
             None => (self.lookup)(name).and_then(set).map(|text| (text, SettingSource::Variable)),
         };
-        let (text, source) = match (given, variable.preset) {
-            (Some((text, source)), _) => (Some(text), source),
-            (None, Preset::Is(text)) => (Some(text.to_owned()), SettingSource::Default),
-            (None, Preset::Unset | Preset::Found(_)) => (None, SettingSource::Default),
+        let (text, source) = match given {
+            Some((text, source)) => (Some(text), source),
+            None => (variable.preset.value().map(Cow::into_owned), SettingSource::Default),
         };
         let shown = text.clone().map(|text| if variable.kind.is_secret() { "(redacted)".to_owned() } else { text });
         self.settings.push(Setting { name: variable.name, value: shown.clone(), source });
@@ -373,7 +373,7 @@ impl Reader<'_> {
             let why = "BATON_TIME_SCALE is for tests and is refused on Cloud Run: unset it";
             return Err(Error::Conflict(why.to_owned()));
         }
-        let times = LeaseTimes { renew, hold, takeover, handoff_wait, ..LeaseTimes::default() };
+        let times = LeaseTimes { renew, hold, takeover, handoff_wait, ..LeaseTimes::DEFAULT };
         times.check().map_err(Error::Conflict)?;
         Ok(times.scaled(scale))
     }

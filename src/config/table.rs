@@ -1,7 +1,11 @@
 //! The table of every variable that the server reads: name, kind, default, meaning.
 //! `baton config`, the flags of `baton serve` and `docs/configuration.md` are generated from it.
 
-use Preset::{Found, Is, Unset};
+use std::{borrow::Cow, time::Duration};
+
+use Preset::{Found, Is, Time, Unset};
+
+use super::LeaseTimes;
 
 /// The kind of value that a variable takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,8 +73,21 @@ impl ValueKind {
 pub enum Preset {
     Unset,
     Is(&'static str),
+    /// In whole seconds; its number is elsewhere.
+    Time(Duration),
     /// Determined at start; the text says how.
     Found(&'static str),
+}
+
+impl Preset {
+    /// The value as it would be given.
+    pub fn value(self) -> Option<Cow<'static, str>> {
+        match self {
+            Unset | Found(_) => None,
+            Is(text) => Some(text.into()),
+            Time(span) => Some(format!("{}s", span.as_secs()).into()),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -506,28 +523,28 @@ pub const SECTIONS: &[Section] = &[
                 "BATON_RENEW",
                 "renew",
                 ValueKind::Span,
-                Is("5s"),
+                Time(LeaseTimes::DEFAULT.renew),
                 "How often an instance renews its hold on a sandbox",
             ),
             variable(
                 "BATON_HOLD",
                 "hold",
                 ValueKind::Span,
-                Is("15s"),
+                Time(LeaseTimes::DEFAULT.hold),
                 "How long a sandbox may run after the last renewal that succeeded",
             ),
             variable(
                 "BATON_TAKEOVER",
                 "takeover",
                 ValueKind::Span,
-                Is("30s"),
+                Time(LeaseTimes::DEFAULT.takeover),
                 "How long a lease must stand still before another instance may take it",
             ),
             variable(
                 "BATON_HANDOFF_WAIT",
                 "handoff-wait",
                 ValueKind::Span,
-                Is("120s"),
+                Time(LeaseTimes::DEFAULT.handoff_wait),
                 "How long an attach waits for a living owner to let go",
             ),
             variable(

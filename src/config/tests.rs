@@ -46,7 +46,7 @@ fn a_flag_is_called_like_its_variable() {
 fn nothing_set_gives_the_defaults() {
     let config = read(&[]);
     assert_eq!(config.listen.to_string(), "127.0.0.1:8080");
-    assert_eq!(config.lease, LeaseTimes::default());
+    assert_eq!(config.lease, LeaseTimes::DEFAULT);
     assert_eq!((config.drain, config.sweep), (Duration::from_secs(8), Some(Duration::from_secs(60))));
     assert_eq!((config.retention, config.checkpoint_every), (None, None));
     assert_eq!(config.rootfs_cache, 10 << 30);

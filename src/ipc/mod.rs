@@ -32,8 +32,8 @@ pub use self::ipc_socket::listen;
 
 use crate::{
     bus::{BusMessage, Evictability, LifecycleEvent},
+    config::LeaseTimes,
     runtime::Shares,
-    storage::lease::lease_rules::Times,
 };
 
 /// Halves of different builds refuse each other: both come from one image.
@@ -123,7 +123,7 @@ impl IpcHello {
         instance: InstanceId,
         runsc_version: String,
         cgroups: Result<Shares, String>,
-        Times { hold, takeover, .. }: Times,
+        LeaseTimes { hold, takeover, .. }: LeaseTimes,
     ) -> Self {
         Self { version: VERSION.to_owned(), instance, runsc_version, cgroups, hold, takeover }
     }

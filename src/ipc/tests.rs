@@ -42,7 +42,7 @@ impl Pair {
         let (leaving, leaving_seen) = watch::channel(false);
         let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
         let back = Back {
-            hello: IpcHello::new(clock.instance_id(), "one".to_owned(), Err("none".to_owned()), Times::DEFAULT),
+            hello: IpcHello::new(clock.instance_id(), "one".to_owned(), Err("none".to_owned()), LeaseTimes::DEFAULT),
             clock: clock.clone(),
             bus: bus.clone(),
             execs: containers.clone(),
@@ -293,5 +293,5 @@ async fn the_lease_of_a_new_sandbox_is_known_over_there_before_its_nudge() {
     assert_eq!(within(&pair.clock, pair.bus.next_wakeup()).await, kept);
     assert_eq!(pair.bus.take_lease(&kept), Some(lease));
     assert_eq!((pair.bus.take_lease(&kept), pair.bus.take_lease(&dropped)), (None, None));
-    assert_eq!((front.hello.hold, front.hello.takeover), (Times::DEFAULT.hold, Times::DEFAULT.takeover));
+    assert_eq!((front.hello.hold, front.hello.takeover), (LeaseTimes::DEFAULT.hold, LeaseTimes::DEFAULT.takeover));
 }

@@ -55,7 +55,7 @@ impl Worker {
                 tokio::select! {
                     biased;
                     () = wakeup.woken() => {}
-                    () = context.clock.sleep(context.rhythm.metadata) => {}
+                    () = context.clock.sleep(context.times.poll.metadata) => {}
                 }
                 if let Ok(Some(metadata)) = context.records.find(&id).await
                     && metadata.spec.desired_state == DesiredState::Deleted

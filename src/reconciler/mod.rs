@@ -41,15 +41,12 @@ use self::workers::Workers;
 use crate::{
     bus::Bus,
     clock::SharedClock,
-    config::Quotas,
+    config::{LeaseTimes, Quotas},
     fair_watch::FairWatch,
     metrics::Metrics,
     runtime::Lifecycle,
     storage::{
-        checkpoints::Checkpoints,
-        garbage_collector::GarbageCollector,
-        lease::lease_rules::{Identity, Times},
-        records::Records,
+        checkpoints::Checkpoints, garbage_collector::GarbageCollector, lease::lease_rules::Identity, records::Records,
         snapshots::Snapshots,
     },
     traces::Traces,
@@ -77,9 +74,8 @@ pub struct ReconcilerContext {
     pub runtimes: AllowedRuntimes,
     /// Local directory for images on their way to and from the store.
     pub staging: PathBuf,
-    pub times: Times,
+    pub times: LeaseTimes,
     pub drain: Arc<FairWatch<Drain>>,
-    pub rhythm: PollIntervals,
     pub housekeeping: Housekeeping,
     pub metrics: Metrics,
     pub traces: Traces,
@@ -127,47 +123,6 @@ impl ReconcilerContext {
             room: self.housekeeping.room,
             abandoned_after: sweep::sweep_rules::ABANDONED,
             tombstones_for: sweep::sweep_rules::TOMBSTONE,
-        }
-    }
-}
-
-/// How often to poll when nothing wakes the loop.
-#[derive(Clone, Copy, Debug)]
-pub struct PollIntervals {
-    /// The lock, while a release is imminent; docs/adr/0009 works out the cost.
-    pub lock_now: Duration,
-    /// The lock, for a while after a client left, or while this instance wants it.
-    pub lock_soon: Duration,
-    pub lock: Duration,
-    /// `lock_now` applies for this long after a client left or this instance began to wait; `lock_soon` for six times
-    /// as long.
-    pub now: Duration,
-    pub metadata: Duration,
-    /// A sandbox that no session ever attached to ends after this time.
-    pub unattended: Duration,
-}
-
-impl PollIntervals {
-    pub const DEFAULT: PollIntervals = PollIntervals {
-        lock_now: Duration::from_millis(60),
-        lock_soon: Duration::from_millis(250),
-        lock: Duration::from_secs(1),
-        now: Duration::from_secs(10),
-        metadata: Duration::from_secs(5),
-        unattended: Duration::from_secs(60),
-    };
-
-    /// Time until the next read of the lock. `left`: time since the last client left; `waited`: how long this
-    /// instance has been registered as waiter.
-    fn lock_in(&self, held: bool, movable: bool, left: Option<Duration>, waited: Option<Duration>) -> Duration {
-        let is_now = |since: Option<Duration>| since.is_some_and(|since| since < self.now);
-        let is_soon = left.is_some_and(|left| left < self.now * 6);
-        if is_now(waited) || (held && movable && is_now(left)) {
-            self.lock_now
-        } else if is_soon || !held {
-            self.lock_soon
-        } else {
-            self.lock
         }
     }
 }

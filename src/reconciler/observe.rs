@@ -18,6 +18,9 @@ use crate::{
     storage::{lease::LeaseHandle, records::StoreKind},
 };
 
+/// A sandbox that no session ever attached to ends after this time.
+const UNATTENDED: Duration = Duration::from_secs(60);
+
 /// One observation of the sandbox.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Observation {
@@ -73,7 +76,7 @@ impl Worker {
             self.record.note_read(&id, looked, self.lease.is_held());
             let is_unknown = self.record.is_unreadable() && self.record.spec().is_none();
             let again_in =
-                if is_unknown { context.clock.jittered(context.times.retry) } else { context.rhythm.metadata };
+                if is_unknown { context.clock.jittered(context.times.retry) } else { context.times.poll.metadata };
             self.record.due = now + again_in;
         }
         if self.lease.is_held() {
@@ -113,7 +116,7 @@ impl Worker {
         let (context, now) = (self.context.clone(), self.context.clock.now());
         let (lock, saved, is_refused) = (self.lease.state(), self.lease.saved(), self.is_refused());
         let presence = context.bus.presence(&self.id);
-        let is_unattended = !presence.ever_attached && now - presence.known_since >= context.rhythm.unattended;
+        let is_unattended = !presence.ever_attached && now - presence.known_since >= UNATTENDED;
         let is_idle = self.is_idle(seen, is_unattended);
         let (verdict, unprobed) = self.verdict(seen, &presence);
         let persistent = spec.enable_sandbox_checkpoint;
@@ -231,6 +234,6 @@ impl Worker {
         let now = self.context.clock.now();
         let left = (!presence.attached && presence.ever_attached).then(|| now - presence.active_at);
         let waited = self.contention.waited(now).filter(|_| self.lease.is_registered());
-        self.context.rhythm.lock_in(self.lease.is_held(), self.record.is_movable(), left, waited)
+        self.context.times.poll.lock_in(self.lease.is_held(), self.record.is_movable(), left, waited)
     }
 }

@@ -8,6 +8,8 @@ use baton_protocol::{
     snapshot_key::SnapshotKey,
 };
 
+use crate::config::LeaseTimes;
+
 /// The storage settings from the environment. Empty by default: everything is ephemeral.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StorageSettings {
@@ -47,7 +49,7 @@ impl Default for StorageSettings {
             snapshot_mount: None,
             all_mount: None,
             gcs_endpoint: None,
-            call_timeout: Duration::from_secs(2),
+            call_timeout: LeaseTimes::DEFAULT.call,
             stall_timeout: Duration::from_secs(30),
         }
     }

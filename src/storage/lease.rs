@@ -17,7 +17,7 @@ use baton_protocol::{
 };
 use tokio::sync::watch;
 
-use self::lease_rules::{HeldLease, Identity, InitialLease, LeaseState, LeaseWatch, Times};
+use self::lease_rules::{HeldLease, Identity, InitialLease, LeaseState, LeaseWatch};
 use super::{
     lock_object::{self, Unusable},
     signature::Seals,
@@ -25,6 +25,7 @@ use super::{
 };
 use crate::{
     clock::{Moment, SharedClock},
+    config::LeaseTimes,
     metrics::Metrics,
 };
 
@@ -94,7 +95,7 @@ pub struct LeaseHandle {
     key: String,
     who: Identity,
     clock: SharedClock,
-    times: Times,
+    times: LeaseTimes,
     seals: Seals,
     known: Option<(Lock, Version)>,
     /// Whether the lock as last read or written is signed.
@@ -120,7 +121,7 @@ pub struct LeaseHandle {
 }
 
 impl LeaseHandle {
-    pub fn new(store: Arc<dyn Store>, key: String, who: Identity, clock: SharedClock, times: Times) -> Self {
+    pub fn new(store: Arc<dyn Store>, key: String, who: Identity, clock: SharedClock, times: LeaseTimes) -> Self {
         let next_renewal = clock.now();
         Self {
             store,

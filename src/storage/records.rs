@@ -20,10 +20,7 @@ use bytes::Bytes;
 use super::{
     checkpoints::Checkpoints,
     layout::{self, Object},
-    lease::{
-        LeaseHandle,
-        lease_rules::{Identity, Times},
-    },
+    lease::{LeaseHandle, lease_rules::Identity},
     lock_object::{self, Unusable},
     metadata_cache::Recent,
     signature::Seals,
@@ -31,6 +28,7 @@ use super::{
     stores::Stores,
     unresponsive::LastWrite,
 };
+use crate::config::LeaseTimes;
 use crate::{clock::SharedClock, metrics::Metrics};
 
 pub use self::read_records::{Draft, parse};
@@ -75,7 +73,7 @@ pub struct Records {
     memory: Arc<dyn Store>,
     durable: Option<Durable>,
     can_snapshot: bool,
-    times: Times,
+    times: LeaseTimes,
     /// Checked before a durable sandbox is created.
     stores: Option<Stores>,
     recent: Arc<Recent>,
@@ -117,7 +115,7 @@ impl Records {
         memory: Arc<dyn Store>,
         durable: Option<Durable>,
         can_snapshot: bool,
-        times: Times,
+        times: LeaseTimes,
     ) -> Self {
         Self {
             clock,

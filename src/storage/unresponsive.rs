@@ -104,8 +104,9 @@ mod tests {
     };
 
     use super::*;
+    use crate::config::LeaseTimes;
 
-    const TAKEOVER: Duration = Duration::from_secs(30);
+    const TAKEOVER: Duration = LeaseTimes::DEFAULT.takeover;
 
     fn id() -> SandboxId {
         SandboxId::parse("sandbox-abc-123").unwrap()

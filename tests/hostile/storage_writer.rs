@@ -13,10 +13,10 @@ use baton::{
         repair, rollback,
         storage_admin::{AdminResult, StorageAdmin, WaitArgs},
     },
+    config::LeaseTimes,
     runtime::Container,
     storage::{
         checkpoints::Checkpoints,
-        lease::lease_rules::Times,
         memory::Memory,
         records::{Durable, Records},
         signature::Seals,
@@ -102,8 +102,8 @@ fn admin(world: &World, seals: Seals) -> StorageAdmin {
     let durable = Durable { locks: store.clone(), metadata: store.clone(), lock_bucket: None };
     let memory = std::sync::Arc::new(Memory::new(clock.clone()));
     let checkpoints = Checkpoints::new(store, None, clock.clone()).sealed_by(seals.clone());
-    let records = Records::new(clock.clone(), memory, Some(durable), true, Times::DEFAULT).sealed_by(seals);
-    StorageAdmin { is_quiet: true, ..StorageAdmin::new(clock, records, Some(checkpoints), Times::DEFAULT, 2) }
+    let records = Records::new(clock.clone(), memory, Some(durable), true, LeaseTimes::DEFAULT).sealed_by(seals);
+    StorageAdmin { is_quiet: true, ..StorageAdmin::new(clock, records, Some(checkpoints), LeaseTimes::DEFAULT, 2) }
 }
 
 async fn repaired(admin: &StorageAdmin, id: &SandboxId, change: impl FnOnce(&mut repair::RepairArgs)) -> AdminResult {

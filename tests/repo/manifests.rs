@@ -450,14 +450,14 @@ fn the_costs_on_the_page_follow_from_the_times_of_the_lease() {
     let row = |name: &str, times: LeaseTimes| {
         // A renewal comes up to a fifth later than it might, on average a tenth.
         let writes = 3600.0 / (times.renew.as_secs_f64() * 1.1);
-        let reads = 3600.0 / times.look.as_secs_f64() + 3600.0 / times.look_at_metadata.as_secs_f64();
+        let reads = 3600.0 / times.poll.lock.as_secs_f64() + 3600.0 / times.poll.metadata.as_secs_f64();
         let hour = writes * PER_WRITE + reads * PER_READ;
         format!("| {name} | {writes:.0} | {reads:.0} | ${hour:.4} | ${:.2} |", hour * 730.0)
     };
     let slow = Duration::from_secs(15);
-    let slower = LeaseTimes { renew: slow, hold: slow * 3, takeover: slow * 5, ..LeaseTimes::default() };
+    let slower = LeaseTimes { renew: slow, hold: slow * 3, takeover: slow * 5, ..LeaseTimes::DEFAULT };
     slower.check().unwrap();
-    for line in [row("`BATON_RENEW=5s` (default)", LeaseTimes::default()), row("`BATON_RENEW=15s`", slower)] {
+    for line in [row("`BATON_RENEW=5s` (default)", LeaseTimes::DEFAULT), row("`BATON_RENEW=15s`", slower)] {
         assert!(page.contains(&line), "docs/deploy.md lacks\n{line}");
     }
     let page = page.split_whitespace().collect::<Vec<_>>().join(" ");

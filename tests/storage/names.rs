@@ -2,11 +2,11 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
+use baton::config::LeaseTimes;
 use baton::storage::{
     checkpoints::Checkpoints,
     garbage_collector::GarbageCollector,
     layout::{Image, Object},
-    lease::lease_rules::Times,
     memory::Memory,
     records::{Durable, Records},
     store::{Precondition, Store},
@@ -32,7 +32,7 @@ async fn the_checkpoints_of_one_are_not_listed_or_erased_with_those_of_the_other
     for id in ids() {
         assert_eq!(checkpoints.list(&id).await.unwrap(), BTreeSet::from([of(&id)]), "{id}");
     }
-    let records = Records::new(clock(), store, None, false, Times::DEFAULT);
+    let records = Records::new(clock(), store, None, false, LeaseTimes::DEFAULT);
     let upkeep = GarbageCollector { records, checkpoints: Some(checkpoints.clone()), clock: clock(), keep: 2 };
     let gone = SandboxId::parse(NAMES[0]).unwrap();
     upkeep.erase_checkpoints(&gone).await.unwrap();
@@ -54,7 +54,7 @@ async fn a_listing_in_pages_passes_over_none_of_them() {
             }
         }
         let place = Durable { locks: durable.clone(), metadata: durable, lock_bucket: None };
-        let records = Records::new(clock(), memory, Some(place), false, Times::DEFAULT);
+        let records = Records::new(clock(), memory, Some(place), false, LeaseTimes::DEFAULT);
         let (mut found, mut after) = (Vec::new(), None::<SandboxId>);
         loop {
             let (listed, more) = records.list(after.as_ref(), page).await.unwrap();

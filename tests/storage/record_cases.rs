@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use baton::{
     clock::SharedClock,
+    config::LeaseTimes,
     storage::{
-        lease::lease_rules::{Identity, InitialLease, Times},
+        lease::lease_rules::{Identity, InitialLease},
         memory::Memory,
         records::{Durable, Error, Records, StoreKind},
         store,
@@ -28,7 +29,7 @@ fn records_on(store: Arc<dyn store::Store>) -> Records {
     let clock: SharedClock = clock();
     let durable = Durable { locks: store.clone(), metadata: store, lock_bucket: None };
     // Long enough for a busy machine, and between tries as short as a test may be.
-    let times = Times { call: Duration::from_secs(20), retry: Duration::from_millis(5), ..Times::DEFAULT };
+    let times = LeaseTimes { call: Duration::from_secs(20), retry: Duration::from_millis(5), ..LeaseTimes::DEFAULT };
     Records::new(clock.clone(), Arc::new(Memory::new(clock)), Some(durable), false, times)
 }
 

@@ -15,9 +15,9 @@ use baton::{
     api::{self, Api, ApiSettings},
     bus::{Bus, Evictability, LeaveReason, LifecycleEvent, StartKind},
     clock::{Clock, Moment, SharedClock, SystemClock},
+    config::LeaseTimes,
     runtime::{AgentLinks, Lifecycle},
     storage::{
-        lease::lease_rules::Times,
         memory::Memory,
         records::{Durable, Records},
         store::{self, Digest, Page, PollResult, Precondition, ProgressFn, Store, Version, Written},
@@ -195,7 +195,8 @@ impl World {
         };
         let durable = plan.has_storage.then(|| Durable { locks: store(), metadata: store(), lock_bucket: None });
         let memory = store();
-        let records = Records::new(shared.clone(), memory.clone(), durable.clone(), plan.can_snapshot, Times::DEFAULT);
+        let records =
+            Records::new(shared.clone(), memory.clone(), durable.clone(), plan.can_snapshot, LeaseTimes::DEFAULT);
         let (containers, lives) = (Arc::new(Containers::default()), Arc::new(FakeContainers::new(shared.clone())));
         let instance = shared.instance_id();
         let (drain, draining) = watch::channel(false);
@@ -208,7 +209,7 @@ impl World {
             None => (bus.clone(), records.clone(), containers.clone()),
             Some(Joined { front, .. }) => {
                 let memory = front.memory.clone();
-                let records = Records::new(shared.clone(), memory, durable, plan.can_snapshot, Times::DEFAULT);
+                let records = Records::new(shared.clone(), memory, durable, plan.can_snapshot, LeaseTimes::DEFAULT);
                 (front.bus.clone(), records, front.execs.clone())
             }
         };

@@ -6,9 +6,10 @@ use std::{sync::Arc, time::Duration};
 use baton::{
     bus::Bus,
     clock::SharedClock,
+    config::LeaseTimes,
     ipc::{self, Back, Front, IpcHello},
     runtime::{Lifecycle, StartSpec},
-    storage::{lease::lease_rules::Times, store::Store},
+    storage::store::Store,
 };
 use baton_protocol::id::{InstanceId, SandboxId};
 use baton_testkit::FakeContainers;
@@ -59,7 +60,7 @@ pub async fn join(
     let user = nix::unistd::geteuid().as_raw();
     let listener = ipc::listen(directory.path(), user).unwrap();
     let back = Back {
-        hello: IpcHello::new(instance.clone(), "none".to_owned(), Err("none".to_owned()), Times::DEFAULT),
+        hello: IpcHello::new(instance.clone(), "none".to_owned(), Err("none".to_owned()), LeaseTimes::DEFAULT),
         clock: clock.clone(),
         bus: bus.clone(),
         execs: containers.clone(),

@@ -5,6 +5,7 @@ use std::time::Duration;
 use baton::{
     bus::LifecycleEvent,
     cli::{checkpoint, rollback},
+    config::LeaseTimes,
     storage::layout,
 };
 use baton_protocol::{id::SandboxId, metadata::DesiredState};
@@ -17,7 +18,7 @@ use crate::{
 };
 use baton_testkit::ActionFault as Broken;
 
-const CALL: Duration = Duration::from_secs(2);
+const CALL: Duration = LeaseTimes::DEFAULT.call;
 
 async fn record(world: &World, id: &SandboxId) -> Value {
     serde_json::from_str(&world.text(&format!("sandboxes/{id}/metadata.json")).await.unwrap()).unwrap()

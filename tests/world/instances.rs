@@ -5,13 +5,13 @@ use std::{sync::Arc, time::Duration};
 use baton::{
     bus::{AttachGuard, Bus, LifecycleEvent, Subscription},
     clock::{Moment, SharedClock},
-    config::Quotas,
+    config::{LeaseTimes, Quotas},
     fair_watch::FairWatch,
-    reconciler::{self, AllowedRuntimes, Deposit, Housekeeping, PollIntervals, ReconcilerContext, desired::Drain},
+    reconciler::{self, AllowedRuntimes, Deposit, Housekeeping, ReconcilerContext, desired::Drain},
     runtime::{Container, Lifecycle},
     storage::{
         checkpoints::Checkpoints,
-        lease::lease_rules::{Identity, Times},
+        lease::lease_rules::Identity,
         memory::Memory,
         records::{Durable, Records},
         signature::Seals,
@@ -77,7 +77,7 @@ impl World {
         let memory = Arc::new(Memory::new(clock.clone()));
         let checkpoints = Checkpoints::new(store.clone(), self.bucket.clone(), clock.clone());
         let checkpoints = checkpoints.sealed_by(self.seals.clone());
-        let records = Records::new(clock.clone(), memory, Some(durable), true, Times::DEFAULT);
+        let records = Records::new(clock.clone(), memory, Some(durable), true, LeaseTimes::DEFAULT);
         let records = records.forking_from(checkpoints.clone()).sealed_by(self.seals.clone());
         let containers = Arc::new(FakeContainers::new(clock.clone()));
         let tools = Arc::new(ReconcilerContext {
@@ -93,11 +93,10 @@ impl World {
             records,
             bus: bus.clone(),
             lifecycle: containers.clone(),
-            times: Times::DEFAULT,
+            times: LeaseTimes::DEFAULT,
             drain: Arc::new(FairWatch::new(Drain::No)),
             metrics: Default::default(),
             traces: Default::default(),
-            rhythm: PollIntervals::DEFAULT,
             housekeeping: self.housekeeping,
         });
         let (mut tasks, stop) = (JoinSet::new(), CancellationToken::new());

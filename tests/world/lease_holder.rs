@@ -4,10 +4,11 @@ use std::{sync::Arc, time::Duration};
 
 use baton::{
     clock::SharedClock,
+    config::LeaseTimes,
     storage::{
         lease::{
             Error, Lapse, LeaseHandle, Released,
-            lease_rules::{Identity, LeaseState, Times},
+            lease_rules::{Identity, LeaseState},
         },
         memory::Memory,
         store::{Precondition, Store},
@@ -22,7 +23,7 @@ use baton_testkit::TestClock;
 use crate::faulty_store::{Fault, Stage};
 
 const KEY: &str = "sandboxes/x/lock.json";
-const T: Times = Times::DEFAULT;
+const T: LeaseTimes = LeaseTimes::DEFAULT;
 
 fn who(me: &InstanceId) -> Identity {
     Identity { me: me.clone(), predecessor: None }

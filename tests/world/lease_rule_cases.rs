@@ -5,11 +5,9 @@ use std::time::Duration;
 
 use baton::{
     bus::{LeaveReason, LifecycleEvent, StartKind},
+    config::LeaseTimes,
     runtime::Container,
-    storage::{
-        lease::lease_rules::Times,
-        store::{PollResult, Precondition, Store},
-    },
+    storage::store::{PollResult, Precondition, Store},
 };
 use baton_protocol::{
     id::SandboxId,
@@ -430,6 +428,6 @@ async fn rule_09_a_create_whose_instance_died_before_it_started_is_taken_over_an
     let told = other.until(|passing| matches!(passing, LifecycleEvent::Failed { .. })).await;
     assert!(matches!(told.last(), Some(LifecycleEvent::Failed { reason: Reason::Lost, .. })), "{told:?}");
     let since = world.clock.now() - other.began;
-    assert!(since >= Times::DEFAULT.takeover, "{since:?}");
+    assert!(since >= LeaseTimes::DEFAULT.takeover, "{since:?}");
     two.stop().await;
 }

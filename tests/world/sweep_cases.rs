@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use baton::{
+    config::LeaseTimes,
     runtime::Container,
-    storage::lease::lease_rules::{self, InitialLease, Times},
+    storage::lease::lease_rules::{self, InitialLease},
 };
 use baton_protocol::{
     id::{CheckpointId, SandboxId},
@@ -48,7 +49,7 @@ async fn a_create_that_was_given_up_is_erased_after_ten_minutes_and_not_before()
     // Held by an instance that died between the two objects, and free, as a fork's lock is.
     let (held, free) = (world.clock.sandbox_id(), world.clock.sandbox_id());
     let lease = InitialLease { op: world.clock.nonce(), sent: world.clock.now() };
-    let locks = [lease_rules::initial(held, &world.clock.instance_id(), &lease, &Times::DEFAULT), Lock::new(free)];
+    let locks = [lease_rules::initial(held, &world.clock.instance_id(), &lease, &LeaseTimes::DEFAULT), Lock::new(free)];
     for lock in &locks {
         world.put(&format!("sandboxes/{}/lock.json", lock.sandbox_id), &serde_json::to_string(lock).unwrap()).await;
     }

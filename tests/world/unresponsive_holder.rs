@@ -12,11 +12,11 @@ use baton::{
         watch,
     },
     clock::{SharedClock, SystemClock},
+    config::LeaseTimes,
     storage::{
         directory::Directory,
         gcs::{Gcs, GcsConnection},
         layout::Object,
-        lease::lease_rules::Times,
         memory::Memory,
         records::{Durable, Records},
         store::{Precondition, Store},
@@ -139,7 +139,7 @@ async fn shown_in_time(store: Arc<dyn Store>) {
     let clock: SharedClock = Arc::new(SystemClock);
     let admin = |takeover: Duration| {
         let durable = Durable { locks: store.clone(), metadata: store.clone(), lock_bucket: None };
-        let times = Times { takeover, call: Duration::from_secs(20), ..Times::DEFAULT };
+        let times = LeaseTimes { takeover, call: Duration::from_secs(20), ..LeaseTimes::DEFAULT };
         let memory = Arc::new(Memory::new(clock.clone()));
         let records = Records::new(clock.clone(), memory, Some(durable), true, times);
         StorageAdmin { is_quiet: true, ..StorageAdmin::new(clock.clone(), records, None, times, 2) }

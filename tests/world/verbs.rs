@@ -12,10 +12,10 @@ use baton::{
         storage_admin::{AdminResult, StorageAdmin, WaitArgs},
         watch,
     },
+    config::LeaseTimes,
     runtime::Container,
     storage::{
         checkpoints::Checkpoints,
-        lease::lease_rules::Times,
         memory::Memory,
         records::{Durable, Records},
     },
@@ -39,10 +39,10 @@ pub fn admin(world: &World) -> StorageAdmin {
         std::sync::Arc::new(Memory::new(clock.clone())),
         Some(durable),
         true,
-        Times::DEFAULT,
+        LeaseTimes::DEFAULT,
     );
     let checkpoints = Checkpoints::new(store, None, clock.clone());
-    StorageAdmin { is_quiet: true, ..StorageAdmin::new(clock, records, Some(checkpoints), Times::DEFAULT, 2) }
+    StorageAdmin { is_quiet: true, ..StorageAdmin::new(clock, records, Some(checkpoints), LeaseTimes::DEFAULT, 2) }
 }
 
 pub async fn running(world: &World, one: &Instance) -> SandboxId {

@@ -64,7 +64,7 @@ impl Worker {
                     biased;
                     found = &mut found => break found,
                     // Tells waiting sessions that the work continues.
-                    () = context.clock.sleep(context.rhythm.metadata) => progress.report_alive(),
+                    () = context.clock.sleep(context.times.poll.metadata) => progress.report_alive(),
                 }
             }
         };

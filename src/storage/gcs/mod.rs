@@ -28,7 +28,10 @@ use super::{
         Version, Written, check_key, check_small, too_large,
     },
 };
-use crate::clock::{Elapsed, Moment, SharedClock};
+use crate::{
+    clock::{Elapsed, Moment, SharedClock},
+    config::LeaseTimes,
+};
 
 /// The service returns at most a thousand names, and each request asks for two more than a page holds.
 const PAGE: usize = 998;
@@ -57,7 +60,7 @@ impl Gcs {
             pace: Pace::default(),
             seen: Mutex::default(),
             page: PAGE,
-            call_timeout: Duration::from_secs(2),
+            call_timeout: LeaseTimes::DEFAULT.call,
             stall_timeout: Duration::from_secs(30),
         }
     }

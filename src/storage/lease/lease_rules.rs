@@ -9,38 +9,7 @@ use baton_protocol::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::clock::Moment;
-
-/// The lease's constants, already scaled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Times {
-    pub renew: Duration,
-    /// Delay between attempts after a failed renewal.
-    pub retry: Duration,
-    /// Timeout of a call on a small object.
-    pub call: Duration,
-    pub hold: Duration,
-    pub takeover: Duration,
-    pub waiter: Duration,
-    pub beat: Duration,
-    pub handoff_wait: Duration,
-    /// How far the store's clock may advance beyond ours between two writes.
-    pub frozen: Duration,
-}
-
-impl Times {
-    pub const DEFAULT: Times = Times {
-        renew: Duration::from_secs(5),
-        retry: Duration::from_secs(1),
-        call: Duration::from_secs(2),
-        hold: Duration::from_secs(15),
-        takeover: Duration::from_secs(30),
-        waiter: Duration::from_secs(60),
-        beat: Duration::from_secs(20),
-        handoff_wait: Duration::from_secs(120),
-        frozen: Duration::from_secs(3),
-    };
-}
+use crate::{clock::Moment, config::LeaseTimes};
 
 /// This instance, and the one it may inherit leases from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,7 +22,7 @@ pub struct Identity {
 
 /// [9] Starts a new epoch. The head is kept; the waiter entry is cleared. `runs`: the owner is going to run the
 /// sandbox, so from here on "no head" means "lost", and a head that is not replaced is behind.
-pub fn acquired(lock: &Lock, me: &InstanceId, op: Nonce, times: &Times, runs: bool) -> Lock {
+pub fn acquired(lock: &Lock, me: &InstanceId, op: Nonce, times: &LeaseTimes, runs: bool) -> Lock {
     let mut next = lock.clone();
     next.epoch += 1;
     next.ran |= runs;
@@ -80,7 +49,7 @@ pub struct InitialLease {
 }
 
 /// [9] The first lock of a sandbox: held, and about to be run.
-pub fn initial(id: SandboxId, me: &InstanceId, lease: &InitialLease, times: &Times) -> Lock {
+pub fn initial(id: SandboxId, me: &InstanceId, lease: &InitialLease, times: &LeaseTimes) -> Lock {
     acquired(&Lock::new(id), me, lease.op.clone(), times, true)
 }
 
@@ -136,7 +105,7 @@ pub fn tombstone(lock: &Lock, at: String) -> Lock {
 }
 
 /// [12] Puts our name and claim into the waiter entry; `lease` is copied unchanged.
-pub fn waited(lock: &Lock, me: &InstanceId, claim: Claim, op: Nonce, times: &Times) -> Lock {
+pub fn waited(lock: &Lock, me: &InstanceId, claim: Claim, op: Nonce, times: &LeaseTimes) -> Lock {
     let beat = match &lock.waiter {
         Some(waiter) if waiter.instance == *me => waiter.beat.saturating_add(1),
         Some(_) | None => 0,
@@ -247,7 +216,7 @@ impl LeaseWatch {
     }
 
     /// [9] Whether the lease has been unchanged for the larger of our takeover time and its own.
-    pub fn is_abandoned(&self, lock: &Lock, times: &Times) -> bool {
+    pub fn is_abandoned(&self, lock: &Lock, times: &LeaseTimes) -> bool {
         lock.lease
             .as_ref()
             .is_some_and(|lease| self.lease_for >= times.takeover.max(Duration::from_millis(lease.takeover_ms)))
@@ -277,7 +246,7 @@ pub fn stand(
     who: &Identity,
     held: Option<&HeldLease>,
     sight: &LeaseWatch,
-    times: &Times,
+    times: &LeaseTimes,
     now: Moment,
 ) -> LeaseState {
     // [13] A tombstone cannot be acquired.

@@ -9,7 +9,8 @@ use std::{
 
 use baton::{
     clock::Moment,
-    storage::lease::lease_rules::{self, HeldLease, Identity, LeaseState, LeaseWatch, LetGo, Times},
+    config::LeaseTimes,
+    storage::lease::lease_rules::{self, HeldLease, Identity, LeaseState, LeaseWatch, LetGo},
 };
 use baton_protocol::{
     id::{CheckpointId, InstanceId, Nonce, SandboxId},
@@ -130,7 +131,7 @@ fn remembered<K: Hash + Eq + Clone, V: Copy>(map: &Memory<K, V>, question: K, an
 pub fn written(lock: Small, write: Write) -> Small {
     WRITES.with(|map| {
         remembered(map, (lock, write), |(lock, write)| {
-            let (lock, times) = (lock.whole(), Times::DEFAULT);
+            let (lock, times) = (lock.whole(), LeaseTimes::DEFAULT);
             let next = match *write {
                 Write::Acquire { me, op, runs } => lease_rules::acquired(&lock, &instance(me), nonce(op), &times, runs),
                 Write::Renew { op } => lease_rules::renewed(&lock, nonce(op)),
@@ -228,7 +229,7 @@ fn sight(lock: &Lock, lease_for: u8, waiter_for: u8) -> LeaseWatch {
             declined: false,
         });
     } else {
-        before.lease = Some(lease(STRANGER, STRANGER, &Times::DEFAULT));
+        before.lease = Some(lease(STRANGER, STRANGER, &LeaseTimes::DEFAULT));
     }
     let ago = |ticks: u8| moment(NOW - u64::from(ticks));
     if lease_for != waiter_for {
@@ -240,22 +241,22 @@ fn sight(lock: &Lock, lease_for: u8, waiter_for: u8) -> LeaseWatch {
 }
 
 impl Ticks {
-    fn times(self) -> Times {
-        Times {
+    fn times(self) -> LeaseTimes {
+        LeaseTimes {
             hold: seconds(self.hold),
             takeover: seconds(self.takeover),
             waiter: seconds(self.waiter),
-            ..Times::DEFAULT
+            ..LeaseTimes::DEFAULT
         }
     }
 }
 
 impl Small {
     fn whole(self) -> Lock {
-        self.whole_under(&Times::DEFAULT)
+        self.whole_under(&LeaseTimes::DEFAULT)
     }
 
-    fn whole_under(self, times: &Times) -> Lock {
+    fn whole_under(self, times: &LeaseTimes) -> Lock {
         let waiter = || Waiter {
             instance: instance(self.waiter),
             op: nonce(self.waiter_op),
@@ -327,7 +328,7 @@ fn checkpoint(n: u8) -> Head {
     }
 }
 
-fn lease(owner: u8, op: u8, times: &Times) -> Lease {
+fn lease(owner: u8, op: u8, times: &LeaseTimes) -> Lease {
     let millis = |span: Duration| span.as_millis() as u64;
     Lease {
         owner: instance(owner),

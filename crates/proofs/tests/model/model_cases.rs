@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use baton::{
     clock::SharedClock,
+    config::LeaseTimes,
     reconciler::{
         desired::{Drain, Inputs, desired},
         plan::{Action, AttachState, Desired, LockState, Observed, Rejection, Saved, Upkeep, plan},
@@ -12,7 +13,7 @@ use baton::{
     runtime::Container,
     storage::{
         layout::Object,
-        lease::lease_rules::{InitialLease, Times},
+        lease::lease_rules::InitialLease,
         memory::Memory,
         records::{self, Durable, Records},
         store::{PollResult, Precondition, Store},
@@ -149,7 +150,7 @@ async fn merge() {
     let store: Arc<dyn Store> = Arc::new(Memory::new(clock.clone()));
     let durable = Durable { locks: store.clone(), metadata: store.clone(), lock_bucket: None };
     let records =
-        Records::new(clock.clone(), Arc::new(Memory::new(clock.clone())), Some(durable), true, Times::DEFAULT);
+        Records::new(clock.clone(), Arc::new(Memory::new(clock.clone())), Some(durable), true, LeaseTimes::DEFAULT);
     let mut dice = Rng(11);
     let mut made = None;
     for case in 0..cases() {

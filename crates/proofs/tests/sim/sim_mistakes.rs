@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use baton::storage::{layout, lease::lease_rules::Times, records};
+use baton::config::{LeaseTimes, PollIntervals};
+use baton::storage::{layout, records};
 use baton_protocol::{
     id::{Nonce, SandboxId},
     lock::{Claim, Lock},
@@ -87,10 +88,14 @@ pub const MISTAKES: [(SimMistake, u64); 22] = [
 ];
 
 impl SimMistake {
-    pub fn times(self) -> Times {
+    pub fn times(self) -> LeaseTimes {
         match self {
-            Self::TakeoverBelowHold => Times { takeover: Duration::from_secs(8), ..Times::DEFAULT },
-            Self::HoldAboveTakeover => Times { hold: Duration::from_secs(50), ..Times::DEFAULT },
+            Self::TakeoverBelowHold => LeaseTimes { takeover: Duration::from_secs(8), ..LeaseTimes::DEFAULT },
+            Self::HoldAboveTakeover => LeaseTimes { hold: Duration::from_secs(50), ..LeaseTimes::DEFAULT },
+            Self::NoRest => {
+                let poll = PollIntervals { lock: Duration::from_millis(1), ..LeaseTimes::DEFAULT.poll };
+                LeaseTimes { poll, ..LeaseTimes::DEFAULT }
+            }
             Self::DeadlineFromAnswer
             | Self::NoFence
             | Self::GuardHangsToo
@@ -107,10 +112,9 @@ impl SimMistake {
             | Self::StatusAhead
             | Self::UploadsNothing
             | Self::WrongReplay
-            | Self::NoRest
             | Self::WildClocks
             | Self::AskingPreempts
-            | Self::DeclineUnseen => Times::DEFAULT,
+            | Self::DeclineUnseen => LeaseTimes::DEFAULT,
         }
     }
 

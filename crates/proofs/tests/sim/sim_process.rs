@@ -10,11 +10,12 @@ use baton::{
     api::{self, Api, Peer},
     bus::Bus,
     clock::SharedClock,
+    config::LeaseTimes,
     fair_watch::FairWatch,
-    reconciler::{self, AllowedRuntimes, Deposit, Housekeeping, PollIntervals, ReconcilerContext, desired::Drain},
+    reconciler::{self, AllowedRuntimes, Deposit, Housekeeping, ReconcilerContext, desired::Drain},
     storage::{
         checkpoints::Checkpoints,
-        lease::lease_rules::{Identity, Times},
+        lease::lease_rules::Identity,
         memory::Memory,
         records::{Durable, Records},
         snapshots::Snapshots,
@@ -109,14 +110,9 @@ impl SimProcess {
             mistake,
             set_back,
         });
-        let times = mistake.map_or(Times::DEFAULT, SimMistake::times);
+        let times = mistake.map_or(LeaseTimes::DEFAULT, SimMistake::times);
         let durable = Durable { locks: way.clone(), metadata: way.clone(), lock_bucket: None };
         let memory = Arc::new(Memory::new(clock.clone()));
-        let rhythm = if mistake == Some(SimMistake::NoRest) {
-            PollIntervals { lock: std::time::Duration::from_millis(1), ..PollIntervals::DEFAULT }
-        } else {
-            PollIntervals::DEFAULT
-        };
         let room = ground.room.unwrap_or(Housekeeping::OFF.room);
         let housekeeping = Housekeeping { sweep: Some(SWEEP), room, ..Housekeeping::OFF };
         let checkpoints = Checkpoints::new(way.clone(), None, clock.clone());
@@ -137,7 +133,6 @@ impl SimProcess {
             drain: Arc::new(FairWatch::new(Drain::No)),
             metrics: Default::default(),
             traces: Default::default(),
-            rhythm,
             housekeeping,
         });
         let gone = life.gone.clone();

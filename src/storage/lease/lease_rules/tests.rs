@@ -2,7 +2,7 @@
 
 use super::*;
 
-const T: Times = Times::DEFAULT;
+const T: LeaseTimes = LeaseTimes::DEFAULT;
 
 fn at(seconds: u64) -> Moment {
     Moment(Duration::from_secs(seconds))
