@@ -42,7 +42,7 @@ build: ## build the server, optimised
 test: setup-tests ## check the style, then run every test; the last line counts them
 	@scripts/test
 
-check: ## style, lints and licences, without running anything
+check: ## style, lints, rustdoc and licences, without running anything
 	@scripts/check
 
 fmt: ## format the sources

@@ -30,7 +30,7 @@ pub struct FakeGcsArgs {
     /// How soon the same object may be written again; sooner is answered with 429.
     #[arg(long, value_parser = humantime::parse_duration)]
     pub write_interval: Option<Duration>,
-    /// What goes wrong: OP:KIND[:VALUE][,object=TEXT][,times=N|forever]. May be given several times.
+    /// What goes wrong: `OP:KIND[:VALUE][,object=TEXT][,times=N|forever]`. May be given several times.
     #[arg(long = "fault", value_parser = parse_fault)]
     pub faults: Vec<InjectedFault>,
 }

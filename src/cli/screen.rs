@@ -1,7 +1,7 @@
 //! The only path from the command line to a terminal. Labels, messages, names and errors may be untrusted text, so
 //! everything printed here is made printable.
 //!
-//! Only the output of a command takes another path ([`connect`](super::stdio_bridge::connect)), unchanged, because it is
+//! Only the output of a command takes another path (`stdio_bridge`), unchanged, because it is
 //! what the user asked for.
 
 use std::{
@@ -27,7 +27,7 @@ pub fn say(text: impl Display) {
     let _ = writeln!(io::stderr(), "{}", printable_lines(&text.to_string()));
 }
 
-/// JSON for programs that is also safe for a terminal: [`print`] leaves it unchanged.
+/// JSON for programs that is also safe for a terminal: [`print`](print()) leaves it unchanged.
 pub fn json(value: &Value) -> String {
     escape_json(&format!("{value:#}\n")).into_owned()
 }

@@ -66,12 +66,12 @@ impl LeaseView {
         let relation = self.relation();
         match (self.last_read, relation) {
             (_, Some(LeaseState::Ours)) => LockState::Ours,
-            // [14]
+            // Rule 14.
             (LockRead::Unusable(_), _) => LockState::Missing,
             (_, Some(LeaseState::Late)) => LockState::Late,
             (LockRead::Never | LockRead::Failed, _) | (LockRead::Good, None) => LockState::Unknown,
             (LockRead::Good, Some(LeaseState::Free)) => LockState::Free,
-            // [9] No instance may acquire a tombstone.
+            // Rule 9: No instance may acquire a tombstone.
             (LockRead::Good, Some(LeaseState::Theirs | LeaseState::Purged)) => LockState::Theirs,
         }
     }
@@ -98,7 +98,7 @@ impl LeaseView {
         self.handle.as_ref().filter(|_| self.state() == LockState::Ours).map(LeaseHandle::next_renewal)
     }
 
-    /// [13] The lease was renewed just now.
+    /// Rule 13: The lease was renewed just now.
     pub(super) fn is_renewed(&self) -> bool {
         self.handle.as_ref().is_some_and(LeaseHandle::is_renewed)
     }

@@ -147,7 +147,7 @@ impl LeaseHandle {
         }
     }
 
-    /// [2] Records the write that created this lock on our behalf. It takes effect when the lock is read.
+    /// Rule 2: Records the write that created this lock on our behalf. It takes effect when the lock is read.
     pub fn begun_by(mut self, lease: InitialLease) -> Self {
         self.attempts.push((lease.op, lease.sent));
         self
@@ -200,7 +200,7 @@ impl LeaseHandle {
         self.epoch
     }
 
-    /// [13] Whether our last applied write renewed the lease, less than *renew* ago.
+    /// Rule 13: Whether our last applied write renewed the lease, less than *renew* ago.
     pub fn is_renewed(&self) -> bool {
         let renewals = self.lock().and_then(|lock| lock.lease.as_ref()).map_or(0, |lease| lease.renew);
         let fresh = self.times.hold.saturating_sub(self.times.renew);
@@ -234,7 +234,8 @@ impl LeaseHandle {
                 (self.known, self.is_sealed) = (Some((stored.lock, version)), stored.is_sealed);
             }
             Ok(PollResult::Missing) => {
-                // [14] A missing lock is not free, and not ours to create. Nor can a pending write be applied any more.
+                // Rule 14: A missing lock is not free, and not ours to create. Nor can a pending write be applied any
+                // more.
                 self.unsettled = false;
                 self.known = None;
                 self.sight.missed();
@@ -261,7 +262,8 @@ impl LeaseHandle {
     /// Acquires the lease under a new epoch. `runs`: the sandbox is going to run under it.
     pub async fn acquire(&mut self, runs: bool) -> Result<()> {
         let op = self.clock.nonce();
-        // [9] The lease was judged free from this very lock: the precondition of the write guarantees that it still is.
+        // Rule 9: The lease was judged free from this very lock: the precondition of the write guarantees that it still
+        // is.
         let lock = self.current()?;
         let before = PriorRun { ran: lock.ran, behind: lock.behind };
         let next = lease_rules::acquired(lock, &self.who.me, op.clone(), &self.times, runs);
@@ -278,7 +280,7 @@ impl LeaseHandle {
         let op = self.clock.nonce();
         let next = lease_rules::renewed(self.ours()?, op.clone());
         match self.send(next, &op, Priority::Renewal, |lock| is_op(lock, &op)).await {
-            // [8] A waiter registered in between: merge its entry and write again at once.
+            // Rule 8: A waiter registered in between: merge its entry and write again at once.
             Err(Error::Changed) if matches!(self.stand(), Some(LeaseState::Ours | LeaseState::Late)) => {
                 let op = self.clock.nonce();
                 let next = lease_rules::renewed(self.ours()?, op.clone());
@@ -298,13 +300,13 @@ impl LeaseHandle {
         Ok(())
     }
 
-    /// [2] Whether the head may still change through our own commit whose answer was lost. A renewal rules that out: no
-    /// write based on an older lock can be applied after it.
+    /// Rule 2: Whether the head may still change through our own commit whose answer was lost. A renewal rules that
+    /// out: no write based on an older lock can be applied after it.
     pub fn is_in_doubt(&self) -> bool {
         self.in_doubt
     }
 
-    /// [11] Releases the lease, with `head` as the last commit in the same write. `ran`: the sandbox ran under this
+    /// Rule 11: Releases the lease, with `head` as the last commit in the same write. `ran`: the sandbox ran under this
     /// lease. One way: once this is called, nothing runs under this epoch any more, whatever the answer. Safe to repeat
     /// until it succeeds or the lease proves lost.
     pub async fn release(&mut self, head: Option<Head>, ran: bool) -> Result<Released> {
@@ -322,14 +324,14 @@ impl LeaseHandle {
         Ok(Released::Freed)
     }
 
-    /// [13] Marks the start of a purge.
+    /// Rule 13: Marks the start of a purge.
     pub async fn purging(&mut self) -> Result<()> {
         let op = self.clock.nonce();
         let next = lease_rules::purging(self.ours()?, op.clone());
         self.send(next, &op, Priority::Commit, |lock| is_op(lock, &op)).await
     }
 
-    /// [13] Ends a purge: only the tombstone remains. One way and safe to repeat, like a release.
+    /// Rule 13: Ends a purge: only the tombstone remains. One way and safe to repeat, like a release.
     pub async fn write_tombstone(&mut self) -> Result<Released> {
         let Some(held) = self.held else { return Ok(Released::Lost) };
         if self.unsettled {
@@ -345,7 +347,7 @@ impl LeaseHandle {
         Ok(Released::Freed)
     }
 
-    /// [12] Declines the waiter whose entry carries this nonce: the sandbox stays here. Also renews the lease.
+    /// Rule 12: Declines the waiter whose entry carries this nonce: the sandbox stays here. Also renews the lease.
     pub async fn decline(&mut self, waiter: &Nonce) -> Result<()> {
         let op = self.clock.nonce();
         let lock = self.ours()?;

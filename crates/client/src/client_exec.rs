@@ -23,6 +23,7 @@ use crate::{
 /// How a command ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
+    /// The code it exited with; `None` if a signal killed it or it was lost.
     pub exit_code: Option<i32>,
     /// The number of the signal that killed it.
     pub signal: Option<i32>,
@@ -35,6 +36,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
+    /// Whether it exited with code 0.
     pub fn is_success(&self) -> bool {
         self.exit_code == Some(0)
     }

@@ -12,7 +12,9 @@ use crate::Error;
 /// How to find a sandbox again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SandboxRef {
+    /// The sandbox's id, the same on every instance.
     pub id: SandboxId,
+    /// The secret that allows attaching to it.
     pub token: Token,
 }
 

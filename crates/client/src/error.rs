@@ -20,8 +20,10 @@ pub enum Error {
     /// There are no credentials for the proxy in front of the server.
     #[error("no credentials: {0}")]
     Auth(String),
+    /// No sandbox was created; the text says why. Creating again is safe.
     #[error("the sandbox could not be created: {0}")]
     Creation(String),
+    /// The sandbox exists but could not be started again. Its checkpoint is kept.
     #[error("the sandbox could not be restored: {0}")]
     Restore(String),
     /// The sandbox keeps running.
@@ -29,13 +31,29 @@ pub enum Error {
     Checkpoint(String),
     /// The server refused one request. The sandbox keeps running.
     #[error("refused: {message}")]
-    Refused { status: Status, message: String },
+    Refused {
+        /// The status that the server answered with.
+        status: Status,
+        /// The server's explanation.
+        message: String,
+    },
     /// A command did not end with exit code 0, where the caller required that.
     #[error("the command ended with {how}{said}")]
-    Failed { how: String, said: String },
+    Failed {
+        /// The exit code, signal or timeout, in words.
+        how: String,
+        /// The end of stderr after a colon, or empty.
+        said: String,
+    },
     /// A file error, in the sandbox or on this machine: an errno's name such as `ENOENT`, and a text.
     #[error("{message}")]
-    File { code: String, message: String },
+    File {
+        /// The errno's name; `EIO` for anything unusual.
+        code: String,
+        /// A text for people, which names the file.
+        message: String,
+    },
+    /// The server did not answer in time. The request may still be carried out.
     #[error("no answer within {0:?}")]
     Timeout(Duration),
     /// The server cannot be reached, or no longer.

@@ -34,7 +34,9 @@ pub struct Transfer {
     pub cwd: Option<String>,
     /// Counts only time in which the sandbox ran.
     pub timeout: Option<Duration>,
+    /// Reports progress, on the task or thread that transfers. It must not block.
     pub on_bytes: Option<OnBytes>,
+    /// Reports files that were skipped, such as sockets and names that leave the directory.
     pub on_left_out: Option<OnLeftOut>,
 }
 

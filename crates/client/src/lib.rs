@@ -45,6 +45,8 @@
 //! After a lost connection the client reconnects and resumes: commands keep running, and each byte of their
 //! output and input arrives once. Whatever cannot be resumed ends with a typed [`Error`].
 
+#![warn(missing_docs)]
+
 mod auth;
 mod client_clock;
 mod client_exec;

@@ -15,7 +15,9 @@ use crate::Auth;
 /// How [`Sandbox::create`](crate::Sandbox::create) makes a sandbox and connects to it.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
+    /// What kind of sandbox to create.
     pub config: SandboxConfig,
+    /// How to reach the server, now and when reconnecting.
     pub connection: Connection,
 }
 
@@ -42,6 +44,7 @@ pub struct Connection {
     pub on_status: Option<OnStatus>,
 }
 
+/// Called with every status update.
 pub type OnStatus = Arc<dyn Fn(&Update) + Send + Sync>;
 
 impl Default for Connection {
@@ -79,10 +82,12 @@ impl fmt::Debug for Connection {
 pub struct Exec(pub(crate) request::ExecRequest);
 
 impl Exec {
+    /// Runs a program with its arguments, without a shell.
     pub fn argv<S: Into<String>>(argv: impl IntoIterator<Item = S>) -> Self {
         Self::of(Command::Argv(argv.into_iter().map(Into::into).collect()))
     }
 
+    /// Runs a piece of source code with the interpreter of its language.
     pub fn code(language: Language, code: impl Into<String>) -> Self {
         Self::of(Command::Code { language, code: code.into() })
     }
@@ -113,11 +118,13 @@ impl Exec {
         self
     }
 
+    /// Sets one variable, in addition to the sandbox's environment.
     pub fn env(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.0.env.insert(name.into(), value.into());
         self
     }
 
+    /// Sets the working directory; by default that of the sandbox.
     pub fn cwd(mut self, directory: impl Into<String>) -> Self {
         self.0.cwd = Some(directory.into());
         self

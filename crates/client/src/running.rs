@@ -33,8 +33,11 @@ pub struct Running {
 /// Everything a command wrote, and how it ended.
 #[derive(Clone, Debug, Default)]
 pub struct Collected {
+    /// Everything written to stdout, except for lost bytes.
     pub stdout: Vec<u8>,
+    /// Everything written to stderr, except for lost bytes. Empty on a terminal.
     pub stderr: Vec<u8>,
+    /// How the command ended.
     pub outcome: Outcome,
     /// How many bytes were lost and are missing here.
     pub lost: u64,
@@ -67,6 +70,7 @@ impl Running {
         }
     }
 
+    /// The exec id, which outlives the connection and can be attached to again.
     pub fn id(&self) -> &ExecId {
         &self.control.exec.id
     }
@@ -215,6 +219,7 @@ pub struct OutputStream {
 }
 
 impl OutputStream {
+    /// The next piece, in order; `None` when no more will follow.
     pub async fn next(&mut self) -> Option<Chunk> {
         poll_fn(|context| self.exec.poll_one(self.output, context)).await
     }

@@ -61,6 +61,7 @@ impl Sandbox {
         Self::attach_with(url, id, token, Connection::default()).await
     }
 
+    /// Like [`attach`](Self::attach), with its own timeouts, credentials and callbacks.
     pub async fn attach_with(url: &str, id: SandboxId, token: Token, connection: Connection) -> Result<Self, Error> {
         let options = Options { connection, ..Options::default() };
         Self::open(url, Some(SandboxRef { id, token }), options).await
@@ -98,6 +99,7 @@ impl Sandbox {
         Ok(Self { place, answer_within, commands, look, mirror, updates, _link: task })
     }
 
+    /// The id under which the sandbox can be attached again.
     pub fn id(&self) -> &SandboxId {
         &self.place.id
     }
@@ -198,6 +200,7 @@ impl Sandbox {
         self.checkpoint_with(CheckpointOptions::default()).await
     }
 
+    /// Like [`checkpoint`](Self::checkpoint), with options.
     pub async fn checkpoint_with(&self, how: CheckpointOptions) -> Result<CheckpointId, Error> {
         let request = Request::Checkpoint { live: how.live, keep_running: how.keep_running };
         let answers = [Status::Checkpointed, Status::CheckpointError, Status::ExecutionInProgressError];

@@ -22,14 +22,18 @@ pub(crate) const FLOOD: usize = 4 << 20;
 /// A part of a command's output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Chunk {
+    /// The next bytes of the stream.
     Data(Bytes),
     /// The bytes `from..to` were lost: no client read them for too long.
     Gap {
+        /// The offset of the first lost byte.
         from: u64,
+        /// The offset of the first byte that follows.
         to: u64,
     },
     /// The sandbox was rolled back to an older checkpoint: the bytes from `to` on follow again.
     Rewound {
+        /// The offset that the stream continues from.
         to: u64,
     },
 }

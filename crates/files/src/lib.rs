@@ -2,7 +2,7 @@
 //!
 //! | module | does |
 //! |---|---|
-//! | [`write`] | writes a file completely or not at all |
+//! | `write` | writes a file completely or not at all |
 //! | [`list`] | lists a directory |
 //! | [`tar`] | reads and writes archives as a stream of members; touches no files |
 //! | [`pack`], [`unpack`] | convert a directory to an archive and back |

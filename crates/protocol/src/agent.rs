@@ -20,11 +20,13 @@ pub const KEPT_EXITS: usize = 100;
 pub struct Assign {
     /// The sandbox's marker, in hex, each byte inverted: the marker itself never occurs inside a payload.
     pub marker_inverted: String,
+    /// The environment of every command, below what a command sets itself.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
     /// The default working directory of commands.
     #[serde(default)]
     pub cwd: Option<String>,
+    /// The host name inside the sandbox; `None` keeps `sandbox`.
     #[serde(default)]
     pub hostname: Option<String>,
     /// Concurrent processes and threads of one user. Applies for the sandbox's whole life, also after a restore.
@@ -48,11 +50,14 @@ pub struct Relieve {
 /// `Exec`: one command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentExec {
+    /// The client's name for the command; unique in the sandbox.
     pub exec_id: ExecId,
+    /// The program and its arguments; the program is looked up in `PATH`.
     pub argv: Vec<String>,
     /// Added to the environment of the sandbox.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
+    /// The working directory; `None` uses the sandbox's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cwd: Option<String>,
     /// A user name or number inside the sandbox.
@@ -61,6 +66,7 @@ pub struct AgentExec {
     /// If false, stdin is empty from the start.
     #[serde(default)]
     pub stdin: bool,
+    /// Runs the command on a terminal of this size; `None` connects three pipes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pty: Option<Pty>,
     /// Counts only time in which the sandbox ran.
@@ -71,9 +77,12 @@ pub struct AgentExec {
     pub file: Option<file_work::Work>,
 }
 
+/// The size of a terminal, in characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pty {
+    /// Columns, at least 1.
     pub cols: u16,
+    /// Rows, at least 1.
     pub rows: u16,
 }
 
@@ -87,6 +96,7 @@ pub struct Resync {
 /// `Restored` and `Forked`: what the sandbox is told about its handoff or fork.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Restored {
+    /// Added to the environment of commands that start from now on.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
 }
@@ -104,8 +114,10 @@ pub struct Hello {
 /// `Exit`: exactly one of the first three is set.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exit {
+    /// The exit code, if the command exited by itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub code: Option<i32>,
+    /// The number of the signal that killed the command.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signal: Option<i32>,
     /// Why the command never started.
@@ -125,20 +137,27 @@ pub struct Exit {
 /// `ResyncAck` and `Execs`: everything the agent knows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentState {
+    /// The newest frame version that the agent supports.
     pub version: u8,
     /// The highest request number that the agent has accepted.
     pub last_request: u64,
     /// The highest exec number that the agent has accepted.
     #[serde(default)]
     pub last_exec: u32,
+    /// Every command that has not been forgotten, running or ended.
     pub execs: Vec<ExecState>,
 }
 
+/// One command as the agent knows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExecState {
+    /// The command's number in frames.
     pub exec: u32,
+    /// The client's name for the command.
     pub exec_id: ExecId,
+    /// The process id inside the sandbox; 0 if the command never started.
     pub pid: i32,
+    /// The command runs on a terminal, so all its output is stdout.
     #[serde(default)]
     pub pty: bool,
     /// Bytes of stdin accepted so far.
@@ -146,16 +165,22 @@ pub struct ExecState {
     /// Stdin is not read, or no longer read.
     #[serde(default)]
     pub stdin_closed: bool,
+    /// The buffered part of stdout.
     pub stdout: Range,
+    /// The buffered part of stderr.
     pub stderr: Range,
+    /// How the command ended; `None` while it runs.
     pub exit: Option<Exit>,
 }
 
 /// Which part of a stream is still buffered: the bytes `from..to`, and whether more can follow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Range {
+    /// The offset of the first buffered byte.
     pub from: u64,
+    /// The offset after the last buffered byte.
     pub to: u64,
+    /// The stream has ended at `to`.
     #[serde(default)]
     pub eof: bool,
 }

@@ -8,25 +8,35 @@
 
 use crate::frame::Stream;
 
+/// The length of the header in bytes.
 pub const HEADER: usize = 13;
 
+/// A part of one stream of one command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BinaryChunk<'a> {
+    /// Stdin from the client; stdout or stderr from the server.
     pub stream: Stream,
+    /// The command's number, from EXECUTION_RUNNING.
     pub exec: u32,
+    /// The offset of the first payload byte in its stream.
     pub offset: u64,
+    /// The bytes themselves; may be empty.
     pub payload: &'a [u8],
 }
 
+/// Why a binary message is not a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MalformedFrame {
+    /// The message is shorter than a header.
     #[error("A binary message is at least {HEADER} bytes long.")]
     TooShort,
+    /// The first byte names no stream of a command.
     #[error("The first byte of a binary message is 0 (stdin), 1 (stdout) or 2 (stderr).")]
     Stream,
 }
 
 impl<'a> BinaryChunk<'a> {
+    /// Copies header and payload into one message; [`wrap`] avoids the copy.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(HEADER + self.payload.len());
         out.extend_from_slice(&header(self.stream, self.exec, self.offset));
@@ -34,6 +44,7 @@ impl<'a> BinaryChunk<'a> {
         out
     }
 
+    /// Parses one message. The payload borrows from it.
     pub fn decode(bytes: &'a [u8]) -> Result<Self, MalformedFrame> {
         let Some((header, payload)) = bytes.split_first_chunk::<HEADER>() else { return Err(MalformedFrame::TooShort) };
         let stream = match header[0] {

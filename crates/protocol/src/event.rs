@@ -9,56 +9,82 @@ use crate::id::{CheckpointId, ExecId, InstanceId, SandboxId, SnapshotName};
 /// The version number of the dialect `baton.v1`.
 pub const PROTOCOL: u32 = 1;
 
+/// A message from the server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
+    /// The state of the sandbox, of a command or of a request has changed.
     StatusUpdate(Update),
     /// The credentials to attach to the sandbox again. The token is sent only this once.
     SandboxId {
+        /// The new sandbox.
         sandbox_id: SandboxId,
+        /// The secret to attach to it with.
         sandbox_token: Token,
     },
+    /// Output of the only command, in the plain dialect.
     Stdout {
+        /// The output as text; invalid UTF-8 becomes U+FFFD.
         data: String,
     },
+    /// Error output of the only command, in the plain dialect.
     Stderr {
+        /// The output as text; invalid UTF-8 becomes U+FFFD.
         data: String,
     },
     /// A message for people. The close code tells whether an error is fatal, not this event.
     Error {
+        /// One sentence; not meant to be parsed.
         message: String,
     },
     /// The first event of `baton.v1`.
     Hello {
+        /// The version of the dialect: [`PROTOCOL`].
         protocol: u32,
+        /// The largest message the server accepts, in bytes.
         max_frame: u64,
+        /// How many commands a sandbox may have at once.
         max_execs: u32,
+        /// The instance that serves this connection.
         instance: InstanceId,
     },
     /// Everything below `offset` of the command's stdin was accepted.
     StdinAck {
+        /// The command that reads the input.
         exec_id: ExecId,
+        /// How many bytes were accepted since the command started.
         offset: u64,
     },
     /// The bytes `from..to` are no longer buffered.
     OutputGap {
+        /// The command that wrote them.
         exec_id: ExecId,
+        /// The stream with the gap.
         stream: StdStream,
+        /// The offset of the first lost byte.
         from: u64,
+        /// The offset of the first byte that is still available.
         to: u64,
     },
     /// The sandbox was restored from a checkpoint that is older than the moment at which it last ran.
     RolledBack {
+        /// The checkpoint that the sandbox was restored from.
         checkpoint_id: CheckpointId,
+        /// The time between that checkpoint and the last moment the sandbox ran, in milliseconds.
         age_ms: u64,
     },
     /// The restored command will write everything after `to` again.
     OutputRewound {
+        /// The restored command.
         exec_id: ExecId,
+        /// The stream that continues earlier.
         stream: StdStream,
+        /// The offset that the stream continues from.
         to: u64,
     },
+    /// The answer to a fork.
     Forked {
+        /// The new sandboxes, in no particular order.
         sandboxes: Vec<Copied>,
     },
 }
@@ -67,42 +93,54 @@ pub enum Event {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StdStream {
+    /// Standard output, and everything a command on a terminal writes.
     Stdout,
+    /// Standard error.
     Stderr,
 }
 
 /// One sandbox made by a fork.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Copied {
+    /// The copy's own id.
     pub sandbox_id: SandboxId,
+    /// The secret to attach to the copy with.
     pub sandbox_token: Token,
 }
 
 /// A status and the fields that belong to it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Update {
+    /// What has changed.
     pub status: Status,
+    /// A sentence for people, mostly why something was refused or ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
+    /// The command that the update is about; `None` if it is about the sandbox.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exec_id: Option<ExecId>,
     /// The command's number in binary frames.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exec: Option<u32>,
+    /// The exit code, with EXECUTION_DONE if the command exited by itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<i32>,
+    /// The number of the signal that killed the command, with EXECUTION_DONE.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signal: Option<i32>,
     /// The command was killed at its own timeout.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub timed_out: bool,
+    /// How long the command ran, in milliseconds, excluding time in which the sandbox was stopped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub duration_ms: Option<u64>,
+    /// The committed checkpoint, with CHECKPOINTED.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_id: Option<CheckpointId>,
     /// How long the sandbox was paused, with a snapshot or a checkpoint after which it keeps running.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paused_ms: Option<u64>,
+    /// The stored snapshot, with FILESYSTEM_SNAPSHOT_CREATED.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<SnapshotName>,
     /// `files`, with RUNNING: the sandbox was started again from the files of its last checkpoint.
@@ -117,17 +155,25 @@ pub struct Update {
     pub execs: Option<Vec<ExecView>>,
 }
 
+/// A command that the sandbox knows, with the offsets a client needs to continue it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExecView {
+    /// The name that the client gave the command, or the server's.
     pub exec_id: ExecId,
+    /// The command's number in binary frames.
     pub exec: u32,
+    /// Whether the command has not ended yet.
     pub running: bool,
     /// Bytes of stdin accepted so far.
     pub stdin: u64,
+    /// The part of stdout that can still be read.
     pub stdout: Kept,
+    /// The part of stderr that can still be read.
     pub stderr: Kept,
+    /// The exit code; `None` while the command runs or if a signal killed it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<i32>,
+    /// The number of the signal that killed the command.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signal: Option<i32>,
 }
@@ -135,18 +181,23 @@ pub struct ExecView {
 /// Bytes done, and bytes in total: 0 if unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {
+    /// Bytes transferred so far.
     pub done: u64,
+    /// Bytes to transfer; 0 if unknown.
     pub total: u64,
 }
 
 /// Which bytes of a stream are still available.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kept {
+    /// The offset of the first available byte.
     pub from: u64,
+    /// The offset after the last byte written so far.
     pub to: u64,
 }
 
 impl Update {
+    /// An update without any of the optional fields.
     pub fn new(status: Status) -> Self {
         Self {
             status,
@@ -168,6 +219,7 @@ impl Update {
 }
 
 impl Event {
+    /// A status update without any of the optional fields.
     pub fn status(status: Status) -> Self {
         Self::StatusUpdate(Update::new(status))
     }
@@ -178,10 +230,12 @@ impl Event {
         [Self::StatusUpdate(update), Self::Error { message: message.to_owned() }]
     }
 
+    /// The event as one line of JSON.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).expect("an event is plain data")
     }
 
+    /// Parses one message. Unknown fields are ignored; an unknown event is an error.
     pub fn parse(text: &str) -> Result<Self, serde_json::Error> {
         serde_json::from_str(text)
     }
@@ -200,14 +254,17 @@ impl fmt::Debug for Token {
 
 macro_rules! statuses {
     ($($(#[$doc:meta])* $name:ident = $text:literal),* $(,)?) => {
+        /// The statuses of the protocol, in the order in which the documentation lists them.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
         pub enum Status {
             $($(#[$doc])* #[serde(rename = $text)] $name,)*
         }
 
         impl Status {
+            /// Every status.
             pub const ALL: &[Status] = &[$(Status::$name),*];
 
+            /// The name on the wire, such as `SANDBOX_RUNNING`.
             pub fn as_str(self) -> &'static str {
                 match self { $(Status::$name => $text,)* }
             }
@@ -216,41 +273,75 @@ macro_rules! statuses {
 }
 
 statuses! {
+    /// The container is being created.
     Creating = "SANDBOX_CREATING",
+    /// The sandbox runs and accepts commands.
     Running = "SANDBOX_RUNNING",
+    /// No sandbox with this id exists, or it was deleted.
     NotFound = "SANDBOX_NOT_FOUND",
+    /// Another client is attached, and alive.
     InUse = "SANDBOX_IN_USE",
+    /// The sandbox could not be created.
     CreationError = "SANDBOX_CREATION_ERROR",
+    /// The command has started.
     ExecutionRunning = "SANDBOX_EXECUTION_RUNNING",
+    /// The command has ended and all its output was sent.
     ExecutionDone = "SANDBOX_EXECUTION_DONE",
+    /// The command or its input was refused.
     ExecutionError = "SANDBOX_EXECUTION_ERROR",
+    /// The request was refused because a command is running.
     ExecutionInProgressError = "SANDBOX_EXECUTION_IN_PROGRESS_ERROR",
+    /// There is no interpreter for this language.
     ExecutionUnsupportedLanguageError = "SANDBOX_EXECUTION_UNSUPPORTED_LANGUAGE_ERROR",
+    /// The command was killed at the client's request, or none was running.
     ExecutionForceKilled = "SANDBOX_EXECUTION_FORCE_KILLED",
+    /// The command could not be killed.
     ExecutionForceKillError = "SANDBOX_EXECUTION_FORCE_KILL_ERROR",
+    /// The input was refused.
     StdinError = "SANDBOX_STDIN_ERROR",
+    /// A checkpoint is being taken.
     Checkpointing = "SANDBOX_CHECKPOINTING",
+    /// The checkpoint is committed.
     Checkpointed = "SANDBOX_CHECKPOINTED",
+    /// No checkpoint was taken; the sandbox keeps running.
     CheckpointError = "SANDBOX_CHECKPOINT_ERROR",
+    /// The sandbox is being looked up and, if stored, restored.
     Restoring = "SANDBOX_RESTORING",
+    /// The sandbox could not be restored; its checkpoint is kept.
     RestoreError = "SANDBOX_RESTORE_ERROR",
+    /// A filesystem snapshot is being made.
     FilesystemSnapshotCreating = "SANDBOX_FILESYSTEM_SNAPSHOT_CREATING",
+    /// The filesystem snapshot is stored.
     FilesystemSnapshotCreated = "SANDBOX_FILESYSTEM_SNAPSHOT_CREATED",
+    /// No filesystem snapshot was made; the sandbox keeps running.
     FilesystemSnapshotError = "SANDBOX_FILESYSTEM_SNAPSHOT_ERROR",
+    /// The local container is being removed.
     Deleting = "SANDBOX_DELETING",
+    /// The local container is gone. With a checkpoint, the sandbox itself still exists.
     Deleted = "SANDBOX_DELETED",
+    /// The sandbox is being deleted at the client's request.
     Killing = "SANDBOX_KILLING",
+    /// The sandbox is deleted for good.
     Killed = "SANDBOX_KILLED",
+    /// The sandbox could not be deleted.
     KillError = "SANDBOX_KILL_ERROR",
+    /// This instance waits for the lease.
     LockAcquiring = "SANDBOX_LOCK_ACQUIRING",
+    /// This instance holds the lease.
     LockAcquired = "SANDBOX_LOCK_ACQUIRED",
+    /// Another instance asked for the lease.
     LockReleaseRequested = "SANDBOX_LOCK_RELEASE_REQUESTED",
+    /// The lease was lost, so the session ends.
     LockRenewalError = "SANDBOX_LOCK_RENEWAL_ERROR",
+    /// This instance is releasing the lease.
     LockReleasing = "SANDBOX_LOCK_RELEASING",
+    /// This instance no longer holds the lease.
     LockReleased = "SANDBOX_LOCK_RELEASED",
     /// The sandbox is paused; only in `baton.v1`.
     Paused = "SANDBOX_PAUSED",
+    /// The token does not grant access.
     PermissionDenialError = "SANDBOX_PERMISSION_DENIAL_ERROR",
+    /// A request was not understood or not allowed.
     Error = "SANDBOX_ERROR",
 }
 

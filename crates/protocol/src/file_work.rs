@@ -14,6 +14,7 @@ pub const MAX_DEPTH: u32 = 256;
 pub enum Work {
     /// Sends the file's bytes on stdout.
     ReadFile {
+        /// The file or directory; relative to the working directory of the exec.
         path: String,
         /// The offset to start at.
         #[serde(default, skip_serializing_if = "is_nought")]
@@ -27,6 +28,7 @@ pub enum Work {
     },
     /// Replaces the file atomically with the bytes from stdin, when stdin ends.
     WriteFile {
+        /// The file, or the directory to unpack into; missing directories are created.
         path: String,
         /// Permission bits.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -41,8 +43,9 @@ pub enum Work {
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         archive: bool,
     },
-    /// Writes one line of JSON per file to stdout: [`Entry`].
+    /// Writes one line of JSON per file to stdout: [`FileEntry`].
     ListFiles {
+        /// The directory to list, or a single file.
         path: String,
         /// 0: only `path` itself; 1: its entries; more: further levels below.
         #[serde(default = "one", skip_serializing_if = "is_one")]
@@ -51,6 +54,7 @@ pub enum Work {
 }
 
 impl Work {
+    /// The name of the action on the wire; contains nothing that the client sent.
     pub fn word(&self) -> &'static str {
         match self {
             Self::ReadFile { .. } => "read_file",
@@ -70,7 +74,9 @@ impl Work {
 pub struct FileEntry {
     /// Relative to the requested path; for that path itself, its last part. Invalid UTF-8 becomes U+FFFD.
     pub name: String,
+    /// What the entry is; symbolic links are not followed.
     pub kind: FileKind,
+    /// The size in bytes, as `stat` reports it.
     #[serde(default)]
     pub size: u64,
     /// Permission bits.
@@ -84,11 +90,15 @@ pub struct FileEntry {
     pub target: Option<String>,
 }
 
+/// The type of a directory entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FileKind {
+    /// A regular file.
     File,
+    /// A directory.
     Directory,
+    /// A symbolic link, which is not followed.
     Symlink,
     /// A device, a socket or a pipe.
     #[serde(other)]

@@ -13,6 +13,7 @@
 
 /// The version that this code supports and writes.
 pub const VERSION: u8 = 1;
+/// The length of the header in bytes.
 pub const HEADER: usize = 32;
 /// The maximum payload of a frame.
 pub const MAX_PAYLOAD: usize = 1 << 20;
@@ -28,7 +29,7 @@ pub enum FrameKind {
     // To the agent.
     /// Gives the agent its identity ([`crate::agent::Assign`]). Sent once, before anything else.
     Assign = 1,
-    /// Starts a command ([`crate::agent::Exec`]); `sequence` is the request's number.
+    /// Starts a command ([`crate::agent::AgentExec`]); `sequence` is the request's number.
     Exec = 2,
     /// Bytes for a command's stdin, starting at `offset`.
     Stdin = 3,
@@ -72,18 +73,20 @@ pub enum FrameKind {
     Eof = 67,
     /// The command ended or never started ([`crate::agent::Exit`]).
     Exit = 68,
-    /// The first frame after a resync ([`crate::agent::State`]).
+    /// The first frame after a resync ([`crate::agent::AgentState`]).
     ResyncAck = 69,
+    /// The answer to `Ping`, with the same sequence.
     Pong = 70,
     /// A line for the log, as text.
     Log = 71,
     /// Everything below `offset` of the command's stdin was accepted; stream `Exit`: stdin is no longer read.
     StdinAck = 72,
-    /// The answer to `List` ([`crate::agent::State`]).
+    /// The answer to `List` ([`crate::agent::AgentState`]).
     Execs = 73,
 }
 
 impl FrameKind {
+    /// Every kind, in order of its number.
     pub const ALL: [FrameKind; 27] = [
         FrameKind::Assign,
         FrameKind::Exec,
@@ -114,6 +117,7 @@ impl FrameKind {
         FrameKind::Execs,
     ];
 
+    /// Returns `None` for a number that this version does not know.
     pub fn from_number(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| *kind as u8 == number)
     }
@@ -130,7 +134,9 @@ impl FrameKind {
 pub enum Stream {
     /// Also used where a frame refers to no stream.
     Stdin = 0,
+    /// Standard output, and everything a command on a terminal writes.
     Stdout = 1,
+    /// Standard error.
     Stderr = 2,
     /// The exit status, in `Ack`.
     Exit = 3,
@@ -139,57 +145,74 @@ pub enum Stream {
 }
 
 impl Stream {
+    /// Every stream, in order of its number.
     pub const ALL: [Stream; 5] = [Stream::Stdin, Stream::Stdout, Stream::Stderr, Stream::Exit, Stream::Tree];
 
+    /// Returns `None` for a number that this version does not know.
     pub fn from_number(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|stream| *stream as u8 == number)
     }
 }
 
+/// One frame. Which fields have a meaning depends on `kind`; the others are 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
+    /// Defines the meaning of the other fields.
     pub kind: FrameKind,
+    /// The stream that the frame refers to.
     pub stream: Stream,
+    /// The number of the command; 0 if the frame refers to none.
     pub exec: u32,
+    /// Mostly an offset in `stream`; [`FrameKind`] lists the exceptions.
     pub offset: u64,
+    /// The number of a request, or of the `Replay` that the data answers.
     pub sequence: u64,
+    /// Bytes of a stream, or JSON; at most [`MAX_PAYLOAD`] bytes.
     pub payload: Vec<u8>,
 }
 
 /// Why bytes are not a frame. After one of these errors, the next frame boundary is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Broken {
+    /// The header announces more than [`MAX_PAYLOAD`] bytes.
     #[error("a frame announces {0} bytes, the most is {MAX_PAYLOAD}")]
     TooLong(u32),
+    /// The checksum does not match: bytes were lost or damaged.
     #[error("a frame's checksum does not match")]
     Checksum,
 }
 
 impl Frame {
+    /// A frame with every other field 0 and no payload.
     pub fn new(kind: FrameKind) -> Self {
         Self { kind, stream: Stream::Stdin, exec: 0, offset: 0, sequence: 0, payload: Vec::new() }
     }
 
+    /// Sets the number of the command.
     pub fn exec(mut self, exec: u32) -> Self {
         self.exec = exec;
         self
     }
 
+    /// Sets the stream.
     pub fn stream(mut self, stream: Stream) -> Self {
         self.stream = stream;
         self
     }
 
+    /// Sets the offset.
     pub fn offset(mut self, offset: u64) -> Self {
         self.offset = offset;
         self
     }
 
+    /// Sets the sequence number.
     pub fn sequence(mut self, sequence: u64) -> Self {
         self.sequence = sequence;
         self
     }
 
+    /// Sets the payload.
     pub fn payload(mut self, payload: impl Into<Vec<u8>>) -> Self {
         self.payload = payload.into();
         self
@@ -256,6 +279,7 @@ pub struct Decoder {
 }
 
 impl Decoder {
+    /// Appends bytes that were read; complete frames can then be taken.
     pub fn push(&mut self, bytes: &[u8]) {
         if self.start > 0 && (self.start == self.buffer.len() || self.start >= 4 * MAX_PAYLOAD) {
             self.buffer.drain(..self.start);
@@ -343,6 +367,7 @@ impl Long {
         self.length.saturating_sub(self.payload.len())
     }
 
+    /// The payload so far; append what is [`missing`](Self::missing) to it.
     pub fn payload(&mut self) -> &mut Vec<u8> {
         &mut self.payload
     }

@@ -8,7 +8,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a valid {what}: {rule}")]
 pub struct Invalid {
+    /// Which kind of name the text should have been.
     pub what: &'static str,
+    /// What a name of this kind looks like.
     pub rule: &'static str,
 }
 
@@ -20,6 +22,7 @@ macro_rules! name {
         pub struct $type(String);
 
         impl $type {
+            /// Parses a name; [`Invalid`] states the rule if the text breaks it.
             pub fn parse(text: &str) -> Result<Self, Invalid> {
                 let holds: fn(&str) -> bool = $holds;
                 if holds(text) {
@@ -29,6 +32,7 @@ macro_rules! name {
                 }
             }
 
+            /// The name as written on the wire and in object names.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -109,30 +113,35 @@ name!(
 );
 
 impl Sha256Name {
+    /// The name of a digest.
     pub fn from_bits(bits: [u8; 32]) -> Self {
         Self(hex(&bits))
     }
 }
 
 impl SandboxId {
+    /// Makes a sandbox id from a UUID in lower case.
     pub fn from_uuid(uuid: &str) -> Result<Self, Invalid> {
         Self::parse(&format!("sandbox-{uuid}"))
     }
 }
 
 impl InstanceId {
+    /// Makes an instance id from 16 random bytes.
     pub fn from_bits(bits: [u8; 16]) -> Self {
         Self(format!("inst-{}", hex(&bits)))
     }
 }
 
 impl Nonce {
+    /// Makes a nonce from 16 random bytes.
     pub fn from_bits(bits: [u8; 16]) -> Self {
         Self(hex(&bits))
     }
 }
 
 impl CheckpointId {
+    /// Combines the parts; any two attempts differ in the nonce.
     pub fn new(sandbox: &SandboxId, epoch: u64, seq: u64, nonce: &Nonce) -> Self {
         Self(format!("{sandbox}-{epoch}-{seq}-{nonce}"))
     }
@@ -142,10 +151,12 @@ impl CheckpointId {
         SandboxId(self.0.rsplitn(4, '-').last().unwrap_or_default().to_owned())
     }
 
+    /// The epoch of the lease under which the checkpoint was made.
     pub fn epoch(&self) -> u64 {
         Self::parts(&self.0).map_or(0, |(epoch, _)| epoch)
     }
 
+    /// The position among the sandbox's checkpoints; the head's is incremented by each commit.
     pub fn seq(&self) -> u64 {
         Self::parts(&self.0).map_or(0, |(_, seq)| seq)
     }
@@ -189,6 +200,7 @@ fn is_word(text: &str, longest: usize, allowed: fn(char) -> bool) -> bool {
         && text.chars().all(|c| allowed(c) || matches!(c, '.' | '_' | '-'))
 }
 
+/// Two lower-case hexadecimal digits per byte.
 pub fn hex(bytes: &[u8]) -> String {
     use fmt::Write;
     bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {

@@ -5,8 +5,10 @@
 //! | [`request`], [`event`], [`binary`] | a client and the server, over a WebSocket |
 //! | [`metadata`], [`by_hand`], [`lock`], [`manifest`], [`versioned`] | instances and operators, through the bucket |
 //! | [`frame`], [`agent`] | the server and the agent inside a sandbox, over two pipes |
-//! | [`file`] | a client and the agent, for files of a sandbox |
+//! | [`file_work`] | a client and the agent, for files of a sandbox |
 //! | [`id`], [`snapshot_key`], [`limits`], [`printable`], [`reason`], [`trace`] | all of them |
+
+#![warn(missing_docs)]
 
 pub mod agent;
 pub mod binary;

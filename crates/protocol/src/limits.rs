@@ -49,6 +49,7 @@ pub struct Limits {
 pub struct Cpus(pub u32);
 
 impl Limits {
+    /// Whether nothing is limited.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -184,7 +185,9 @@ impl<'de> Deserialize<'de> for Limits {
 /// What a sandbox gets by default, and the most that it may request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Bounds {
+    /// The limits of a sandbox that requests none.
     pub default: Limits,
+    /// The highest limits that a client may request.
     pub ceiling: Limits,
 }
 

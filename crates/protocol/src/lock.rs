@@ -8,11 +8,15 @@ use serde_json::{Map, Value};
 
 use crate::id::{CheckpointId, InstanceId, Nonce, SandboxId, Sha256Name};
 
+/// The version that this code writes.
 pub const VERSION: u32 = 1;
 
+/// The content of `lock.json`. Only compare-and-set replaces it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lock {
+    /// The format version: [`VERSION`].
     pub v: u32,
+    /// The sandbox, as a check against a misplaced object.
     pub sandbox_id: SandboxId,
     /// Incremented at every acquisition, never reset.
     pub epoch: u64,
@@ -24,16 +28,22 @@ pub struct Lock {
     pub behind: bool,
     /// `None` when the lock is free.
     pub lease: Option<Lease>,
+    /// The instance that asks the holder for the lease.
     #[serde(default)]
     pub waiter: Option<Waiter>,
+    /// The committed checkpoint; `None` before the first commit.
     #[serde(default)]
     pub head: Option<Head>,
+    /// The checkpoint committed before `head`, which `baton rollback` returns to.
     #[serde(default)]
     pub prev_head: Option<Head>,
+    /// The checkpoint of another sandbox that this one started from.
     #[serde(default)]
     pub forked_from: Option<CheckpointId>,
+    /// The stored objects are being erased. The sandbox cannot be started any more.
     #[serde(default)]
     pub purging: bool,
+    /// The stored objects are erased: the lock is a tombstone.
     #[serde(default)]
     pub purged: bool,
     /// When it was purged; decides when the tombstone may be removed.
@@ -44,22 +54,31 @@ pub struct Lock {
     pub unknown: Map<String, Value>,
 }
 
+/// A timed hold on the lock. Its times are durations, so clocks need not agree.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lease {
+    /// The instance that may run the sandbox.
     pub owner: InstanceId,
     /// Changes with every write of the owner.
     pub renew: u64,
     /// Unique to each attempt of the owner to write.
     pub op: Nonce,
+    /// How long the owner may run the sandbox after its last write, in milliseconds.
     pub hold_ms: u64,
+    /// After how long without a change another instance may take over, in milliseconds. Longer than `hold_ms`.
     pub takeover_ms: u64,
 }
 
+/// The entry of an instance that asks for the lease.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waiter {
+    /// The instance that asks.
     pub instance: InstanceId,
+    /// Unique to each attempt of the waiter to write.
     pub op: Nonce,
+    /// Incremented by the waiter to show that it still waits.
     pub beat: u64,
+    /// After how long without a change the entry counts as abandoned, in milliseconds.
     pub ttl_ms: u64,
     /// What the waiter may expect of the holder.
     #[serde(default)]
@@ -84,17 +103,22 @@ pub enum Claim {
 }
 
 impl Claim {
+    /// Every claim, for exhaustive tests and tables.
     pub const ALL: [Self; 3] = [Self::Ask, Self::Order, Self::Preempt];
 }
 
 /// The committed checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Head {
+    /// Incremented by each commit.
     pub seq: u64,
+    /// The epoch of the lease under which it was committed.
     pub epoch: u64,
+    /// The checkpoint that a restore uses.
     pub checkpoint_id: CheckpointId,
     /// `None` where checkpoints are stored under a mount.
     pub bucket: Option<String>,
+    /// The digest of its manifest, which in turn has the digests of all its files.
     #[serde(deserialize_with = "crate::manifest::field::manifest_sha256")]
     pub manifest_sha256: Sha256Name,
 }

@@ -38,32 +38,48 @@ pub(crate) mod field {
     }
 }
 
+/// One file of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct File {
+    /// The file's name below the checkpoint's prefix.
     pub name: String,
+    /// The size in bytes.
     pub size: u64,
+    /// The digest of the content, verified before the file is used.
     #[serde(deserialize_with = "field::file_sha256")]
     pub sha256: Sha256Name,
+    /// The checksum of the content, which the bucket verifies too.
     pub crc32c: u32,
 }
 
 /// The manifest of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckpointManifest {
+    /// The format version; see [`versioned`](crate::versioned).
     pub version: u32,
+    /// The checkpoint, as a check against a misplaced object.
     pub checkpoint_id: CheckpointId,
+    /// The sandbox that was checkpointed.
     pub sandbox_id: SandboxId,
+    /// The epoch of the lease under which it was made.
     pub epoch: u64,
+    /// The position among the sandbox's checkpoints.
     pub seq: u64,
+    /// The head before this checkpoint.
     pub parent: Option<CheckpointId>,
+    /// Every other file of the checkpoint.
     pub files: Vec<File>,
+    /// The runtime that a restore needs.
     pub runsc: RunscBuild,
+    /// The CPU features that the sandbox has seen; a restore needs all of them.
     pub cpu_features: Vec<String>,
     /// SHA-256 of the OCI spec without the parts that may differ.
     pub oci_sha256: String,
     /// The marker that the agent looks for, in hex.
     pub agent_marker: String,
+    /// When the manifest was written, in RFC 3339.
     pub created: String,
+    /// The root file system that the sandbox runs on.
     pub rootfs: Rootfs,
     /// A second copy of the file system, for instances that cannot use the memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -89,11 +105,16 @@ pub struct Layer {
     pub base_digest: Option<Sha256Name>,
 }
 
+/// The build of runsc that made a checkpoint. Only the same one restores it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunscBuild {
+    /// The version that the binary reports.
     pub version: String,
+    /// The gVisor platform, such as `systrap`.
     pub platform: String,
+    /// The flags that must be the same at a restore.
     pub flags: Vec<String>,
+    /// The digest of the binary, if it is stored; `None` in older checkpoints.
     #[serde(default, deserialize_with = "field::runsc_sha256")]
     pub sha256: Option<Sha256Name>,
 }
@@ -101,19 +122,26 @@ pub struct RunscBuild {
 /// Where an instance can get the root file system if it does not have it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rootfs {
+    /// The digest of the root file system that the sandbox started from.
     #[serde(deserialize_with = "field::rootfs_digest")]
     pub digest: Sha256Name,
+    /// The digest of the root file system below; the same as `digest` unless the sandbox started from a layer.
     #[serde(deserialize_with = "field::rootfs_base")]
     pub base_digest: Sha256Name,
+    /// The archive that it was made from; `None` for a base root file system.
     #[serde(default)]
     pub archive: Option<Archive>,
 }
 
+/// An archive of files in the store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Archive {
+    /// The bucket; `None` where archives are stored under a mount.
     pub bucket: Option<String>,
+    /// The object's name.
     #[serde(deserialize_with = "field::archive_path")]
     pub path: ArchivePath,
+    /// The digest of the archive.
     #[serde(deserialize_with = "field::archive_sha256")]
     pub sha256: Sha256Name,
 }
@@ -133,14 +161,19 @@ pub enum ArchivePath {
 /// The extension of a snapshot's archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ArchiveEnd {
+    /// Not compressed.
     Tar,
+    /// Compressed with gzip.
     Gzip,
+    /// Compressed with Zstandard.
     Zstd,
 }
 
 impl ArchiveEnd {
+    /// Every extension that a snapshot can have.
     pub const ALL: [Self; 3] = [Self::Tar, Self::Gzip, Self::Zstd];
 
+    /// The extension, with its dot.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Tar => ".tar",
@@ -151,6 +184,7 @@ impl ArchiveEnd {
 }
 
 impl ArchivePath {
+    /// Parses an object name; any other path is refused.
     pub fn parse(text: &str) -> Result<Self, Invalid> {
         let checkpoint = |text: &str| {
             let id = text.strip_prefix("sandbox_checkpoints/")?.strip_suffix("/files.tar")?;
@@ -211,17 +245,23 @@ impl From<ArchivePath> for String {
 /// The manifest of a filesystem snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapshotManifest {
+    /// The format version; see [`versioned`](crate::versioned).
     pub version: u32,
+    /// What the archive contains.
     pub kind: SnapshotKind,
     /// The root file system below a layer.
     #[serde(default, deserialize_with = "field::snapshot_base")]
     pub base_digest: Option<Sha256Name>,
+    /// The size of the archive in bytes.
     pub size: u64,
+    /// The digest of the archive.
     #[serde(deserialize_with = "field::snapshot_sha256")]
     pub sha256: Sha256Name,
+    /// The number of members in the archive.
     pub entries: u64,
     /// The nonce of the request that made it.
     pub nonce: Nonce,
+    /// When the manifest was written, in RFC 3339.
     pub created: String,
 }
 
@@ -229,10 +269,13 @@ impl Versioned for SnapshotManifest {
     const UPGRADES: &'static [UpgradeFn] = &[];
 }
 
+/// What a snapshot's archive contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SnapshotKind {
+    /// Only what differs from the root file system below.
     Layer,
+    /// A complete root file system.
     Rootfs,
 }
 

@@ -19,15 +19,19 @@ use crate::{
 /// Larger objects are refused.
 pub const MAX_BYTES: usize = 64 << 10;
 
+/// The content of `metadata.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Metadata {
+    /// What clients and operators want.
     #[serde(flatten)]
     pub spec: Spec,
+    /// The location of the committed checkpoint; `None` before the first one.
     #[serde(default)]
     pub latest_sandbox_checkpoint: Option<Latest>,
     /// When that checkpoint was taken, in RFC 3339.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_checkpointed: Option<String>,
+    /// What the lease holder last observed.
     #[serde(default)]
     pub status: SandboxStatus,
 }
@@ -35,49 +39,66 @@ pub struct Metadata {
 /// Everything the API and operators write.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spec {
+    /// The sandbox, as a check against a misplaced object.
     pub sandbox_id: SandboxId,
     /// The owner: the tenant of the key that created it. `None` if the server requires no keys.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant: Option<Tenant>,
+    /// When the sandbox was created, in RFC 3339.
     pub created_timestamp: String,
     /// Seconds; `None` means never.
     #[serde(default)]
     pub idle_timeout: Option<u64>,
+    /// The sandbox is stored, so it survives its instance.
     #[serde(default)]
     pub enable_sandbox_checkpoint: bool,
+    /// The sandbox may move to another instance while a client is attached.
     #[serde(default)]
     pub enable_sandbox_handoff: bool,
+    /// At the idle timeout a checkpoint is taken; otherwise the sandbox is stopped.
     #[serde(default)]
     pub enable_idle_timeout_auto_checkpoint: bool,
+    /// The snapshot that the first start begins with; `None` uses the base root file system.
     #[serde(default)]
     pub filesystem_snapshot_name: Option<SnapshotName>,
+    /// The checkpoint that the first start begins with.
     #[serde(default)]
     pub from_checkpoint: Option<CheckpointId>,
+    /// Set by the client and used to filter listings; without meaning to the server.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
+    /// The environment of every command.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
+    /// The default working directory of commands; `None` uses the image's.
     #[serde(default)]
     pub cwd: Option<String>,
+    /// What the sandbox may use.
     #[serde(default)]
     pub limits: Limits,
     /// Seconds after which the sandbox is deleted; `None` uses the operator's default.
     #[serde(default)]
     pub ttl: Option<u64>,
+    /// What to do if no instance can restore its memory.
     #[serde(default)]
     pub on_incompatible: OnIncompatible,
     /// Which vocabulary plain clients get for this sandbox; [`Spec::plain_words`] supplies it if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plain: Option<PlainWords>,
+    /// The SHA-256 of the token, in hex. The token itself is stored nowhere.
     pub token_sha256: String,
+    /// The bucket of the lock; `None` where locks are stored under a mount.
     #[serde(default)]
     pub lock_bucket: Option<String>,
+    /// What the lease holder works towards.
     pub desired_state: DesiredState,
+    /// The instance that should run the sandbox; `None` leaves the choice to the next attach.
     #[serde(default)]
     pub placement: Option<InstanceId>,
     /// The instance that last claimed the sandbox for itself. A `placement` that names another is an operator's order.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<Claimed>,
+    /// Requests that have not been withdrawn; each is answered once, in `status.answers`.
     #[serde(default)]
     pub requests: BTreeMap<Nonce, SpecRequest>,
     /// The request that last changed the spec, if traced: the work that follows is part of its trace.
@@ -88,20 +109,28 @@ pub struct Spec {
     pub unknown: Map<String, Value>,
 }
 
+/// What should become of the sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DesiredState {
+    /// A container runs.
     Running,
+    /// A checkpoint is stored, and no container runs.
     Checkpointed,
+    /// Like `Checkpointed`, but the lease is offered to another instance.
     HandedOff,
+    /// Nothing of it remains but a tombstone. Final.
     Deleted,
 }
 
+/// What happens if an instance cannot restore a checkpoint's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnIncompatible {
+    /// The attach is refused, and the checkpoint is kept for an instance that can.
     #[default]
     Fail,
+    /// The sandbox starts again from the files of the checkpoint.
     Files,
 }
 
@@ -110,15 +139,19 @@ pub enum OnIncompatible {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PlainWords {
+    /// The statuses that the documents define, without any others.
     #[default]
     Documents,
+    /// Also the statuses of the Python predecessor.
     Predecessor,
 }
 
 /// An instance that claims the sandbox, and the kind of claim.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claimed {
+    /// The instance that claims it.
     pub instance: InstanceId,
+    /// How strong the claim is.
     #[serde(default)]
     pub kind: Claim,
 }
@@ -127,73 +160,105 @@ pub struct Claimed {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum SpecRequest {
+    /// Stores the file system under a name.
     Snapshot {
+        /// The name, in the tenant's name space.
         name: SnapshotName,
+        /// The complete file system, instead of the difference to the base.
         #[serde(default)]
         full: bool,
     },
+    /// Takes a checkpoint and keeps the sandbox running.
     Checkpoint {},
 }
 
 /// A copy of the lock's head, for people to read. Nothing is restored from it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Latest {
+    /// The bucket; `None` where checkpoints are stored under a mount.
     pub bucket: Option<String>,
+    /// The prefix of its objects, with a trailing slash.
     pub path: String,
 }
 
 /// What the lease holder publishes about the committed checkpoint: its location and when it was taken.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Committed {
+    /// Where it is; `None` if there is none.
     pub latest: Option<Latest>,
+    /// When it was taken, in RFC 3339.
     pub at: Option<String>,
 }
 
 /// A view of the observed state, written by the lease holder at resting phases.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SandboxStatus {
+    /// The resting phase that was reached last.
     #[serde(default)]
     pub phase: Phase,
+    /// The name of a [`Reason`](crate::reason::Reason), or empty if nothing is wrong.
     #[serde(default)]
     pub reason: String,
+    /// A sentence that explains the reason, with the error if there is one.
     #[serde(default)]
     pub message: String,
+    /// The instance that wrote the status.
     #[serde(default)]
     pub instance: Option<InstanceId>,
+    /// The epoch of the lease under which it was written.
     #[serde(default)]
     pub epoch: u64,
+    /// The digest of the spec that was acted on: if it differs from the current one, the status is out of date.
     #[serde(default)]
     pub observed_spec_sha256: String,
+    /// The answers to `requests`, by nonce.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub answers: BTreeMap<Nonce, Answer>,
+    /// When the status was written, in RFC 3339.
     #[serde(default)]
     pub updated: String,
 }
 
+/// The phases in which a sandbox can stay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
     /// Not started yet.
     #[default]
     Pending,
+    /// A container runs on the instance that holds the lease.
     Running,
+    /// A checkpoint is stored, and no container runs.
     Checkpointed,
+    /// The sandbox cannot be started; the reason says why.
     Failed,
 }
 
+/// The result of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
+    /// The request was carried out.
     Ok(CompletedRequest),
-    Error { reason: String, message: String },
+    /// The request failed or was refused; it is not tried again.
+    Error {
+        /// The name of a [`Reason`](crate::reason::Reason).
+        reason: String,
+        /// A sentence that explains it.
+        message: String,
+    },
 }
 
+/// The results of a request; which are set depends on its kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CompletedRequest {
+    /// The committed checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_id: Option<CheckpointId>,
+    /// The stored snapshot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<SnapshotName>,
+    /// How long the sandbox was paused, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paused_ms: Option<u64>,
 }

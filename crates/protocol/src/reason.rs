@@ -9,14 +9,17 @@ use serde::{Deserialize, Serialize};
 
 macro_rules! reasons {
     ($($(#[$doc:meta])* $name:ident { cause: $cause:literal, remedy: $remedy:literal })*) => {
+        /// Why something is not as requested.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
         pub enum Reason {
-            $($(#[$doc])* $name,)*
+            $($(#[$doc])* #[doc = ""] #[doc = $cause] $name,)*
         }
 
         impl Reason {
+            /// Every reason.
             pub const ALL: &[Reason] = &[$(Reason::$name),*];
 
+            /// The name in records, answers and messages.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$name => stringify!($name),)*

@@ -12,10 +12,12 @@ const SEPARATOR: char = '~';
 pub struct SnapshotKey {
     /// `None` is public: every tenant may start from it, and no tenant may write or delete it.
     pub tenant: Option<Tenant>,
+    /// The name, unique for its tenant.
     pub name: SnapshotName,
 }
 
 impl SnapshotKey {
+    /// The key of a tenant's snapshot, or of a public one.
     pub fn new(tenant: Option<&Tenant>, name: &SnapshotName) -> Self {
         Self { tenant: tenant.cloned(), name: name.clone() }
     }

@@ -9,7 +9,9 @@ use serde_json::Value;
 /// The parent of a span. Neither id is ever zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Traceparent {
+    /// The trace that the request belongs to.
     pub trace: [u8; 16],
+    /// The span that the next one is a child of.
     pub span: [u8; 8],
     /// The trace is being recorded.
     pub sampled: bool,

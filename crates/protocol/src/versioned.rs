@@ -55,7 +55,7 @@ pub fn parse<T: Versioned>(bytes: &[u8]) -> Result<T, Unreadable> {
         return Err(Unreadable::Newer { found: version, newest: T::VERSION });
     }
     let Some(before) = version.checked_sub(1) else {
-        return Err(serde::de::Error::custom::<&str>("there is no version 0")).map_err(Unreadable::Malformed);
+        return Err(Unreadable::Malformed(serde::de::Error::custom("there is no version 0")));
     };
     let mut record: Map<String, Value> = serde_json::from_slice(bytes)?;
     for (upgrade, version) in T::UPGRADES.iter().zip(2u32..).skip(before as usize) {

@@ -1,7 +1,7 @@
 //! Fetches the head of a sandbox: starts while the lease is still being acquired, and finishes under it.
 //!
-//! [10] The acquiring write contains the head it was made from, so no other head is ever fetched. If the lease is not
-//! acquired, the fetched files are discarded.
+//! Rule 10: The acquiring write contains the head it was made from, so no other head is ever fetched. If the lease is
+//! not acquired, the fetched files are discarded.
 
 use std::sync::Arc;
 

@@ -136,7 +136,7 @@ impl Worker {
                     return Ok(released);
                 }
                 Err(error) => match error.reason() {
-                    // [14] There is no lease to release, and no state here to keep.
+                    // Rule 14: There is no lease to release, and no state here to keep.
                     Some(_) if head.is_none() => return Err(Failure::Stale),
                     Some(reason) => self.miss_lock(reason).await?,
                     None => {
@@ -148,8 +148,8 @@ impl Worker {
         }
     }
 
-    /// [14] The checkpoint cannot be committed because the lock is missing or unusable: the sandbox stays paused and
-    /// is kept until the lock is back. Sessions that attach in the meantime are told so.
+    /// Rule 14: The checkpoint cannot be committed because the lock is missing or unusable: the sandbox stays paused
+    /// and is kept until the lock is back. Sessions that attach in the meantime are told so.
     async fn miss_lock(&mut self, reason: Reason) -> ActionResult {
         let context = self.context.clone();
         if self.is_attended() && !self.is_refused() {

@@ -5,7 +5,7 @@
 //!   base ──links──▶ fresh tree ◀──layer   archive ──▶ fresh tree
 //! ```
 //! In a layer, a character device 0:0 marks a removed name, as in overlay file systems, and so does a hard link
-//! to one; a directory with [`OPAQUE`] hides what the base has below it.
+//! to one; a directory with `OPAQUE` hides what the base has below it.
 
 mod archive_writer;
 mod bounds;

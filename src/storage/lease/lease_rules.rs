@@ -1,5 +1,5 @@
 //! The rules of the lock as pure functions: each write maps the lock that was read to the lock to write, each judgement
-//! maps observations to a conclusion. Numbers in brackets refer to the rules in `docs/lease.md`.
+//! maps observations to a conclusion. The rules are numbered as in `docs/lease.md`.
 
 use std::time::Duration;
 
@@ -15,12 +15,12 @@ use crate::{clock::Moment, config::LeaseTimes};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     pub me: InstanceId,
-    /// [6] The previous instance on this state directory. Its containers are certainly gone, so its leases need not be
-    /// watched before a takeover.
+    /// Rule 6: The previous instance on this state directory. Its containers are certainly gone, so its leases need not
+    /// be watched before a takeover.
     pub predecessor: Option<InstanceId>,
 }
 
-/// [9] Starts a new epoch. The head is kept; the waiter entry is cleared. `runs`: the owner is going to run the
+/// Rule 9: Starts a new epoch. The head is kept; the waiter entry is cleared. `runs`: the owner is going to run the
 /// sandbox, so from here on "no head" means "lost", and a head that is not replaced is behind.
 pub fn acquired(lock: &Lock, me: &InstanceId, op: Nonce, times: &LeaseTimes, runs: bool) -> Lock {
     let mut next = lock.clone();
@@ -48,7 +48,7 @@ pub struct InitialLease {
     pub sent: Moment,
 }
 
-/// [9] The first lock of a sandbox: held, and about to be run.
+/// Rule 9: The first lock of a sandbox: held, and about to be run.
 pub fn initial(id: SandboxId, me: &InstanceId, lease: &InitialLease, times: &LeaseTimes) -> Lock {
     acquired(&Lock::new(id), me, lease.op.clone(), times, true)
 }
@@ -59,7 +59,7 @@ pub fn is_initial(lock: &Lock) -> bool {
     lock.epoch == 1 && is_unrenewed && lock.head.is_none()
 }
 
-/// [2] Every write of the owner changes `renew` and carries a fresh nonce; the waiter is copied.
+/// Rule 2: Every write of the owner changes `renew` and carries a fresh nonce; the waiter is copied.
 pub fn renewed(lock: &Lock, op: Nonce) -> Lock {
     let mut next = lock.clone();
     if let Some(lease) = &mut next.lease {
@@ -76,7 +76,8 @@ pub fn committed(lock: &Lock, op: Nonce, head: Head) -> Lock {
     next
 }
 
-/// [11] Frees the lease, with the last commit in the same write. Without one, the head is behind if the sandbox ran.
+/// Rule 11: Frees the lease, with the last commit in the same write. Without one, the head is behind if the sandbox
+/// ran.
 pub fn released(lock: &Lock, head: Option<Head>, behind: bool) -> Lock {
     let mut next = Lock { lease: None, behind: behind && head.is_none(), ..lock.clone() };
     if let Some(head) = head {
@@ -85,12 +86,12 @@ pub fn released(lock: &Lock, head: Option<Head>, behind: bool) -> Lock {
     next
 }
 
-/// [13] From here on the sandbox can only be purged.
+/// Rule 13: From here on the sandbox can only be purged.
 pub fn purging(lock: &Lock, op: Nonce) -> Lock {
     Lock { purging: true, ..renewed(lock, op) }
 }
 
-/// [13] What a purge leaves: a small object that preserves the epoch.
+/// Rule 13: What a purge leaves: a small object that preserves the epoch.
 pub fn tombstone(lock: &Lock, at: String) -> Lock {
     Lock {
         purged: true,
@@ -104,7 +105,7 @@ pub fn tombstone(lock: &Lock, at: String) -> Lock {
     }
 }
 
-/// [12] Puts our name and claim into the waiter entry; `lease` is copied unchanged.
+/// Rule 12: Puts our name and claim into the waiter entry; `lease` is copied unchanged.
 pub fn waited(lock: &Lock, me: &InstanceId, claim: Claim, op: Nonce, times: &LeaseTimes) -> Lock {
     let beat = match &lock.waiter {
         Some(waiter) if waiter.instance == *me => waiter.beat.saturating_add(1),
@@ -114,7 +115,7 @@ pub fn waited(lock: &Lock, me: &InstanceId, claim: Claim, op: Nonce, times: &Lea
     Lock { waiter: Some(waiter), ..lock.clone() }
 }
 
-/// [12] The holder declines a waiter's request. Proves the lease like every write of the holder.
+/// Rule 12: The holder declines a waiter's request. Proves the lease like every write of the holder.
 pub fn declined(lock: &Lock, op: Nonce) -> Lock {
     let mut next = renewed(lock, op);
     if let Some(waiter) = &mut next.waiter {
@@ -135,7 +136,7 @@ pub fn withdrawn(lock: &Lock, me: &InstanceId) -> Lock {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeldLease {
     pub epoch: u64,
-    /// [3] Send instant of our last applied write, plus *hold*.
+    /// Rule 3: Send instant of our last applied write, plus *hold*.
     pub deadline: Moment,
     /// [4, 11] A release or a tombstone was sent: nothing runs under this epoch any more.
     pub released: bool,
@@ -154,7 +155,7 @@ pub fn proven(
     let sent = attempts.iter().find(|(nonce, _)| nonce == op).map(|(_, sent)| *sent)?;
     let deadline = sent + hold;
     let held = match held {
-        // [11] One way: whatever a late read shows, this epoch has ended.
+        // Rule 11: One way: whatever a late read shows, this epoch has ended.
         Some(held) if held.epoch == lock.epoch && held.released => return None,
         Some(held) if held.epoch == lock.epoch => HeldLease { deadline: held.deadline.max(deadline), ..*held },
         Some(_) | None => HeldLease { epoch: lock.epoch, deadline, released: false },
@@ -162,7 +163,7 @@ pub fn proven(
     Some((held, sent))
 }
 
-/// [2] Whether this is the lock that we acquired and have not released: only then may we write its lease and head.
+/// Rule 2: Whether this is the lock that we acquired and have not released: only then may we write its lease and head.
 pub fn is_ours(lock: &Lock, held: Option<&HeldLease>, me: &InstanceId) -> bool {
     let owned = lock.lease.as_ref().is_some_and(|lease| lease.owner == *me);
     owned && held.is_some_and(|held| held.epoch == lock.epoch && !held.released)
@@ -178,7 +179,7 @@ pub enum LetGo {
     NotYet,
 }
 
-/// [11] Only the lock as read decides: a free lease carries no nonce.
+/// Rule 11: Only the lock as read decides: a free lease carries no nonce.
 pub fn let_go(lock: &Lock, held: &HeldLease, me: &InstanceId) -> LetGo {
     match &lock.lease {
         None if lock.epoch == held.epoch => LetGo::Done,
@@ -198,7 +199,7 @@ pub struct LeaseWatch {
 }
 
 impl LeaseWatch {
-    /// [9] Records a successful read. Only time between two consecutive reads counts.
+    /// Rule 9: Records a successful read. Only time between two consecutive reads counts.
     pub fn saw(&mut self, lock: &Lock, now: Moment) {
         let passed = self.last.map_or(Duration::ZERO, |last| now - last);
         let lease = lock.lease.as_ref().map(|lease| (lock.epoch, lease.op.clone()));
@@ -215,7 +216,7 @@ impl LeaseWatch {
         self.last = None;
     }
 
-    /// [9] Whether the lease has been unchanged for the larger of our takeover time and its own.
+    /// Rule 9: Whether the lease has been unchanged for the larger of our takeover time and its own.
     pub fn is_abandoned(&self, lock: &Lock, times: &LeaseTimes) -> bool {
         lock.lease
             .as_ref()
@@ -249,7 +250,7 @@ pub fn stand(
     times: &LeaseTimes,
     now: Moment,
 ) -> LeaseState {
-    // [13] A tombstone cannot be acquired.
+    // Rule 13: A tombstone cannot be acquired.
     if lock.purged {
         return LeaseState::Purged;
     }
@@ -258,7 +259,7 @@ pub fn stand(
             // [4, 7]
             return if now < held.deadline { LeaseState::Ours } else { LeaseState::Late };
         }
-        // [6]
+        // Rule 6.
         let inherited = who.predecessor.as_ref() == Some(&lease.owner);
         if !inherited && !sight.is_abandoned(lock, times) {
             return LeaseState::Theirs;

@@ -21,8 +21,8 @@ impl LeaseHandle {
         self.lock().ok_or(Error::Missing)
     }
 
-    /// [2] Like [`current`](Self::current), for a write of the holder: a lock that another instance has acquired is not
-    /// ours to change.
+    /// Rule 2: Like [`current`](Self::current), for a write of the holder: a lock that another instance has acquired is
+    /// not ours to change.
     pub(super) fn ours(&self) -> Result<&Lock> {
         let lock = self.current()?;
         if lease_rules::is_ours(lock, self.held.as_ref(), &self.who.me) { Ok(lock) } else { Err(Error::Changed) }
@@ -64,10 +64,10 @@ impl LeaseHandle {
         }
         let encoded = lock_object::sealed(&self.seals, &self.key, &next).and_then(|sealed| serde_json::to_vec(&sealed));
         let bytes = encoded.map_err(|error| Error::Unencoded(error.to_string()))?;
-        // [3] Taken before the write is sent: the deadline counts from here, however long the call takes.
+        // Rule 3: Taken before the write is sent: the deadline counts from here, however long the call takes.
         let sent = self.clock.now();
         self.attempts.push((op.clone(), sent));
-        // [1] Holds even if this future is dropped: a dropped write may still be applied.
+        // Rule 1: Holds even if this future is dropped: a dropped write may still be applied.
         self.unsettled = true;
         let put = self.store.put_as(&self.key, bytes.into(), Precondition::Is(version.clone()), urgency);
         let answer = self.clock.timeout(self.times.call, put).await;
@@ -82,7 +82,7 @@ impl LeaseHandle {
                 }
                 Ok(())
             }
-            // [2] After a lost answer the client library reports success as a conflict: only a read decides.
+            // Rule 2: After a lost answer the client library reports success as a conflict: only a read decides.
             Err(error @ (store::Error::Conflict(_) | store::Error::Unavailable { .. })) => {
                 self.read().await?;
                 if self.lock().is_some_and(&applied) {
@@ -113,8 +113,8 @@ impl LeaseHandle {
         self.deadline.send_replace(Some(held.deadline));
     }
 
-    /// [7] If the store's clock ran well ahead of ours, this machine was frozen, and another instance may have taken
-    /// over meanwhile. The deadline counts as passed: fencing comes first, then a renewal.
+    /// Rule 7: If the store's clock ran well ahead of ours, this machine was frozen, and another instance may have
+    /// taken over meanwhile. The deadline counts as passed: fencing comes first, then a renewal.
     fn compare_clocks(&mut self, updated: SystemTime) {
         let now = self.clock.now();
         if let Some((before, then)) = self.updated.replace((updated, now))

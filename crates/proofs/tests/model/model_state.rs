@@ -91,11 +91,11 @@ pub enum ActionStage {
         checkpoint: u8,
         frees: bool,
     },
-    /// [11] A release was sent, with this checkpoint or none.
+    /// Rule 11: A release was sent, with this checkpoint or none.
     Freeing {
         checkpoint: u8,
     },
-    /// [13] The purge is marked.
+    /// Rule 13: The purge is marked.
     Marked,
     Erased,
 }
@@ -140,7 +140,7 @@ pub struct Instance {
     pub stage: ActionStage,
     /// It was frozen with its clock: what it runs is excused until its next look.
     pub excused: bool,
-    /// [2] The answer to a commit was lost, and no write of ours was seen applied since.
+    /// Rule 2: The answer to a commit was lost, and no write of ours was seen applied since.
     pub in_doubt: bool,
     /// The head as first seen; only a mistake looks at it.
     pub old_head: u8,

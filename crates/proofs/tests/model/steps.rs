@@ -157,7 +157,7 @@ impl Protocol {
         instance.container = if frees { Container::Paused } else { Container::Running };
     }
 
-    /// [11] A release or burial, until it is settled.
+    /// Rule 11: A release or burial, until it is settled.
     fn let_go(&self, state: &mut ModelState, at: usize, fate: WriteFate) {
         let instance = &mut state.instances[at];
         let checkpoint = match instance.stage {
@@ -168,7 +168,7 @@ impl Protocol {
         let verdict = match instance.known {
             Some(lock) if instance.held > 0 => lock_model::let_go(lock, instance.held, instance.name),
             Some(_) => LetGo::Lost,
-            // [14] There is nothing to free; what should be committed waits.
+            // Rule 14: There is nothing to free; what should be committed waits.
             None => {
                 if checkpoint == 0 {
                     instance.stage = ActionStage::Planning;

@@ -197,7 +197,7 @@ impl Way {
         self.bucket.oracle.called(&self.name);
     }
 
-    /// [3] With a deadline that counts from the answer it is as if the clock were set back to when it was sent.
+    /// Rule 3: With a deadline that counts from the answer it is as if the clock were set back to when it was sent.
     fn heard(&self, key: &str, bytes: Option<&Bytes>) {
         if let Some(set_back) = &self.set_back
             && let Some(op) = bytes.and_then(|bytes| op_of(key, bytes, &self.name))

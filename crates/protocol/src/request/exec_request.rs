@@ -14,36 +14,53 @@ use crate::{agent::Pty, event::Status, file_work, id::ExecId, printable::printab
 /// A request to start a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExecRequest {
+    /// The client's name for the command; `None` lets the server choose one.
     pub exec_id: Option<ExecId>,
+    /// What to run.
     pub command: Command,
+    /// Added to the environment of the sandbox.
     pub env: BTreeMap<String, String>,
+    /// The working directory; `None` uses the sandbox's.
     pub cwd: Option<String>,
+    /// A user name or number inside the sandbox; `None` means root.
     pub user: Option<String>,
+    /// Keeps stdin open for input; otherwise it is empty.
     pub stdin: bool,
+    /// Runs the command on a terminal of this size.
     pub pty: Option<Pty>,
+    /// Kills the command after this much time in which the sandbox ran; `None` means never.
     pub timeout: Option<Duration>,
     /// A plain client wants to receive the exec's id, exit code and duration.
     pub details: bool,
 }
 
+/// The three kinds of work that an exec can do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
+    /// A program and its arguments, without a shell.
     Argv(Vec<String>),
+    /// Source code, run by the interpreter of its language.
     Code {
+        /// Selects the interpreter.
         language: Language,
+        /// The source code.
         code: String,
     },
     /// Of the fields of the longer form, it supports `exec_id`, `user`, `cwd` and `timeout`.
     File(file_work::Work),
 }
 
+/// The languages that the base image has an interpreter for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Language {
+    /// Runs with `python3`.
     Python,
+    /// Runs with `bash`.
     Bash,
 }
 
 impl Language {
+    /// Returns `None` for an unsupported language.
     pub fn parse(text: &str) -> Option<Self> {
         match text {
             "python" => Some(Self::Python),
@@ -58,6 +75,7 @@ impl Language {
         format!("Unsupported language: '{shown}'. Supported languages are: python, bash")
     }
 
+    /// The name on the wire.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Python => "python",

@@ -28,44 +28,71 @@ use crate::{
 /// The maximum number of copies that one fork makes.
 pub const MAX_FORKS: u32 = 64;
 
+/// A message from the client.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Request {
     /// Valid only as the first message on `/create`.
     Config(Box<SandboxConfig>),
+    /// Starts a command.
     Exec(Box<ExecRequest>),
+    /// Input for a command.
     Stdin(StdinRequest),
+    /// Kills a command and all its descendants.
     KillProcess {
+        /// The command; `None` means the only one.
         exec_id: Option<ExecId>,
     },
+    /// Sends a signal to a command's process group; on a terminal, to the foreground job.
     Signal {
+        /// The command.
         exec_id: ExecId,
+        /// The signal's name, with or without `SIG`.
         signal: String,
     },
+    /// Changes the size of a command's terminal.
     Resize {
+        /// The command.
         exec_id: ExecId,
+        /// Columns, at least 1.
         cols: u16,
+        /// Rows, at least 1.
         rows: u16,
     },
+    /// Commits a checkpoint.
     Checkpoint {
+        /// Includes running commands; otherwise the request is refused while one runs.
         live: bool,
+        /// Keeps the sandbox running afterwards; otherwise the session ends.
         keep_running: bool,
     },
+    /// Stores the file system under a name.
     Snapshot {
+        /// The name, in the tenant's name space.
         name: SnapshotName,
+        /// The complete file system, instead of the difference to the base.
         full: bool,
     },
+    /// Makes copies of the running sandbox.
     Fork {
+        /// The number of copies, from 1 to [`MAX_FORKS`].
         count: u32,
     },
+    /// Checkpoints the sandbox and releases its lease, so that another instance can run it.
     Handoff,
+    /// Deletes the sandbox.
     KillSandbox,
+    /// Continues where an earlier session ended.
     Reconnect {
+        /// What the client has received, by command; output continues from there.
         offsets: BTreeMap<ExecId, Offsets>,
         /// Observe only: output stays buffered for the next client that reconnects.
         peek: bool,
     },
+    /// Confirms output, so that it need not be buffered any longer.
     Ack {
+        /// The command.
         exec_id: ExecId,
+        /// How much of its output the client has received.
         offsets: Offsets,
     },
 }
@@ -73,15 +100,20 @@ pub enum Request {
 /// Bytes for a command's stdin.
 #[derive(Clone, PartialEq, Eq)]
 pub struct StdinRequest {
+    /// The command; `None` means the only one.
     pub exec_id: Option<ExecId>,
+    /// The input.
     pub data: Data,
+    /// Stdin ends after these bytes.
     pub eof: bool,
     /// The bytes' offset in the command's stdin; without it, they follow the bytes received before.
     pub offset: Option<u64>,
 }
 
+/// Input as sent by the client.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Data {
+    /// The text's UTF-8 bytes.
     Text(String),
     /// Base64 that is not decoded yet.
     Base64(String),
@@ -90,8 +122,10 @@ pub enum Data {
 /// How much of a command's output a client has received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Offsets {
+    /// Bytes of stdout.
     #[serde(default)]
     pub stdout: u64,
+    /// Bytes of stderr.
     #[serde(default)]
     pub stderr: u64,
 }
@@ -100,17 +134,21 @@ pub struct Offsets {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Refusal {
+    /// The error status that the client receives.
     pub status: Status,
+    /// A sentence for people.
     pub message: String,
     /// The message could not be parsed as a request; ten of these end the session.
     pub malformed: bool,
 }
 
 impl Refusal {
+    /// A refusal of a request that was understood.
     pub fn of(status: Status, message: impl Into<String>) -> Self {
         Self { status, message: message.into(), malformed: false }
     }
 
+    /// A refusal of a message that could not be parsed as a request.
     pub fn malformed(message: impl Into<String>) -> Self {
         Self { status: Status::Error, message: message.into(), malformed: true }
     }
@@ -123,6 +161,7 @@ impl From<Wrong> for Refusal {
 }
 
 impl Request {
+    /// Parses one text message.
     pub fn parse(text: &str) -> Result<Self, Refusal> {
         let Some(fields) = Fields::parse(text) else {
             return Err(Refusal::malformed("A message must be one JSON object."));
@@ -221,6 +260,7 @@ impl Request {
         Ok(Self::Stdin(StdinRequest { exec_id, data, eof, offset }))
     }
 
+    /// The message that [`parse`](Self::parse) reads as this request.
     pub fn to_json(&self) -> String {
         let mut map = Map::new();
         let mut set = |name: &str, value: Value| map.insert(name.to_owned(), value);

@@ -15,31 +15,45 @@ use crate::{
     metadata::OnIncompatible,
 };
 
+/// The properties of a new sandbox. The default requests nothing in particular.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SandboxConfig {
     /// `None` uses the server's default.
     pub idle_timeout: Option<Idle>,
+    /// Stores the sandbox, so that it survives its instance.
     pub enable_checkpoint: bool,
     /// `None`: same as `enable_checkpoint`, unless the server uses the predecessor's vocabulary.
     pub enable_sandbox_handoff: Option<bool>,
     /// `None`: same as `enable_checkpoint`, unless the server uses the predecessor's vocabulary.
     pub enable_idle_timeout_auto_checkpoint: Option<bool>,
+    /// The snapshot to start from; `None` uses the base root file system.
     pub filesystem_snapshot_name: Option<SnapshotName>,
+    /// For filtering listings; without meaning to the server.
     pub labels: BTreeMap<String, String>,
+    /// The environment of every command.
     pub env: BTreeMap<String, String>,
+    /// The default working directory of commands, an absolute path; `None` uses the image's.
     pub cwd: Option<String>,
+    /// What the sandbox may use; a limit that is not set has the operator's default.
     pub limits: Limits,
+    /// When to delete the sandbox, counted from its creation; `None` uses the operator's default.
     pub ttl: Option<Duration>,
+    /// What to do if an instance cannot restore the sandbox's memory.
     pub on_incompatible: OnIncompatible,
+    /// The checkpoint of another sandbox to start from, as a copy.
     pub from_checkpoint: Option<CheckpointId>,
+    /// The token of the sandbox that `from_checkpoint` belongs to.
     pub source_token: Option<Token>,
     /// A plain client wants every field and every event, not only the documented ones.
     pub details: bool,
 }
 
+/// When a sandbox without activity is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Idle {
+    /// It runs until it is deleted.
     Never,
+    /// After this much time in which no client was active and no command ran.
     After(Duration),
 }
 
