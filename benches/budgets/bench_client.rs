@@ -134,7 +134,7 @@ impl Client {
     fn event(&mut self, event: Event) -> Heard {
         match event {
             Event::StatusUpdate(update) => Heard::Update(Box::new(update)),
-            Event::SandboxId { sandbox_id, sandbox_token } => {
+            Event::SandboxId { sandbox_id, sandbox_token, .. } => {
                 self.ticket = Ticket { id: sandbox_id.to_string(), token: sandbox_token.0 };
                 Heard::Other
             }

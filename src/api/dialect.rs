@@ -62,7 +62,12 @@ pub fn without_details(event: &Event, dialect: Dialect) -> Vec<Event> {
             let error = text.map(|message| Event::Error { message: message.clone() });
             [Event::status(*status)].into_iter().chain(error).collect()
         }
-        Event::SandboxId { .. } | Event::Stdout { .. } | Event::Stderr { .. } | Event::Error { .. } => {
+        Event::SandboxId { sandbox_id, sandbox_token, .. } => vec![Event::SandboxId {
+            sandbox_id: sandbox_id.clone(),
+            sandbox_token: sandbox_token.clone(),
+            persistent: None,
+        }],
+        Event::Stdout { .. } | Event::Stderr { .. } | Event::Error { .. } => {
             vec![event.clone()]
         }
         Event::RolledBack { age_ms, .. } => {
@@ -124,6 +129,10 @@ mod tests {
     #[test]
     fn loss_is_told_in_words_and_what_only_v1_knows_is_left_out() {
         let exec_id = || ExecId::parse("e").unwrap();
+        let id = SandboxId::parse("sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab").unwrap();
+        let token = baton_protocol::event::Token("t".to_owned());
+        let told = Event::SandboxId { sandbox_id: id, sandbox_token: token, persistent: Some(true) };
+        assert!(!texts(&told, Dialect::Documents)[0].contains("persistent"));
         let gap = Event::OutputGap { exec_id: exec_id(), stream: StdStream::Stderr, from: 5, to: 12 };
         let told = r#"{"event":"error","message":"7 bytes of stderr were not kept and are lost."}"#;
         assert_eq!(texts(&gap, Dialect::Documents), [told]);

@@ -8,7 +8,7 @@ use baton_protocol::{
     limits::{Bounds, Limits},
     lock::Claim,
     metadata::{self, Claimed, DesiredState, PlainWords, Spec},
-    request::{Idle, Refusal, SandboxConfig},
+    request::{Idle, Persistence, Refusal, SandboxConfig},
 };
 
 use super::dialect::Dialect;
@@ -24,6 +24,7 @@ pub const EXEC_IN_PROGRESS: &str = "Cannot checkpoint while an execution is in p
 const NOT_CHECKPOINTABLE: &str = "The sandbox was not created with checkpointing enabled.";
 const NO_CPUS: &str = "`limits.cpus` cannot be kept here: this machine lets no cgroup hold CPUs.";
 const LIMITED_ALREADY: &str = "`limits` cannot be chosen: a copy has those of the checkpoint it begins from.";
+const COPY_IS_PERSISTENT: &str = "`persistent` cannot be false: a copy is stored beside the checkpoint it begins from.";
 const TWO_ORIGINS: &str = "A sandbox begins from a checkpoint or from a filesystem snapshot, not from both.";
 const TOO_LARGE: &str = "The config is too large: labels, env and cwd share 32 KiB.";
 const LABELS_TOO_LARGE: &str = "`labels` may have 64 entries, with names of 256 bytes and values of 1 KiB.";
@@ -63,13 +64,22 @@ pub fn create(
     defaults: Defaults<'_>,
 ) -> Result<Spec, Refusal> {
     let refuse = |message: &str| Err(Refusal::of(Status::CreationError, message));
-    if config.enable_checkpoint && !can.checkpoint {
+    let is_asked = match config.persistent {
+        Some(Persistence::Yes) => true,
+        Some(Persistence::Auto) => can.checkpoint,
+        Some(Persistence::No) | None => false,
+    };
+    let is_stored = config.enable_checkpoint || is_asked;
+    if is_stored && !can.checkpoint {
         return refuse(NO_CHECKPOINT);
     }
-    if config.enable_sandbox_handoff == Some(true) && !config.enable_checkpoint {
+    if config.persistent == Some(Persistence::No) && config.from_checkpoint.is_some() {
+        return refuse(COPY_IS_PERSISTENT);
+    }
+    if config.enable_sandbox_handoff == Some(true) && !is_stored {
         return refuse(NO_HANDOFF);
     }
-    if config.enable_idle_timeout_auto_checkpoint == Some(true) && !config.enable_checkpoint {
+    if config.enable_idle_timeout_auto_checkpoint == Some(true) && !is_stored {
         return refuse(NO_AUTO_CHECKPOINT);
     }
     if config.filesystem_snapshot_name.is_some() && !can.snapshot {
@@ -109,10 +119,11 @@ pub fn create(
         Err(sentence) => return refuse(&sentence),
     };
     // A sandbox that starts from a checkpoint is stored beside it.
-    spec.enable_sandbox_checkpoint = config.enable_checkpoint || config.from_checkpoint.is_some();
+    spec.enable_sandbox_checkpoint = is_stored || config.from_checkpoint.is_some();
     spec.from_checkpoint.clone_from(&config.from_checkpoint);
-    // A stored sandbox keeps its state and can move unless the client opts out; clients of the predecessor opt in.
-    let implied = spec.enable_sandbox_checkpoint && dialect != Dialect::Predecessor;
+    // A stored sandbox keeps its state and can move unless the client opts out; clients of the predecessor opt in,
+    // flag by flag or with `persistent`.
+    let implied = spec.enable_sandbox_checkpoint && (is_asked || dialect != Dialect::Predecessor);
     spec.enable_sandbox_handoff = config.enable_sandbox_handoff.unwrap_or(implied);
     spec.enable_idle_timeout_auto_checkpoint = config.enable_idle_timeout_auto_checkpoint.unwrap_or(implied);
     spec.plain = Some(dialect.plain_words());
@@ -353,6 +364,34 @@ mod tests {
         }
         let in_memory = create(spec(), &SandboxConfig::default(), ALL, None).unwrap();
         assert!(!in_memory.enable_sandbox_handoff && !in_memory.enable_idle_timeout_auto_checkpoint);
+    }
+
+    #[test]
+    fn persistent_sets_all_three_flags_where_the_server_can_and_an_explicit_flag_wins() {
+        let flags = |config: &SandboxConfig, dialect, can| {
+            let defaults = Defaults { idle: None, limits: &Bounds::default(), quota: Quota::default() };
+            let created = super::create(spec(), config, dialect, can, defaults);
+            created
+                .map(|spec| {
+                    let Spec { enable_sandbox_checkpoint, enable_sandbox_handoff, .. } = spec;
+                    (enable_sandbox_checkpoint, enable_sandbox_handoff, spec.enable_idle_timeout_auto_checkpoint)
+                })
+                .map_err(|refusal| refusal.message)
+        };
+        let asked = |persistent| SandboxConfig { persistent: Some(persistent), ..SandboxConfig::default() };
+        for dialect in [Dialect::V1, Dialect::Documents, Dialect::Predecessor] {
+            for (persistent, can, expected) in [
+                (Persistence::Yes, ALL, Ok((true, true, true))),
+                (Persistence::Yes, NONE, Err(NO_CHECKPOINT.to_owned())),
+                (Persistence::Auto, ALL, Ok((true, true, true))),
+                (Persistence::Auto, NONE, Ok((false, false, false))),
+                (Persistence::No, ALL, Ok((false, false, false))),
+            ] {
+                assert_eq!(flags(&asked(persistent), dialect, can), expected, "{persistent:?} {dialect:?}");
+            }
+            let stays = SandboxConfig { enable_sandbox_handoff: Some(false), ..asked(Persistence::Yes) };
+            assert_eq!(flags(&stays, dialect, ALL), Ok((true, false, true)));
+        }
     }
 
     #[test]

@@ -4,7 +4,10 @@ use std::{process::ExitCode, time::Duration};
 
 use baton_client::{Options, Sandbox};
 
-use baton_protocol::{id::SnapshotName, request::SandboxConfig};
+use baton_protocol::{
+    id::SnapshotName,
+    request::{Persistence, SandboxConfig},
+};
 
 use super::{
     context::CommandContext,
@@ -52,6 +55,7 @@ pub async fn run(args: RunArgs, context: &CommandContext) -> anyhow::Result<Exit
     let mut signals = Signals::listen()?;
     let server = context.server(&args.server)?;
     let config = SandboxConfig {
+        persistent: Some(Persistence::No),
         filesystem_snapshot_name: args.snapshot.clone(),
         limits: limits(&args.limit),
         ..SandboxConfig::default()

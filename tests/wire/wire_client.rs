@@ -131,7 +131,7 @@ impl Client {
     }
 
     fn learn(&mut self, event: Event) -> Event {
-        if let Event::SandboxId { sandbox_id, sandbox_token } = &event {
+        if let Event::SandboxId { sandbox_id, sandbox_token, .. } = &event {
             self.id = Some(sandbox_id.clone());
             self.token = Some(sandbox_token.0.clone());
         }

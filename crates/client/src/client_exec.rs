@@ -239,6 +239,10 @@ impl ClientExec {
         self.streams().stdin.next()
     }
 
+    pub(crate) fn start_stdin_at(&self, offset: u64) {
+        self.streams().stdin.start_at(offset);
+    }
+
     pub(crate) fn stdin_ack(&self, offset: u64) {
         let freed = self.streams().stdin.ack(offset);
         self.room.add_permits(freed);

@@ -212,10 +212,10 @@ impl<'a> Session<'a> {
         // An unknown event comes from a newer server and is ignored.
         match Event::parse(text).ok()? {
             Event::StatusUpdate(update) => return self.update(update),
-            Event::SandboxId { sandbox_id, sandbox_token } => self
-                .link
-                .mirror
-                .send_modify(|mirror| mirror.place = Some(SandboxRef { id: sandbox_id, token: sandbox_token })),
+            Event::SandboxId { sandbox_id, sandbox_token, persistent } => self.link.mirror.send_modify(|mirror| {
+                mirror.place = Some(SandboxRef { id: sandbox_id, token: sandbox_token });
+                mirror.is_persistent = persistent;
+            }),
             Event::Hello { protocol, instance, .. } => {
                 if protocol != PROTOCOL {
                     let text = format!("the server speaks version {protocol}");

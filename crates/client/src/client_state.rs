@@ -32,6 +32,7 @@ pub(crate) struct SandboxState {
     pub(crate) is_open: bool,
     pub(crate) place: Option<SandboxRef>,
     pub(crate) instance: Option<InstanceId>,
+    pub(crate) is_persistent: Option<bool>,
     /// The commands that the sandbox knew when the session began.
     pub(crate) execs: Vec<ExecView>,
     /// Set when the connection has ended for good.

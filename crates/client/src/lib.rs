@@ -69,7 +69,7 @@ pub use baton_protocol::{
     file_work::{FileEntry, FileKind},
     id::{CheckpointId, ExecId, InstanceId, SandboxId, SnapshotName},
     limits::{Cpus, Limits},
-    request::{Idle, Language, Offsets, SandboxConfig},
+    request::{Idle, Language, Offsets, Persistence, SandboxConfig},
 };
 
 pub use self::{

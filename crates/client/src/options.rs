@@ -7,7 +7,7 @@ use baton_protocol::{
     event::Update,
     file_work::Work,
     id::ExecId,
-    request::{self, Command, Language, SandboxConfig},
+    request::{self, Command, Language, Persistence, SandboxConfig},
 };
 
 use crate::Auth;
@@ -19,6 +19,23 @@ pub struct Options {
     pub config: SandboxConfig,
     /// How to reach the server, now and when reconnecting.
     pub connection: Connection,
+}
+
+impl Options {
+    /// Whether the sandbox outlives its instance. By default it does where the server has storage.
+    pub fn persistent(mut self, persistence: impl Into<Persistence>) -> Self {
+        self.config.persistent = Some(persistence.into());
+        self
+    }
+
+    /// The config to send: a sandbox is persistent where that is possible, unless the caller said otherwise.
+    pub(crate) fn sent_config(&self) -> SandboxConfig {
+        let mut config = self.config.clone();
+        if !config.enable_checkpoint && !config.has_predecessor_flags() {
+            config.persistent.get_or_insert(Persistence::Auto);
+        }
+        config
+    }
 }
 
 /// How to reach the server, and with which timeouts.

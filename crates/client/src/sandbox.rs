@@ -75,8 +75,8 @@ impl Sandbox {
         let look = Arc::new(Notify::new());
         let link = ConnectionContext {
             address: Address::parse(url)?,
+            config: options.sent_config(),
             options: options.connection,
-            config: options.config,
             cookies: Cookies::default(),
             commands: receiver,
             look: look.clone(),
@@ -117,6 +117,11 @@ impl Sandbox {
     /// The instance that the sandbox is on.
     pub fn instance(&self) -> Option<InstanceId> {
         self.mirror.borrow().instance.clone()
+    }
+
+    /// Whether a sandbox created here outlives its instance. `None` after an attach, and with servers that do not tell.
+    pub fn is_persistent(&self) -> Option<bool> {
+        self.mirror.borrow().is_persistent
     }
 
     /// Whether there is a connection right now. Callers need not check: requests wait for one.

@@ -36,6 +36,14 @@ impl StdinBuffer {
         self.chunks.push_back(bytes);
     }
 
+    /// Counts from `offset` on: the command has accepted that much from other clients. Only before anything was sent.
+    pub(crate) fn start_at(&mut self, offset: u64) {
+        debug_assert!(!self.is_under_way() && self.acked == 0, "offsets must not change once bytes are on their way");
+        self.acked = offset;
+        self.sent = offset;
+        self.end = self.end.saturating_add(offset);
+    }
+
     pub(crate) fn close(&mut self) {
         self.closed = true;
     }
@@ -119,6 +127,19 @@ mod tests {
         assert_eq!(stdin.ack(4), 4);
         assert_eq!(stdin.next(), data(4, "ef"));
         assert_eq!(stdin.next(), Some(StdinPart::Eof { offset: 6 }));
+    }
+
+    #[test]
+    fn input_for_a_command_that_has_some_already_follows_it() {
+        let mut stdin = StdinBuffer::default();
+        stdin.write(Bytes::from_static(b"abc"));
+        stdin.start_at(2);
+        assert_eq!(stdin.next(), data(2, "abc"));
+        stdin.close();
+        assert_eq!(stdin.next(), Some(StdinPart::Eof { offset: 5 }));
+        assert_eq!(stdin.ack(4), 2);
+        stdin.resend();
+        assert_eq!(stdin.next(), data(4, "c"));
     }
 
     #[test]

@@ -21,6 +21,9 @@ pub enum Event {
         sandbox_id: SandboxId,
         /// The secret to attach to it with.
         sandbox_token: Token,
+        /// Whether the sandbox outlives its instance; absent in the plain dialect.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        persistent: Option<bool>,
     },
     /// Output of the only command, in the plain dialect.
     Stdout {

@@ -74,7 +74,8 @@ impl Attachment {
     /// The id and the token, once.
     pub fn take_id_event(&mut self) -> Option<Event> {
         let sandbox_token = self.token.take()?;
-        Some(Event::SandboxId { sandbox_id: self.id.clone(), sandbox_token })
+        let persistent = Some(self.spec.enable_sandbox_checkpoint);
+        Some(Event::SandboxId { sandbox_id: self.id.clone(), sandbox_token, persistent })
     }
 
     /// Leaves the sandbox, except for its slot.

@@ -3,6 +3,7 @@
 
 mod commands;
 mod library_files;
+mod library_input;
 mod library_moves;
 mod network;
 mod stage;

@@ -26,13 +26,15 @@ impl Session<'_> {
             self.ask(&exec);
             return;
         }
-        let number = self.link.mirror.borrow().execs.iter().find(|view| view.exec_id == exec.id).map(|view| view.exec);
-        if let Some(number) = number {
-            self.number(number, &exec);
+        let view = self.link.mirror.borrow().execs.iter().find(|view| view.exec_id == exec.id).cloned();
+        if let Some(view) = view {
+            exec.start_stdin_at(view.stdin);
+            self.number(view.exec, &exec);
         }
         let (offsets, _) = exec.resume();
         let offsets = BTreeMap::from([(exec.id.clone(), offsets)]);
         self.wire.say(&Request::Reconnect { offsets, peek: exec.is_peek });
+        self.feed();
     }
 
     fn ask(&mut self, exec: &ClientExec) {

@@ -8,7 +8,7 @@ use baton_protocol::{
     event::{Copied, Event, Status, Update},
     frame::Stream,
     id::{CheckpointId, Nonce, SnapshotName},
-    request::{Command, Idle, Request, SandboxConfig},
+    request::{Command, Idle, Persistence, Request, SandboxConfig},
 };
 
 pub async fn create(server: &Server) -> Sandbox {
@@ -41,12 +41,38 @@ async fn a_sandbox_is_created_with_what_was_asked_for() {
         peer.hello().await;
         peer.text(r#"{"event":"news","of":"a newer server"}"#.into()).await;
         peer.status(Status::Creating).await;
-        peer.say(&Event::SandboxId { sandbox_id: sandbox_id(), sandbox_token: token() }).await;
+        peer.say(&Event::SandboxId { sandbox_id: sandbox_id(), sandbox_token: token(), persistent: Some(true) }).await;
         peer.status(Status::Running).await;
     });
     let sandbox = sandbox.unwrap();
     assert_eq!((sandbox.id(), sandbox.token()), (&sandbox_id(), &token()));
     assert!(sandbox.instance().is_some());
+}
+
+#[tokio::test]
+async fn a_sandbox_is_persistent_where_it_can_be_unless_the_caller_says_otherwise() {
+    let server = Server::start().await;
+    let url = server.url();
+    let handoff = SandboxConfig { enable_sandbox_handoff: Some(false), ..SandboxConfig::default() };
+    for (options, expected) in [
+        (Options::default(), Some(Persistence::Auto)),
+        (Options::default().persistent(true), Some(Persistence::Yes)),
+        (Options::default().persistent(false), Some(Persistence::No)),
+        (Options { config: handoff, ..Options::default() }, None),
+    ] {
+        let asking = Sandbox::create(&url, options);
+        let (sandbox, ()) = tokio::join!(asking, async {
+            let mut peer = server.accept().await;
+            let Request::Config(config) = peer.request().await else { panic!() };
+            assert_eq!(config.persistent, expected);
+            peer.hello().await;
+            let is_stored = Some(expected != Some(Persistence::No));
+            let event = Event::SandboxId { sandbox_id: sandbox_id(), sandbox_token: token(), persistent: is_stored };
+            peer.say(&event).await;
+            peer.status(Status::Running).await;
+        });
+        assert_eq!(sandbox.unwrap().is_persistent(), Some(expected != Some(Persistence::No)));
+    }
 }
 
 #[tokio::test]

@@ -390,3 +390,27 @@ async fn a_command_can_be_followed_by_somebody_who_did_not_start_it() {
     assert!(soon(running.wait()).await.unwrap().is_success());
     assert!(sandbox.follow(&ExecId::parse("other").unwrap(), Offsets::default()).await.is_err());
 }
+
+#[tokio::test]
+async fn input_to_a_followed_command_begins_where_the_input_of_others_ended() {
+    let server = Server::start().await;
+    let url = server.url();
+    let id = ExecId::parse("cat").unwrap();
+    let attaching = Sandbox::attach(&url, sandbox_id(), crate::script::token());
+    let (sandbox, mut peer) = tokio::join!(attaching, server.attach(vec![view(&id, 5, 3)]));
+    let sandbox = sandbox.unwrap();
+    let running = soon(sandbox.follow(&id, Offsets::default())).await.unwrap();
+    soon(running.write_stdin("a longer line\n")).await.unwrap();
+    assert_eq!(offsets(&mut peer, &id).await, Offsets::default());
+    assert_eq!(peer.stdin().await, (3, Bytes::from_static(b"a longer line\n")));
+    peer.say(&Event::StdinAck { exec_id: id.clone(), offset: 5 }).await;
+    peer.status(Status::Running).await;
+    peer.cut();
+    // The command has taken more than was acknowledged: only the rest is sent again.
+    let mut peer = server.attach(vec![view(&id, 6, 9)]).await;
+    assert_eq!(offsets(&mut peer, &id).await, Offsets::default());
+    assert_eq!(peer.stdin().await, (9, Bytes::from_static(b"er line\n")));
+    running.close_stdin();
+    let Request::Stdin(end) = peer.request().await else { panic!() };
+    assert_eq!((end.eof, end.offset), (true, Some(17)));
+}

@@ -88,7 +88,7 @@ impl Server {
         peer.hello().await;
         peer.status(Status::Creating).await;
         assert!(matches!(peer.request().await, Request::Config(_)));
-        peer.say(&Event::SandboxId { sandbox_id: sandbox_id(), sandbox_token: token() }).await;
+        peer.say(&Event::SandboxId { sandbox_id: sandbox_id(), sandbox_token: token(), persistent: Some(true) }).await;
         peer.status(Status::Running).await;
         peer
     }

@@ -14,7 +14,7 @@ use serde_json::{Value, value::RawValue};
 use crate::limits::Limits;
 
 /// Every field name of every request.
-const KNOWN: [&str; 47] = [
+const KNOWN: [&str; 51] = [
     "action",
     "archive",
     "argv",
@@ -49,9 +49,12 @@ const KNOWN: [&str; 47] = [
     "offset",
     "offsets",
     "on_incompatible",
+    "parents",
     "path",
     "peek",
+    "persistent",
     "pty",
+    "recursive",
     "rows",
     "signal",
     "size",
@@ -60,6 +63,7 @@ const KNOWN: [&str; 47] = [
     "stdin",
     "stdout",
     "timeout",
+    "to",
     "ttl",
     "user",
 ];

@@ -18,7 +18,7 @@ use serde_json::{Map, Value, json};
 use self::fields::{Fields, Wrong, wrong};
 pub use self::{
     exec_request::{Command, ExecRequest, Language},
-    sandbox_config::{Idle, SandboxConfig},
+    sandbox_config::{Idle, Persistence, SandboxConfig},
 };
 use crate::{
     event::Status,

@@ -7,9 +7,9 @@ use serde_json::{Map, Value, json};
 
 use super::{Fields, Refusal, SandboxConfig};
 
-/// Parsed as `true` or `false`, as in JSON, or as `1` or `0`.
-const FLAGS: [&str; 4] =
-    ["details", "enable_checkpoint", "enable_idle_timeout_auto_checkpoint", "enable_sandbox_handoff"];
+/// Parsed as `true` or `false`, as in JSON, or as `1` or `0`; any other text stays one.
+const FLAGS: [&str; 5] =
+    ["details", "enable_checkpoint", "enable_idle_timeout_auto_checkpoint", "enable_sandbox_handoff", "persistent"];
 const DURATIONS: [&str; 2] = ["idle_timeout", "ttl"];
 const TEXTS: [&str; 5] = ["cwd", "filesystem_snapshot_name", "from_checkpoint", "on_incompatible", "source_token"];
 
@@ -104,6 +104,8 @@ mod tests {
                 r#"{"labels":{"a":"b","c":"d=e"},"env":{"X":""}}"#,
             ),
             (&[("limits.memory", "512MiB"), ("limits.cpus", "1.5")], r#"{"limits":{"memory":"512MiB","cpus":1.5}}"#),
+            (&[("persistent", "auto")], r#"{"persistent":"auto"}"#),
+            (&[("persistent", "1")], r#"{"persistent":true}"#),
             (&[("cwd", "/1"), ("filesystem_snapshot_name", "1")], r#"{"cwd":"/1","filesystem_snapshot_name":"1"}"#),
         ] {
             assert_eq!(read(query), Ok((config(text), true)), "{query:?}");

@@ -20,6 +20,8 @@ use crate::{
 pub struct SandboxConfig {
     /// `None` uses the server's default.
     pub idle_timeout: Option<Idle>,
+    /// `None`: only `enable_checkpoint` decides.
+    pub persistent: Option<Persistence>,
     /// Stores the sandbox, so that it survives its instance.
     pub enable_checkpoint: bool,
     /// `None`: same as `enable_checkpoint`, unless the server uses the predecessor's vocabulary.
@@ -46,6 +48,23 @@ pub struct SandboxConfig {
     pub source_token: Option<Token>,
     /// A plain client wants every field and every event, not only the documented ones.
     pub details: bool,
+}
+
+/// Whether a sandbox outlives its instance: it is stored, can move, and is checkpointed when it is idle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Persistence {
+    /// Refused where the server has no storage.
+    Yes,
+    /// It lives as long as its instance.
+    No,
+    /// Where the server has storage.
+    Auto,
+}
+
+impl From<bool> for Persistence {
+    fn from(is_persistent: bool) -> Self {
+        if is_persistent { Self::Yes } else { Self::No }
+    }
 }
 
 /// When a sandbox without activity is stopped.
@@ -79,9 +98,11 @@ impl SandboxConfig {
         if cwd.as_ref().is_some_and(|cwd| !cwd.starts_with('/') || cwd.contains('\0')) {
             return Err(wrong("cwd", "an absolute path"));
         }
+        let (persistent, enable_checkpoint) = read_persistence(fields)?;
         Ok(Self {
             idle_timeout,
-            enable_checkpoint: fields.flag("enable_checkpoint")?,
+            persistent,
+            enable_checkpoint,
             enable_sandbox_handoff: fields.optional("enable_sandbox_handoff", "true or false")?,
             enable_idle_timeout_auto_checkpoint: fields
                 .optional("enable_idle_timeout_auto_checkpoint", "true or false")?,
@@ -110,6 +131,12 @@ impl SandboxConfig {
             None => {}
             Some(Idle::Never) => drop(set("idle_timeout", Value::Null)),
             Some(Idle::After(span)) => drop(set("idle_timeout", seconds(span))),
+        }
+        match self.persistent {
+            None => {}
+            Some(Persistence::Yes) => drop(set("persistent", json!(true))),
+            Some(Persistence::No) => drop(set("persistent", json!(false))),
+            Some(Persistence::Auto) => drop(set("persistent", json!("auto"))),
         }
         for (name, flag) in [
             ("enable_checkpoint", self.enable_checkpoint.then_some(true)),
@@ -149,6 +176,24 @@ impl SandboxConfig {
             set("source_token", json!(token));
         }
         map
+    }
+}
+
+/// Reads `persistent` and `enable_checkpoint`. An explicit `enable_checkpoint: false` wins over `persistent`.
+fn read_persistence(fields: &Fields<'_>) -> Result<(Option<Persistence>, bool), Wrong> {
+    const EXPECTED: &str = "true, false or \"auto\"";
+    let persistent = match fields.optional::<Value>("persistent", EXPECTED)? {
+        None => None,
+        Some(Value::Bool(is_persistent)) => Some(is_persistent.into()),
+        Some(Value::String(word)) if word == "auto" => Some(Persistence::Auto),
+        Some(_) => return Err(wrong("persistent", EXPECTED)),
+    };
+    match (persistent, fields.optional("enable_checkpoint", "true or false")?) {
+        (Some(Persistence::No), Some(true)) => {
+            Err(wrong("persistent", "true, \"auto\" or left out where `enable_checkpoint` is true"))
+        }
+        (Some(_), Some(false)) => Ok((Some(Persistence::No), false)),
+        (persistent, flag) => Ok((persistent, flag.unwrap_or(false))),
     }
 }
 

@@ -22,11 +22,28 @@ fn a_message_without_a_tag_is_a_config() {
 }
 
 #[test]
+fn an_explicit_flag_wins_over_persistent_and_a_contradiction_is_refused() {
+    let read = |text: &str| match Request::parse(text) {
+        Ok(Request::Config(config)) => (config.persistent, config.enable_checkpoint),
+        _ => panic!("{text}"),
+    };
+    assert_eq!(read(r#"{"persistent":"auto"}"#), (Some(Persistence::Auto), false));
+    assert_eq!(read(r#"{"persistent":true,"enable_checkpoint":true}"#), (Some(Persistence::Yes), true));
+    assert_eq!(read(r#"{"persistent":true,"enable_checkpoint":false}"#), (Some(Persistence::No), false));
+    assert_eq!(read(r#"{"persistent":null,"enable_checkpoint":false}"#), (None, false));
+    let refusal = refused(r#"{"persistent":false,"enable_checkpoint":true}"#);
+    assert_eq!(refusal.status, Status::CreationError);
+    assert!(refusal.message.contains("`enable_checkpoint` is true"), "{}", refusal.message);
+}
+
+#[test]
 fn a_config_field_of_the_wrong_type_is_named() {
     for (text, field) in [
         (r#"{"idle_timeout":-1}"#, "idle_timeout"),
         (r#"{"idle_timeout":[]}"#, "idle_timeout"),
         (r#"{"enable_checkpoint":"yes"}"#, "enable_checkpoint"),
+        (r#"{"persistent":"yes"}"#, "persistent"),
+        (r#"{"persistent":1}"#, "persistent"),
         (r#"{"enable_sandbox_handoff":1}"#, "enable_sandbox_handoff"),
         (r#"{"filesystem_snapshot_name":"../x"}"#, "filesystem_snapshot_name"),
         (r#"{"labels":{"a":1}}"#, "labels"),
