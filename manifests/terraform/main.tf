@@ -1,6 +1,6 @@
 # The same as manifests/bucket and manifests/cloud-run.yaml, for Terraform; with -var halves=true as
 # manifests/cloud-run-halves.yaml.
-#   TF_VAR_api_keys=$(head -c 24 /dev/urandom | base64 | tr -d '/+=\n') TF_VAR_hmac_key=$(openssl rand -hex 32) \
+#   TF_VAR_api_keys=$(openssl rand -hex 24) TF_VAR_admin_key=$(openssl rand -hex 24) TF_VAR_hmac_key=$(openssl rand -hex 32) \
 #     terraform apply -var project=my-project -var region=europe-west1 -var image=…
 
 terraform {
@@ -56,6 +56,19 @@ variable "api_keys_version" {
   description = "Raise it to have other api_keys stored"
 }
 
+variable "admin_key" {
+  type        = string
+  sensitive   = true
+  ephemeral   = true
+  description = "Key that opens the list of all sandboxes"
+}
+
+variable "admin_key_version" {
+  type        = number
+  default     = 1
+  description = "Raise it to have another admin_key stored"
+}
+
 variable "hmac_key" {
   type        = string
   sensitive   = true
@@ -73,6 +86,12 @@ variable "invokers" {
   type        = list(string)
   default     = []
   description = "Who may call it, such as group:team@example.com; nobody if empty"
+}
+
+variable "deletion_protection" {
+  type        = bool
+  default     = true
+  description = "Keep the service, and buckets that are not empty, from being destroyed; apply with false before terraform destroy"
 }
 
 variable "max_instances" {
@@ -107,7 +126,7 @@ locals {
       memory  = "2Gi"
       ports   = [8080]
       after   = []
-      secrets = ["BATON_API_KEYS", "BATON_HMAC_KEY"]
+      secrets = ["BATON_API_KEYS", "BATON_ADMIN_KEY", "BATON_HMAC_KEY"]
       env = {
         SANDBOX_METADATA_BUCKET    = local.buckets.metadata
         SANDBOX_CHECKPOINT_BUCKET  = local.buckets.checkpoints
@@ -132,7 +151,7 @@ locals {
       memory  = "512Mi"
       ports   = [8080]
       after   = ["reconciler"]
-      secrets = ["BATON_API_KEYS", "BATON_HMAC_KEY"]
+      secrets = ["BATON_API_KEYS", "BATON_ADMIN_KEY", "BATON_HMAC_KEY"]
       env = {
         SANDBOX_METADATA_BUCKET    = local.buckets.metadata
         SANDBOX_CHECKPOINT_BUCKET  = local.buckets.checkpoints
@@ -183,6 +202,10 @@ locals {
       secret  = google_secret_manager_secret.keys.secret_id
       version = google_secret_manager_secret_version.keys.version
     }
+    BATON_ADMIN_KEY = {
+      secret  = google_secret_manager_secret.admin.secret_id
+      version = google_secret_manager_secret_version.admin.version
+    }
     BATON_HMAC_KEY = {
       secret  = google_secret_manager_secret.hmac.secret_id
       version = google_secret_manager_secret_version.hmac.version
@@ -202,6 +225,7 @@ resource "google_storage_bucket" "baton" {
   storage_class               = "STANDARD"
   uniform_bucket_level_access = true
   public_access_prevention    = "enforced"
+  force_destroy               = !var.deletion_protection
 
   versioning {
     enabled = false
@@ -262,6 +286,26 @@ resource "google_secret_manager_secret_iam_member" "keys" {
   member    = "serviceAccount:${google_service_account.baton.email}"
 }
 
+resource "google_secret_manager_secret" "admin" {
+  secret_id = "baton-admin-key"
+  replication {
+    auto {}
+  }
+}
+
+resource "google_secret_manager_secret_version" "admin" {
+  secret                 = google_secret_manager_secret.admin.id
+  secret_data_wo         = var.admin_key
+  secret_data_wo_version = var.admin_key_version
+  deletion_policy        = "ABANDON"
+}
+
+resource "google_secret_manager_secret_iam_member" "admin" {
+  secret_id = google_secret_manager_secret.admin.id
+  role      = "roles/secretmanager.secretAccessor"
+  member    = "serviceAccount:${google_service_account.baton.email}"
+}
+
 resource "google_secret_manager_secret" "hmac" {
   secret_id = "baton-hmac-key"
   replication {
@@ -283,9 +327,10 @@ resource "google_secret_manager_secret_iam_member" "hmac" {
 }
 
 resource "google_cloud_run_v2_service" "baton" {
-  name     = "baton"
-  location = var.region
-  ingress  = "INGRESS_TRAFFIC_ALL"
+  name                = "baton"
+  location            = var.region
+  ingress             = "INGRESS_TRAFFIC_ALL"
+  deletion_protection = var.deletion_protection
 
   template {
     service_account                  = google_service_account.baton.email
@@ -394,6 +439,7 @@ resource "google_cloud_run_v2_service" "baton" {
   # A revision whose account may not read its secret yet does not start.
   depends_on = [
     google_secret_manager_secret_iam_member.keys,
+    google_secret_manager_secret_iam_member.admin,
     google_secret_manager_secret_iam_member.hmac,
     google_storage_bucket_iam_member.baton,
   ]

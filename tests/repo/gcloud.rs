@@ -11,12 +11,21 @@ use std::{
 use crate::repo_files::{read, root};
 
 /// Commands and the flags of theirs that are used.
-const KNOWN: [(&str, &[&str]); 19] = [
+const KNOWN: &[(&str, &[&str])] = &[
+    ("auth login", &[]),
+    ("auth configure-docker", &[]),
+    ("auth application-default login", &["--impersonate-service-account"]),
+    ("projects create", &[]),
+    ("billing projects link", &["--billing-account"]),
     ("config set", &[]),
     ("services enable", &[]),
-    ("builds submit", &[]),
+    ("builds submit", &["--tag", "--timeout"]),
     ("iam service-accounts describe", &[]),
     ("iam service-accounts create", &["--display-name"]),
+    ("iam service-accounts add-iam-policy-binding", &["--member", "--role"]),
+    ("iam service-accounts delete", &[]),
+    ("container clusters create", &["--region", "--num-nodes", "--workload-pool"]),
+    ("container clusters get-credentials", &["--region"]),
     ("storage buckets describe", &[]),
     (
         "storage buckets create",
@@ -30,14 +39,21 @@ const KNOWN: [(&str, &[&str]); 19] = [
     ),
     ("storage buckets update", &["--no-versioning", "--clear-soft-delete", "--lifecycle-file"]),
     ("storage buckets add-iam-policy-binding", &["--member", "--role"]),
+    ("storage rm", &["--recursive"]),
     ("secrets describe", &[]),
+    ("secrets delete", &[]),
     ("secrets create", &["--replication-policy"]),
     ("secrets versions add", &["--data-file"]),
     ("secrets versions access", &["--secret"]),
     ("secrets add-iam-policy-binding", &["--member", "--role"]),
     ("artifacts repositories create", &["--repository-format", "--location"]),
+    ("artifacts repositories delete", &["--location"]),
     ("run services replace", &["--region"]),
     ("run services add-iam-policy-binding", &["--region", "--member", "--role"]),
+    ("run services describe", &["--region", "--format"]),
+    ("run services update-traffic", &["--region", "--to-revisions", "--to-latest"]),
+    ("run services delete", &["--region"]),
+    ("run revisions list", &["--region", "--service"]),
     ("storage cp", &[]),
     ("storage ls", &["--long"]),
 ];
@@ -134,6 +150,7 @@ fn the_script_makes_what_a_service_needs_once_and_gives_no_more_rights_than_thos
     }
     let role = |on: &str, role: &str| (on.to_owned(), role.to_owned());
     let expected = [
+        role("baton-admin-key", "roles/secretmanager.secretAccessor"),
         role("baton-api-keys", "roles/secretmanager.secretAccessor"),
         role("baton-hmac-key", "roles/secretmanager.secretAccessor"),
         role("gs://my-project-baton", "roles/storage.objectUser"),

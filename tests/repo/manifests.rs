@@ -4,7 +4,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use baton::{
-    config::{self, LeaseTimes},
+    config::{self, Config, Flags, LeaseTimes},
     metrics::{Answer, Ended, Metrics, Missed, Outcome, Pipe, Verb, Way},
 };
 use baton_protocol::limits::{Bounds, size};
@@ -78,12 +78,14 @@ fn misfits(value: &Value, schema: &Value, at: &str) -> Vec<String> {
 const CLOUD_RUN: [&str; 3] =
     ["manifests/cloud-run.yaml", "manifests/cloud-run-halves.yaml", "manifests/cloud-run-mounted.yaml"];
 const KUBERNETES: [&str; 2] = ["manifests/kubernetes.yaml", "manifests/kubernetes-one-node.yaml"];
+const KUBERNETES_SECRET: &str = "manifests/kubernetes-secret.yaml";
 
 #[test]
 fn every_manifest_fits_the_schema_it_claims() {
     for (schema, files) in [
         ("manifests/schema/cloud-run.json", CLOUD_RUN.as_slice()),
         ("manifests/schema/kubernetes.json", KUBERNETES.as_slice()),
+        ("manifests/schema/kubernetes.json", &[KUBERNETES_SECRET]),
     ] {
         let schema = json(schema);
         for file in files {
@@ -146,9 +148,10 @@ fn every_variable_that_a_manifest_sets_is_one_the_server_reads() {
 }
 
 /// Settings of one half alone; every other one is about the instance, and both halves act on it.
-const OF_ONE_HALF: [&str; 8] = [
+const OF_ONE_HALF: [&str; 9] = [
     "PORT",
     "BATON_API_KEYS",
+    "BATON_ADMIN_KEY",
     "BATON_API_USER",
     "BATON_ADMIN_LISTEN",
     "BATON_ROOTFS_CACHE",
@@ -179,8 +182,10 @@ fn open_doors(file: &str, document: &Value) -> Vec<String> {
         if !is_secret("BATON_HMAC_KEY") {
             complain("has no BATON_HMAC_KEY from a secret");
         }
-        if verb != "reconciler" && !is_secret("BATON_API_KEYS") {
-            complain("has no BATON_API_KEYS from a secret");
+        for name in ["BATON_API_KEYS", "BATON_ADMIN_KEY"] {
+            if verb != "reconciler" && !is_secret(name) {
+                complain(&format!("has no {name} from a secret"));
+            }
         }
         let bounds = set_to(container, "BATON_LIMITS").and_then(|pair| Bounds::parse(pair["value"].as_str()?));
         let limits = bounds.unwrap_or_default().ceiling;
@@ -226,6 +231,7 @@ fn a_manifest_without_one_of_them_is_found() {
     for (name, complaint) in [
         ("BATON_HMAC_KEY", "no BATON_HMAC_KEY"),
         ("BATON_API_KEYS", "no BATON_API_KEYS"),
+        ("BATON_ADMIN_KEY", "no BATON_ADMIN_KEY"),
         ("BATON_LIMITS", "no BATON_LIMITS"),
     ] {
         let mut bad = good.clone();
@@ -243,6 +249,53 @@ fn a_manifest_without_one_of_them_is_found() {
         pair.filter(|pair| pair["name"] == "BATON_LIMITS").for_each(|pair| pair["value"] = limits.into());
         let found = open_doors(CLOUD_RUN[0], &bad);
         assert!(found.first().is_some_and(|found| found.contains(complaint)), "{limits}: {found:?}");
+    }
+}
+
+/// Every object that stands under a field of this name.
+fn under<'a>(value: &'a Value, name: &str, found: &mut Vec<&'a Value>) {
+    found.extend(value.get(name));
+    match value {
+        Value::Array(items) => items.iter().for_each(|item| under(item, name, found)),
+        Value::Object(fields) => fields.values().for_each(|field| under(field, name, found)),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+#[test]
+fn the_secret_of_kubernetes_has_the_keys_that_its_pods_ask_for() {
+    let secret = &documents(KUBERNETES_SECRET)[0];
+    let has: BTreeSet<_> = secret["stringData"].as_object().unwrap().keys().cloned().collect();
+    for file in KUBERNETES {
+        let mut asked = BTreeSet::new();
+        for document in documents(file) {
+            let mut references = vec![];
+            under(&document, "secretKeyRef", &mut references);
+            for reference in references {
+                assert_eq!(reference["name"], secret["metadata"]["name"], "{file}");
+                asked.insert(reference["key"].as_str().unwrap().to_owned());
+            }
+        }
+        assert_eq!(asked, has, "{file}");
+    }
+    // Filled in by mistake or not at all, no server starts.
+    let hmac_key = secret["stringData"]["hmac-key"].as_str().unwrap();
+    let config = Config::read(&Flags::new(), |name| (name == "BATON_HMAC_KEY").then(|| hmac_key.to_owned()));
+    assert!(config.is_err(), "a server starts with the key {hmac_key}");
+}
+
+#[test]
+fn every_deployment_has_a_service_that_reaches_its_pods() {
+    for file in KUBERNETES {
+        let all = documents(file);
+        let of_kind =
+            |kind: &str| all.iter().find(|one| one["kind"] == kind).unwrap_or_else(|| panic!("{file}: {kind}"));
+        let (deployment, service) = (of_kind("Deployment"), of_kind("Service"));
+        let labels = deployment.pointer("/spec/template/metadata/labels").unwrap();
+        assert_eq!(&service["spec"]["selector"], labels, "{file}");
+        let mut ports = vec![];
+        under(deployment, "containerPort", &mut ports);
+        assert!(ports.contains(&&service["spec"]["ports"][0]["targetPort"]), "{file}");
     }
 }
 

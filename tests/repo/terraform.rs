@@ -156,10 +156,15 @@ fn terraform_asks_the_same_of_the_platform_and_of_the_buckets() {
         .collect();
     let theirs: Value = serde_json::from_str(&read("manifests/lifecycle.json")).unwrap();
     assert_eq!(json!(rules), theirs["rule"]);
+    // What holds sandboxes is destroyed only after an apply that allows it.
+    assert_eq!(value(service, "deletion_protection").to_string(), "var.deletion_protection");
+    assert_eq!(value(bucket, "force_destroy").to_string(), "!var.deletion_protection");
+    assert_eq!(value(block(&body, "variable", &["deletion_protection"]), "default"), Expression::Bool(true));
     // A revision that may not read its secrets yet does not start.
     let waits = value(service, "depends_on").to_string();
     for resource in [
         "google_secret_manager_secret_iam_member.keys",
+        "google_secret_manager_secret_iam_member.admin",
         "google_secret_manager_secret_iam_member.hmac",
         "google_storage_bucket_iam_member.baton",
     ] {
