@@ -39,6 +39,7 @@ mod proxy;
 #[path = "../cli/pty.rs"]
 mod pty;
 mod random_moves;
+mod readme_commands;
 mod recipes;
 mod rootfs_archives;
 mod runsc_flow_control;
