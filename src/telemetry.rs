@@ -22,6 +22,8 @@ use tracing_subscriber::{
     registry::LookupSpan,
 };
 
+use crate::config::variables::LOG;
+
 /// A secret. It can be used, but not printed, logged or serialized by accident.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Redacted<T>(T);
@@ -60,7 +62,7 @@ pub enum Style {
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("BATON_LOG is '{filter}', which is not a filter such as info or baton::api=debug,warn ({why})")]
+    #[error("{} is '{filter}', which is not a filter such as info or baton::api=debug,warn ({why})", LOG)]
     Filter { filter: String, why: String },
     #[error("logging was already started in this process")]
     Started,

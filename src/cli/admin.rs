@@ -19,7 +19,7 @@ use crate::{
     },
     bus::Bus,
     clock::SystemClock,
-    config::Config,
+    config::{Config, variables::ADMIN_LISTEN},
     metrics::Metrics,
 };
 
@@ -44,12 +44,13 @@ impl Admin {
         let hosts = Hosts::new(address, false, &config.hosts);
         match TcpListener::bind(address).await {
             Ok(listener) => Ok(Some(Self { address: listener.local_addr().unwrap_or(address), listener, hosts })),
-            Err(error) if config.is_default("BATON_ADMIN_LISTEN") => {
-                tracing::info!(%address, %error, "no metrics are served: choose another address with BATON_ADMIN_LISTEN");
+            Err(error) if config.is_default(ADMIN_LISTEN) => {
+                tracing::info!(%address, %error, variable = %ADMIN_LISTEN, "no metrics are served: the address is in use");
                 Ok(None)
             }
-            Err(error) => Err(error)
-                .with_context(|| format!("cannot listen on {address}: choose another with BATON_ADMIN_LISTEN")),
+            Err(error) => {
+                Err(error).with_context(|| format!("cannot listen on {address}: choose another with {ADMIN_LISTEN}"))
+            }
         }
     }
 

@@ -10,7 +10,7 @@ use super::{
     server_client::{ServerClient, describe_error},
     stdio_bridge::Signals,
 };
-use crate::clock::SharedClock;
+use crate::{clock::SharedClock, config::variables::ADMIN_KEY};
 
 /// How long all requests of a verb may take together.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -93,7 +93,7 @@ impl AdminApi {
             200 => Ok(Some(json.with_context(|| format!("{} is not a baton server", self.base))?)),
             404 => Ok(None),
             401 => bail!("the server requires its admin key: pass it with BATON_API_KEY or --api-key"),
-            403 => bail!("the server has no admin key (BATON_ADMIN_KEY), so it lists sandboxes for nobody"),
+            403 => bail!("the server has no admin key ({ADMIN_KEY}), so it lists sandboxes for nobody"),
             code => bail!("the server answers {code}: {}", baton_files::plain(message)),
         }
     }

@@ -6,14 +6,21 @@ use anyhow::Result;
 use super::{
     context::CommandContext, global_options::ServerOptions, server_client::ServerClient, storage_admin::StorageAdmin,
 };
+use crate::config::{
+    Variable,
+    variables::{
+        CHECKPOINT_AND_RESTORE_PATH, SANDBOX_CHECKPOINT_BUCKET, SANDBOX_CHECKPOINT_MOUNT_PATH, SANDBOX_METADATA_BUCKET,
+        SANDBOX_METADATA_MOUNT_PATH,
+    },
+};
 
 /// If one of these is set, the storage is configured.
-const STORAGE_VARIABLES: [&str; 5] = [
-    "SANDBOX_METADATA_BUCKET",
-    "SANDBOX_METADATA_MOUNT_PATH",
-    "SANDBOX_CHECKPOINT_BUCKET",
-    "SANDBOX_CHECKPOINT_MOUNT_PATH",
-    "CHECKPOINT_AND_RESTORE_PATH",
+const STORAGE_VARIABLES: [Variable; 5] = [
+    SANDBOX_METADATA_BUCKET,
+    SANDBOX_METADATA_MOUNT_PATH,
+    SANDBOX_CHECKPOINT_BUCKET,
+    SANDBOX_CHECKPOINT_MOUNT_PATH,
+    CHECKPOINT_AND_RESTORE_PATH,
 ];
 
 #[derive(Clone, Debug)]
@@ -30,7 +37,7 @@ impl Backend {
         if options.url.is_some() {
             return Ok(Self::Server(server));
         }
-        let has_storage = STORAGE_VARIABLES.into_iter().any(|name| context.variable(name).is_some());
+        let has_storage = STORAGE_VARIABLES.iter().any(|variable| context.variable(variable.name).is_some());
         let is_saved = || sandbox.is_some_and(|text| matches!(server.saved_token(text), Ok(Some(_))));
         if !has_storage && (server.url.is_some() || is_saved()) {
             return Ok(Self::Server(server));

@@ -1,13 +1,13 @@
 //! `baton config --check`: tests every configured store the way it will be used.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use crate::{
     clock::{SharedClock, SystemClock},
-    config::Config,
+    config::{Config, variables::LIMITS},
     runtime::Shares,
     storage::{
-        layout::{Artifact, StorageSettings},
+        layout::Artifact,
         stores::{Need, StorageRefusal, StoreProbe, Stores},
     },
 };
@@ -18,7 +18,7 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(60);
 /// Returns a line per store, and whether all of them work.
 pub async fn check(config: &Config) -> (String, bool) {
     let clock: SharedClock = Arc::new(SystemClock);
-    let stores = Stores::open(&storage_settings(config), &clock);
+    let stores = Stores::open(&config.storage, &clock);
     let tried =
         clock.timeout(CHECK_TIMEOUT, async { (stores.probe().await, stores.check(Need::Checkpoint).await) }).await;
     match tried {
@@ -73,30 +73,11 @@ pub fn limits(config: &Config, cgroups: Result<Shares, String>) -> (String, bool
     };
     let wanted = config.limits.ceiling.cpus.is_some();
     let what = match (cpus, wanted) {
-        (true, _) => "memory, cpus, pids, disk and files can be limited",
-        (false, true) => "memory, pids, disk and files can be limited, but cpus, which BATON_LIMITS names, cannot",
-        (false, false) => "memory, pids, disk and files can be limited, cpus cannot",
+        (true, _) => "memory, cpus, pids, disk and files can be limited".to_owned(),
+        (false, true) => format!("memory, pids, disk and files can be limited, but cpus, which {LIMITS} names, cannot"),
+        (false, false) => "memory, pids, disk and files can be limited, cpus cannot".to_owned(),
     };
     (format!("limits       {how}: {what}\n"), cpus || !wanted)
-}
-
-/// The storage variables as settings of the storage module.
-pub(super) fn storage_settings(config: &Config) -> StorageSettings {
-    let path = |text: &Option<String>| text.as_ref().map(PathBuf::from);
-    let variables = &config.storage;
-    StorageSettings {
-        metadata_bucket: variables.metadata_bucket.clone(),
-        metadata_mount: path(&variables.metadata_mount),
-        lock_bucket: variables.lock_bucket.clone(),
-        checkpoint_bucket: variables.checkpoint_bucket.clone(),
-        checkpoint_mount: path(&variables.checkpoint_mount),
-        snapshot_bucket: variables.snapshot_bucket.clone(),
-        snapshot_mount: path(&variables.snapshot_mount),
-        all_mount: path(&variables.all_mount),
-        gcs_endpoint: config.gcs_endpoint.clone(),
-        call_timeout: config.lease.call,
-        ..StorageSettings::default()
-    }
 }
 
 #[cfg(test)]

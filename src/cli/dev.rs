@@ -10,6 +10,8 @@ use std::{
 use anyhow::Context;
 use baton_fake_gcs::{FakeGcs, FakeGcsOptions, InjectedFault, parse_fault};
 
+use crate::config::variables::GCS_ENDPOINT;
+
 #[derive(Debug, clap::Subcommand)]
 pub enum Dev {
     /// Serve a Cloud Storage in memory on 127.0.0.1 until Ctrl-C; point servers at it with BATON_GCS_ENDPOINT.
@@ -47,7 +49,7 @@ pub async fn run(dev: Dev) -> anyhow::Result<()> {
     let server = FakeGcs::start(address, options)
         .await
         .with_context(|| format!("cannot listen on {address}: choose another with --port"))?;
-    writeln!(io::stdout(), "BATON_GCS_ENDPOINT={}", server.url())?;
+    writeln!(io::stdout(), "{GCS_ENDPOINT}={}", server.url())?;
     server.run().await;
     Ok(())
 }

@@ -20,6 +20,7 @@ use super::{
 };
 use crate::{
     api::token,
+    config::variables::HMAC_KEY,
     storage::{
         garbage_collector::Resting,
         lock_object::Unusable,
@@ -91,7 +92,7 @@ pub async fn repair_sandbox(storage: &StorageAdmin, args: &RepairArgs) -> Result
 async fn sign(storage: &StorageAdmin, id: &SandboxId) -> Result<AdminResult> {
     let store = storage.checkpoints()?;
     if !storage.records.signs() {
-        bail!("BATON_HMAC_KEY is not set: there is nothing to sign with");
+        bail!("{HMAC_KEY} is not set: there is nothing to sign with");
     }
     for _ in 0..SIGN_ATTEMPTS {
         let found = storage.records.unverified_lock(id).await?;

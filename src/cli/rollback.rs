@@ -13,7 +13,10 @@ use super::{
     context::CommandContext,
     storage_admin::{self, AdminResult, Release, StorageAdmin, WaitArgs},
 };
-use crate::storage::{garbage_collector::Resting, store};
+use crate::{
+    config::variables::HMAC_KEY,
+    storage::{garbage_collector::Resting, store},
+};
 
 /// Roll a sandbox back to an older checkpoint
 ///
@@ -72,7 +75,7 @@ pub async fn roll_back(
             return Ok(AdminResult::Refused(format!("the manifest of {target} cannot be read, {why}: OtherVersion")));
         }
         Err(store::Error::Unsigned(_)) => {
-            return Ok(AdminResult::Refused(format!("{target} is not signed with a key of BATON_HMAC_KEY: Unsigned")));
+            return Ok(AdminResult::Refused(format!("{target} is not signed with a key of {HMAC_KEY}: Unsigned")));
         }
         Err(error) => return Err(error.into()),
     };

@@ -5,7 +5,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use baton_protocol::id::Sha256Name;
 
-use crate::config::Config;
+use crate::config::{
+    Config, Variable,
+    variables::{AGENT, ROOTFS, RUNSC},
+};
 
 const SETUP: &str = "run `scripts/setup`, which gets everything a sandbox needs";
 
@@ -32,7 +35,7 @@ impl Pieces {
             bail!("the root file system {} is not a directory", rootfs.display());
         }
         if rootfs == Path::new("/") {
-            bail!("BATON_ROOTFS is this machine's own root file system; sandboxes need one of their own: {SETUP}");
+            bail!("{ROOTFS} is this machine's own root file system; sandboxes need one of their own: {SETUP}");
         }
         let name = rootfs.file_name().and_then(|name| name.to_str());
         let rootfs_digest = match name.and_then(|name| Sha256Name::parse(name).ok()) {
@@ -46,7 +49,7 @@ impl Pieces {
 
 fn runsc(config: &Config) -> Result<PathBuf> {
     if let Some(path) = &config.runsc {
-        return existing(path.clone(), "BATON_RUNSC");
+        return existing(path.clone(), RUNSC);
     }
     let pinned = config.cache_dir.join("runsc/current");
     if !pinned.is_file() {
@@ -57,7 +60,7 @@ fn runsc(config: &Config) -> Result<PathBuf> {
 
 fn agent(config: &Config) -> Result<PathBuf> {
     if let Some(path) = &config.agent {
-        return existing(path.clone(), "BATON_AGENT");
+        return existing(path.clone(), AGENT);
     }
     let beside = std::env::current_exe().ok().map(|exe| exe.with_file_name("baton-agent"));
     let cached = config.cache_dir.join("agent/baton-agent");
@@ -65,7 +68,7 @@ fn agent(config: &Config) -> Result<PathBuf> {
     found.with_context(|| format!("the agent was not found: {SETUP}"))
 }
 
-fn existing(path: PathBuf, variable: &str) -> Result<PathBuf> {
+fn existing(path: PathBuf, variable: Variable) -> Result<PathBuf> {
     if !path.is_file() {
         bail!("{variable} is {}, and there is no such file: name another, or unset it and {SETUP}", path.display());
     }

@@ -12,7 +12,10 @@ use crate::{
     api::{self, Api, hosts::Hosts, listener},
     bus::Bus,
     clock::{SharedClock, SystemClock},
-    config::{Config, LeaseTimes},
+    config::{
+        Config, LeaseTimes,
+        variables::{API_KEYS, LIMITS, LISTEN},
+    },
     fair_watch::FairWatch,
     ipc::IpcHello,
     metrics::Metrics,
@@ -97,7 +100,7 @@ impl ReconcilerHalf {
             .with_context(|| format!("the state directory {} is not writable", config.state_dir.display()))?;
         let times = config.lease;
         let traces = traces(config, &who.me, clock);
-        let stores = Stores::open(&super::check::storage_settings(config), clock).counted(metrics);
+        let stores = Stores::open(&config.storage, clock).counted(metrics);
         let stores = stores.sealed_by(Seals::new(config.hmac_keys.clone()));
         let (checkpoints, snapshots) = (stores.of_checkpoints(), stores.of_snapshots());
         let memory: Arc<dyn Store> = Arc::new(Memory::new(clock.clone()));
@@ -189,9 +192,9 @@ impl AdminServer {
 }
 
 pub(super) async fn listen(config: &Config) -> Result<TcpListener> {
-    TcpListener::bind(config.listen).await.map_err(|error| {
-        anyhow!("cannot listen on {} ({error}): choose another address with BATON_LISTEN", config.listen)
-    })
+    TcpListener::bind(config.listen)
+        .await
+        .map_err(|error| anyhow!("cannot listen on {} ({error}): choose another address with {LISTEN}", config.listen))
 }
 
 /// `memory` holds the records that end with this instance.
@@ -295,7 +298,7 @@ pub(super) fn say_hello(config: &Config, instance: &InstanceId, listener: &TcpLi
         tracing::warn!("{warning}");
     }
     if config.api_keys.is_empty() && config.listen.ip().is_loopback() {
-        tracing::info!("BATON_API_KEYS is not set: every program on this machine may create sandboxes");
+        tracing::info!(variable = %API_KEYS, "no API key is set: every program on this machine may create sandboxes");
     }
     Ok(())
 }
@@ -307,11 +310,12 @@ fn say_what_is_held(config: &Config, containers: &Containers) {
         Ok(Shares { version, .. }) => {
             tracing::warn!(
                 cgroup = version,
-                "BATON_LIMITS names cpus, but no cgroup here holds CPUs: they are not limited"
+                variable = %LIMITS,
+                "cpus have a limit, but no cgroup here controls CPUs: they are not limited"
             );
         }
         Err(why) if config.limits.ceiling.cpus.is_some() => {
-            tracing::warn!(why, "BATON_LIMITS names cpus, but they cannot be limited here; all other limits hold");
+            tracing::warn!(why, variable = %LIMITS, "cpus cannot be limited here; all other limits are enforced");
         }
         Err(why) => tracing::info!(why, "without cgroups: sandboxes cannot be held to a share of the CPUs"),
     }

@@ -11,7 +11,6 @@ use baton_protocol::{
 use serde_json::Value;
 
 use super::{
-    check::storage_settings,
     context::CommandContext,
     flags,
     global_options::OutputFormat,
@@ -20,7 +19,10 @@ use super::{
 };
 use crate::{
     clock::SharedClock,
-    config::LeaseTimes,
+    config::{
+        LeaseTimes,
+        variables::{FILESYSTEM_SNAPSHOT_BUCKET, FILESYSTEM_SNAPSHOT_MOUNT_PATH},
+    },
     storage::{
         memory::Memory,
         signature::Seals,
@@ -180,10 +182,10 @@ impl SnapshotStorage {
     /// Configured as for `baton serve`.
     fn open(flags: &flags::Given, context: &CommandContext) -> anyhow::Result<Self> {
         let (config, clock) = (context.config(&flags.0)?, context.clock.clone());
-        let stores = Stores::open(&storage_settings(&config), &clock).sealed_by(Seals::new(config.hmac_keys.clone()));
+        let stores = Stores::open(&config.storage, &clock).sealed_by(Seals::new(config.hmac_keys.clone()));
         let Some(snapshots) = stores.of_snapshots() else {
             bail!(
-                "no storage for snapshots is configured: set FILESYSTEM_SNAPSHOT_BUCKET or FILESYSTEM_SNAPSHOT_MOUNT_PATH"
+                "no storage for snapshots is configured: set {FILESYSTEM_SNAPSHOT_BUCKET} or {FILESYSTEM_SNAPSHOT_MOUNT_PATH}"
             );
         };
         Ok(Self { snapshots, stores, clock, max_archive_size: config.archive_size })

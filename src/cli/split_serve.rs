@@ -173,7 +173,7 @@ impl Round<'_> {
     /// Returns whether this was the last round, after which this process ends.
     async fn serve(&self, listener: TcpListener, front: Front, leaving: watch::Receiver<bool>) -> Result<bool> {
         let Front { hello, bus, execs, memory, mut draining, gone, hold: _hold } = front;
-        let stores = Stores::open(&super::check::storage_settings(self.config), self.clock).counted(self.metrics);
+        let stores = Stores::open(&self.config.storage, self.clock).counted(self.metrics);
         let stores = stores.sealed_by(Seals::new(self.config.hmac_keys.clone()));
         let times = LeaseTimes { hold: hello.hold, takeover: hello.takeover, ..self.config.lease };
         let records = records(stores, memory, self.clock, times).measured_by(self.metrics.clone());

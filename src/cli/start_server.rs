@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use super::{ServeArgs, screen};
 use crate::{
-    config::{self, Config},
+    config::{self, Config, variables::K_SERVICE},
     telemetry,
 };
 
@@ -14,7 +14,7 @@ where
     F: Future<Output = anyhow::Result<()>>,
 {
     // Checked before the settings are read: one of them may be the error.
-    let on_cloud_run = config::process_environment("K_SERVICE").is_some_and(|name| !name.trim().is_empty());
+    let on_cloud_run = config::process_environment(K_SERVICE.name).is_some_and(|name| !name.trim().is_empty());
     if !on_cloud_run {
         return serve(args, server);
     }

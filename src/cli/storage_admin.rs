@@ -11,10 +11,13 @@ use baton_protocol::{
     reason::Reason,
 };
 
-use super::{check::storage_settings, global_options::OutputFormat, screen, serve};
+use super::{global_options::OutputFormat, screen, serve};
 use crate::{
     clock::SharedClock,
-    config::{Config, LeaseTimes},
+    config::{
+        Config, LeaseTimes,
+        variables::{CHECKPOINT_AND_RESTORE_PATH, SANDBOX_CHECKPOINT_BUCKET, SANDBOX_METADATA_BUCKET},
+    },
     storage::{
         checkpoints::Checkpoints,
         garbage_collector::GarbageCollector,
@@ -109,14 +112,14 @@ impl StorageAdmin {
     /// Fails if no storage is configured.
     pub fn open(config: &Config, clock: &SharedClock) -> Result<Self> {
         let seals = Seals::of_command(config.hmac_keys.clone());
-        let stores = Stores::open(&storage_settings(config), clock).sealed_by(seals);
+        let stores = Stores::open(&config.storage, clock).sealed_by(seals);
         let times = config.lease;
         let checkpoints = stores.of_checkpoints();
         let memory = Arc::new(Memory::new(clock.clone()));
         let records = serve::records(stores, memory, clock, times);
         if !records.can_checkpoint() {
             bail!(
-                "no storage is configured: set SANDBOX_METADATA_BUCKET and SANDBOX_CHECKPOINT_BUCKET, or CHECKPOINT_AND_RESTORE_PATH"
+                "no storage is configured: set {SANDBOX_METADATA_BUCKET} and {SANDBOX_CHECKPOINT_BUCKET}, or {CHECKPOINT_AND_RESTORE_PATH}"
             );
         }
         Ok(Self::new(clock.clone(), records, checkpoints, times, config.keep_checkpoints as usize))

@@ -2,16 +2,16 @@
 
 use std::fmt::Write;
 
-use super::table::{Preset, SECTIONS};
+use super::{Preset, SECTIONS};
 
 /// The whole page.
 pub fn document() -> String {
     let mut page = String::from(
         "# Configuration\n\n\
-         Every setting is a variable of the environment and a flag of `baton serve`. A flag comes before a\n\
-         variable, a variable before the default; an empty one counts as not set. `baton config` prints what\n\
-         is in force and where it comes from. This page is made from the table in `src/config/table.rs` by\n\
-         `make docs`.\n",
+         Every setting is an environment variable and a flag of `baton serve`. A flag overrides a variable, and\n\
+         a variable overrides the default; an empty value counts as unset. `baton config` prints the effective\n\
+         values and their sources. `make docs` generates this page from the tables in\n\
+         `src/config/variables/`.\n",
     );
     for section in SECTIONS {
         let _ = write!(
@@ -22,7 +22,7 @@ pub fn document() -> String {
         for variable in section.variables {
             let flag = variable.flag().map_or_else(|| "none".to_owned(), |flag| format!("`--{flag}`"));
             let default = match variable.preset {
-                Preset::Unset => "not set".to_owned(),
+                Preset::Unset => "unset".to_owned(),
                 Preset::Found(how) => how.to_owned(),
                 Preset::Is(_) | Preset::Time(_) => format!("`{}`", variable.preset.value().unwrap_or_default()),
             };

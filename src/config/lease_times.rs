@@ -6,6 +6,11 @@
 
 use std::time::Duration;
 
+use super::{
+    Error, Reader, parse,
+    variables::{HANDOFF_WAIT, HOLD, RENEW, TAKEOVER, TIME_SCALE},
+};
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseTimes {
     pub renew: Duration,
@@ -60,6 +65,20 @@ impl LeaseTimes {
         },
     };
 
+    pub(super) fn read(from: &mut Reader<'_>, on_cloud_run: bool) -> Result<Self, Error> {
+        let renew = from.required(RENEW, parse::span)?;
+        let hold = from.required(HOLD, parse::span)?;
+        let takeover = from.required(TAKEOVER, parse::span)?;
+        let handoff_wait = from.required(HANDOFF_WAIT, parse::span)?;
+        let scale = from.required(TIME_SCALE, parse::factor)?;
+        if on_cloud_run && scale != 1.0 {
+            return Err(Error::Conflict(format!("{TIME_SCALE} is for tests and is refused on Cloud Run: unset it")));
+        }
+        let times = Self { renew, hold, takeover, handoff_wait, ..Self::DEFAULT };
+        times.check().map_err(Error::Conflict)?;
+        Ok(times.scaled(scale))
+    }
+
     /// Checks that at most one instance runs a sandbox with these times; the error names the wrong one.
     pub fn check(&self) -> Result<(), String> {
         let show = humantime::format_duration;
@@ -67,14 +86,14 @@ impl LeaseTimes {
         let least = self.renew * 2 + self.call;
         if self.hold < least {
             return Err(format!(
-                "BATON_HOLD is {hold}, but with BATON_RENEW at {renew} it must be {} or more, or one lost renewal stops the sandbox",
+                "{HOLD} is {hold}, but with {RENEW} at {renew} it must be {} or more, or one lost renewal stops the sandbox",
                 show(least)
             ));
         }
         let least = (self.hold + self.confirm) * 3 / 2;
         if self.takeover < least {
             return Err(format!(
-                "BATON_TAKEOVER is {takeover}, but with BATON_HOLD at {hold} it must be {} or more, or two copies could run",
+                "{TAKEOVER} is {takeover}, but with {HOLD} at {hold} it must be {} or more, or two copies could run",
                 show(least)
             ));
         }

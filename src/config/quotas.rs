@@ -4,7 +4,10 @@ use std::{collections::BTreeMap, time::Duration};
 
 use baton_protocol::id::Tenant;
 
-use super::parse::{count, pieces, span};
+use super::{
+    parse::{count, pieces, span},
+    variables::QUOTAS,
+};
 
 /// The quota of one tenant; `None` means no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -87,7 +90,7 @@ impl Quota {
             None => Ok(Some(default.map_or(most, |default| default.min(most)))),
             Some(Some(seconds)) if seconds <= most => Ok(Some(seconds)),
             Some(more) => Err(format!(
-                "`idle_timeout` is {}, and the quota of this key allows {} at most (`idle` in BATON_QUOTAS).",
+                "`idle_timeout` is {}, and the quota of this key allows {} at most (`idle` in {QUOTAS}).",
                 more.map_or_else(|| "never".to_owned(), show),
                 show(most)
             )),
@@ -98,7 +101,7 @@ impl Quota {
 fn allow(name: &str, have: usize, most: Option<u32>, how: &str) -> Result<(), String> {
     match most {
         Some(most) if have >= most as usize => {
-            Err(format!("The quota of this key is used up: {most} {name} {how} (`{name}` in BATON_QUOTAS)."))
+            Err(format!("The quota of this key is used up: {most} {name} {how} (`{name}` in {QUOTAS})."))
         }
         Some(_) | None => Ok(()),
     }

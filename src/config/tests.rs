@@ -25,7 +25,7 @@ fn every_variable_of_the_table_is_read_exactly_once() {
 #[test]
 fn names_and_flags_are_unique_and_meanings_are_one_line() {
     let mut names: Vec<_> = all().map(|variable| variable.name.to_owned()).collect();
-    names.extend(all().filter_map(Variable::flag).map(str::to_owned));
+    names.extend(all().filter_map(Variable::flag));
     let count = names.len();
     names.sort();
     names.dedup();
@@ -34,12 +34,11 @@ fn names_and_flags_are_unique_and_meanings_are_one_line() {
 }
 
 #[test]
-fn a_flag_is_called_like_its_variable() {
-    for variable in all() {
-        let name = variable.name.strip_prefix("BATON_").unwrap_or(variable.name);
-        let flag = variable.flag().unwrap_or("k-service");
-        assert_eq!(flag, name.to_ascii_lowercase().replace('_', "-"));
-    }
+fn a_flag_is_called_like_its_variable_and_what_the_platform_sets_has_none() {
+    let flag = |variable: Variable| variable.flag();
+    assert_eq!(flag(MAX_SANDBOXES).as_deref(), Some("max-sandboxes"));
+    assert_eq!(flag(SANDBOX_LOCK_BUCKET).as_deref(), Some("sandbox-lock-bucket"));
+    assert_eq!((flag(PORT).as_deref(), flag(K_SERVICE)), (Some("port"), None));
 }
 
 #[test]
@@ -50,7 +49,7 @@ fn nothing_set_gives_the_defaults() {
     assert_eq!((config.drain, config.sweep), (Duration::from_secs(8), Some(Duration::from_secs(60))));
     assert_eq!((config.retention, config.checkpoint_every), (None, None));
     assert_eq!(config.rootfs_cache, 10 << 30);
-    assert_eq!(config.storage, StorageVariables::default());
+    assert_eq!(config.storage, StorageSettings::default());
     assert_eq!(config.state_dir, PathBuf::from("/run/baton"));
     assert!(config.settings().iter().all(|setting| setting.source == SettingSource::Default));
 }
@@ -93,15 +92,16 @@ fn every_storage_variable_arrives_in_its_own_field() {
     ];
     let pairs = names.map(|name| (name, name));
     let s = read(&pairs).storage;
+    let path = |path: Option<PathBuf>| path.and_then(|path| path.to_str().map(str::to_owned));
     let fields = [
         s.metadata_bucket,
-        s.metadata_mount,
+        path(s.metadata_mount),
         s.lock_bucket,
         s.checkpoint_bucket,
-        s.checkpoint_mount,
+        path(s.checkpoint_mount),
         s.snapshot_bucket,
-        s.snapshot_mount,
-        s.all_mount,
+        path(s.snapshot_mount),
+        path(s.all_mount),
     ];
     assert_eq!(fields, names.map(|name| Some(name.to_owned())));
 }
@@ -122,6 +122,7 @@ fn every_kind_that_can_be_wrong_is_refused_with_its_own_sentence() {
     for variable in all() {
         let wrong = match variable.kind {
             ValueKind::Text
+            | ValueKind::Platform
             | ValueKind::Secret
             | ValueKind::ApiKeys
             | ValueKind::Keys
@@ -236,11 +237,11 @@ fn the_variable_of_googles_clients_names_the_emulator_unless_our_own_does() {
         ("https://emulator", "https://emulator"),
     ] {
         let config = read(&[(theirs, text)]);
-        assert_eq!(config.gcs_endpoint.as_deref(), Some(endpoint));
+        assert_eq!(config.storage.gcs_endpoint.as_deref(), Some(endpoint));
         assert!(config.warnings().is_empty());
     }
     assert!(complaint(&[(theirs, "ftp://x")]).contains(theirs));
     let config = read(&[(theirs, "localhost:9000"), (ours, "http://127.0.0.1:4443")]);
-    assert_eq!(config.gcs_endpoint.as_deref(), Some("http://127.0.0.1:4443"));
+    assert_eq!(config.storage.gcs_endpoint.as_deref(), Some("http://127.0.0.1:4443"));
     assert!(config.warnings()[0].contains(theirs), "{:?}", config.warnings());
 }

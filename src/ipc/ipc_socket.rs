@@ -12,6 +12,7 @@ use std::{
 use tokio::net::{UnixListener, UnixStream};
 
 use super::Error;
+use crate::config::variables::SOCKET_DIR;
 
 /// Short, because socket paths are limited to 108 bytes.
 const NAME: &str = "baton.sock";
@@ -31,7 +32,10 @@ pub fn listen(directory: &Path, api_user: u32) -> Result<UnixListener, Error> {
     made.map_err(|error| failed(directory, format_args!("has no directory: {error}")))?;
     // A socket that does not answer is left over from a reconciler that was killed.
     if std::os::unix::net::UnixStream::connect(&path).is_ok() {
-        return Err(failed(&path, "is that of another reconciler: set BATON_SOCKET_DIR to another directory"));
+        return Err(failed(
+            &path,
+            format_args!("belongs to another reconciler: set {SOCKET_DIR} to another directory"),
+        ));
     }
     // No peer can connect before the owner and the mode are right.
     let draft = directory.join(".new");

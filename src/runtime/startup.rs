@@ -19,6 +19,7 @@ use sha2::{Digest, Sha256};
 use super::{Error, Facts, Result, argv, bundle, runsc::Runsc, runtime_settings::RuntimeSettings, spawner::Spawner};
 use crate::{
     clock::SharedClock,
+    config::variables::{CPU_FEATURES, STATE_DIR},
     guard::{guard_mounts, process_handle::ProcessHandle},
 };
 
@@ -75,9 +76,9 @@ fn whole(state_dir: &Path) -> Result<PathBuf> {
         // The guard's protocol consists of lines of text.
         None => Err(unusable("has a name that is not text".to_owned())),
         Some(text) if text.contains('\n') => Err(unusable("has a name of several lines".to_owned())),
-        Some(text) if text.len() > LONGEST_STATE_DIR => Err(unusable(format!(
-            "has a path longer than {LONGEST_STATE_DIR} bytes: set BATON_STATE_DIR to a shorter one"
-        ))),
+        Some(text) if text.len() > LONGEST_STATE_DIR => {
+            Err(unusable(format!("has a path longer than {LONGEST_STATE_DIR} bytes: set {STATE_DIR} to a shorter one")))
+        }
         Some(_) => Ok(whole),
     }
 }
@@ -114,7 +115,7 @@ fn hold(state_dir: &Path) -> Result<File> {
     }
     Err(refused(
         Reason::StateDirHeld,
-        format!("another server uses the state directory {place}: stop it, or set BATON_STATE_DIR to another one"),
+        format!("another server uses the state directory {place}: stop it, or set {STATE_DIR} to another one"),
     ))
 }
 
@@ -206,7 +207,7 @@ pub async fn probe(settings: &Arc<RuntimeSettings>, clock: &SharedClock) -> Resu
         Some(wanted) => match wanted.iter().find(|feature| !machine.contains(feature)) {
             None => wanted.clone(),
             Some(lacking) => {
-                let message = format!("BATON_CPU_FEATURES names {lacking}, which this machine does not have");
+                let message = format!("{CPU_FEATURES} names {lacking}, which this machine does not have");
                 return Err(refused(Reason::CpuFeatures, message));
             }
         },

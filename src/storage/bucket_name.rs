@@ -5,13 +5,14 @@
 //! nothing out: checkpoint ids are unique and the lock holds the manifest's SHA-256, so an instance that uses another
 //! bucket finds nothing rather than the wrong object.
 
-use super::layout::{Artifact, ArtifactRoot, StorageSettings, place};
+use super::layout::{Artifact, ArtifactRoot, place};
+use crate::config::StorageSettings;
 
 /// The name of the bucket that holds an artifact under these settings; `None` if it is unknown.
 pub fn of(artifact: Artifact, settings: &StorageSettings) -> Option<String> {
     match place(artifact, settings)? {
         ArtifactRoot::Bucket(name) => Some(name),
-        // `CHECKPOINT_AND_RESTORE_PATH` is about mounts in general and implies no bucket.
+        // `all_mount` is about mounts in general and implies no bucket.
         ArtifactRoot::Mounted(_) => match artifact {
             Artifact::Lock | Artifact::Metadata => None,
             Artifact::Checkpoints => settings.checkpoint_bucket.clone().filter(|_| settings.checkpoint_mount.is_some()),

@@ -29,7 +29,7 @@ use super::{
         check_small,
     },
 };
-use crate::clock::SharedClock;
+use crate::{clock::SharedClock, config::variables::SANDBOX_METADATA_BUCKET};
 
 const PAGE: usize = 1000;
 const STALL: Duration = Duration::from_secs(60);
@@ -129,7 +129,7 @@ impl Mounted {
 }
 
 fn refused(key: &str) -> Error {
-    let why = "a mounted bucket cannot compare and set; set SANDBOX_METADATA_BUCKET".to_owned();
+    let why = format!("a mounted bucket cannot compare and set; set {SANDBOX_METADATA_BUCKET}");
     Error::Other { key: key.to_owned(), why }
 }
 

@@ -1,6 +1,6 @@
 //! Where objects are stored: maps settings and typed names to a path or an object name. Pure.
 
-use std::{path::PathBuf, time::Duration};
+use std::path::PathBuf;
 
 pub use baton_protocol::id::Sha256Name;
 use baton_protocol::{
@@ -8,52 +8,7 @@ use baton_protocol::{
     snapshot_key::SnapshotKey,
 };
 
-use crate::config::LeaseTimes;
-
-/// The storage settings from the environment. Empty by default: everything is ephemeral.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StorageSettings {
-    /// `SANDBOX_METADATA_BUCKET`
-    pub metadata_bucket: Option<String>,
-    /// `SANDBOX_METADATA_MOUNT_PATH`
-    pub metadata_mount: Option<PathBuf>,
-    /// `SANDBOX_LOCK_BUCKET`
-    pub lock_bucket: Option<String>,
-    /// `SANDBOX_CHECKPOINT_BUCKET`
-    pub checkpoint_bucket: Option<String>,
-    /// `SANDBOX_CHECKPOINT_MOUNT_PATH`
-    pub checkpoint_mount: Option<PathBuf>,
-    /// `FILESYSTEM_SNAPSHOT_BUCKET`
-    pub snapshot_bucket: Option<String>,
-    /// `FILESYSTEM_SNAPSHOT_MOUNT_PATH`
-    pub snapshot_mount: Option<PathBuf>,
-    /// `CHECKPOINT_AND_RESTORE_PATH`
-    pub all_mount: Option<PathBuf>,
-    /// `BATON_GCS_ENDPOINT`: a custom Cloud Storage endpoint, used without credentials.
-    pub gcs_endpoint: Option<String>,
-    /// Timeout of a call on a small object.
-    pub call_timeout: Duration,
-    /// A transfer fails after this long without progress.
-    pub stall_timeout: Duration,
-}
-
-impl Default for StorageSettings {
-    fn default() -> Self {
-        Self {
-            metadata_bucket: None,
-            metadata_mount: None,
-            lock_bucket: None,
-            checkpoint_bucket: None,
-            checkpoint_mount: None,
-            snapshot_bucket: None,
-            snapshot_mount: None,
-            all_mount: None,
-            gcs_endpoint: None,
-            call_timeout: LeaseTimes::DEFAULT.call,
-            stall_timeout: Duration::from_secs(30),
-        }
-    }
-}
+use crate::config::StorageSettings;
 
 /// A kind of object that is configured and stored as a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     clock::{Moment, SharedClock},
-    config::LeaseTimes,
+    config::{LeaseTimes, variables::HMAC_KEY},
     metrics::Metrics,
 };
 
@@ -42,7 +42,7 @@ pub enum Error {
     #[error(transparent)]
     Unusable(#[from] Unusable),
     /// The operator's command has no key; instances with a key would reject what it writes.
-    #[error("the lock is signed: set BATON_HMAC_KEY to the key of the instances")]
+    #[error("the lock is signed: set {} to the key of the instances", HMAC_KEY)]
     Sealed,
     #[error("the lock cannot be encoded: {0}")]
     Unencoded(String),

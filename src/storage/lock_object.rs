@@ -8,6 +8,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::{layout, signature::Seals};
+use crate::config::variables::HMAC_KEY;
 
 /// The field that holds the signature. It is not part of [`Lock`]: the rules of the lease do not depend on it.
 const SEAL: &str = "seal";
@@ -22,7 +23,7 @@ const MOST: u64 = (1 << 53) - 1;
 pub enum Unusable {
     #[error("the lock cannot be parsed: {0}")]
     Garbled(String),
-    #[error("the lock is not signed with a key of BATON_HMAC_KEY")]
+    #[error("the lock is not signed with a key of {}", HMAC_KEY)]
     Unsigned,
     /// An earlier version was restored over one that this instance has read or written.
     #[error("the lock is older than the one before it")]

@@ -12,13 +12,17 @@ use super::{
     checkpoints::Checkpoints,
     directory::Directory,
     gcs::{Gcs, GcsConnection},
-    layout::{Artifact, ArtifactRoot, StorageSettings, place},
+    layout::{Artifact, ArtifactRoot, place},
     metered::Counted,
     signature::Seals,
     snapshots::Snapshots,
     store::{self, PollResult, Precondition, Store},
 };
-use crate::{clock::SharedClock, metrics::Metrics};
+use crate::{
+    clock::SharedClock,
+    config::{StorageSettings, variables::SANDBOX_METADATA_BUCKET},
+    metrics::Metrics,
+};
 
 /// A store and the name records use for it.
 #[derive(Clone, Debug)]
@@ -70,7 +74,8 @@ pub enum StorageRefusal {
     NoSnapshots,
     #[error(
         "Checkpointing is not enabled on the server: locks and metadata need a local file system \
-         or a bucket, a mounted bucket or network file system cannot lock. Set SANDBOX_METADATA_BUCKET."
+         or a bucket, a mounted bucket or network file system cannot lock. Set {}.",
+        SANDBOX_METADATA_BUCKET
     )]
     NotLocal,
     /// A retry may succeed.

@@ -15,5 +15,6 @@ mod repo_files;
 mod rooms;
 mod rust_source;
 mod scripts;
+mod setting_names;
 mod terraform;
 mod unique_names;

@@ -2,7 +2,12 @@
 
 /// The code without comments, literals and test modules.
 pub fn code(source: &str) -> Vec<String> {
-    without_tests(&tokens(source))
+    without_tests(&tokens(source)).into_iter().filter(|token| !token.starts_with('"')).collect()
+}
+
+/// The string literals outside test modules, each with a quote in front.
+pub fn strings(source: &str) -> Vec<String> {
+    without_tests(&tokens(source)).into_iter().filter(|token| token.starts_with('"')).collect()
 }
 
 /// Every path the code names, `use` trees taken apart, `self` and `super` resolved from `module`,
@@ -106,8 +111,16 @@ fn tokens(source: &str) -> Vec<String> {
         match chars[at] {
             '/' if next == Some('/') => at = find(&chars, at, |c| c == '\n'),
             '/' if next == Some('*') => at = after_comment(&chars, at),
-            '"' => at = after_string(&chars, at),
-            'r' | 'b' if starts_raw(&chars, at) => at = after_raw(&chars, at),
+            '"' => {
+                let end = after_string(&chars, at);
+                tokens.push(chars[at..end.min(chars.len())].iter().collect());
+                at = end;
+            }
+            'r' | 'b' if starts_raw(&chars, at) => {
+                let end = after_raw(&chars, at);
+                tokens.push(['"'].iter().chain(&chars[at..end.min(chars.len())]).collect());
+                at = end;
+            }
             '\'' => at = after_quote(&chars, at),
             ':' if next == Some(':') => {
                 tokens.push("::".to_owned());

@@ -2,14 +2,17 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
-use baton::storage::{
-    checkpoint_io,
-    checkpoints::Checkpoints,
-    gcsfuse::Mounted,
-    layout::{Artifact, StorageSettings},
-    snapshots::{NameClaim, NamedSnapshot, Snapshots},
-    store::{Digest, Error, PollResult, Precondition, Store},
-    stores::Stores,
+use baton::{
+    config::StorageSettings,
+    storage::{
+        checkpoint_io,
+        checkpoints::Checkpoints,
+        gcsfuse::Mounted,
+        layout::Artifact,
+        snapshots::{NameClaim, NamedSnapshot, Snapshots},
+        store::{Digest, Error, PollResult, Precondition, Store},
+        stores::Stores,
+    },
 };
 use baton_fake_gcs::FakeGcs;
 use baton_protocol::{

@@ -2,11 +2,14 @@
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use baton::storage::{
-    layout::{Artifact, StorageSettings},
-    memory::Memory,
-    store::{PollResult, Precondition, Store},
-    stores::{Need, StorageRefusal, Stores},
+use baton::{
+    config::StorageSettings,
+    storage::{
+        layout::Artifact,
+        memory::Memory,
+        store::{PollResult, Precondition, Store},
+        stores::{Need, StorageRefusal, Stores},
+    },
 };
 
 use crate::store_suite::{BUCKET, clock, fake_gcs};

@@ -11,7 +11,10 @@ use baton_protocol::{
     reason::Reason,
 };
 
-use crate::storage::{checkpoints::Checkpoints, foreign::Folder, store::Error as StoreError};
+use crate::{
+    config::variables::SANDBOX_CHECKPOINT_BUCKET,
+    storage::{checkpoints::Checkpoints, foreign::Folder, store::Error as StoreError},
+};
 
 /// The result of the search for a checkpoint.
 #[derive(Debug)]
@@ -105,7 +108,7 @@ fn folder_of(store: &Checkpoints, latest: &Latest) -> Result<Folder, String> {
         && named != here
     {
         return Err(format!(
-            "{}: the checkpoint is in bucket {named}, but SANDBOX_CHECKPOINT_BUCKET is {here}: copy it there and change latest_sandbox_checkpoint, or set the variable",
+            "{}: the checkpoint is in bucket {named}, but {SANDBOX_CHECKPOINT_BUCKET} is {here}: copy it there and change latest_sandbox_checkpoint, or set the variable",
             Reason::OtherStore
         ));
     }

@@ -11,6 +11,7 @@ use super::{
     staging::{Staging, TransferProgress},
 };
 use crate::{
+    config::variables::RUNTIMES,
     reconciler::{ReconcilerContext, start_state::HeldRootfs},
     runtime::{ArchiveSource, Extract, RootfsGuard, rootfs_digest::derived},
     storage::{
@@ -102,7 +103,7 @@ impl RootfsFetcher<'_> {
         };
         // Also checked if the binary is already here: the operator's list applies at every start.
         let Some(name) = self.context.runtimes.find(runsc) else {
-            return Err(refuse("and BATON_RUNTIMES does not allow the other one"));
+            return Err(refuse(&format!("and {RUNTIMES} does not allow the other one")));
         };
         if self.context.lifecycle.has_runtime(&name) {
             return Ok(());
