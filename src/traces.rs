@@ -75,11 +75,11 @@ impl Traces {
         let Some(target) = target else { return Self::default() };
         match Exporter::open(target, instance) {
             Ok(exporter) => {
-                tracing::info!(endpoint = target.endpoint, "traces are sent");
+                tracing::info!(endpoint = target.endpoint, "exporting traces");
                 Self(Some(Arc::new((exporter, clock.clone()))))
             }
             Err(why) => {
-                tracing::warn!(endpoint = target.endpoint, why, "no traces are sent");
+                tracing::warn!(endpoint = target.endpoint, why, "traces are not exported");
                 Self::default()
             }
         }

@@ -136,7 +136,7 @@ impl Place {
         for _ in 0..2_000 {
             let text = fs::read_to_string(&log)?;
             let said = |before: &str| Some(text.split_once(before)?.1.split_whitespace().next()?.to_owned());
-            if let (Some(address), Some(figures)) = (said("serving address="), said("metrics are served address=")) {
+            if let (Some(address), Some(figures)) = (said("serving address="), said("serving metrics address=")) {
                 return Ok(Server { address, figures, child, state_dir, log });
             }
             if child.try_wait()?.is_some() {

@@ -30,11 +30,11 @@ use crate::{
 const END_CHECK_DELAY: Duration = Duration::from_millis(20);
 
 const IN_PROGRESS: &str = "An execution is already in progress.";
-const NOT_RUNNING: &str = "The sandbox does not run at the moment.";
-const STDIN_CLOSED: &str = "The command does not read its stdin (any more).";
+const NOT_RUNNING: &str = "The sandbox is not running at the moment.";
+const STDIN_CLOSED: &str = "The command no longer reads its stdin.";
 const NO_EXEC_RUNNING: &str = "No execution is in progress.";
 const NO_EXEC_NUMBER: &str = "The sandbox has no number left for another command.";
-const RESTARTED: &str = "The sandbox was started again and the command is gone.";
+const RESTARTED: &str = "The sandbox was restarted and the command is gone.";
 
 #[derive(Debug)]
 struct TrackedExec {

@@ -101,7 +101,7 @@ async fn read_code(api: &Api, body: Body) -> Result<(Vec<u8>, Reservation), (Sta
             return Err(too_long());
         }
         let resized = api.clock.timeout(MEMORY_TIMEOUT, memory.resize(length as u64)).await;
-        resized.map_err(|_| (StatusCode::SERVICE_UNAVAILABLE, "The server takes no more input now: try again."))?;
+        resized.map_err(|_| (StatusCode::SERVICE_UNAVAILABLE, "The server accepts no more input now: try again."))?;
         code.extend_from_slice(&chunk);
     }
     Ok((code, memory))

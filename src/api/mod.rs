@@ -379,12 +379,12 @@ fn public_message(error: &records::Error) -> String {
             "OtherStore: this server is configured for another bucket than that of the sandbox.".to_owned()
         }
         records::Error::TokenMissing => {
-            "TokenMissing: the sandbox has no token yet; an operator has to give it one with `baton repair`.".to_owned()
+            "TokenMissing: the sandbox has no token yet; an operator must give it one with `baton repair`.".to_owned()
         }
         records::Error::NotConfigured(text) => text.clone(),
         records::Error::NoCheckpoint => "The checkpoint is not one of the last two of its sandbox.".to_owned(),
         records::Error::Store(error) => match error {
-            store::Error::Denied { .. } => "Storage refuses access: an operator has to act.".to_owned(),
+            store::Error::Denied { .. } => "Storage refuses access: an operator must fix that.".to_owned(),
             store::Error::Conflict(_) | store::Error::RateLimited(_) | store::Error::Unavailable { .. } => {
                 "Storage does not answer at the moment: try again.".to_owned()
             }

@@ -57,7 +57,7 @@ impl Admin {
     /// Serves forever.
     pub async fn serve(self, metrics: Metrics, bus: watch::Receiver<Arc<Bus>>) {
         let Self { listener, address, hosts } = self;
-        tracing::info!(%address, "metrics are served");
+        tracing::info!(%address, "serving metrics");
         let page = move |headers: HeaderMap| async move {
             hosts.check(&headers)?;
             let counts = bus.borrow().counts();

@@ -93,7 +93,7 @@ impl AdminApi {
             200 => Ok(Some(json.with_context(|| format!("{} is not a baton server", self.base))?)),
             404 => Ok(None),
             401 => bail!("the server requires its admin key: pass it with BATON_API_KEY or --api-key"),
-            403 => bail!("the server has no admin key ({ADMIN_KEY}), so it lists sandboxes for nobody"),
+            403 => bail!("the server has no admin key ({ADMIN_KEY}), so it does not list sandboxes"),
             code => bail!("the server answers {code}: {}", baton_files::plain(message)),
         }
     }

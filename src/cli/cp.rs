@@ -72,7 +72,7 @@ impl Location {
     /// Text before a colon is a sandbox, unless it contains a slash: `./a:b` is a file.
     fn parse(text: &str) -> anyhow::Result<Self> {
         match text.split_once(':') {
-            _ if text.is_empty() => bail!("a path is empty"),
+            _ if text.is_empty() => bail!("a path must not be empty"),
             _ if text == "-" => Ok(Self::Stdio),
             Some((sandbox, path)) if !sandbox.is_empty() && !sandbox.contains('/') => {
                 if path.is_empty() {

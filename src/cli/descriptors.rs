@@ -12,7 +12,7 @@ pub fn raise() {
     if now.current.is_some_and(|current| current < wanted)
         && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum: now.maximum })
     {
-        tracing::warn!(%error, current = now.current, wanted, "the limit of open files cannot be raised");
+        tracing::warn!(%error, current = now.current, wanted, "the limit of open files could not be raised");
     }
 }
 

@@ -190,7 +190,7 @@ async fn write(
         }
         (record, version) = read(storage, id).await?;
         if spec_of(&record) != *shown {
-            bail!("{id} was changed meanwhile: nothing was written; try again");
+            bail!("{id} was changed in the meantime: nothing was written; try again");
         }
     }
     bail!("{id} changes too often: nothing was written");

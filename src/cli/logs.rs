@@ -104,7 +104,7 @@ async fn print_buffered(mut running: Running, view: &ExecView) -> anyhow::Result
                 *at = at.saturating_add(bytes.len() as u64);
             }
             Chunk::Gap { to, .. } => *at = to,
-            Chunk::Rewound { .. } => bail!("the sandbox went back to an older checkpoint"),
+            Chunk::Rewound { .. } => bail!("the sandbox was rolled back to an older checkpoint"),
         }
     }
     Ok(0)
@@ -118,7 +118,7 @@ async fn follow(mut running: Running) -> anyhow::Result<u8> {
                 "baton: {} bytes are missing: they are no longer buffered",
                 to.saturating_sub(from)
             )),
-            Chunk::Rewound { .. } => bail!("the sandbox went back to an older checkpoint"),
+            Chunk::Rewound { .. } => bail!("the sandbox was rolled back to an older checkpoint"),
         }
     }
     let outcome = running.wait().await.map_err(|error| describe_error(error, ""))?;

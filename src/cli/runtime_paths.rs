@@ -70,7 +70,10 @@ fn agent(config: &Config) -> Result<PathBuf> {
 
 fn existing(path: PathBuf, variable: Variable) -> Result<PathBuf> {
     if !path.is_file() {
-        bail!("{variable} is {}, and there is no such file: name another, or unset it and {SETUP}", path.display());
+        bail!(
+            "{variable} is {}, but that file does not exist: set another path, or unset the variable and {SETUP}",
+            path.display()
+        );
     }
     Ok(path)
 }

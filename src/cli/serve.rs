@@ -73,7 +73,7 @@ pub async fn serve(config: Config) -> Result<()> {
         outcome = halves => outcome,
         () = side.serve(half.tools.bus.clone()) => Ok(()),
         () = termination.second() => {
-            tracing::warn!("a second signal: ending at once");
+            tracing::warn!("received a second signal; exiting at once");
             Ok(())
         }
     };
@@ -149,12 +149,12 @@ impl ReconcilerHalf {
         let clock = &self.tools.clock;
         let end = async {
             termination.first().await;
-            tracing::info!(within = ?config.drain, "draining; a second signal ends at once");
+            tracing::info!(within = ?config.drain, "draining; a second signal exits at once");
             leaving.send_replace(true);
             self.containers.drain();
             self.tools.drain.post(Drain::Draining);
             clock.sleep(config.drain).await;
-            tracing::warn!("the drain time is up; what is left is let go with its last checkpoint");
+            tracing::warn!("the drain time is up; the remaining sandboxes are left with their last checkpoint");
             self.tools.drain.post(Drain::Over);
             clock.sleep(LAST_CALL).await;
         };
@@ -219,7 +219,7 @@ pub(super) fn records(stores: Stores, memory: Arc<dyn Store>, clock: &SharedCloc
 
 fn settings(config: &Config, pieces: &Pieces, metrics: &Metrics) -> Result<RuntimeSettings> {
     Ok(RuntimeSettings {
-        exe: std::env::current_exe().context("this program cannot find itself")?,
+        exe: std::env::current_exe().context("the path of this executable is unknown")?,
         runsc: pieces.runsc.clone(),
         state_dir: config.state_dir.clone(),
         rootfs: pieces.rootfs.clone(),
@@ -295,7 +295,7 @@ pub(super) fn say_hello(config: &Config, instance: &InstanceId, listener: &TcpLi
     let address = listener.local_addr().context("the listener has no address")?;
     tracing::info!(%address, %instance, version = env!("CARGO_PKG_VERSION"), "serving");
     for warning in config.warnings() {
-        tracing::warn!("{warning}");
+        tracing::warn!(warning, "configuration warning");
     }
     if config.api_keys.is_empty() && config.listen.ip().is_loopback() {
         tracing::info!(variable = %API_KEYS, "no API key is set: every program on this machine may create sandboxes");
@@ -317,6 +317,6 @@ fn say_what_is_held(config: &Config, containers: &Containers) {
         Err(why) if config.limits.ceiling.cpus.is_some() => {
             tracing::warn!(why, variable = %LIMITS, "cpus cannot be limited here; all other limits are enforced");
         }
-        Err(why) => tracing::info!(why, "without cgroups: sandboxes cannot be held to a share of the CPUs"),
+        Err(why) => tracing::info!(why, "cgroups are not available: CPUs cannot be limited"),
     }
 }

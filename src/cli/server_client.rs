@@ -48,7 +48,7 @@ impl ServerClient {
 
     pub fn tokens(&self) -> Result<SavedTokens> {
         let file = self.token_file.clone();
-        file.map(SavedTokens::at).context("there is no place for tokens: set HOME, or name a file with --tokens")
+        file.map(SavedTokens::at).context("no place to save tokens: set HOME, or name a file with --tokens")
     }
 
     /// The token that was saved here for the sandbox whose id is or begins with `text`.

@@ -225,7 +225,7 @@ impl SnapshotStorage {
     async fn import(self, args: &SnapshotImportArgs) -> anyhow::Result<()> {
         let file = args.file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let end = [".tar.gz", ".tar.zst", ".tar"].into_iter().find(|end| file.ends_with(end));
-        let Some(end) = end else { bail!("{file} is none of .tar, .tar.gz and .tar.zst") };
+        let Some(end) = end else { bail!("{file} is not a .tar, .tar.gz or .tar.zst file") };
         let name = match &args.name {
             Some(name) => name.clone(),
             None => file.trim_end_matches(end).parse().context("choose a name with --name")?,

@@ -70,7 +70,7 @@ pub async fn reconciler(config: Config) -> Result<()> {
     tokio::select! {
         () = work => {}
         () = side.serve(half.tools.bus.clone()) => {}
-        () = termination.second() => tracing::warn!("a second signal: ending at once"),
+        () = termination.second() => tracing::warn!("received a second signal; exiting at once"),
     }
     half.containers.close().await;
     half.tools.traces.close().await;
@@ -105,7 +105,7 @@ pub async fn api(config: Config) -> Result<()> {
             waiting.cancel();
             shown.send_replace(found.bus.clone());
             if std::mem::take(&mut is_new) {
-                tracing::info!(user = rustix::process::geteuid().as_raw(), "the reconciler answers");
+                tracing::info!(user = rustix::process::geteuid().as_raw(), "connected to the reconciler");
             }
             let round = Round {
                 config: &config,
@@ -117,14 +117,14 @@ pub async fn api(config: Config) -> Result<()> {
             if round.serve(another()?, found, leaving_seen.clone()).await? {
                 return Ok(());
             }
-            tracing::warn!("the reconciler is gone; waiting for another");
+            tracing::warn!("lost the reconciler; waiting for another");
         }
     };
     tokio::select! {
         ended = rounds => ended,
         () = side.serve_latest(bus) => Ok(()),
         () = termination.second() => {
-            tracing::warn!("a second signal: ending at once");
+            tracing::warn!("received a second signal; exiting at once");
             Ok(())
         }
     }
@@ -140,7 +140,7 @@ async fn find(config: &Config, clock: &SharedClock, tasks: &TaskTracker) -> Fron
                 // Log each reason once.
                 let reason = error.to_string();
                 if reason != told {
-                    tracing::warn!(%error, "no reconciler yet");
+                    tracing::warn!(%error, "the reconciler cannot be reached yet");
                     told = reason;
                 }
             }
@@ -152,8 +152,7 @@ async fn find(config: &Config, clock: &SharedClock, tasks: &TaskTracker) -> Fron
 /// The response to clients while there is no reconciler.
 async fn wait_page(listener: TcpListener, config: &Config, clock: &SharedClock, stop: CancellationToken) {
     let answer = || async {
-        let body =
-            json!({"status": "starting", "message": "The half of the server that runs sandboxes does not answer yet."});
+        let body = json!({"status": "starting", "message": "The reconciler half of the server does not respond yet."});
         (StatusCode::SERVICE_UNAVAILABLE, Json(body)).into_response()
     };
     let app = Router::new().fallback(answer);

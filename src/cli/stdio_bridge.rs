@@ -193,7 +193,7 @@ async fn copy_output(running: &mut Running) -> anyhow::Result<BridgeEnd> {
         let bytes = match chunk {
             Chunk::Data(bytes) => bytes,
             Chunk::Gap { from, to } => bail!("{} bytes of the output were lost in transit", to.saturating_sub(from)),
-            Chunk::Rewound { .. } => bail!("the sandbox went back to an older checkpoint"),
+            Chunk::Rewound { .. } => bail!("the sandbox was rolled back to an older checkpoint"),
         };
         let written = match output {
             StdStream::Stdout => write(&mut stdout, &bytes).await,

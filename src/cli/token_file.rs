@@ -69,7 +69,7 @@ impl SavedTokens {
         match (found.next(), found.next()) {
             (None, _) => Ok(None),
             (Some((id, line)), None) => Ok(Some(SavedToken { id, token: line.token, url: line.url })),
-            (Some((one, _)), Some((two, _))) => bail!("`{text}` may be {one} or {two}: write more of it"),
+            (Some((one, _)), Some((two, _))) => bail!("`{text}` is ambiguous ({one}, {two}): give more characters"),
         }
     }
 

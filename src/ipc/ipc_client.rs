@@ -120,7 +120,7 @@ impl Mirror {
             match unpacked(news) {
                 Ok(news) => self.take(news),
                 Err(error) => {
-                    tracing::warn!(%error, "the other half cannot be understood");
+                    tracing::warn!(%error, "a message from the reconciler could not be parsed");
                     return;
                 }
             }
@@ -209,7 +209,7 @@ impl AgentLinks for Links {
             let end = match bring(&path, number).await {
                 Ok(stream) => ipc_frames::use_it(stream, frames, &outlet).await,
                 Err(error) => {
-                    tracing::warn!(sandbox = %id, %error, "a link could not be opened");
+                    tracing::warn!(sandbox = %id, %error, "an agent link could not be opened");
                     ipc_frames::LinkEnd::Theirs
                 }
             };

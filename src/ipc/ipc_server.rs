@@ -110,12 +110,12 @@ impl Back {
                     let server = server.clone();
                     tasks.spawn(async move {
                         if let Err(error) = server.answer(stream).await {
-                            tracing::warn!(%error, "a connection of the other half failed");
+                            tracing::warn!(%error, "a connection from the API failed");
                         }
                     });
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "a connection of the other half could not be taken");
+                    tracing::warn!(%error, "a connection from the API could not be accepted");
                     server.back.clock.sleep(Duration::from_millis(50)).await;
                 }
             }
@@ -145,11 +145,11 @@ impl Server {
                 if self.has_api.swap(true, Ordering::SeqCst) {
                     return Err(io::Error::other("another API is connected already"));
                 }
-                tracing::info!(version, "the API has come");
+                tracing::info!(version, "the API connected");
                 let ended = self.clone().with_api(wire, version == VERSION).await;
                 self.waiting.links().clear();
                 self.has_api.store(false, Ordering::SeqCst);
-                tracing::info!("the API has gone");
+                tracing::info!("the API disconnected");
                 ended
             }
         }

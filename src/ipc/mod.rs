@@ -46,9 +46,9 @@ const MOST: usize = 2 << 20;
 pub enum Error {
     #[error("the socket {path} {why}")]
     Socket { path: String, why: String },
-    #[error("the other half is version {theirs}, this one is {VERSION}: start both from one image")]
+    #[error("the other half has version {theirs}, this one has {VERSION}: start both from the same image")]
     Version { theirs: String },
-    #[error("the other half broke off: {0}")]
+    #[error("the connection to the other half broke: {0}")]
     Broken(String),
 }
 

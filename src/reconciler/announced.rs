@@ -67,7 +67,7 @@ impl Worker {
         };
         if self.announced.running && is_fenced != self.announced.fenced {
             self.announced.fenced = is_fenced;
-            let message = "The sandbox stands still until its lease can be renewed.".to_owned();
+            let message = "The sandbox is paused until its lease can be renewed.".to_owned();
             self.post(if is_fenced { LifecycleEvent::Fenced { message } } else { LifecycleEvent::Unfenced });
         }
     }
@@ -92,7 +92,7 @@ impl Worker {
         let was_running = self.announced.running;
         self.announced.reset();
         if was_running {
-            let message = "Another instance took the sandbox over.".to_owned();
+            let message = "Another instance took over the sandbox.".to_owned();
             self.post(LifecycleEvent::LeaseLost { message });
         }
     }

@@ -51,7 +51,7 @@ pub(super) async fn run(context: Arc<ReconcilerContext>) {
     let Some(checkpoints) = context.checkpoints.clone() else { return std::future::pending().await };
     context.deposit.begin.notified().await;
     while let Err(error) = store(&context, &checkpoints).await {
-        tracing::warn!(error = ?error, "what later restores need could not be stored; it is tried again");
+        tracing::warn!(error = ?error, "the runtime or base root file system could not be stored; retrying");
         context.clock.sleep(LATER).await;
     }
 }

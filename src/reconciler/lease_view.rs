@@ -145,7 +145,7 @@ impl LeaseView {
             && (self.last_read == LockRead::Failed || self.last_read != before)
             && !matches!(error, lease::Error::Changed | lease::Error::Missing)
         {
-            tracing::warn!(sandbox = %id, %error, "the lock cannot be read");
+            tracing::warn!(sandbox = %id, %error, "the lock could not be read");
         }
     }
 }

@@ -84,7 +84,7 @@ impl RecordView {
                     MetadataFault::Invalid { reason, message }
                 }
                 None => {
-                    tracing::warn!(sandbox = %id, %error, "the metadata cannot be read");
+                    tracing::warn!(sandbox = %id, %error, "the metadata could not be read");
                     MetadataFault::Unreadable
                 }
             }),

@@ -53,7 +53,7 @@ impl StatusReport {
             .await;
         match written {
             Ok(()) => tracing::info!(sandbox = %id, epoch, ?phase, reason, "phase"),
-            Err(error) => tracing::warn!(sandbox = %id, epoch, ?phase, %error, "the status cannot be written"),
+            Err(error) => tracing::warn!(sandbox = %id, epoch, ?phase, %error, "the status could not be written"),
         }
     }
 }
@@ -118,7 +118,7 @@ impl Worker {
             Some(rest) if is_current && status.reason == rest.reason() => return,
             Some(RestReport::Running) => self.report_running().await,
             Some(RestReport::NotCheckpointable) => {
-                let message = "The sandbox was not created to be checkpointed; it runs on.";
+                let message = "The sandbox was not created with checkpointing enabled; it keeps running.";
                 self.report_trouble(Reason::NotCheckpointable, message).await;
             }
             Some(RestReport::PlacementPending(instance)) => {

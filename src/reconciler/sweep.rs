@@ -176,7 +176,7 @@ impl Sweep {
                         known.tidy_at = None;
                         assignments.push(Assignment { id: id.clone(), errand, lock, objects, permit: None });
                     }
-                    Err(error) => tracing::warn!(sandbox = %id, %error, "the sweep passes it over"),
+                    Err(error) => tracing::warn!(sandbox = %id, %error, "the sweep skips a sandbox"),
                 }
             }
             self.known.insert(id, known);
@@ -221,7 +221,7 @@ impl Sweep {
             }
             Ok(None) => SweepDesired::Missing,
             Err(error) => {
-                tracing::debug!(sandbox = %id, %error, "the sweep cannot use the metadata");
+                tracing::debug!(sandbox = %id, %error, "the sweep could not parse the metadata");
                 SweepDesired::Invalid
             }
         };
@@ -251,7 +251,7 @@ impl Sweep {
             Ok(()) => self.judge(&file),
             Err(lease::Error::Missing) => SweepLock::Missing,
             Err(error) => {
-                tracing::warn!(sandbox = %id, %error, "the sweep cannot read the lock");
+                tracing::warn!(sandbox = %id, %error, "the sweep could not read the lock");
                 SweepLock::Unknown
             }
         };
@@ -292,7 +292,7 @@ impl Sweep {
         match self.ground.upkeep.unreferenced(&lock).await {
             Ok(found) => !found.is_empty(),
             Err(error) => {
-                tracing::debug!(sandbox = %id, %error, "its checkpoints cannot be listed");
+                tracing::debug!(sandbox = %id, %error, "the sweep could not list the checkpoints");
                 false
             }
         }

@@ -126,7 +126,7 @@ impl Cache {
                 tracing::info!(
                     digest = %about.digest,
                     size = about.size,
-                    "a root file system is dropped from the cache"
+                    "evicting a root file system from the cache"
                 );
                 self.drop_tree(&about.digest)?;
                 sum = sum.saturating_sub(about.size);
@@ -153,7 +153,7 @@ impl Cache {
             if let Some(_lock) = self.lock(&digest, FlockOperation::NonBlockingLockExclusive)?
                 && (is_making || self.about(&digest)?.is_none())
             {
-                tracing::info!(%digest, "what is left of a root file system is removed");
+                tracing::info!(%digest, "removing an incomplete root file system");
                 remove(&path)?;
             }
         }

@@ -115,7 +115,7 @@ pub(super) async fn watch_over(context: Arc<RuntimeContext>, slot: Arc<Slot>, li
                 let broken = news.borrow_and_update().broken;
                 if let Some(why) = broken {
                     if !live.unwanted.load(Ordering::Relaxed) {
-                        tracing::error!(sandbox = %slot.id, why, "the container ends");
+                        tracing::error!(sandbox = %slot.id, why, "the agent connection broke; ending the container");
                     }
                     break;
                 }

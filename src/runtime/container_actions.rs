@@ -80,7 +80,7 @@ pub(super) async fn start(
         }
         Err(error) => {
             if let Err(left) = wipe(context, slot).await {
-                tracing::warn!(sandbox = %slot.id, error = %left, "something is left of a failed start");
+                tracing::warn!(sandbox = %slot.id, error = %left, "a failed start could not be cleaned up");
             }
             Err(error)
         }
@@ -104,7 +104,7 @@ async fn begin(
     if start.limits.cpus.is_some()
         && let Err(why) = &context.cgroups
     {
-        tracing::warn!(sandbox = %slot.id, why, "nothing holds it to its share of the CPUs");
+        tracing::warn!(sandbox = %slot.id, why, "the CPU limit is not enforced");
     }
     let group = launch::make_group(context, name, &start.limits)?;
     // Stored in the slot first, so that a later failure removes it.
@@ -247,7 +247,7 @@ pub(super) async fn pause(context: &RuntimeContext, slot: &Slot) -> Result<()> {
         && let Some(group) = &*lock(&slot.group)
         && let Err(error) = group.unthrottle()
     {
-        tracing::warn!(sandbox = %slot.id, %error, "a checkpoint has only the sandbox's share of the CPUs");
+        tracing::warn!(sandbox = %slot.id, %error, "the CPU limit could not be lifted for the checkpoint");
     }
     shown(slot, &live, paused).await
 }

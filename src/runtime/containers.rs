@@ -172,7 +172,7 @@ impl Containers {
         let context = self.context.clone();
         let cleared = tokio::task::spawn_blocking(move || context.cgroups.as_ref().map_or(Ok(()), |all| all.clear()));
         if let Ok(Err(error)) = cleared.await {
-            tracing::warn!(%error, "a cgroup is left");
+            tracing::warn!(%error, "a cgroup could not be removed");
         }
         startup::give_back(self.context.settings.clone()).await;
     }

@@ -142,7 +142,7 @@ impl FrameReader {
             // For debugging the agent; truncated, and without terminal control characters.
             FrameKind::Log => {
                 let text = String::from_utf8_lossy(&frame.payload[..frame.payload.len().min(200)]);
-                tracing::debug!(agent = %text.escape_debug(), "the agent says");
+                tracing::debug!(agent = %text.escape_debug(), "agent log");
             }
             FrameKind::Started => {
                 self.metrics.exec_started();

@@ -183,12 +183,12 @@ impl Keeper {
                 let _ = self.clock.timeout(ANSWER, guard.child.wait()).await;
                 return;
             }
-            tracing::error!("the guard has died: every container is stopped until there is a new one");
+            tracing::error!("the guard died; every container is stopped until a new one has started");
             let _ = guard.child.kill().await;
             let ran = self.fence_all().await;
             guard = self.start_again().await;
             if self.take_over(&mut guard, &ran).await.is_ok() {
-                tracing::info!(containers = self.entries.len(), "a new guard has taken over");
+                tracing::info!(containers = self.entries.len(), "a new guard has started");
             }
         }
     }
@@ -301,7 +301,7 @@ impl Keeper {
         loop {
             match start(&self.settings) {
                 Ok(guard) => return guard,
-                Err(error) => tracing::error!(%error, "the guard does not start"),
+                Err(error) => tracing::error!(%error, "the guard could not be started"),
             }
             self.clock.sleep(Duration::from_millis(200)).await;
         }

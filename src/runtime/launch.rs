@@ -194,7 +194,7 @@ impl Begun {
             Ok(Ok(status)) if status.code() == Some(NOT_TAKEN.into()) => Some("its cgroup does not take it".to_owned()),
             Ok(_) | Err(_) => None,
         };
-        tracing::debug!(container = self.name, %error, "a start was given up");
+        tracing::debug!(container = self.name, %error, "a container start was abandoned");
         self.end(context).await;
         why.map_or(error, |why| Error::Failed { what, why })
     }
@@ -238,7 +238,7 @@ async fn drain(mut stderr: ChildStderr) {
     let mut text = Vec::new();
     let _ = (&mut stderr).take(STDERR_READ).read_to_end(&mut text).await;
     if !text.is_empty() {
-        tracing::debug!(text = %String::from_utf8_lossy(&text).escape_debug(), "the container's stderr");
+        tracing::debug!(text = %String::from_utf8_lossy(&text).escape_debug(), "container stderr");
     }
     let _ = tokio::io::copy(&mut stderr, &mut tokio::io::sink()).await;
 }

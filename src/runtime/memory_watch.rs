@@ -134,7 +134,7 @@ impl Watched {
             Ok(used) => used,
             Err(error) => {
                 // The container is starting or ending.
-                tracing::debug!(sandbox = %self.subject.id, %error, "its memory cannot be read");
+                tracing::debug!(sandbox = %self.subject.id, %error, "the memory usage could not be read");
                 return SOONEST;
             }
         };
@@ -147,13 +147,13 @@ impl Watched {
         match verdict {
             Verdict::Fine { free } => soon(free),
             Verdict::Over { at_once } => {
-                tracing::info!(sandbox = %self.subject.id, used, limit, at_once, "over its memory limit; room is made");
+                tracing::info!(sandbox = %self.subject.id, used, limit, at_once, "the sandbox exceeds its memory limit; reclaiming memory");
                 let why = format!("the sandbox is over its memory limit of {}", show_size(limit));
                 self.subject.channel.relieve(if at_once { 0 } else { used }, why);
                 RELIEF
             }
             Verdict::TooMuch => {
-                tracing::error!(sandbox = %self.subject.id, used, limit, "far over its memory limit; the container ends");
+                tracing::error!(sandbox = %self.subject.id, used, limit, "the sandbox far exceeds its memory limit; ending the container");
                 self.subject.doomed.cancel();
                 LATEST
             }
@@ -166,7 +166,7 @@ impl Watched {
         let Some(group) = &self.subject.group else { return };
         let set = if is_over { group.unthrottle() } else { group.throttle() };
         if let Err(error) = set {
-            tracing::warn!(sandbox = %self.subject.id, %error, "its share of the CPUs cannot be set");
+            tracing::warn!(sandbox = %self.subject.id, %error, "the CPU limit could not be set");
         }
     }
 
@@ -179,11 +179,11 @@ impl Watched {
         match census.judge(count) {
             Crowd::Fine => {}
             Crowd::Over => {
-                tracing::info!(%sandbox, count, limit, "over its limit of processes; they are ended");
+                tracing::info!(%sandbox, count, limit, "the sandbox exceeds its process limit; ending its commands");
                 self.subject.channel.relieve(0, format!("the sandbox is over its limit of {limit} processes"));
             }
             Crowd::Unheeded => {
-                tracing::error!(%sandbox, count, limit, "its agent does not end what is too much; the container ends");
+                tracing::error!(%sandbox, count, limit, "the agent did not end the excess processes; ending the container");
                 self.subject.doomed.cancel();
             }
         }

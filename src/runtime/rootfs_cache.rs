@@ -127,7 +127,7 @@ pub(super) async fn sweep(cache: Cache, runtimes: PathBuf) {
         Ok(())
     });
     if let Err(error) = swept.await {
-        tracing::warn!(%error, "something is left in the cache");
+        tracing::warn!(%error, "the cache could not be cleaned up");
     }
 }
 
@@ -154,7 +154,7 @@ pub(super) async fn extract(context: &Arc<RuntimeContext>, file: &Path, wanted: 
             Ok(about) => about,
             Err(error) => {
                 if let Err(left) = run_blocking(move || making.give_up()).await {
-                    tracing::warn!(error = %left, "something is left of a failed extraction");
+                    tracing::warn!(error = %left, "a failed extraction could not be cleaned up");
                 }
                 return Err(error);
             }
@@ -170,7 +170,7 @@ async fn finish(context: &Arc<RuntimeContext>, making: Making, about: ExtractedT
     run_blocking(move || {
         let held = making.finish(&about)?;
         if let Err(error) = cache.shrink() {
-            tracing::warn!(%error, "the cache of root file systems cannot be made smaller");
+            tracing::warn!(%error, "the rootfs cache could not be trimmed");
         }
         Ok(held)
     })
@@ -223,7 +223,7 @@ async fn fill(
         let tree = tree.to_owned();
         let found = run_blocking(move || rootfs_digest::digest(&tree)).await?;
         if found != wanted.digest {
-            let message = "The stored root file system is not the one its name says.".to_owned();
+            let message = "The stored root file system does not match its name.".to_owned();
             return Err(Error::Refused { reason: Reason::Damaged, message });
         }
     }
@@ -276,7 +276,7 @@ pub(super) async fn count_entries(archive: &Path) -> Result<u64> {
 /// Like [`failed`], but refuses a snapshot that exceeds the limits.
 fn not_composed(error: &io::Error) -> Error {
     if error.kind() == io::ErrorKind::FileTooLarge {
-        let message = format!("The file system cannot be taken as a snapshot: {error}.");
+        let message = format!("The snapshot could not be made: {error}.");
         return Error::Refused { reason: Reason::TooLarge, message };
     }
     failed("snapshot", error)

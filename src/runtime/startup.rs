@@ -90,7 +90,7 @@ pub async fn give_back(settings: Arc<RuntimeSettings>) {
         clear(&settings.root())
     });
     if let Ok(Err(error)) = given.await {
-        tracing::warn!(%error, "the state directory is not empty");
+        tracing::warn!(%error, "the state directory could not be cleaned up");
     }
 }
 

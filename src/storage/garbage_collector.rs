@@ -23,7 +23,7 @@ use crate::clock::SharedClock;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Another instance holds the lease or is about to.
-    #[error("another instance has it")]
+    #[error("another instance holds the lease")]
     Taken,
     #[error(transparent)]
     Lease(#[from] lease::Error),
@@ -266,7 +266,7 @@ impl Resting {
         let committed = lock.head.as_ref().map(|head| committed(head, taken)).unwrap_or_default();
         let (phase, reason, message) = match (&committed.latest, lock.ran) {
             (Some(_), _) if lock.behind => {
-                (Phase::Checkpointed, None, "It ran on after its last checkpoint; what it did since then is lost.")
+                (Phase::Checkpointed, None, "It kept running after its last checkpoint; later work is lost.")
             }
             (Some(_), _) => (Phase::Checkpointed, None, ""),
             (None, true) => {

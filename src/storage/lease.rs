@@ -33,7 +33,7 @@ use crate::{
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Observe again: the lock is no longer the one the write was based on.
-    #[error("the lock was changed by somebody else")]
+    #[error("the lock was changed by another writer")]
     Changed,
     /// No instance may create a replacement.
     #[error("the lock does not exist")]

@@ -26,7 +26,7 @@ pub enum Unusable {
     #[error("the lock is not signed with a key of {}", HMAC_KEY)]
     Unsigned,
     /// An earlier version was restored over one that this instance has read or written.
-    #[error("the lock is older than the one before it")]
+    #[error("the lock is older than the version read before")]
     Older,
 }
 

@@ -104,7 +104,7 @@ pub struct Digest {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The precondition apparently did not hold: read again and decide again.
-    #[error("{0} was changed by somebody else")]
+    #[error("{0} was changed by another writer")]
     Conflict(String),
     #[error("{0} does not exist")]
     NotFound(String),

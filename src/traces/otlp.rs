@@ -76,7 +76,7 @@ impl Exporter {
     /// Returns when everything is sent or at the timeout. Must not run on the runtime, which does the sending.
     pub fn close(&self, within: Duration) {
         if let Err(error) = self.provider.shutdown_with_timeout(within) {
-            tracing::debug!(%error, "the last traces were not sent");
+            tracing::debug!(%error, "the last traces could not be exported");
         }
     }
 }
@@ -140,7 +140,7 @@ impl HttpClient for Sender {
         };
         let was_in_trouble = self.is_in_trouble.swap(trouble.is_some(), Ordering::Relaxed);
         if let Some(error) = trouble.filter(|_| !was_in_trouble) {
-            tracing::warn!(error, "traces cannot be sent");
+            tracing::warn!(error, "traces could not be exported");
         }
         answer
     }

@@ -31,7 +31,7 @@ async fn every_line_of_a_server_is_an_object_with_severity_and_message() {
         loop {
             let said = line(&lines.next_line().await.unwrap().expect("it says that it waits"));
             assert!(said["message"].is_string() && said["severity"].is_string(), "{said}");
-            if said["message"] == "no reconciler yet" {
+            if said["message"] == "the reconciler cannot be reached yet" {
                 return said;
             }
         }

@@ -57,7 +57,7 @@ async fn metrics_on_loopback_are_for_no_page_and_a_name_can_be_allowed() {
     let machine = Machine::with_a_directory().await;
     for (hosts, status) in [("", 403), ("rebound.example", 200)] {
         let mut server = machine.server_with(&format!("hosts-{status}"), &[("BATON_HOSTS", hosts)]).await;
-        let admin = server.said("metrics are served address=").await;
+        let admin = server.said("serving metrics address=").await;
         assert_eq!(get(&admin, "/metrics", "rebound.example:9464").await, status);
         assert_eq!(get(&admin, "/metrics", "localhost:9464").await, 200);
         assert_eq!(get(&server.address, "/status", "rebound.example").await, status);

@@ -6,6 +6,7 @@ mod command_page;
 mod dockerfile;
 mod gcloud;
 mod links;
+mod log_messages;
 mod manifests;
 mod operate_page;
 mod plan_table;

@@ -10,6 +10,11 @@ pub fn strings(source: &str) -> Vec<String> {
     without_tests(&tokens(source)).into_iter().filter(|token| token.starts_with('"')).collect()
 }
 
+/// The code without comments and test modules; a string is one token, with its quotes.
+pub fn code_with_strings(source: &str) -> Vec<String> {
+    without_tests(&tokens(source))
+}
+
 /// Every path the code names, `use` trees taken apart, `self` and `super` resolved from `module`,
 /// and what begins with an imported module written out.
 pub fn paths(code: &[String], module: &[String]) -> Vec<Vec<String>> {

@@ -177,7 +177,7 @@ async fn one_trace_leads_from_the_request_over_storage_to_the_restore_elsewhere(
     let (mut last, _) = Socket::create(&one, Dialect::Plain, json!({})).await;
     assert_eq!(last.run("bash", "echo well").await.0, "well\n");
     last.kill().await;
-    eventually("it says that nobody takes them", || one.log().contains("traces cannot be sent")).await;
+    eventually("it says that nobody takes them", || one.log().contains("traces could not be exported")).await;
     let (began, limit) = (crate::fixture::clock().now(), Duration::from_secs(20));
     one.stop().await;
     two.stop().await;

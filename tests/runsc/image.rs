@@ -205,7 +205,7 @@ async fn a_server_runs_sandboxes_from_the_files_of_the_image_alone() {
     let mut reconciler = Inside::start(&image, directory.path().join("back"), "reconciler", &settings);
     reconciler.said("reconciling").await;
     let mut api = reconciler.start_api(directory.path().join("front"), &[]);
-    assert_eq!(api.said("the reconciler answers user=").await, "65532", "nobody in the image");
+    assert_eq!(api.said("connected to the reconciler user=").await, "65532", "nobody in the image");
     smoke(&api.said("serving address=127.0.0.1:").await).await;
     drop(api);
 }

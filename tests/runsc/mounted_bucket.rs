@@ -154,7 +154,7 @@ async fn a_checkpoint_that_no_way_leads_to_is_refused_with_a_reason_and_kept() {
     let mut socket = Socket::attach(&d, Dialect::Plain, &key).await;
     let refusal = socket.status("RESTORE_ERROR").await;
     let message = refusal["message"].as_str().unwrap();
-    assert!(message.contains("lies in bucket b"), "{message}");
+    assert!(message.contains("is in bucket b"), "{message}");
     assert_eq!(socket.end().await, Some(4000));
     assert_eq!(mounts.stored(&key), stored, "nothing is erased");
 

@@ -354,7 +354,7 @@ impl Server {
     pub async fn figures(&mut self) -> String {
         let processes = if self.back.is_some() { 2 } else { 1 };
         let log = self.log();
-        let places: Vec<_> = log.split("metrics are served address=").skip(1).take(processes).collect();
+        let places: Vec<_> = log.split("serving metrics address=").skip(1).take(processes).collect();
         assert_eq!(places.len(), processes, "{log}");
         let mut pages = String::new();
         for place in places {

@@ -172,20 +172,20 @@ async fn every_edit_has_the_one_outcome_that_is_documented() {
 
 fn words(outcome: Outcome) -> &'static str {
     match outcome {
-        Outcome::RunsOn => "runs on where it is",
-        Outcome::Starts => "is started from its last checkpoint, by the first instance with room",
+        Outcome::RunsOn => "keeps running where it is",
+        Outcome::Starts => "is started from its last checkpoint by the first instance with a free slot",
         Outcome::Moves => "runs there, within two sweeps",
-        Outcome::Pends => "runs on where it is; its status says `PlacementPending`",
-        Outcome::LetGo => "is checkpointed and let go",
-        Outcome::Corrected => "its status is corrected and its lease freed; the last checkpoint counts",
-        Outcome::Erased => "is erased; a tombstone is left",
-        Outcome::Rests => "rests until somebody attaches",
+        Outcome::Pends => "keeps running where it is; its status says `PlacementPending`",
+        Outcome::LetGo => "is checkpointed and released",
+        Outcome::Corrected => "its status is corrected and its lease freed; the last checkpoint is kept",
+        Outcome::Erased => "is erased; a tombstone remains",
+        Outcome::Rests => "rests until a client attaches",
     }
 }
 
 fn table() -> String {
     let mut page = String::from(
-        "| | `desired_state` | `placement` as it was | another instance | one that is gone | `null` |\n|---|---|---|---|---|---|\n",
+        "| | `desired_state` | `placement` unchanged | another instance | a dead instance | `null` |\n|---|---|---|---|---|---|\n",
     );
     for owner in OWNERS {
         for state in STATES {

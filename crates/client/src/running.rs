@@ -48,10 +48,10 @@ impl Collected {
     pub fn check(self) -> Result<Self, Error> {
         let how = match &self.outcome {
             Outcome { exit_code: Some(0), .. } => return Ok(self),
-            Outcome { timed_out: true, .. } => "its time up".to_owned(),
+            Outcome { timed_out: true, .. } => "a timeout".to_owned(),
             Outcome { exit_code: Some(code), .. } => format!("exit code {code}"),
             Outcome { signal: Some(signal), .. } => format!("signal {signal}"),
-            Outcome { error, .. } => error.clone().unwrap_or_else(|| "an unknown end".to_owned()),
+            Outcome { error, .. } => error.clone().unwrap_or_else(|| "an unknown status".to_owned()),
         };
         // The last lines most likely explain how it ended.
         let said = String::from_utf8_lossy(&self.stderr);
@@ -199,14 +199,14 @@ impl Control {
             return end.clone().map(|_| ());
         }
         let sent = self.commands.send(ConnectionCommand::Tell(request)).await;
-        sent.map_err(|_| Error::Ended("its sandbox was let go".into()))
+        sent.map_err(|_| Error::Ended("its sandbox was dropped".into()))
     }
 
     async fn ended(&self) -> Result<Outcome, Error> {
         let mut stage = self.exec.stage.subscribe();
         match stage.wait_for(|stage| matches!(stage, ExecStage::Ended(_))).await.as_deref() {
             Ok(ExecStage::Ended(end)) => end.clone(),
-            Ok(ExecStage::Asked | ExecStage::Started) | Err(_) => Err(Error::Ended("its sandbox was let go".into())),
+            Ok(ExecStage::Asked | ExecStage::Started) | Err(_) => Err(Error::Ended("its sandbox was dropped".into())),
         }
     }
 }

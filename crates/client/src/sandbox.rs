@@ -93,7 +93,7 @@ impl Sandbox {
             Some(Ok(mirror)) => match (&mirror.end, &mirror.place) {
                 (Some(error), _) => return Err(error.clone()),
                 (None, Some(place)) => place.clone(),
-                (None, None) => return Err(Error::Protocol("the sandbox runs and has no id".into())),
+                (None, None) => return Err(Error::Protocol("the sandbox runs but has no id".into())),
             },
         };
         Ok(Self { place, answer_within, commands, look, mirror, updates, _link: task })

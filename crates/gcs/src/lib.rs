@@ -28,10 +28,10 @@ pub enum Error {
     #[error("it does not exist")]
     NotFound,
     /// The precondition did not hold.
-    #[error("it was changed by somebody else")]
+    #[error("it was changed by another writer")]
     Conflict,
     /// Wait at least a second.
-    #[error("it is written too often")]
+    #[error("too many writes to it")]
     TooFast,
     #[error("{0}")]
     Unavailable(String),

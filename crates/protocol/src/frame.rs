@@ -175,7 +175,7 @@ pub struct Frame {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Broken {
     /// The header announces more than [`MAX_PAYLOAD`] bytes.
-    #[error("a frame announces {0} bytes, the most is {MAX_PAYLOAD}")]
+    #[error("a frame announces {0} bytes; the maximum is {MAX_PAYLOAD}")]
     TooLong(u32),
     /// The checksum does not match: bytes were lost or damaged.
     #[error("a frame's checksum does not match")]

@@ -27,7 +27,7 @@ pub trait Versioned: DeserializeOwned {
 #[derive(Debug, thiserror::Error)]
 pub enum Unreadable {
     /// A later server wrote the record: it may be intact, and such a server can read it.
-    #[error("it has version {found}, and this server reads version {newest} and older ones")]
+    #[error("it has version {found}, but this server reads only versions up to {newest}")]
     Newer {
         /// The version of the record.
         found: u32,

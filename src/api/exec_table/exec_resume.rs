@@ -54,7 +54,7 @@ impl ExecTable {
         for (exec_id, offsets) in offsets {
             match self.find(exec_id) {
                 None => {
-                    let message = "The sandbox does not know this command (any more).";
+                    let message = "The sandbox no longer knows this command.";
                     sink.send_all(&exec_refusal(Some(exec_id.clone()), message));
                 }
                 // Already being delivered.

@@ -206,7 +206,7 @@ pub(super) async fn give_back(api: &Api, id: &SandboxId) {
     };
     if let Err(error) = given.await {
         let error: records::Error = error;
-        tracing::warn!(%error, "cannot withdraw the claim on a sandbox that is in use");
+        tracing::warn!(%error, "the claim on a sandbox in use could not be withdrawn");
     }
 }
 

@@ -15,7 +15,7 @@ use crate::api::{
     status_machine::EndingRequest,
 };
 
-const LEAVING: &str = "The sandbox is about to leave this server: it takes no commands and no input.";
+const LEAVING: &str = "The sandbox is about to leave this server: it accepts no commands and no input.";
 
 impl Session {
     pub(super) fn handle_request(&mut self, request: Request) -> Option<SessionEnd> {

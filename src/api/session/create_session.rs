@@ -33,7 +33,7 @@ use crate::{
     storage::records,
 };
 
-const TOO_MANY_FAILURES: &str = "Too many wrong tokens came from this address: try again in a while.";
+const TOO_MANY_FAILURES: &str = "Too many wrong tokens from this address: try again later.";
 
 /// A sandbox that is not written yet.
 struct NewSandbox {
@@ -187,13 +187,13 @@ async fn create_session(
     let created = async {
         let mut admitted = admit(api, client, requests, &spec, connection).await?;
         if let Err(error) = api.write_new(&spec).await {
-            tracing::warn!(%error, "cannot write a new sandbox");
+            tracing::warn!(%error, "a new sandbox could not be written");
             return Err((admitted.release(), AdmissionRejection::Failed(public_message(&error))));
         }
         if token.is_some() {
             api.known_tokens.remember(&spec.sandbox_id, &spec.token_sha256);
         }
-        tracing::info!("a sandbox is requested");
+        tracing::info!("sandbox requested");
         api.bus.wake(&spec.sandbox_id);
         let dialect = admitted.client().dialect();
         let mut status_machine = StatusMachine::new(OpenStage::Creating, dialect);

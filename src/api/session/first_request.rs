@@ -21,7 +21,7 @@ const CONFIG_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long after its first pong, which shows that the client is connected and has sent nothing before it.
 const CONFIG_TIMEOUT_AFTER_PONG: Duration = Duration::from_millis(150);
 const FIRST_TOO_LONG: &str =
-    "The first message is longer than 256 KiB: a command with more code goes after the config.";
+    "The first message is longer than 256 KiB: send the config first, then a command with more code.";
 
 /// Returns the config of the client: that of its query, that of its first message, or the default. Any other first
 /// message is kept in `requests`. On an error the client is already told why.

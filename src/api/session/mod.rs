@@ -291,7 +291,7 @@ impl Session {
             Err(malformed) => return self.reject_malformed(&Refusal::malformed(malformed.to_string())),
         };
         if self.status_machine.stage != OpenStage::Open || self.status_machine.is_leaving() {
-            self.client.refuse(&Refusal::of(Status::ExecutionError, "The sandbox takes no input now."));
+            self.client.refuse(&Refusal::of(Status::ExecutionError, "The sandbox accepts no input now."));
             return None;
         }
         if let Err(refusal) = self.execs.stdin_of(chunk.exec, Some(chunk.offset), chunk.payload, false) {

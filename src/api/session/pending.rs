@@ -127,7 +127,7 @@ impl PendingSession {
                     return None;
                 }
             },
-            ClientEvent::Binary(_) => Refusal::malformed("Until the sandbox runs a message must be text."),
+            ClientEvent::Binary(_) => Refusal::malformed("Until the sandbox runs, messages must be text."),
             ClientEvent::Broken(close) => return Some(SessionEnd::Close(close)),
             ClientEvent::Gone => return Some(SessionEnd::Gone),
         };

@@ -68,7 +68,7 @@ impl Session {
             }
             Reaction::Close(close) => {
                 if self.status_machine.stage == OpenStage::Open {
-                    tracing::info!(code = close.code(), "the sandbox left its session");
+                    tracing::info!(code = close.code(), "the session ended because the sandbox left");
                 }
                 Some(SessionEnd::Close(close))
             }
@@ -98,14 +98,15 @@ impl Session {
                         self.client.send(&Event::RolledBack { checkpoint_id, age_ms });
                     }
                     Some(StartKind::Files { .. }) => {
-                        let message = "Only the files of the last checkpoint could be used; no command survived.";
+                        let message =
+                            "The sandbox was restarted from the files of its last checkpoint; no command survived.";
                         running.message = Some(message.to_owned());
                         running.boot = Some("files".to_owned());
                     }
                 }
             }
         }
-        tracing::info!("the session is open");
+        tracing::info!("session opened");
         self.client.send(&Event::StatusUpdate(running));
         while let Some(waiting) = self.requests.pop() {
             if let Some(end) = self.handle_or_keep(waiting, 0) {

@@ -163,7 +163,7 @@ impl Session {
         match result {
             StoreResult::Edited(purpose, Ok(spec)) => self.handle_edited(purpose, spec),
             StoreResult::Edited(purpose, Err(error)) => {
-                tracing::warn!(%error, ?purpose, "cannot write the spec");
+                tracing::warn!(%error, ?purpose, "the spec could not be written");
                 self.handle_edit_failed(&purpose, &public_message(&error))
             }
             StoreResult::Read(read) => {
@@ -175,7 +175,7 @@ impl Session {
                 None
             }
             StoreResult::Copied(Err(error)) => {
-                tracing::warn!(%error, "cannot copy a sandbox");
+                tracing::warn!(%error, "a sandbox could not be forked");
                 self.client.send_all(&Event::refusal(Status::Error, &public_message(&error)));
                 None
             }
@@ -249,7 +249,7 @@ impl Session {
                     self.spec_edits.unanswered.insert(nonce, one_shot);
                     continue;
                 }
-                None => Event::refusal(one_shot.failure(), "No answer came in time.").to_vec(),
+                None => Event::refusal(one_shot.failure(), "The request was not answered in time.").to_vec(),
                 Some(Answer::Error { message, .. }) => Event::refusal(one_shot.failure(), &message).to_vec(),
                 Some(Answer::Ok(metadata::CompletedRequest { checkpoint_id: Some(checkpoint_id), .. }))
                     if one_shot.copies.is_some() =>
@@ -295,7 +295,7 @@ impl Api {
             Ok(_) => request.end(Outcome::Done),
             Err(error) => {
                 request.end(Outcome::Failed);
-                tracing::warn!(%error, "cannot delete a sandbox that has no client");
+                tracing::warn!(%error, "a sandbox without a client could not be deleted");
             }
         }
         self.bus.wake(id);

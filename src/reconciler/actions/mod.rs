@@ -136,7 +136,7 @@ impl Worker {
                 "The sandbox runs on another instance, and handoff is not enabled for it.",
             ),
             Rejection::HandoffTimeout => {
-                refusal(Reason::HandoffTimeout, "The instance that runs the sandbox did not let go in time.")
+                refusal(Reason::HandoffTimeout, "The instance that runs the sandbox did not release it in time.")
             }
         }
     }
@@ -175,11 +175,11 @@ fn refusal(reason: Reason, message: &str) -> Failure {
 /// The lock is missing or unusable, for this reason.
 fn no_lock(reason: Reason) -> Failure {
     let message = if reason == Reason::Unsigned {
-        "The sandbox's lock is not signed with a key of this server; an operator has to look at it."
+        "The sandbox's lock is not signed with a key of this server; an operator must look at it."
     } else if reason == Reason::InvalidLock {
-        "The sandbox's lock cannot be read; an operator has to repair it."
+        "The sandbox's lock cannot be read; an operator must repair it."
     } else {
-        "The sandbox's lock is missing; an operator has to repair it."
+        "The sandbox's lock is missing; an operator must repair it."
     };
     refusal(reason, message)
 }

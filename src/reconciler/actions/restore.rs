@@ -41,7 +41,7 @@ impl Worker {
         let head = self.usable_head(&checkpoints)?;
         if self.start.files_only {
             self.start.abandon_fetch().await;
-            let message = "The checkpoint needs another runsc, which cannot be had here.";
+            let message = "The checkpoint needs another runsc, which is not available here.";
             return self.without_memory(&checkpoints, &head, refusal(Reason::OtherRuntime, message)).await;
         }
         let mut fetching = self.fetching(checkpoints.clone(), &head).await;
@@ -71,7 +71,7 @@ impl Worker {
             return Err(refusal(Reason::Damaged, "The lock names a checkpoint of another sandbox."));
         }
         if !checkpoints.may_hold(&head) {
-            return Err(refusal(Reason::OtherStore, "The checkpoint lies in another bucket than this instance uses."));
+            return Err(refusal(Reason::OtherStore, "The checkpoint is in a bucket that this instance does not use."));
         }
         Ok(head)
     }
@@ -202,14 +202,14 @@ pub(super) fn compatible(manifest: &manifest::CheckpointManifest, here: &crate::
         manifest.cpu_features.iter().filter(|feature| !here.cpu_features.contains(feature)).cloned().collect();
     if manifest.runsc.platform != here.platform {
         let message = format!(
-            "The checkpoint needs runsc {} on {}, this instance has {} on {}.",
+            "The checkpoint needs runsc {} on {}; this instance has {} on {}.",
             manifest.runsc.version, manifest.runsc.platform, here.runsc_version, here.platform
         );
         Err(refusal(Reason::OtherRuntime, &message))
     } else if !missing.is_empty() {
         Err(refusal(
             Reason::OtherCpu,
-            &format!("This machine's CPU lacks what the checkpoint uses: {}.", missing.join(" ")),
+            &format!("This machine's CPU lacks features that the checkpoint uses: {}.", missing.join(" ")),
         ))
     } else if manifest.oci_sha256 != here.oci_sha256 {
         Err(refusal(
@@ -240,7 +240,7 @@ pub(super) fn not_fetched(error: store::Error) -> Failure {
         }
         store::Error::Unsigned(_) => refusal(Reason::Unsigned, &format!("The checkpoint cannot be used: {error}.")),
         store::Error::NotFound(_) => {
-            refusal(Reason::CheckpointMissing, &format!("The checkpoint is not there: {error}."))
+            refusal(Reason::CheckpointMissing, &format!("The checkpoint is missing: {error}."))
         }
         error @ (store::Error::Conflict(_)
         | store::Error::RateLimited(_)
@@ -256,12 +256,14 @@ pub(super) fn manifest_not_fetched(checkpoints: &Checkpoints, head: &Head, error
     match (&error, &head.bucket, checkpoints.bucket()) {
         (store::Error::NotFound(_), Some(recorded), None) => refusal(
             Reason::OtherStore,
-            &format!("The checkpoint lies in bucket {recorded}, and is not in the directory that this instance uses."),
+            &format!(
+                "The checkpoint is in bucket {recorded}, and was not found in the directory that this instance uses."
+            ),
         ),
         (store::Error::NotFound(_), None, Some(own)) => refusal(
             Reason::OtherStore,
             &format!(
-                "The checkpoint was stored through a mount, and is not in bucket {own}, which this instance uses."
+                "The checkpoint was stored through a mount, and was not found in bucket {own}, which this instance uses."
             ),
         ),
         _ => not_fetched(error),

@@ -167,7 +167,7 @@ impl RootfsFetcher<'_> {
             return Ok(guard);
         }
         let unknown =
-            || refusal(Reason::OtherRootfs, "The sandbox stands on another root file system than this instance has.");
+            || refusal(Reason::OtherRootfs, "The sandbox runs on a root file system that this instance does not have.");
         let checkpoints = self.context.checkpoints.as_ref().ok_or_else(unknown)?;
         let staging = self.staged().await?;
         let file = staging.path().join("archive");
@@ -189,7 +189,7 @@ impl RootfsFetcher<'_> {
         let elsewhere = || {
             refusal(
                 Reason::OtherStore,
-                "The sandbox's root file system lies in another bucket than this instance uses.",
+                "The sandbox's root file system is in a bucket that this instance does not use.",
             )
         };
         let report = |done| self.progress.report(done, 0);
@@ -226,7 +226,7 @@ pub(super) fn not_fetched(error: store::Error) -> Failure {
             refusal(Reason::OtherVersion, "The snapshot was written by a later version of this server.")
         }
         store::Error::Unsigned(_) => refusal(Reason::Unsigned, &format!("The snapshot cannot be used: {error}.")),
-        store::Error::NotFound(_) => refusal(Reason::SnapshotMissing, &format!("The snapshot is not there: {error}.")),
+        store::Error::NotFound(_) => refusal(Reason::SnapshotMissing, &format!("The snapshot is missing: {error}.")),
         error @ (store::Error::Conflict(_)
         | store::Error::RateLimited(_)
         | store::Error::Unavailable { .. }

@@ -34,7 +34,7 @@ impl Worker {
             is_expired
         };
         self.context.records.wish(&self.id, None, &change).await?;
-        tracing::info!(sandbox = %self.id, "the ttl of the sandbox is over");
+        tracing::info!(sandbox = %self.id, "the ttl of the sandbox has expired");
         self.record.due = self.context.clock.now();
         Ok(())
     }
@@ -43,7 +43,7 @@ impl Worker {
     pub(super) async fn recreate_metadata(&mut self) -> ActionResult {
         let (metadata, place) = self.remembered().ok_or(Failure::Stale)?;
         self.context.records.recreate(&metadata, place).await?;
-        tracing::warn!(sandbox = %self.id, "the metadata had disappeared and was written again");
+        tracing::warn!(sandbox = %self.id, "the metadata was missing and was recreated");
         self.record.due = self.context.clock.now();
         Ok(())
     }

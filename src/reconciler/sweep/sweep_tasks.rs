@@ -36,15 +36,21 @@ impl Assignment {
             match taken {
                 Ok(true) => Worker::taken(id, context, wakeup, lock, seat).run().await,
                 Ok(false) => {}
-                Err(error) => tracing::warn!(sandbox = %id, %error, "the sweep could not take it"),
+                Err(error) => tracing::warn!(sandbox = %id, %error, "the sweep could not start the sandbox"),
             }
             return;
         }
         match ground.clock.clone().timeout(WITHIN, self.fulfil(&ground)).await {
-            Ok(Ok(true)) => tracing::info!(sandbox = %id, ?errand, "the sweep is done with it"),
-            Ok(Ok(false) | Err(Error::Taken)) => tracing::debug!(sandbox = %id, ?errand, "there was nothing to do"),
-            Ok(Err(error)) => tracing::warn!(sandbox = %id, ?errand, %error, "the next sweep tries it again"),
-            Err(elapsed) => tracing::warn!(sandbox = %id, ?errand, %elapsed, "the next sweep tries it again"),
+            Ok(Ok(true)) => tracing::info!(sandbox = %id, task = ?errand, "sweep task done"),
+            Ok(Ok(false) | Err(Error::Taken)) => {
+                tracing::debug!(sandbox = %id, task = ?errand, "sweep task had nothing to do")
+            }
+            Ok(Err(error)) => {
+                tracing::warn!(sandbox = %id, task = ?errand, %error, "sweep task failed; retrying at the next sweep")
+            }
+            Err(elapsed) => {
+                tracing::warn!(sandbox = %id, task = ?errand, %elapsed, "sweep task failed; retrying at the next sweep")
+            }
         }
     }
 

@@ -130,7 +130,7 @@ impl Pool {
     fn complain(&self, state: &mut State, why: &Error) {
         state.is_told = false;
         if state.trouble.note(self.clock.now()) && !self.closing.is_cancelled() {
-            tracing::warn!(error = %why, "a warm container failed; sandboxes start from nothing until there is one again");
+            tracing::warn!(error = %why, "a warm container failed; sandboxes start cold until the pool is refilled");
         }
     }
 
@@ -306,7 +306,7 @@ impl Pool {
         let remains = std::mem::take(&mut lock(&self.state).remains);
         for Remains { name, group } in remains {
             if let Err(error) = launch::clear(context, &name, group.as_ref()).await {
-                tracing::warn!(container = name, %error, "something is left of a warm container");
+                tracing::warn!(container = name, %error, "a warm container could not be cleaned up");
             }
         }
     }

@@ -261,7 +261,7 @@ impl Store for Gcs {
 fn is_damaged(error: &Error) -> bool {
     let is_damaged = matches!(error, Error::Damaged { .. });
     if is_damaged {
-        tracing::warn!(%error, "a transfer had a wrong checksum; it is tried once more");
+        tracing::warn!(%error, "a transfer had a wrong checksum; retrying once");
     }
     is_damaged
 }

@@ -175,7 +175,9 @@ impl Records {
             Err(error) => Err(error.into()),
         };
         erased
-            .inspect_err(|error| tracing::warn!(key, %error, "what a failed create has written is left to the sweep"))
+            .inspect_err(
+                |error| tracing::warn!(key, %error, "a failed create could not be cleaned up; the sweep will do it"),
+            )
             .is_ok()
     }
 }

@@ -44,7 +44,7 @@ impl Working {
                 }
                 (StdStream::Stdout, Chunk::Gap { .. }) => return Err(lost("bytes of it were not kept on the way")),
                 (StdStream::Stderr, Chunk::Gap { .. }) => {}
-                (_, Chunk::Rewound { .. }) => return Err(lost("the sandbox went back to an older checkpoint")),
+                (_, Chunk::Rewound { .. }) => return Err(lost("the sandbox was rolled back to an older checkpoint")),
             }
         }
         self.is_read = true;
