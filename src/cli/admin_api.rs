@@ -7,7 +7,10 @@ use baton_client::{Auth, SandboxId};
 use serde_json::Value;
 
 use super::{
+    rows::Filter,
+    sandbox_name::SandboxName,
     server_client::{ServerClient, describe_error},
+    server_rows,
     stdio_bridge::Signals,
 };
 use crate::{clock::SharedClock, config::variables::ADMIN_KEY};
@@ -35,7 +38,7 @@ impl AdminApi {
         Ok(Self {
             base: base.trim_end_matches('/').to_owned(),
             client: reqwest::Client::builder().build()?,
-            key: server.api_key.clone(),
+            key: server.admin_key(url),
             headers: server.headers.clone(),
             auth: server.auth(),
         })
@@ -61,8 +64,34 @@ impl AdminApi {
         }
     }
 
-    pub async fn get(&self, id: &SandboxId) -> Result<Value> {
-        self.request(&format!("sandboxes/{id}"), &[]).await?.context("there is no such sandbox")
+    /// The sandboxes that the filter selects.
+    pub async fn selected(&self, filter: &Filter) -> Result<Vec<Value>> {
+        // A server filters by one label; the rest is done here.
+        let label = filter.labels.first().map(|(name, value)| format!("{name}={value}"));
+        let mut found = self.list(label.as_deref()).await?;
+        found.retain(|view| server_rows::is_selected(view, filter));
+        Ok(found)
+    }
+
+    /// Returns `None` if there is no such sandbox.
+    pub async fn get(&self, id: &SandboxId) -> Result<Option<Value>> {
+        self.request(&format!("sandboxes/{id}"), &[]).await
+    }
+
+    /// The ids of all sandboxes.
+    pub async fn ids(&self) -> Result<Vec<SandboxId>> {
+        let views = self.list(None).await?;
+        let ids = views.iter().filter_map(|view| SandboxId::parse(view.get("sandbox_id")?.as_str()?).ok());
+        Ok(ids.collect())
+    }
+
+    /// The sandbox that `text` names, whole or by the beginning of its id.
+    pub async fn sandbox_id(&self, text: &str) -> Result<SandboxId> {
+        let name = SandboxName::parse(text)?;
+        if let Some(id) = name.whole() {
+            return Ok(id);
+        }
+        name.choose(self.ids().await?)?.with_context(|| format!("the server has no sandbox `{text}`"))
     }
 
     /// Returns `None` if there is no such resource.
@@ -80,7 +109,7 @@ impl AdminApi {
         }
         let response = request.send().await.map_err(|error| {
             anyhow!(
-                "no server answers at {} ({}): name another with --url or BATON_URL",
+                "no server answers at {} ({}): name another with --url, BATON_URL or --context",
                 self.base,
                 error.without_url()
             )
@@ -92,7 +121,9 @@ impl AdminApi {
         match status.as_u16() {
             200 => Ok(Some(json.with_context(|| format!("{} is not a baton server", self.base))?)),
             404 => Ok(None),
-            401 => bail!("the server requires its admin key: pass it with BATON_API_KEY or --api-key"),
+            401 => bail!(
+                "the server requires its admin key: pass it with BATON_API_KEY or --api-key, or save it in a context"
+            ),
             403 => bail!("the server has no admin key ({ADMIN_KEY}), so it does not list sandboxes"),
             code => bail!("the server answers {code}: {}", baton_files::plain(message)),
         }

@@ -12,7 +12,7 @@ use baton_protocol::{
 use serde_json::json;
 
 use super::{
-    backend::Backend,
+    backend::ServerOrStorage,
     context::CommandContext,
     global_options::OutputOption,
     sandbox_client::{SandboxOptions, VerbOutput},
@@ -25,7 +25,8 @@ use crate::storage::garbage_collector;
 /// The state of the sandbox is saved and the sandbox stops, until a client attaches to it.
 ///
 /// If the storage is configured, this command works on the storage and prints one line in any output format. With
-/// --url, or without storage, it asks the server, and always waits for the answer.
+/// --url, or without storage, it asks the server, and always waits for the answer. With a context that names both, it
+/// asks the server if the sandbox's token is saved here.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = format!("Examples:\n  baton checkpoint 0b9f\n  baton checkpoint --live --keep-running 0b9f\n\n{}", storage_admin::EXIT_CODES_HELP))]
 pub struct CheckpointArgs {
@@ -41,14 +42,14 @@ pub struct CheckpointArgs {
     pub output: OutputOption,
     #[command(flatten)]
     pub options: SandboxOptions,
-    /// Sandbox id, or the beginning of it if its token is saved here
+    /// Sandbox id, or the beginning of it
     pub sandbox: String,
 }
 
 pub async fn checkpoint(args: CheckpointArgs, context: &CommandContext) -> Result<ExitCode> {
     let client = context.sandbox(&args.options)?;
-    match context.backend(&args.options.server, Some(&args.sandbox))? {
-        Backend::Server(_) => {
+    match context.backend(&args.options.server, Some(&args.sandbox))?.preferring_server(&client, &args.sandbox)? {
+        ServerOrStorage::Server => {
             let kind = CheckpointOptions { live: args.live, keep_running: args.keep_running };
             client
                 .request(&args.sandbox, args.output.format, async |sandbox, _| {
@@ -58,9 +59,9 @@ pub async fn checkpoint(args: CheckpointArgs, context: &CommandContext) -> Resul
                 })
                 .await
         }
-        Backend::Storage(storage) => {
+        ServerOrStorage::Storage(storage) => {
             storage.warn_of_output("baton checkpoint", args.output.format);
-            let id = client.server.sandbox_id(&args.sandbox)?;
+            let id = storage.sandbox_id(&args.sandbox).await?;
             let verdict = if args.keep_running {
                 checkpoint_running(&storage, &id, args.wait).await?
             } else {
@@ -100,7 +101,7 @@ pub async fn release(
         }
     }
     let Some(lock) = file.lock() else {
-        return Ok(AdminResult::Refused(storage_admin::describe_reason(Reason::LockMissing)));
+        return Ok(AdminResult::Refused(storage_admin::describe_reason(id, Reason::LockMissing)));
     };
     Ok(match &lock.head {
         Some(head) if lock.behind => AdminResult::Done(format!(

@@ -1,4 +1,5 @@
-//! What every verb gets besides its own arguments: the environment and the clock.
+//! What every verb gets besides its own arguments: the environment, the clock, and the context that completes the
+//! environment ([`SavedContext`]).
 
 use std::{path::PathBuf, process::ExitCode, sync::Arc};
 
@@ -7,8 +8,9 @@ use clap::ValueEnum;
 
 use super::{
     backend::Backend,
-    global_options::{AuthKind, ServerOptions, parse_header},
+    global_options::{AuthKind, ContextOption, ServerOptions, parse_header},
     sandbox_client::{SandboxClient, SandboxOptions},
+    saved_contexts::{STORAGE_PLACES, SavedContext, SavedContexts},
     screen,
     server_client::ServerClient,
     storage_admin::StorageAdmin,
@@ -20,6 +22,19 @@ use crate::{
 
 /// Returns the value of an environment variable.
 pub type Environment = fn(&str) -> Option<String>;
+
+/// A context that completes the environment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ActiveContext {
+    pub saved: SavedContext,
+    /// An option names it, so that it takes precedence over variables.
+    pub is_explicit: bool,
+}
+
+/// An endpoint alone is no storage.
+fn is_endpoint(name: &str) -> bool {
+    matches!(name, "BATON_GCS_ENDPOINT" | "STORAGE_EMULATOR_HOST")
+}
 
 #[derive(Clone, Debug)]
 pub struct CommandContext {
@@ -57,12 +72,43 @@ impl CommandContext {
         (self.environment)(name).filter(|value| !value.is_empty())
     }
 
-    /// The settings of a server in this environment.
+    /// The settings of a server in this environment; a context has no part in them.
     pub fn config(&self, flags: &Flags) -> Result<Config> {
         Ok(Config::read(flags, self.environment)?)
     }
 
-    /// The server that the options name. An option takes precedence over its variable.
+    /// The file of contexts; `None` if there is no home directory.
+    pub fn contexts(&self) -> Option<SavedContexts> {
+        Some(SavedContexts::at(self.directory("XDG_CONFIG_HOME", ".config")?.join("baton/contexts.json")))
+    }
+
+    /// The context that `option`, `BATON_CONTEXT` or `baton context use` names. `url` is the server that an option
+    /// names. A server that is named otherwise and is not the context's own has nothing of it.
+    pub fn active_context(&self, option: &ContextOption, url: Option<&str>) -> Result<Option<ActiveContext>> {
+        let is_explicit = option.name.is_some();
+        let named = option.name.clone().or_else(|| self.variable("BATON_CONTEXT"));
+        let file = match (self.contexts(), &named) {
+            (Some(contexts), _) => contexts.read()?,
+            (None, Some(name)) if !name.is_empty() => {
+                return Err(UsageError(format!(
+                    "there is no place for contexts, and so no context `{}`: set HOME",
+                    baton_files::plain(name)
+                ))
+                .into());
+            }
+            (None, _) => return Ok(None),
+        };
+        let Some(name) = named.or_else(|| file.current.clone()).filter(|name| !name.is_empty()) else {
+            return Ok(None);
+        };
+        let saved = file.get(&name)?.clone();
+        let variable = self.variable("BATON_URL").filter(|_| !is_explicit);
+        let elsewhere = url.or(variable.as_deref()).is_some_and(|url| !saved.is_at(url));
+        Ok((!elsewhere).then_some(ActiveContext { saved, is_explicit }))
+    }
+
+    /// The server that the options name. An option takes precedence over its variable, and a variable over a context
+    /// that no option names.
     pub fn server(&self, options: &ServerOptions) -> Result<ServerClient> {
         let headers = match self.variable("BATON_HEADER").filter(|_| options.header.is_empty()) {
             Some(text) => {
@@ -79,22 +125,33 @@ impl CommandContext {
             })?),
             None => options.auth,
         };
+        let active = self.active_context(&options.context, options.url.as_deref())?;
+        let explicit = active.as_ref().filter(|active| active.is_explicit).map(|active| &active.saved);
+        let url = options.url.clone().or_else(|| explicit.and_then(|saved| saved.url.clone()));
+        // The key of the environment is not for the server of a context that an option names.
+        let is_for_the_variable = explicit.is_none_or(|saved| saved.api_key.is_none() && saved.admin_key.is_none());
+        let api_key = || self.variable("BATON_API_KEY").filter(|_| is_for_the_variable);
         Ok(ServerClient {
-            url: options.url.clone().or_else(|| self.variable("BATON_URL")),
-            api_key: options.api_key.clone().or_else(|| self.variable("BATON_API_KEY")),
+            url: url.or_else(|| self.variable("BATON_URL")),
+            api_key: options.api_key.clone().or_else(api_key),
             headers,
             auth,
             token_file: options.tokens.clone().or_else(|| self.token_file()),
+            context: active.map(|active| active.saved),
         })
     }
 
     fn token_file(&self) -> Option<PathBuf> {
+        self.variable("BATON_TOKENS")
+            .map(PathBuf::from)
+            .or_else(|| Some(self.directory("XDG_STATE_HOME", ".local/state")?.join("baton/tokens.json")))
+    }
+
+    /// A directory of the user; `None` if there is no home directory either.
+    fn directory(&self, variable: &str, below_home: &str) -> Option<PathBuf> {
         let path = |name: &str| self.variable(name).map(PathBuf::from);
-        path("BATON_TOKENS").or_else(|| {
-            let state = path("XDG_STATE_HOME").filter(|path| path.is_absolute());
-            let state = state.or_else(|| Some(path("HOME")?.join(".local/state")))?;
-            Some(state.join("baton/tokens.json"))
-        })
+        let named = path(variable).filter(|path| path.is_absolute());
+        named.or_else(|| Some(path("HOME")?.join(below_home)))
     }
 
     /// The server of an existing sandbox, with the token that the options name.
@@ -103,9 +160,34 @@ impl CommandContext {
         Ok(SandboxClient::new(self.clock.clone(), server, options.token.clone()))
     }
 
-    /// The storage that the environment configures.
-    pub fn storage(&self) -> Result<StorageAdmin> {
-        StorageAdmin::open(&self.config(&Flags::new())?, &self.clock)
+    /// The storage that the environment or a context configures.
+    pub fn storage(&self, option: &ContextOption) -> Result<StorageAdmin> {
+        StorageAdmin::open(&self.storage_config(option, &Flags::new())?, &self.clock)
+    }
+
+    /// The settings of the storage. Flags and variables that say where it is take the place of all that a context says.
+    pub fn storage_config(&self, option: &ContextOption, flags: &Flags) -> Result<Config> {
+        let Some(active) = self.active_context(option, None)?.filter(|active| active.saved.has_storage()) else {
+            return self.config(flags);
+        };
+        let is_flag = flags.keys().any(|name| STORAGE_PLACES.contains(name));
+        if is_flag || (self.has_storage_variables() && !active.is_explicit) {
+            return self.config(flags);
+        }
+        let lookup = |name: &str| {
+            let saved = active.saved.storage.get(name).cloned();
+            match self.variable(name) {
+                _ if STORAGE_PLACES.contains(&name) => saved,
+                Some(set) if !active.is_explicit => Some(set),
+                set => saved.or(set),
+            }
+        };
+        Ok(Config::read(flags, lookup)?)
+    }
+
+    /// Whether the environment says where the storage is.
+    pub fn has_storage_variables(&self) -> bool {
+        STORAGE_PLACES.into_iter().filter(|name| !is_endpoint(name)).any(|name| self.variable(name).is_some())
     }
 
     /// Where a verb that can do without a server does its work, for one sandbox or for all of them.
@@ -164,7 +246,7 @@ mod tests {
             api_key: Some("key".into()),
             header: vec![("B".into(), "option".into())],
             auth: Some(AuthKind::None),
-            tokens: None,
+            ..ServerOptions::default()
         };
         let server = context(set).server(&options).unwrap();
         assert_eq!((server.url(), server.api_key.as_deref()), ("ws://option", Some("key")));

@@ -12,6 +12,7 @@ use super::{
     screen,
     server_client::describe_error,
     stdio_bridge::{Signals, parse_variable},
+    time_value::parse_time,
     token_file::SavedToken,
 };
 
@@ -40,7 +41,7 @@ pub struct CreateArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_idle)]
     pub idle: Option<Idle>,
     /// Delete the sandbox after this time in any case
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
     pub ttl: Option<Duration>,
     /// Label to find the sandbox by; repeatable
     #[arg(short, long, value_name = "NAME=VALUE", value_parser = parse_variable)]
@@ -66,7 +67,7 @@ pub struct CreateArgs {
 fn parse_idle(text: &str) -> Result<Idle, String> {
     match text {
         "never" => Ok(Idle::Never),
-        text => humantime::parse_duration(text).map(Idle::After).map_err(|error| error.to_string()),
+        text => parse_time(text).map(Idle::After),
     }
 }
 
@@ -92,7 +93,7 @@ pub async fn create(args: CreateArgs, context: &CommandContext) -> anyhow::Resul
         ttl: args.ttl,
         ..SandboxConfig::default()
     };
-    let options = Options { config, connection: server.connection() };
+    let options = Options { config, connection: server.connection(server.url()) };
     let url = server.url();
     let created = tokio::select! {
         created = Sandbox::create(url, options) => created,
@@ -106,7 +107,7 @@ pub async fn create(args: CreateArgs, context: &CommandContext) -> anyhow::Resul
     }
     sandbox.close().await;
     screen::print(&match args.output.format {
-        OutputFormat::Table => format!("{}\n", saved.id),
+        OutputFormat::Table | OutputFormat::Name => format!("{}\n", saved.id),
         OutputFormat::Json => {
             screen::json(&json!({"sandbox_id": saved.id, "sandbox_token": saved.token.0, "url": saved.url}))
         }

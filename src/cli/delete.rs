@@ -7,6 +7,7 @@ use baton_protocol::{id::SandboxId, metadata::DesiredState};
 
 use super::{
     context::CommandContext,
+    global_options::ContextOption,
     storage_admin::{self, AdminResult, Release, StorageAdmin, WaitArgs},
 };
 use crate::storage::garbage_collector::Error;
@@ -18,14 +19,18 @@ use crate::storage::garbage_collector::Error;
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = format!("Examples:\n  baton delete ID\n\n{}", storage_admin::EXIT_CODES_HELP))]
 pub struct DeleteArgs {
-    /// Sandbox id
-    pub id: SandboxId,
+    /// Sandbox id, or the beginning of it
+    pub sandbox: String,
     #[command(flatten)]
     pub wait: WaitArgs,
+    #[command(flatten)]
+    pub context: ContextOption,
 }
 
 pub async fn delete(args: DeleteArgs, context: &CommandContext) -> Result<ExitCode> {
-    delete_sandbox(&context.storage()?, &args.id, args.wait).await?.report()
+    let storage = context.storage(&args.context)?;
+    let id = storage.sandbox_id(&args.sandbox).await?;
+    delete_sandbox(&storage, &id, args.wait).await?.report()
 }
 
 pub async fn delete_sandbox(storage: &StorageAdmin, id: &SandboxId, wait: WaitArgs) -> Result<AdminResult> {

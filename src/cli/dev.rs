@@ -10,6 +10,7 @@ use std::{
 use anyhow::Context;
 use baton_fake_gcs::{FakeGcs, FakeGcsOptions, InjectedFault, parse_fault};
 
+use super::time_value::parse_time;
 use crate::config::variables::GCS_ENDPOINT;
 
 #[derive(Debug, clap::Subcommand)]
@@ -27,10 +28,10 @@ pub struct FakeGcsArgs {
     #[arg(long, default_value_t = 4443)]
     pub port: u16,
     /// Added to every request.
-    #[arg(long, default_value = "0s", value_parser = humantime::parse_duration)]
+    #[arg(long, default_value = "0s", value_parser = parse_time)]
     pub latency: Duration,
     /// How soon the same object may be written again; sooner is answered with 429.
-    #[arg(long, value_parser = humantime::parse_duration)]
+    #[arg(long, value_parser = parse_time)]
     pub write_interval: Option<Duration>,
     /// What goes wrong: `OP:KIND[:VALUE][,object=TEXT][,times=N|forever]`. May be given several times.
     #[arg(long = "fault", value_parser = parse_fault)]

@@ -1,16 +1,16 @@
 //! `baton edit`: changes the spec of a sandbox, checked before it is written, by compare-and-set.
 
-use std::{collections::BTreeSet, fmt::Write as _, process::ExitCode, time::Duration};
+use std::process::ExitCode;
 
 use anyhow::{Context, Result, anyhow, bail};
-use baton_protocol::{
-    id::SandboxId,
-    metadata::{Phase, SandboxStatus},
-};
+use baton_protocol::id::SandboxId;
 use serde_json::{Map, Value};
 
 use super::{
     context::CommandContext,
+    edit_fields::{HOLDER_FIELDS, changed_fields, check_fields, set_fields, spec_of},
+    edit_outcome::{Expected, wait_for_outcome},
+    global_options::ContextOption,
     screen,
     storage_admin::{self, AdminResult, StorageAdmin, WaitArgs},
 };
@@ -22,24 +22,25 @@ use crate::storage::{
 /// Change the metadata of a sandbox
 ///
 /// Opens the metadata in $EDITOR, or sets single fields with --set. The new metadata is checked before it is written,
-/// and a concurrent change is never overwritten. The command then reports the outcome.
+/// and a concurrent change is never overwritten. The command then waits until the change has taken effect. Fields that
+/// are not an operator's, and fields that do not exist, are refused without --force.
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = format!("Examples:\n  baton edit ID\n  baton edit ID --set desired_state=running --set placement=null\n  \
-    baton edit ID --set labels.team=blue --set ttl=86400\n\n{}", storage_admin::EXIT_CODES_HELP))]
+#[command(after_help = format!("Examples:\n  baton edit 0b9f\n  baton edit 0b9f --set desired_state=running --set placement=null\n  \
+    baton edit 0b9f --set labels.team=blue --set ttl=86400\n\n{}", storage_admin::EXIT_CODES_HELP))]
 pub struct EditArgs {
-    /// Sandbox id
-    pub id: SandboxId,
+    /// Sandbox id, or the beginning of it
+    pub sandbox: String,
     /// Set a field without opening an editor; the value is JSON, otherwise text; repeatable
     #[arg(long, value_name = "FIELD=VALUE", value_parser = parse_setting)]
     pub set: Vec<(String, Value)>,
+    /// Also change fields that are not an operator's, and store fields that do not exist
+    #[arg(long)]
+    pub force: bool,
     #[command(flatten)]
     pub wait: WaitArgs,
+    #[command(flatten)]
+    pub context: ContextOption,
 }
-
-/// The fields that only the lease holder writes.
-const HOLDER_FIELDS: [&str; 3] = ["status", "latest_sandbox_checkpoint", "last_checkpointed"];
-/// The holder reads the metadata every five seconds, and reports the outcome soon after.
-const OUTCOME_TIMEOUT: Duration = Duration::from_secs(15);
 
 fn parse_setting(text: &str) -> std::result::Result<(String, Value), &'static str> {
     let (name, value) = text.split_once('=').ok_or("write it as FIELD=VALUE")?;
@@ -48,14 +49,19 @@ fn parse_setting(text: &str) -> std::result::Result<(String, Value), &'static st
 }
 
 pub async fn edit(args: EditArgs, context: &CommandContext) -> Result<ExitCode> {
-    let storage = context.storage()?;
+    let storage = context.storage(&args.context)?;
+    let id = storage.sandbox_id(&args.sandbox).await?;
     let editor = context.variable("VISUAL").or_else(|| context.variable("EDITOR")).unwrap_or_else(|| "vi".to_owned());
-    edit_metadata(&storage, &args, &editor).await?.report()
+    edit_metadata(&storage, &id, &args, &editor).await?.report()
 }
 
 /// Without fields to set, the metadata is edited in `editor`.
-pub async fn edit_metadata(storage: &StorageAdmin, args: &EditArgs, editor: &str) -> Result<AdminResult> {
-    let id = &args.id;
+pub async fn edit_metadata(
+    storage: &StorageAdmin,
+    id: &SandboxId,
+    args: &EditArgs,
+    editor: &str,
+) -> Result<AdminResult> {
     let (before, version) = read(storage, id).await?;
     let shown = spec_of(&before);
     let after = if args.set.is_empty() {
@@ -66,6 +72,7 @@ pub async fn edit_metadata(storage: &StorageAdmin, args: &EditArgs, editor: &str
     } else {
         set_fields(shown.clone(), &args.set)?
     };
+    check_fields(&shown, &after, args.force)?;
     let changes = changes(&shown, &after);
     if changes.is_empty() {
         return Ok(AdminResult::Done("nothing was changed".to_owned()));
@@ -78,44 +85,23 @@ pub async fn edit_metadata(storage: &StorageAdmin, args: &EditArgs, editor: &str
     if args.wait.no_wait {
         return Ok(AdminResult::Done(format!("{id} is changed")));
     }
-    let status = before.get("status").cloned().and_then(|status| serde_json::from_value(status).ok());
-    wait_for_outcome(storage, id, &status.unwrap_or_default(), args.wait.timeout).await
+    let spec_in = |record: &Map<String, Value>| parse(id, Value::Object(record.clone()).to_string().as_bytes());
+    // What could not be parsed before is mended now.
+    let before = spec_in(&before).ok().map(|found| found.spec);
+    let expected = Expected::of(before.as_ref(), &spec_in(&after)?.spec);
+    wait_for_outcome(storage, id, &expected, args.wait.timeout).await
 }
 
 async fn read(storage: &StorageAdmin, id: &SandboxId) -> Result<(Map<String, Value>, Version)> {
-    let (bytes, version) =
-        storage.records.raw(id).await?.with_context(|| format!("{id} has no metadata: `baton repair {id}`"))?;
-    let record = serde_json::from_slice(&bytes).with_context(|| {
-        format!("the metadata of {id} is not a JSON object: replace it with a good copy, or delete it and use `baton repair {id}`")
-    })?;
-    Ok((record, version))
-}
-
-fn spec_of(record: &Map<String, Value>) -> Map<String, Value> {
-    record
-        .iter()
-        .filter(|(key, _)| !HOLDER_FIELDS.contains(&key.as_str()))
-        .map(|(k, v)| (k.clone(), v.clone()))
-        .collect()
-}
-
-fn set_fields(mut spec: Map<String, Value>, settings: &[(String, Value)]) -> Result<Map<String, Value>> {
-    for (name, value) in settings {
-        let mut at = &mut spec;
-        let mut parts = name.split('.').peekable();
-        while let Some(part) = parts.next() {
-            if HOLDER_FIELDS.contains(&part) && parts.peek().is_none() {
-                bail!("only the holder writes `{part}`");
-            }
-            if parts.peek().is_none() {
-                at.insert(part.to_owned(), value.clone());
-                break;
-            }
-            let below = at.entry(part).or_insert_with(|| Value::Object(Map::new()));
-            at = below.as_object_mut().with_context(|| format!("`{part}` has no fields"))?;
+    let Some((bytes, version)) = storage.records.raw(id).await? else {
+        if storage.lock(id).await?.is_none() {
+            bail!("{id} does not exist");
         }
-    }
-    Ok(spec)
+        bail!("{id} has no metadata: `baton repair {id}` writes it again");
+    };
+    let record = serde_json::from_slice(&bytes)
+        .map_err(|error| anyhow!("{}", storage_admin::describe_unreadable(id, &error.to_string())))?;
+    Ok((record, version))
 }
 
 /// Removes the trace of an earlier request: an operator's change is not part of it.
@@ -197,54 +183,9 @@ async fn write(
 }
 
 fn changes(before: &Map<String, Value>, after: &Map<String, Value>) -> Vec<String> {
-    let keys: BTreeSet<_> = before.keys().chain(after.keys()).collect();
     let shown = |value: Option<&Value>| value.map_or("(nothing)".to_owned(), ToString::to_string);
-    let changed = keys.into_iter().filter(|key| before.get(*key) != after.get(*key));
+    let changed = changed_fields(before, after).into_iter();
     changed.map(|key| format!("{key}: {} → {}", shown(before.get(key)), shown(after.get(key)))).collect()
-}
-
-/// Reports the outcome, as far as it shows soon.
-async fn wait_for_outcome(
-    storage: &StorageAdmin,
-    id: &SandboxId,
-    before: &SandboxStatus,
-    timeout: Duration,
-) -> Result<AdminResult> {
-    let seen = |status: &SandboxStatus| (status.observed_spec_sha256.clone(), status.phase, status.reason.clone());
-    let before = seen(before);
-    let end = storage.clock.now() + timeout.min(OUTCOME_TIMEOUT);
-    loop {
-        let lock = storage.lock(id).await?;
-        let found = match storage.records.find(id).await {
-            Ok(found) => found,
-            Err(error) if error.reason().is_some() => return Ok(AdminResult::Refused(error.to_string())),
-            Err(error) => return Err(error.into()),
-        };
-        let Some(found) = found else { return Ok(AdminResult::Done(format!("{id} is deleted"))) };
-        let mut line = format!("{id} is {}", super::rows::phase_name(found.status.phase));
-        if !found.status.reason.is_empty() {
-            let _ = write!(line, ", {}: {}", found.status.reason, found.status.message);
-        }
-        let Some(lock) = lock else {
-            return Ok(AdminResult::Refused(storage_admin::describe_reason(
-                baton_protocol::reason::Reason::LockMissing,
-            )));
-        };
-        // The status is updated a moment after the release.
-        if lock.lease.is_none() && (found.status.phase != Phase::Running || storage.clock.now() >= end) {
-            return Ok(AdminResult::Done(format!(
-                "{line}; no instance holds it, and the next sweep of an instance picks up the change"
-            )));
-        }
-        if lock.lease.is_some() && seen(&found.status) != before {
-            let refused = !found.status.reason.is_empty();
-            return Ok(if refused { AdminResult::Refused(line) } else { AdminResult::Done(line) });
-        }
-        if storage.clock.now() >= end {
-            return Ok(AdminResult::Done(format!("{line}; its holder has not reported more yet")));
-        }
-        storage.clock.sleep(Duration::from_millis(250)).await;
-    }
 }
 
 #[cfg(test)]
@@ -254,17 +195,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_set_by_their_path_and_the_holders_are_refused() {
-        let record = json!({"labels": {"a": "b"}, "ttl": null}).as_object().unwrap().clone();
-        let set = |texts: &[&str]| {
-            let settings: Vec<_> = texts.iter().map(|text| parse_setting(text).unwrap()).collect();
-            set_fields(record.clone(), &settings)
-        };
-        let after = set(&["labels.team=blue", "ttl=60", "placement=null", "desired_state=checkpointed"]).unwrap();
-        let expected = json!({"labels": {"a": "b", "team": "blue"}, "ttl": 60, "placement": null, "desired_state": "checkpointed"});
-        assert_eq!(Value::Object(after), expected);
-        assert!(set(&["status={}"]).is_err());
-        assert!(set(&["ttl.x=1"]).is_err());
+    fn a_setting_has_a_name_and_a_value_that_is_json_or_text() {
+        assert_eq!(parse_setting("ttl=60"), Ok(("ttl".to_owned(), json!(60))));
+        assert_eq!(parse_setting("placement=null"), Ok(("placement".to_owned(), Value::Null)));
+        assert_eq!(parse_setting("labels.team=blue"), Ok(("labels.team".to_owned(), json!("blue"))));
         assert!(parse_setting("ttl").is_err());
     }
 

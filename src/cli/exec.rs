@@ -9,7 +9,7 @@ use super::{
     sandbox_client::SandboxOptions,
     screen,
     server_client::describe_error,
-    stdio_bridge::{BridgeEnd, CommandArgs, Signals, connect, raw_terminal},
+    stdio_bridge::{BridgeEnd, CommandArgs, DetachOption, LocalStreams, Signals, connect, raw_terminal},
 };
 
 /// The user's own shell if one is set, else the best available.
@@ -19,7 +19,7 @@ const LOGIN_SHELL: &str = "exec \"${SHELL:-$(command -v bash || echo sh)}\" -l";
 ///
 /// Streams, signals and the exit code are passed through as with `baton run`, but the sandbox is kept. A sandbox that
 /// is checkpointed or on another instance is restored first. If the connection breaks, the command keeps running and
-/// the client reconnects.
+/// the client reconnects. On a terminal, Ctrl-P Ctrl-Q leaves the command running and ends this process.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:\n  baton exec 0b9f -- python3 -c 'print(6 * 7)'\n  \
                   baton exec -it 0b9f -- bash\n  \
@@ -38,6 +38,8 @@ pub struct ExecArgs {
     #[arg(short, long, conflicts_with_all = ["interactive", "tty"])]
     pub detach: bool,
     #[command(flatten)]
+    pub leave: DetachOption,
+    #[command(flatten)]
     pub options: SandboxOptions,
     /// Sandbox id, or the beginning of it if its token is saved here
     pub sandbox: String,
@@ -53,6 +55,8 @@ pub struct ShellArgs {
     #[command(flatten)]
     pub exec: CommandArgs,
     #[command(flatten)]
+    pub leave: DetachOption,
+    #[command(flatten)]
     pub options: SandboxOptions,
     /// Sandbox id, or the beginning of it if its token is saved here
     pub sandbox: String,
@@ -60,8 +64,8 @@ pub struct ShellArgs {
 
 pub async fn shell(args: ShellArgs, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let command = vec!["sh".to_owned(), "-c".to_owned(), LOGIN_SHELL.to_owned()];
-    let ShellArgs { exec: how, options, sandbox } = args;
-    let args = ExecArgs { exec: how, interactive: true, tty: true, detach: false, options, sandbox, command };
+    let ShellArgs { exec: how, leave, options, sandbox } = args;
+    let args = ExecArgs { exec: how, interactive: true, tty: true, detach: false, leave, options, sandbox, command };
     exec(args, context).await
 }
 
@@ -88,11 +92,18 @@ async fn run_command(sandbox: &Sandbox, args: &ExecArgs, signals: &mut Signals) 
         screen::print(&format!("{}\n", running.id()))?;
         return Ok(0);
     }
-    let control = running.control();
-    let end = connect(running, args.tty, stdin, signals).await;
-    if !matches!(end, Ok(BridgeEnd::Outcome(_))) {
-        // The command may have ended already.
-        let _ = control.kill().await;
+    let (control, id) = (running.control(), running.id().clone());
+    let streams = LocalStreams { tty: args.tty, stdin, detach_keys: Some(args.leave.keys.clone()) };
+    let end = connect(running, &streams, signals).await;
+    match &end {
+        Ok(BridgeEnd::Outcome(_)) => {}
+        Ok(BridgeEnd::Detached) => {
+            screen::say(format_args!("baton: {id} keeps running: `baton logs -f {} {id}` follows it", args.sandbox));
+        }
+        Ok(BridgeEnd::Left(_)) | Err(_) => {
+            // The command may have ended already.
+            let _ = control.kill().await;
+        }
     }
     end?.code()
 }

@@ -57,3 +57,31 @@ impl FromArgMatches for Given {
         Ok(())
     }
 }
+
+/// The flags of `baton serve` for a verb that only uses its storage: accepted, and left out of the help.
+#[derive(Clone, Debug, Default)]
+pub struct HiddenFlags(pub Given);
+
+impl clap::Args for HiddenFlags {
+    fn augment_args(command: Command) -> Command {
+        let own: Vec<_> = command.get_arguments().map(|argument| argument.get_id().clone()).collect();
+        let is_flag = |id: &clap::Id| !own.contains(id);
+        Given::augment_args(command)
+            .mut_args(|argument| if is_flag(argument.get_id()) { argument.hide(true) } else { argument })
+            .next_help_heading(None)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for HiddenFlags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        Given::from_arg_matches(matches).map(Self)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        self.0.update_from_arg_matches(matches)
+    }
+}

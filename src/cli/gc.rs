@@ -6,7 +6,9 @@ use anyhow::Result;
 
 use super::{
     context::CommandContext,
+    global_options::ContextOption,
     storage_admin::{self, AdminResult, StorageAdmin},
+    time_value::parse_time,
 };
 use crate::{
     bus::Bus,
@@ -21,14 +23,14 @@ use crate::{
 ///
 /// Does what a server does regularly: finishes deletions, erases unreferenced checkpoints, removes old tombstones and
 /// corrects statuses. Sandboxes that an instance holds are not touched, and no sandbox is started.
-#[derive(Clone, Debug, clap::Args)]
+#[derive(Clone, Debug, Default, clap::Args)]
 #[command(after_help = format!("Examples:\n  baton gc --dry-run\n  baton gc\n  baton gc --dead --tombstones-after 1h\n\n{}", storage_admin::EXIT_CODES_HELP))]
 pub struct GcArgs {
     /// Only show what would be done
     #[arg(long)]
     pub dry_run: bool,
     /// Remove the tombstones of sandboxes that were deleted longer ago than this
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
     pub tombstones_after: Option<Duration>,
     /// Include sandboxes whose holder is dead; this first watches their leases for the takeover time
     #[arg(long)]
@@ -36,10 +38,12 @@ pub struct GcArgs {
     /// Erase locks without metadata that never ran; make sure that no sandbox is being created
     #[arg(long)]
     pub abandoned: bool,
+    #[command(flatten)]
+    pub context: ContextOption,
 }
 
 pub async fn gc(args: GcArgs, context: &CommandContext) -> Result<ExitCode> {
-    sweep_once(&context.storage()?, &args).await?.report()
+    sweep_once(&context.storage(&args.context)?, &args).await?.report()
 }
 
 pub async fn sweep_once(storage: &StorageAdmin, args: &GcArgs) -> Result<AdminResult> {

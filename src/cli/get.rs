@@ -2,7 +2,7 @@
 
 use std::{fmt::Write as _, process::ExitCode};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use baton_protocol::{id::SandboxId, lock::Lock, printable::printable, reason::Reason};
 use serde_json::{Value, json};
 
@@ -12,19 +12,20 @@ use super::{
     context::CommandContext,
     global_options::{OutputFormat, OutputOption, ServerOptions},
     rows::{Row, ShownPhase, row, state_name},
+    sandbox_name::SandboxName,
     screen,
-    server_client::{DEFAULT_URL, ServerClient},
+    server_client::ServerClient,
     server_rows,
     storage_admin::{self, StorageAdmin},
 };
-use crate::storage::unresponsive::Unresponsive;
+use crate::storage::{records::SandboxObjects, unresponsive::Unresponsive};
 
 /// Show one sandbox
 ///
 /// Shows the desired and the current state, the instance that holds the sandbox, and the checkpoint it starts from.
 ///
 /// If the storage is configured, this command reads the storage. With --url, or without storage, it asks the server,
-/// which requires its admin key.
+/// which requires its admin key. With a context that names both, it asks the server for what is not stored.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = format!("Examples:\n  baton get 0b9f\n  baton get 0b9f -o json\n\n{}", storage_admin::EXIT_CODES_HELP))]
 pub struct GetArgs {
@@ -32,7 +33,7 @@ pub struct GetArgs {
     pub output: OutputOption,
     #[command(flatten)]
     pub server: ServerOptions,
-    /// Sandbox id, or the beginning of it if its token is saved here
+    /// Sandbox id, or the beginning of it
     pub sandbox: String,
 }
 
@@ -40,23 +41,40 @@ pub async fn get(args: GetArgs, context: &CommandContext) -> Result<ExitCode> {
     match context.backend(&args.server, Some(&args.sandbox))? {
         Backend::Server(server) => get_from_server(&args, &server, context).await,
         Backend::Storage(storage) => {
-            let id = context.server(&args.server)?.sandbox_id(&args.sandbox)?;
-            screen::print(&describe(&storage, &id, args.output.format).await?)?;
-            Ok(ExitCode::SUCCESS)
+            let id = storage.sandbox_id(&args.sandbox).await?;
+            get_from_storage(&args, &storage, &id).await
+        }
+        Backend::Both(server, storage) => {
+            let id = storage.locate(&SandboxName::parse(&args.sandbox)?).await?;
+            match id {
+                Some(id) if storage.records.objects(&id).await? != SandboxObjects::default() => {
+                    get_from_storage(&args, &storage, &id).await
+                }
+                // It may be in the memory of the server.
+                _ => get_from_server(&args, &server, context).await,
+            }
         }
     }
 }
 
+async fn get_from_storage(args: &GetArgs, storage: &StorageAdmin, id: &SandboxId) -> Result<ExitCode> {
+    screen::print(&describe(storage, id, args.output.format).await?)?;
+    Ok(ExitCode::SUCCESS)
+}
+
 async fn get_from_server(args: &GetArgs, server: &ServerClient, context: &CommandContext) -> Result<ExitCode> {
     let saved = server.saved_token(&args.sandbox)?;
-    let url = server.url.clone().or_else(|| Some(saved?.url));
-    let id = server.sandbox_id(&args.sandbox)?;
-    let api = AdminApi::new(server, url.as_deref().unwrap_or(DEFAULT_URL))?;
+    let api = AdminApi::new(server, server.url_of(saved.as_ref()))?;
     admin_api::until_signal(&context.clock, async {
-        let view = api.get(&id).await?;
+        let id = match saved {
+            Some(saved) => saved.id,
+            None => api.sandbox_id(&args.sandbox).await?,
+        };
+        let view = api.get(&id).await?.with_context(|| format!("there is no sandbox {id}"))?;
         screen::print(&match args.output.format {
             OutputFormat::Table => server_rows::lines(&view),
             OutputFormat::Json => screen::json(&view),
+            OutputFormat::Name => format!("{id}\n"),
         })
     })
     .await
@@ -99,6 +117,7 @@ pub async fn describe(storage: &StorageAdmin, id: &SandboxId, format: OutputForm
             screen::json(&view)
         }
         OutputFormat::Table => text(&row, lock.as_ref()),
+        OutputFormat::Name => format!("{id}\n"),
     })
 }
 

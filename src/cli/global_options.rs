@@ -31,6 +31,17 @@ pub struct ServerOptions {
     /// XDG_STATE_HOME or ~/.local/state]
     #[arg(long, global = true, help_heading = HELP_HEADING, value_name = "FILE")]
     pub tokens: Option<PathBuf>,
+    #[command(flatten)]
+    pub context: ContextOption,
+}
+
+/// The context to use: a server, its keys and its storage, saved under a name.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct ContextOption {
+    /// Context to use, as `baton context list` shows them; an empty one is none [env: BATON_CONTEXT] [default: the one
+    /// that `baton context use` selected]
+    #[arg(id = "context", long = "context", global = true, help_heading = HELP_HEADING, value_name = "NAME")]
+    pub name: Option<String>,
 }
 
 /// Credentials that are not the server's own.
@@ -61,6 +72,8 @@ pub enum OutputFormat {
     #[default]
     Table,
     Json,
+    /// Names alone, one per line.
+    Name,
 }
 
 /// Hides the global options of `root` from the help of the verbs that do not declare them. They stay known to the

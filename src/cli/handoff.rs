@@ -14,7 +14,7 @@ use futures::{StreamExt, stream};
 use serde_json::json;
 
 use super::{
-    backend::Backend,
+    backend::ServerOrStorage,
     checkpoint::release,
     context::CommandContext,
     global_options::OutputOption,
@@ -31,7 +31,8 @@ const CONCURRENT_READS: usize = 32;
 /// instance that --to names.
 ///
 /// If the storage is configured, this command works on the storage and prints one line in any output format. With
-/// --url, or without storage, it asks the server, and always waits for the answer.
+/// --url, or without storage, it asks the server, and always waits for the answer. With a context that names both, it
+/// asks the server if the sandbox's token is saved here and --to is not given.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = format!("Examples:\n  baton handoff 0b9f\n  baton handoff --no-wait 0b9f\n  baton handoff 0b9f --to inst-5f3a\n\n{}", storage_admin::EXIT_CODES_HELP))]
 pub struct HandoffArgs {
@@ -47,17 +48,22 @@ pub struct HandoffArgs {
     pub output: OutputOption,
     #[command(flatten)]
     pub options: SandboxOptions,
-    /// Sandbox id, or the beginning of it if its token is saved here
+    /// Sandbox id, or the beginning of it
     pub sandbox: String,
 }
 
 pub async fn handoff(args: HandoffArgs, context: &CommandContext) -> Result<ExitCode> {
     let client = context.sandbox(&args.options)?;
-    match context.backend(&args.options.server, Some(&args.sandbox))? {
-        Backend::Server(_) => handoff_by_server(&args, &client).await,
-        Backend::Storage(storage) => {
+    let backend = context.backend(&args.options.server, Some(&args.sandbox))?;
+    let backend = match args.to {
+        Some(_) => backend.preferring_storage(),
+        None => backend.preferring_server(&client, &args.sandbox)?,
+    };
+    match backend {
+        ServerOrStorage::Server => handoff_by_server(&args, &client).await,
+        ServerOrStorage::Storage(storage) => {
             storage.warn_of_output("baton handoff", args.output.format);
-            let id = client.server.sandbox_id(&args.sandbox)?;
+            let id = storage.sandbox_id(&args.sandbox).await?;
             let verdict = match &args.to {
                 None => release(&storage, &id, DesiredState::HandedOff, args.wait).await?,
                 Some(to) => move_to(&storage, &id, to, args.force, args.wait).await?,
@@ -69,7 +75,9 @@ pub async fn handoff(args: HandoffArgs, context: &CommandContext) -> Result<Exit
 
 async fn handoff_by_server(args: &HandoffArgs, client: &SandboxClient) -> Result<ExitCode> {
     if args.to.is_some() {
-        bail!("--to needs the storage: set its variables (see `baton config`) and omit --url");
+        bail!(
+            "--to needs the storage: set its variables (see `baton config`) or use a context that has one, and omit --url"
+        );
     }
     client
         .request(&args.sandbox, args.output.format, async |sandbox, _| {
@@ -141,7 +149,7 @@ async fn wait_until_there(
     let mut reported = String::new();
     loop {
         let Some(lock) = storage.lock(id).await? else {
-            return Ok(AdminResult::Refused(storage_admin::describe_reason(Reason::LockMissing)));
+            return Ok(AdminResult::Refused(storage_admin::describe_reason(id, Reason::LockMissing)));
         };
         let found = storage.find(id).await?;
         match progress_of(&lock, Some(&found), target) {

@@ -25,10 +25,11 @@ use super::{
 /// List sandboxes
 ///
 /// If the storage is configured, this command reads the storage. With --url, or without storage, it asks the server,
-/// which requires its admin key and filters by one label only.
+/// which requires its admin key and also knows the sandboxes in its memory. With a context that names both, it asks the
+/// server, and reads the storage if the server does not answer.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = format!("Examples:\n  baton list --phase running\n  baton list --label team=red -o json\n  \
-                  BATON_API_KEY=… baton list --url wss://…\n  baton list --orphans\n\n{}", storage_admin::EXIT_CODES_HELP))]
+                  baton list -o name\n  BATON_API_KEY=… baton list --url wss://…\n  baton list --orphans\n\n{}", storage_admin::EXIT_CODES_HELP))]
 pub struct ListArgs {
     #[command(flatten)]
     pub filter: Filter,
@@ -39,33 +40,48 @@ pub struct ListArgs {
 }
 
 pub async fn list(args: ListArgs, context: &CommandContext) -> Result<ExitCode> {
-    match context.backend(&args.server, None)? {
-        Backend::Server(server) => list_from_server(&args, &server, context).await,
-        Backend::Storage(storage) => {
-            let mut out = io::BufWriter::new(io::stdout());
-            match write_list(&storage, &args.filter, args.output.format, &mut out).await {
-                // The reader closed the pipe.
-                Err(error)
-                    if error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe) => {}
-                listed => listed?,
+    let storage = match context.backend(&args.server, None)? {
+        Backend::Storage(storage) => storage,
+        // Only the storage has orphans.
+        Backend::Both(_, storage) if args.filter.orphans => storage,
+        Backend::Both(server, storage) => match list_from_server(&args, &server, context).await {
+            Ok(code) => return Ok(code),
+            Err(error) => {
+                storage.notify(&format!("baton: {error:#}; this is what is stored:"));
+                storage
             }
-            Ok(ExitCode::SUCCESS)
+        },
+        Backend::Server(server) => {
+            if args.filter.orphans {
+                bail!("--orphans needs the storage: set its variables, or use a context that has one");
+            }
+            return list_from_server(&args, &server, context).await;
         }
+    };
+    let mut out = io::BufWriter::new(io::stdout());
+    match write_list(&storage, &args.filter, args.output.format, &mut out).await {
+        // The reader closed the pipe.
+        Err(error) if error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe) => {}
+        listed => listed?,
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 async fn list_from_server(args: &ListArgs, server: &ServerClient, context: &CommandContext) -> Result<ExitCode> {
-    let Filter { labels, phase, orphans } = &args.filter;
-    if labels.len() > 1 || phase.is_some() || *orphans {
-        bail!("a server filters sandboxes by one label; more filters need the storage");
-    }
-    let label = labels.first().map(|(name, value)| format!("{name}={value}"));
     let api = AdminApi::new(server, server.url())?;
     admin_api::until_signal(&context.clock, async {
-        let found = api.list(label.as_deref()).await?;
+        let found = api.selected(&args.filter).await?;
         screen::print(&match args.output.format {
+            OutputFormat::Table if found.is_empty() => {
+                screen::say("no sandboxes");
+                String::new()
+            }
             OutputFormat::Table => server_rows::table(&found),
             OutputFormat::Json => screen::json(&Value::Array(found)),
+            OutputFormat::Name => {
+                let ids = found.iter().filter_map(|view| view.get("sandbox_id")?.as_str());
+                ids.map(|id| format!("{id}\n")).collect()
+            }
         })
     })
     .await
@@ -83,6 +99,7 @@ pub async fn write_list(
     let mut count = 0_usize;
     while let Some(row) = rows.next().await {
         match format {
+            OutputFormat::Name => writeln!(out, "{}", row.id)?,
             OutputFormat::Table => {
                 if count == 0 {
                     writeln!(out, "{HEADER}")?;
@@ -97,7 +114,7 @@ pub async fn write_list(
     }
     match format {
         OutputFormat::Table if count == 0 => storage.notify("no sandboxes"),
-        OutputFormat::Table => {}
+        OutputFormat::Table | OutputFormat::Name => {}
         OutputFormat::Json => writeln!(out, "{}", if count == 0 { "[]" } else { "\n]" })?,
     }
     Ok(out.flush()?)

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{
     context::CommandContext,
-    global_options::{OutputFormat, OutputOption},
+    global_options::{ContextOption, OutputFormat, OutputOption},
     screen,
     storage_admin::{self, StorageAdmin},
 };
@@ -19,15 +19,18 @@ use super::{
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = format!("Examples:\n  baton checkpoints ID\n  baton checkpoints ID -o json\n\n{}", storage_admin::EXIT_CODES_HELP))]
 pub struct CheckpointsArgs {
-    /// Sandbox id
-    pub id: SandboxId,
+    /// Sandbox id, or the beginning of it
+    pub sandbox: String,
     #[command(flatten)]
     pub output: OutputOption,
+    #[command(flatten)]
+    pub context: ContextOption,
 }
 
 pub async fn checkpoints(args: CheckpointsArgs, context: &CommandContext) -> Result<ExitCode> {
-    let storage = context.storage()?;
-    screen::print(&describe(&storage, &args.id, args.output.format).await?)?;
+    let storage = context.storage(&args.context)?;
+    let id = storage.sandbox_id(&args.sandbox).await?;
+    screen::print(&describe(&storage, &id, args.output.format).await?)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -40,6 +43,9 @@ pub async fn describe(storage: &StorageAdmin, sandbox: &SandboxId, format: Outpu
         bail!("{sandbox} does not exist");
     }
     stored.sort_by_key(|id| std::cmp::Reverse((id.seq(), id.epoch())));
+    if format == OutputFormat::Name {
+        return Ok(stored.iter().map(|id| format!("{id}\n")).collect());
+    }
     let named = |head: Option<&baton_protocol::lock::Head>| head.map(|head| head.checkpoint_id.clone());
     let head = named(lock.as_ref().and_then(|lock| lock.head.as_ref()));
     let previous = named(lock.as_ref().and_then(|lock| lock.prev_head.as_ref()));

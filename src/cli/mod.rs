@@ -13,12 +13,13 @@ use std::process::ExitCode;
 use clap::{ArgMatches, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 pub mod admin;
-mod admin_api;
+pub mod admin_api;
 pub mod backend;
 pub mod check;
 pub mod checkpoint;
 pub mod completions;
 pub mod context;
+pub mod context_verbs;
 mod cp;
 mod create;
 pub mod delete;
@@ -26,6 +27,8 @@ mod descriptors;
 #[cfg(feature = "dev")]
 pub mod dev;
 pub mod edit;
+mod edit_fields;
+mod edit_outcome;
 mod exec;
 pub mod explain;
 pub mod flags;
@@ -39,6 +42,7 @@ mod limit;
 pub mod list;
 pub mod list_checkpoints;
 mod logs;
+mod private_file;
 mod progress_line;
 pub mod repair;
 pub mod rollback;
@@ -46,6 +50,8 @@ pub mod rows;
 mod run;
 mod runtime_paths;
 pub mod sandbox_client;
+pub mod sandbox_name;
+pub mod saved_contexts;
 pub mod screen;
 pub mod serve;
 pub mod server_client;
@@ -57,6 +63,7 @@ mod start_server;
 mod stdio_bridge;
 pub mod storage_admin;
 mod termination;
+mod time_value;
 mod token_file;
 pub mod verb_groups;
 pub mod watch;
@@ -133,6 +140,15 @@ pub enum Verb {
     Gc(gc::GcArgs),
     Explain(explain::ExplainArgs),
     Completions(completions::CompletionsArgs),
+    /// Choose the server that the other verbs use
+    ///
+    /// A context is a server under a name: its URL, its keys and its storage. Options and variables take precedence
+    /// over the selected context. Contexts are saved in baton/contexts.json in XDG_CONFIG_HOME or ~/.config, which only
+    /// you can read. `make run` saves and selects one named `local`.
+    Context {
+        #[command(subcommand)]
+        verb: context_verbs::ContextVerb,
+    },
     /// Create and manage filesystem snapshots
     Snapshot {
         #[command(subcommand)]
@@ -222,6 +238,7 @@ impl Verb {
             Self::Config(args) => show_config::run(&args),
             Self::Explain(args) => explain::explain(&args),
             Self::Completions(args) => completions::completions(&args),
+            Self::Context { verb } => context_verbs::context(verb, context),
         }
     }
 }

@@ -16,6 +16,7 @@ use baton_protocol::{
 use self::choose::{Choice, RestorePoint, StoredSandbox, choose};
 use super::{
     context::CommandContext,
+    global_options::ContextOption,
     storage_admin::{self, AdminResult, StorageAdmin},
 };
 use crate::{
@@ -41,48 +42,54 @@ const SIGN_ATTEMPTS: usize = 5;
 ///
 /// To restore a sandbox by hand, put its checkpoint and a metadata.json that names it into the storage, then run this
 /// command. Fields that the file omits get their defaults, and the sandbox gets a lock and a token.
-#[derive(Clone, Debug, clap::Args)]
-#[command(after_help = format!("Examples:\n  baton list --orphans\n  baton repair ID\n  baton repair ID --nobody-runs-it\n  BATON_HMAC_KEY=… baton repair ID --sign\n\n{}", storage_admin::EXIT_CODES_HELP))]
+#[derive(Clone, Debug, Default, clap::Args)]
+#[command(after_help = format!("Examples:\n  baton list --orphans\n  baton repair 0b9f\n  baton repair 0b9f --nobody-runs-it\n  baton repair 0b9f --replace-metadata\n  BATON_HMAC_KEY=… baton repair 0b9f --sign\n\n{}", storage_admin::EXIT_CODES_HELP))]
 pub struct RepairArgs {
-    /// Sandbox id
-    pub id: SandboxId,
+    /// Sandbox id, or the beginning of it
+    pub sandbox: String,
     /// Confirm that no instance runs the sandbox: each was stopped or checked
     #[arg(long)]
     pub nobody_runs_it: bool,
     /// Checkpoint to start from, if the metadata names none
     #[arg(long, value_name = "CHECKPOINT")]
     pub head: Option<CheckpointId>,
+    /// Replace metadata that are no JSON object: the sandbox gets a new token, and loses its labels, limits and env
+    #[arg(long)]
+    pub replace_metadata: bool,
     /// Sign the lock and its checkpoints as they are with the first key of BATON_HMAC_KEY; only if you know who wrote
     /// them
-    #[arg(long, conflicts_with_all = ["nobody_runs_it", "head"])]
+    #[arg(long, conflicts_with_all = ["nobody_runs_it", "head", "replace_metadata"])]
     pub sign: bool,
+    #[command(flatten)]
+    pub context: ContextOption,
 }
 
 pub async fn repair(args: RepairArgs, context: &CommandContext) -> Result<ExitCode> {
-    repair_sandbox(&context.storage()?, &args).await?.report()
+    let storage = context.storage(&args.context)?;
+    let id = storage.sandbox_id(&args.sandbox).await?;
+    repair_sandbox(&storage, &id, &args).await?.report()
 }
 
-pub async fn repair_sandbox(storage: &StorageAdmin, args: &RepairArgs) -> Result<AdminResult> {
-    let id = &args.id;
+pub async fn repair_sandbox(storage: &StorageAdmin, id: &SandboxId, args: &RepairArgs) -> Result<AdminResult> {
     if args.sign {
         return sign(storage, id).await;
     }
     let raw = storage.records.raw(id).await?;
     let lock = match storage.usable_lock(id).await? {
         Ok(lock) => lock,
-        Err(unusable) => return unusable_lock(storage, args, &unusable, raw.is_some()).await,
+        Err(unusable) => return unusable_lock(storage, id, args, &unusable, raw.is_some()).await,
     };
     match (lock, raw) {
         (Some(lock), _) if lock.purged => Ok(AdminResult::Refused(format!("{id} was deleted"))),
         (Some(lock), None) => new_metadata(storage, id, &lock).await,
-        (None, Some(_)) => new_lock(storage, args, None).await,
-        (Some(lock), Some(_)) => match storage.records.draft(id).await {
-            Ok(Some((draft, version))) if !draft.has_token => {
+        (None, Some(_)) => new_lock(storage, id, args, None).await,
+        (Some(lock), Some(_)) => match draft(storage, id, args).await? {
+            Ok((draft, version)) if !draft.has_token => {
                 let taken = storage.upkeep.taken(&lock).await;
                 finish(storage, draft, version, &lock, taken, format!("{id} accepts clients again")).await
             }
             Ok(_) => Ok(AdminResult::Done(format!("{id} needs no repair"))),
-            Err(error) => Ok(unusable(id, &error)),
+            Err(refused) => Ok(refused),
         },
         (None, None) => bail!("{id} does not exist"),
     }
@@ -122,34 +129,29 @@ async fn sign(storage: &StorageAdmin, id: &SandboxId) -> Result<AdminResult> {
 /// What can be done about an unusable lock, without `--sign`.
 async fn unusable_lock(
     storage: &StorageAdmin,
+    id: &SandboxId,
     args: &RepairArgs,
     unusable: &Unusable,
     has_metadata: bool,
 ) -> Result<AdminResult> {
-    let (id, reason) = (&args.id, unusable.reason());
+    let reason = unusable.reason();
     match unusable {
-        Unusable::Unsigned => Ok(AdminResult::Refused(format!(
-            "{reason}: {unusable}: if an instance of yours wrote it, `baton repair {id} --sign` signs it as it is"
-        ))),
+        Unusable::Unsigned => Ok(AdminResult::Refused(storage_admin::describe_unusable(id, unusable))),
         Unusable::Garbled(_) | Unusable::Older if !has_metadata => {
             Ok(AdminResult::Refused(format!("{reason}: {unusable}, and there is no metadata: restore both objects")))
         }
         Unusable::Garbled(_) | Unusable::Older => {
             let seen = storage.records.unverified_lock(id).await?.map(|(_, version)| version);
-            new_lock(storage, args, Some((unusable, seen.with_context(|| format!("the lock of {id} is gone"))?))).await
+            new_lock(storage, id, args, Some((unusable, seen.with_context(|| format!("the lock of {id} is gone"))?)))
+                .await
         }
     }
 }
 
 async fn new_metadata(storage: &StorageAdmin, id: &SandboxId, lock: &Lock) -> Result<AdminResult> {
     let secret = token::fresh(&*storage.clock);
-    let mut spec =
-        Spec::new(id.clone(), token::sha256(&secret.0), storage.clock.timestamp(), storage.identity.me.clone());
-    (spec.enable_sandbox_checkpoint, spec.enable_sandbox_handoff) = (true, true);
-    (spec.desired_state, spec.placement, spec.claim) = (DesiredState::Checkpointed, None, None);
-    spec.lock_bucket = storage.records.lock_bucket(StoreKind::Durable);
-    let status = SandboxStatus::default();
-    let mut record = Metadata { spec, latest_sandbox_checkpoint: None, last_checkpointed: None, status };
+    let mut record = fresh_record(storage, id);
+    record.spec.token_sha256 = token::sha256(&secret.0);
     show_resting(storage, &mut record, lock, storage.upkeep.taken(lock).await);
     storage.records.recreate(&record, StoreKind::Durable).await?;
     let there = storage.find(id).await?;
@@ -157,6 +159,46 @@ async fn new_metadata(storage: &StorageAdmin, id: &SandboxId, lock: &Lock) -> Re
         return Ok(AdminResult::Done(format!("{id} has metadata again; another writer created it")));
     }
     Ok(AdminResult::Done(format!("{id} has new metadata; its new token is {}", secret.0)))
+}
+
+/// The metadata of a sandbox of which nothing but the id is known, without a token.
+fn fresh_record(storage: &StorageAdmin, id: &SandboxId) -> Metadata {
+    let mut spec = Spec::new(id.clone(), String::new(), storage.clock.timestamp(), storage.identity.me.clone());
+    (spec.enable_sandbox_checkpoint, spec.enable_sandbox_handoff) = (true, true);
+    (spec.desired_state, spec.placement, spec.claim) = (DesiredState::Checkpointed, None, None);
+    spec.lock_bucket = storage.records.lock_bucket(StoreKind::Durable);
+    let status = SandboxStatus::default();
+    Metadata { spec, latest_sandbox_checkpoint: None, last_checkpointed: None, status }
+}
+
+/// The metadata, valid but for its token. What is no JSON object is replaced if the operator says so. Otherwise returns
+/// the command that helps.
+async fn draft(
+    storage: &StorageAdmin,
+    id: &SandboxId,
+    args: &RepairArgs,
+) -> Result<std::result::Result<(Draft, Version), AdminResult>> {
+    let (bytes, version) = storage.records.raw(id).await?.with_context(|| format!("{id} does not exist"))?;
+    if let Err(error) = serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(&bytes) {
+        if !args.replace_metadata {
+            return Ok(Err(AdminResult::Refused(storage_admin::describe_unreadable(id, &error.to_string()))));
+        }
+        let draft = Draft { metadata: fresh_record(storage, id), has_token: false, is_by_hand: true };
+        return Ok(Ok((draft, version)));
+    }
+    match storage.records.draft(id).await {
+        Ok(found) => Ok(Ok(found.with_context(|| format!("{id} does not exist"))?)),
+        Err(error @ records::Error::InvalidSpec(_)) => {
+            Ok(Err(AdminResult::Refused(format!("{error}: `baton edit {id}` shows it and checks the correction"))))
+        }
+        Err(error) => match error.reason() {
+            Some(reason) => {
+                let remedy = storage_admin::remedy(id, reason);
+                Ok(Err(AdminResult::Refused(format!("{error}. {remedy}"))))
+            }
+            None => Err(error.into()),
+        },
+    }
 }
 
 /// Sets the status that the lock implies for a sandbox that no instance runs.
@@ -176,23 +218,19 @@ fn show_resting(storage: &StorageAdmin, record: &mut Metadata, lock: &Lock, take
 /// `over` is the unusable lock, and the version of it to replace.
 async fn new_lock(
     storage: &StorageAdmin,
+    id: &SandboxId,
     args: &RepairArgs,
     over: Option<(&Unusable, Version)>,
 ) -> Result<AdminResult> {
-    let id = &args.id;
     if !args.nobody_runs_it {
-        let why = match &over {
-            Some((unusable, _)) => format!("{}: {unusable}: restore the last good lock.json", unusable.reason()),
-            None => format!("{}: undelete lock.json", Reason::LockMissing),
-        };
-        return Ok(AdminResult::Refused(format!(
-            "{why} if the bucket can; otherwise make sure that no instance runs {id} and pass --nobody-runs-it"
-        )));
+        return Ok(AdminResult::Refused(match &over {
+            Some((unusable, _)) => storage_admin::describe_unusable(id, unusable),
+            None => storage_admin::describe_reason(id, Reason::LockMissing),
+        }));
     }
-    let (draft, version) = match storage.records.draft(id).await {
-        Ok(found) => found.with_context(|| format!("{id} does not exist"))?,
-        Err(error) if error.reason().is_some() => return Ok(unusable(id, &error)),
-        Err(error) => return Err(error.into()),
+    let (draft, version) = match draft(storage, id, args).await? {
+        Ok(found) => found,
+        Err(refused) => return Ok(refused),
     };
     let store = storage.checkpoints()?;
     let stored = StoredSandbox::of(store, id).await?;
@@ -257,8 +295,4 @@ async fn finish(
         Some(secret) => format!("{summary}; its new token is {}", secret.0),
         None => summary,
     }))
-}
-
-fn unusable(id: &SandboxId, error: &records::Error) -> AdminResult {
-    AdminResult::Refused(format!("{error}: fix it with `baton edit {id}`"))
 }

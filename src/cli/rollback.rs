@@ -11,6 +11,7 @@ use baton_protocol::{
 
 use super::{
     context::CommandContext,
+    global_options::ContextOption,
     storage_admin::{self, AdminResult, Release, StorageAdmin, WaitArgs},
 };
 use crate::{
@@ -25,17 +26,21 @@ use crate::{
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = format!("Examples:\n  baton checkpoints ID\n  baton rollback ID\n  baton rollback ID --to CHECKPOINT\n\n{}", storage_admin::EXIT_CODES_HELP))]
 pub struct RollbackArgs {
-    /// Sandbox id
-    pub id: SandboxId,
+    /// Sandbox id, or the beginning of it
+    pub sandbox: String,
     /// Checkpoint to start from [default: the previous one]
     #[arg(long, value_name = "CHECKPOINT")]
     pub to: Option<CheckpointId>,
     #[command(flatten)]
     pub wait: WaitArgs,
+    #[command(flatten)]
+    pub context: ContextOption,
 }
 
 pub async fn rollback(args: RollbackArgs, context: &CommandContext) -> Result<ExitCode> {
-    roll_back(&context.storage()?, &args.id, args.to.as_ref(), args.wait).await?.report()
+    let storage = context.storage(&args.context)?;
+    let id = storage.sandbox_id(&args.sandbox).await?;
+    roll_back(&storage, &id, args.to.as_ref(), args.wait).await?.report()
 }
 
 pub async fn roll_back(

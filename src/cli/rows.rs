@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use baton_protocol::{
-    id::SandboxId,
+    id::{InstanceId, SandboxId},
     metadata::{DesiredState, Metadata, Phase},
     printable::printable,
     reason::Reason,
@@ -153,6 +153,32 @@ async fn find(storage: &StorageAdmin, id: &SandboxId) -> Result<Option<Metadata>
 
 pub const HEADER: &str = "SANDBOX                                       PHASE         WANTED        AGE   INSTANCE       REASON             LABELS";
 
+/// The columns of [`HEADER`], and what follows them.
+#[derive(Clone, Debug)]
+pub struct Cells<'a> {
+    pub id: &'a str,
+    pub phase: &'a str,
+    pub wanted: &'a str,
+    pub age: String,
+    pub instance: &'a str,
+    pub reason: &'a str,
+    pub labels: String,
+    /// More about it, if there is more to say.
+    pub story: &'a str,
+}
+
+impl Cells<'_> {
+    pub fn line(&self) -> String {
+        let Self { id, phase, wanted, age, instance, reason, labels, story } = self;
+        let instance = instance.get(..13).unwrap_or(instance);
+        let gap = if story.is_empty() { "" } else { "  " };
+        let line =
+            format!("{id:44}  {phase:12}  {wanted:12}  {age:>4}  {instance:13}  {reason:17}  {labels}{gap}{story}");
+        // Labels may contain anything, but a row must be one line.
+        printable(line.trim_end())
+    }
+}
+
 impl Row {
     /// Returns `None` if the phase is unknown.
     pub fn phase(&self) -> Option<ShownPhase> {
@@ -162,23 +188,21 @@ impl Row {
 
     pub fn line(&self, now: std::time::SystemTime) -> String {
         let found = self.found.as_ref();
-        let phase = self.phase().map_or(if self.is_orphan { "orphan" } else { "-" }, ShownPhase::name);
-        let wanted = found.map_or("-", |found| state_name(found.spec.desired_state));
         let created = found.and_then(|found| humantime::parse_rfc3339_weak(&found.spec.created_timestamp).ok());
-        let age = created.and_then(|created| now.duration_since(created).ok()).map_or("-".to_owned(), age);
         let instance = found.and_then(|found| found.status.instance.as_ref());
-        let instance = instance.map_or("-", |instance| instance.as_str().get(..13).unwrap_or("-"));
         let labels = found.map(|found| &found.spec.labels).into_iter().flatten();
         let labels: Vec<_> = labels.map(|(name, value)| format!("{name}={value}")).collect();
-        let reason = if self.reason.is_empty() { "-" } else { &self.reason };
-        let story = self.unresponsive.as_ref().map_or(String::new(), |silent| format!("  {}", silent.story()));
-        let line = format!(
-            "{:44}  {phase:12}  {wanted:12}  {age:>4}  {instance:13}  {reason:17}  {}{story}",
-            self.id.as_str(),
-            labels.join(",")
-        );
-        // Labels may contain anything, but a row must be one line.
-        printable(line.trim_end())
+        let cells = Cells {
+            id: self.id.as_str(),
+            phase: self.phase().map_or(if self.is_orphan { "orphan" } else { "-" }, ShownPhase::name),
+            wanted: found.map_or("-", |found| state_name(found.spec.desired_state)),
+            age: created.and_then(|created| now.duration_since(created).ok()).map_or("-".to_owned(), age),
+            instance: instance.map_or("-", InstanceId::as_str),
+            reason: if self.reason.is_empty() { "-" } else { &self.reason },
+            labels: labels.join(","),
+            story: &self.unresponsive.as_ref().map_or(String::new(), Unresponsive::story),
+        };
+        cells.line()
     }
 
     pub fn json(&self) -> Value {
@@ -220,7 +244,7 @@ pub fn state_name(state: DesiredState) -> &'static str {
 }
 
 /// Formats in the largest whole unit.
-fn age(span: Duration) -> String {
+pub fn age(span: Duration) -> String {
     let seconds = span.as_secs();
     match seconds {
         0..60 => format!("{seconds}s"),

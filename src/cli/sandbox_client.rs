@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::{
     global_options::{OutputFormat, ServerOptions},
     progress_line, screen,
-    server_client::{DEFAULT_URL, ServerClient, describe_error},
+    server_client::{ServerClient, describe_error},
     stdio_bridge::Signals,
     token_file::SavedToken,
 };
@@ -48,6 +48,11 @@ impl SandboxClient {
         Self { clock, server, token }
     }
 
+    /// Whether a token for the sandbox is given or saved.
+    pub fn has_token(&self, text: &str) -> Result<bool> {
+        Ok(self.token.is_some() || self.server.saved_token(text)?.is_some())
+    }
+
     /// Finds the sandbox that `text` names, and its token.
     pub fn find(&self, text: &str) -> Result<SavedToken> {
         let saved = match (self.server.tokens(), &self.token) {
@@ -55,16 +60,14 @@ impl SandboxClient {
             (Err(_), Some(_)) => None,
             (Err(error), None) => return Err(error),
         };
-        let url = self.server.url.clone();
+        let url = self.server.url_of(saved.as_ref()).to_owned();
         match (saved, &self.token) {
-            (Some(saved), token) => Ok(SavedToken {
-                token: token.clone().map_or(saved.token, Token),
-                url: url.unwrap_or(saved.url),
-                ..saved
-            }),
+            (Some(saved), token) => {
+                Ok(SavedToken { id: saved.id, token: token.clone().map_or(saved.token, Token), url })
+            }
             (None, Some(token)) => {
                 let id = SandboxId::parse(text).map_err(|_| anyhow!("`{text}` is not a sandbox id"))?;
-                Ok(SavedToken { id, token: Token(token.clone()), url: url.unwrap_or_else(|| DEFAULT_URL.to_owned()) })
+                Ok(SavedToken { id, token: Token(token.clone()), url })
             }
             (None, None) => {
                 bail!("no token for `{text}` is saved here: pass it with BATON_TOKEN or --token, or see `baton create`")
@@ -73,11 +76,12 @@ impl SandboxClient {
     }
 
     pub async fn attach(&self, text: &str) -> Result<Sandbox> {
-        self.attach_with(text, self.server.connection()).await
+        self.attach_with(text, |connection| connection).await
     }
 
-    async fn attach_with(&self, text: &str, connection: Connection) -> Result<Sandbox> {
+    async fn attach_with(&self, text: &str, how: impl FnOnce(Connection) -> Connection) -> Result<Sandbox> {
         let SavedToken { id, token, url } = self.find(text)?;
+        let connection = how(self.server.connection(&url));
         let attached = Sandbox::attach_with(&url, id.clone(), token, connection).await;
         attached.map_err(|error| {
             if error == Error::NotFound {
@@ -103,8 +107,8 @@ impl SandboxClient {
         let mut signals = Signals::listen()?;
         let url = self.find(text)?.url;
         let requested = async {
-            let connection = Connection { on_status: progress_line::to_the_end(), ..self.server.connection() };
-            let sandbox = self.attach_with(text, connection).await?;
+            let how = |connection| Connection { on_status: progress_line::to_the_end(), ..connection };
+            let sandbox = self.attach_with(text, how).await?;
             let answer = send(&sandbox, &url).await.map_err(|error| describe_error(error, &url));
             self.close(sandbox).await;
             answer
@@ -114,7 +118,7 @@ impl SandboxClient {
             code = signals.end() => return Ok(ExitCode::from(code)),
         };
         match format {
-            OutputFormat::Table => screen::print(&answer.text)?,
+            OutputFormat::Table | OutputFormat::Name => screen::print(&answer.text)?,
             OutputFormat::Json => screen::print(&screen::json(&answer.json))?,
         }
         Ok(ExitCode::SUCCESS)
@@ -125,7 +129,7 @@ impl SandboxClient {
 mod tests {
     use std::sync::Arc;
 
-    use super::*;
+    use super::{super::server_client::DEFAULT_URL, *};
     use crate::clock::SystemClock;
 
     #[test]
@@ -138,6 +142,7 @@ mod tests {
             headers: Vec::new(),
             auth: None,
             token_file: Some(space.path().join("t")),
+            context: None,
         };
         let mut client = SandboxClient::new(Arc::new(SystemClock), server, None);
         assert!(client.find(id).unwrap_err().to_string().contains("BATON_TOKEN"));

@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, anyhow};
-use baton_client::{Auth, Connection, Error, SandboxId};
+use baton_client::{Auth, Connection, Error};
 
 use super::{
-    context::UsageError,
     global_options::AuthKind,
     progress_line,
+    saved_contexts::SavedContext,
     token_file::{SavedToken, SavedTokens},
 };
 
@@ -17,24 +17,47 @@ pub const DEFAULT_URL: &str = "ws://127.0.0.1:8080";
 /// The global options of the server, completed by the environment.
 #[derive(Clone, Debug)]
 pub struct ServerClient {
-    /// `None` if none was named.
+    /// `None` if neither an option nor a variable names one.
     pub url: Option<String>,
     pub api_key: Option<String>,
     pub headers: Vec<(String, String)>,
     pub auth: Option<AuthKind>,
     /// `None` if there is no home directory either.
     pub token_file: Option<PathBuf>,
+    /// What is used where nothing else is named.
+    pub context: Option<SavedContext>,
 }
 
 impl ServerClient {
     /// The server for a sandbox that does not exist yet.
     pub fn url(&self) -> &str {
-        self.url.as_deref().unwrap_or(DEFAULT_URL)
+        self.url_of(None)
     }
 
-    pub fn connection(&self) -> Connection {
+    /// The server of a sandbox, which may have been created on one that is named nowhere else.
+    pub fn url_of<'a>(&'a self, saved: Option<&'a SavedToken>) -> &'a str {
+        let of_context = || self.context.as_ref().and_then(|context| context.url.as_deref());
+        let named = self.url.as_deref().or_else(|| saved.map(|saved| saved.url.as_str()));
+        named.or_else(of_context).unwrap_or(DEFAULT_URL)
+    }
+
+    fn context_at(&self, url: &str) -> Option<&SavedContext> {
+        self.context.as_ref().filter(|context| context.is_at(url))
+    }
+
+    fn api_key(&self, url: &str) -> Option<String> {
+        self.api_key.clone().or_else(|| self.context_at(url)?.api_key.clone())
+    }
+
+    /// The key that lists the most.
+    pub fn admin_key(&self, url: &str) -> Option<String> {
+        let of_context = || self.context_at(url)?.admin_key.clone();
+        self.api_key.clone().or_else(of_context).or_else(|| self.api_key(url))
+    }
+
+    pub fn connection(&self, url: &str) -> Connection {
         Connection {
-            api_key: self.api_key.clone(),
+            api_key: self.api_key(url),
             headers: self.headers.clone(),
             auth: self.auth(),
             on_status: progress_line::until_running(),
@@ -58,15 +81,6 @@ impl ServerClient {
             Err(_) => Ok(None),
         }
     }
-
-    /// The id that `text` names. It may be abbreviated if the sandbox's token is saved here.
-    pub fn sandbox_id(&self, text: &str) -> Result<SandboxId> {
-        match self.saved_token(text)? {
-            Some(saved) => Ok(saved.id),
-            None => SandboxId::parse(text)
-                .map_err(|_| UsageError(format!("`{}` is not a sandbox id", baton_files::plain(text))).into()),
-        }
-    }
 }
 
 /// What is wrong and what to do about it, in one sentence.
@@ -74,7 +88,7 @@ pub fn describe_error(error: Error, url: &str) -> anyhow::Error {
     #[expect(clippy::wildcard_enum_match_arm, reason = "the others describe themselves")]
     match error {
         Error::Connection(cause) => anyhow!(
-            "no server answers at {url} ({cause}): start one with `baton serve`, or name another with --url or BATON_URL"
+            "no server answers at {url} ({cause}): start one with `baton serve`, or name another with --url, BATON_URL or --context"
         ),
         Error::Auth(cause) => anyhow!("{cause}"),
         Error::Protocol(cause) => anyhow!("{url} is not a baton server that this client understands: {cause}"),

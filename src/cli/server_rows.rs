@@ -2,54 +2,50 @@
 
 use serde_json::Value;
 
+use super::rows::{Cells, Filter, HEADER, age};
+
 fn text<'a>(view: &'a Value, field: &str) -> &'a str {
-    view.get(field).and_then(Value::as_str).unwrap_or("-")
+    view.get(field).and_then(Value::as_str).filter(|text| !text.is_empty()).unwrap_or("-")
 }
 
 fn labels(view: &Value) -> String {
     let labels = view.get("labels").and_then(Value::as_object).into_iter().flatten();
     let labels: Vec<String> =
         labels.map(|(name, value)| format!("{name}={}", value.as_str().unwrap_or_default())).collect();
-    if labels.is_empty() { "-".to_owned() } else { labels.join(",") }
+    labels.join(",")
 }
 
-/// The message after the row of a sandbox whose holder is unresponsive.
-fn unresponsive_message(view: &Value) -> String {
-    let silent = view.get("unresponsive").filter(|silent| silent.is_object());
-    silent.map_or(String::new(), |_| format!("  {}", text(view, "message")))
+/// Whether the filter selects it. A server has no orphans to show.
+pub fn is_selected(view: &Value, filter: &Filter) -> bool {
+    let labels = view.get("labels");
+    let has =
+        |name: &str, value: &str| labels.and_then(|labels| labels.get(name)).and_then(Value::as_str) == Some(value);
+    let is_phase = filter.phase.is_none_or(|phase| text(view, "phase").eq_ignore_ascii_case(phase.name()));
+    !filter.orphans && is_phase && filter.labels.iter().all(|(name, value)| has(name, value))
 }
 
-fn age(view: &Value) -> String {
-    match view.get("age_seconds").and_then(Value::as_u64) {
-        None => "-".to_owned(),
-        Some(seconds) if seconds < 120 => format!("{seconds}s"),
-        Some(seconds) if seconds < 7200 => format!("{}m", seconds / 60),
-        Some(seconds) if seconds < 172_800 => format!("{}h", seconds / 3600),
-        Some(seconds) => format!("{}d", seconds / 86_400),
-    }
+/// One sandbox, with the columns of [`HEADER`]. All of it may be untrusted text.
+pub fn line(view: &Value) -> String {
+    let seconds = view.get("age_seconds").and_then(Value::as_u64);
+    let story = match view.get("unresponsive").filter(|silent| silent.is_object()) {
+        Some(_) => text(view, "message"),
+        None => view.get("error").and_then(Value::as_str).unwrap_or_default(),
+    };
+    let cells = Cells {
+        id: text(view, "sandbox_id"),
+        phase: text(view, "phase"),
+        wanted: text(view, "desired_state"),
+        age: seconds.map_or("-".to_owned(), |seconds| age(std::time::Duration::from_secs(seconds))),
+        instance: text(view, "instance"),
+        reason: text(view, "reason"),
+        labels: labels(view),
+        story,
+    };
+    cells.line()
 }
 
-/// A line per sandbox. Columns are as wide as their content; labels are untrusted text.
 pub fn table(views: &[Value]) -> String {
-    let head = ["SANDBOX", "PHASE", "INSTANCE", "AGE", "LABELS"].map(str::to_owned);
-    let row = |view: &Value| {
-        [
-            text(view, "sandbox_id").to_owned(),
-            text(view, "phase").to_owned(),
-            text(view, "instance").to_owned(),
-            age(view),
-            labels(view) + &unresponsive_message(view),
-        ]
-        .map(|cell| baton_files::plain(&cell))
-    };
-    let rows: Vec<[String; 5]> = std::iter::once(head).chain(views.iter().map(row)).collect();
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths = [width(0), width(1), width(2), width(3)];
-    let line = |row: &[String; 5]| {
-        let cells: String = widths.iter().zip(row).map(|(width, cell)| format!("{cell:width$}  ")).collect();
-        format!("{cells}{}\n", row[4])
-    };
-    rows.iter().map(line).collect()
+    std::iter::once(HEADER.to_owned()).chain(views.iter().map(line)).map(|line| line + "\n").collect()
 }
 
 /// A line per field of one sandbox.
@@ -65,24 +61,40 @@ pub fn lines(view: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
+    use baton_protocol::metadata::Phase;
     use serde_json::json;
 
-    use super::*;
+    use super::{super::rows::ShownPhase, *};
+
+    fn views() -> [Value; 4] {
+        [
+            json!({"sandbox_id": "sandbox-1", "phase": "running", "instance": "i", "age_seconds": 7300, "labels": {"a": "\u{1b}[2J"}}),
+            json!({"sandbox_id": "sandbox-22", "error": "gone"}),
+            json!({"sandbox_id": "sandbox-3", "phase": "unresponsive", "message": "since then", "unresponsive": {"seconds": 41}}),
+            json!({"sandbox_id": "sandbox-4", "phase": "running", "message": "fine", "unresponsive": null, "reason": ""}),
+        ]
+    }
 
     #[test]
     fn a_table_has_a_line_for_each_sandbox_and_no_tricks_in_it() {
-        let views = [
-            json!({"sandbox_id": "sandbox-1", "phase": "Running", "instance": "i", "age_seconds": 7300, "labels": {"a": "\u{1b}[2J"}}),
-            json!({"sandbox_id": "sandbox-22", "error": "gone"}),
-            json!({"sandbox_id": "sandbox-3", "phase": "unresponsive", "message": "since then", "unresponsive": {"seconds": 41}}),
-            json!({"sandbox_id": "sandbox-4", "phase": "running", "message": "fine", "unresponsive": null}),
-        ];
-        let expected = "SANDBOX     PHASE         INSTANCE  AGE  LABELS\n\
-                        sandbox-1   Running       i         2h   a=?[2J\n\
-                        sandbox-22  -             -         -    -\n\
-                        sandbox-3   unresponsive  -         -    -  since then\n\
-                        sandbox-4   running       -         -    -\n";
-        assert_eq!(table(&views), expected);
+        let table = table(&views());
+        let rows: Vec<Vec<_>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(rows[0], ["SANDBOX", "PHASE", "WANTED", "AGE", "INSTANCE", "REASON", "LABELS"]);
+        assert_eq!(rows[1], ["sandbox-1", "running", "-", "2h", "i", "-", "a=?[2J"]);
+        assert_eq!(rows[2], ["sandbox-22", "-", "-", "-", "-", "-", "gone"]);
+        assert_eq!(rows[3], ["sandbox-3", "unresponsive", "-", "-", "-", "-", "since", "then"]);
+        assert_eq!(rows[4], ["sandbox-4", "running", "-", "-", "-", "-"]);
         assert_eq!(lines(&json!({"phase": "Running", "reason": null})), format!("{:24} Running\n", "phase"));
+    }
+
+    #[test]
+    fn what_a_server_reports_is_filtered_like_what_is_stored() {
+        let count = |filter: &Filter| views().iter().filter(|view| is_selected(view, filter)).count();
+        assert_eq!(count(&Filter::default()), 4);
+        let phase = Some(ShownPhase::Reported(Phase::Running));
+        assert_eq!(count(&Filter { phase, ..Filter::default() }), 2);
+        let labels = vec![("a".to_owned(), "b".to_owned())];
+        assert_eq!(count(&Filter { labels, ..Filter::default() }), 0);
+        assert_eq!(count(&Filter { orphans: true, ..Filter::default() }), 0);
     }
 }

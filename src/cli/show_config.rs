@@ -45,6 +45,7 @@ pub fn run(args: &ConfigArgs) -> anyhow::Result<ExitCode> {
     let text = match args.output.format {
         OutputFormat::Table => table(config.settings()),
         OutputFormat::Json => screen::json(&json(config.settings())),
+        OutputFormat::Name => config.settings().iter().map(|setting| format!("{}\n", setting.name)).collect(),
     };
     screen::print(&text)?;
     Ok(ExitCode::SUCCESS)

@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::{
     context::CommandContext,
     flags,
-    global_options::OutputFormat,
+    global_options::{ContextOption, OutputFormat},
     sandbox_client::{SandboxOptions, VerbOutput},
     screen, serve,
 };
@@ -32,6 +32,10 @@ use crate::{
         stores::Stores,
     },
 };
+
+/// The end of the help of every verb that works on the store.
+const STORAGE_HELP: &str =
+    "The storage is configured by the variables or the options of `baton serve`, or by a context.";
 
 #[derive(Debug, clap::Subcommand)]
 pub enum SnapshotVerb {
@@ -61,35 +65,39 @@ pub struct SnapshotCreateArgs {
 ///
 /// Prints the name, the size, the kind and the tenant of each snapshot.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  FILESYSTEM_SNAPSHOT_BUCKET=b baton snapshot list\n  \
-                  FILESYSTEM_SNAPSHOT_BUCKET=b baton snapshot list --tenant team-a")]
+#[command(after_help = format!("Examples:\n  baton snapshot list\n  \
+                  FILESYSTEM_SNAPSHOT_BUCKET=b baton snapshot list --tenant team-a\n\n{STORAGE_HELP}"))]
 pub struct SnapshotListArgs {
     /// Only snapshots of this tenant
     #[arg(long)]
     pub tenant: Option<Tenant>,
     #[command(flatten)]
-    pub flags: flags::Given,
+    pub context: ContextOption,
+    #[command(flatten)]
+    pub flags: flags::HiddenFlags,
 }
 
 /// Delete a snapshot
 ///
 /// A snapshot that a sandbox was created from is not deleted.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  FILESYSTEM_SNAPSHOT_BUCKET=b baton snapshot delete numpy")]
+#[command(after_help = format!("Example:\n  FILESYSTEM_SNAPSHOT_BUCKET=b baton snapshot delete numpy\n\n{STORAGE_HELP}"))]
 pub struct SnapshotDeleteArgs {
     /// Snapshot name
     pub name: SnapshotName,
     #[command(flatten)]
     pub owner: SnapshotOwner,
     #[command(flatten)]
-    pub flags: flags::Given,
+    pub context: ContextOption,
+    #[command(flatten)]
+    pub flags: flags::HiddenFlags,
 }
 
 /// Import an archive as a snapshot
 ///
 /// The archive (`.tar`, `.tar.gz`, `.tar.zst`) must be complete, such as `docker export` writes.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  docker export C >numpy.tar && baton snapshot import numpy.tar")]
+#[command(after_help = format!("Example:\n  docker export C >numpy.tar && baton snapshot import numpy.tar\n\n{STORAGE_HELP}"))]
 pub struct SnapshotImportArgs {
     /// Archive
     pub file: PathBuf,
@@ -99,12 +107,14 @@ pub struct SnapshotImportArgs {
     #[command(flatten)]
     pub owner: SnapshotOwner,
     #[command(flatten)]
-    pub flags: flags::Given,
+    pub context: ContextOption,
+    #[command(flatten)]
+    pub flags: flags::HiddenFlags,
 }
 
 /// Write the archive of a snapshot to a file
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  FILESYSTEM_SNAPSHOT_BUCKET=b baton snapshot export numpy --to numpy.tar")]
+#[command(after_help = format!("Example:\n  FILESYSTEM_SNAPSHOT_BUCKET=b baton snapshot export numpy --to numpy.tar\n\n{STORAGE_HELP}"))]
 pub struct SnapshotExportArgs {
     /// Snapshot name
     pub name: SnapshotName,
@@ -114,7 +124,9 @@ pub struct SnapshotExportArgs {
     #[command(flatten)]
     pub owner: SnapshotOwner,
     #[command(flatten)]
-    pub flags: flags::Given,
+    pub context: ContextOption,
+    #[command(flatten)]
+    pub flags: flags::HiddenFlags,
 }
 
 /// The tenant whose snapshot a name refers to.
@@ -132,13 +144,13 @@ impl SnapshotOwner {
 }
 
 pub async fn snapshot(verb: SnapshotVerb, context: &CommandContext) -> anyhow::Result<ExitCode> {
-    let storage = |flags: &flags::Given| SnapshotStorage::open(flags, context);
+    let storage = |option: &ContextOption, flags: &flags::HiddenFlags| SnapshotStorage::open(option, flags, context);
     match verb {
         SnapshotVerb::Create(args) => return create(args, context).await,
-        SnapshotVerb::List(args) => storage(&args.flags)?.list(args.tenant.as_ref()).await,
-        SnapshotVerb::Delete(args) => storage(&args.flags)?.delete(&args.owner.key(&args.name)).await,
-        SnapshotVerb::Import(args) => storage(&args.flags)?.import(&args).await,
-        SnapshotVerb::Export(args) => storage(&args.flags)?.export(&args).await,
+        SnapshotVerb::List(args) => storage(&args.context, &args.flags)?.list(args.tenant.as_ref()).await,
+        SnapshotVerb::Delete(args) => storage(&args.context, &args.flags)?.delete(&args.owner.key(&args.name)).await,
+        SnapshotVerb::Import(args) => storage(&args.context, &args.flags)?.import(&args).await,
+        SnapshotVerb::Export(args) => storage(&args.context, &args.flags)?.export(&args).await,
     }?;
     Ok(ExitCode::SUCCESS)
 }
@@ -180,12 +192,12 @@ struct SnapshotStorage {
 
 impl SnapshotStorage {
     /// Configured as for `baton serve`.
-    fn open(flags: &flags::Given, context: &CommandContext) -> anyhow::Result<Self> {
-        let (config, clock) = (context.config(&flags.0)?, context.clock.clone());
+    fn open(option: &ContextOption, flags: &flags::HiddenFlags, context: &CommandContext) -> anyhow::Result<Self> {
+        let (config, clock) = (context.storage_config(option, &flags.0.0)?, context.clock.clone());
         let stores = Stores::open(&config.storage, &clock).sealed_by(Seals::new(config.hmac_keys.clone()));
         let Some(snapshots) = stores.of_snapshots() else {
             bail!(
-                "no storage for snapshots is configured: set {FILESYSTEM_SNAPSHOT_BUCKET} or {FILESYSTEM_SNAPSHOT_MOUNT_PATH}"
+                "no storage for snapshots is configured: set {FILESYSTEM_SNAPSHOT_BUCKET} or {FILESYSTEM_SNAPSHOT_MOUNT_PATH}, or use a context that has a storage"
             );
         };
         Ok(Self { snapshots, stores, clock, max_archive_size: config.archive_size })
@@ -205,10 +217,12 @@ impl SnapshotStorage {
                 LeaseTimes::DEFAULT,
             );
             if records.can_checkpoint() {
-                let user = snapshot_users::user_of(&records, &checkpoints, snapshot).await;
-                if let Some(user) =
-                    user.context("the snapshot is not deleted, because its users cannot be determined")?
-                {
+                let users = snapshot_users::users_of(&records, &checkpoints, snapshot).await;
+                let users = users.context("the snapshot is not deleted, because its users cannot be determined")?;
+                for (id, why) in &users.unreadable {
+                    screen::say(format_args!("baton: {id} cannot be read, and was not asked: {why}"));
+                }
+                if let Some(user) = users.first {
                     bail!(
                         "{} is not deleted: {user} was created from it and needs it to start on another instance",
                         snapshot.name

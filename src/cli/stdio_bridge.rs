@@ -1,10 +1,11 @@
 //! Connects a command in a sandbox to this process: our streams are its streams, our signals its signals.
 //!
 //! ```text
-//!   our stdin ──▶ write_stdin      Ctrl-C ──▶ INT, the second one leaves
+//!   our stdin ──▶ detach keys ──▶ write_stdin      Ctrl-C ──▶ INT, the second one leaves
 //!   our stdout, stderr ◀── chunks  window size ──▶ resize
 //! ```
 
+pub mod detach_keys;
 mod keyboard;
 pub mod raw_terminal;
 
@@ -17,7 +18,12 @@ use tokio::{
     signal::unix::{Signal, SignalKind, signal},
 };
 
-use self::{keyboard::Keyboard, raw_terminal::Raw};
+use self::{
+    detach_keys::{DetachKeys, KeyFilter, parse_keys},
+    keyboard::Keyboard,
+    raw_terminal::Raw,
+};
+use super::time_value::parse_time;
 
 const TIMED_OUT: u8 = 124;
 const SIGHUP: u8 = 1;
@@ -39,7 +45,7 @@ pub struct CommandArgs {
     #[arg(short, long)]
     pub user: Option<String>,
     /// Kill the command after this time, as in `30s` or `5m`
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
     pub timeout: Option<Duration>,
     /// Type of this terminal, passed to the command
     #[arg(long, env = "TERM", hide = true)]
@@ -77,6 +83,23 @@ pub fn parse_variable(text: &str) -> Result<(String, String), String> {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
         _ => Err("write it as NAME=VALUE".to_owned()),
     }
+}
+
+/// How a command is connected to this process.
+#[derive(Clone, Debug, Default)]
+pub struct LocalStreams {
+    pub tty: bool,
+    /// Whether our stdin is passed to the command.
+    pub stdin: bool,
+    pub detach_keys: Option<DetachKeys>,
+}
+
+/// The option of the verbs that give a command a terminal.
+#[derive(Clone, Debug, clap::Args)]
+pub struct DetachOption {
+    /// Keys that leave the command running and end this process, if it has a terminal; empty for none
+    #[arg(long = "detach-keys", value_name = "KEYS", default_value = detach_keys::DEFAULT, value_parser = parse_keys)]
+    pub keys: DetachKeys,
 }
 
 /// The signals that this process handles.
@@ -120,23 +143,27 @@ pub enum BridgeEnd {
     Outcome(Outcome),
     /// This process exits with the code before the command has ended.
     Left(u8),
+    /// The detach keys were pressed: the command keeps running.
+    Detached,
 }
 
 impl BridgeEnd {
     pub fn code(&self) -> anyhow::Result<u8> {
         match self {
             Self::Left(code) => Ok(*code),
+            Self::Detached => Ok(0),
             Self::Outcome(outcome) => exit_code(outcome),
         }
     }
 }
 
 /// Connects the command to the terminal until either of them ends. If the command has a terminal, ours
-/// is in raw mode meanwhile.
-pub async fn connect(running: Running, tty: bool, stdin: bool, signals: &mut Signals) -> anyhow::Result<BridgeEnd> {
-    let raw = if tty { Raw::enter()? } else { None };
-    let keyboard = if stdin { Some(Keyboard::listen().context("stdin cannot be read")?) } else { None };
-    let end = forward_until_end(running, keyboard, signals).await;
+/// is in raw mode meanwhile, and the detach keys count.
+pub async fn connect(running: Running, streams: &LocalStreams, signals: &mut Signals) -> anyhow::Result<BridgeEnd> {
+    let raw = if streams.tty { Raw::enter()? } else { None };
+    let keyboard = if streams.stdin { Some(Keyboard::listen().context("stdin cannot be read")?) } else { None };
+    let keys = streams.detach_keys.clone().filter(|_| raw.is_some()).unwrap_or_default();
+    let end = forward_until_end(running, keyboard, KeyFilter::new(keys), signals).await;
     drop(raw);
     end
 }
@@ -144,17 +171,23 @@ pub async fn connect(running: Running, tty: bool, stdin: bool, signals: &mut Sig
 async fn forward_until_end(
     mut running: Running,
     mut keyboard: Option<Keyboard>,
+    mut filter: KeyFilter,
     signals: &mut Signals,
 ) -> anyhow::Result<BridgeEnd> {
     let control = running.control();
-    let typed = forward_stdin(&control, &mut keyboard);
+    let typed = forward_stdin(&control, &mut keyboard, &mut filter);
     let shown = copy_output(&mut running);
     tokio::pin!(typed, shown);
     let (mut is_typing, mut interrupts) = (true, 0);
     loop {
         tokio::select! {
             end = &mut shown => return end,
-            () = &mut typed, if is_typing => is_typing = false,
+            is_detached = &mut typed, if is_typing => {
+                if is_detached {
+                    return Ok(BridgeEnd::Detached);
+                }
+                is_typing = false;
+            }
             _ = signals.window.recv() => {
                 if let Some((cols, rows)) = raw_terminal::size() {
                     let _ = control.resize(cols, rows).await;
@@ -174,16 +207,21 @@ async fn forward_until_end(
     }
 }
 
-/// Forwards our stdin, including its end.
-async fn forward_stdin(control: &Control, keyboard: &mut Option<Keyboard>) {
-    let Some(keyboard) = keyboard else { return };
+/// Forwards our stdin, including its end. Returns whether the detach keys were pressed.
+async fn forward_stdin(control: &Control, keyboard: &mut Option<Keyboard>, filter: &mut KeyFilter) -> bool {
+    let Some(keyboard) = keyboard else { return false };
     while let Some(bytes) = keyboard.next().await {
+        let (bytes, is_detached) = filter.feed(bytes);
         // The command no longer reads; it may still write.
-        if control.write_stdin(bytes).await.is_err() {
-            return;
+        if !bytes.is_empty() && control.write_stdin(bytes).await.is_err() {
+            return false;
+        }
+        if is_detached {
+            return true;
         }
     }
     control.close_stdin();
+    false
 }
 
 /// Copies the command's output to our stdout and stderr, then waits for its end.

@@ -3,7 +3,7 @@
 
 use std::{process::ExitCode, sync::Arc, time::Duration};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use baton_protocol::{
     id::SandboxId,
     lock::Lock,
@@ -11,7 +11,7 @@ use baton_protocol::{
     reason::Reason,
 };
 
-use super::{global_options::OutputFormat, screen, serve};
+use super::{global_options::OutputFormat, sandbox_name::SandboxName, screen, serve, time_value::parse_time};
 use crate::{
     clock::SharedClock,
     config::{
@@ -51,8 +51,8 @@ pub struct WaitArgs {
     /// Return without waiting for the outcome
     #[arg(long)]
     pub no_wait: bool,
-    /// Stop waiting after this time; the request stays
-    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = humantime::parse_duration)]
+    /// Stop waiting after this time, as in `30s`; the request stays
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_time)]
     pub timeout: Duration,
 }
 
@@ -90,7 +90,7 @@ impl AdminResult {
 }
 
 /// The end of the help of every verb that works on the storage.
-pub const EXIT_CODES_HELP: &str = "The storage is configured by the variables of the server (see `baton config`).\n\
+pub const EXIT_CODES_HELP: &str = "The storage is configured by the variables of the server (see `baton config`), or by a context.\n\
     Exit codes: 0 done, 1 error, 2 wrong command line, 3 refused with a reason, 4 timed out.";
 
 /// Whether an instance still runs a sandbox, after waiting for its release.
@@ -119,7 +119,7 @@ impl StorageAdmin {
         let records = serve::records(stores, memory, clock, times);
         if !records.can_checkpoint() {
             bail!(
-                "no storage is configured: set {SANDBOX_METADATA_BUCKET} and {SANDBOX_CHECKPOINT_BUCKET}, or {CHECKPOINT_AND_RESTORE_PATH}"
+                "no storage is configured: set {SANDBOX_METADATA_BUCKET} and {SANDBOX_CHECKPOINT_BUCKET}, or {CHECKPOINT_AND_RESTORE_PATH}, or use a context that has a storage (`baton context`)"
             );
         }
         Ok(Self::new(clock.clone(), records, checkpoints, times, config.keep_checkpoints as usize))
@@ -160,7 +160,7 @@ impl StorageAdmin {
     }
 
     pub async fn lock(&self, id: &SandboxId) -> Result<Option<Lock>> {
-        Ok(self.usable_lock(id).await??)
+        self.usable_lock(id).await?.map_err(|unusable| anyhow!("{}", describe_unusable(id, &unusable)))
     }
 
     /// Like [`lock`](Self::lock), for a command that can report more about an unusable lock.
@@ -171,6 +171,20 @@ impl StorageAdmin {
             Err(lease::Error::Missing) => Ok(Ok(None)),
             Err(lease::Error::Unusable(unusable)) => Ok(Err(unusable)),
             Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The sandbox that `text` names, whole or by the beginning of its id.
+    pub async fn sandbox_id(&self, text: &str) -> Result<SandboxId> {
+        let name = SandboxName::parse(text)?;
+        self.locate(&name).await?.with_context(|| format!("no sandbox is stored whose id begins with `{text}`"))
+    }
+
+    /// Returns `None` if no stored sandbox is meant. A whole id is not looked for.
+    pub async fn locate(&self, name: &SandboxName) -> Result<Option<SandboxId>> {
+        match name.whole() {
+            Some(id) => Ok(Some(id)),
+            None => name.choose(self.records.beginning_with(name.beginning()).await?),
         }
     }
 
@@ -205,7 +219,7 @@ impl StorageAdmin {
                 // Transient errors of the store are retried.
                 Err(lease::Error::Store(error)) if error.is_passing() => {}
                 Err(error) => match error.reason() {
-                    Some(why) => return Ok(Release::Refused(describe_reason(why))),
+                    Some(why) => return Ok(Release::Refused(describe_reason(id, why))),
                     None => return Err(error.into()),
                 },
             }
@@ -238,7 +252,33 @@ impl StorageAdmin {
     }
 }
 
-/// A reason as commands print it.
-pub fn describe_reason(reason: Reason) -> String {
-    format!("{reason}: `baton explain {reason}` says what to do")
+/// A reason as commands print it, with what to do about it.
+pub fn describe_reason(id: &SandboxId, reason: Reason) -> String {
+    format!("{reason}: {}", remedy(id, reason))
+}
+
+/// The remedy of a reason, for one sandbox.
+pub fn remedy(id: &SandboxId, reason: Reason) -> String {
+    reason.remedy().replace(" ID", &format!(" {id}"))
+}
+
+/// Why a lock cannot be used, and the command that helps.
+pub fn describe_unusable(id: &SandboxId, unusable: &Unusable) -> String {
+    let help = match unusable {
+        Unusable::Unsigned => format!("if an instance of yours wrote it, `baton repair {id} --sign` signs it as it is"),
+        Unusable::Garbled(_) | Unusable::Older => format!(
+            "restore the last good lock.json if the bucket can; otherwise make sure that no instance runs the sandbox, \
+             and `baton repair {id} --nobody-runs-it` replaces it"
+        ),
+    };
+    format!("{}: {unusable}: {help}", unusable.reason())
+}
+
+/// Why metadata that is no JSON object cannot be used, and the command that helps.
+pub fn describe_unreadable(id: &SandboxId, why: &str) -> String {
+    format!(
+        "{}: metadata.json is not a JSON object ({why}): restore its last good version if the bucket can; otherwise \
+         `baton repair {id} --replace-metadata` writes it again, with a new token and without labels, limits and env",
+        Reason::InvalidSpec
+    )
 }

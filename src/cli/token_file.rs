@@ -1,16 +1,12 @@
 //! The tokens of the sandboxes that were created here, in a file that only its owner can read.
 
-use std::{
-    collections::BTreeMap,
-    fs::{self, File},
-    io,
-    os::unix::fs::{DirBuilderExt, PermissionsExt},
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeMap, path::PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::Result;
 use baton_client::{SandboxId, Token};
 use serde::{Deserialize, Serialize};
+
+use super::{private_file::PrivateFile, sandbox_name::SandboxName};
 
 /// What is needed to attach to a sandbox again.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,78 +30,51 @@ struct Line {
 
 #[derive(Debug)]
 pub struct SavedTokens {
-    path: PathBuf,
+    file: PrivateFile,
 }
 
 impl SavedTokens {
     pub fn at(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into() }
+        Self { file: PrivateFile::new(path, "tokens") }
     }
 
-    pub fn keep(&self, kept: &SavedToken) -> anyhow::Result<()> {
-        self.edit(|book| {
+    pub fn keep(&self, kept: &SavedToken) -> Result<()> {
+        self.file.edit(|book: &mut TokenFile| {
             book.sandboxes.insert(kept.id.clone(), Line { token: kept.token.clone(), url: kept.url.clone() });
+            Ok(())
         })
     }
 
     /// Removes a token. A missing one is not an error.
-    pub fn forget(&self, id: &SandboxId) -> anyhow::Result<()> {
-        if !self.path.exists() {
+    pub fn forget(&self, id: &SandboxId) -> Result<()> {
+        if !self.file.path().exists() {
             return Ok(());
         }
-        self.edit(|book| drop(book.sandboxes.remove(id)))
+        self.file.edit(|book: &mut TokenFile| {
+            book.sandboxes.remove(id);
+            Ok(())
+        })
     }
 
-    /// Finds the sandbox whose id is or begins with `text`, with or without `sandbox-`.
-    pub fn find(&self, text: &str) -> anyhow::Result<Option<SavedToken>> {
-        let book = self.read()?;
-        let full = if text.starts_with("sandbox-") { text.to_owned() } else { format!("sandbox-{text}") };
-        let mut sandboxes = book.sandboxes;
-        // A complete id means that sandbox, even if another id begins with it.
-        if let Some((id, line)) = SandboxId::parse(&full).ok().and_then(|id| sandboxes.remove_entry(&id)) {
-            return Ok(Some(SavedToken { id, token: line.token, url: line.url }));
-        }
-        let mut found = sandboxes.into_iter().filter(|(id, _)| id.as_str().starts_with(&full));
-        match (found.next(), found.next()) {
-            (None, _) => Ok(None),
-            (Some((id, line)), None) => Ok(Some(SavedToken { id, token: line.token, url: line.url })),
-            (Some((one, _)), Some((two, _))) => bail!("`{text}` is ambiguous ({one}, {two}): give more characters"),
-        }
+    /// The ids of all sandboxes whose tokens are saved.
+    pub fn ids(&self) -> Result<Vec<SandboxId>> {
+        Ok(self.file.read::<TokenFile>()?.sandboxes.into_keys().collect())
     }
 
-    fn read(&self) -> anyhow::Result<TokenFile> {
-        let named = || format!("the file of tokens {}", self.path.display());
-        match fs::read(&self.path) {
-            Ok(bytes) => serde_json::from_slice(&bytes).with_context(|| format!("{} is damaged", named())),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(TokenFile::default()),
-            Err(error) => Err(error).with_context(named),
-        }
-    }
-
-    /// One writer at a time; a reader sees the old or the new file.
-    fn edit(&self, change: impl FnOnce(&mut TokenFile)) -> anyhow::Result<()> {
-        let named = || format!("the file of tokens {} cannot be written", self.path.display());
-        let parent = self.path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(parent).with_context(named)?;
-        let lock = File::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(self.path.with_extension("lock"))
-            .with_context(named)?;
-        lock.set_permissions(fs::Permissions::from_mode(0o600)).with_context(named)?;
-        lock.lock().with_context(named)?;
-        let mut book = self.read()?;
-        change(&mut book);
-        let text = serde_json::to_vec_pretty(&book)?;
-        let how = baton_files::How { mode: Some(0o600), ..baton_files::How::default() };
-        baton_files::write(&self.path, &mut text.as_slice(), &how).with_context(named)?;
-        Ok(())
+    /// Finds the sandbox that `text` names.
+    pub fn find(&self, text: &str) -> Result<Option<SavedToken>> {
+        let mut sandboxes = self.file.read::<TokenFile>()?.sandboxes;
+        let Ok(name) = SandboxName::parse(text) else { return Ok(None) };
+        let found = name.choose(sandboxes.keys().cloned())?;
+        let found = found.and_then(|id| sandboxes.remove_entry(&id));
+        Ok(found.map(|(id, line)| SavedToken { id, token: line.token, url: line.url }))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::{fs, os::unix::fs::PermissionsExt};
+
     use super::*;
 
     fn kept(last: char) -> SavedToken {
@@ -141,25 +110,5 @@ mod tests {
         assert_eq!(tokens.find("abc").unwrap(), Some(named("sandbox-abc")));
         assert_eq!(tokens.find("abc-").unwrap(), Some(named("sandbox-abc-123")));
         assert!(tokens.find("ab").is_err());
-    }
-
-    #[test]
-    fn others_cannot_read_it_after_a_write_even_if_they_could_before() {
-        let space = tempfile::tempdir().unwrap();
-        let path = space.path().join("tokens.json");
-        fs::write(&path, "{}").unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
-        SavedTokens::at(&path).keep(&kept('a')).unwrap();
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-    }
-
-    #[test]
-    fn a_damaged_file_is_named_and_left_alone() {
-        let space = tempfile::tempdir().unwrap();
-        let path = space.path().join("tokens.json");
-        fs::write(&path, "{").unwrap();
-        let error = SavedTokens::at(&path).keep(&kept('a')).unwrap_err();
-        assert!(format!("{error:#}").contains("damaged"), "{error:#}");
-        assert_eq!(fs::read(&path).unwrap(), b"{");
     }
 }

@@ -27,7 +27,7 @@ pub const GROUPS: [(&str, &[&str]); 4] = [
         &["watch", "checkpoints", "rollback", "edit", "delete", "repair", "gc", "explain"],
     ),
     ("Servers", &["serve", "api", "reconciler", "config"]),
-    ("Other", &["completions", "dev", "help"]),
+    ("Other", &["context", "completions", "dev", "help"]),
 ];
 
 /// A help template with the verbs of `root` in groups.

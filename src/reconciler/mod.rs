@@ -36,8 +36,8 @@ use futures::{FutureExt, future::FusedFuture};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-pub use self::base_upload::Deposit;
 use self::workers::Workers;
+pub use self::{base_upload::Deposit, record_view::spec_sha256};
 use crate::{
     bus::Bus,
     clock::SharedClock,

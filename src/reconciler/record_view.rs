@@ -180,7 +180,8 @@ pub(super) fn is_expired(spec: &Spec, now: UnixTime) -> bool {
     spec.desired_state != DesiredState::Deleted && outlived(spec, now)
 }
 
-fn spec_sha256(spec: &Spec) -> String {
+/// The value that a holder reports as `observed_spec_sha256` once it has read this spec.
+pub fn spec_sha256(spec: &Spec) -> String {
     let bytes = serde_json::to_vec(spec).unwrap_or_default();
     hex(&Sha256::digest(&bytes))
 }

@@ -36,7 +36,7 @@ fn an_archive_is_imported_listed_exported_and_deleted() {
         (["delete", "python"], "no snapshot named python"),
         (["export", "python"], "no finished snapshot"),
         (["import", "nothing.tar"], "cannot be imported"),
-        (["import", "python.zip"], "none of .tar"),
+        (["import", "python.zip"], "is not a .tar"),
         (["delete", "../x"], "invalid value"),
     ] {
         let (done, _, why) = run(&words);

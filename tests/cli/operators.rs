@@ -95,7 +95,7 @@ async fn a_sandbox_is_shown_edited_and_deleted_without_a_server() {
     assert!(!store.path().join(format!("sandboxes/{id}/lock.json")).exists());
     let ran = baton(store.path(), &["get", name], None).await;
     assert_eq!(ran.code, Some(1), "{}", ran.out);
-    assert_eq!(baton(store.path(), &["get", "nonsense"], None).await.code, Some(2));
+    assert_eq!(baton(store.path(), &["get", "nonsense"], None).await.code, Some(1));
     assert_eq!(baton(store.path(), &["watch", "--for", "1s"], None).await.code, Some(0));
 }
 

@@ -107,9 +107,9 @@ fn admin(world: &World, seals: Seals) -> StorageAdmin {
 }
 
 async fn repaired(admin: &StorageAdmin, id: &SandboxId, change: impl FnOnce(&mut repair::RepairArgs)) -> AdminResult {
-    let mut args = repair::RepairArgs { id: id.clone(), nobody_runs_it: false, head: None, sign: false };
+    let mut args = repair::RepairArgs::default();
     change(&mut args);
-    repair::repair_sandbox(admin, &args).await.unwrap()
+    repair::repair_sandbox(admin, id, &args).await.unwrap()
 }
 
 async fn shown(admin: &StorageAdmin, id: &SandboxId) -> String {
@@ -285,9 +285,11 @@ async fn an_operator_signs_what_was_stored_before_there_was_a_key() {
     assert!(text.contains("Unsigned") && text.contains("baton repair ID --sign"), "{text}");
     let refused = repaired(&with_key, &id, |_| {}).await;
     assert!(refused.exit() == 3 && refused.line().contains("--sign"), "{refused:?}");
-    let args = repair::RepairArgs { id: id.clone(), nobody_runs_it: false, head: None, sign: true };
+    let args = repair::RepairArgs { sign: true, ..repair::RepairArgs::default() };
     assert!(
-        repair::repair_sandbox(&without, &args).await.is_err_and(|error| error.to_string().contains("BATON_HMAC_KEY"))
+        repair::repair_sandbox(&without, &id, &args)
+            .await
+            .is_err_and(|error| error.to_string().contains("BATON_HMAC_KEY"))
     );
     let signed = repaired(&with_key, &id, |args| args.sign = true).await;
     assert_eq!(signed.exit(), 0, "{signed:?}");

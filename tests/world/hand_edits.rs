@@ -39,7 +39,7 @@ fn id() -> SandboxId {
 }
 
 fn args() -> repair::RepairArgs {
-    repair::RepairArgs { id: id(), nobody_runs_it: true, head: None, sign: false }
+    repair::RepairArgs { nobody_runs_it: true, ..repair::RepairArgs::default() }
 }
 
 async fn bytes(store: &dyn Store, key: &str) -> bytes::Bytes {
@@ -106,7 +106,7 @@ async fn the_example_of_the_source_document_with_a_copied_checkpoint_becomes_a_s
     assert!(matches!(one.tools.records.find(&id()).await, Err(Error::TokenMissing)));
     let before = world.keys().await;
     let careful = repair::RepairArgs { nobody_runs_it: false, ..args() };
-    assert!(refused(repair::repair_sandbox(&admin, &careful)).await.contains("--nobody-runs-it"));
+    assert!(refused(repair::repair_sandbox(&admin, &id(), &careful)).await.contains("--nobody-runs-it"));
     let mut out = Vec::new();
     list::write_list(&admin, &Default::default(), OutputFormat::Table, &mut out).await.unwrap();
     let listed = String::from_utf8(out).unwrap();
@@ -115,7 +115,7 @@ async fn the_example_of_the_source_document_with_a_copied_checkpoint_becomes_a_s
     assert!(got.contains("LockMissing") && got.contains("baton repair"), "{got}");
     assert_eq!(world.keys().await, before);
 
-    let line = done(repair::repair_sandbox(&admin, &args())).await;
+    let line = done(repair::repair_sandbox(&admin, &id(), &args())).await;
     let token = line.rsplit(' ').next().unwrap();
     let record = metadata(&world).await;
     assert_eq!(record["token_sha256"], json!(baton::api::token::sha256(token)));
@@ -131,7 +131,7 @@ async fn the_example_of_the_source_document_with_a_copied_checkpoint_becomes_a_s
     assert_eq!(record["last_checkpointed"], manifest["created"]);
     let lock = world.lock(&id()).await.unwrap();
     assert!(lock.epoch > checkpoint.epoch() && lock.lease.is_none() && lock.forked_from.is_none());
-    assert!(done(repair::repair_sandbox(&admin, &args())).await.contains("needs no repair"));
+    assert!(done(repair::repair_sandbox(&admin, &id(), &args())).await.contains("needs no repair"));
     // Whether it ran on elsewhere nobody knows.
     assert_eq!(restored(&one).await, (checkpoint, true));
     one.stop().await;
@@ -144,7 +144,7 @@ async fn a_checkpoint_of_another_sandbox_under_a_strange_name_is_copied_to_its_o
     let (one, admin) = (world.instance(), admin(&world));
     put(&world, (&*store, &checkpoint), "checkpoint-xyz").await;
     let strange = world.keys().await.into_iter().filter(|key| key.contains("checkpoint-xyz")).collect::<Vec<_>>();
-    done(repair::repair_sandbox(&admin, &args())).await;
+    done(repair::repair_sandbox(&admin, &id(), &args())).await;
     let keys = world.keys().await;
     assert!(strange.iter().all(|key| keys.contains(key)), "what the operator put there stays: {keys:?}");
     let prefix = layout::checkpoint_prefix(&checkpoint);
@@ -192,7 +192,7 @@ async fn what_cannot_be_restored_is_refused_with_its_reason_and_nothing_is_writt
                 continue;
             }
             let before = (world.keys().await, metadata(&world).await);
-            let line = refused(repair::repair_sandbox(&admin, &args())).await;
+            let line = refused(repair::repair_sandbox(&admin, &id(), &args())).await;
             assert!(line.starts_with(reason) && line.contains(named), "{line}");
             assert_eq!((world.keys().await, metadata(&world).await), before);
         }
@@ -203,7 +203,7 @@ async fn what_cannot_be_restored_is_refused_with_its_reason_and_nothing_is_writt
         let mut content = bytes(&*world.store(), &key).await.to_vec();
         content[0] ^= 1;
         world.store().put(&key, content.into(), Precondition::Any).await.unwrap();
-        let line = refused(repair::repair_sandbox(&admin(&world), &args())).await;
+        let line = refused(repair::repair_sandbox(&admin(&world), &id(), &args())).await;
         assert!(line.starts_with("Damaged"), "{line}");
         assert_eq!(world.lock(&id()).await, None);
     }
@@ -217,17 +217,17 @@ async fn a_checkpoint_in_another_bucket_and_a_path_that_leads_elsewhere_are_refu
     let mut admin = admin(&world);
     let here = Checkpoints::new(world.store(), Some("ours".to_owned()), world.clock.clone());
     admin.upkeep.checkpoints = Some(here);
-    let line = refused(repair::repair_sandbox(&admin, &args())).await;
+    let line = refused(repair::repair_sandbox(&admin, &id(), &args())).await;
     assert!(line.starts_with("OtherStore") && line.contains("company-sandbox-checkpoints"), "{line}");
     for path in ["sandboxes/sandbox-abc-123/", "sandbox_checkpoints/../sandboxes/x/", ""] {
         let latest = json!({"bucket": "ours", "path": path});
         world.edit(&id(), |record| record["latest_sandbox_checkpoint"] = latest.clone()).await;
-        let line = refused(repair::repair_sandbox(&admin, &args())).await;
+        let line = refused(repair::repair_sandbox(&admin, &id(), &args())).await;
         assert!(line.starts_with("InvalidSpec"), "{line}");
     }
     let latest = json!({"bucket": "ours", "path": layout::checkpoint_prefix(&checkpoint)});
     world.edit(&id(), |record| record["latest_sandbox_checkpoint"] = latest.clone()).await;
-    done(repair::repair_sandbox(&admin, &args())).await;
+    done(repair::repair_sandbox(&admin, &id(), &args())).await;
     assert_eq!(world.lock(&id()).await.unwrap().head.unwrap().bucket.as_deref(), Some("ours"));
 }
 
@@ -238,9 +238,10 @@ async fn a_repair_that_was_broken_off_after_the_lock_goes_on_with_the_token() {
     let (one, admin) = (world.instance(), admin(&world));
     put(&world, (&*store, &checkpoint), checkpoint.as_str()).await;
     let by_hand = world.text(&metadata_key()).await.unwrap();
-    done(repair::repair_sandbox(&admin, &args())).await;
+    done(repair::repair_sandbox(&admin, &id(), &args())).await;
     world.put(&metadata_key(), &by_hand).await;
-    let line = done(repair::repair_sandbox(&admin, &repair::RepairArgs { nobody_runs_it: false, ..args() })).await;
+    let line =
+        done(repair::repair_sandbox(&admin, &id(), &repair::RepairArgs { nobody_runs_it: false, ..args() })).await;
     assert!(line.contains("its new token is"), "{line}");
     let found = one.metadata(&id()).await.unwrap();
     assert_eq!((found.status.phase, found.spec.desired_state), (Phase::Checkpointed, DesiredState::Checkpointed));
@@ -259,7 +260,7 @@ async fn a_record_with_a_token_of_the_operators_own_needs_a_lock_only_and_keeps_
     // Whoever attaches now is told that the lock is missing.
     let told = one.attach(&id()).await.until(|told| matches!(told, LifecycleEvent::Failed { .. })).await;
     assert!(format!("{told:?}").contains("LockMissing"), "{told:?}");
-    let line = done(repair::repair_sandbox(&admin, &args())).await;
+    let line = done(repair::repair_sandbox(&admin, &id(), &args())).await;
     assert!(!line.contains("token"), "{line}");
     assert_eq!(metadata(&world).await["token_sha256"], json!(hash));
     assert_eq!(restored(&one).await.0, checkpoint);

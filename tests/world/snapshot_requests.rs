@@ -176,13 +176,16 @@ async fn a_sandbox_starts_from_a_snapshot_and_moves_to_where_that_was_never_seen
     let rootfs = checkpoints.manifest(&head).await.unwrap().rootfs;
     assert_eq!(rootfs.archive.unwrap().path.to_string(), "filesystem_snapshots/base/base.tar");
     assert_eq!(
-        snapshot_users::user_of(&three.tools.records, &checkpoints, &key("base")).await.unwrap(),
+        snapshot_users::users_of(&three.tools.records, &checkpoints, &key("base")).await.unwrap().first,
         Some(id.clone())
     );
-    assert_eq!(snapshot_users::user_of(&three.tools.records, &checkpoints, &key("other")).await.unwrap(), None);
+    assert_eq!(snapshot_users::users_of(&three.tools.records, &checkpoints, &key("other")).await.unwrap().first, None);
     // Also when an operator took the name out of the metadata: the head still names it.
     three.edit(&id, |spec| spec.filesystem_snapshot_name = None).await;
-    assert_eq!(snapshot_users::user_of(&three.tools.records, &checkpoints, &key("base")).await.unwrap(), Some(id));
+    assert_eq!(
+        snapshot_users::users_of(&three.tools.records, &checkpoints, &key("base")).await.unwrap().first,
+        Some(id)
+    );
     for instance in [one, two, three] {
         instance.stop().await;
     }
@@ -364,7 +367,7 @@ async fn a_snapshot_stays_as_long_as_a_sandbox_of_a_tenant_that_may_mean_it() {
     visit.until_running().await;
     let checkpoints = one.tools.checkpoints.clone().unwrap();
     for (snapshot, user) in [("team-a~base", Some(&visit.id)), ("base", Some(&visit.id)), ("team-b~base", None)] {
-        let found = snapshot_users::user_of(&one.tools.records, &checkpoints, &key(snapshot)).await.unwrap();
+        let found = snapshot_users::users_of(&one.tools.records, &checkpoints, &key(snapshot)).await.unwrap().first;
         assert_eq!(found.as_ref(), user, "{snapshot}");
     }
     one.stop().await;

@@ -89,17 +89,13 @@ async fn a_holder_that_died_is_shown_as_such_and_one_that_lives_never_is() {
     // The line stays the same for as long as nothing happens; then it runs elsewhere.
     let two = world.instance();
     let mut said = Vec::new();
-    let args = watch::WatchArgs {
-        id: Some(id.clone()),
-        filter: Filter::default(),
-        every: Duration::from_secs(2),
-        duration: None,
-    };
+    let watched = watch::Watched { id: Some(id.clone()), filter: Filter::default(), every: Duration::from_secs(2) };
+    let source = watch::RowSource::Storage(Box::new(admin.clone()));
     let mut out = |text: &str| {
         said.push(text.to_owned());
         Ok(())
     };
-    let watching = watch::watch_rows(&admin, &args, false, &mut out);
+    let watching = watch::watch_rows(&source, &watched, false, &mut out);
     let moving = async {
         world.after(60).await;
         two.attach(&id).await.until_running().await;

@@ -6,7 +6,7 @@ use baton::{
     bus::{LifecycleEvent, StartKind},
     cli::{
         checkpoint, delete, edit, gc, get,
-        global_options::OutputFormat,
+        global_options::{ContextOption, OutputFormat},
         handoff, list, list_checkpoints, repair, rollback,
         rows::{Filter, ShownPhase},
         storage_admin::{AdminResult, StorageAdmin, WaitArgs},
@@ -251,10 +251,10 @@ async fn metadata_that_were_deleted_are_made_anew_with_a_new_token() {
     let world = World::new();
     let (one, admin) = (world.instance(), admin(&world));
     let id = stored(&world, &one, 1).await;
-    let args = repair::RepairArgs { id: id.clone(), nobody_runs_it: false, head: None, sign: false };
-    assert!(done(repair::repair_sandbox(&admin, &args)).await.contains("needs no repair"));
+    let args = repair::RepairArgs::default();
+    assert!(done(repair::repair_sandbox(&admin, &id, &args)).await.contains("needs no repair"));
     world.remove(&format!("sandboxes/{id}/metadata.json")).await;
-    let line = done(repair::repair_sandbox(&admin, &args)).await;
+    let line = done(repair::repair_sandbox(&admin, &id, &args)).await;
     let token = line.rsplit(' ').next().unwrap();
     let spec = one.metadata(&id).await.unwrap().spec;
     assert_eq!(spec.token_sha256, baton::api::token::sha256(token));
@@ -269,11 +269,11 @@ async fn a_lock_that_was_deleted_is_made_anew_only_when_nobody_runs_it_and_above
     let id = stored(&world, &one, 3).await;
     let before = world.lock(&id).await.unwrap();
     world.remove(&format!("sandboxes/{id}/lock.json")).await;
-    let mut args = repair::RepairArgs { id: id.clone(), nobody_runs_it: false, head: None, sign: false };
-    refused(repair::repair_sandbox(&admin, &args)).await;
+    let mut args = repair::RepairArgs::default();
+    refused(repair::repair_sandbox(&admin, &id, &args)).await;
     assert!(world.lock(&id).await.is_none());
     args.nobody_runs_it = true;
-    done(repair::repair_sandbox(&admin, &args)).await;
+    done(repair::repair_sandbox(&admin, &id, &args)).await;
     let lock = world.lock(&id).await.unwrap();
     assert!(lock.epoch > before.epoch && lock.behind);
     assert_eq!(lock.head, before.head);
@@ -287,24 +287,28 @@ async fn an_edit_is_checked_written_over_what_was_seen_and_its_outcome_said() {
     let (one, admin) = (world.instance(), admin(&world));
     let id = running(&world, &one).await;
     let set = |fields: &[(&str, Value)]| edit::EditArgs {
-        id: id.clone(),
+        sandbox: id.to_string(),
         set: fields.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect(),
+        force: false,
         wait: WAIT,
+        context: ContextOption::default(),
     };
-    let line = done(edit::edit_metadata(&admin, &set(&[("labels.team", json!("blue"))]), "false")).await;
+    let line = done(edit::edit_metadata(&admin, &id, &set(&[("labels.team", json!("blue"))]), "false")).await;
     assert!(line.ends_with("is running"), "{line}");
     assert_eq!(one.metadata(&id).await.unwrap().spec.labels["team"], "blue");
     assert!(
-        done(edit::edit_metadata(&admin, &set(&[("labels.team", json!("blue"))]), "false")).await.contains("nothing")
+        done(edit::edit_metadata(&admin, &id, &set(&[("labels.team", json!("blue"))]), "false"))
+            .await
+            .contains("nothing")
     );
     let before = world.text(&format!("sandboxes/{id}/metadata.json")).await;
     for (name, value) in [("desired_state", json!("dancing")), ("sandbox_id", json!("x")), ("status", json!({}))] {
-        assert!(edit::edit_metadata(&admin, &set(&[(name, value)]), "false").await.is_err(), "{name}");
+        assert!(edit::edit_metadata(&admin, &id, &set(&[(name, value)]), "false").await.is_err(), "{name}");
     }
     assert_eq!(world.text(&format!("sandboxes/{id}/metadata.json")).await, before);
-    let line = done(edit::edit_metadata(&admin, &set(&[("desired_state", json!("checkpointed"))]), "false")).await;
+    let line = done(edit::edit_metadata(&admin, &id, &set(&[("desired_state", json!("checkpointed"))]), "false")).await;
     assert!(line.contains("is checkpointed"), "{line}");
-    let line = done(edit::edit_metadata(&admin, &set(&[("ttl", json!(60))]), "false")).await;
+    let line = done(edit::edit_metadata(&admin, &id, &set(&[("ttl", json!(60))]), "false")).await;
     assert!(line.contains("next sweep"), "{line}");
     one.stop().await;
 }
@@ -318,7 +322,7 @@ async fn gc_is_one_sweep_without_a_server() {
     one.die().await.stop().await;
     world.edit(&gone, |record| record["desired_state"] = json!("deleted")).await;
     world.edit(&dead, |record| record["desired_state"] = json!("deleted")).await;
-    let mut args = gc::GcArgs { dry_run: true, tombstones_after: None, dead: false, abandoned: false };
+    let mut args = gc::GcArgs { dry_run: true, ..gc::GcArgs::default() };
     let before = world.keys().await;
     assert_eq!(done(gc::sweep_once(&admin, &args)).await, "tasks to do: 2");
     assert_eq!(world.keys().await, before);
@@ -377,17 +381,13 @@ async fn what_there_is_is_listed_filtered_shown_and_watched() {
     assert!(text.lines().any(|line| line.starts_with("head") && line.contains(asleep.as_str())), "{text}");
 
     let mut seen = Vec::new();
-    let args = watch::WatchArgs {
-        id: Some(awake.clone()),
-        filter: Filter::default(),
-        every: Duration::from_secs(1),
-        duration: None,
-    };
+    let watched = watch::Watched { id: Some(awake.clone()), filter: Filter::default(), every: Duration::from_secs(1) };
+    let source = watch::RowSource::Storage(Box::new(admin.clone()));
     let mut out = |text: &str| {
         seen.push(text.to_owned());
         Ok(())
     };
-    let watching = watch::watch_rows(&admin, &args, false, &mut out);
+    let watching = watch::watch_rows(&source, &watched, false, &mut out);
     let change = async {
         world.after(10).await;
         one.edit(&awake, |spec| spec.desired_state = DesiredState::Checkpointed).await;

@@ -45,6 +45,11 @@ impl Records {
         Ok(self.listed(&layout::sandbox_prefix(id)).await?.remove(id).unwrap_or_default())
     }
 
+    /// The sandboxes whose ids begin with `text`.
+    pub async fn beginning_with(&self, text: &str) -> Result<Vec<SandboxId>> {
+        Ok(self.listed(&format!("{PREFIX}{text}")).await?.into_keys().collect())
+    }
+
     /// The objects under `prefix`, grouped by sandbox.
     async fn listed(&self, prefix: &str) -> Result<BTreeMap<SandboxId, SandboxObjects>> {
         let (locks, metadata) = self.stores(StoreKind::Durable)?;
