@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
-.PHONY: help setup setup-tests run build test check fmt fuzz bench demo proof sim docs image-tree clean
+.PHONY: help setup setup-tests run build install packages test check fmt fuzz bench demo proof sim docs image-tree clean
 
 # Outside the source tree, so that a fresh clone finds what an earlier one built.
 ifndef BATON_CACHE_DIR
@@ -38,6 +38,12 @@ run: setup ## set up, build and serve on 127.0.0.1:8080
 
 build: ## build the server, optimised
 	cargo build --release --locked --bin baton
+
+install: build ## build the server, optimised, and put it into PREFIX/bin (PREFIX=/usr/local)
+	install -D -m 755 "$(CARGO_TARGET_DIR)/release/baton" "$(DESTDIR)$(or $(PREFIX),/usr/local)/bin/baton"
+
+packages: ## build the packages of the clients, ready to be installed
+	@scripts/packages
 
 test: setup-tests ## check the style, then run every test; the last line counts them
 	@scripts/test

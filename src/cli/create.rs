@@ -1,8 +1,8 @@
-//! `baton create`: creates a durable sandbox and saves its token.
+//! `baton create`: creates a sandbox that stays, and saves its token.
 
 use std::{process::ExitCode, time::Duration};
 
-use baton_client::{Idle, Options, Sandbox, SandboxConfig, SnapshotName};
+use baton_client::{Idle, Options, Persistence, Sandbox, SandboxConfig, SnapshotName};
 use serde_json::json;
 
 use super::{
@@ -19,23 +19,35 @@ use super::{
 /// Create a sandbox and print its id
 ///
 /// The sandbox's token is saved in a file that only you can read, so that the other verbs find the sandbox by its id or
-/// the beginning of it. The sandbox is deleted when it was idle for its idle time. With --checkpoint it is checkpointed
-/// instead, restored when it is used again, and may move between instances.
+/// the beginning of it.
+///
+/// How long it lives: where the server has storage, the sandbox is persistent. When no client is attached and no command
+/// runs for its idle time (5 minutes unless --idle says otherwise), it is checkpointed with its memory and its files,
+/// and the next verb that uses it restores it, on any instance of the server. It moves when its instance ends, and stays
+/// until `baton kill`, its --ttl or the server's retention time. Without storage, or with --ephemeral, it is deleted
+/// after its idle time, and ends with its instance.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:\n  baton create\n  \
-                  baton create --checkpoint --idle 1h --label team=red\n  \
+                  baton create --persistent --idle 1h --label team=red\n  \
+                  baton create --ephemeral --ttl 10m\n  \
                   baton create --limit memory=512MiB --limit cpus=1.5\n  \
                   id=$(baton create) && baton exec $id -- uname -a\n  \
                   baton create -o json | jq -r .sandbox_token")]
 pub struct CreateArgs {
-    /// Allow checkpoints and moves between instances; an idle sandbox is checkpointed, not deleted
-    #[arg(long)]
+    /// Fail if the server has no storage to keep the sandbox in
+    #[arg(long, conflicts_with = "ephemeral")]
+    pub persistent: bool,
+    /// Do not store the sandbox: it ends with its instance, or after its idle time
+    #[arg(long, conflicts_with_all = ["checkpoint", "handoff", "auto_checkpoint"])]
+    pub ephemeral: bool,
+    /// Allow checkpoints and moves between instances, as --persistent does
+    #[arg(long, hide_short_help = true)]
     pub checkpoint: bool,
     /// Allow moves between instances; implied by --checkpoint
-    #[arg(long, requires = "checkpoint")]
+    #[arg(long, requires = "checkpoint", hide_short_help = true)]
     pub handoff: bool,
     /// Checkpoint the sandbox when it is idle; implied by --checkpoint
-    #[arg(long, requires = "checkpoint")]
+    #[arg(long, requires = "checkpoint", hide_short_help = true)]
     pub auto_checkpoint: bool,
     /// Idle time after which the sandbox ends, as in `5m`, or `never`
     #[arg(long, value_name = "TIME", value_parser = parse_idle)]
@@ -80,7 +92,15 @@ pub async fn create(args: CreateArgs, context: &CommandContext) -> anyhow::Resul
     let server = context.server(&args.server)?;
     // Checked before anything is created: a sandbox whose token is lost is useless.
     let tokens = server.tokens()?;
+    let persistent = match (args.persistent, args.ephemeral, args.checkpoint) {
+        (true, ..) => Some(Persistence::Yes),
+        (_, true, _) => Some(Persistence::No),
+        // The older flags say it all.
+        (.., true) => None,
+        (false, false, false) => Some(Persistence::Auto),
+    };
     let config = SandboxConfig {
+        persistent,
         idle_timeout: args.idle,
         enable_checkpoint: args.checkpoint,
         enable_sandbox_handoff: args.handoff.then_some(true),
@@ -105,11 +125,18 @@ pub async fn create(args: CreateArgs, context: &CommandContext) -> anyhow::Resul
         let _ = sandbox.kill().await;
         return Err(error);
     }
+    let is_persistent = sandbox.is_persistent();
     sandbox.close().await;
+    if is_persistent == Some(false) && persistent == Some(Persistence::Auto) {
+        screen::say("baton: the server has no storage: this sandbox ends with its instance, or after its idle time");
+    }
     screen::print(&match args.output.format {
         OutputFormat::Table | OutputFormat::Name => format!("{}\n", saved.id),
         OutputFormat::Json => {
-            screen::json(&json!({"sandbox_id": saved.id, "sandbox_token": saved.token.0, "url": saved.url}))
+            let token = &saved.token.0;
+            screen::json(
+                &json!({"sandbox_id": saved.id, "sandbox_token": token, "url": saved.url, "persistent": is_persistent}),
+            )
         }
     })?;
     Ok(ExitCode::SUCCESS)

@@ -4,7 +4,7 @@ use std::{fmt::Write as _, process::ExitCode};
 
 use anyhow::{Context, Result, bail};
 use baton_protocol::{id::SandboxId, lock::Lock, printable::printable, reason::Reason};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::{
     admin_api::{self, AdminApi},
@@ -98,10 +98,16 @@ pub async fn describe(storage: &StorageAdmin, id: &SandboxId, format: OutputForm
         ));
     }
     let Some(mut row) = row(storage, id.clone(), objects).await else { bail!("{id} does not exist") };
+    let unreadable = raw.as_ref().and_then(|(bytes, _)| serde_json::from_slice::<Map<String, Value>>(bytes).err());
     // An unusable lock comes first: until it is repaired nothing else can be done.
-    if let Some(unusable) = unusable {
-        (row.reason, row.message) = (unusable.reason().into(), unusable.to_string());
-    }
+    let remedy = match (unusable, unreadable) {
+        (Some(unusable), _) => {
+            (row.reason, row.message) = (unusable.reason().into(), unusable.to_string());
+            Some(storage_admin::describe_unusable(id, &unusable))
+        }
+        (None, Some(error)) if lock.is_some() => Some(storage_admin::describe_unreadable(id, &error.to_string())),
+        (None, _) => None,
+    };
     Ok(match format {
         OutputFormat::Json => {
             let metadata = raw.and_then(|(bytes, _)| serde_json::from_slice::<Value>(&bytes).ok());
@@ -116,12 +122,13 @@ pub async fn describe(storage: &StorageAdmin, id: &SandboxId, format: OutputForm
             });
             screen::json(&view)
         }
-        OutputFormat::Table => text(&row, lock.as_ref()),
+        OutputFormat::Table => text(&row, lock.as_ref(), remedy),
         OutputFormat::Name => format!("{id}\n"),
     })
 }
 
-fn text(row: &Row, lock: Option<&Lock>) -> String {
+/// `remedy` is a more precise one than that of the row's reason.
+fn text(row: &Row, lock: Option<&Lock>, remedy: Option<String>) -> String {
     let mut lines: Vec<(&str, String)> = vec![("sandbox", row.id.to_string())];
     if let Some(found) = &row.found {
         let (spec, status) = (&found.spec, &found.status);
@@ -159,8 +166,10 @@ fn text(row: &Row, lock: Option<&Lock>) -> String {
     if !row.message.is_empty() {
         lines.push(("message", row.message.clone()));
     }
-    if let Some(reason) = Reason::find(&row.reason) {
-        lines.push(("remedy", reason.remedy().to_owned()));
+    if let Some(remedy) = remedy {
+        lines.push(("remedy", remedy));
+    } else if let Some(reason) = Reason::find(&row.reason) {
+        lines.push(("remedy", storage_admin::remedy(&row.id, reason)));
     } else if row.is_orphan {
         lines.push(("remedy", format!("its metadata is gone: `baton repair {}` recreates it", row.id)));
     }

@@ -14,7 +14,8 @@ const HELP_HEADING: &str = "Global options";
 /// prevent the other verbs from running.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct ServerOptions {
-    /// URL of the server [env: BATON_URL] [default: where the sandbox was created, or ws://127.0.0.1:8080]
+    /// URL of the server [env: BATON_URL] [default: where the sandbox was created, that of the context, or
+    /// ws://127.0.0.1:8080]
     #[arg(long, global = true, help_heading = HELP_HEADING)]
     pub url: Option<String>,
     /// API key of the server; other users of this machine can see options [env: BATON_API_KEY]

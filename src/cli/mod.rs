@@ -140,6 +140,8 @@ pub enum Verb {
     Gc(gc::GcArgs),
     Explain(explain::ExplainArgs),
     Completions(completions::CompletionsArgs),
+    #[command(hide = true)]
+    CompleteValues(completions::CompleteValuesArgs),
     /// Choose the server that the other verbs use
     ///
     /// A context is a server under a name: its URL, its keys and its storage. Options and variables take precedence
@@ -238,6 +240,7 @@ impl Verb {
             Self::Config(args) => show_config::run(&args),
             Self::Explain(args) => explain::explain(&args),
             Self::Completions(args) => completions::completions(&args),
+            Self::CompleteValues(args) => block_on(completions::complete_values(args, context)),
             Self::Context { verb } => context_verbs::context(verb, context),
         }
     }
@@ -266,7 +269,8 @@ mod tests {
         let mut command = Cli::command();
         command.build();
         let mut grouped: Vec<_> = verb_groups::GROUPS.iter().flat_map(|(_, names)| *names).copied().collect();
-        let mut verbs: Vec<_> = command.get_subcommands().map(Command::get_name).collect();
+        let shown = command.get_subcommands().filter(|verb| !verb.is_hide_set());
+        let mut verbs: Vec<_> = shown.map(Command::get_name).collect();
         grouped.sort_unstable();
         verbs.sort_unstable();
         assert_eq!(grouped, verbs);

@@ -32,7 +32,7 @@ fn text(bytes: &[u8]) -> &str {
 }
 
 /// The client says nothing but acknowledgements, and leaves.
-async fn leaves(mut peer: ScriptedPeer) {
+pub async fn leaves(mut peer: ScriptedPeer) {
     while let Heard::Request(request) = peer.heard().await {
         let harmless =
             matches!(&request, Request::Ack { .. }) || matches!(&request, Request::Stdin(stdin) if stdin.eof);

@@ -236,3 +236,57 @@ async fn a_copy_shows_how_far_it_has_come_on_a_terminal_only() {
     while let Heard::Request(_) = peer.heard().await {}
     assert_eq!(soon(child.wait()).await.unwrap().code(), Some(0));
 }
+
+#[tokio::test]
+async fn detach_keys_leave_the_command_running() {
+    for (arguments, keys, left) in [
+        (vec!["exec", "-it", ID, "--", "bash"], &b"a\x10\x11"[..], "keeps running"),
+        (vec!["shell", "--detach-keys", "ctrl-a,d", ID], b"a\x01d", "keeps running"),
+    ] {
+        let server = Server::start().await;
+        let mut terminal = Terminal::open();
+        let before = terminal.manners();
+        let mut child = run(&terminal, &server, &arguments);
+        let mut peer = server.attach(vec![]).await;
+        let id = peer.exec().await;
+        peer.started(&id, 1).await;
+        peer.output(Stream::Stdout, 1, 0, b"ready\r\n").await;
+        terminal.shows("ready").await;
+        terminal.press(keys);
+        let mut typed = Vec::new();
+        loop {
+            match peer.heard().await {
+                Heard::Binary(bytes) => typed.extend_from_slice(&bytes[13..]),
+                // Neither a signal nor the end of its input.
+                Heard::Request(request) => assert!(matches!(request, Request::Ack { .. }), "{request:?}"),
+                Heard::Gone => break,
+            }
+        }
+        assert_eq!(typed, b"a", "{arguments:?}");
+        terminal.shows(left).await;
+        assert_eq!(soon(child.wait()).await.unwrap().code(), Some(0));
+        assert_eq!(terminal.manners(), before);
+    }
+}
+
+#[tokio::test]
+async fn a_run_that_is_left_keeps_its_sandbox_and_its_token() {
+    let home = tempfile::tempdir().unwrap();
+    let server = Server::start().await;
+    let mut terminal = Terminal::open();
+    let url = server.url();
+    let settings = [("BATON_URL", url.as_str()), ("HOME", home.path().to_str().unwrap())];
+    let mut child = terminal.run(env!("CARGO_BIN_EXE_baton"), &["run", "-it", "--", "bash"], &settings);
+    let (mut peer, exec, _) = started(&server).await;
+    assert!(exec.pty.is_some() && exec.stdin);
+    peer.output(Stream::Stdout, 1, 0, b"ready\r\n").await;
+    terminal.shows("ready").await;
+    terminal.press(b"\x10\x11");
+    while let Heard::Request(request) = peer.heard().await {
+        assert!(matches!(request, Request::Ack { .. }), "{request:?}");
+    }
+    terminal.shows("baton kill").await;
+    assert_eq!(soon(child.wait()).await.unwrap().code(), Some(0));
+    let tokens = std::fs::read_to_string(home.path().join(".local/state/baton/tokens.json")).unwrap();
+    assert!(tokens.contains(ID) && tokens.contains(TOKEN), "{tokens}");
+}

@@ -7,6 +7,7 @@ mod cli_exec;
 mod cli_snapshots;
 mod cli_terminal;
 mod cloud_run;
+mod contexts;
 mod copy;
 mod operators;
 mod pipes;

@@ -28,12 +28,12 @@ async fn baton(store: &Path, args: &[&str], editor: Option<&str>) -> Ran {
     Ran { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
-fn id(number: u32) -> SandboxId {
+pub fn id(number: u32) -> SandboxId {
     SandboxId::parse(&format!("sandbox-{number:08x}-6f0e-4b1c-9d3e-0123456789ab")).unwrap()
 }
 
 /// What a create and an end without a checkpoint leave.
-fn put(store: &Path, number: u32) -> SandboxId {
+pub fn put(store: &Path, number: u32) -> SandboxId {
     let id = id(number);
     let folder = store.join(format!("sandboxes/{id}"));
     fs::create_dir_all(&folder).unwrap();
@@ -96,6 +96,7 @@ async fn a_sandbox_is_shown_edited_and_deleted_without_a_server() {
     let ran = baton(store.path(), &["get", name], None).await;
     assert_eq!(ran.code, Some(1), "{}", ran.out);
     assert_eq!(baton(store.path(), &["get", "nonsense"], None).await.code, Some(1));
+    assert_eq!(baton(store.path(), &["get", "no sense"], None).await.code, Some(2));
     assert_eq!(baton(store.path(), &["watch", "--for", "1s"], None).await.code, Some(0));
 }
 
@@ -121,4 +122,147 @@ async fn a_check_ends_with_what_does_not_work_and_not_with_good_news() {
     let ran = baton(store.path(), &broken, None).await;
     assert_eq!(ran.code, Some(1), "{}{}", ran.out, ran.err);
     assert_eq!(ran.out.lines().last(), Some("2 of 4 stores do not work: what needs them fails."), "{}", ran.out);
+}
+
+/// The command that a message names between backticks, as its words; it must be the only one.
+fn named_command(message: &str, id: &SandboxId) -> Vec<String> {
+    let quoted = message.split('`').skip(1).step_by(2).filter(|quoted| quoted.starts_with("baton "));
+    let commands: Vec<_> = quoted.collect();
+    let [command] = commands[..] else { panic!("{commands:?} in: {message}") };
+    assert!(command.contains(id.as_str()), "{command} names no sandbox");
+    command.split_whitespace().skip(1).map(str::to_owned).collect()
+}
+
+#[tokio::test]
+async fn the_command_that_a_message_names_helps() {
+    /// Breaks one object of a sandbox.
+    type Break = fn(&Path);
+    let garbled: Break = |folder| fs::write(folder.join("metadata.json"), "{ not json").unwrap();
+    let invalid: Break = |folder| {
+        let text = fs::read_to_string(folder.join("metadata.json")).unwrap();
+        fs::write(folder.join("metadata.json"), text.replace("\"checkpointed\"", "\"dancing\"")).unwrap();
+    };
+    let no_metadata: Break = |folder| fs::remove_file(folder.join("metadata.json")).unwrap();
+    let no_lock: Break = |folder| fs::remove_file(folder.join("lock.json")).unwrap();
+    let bad_lock: Break = |folder| fs::write(folder.join("lock.json"), "{").unwrap();
+    let verbs: [&[&str]; 3] = [&["get"], &["repair"], &["edit", "--set", "ttl=60"]];
+    for (what, broken, helps) in [
+        ("garbled metadata", garbled, "repair"),
+        ("no metadata", no_metadata, "repair"),
+        ("no lock", no_lock, "repair"),
+        ("an unusable lock", bad_lock, "repair"),
+    ] {
+        for verb in verbs {
+            // `repair` makes lost metadata again by itself.
+            if what == "no metadata" && verb[0] == "repair" {
+                continue;
+            }
+            let store = tempfile::tempdir().unwrap();
+            let id = put(store.path(), 1);
+            broken(&store.path().join(format!("sandboxes/{id}")));
+            let ran = baton(store.path(), &[&verb[..1], &[id.as_str()], &verb[1..]].concat(), None).await;
+            let said = format!("{}{}", ran.out, ran.err);
+            let command = named_command(&said, &id);
+            assert_eq!(command[0], helps, "{what}, {verb:?}: {said}");
+            let words: Vec<_> = command.iter().map(String::as_str).collect();
+            let ran = baton(store.path(), &words, None).await;
+            assert_eq!(ran.code, Some(0), "{what}, {verb:?}: {words:?}: {}{}", ran.out, ran.err);
+            for after in
+                [&["get", id.as_str()][..], &["edit", id.as_str(), "--set", "ttl=60"], &["delete", id.as_str()]]
+            {
+                let ran = baton(store.path(), after, None).await;
+                assert_eq!(ran.code, Some(0), "{what}, {after:?}: {}{}", ran.out, ran.err);
+            }
+        }
+    }
+    // A wrong value is corrected by an edit, and repair says so.
+    let store = tempfile::tempdir().unwrap();
+    let id = put(store.path(), 1);
+    invalid(&store.path().join(format!("sandboxes/{id}")));
+    let ran = baton(store.path(), &["repair", id.as_str()], None).await;
+    assert_eq!(named_command(&ran.out, &id), ["edit", id.as_str()]);
+    let ran = baton(store.path(), &["edit", id.as_str(), "--set", "desired_state=checkpointed"], None).await;
+    assert_eq!(ran.code, Some(0), "{}{}", ran.out, ran.err);
+}
+
+#[tokio::test]
+async fn an_unsigned_lock_is_signed_by_the_command_that_every_verb_names() {
+    let store = tempfile::tempdir().unwrap();
+    let id = put(store.path(), 1);
+    let signed = async |args: &[&str]| {
+        let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_baton"));
+        command.env_clear().env("CHECKPOINT_AND_RESTORE_PATH", store.path());
+        command.env("BATON_HMAC_KEY", "a-key-of-at-least-thirty-two-bytes-").args(args).stdin(Stdio::null());
+        let output = command.output().await.unwrap();
+        (output.status.code(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
+    };
+    for verb in [&["get", id.as_str()][..], &["edit", id.as_str(), "--set", "ttl=60"], &["delete", id.as_str()]] {
+        let (_, said) = signed(verb).await;
+        assert_eq!(named_command(&said, &id), ["repair", id.as_str(), "--sign"], "{verb:?}");
+    }
+    let (code, said) = signed(&["repair", id.as_str(), "--sign"]).await;
+    assert_eq!(code, Some(0), "{said}");
+    let (code, said) = signed(&["edit", id.as_str(), "--set", "ttl=70"]).await;
+    assert_eq!(code, Some(0), "{said}");
+}
+
+#[tokio::test]
+async fn an_edit_refuses_what_is_not_an_operators_unless_it_is_forced() {
+    let store = tempfile::tempdir().unwrap();
+    let id = put(store.path(), 1);
+    let edit = async |more: &[&str]| baton(store.path(), &[&["edit", "00000001"][..], more].concat(), None).await;
+    for (setting, named) in [
+        ("env.A=b", "the client sets it"),
+        ("desired_sate=running", "there is no field `desired_sate`"),
+        ("sandbox_id=sandbox-x", "it is fixed"),
+        ("status.phase=running", "only the instance that holds"),
+    ] {
+        let ran = edit(&["--set", setting]).await;
+        assert!(ran.code == Some(2) && ran.err.contains(named), "{setting}: {:?} {}", ran.code, ran.err);
+    }
+    let ran = edit(&["--force", "--set", "env.A=b", "--set", "note=mine"]).await;
+    assert_eq!(ran.code, Some(0), "{}{}", ran.out, ran.err);
+    assert_eq!(edit(&["--force", "--set", "status.phase=running"]).await.code, Some(2));
+    let text = fs::read_to_string(store.path().join(format!("sandboxes/{id}/metadata.json"))).unwrap();
+    assert!(text.contains("\"note\": \"mine\""), "{text}");
+    // Nobody starts it: what was asked for stays asked for.
+    let ran = edit(&["--timeout", "1", "--set", "desired_state=running", "--set", "placement=null"]).await;
+    assert!(ran.code == Some(4) && ran.err.contains("waiting for the sweep"), "{}{}", ran.out, ran.err);
+}
+
+#[tokio::test]
+async fn ids_are_abbreviated_in_every_verb_on_the_storage() {
+    let store = tempfile::tempdir().unwrap();
+    let (one, two) = (put(store.path(), 0x1a), put(store.path(), 0x1b));
+    for verb in [&["get"][..], &["checkpoints"], &["repair"], &["edit", "--set", "ttl=9"], &["delete", "--no-wait"]] {
+        let ran = baton(store.path(), &[verb, &["0000001"]].concat(), None).await;
+        assert!(ran.code == Some(1) && ran.err.contains("write more of it"), "{verb:?}: {}", ran.err);
+        let ran = baton(store.path(), &[verb, &["0000001a"]].concat(), None).await;
+        assert_eq!(ran.code, Some(0), "{verb:?}: {}{}", ran.out, ran.err);
+        let ran = baton(store.path(), &[verb, &["ffff"]].concat(), None).await;
+        assert!(ran.code == Some(1) && ran.err.contains("begins with `ffff`"), "{verb:?}: {}", ran.err);
+    }
+    let read = |id: &SandboxId| fs::read_to_string(store.path().join(format!("sandboxes/{id}/metadata.json"))).unwrap();
+    assert!(read(&one).contains("\"deleted\"") && !read(&two).contains("\"deleted\""));
+}
+
+#[tokio::test]
+async fn one_broken_object_does_not_keep_a_snapshot() {
+    let store = tempfile::tempdir().unwrap();
+    let (broken, garbled) = (put(store.path(), 1), put(store.path(), 2));
+    fs::write(store.path().join(format!("sandboxes/{broken}/metadata.json")), "{").unwrap();
+    fs::write(store.path().join(format!("sandboxes/{garbled}/lock.json")), "{").unwrap();
+    let archive = store.path().join("tools.tar");
+    fs::write(&archive, [0; 1024]).unwrap();
+    let ran = baton(store.path(), &["snapshot", "import", archive.to_str().unwrap()], None).await;
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    // What still names it in an object that is not valid counts.
+    let record = store.path().join(format!("sandboxes/{broken}/metadata.json"));
+    fs::write(&record, r#"{"filesystem_snapshot_name": "tools"}"#).unwrap();
+    let ran = baton(store.path(), &["snapshot", "delete", "tools"], None).await;
+    assert!(ran.code == Some(1) && ran.err.contains(broken.as_str()), "{}", ran.err);
+    fs::write(&record, "{").unwrap();
+    let ran = baton(store.path(), &["snapshot", "delete", "tools"], None).await;
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert!([&broken, &garbled].iter().all(|id| ran.err.contains(id.as_str())), "{}", ran.err);
 }

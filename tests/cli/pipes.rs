@@ -73,7 +73,7 @@ async fn end(mut child: Child) -> (ExitStatus, Vec<u8>, Vec<u8>) {
 async fn the_command_and_its_circumstances_arrive_and_its_output_and_code_come_back() {
     let server = Server::start().await;
     let arguments =
-        ["-e", "A=b", "--env", "C=d=e", "--cwd", "/src", "--user", "nobody", "--timeout", "1m30s", "--", "make", "-j2"];
+        ["-e", "A=b", "--env", "C=d=e", "--cwd", "/src", "--user", "nobody", "--timeout", "90", "--", "make", "-j2"];
     let child = run(&server, &arguments).spawn().unwrap();
     let (mut peer, exec, id) = started(&server).await;
     assert_eq!(exec.command, What::Argv(vec!["make".into(), "-j2".into()]));

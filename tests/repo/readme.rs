@@ -12,6 +12,7 @@ const OUTSIDE_THE_SERVER: &[&str] = &[
     "BATON_AUTH",
     "BATON_BENCH_ROWS",
     "BATON_BIN",
+    "BATON_CONTEXT",
     "BATON_FORKED_FROM",
     "BATON_GCSFUSE",
     "BATON_HEADER",

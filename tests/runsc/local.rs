@@ -49,13 +49,13 @@ fn ports() -> [u16; 3] {
 
 async fn two_servers_share_a_sandbox(arguments: &[&str]) {
     let _permit = permit().await;
-    let place = directory();
+    let (place, home) = (directory(), directory());
     let ports = ports();
     let mut script = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests/local"));
     script.args(arguments).args(ports.map(|port| port.to_string())).arg("off");
     script.env("BATON", env!("CARGO_BIN_EXE_baton")).env("TMPDIR", place.path()).env("BATON_STORE_RUNTIME", "false");
     script.env("BATON_RUNSC", piece("BATON_RUNSC")).env("BATON_ROOTFS", piece("BATON_TEST_ROOTFS"));
-    script.env("BATON_AGENT", piece("BATON_AGENT"));
+    script.env("BATON_AGENT", piece("BATON_AGENT")).env("XDG_CONFIG_HOME", home.path());
     let log = place.path().join("log");
     let file = std::fs::File::create(&log).unwrap();
     script.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file);
@@ -78,6 +78,19 @@ async fn two_servers_share_a_sandbox(arguments: &[&str]) {
     let (mut socket, key) = Socket::create_at(&one, Dialect::Plain, movable()).await;
     socket.run("bash", "echo kept >/srv/file").await;
     drop(socket);
+    // The line that is printed is all that another terminal needs.
+    let line = "export BATON_CONTEXT=";
+    let said_so = said();
+    let context = said_so.lines().find_map(|said| said.split_once(line)).unwrap_or_else(|| panic!("{said_so}")).1;
+    let id = key.id.clone();
+    for verb in [&["list"][..], &["get", &id], &["checkpoints", &id], &["snapshot", "list"], &["gc", "--dry-run"]] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_baton"));
+        command.args(verb).env_clear().env("XDG_CONFIG_HOME", home.path()).env("BATON_CONTEXT", context);
+        let output = command.output().await.unwrap();
+        assert!(output.status.success(), "{verb:?}: {}", String::from_utf8_lossy(&output.stderr));
+        let is_shown = String::from_utf8_lossy(&output.stdout).contains(&id);
+        assert!(is_shown || !["list", "get"].contains(&verb[0]), "{verb:?}: {output:?}");
+    }
     let mut socket = Socket::attach_at(&two, Dialect::Plain, &key).await;
     socket.status("RUNNING").await;
     assert_eq!(socket.run("bash", "cat /srv/file").await.0, "kept\n");

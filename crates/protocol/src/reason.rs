@@ -47,7 +47,7 @@ reasons! {
     /// The metadata is invalid.
     InvalidSpec {
         cause: "metadata.json is not a JSON object, is too large, names another sandbox, or has a field with an invalid value. The last valid spec stays in force; nothing was changed.",
-        remedy: "Correct the object: `baton edit ID` shows what is wrong and checks the result before writing it. status.message names the field."
+        remedy: "Correct the object: `baton edit ID` shows what is wrong and checks the result before writing it. status.message names the field. If the text is not a JSON object, replace it: undelete its last valid version in the bucket, or use `baton repair ID --replace-metadata`."
     }
     /// The sandbox is in a store that this instance does not use.
     OtherStore {
