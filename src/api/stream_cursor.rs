@@ -9,10 +9,17 @@
 //! ```
 //! `next - sent` is at most the beginning of one UTF-8 character.
 
-use baton_protocol::{agent, event::StdStream, frame::Stream};
+use baton_protocol::{
+    agent::{self, RING_ATTACHED},
+    event::StdStream,
+    frame::Stream,
+};
 
 /// How much of a stream may be in flight without the client having confirmed it.
 pub const WINDOW: u64 = 1 << 20;
+/// How much of each stream a peek at a running command leaves for others. The rest of the agent's buffer is room for
+/// the command to go on.
+pub const PEEK_KEEPS: u64 = RING_ATTACHED - WINDOW;
 /// Confirmations are passed on in steps of this size, or when everything is confirmed.
 const CONFIRM_STEP: u64 = 64 << 10;
 

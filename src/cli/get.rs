@@ -98,14 +98,15 @@ pub async fn describe(storage: &StorageAdmin, id: &SandboxId, format: OutputForm
         ));
     }
     let Some(mut row) = row(storage, id.clone(), objects).await else { bail!("{id} does not exist") };
-    let unreadable = raw.as_ref().and_then(|(bytes, _)| serde_json::from_slice::<Map<String, Value>>(bytes).err());
+    let is_unreadable =
+        raw.as_ref().is_some_and(|(bytes, _)| serde_json::from_slice::<Map<String, Value>>(bytes).is_err());
     // An unusable lock comes first: until it is repaired nothing else can be done.
-    let remedy = match (unusable, unreadable) {
+    let remedy = match (unusable, is_unreadable) {
         (Some(unusable), _) => {
             (row.reason, row.message) = (unusable.reason().into(), unusable.to_string());
-            Some(storage_admin::describe_unusable(id, &unusable))
+            Some(storage_admin::unusable_remedy(id, &unusable))
         }
-        (None, Some(error)) if lock.is_some() => Some(storage_admin::describe_unreadable(id, &error.to_string())),
+        (None, true) if lock.is_some() => Some(storage_admin::unreadable_remedy(id)),
         (None, _) => None,
     };
     Ok(match format {

@@ -1,6 +1,9 @@
 //! `baton logs`: the output of a command, as far as it is still buffered.
 
-use std::process::ExitCode;
+use std::{
+    process::ExitCode,
+    time::{Duration, SystemTime},
+};
 
 use anyhow::{Context, bail};
 use baton_client::{Chunk, ExecId, ExecView, Offsets, Running, Sandbox, StdStream};
@@ -15,8 +18,10 @@ use super::{
 
 /// Print the buffered output of a command
 ///
-/// Without an exec id, this is the output of the last command. The output stays buffered and can be read again, except
-/// with --follow, which acknowledges it.
+/// Without an exec id, this is the output of the last command. The output stays buffered and can be read again, by this
+/// and by other clients, also with --follow: of a running command the last 3 MiB of each stream, and of one that has
+/// ended all that was left. The 100 commands that ended last are kept, until a client has received their output and
+/// exit code.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:\n  baton logs 0b9f\n  \
                   baton logs --list 0b9f\n  \
@@ -25,7 +30,7 @@ pub struct LogsArgs {
     /// Continue until the command ends, and exit with its exit code
     #[arg(short, long)]
     pub follow: bool,
-    /// List the known commands instead
+    /// List the known commands instead: when each was started, its state, its output in bytes and its beginning
     #[arg(short, long, conflicts_with = "follow")]
     pub list: bool,
     #[command(flatten)]
@@ -54,7 +59,7 @@ pub async fn logs(args: LogsArgs, context: &CommandContext) -> anyhow::Result<Ex
 async fn show(sandbox: &Sandbox, args: &LogsArgs) -> anyhow::Result<u8> {
     let views = sandbox.execs();
     if args.list {
-        screen::print(&views.iter().map(line).collect::<String>())?;
+        screen::print(&table(&views))?;
         return Ok(0);
     }
     let view = match &args.exec {
@@ -70,22 +75,44 @@ async fn show(sandbox: &Sandbox, args: &LogsArgs) -> anyhow::Result<u8> {
     if lost > 0 {
         screen::say(format_args!("baton: {lost} earlier bytes are no longer buffered"));
     }
-    let running = match args.follow {
-        true => sandbox.follow(&view.exec_id, from).await,
-        false => sandbox.peek(&view.exec_id, from).await,
-    };
-    let running = running.map_err(|error| describe_error(error, ""))?;
+    // Others get the output too: nothing is acknowledged.
+    let running = sandbox.peek(&view.exec_id, from).await.map_err(|error| describe_error(error, ""))?;
     if args.follow { follow(running).await } else { print_buffered(running, &view).await }
 }
 
-fn line(view: &ExecView) -> String {
-    let state = match (view.running, view.exit_code, view.signal) {
+/// The commands, with columns as wide as their content.
+fn table(views: &[ExecView]) -> String {
+    let head = ["EXEC", "STARTED", "STATE", "BYTES", "COMMAND"].map(str::to_owned);
+    let row = |view: &ExecView| {
+        let bytes = view.stdout.to.saturating_add(view.stderr.to);
+        let command = view.command.as_deref().map_or("-".to_owned(), baton_files::plain);
+        [view.exec_id.to_string(), started(view), state(view), bytes.to_string(), command]
+    };
+    let rows: Vec<_> = std::iter::once(head).chain(views.iter().map(row)).collect();
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths = [width(0), width(1), width(2), width(3)];
+    let line = |row: &[String; 5]| {
+        let cells: String = widths.iter().zip(row).map(|(width, cell)| format!("{cell:width$}  ")).collect();
+        format!("{cells}{}\n", row[4])
+    };
+    rows.iter().map(line).collect()
+}
+
+fn started(view: &ExecView) -> String {
+    let at = view.started_ms.and_then(|ms| SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(ms)));
+    // A time that no calendar has comes from a hostile sandbox.
+    let year_9999 = Duration::from_secs(253_402_300_799);
+    let at = at.filter(|at| at.duration_since(SystemTime::UNIX_EPOCH).is_ok_and(|since| since <= year_9999));
+    at.map_or("-".to_owned(), |at| humantime::format_rfc3339_seconds(at).to_string())
+}
+
+fn state(view: &ExecView) -> String {
+    match (view.running, view.exit_code, view.signal) {
         (true, ..) => "running".to_owned(),
         (false, Some(code), _) => format!("exit {code}"),
         (false, None, Some(signal)) => format!("signal {signal}"),
         (false, None, None) => "ended".to_owned(),
-    };
-    format!("{}  {state}  {} bytes\n", view.exec_id, view.stdout.to.saturating_add(view.stderr.to))
+    }
 }
 
 /// Prints the output that is buffered now, and no more.
@@ -131,4 +158,33 @@ async fn write_to(output: StdStream, bytes: &[u8]) -> anyhow::Result<()> {
         StdStream::Stderr => write(&mut tokio::io::stderr(), bytes).await,
     };
     written.context("the output cannot be written")
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_protocol::event::Kept;
+
+    use super::*;
+
+    #[test]
+    fn a_command_is_listed_with_its_start_its_state_and_its_line() {
+        let view = ExecView {
+            exec_id: ExecId::parse("x1").unwrap(),
+            exec: 1,
+            running: false,
+            command: Some("make -j2\u{1b}[2J".to_owned()),
+            started_ms: Some(1_700_000_000_000),
+            stdin: 0,
+            stdout: Kept { from: 0, to: 7 },
+            stderr: Kept::default(),
+            exit_code: Some(3),
+            signal: None,
+        };
+        let hostile = ExecView { command: None, started_ms: Some(u64::MAX), running: true, ..view.clone() };
+        let table = table(&[view, hostile]);
+        let rows: Vec<_> = table.lines().collect();
+        assert_eq!(rows[0], "EXEC  STARTED               STATE    BYTES  COMMAND");
+        assert_eq!(rows[1], "x1    2023-11-14T22:13:20Z  exit 3   7      make -j2?[2J");
+        assert_eq!(rows[2], "x1    -                     running  7      -");
+    }
 }

@@ -264,21 +264,30 @@ pub fn remedy(id: &SandboxId, reason: Reason) -> String {
 
 /// Why a lock cannot be used, and the command that helps.
 pub fn describe_unusable(id: &SandboxId, unusable: &Unusable) -> String {
-    let help = match unusable {
+    format!("{}: {unusable}: {}", unusable.reason(), unusable_remedy(id, unusable))
+}
+
+/// The command that helps with an unusable lock.
+pub fn unusable_remedy(id: &SandboxId, unusable: &Unusable) -> String {
+    match unusable {
         Unusable::Unsigned => format!("if an instance of yours wrote it, `baton repair {id} --sign` signs it as it is"),
         Unusable::Garbled(_) | Unusable::Older => format!(
             "restore the last good lock.json if the bucket can; otherwise make sure that no instance runs the sandbox, \
              and `baton repair {id} --nobody-runs-it` replaces it"
         ),
-    };
-    format!("{}: {unusable}: {help}", unusable.reason())
+    }
 }
 
 /// Why metadata that is no JSON object cannot be used, and the command that helps.
 pub fn describe_unreadable(id: &SandboxId, why: &str) -> String {
+    let reason = Reason::InvalidSpec;
+    format!("{reason}: metadata.json is not a JSON object ({why}): {}", unreadable_remedy(id))
+}
+
+/// The command that helps with metadata that is no JSON object.
+pub fn unreadable_remedy(id: &SandboxId) -> String {
     format!(
-        "{}: metadata.json is not a JSON object ({why}): restore its last good version if the bucket can; otherwise \
-         `baton repair {id} --replace-metadata` writes it again, with a new token and without labels, limits and env",
-        Reason::InvalidSpec
+        "restore its last good version if the bucket can; otherwise `baton repair {id} --replace-metadata` writes it \
+         again, with a new token and without labels, limits and env"
     )
 }

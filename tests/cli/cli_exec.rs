@@ -119,8 +119,22 @@ async fn a_detached_command_is_left_alone_and_its_output_looked_at_without_takin
     assert_eq!(text(&printed.stderr), "baton: 10 earlier bytes are no longer buffered\noh");
 
     let child = with_token(&server, &["logs", "--list", ID]).spawn().unwrap();
-    leaves(server.attach(vec![view]).await).await;
-    assert_eq!(text(&output(child).await.stdout), format!("{id}  running  17 bytes\n"));
+    let listed = ExecView { command: Some("make -j2".to_owned()), started_ms: Some(1_700_000_000_000), ..view.clone() };
+    leaves(server.attach(vec![listed]).await).await;
+    let listed = output(child).await.stdout;
+    let row: Vec<_> = text(&listed).lines().last().unwrap().split_whitespace().collect();
+    assert_eq!(row, [id.as_str(), "2023-11-14T22:13:20Z", "running", "17", "make", "-j2"]);
+
+    // To follow is not to take it either.
+    let child = with_token(&server, &["logs", "-f", ID]).spawn().unwrap();
+    let mut peer = server.attach(vec![view]).await;
+    assert!(matches!(peer.request().await, Request::Reconnect { peek: true, .. }));
+    peer.started(&id, 1).await;
+    peer.output(Stream::Stdout, 1, 10, b"hello and more").await;
+    peer.done(&id, 3).await;
+    leaves(peer).await;
+    let printed = output(child).await;
+    assert_eq!((printed.status.code(), text(&printed.stdout)), (Some(3), "hello and more"));
 }
 
 #[tokio::test]

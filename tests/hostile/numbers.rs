@@ -84,7 +84,20 @@ async fn forged_offsets_of_output_and_input_do_not_end_a_session() {
 fn exec_state(exec: u32, stdin: u64, range: (u64, u64), exit: Option<Exit>) -> ExecState {
     let range = Range { from: range.0, to: range.1, eof: false };
     let exec_id = ExecId::parse("forged").unwrap();
-    ExecState { exec, exec_id, pid: -1, pty: false, stdin, stdin_closed: false, stdout: range, stderr: range, exit }
+    let (command, started_ms) = (String::new(), u64::MAX);
+    ExecState {
+        exec,
+        exec_id,
+        pid: -1,
+        pty: false,
+        command,
+        started_ms,
+        stdin,
+        stdin_closed: false,
+        stdout: range,
+        stderr: range,
+        exit,
+    }
 }
 
 #[tokio::test]

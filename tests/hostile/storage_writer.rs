@@ -282,7 +282,7 @@ async fn an_operator_signs_what_was_stored_before_there_was_a_key() {
     let (one, with_key, without) = (world.instance(), admin(&world, keys(&["key"])), admin(&world, Seals::default()));
     assert_eq!(attached(&one, &id).await, Err(Reason::Unsigned));
     let text = shown(&with_key, &id).await;
-    assert!(text.contains("Unsigned") && text.contains("baton repair ID --sign"), "{text}");
+    assert!(text.contains("Unsigned") && text.contains(&format!("baton repair {id} --sign")), "{text}");
     let refused = repaired(&with_key, &id, |_| {}).await;
     assert!(refused.exit() == 3 && refused.line().contains("--sign"), "{refused:?}");
     let args = repair::RepairArgs { sign: true, ..repair::RepairArgs::default() };
@@ -398,7 +398,10 @@ async fn an_unreadable_lock_answers_an_attach_at_once_and_stays_as_it_is() {
         world.after(600).await;
         assert_eq!(objects(&world).await, before, "{garbage:?}");
         let text = shown(&operator, &id).await;
-        assert!(text.contains("InvalidLock") && text.contains("baton repair ID --nobody-runs-it"), "{text}");
+        assert!(
+            text.contains("InvalidLock") && text.contains(&format!("baton repair {id} --nobody-runs-it")),
+            "{text}"
+        );
     }
     let refused = repaired(&operator, &id, |_| {}).await;
     assert!(refused.exit() == 3 && refused.line().contains("--nobody-runs-it"), "{refused:?}");

@@ -84,13 +84,18 @@ async fn a_person_creates_runs_copies_stores_and_ends() {
 
     let exec = person.gets(&["exec", "--detach", short, "--", "sh", "-c", "echo one; echo two >&2; sleep 600"]).await;
     let exec = exec.trim();
-    let listed = loop {
+    let row = loop {
         let listed = person.gets(&["logs", "--list", short]).await;
-        if listed.contains("8 bytes") {
-            break listed;
+        let row: Vec<_> = listed.lines().last().unwrap().split_whitespace().map(str::to_owned).collect();
+        if row[3] == "8" {
+            break row;
         }
     };
-    assert!(listed.contains(&format!("{exec}  running  8 bytes")), "{listed}");
+    assert_eq!(
+        (&row[0][..], &row[2][..], row[4..].join(" ")),
+        (exec, "running", "sh -c echo one; echo two >&2; sleep 600".to_owned())
+    );
+    assert!(humantime::parse_rfc3339(&row[1]).is_ok(), "{row:?}");
     for _ in 0..2 {
         let logs = person.sees(&["logs", short]).await;
         assert_eq!((&logs.stdout[..], &logs.stderr[..]), (&b"one\n"[..], &b"two\n"[..]), "it can be read again");
@@ -112,6 +117,54 @@ async fn a_person_creates_runs_copies_stores_and_ends() {
     assert!(String::from_utf8_lossy(&denied.stderr).contains("admin key"), "{denied:?}");
     person.gets(&["kill", short]).await;
     assert_eq!(person.sees(&["exec", short, "--", "true"]).await.status.code(), Some(1));
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_person_in_a_second_terminal_needs_no_variable() {
+    let machine = Machine::with_a_directory().await;
+    let server = machine.server_with("one", &[("BATON_ADMIN_KEY", "admin")]).await;
+    let person = Person::at(&machine, format!("ws://{}", server.address));
+    // As `make run` does.
+    let mut set = person.types(&["context", "set", "local", "--from-server", "--use"]);
+    set.env("BATON_LISTEN", server.address.to_string()).env("BATON_ADMIN_KEY", "admin");
+    set.env("CHECKPOINT_AND_RESTORE_PATH", machine.data());
+    assert!(soon(set.output()).await.unwrap().status.success());
+    let sees = async |arguments: &[&str]| soon(person.types(arguments).env_remove("BATON_URL").output()).await.unwrap();
+    let gets = async |arguments: &[&str]| {
+        let output = sees(arguments).await;
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let (kept, fleeting) = (gets(&["create"]).await, gets(&["create", "--ephemeral"]).await);
+    let (kept, fleeting) = (kept.trim(), fleeting.trim());
+    let listed = gets(&["list"]).await;
+    assert!(listed.contains(kept) && listed.contains(fleeting), "{listed}");
+    assert!(gets(&["get", &kept[8..20]]).await.contains("holder"), "from the storage");
+    assert!(gets(&["get", &fleeting[8..20]]).await.contains("running"), "from the server");
+    let watched = gets(&["watch", "--for", "1"]).await;
+    assert!(watched.contains(kept) && watched.contains(fleeting), "{watched}");
+    let stored = machine.object(&format!("sandboxes/{kept}/metadata.json"));
+    assert!(stored.is_some() && machine.object(&format!("sandboxes/{fleeting}/metadata.json")).is_none());
+
+    // More than is buffered: to follow does not hold the command up, and the end is there for others.
+    let code = "i=0; while [ $i -lt 150000 ]; do echo \"$i is a line of some length, so that there are many bytes of it\"; i=$((i+1)); done; exit 7";
+    let exec = gets(&["exec", "--detach", kept, "--", "bash", "-c", code]).await;
+    for turn in 0..2 {
+        let followed = sees(&["logs", "-f", kept, exec.trim()]).await;
+        assert_eq!(followed.status.code(), Some(7), "{turn}: {}", String::from_utf8_lossy(&followed.stderr));
+        let text = String::from_utf8(followed.stdout).unwrap();
+        assert!(text.ends_with("149999 is a line of some length, so that there are many bytes of it\n"), "{turn}");
+        assert!(text.len() > 2 << 20, "{turn}: only {} bytes are left", text.len());
+    }
+    assert!(gets(&["logs", "--list", kept]).await.contains("exit 7"));
+    // An edit waits for its outcome.
+    assert!(gets(&["edit", kept, "--set", "desired_state=checkpointed"]).await.contains("is checkpointed"));
+    assert!(
+        gets(&["edit", kept, "--set", "desired_state=running", "--set", "placement=null"]).await.contains("is running")
+    );
+    gets(&["kill", kept, fleeting]).await;
+    assert!(!gets(&["list", "-o", "name"]).await.contains(fleeting));
     server.stop().await;
 }
 

@@ -148,6 +148,8 @@ impl Exec {
     fn state(&self, exec: u32) -> ExecState {
         let range = |out: &Out| Range { from: out.base, to: out.end(), eof: out.ended };
         ExecState {
+            command: String::new(),
+            started_ms: 0,
             exec,
             exec_id: self.start.exec_id.clone(),
             pid: 7,

@@ -32,6 +32,12 @@ pub fn now() -> Duration {
     Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs() as u32)
 }
 
+/// Milliseconds since 1970, for people.
+pub fn wall_ms() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+    Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs() as u32).as_millis() as u64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -17,6 +17,7 @@ use rustix::{
 };
 
 use crate::{
+    active_time,
     exec_spawn::Spawned,
     output_pipe::OutputPipe,
     poll::{Epoll, PollSource},
@@ -38,6 +39,9 @@ pub struct RunningExec {
     pub request: u64,
     pub pid: i32,
     pub is_terminal: bool,
+    /// As lists show it.
+    command: String,
+    started_ms: u64,
     pub stdin: StdinPipe,
     pub stdout: OutputPipe,
     pub stderr: OutputPipe,
@@ -62,6 +66,8 @@ impl RunningExec {
             request,
             pid: spawned.pid,
             is_terminal,
+            command: agent::shown_command(&asked.argv),
+            started_ms: active_time::wall_ms(),
             stdin: StdinPipe::new(spawned.stdin, is_terminal),
             stdout: OutputPipe::new(Some(spawned.stdout)),
             stderr: OutputPipe::new(spawned.stderr),
@@ -83,6 +89,8 @@ impl RunningExec {
             request,
             pid: 0,
             is_terminal: asked.pty.is_some(),
+            command: agent::shown_command(&asked.argv),
+            started_ms: active_time::wall_ms(),
             stdin: StdinPipe::new(None, false),
             stdout: OutputPipe::new(None),
             stderr: OutputPipe::new(None),
@@ -220,6 +228,8 @@ impl RunningExec {
             exec_id: self.exec_id.clone(),
             pid: self.pid,
             pty: self.is_terminal,
+            command: self.command.clone(),
+            started_ms: self.started_ms,
             stdin: self.stdin.taken(),
             stdin_closed: self.stdin.is_closed(),
             stdout: self.stdout.range(),

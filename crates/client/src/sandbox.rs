@@ -168,8 +168,8 @@ impl Sandbox {
         self.resume(id, from, false).await
     }
 
-    /// Like [`follow`](Self::follow), but its output stays buffered and can be read again. Unlike `follow`, a long
-    /// peek blocks the command once it has written more than the buffer holds.
+    /// Like [`follow`](Self::follow), but its output stays buffered and can be read again: the last 3 MiB of each
+    /// stream of a running command, and all that is buffered of one that has ended.
     pub async fn peek(&self, id: &ExecId, from: Offsets) -> Result<Running, Error> {
         self.resume(id, from, true).await
     }

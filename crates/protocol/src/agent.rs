@@ -14,6 +14,8 @@ pub const RING_ATTACHED: u64 = 4 << 20;
 pub const RING_DETACHED: u64 = 8 << 20;
 /// How many ended commands are remembered although their exit status was not acknowledged.
 pub const KEPT_EXITS: usize = 100;
+/// How many bytes of a command line are remembered, for lists of commands.
+pub const SHOWN_COMMAND: usize = 120;
 
 /// `Assign`: makes a fresh agent the agent of one sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -160,6 +162,12 @@ pub struct ExecState {
     /// The command runs on a terminal, so all its output is stdout.
     #[serde(default)]
     pub pty: bool,
+    /// The beginning of its command line; empty if the agent is of an older version.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub command: String,
+    /// When it was started, in milliseconds since 1970; 0 if the agent is of an older version.
+    #[serde(default)]
+    pub started_ms: u64,
     /// Bytes of stdin accepted so far.
     pub stdin: u64,
     /// Stdin is not read, or no longer read.
@@ -185,6 +193,17 @@ pub struct Range {
     pub eof: bool,
 }
 
+/// A command line as lists show it: its words, and `…` where it is cut.
+pub fn shown_command(argv: &[String]) -> String {
+    let mut text = argv.join(" ");
+    if text.len() > SHOWN_COMMAND {
+        let end = (0..=SHOWN_COMMAND).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+        text.truncate(end);
+        text.push('…');
+    }
+    text
+}
+
 impl Range {
     /// The offset in the range nearest to `offset`. A hostile agent may send a range that ends before it begins.
     pub fn nearest(&self, offset: u64) -> u64 {
@@ -195,6 +214,13 @@ impl Range {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_command_line_is_cut_between_characters() {
+        assert_eq!(shown_command(&["make".into(), "-j2".into()]), "make -j2");
+        let long = shown_command(&["ä".repeat(100)]);
+        assert!(long.ends_with('…') && long.len() <= SHOWN_COMMAND + '…'.len_utf8(), "{long}");
+    }
 
     #[test]
     fn every_range_has_a_nearest_place() {

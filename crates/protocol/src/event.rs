@@ -167,6 +167,12 @@ pub struct ExecView {
     pub exec: u32,
     /// Whether the command has not ended yet.
     pub running: bool,
+    /// The beginning of its command line.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
+    /// When it was started, in milliseconds since 1970, by the clock of the sandbox.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub started_ms: Option<u64>,
     /// Bytes of stdin accepted so far.
     pub stdin: u64,
     /// The part of stdout that can still be read.

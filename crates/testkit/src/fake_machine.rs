@@ -353,6 +353,8 @@ impl FakeExec {
 
     fn state(&self, exec: u32) -> ExecState {
         ExecState {
+            command: String::new(),
+            started_ms: 0,
             exec,
             exec_id: self.exec_id.clone(),
             pid: self.pid,

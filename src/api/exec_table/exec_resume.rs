@@ -1,5 +1,7 @@
 //! Resuming commands that started before this session.
 
+use baton_protocol::printable::printable_start;
+
 use super::*;
 use crate::api::delivered::Marks;
 
@@ -28,6 +30,10 @@ impl ExecTable {
                 exec_id: before.exec_id.clone(),
                 exec: before.exec,
                 running: before.exit.is_none(),
+                // The agent is untrusted.
+                command: Some(printable_start(&before.command, agent::SHOWN_COMMAND + 1))
+                    .filter(|text| !text.is_empty()),
+                started_ms: Some(before.started_ms).filter(|started| *started > 0),
                 stdin: before.stdin,
                 stdout: kept(&before.stdout),
                 stderr: kept(&before.stderr),

@@ -6,7 +6,7 @@ use super::*;
 use crate::api::{
     client_connection::ClientConnection,
     delivered::Marks,
-    stream_cursor::{output_of, stream_of},
+    stream_cursor::{PEEK_KEEPS, output_of, stream_of},
 };
 
 /// How many characters of the reason for an exit or a failed start are passed on.
@@ -233,15 +233,20 @@ impl ExecTable {
     }
 
     fn confirm_output(&mut self, number: u32, output: StdStream, offset: u64) {
-        let Some(delivery) = self.tracked.get_mut(&number).and_then(|command| command.delivery.as_mut()) else {
-            return;
-        };
+        let Some(command) = self.tracked.get_mut(&number) else { return };
+        let is_running = command.is_running;
+        let Some(delivery) = command.delivery.as_mut() else { return };
         let is_peek = delivery.is_peek;
         let cursor = delivery.cursor(output);
         if let Some(confirmed) = cursor.confirm(offset) {
             let frame = |kind| Frame::new(kind).exec(number).stream(stream_of(output));
-            if !is_peek {
-                self.link.send(frame(FrameKind::Ack).offset(confirmed));
+            let freed = match is_peek {
+                false => Some(confirmed),
+                // A command whose buffer is full would stand still while it is watched.
+                true => confirmed.checked_sub(PEEK_KEEPS).filter(|freed| *freed > 0 && is_running),
+            };
+            if let Some(freed) = freed {
+                self.link.send(frame(FrameKind::Ack).offset(freed));
             }
             if !self.replays.defers(number, output) {
                 self.link.send(frame(FrameKind::Credit).offset(cursor.credit()));

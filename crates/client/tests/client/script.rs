@@ -247,6 +247,8 @@ pub fn view(id: &ExecId, number: u32, stdin: u64) -> ExecView {
         exec_id: id.clone(),
         exec: number,
         running: true,
+        command: None,
+        started_ms: None,
         stdin,
         stdout: Kept::default(),
         stderr: Kept::default(),
