@@ -151,7 +151,7 @@ fn limits(config: &SandboxConfig, can: Abilities, bounds: &Bounds) -> Result<Lim
 }
 
 /// Rounds up to whole seconds, so that nothing ends earlier than requested.
-fn whole_seconds(span: std::time::Duration) -> u64 {
+pub fn whole_seconds(span: std::time::Duration) -> u64 {
     span.as_secs() + u64::from(span.subsec_nanos() > 0)
 }
 

@@ -256,7 +256,7 @@ pub(super) fn api_settings(
         instance: half.instance.clone(),
         version: env!("CARGO_PKG_VERSION"),
         runsc_version: half.runsc_version.clone(),
-        idle_timeout: Some(300),
+        idle_timeout: config.idle_timeout.map(api::intent::whole_seconds),
         max_sandboxes: config.max_sandboxes,
         limits: config.limits.clone(),
         cgroups: half.cgroups.clone(),

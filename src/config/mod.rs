@@ -85,6 +85,8 @@ pub struct Config {
     pub warm: usize,
     pub limits: Bounds,
     pub quotas: Quotas,
+    /// Of sandboxes whose client names none. `None` means never.
+    pub idle_timeout: Option<Duration>,
     pub detach_grace: Duration,
     pub drain: Duration,
 
@@ -171,6 +173,7 @@ impl Config {
             warm: from.required(WARM, parse::count_or_none)? as usize,
             limits: from.optional(LIMITS, parse::limits)?.unwrap_or_default(),
             quotas: from.optional(QUOTAS, Quotas::parse)?.unwrap_or_default(),
+            idle_timeout: from.required(IDLE_TIMEOUT, parse::span_or_off)?,
             detach_grace: from.required(DETACH_GRACE, parse::span)?,
             drain: from.required(DRAIN, parse::span)?,
             state_dir,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use baton::bus::LeaveReason;
+use baton::{api::ApiSettings, bus::LeaveReason};
 use baton_protocol::{
     event::Event,
     metadata::{DesiredState, Metadata},
@@ -49,6 +49,22 @@ async fn a_client_that_answers_its_ping_and_says_nothing_gets_the_defaults() {
     client.hears("CREATING sandbox_id RUNNING").await;
     let spec = world.records.find(client.id()).await.unwrap().unwrap().spec;
     assert_eq!(spec.idle_timeout, Some(300));
+}
+
+#[tokio::test]
+async fn the_server_decides_the_idle_timeout_only_if_the_client_names_none() {
+    let changes: [(fn(&mut ApiSettings), _); 2] =
+        [(|settings| settings.idle_timeout = Some(7), Some(7)), (|settings| settings.idle_timeout = None, None)];
+    for (change, default) in changes {
+        let world = World::with(Plan { has_storage: false, can_snapshot: false, change }).await;
+        for (config, expected) in
+            [("{}", default), (r#"{"idle_timeout":9}"#, Some(9)), (r#"{"idle_timeout":null}"#, None)]
+        {
+            let client = Client::running(&world, config).await;
+            let spec = world.records.find(client.id()).await.unwrap().unwrap().spec;
+            assert_eq!(spec.idle_timeout, expected, "{config}");
+        }
+    }
 }
 
 /// Whoever reads only now and then answers pings as late. What only confirms the last event must not end it.

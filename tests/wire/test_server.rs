@@ -15,7 +15,7 @@ use baton::{
     api::{self, Api, ApiSettings},
     bus::{Bus, Evictability, LeaveReason, LifecycleEvent, StartKind},
     clock::{Clock, Moment, SharedClock, SystemClock},
-    config::LeaseTimes,
+    config::{Config, LeaseTimes},
     runtime::{AgentLinks, Lifecycle},
     storage::{
         memory::Memory,
@@ -217,7 +217,7 @@ impl World {
             instance: instance.clone(),
             version: "0.0.0",
             runsc_version: "none".into(),
-            idle_timeout: Some(300),
+            idle_timeout: Config::from_env(|_| None).unwrap().idle_timeout.map(api::intent::whole_seconds),
             max_sandboxes: 100,
             limits: Default::default(),
             cgroups: Err("none".to_owned()),
@@ -233,7 +233,7 @@ impl World {
             proxies: 0,
             hosts: api::hosts::Hosts::Any,
             drain: draining,
-            handoff_wait: Duration::from_secs(120),
+            handoff_wait: LeaseTimes::DEFAULT.handoff_wait,
             traces: Default::default(),
         };
         (plan.change)(&mut settings);

@@ -23,6 +23,10 @@ section! {
         "BATON_QUOTAS", Quotas, Unset,
         "Maximum per tenant: sandboxes on this instance, stored snapshots, and the idle timeout of new sandboxes (docs/tenants.md)",
     );
+    IDLE_TIMEOUT = (
+        "BATON_IDLE_TIMEOUT", SpanOrOff, Is("5m"),
+        "Idle timeout of sandboxes whose client names none; off for never",
+    );
     DETACH_GRACE = (
         "BATON_DETACH_GRACE", Span, Is("60s"),
         "How long output is kept in full for a disconnected client; then the oldest is dropped",

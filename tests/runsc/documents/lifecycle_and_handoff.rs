@@ -56,6 +56,18 @@ async fn a_config_may_come_as_query_parameters() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_config_without_an_idle_timeout_gets_the_servers() {
+    let machine = Machine::with_a_directory().await;
+    for (name, setting, stored) in [("a", "7s", json!(7)), ("b", "off", json!(null))] {
+        let server = machine.server_with(name, &[("BATON_IDLE_TIMEOUT", setting)]).await;
+        let (_socket, key) = create(&server, json!({"enable_checkpoint": true})).await;
+        let metadata = machine.json(&format!("sandboxes/{}/metadata.json", key.id));
+        assert_eq!(metadata["idle_timeout"], stored, "{setting}");
+        server.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_second_execution_is_refused_and_the_first_goes_on() {
     let machine = Machine::with_a_directory().await;
     let server = machine.server("a").await;
