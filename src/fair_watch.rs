@@ -1,8 +1,7 @@
 //! A watched value that wakes its waiters in the order in which they began to wait. Tokio's `watch` wakes them in no
 //! fixed order, which a simulation could not replay.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 #[derive(Debug, Default)]
@@ -17,12 +16,12 @@ impl<T: Clone> FairWatch<T> {
     }
 
     pub fn read(&self) -> T {
-        self.value().clone()
+        self.value.lock().clone()
     }
 
     /// Sets the value and wakes all waiters.
     pub fn post(&self, value: T) {
-        *self.value() = value;
+        *self.value.lock() = value;
         self.changed.notify_waiters();
     }
 
@@ -37,10 +36,6 @@ impl<T: Clone> FairWatch<T> {
             }
             changed.await;
         }
-    }
-
-    fn value(&self) -> MutexGuard<'_, T> {
-        self.value.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -58,7 +53,7 @@ mod tests {
             let (notice, woken) = (notice.clone(), woken.clone());
             tasks.spawn(async move {
                 notice.until(|value| *value == 2).await;
-                woken.lock().unwrap().push(number);
+                woken.lock().push(number);
             });
         }
         tokio::task::yield_now().await;
@@ -66,7 +61,7 @@ mod tests {
         tokio::task::yield_now().await;
         notice.post(2);
         tasks.join_all().await;
-        assert_eq!(*woken.lock().unwrap(), (0..40).collect::<Vec<_>>());
+        assert_eq!(*woken.lock(), (0..40).collect::<Vec<_>>());
     }
 
     #[tokio::test(start_paused = true)]

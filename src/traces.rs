@@ -11,12 +11,13 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
 use baton_protocol::id::InstanceId;
 pub use baton_protocol::trace::Traceparent;
+use parking_lot::Mutex;
 
 use crate::{
     clock::SharedClock,
@@ -178,10 +179,10 @@ impl Parts {
     pub fn note(&self, step: Step, clock: &SharedClock, took: Duration) {
         let to = clock.wall();
         let part = ActionPart { step, from: to.checked_sub(took).unwrap_or(to), to };
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(part);
+        self.0.lock().push(part);
     }
 
     pub fn take(&self) -> Vec<ActionPart> {
-        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut self.0.lock())
     }
 }

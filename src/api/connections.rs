@@ -4,12 +4,9 @@
 //! be closed: a new connection replaces the one that has been idle longest. A few slots are reserved for unproven
 //! connections, so a new one is always read, such as a health probe or a client with a key.
 
-use std::{
-    collections::BTreeMap,
-    net::IpAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -117,7 +114,7 @@ impl Connections {
     /// Returns a slot for a new connection; closes another one if a limit is reached.
     pub fn admit(self: &Arc<Self>, peer: IpAddr) -> Option<ConnectionSlot> {
         let peer = Caller::of(peer);
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let open = inner.open.iter().map(|(number, open)| (*number, open.entry));
         match judge(self.caps, peer, open) {
             Verdict::Accept => {}
@@ -136,10 +133,6 @@ impl Connections {
         inner.open.insert(number, Open { entry, is_upgraded: false, closed: closed.clone(), standing });
         Some(ConnectionSlot { handle: Handle { connections: self.clone(), number }, closed, standing: seen })
     }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// A connection as seen by its requests.
@@ -152,13 +145,13 @@ pub struct Handle {
 impl Handle {
     /// Notes that a request has arrived. It ends when the returned value is dropped, unless it became a session.
     pub fn begin(&self) -> Underway {
-        self.connections.lock().set(self.number, Standing::Unproven);
+        self.connections.inner.lock().set(self.number, Standing::Unproven);
         Underway(self.clone())
     }
 
     /// Notes that the connection carries a session from now on.
     pub fn upgraded(&self) {
-        if let Some(open) = self.connections.lock().open.get_mut(&self.number) {
+        if let Some(open) = self.connections.inner.lock().open.get_mut(&self.number) {
             open.is_upgraded = true;
         }
     }
@@ -166,7 +159,7 @@ impl Handle {
     /// Marks the connection as proven after a valid key or token, so that it is never replaced. Returns false if the
     /// table has no slot for another proven connection.
     pub fn prove(&self) -> bool {
-        let mut inner = self.connections.lock();
+        let mut inner = self.connections.inner.lock();
         let others = inner.open.iter().filter(|(number, _)| **number != self.number);
         let proven = others.filter(|(_, open)| open.entry.standing == Standing::Proven).count();
         let has_room = proven < self.connections.caps.proven();
@@ -184,7 +177,7 @@ pub struct Underway(Handle);
 impl Drop for Underway {
     fn drop(&mut self) {
         let Handle { connections, number } = &self.0;
-        let mut inner = connections.lock();
+        let mut inner = connections.inner.lock();
         if inner.open.get(number).is_some_and(|open| !open.is_upgraded) {
             inner.set(*number, Standing::Idle);
         }
@@ -207,13 +200,13 @@ impl ConnectionSlot {
 
     /// Notes that the server has sent everything: the connection may be replaced from now on.
     pub fn ends(&self) {
-        self.handle.connections.lock().set(self.handle.number, Standing::Idle);
+        self.handle.connections.inner.lock().set(self.handle.number, Standing::Idle);
     }
 }
 
 impl Drop for ConnectionSlot {
     fn drop(&mut self) {
-        self.handle.connections.lock().open.remove(&self.handle.number);
+        self.handle.connections.inner.lock().open.remove(&self.handle.number);
     }
 }
 
@@ -286,7 +279,7 @@ mod tests {
         assert_eq!(*places[0].standing.borrow(), Standing::Idle);
         assert!(newcomer.handle().prove());
         drop((places, newcomer));
-        assert!(connections.lock().open.is_empty());
+        assert!(connections.inner.lock().open.is_empty());
     }
 
     #[test]

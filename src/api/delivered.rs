@@ -1,12 +1,10 @@
 //! How far clients have come, kept on this instance between two sessions of a sandbox: without it a plain client that
 //! reconnects late would not be told about dropped bytes.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Mutex, PoisonError},
-};
+use std::collections::BTreeMap;
 
 use baton_protocol::id::SandboxId;
+use parking_lot::Mutex;
 
 use super::stream_cursor::Mark;
 
@@ -32,7 +30,7 @@ pub struct MarkCache(Mutex<BTreeMap<SandboxId, Marks>>);
 impl MarkCache {
     /// Keeps the marks of a session that ended while its sandbox keeps running.
     pub fn keep(&self, id: &SandboxId, marks: Vec<Mark>) {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.0.lock();
         if marks.is_empty() || (kept.len() >= MOST && !kept.contains_key(id)) {
             kept.remove(id);
             return;
@@ -42,6 +40,6 @@ impl MarkCache {
 
     /// Takes the marks for a new session.
     pub fn take(&self, id: &SandboxId) -> Marks {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(id).unwrap_or_default()
+        self.0.lock().remove(id).unwrap_or_default()
     }
 }

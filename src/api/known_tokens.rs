@@ -1,12 +1,10 @@
 //! Tokens that were recently valid on this instance. Their bearers pass even if others at the same address have tried
 //! too many wrong ones. The stored hash still decides whether a token is valid.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, PoisonError},
-};
+use std::collections::HashMap;
 
 use baton_protocol::id::SandboxId;
+use parking_lot::Mutex;
 
 use super::token;
 
@@ -25,7 +23,7 @@ pub struct KnownTokens(Mutex<Generations>);
 impl KnownTokens {
     /// Remembers the hash of a valid token.
     pub fn remember(&self, id: &SandboxId, sha256: &str) {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.lock();
         if known.now.len() >= GENERATION && !known.now.contains_key(id) {
             known.before = std::mem::take(&mut known.now);
         }
@@ -34,7 +32,7 @@ impl KnownTokens {
 
     /// Whether `token` is the one that was valid for `id`; with `is_optional` a missing token passes, too.
     pub fn has(&self, id: &SandboxId, token: Option<&str>, is_optional: bool) -> bool {
-        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = self.0.lock();
         let stored = known.now.get(id).or_else(|| known.before.get(id));
         stored.is_some_and(|stored| token::matches(token, stored) || (is_optional && token.is_none()))
     }
@@ -64,7 +62,7 @@ mod tests {
         }
         assert!(!known.has(&id(0), Some("renewed"), false));
         assert!(known.has(&id(2 * GENERATION), Some("another"), false));
-        let held = known.0.lock().unwrap();
+        let held = known.0.lock();
         assert!(held.now.len() + held.before.len() <= 2 * GENERATION);
     }
 }

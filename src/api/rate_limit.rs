@@ -1,13 +1,10 @@
 //! Authentication and rate limits, checked before anything else: keys, origins, and how often a caller may fail.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, time::Duration};
 
 use axum::http::{HeaderMap, StatusCode, header};
 use baton_protocol::id::Tenant;
+use parking_lot::Mutex;
 
 use super::{ApiSettings, caller::Caller, token};
 use crate::{clock::Moment, traces::Traceparent};
@@ -60,13 +57,13 @@ pub struct Limiter(Mutex<Callers>);
 impl Limiter {
     /// Whether `caller` has failed too often recently.
     pub fn is_limited(&self, rate: FailureRate, caller: Caller, now: Moment) -> bool {
-        let callers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let callers = self.0.lock();
         callers.buckets.get(&callers.key(caller)).is_some_and(|bucket| bucket.filled(rate, now) < 1.0)
     }
 
     /// Counts a failure of `caller`.
     pub fn charge(&self, rate: FailureRate, caller: Caller, now: Moment) {
-        let mut callers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut callers = self.0.lock();
         let full = f64::from(rate.burst);
         if callers.key(caller).is_none() && callers.tidied_at.is_none_or(|at| now - at >= TIDY_EVERY) {
             callers.tidied_at = Some(now);
@@ -214,10 +211,10 @@ mod tests {
         for number in 0..2 * MOST_CALLERS {
             limiter.charge(rate, caller(number), at(0));
         }
-        assert_eq!(limiter.0.lock().unwrap().buckets.len(), MOST_CALLERS + 1);
+        assert_eq!(limiter.0.lock().buckets.len(), MOST_CALLERS + 1);
         assert!(!limiter.is_limited(rate, caller(0), at(0)));
         assert!(limiter.is_limited(rate, caller(3 * MOST_CALLERS), at(0)));
         limiter.charge(rate, caller(3 * MOST_CALLERS), at(60_000));
-        assert_eq!(limiter.0.lock().unwrap().buckets.len(), 1, "the quiet ones are forgotten");
+        assert_eq!(limiter.0.lock().buckets.len(), 1, "the quiet ones are forgotten");
     }
 }

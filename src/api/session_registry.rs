@@ -1,11 +1,9 @@
 //! One session per sandbox on this instance. A live session keeps its slot; a dead one loses it.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use baton_protocol::id::SandboxId;
+use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::{bus::ALIVE_WITHIN, clock::SharedClock};
@@ -42,7 +40,7 @@ impl SessionRegistry {
     pub async fn admit(self: &Arc<Self>, id: &SandboxId, clock: &SharedClock) -> Option<SessionSlot> {
         loop {
             let (serial, liveness_probes) = {
-                let mut inner = self.lock();
+                let mut inner = self.0.lock();
                 match inner.entries.get(id) {
                     None => return Some(self.insert(&mut inner, id)),
                     Some(entry) => (entry.serial, entry.liveness_probes.clone()),
@@ -63,7 +61,7 @@ impl SessionRegistry {
                 // The other session has just ended by itself.
                 Ok(false) => {}
                 Err(_) => {
-                    let mut inner = self.lock();
+                    let mut inner = self.0.lock();
                     if inner.entries.get(id).is_some_and(|entry| entry.serial == serial) {
                         return Some(self.insert(&mut inner, id));
                     }
@@ -79,16 +77,12 @@ impl SessionRegistry {
         inner.entries.insert(id.clone(), Entry { serial, liveness_probes: sender });
         SessionSlot { registry: self.clone(), id: id.clone(), serial, liveness_probes }
     }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl SessionSlot {
     /// Whether another session has taken the slot: this one is about to be told.
     pub fn is_taken(&self) -> bool {
-        self.registry.lock().entries.get(&self.id).is_none_or(|entry| entry.serial != self.serial)
+        self.registry.0.lock().entries.get(&self.id).is_none_or(|entry| entry.serial != self.serial)
     }
 
     /// Waits for the next probe; `None` means that the slot was taken. Cancel safe.
@@ -99,7 +93,7 @@ impl SessionSlot {
 
 impl Drop for SessionSlot {
     fn drop(&mut self) {
-        let mut inner = self.registry.lock();
+        let mut inner = self.registry.0.lock();
         if inner.entries.get(&self.id).is_some_and(|entry| entry.serial == self.serial) {
             inner.entries.remove(&self.id);
         }
@@ -127,8 +121,8 @@ mod tests {
         assert!(first.next_probe().await.is_none());
         assert!(first.is_taken() && !third.is_taken());
         drop(first);
-        assert_eq!(registry.lock().entries.len(), 1);
+        assert_eq!(registry.0.lock().entries.len(), 1);
         drop(third);
-        assert_eq!(registry.lock().entries.len(), 0);
+        assert_eq!(registry.0.lock().entries.len(), 0);
     }
 }

@@ -4,15 +4,13 @@
 //! as it is told. Sandboxes that came without a session (placed by an operator, or held by the reconciler while the API
 //! restarted) are looked up when a tenant is next counted.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use baton_protocol::{
     id::{SandboxId, Tenant},
     metadata::DesiredState,
 };
+use parking_lot::Mutex;
 
 use super::Api;
 use crate::{bus::Bus, config::Quota};
@@ -38,7 +36,7 @@ impl Occupancy {
     /// Counts a sandbox of this tenant while the guard lives or the sandbox is here; fails if the quota is used up. A
     /// sandbox that is here already is always admitted.
     fn admit(self: &Arc<Self>, id: &SandboxId, tenant: &Tenant, quota: &Quota) -> Result<OccupancyGuard, String> {
-        let mut owners = self.owners();
+        let mut owners = self.owners.lock();
         owners.retain(|id, owner| owner.admissions > 0 || self.bus.is_here(id));
         let is_counted = owners.contains_key(id) || self.bus.is_here(id);
         if !is_counted {
@@ -52,23 +50,19 @@ impl Occupancy {
 
     /// Sets the tenant that a known sandbox counts for from now on; with `None` it counts for no tenant.
     pub fn note(&self, id: &SandboxId, tenant: Option<&Tenant>) {
-        if let Some(owner) = self.owners().get_mut(id) {
+        if let Some(owner) = self.owners.lock().get_mut(id) {
             owner.tenant = tenant.cloned();
         }
     }
 
     /// Sandboxes on this instance whose tenant is not known yet.
     fn unknown(&self) -> Vec<SandboxId> {
-        let owners = self.owners();
+        let owners = self.owners.lock();
         self.bus.here().into_iter().filter(|id| !owners.contains_key(id)).collect()
     }
 
     fn learn(&self, id: SandboxId, tenant: Option<Tenant>) {
-        self.owners().entry(id).or_insert(Owner { tenant, admissions: 0 });
-    }
-
-    fn owners(&self) -> MutexGuard<'_, BTreeMap<SandboxId, Owner>> {
-        self.owners.lock().unwrap_or_else(PoisonError::into_inner)
+        self.owners.lock().entry(id).or_insert(Owner { tenant, admissions: 0 });
     }
 }
 
@@ -81,7 +75,7 @@ pub struct OccupancyGuard {
 
 impl Drop for OccupancyGuard {
     fn drop(&mut self) {
-        let mut owners = self.occupancy.owners();
+        let mut owners = self.occupancy.owners.lock();
         let Some(owner) = owners.get_mut(&self.id) else { return };
         owner.admissions -= 1;
         if owner.admissions == 0 && !self.occupancy.bus.is_here(&self.id) {
@@ -145,7 +139,7 @@ mod tests {
         assert!(occupancy.admit(&second, &a, &ONE).is_err(), "it came back");
         bus.hold(&first, false);
         assert!(occupancy.admit(&second, &a, &ONE).is_ok(), "it has left");
-        assert!(occupancy.owners().is_empty(), "nothing is remembered of what is not here");
+        assert!(occupancy.owners.lock().is_empty(), "nothing is remembered of what is not here");
     }
 
     #[test]

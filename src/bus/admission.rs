@@ -18,7 +18,6 @@ use tokio::sync::Notify;
 use super::{
     AttachGuard, Bus, BusEntry, BusMessage,
     admission_rules::{Admission, Applicant, Evictability, OccupiedSlot, share},
-    lock,
 };
 
 /// How long an applicant waits for a slot.
@@ -60,9 +59,9 @@ impl Bus {
     /// As [`attach`](Self::attach), unless `most` others are already here or on their way. A sandbox that is here
     /// keeps its slot, even if others wait for one.
     pub fn admit(self: &Arc<Self>, id: &SandboxId, most: usize) -> Option<AttachGuard> {
-        let mut entries = lock(&self.entries);
+        let mut entries = self.entries.lock();
         let is_here = entries.get(id).is_some_and(BusEntry::is_here);
-        let taken = || entries.values().filter(|line| line.is_here()).count() + lock(&self.queue).waiting.len();
+        let taken = || entries.values().filter(|line| line.is_here()).count() + self.queue.lock().waiting.len();
         (is_here || taken() < most).then(|| self.attach_to(&mut entries, id))
     }
 
@@ -75,7 +74,7 @@ impl Bus {
 
     /// Sets the evictability of a held sandbox; called by the reconciler.
     pub fn set_tenure(&self, id: &SandboxId, evictability: Evictability) {
-        let mut entries = lock(&self.entries);
+        let mut entries = self.entries.lock();
         let Some(line) = entries.get_mut(id).filter(|line| line.held) else { return };
         if std::mem::replace(&mut line.evictability, evictability) != evictability {
             self.holds.send_modify(|count| *count += 1);
@@ -85,25 +84,25 @@ impl Bus {
 
     /// The sandboxes held now, and the evictability of each.
     pub fn held_places(&self) -> BTreeMap<SandboxId, Evictability> {
-        let entries = lock(&self.entries);
+        let entries = self.entries.lock();
         entries.iter().filter(|(_, line)| line.held).map(|(id, line)| (id.clone(), line.evictability)).collect()
     }
 
     /// Eviction of this sandbox is requested.
     pub fn is_wanted(&self, id: &SandboxId) -> bool {
-        lock(&self.queue).wanted.contains(id)
+        self.queue.lock().wanted.contains(id)
     }
 
     /// Requests the eviction of this sandbox on behalf of the API's own bus, until the value is dropped.
     pub fn want(self: &Arc<Self>, id: &SandboxId) -> EvictionRequest {
-        lock(&self.queue).wanted.insert(id.clone());
+        self.queue.lock().wanted.insert(id.clone());
         self.wake(id);
         EvictionRequest { bus: self.clone(), id: id.clone() }
     }
 
     /// Something changed that waiters may depend on.
     pub(super) fn settle(&self, entries: &BTreeMap<SandboxId, BusEntry>) {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         if !queue.waiting.is_empty() {
             self.rebalance(entries, &mut queue);
         }
@@ -149,8 +148,8 @@ struct Waiting {
 impl Waiting {
     fn new(bus: &Arc<Bus>, id: &SandboxId, most: usize) -> Self {
         let wakeup = Arc::new(Notify::new());
-        let entries = lock(&bus.entries);
-        let mut queue = lock(&bus.queue);
+        let entries = bus.entries.lock();
+        let mut queue = bus.queue.lock();
         queue.next += 1;
         let ticket = queue.next;
         queue
@@ -165,8 +164,8 @@ impl Waiting {
     async fn enter(self) -> Option<AttachGuard> {
         loop {
             self.wakeup.notified().await;
-            let mut entries = lock(&self.bus.entries);
-            let mut queue = lock(&self.bus.queue);
+            let mut entries = self.bus.entries.lock();
+            let mut queue = self.bus.queue.lock();
             match queue.waiting.get(&self.ticket)?.admission {
                 Admission::Wait => {}
                 Admission::None => return None,
@@ -182,8 +181,8 @@ impl Waiting {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        let entries = lock(&self.bus.entries);
-        let mut queue = lock(&self.bus.queue);
+        let entries = self.bus.entries.lock();
+        let mut queue = self.bus.queue.lock();
         queue.waiting.remove(&self.ticket);
         self.bus.rebalance(&entries, &mut queue);
     }
@@ -198,7 +197,7 @@ pub struct EvictionRequest {
 
 impl Drop for EvictionRequest {
     fn drop(&mut self) {
-        lock(&self.bus.queue).wanted.remove(&self.id);
+        self.bus.queue.lock().wanted.remove(&self.id);
         self.bus.wake(&self.id);
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use baton_protocol::id::SandboxId;
 
-use super::{Bus, BusMessage, LifecycleEvent, lock};
+use super::{Bus, BusMessage, LifecycleEvent};
 
 /// A client that does not answer a ping within this time counts as dead when another client wants the sandbox.
 pub const ALIVE_WITHIN: Duration = Duration::from_secs(1);
@@ -18,7 +18,7 @@ impl Bus {
     /// Probes the attached client; the number distinguishes the answer from those to earlier probes.
     pub fn probe(&self, id: &SandboxId) -> u64 {
         let number = {
-            let mut entries = lock(&self.entries);
+            let mut entries = self.entries.lock();
             let line = self.line(&mut entries, id);
             line.probes += 1;
             line.probes
@@ -32,7 +32,7 @@ impl Bus {
         if self.forwarder.is_some() {
             return self.tell(|| BusMessage::Alive(id.clone(), number));
         }
-        if let Some(line) = lock(&self.entries).get_mut(id) {
+        if let Some(line) = self.entries.lock().get_mut(id) {
             line.alive = line.alive.max(number);
         }
         self.wake(id);
@@ -40,6 +40,6 @@ impl Bus {
 
     /// Whether this probe, or a later one, was answered.
     pub fn is_alive(&self, id: &SandboxId, number: u64) -> bool {
-        lock(&self.entries).get(id).is_some_and(|line| line.alive >= number)
+        self.entries.lock().get(id).is_some_and(|line| line.alive >= number)
     }
 }

@@ -13,10 +13,11 @@ mod subscription;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 use baton_protocol::id::SandboxId;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, watch};
 
@@ -164,7 +165,7 @@ impl Bus {
             self.forget(id);
             return;
         }
-        lock(&self.woken).insert(id.clone());
+        self.woken.lock().insert(id.clone());
         self.wakeup.notify_one();
     }
 
@@ -181,25 +182,25 @@ impl Bus {
         if self.forwarder.is_some() {
             return self.tell(|| BusMessage::Leased { id: id.clone(), lease });
         }
-        lock(&self.leases).insert(id.clone(), lease);
+        self.leases.lock().insert(id.clone(), lease);
     }
 
     /// The sandbox was not created after all.
     pub fn unlease(&self, id: &SandboxId) {
         self.tell(|| BusMessage::Unleased(id.clone()));
-        lock(&self.leases).remove(id);
+        self.leases.lock().remove(id);
     }
 
     /// The lease under which a sandbox was created here, for the one worker that continues with it.
     pub fn take_lease(&self, id: &SandboxId) -> Option<InitialLease> {
-        lock(&self.leases).remove(id)
+        self.leases.lock().remove(id)
     }
 
     /// The next sandbox that was woken. Supports a single listener.
     pub async fn next_wakeup(&self) -> SandboxId {
         loop {
             let heard = self.wakeup.notified();
-            if let Some(id) = lock(&self.woken).pop_first() {
+            if let Some(id) = self.woken.lock().pop_first() {
                 return id;
             }
             heard.await;
@@ -207,7 +208,7 @@ impl Bus {
     }
 
     pub fn post(&self, id: &SandboxId, passing: LifecycleEvent) {
-        let mut entries = lock(&self.entries);
+        let mut entries = self.entries.lock();
         let line = self.line(&mut entries, id);
         line.next += 1;
         let number = line.next;
@@ -220,40 +221,40 @@ impl Bus {
 
     /// Subscribes to events posted from now on.
     pub fn follow(self: &Arc<Self>, id: &SandboxId) -> Subscription {
-        let mut entries = lock(&self.entries);
+        let mut entries = self.entries.lock();
         let line = self.line(&mut entries, id);
         Subscription { bus: self.clone(), id: id.clone(), seen: line.next, posted: line.posted.clone() }
     }
 
     /// How much is on the bus, for metrics.
     pub fn counts(&self) -> Counts {
-        let sessions = lock(&self.entries).values().map(|line| line.sessions as usize).sum();
-        Counts { sessions, wakeups: lock(&self.woken).len() }
+        let sessions = self.entries.lock().values().map(|line| line.sessions as usize).sum();
+        Counts { sessions, wakeups: self.woken.lock().len() }
     }
 
     /// How many sandboxes this instance holds.
     pub fn held(&self) -> usize {
-        lock(&self.entries).values().filter(|line| line.held).count()
+        self.entries.lock().values().filter(|line| line.held).count()
     }
 
     /// It is on this instance, or a session waits for it here.
     pub fn is_here(&self, id: &SandboxId) -> bool {
-        lock(&self.entries).get(id).is_some_and(BusEntry::is_here)
+        self.entries.lock().get(id).is_some_and(BusEntry::is_here)
     }
 
     /// All sandboxes on this instance, and those that a session waits for here.
     pub fn here(&self) -> Vec<SandboxId> {
-        lock(&self.entries).iter().filter(|(_, line)| line.is_here()).map(|(id, _)| id.clone()).collect()
+        self.entries.lock().iter().filter(|(_, line)| line.is_here()).map(|(id, _)| id.clone()).collect()
     }
 
     /// This instance holds it.
     pub fn is_held(&self, id: &SandboxId) -> bool {
-        lock(&self.entries).get(id).is_some_and(|line| line.held)
+        self.entries.lock().get(id).is_some_and(|line| line.held)
     }
 
     /// Sets whether this instance holds the sandbox; called by the reconciler.
     pub fn hold(&self, id: &SandboxId, held: bool) {
-        let mut entries = lock(&self.entries);
+        let mut entries = self.entries.lock();
         let line = self.line(&mut entries, id);
         if std::mem::replace(&mut line.held, held) != held {
             line.evictability = Evictability::default();
@@ -269,7 +270,7 @@ impl Bus {
 
     /// Registers a session for this sandbox until the guard is dropped.
     pub fn attach(self: &Arc<Self>, id: &SandboxId) -> AttachGuard {
-        self.attach_to(&mut lock(&self.entries), id)
+        self.attach_to(&mut self.entries.lock(), id)
     }
 
     fn attach_to(self: &Arc<Self>, entries: &mut BTreeMap<SandboxId, BusEntry>, id: &SandboxId) -> AttachGuard {
@@ -287,7 +288,7 @@ impl Bus {
     /// Records client activity: the idle time starts over.
     pub fn touch(&self, id: &SandboxId) {
         let now = self.clock.now();
-        if let Some(line) = lock(&self.entries).get_mut(id) {
+        if let Some(line) = self.entries.lock().get_mut(id) {
             line.active_at = now;
             if self.forwarder.is_some() && line.touched_at.is_none_or(|at| now - at >= TOUCH) {
                 line.touched_at = Some(now);
@@ -297,7 +298,7 @@ impl Bus {
     }
 
     pub fn presence(&self, id: &SandboxId) -> Presence {
-        let mut entries = lock(&self.entries);
+        let mut entries = self.entries.lock();
         let line = self.line(&mut entries, id);
         Presence {
             attached: line.sessions > 0,
@@ -309,7 +310,7 @@ impl Bus {
 
     /// How many sessions have attached to this sandbox so far.
     pub fn asked(&self, id: &SandboxId) -> u64 {
-        lock(&self.entries).get(id).map_or(0, |line| line.asked)
+        self.entries.lock().get(id).map_or(0, |line| line.asked)
     }
 
     /// Forgets a sandbox that is no longer here, unless a session is still subscribed.
@@ -319,7 +320,7 @@ impl Bus {
 
     /// Ignores this many subscriptions.
     fn forget_but_for(&self, id: &SandboxId, readers: usize) {
-        let mut entries = lock(&self.entries);
+        let mut entries = self.entries.lock();
         let unread = |line: &BusEntry| Arc::strong_count(&line.posted) - 1 <= readers;
         if entries.get(id).is_some_and(|line| line.sessions == 0 && !line.held && unread(line)) {
             entries.remove(id);
@@ -364,7 +365,7 @@ pub struct AttachGuard {
 impl Drop for AttachGuard {
     fn drop(&mut self) {
         let now = self.bus.clock.now();
-        let mut entries = lock(&self.bus.entries);
+        let mut entries = self.bus.entries.lock();
         if let Some(line) = entries.get_mut(&self.id) {
             line.sessions -= 1;
             line.active_at = now;
@@ -374,10 +375,6 @@ impl Drop for AttachGuard {
         drop(entries);
         self.bus.wake(&self.id);
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

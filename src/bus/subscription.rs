@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use baton_protocol::id::SandboxId;
 
-use super::{Bus, NumberedEvent, lock};
+use super::{Bus, NumberedEvent};
 use crate::fair_watch::FairWatch;
 
 /// Reads the events of a sandbox in order.
@@ -31,7 +31,10 @@ impl Subscription {
     /// The next event. If this reader fell behind the log, the numbers show the gap. Cancel safe.
     pub async fn next(&mut self) -> NumberedEvent {
         self.posted.until(|newest| *newest > self.seen).await;
-        let found = lock(&self.bus.entries)
+        let found = self
+            .bus
+            .entries
+            .lock()
             .get(&self.id)
             .and_then(|line| line.log.iter().find(|posted| posted.number > self.seen).cloned());
         let Some(posted) = found else {

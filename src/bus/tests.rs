@@ -41,7 +41,7 @@ async fn many_nudges_before_the_look_are_one() {
     bus.wake(&id);
     bus.wake(&id);
     assert_eq!(bus.next_wakeup().await, id);
-    assert!(lock(&bus.woken).is_empty());
+    assert!(bus.woken.lock().is_empty());
     let waiting = bus.next_wakeup();
     tokio::pin!(waiting);
     assert!(futures::poll!(&mut waiting).is_pending());
@@ -82,10 +82,10 @@ async fn a_sandbox_is_forgotten_only_when_nobody_reads() {
     let subscription = bus.follow(&id);
     bus.post(&id, LifecycleEvent::Acquiring);
     bus.forget(&id);
-    assert_eq!(lock(&bus.entries).len(), 1);
+    assert_eq!(bus.entries.lock().len(), 1);
     drop(subscription);
     bus.forget(&id);
-    assert_eq!(lock(&bus.entries).len(), 0);
+    assert_eq!(bus.entries.lock().len(), 0);
 }
 
 /// A bus that only forwards, and the messages it forwarded.
@@ -94,7 +94,7 @@ fn telling() -> (Arc<Bus>, SharedClock, Arc<Mutex<Vec<BusMessage>>>) {
     let said = Arc::new(Mutex::new(Vec::new()));
     let bus = Bus::telling(clock.clone(), {
         let said = said.clone();
-        move |told| lock(&said).push(told)
+        move |told| said.lock().push(told)
     });
     (bus, clock, said)
 }
@@ -109,9 +109,9 @@ async fn a_board_of_the_api_says_whose_place_is_wanted_and_when_it_is_not_any_mo
     {
         let waiting = std::pin::pin!(bus.make_room(&new, 1));
         assert!(futures::poll!(waiting).is_pending());
-        assert_eq!(*lock(&said), [BusMessage::Wanted(old.clone())]);
+        assert_eq!(*said.lock(), [BusMessage::Wanted(old.clone())]);
     }
-    assert_eq!(lock(&said)[1..], [BusMessage::Unwanted(old.clone())]);
+    assert_eq!(said.lock()[1..], [BusMessage::Unwanted(old.clone())]);
     let waiting = bus.make_room(&new, 1);
     tokio::pin!(waiting);
     assert!(futures::poll!(&mut waiting).is_pending());
@@ -120,7 +120,7 @@ async fn a_board_of_the_api_says_whose_place_is_wanted_and_when_it_is_not_any_mo
     assert!(!bus.is_wanted(&old), "it goes by itself");
     bus.hold(&old, false);
     let attached = waiting.await.expect("its place is free");
-    assert_eq!(lock(&said).last(), Some(&BusMessage::Attached(new.clone())));
+    assert_eq!(said.lock().last(), Some(&BusMessage::Attached(new.clone())));
     drop(attached);
 }
 

@@ -4,7 +4,7 @@ use std::{
     path::{Path, PathBuf},
     process::ExitCode,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -12,6 +12,7 @@ use std::{
 use anyhow::{Context, bail};
 use baton_client::{Error, FileKind, FileMode, Sandbox, Transfer};
 use futures::stream;
+use parking_lot::Mutex;
 use tokio::io::AsyncReadExt;
 
 use super::{
@@ -135,10 +136,8 @@ impl Copying {
             on_left_out: Some({
                 let (skipped, count) = (skipped.clone(), skipped_count.clone());
                 Arc::new(move |line: &str| {
-                    if count.fetch_add(1, Ordering::Relaxed) < MAX_LISTED_SKIPPED
-                        && let Ok(mut skipped) = skipped.lock()
-                    {
-                        skipped.push(baton_files::plain(line));
+                    if count.fetch_add(1, Ordering::Relaxed) < MAX_LISTED_SKIPPED {
+                        skipped.lock().push(baton_files::plain(line));
                     }
                 })
             }),
@@ -148,7 +147,7 @@ impl Copying {
     }
 
     fn report_skipped(&self) {
-        let listed = self.skipped.lock().map(|mut listed| std::mem::take(&mut *listed)).unwrap_or_default();
+        let listed = std::mem::take(&mut *self.skipped.lock());
         for line in &listed {
             screen::say(format_args!("baton: left out: {line}"));
         }

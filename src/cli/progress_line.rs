@@ -3,13 +3,14 @@
 use std::{
     io::Write,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
 use baton_client::{OnStatus, Status};
+use parking_lot::Mutex;
 
 use super::stdio_bridge::raw_terminal;
 use crate::clock::{Moment, SharedClock, SystemClock};
@@ -41,12 +42,12 @@ impl ProgressLine {
     }
 
     pub fn total(&self, total: Option<u64>) {
-        self.state().total = total;
+        self.state.lock().total = total;
     }
 
     /// Adds to the bytes done.
     pub fn add(&self, bytes: u64) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.done = state.done.saturating_add(bytes);
         let now = self.clock.now();
         if state.drawn.is_none_or(|drawn| now - drawn >= REDRAW_INTERVAL) {
@@ -56,7 +57,7 @@ impl ProgressLine {
 
     /// Sets the progress of an operation that is reported now and then.
     fn set(&self, what: &'static str, done: u64, total: Option<u64>) {
-        let (mut state, now) = (self.state(), self.clock.now());
+        let (mut state, now) = (self.state.lock(), self.clock.now());
         if state.what != what {
             *state = State { what, began: now, ..*state };
         }
@@ -66,7 +67,7 @@ impl ProgressLine {
 
     /// Clears the line.
     pub fn clear(&self) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.what = "";
         if state.drawn.take().is_some() {
             let _ = write!(std::io::stderr(), "\r\x1b[K");
@@ -80,10 +81,6 @@ impl ProgressLine {
             // A closed terminal is no reason to stop.
             let _ = write!(std::io::stderr(), "\r\x1b[K{}{}", state.what, line(state.done, state.total, took));
         }
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -3,12 +3,13 @@
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
 use baton_protocol::{frame::Frame, id::SandboxId};
 use futures::{SinkExt, StreamExt, stream::SplitStream};
+use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 use tokio_util::{
     sync::{CancellationToken, DropGuard},
@@ -134,14 +135,14 @@ impl Mirror {
             FromReconciler::Held { id, held } => {
                 self.bus.hold(&id, held);
                 if !held {
-                    lock(&self.lives).live.remove(&id);
+                    self.lives.lock().live.remove(&id);
                     self.bus.forget(&id);
                 }
             }
             FromReconciler::Tenure { id, evictability } => self.bus.set_tenure(&id, evictability),
             FromReconciler::Live { id, life } => match life {
-                Some(life) => drop(lock(&self.lives).live.insert(id, life)),
-                None => drop(lock(&self.lives).live.remove(&id)),
+                Some(life) => drop(self.lives.lock().live.insert(id, life)),
+                None => drop(self.lives.lock().live.remove(&id)),
             },
             FromReconciler::Posted { id, passing } => self.bus.post(&id, passing),
             FromReconciler::Draining => drop(self.drain.send_replace(true)),
@@ -178,10 +179,6 @@ impl Lives {
     }
 }
 
-fn lock(lives: &Mutex<Lives>) -> MutexGuard<'_, Lives> {
-    lives.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[derive(Debug)]
 struct Links {
     path: PathBuf,
@@ -193,7 +190,7 @@ struct Links {
 impl AgentLinks for Links {
     fn open(&self, id: &SandboxId) -> Option<FrameLink> {
         let (life, number) = {
-            let mut lives = lock(&self.lives);
+            let mut lives = self.lives.lock();
             let life = *lives.live.get(id)?;
             lives.next += 1;
             let number = lives.next;
@@ -215,7 +212,7 @@ impl AgentLinks for Links {
             };
             // First prevent new links, then let the session see that this one has ended.
             if end == ipc_frames::LinkEnd::Theirs {
-                lock(&lives).closed(&id, life, number);
+                lives.lock().closed(&id, life, number);
             }
             drop(outlet);
         });

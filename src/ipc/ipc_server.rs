@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     io,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -13,6 +13,7 @@ use std::{
 use baton_protocol::id::SandboxId;
 use bytes::BytesMut;
 use futures::{SinkExt, StreamExt};
+use parking_lot::Mutex;
 use tokio::{
     net::{UnixListener, UnixStream},
     sync::{Notify, mpsc, watch},
@@ -63,19 +64,15 @@ struct Waiting {
 }
 
 impl Waiting {
-    fn links(&self) -> MutexGuard<'_, BTreeMap<u64, Option<FrameLink>>> {
-        self.links.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn put(&self, number: u64, link: Option<FrameLink>) {
-        self.links().insert(number, link);
+        self.links.lock().insert(number, link);
         self.come.notify_waiters();
     }
 
     async fn take(&self, number: u64) -> Option<FrameLink> {
         loop {
             let come = self.come.notified();
-            if let Some(link) = self.links().remove(&number) {
+            if let Some(link) = self.links.lock().remove(&number) {
                 return link;
             }
             come.await;
@@ -147,7 +144,7 @@ impl Server {
                 }
                 tracing::info!(version, "the API connected");
                 let ended = self.clone().with_api(wire, version == VERSION).await;
-                self.waiting.links().clear();
+                self.waiting.links.lock().clear();
                 self.has_api.store(false, Ordering::SeqCst);
                 tracing::info!("the API disconnected");
                 ended
@@ -278,12 +275,8 @@ async fn watch_life(
 struct Lives(Arc<Mutex<BTreeMap<SandboxId, (u64, bool)>>>);
 
 impl Lives {
-    fn lives(&self) -> MutexGuard<'_, BTreeMap<SandboxId, (u64, bool)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn news(&self, id: &SandboxId, live: bool) -> FromReconciler {
-        let mut lives = self.lives();
+        let mut lives = self.0.lock();
         let (number, was_live) = lives.entry(id.clone()).or_insert((0, false));
         if live && !*was_live {
             *number += 1;
@@ -294,7 +287,7 @@ impl Lives {
 
     fn forget(&self, id: &SandboxId) {
         // The number stays: a later container gets another one.
-        if let Some((_, live)) = self.lives().get_mut(id) {
+        if let Some((_, live)) = self.0.lock().get_mut(id) {
             *live = false;
         }
     }

@@ -5,12 +5,13 @@
 use std::{
     path::PathBuf,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use rustix::process::Signal;
 use tokio::{process::Child, sync::watch};
 use tokio_util::sync::CancellationToken;
@@ -18,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Container, ContainerView,
     channel::Channel,
-    containers::{RuntimeContext, Slot, lock},
+    containers::{RuntimeContext, Slot},
     guard_link::Fence,
     sentry::SentryControl,
 };
@@ -71,7 +72,7 @@ impl Live {
 
     /// Also truncates the log: this runs on every lease renewal.
     pub fn extend(&self, context: &RuntimeContext, deadline: Moment) {
-        *lock(&self.deadline) = deadline;
+        *self.deadline.lock() = deadline;
         context.guard.extend(&self.name, deadline);
         let log = self.log.clone();
         context.tasks.spawn_blocking(move || {

@@ -17,7 +17,7 @@ use super::{
     cgroup::Group,
     channel::assignment,
     container::{Live, watch_over},
-    containers::{RuntimeContext, Slot, lock},
+    containers::{RuntimeContext, Slot},
     disk_space,
     guard_link::Fence,
     launch::{self, Begun, SHORT, gone, no_group},
@@ -39,7 +39,7 @@ pub(super) async fn start(
     start: &StartSpec,
     image: Option<&Path>,
 ) -> Result<()> {
-    if lock(&slot.name).is_some() {
+    if slot.name.lock().is_some() {
         return Err(Error::NotIn("absent"));
     }
     if image.is_none() {
@@ -49,16 +49,16 @@ pub(super) async fn start(
     let binary = rootfs_cache::binary(context, start.runsc.as_ref())?;
     let root = rootfs_cache::find(context, start.rootfs.as_ref())?;
     let rootfs = root.path.clone();
-    *lock(&slot.root) = Some(root);
+    *slot.root.lock() = Some(root);
     let name = launch::new_name(context);
     if let Some(binary) = binary {
         context.runsc.choose(&name, binary);
     }
-    *lock(&slot.renewed) = None;
-    *lock(&slot.name) = Some(name.clone());
+    *slot.renewed.lock() = None;
+    *slot.name.lock() = Some(name.clone());
     slot.show(Container::Partial);
     let (seat, _starting, offer) = context.pool.enter(image.is_none().then_some(start));
-    *lock(&slot.seat) = Some(seat);
+    *slot.seat.lock() = Some(seat);
     let begun = match offer.warm(&context.pool).await {
         Some(warm) => take(context, slot, warm, start).await,
         None => None,
@@ -70,8 +70,8 @@ pub(super) async fn start(
     match begun {
         Ok((live, child)) => {
             let live = Arc::new(live);
-            *lock(&slot.live) = Some(live.clone());
-            if let Some(deadline) = lock(&slot.renewed).take() {
+            *slot.live.lock() = Some(live.clone());
+            if let Some(deadline) = slot.renewed.lock().take() {
                 live.extend(context, deadline);
             }
             context.tasks.spawn(watch_over(context.clone(), slot.clone(), live, child));
@@ -108,13 +108,13 @@ async fn begin(
     }
     let group = launch::make_group(context, name, &start.limits)?;
     // Stored in the slot first, so that a later failure removes it.
-    (*lock(&slot.group)).clone_from(&group);
+    (*slot.group.lock()).clone_from(&group);
     let bundled = launch::make_bundle(context, name, rootfs).await;
     bundled.map_err(|error| Error::Failed { what, why: error.to_string() })?;
     let fence = context.guard.arm(name, context.settings.state_file(name), start.deadline).await?;
     extend_if_renewed(context, slot, name);
     let mut begun = Begun::start(context, name, verb, group.as_ref()).await?;
-    let (doomed, cancelled) = (begun.doomed.clone(), lock(&slot.starting).clone());
+    let (doomed, cancelled) = (begun.doomed.clone(), slot.starting.lock().clone());
     let watched = |begun: &Begun| hold(context, slot, begun, group.as_ref(), &fence, &start.limits);
     let started = tokio::select! {
         biased;
@@ -191,8 +191,8 @@ async fn take(
     start: &StartSpec,
 ) -> Option<(Live, Child)> {
     let WarmContainer { begun, group } = warm;
-    let (name, own) = (begun.name.clone(), lock(&slot.name).replace(begun.name.clone()));
-    (*lock(&slot.group)).clone_from(&group);
+    let (name, own) = (begun.name.clone(), slot.name.lock().replace(begun.name.clone()));
+    (*slot.group.lock()).clone_from(&group);
     let taken = async {
         let fence = context.guard.take(&name, start.deadline).await?;
         extend_if_renewed(context, slot, &name);
@@ -210,8 +210,8 @@ async fn take(
         }
         Err(error) => {
             begun.end(context).await;
-            *lock(&slot.name) = own;
-            lock(&slot.group).take();
+            *slot.name.lock() = own;
+            slot.group.lock().take();
             context.pool.leave(Remains { name, group }, &error);
             None
         }
@@ -220,7 +220,7 @@ async fn take(
 
 /// Applies a renewal that arrived before the guard knew this container's deadline.
 fn extend_if_renewed(context: &RuntimeContext, slot: &Slot, name: &str) {
-    if let Some(deadline) = *lock(&slot.renewed) {
+    if let Some(deadline) = *slot.renewed.lock() {
         context.guard.extend(name, deadline);
     }
 }
@@ -244,7 +244,7 @@ pub(super) async fn pause(context: &RuntimeContext, slot: &Slot) -> Result<()> {
     }
     // The commands are paused: what follows is our own work, and others wait for it.
     if paused.is_ok()
-        && let Some(group) = &*lock(&slot.group)
+        && let Some(group) = &*slot.group.lock()
         && let Err(error) = group.unthrottle()
     {
         tracing::warn!(sandbox = %slot.id, %error, "the CPU limit could not be lifted for the checkpoint");
@@ -276,14 +276,14 @@ async fn ask(
 pub(super) async fn resume(context: &RuntimeContext, slot: &Slot) -> Result<()> {
     let live = slot.live().filter(|live| !live.has_ended()).ok_or(Error::NotIn("here"))?;
     if live.is_fenced() {
-        let deadline = *lock(&live.deadline);
+        let deadline = *live.deadline.lock();
         if deadline <= context.clock.now() {
             return Err(Error::NotIn("allowed to run"));
         }
         context.guard.resume(&live.name, deadline, live.fence.clone()).await?;
     }
     if live.is_paused() {
-        let held = lock(&slot.group).as_ref().map_or(Ok(()), Group::throttle);
+        let held = slot.group.lock().as_ref().map_or(Ok(()), Group::throttle);
         held.map_err(|error| no_group("resume", &error))?;
         if let Err(error) = ask(context, &live, "resume", live.control.resume()).await {
             // The sentry did not answer; the agent may.
@@ -377,15 +377,15 @@ pub(super) async fn remove(context: &RuntimeContext, slot: &Slot) -> Result<()> 
 
 /// Deletes what is left of a container whose processes are dead.
 async fn wipe(context: &RuntimeContext, slot: &Slot) -> Result<()> {
-    let Some(name) = lock(&slot.name).clone() else { return Ok(()) };
+    let Some(name) = slot.name.lock().clone() else { return Ok(()) };
     slot.show(Container::Partial);
-    lock(&slot.live).take();
-    let group = lock(&slot.group).clone();
+    slot.live.lock().take();
+    let group = slot.group.lock().clone();
     launch::clear(context, &name, group.as_ref()).await?;
-    lock(&slot.group).take();
-    lock(&slot.root).take();
-    lock(&slot.name).take();
-    lock(&slot.seat).take();
+    slot.group.lock().take();
+    slot.root.lock().take();
+    slot.name.lock().take();
+    slot.seat.lock().take();
     slot.show(Container::Absent);
     Ok(())
 }

@@ -8,11 +8,12 @@ use std::{
     fs::File,
     future::Future,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 use async_trait::async_trait;
 use baton_protocol::id::{SandboxId, Sha256Name};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -89,7 +90,7 @@ impl Slot {
     }
 
     pub fn live(&self) -> Option<Arc<Live>> {
-        lock(&self.live).clone()
+        self.live.lock().clone()
     }
 
     pub fn show(&self, container: Container) {
@@ -102,16 +103,12 @@ fn absolute(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).map_err(|error| Error::Failed { what: "naming a file", why: error.to_string() })
 }
 
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// With this many slots, unused ones are removed before a new one is added.
 const MANY: usize = 128;
 
 /// The sandbox has no local state and no watchers.
 fn is_forgettable(slot: &Arc<Slot>) -> bool {
-    Arc::strong_count(slot) == 1 && slot.seen.receiver_count() == 0 && lock(&slot.name).is_none()
+    Arc::strong_count(slot) == 1 && slot.seen.receiver_count() == 0 && slot.name.lock().is_none()
 }
 
 /// The containers of this instance. They die with the process.
@@ -188,7 +185,7 @@ impl Containers {
     }
 
     fn slot(&self, id: &SandboxId) -> Arc<Slot> {
-        let mut slots = lock(&self.slots);
+        let mut slots = self.slots.lock();
         if slots.len() >= MANY && !slots.contains_key(id) {
             slots.retain(|_, slot| !is_forgettable(slot));
         }
@@ -196,7 +193,7 @@ impl Containers {
     }
 
     fn known(&self, id: &SandboxId) -> Option<Arc<Slot>> {
-        lock(&self.slots).get(id).cloned()
+        self.slots.lock().get(id).cloned()
     }
 
     /// Runs an action once earlier ones are done, and to completion even if the caller is gone.
@@ -217,14 +214,14 @@ impl Containers {
     /// Marks a start as wanted. A start in progress keeps its token.
     fn begin(&self, id: &SandboxId) {
         let slot = self.slot(id);
-        let mut starting = lock(&slot.starting);
+        let mut starting = slot.starting.lock();
         if starting.is_cancelled() {
             *starting = CancellationToken::new();
         }
     }
 
     fn forget(&self, id: &SandboxId) {
-        let mut slots = lock(&self.slots);
+        let mut slots = self.slots.lock();
         if slots.get(id).is_some_and(is_forgettable) {
             slots.remove(id);
         }
@@ -235,7 +232,7 @@ impl Drop for Containers {
     /// Ends the containers even if [`close`](Self::close) was not called first.
     fn drop(&mut self) {
         self.context.pool.drain();
-        for slot in lock(&self.slots).values() {
+        for slot in self.slots.lock().values() {
             if let Some(live) = slot.live() {
                 live.doomed.cancel();
             }
@@ -250,8 +247,8 @@ impl Lifecycle for Containers {
     }
 
     fn here(&self) -> Vec<SandboxId> {
-        let slots = lock(&self.slots);
-        slots.values().filter(|slot| lock(&slot.name).is_some()).map(|slot| slot.id.clone()).collect()
+        let slots = self.slots.lock();
+        slots.values().filter(|slot| slot.name.lock().is_some()).map(|slot| slot.id.clone()).collect()
     }
 
     fn facts(&self) -> Facts {
@@ -327,7 +324,7 @@ impl Lifecycle for Containers {
     async fn remove(&self, id: &SandboxId) -> Result<()> {
         // A start that hangs would block this action until its timeout.
         if let Some(slot) = self.known(id) {
-            lock(&slot.starting).cancel();
+            slot.starting.lock().cancel();
         }
         let removed =
             self.act(id, |context, slot| async move { container_actions::remove(&context, &slot).await }).await;
@@ -341,8 +338,8 @@ impl Lifecycle for Containers {
             live.extend(&self.context, deadline);
             return Ok(());
         }
-        let name = lock(&slot.name).clone().ok_or(Error::NotIn("here"))?;
-        *lock(&slot.renewed) = Some(deadline);
+        let name = slot.name.lock().clone().ok_or(Error::NotIn("here"))?;
+        *slot.renewed.lock() = Some(deadline);
         self.context.guard.extend(&name, deadline);
         Ok(())
     }

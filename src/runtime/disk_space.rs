@@ -5,8 +5,10 @@ use std::{
     fs, io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
 };
+
+use parking_lot::Mutex;
 
 use super::{Error, Result};
 
@@ -30,7 +32,7 @@ pub struct Room {
 impl Reservations {
     /// Returns `None` if `free` bytes are not enough for this and the existing reservations.
     fn reserve(&self, free: u64, bytes: u64) -> Option<Room> {
-        let mut promised = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut promised = self.0.lock();
         *promised = promised.checked_add(bytes).filter(|sum| *sum <= free)?;
         drop(promised);
         Some(Room { promised: self.clone(), bytes })
@@ -39,7 +41,7 @@ impl Reservations {
 
 impl Drop for Room {
     fn drop(&mut self) {
-        *self.promised.0.lock().unwrap_or_else(PoisonError::into_inner) -= self.bytes;
+        *self.promised.0.lock() -= self.bytes;
     }
 }
 
@@ -133,6 +135,6 @@ mod tests {
         drop(first);
         assert!(promised.reserve(100, 60).is_some());
         drop(second);
-        assert_eq!(*promised.0.lock().unwrap(), 0);
+        assert_eq!(*promised.0.lock(), 0);
     }
 }

@@ -6,10 +6,11 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
 };
 
 use baton_protocol::frame::{Frame, FrameKind, Stream};
+use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 
 /// Capacity of a link for frames of output: 8 MiB at most.
@@ -29,13 +30,13 @@ struct Missing {
 
 impl Behind {
     fn note(&self, exec: u32, stream: Stream) {
-        self.0.streams.lock().unwrap_or_else(PoisonError::into_inner).insert((exec, stream));
+        self.0.streams.lock().insert((exec, stream));
         self.0.noted.notify_one();
     }
 
     /// Each stream that fell behind since the last call, once.
     pub fn take(&self) -> BTreeSet<(u32, Stream)> {
-        std::mem::take(&mut self.0.streams.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut self.0.streams.lock())
     }
 
     /// Waits until a stream falls behind. Cancel safe.

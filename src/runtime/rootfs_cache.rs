@@ -16,7 +16,7 @@ use super::{
     ArchiveSource, Error, Extract, Result, Shape, WrittenSnapshot, archive,
     cache::{Cache, ExtractedTree, Making, RootfsHold},
     container_actions,
-    containers::{RuntimeContext, Slot, lock},
+    containers::{RuntimeContext, Slot},
     rootfs_digest,
 };
 
@@ -240,7 +240,7 @@ pub(super) async fn snapshot(
     target: &Path,
     shape: Shape,
 ) -> Result<WrittenSnapshot> {
-    let root = lock(&slot.root).clone().ok_or(Error::NotIn("here"))?;
+    let root = slot.root.lock().clone().ok_or(Error::NotIn("here"))?;
     if shape == Shape::Layer && root.is_base {
         let paused = container_actions::upper(context, slot, target).await?;
         return Ok(WrittenSnapshot { base_digest: Some(root.digest), paused });

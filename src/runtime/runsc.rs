@@ -7,19 +7,19 @@ use std::{
     path::{Path, PathBuf},
     process::Stdio,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use serde::Deserialize;
 use tokio::{io::AsyncReadExt, process::Child, sync::watch};
 
 use super::{
     Error, Result,
     argv::{self, RunscCommand},
-    containers::lock,
     guard_link::Fence,
     runtime_settings::RuntimeSettings,
     spawner::Spawner,
@@ -54,15 +54,15 @@ impl Runsc {
 
     /// Uses this binary for every command on the container, until the container is forgotten.
     pub fn choose(&self, container: &str, binary: PathBuf) {
-        lock(&self.others).insert(container.to_owned(), binary);
+        self.others.lock().insert(container.to_owned(), binary);
     }
 
     pub fn forget(&self, container: &str) {
-        lock(&self.others).remove(container);
+        self.others.lock().remove(container);
     }
 
     fn binary(&self, container: &str) -> PathBuf {
-        lock(&self.others).get(container).unwrap_or(&self.settings.runsc).clone()
+        self.others.lock().get(container).unwrap_or(&self.settings.runsc).clone()
     }
 
     pub fn spawner(&self) -> &Spawner {

@@ -6,12 +6,12 @@ use std::{
     io::Write,
     ops::Bound,
     path::Path,
-    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime},
 };
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use parking_lot::Mutex;
 
 use super::{
     local_files::{self, Wanted},
@@ -52,10 +52,6 @@ impl Memory {
         self
     }
 
-    fn objects(&self) -> MutexGuard<'_, BTreeMap<String, Object>> {
-        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Must be called with the objects locked, so that versions are unique.
     fn next(&self) -> u64 {
         let next = self.count.read() + 1;
@@ -64,19 +60,19 @@ impl Memory {
     }
 
     fn version(&self, key: &str) -> Option<Version> {
-        self.objects().get(key).map(|object| object.version.clone())
+        self.objects.lock().get(key).map(|object| object.version.clone())
     }
 
     /// The existing object, if it has the same content.
     fn same(&self, key: &str, digest: &Digest) -> Result<Written> {
-        let there = self.objects().get(key).cloned();
+        let there = self.objects.lock().get(key).cloned();
         let same = there.filter(|object| Digest::of(&object.bytes) == *digest);
         let same = same.ok_or_else(|| Error::Conflict(key.to_owned()))?;
         Ok(Written { version: same.version, updated: None })
     }
 
     fn write(&self, key: &str, bytes: Bytes, condition: &Precondition) -> Result<Written> {
-        let mut objects = self.objects();
+        let mut objects = self.objects.lock();
         if !condition.holds(objects.get(key).map(|object| &object.version)) {
             return Err(Error::Conflict(key.to_owned()));
         }
@@ -90,7 +86,7 @@ impl Memory {
 impl Memory {
     async fn bring(&self, key: &str, file: &Path, wanted: Wanted, progress: ProgressFn<'_>) -> Result<Digest> {
         check_key(key)?;
-        let Some(bytes) = self.objects().get(key).map(|object| object.bytes.clone()) else {
+        let Some(bytes) = self.objects.lock().get(key).map(|object| object.bytes.clone()) else {
             return Err(Error::NotFound(key.to_owned()));
         };
         let (name, target) = (key.to_owned(), file.to_owned());
@@ -113,7 +109,7 @@ impl Memory {
 impl Store for Memory {
     async fn get_if_changed(&self, key: &str, known: Option<&Version>) -> Result<PollResult> {
         check_key(key)?;
-        let Some(Object { bytes, version, .. }) = self.objects().get(key).cloned() else {
+        let Some(Object { bytes, version, .. }) = self.objects.lock().get(key).cloned() else {
             return Ok(PollResult::Missing);
         };
         if known == Some(&version) {
@@ -131,7 +127,7 @@ impl Store for Memory {
 
     async fn delete(&self, key: &str, condition: Precondition) -> Result<()> {
         check_key(key)?;
-        let mut objects = self.objects();
+        let mut objects = self.objects.lock();
         let Some(object) = objects.get(key) else { return Err(Error::NotFound(key.to_owned())) };
         if !condition.holds(Some(&object.version)) {
             return Err(Error::Conflict(key.to_owned()));
@@ -142,7 +138,7 @@ impl Store for Memory {
     }
 
     async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
-        let objects = self.objects();
+        let objects = self.objects.lock();
         let from = match after {
             Some(after) if after >= prefix => Bound::Excluded(after),
             Some(_) | None => Bound::Included(prefix),

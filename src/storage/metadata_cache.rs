@@ -2,12 +2,10 @@
 //!
 //! Entries may be stale: a write based on one is conditional on its version and fails if that has changed.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::collections::HashMap;
 
 use baton_protocol::id::SandboxId;
+use parking_lot::Mutex;
 
 use super::records::FoundMetadata;
 
@@ -19,11 +17,11 @@ pub struct Recent(Mutex<HashMap<SandboxId, FoundMetadata>>);
 
 impl Recent {
     pub fn get(&self, id: &SandboxId) -> Option<FoundMetadata> {
-        self.lock().get(id).cloned()
+        self.0.lock().get(id).cloned()
     }
 
     pub fn note(&self, id: &SandboxId, found: &FoundMetadata) {
-        let mut recent = self.lock();
+        let mut recent = self.0.lock();
         if recent.len() >= REMEMBERED && !recent.contains_key(id) {
             recent.clear();
         }
@@ -31,10 +29,6 @@ impl Recent {
     }
 
     pub fn forget(&self, id: &SandboxId) {
-        self.lock().remove(id);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<SandboxId, FoundMetadata>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().remove(id);
     }
 }

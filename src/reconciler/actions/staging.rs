@@ -2,11 +2,11 @@
 
 use std::{
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
 use baton_protocol::id::SandboxId;
+use parking_lot::Mutex;
 
 use super::Failure;
 use crate::{
@@ -43,7 +43,7 @@ impl<'a> TransferProgress<'a> {
     pub(super) fn report(&self, done: u64, total: u64) {
         let now = self.clock.now();
         {
-            let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut last = self.last.lock();
             if !is_due(*last, now, done, total) {
                 return;
             }

@@ -13,12 +13,10 @@
 mod offer;
 mod pool_rules;
 
-use std::{
-    collections::VecDeque,
-    sync::{Arc, Mutex},
-};
+use std::{collections::VecDeque, sync::Arc};
 
 use baton_protocol::{id::Sha256Name, limits::Limits};
+use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 use tokio_util::sync::CancellationToken;
 
@@ -27,7 +25,7 @@ use super::{
     Error, Result,
     argv::RunscCommand,
     cgroup::Group,
-    containers::{RuntimeContext, lock},
+    containers::RuntimeContext,
     guard_link::NONE_YET,
     launch::{self, Begun, SHORT},
     runtime_settings::RuntimeSettings,
@@ -120,7 +118,7 @@ impl Pool {
 
     /// Hands over what is left of a failed container for removal.
     pub fn leave(&self, remains: Remains, why: &Error) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.remains.push(remains);
         self.complain(&mut state, why);
         drop(state);
@@ -180,7 +178,7 @@ impl Pool {
 
     /// The next action, and when to check again even if nothing changes.
     fn look(&self) -> (PoolAction, Option<Moment>) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let now = self.clock.now();
         // A broken container is useless; it is removed first.
         if let Some(at) = state.ready.iter().position(|warm| warm.begun.channel.is_broken()) {
@@ -208,7 +206,7 @@ impl Pool {
     /// Removes the last ready container.
     async fn remove(&self, context: &RuntimeContext) {
         let warm = {
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             let warm = state.ready.pop_back();
             self.show(&state);
             warm
@@ -220,7 +218,7 @@ impl Pool {
     }
 
     async fn clear(&self, context: &RuntimeContext) {
-        let remains = lock(&self.state).remains.pop();
+        let remains = self.state.lock().remains.pop();
         if let Some(remains) = remains {
             self.wipe(context, remains).await;
         }
@@ -235,7 +233,7 @@ impl Pool {
 
     async fn make(&self, context: &Arc<RuntimeContext>) {
         let made = self.begin(context).await;
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.is_making = false;
         let waiter = state.waiter.take();
         match made {
@@ -292,7 +290,7 @@ impl Pool {
         match begun.await {
             Ok(begun) => Ok(WarmContainer { begun, group }),
             Err(error) => {
-                lock(&self.state).remains.push(Remains { name, group });
+                self.state.lock().remains.push(Remains { name, group });
                 Err(error)
             }
         }
@@ -300,10 +298,10 @@ impl Pool {
 
     /// Removes all containers. What cannot be removed dies with the process and is wiped at the next start.
     pub async fn empty(&self, context: &RuntimeContext) {
-        while !lock(&self.state).ready.is_empty() {
+        while !self.state.lock().ready.is_empty() {
             self.remove(context).await;
         }
-        let remains = std::mem::take(&mut lock(&self.state).remains);
+        let remains = std::mem::take(&mut self.state.lock().remains);
         for Remains { name, group } in remains {
             if let Err(error) = launch::clear(context, &name, group.as_ref()).await {
                 tracing::warn!(container = name, %error, "a warm container could not be cleaned up");

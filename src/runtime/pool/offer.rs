@@ -5,10 +5,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::sync::oneshot;
 
 use super::{Pool, State, WarmContainer, pool_rules::fits};
-use crate::{
-    metrics::Missed,
-    runtime::{StartSpec, containers::lock},
-};
+use crate::{metrics::Missed, runtime::StartSpec};
 
 /// Timeout for a container being made, and for the answer of a ready one. A start without the pool takes a
 /// fraction of it.
@@ -36,7 +33,7 @@ impl Pool {
     /// Registers a starting sandbox. Offers a container in the same step, so that it is not removed to free the
     /// slot.
     pub fn enter(self: &Arc<Self>, first_start: Option<&StartSpec>) -> (PoolSlot, Starting, WarmOffer) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.here += 1;
         state.starting += 1;
         let offer = match first_start {
@@ -101,14 +98,14 @@ impl WarmOffer {
 
 impl Drop for PoolSlot {
     fn drop(&mut self) {
-        lock(&self.0.state).here -= 1;
+        self.0.state.lock().here -= 1;
         self.0.stirred.notify_one();
     }
 }
 
 impl Drop for Starting {
     fn drop(&mut self) {
-        let mut state = lock(&self.0.state);
+        let mut state = self.0.state.lock();
         state.starting -= 1;
         state.quiet_at = self.0.clock.now() + QUIET;
         drop(state);

@@ -9,11 +9,12 @@ use std::{
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 use futures::StreamExt;
 use inotify::{EventMask, EventOwned, Inotify, WatchDescriptor, WatchMask, Watches};
+use parking_lot::Mutex;
 use tokio::{
     sync::{Notify, futures::OwnedNotified},
     task::JoinSet,
@@ -65,7 +66,7 @@ impl Watch {
     /// Records that the object is being read: later changes are reported.
     pub fn looked(&self, key: &str) {
         let look = look(&self.root.join(key));
-        let mut looks = lock(&self.looks);
+        let mut looks = self.looks.lock();
         if looks.len() >= LOOKS {
             looks.clear();
         }
@@ -74,7 +75,7 @@ impl Watch {
 
     /// Watches for changes of the object since it was last read; `None` if the kernel cannot provide it.
     pub fn watch(self: &Arc<Self>, key: &str) -> Option<Watching> {
-        let known = lock(&self.looks).get(key).copied();
+        let known = self.looks.lock().get(key).copied();
         let mut watching = self.add(key)?;
         // Compared after the watch is set up, so that no change since the last read is missed.
         watching.is_news = known.is_some_and(|known| known != look(&self.root.join(key)));
@@ -83,7 +84,7 @@ impl Watch {
 
     fn add(self: &Arc<Self>, key: &str) -> Option<Watching> {
         let path = self.root.join(key);
-        let mut kernel = lock(&self.kernel);
+        let mut kernel = self.kernel.lock();
         if kernel.is_none() {
             *kernel = self.start();
         }
@@ -97,7 +98,7 @@ impl Watch {
             | WatchMask::MOVE_SELF
             | WatchMask::ONLYDIR;
         for folder in path.ancestors().skip(1) {
-            let mut waiting = lock(&self.waiting);
+            let mut waiting = self.waiting.lock();
             let Ok(descriptor) = watches.add(folder, mask) else { continue };
             let name = path.strip_prefix(folder).ok()?.components().next()?.as_os_str().to_str()?.to_owned();
             let entry = waiting.folders.entry(descriptor.clone()).or_default().names.entry(name.clone()).or_default();
@@ -115,7 +116,7 @@ impl Watch {
         let mut reader = JoinSet::new();
         reader.spawn(async move {
             while let Some(Ok(event)) = events.next().await {
-                lock(&waiting).hear(&event);
+                waiting.lock().hear(&event);
             }
         });
         Some(Kernel { watches, _reader: reader })
@@ -166,8 +167,8 @@ impl Watching {
 
 impl Drop for Watching {
     fn drop(&mut self) {
-        let mut kernel = lock(&self.watch.kernel);
-        let mut waiting = lock(&self.watch.waiting);
+        let mut kernel = self.watch.kernel.lock();
+        let mut waiting = self.watch.waiting.lock();
         let Some(folder) = waiting.folders.get_mut(&self.descriptor) else { return };
         if let Some(name) = folder.names.get_mut(&self.name) {
             name.calls -= 1;
@@ -188,8 +189,4 @@ impl Drop for Watching {
 fn look(path: &Path) -> Look {
     let about = fs::symlink_metadata(path).ok()?;
     Some((about.ino(), about.size(), about.mtime(), about.mtime_nsec(), about.ctime(), about.ctime_nsec()))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -3,7 +3,7 @@
 //! A missing bucket must not look like a missing object, which would mean that the sandbox is gone. A listing decides,
 //! since there only the bucket can be missing. It needs no permission beyond those of the store.
 
-use std::{sync::PoisonError, time::Duration};
+use std::time::Duration;
 
 use super::{Gcs, named};
 use crate::storage::store::{Error, Result};
@@ -14,7 +14,7 @@ const TRUSTED: Duration = Duration::from_secs(10);
 impl Gcs {
     /// Records that a call proved the bucket to exist.
     pub(super) fn saw_bucket(&self) {
-        *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = Some(self.clock.now());
+        *self.seen.lock() = Some(self.clock.now());
     }
 
     /// Maps the error of a call that needs no object: `NotFound` then means the bucket.
@@ -37,7 +37,7 @@ impl Gcs {
 
     /// Returns `Denied` if the bucket does not exist.
     pub(super) async fn check_bucket(&self, key: &str) -> Result<()> {
-        let seen = *self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let seen = *self.seen.lock();
         if seen.is_some_and(|seen| self.clock.now() - seen < TRUSTED) {
             return Ok(());
         }

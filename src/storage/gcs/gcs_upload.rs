@@ -3,16 +3,11 @@
 //! The file is read at the offset the service asks for, with a checksum known beforehand. The SHA-256 is computed while
 //! the file is read, and the last piece is held back until it matches, so that a wrong file never becomes an object.
 
-use std::{
-    fs::File,
-    io,
-    os::unix::fs::FileExt,
-    path::Path,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{fs::File, io, os::unix::fs::FileExt, path::Path, sync::Arc};
 
 use baton_gcs::{Boxed, UploadOptions};
 use bytes::Bytes;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::{Gcs, named, wanted_generation, written};
@@ -191,9 +186,7 @@ impl Source {
             return None;
         }
         let (read, digest) = (self.read.clone(), self.digest.clone());
-        let reading = tokio::task::spawn_blocking(move || {
-            read.lock().unwrap_or_else(PoisonError::into_inner).piece(position, &digest)
-        });
+        let reading = tokio::task::spawn_blocking(move || read.lock().piece(position, &digest));
         let piece = reading.await.map_err(io::Error::other).and_then(|piece| piece);
         self.news.send_modify(|news| match &piece {
             Ok((_, summed)) => news.done = *summed,

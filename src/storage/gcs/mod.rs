@@ -8,15 +8,12 @@ mod download;
 mod gcs_upload;
 mod write_rate;
 
-use std::{
-    path::Path,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use baton_gcs::{GcsClient, ObjectAttributes, Read};
 use bytes::Bytes;
+use parking_lot::Mutex;
 
 pub use baton_gcs::GcsConnection;
 

@@ -7,11 +7,9 @@
 //! writes are one second apart, and a write of another instance, detected by a read, counts like our own. Waiting for
 //! the right moment costs less than a rejection and a longer wait.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, time::Duration};
+
+use parking_lot::Mutex;
 
 use crate::{
     clock::{Moment, SharedClock},
@@ -93,7 +91,7 @@ impl Pace {
     }
 
     fn take(&self, key: &str, urgency: Priority, now: Moment) -> Duration {
-        let mut objects = self.objects();
+        let mut objects = self.objects.lock();
         if objects.len() > REMEMBERED {
             objects.retain(|_, tokens| {
                 self.count(tokens, now);
@@ -107,37 +105,29 @@ impl Pace {
     /// Records that the service rate-limited this object at `now`: it is not written before `moment`, and no bursts are
     /// attempted for a while.
     pub fn bar(&self, key: &str, now: Moment, moment: Moment) {
-        if let Some(tokens) = self.objects().get_mut(key) {
+        if let Some(tokens) = self.objects.lock().get_mut(key) {
             tokens.barred_until = tokens.barred_until.max(moment);
         }
-        *lock(&self.strict_until) = Some(now + STRICT);
+        *self.strict_until.lock() = Some(now + STRICT);
     }
 
     /// Records that a read at `now` found a new version of this object.
     pub fn noticed(&self, key: &str, now: Moment) {
         if self.is_strict(now) {
             let full = Tokens { left: self.burst, counted: now, barred_until: now };
-            let mut objects = self.objects();
+            let mut objects = self.objects.lock();
             let tokens = objects.entry(key.to_owned()).or_insert(full);
             tokens.barred_until = tokens.barred_until.max(now + self.apart());
         }
     }
 
     fn is_strict(&self, now: Moment) -> bool {
-        lock(&self.strict_until).is_some_and(|until| now < until)
+        self.strict_until.lock().is_some_and(|until| now < until)
     }
 
     fn apart(&self) -> Duration {
         Duration::from_secs_f64(1.0 / self.per_second)
     }
-
-    fn objects(&self) -> MutexGuard<'_, HashMap<String, Tokens>> {
-        lock(&self.objects)
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -227,6 +217,6 @@ mod tests {
             pace.turn(&clock, &number.to_string(), Priority::Commit, FAR).await.unwrap();
             clock.sleep(Duration::from_millis(10)).await;
         }
-        assert!(pace.objects().len() <= REMEMBERED + 1, "{}", pace.objects().len());
+        assert!(pace.objects.lock().len() <= REMEMBERED + 1, "{}", pace.objects.lock().len());
     }
 }
