@@ -62,11 +62,11 @@ pub async fn snapshots(place: &Place, table: &mut Table) -> Result<()> {
         client.beside(others).await??;
     }
     client.kill().await?;
-    table.add(Line::ratio("15", "snapshot of 20,000 files, beside `tar -c`", &taken, &packed, 1.5, "≤ 1.5 ×"));
-    let beside = "the same, beside one that is synced, as ours is";
+    table.add(Line::ratio("15", "snapshot of 20,000 files compared with `tar -c`", &taken, &packed, 1.5, "≤ 1.5 ×"));
+    let beside = "the same, compared with one with a sync, like ours";
     let line = Line::ratio("15", beside, &taken, &synced, 1.5, "printed");
     table.add(Line { is_met: None, ..line });
-    table.add(Line::ratio("16", "create from it, beside `tar -x`", &begun, &unpacked, 1.5, "≤ 1.5 ×"));
+    table.add(Line::ratio("16", "create from it compared with `tar -x`", &begun, &unpacked, 1.5, "≤ 1.5 ×"));
     server.stop().await
 }
 

@@ -131,7 +131,7 @@ impl Table {
     }
 
     pub fn print(&self) {
-        println!("\n| # | What | baton | beside it | ratio | budget | |\n|---|---|---|---|---|---|---|");
+        println!("\n| # | What | baton | compared with | ratio | budget | |\n|---|---|---|---|---|---|---|");
         for line in &self.0 {
             println!("{}", line.text());
         }

@@ -35,6 +35,6 @@ pub async fn measure(place: &Place, table: &mut Table) -> Result<()> {
     ensure!(server.taken().await? == u64::from(2 * CREATES), "a sandbox did not begin warm");
     table.add(Line::ratio("2", "create from the warm pool", &ours, &floor, 0.2, "≤ 0.2 ×"));
     table.add(Line::ratio("2", "the same, stored", &stored, &floor, 0.2, "≤ 0.2 ×"));
-    table.add(Line::bound("2", "PSS of all processes of a container that waits", show_bytes(pss), "printed", None));
+    table.add(Line::bound("2", "PSS of all processes of a warm container", show_bytes(pss), "printed", None));
     server.stop().await
 }

@@ -58,7 +58,7 @@ pub async fn measure(place: &Place, table: &mut Table) -> Result<()> {
     table.add(Line::ratio("11", what, &ours, &floor, 3.0, "≤ 3 ×"));
     table.add(Line {
         row: "11",
-        what: "the same, beside two copies that are not synced",
+        what: "the same, compared with two copies without a sync",
         ours: ours.show(),
         floor: unsynced.show(),
         ratio: Some(ours.ratio(&unsynced)),

@@ -93,7 +93,7 @@ mod tests {
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(fs::metadata(space.path().join("new")).unwrap().permissions().mode() & 0o777, 0o700);
         assert_eq!(tokens.find(kept('a').id.as_str()).unwrap(), Some(kept('a')));
-        assert!(tokens.find("0b9f").unwrap_err().to_string().contains("write more"));
+        assert!(tokens.find("0b9f").unwrap_err().to_string().contains("ambiguous"));
         tokens.forget(&kept('b').id).unwrap();
         tokens.forget(&kept('b').id).unwrap();
         assert_eq!(tokens.find("0b9f").unwrap(), Some(kept('a')));

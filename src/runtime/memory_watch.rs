@@ -147,13 +147,13 @@ impl Watched {
         match verdict {
             Verdict::Fine { free } => soon(free),
             Verdict::Over { at_once } => {
-                tracing::info!(sandbox = %self.subject.id, used, limit, at_once, "the sandbox exceeds its memory limit; reclaiming memory");
+                tracing::info!(sandbox = %self.subject.id, used, limit, at_once, "over the memory limit; reclaiming memory");
                 let why = format!("the sandbox is over its memory limit of {}", show_size(limit));
                 self.subject.channel.relieve(if at_once { 0 } else { used }, why);
                 RELIEF
             }
             Verdict::TooMuch => {
-                tracing::error!(sandbox = %self.subject.id, used, limit, "the sandbox far exceeds its memory limit; ending the container");
+                tracing::error!(sandbox = %self.subject.id, used, limit, "far over the memory limit; ending the container");
                 self.subject.doomed.cancel();
                 LATEST
             }
@@ -179,11 +179,11 @@ impl Watched {
         match census.judge(count) {
             Crowd::Fine => {}
             Crowd::Over => {
-                tracing::info!(%sandbox, count, limit, "the sandbox exceeds its process limit; ending its commands");
+                tracing::info!(%sandbox, count, limit, "over the process limit; ending the commands");
                 self.subject.channel.relieve(0, format!("the sandbox is over its limit of {limit} processes"));
             }
             Crowd::Unheeded => {
-                tracing::error!(%sandbox, count, limit, "the agent did not end the excess processes; ending the container");
+                tracing::error!(%sandbox, count, limit, "still over the process limit; ending the container");
                 self.subject.doomed.cancel();
             }
         }

@@ -262,9 +262,7 @@ pub(super) fn manifest_not_fetched(checkpoints: &Checkpoints, head: &Head, error
         ),
         (store::Error::NotFound(_), None, Some(own)) => refusal(
             Reason::OtherStore,
-            &format!(
-                "The checkpoint was stored through a mount, and was not found in bucket {own}, which this instance uses."
-            ),
+            &format!("The checkpoint was stored through a mount and is not in bucket {own}, which this instance uses."),
         ),
         _ => not_fetched(error),
     }
