@@ -30,7 +30,7 @@ use tokio::{
     task::JoinSet,
 };
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 /// The lease's times are a fifth of the usual ones, so that nobody waits half a minute for a takeover.
 const TIME_SCALE: &str = "0.2";
 const COUNT: &str = "import itertools, time
@@ -44,7 +44,7 @@ async fn main() -> Result<()> {
     let (Some(baton), Some(directory), None) = (arguments.next(), arguments.next(), arguments.next()) else {
         bail!("usage: demo BATON DIRECTORY")
     };
-    tokio::time::timeout(5 * PATIENCE, show(&baton, &directory)).await.context("the demo took far too long")?
+    tokio::time::timeout(5 * STEP_TIMEOUT, show(&baton, &directory)).await.context("the demo took far too long")?
 }
 
 async fn show(baton: &Path, directory: &Path) -> Result<()> {
@@ -132,7 +132,7 @@ impl Count {
 
     /// Takes one piece; where the count began anew, if it did.
     async fn step(&mut self) -> Result<Option<usize>> {
-        let next = tokio::time::timeout(PATIENCE, self.running.next()).await.context("the count fell silent")?;
+        let next = tokio::time::timeout(STEP_TIMEOUT, self.running.next()).await.context("the count fell silent")?;
         let now = Instant::now();
         self.silence = self.silence.max(now - self.last);
         self.last = now;
@@ -257,7 +257,7 @@ impl Server {
             .spawn()
             .context("the server does not start")?;
         let mut server = Self { name, child, address: SocketAddr::from(([127, 0, 0, 1], 0)) };
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + STEP_TIMEOUT;
         loop {
             let text = std::fs::read_to_string(&log)?;
             let address = text.split_once("serving address=").and_then(|(_, rest)| rest.split_whitespace().next());
@@ -279,6 +279,6 @@ impl Server {
     }
 
     async fn ended(&mut self) -> Result<std::process::ExitStatus> {
-        Ok(tokio::time::timeout(PATIENCE, self.child.wait()).await.context("the server does not end")??)
+        Ok(tokio::time::timeout(STEP_TIMEOUT, self.child.wait()).await.context("the server does not end")??)
     }
 }

@@ -12,7 +12,7 @@ use anyhow::{Context, bail};
 use futures::{SinkExt, StreamExt};
 use tokio_tungstenite::{connect_async, tungstenite::Message};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 /// After these the next request may be sent.
 const READY: [&str; 4] =
     ["SANDBOX_RUNNING", "SANDBOX_EXECUTION_DONE", "SANDBOX_EXECUTION_ERROR", "SANDBOX_FILESYSTEM_SNAPSHOT_CREATED"];
@@ -23,7 +23,7 @@ async fn main() -> anyhow::Result<()> {
     let url = arguments.next().context("usage: session URL [REQUEST…]")?;
     let (mut socket, _) = connect_async(&url).await.with_context(|| format!("no server answers at {url}"))?;
     loop {
-        let message = tokio::time::timeout(PATIENCE, socket.next()).await.context("the server fell silent")?;
+        let message = tokio::time::timeout(STEP_TIMEOUT, socket.next()).await.context("the server fell silent")?;
         match message {
             Some(Ok(Message::Text(text))) => {
                 println!("< {text}");

@@ -33,7 +33,7 @@ use rustix::{
 };
 
 /// How often to check the clock even if no deadline is near: a machine that was suspended wakes late.
-const TICK: Duration = Duration::from_millis(250);
+const MAX_SLEEP: Duration = Duration::from_millis(250);
 /// How often to check for a state file that does not exist yet.
 const SEEK: Duration = Duration::from_millis(5);
 /// How often to check whether all threads are stopped.
@@ -194,7 +194,7 @@ impl Guard {
             }
             let next = match container.state {
                 State::Running if container.sentry.is_none() => SEEK,
-                State::Running => container.deadline.saturating_sub(now).min(TICK),
+                State::Running => container.deadline.saturating_sub(now).min(MAX_SLEEP),
                 State::Stopping { .. } => CONFIRM,
                 State::Stopped | State::Killed => continue,
             };

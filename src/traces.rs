@@ -35,7 +35,7 @@ use nowhere::{Exporter, Started};
 use otlp::{Exporter, Started};
 
 /// The timeout for sending the remaining spans when the process ends.
-const LAST: Duration = Duration::from_millis(500);
+const FINAL_EXPORT_TIMEOUT: Duration = Duration::from_millis(500);
 
 words! {
     /// What a client requested.
@@ -119,7 +119,7 @@ impl Traces {
     /// Sends the remaining spans, within a short timeout.
     pub async fn close(&self) {
         if let Some(open) = self.0.clone() {
-            let _ = tokio::task::spawn_blocking(move || open.0.close(LAST)).await;
+            let _ = tokio::task::spawn_blocking(move || open.0.close(FINAL_EXPORT_TIMEOUT)).await;
         }
     }
 }

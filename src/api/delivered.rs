@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use super::stream_cursor::Mark;
 
 /// How many sandboxes are remembered.
-const MOST: usize = 1024;
+const MAX_SANDBOXES: usize = 1024;
 
 #[derive(Clone, Debug, Default)]
 pub struct Marks(BTreeMap<u32, Mark>);
@@ -31,7 +31,7 @@ impl MarkCache {
     /// Keeps the marks of a session that ended while its sandbox keeps running.
     pub fn keep(&self, id: &SandboxId, marks: Vec<Mark>) {
         let mut kept = self.0.lock();
-        if marks.is_empty() || (kept.len() >= MOST && !kept.contains_key(id)) {
+        if marks.is_empty() || (kept.len() >= MAX_SANDBOXES && !kept.contains_key(id)) {
             kept.remove(id);
             return;
         }

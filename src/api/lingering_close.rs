@@ -20,7 +20,7 @@ use super::connections::ConnectionSlot;
 use crate::clock::SharedClock;
 
 const LINGER: Duration = Duration::from_secs(2);
-const MOST: u64 = 64 << 20;
+const MAX_DISCARDED: u64 = 64 << 20;
 
 /// The address that a connection comes from.
 #[derive(Clone, Copy, Debug)]
@@ -66,7 +66,7 @@ impl Drop for LingeringConnection {
         self.tasks.spawn(async move {
             let read = async {
                 let _ = stream.shutdown().await;
-                let _ = tokio::io::copy(&mut (&mut stream).take(MOST), &mut tokio::io::sink()).await;
+                let _ = tokio::io::copy(&mut (&mut stream).take(MAX_DISCARDED), &mut tokio::io::sink()).await;
             };
             tokio::select! {
                 _ = clock.timeout(LINGER, read) => {}

@@ -18,7 +18,7 @@ use crate::storage::unresponsive::{self, LastWrite, Unresponsive};
 
 const PAGE: usize = 100;
 const AT_ONCE: usize = 16;
-const WITHIN: Duration = Duration::from_secs(30);
+const LIST_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Deserialize)]
 pub struct ListQuery {
@@ -63,7 +63,7 @@ pub async fn list(
         .buffered(AT_ONCE)
         .filter_map(std::future::ready)
         .collect::<Vec<_>>();
-    match api.clock.timeout(WITHIN, found).await {
+    match api.clock.timeout(LIST_TIMEOUT, found).await {
         Ok(sandboxes) => Ok(Json(json!({"sandboxes": sandboxes, "next": next})).into_response()),
         Err(_) => Ok(unavailable("Storage does not answer at the moment: try again.")),
     }

@@ -35,7 +35,7 @@ use crate::{
 };
 
 /// How many events of a sandbox are kept for a session that reads slowly.
-const KEPT: usize = 256;
+const EVENT_BUFFER: usize = 256;
 
 /// Minimum time between two activity messages to the other process.
 const TOUCH: std::time::Duration = std::time::Duration::from_millis(200);
@@ -213,7 +213,7 @@ impl Bus {
         line.next += 1;
         let number = line.next;
         line.log.push_back(NumberedEvent { number, passing });
-        if line.log.len() > KEPT {
+        if line.log.len() > EVENT_BUFFER {
             line.log.pop_front();
         }
         line.posted.post(number);

@@ -29,7 +29,7 @@ async fn a_follower_hears_every_phase_once_and_in_order() {
 async fn a_follower_that_fell_behind_sees_the_gap_in_the_numbers() {
     let (bus, id, _) = bus();
     let mut subscription = bus.follow(&id);
-    for _ in 0..KEPT + 10 {
+    for _ in 0..EVENT_BUFFER + 10 {
         bus.post(&id, LifecycleEvent::Acquiring);
     }
     assert_eq!(subscription.next().await.number, 11);

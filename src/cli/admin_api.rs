@@ -16,7 +16,7 @@ use super::{
 use crate::{clock::SharedClock, config::variables::ADMIN_KEY};
 
 /// How long all requests of a verb may take together.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const VERB_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 pub struct AdminApi {
@@ -134,7 +134,7 @@ impl AdminApi {
 pub async fn until_signal(clock: &SharedClock, work: impl Future<Output = Result<()>>) -> Result<ExitCode> {
     let mut signals = Signals::listen()?;
     tokio::select! {
-        done = clock.timeout(TIMEOUT, work) => {
+        done = clock.timeout(VERB_TIMEOUT, work) => {
             done.map_err(|_| anyhow!("the server did not answer within a minute"))?.map(|()| ExitCode::SUCCESS)
         }
         code = signals.end() => Ok(ExitCode::from(code)),

@@ -35,7 +35,7 @@ use crate::{
 };
 
 /// Timeout for a peer's handshake, and for the connection of an announced link.
-const PATIENCE: Duration = Duration::from_secs(5);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Capacity of the queue of outgoing messages; senders wait when it is full.
 const OUTBOX: usize = 256;
 /// Time to send the last messages after the reconciler has ended.
@@ -127,11 +127,11 @@ impl Server {
         ipc_socket::check(&stream, &[ipc_socket::own_user(), self.back.api_user])?;
         let clock = self.back.clock.clone();
         let mut wire = wire(stream);
-        let Ok(Some(hail)) = clock.timeout(PATIENCE, wire.next()).await else { return Ok(()) };
+        let Ok(Some(hail)) = clock.timeout(HANDSHAKE_TIMEOUT, wire.next()).await else { return Ok(()) };
         match unpacked(hail)? {
             Handshake::Memory(call) => remote_store::serve(&*self.back.memory, call, wire).await,
             Handshake::Link { number } => {
-                let link = clock.timeout(PATIENCE, self.waiting.take(number)).await;
+                let link = clock.timeout(HANDSHAKE_TIMEOUT, self.waiting.take(number)).await;
                 let Ok(Some(link)) = link else { return Ok(()) };
                 // Frames may have followed the handshake immediately.
                 let parts = wire.into_parts();

@@ -40,7 +40,7 @@ use crate::{
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "/3");
 
 /// Maximum message size: a small object in base64, and its envelope.
-const MOST: usize = 2 << 20;
+const MAX_MESSAGE: usize = 2 << 20;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -132,7 +132,7 @@ impl IpcHello {
 type IpcStream = Framed<UnixStream, LengthDelimitedCodec>;
 
 fn wire(stream: UnixStream) -> IpcStream {
-    let codec = LengthDelimitedCodec::builder().max_frame_length(MOST).little_endian().new_codec();
+    let codec = LengthDelimitedCodec::builder().max_frame_length(MAX_MESSAGE).little_endian().new_codec();
     Framed::new(stream, codec)
 }
 

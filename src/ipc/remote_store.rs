@@ -21,7 +21,7 @@ use crate::{
     },
 };
 
-const WITHIN: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -147,7 +147,7 @@ impl RemoteStore {
             let answer = wire.next().await.ok_or(std::io::ErrorKind::UnexpectedEof)?;
             unpacked(answer)
         };
-        let answered = self.clock.timeout(WITHIN, asked).await;
+        let answered = self.clock.timeout(CONNECT_TIMEOUT, asked).await;
         let answer: std::io::Result<Answer> = answered.map_err(|elapsed| unavailable(elapsed.to_string()))?;
         let answer = answer.map_err(|error| unavailable(error.to_string()))?;
         let Answer::Failed(failed) = answer else { return Ok(answer) };

@@ -20,16 +20,16 @@ use super::{
     containers::{RuntimeContext, Slot},
     disk_space,
     guard_link::Fence,
-    launch::{self, Begun, SHORT, gone, no_group},
+    launch::{self, Begun, COMMAND_TIMEOUT, gone, no_group},
     memory_watch,
     pool::{self, Remains, WarmContainer},
     rootfs_cache, upper,
 };
 use crate::guard::process_handle::ProcessHandle;
 
-const START: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// Writing an image of many gigabytes may take this long.
-const LONG: Duration = Duration::from_secs(600);
+const IMAGE_TIMEOUT: Duration = Duration::from_secs(600);
 const WAKE: Duration = Duration::from_secs(5);
 
 /// Creates a container, or restores one from the checkpoint in `image`.
@@ -142,7 +142,11 @@ async fn sync(
 ) -> Result<()> {
     let channel = begun.channel.clone();
     let mut answered = pin!(maybe_done(async {
-        if is_restored { channel.resync(start, START).await } else { channel.assign(start, START).await }
+        if is_restored {
+            channel.resync(start, START_TIMEOUT).await
+        } else {
+            channel.assign(start, START_TIMEOUT).await
+        }
     }));
     let found = tokio::select! {
         biased;
@@ -197,7 +201,7 @@ async fn take(
         let fence = context.guard.take(&name, start.deadline).await?;
         extend_if_renewed(context, slot, &name);
         hold(context, slot, &begun, group.as_ref(), &fence, &start.limits);
-        begun.channel.assign(start, pool::PATIENCE).await?;
+        begun.channel.assign(start, pool::OFFER_TIMEOUT).await?;
         throttle(group.as_ref(), "create")?;
         Ok(fence)
     };
@@ -262,7 +266,7 @@ async fn ask(
     let mut fence = live.fence.clone();
     tokio::select! {
         biased;
-        asked = context.clock.timeout(SHORT, asking) => match asked {
+        asked = context.clock.timeout(COMMAND_TIMEOUT, asking) => match asked {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(Error::Failed { what, why: format!("the sandbox gives no answer: {error}") }),
             Err(elapsed) => Err(Error::TimedOut { what, after: elapsed.0 }),
@@ -304,7 +308,7 @@ pub(super) async fn checkpoint(context: &RuntimeContext, slot: &Slot, image: &Pa
     let pid = live.sentry().map_or(0, ProcessHandle::pid);
     let _room = disk_space::make_room(image.to_owned(), pid, &context.promised).await?;
     let verb = RunscCommand::Checkpoint { image };
-    let written = context.runsc.call(verb, &live.name, LONG, Some(live.fence.clone())).await;
+    let written = context.runsc.call(verb, &live.name, IMAGE_TIMEOUT, Some(live.fence.clone())).await;
     let written = match written {
         Ok(()) => disk_space::verify(image).await,
         Err(error) => Err(error),
@@ -341,7 +345,8 @@ async fn write_upper(context: &RuntimeContext, live: &Live, upper: &Path) -> Res
     let most = upper::largest(live.disk, context.settings.archive_limits.size);
     let piped = upper::pipe().map_err(|error| Error::Failed { what: "snapshot", why: error.to_string() });
     let (to_sentry, from_sentry) = piped?;
-    let called = context.runsc.call_with(RunscCommand::Tar, &live.name, LONG, Some(live.fence.clone()), to_sentry);
+    let called =
+        context.runsc.call_with(RunscCommand::Tar, &live.name, IMAGE_TIMEOUT, Some(live.fence.clone()), to_sentry);
     let (mut called, mut received) = (pin!(called), pin!(maybe_done(upper::receive(from_sentry, upper, most))));
     let written = tokio::select! {
         biased;
@@ -350,7 +355,7 @@ async fn write_upper(context: &RuntimeContext, live: &Live, upper: &Path) -> Res
     };
     // A sentry that does not answer may hold the pipe open, but what it still writes is ignored.
     if written.is_ok() {
-        let ended = context.clock.timeout(SHORT, &mut received).await;
+        let ended = context.clock.timeout(COMMAND_TIMEOUT, &mut received).await;
         ended.map_err(|elapsed| Error::TimedOut { what: "snapshot", after: elapsed.0 })?;
     }
     let whole = match (received.as_mut().take_output(), written) {
@@ -369,7 +374,7 @@ pub(super) async fn remove(context: &RuntimeContext, slot: &Slot) -> Result<()> 
         // Without a runsc command: it would hang on a fenced container, and a kill is faster.
         live.unwanted.store(true, Ordering::Relaxed);
         live.doomed.cancel();
-        let ended = context.clock.timeout(SHORT, live.ended.cancelled()).await;
+        let ended = context.clock.timeout(COMMAND_TIMEOUT, live.ended.cancelled()).await;
         ended.map_err(|elapsed| Error::TimedOut { what: "remove", after: elapsed.0 })?;
     }
     wipe(context, slot).await

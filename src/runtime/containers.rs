@@ -104,7 +104,7 @@ fn absolute(path: &Path) -> Result<PathBuf> {
 }
 
 /// With this many slots, unused ones are removed before a new one is added.
-const MANY: usize = 128;
+const PRUNE_SLOTS_AT: usize = 128;
 
 /// The sandbox has no local state and no watchers.
 fn is_forgettable(slot: &Arc<Slot>) -> bool {
@@ -186,7 +186,7 @@ impl Containers {
 
     fn slot(&self, id: &SandboxId) -> Arc<Slot> {
         let mut slots = self.slots.lock();
-        if slots.len() >= MANY && !slots.contains_key(id) {
+        if slots.len() >= PRUNE_SLOTS_AT && !slots.contains_key(id) {
             slots.retain(|_, slot| !is_forgettable(slot));
         }
         slots.entry(id.clone()).or_insert_with(|| Arc::new(Slot::new(id.clone()))).clone()

@@ -31,7 +31,7 @@ use super::{
 };
 use crate::guard::process_handle::{self, ProcessHandle};
 
-pub(super) const SHORT: Duration = Duration::from_secs(20);
+pub(super) const COMMAND_TIMEOUT: Duration = Duration::from_secs(20);
 /// Size of both pipes of the agent; large ones need fewer reads.
 const PIPE: usize = 1 << 20;
 const STDERR_READ: u64 = 64 << 10;
@@ -156,7 +156,7 @@ impl Begun {
 
     /// Finds the processes. Once the agent has answered, runsc has recorded their ids.
     pub async fn find_processes(&mut self, context: &RuntimeContext) -> Result<()> {
-        let found = seek(&context.settings.state_file(&self.name), &context.clock, SHORT).await;
+        let found = seek(&context.settings.state_file(&self.name), &context.clock, COMMAND_TIMEOUT).await;
         let pids = found.iter().flat_map(|pids| [pids.sentry, pids.gofer]);
         self.processes = pids.filter_map(|pid| ProcessHandle::open(pid).ok()).collect();
         if self.processes.is_empty() { Err(gone()) } else { Ok(()) }
@@ -216,7 +216,7 @@ impl Begun {
 /// Deletes what is left of a container whose processes are dead. Idempotent.
 pub(super) async fn clear(context: &RuntimeContext, name: &str, group: Option<&Group>) -> Result<()> {
     if tokio::fs::try_exists(context.settings.state_file(name)).await.unwrap_or(true) {
-        context.runsc.call(RunscCommand::Delete, name, SHORT, None).await?;
+        context.runsc.call(RunscCommand::Delete, name, COMMAND_TIMEOUT, None).await?;
     }
     context.guard.disarm(name).await?;
     if let Some(group) = group {

@@ -47,9 +47,9 @@ const OWN: u64 = 32 << 20;
 const COUNT_EVERY: Duration = Duration::from_secs(1);
 const ANSWER: Duration = Duration::from_secs(1);
 /// How often the agent is told to end processes before its container is ended: the agent itself may be stopped.
-const UNHEEDED: u32 = 3;
+const MAX_RELIEF_ATTEMPTS: u32 = 3;
 /// Number of processes above the limit that the agent may start.
-const RESERVE: u64 = 32;
+const RESERVED_PROCESSES: u64 = 32;
 /// The name under which the kernel shows the file with a sandbox's memory.
 const MEMORY: &str = "/memfd:runsc-memory";
 const PAGE: u64 = 4096;
@@ -214,11 +214,11 @@ impl Census {
     }
 
     fn judge(&mut self, count: u64) -> Crowd {
-        if count <= u64::from(self.limit).saturating_add(RESERVE) {
+        if count <= u64::from(self.limit).saturating_add(RESERVED_PROCESSES) {
             self.told = 0;
             return Crowd::Fine;
         }
-        if self.told >= UNHEEDED {
+        if self.told >= MAX_RELIEF_ATTEMPTS {
             return Crowd::Unheeded;
         }
         self.told += 1;
@@ -375,7 +375,7 @@ mod tests {
 
     #[test]
     fn an_agent_that_does_not_heed_is_ended_after_a_few_counts_in_a_row_and_not_before() {
-        let most = u64::from(64 + u32::try_from(RESERVE).unwrap());
+        let most = u64::from(64 + u32::try_from(RESERVED_PROCESSES).unwrap());
         // Every sequence of counts, few or too many.
         for bits in 0..1_u32 << 10 {
             let (mut census, mut in_a_row) = (Census::new(64), 0);
@@ -384,7 +384,7 @@ mod tests {
                 in_a_row = if is_over { in_a_row + 1 } else { 0 };
                 let expected = match in_a_row {
                     0 => Crowd::Fine,
-                    1..=UNHEEDED => Crowd::Over,
+                    1..=MAX_RELIEF_ATTEMPTS => Crowd::Over,
                     _ => Crowd::Unheeded,
                 };
                 assert_eq!(census.judge(if is_over { most + 1 } else { most }), expected, "{bits:b} at {at}");

@@ -21,7 +21,7 @@ use super::{
 };
 
 /// Extracting many gigabytes may take this long.
-const LONG: Duration = Duration::from_secs(1800);
+const EXTRACT_TIMEOUT: Duration = Duration::from_secs(1800);
 /// Maximum length of the child's message that is shown.
 const SHOWN: usize = 300;
 /// Approximate size of an entry besides its content.
@@ -200,7 +200,7 @@ async fn fill(
     let stdio = [Stdio::from(stdin), Stdio::piped(), Stdio::piped()];
     let child = context.runsc.spawner().spawn(context.settings.exe.as_os_str(), &words, &[], stdio).await;
     let child = child.map_err(|error| failed("extract", &error))?;
-    let ended = context.clock.timeout(LONG, child.wait_with_output()).await;
+    let ended = context.clock.timeout(EXTRACT_TIMEOUT, child.wait_with_output()).await;
     let output = ended.map_err(|elapsed| Error::TimedOut { what: "extract", after: elapsed.0 })?;
     let output = output.map_err(|error| failed("extract", &error))?;
     if output.status.code() == Some(archive::NO_SPACE.into()) {

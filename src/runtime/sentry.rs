@@ -10,7 +10,7 @@ use serde::Deserialize;
 use tokio::{io::AsyncReadExt, net::UnixStream, sync::Mutex};
 
 /// The longest accepted answer.
-const LONGEST: usize = 64 << 10;
+const MAX_ANSWER: usize = 64 << 10;
 
 #[derive(Debug)]
 pub(super) struct SentryControl {
@@ -127,7 +127,7 @@ impl Question {
             match serde_json::from_slice::<Answer>(&self.heard) {
                 Ok(Answer { success: true, .. }) => return Ok(()),
                 Ok(Answer { err, .. }) => return Err(io::Error::other(err)),
-                Err(error) if error.is_eof() && self.heard.len() < LONGEST => {}
+                Err(error) if error.is_eof() && self.heard.len() < MAX_ANSWER => {}
                 Err(error) => return Err(error.into()),
             }
             if self.stream.read_buf(&mut self.heard).await? == 0 {

@@ -32,8 +32,8 @@ fn refused(reason: Reason, message: String) -> Error {
 /// Longer paths leave too little space for the names of runsc's sockets (108 bytes in all).
 const LONGEST_STATE_DIR: usize = 70;
 /// How often, and at which interval, to retry locking a state directory that another process holds.
-const TRIES: u32 = 30;
-const AGAIN: Duration = Duration::from_millis(10);
+const LOCK_ATTEMPTS: u32 = 30;
+const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 pub fn check_root() -> Result<()> {
     if rustix::process::geteuid().is_root() {
@@ -102,11 +102,11 @@ fn hold(state_dir: &Path) -> Result<File> {
     });
     let file = opened
         .map_err(|error| refused(Reason::StateDir, format!("the state directory {place} is not usable: {error}")))?;
-    for _ in 0..TRIES {
+    for _ in 0..LOCK_ATTEMPTS {
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(file),
             // The guard of a server that has just ended may still be removing its mounts.
-            Err(rustix::io::Errno::WOULDBLOCK) => std::thread::sleep(AGAIN),
+            Err(rustix::io::Errno::WOULDBLOCK) => std::thread::sleep(LOCK_RETRY_INTERVAL),
             Err(error) => {
                 let message = format!("the state directory {place} cannot be locked: {error}");
                 return Err(refused(Reason::StateDir, message));

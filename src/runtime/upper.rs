@@ -16,14 +16,14 @@ use super::{Error, Result, disk_space};
 /// A large pipe needs fewer reads.
 const PIPE: usize = 1 << 20;
 /// Allowance for names, owners and times of files, which the sandbox's disk limit does not count.
-const NAMES: u64 = 64 << 20;
+const NAME_ALLOWANCE: u64 = 64 << 20;
 /// How many bytes are written between two checks of the free disk space.
-const STEP: u64 = 16 << 20;
+const SPACE_CHECK_INTERVAL: u64 = 16 << 20;
 
 /// The maximum size of the archive of a sandbox that may write `disk` bytes; one larger than `most` could not
 /// become a root file system again.
 pub(super) fn largest(disk: Option<u64>, most: u64) -> u64 {
-    disk.map_or(most, |disk| disk.saturating_add(disk / 8).saturating_add(NAMES).min(most))
+    disk.map_or(most, |disk| disk.saturating_add(disk / 8).saturating_add(NAME_ALLOWANCE).min(most))
 }
 
 /// A pipe: the end for runsc, which passes it to the sentry, and our end.
@@ -49,7 +49,7 @@ pub(super) async fn receive(mut from: Receiver, file: &Path, most: u64) -> Resul
 async fn copy(from: &mut Receiver, file: &Path, most: u64) -> Result<()> {
     let mut target = tokio::fs::File::create(file).await.map_err(|error| failed(&error))?;
     let mut chunk = vec![0; PIPE];
-    let (mut written, mut look_at) = (0_u64, STEP);
+    let (mut written, mut look_at) = (0_u64, SPACE_CHECK_INTERVAL);
     loop {
         let count = from.read(&mut chunk).await.map_err(|error| failed(&error))?;
         if count == 0 {
@@ -60,7 +60,7 @@ async fn copy(from: &mut Receiver, file: &Path, most: u64) -> Result<()> {
             return Err(too_large(most));
         }
         if written >= look_at {
-            look_at = written.saturating_add(STEP);
+            look_at = written.saturating_add(SPACE_CHECK_INTERVAL);
             disk_space::check_margin(file.to_owned()).await?;
         }
         target.write_all(&chunk[..count]).await.map_err(|error| failed(&error))?;

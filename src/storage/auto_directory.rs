@@ -18,7 +18,7 @@ use super::{
 };
 use crate::clock::SharedClock;
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// File systems that support the locks and renames we need, by the magic number from `statfs`.
 const LOCAL: [i64; 5] = [
@@ -44,7 +44,7 @@ pub async fn is_local(clock: &SharedClock, path: &Path) -> Result<bool> {
         Err(io::ErrorKind::NotFound.into())
     });
     let unavailable = |why: String| Error::Unavailable { key: name.to_owned(), why };
-    let asked = clock.timeout(PATIENCE, asked).await.map_err(|late| unavailable(late.to_string()))?;
+    let asked = clock.timeout(PROBE_TIMEOUT, asked).await.map_err(|late| unavailable(late.to_string()))?;
     asked.map_err(|error| unavailable(error.to_string()))?.map_err(|error| local_error(name, &error))
 }
 

@@ -29,10 +29,10 @@ use super::{
 use crate::clock::SharedClock;
 
 /// Stall timeout for reading a local file.
-const STALL: Duration = Duration::from_secs(30);
+const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// How often an operation is attempted if it fails with a transient error, and the initial back-off.
 const ATTEMPTS: u32 = 5;
-const PAUSE: Duration = Duration::from_millis(200);
+const INITIAL_BACKOFF: Duration = Duration::from_millis(200);
 /// The minimum back-off after the service has rate-limited a call.
 const LONG_PAUSE: Duration = Duration::from_secs(1);
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
@@ -48,7 +48,7 @@ pub async fn hash(clock: &SharedClock, folder: &Path) -> Result<Vec<manifest::Fi
         files.push(Box::pin(async move {
             let name = image.file_name();
             let Digest { size, sha256, crc32c } =
-                local_files::digest(clock, &folder.join(name), STALL, &|_| {}).await?;
+                local_files::digest(clock, &folder.join(name), STALL_TIMEOUT, &|_| {}).await?;
             Ok(manifest::File { name: name.to_owned(), size, sha256: named(name, &sha256)?, crc32c })
         }));
     }
@@ -99,7 +99,7 @@ async fn describe(
 /// The sizes of the checkpoint files in `folder`.
 async fn sizes(clock: &SharedClock, folder: &Path) -> Result<Vec<(Image, u64)>> {
     let folder = folder.to_owned();
-    local_files::run_blocking(clock, "a checkpoint", STALL, &|_| {}, move |_| {
+    local_files::run_blocking(clock, "a checkpoint", STALL_TIMEOUT, &|_| {}, move |_| {
         let size = |image: Image| {
             let about = folder.join(image.file_name()).metadata();
             about.map(|about| (image, about.len())).map_err(|error| local_files::local_error(image.file_name(), &error))
@@ -269,7 +269,7 @@ pub async fn give(
     if let Some(digest) = taken.await? {
         return Ok(digest);
     }
-    let digest = local_files::digest(clock, file, STALL, &|_| {}).await?;
+    let digest = local_files::digest(clock, file, STALL_TIMEOUT, &|_| {}).await?;
     send(store, clock, key, file, &digest, progress).await?;
     Ok(digest)
 }
@@ -324,11 +324,11 @@ pub(super) async fn wait_for(store: &dyn Store, clock: &SharedClock, key: &str) 
 
 /// Retries transient errors a few times, with exponential back-off.
 pub(super) async fn retry<'a, T>(clock: &SharedClock, work: impl Fn() -> BoxFuture<'a, Result<T>>) -> Result<T> {
-    let mut pause = PAUSE;
+    let mut pause = INITIAL_BACKOFF;
     for _ in 1..ATTEMPTS {
         match work().await {
             Err(error) if error.is_passing() => {
-                let least = if matches!(error, Error::RateLimited(_)) { LONG_PAUSE } else { PAUSE };
+                let least = if matches!(error, Error::RateLimited(_)) { LONG_PAUSE } else { INITIAL_BACKOFF };
                 clock.sleep(clock.jittered(pause.max(least))).await;
                 pause *= 2;
             }

@@ -24,7 +24,7 @@ use super::{
 use crate::clock::SharedClock;
 
 /// Stall timeout for reading a local file.
-const STALL: Duration = Duration::from_secs(30);
+const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How the metadata shows a head that was taken at this time.
 pub fn committed(head: &Head, taken: Option<String>) -> Committed {
@@ -141,7 +141,7 @@ impl Checkpoints {
         if !retry(&self.clock, || self.store.list(key, None)).await?.entries.is_empty() {
             return Ok(false);
         }
-        let digest = local_files::digest(&self.clock, file, STALL, &|_| {}).await?;
+        let digest = local_files::digest(&self.clock, file, STALL_TIMEOUT, &|_| {}).await?;
         match checkpoint_io::send(&*self.store, &self.clock, key, file, &digest, &|_| {}).await {
             // Another instance was faster. The content is verified when it is used.
             Ok(()) | Err(Error::Conflict(_)) => Ok(true),

@@ -48,7 +48,7 @@ pub struct GarbageCollector {
 }
 
 /// How often the last write of a task is attempted before it is left to the next task.
-const TRIES: u32 = 5;
+const LAST_WRITE_ATTEMPTS: u32 = 5;
 
 impl GarbageCollector {
     /// Acquires a free or abandoned lease, or fails with [`Error::Taken`].
@@ -77,7 +77,9 @@ impl GarbageCollector {
             match lock.write_tombstone().await {
                 Ok(Released::Freed) => return Ok(()),
                 Ok(Released::Lost) => return Err(Error::Taken),
-                Err(error) if tries == TRIES || matches!(error, lease::Error::Missing) => return Err(error.into()),
+                Err(error) if tries == LAST_WRITE_ATTEMPTS || matches!(error, lease::Error::Missing) => {
+                    return Err(error.into());
+                }
                 Err(_) => self.pause(&mut tries).await,
             }
         }
@@ -206,7 +208,9 @@ impl GarbageCollector {
             match lock.release(head.clone(), false).await {
                 Ok(Released::Freed) => return Ok(()),
                 Ok(Released::Lost) => return Err(Error::Taken),
-                Err(error) if tries == TRIES || matches!(error, lease::Error::Missing) => return Err(error.into()),
+                Err(error) if tries == LAST_WRITE_ATTEMPTS || matches!(error, lease::Error::Missing) => {
+                    return Err(error.into());
+                }
                 Err(_) => self.pause(&mut tries).await,
             }
         }

@@ -25,16 +25,16 @@ use super::{
     },
     local_files::{self, Reporter, Wanted, local_error},
     store::{
-        Digest, Error, Page, PollResult, Precondition, ProgressFn, Result, SMALL, Store, Version, Written, check_key,
-        check_small,
+        Digest, Error, MAX_SMALL_OBJECT, Page, PollResult, Precondition, ProgressFn, Result, Store, Version, Written,
+        check_key, check_small,
     },
 };
 use crate::{clock::SharedClock, config::variables::SANDBOX_METADATA_BUCKET};
 
 const PAGE: usize = 1000;
-const STALL: Duration = Duration::from_secs(60);
+const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long the caches of a mount may hide a new file.
-const SETTLES: Duration = Duration::from_secs(60);
+const VISIBILITY_DELAY: Duration = Duration::from_secs(60);
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
 /// How often a vanished folder is created again for one file.
 const FOLDER_ATTEMPTS: u32 = 3;
@@ -97,7 +97,7 @@ pub struct Mounted {
 
 impl Mounted {
     pub fn new(root: impl Into<PathBuf>, clock: SharedClock) -> Self {
-        Self { clock, root: root.into(), disk: Arc::new(Files), page: PAGE, settles: SETTLES }
+        Self { clock, root: root.into(), disk: Arc::new(Files), page: PAGE, settles: VISIBILITY_DELAY }
     }
 
     pub fn with_disk(mut self, disk: Arc<dyn Disk>) -> Self {
@@ -124,7 +124,8 @@ impl Mounted {
         work: impl FnOnce(&BlockingStore, &Reporter) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let shelf = BlockingStore { root: self.root.clone(), disk: self.disk.clone() };
-        local_files::run_blocking(&self.clock, key, STALL, progress, move |reporter| work(&shelf, reporter)).await
+        local_files::run_blocking(&self.clock, key, STALL_TIMEOUT, progress, move |reporter| work(&shelf, reporter))
+            .await
     }
 }
 
@@ -164,10 +165,11 @@ impl BlockingStore {
         let path = self.root.join(key);
         let seen = self.disk.size(&path).and_then(|size| {
             let mut bytes = Vec::new();
-            if size <= SMALL {
-                self.disk.open(&path)?.take(SMALL).read_to_end(&mut bytes)?;
+            if size <= MAX_SMALL_OBJECT {
+                self.disk.open(&path)?.take(MAX_SMALL_OBJECT).read_to_end(&mut bytes)?;
             }
-            let mark = if size <= SMALL { directory_tree::mark(&bytes) } else { directory_tree::large_mark(size) };
+            let mark =
+                if size <= MAX_SMALL_OBJECT { directory_tree::mark(&bytes) } else { directory_tree::large_mark(size) };
             // Modification times of a mount come from its cache.
             Ok(ObjectRead { version: Version(mark), size, bytes, updated: None })
         });

@@ -17,7 +17,7 @@ use crate::clock::SharedClock;
 /// The read size for large files.
 pub const CHUNK: usize = 1 << 20;
 /// The initial read size: most files are small.
-const FIRST: usize = 16 << 10;
+const FIRST_READ: usize = 16 << 10;
 
 /// Computes size, SHA-256 and CRC32C in one pass.
 #[derive(Clone, Debug, Default)]
@@ -140,7 +140,7 @@ pub async fn run_blocking<T: Send + 'static>(
 /// Copies all of `source` and returns its digest.
 pub fn copy(key: &str, source: &mut dyn Read, mut target: impl Write, reporter: &Reporter) -> Result<Digest> {
     let mut sum = Sum::default();
-    let mut chunk = vec![0; FIRST];
+    let mut chunk = vec![0; FIRST_READ];
     loop {
         reporter.go_on(key)?;
         let count = match source.read(&mut chunk) {

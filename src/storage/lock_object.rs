@@ -16,7 +16,7 @@ const SEAL: &str = "seal";
 const ENCODING: &[u8] = b"baton lock 1\n";
 
 /// The largest integer that every JSON reader can represent.
-const MOST: u64 = (1 << 53) - 1;
+const MAX_INTEGER: u64 = (1 << 53) - 1;
 
 /// Why a stored lock cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -102,7 +102,7 @@ fn split(bytes: &[u8]) -> Result<(Map<String, Value>, Option<Value>), Unusable> 
 fn read(key: &str, record: Map<String, Value>) -> Result<Lock, Unusable> {
     let lock: Lock =
         serde_json::from_value(Value::Object(record)).map_err(|error| Unusable::Garbled(error.to_string()))?;
-    if counters(&lock).any(|count| count > MOST) {
+    if counters(&lock).any(|count| count > MAX_INTEGER) {
         return Err(Unusable::Garbled("a counter is larger than it can have become".to_owned()));
     }
     if layout::sandbox_of(key).is_some_and(|id| id != lock.sandbox_id) {

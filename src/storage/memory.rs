@@ -23,7 +23,7 @@ use super::{
 use crate::{clock::SharedClock, fair_watch::FairWatch};
 
 const PAGE: usize = 1000;
-const STALL: Duration = Duration::from_secs(30);
+const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 pub struct Memory {
@@ -90,7 +90,7 @@ impl Memory {
             return Err(Error::NotFound(key.to_owned()));
         };
         let (name, target) = (key.to_owned(), file.to_owned());
-        local_files::run_blocking(&self.clock, key, STALL, progress, move |reporter| {
+        local_files::run_blocking(&self.clock, key, STALL_TIMEOUT, progress, move |reporter| {
             let mut draft = local_files::draft(&name, &target)?;
             let mut sum = local_files::Sum::default();
             for chunk in bytes.chunks(local_files::CHUNK) {
@@ -167,7 +167,7 @@ impl Store for Memory {
         check_key(key)?;
         let (name, path, digest) = (key.to_owned(), file.to_owned(), digest.clone());
         let wanted = digest.clone();
-        let bytes = local_files::run_blocking(&self.clock, key, STALL, progress, move |reporter| {
+        let bytes = local_files::run_blocking(&self.clock, key, STALL_TIMEOUT, progress, move |reporter| {
             let mut bytes = Vec::new();
             let mut source = File::open(path).map_err(|error| local_files::local_error(&name, &error))?;
             digest.verify(&name, &local_files::copy(&name, &mut source, &mut bytes, reporter)?)?;

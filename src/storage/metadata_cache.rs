@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use super::records::FoundMetadata;
 
 /// The maximum number of entries; beyond it all are dropped, which costs one read each.
-const REMEMBERED: usize = 1024;
+const MAX_ENTRIES: usize = 1024;
 
 #[derive(Debug, Default)]
 pub struct Recent(Mutex<HashMap<SandboxId, FoundMetadata>>);
@@ -22,7 +22,7 @@ impl Recent {
 
     pub fn note(&self, id: &SandboxId, found: &FoundMetadata) {
         let mut recent = self.0.lock();
-        if recent.len() >= REMEMBERED && !recent.contains_key(id) {
+        if recent.len() >= MAX_ENTRIES && !recent.contains_key(id) {
             recent.clear();
         }
         recent.insert(id.clone(), found.clone());

@@ -102,7 +102,7 @@ pub struct FoundMetadata {
 type StoreRef<'a> = &'a Arc<dyn Store>;
 
 /// How often a write is retried on top of concurrent writes before it fails.
-const TRIES: usize = 20;
+const WRITE_ATTEMPTS: usize = 20;
 /// Objects listed per sandbox: lock and metadata.
 const NAMES: usize = 2;
 /// A listing may take this many times as long as a call on a small object.

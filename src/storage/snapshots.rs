@@ -34,7 +34,7 @@ use super::{
 use crate::clock::SharedClock;
 
 /// Stall timeout for reading a local file.
-const STALL: Duration = Duration::from_secs(30);
+const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Debug)]
 pub struct Snapshots {
@@ -134,7 +134,7 @@ impl Snapshots {
     ) -> Result<Digest> {
         let key = Object::SnapshotArchive(snapshot).key();
         let (path, named) = (archive.to_owned(), key.clone());
-        let size = local_files::run_blocking(&self.clock, &key, STALL, &|_| {}, move |_| {
+        let size = local_files::run_blocking(&self.clock, &key, STALL_TIMEOUT, &|_| {}, move |_| {
             path.metadata().map(|about| about.len()).map_err(|error| local_files::local_error(&named, &error))
         });
         let size = size.await?;
@@ -271,7 +271,7 @@ impl Snapshots {
         if !retry(&self.clock, || self.store.list(&prefix, None)).await?.entries.is_empty() {
             return Err(Error::Conflict(prefix));
         }
-        let digest = local_files::digest(&self.clock, file, STALL, &|_| {}).await?;
+        let digest = local_files::digest(&self.clock, file, STALL_TIMEOUT, &|_| {}).await?;
         let key = format!("{prefix}{snapshot}{end}");
         self.store.upload(&key, file, Precondition::Absent, &digest, &|_| {}).await?;
         self.seal(snapshot, &key, &digest.sha256).await?;

@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 /// `get_if_changed` and `put` accept objects of up to this many bytes.
-pub const SMALL: u64 = 1 << 20;
+pub const MAX_SMALL_OBJECT: u64 = 1 << 20;
 
 /// An opaque version of an object's content. Versions compare for equality only; they have no order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -145,13 +145,16 @@ pub fn check_key(key: &str) -> Result<()> {
     if sound { Ok(()) } else { Err(Error::Other { key: key.escape_debug().to_string(), why: "not a key".to_owned() }) }
 }
 
-/// Rejects an object that exceeds [`SMALL`].
+/// Rejects an object that exceeds [`MAX_SMALL_OBJECT`].
 pub fn check_small(key: &str, size: u64) -> Result<()> {
-    if size <= SMALL { Ok(()) } else { Err(too_large(key, size)) }
+    if size <= MAX_SMALL_OBJECT { Ok(()) } else { Err(too_large(key, size)) }
 }
 
 pub fn too_large(key: &str, size: u64) -> Error {
-    Error::Other { key: key.to_owned(), why: format!("{size} bytes, the most for a small object is {SMALL}") }
+    Error::Other {
+        key: key.to_owned(),
+        why: format!("{size} bytes, the most for a small object is {MAX_SMALL_OBJECT}"),
+    }
 }
 
 pub type Result<T> = std::result::Result<T, Error>;

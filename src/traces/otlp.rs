@@ -29,7 +29,7 @@ use super::{Cause, Target, Traceparent};
 use crate::metrics::{Named, Outcome};
 
 /// The timeout of one batch.
-const WITHIN: Duration = Duration::from_secs(10);
+const BATCH_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 pub struct Exporter {
@@ -40,7 +40,8 @@ pub struct Exporter {
 impl Exporter {
     pub fn open(target: &Target<'_>, instance: &InstanceId) -> Result<Self, String> {
         let runtime = Handle::try_current().map_err(|error| error.to_string())?;
-        let client = reqwest::Client::builder().timeout(WITHIN).redirect(reqwest::redirect::Policy::none()).build();
+        let client =
+            reqwest::Client::builder().timeout(BATCH_TIMEOUT).redirect(reqwest::redirect::Policy::none()).build();
         let client = client.map_err(|error| error.to_string())?;
         let sender = Sender { client, runtime, tasks: TaskTracker::new(), is_in_trouble: AtomicBool::new(false) };
         let exporter = SpanExporter::builder()

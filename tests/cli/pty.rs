@@ -20,7 +20,7 @@ use tokio::{
 };
 
 /// Long enough for a busy machine, short enough to find a hang.
-const PATIENCE: Duration = Duration::from_secs(60);
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub struct Terminal {
     keys: OwnedFd,
@@ -76,7 +76,7 @@ impl Terminal {
     pub async fn shows(&mut self, text: &str) -> String {
         let mut seen = Vec::new();
         while !String::from_utf8_lossy(&seen).contains(text) {
-            match tokio::time::timeout(PATIENCE, self.screen.recv()).await {
+            match tokio::time::timeout(OUTPUT_TIMEOUT, self.screen.recv()).await {
                 Ok(more) => seen.extend(more.expect("the terminal is closed")),
                 Err(_) => panic!("{text:?} never stood there, but {:?}", String::from_utf8_lossy(&seen)),
             }

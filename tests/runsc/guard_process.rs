@@ -16,7 +16,7 @@ use baton::guard::{
 use crate::fixture::clock;
 
 /// Far more than it ever takes: what a guard that has lost its voice costs.
-const PATIENCE: Duration = Duration::from_secs(30);
+const GUARD_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A guard, and a process that stands for a sentry.
 struct Scene {
@@ -69,7 +69,7 @@ impl Scene {
     }
 
     fn hear(&mut self, what: GuardOutcome) {
-        let line = self.reports.recv_timeout(PATIENCE).unwrap();
+        let line = self.reports.recv_timeout(GUARD_TIMEOUT).unwrap();
         assert_eq!(line.parse(), Ok(GuardReport { what, container: "c".to_owned() }));
     }
 }

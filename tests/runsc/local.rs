@@ -16,7 +16,7 @@ use crate::{
     websocket_client::{Dialect, Socket},
 };
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Ends with everything it started, whatever becomes of the test.
 struct Script(Child);
@@ -73,7 +73,7 @@ async fn two_servers_share_a_sandbox(arguments: &[&str]) {
                 clock().sleep(Duration::from_millis(50)).await;
             }
         };
-        clock().timeout(PATIENCE, up).await.unwrap_or_else(|_| panic!("{address} never answered:\n{}", said()));
+        clock().timeout(START_TIMEOUT, up).await.unwrap_or_else(|_| panic!("{address} never answered:\n{}", said()));
     }
     let (mut socket, key) = Socket::create_at(&one, Dialect::Plain, movable()).await;
     socket.run("bash", "echo kept >/srv/file").await;
@@ -98,7 +98,7 @@ async fn two_servers_share_a_sandbox(arguments: &[&str]) {
     socket.status("KILLED").await;
 
     script.end();
-    let ended = clock().timeout(PATIENCE, script.0.wait()).await.expect("it ends").unwrap();
+    let ended = clock().timeout(START_TIMEOUT, script.0.wait()).await.expect("it ends").unwrap();
     assert!(ended.success(), "{ended}\n{}", said());
     let place = place.path().display().to_string();
     eventually("everything ends with it", || {

@@ -14,7 +14,7 @@ use baton_protocol::{
 
 /// So much of a stream may be on its way.
 const WINDOW: u64 = 128 << 10;
-const PATIENCE: Duration = Duration::from_secs(30);
+const EVENT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The line of this number, its end included.
 pub type Line = fn(u64) -> String;
@@ -122,7 +122,7 @@ impl Client {
 
     pub async fn send(&self, frame: Frame) {
         let link = self.link.as_ref().expect("attached");
-        let sent = self.clock.timeout(PATIENCE, link.to_agent.send(frame)).await;
+        let sent = self.clock.timeout(EVENT_TIMEOUT, link.to_agent.send(frame)).await;
         // A link that closed is noticed by whoever reads.
         let _ = sent.expect("the agent takes frames");
     }
@@ -157,7 +157,7 @@ impl Client {
     /// Takes frames until something is so. The link may not close meanwhile.
     pub async fn until(&mut self, what: &str, is_so: impl Fn(&Self) -> bool) {
         let clock = self.clock.clone();
-        let waited = clock.timeout(PATIENCE, async {
+        let waited = clock.timeout(EVENT_TIMEOUT, async {
             while !is_so(self) {
                 assert!(self.step().await, "the link closed while waiting: {what}");
             }

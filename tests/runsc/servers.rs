@@ -21,7 +21,7 @@ use tokio::{
 
 use super::fixture::{Permit, clock, directory, eventually, is_unmounted, permit, piece, processes};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const SERVER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Whether the full figures are wanted, which take their time.
 pub fn is_proof() -> bool {
@@ -423,7 +423,7 @@ fn pid(child: &Child) -> Pid {
 }
 
 async fn wait(child: &mut Child) -> ExitStatus {
-    clock().timeout(PATIENCE, child.wait()).await.expect("it ends").unwrap()
+    clock().timeout(SERVER_TIMEOUT, child.wait()).await.expect("it ends").unwrap()
 }
 
 /// One `GET`, its status and its body.
@@ -436,7 +436,7 @@ pub async fn get(address: &str, path: &str) -> std::io::Result<(u16, String)> {
         socket.read_to_string(&mut answer).await?;
         Ok::<_, std::io::Error>(answer)
     };
-    let answer = clock().timeout(PATIENCE, asked).await.expect("it answers")?;
+    let answer = clock().timeout(SERVER_TIMEOUT, asked).await.expect("it answers")?;
     let status = answer.split_whitespace().nth(1).and_then(|word| word.parse().ok()).expect("a status line");
     Ok((status, answer.split_once("\r\n\r\n").map_or_else(String::new, |(_, body)| body.to_owned())))
 }

@@ -18,7 +18,7 @@ use super::{
     servers::Server,
 };
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const EVENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
@@ -71,7 +71,7 @@ impl Socket {
         for (name, value) in headers {
             request.headers_mut().insert(*name, value.parse().unwrap());
         }
-        let connected = clock().timeout(PATIENCE, connect_async(request)).await.expect("it answers");
+        let connected = clock().timeout(EVENT_TIMEOUT, connect_async(request)).await.expect("it answers");
         Self { stream: connected.unwrap().0, story: vec![] }
     }
 
@@ -105,12 +105,12 @@ impl Socket {
 
     /// A connection that broke is noticed by whoever reads.
     async fn send_raw(&mut self, message: Message) {
-        let _ = clock().timeout(PATIENCE, self.stream.send(message)).await.expect("the server takes messages");
+        let _ = clock().timeout(EVENT_TIMEOUT, self.stream.send(message)).await.expect("the server takes messages");
     }
 
     /// Pings are no news: a server that only pings has fallen silent too.
     pub async fn next(&mut self) -> Heard {
-        match clock().timeout(PATIENCE, self.news()).await {
+        match clock().timeout(EVENT_TIMEOUT, self.news()).await {
             Ok(heard) => heard,
             Err(_) => panic!("the server fell silent after {:?}", self.story),
         }
@@ -239,7 +239,7 @@ impl Mind {
 
     pub async fn until(&mut self, socket: &mut Socket, what: &str, is_so: impl Fn(&Self) -> bool) {
         let clock = clock();
-        let waited = clock.timeout(PATIENCE, async {
+        let waited = clock.timeout(EVENT_TIMEOUT, async {
             while !is_so(self) {
                 let end = self.step(socket).await;
                 assert_eq!(end, None, "the connection ended while waiting: {what}; heard {:?}", socket.story);

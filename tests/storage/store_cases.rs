@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use baton::storage::store::{Digest, Error, PollResult, Precondition, SMALL, Store, Version};
+use baton::storage::store::{Digest, Error, MAX_SMALL_OBJECT, PollResult, Precondition, Store, Version};
 use bytes::Bytes;
 use tokio::task::JoinSet;
 
@@ -201,7 +201,7 @@ pub async fn keys_that_climb_or_hide_are_refused(subject: &Subject) {
 
 pub async fn a_large_object_is_not_polled_and_not_put(subject: &Subject) {
     let (store, key) = (&subject.store, format!("{}large", subject.prefix));
-    let bytes = vec![7; SMALL as usize + 1];
+    let bytes = vec![7; MAX_SMALL_OBJECT as usize + 1];
     assert!(matches!(store.put(&key, bytes.clone().into(), Precondition::Any).await, Err(Error::Other { .. })));
     let folder = tempfile::tempdir().unwrap();
     let (file, digest) = file_of(folder.path(), &bytes);

@@ -17,7 +17,7 @@ use tokio_tungstenite::{
 use super::test_server::World;
 
 pub type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
-const PATIENCE: Duration = Duration::from_secs(20);
+const EVENT_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub struct Client {
     pub socket: Socket,
@@ -111,7 +111,7 @@ impl Client {
     /// Pings are no news: a server that only pings is silent too.
     pub async fn next(&mut self) -> Said {
         // A moment longer than whoever waits for words and can say which came.
-        tokio::time::timeout(PATIENCE + Duration::from_secs(1), self.news()).await.expect("the server is silent")
+        tokio::time::timeout(EVENT_TIMEOUT + Duration::from_secs(1), self.news()).await.expect("the server is silent")
     }
 
     async fn news(&mut self) -> Said {
@@ -169,7 +169,7 @@ impl Client {
         async move {
             let mut heard = vec![];
             for _ in words.split_whitespace() {
-                let word = tokio::time::timeout(PATIENCE, self.word()).await;
+                let word = tokio::time::timeout(EVENT_TIMEOUT, self.word()).await;
                 let word = word.unwrap_or_else(|_| panic!("the server is silent after {heard:?}, at {at}"));
                 let over = word.starts_with("close:") || word == "broken";
                 heard.push(word.replace([' ', '\n'], "_"));

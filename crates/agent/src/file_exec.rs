@@ -27,7 +27,7 @@ pub const WORD: &str = "file";
 pub const PROGRAM: &str = "/proc/self/exe";
 /// Timeout in seconds without input. A client that lost its connection returns much sooner, and work that waits
 /// forever would keep its sandbox from ever being idle.
-const PATIENCE: Timespec = Timespec { tv_sec: 3600, tv_nsec: 0 };
+const INPUT_TIMEOUT: Timespec = Timespec { tv_sec: 3600, tv_nsec: 0 };
 /// Maximum number of faults that are reported one by one.
 const MOST_TOLD: u64 = 1000;
 
@@ -77,7 +77,7 @@ fn with_stdin(work: &Work, tell: &mut dyn FnMut(&Fault)) -> Result<baton_files::
     ends.thread_block().map_err(|error| failed(error.into()))?;
     let signals = SignalFd::with_flags(&ends, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
         .map_err(|error| failed(error.into()))?;
-    let mut input = Input { stdin: rustix::stdio::stdin(), signals, patience: PATIENCE };
+    let mut input = Input { stdin: rustix::stdio::stdin(), signals, patience: INPUT_TIMEOUT };
     baton_files::run(work, &mut input, &mut io::sink(), tell)
 }
 

@@ -9,9 +9,9 @@ use baton_protocol::frame::{self, FrameKind, Stream};
 use rustix::io::{self, Errno};
 
 /// Log lines are dropped while more than this is pending.
-const MOST_WITH_LOGS: usize = 64 << 10;
+const MAX_PENDING_WITH_LOGS: usize = 64 << 10;
 /// The server's frames are not read while more than this is pending.
-const MOST: usize = 1 << 20;
+const MAX_PENDING: usize = 1 << 20;
 /// Anything shorter is copied: another piece in a write costs as much.
 const WORTH_A_PIECE: usize = 4 << 10;
 
@@ -45,13 +45,13 @@ impl Outbox {
     }
 
     pub fn log(&mut self, text: &str) {
-        if self.answers.len() < MOST_WITH_LOGS {
+        if self.answers.len() < MAX_PENDING_WITH_LOGS {
             frame::encode(&mut self.answers, FrameKind::Log, Stream::Stdin, 0, 0, 0, &[text.as_bytes()]);
         }
     }
 
     pub fn is_full(&self) -> bool {
-        self.answers.len() > MOST
+        self.answers.len() > MAX_PENDING
     }
 
     /// Drops everything and starts with `bytes`: a new server discards everything before them.
@@ -156,7 +156,7 @@ mod tests {
         for _ in 0..10_000 {
             outbox.log("a line that nobody reads");
         }
-        assert!(outbox.answers.len() < 2 * MOST_WITH_LOGS && !outbox.is_full());
+        assert!(outbox.answers.len() < 2 * MAX_PENDING_WITH_LOGS && !outbox.is_full());
         frame::encode(outbox.answers(), FrameKind::Pong, Stream::Stdin, 0, 0, 7, &[]);
         let mut decoder = Decoder::default();
         assert!(outbox.refill());

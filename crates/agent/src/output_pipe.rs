@@ -26,7 +26,7 @@ pub const CHUNK: usize = 256 << 10;
 /// Longest read of a stream that carries much data: larger reads are faster.
 const MOST_READ: usize = 1 << 20;
 /// A read of this size means that the command writes faster than the agent reads.
-const MUCH: usize = 32 << 10;
+const LARGE_READ: usize = 32 << 10;
 
 #[derive(Debug)]
 pub struct OutputPipe {
@@ -133,7 +133,7 @@ impl OutputPipe {
             Ok(0) => self.close(poll),
             Ok(count) => {
                 self.sent = self.sent.max(self.ring.base());
-                if count >= MUCH && !std::mem::replace(&mut self.enlarged, true) {
+                if count >= LARGE_READ && !std::mem::replace(&mut self.enlarged, true) {
                     exec_spawn::enlarge(from);
                 }
             }

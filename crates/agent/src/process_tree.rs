@@ -16,7 +16,7 @@ use nix::{
 use crate::exec_spawn::EXEC_VARIABLE;
 
 /// Scans per call: each finds what the victims of the previous one had just started.
-const ROUNDS: usize = 8;
+const MAX_SCANS: usize = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Process {
@@ -43,7 +43,7 @@ pub fn signal(root: TreeRoot, signal: Signal) -> bool {
     }
     let own = std::process::id() as i32;
     let mut hit = BTreeSet::new();
-    for _ in 0..ROUNDS {
+    for _ in 0..MAX_SCANS {
         let found = members(&scan(), own, root.pid, |pid| carries(pid, root.exec));
         let fresh: Vec<i32> = found.into_iter().filter(|pid| hit.insert(*pid)).collect();
         if fresh.is_empty() {
@@ -67,7 +67,7 @@ pub fn contains(root: TreeRoot, processes: &[Process], pid: i32) -> bool {
 /// Kills everything below the agent. As PID 1 the agent can leave this to the kernel.
 pub fn kill_all() {
     let own = std::process::id() as i32;
-    for _ in 0..ROUNDS * ROUNDS {
+    for _ in 0..MAX_SCANS * MAX_SCANS {
         let found = members(&scan(), own, None, |_| true);
         if found.is_empty() {
             return;

@@ -9,11 +9,11 @@ use rustix::{
 };
 
 /// Processes above the limit that only the agent can start, so that a client can always get in.
-const RESERVE: u64 = 16;
+const RESERVED_PROCESSES: u64 = 16;
 /// How often, and at which interval, to retry limiting a child that starts as another user: the child becomes
 /// that user only a moment after the agent continues.
-const TRIES: u32 = 200;
-const MOMENT: Duration = Duration::from_micros(50);
+const LIMIT_ATTEMPTS: u32 = 200;
+const LIMIT_RETRY_INTERVAL: Duration = Duration::from_micros(50);
 
 /// The limits; `None` means no limit.
 #[derive(Clone, Copy, Debug, Default)]
@@ -26,7 +26,7 @@ pub struct ProcessLimits {
 impl ProcessLimits {
     /// Limits the agent itself, and with it all its children, so that taking over the agent gains nothing.
     pub fn own(self) -> rustix::io::Result<()> {
-        self.pids.map_or(Ok(()), |pids| setrlimit(Resource::Nproc, fixed(u64::from(pids) + RESERVE)))
+        self.pids.map_or(Ok(()), |pids| setrlimit(Resource::Nproc, fixed(u64::from(pids) + RESERVED_PROCESSES)))
     }
 
     /// Limits a command that has just started. One that has already exited needs no limit.
@@ -34,12 +34,12 @@ impl ProcessLimits {
         let pid = Pid::from_raw(pid);
         for (resource, most) in [(Resource::Nproc, self.pids), (Resource::Nofile, self.files)] {
             let Some(most) = most else { continue };
-            for _ in 0..TRIES {
+            for _ in 0..LIMIT_ATTEMPTS {
                 // Without the capability, this is refused until the child runs as the user that the agent acts as.
                 if prlimit(pid, resource, fixed(most.into())) != Err(Errno::PERM) {
                     break;
                 }
-                thread::sleep(MOMENT);
+                thread::sleep(LIMIT_RETRY_INTERVAL);
             }
         }
     }

@@ -9,8 +9,8 @@ use std::{
 pub(crate) use tokio::time::Instant;
 
 /// The shortest and the longest back-off before a retry.
-const SHORTEST: Duration = Duration::from_millis(100);
-const LONGEST: Duration = Duration::from_secs(5);
+const MIN_BACKOFF: Duration = Duration::from_millis(100);
+const MAX_BACKOFF: Duration = Duration::from_secs(5);
 
 #[expect(clippy::disallowed_methods, reason = "this is the seam")]
 pub(crate) fn now() -> Instant {
@@ -43,9 +43,9 @@ pub(crate) fn dice() -> u64 {
 
 /// The back-off before retry number `attempt`, counted from 0.
 pub(crate) fn pause(attempt: u32, dice: u64) -> Duration {
-    let ceiling = LONGEST.min(SHORTEST.saturating_mul(2_u32.saturating_pow(attempt.saturating_add(1))));
+    let ceiling = MAX_BACKOFF.min(MIN_BACKOFF.saturating_mul(2_u32.saturating_pow(attempt.saturating_add(1))));
     let share = (dice >> 32) as f64 / f64::from(u32::MAX);
-    SHORTEST + (ceiling - SHORTEST).mul_f64(share)
+    MIN_BACKOFF + (ceiling - MIN_BACKOFF).mul_f64(share)
 }
 
 #[cfg(test)]
@@ -54,12 +54,12 @@ mod tests {
 
     #[test]
     fn pauses_grow_and_stay_within_their_bounds() {
-        assert_eq!(pause(0, 0), SHORTEST);
-        assert_eq!(pause(0, u64::MAX), 2 * SHORTEST);
-        assert_eq!(pause(3, u64::MAX), 16 * SHORTEST);
+        assert_eq!(pause(0, 0), MIN_BACKOFF);
+        assert_eq!(pause(0, u64::MAX), 2 * MIN_BACKOFF);
+        assert_eq!(pause(3, u64::MAX), 16 * MIN_BACKOFF);
         for attempt in [6, 31, 32, u32::MAX] {
-            assert_eq!(pause(attempt, u64::MAX), LONGEST);
-            assert_eq!(pause(attempt, 0), SHORTEST);
+            assert_eq!(pause(attempt, u64::MAX), MAX_BACKOFF);
+            assert_eq!(pause(attempt, 0), MIN_BACKOFF);
         }
     }
 

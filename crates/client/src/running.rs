@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// The maximum number of characters of stderr in an error.
-const MOST_SAID: usize = 1000;
+const MAX_STDERR_IN_ERROR: usize = 1000;
 
 /// A running command. Dropping it leaves the command running and discards its output.
 #[derive(Debug)]
@@ -55,7 +55,7 @@ impl Collected {
         };
         // The last lines most likely explain how it ended.
         let said = String::from_utf8_lossy(&self.stderr);
-        let from = said.char_indices().rev().nth(MOST_SAID).map_or(0, |(at, _)| at);
+        let from = said.char_indices().rev().nth(MAX_STDERR_IN_ERROR).map_or(0, |(at, _)| at);
         let said = said[from..].trim();
         Err(Error::Failed { how, said: if said.is_empty() { String::new() } else { format!(": {said}") } })
     }

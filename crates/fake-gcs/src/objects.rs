@@ -10,7 +10,7 @@ use bytes::Bytes;
 use serde_json::Value;
 
 /// A larger object's MD5 is worked out only for those who look at its attributes: no transfer waits for it.
-const CHEAP: usize = 1 << 20;
+const MAX_EAGER_MD5: usize = 1 << 20;
 
 #[derive(Clone, Debug)]
 pub struct FakeObject {
@@ -35,7 +35,7 @@ impl FakeObject {
 
     /// As [`md5`](Self::md5), unless it would take a while.
     pub fn cheap_md5(&self) -> Option<[u8; 16]> {
-        if self.data.len() <= CHEAP { self.md5() } else { self.md5.get().copied() }
+        if self.data.len() <= MAX_EAGER_MD5 { self.md5() } else { self.md5.get().copied() }
     }
 }
 

@@ -15,7 +15,7 @@ const NAMES: [(rustix::io::Errno, &str); 8] = [
     (rustix::io::Errno::NOSPC, "ENOSPC"),
     (rustix::io::Errno::INVAL, "EINVAL"),
 ];
-const LONGEST: usize = 1000;
+const MAX_LINE: usize = 1000;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
@@ -50,7 +50,7 @@ impl std::error::Error for Fault {}
 
 /// `text` as one line that is safe for a terminal: file names may come from an untrusted source.
 pub fn plain(text: &str) -> String {
-    printable_start(text, LONGEST)
+    printable_start(text, MAX_LINE)
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use rustix::{
 };
 
 /// Deeper than any path that can be opened by name.
-const DEEPEST: usize = 2048;
+const MAX_DEPTH: usize = 2048;
 
 /// The components of a name in an archive; `None` if it leads out of the directory or is invalid.
 pub(crate) fn parts(name: &[u8]) -> Option<Vec<OsString>> {
@@ -32,7 +32,7 @@ pub(crate) fn parts(name: &[u8]) -> Option<Vec<OsString>> {
             part => parts.push(OsStr::from_bytes(part).to_owned()),
         }
     }
-    (parts.len() <= DEEPEST).then_some(parts)
+    (parts.len() <= MAX_DEPTH).then_some(parts)
 }
 
 /// Whether a link `depth` directories below the top does not lead above it.

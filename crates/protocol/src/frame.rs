@@ -18,7 +18,7 @@ pub const HEADER: usize = 32;
 /// The maximum payload of a frame.
 pub const MAX_PAYLOAD: usize = 1 << 20;
 /// From this size on it pays to read a payload directly into its final buffer.
-const LONG: usize = 32 << 10;
+const LONG_PAYLOAD: usize = 32 << 10;
 /// Terminates any partial frame on its way to the agent: chosen once per sandbox, never inside a payload.
 pub type Marker = [u8; 16];
 
@@ -320,7 +320,7 @@ impl Decoder {
     pub fn take_long(&mut self) -> Option<Long> {
         let header = *self.pending().first_chunk::<HEADER>()?;
         let length = u32::from_le_bytes([header[0], header[1], header[2], header[3]]) as usize;
-        if header[5] != FrameKind::Data as u8 || !(LONG..=MAX_PAYLOAD).contains(&length) {
+        if header[5] != FrameKind::Data as u8 || !(LONG_PAYLOAD..=MAX_PAYLOAD).contains(&length) {
             return None;
         }
         // With capacity for the header under which it is forwarded.

@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// A task that takes longer is cancelled; the next sweep continues it.
-const WITHIN: Duration = Duration::from_secs(10 * 60);
+const TASK_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
 impl Assignment {
     /// Runs the task in place of the sandbox's worker.
@@ -40,7 +40,7 @@ impl Assignment {
             }
             return;
         }
-        match ground.clock.clone().timeout(WITHIN, self.fulfil(&ground)).await {
+        match ground.clock.clone().timeout(TASK_TIMEOUT, self.fulfil(&ground)).await {
             Ok(Ok(true)) => tracing::info!(sandbox = %id, task = ?errand, "sweep task done"),
             Ok(Ok(false) | Err(Error::Taken)) => {
                 tracing::debug!(sandbox = %id, task = ?errand, "sweep task had nothing to do")

@@ -11,7 +11,7 @@ use tar::{EntryType, Header};
 use super::entries::{ArchiveEntry, EntryKind};
 
 const BLOCK: u64 = 512;
-const SHORT: usize = 100;
+const NAME_LENGTH: usize = 100;
 /// Larger numbers do not fit into a plain header.
 const OWNER: u32 = 0o7_777_777;
 const SIZE: u64 = 0o77_777_777_777;
@@ -102,7 +102,7 @@ fn finish(header: &mut Header) -> &[u8] {
 fn extended(entry: &ArchiveEntry, path: &[u8], link: &[u8], size: u64) -> Vec<u8> {
     let mut records = Vec::new();
     let mut add = |name: &[u8], value: &[u8]| pax::record(&mut records, name, value);
-    let is_plain = |text: &[u8]| text.len() <= SHORT && text.is_ascii();
+    let is_plain = |text: &[u8]| text.len() <= NAME_LENGTH && text.is_ascii();
     if !is_plain(path) {
         add(b"path", path);
     }

@@ -40,7 +40,7 @@ pub const VERB: &str = "extract-archive";
 const USAGE: &str = "usage: baton extract-archive TREE SIZE ENTRIES DEPTH layer|complete|base [BASE] < ARCHIVE";
 const CHUNK: usize = 64 << 10;
 /// Maximum size in bytes of the names remembered until the end, each with `NAME` bytes of overhead.
-const REMEMBERED: usize = 256 << 20;
+const MAX_NAME_BYTES: usize = 256 << 20;
 const NAME: usize = 128;
 
 /// Exit code of the child if the disk is full, rather than the archive invalid.
@@ -155,7 +155,7 @@ fn extract(source: impl Read, is_layer: bool, limits: ArchiveLimits) -> io::Resu
         if matches!(entry.kind, EntryKind::Whiteout | EntryKind::Link(_) | EntryKind::Directory) {
             remembered += NAME + entry.path.as_os_str().len();
         }
-        if remembered > REMEMBERED {
+        if remembered > MAX_NAME_BYTES {
             return Err(wrong("it has too many long names"));
         }
         match &entry.kind {
@@ -199,7 +199,7 @@ fn extract(source: impl Read, is_layer: bool, limits: ArchiveLimits) -> io::Resu
 const MOUNTS: [&str; 6] = ["/.baton", "/proc", "/sys", "/dev", "/dev/pts", "/dev/shm"];
 /// An empty `/tmp` would get its own file system, which snapshots do not include.
 const KEEP: &str = "/tmp/.keep";
-const KEPT: &str = "This file keeps /tmp on the root file system.\n";
+const KEEP_TEXT: &str = "This file keeps /tmp on the root file system.\n";
 
 fn furnish() -> io::Result<()> {
     for place in MOUNTS.map(Path::new) {
@@ -212,7 +212,7 @@ fn furnish() -> io::Result<()> {
         fs::DirBuilder::new().mode(0o1777).create("/tmp")?;
     }
     let is_empty = fs::read_dir("/tmp").is_ok_and(|mut entries| entries.next().is_none());
-    if is_empty { fs::write(KEEP, KEPT) } else { Ok(()) }
+    if is_empty { fs::write(KEEP, KEEP_TEXT) } else { Ok(()) }
 }
 
 fn directory(place: &Path, entry: &ArchiveEntry, is_layer: bool, depth: u32) -> io::Result<()> {

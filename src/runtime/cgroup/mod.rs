@@ -29,8 +29,8 @@ const PERIOD: u64 = 100_000;
 /// Memory of runsc itself, on top of the sandbox's limit.
 const OWN: u64 = 128 << 20;
 /// How long the last process of a group may take to leave it.
-const EMPTY: Duration = Duration::from_secs(5);
-const PAUSE: Duration = Duration::from_millis(5);
+const EMPTY_TIMEOUT: Duration = Duration::from_secs(5);
+const EMPTY_POLL: Duration = Duration::from_millis(5);
 /// The file through which a process joins a group.
 pub const MEMBERS: &str = "cgroup.procs";
 
@@ -116,11 +116,11 @@ impl Group {
 
     /// Removes the group once its processes are dead. Idempotent.
     pub async fn remove(&self, clock: &SharedClock) -> io::Result<()> {
-        let until = clock.now() + EMPTY;
+        let until = clock.now() + EMPTY_TIMEOUT;
         loop {
             match self.directories.iter().try_for_each(|directory| gone(directory)) {
                 // The kernel takes a moment to remove dead processes.
-                Err(error) if is_busy(&error) && clock.now() < until => clock.sleep(PAUSE).await,
+                Err(error) if is_busy(&error) && clock.now() < until => clock.sleep(EMPTY_POLL).await,
                 ended => return ended,
             }
         }
@@ -178,9 +178,9 @@ fn clear(place: &Path) -> io::Result<()> {
 
 /// Removes a group, which contains just-killed processes for a moment.
 fn empty(directory: &Path) -> io::Result<()> {
-    for _ in 0..EMPTY.as_millis() / PAUSE.as_millis() {
+    for _ in 0..EMPTY_TIMEOUT.as_millis() / EMPTY_POLL.as_millis() {
         match gone(directory) {
-            Err(error) if is_busy(&error) => std::thread::sleep(PAUSE),
+            Err(error) if is_busy(&error) => std::thread::sleep(EMPTY_POLL),
             ended => return ended,
         }
     }

@@ -27,14 +27,14 @@ use super::{
     cgroup::Group,
     containers::RuntimeContext,
     guard_link::NONE_YET,
-    launch::{self, Begun, SHORT},
+    launch::{self, Begun, COMMAND_TIMEOUT},
     runtime_settings::RuntimeSettings,
 };
 use crate::{
     clock::{Moment, SharedClock},
     metrics::Metrics,
 };
-pub(super) use offer::{PATIENCE, PoolSlot};
+pub(super) use offer::{OFFER_TIMEOUT, PoolSlot};
 
 /// A container not assigned to a sandbox.
 #[derive(Debug)]
@@ -144,7 +144,7 @@ impl Pool {
     /// Like [`drain`](Self::drain), but waits until all of them are gone.
     pub async fn close(&self) {
         self.drain();
-        if self.wanted > 0 && self.clock.timeout(3 * SHORT, self.closed.cancelled()).await.is_err() {
+        if self.wanted > 0 && self.clock.timeout(3 * COMMAND_TIMEOUT, self.closed.cancelled()).await.is_err() {
             tracing::warn!("warm containers could not be removed in time");
         }
     }
@@ -278,7 +278,7 @@ impl Pool {
             context.guard.arm(&name, context.settings.state_file(&name), NONE_YET).await?;
             let mut begun = Begun::start(context, &name, verb, group.as_ref()).await?;
             let greeted = tokio::select! {
-                greeted = begun.channel.wait_ready(SHORT) => greeted,
+                greeted = begun.channel.wait_ready(COMMAND_TIMEOUT) => greeted,
                 () = self.closing.cancelled() => Err(Error::NotIn("wanted any more")),
             };
             let found = begun.find_processes(context).await;

@@ -9,9 +9,9 @@ use crate::{metrics::Missed, runtime::StartSpec};
 
 /// Timeout for a container being made, and for the answer of a ready one. A start without the pool takes a
 /// fraction of it.
-pub const PATIENCE: Duration = Duration::from_secs(1);
+pub const OFFER_TIMEOUT: Duration = Duration::from_secs(1);
 /// After a sandbox has started, its client gets the machine to itself for this long.
-const QUIET: Duration = Duration::from_millis(100);
+const QUIET_AFTER_START: Duration = Duration::from_millis(100);
 
 /// The slot of one sandbox, held as long as anything of it is here.
 #[derive(Debug)]
@@ -80,7 +80,7 @@ impl WarmOffer {
         let warm = match self {
             Self::Nothing => return None,
             Self::Ready(warm) => return Some(*warm),
-            Self::Coming(mut coming) => match pool.clock.timeout(PATIENCE, &mut coming).await {
+            Self::Coming(mut coming) => match pool.clock.timeout(OFFER_TIMEOUT, &mut coming).await {
                 Ok(made) => made.ok(),
                 Err(_) => {
                     // A container sent at this very moment is ours; a later one goes to the pool.
@@ -107,7 +107,7 @@ impl Drop for Starting {
     fn drop(&mut self) {
         let mut state = self.0.state.lock();
         state.starting -= 1;
-        state.quiet_at = self.0.clock.now() + QUIET;
+        state.quiet_at = self.0.clock.now() + QUIET_AFTER_START;
         drop(state);
         self.0.stirred.notify_one();
     }

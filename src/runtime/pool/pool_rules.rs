@@ -72,10 +72,10 @@ pub fn due(now: &PoolState) -> PoolAction {
     }
 }
 
-const FIRST: Duration = Duration::from_secs(1);
-const LONGEST: Duration = Duration::from_secs(30);
+const MIN_BACKOFF: Duration = Duration::from_secs(1);
+const MAX_BACKOFF: Duration = Duration::from_secs(30);
 /// Longer than the longest back-off plus the attempt after it: a failure after this is a new one.
-const OVER: Duration = Duration::from_secs(120);
+const BACKOFF_RESET: Duration = Duration::from_secs(120);
 
 /// Exponential back-off after failures.
 #[derive(Debug, Default)]
@@ -87,7 +87,7 @@ pub struct Backoff {
 impl Backoff {
     /// Records a failure; returns whether it is the first of a series.
     pub fn note(&mut self, now: Moment) -> bool {
-        if self.last.is_none_or(|last| now - last > OVER) {
+        if self.last.is_none_or(|last| now - last > BACKOFF_RESET) {
             self.times = 0;
         }
         (self.times, self.last) = (self.times.saturating_add(1), Some(now));
@@ -96,7 +96,7 @@ impl Backoff {
 
     /// The end of the current back-off.
     pub fn until(&self) -> Option<Moment> {
-        let wait = FIRST.saturating_mul(1 << self.times.saturating_sub(1).min(10)).min(LONGEST);
+        let wait = MIN_BACKOFF.saturating_mul(1 << self.times.saturating_sub(1).min(10)).min(MAX_BACKOFF);
         self.last.map(|last| last + wait)
     }
 }
@@ -221,7 +221,7 @@ mod tests {
         let (mut trouble, mut now) = (Backoff::default(), Moment(Duration::from_secs(1_000)));
         assert_eq!(trouble.until(), None);
         assert!(trouble.note(now));
-        assert_eq!(trouble.until(), Some(now + FIRST));
+        assert_eq!(trouble.until(), Some(now + MIN_BACKOFF));
         let mut waits = Vec::new();
         for _ in 0..40 {
             now = trouble.until().unwrap() + Duration::from_secs(20);
@@ -229,7 +229,7 @@ mod tests {
             waits.push(trouble.until().unwrap() - now);
         }
         assert!(waits.is_sorted());
-        assert_eq!((waits[0], waits[39]), (2 * FIRST, LONGEST));
-        assert!(trouble.note(now + OVER + FIRST), "this is another one");
+        assert_eq!((waits[0], waits[39]), (2 * MIN_BACKOFF, MAX_BACKOFF));
+        assert!(trouble.note(now + BACKOFF_RESET + MIN_BACKOFF), "this is another one");
     }
 }

@@ -16,7 +16,7 @@ use crate::{
     clock::{Moment, SharedClock},
     storage::{
         local_files::{self, Reporter, local_error},
-        store::{Digest, Error, Precondition, Result, SMALL, Version, Written},
+        store::{Digest, Error, MAX_SMALL_OBJECT, Precondition, Result, Version, Written},
     },
 };
 
@@ -46,7 +46,11 @@ pub struct ObjectRead {
 /// The part of a version that depends on the content. Large objects are written once and never edited, so their size
 /// suffices; the token makes the version unique.
 pub fn mark(bytes: &[u8]) -> String {
-    if bytes.len() as u64 > SMALL { large_mark(bytes.len() as u64) } else { hex(&Sha256::digest(bytes)[..16]) }
+    if bytes.len() as u64 > MAX_SMALL_OBJECT {
+        large_mark(bytes.len() as u64)
+    } else {
+        hex(&Sha256::digest(bytes)[..16])
+    }
 }
 
 pub fn large_mark(size: u64) -> String {
@@ -55,7 +59,7 @@ pub fn large_mark(size: u64) -> String {
 
 /// The mark of a file with this digest.
 pub fn mark_of(digest: &Digest) -> String {
-    if digest.size > SMALL { large_mark(digest.size) } else { digest.sha256.chars().take(32).collect() }
+    if digest.size > MAX_SMALL_OBJECT { large_mark(digest.size) } else { digest.sha256.chars().take(32).collect() }
 }
 
 /// Makes the content of a file durable.
@@ -103,13 +107,13 @@ impl Tree {
             return Ok(None);
         }
         let updated = about.modified().ok();
-        if about.len() > SMALL {
+        if about.len() > MAX_SMALL_OBJECT {
             let version = Version(large_mark(about.len()));
             return Ok(Some(ObjectRead { version, size: about.len(), bytes: Vec::new(), updated }));
         }
         let mut bytes = Vec::with_capacity(about.len() as usize);
         // An editor may be writing: never read more than a small object, whatever the reported size.
-        Read::take(&mut file, SMALL).read_to_end(&mut bytes).map_err(failed)?;
+        Read::take(&mut file, MAX_SMALL_OBJECT).read_to_end(&mut bytes).map_err(failed)?;
         Ok(Some(ObjectRead { version: Version(mark(&bytes)), size: bytes.len() as u64, bytes, updated }))
     }
 

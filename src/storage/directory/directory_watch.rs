@@ -21,7 +21,7 @@ use tokio::{
 };
 
 /// The maximum number of remembered stat results; beyond it all are dropped, which only costs a wake-up.
-const LOOKS: usize = 4096;
+const MAX_STATS: usize = 4096;
 
 #[derive(Debug)]
 pub struct Watch {
@@ -67,7 +67,7 @@ impl Watch {
     pub fn looked(&self, key: &str) {
         let look = look(&self.root.join(key));
         let mut looks = self.looks.lock();
-        if looks.len() >= LOOKS {
+        if looks.len() >= MAX_STATS {
             looks.clear();
         }
         looks.insert(key.to_owned(), look);

@@ -33,11 +33,11 @@ use super::{
 use crate::clock::{Moment, SharedClock};
 
 /// A sync may take a while; a disk that takes longer counts as unavailable.
-const PATIENCE: Duration = Duration::from_secs(10);
-const STALL: Duration = Duration::from_secs(30);
+const SYNC_TIMEOUT: Duration = Duration::from_secs(10);
+const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 const PAGE: usize = 1000;
 /// The maximum number of concurrent calls, so that a hanging disk does not exhaust the shared thread pool.
-const CALLS: usize = 64;
+const MAX_CONCURRENT_CALLS: usize = 64;
 
 #[derive(Debug)]
 pub struct Directory {
@@ -57,9 +57,9 @@ impl Directory {
             watch: Arc::new(Watch::new(root.clone())),
             tree: Arc::new(Tree::new(root, clock.clone())),
             clock,
-            calls: Arc::new(Semaphore::new(CALLS)),
+            calls: Arc::new(Semaphore::new(MAX_CONCURRENT_CALLS)),
             page: PAGE,
-            patience: PATIENCE,
+            patience: SYNC_TIMEOUT,
         }
     }
 
@@ -112,7 +112,8 @@ impl Directory {
         work: impl FnOnce(&Tree, &local_files::Reporter) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let tree = self.tree.clone();
-        local_files::run_blocking(&self.clock, key, STALL, progress, move |reporter| work(&tree, reporter)).await
+        local_files::run_blocking(&self.clock, key, STALL_TIMEOUT, progress, move |reporter| work(&tree, reporter))
+            .await
     }
 }
 

@@ -9,7 +9,7 @@ use super::{Gcs, named};
 use crate::storage::store::{Error, Result};
 
 /// A bucket seen this recently is assumed to exist: buckets are rarely deleted under a running server.
-const TRUSTED: Duration = Duration::from_secs(10);
+const TRUSTED_FOR: Duration = Duration::from_secs(10);
 
 impl Gcs {
     /// Records that a call proved the bucket to exist.
@@ -38,7 +38,7 @@ impl Gcs {
     /// Returns `Denied` if the bucket does not exist.
     pub(super) async fn check_bucket(&self, key: &str) -> Result<()> {
         let seen = *self.seen.lock();
-        if seen.is_some_and(|seen| self.clock.now() - seen < TRUSTED) {
+        if seen.is_some_and(|seen| self.clock.now() - seen < TRUSTED_FOR) {
             return Ok(());
         }
         let listed = self.client(key).await?.list(&self.bucket, key, key, 1, String::new()).await;

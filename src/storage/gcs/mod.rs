@@ -21,8 +21,8 @@ use self::write_rate::Pace;
 use super::{
     local_files::Wanted,
     store::{
-        Digest, Error, ObjectEntry, Page, PollResult, Precondition, Priority, ProgressFn, Result, SMALL, Store,
-        Version, Written, check_key, check_small, too_large,
+        Digest, Error, MAX_SMALL_OBJECT, ObjectEntry, Page, PollResult, Precondition, Priority, ProgressFn, Result,
+        Store, Version, Written, check_key, check_small, too_large,
     },
 };
 use crate::{
@@ -101,7 +101,7 @@ impl Gcs {
 
     async fn read(&self, key: &str, known: Option<&Version>) -> Result<PollResult> {
         let known = known.map(|known| generation(key, known)).transpose()?;
-        match self.client(key).await?.read(&self.bucket, key, known, SMALL).await {
+        match self.client(key).await?.read(&self.bucket, key, known, MAX_SMALL_OBJECT).await {
             Ok(Read::Unchanged) => {
                 self.saw_bucket();
                 Ok(PollResult::Unchanged)

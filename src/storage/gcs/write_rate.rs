@@ -19,9 +19,9 @@ use crate::{
 /// How long an object is not written after the service has rate-limited it.
 pub const PENALTY: Duration = Duration::from_secs(1);
 /// How long the limit stays strict after a rejection.
-const STRICT: Duration = Duration::from_secs(600);
+const STRICT_FOR: Duration = Duration::from_secs(600);
 /// The maximum number of tracked objects; beyond it, idle ones are dropped.
-const REMEMBERED: usize = 1024;
+const MAX_TRACKED: usize = 1024;
 
 #[derive(Debug)]
 pub struct Pace {
@@ -92,7 +92,7 @@ impl Pace {
 
     fn take(&self, key: &str, urgency: Priority, now: Moment) -> Duration {
         let mut objects = self.objects.lock();
-        if objects.len() > REMEMBERED {
+        if objects.len() > MAX_TRACKED {
             objects.retain(|_, tokens| {
                 self.count(tokens, now);
                 tokens.left < self.burst || tokens.barred_until > now
@@ -108,7 +108,7 @@ impl Pace {
         if let Some(tokens) = self.objects.lock().get_mut(key) {
             tokens.barred_until = tokens.barred_until.max(moment);
         }
-        *self.strict_until.lock() = Some(now + STRICT);
+        *self.strict_until.lock() = Some(now + STRICT_FOR);
     }
 
     /// Records that a read at `now` found a new version of this object.
@@ -203,7 +203,7 @@ mod tests {
         pace.noticed("k", seen);
         pace.turn(&clock, "k", Priority::Commit, FAR).await.unwrap();
         assert_eq!(clock.now() - seen, Duration::from_secs(1), "a second after another's write");
-        clock.sleep(STRICT).await;
+        clock.sleep(STRICT_FOR).await;
         for _ in 0..4 {
             pace.turn(&clock, "k", Priority::Commit, clock.now()).await.expect("then a burst is tried again");
         }
@@ -217,6 +217,6 @@ mod tests {
             pace.turn(&clock, &number.to_string(), Priority::Commit, FAR).await.unwrap();
             clock.sleep(Duration::from_millis(10)).await;
         }
-        assert!(pace.objects.lock().len() <= REMEMBERED + 1, "{}", pace.objects.lock().len());
+        assert!(pace.objects.lock().len() <= MAX_TRACKED + 1, "{}", pace.objects.lock().len());
     }
 }

@@ -160,7 +160,7 @@ fn without_a_key_nothing_is_signed_or_looked_at_and_the_text_is_as_it_was() {
 #[test]
 fn what_is_no_lock_of_this_sandbox_is_garbled_with_and_without_a_key() {
     let other = SandboxId::parse("sandbox-other").unwrap();
-    let too_far = Lock { epoch: MOST + 1, ..Lock::new(id()) };
+    let too_far = Lock { epoch: MAX_INTEGER + 1, ..Lock::new(id()) };
     for seals in [Seals::default(), seals(&["one"])] {
         for lock in [Lock::new(other.clone()), too_far.clone()] {
             let found = reads(&seals, &written(&seals, &lock));

@@ -6,7 +6,7 @@ use baton_protocol::{
     trace::Traceparent,
 };
 
-use super::{Looked, Records, Result, TRIES, metadata_key};
+use super::{Looked, Records, Result, WRITE_ATTEMPTS, metadata_key};
 use crate::storage::store::{self, Precondition, Priority};
 
 impl Records {
@@ -68,7 +68,7 @@ impl Records {
         let mut last = None;
         // The cached record saves a read: if it is outdated, the write is refused.
         let mut recent = self.recent.get(id).map(Box::new);
-        for _ in 0..TRIES {
+        for _ in 0..WRITE_ATTEMPTS {
             let was_recent = recent.is_some();
             let mut found = match recent.take() {
                 Some(found) => found,

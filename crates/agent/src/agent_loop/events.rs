@@ -22,12 +22,12 @@ use crate::{
 const SWEEPS: u32 = 200;
 const BETWEEN_SWEEPS: Duration = Duration::from_millis(25);
 /// How often the clock is read, to tell a jump from time that passed.
-const STEP_WITH_DEADLINE: Duration = Duration::from_millis(250);
-const STEP: Duration = Duration::from_millis(500);
+const CLOCK_STEP_WITH_DEADLINE: Duration = Duration::from_millis(250);
+const CLOCK_STEP: Duration = Duration::from_millis(500);
 /// Maximum output written in one turn.
 const MOST_SENT: usize = 1 << 20;
 /// After this much idle time unused memory is released, because it would be part of every checkpoint.
-const QUIET: Duration = Duration::from_millis(100);
+const SHRINK_AFTER: Duration = Duration::from_millis(100);
 
 /// How much was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -198,11 +198,11 @@ impl Agent {
         let ran = self.ran.total();
         let of_execs = self.execs.values().filter_map(|exec| {
             let sweep = exec.sweep.map(|sweep| sweep.at.saturating_sub(ran));
-            let deadline = exec.time_left(ran).map(|left| left.min(STEP_WITH_DEADLINE));
-            let step = exec.is_running().then_some(STEP);
+            let deadline = exec.time_left(ran).map(|left| left.min(CLOCK_STEP_WITH_DEADLINE));
+            let step = exec.is_running().then_some(CLOCK_STEP);
             sweep.into_iter().chain(deadline).chain(step).min()
         });
-        of_execs.chain(self.is_slack().then_some(QUIET)).min()
+        of_execs.chain(self.is_slack().then_some(SHRINK_AFTER)).min()
     }
 
     fn is_slack(&self) -> bool {

@@ -12,7 +12,7 @@ use baton_protocol::{
     frame::{Frame, FrameKind, Stream},
 };
 
-use crate::probe::{ALL, AgentProcess, PATIENCE, command};
+use crate::probe::{ALL, AgentProcess, FRAME_TIMEOUT, command};
 
 fn asked(work: Work) -> AgentExec {
     AgentExec { stdin: work.has_stdin(), file: Some(work), ..command(&["baton-agent"]) }
@@ -75,7 +75,7 @@ fn a_write_given_up_leaves_nothing_behind() {
         probe.exec(number, &write(&path, size));
         probe.send(stdin(number, 0, b"some"));
         // Once the worker has begun its file a signal has something to take back.
-        let deadline = std::time::Instant::now() + PATIENCE;
+        let deadline = std::time::Instant::now() + FRAME_TIMEOUT;
         while names(space.path()).is_empty() {
             assert!(std::time::Instant::now() < deadline, "it never began");
             std::thread::sleep(std::time::Duration::from_millis(2));

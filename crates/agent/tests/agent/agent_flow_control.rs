@@ -207,7 +207,7 @@ fn memory_goes_back_when_everything_is_acknowledged() {
     probe.wait_for_state(|state| state.execs[0].stdout.to == 4_000_000);
     assert!(probe.memory() > before + (3 << 20));
     probe.collect(2, ALL);
-    let deadline = Instant::now() + crate::probe::PATIENCE;
+    let deadline = Instant::now() + crate::probe::FRAME_TIMEOUT;
     while probe.memory() > before + (1 << 20) {
         assert!(Instant::now() < deadline, "{} bytes, {before} before", probe.memory());
         std::thread::sleep(Duration::from_millis(20));

@@ -7,7 +7,7 @@ use baton_protocol::{
     frame::{Frame, FrameKind, Stream},
 };
 
-use crate::probe::{ALL, AgentProcess, PATIENCE, command, shell};
+use crate::probe::{ALL, AgentProcess, FRAME_TIMEOUT, command, shell};
 
 #[test]
 fn an_echo_comes_back_with_its_exit_code() {
@@ -152,7 +152,7 @@ fn when_the_server_is_gone_the_agent_goes_too_with_all_commands() {
     let began = Instant::now();
     drop(probe.stdin.take());
     assert!(probe.child.wait().unwrap().success());
-    assert!(began.elapsed() < PATIENCE);
+    assert!(began.elapsed() < FRAME_TIMEOUT);
     let words = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     assert_eq!(words, "", "the command still runs");
 }

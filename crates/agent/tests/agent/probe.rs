@@ -15,7 +15,7 @@ use baton_protocol::{
 };
 
 /// Nothing a test waits for takes so long, however busy the machine is.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const FRAME_TIMEOUT: Duration = Duration::from_secs(60);
 pub const MARKER: Marker = *b"\x91marker of tests";
 pub const ALL: u64 = u64::MAX;
 
@@ -143,7 +143,7 @@ impl AgentProcess {
     }
 
     pub fn next_frame(&mut self) -> Frame {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + FRAME_TIMEOUT;
         loop {
             if let Some(frame) = self.decoder.next_frame().unwrap() {
                 return frame;
@@ -236,7 +236,7 @@ impl AgentProcess {
 
     /// Looks again and again until the agent's state is as wanted.
     pub fn wait_for_state(&mut self, is_wanted: impl Fn(&AgentState) -> bool) -> AgentState {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + FRAME_TIMEOUT;
         loop {
             let state = self.state();
             if is_wanted(&state) {
@@ -258,7 +258,7 @@ impl AgentProcess {
     /// Throws away all output up to the nonce and returns the state that follows it.
     pub fn resynced(&mut self, nonce: [u8; 16], sequence: u64) -> AgentState {
         self.kept.clear();
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + FRAME_TIMEOUT;
         while self.decoder.find(&nonce).is_none() {
             let left = deadline.saturating_duration_since(Instant::now());
             let bytes = self.output.recv_timeout(left).expect("the agent answers the resync");
@@ -279,7 +279,7 @@ impl AgentProcess {
     }
 
     pub fn wait_for_death(&mut self, pid: i32) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + FRAME_TIMEOUT;
         while self.is_alive(pid) {
             assert!(Instant::now() < deadline, "process {pid} still lives");
         }

@@ -10,7 +10,7 @@ use tokio::sync::Mutex;
 use crate::{Error, client_clock};
 
 /// How long before its expiry a token is renewed.
-const EARLY: Duration = Duration::from_secs(300);
+const RENEW_BEFORE_EXPIRY: Duration = Duration::from_secs(300);
 
 /// Locked while a token is fetched: concurrent callers get the same token.
 #[derive(Default)]
@@ -27,7 +27,7 @@ impl IdTokens {
         let mut all = self.0.lock().await;
         let kept = all.get(audience).filter(|kept| client_clock::wall() < kept.end);
         if let Some(kept) = kept
-            && client_clock::wall() + EARLY < kept.end
+            && client_clock::wall() + RENEW_BEFORE_EXPIRY < kept.end
         {
             return Ok(kept.token.clone());
         }

@@ -23,7 +23,7 @@ use tokio_tungstenite::{
 };
 
 /// Long enough for a busy machine, short enough to find a hang.
-const PATIENCE: Duration = Duration::from_secs(20);
+const EVENT_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub const ID: &str = "sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab";
 pub const TOKEN: &str = "t0ken";
@@ -42,7 +42,7 @@ pub fn exec_id(text: &str) -> ExecId {
 
 /// Nothing in a test takes longer.
 pub async fn soon<T>(work: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, work).await.expect("it hangs")
+    tokio::time::timeout(EVENT_TIMEOUT, work).await.expect("it hangs")
 }
 
 pub struct Server {

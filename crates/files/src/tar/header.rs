@@ -17,7 +17,7 @@ const PREFIX: std::ops::Range<usize> = 345..500;
 pub(super) type Block = [u8; BLOCK];
 
 /// The length of a name field.
-pub(super) const SHORT: usize = 100;
+pub(super) const NAME_LENGTH: usize = 100;
 /// The largest number with eleven octal digits.
 pub(super) const MOST_SIZE: u64 = (1 << 33) - 1;
 

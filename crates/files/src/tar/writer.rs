@@ -83,7 +83,7 @@ impl<W: Write> Write for TarWriter<W> {
 /// The records for values that do not fit into the header.
 fn records(member: &Member) -> Vec<u8> {
     let mut records = Vec::new();
-    let is_long = |text: &[u8]| text.len() > header::SHORT || !text.is_ascii();
+    let is_long = |text: &[u8]| text.len() > header::NAME_LENGTH || !text.is_ascii();
     let (name, link) = (is_long(&member.name), is_long(&member.link));
     let is_odd = |text: &[u8]| std::str::from_utf8(text).is_err();
     if name && is_odd(&member.name) || link && is_odd(&member.link) {

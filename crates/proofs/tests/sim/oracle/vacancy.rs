@@ -8,7 +8,7 @@ use baton_protocol::lock::Lock;
 use super::{Oracle, StatusHistory};
 use crate::words::short;
 
-const WITHIN: Duration = Duration::from_secs(33);
+const TAKEOVER_BOUND: Duration = Duration::from_secs(33);
 
 /// A holder has died, and somebody waits.
 #[derive(Debug)]
@@ -71,13 +71,13 @@ impl StatusHistory {
         let late = stories.iter_mut().find_map(|(id, story)| {
             let vacancy = story.vacancy.take_if(|vacancy| {
                 vacancy.waiter == name
-                    && places.get(&vacancy.at).is_some_and(|place| place.machine.now() - vacancy.since > WITHIN)
+                    && places.get(&vacancy.at).is_some_and(|place| place.machine.now() - vacancy.since > TAKEOVER_BOUND)
             });
             vacancy.map(|_| short(id))
         });
         if let Some(id) = late {
             let waiter = self.name(name);
-            self.wrong(now, &format!("I5: {waiter} waits for {id}, whose holder died {WITHIN:?} ago"));
+            self.wrong(now, &format!("I5: {waiter} waits for {id}, whose holder died {TAKEOVER_BOUND:?} ago"));
         }
     }
 }
