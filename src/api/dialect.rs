@@ -84,7 +84,13 @@ pub fn without_details(event: &Event, dialect: Dialect) -> Vec<Event> {
                 message: format!("{} bytes of {name} were not kept and are lost.", to.saturating_sub(*from)),
             }]
         }
-        Event::Hello { .. } | Event::StdinAck { .. } | Event::OutputRewound { .. } | Event::Forked { .. } => vec![],
+        Event::Hello { .. }
+        | Event::StdinAck { .. }
+        | Event::OutputRewound { .. }
+        | Event::Forked { .. }
+        | Event::IdleTimeout { .. } => {
+            vec![]
+        }
     }
 }
 

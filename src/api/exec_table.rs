@@ -10,7 +10,7 @@ use baton_protocol::{
     event::{Event, ExecView, Kept, Status, StdStream, Update},
     frame::{Frame, FrameKind, Stream},
     id::ExecId,
-    request::{ExecRequest, Offsets, Refusal},
+    request::{Command, ExecRequest, Offsets, Refusal},
 };
 
 use self::replay::ReplayQueue;
@@ -40,6 +40,8 @@ const RESTARTED: &str = "The sandbox was restarted and the command is gone.";
 struct TrackedExec {
     exec_id: ExecId,
     is_running: bool,
+    /// It only waits for something to happen: it does not keep the sandbox from a checkpoint.
+    is_background: bool,
     input: ExecInput,
     /// The agent's state of the command when this session began.
     before: Option<agent::ExecState>,
@@ -65,6 +67,7 @@ impl TrackedExec {
         Self {
             exec_id,
             is_running: true,
+            is_background: false,
             input,
             before: None,
             delivery: None,
@@ -156,7 +159,7 @@ impl ExecTable {
     }
 
     pub fn is_any_running(&self) -> bool {
-        self.tracked.values().any(TrackedExec::is_active)
+        self.tracked.values().any(|command| command.is_active() && !command.is_background)
     }
 
     /// Bytes from clients that the sandbox has not taken yet.
@@ -202,6 +205,7 @@ impl ExecTable {
         let mut command = TrackedExec::new(exec_id, input);
         command.delivery = Some(Delivery::new(number));
         command.details = exec.details;
+        command.is_background = matches!(&exec.command, Command::File(work) if work.is_background());
         self.tracked.insert(number, command);
         self.send_input(number);
         Ok(())

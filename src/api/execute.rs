@@ -17,6 +17,7 @@ use tracing::Instrument;
 
 use super::{
     Api, Tracked,
+    execute_result::ResponseForm,
     inbound::Reservation,
     lingering_close::Peer,
     rate_limit,
@@ -45,10 +46,11 @@ pub async fn execute(
 ) -> Result<Response, Response> {
     let headers = request.headers();
     let plain = |status: StatusCode| status.into_response();
-    rate_limit::check_origin(headers, &api.settings.origins).map_err(plain)?;
+    rate_limit::check_origin(headers, &api.settings.origins).map_err(IntoResponse::into_response)?;
     let key = rate_limit::api_key(headers, &api.settings);
     let tenant = api.admit(key, api.caller(headers, peer), &connection).map_err(plain)?;
-    let refuse = |status: StatusCode, text: &str| (status, text.to_owned()).into_response();
+    let form = ResponseForm::of(headers);
+    let refuse = |status: StatusCode, text: &str| form.refusal(status, text);
     let name = query.language.unwrap_or_default();
     let Some(language) = Language::parse(&name) else {
         return Err(refuse(StatusCode::UNPROCESSABLE_ENTITY, &Language::unsupported(&name)));
@@ -65,7 +67,7 @@ pub async fn execute(
     };
     let mut exec = ExecRequest::plain(language, code);
     exec.stdin = false;
-    let (writer, PendingResponse { started, body }) = ResponseWriter::new(memory, request_span);
+    let (writer, PendingResponse { started, body }) = ResponseWriter::new(memory, request_span, form);
     let id = api.clock.sandbox_id();
     let log_span = tracing::info_span!("execute", sandbox = %id);
     let tasks = api.tasks.clone();
@@ -76,10 +78,10 @@ pub async fn execute(
             let chunks = futures::stream::unfold(body, |mut body| async move {
                 body.recv().await.map(|chunk| (Ok::<_, std::io::Error>(chunk), body))
             });
-            let content_type = [(header::CONTENT_TYPE, "text/plain; charset=utf-8")];
+            let content_type = [(header::CONTENT_TYPE, form.content_type())];
             Ok((content_type, Body::from_stream(chunks)).into_response())
         }
-        Ok(Err(refusal)) => Err(refusal.into_response()),
+        Ok(Err((status, text))) => Err(form.refusal(status, &text)),
         Err(_) => Err(plain(StatusCode::INTERNAL_SERVER_ERROR)),
     }
 }

@@ -1,6 +1,9 @@
 //! What a request changes in the spec, or the documented refusal. Pure.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    time::{Duration, SystemTime},
+};
 
 use baton_protocol::{
     event::Status,
@@ -110,11 +113,7 @@ pub fn create(
     if size(&config.labels) + size(&config.env) + config.cwd.as_ref().map_or(0, String::len) > MOST_BYTES {
         return refuse(TOO_LARGE);
     }
-    let asked = config.idle_timeout.map(|asked| match asked {
-        Idle::Never => None,
-        Idle::After(span) => Some(whole_seconds(span)),
-    });
-    spec.idle_timeout = match defaults.quota.idle_timeout(asked, defaults.idle) {
+    spec.idle_timeout = match idle_seconds(config.idle_timeout, defaults.idle, &defaults.quota) {
         Ok(idle) => idle,
         Err(sentence) => return refuse(&sentence),
     };
@@ -151,8 +150,29 @@ fn limits(config: &SandboxConfig, can: Abilities, bounds: &Bounds) -> Result<Lim
 }
 
 /// Rounds up to whole seconds, so that nothing ends earlier than requested.
-pub fn whole_seconds(span: std::time::Duration) -> u64 {
+pub fn whole_seconds(span: Duration) -> u64 {
     span.as_secs() + u64::from(span.subsec_nanos() > 0)
+}
+
+/// The idle timeout in whole seconds, `None` for never; the error names the quota that it exceeds.
+pub fn idle_seconds(asked: Option<Idle>, default: Option<u64>, quota: &Quota) -> Result<Option<u64>, String> {
+    let asked = asked.map(|asked| match asked {
+        Idle::Never => None,
+        Idle::After(span) => Some(whole_seconds(span)),
+    });
+    quota.idle_timeout(asked, default)
+}
+
+/// Sets the idle timeout. Returns whether the spec changed.
+pub fn set_idle_timeout(spec: &mut Spec, seconds: Option<u64>) -> bool {
+    std::mem::replace(&mut spec.idle_timeout, seconds) != seconds
+}
+
+/// Whether the `ttl` of the sandbox is over.
+pub fn has_expired(spec: &Spec, now: SystemTime) -> bool {
+    let created = humantime::parse_rfc3339_weak(&spec.created_timestamp).ok();
+    let due = spec.ttl.zip(created).and_then(|(ttl, created)| created.checked_add(Duration::from_secs(ttl)));
+    due.is_some_and(|due| due <= now)
 }
 
 /// Whether an attach takes the sandbox at once, even from a live client. Otherwise that client is probed first.
@@ -249,7 +269,8 @@ pub fn copy(source: &Spec, checkpoint_id: &CheckpointId, id: SandboxId, token_sh
 
 /// Whether copies may be requested.
 pub fn fork(spec: &Spec, can: Abilities) -> Result<(), Refusal> {
-    checkpoint(spec, true, false, can).map_err(|refusal| Refusal::of(Status::Error, refusal.message))
+    let refuse = |refusal: Refusal| Refusal::of(Status::Error, format!("No fork was made: {}", refusal.message));
+    checkpoint(spec, true, false, can).map_err(refuse)
 }
 
 pub fn snapshot(can: Abilities) -> Result<(), Refusal> {
@@ -263,8 +284,6 @@ pub fn handoff(spec: &Spec) -> Result<(), Refusal> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     const ALL: Abilities = Abilities { checkpoint: true, snapshot: true, cpus: true };

@@ -15,6 +15,7 @@ mod exec_input;
 mod exec_spec;
 mod exec_table;
 mod execute;
+mod execute_result;
 mod frame_scanner;
 pub mod hosts;
 mod inbound;
@@ -63,7 +64,7 @@ use self::{
     inbound::Budget,
     intent::{Abilities, Defaults},
     known_tokens::KnownTokens,
-    rate_limit::{Key, Limiter},
+    rate_limit::{EdgeRefusal, Key, Limiter},
     session_registry::SessionRegistry,
     tenants::Occupancy,
     upgrade::{WebSocket, WebSocketUpgrade},
@@ -242,7 +243,7 @@ pub fn router(api: Arc<Api>) -> Router {
         .route("/attach/{sandbox_id}", any(attach))
         .route("/execute", post(execute::execute))
         .route("/sandboxes", get(sandbox_list::list))
-        .route("/sandboxes/{sandbox_id}", get(sandbox_list::view))
+        .route("/sandboxes/{sandbox_id}", get(sandbox_list::view).delete(sandbox_list::delete))
         .with_state(api)
 }
 
@@ -300,7 +301,7 @@ async fn create(
     connection: Tracked,
     headers: HeaderMap,
     upgrade: WebSocketUpgrade,
-) -> Result<Response, StatusCode> {
+) -> Result<Response, EdgeRefusal> {
     rate_limit::check_origin(&headers, &api.settings.origins)?;
     let caller = api.caller(&headers, peer);
     let tenant = api.admit(rate_limit::api_key(&headers, &api.settings), caller, &connection)?;
@@ -329,7 +330,7 @@ async fn attach(
     connection: Tracked,
     headers: HeaderMap,
     upgrade: WebSocketUpgrade,
-) -> Result<Response, StatusCode> {
+) -> Result<Response, EdgeRefusal> {
     rate_limit::check_origin(&headers, &api.settings.origins)?;
     let caller = api.caller(&headers, peer);
     let token = query
@@ -339,7 +340,7 @@ async fn attach(
     // A malformed id was never issued, so nothing is looked up for it.
     let id = SandboxId::parse(&sandbox_id).ok();
     if api.is_limited(caller) && !id.as_ref().is_some_and(|id| api.is_known(id, token.as_deref())) {
-        return Err(StatusCode::TOO_MANY_REQUESTS);
+        return Err(StatusCode::TOO_MANY_REQUESTS.into());
     }
     let request = api.settings.traces.asked(Asked::Attach, rate_limit::traceparent(&headers));
     let details = query.details.is_some_and(|details| details == "1" || details == "true");

@@ -2,8 +2,11 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use axum::http::{HeaderMap, StatusCode, header};
-use baton_protocol::id::Tenant;
+use axum::{
+    http::{HeaderMap, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use baton_protocol::{id::Tenant, printable::printable_start};
 use parking_lot::Mutex;
 
 use super::{ApiSettings, caller::Caller, token};
@@ -12,6 +15,8 @@ use crate::{clock::Moment, traces::Traceparent};
 /// How many callers are remembered. Above that, callers without failures are forgotten; if there are none, all new ones
 /// share one bucket.
 const MOST_CALLERS: usize = 10_000;
+/// How many characters of an origin are shown.
+const LONGEST_ORIGIN: usize = 200;
 const TIDY_EVERY: Duration = Duration::from_secs(1);
 /// How many bursts a caller can be in debt: many requests may be in progress before the first of them fails.
 const MOST_BEHIND: f64 = 10.0;
@@ -76,14 +81,47 @@ impl Limiter {
     }
 }
 
+/// Why a request is refused before anything else is looked at.
+#[derive(Debug)]
+pub enum EdgeRefusal {
+    /// The web page that sent the request, which `BATON_ORIGINS` does not list.
+    Origin(String),
+    Status(StatusCode),
+}
+
+impl From<StatusCode> for EdgeRefusal {
+    fn from(status: StatusCode) -> Self {
+        Self::Status(status)
+    }
+}
+
+impl IntoResponse for EdgeRefusal {
+    fn into_response(self) -> Response {
+        match self {
+            Self::Status(status) => status.into_response(),
+            Self::Origin(origin) => {
+                let text = format!(
+                    "This server refuses requests of web pages from the origin `{origin}`: its operator has to list the \
+                     origin in BATON_ORIGINS.\n"
+                );
+                (StatusCode::FORBIDDEN, text).into_response()
+            }
+        }
+    }
+}
+
 /// Checks the origin of a web page; other clients send none and are allowed.
-pub fn check_origin(headers: &HeaderMap, origins: &[String]) -> Result<(), StatusCode> {
+pub fn check_origin(headers: &HeaderMap, origins: &[String]) -> Result<(), EdgeRefusal> {
     let mut given = headers.get_all(header::ORIGIN).iter();
     let Some(origin) = given.next() else { return Ok(()) };
     let allowed = |origin: &str| origins.iter().any(|known| known == "*" || known.eq_ignore_ascii_case(origin));
     match (origin.to_str(), given.next()) {
         (Ok(origin), None) if allowed(origin) => Ok(()),
-        _ => Err(StatusCode::FORBIDDEN),
+        (origin, _) => {
+            let origin = printable_start(origin.unwrap_or("?"), LONGEST_ORIGIN);
+            tracing::warn!(origin, "a web page was refused: BATON_ORIGINS does not list its origin");
+            Err(EdgeRefusal::Origin(origin))
+        }
     }
 }
 
@@ -112,9 +150,16 @@ pub fn api_key(headers: &HeaderMap, settings: &ApiSettings) -> Key {
     tenant.map_or(Key::Wrong, |tenant| Key::Right(Some(tenant.clone())))
 }
 
-pub fn admin_key(headers: &HeaderMap, admin: &str) -> Key {
+/// The key of a request to `/sandboxes`, which always needs one: the operator's, or one of a tenant for its own
+/// sandboxes. `NotNeeded` means that the server has no key at all.
+pub fn list_key(headers: &HeaderMap, settings: &ApiSettings) -> Key {
     let key = header_text(headers, "x-api-key");
-    if token::is_one_of(key.as_deref(), &[admin.to_owned()]) { Key::Right(None) } else { Key::Wrong }
+    let is_admin = settings.admin_key.iter().any(|admin| token::is_one_of(key.as_deref(), &[admin.to_owned()]));
+    match api_key(headers, settings) {
+        _ if is_admin => Key::Right(None),
+        Key::NotNeeded if settings.admin_key.is_some() => Key::Wrong,
+        key => key,
+    }
 }
 
 pub fn header_text(headers: &HeaderMap, name: &str) -> Option<String> {

@@ -21,6 +21,7 @@ use super::{
     client_connection::{ClientConnection, ClientEvent, EventSink},
     close_code::SessionEnd,
     dialect::Dialect,
+    execute_result::{CollectedOutput, ResponseForm},
     inbound::Reservation,
     session::AdmissionRejection,
     stream_cursor::{Mark, StreamCursor},
@@ -50,6 +51,8 @@ pub struct ResponseWriter {
     /// Resolves when the caller has disconnected.
     disconnected: BoxFuture<'static, ()>,
     queue: VecDeque<Bytes>,
+    /// The output, if the response is one JSON object.
+    collected: Option<CollectedOutput>,
     /// Whether output was queued that no marks cover yet.
     is_unconfirmed: bool,
     /// Confirmed as soon as the queue is empty.
@@ -64,7 +67,7 @@ pub struct ResponseWriter {
 }
 
 impl ResponseWriter {
-    pub fn new(memory: Reservation, request: traces::Span) -> (Self, PendingResponse) {
+    pub fn new(memory: Reservation, request: traces::Span, form: ResponseForm) -> (Self, PendingResponse) {
         let (started, start) = oneshot::channel();
         let (sender, body) = mpsc::channel(BODY_CHUNKS);
         let watched = sender.clone();
@@ -73,6 +76,7 @@ impl ResponseWriter {
             body: PollSender::new(sender),
             disconnected: Box::pin(async move { watched.closed().await }),
             queue: VecDeque::new(),
+            collected: (form == ResponseForm::Json).then(CollectedOutput::default),
             is_unconfirmed: false,
             marks: None,
             last_ping: 0,
@@ -103,11 +107,19 @@ impl EventSink for ResponseWriter {
     }
 
     fn send_about(&mut self, event: &Event, _details: bool) {
-        let Event::StatusUpdate(Update { status, message, .. }) = event else { return };
+        let Event::StatusUpdate(update) = event else { return };
+        let Update { status, message, .. } = update;
         let text = message.as_deref().unwrap_or_default();
         if *status == Status::ExecutionRunning {
-            self.respond(Ok(()));
+            // The status code of a JSON object is decided when it is complete.
+            if self.collected.is_none() {
+                self.respond(Ok(()));
+            }
         } else if *status == Status::ExecutionDone {
+            if let Some(collected) = &self.collected {
+                self.queue.push_back(collected.to_json(update));
+                self.respond(Ok(()));
+            }
             self.request.end(Outcome::Done);
             self.is_complete = true;
         } else if *status == Status::ExecutionError {
@@ -123,8 +135,11 @@ impl EventSink for ResponseWriter {
         self.fail(status, &refusal.message);
     }
 
-    fn output(&mut self, _exec: u32, _output: StdStream, _offset: u64, bytes: Vec<u8>, _cursor: &mut StreamCursor) {
-        self.queue.push_back(bytes.into());
+    fn output(&mut self, _exec: u32, output: StdStream, _offset: u64, bytes: Vec<u8>, _cursor: &mut StreamCursor) {
+        match &mut self.collected {
+            Some(collected) => collected.add(output, &bytes),
+            None => self.queue.push_back(bytes.into()),
+        }
         self.is_unconfirmed = true;
     }
 

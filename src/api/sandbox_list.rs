@@ -1,4 +1,4 @@
-//! `GET /sandboxes`: lists all sandboxes, for holders of the admin key.
+//! `/sandboxes`: lists, shows and deletes sandboxes. The operator's key covers all of them, a tenant's key its own.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,13 +8,24 @@ use axum::{
     http::{HeaderMap, StatusCode},
     response::{IntoResponse, Response},
 };
-use baton_protocol::{id::SandboxId, metadata::Metadata, reason::Reason};
+use baton_protocol::{
+    id::{SandboxId, Tenant},
+    metadata::Metadata,
+    reason::Reason,
+};
 use futures::{StreamExt, stream};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Api, Peer, Tracked, public_message, rate_limit};
-use crate::storage::unresponsive::{self, LastWrite, Unresponsive};
+use super::{
+    Api, Peer, Tracked, public_message,
+    rate_limit::{self, EdgeRefusal, Key},
+    token,
+};
+use crate::storage::{
+    records,
+    unresponsive::{self, LastWrite, Unresponsive},
+};
 
 const PAGE: usize = 100;
 const AT_ONCE: usize = 16;
@@ -32,8 +43,8 @@ pub async fn list(
     Query(query): Query<ListQuery>,
     connection: Tracked,
     headers: HeaderMap,
-) -> Result<Response, StatusCode> {
-    check(&api, &headers, peer, &connection)?;
+) -> Result<Response, EdgeRefusal> {
+    let scope = check(&api, &headers, peer, &connection)?;
     let bad = |text: &str| Ok((StatusCode::BAD_REQUEST, Json(json!({"message": text}))).into_response());
     let after = match query.after.as_deref().map(SandboxId::parse) {
         None => None,
@@ -45,27 +56,72 @@ pub async fn list(
         Some(Some((name, value))) => Some((name.to_owned(), value.to_owned())),
         Some(None) => return bad("`label` must be `name=value`."),
     };
-    let (listed, more) = match api.records.page(after.as_ref(), PAGE).await {
-        Ok(listed) => listed,
-        Err(error) => return Ok(unavailable(&public_message(&error))),
-    };
-    let next = more.then(|| listed.last().map(|(id, _)| id.clone())).flatten();
-    let (api, label) = (&*api, label.as_ref());
-    let found = stream::iter(listed)
-        .map(|(id, lock)| async move {
-            match api.records.find(&id).await {
-                Ok(Some(found)) if is_labelled(&found, label) => Some(view_of(api, &found, lock).await),
-                // The sandbox was erased after the listing, or does not have the label.
-                Ok(_) => None,
-                Err(error) => label.is_none().then(|| json!({"sandbox_id": id, "error": public_message(&error)})),
-            }
-        })
-        .buffered(AT_ONCE)
-        .filter_map(std::future::ready)
-        .collect::<Vec<_>>();
-    match api.clock.timeout(LIST_TIMEOUT, found).await {
-        Ok(sandboxes) => Ok(Json(json!({"sandboxes": sandboxes, "next": next})).into_response()),
+    let filter = ListFilter { scope, label };
+    match api.clock.timeout(LIST_TIMEOUT, filter.page(&api, after)).await {
+        Ok(Ok((sandboxes, next))) => Ok(Json(json!({"sandboxes": sandboxes, "next": next})).into_response()),
+        Ok(Err(error)) => Ok(unavailable(&public_message(&error))),
         Err(_) => Ok(unavailable("Storage does not answer at the moment: try again.")),
+    }
+}
+
+/// Whose sandboxes a request may see: those of one tenant, or with `None` all.
+#[derive(Clone, Debug)]
+struct ListScope(Option<Tenant>);
+
+impl ListScope {
+    fn covers(&self, found: &Metadata) -> bool {
+        self.0.is_none() || found.spec.tenant == self.0
+    }
+}
+
+struct ListFilter {
+    scope: ListScope,
+    label: Option<(String, String)>,
+}
+
+impl ListFilter {
+    /// One page, and the id after which the next one starts. A tenant never learns an id that is not its own, so its
+    /// page is filled from as many pages of the store as it takes.
+    async fn page(&self, api: &Api, after: Option<SandboxId>) -> records::Result<(Vec<Value>, Option<SandboxId>)> {
+        let (mut sandboxes, mut after) = (Vec::new(), after);
+        loop {
+            let (listed, has_more) = api.records.page(after.as_ref(), PAGE).await?;
+            let last = listed.last().map(|(id, _)| id.clone());
+            let found = stream::iter(listed).map(|(id, lock)| self.view(api, id, lock)).buffered(AT_ONCE);
+            let found: Vec<_> = found.filter_map(std::future::ready).collect().await;
+            if self.scope.0.is_none() {
+                return Ok((found.into_iter().map(|(_, view)| view).collect(), last.filter(|_| has_more)));
+            }
+            for (id, view) in found {
+                sandboxes.push(view);
+                if sandboxes.len() == PAGE {
+                    return Ok((sandboxes, Some(id)));
+                }
+            }
+            if !has_more || last.is_none() {
+                return Ok((sandboxes, None));
+            }
+            after = last;
+        }
+    }
+
+    /// `None` if the sandbox is not covered, or was erased after the listing.
+    async fn view(&self, api: &Api, id: SandboxId, lock: Option<LastWrite>) -> Option<(SandboxId, Value)> {
+        match api.records.find(&id).await {
+            Ok(Some(found)) if self.scope.covers(&found) && self.is_labelled(&found) => {
+                Some((id, view_of(api, &found, lock).await))
+            }
+            Ok(_) => None,
+            // Whose it is cannot be read either.
+            Err(error) => {
+                let is_shown = self.label.is_none() && self.scope.0.is_none();
+                is_shown.then(|| (id.clone(), json!({"sandbox_id": id, "error": public_message(&error)})))
+            }
+        }
+    }
+
+    fn is_labelled(&self, found: &Metadata) -> bool {
+        self.label.as_ref().is_none_or(|(name, value)| found.spec.labels.get(name) == Some(value))
     }
 }
 
@@ -75,29 +131,82 @@ pub async fn view(
     Path(sandbox_id): Path<String>,
     connection: Tracked,
     headers: HeaderMap,
-) -> Result<Response, StatusCode> {
-    check(&api, &headers, peer, &connection)?;
+) -> Result<Response, EdgeRefusal> {
+    let scope = check(&api, &headers, peer, &connection)?;
     let id = SandboxId::parse(&sandbox_id).map_err(|_| StatusCode::NOT_FOUND)?;
     match api.records.find(&id).await {
-        Ok(Some(found)) => Ok(Json(view_of(&api, &found, None).await).into_response()),
-        Ok(None) => Err(StatusCode::NOT_FOUND),
+        Ok(Some(found)) if scope.covers(&found) => Ok(Json(view_of(&api, &found, None).await).into_response()),
+        Ok(_) => Err(StatusCode::NOT_FOUND.into()),
         Err(error) => Ok(unavailable(&public_message(&error))),
     }
 }
 
-fn check(api: &Api, headers: &HeaderMap, peer: Peer, connection: &Tracked) -> Result<(), StatusCode> {
+/// Deletes a sandbox, wherever it is: for the bearer of its token, its tenant, or the operator.
+pub async fn delete(
+    State(api): State<Arc<Api>>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
+    Path(sandbox_id): Path<String>,
+    connection: Tracked,
+    headers: HeaderMap,
+) -> Result<Response, EdgeRefusal> {
+    rate_limit::check_origin(&headers, &api.settings.origins)?;
+    api.settings.hosts.check(&headers)?;
+    let caller = api.caller(&headers, peer);
+    let token = rate_limit::header_text(&headers, "x-sandbox-token");
+    let id = SandboxId::parse(&sandbox_id).ok();
+    let scope = match rate_limit::list_key(&headers, &api.settings) {
+        Key::Right(tenant) => Some(ListScope(tenant)),
+        Key::Wrong | Key::NotNeeded => None,
+    };
+    let is_known = id.as_ref().is_some_and(|id| api.known_tokens.has(id, token.as_deref(), false));
+    if scope.is_none() && api.is_limited(caller) && !is_known {
+        return Err(StatusCode::TOO_MANY_REQUESTS.into());
+    }
+    if scope.is_none() && token.is_none() {
+        api.charge(caller);
+        return Err(StatusCode::UNAUTHORIZED.into());
+    }
+    let unknown = || {
+        api.charge(caller);
+        Err(StatusCode::NOT_FOUND.into())
+    };
+    let Some(id) = id else { return unknown() };
+    let found = match api.records.find(&id).await {
+        Ok(Some(found)) => found,
+        Ok(None) => return unknown(),
+        Err(error) => return Ok(unavailable(&public_message(&error))),
+    };
+    let is_bearer = token::matches(token.as_deref(), &found.spec.token_sha256);
+    if !is_bearer && !scope.as_ref().is_some_and(|scope| scope.covers(&found)) {
+        // To a tenant the sandbox of another one does not exist.
+        if scope.is_some() && token.is_none() {
+            return unknown();
+        }
+        api.charge(caller);
+        return Err(StatusCode::FORBIDDEN.into());
+    }
+    if !connection.prove() {
+        return Err(StatusCode::SERVICE_UNAVAILABLE.into());
+    }
+    match api.delete(&id, rate_limit::traceparent(&headers)).await {
+        Ok(()) => {
+            Ok((StatusCode::ACCEPTED, Json(json!({"sandbox_id": id, "desired_state": "deleted"}))).into_response())
+        }
+        Err(error) => Ok(unavailable(&public_message(&error))),
+    }
+}
+
+fn check(api: &Api, headers: &HeaderMap, peer: Peer, connection: &Tracked) -> Result<ListScope, EdgeRefusal> {
     rate_limit::check_origin(headers, &api.settings.origins)?;
     api.settings.hosts.check(headers)?;
-    let admin = api.settings.admin_key.as_deref().ok_or(StatusCode::FORBIDDEN)?;
-    api.admit(rate_limit::admin_key(headers, admin), api.caller(headers, peer), connection).map(drop)
+    match rate_limit::list_key(headers, &api.settings) {
+        Key::NotNeeded => Err(StatusCode::FORBIDDEN.into()),
+        key => Ok(ListScope(api.admit(key, api.caller(headers, peer), connection)?)),
+    }
 }
 
 fn unavailable(text: &str) -> Response {
     (StatusCode::SERVICE_UNAVAILABLE, Json(json!({"message": text}))).into_response()
-}
-
-fn is_labelled(found: &Metadata, label: Option<&(String, String)>) -> bool {
-    label.is_none_or(|(name, value)| found.spec.labels.get(name) == Some(value))
 }
 
 /// `lock` is the last write of the lock, if it is known.
@@ -118,6 +227,7 @@ async fn view_of(api: &Api, found: &Metadata, lock: Option<LastWrite>) -> Value 
         "labels": spec.labels,
         "created": spec.created_timestamp,
         "age_seconds": age.map(|age| age.as_secs()),
+        "persistent": spec.enable_sandbox_checkpoint,
         "enable_checkpoint": spec.enable_sandbox_checkpoint,
         "enable_sandbox_handoff": spec.enable_sandbox_handoff,
         "latest_checkpoint": found.latest_sandbox_checkpoint.as_ref().map(|latest| &latest.path),

@@ -5,7 +5,7 @@
 //! LOCK_*, DELETED) are sent only once the sandbox has left.
 
 use baton_protocol::{
-    event::{Event, Progress, Status, Update},
+    event::{EndReason, Event, Progress, Status, Update},
     id::{CheckpointId, InstanceId},
     lock::Claim,
     metadata::Spec,
@@ -75,6 +75,8 @@ pub struct StatusMachine {
     pub features: SpecFeatures,
     pub requested: Option<EndingRequest>,
     pub unanswered: Unanswered,
+    /// Whether this session requested a handoff.
+    pub has_requested_handoff: bool,
     sent: SentStatuses,
     checkpoint: CheckpointState,
 }
@@ -86,6 +88,8 @@ pub struct SpecFeatures {
     pub has_handoff: bool,
     /// Whether the sandbox is stored, so that its last checkpoint survives an idle stop.
     pub is_persistent: bool,
+    /// Whether its `ttl` is over.
+    pub is_expired: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -113,6 +117,7 @@ impl StatusMachine {
             features: SpecFeatures::default(),
             requested: None,
             unanswered: Unanswered::default(),
+            has_requested_handoff: false,
             sent: SentStatuses::default(),
             checkpoint: CheckpointState::default(),
         }
@@ -126,8 +131,11 @@ impl StatusMachine {
     /// Takes over what the spec says about the statuses of this session.
     pub fn apply_spec(&mut self, spec: &Spec, dialect: Dialect) {
         self.dialect = dialect;
-        self.features =
-            SpecFeatures { has_handoff: spec.enable_sandbox_handoff, is_persistent: spec.enable_sandbox_checkpoint };
+        self.features = SpecFeatures {
+            has_handoff: spec.enable_sandbox_handoff,
+            is_persistent: spec.enable_sandbox_checkpoint,
+            is_expired: false,
+        };
     }
 
     fn sends_locks(&self) -> bool {
@@ -301,13 +309,17 @@ impl StatusMachine {
     }
 
     fn leave_open(&mut self, why: LeaveReason, checkpoint_id: Option<&CheckpointId>) -> StatusReply {
+        let reason = self.end_reason(why);
         let checkpointed = || {
-            let update = Update { checkpoint_id: checkpoint_id.cloned(), ..Update::new(Status::Checkpointed) };
-            Event::StatusUpdate(update)
+            Event::StatusUpdate(Update {
+                checkpoint_id: checkpoint_id.cloned(),
+                reason: Some(reason),
+                ..Update::new(Status::Checkpointed)
+            })
         };
         let began = self.checkpoint.in_progress.take().is_some() || self.checkpoint.failed.is_some();
         if self.requested == Some(EndingRequest::Kill) || why == LeaveReason::Deleted {
-            let mut events = self.deletion(None);
+            let mut events = self.deletion(reason, None);
             if self.requested == Some(EndingRequest::Kill) {
                 events.push(Event::status(Status::Killed));
             }
@@ -320,7 +332,7 @@ impl StatusMachine {
                     events.push(Event::status(Status::Checkpointing));
                 }
                 if self.dialect.sends_all_steps() {
-                    events.extend(self.deletion(None));
+                    events.extend(self.deletion(reason, None));
                 }
                 events.push(checkpointed());
                 close(events, Close::Normal)
@@ -328,13 +340,12 @@ impl StatusMachine {
             LeaveReason::Idle => {
                 let is_checkpointed = began && checkpoint_id.is_some();
                 if !is_checkpointed {
-                    events.extend(self.deletion(Some(if self.features.is_persistent {
-                        IDLE_STORED
-                    } else {
-                        IDLE_IN_MEMORY
-                    })));
+                    events.extend(self.deletion(
+                        reason,
+                        Some(if self.features.is_persistent { IDLE_STORED } else { IDLE_IN_MEMORY }),
+                    ));
                 } else if self.dialect.sends_all_steps() {
-                    events.extend(self.deletion(None));
+                    events.extend(self.deletion(reason, None));
                 }
                 if is_checkpointed {
                     events.push(checkpointed());
@@ -348,20 +359,38 @@ impl StatusMachine {
                     }
                     events.push(checkpointed());
                 } else if !began {
-                    events.extend(self.deletion(Some("The server is shutting down and this sandbox cannot move.")));
+                    events.extend(
+                        self.deletion(reason, Some("The server is shutting down and this sandbox cannot move.")),
+                    );
                 }
                 close(events, Close::Restart)
             }
-            LeaveReason::Deleted => close(self.deletion(None), Close::Normal),
+            LeaveReason::Deleted => close(self.deletion(reason, None), Close::Normal),
         }
     }
 
-    fn deletion(&self, message: Option<&str>) -> Vec<Event> {
+    /// Why the sandbox leaves this session.
+    fn end_reason(&self, why: LeaveReason) -> EndReason {
+        match (self.requested, why) {
+            (Some(EndingRequest::Kill), _) => EndReason::Kill,
+            (Some(EndingRequest::Checkpoint), LeaveReason::Checkpointed) => EndReason::Checkpoint,
+            (_, LeaveReason::Deleted) if self.features.is_expired => EndReason::Expired,
+            (_, LeaveReason::HandedOff) if self.has_requested_handoff => EndReason::Handoff,
+            (_, LeaveReason::Checkpointed | LeaveReason::HandedOff | LeaveReason::Deleted) => EndReason::Operator,
+            (_, LeaveReason::Waiter) => EndReason::Attach,
+            (_, LeaveReason::Drain) => EndReason::Drain,
+            (_, LeaveReason::Room) => EndReason::Evicted,
+            (_, LeaveReason::Idle) => EndReason::Idle,
+        }
+    }
+
+    fn deletion(&self, reason: EndReason, message: Option<&str>) -> Vec<Event> {
         let mut events = vec![Event::status(Status::Deleting)];
         if self.sends_locks() {
             events.extend([Event::status(Status::LockReleasing), Event::status(Status::LockReleased)]);
         }
-        let deleted = Update { message: message.map(str::to_owned), ..Update::new(Status::Deleted) };
+        let deleted =
+            Update { message: message.map(str::to_owned), reason: Some(reason), ..Update::new(Status::Deleted) };
         events.push(Event::StatusUpdate(deleted));
         events
     }

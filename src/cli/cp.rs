@@ -170,7 +170,7 @@ impl Copying {
                 let stdin = stream::try_unfold(tokio::io::stdin(), |mut stdin| async {
                     let mut buffer = vec![0; STDIN_CHUNK];
                     let read = stdin.read(&mut buffer).await;
-                    let count = read.map_err(|error| Error::Ended(format!("stdin cannot be read: {error}")))?;
+                    let count = read.map_err(|error| Error::Ended(format!("stdin cannot be read: {error}").into()))?;
                     buffer.truncate(count);
                     Ok((count > 0).then(|| (buffer.into(), stdin)))
                 });

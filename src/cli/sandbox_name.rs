@@ -50,7 +50,7 @@ impl SandboxName {
             }
         }
         match (found, other) {
-            (Some(one), Some(two)) => bail!("`{}` may be {one} or {two}: write more of it", self.given),
+            (Some(one), Some(two)) => bail!("`{}` is ambiguous ({one}, {two}): give more characters", self.given),
             (found, _) => Ok(found),
         }
     }

@@ -52,7 +52,7 @@ pub struct AgentStatus {
 impl AgentStatus {
     /// Replaces the running commands by those in the agent's own report.
     pub fn learn(&mut self, state: &agent::AgentState) {
-        let running = state.execs.iter().filter(|exec| exec.exit.is_none());
+        let running = state.execs.iter().filter(|exec| exec.exit.is_none() && !exec.background);
         self.running = running.map(|exec| exec.exec).take(MAX_EXECS).collect();
     }
 }

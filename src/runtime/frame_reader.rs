@@ -146,7 +146,10 @@ impl FrameReader {
             }
             FrameKind::Started => {
                 self.metrics.exec_started();
-                self.news.send_if_modified(|news| news.running.len() < MAX_EXECS && news.running.insert(frame.exec));
+                let is_background = parse::<agent::ExecStarted>(&frame).is_ok_and(|started| started.background);
+                self.news.send_if_modified(|news| {
+                    !is_background && news.running.len() < MAX_EXECS && news.running.insert(frame.exec)
+                });
                 self.pass(frame).await;
             }
             FrameKind::Exit => {

@@ -92,6 +92,7 @@ fn exec_state(exec: u32, stdin: u64, range: (u64, u64), exit: Option<Exit>) -> E
         pty: false,
         command,
         started_ms,
+        background: false,
         stdin,
         stdin_closed: false,
         stdout: range,

@@ -205,17 +205,28 @@ async fn nobody_begins_from_anothers_checkpoint_without_its_token() {
 }
 
 #[tokio::test]
-async fn only_the_operator_sees_who_has_what() {
+async fn a_tenant_sees_and_deletes_its_own_sandboxes_and_only_the_operator_all() {
     let change = |settings: &mut ApiSettings| {
         two_keys(settings);
         settings.admin_key = Some("admin".to_owned());
     };
     let world = world(change).await;
     let clients = [running(&world, A, "{}").await, running(&world, B, "{}").await];
-    for key in [A, B] {
-        assert_eq!(http(&world, "GET /sandboxes", key, "").await.0, 401);
-        let path = format!("GET /sandboxes/{}", clients[0].id());
-        assert_eq!(http(&world, &path, key, "").await.0, 401);
+    for (key, own, other) in [(A, &clients[0], &clients[1]), (B, &clients[1], &clients[0])] {
+        let (status, text) = http(&world, "GET /sandboxes", key, "").await;
+        let listed: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((status, listed["sandboxes"].as_array().unwrap().len(), &listed["next"]), (200, 1, &Value::Null));
+        assert_eq!(listed["sandboxes"][0]["sandbox_id"], own.id().as_str());
+        assert!(!text.contains(other.id().as_str()) && !text.contains("token"));
+        assert_eq!(http(&world, &format!("GET /sandboxes/{}", own.id()), key, "").await.0, 200);
+        for verb in ["GET", "DELETE"] {
+            assert_eq!(http(&world, &format!("{verb} /sandboxes/{}", other.id()), key, "").await.0, 404);
+            let nobody = "sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab";
+            assert_eq!(http(&world, &format!("{verb} /sandboxes/{nobody}"), key, "").await.0, 404);
+        }
+        let guess = ("x-api-key", "guess");
+        assert_eq!(http(&world, "GET /sandboxes", guess, "").await.0, 401);
+        assert_eq!(http(&world, &format!("DELETE /sandboxes/{}", own.id()), guess, "").await.0, 401);
     }
     let (status, text) = http(&world, "GET /sandboxes", ("x-api-key", "admin"), "").await;
     let listed: Value = serde_json::from_str(&text).unwrap();
@@ -223,6 +234,17 @@ async fn only_the_operator_sees_who_has_what() {
         listed["sandboxes"].as_array().unwrap().iter().map(|one| one["tenant"].as_str().unwrap()).collect();
     tenants.sort_unstable();
     assert_eq!((status, tenants), (200, vec!["team-a", "team-b"]));
+
+    let [mut first, mut second] = clients;
+    assert_eq!(world.count(), 2);
+    assert_eq!(http(&world, &format!("DELETE /sandboxes/{}", first.id()), A, "").await.0, 202);
+    first.hears("DELETING DELETED close:1000").await;
+    let path = format!("DELETE /sandboxes/{}", second.id());
+    assert_eq!(http(&world, &path, ("x-sandbox-token", "guess"), "").await.0, 403);
+    assert_eq!(world.count(), 1);
+    assert_eq!(http(&world, &path, ("x-sandbox-token", &second.token()), "").await.0, 202);
+    second.hears("DELETING DELETED close:1000").await;
+    assert_eq!(http(&world, &path, ("x-api-key", "admin"), "").await.0, 404);
 }
 
 /// A sandbox of this key's on a real server, if it runs; else what it is told.

@@ -312,6 +312,21 @@ async fn an_execute_streams_and_leaves_nothing() {
     assert_eq!((status, body.len()), (200, 100_002));
     let (status, body) = http(&world, "POST /execute?language=bash", &[], "no such step").await;
     assert_eq!((status, body.as_str()), (500, "There is no such command."));
+    let json = [("accept", "application/json")];
+    let code = "out \"a\"\nerr \"b\"\nexit 3";
+    let (status, body) = http(&world, "POST /execute?language=bash", &json, code).await;
+    let body: serde_json::Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(
+        (status, &body["exit_code"], &body["stdout"], &body["stderr"]),
+        (200, &3.into(), &"a".into(), &"b".into())
+    );
+    assert_eq!((&body["signal"], &body["timed_out"], &body["truncated"]), (&().into(), &false.into(), &false.into()));
+    assert!(body["duration_ms"].is_u64(), "{body}");
+    let (status, body) = http(&world, "POST /execute?language=bash", &json, "flood 3000000").await;
+    let body: serde_json::Value = serde_json::from_str(&body).unwrap();
+    assert_eq!((status, &body["truncated"]), (200, &true.into()));
+    let (status, body) = http(&world, "POST /execute?language=bash", &json, "no such step").await;
+    assert_eq!((status, body.as_str()), (500, r#"{"message":"There is no such command."}"#));
     for path in ["POST /execute", "POST /execute?language=perl"] {
         assert_eq!(http(&world, path, &[], "x").await.0, 422);
     }

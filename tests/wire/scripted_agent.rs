@@ -154,6 +154,7 @@ impl Exec {
             exec_id: self.start.exec_id.clone(),
             pid: 7,
             pty: self.start.pty.is_some(),
+            background: false,
             stdin: self.taken,
             stdin_closed: !self.start.stdin,
             stdout: range(&self.stdout),

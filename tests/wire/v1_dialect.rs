@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use baton::bus::LeaveReason;
 use baton_protocol::{
     binary::BinaryChunk,
-    event::{Event, Status},
+    event::{EndReason, Event, Status},
     frame::Stream,
 };
 use futures::SinkExt;
@@ -12,7 +13,7 @@ use tokio_tungstenite::tungstenite::Message;
 
 use crate::{
     scripted_agent::pattern,
-    test_server::World,
+    test_server::{Plan, World},
     wire_client::{Client, Said, V1, connect},
 };
 
@@ -204,4 +205,58 @@ async fn a_gap_is_named_with_its_ends() {
     client.cut();
     again.says(r#"{"action":"reconnect","offsets":{"a":{"stdout":1}}}"#).await;
     again.hears("hello RUNNING EXECUTION_RUNNING gap:1-4 1/1@4:456789").await;
+}
+
+#[tokio::test]
+async fn the_idle_timeout_is_changed_in_the_spec_and_counts_from_then() {
+    let quota = |settings: &mut baton::api::ApiSettings| {
+        settings.api_keys = baton::config::api_keys("team=key").unwrap();
+        settings.quotas = baton::config::Quotas::parse("idle=1h").unwrap();
+    };
+    let world = World::with(Plan { has_storage: true, can_snapshot: true, change: quota }).await;
+    let headers = [V1[0], ("x-api-key", "key")];
+    let mut client = Client::new(connect(&world, "/create?persistent=auto", &headers).await.unwrap());
+    client.hears("hello CREATING sandbox_id LOCK_ACQUIRING LOCK_ACQUIRED RUNNING").await;
+    let before = world.bus.presence(client.id()).active_at;
+    client.says(r#"{"action":"set_idle_timeout","idle_timeout":"10m"}"#).await;
+    client.hears("idle_timeout:Some(600)").await;
+    let spec = world.records.find(client.id()).await.unwrap().unwrap().spec;
+    assert_eq!((spec.idle_timeout, spec.enable_sandbox_checkpoint), (Some(600), true));
+    assert!(world.bus.presence(client.id()).active_at > before);
+    for too_much in ["null", "3601"] {
+        client.says(&format!(r#"{{"action":"set_idle_timeout","idle_timeout":{too_much}}}"#)).await;
+        client.hears("ERROR E").await;
+        assert!(client.last.as_ref().unwrap().message.as_ref().unwrap().contains("BATON_QUOTAS"));
+    }
+    let mut plain = Client::running(&World::new().await, "{}").await;
+    plain.says(r#"{"action":"set_idle_timeout","idle_timeout":5}"#).await;
+    plain.hears("ERROR E").await;
+}
+
+#[tokio::test]
+async fn the_end_of_a_session_says_why() {
+    let world = World::with_storage().await;
+    let kept = r#"{"persistent":true}"#;
+    let deleted = |client: &Client| client.last.as_ref().unwrap().reason;
+    let mut client = Client::running_v1(&world, kept).await;
+    client.says(r#"{"action":"checkpoint"}"#).await;
+    client.hears("CHECKPOINTING DELETING LOCK_RELEASING LOCK_RELEASED DELETED CHECKPOINTED").await;
+    assert_eq!(deleted(&client), Some(EndReason::Checkpoint));
+    let mut client = Client::running_v1(&world, kept).await;
+    world.leave(client.id(), LeaveReason::Idle, false);
+    client.hears("DELETING LOCK_RELEASING LOCK_RELEASED DELETED").await;
+    assert_eq!(deleted(&client), Some(EndReason::Idle));
+    let mut client = Client::running_v1(&world, kept).await;
+    client.says(r#"{"action":"handoff"}"#).await;
+    client.hears("CHECKPOINTING CHECKPOINTED").await;
+    assert_eq!(deleted(&client), Some(EndReason::Handoff));
+    let mut client = Client::running_v1(&world, r#"{"persistent":true,"ttl":60}"#).await;
+    world.clock.skip(std::time::Duration::from_secs(61));
+    world.leave(client.id(), LeaveReason::Deleted, false);
+    loop {
+        if client.word().await == "DELETED" {
+            break;
+        }
+    }
+    assert_eq!(deleted(&client), Some(EndReason::Expired));
 }

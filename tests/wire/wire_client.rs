@@ -154,6 +154,7 @@ impl Client {
             Said::Event(Event::RolledBack { .. }) => "rolled_back".to_owned(),
             Said::Event(Event::OutputRewound { to, .. }) => format!("rewound:{to}"),
             Said::Event(Event::Forked { .. }) => "forked".to_owned(),
+            Said::Event(Event::IdleTimeout { idle_timeout }) => format!("idle_timeout:{idle_timeout:?}"),
             Said::Bytes { stream, exec, offset, payload } => {
                 format!("{stream}/{exec}@{offset}:{}", String::from_utf8_lossy(&payload))
             }

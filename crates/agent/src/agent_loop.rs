@@ -13,7 +13,7 @@ use serde::Serialize;
 use crate::{
     active_time::Ran,
     decoder::Intake,
-    exec_spawn::{self, ExecDefaults},
+    exec_spawn::{self, ExecDefaults, SpawnError},
     outbox::Outbox,
     output_pipe::{CHUNK, OutputPipe},
     poll::{Epoll, PollSource},
@@ -172,7 +172,12 @@ impl Agent {
                 let (number, request) = (frame.exec, frame.sequence);
                 let exec = match exec_spawn::spawn(&asked, number, &self.shared) {
                     Ok(spawned) => RunningExec::started(&asked, number, request, spawned, self.ran.total()),
-                    Err(error) => RunningExec::failed(&asked, number, request, error),
+                    Err(SpawnError::Refused(error)) => RunningExec::refused(&asked, number, request, error),
+                    Err(SpawnError::Program { code, text }) => {
+                        let exec = RunningExec::unrunnable(&asked, number, request, code, &text);
+                        exec.emit_started(self.outbox.answers());
+                        exec
+                    }
                 };
                 if exec.is_running() {
                     exec.emit_started(self.outbox.answers());

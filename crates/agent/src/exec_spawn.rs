@@ -47,6 +47,9 @@ use crate::{
 const SET_SESSION: i32 = 0x80;
 const PIPE_SIZE: usize = 1 << 20;
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// The exit codes of shells for a program that does not exist, or that may not be run.
+const NOT_FOUND: i32 = 127;
+const NOT_EXECUTABLE: i32 = 126;
 /// The environment variable that identifies a command's orphans.
 pub const EXEC_VARIABLE: &str = "BATON_EXEC";
 
@@ -67,8 +70,43 @@ pub struct ExecDefaults {
     pub held: ProcessLimits,
 }
 
+/// Why a command did not start.
+#[derive(Debug)]
+pub enum SpawnError {
+    /// The program cannot be run: the command ends as in a shell, with this exit code and this text.
+    Program { code: i32, text: String },
+    /// Anything else is a refusal.
+    Refused(String),
+}
+
+impl SpawnError {
+    /// The exit code and the words of a shell; `None` for errors that are not about the program.
+    fn of_program(error: Errno, program: &str) -> Option<Self> {
+        let program = plain(program);
+        let (code, text) = match error {
+            Errno::ENOENT if !program.contains('/') => (NOT_FOUND, format!("{program}: command not found")),
+            Errno::ENOENT | Errno::ENOTDIR => (NOT_FOUND, format!("{program}: {}", error.desc())),
+            Errno::EACCES | Errno::ELIBBAD => (NOT_EXECUTABLE, format!("{program}: {}", error.desc())),
+            _ => return None,
+        };
+        Some(Self::Program { code, text })
+    }
+}
+
+impl From<String> for SpawnError {
+    fn from(text: String) -> Self {
+        Self::Refused(text)
+    }
+}
+
+impl From<&str> for SpawnError {
+    fn from(text: &str) -> Self {
+        Self::Refused(text.to_owned())
+    }
+}
+
 /// Starts `exec`; the error says why that failed.
-pub fn spawn(exec: &AgentExec, number: u32, shared: &ExecDefaults) -> Result<Spawned, String> {
+pub fn spawn(exec: &AgentExec, number: u32, shared: &ExecDefaults) -> Result<Spawned, SpawnError> {
     let user = match &exec.user {
         Some(name) => Some(users::find(name).ok_or_else(|| format!("No such user: {}", plain(name)))?),
         None => None,
@@ -84,17 +122,21 @@ pub fn spawn(exec: &AgentExec, number: u32, shared: &ExecDefaults) -> Result<Spa
 
     let _directory = Directory::enter([shared.cwd.as_deref(), exec.cwd.as_deref()])?;
     let path = match exec.file {
-        None => locate(program, env.get("PATH").map_or(PATH, |path| path))?,
+        None => locate(program, env.get("PATH").map_or(PATH, |path| path)).map_err(|error| refuse(error, program))?,
         Some(_) => PathBuf::from(file_exec::PROGRAM),
     };
-    let explain = |error: Errno| format!("{}: {}", error.desc(), plain(program));
     let ends = match exec.pty {
         Some(pty) => terminal(pty, user.as_ref()),
         None => pipes(exec.stdin),
     }
-    .map_err(|error| explain(Errno::from_raw(error.raw_os_error())))?;
-    let pid = start(&path, &ends, user.as_ref(), shared.held, &argv, &words).map_err(explain)?;
+    .map_err(|error| format!("{}: {}", Errno::from_raw(error.raw_os_error()).desc(), plain(program)))?;
+    let pid = start(&path, &ends, user.as_ref(), shared.held, &argv, &words).map_err(|error| refuse(error, program))?;
     Ok(Spawned { pid, stdin: ends.stdin, stdout: ends.stdout, stderr: ends.stderr })
+}
+
+fn refuse(error: Errno, program: &str) -> SpawnError {
+    let about = SpawnError::of_program(error, program);
+    about.unwrap_or_else(|| SpawnError::Refused(format!("{}: {}", error.desc(), plain(program))))
 }
 
 fn environment(exec: &AgentExec, number: u32, shared: &ExecDefaults, user: Option<&User>) -> BTreeMap<String, String> {
@@ -225,7 +267,7 @@ fn start(
 }
 
 /// Finds the program called `name`, relative to the agent's current directory.
-fn locate(name: &str, path: &str) -> Result<PathBuf, String> {
+fn locate(name: &str, path: &str) -> Result<PathBuf, Errno> {
     if name.contains('/') {
         return Ok(PathBuf::from(name));
     }
@@ -238,7 +280,7 @@ fn locate(name: &str, path: &str) -> Result<PathBuf, String> {
             Ok(_) | Err(_) => {}
         }
     }
-    Err(format!("{}: {}", refused.desc(), plain(name)))
+    Err(refused)
 }
 
 /// Keeps the agent in a command's directory until dropped, then returns to the root directory.

@@ -60,6 +60,13 @@ impl OutputPipe {
         }
     }
 
+    /// A stream that has ended already.
+    pub fn ended_with(text: &str) -> Self {
+        let mut pipe = Self::new(None);
+        pipe.ring.push(text.as_bytes(), RING_DETACHED as usize);
+        pipe
+    }
+
     pub fn range(&self) -> Range {
         Range { from: self.ring.base(), to: self.ring.end(), eof: self.from.is_none() }
     }

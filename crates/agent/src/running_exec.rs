@@ -4,6 +4,7 @@ use std::{os::fd::BorrowedFd, time::Duration};
 
 use baton_protocol::{
     agent::{self, ExecState, Exit},
+    file_work::Work,
     frame::{self, FrameKind, Stream},
     id::ExecId,
 };
@@ -42,6 +43,7 @@ pub struct RunningExec {
     /// As lists show it.
     command: String,
     started_ms: u64,
+    is_background: bool,
     pub stdin: StdinPipe,
     pub stdout: OutputPipe,
     pub stderr: OutputPipe,
@@ -68,6 +70,7 @@ impl RunningExec {
             is_terminal,
             command: agent::shown_command(&asked.argv),
             started_ms: active_time::wall_ms(),
+            is_background: asked.file.as_ref().is_some_and(Work::is_background),
             stdin: StdinPipe::new(spawned.stdin, is_terminal),
             stdout: OutputPipe::new(Some(spawned.stdout)),
             stderr: OutputPipe::new(spawned.stderr),
@@ -81,8 +84,23 @@ impl RunningExec {
         }
     }
 
-    /// A command that could not be started.
-    pub fn failed(asked: &agent::AgentExec, number: u32, request: u64, error: String) -> Self {
+    /// A command that was refused.
+    pub fn refused(asked: &agent::AgentExec, number: u32, request: u64, error: String) -> Self {
+        Self::not_started(asked, number, request, Exit { error: Some(error), ..Exit::default() })
+    }
+
+    /// A command whose program cannot be run: it ends at once, as in a shell.
+    pub fn unrunnable(asked: &agent::AgentExec, number: u32, request: u64, code: i32, text: &str) -> Self {
+        let mut exec = Self::not_started(asked, number, request, Exit { code: Some(code), ..Exit::default() });
+        if exec.is_terminal {
+            exec.stdout = OutputPipe::ended_with(&format!("{text}\r\n"));
+        } else {
+            exec.stderr = OutputPipe::ended_with(&format!("{text}\n"));
+        }
+        exec
+    }
+
+    fn not_started(asked: &agent::AgentExec, number: u32, request: u64, exit: Exit) -> Self {
         Self {
             number,
             exec_id: asked.exec_id.clone(),
@@ -91,10 +109,11 @@ impl RunningExec {
             is_terminal: asked.pty.is_some(),
             command: agent::shown_command(&asked.argv),
             started_ms: active_time::wall_ms(),
+            is_background: false,
             stdin: StdinPipe::new(None, false),
             stdout: OutputPipe::new(None),
             stderr: OutputPipe::new(None),
-            exit: Some(Exit { error: Some(error), ..Exit::default() }),
+            exit: Some(exit),
             exit_acked: false,
             began: Duration::ZERO,
             deadline: None,
@@ -213,7 +232,9 @@ impl RunningExec {
 
     pub fn emit_started(&self, out: &mut Vec<u8>) {
         let pid = self.pid.unsigned_abs().into();
-        frame::encode(out, FrameKind::Started, Stream::Stdin, self.number, pid, self.request, &[]);
+        let background = serde_json::to_vec(&agent::ExecStarted { background: true }).unwrap_or_default();
+        let payload: &[u8] = if self.is_background { &background } else { &[] };
+        frame::encode(out, FrameKind::Started, Stream::Stdin, self.number, pid, self.request, &[payload]);
     }
 
     pub fn emit_exit(&self, out: &mut Vec<u8>) {
@@ -230,6 +251,7 @@ impl RunningExec {
             pty: self.is_terminal,
             command: self.command.clone(),
             started_ms: self.started_ms,
+            background: self.is_background,
             stdin: self.stdin.taken(),
             stdin_closed: self.stdin.is_closed(),
             stdout: self.stdout.range(),

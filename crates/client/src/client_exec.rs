@@ -1,6 +1,7 @@
 //! One command, shared between the connection and its handles.
 
 use std::{
+    fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll},
     time::Duration,
@@ -31,6 +32,8 @@ pub struct Outcome {
     pub timed_out: bool,
     /// How long it ran, excluding time in which the sandbox was stopped.
     pub duration: Option<Duration>,
+    /// The sandbox went back to an older checkpoint while the command ran, so that part of it ran twice.
+    pub rolled_back: bool,
     /// Why the command was lost; neither `exit_code` nor `signal` is known then.
     pub error: Option<String>,
 }
@@ -47,8 +50,22 @@ impl Outcome {
             signal: update.signal,
             timed_out: update.timed_out,
             duration: update.duration_ms.map(Duration::from_millis),
+            rolled_back: false,
             error: None,
         }
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self { error: Some(error), .. } => write!(f, "lost: {error}")?,
+            Self { timed_out: true, .. } => f.write_str("timed out")?,
+            Self { exit_code: Some(code), .. } => write!(f, "exit code {code}")?,
+            Self { signal: Some(signal), .. } => write!(f, "signal {signal}")?,
+            Self { .. } => f.write_str("unknown end")?,
+        }
+        if self.rolled_back { f.write_str(", rolled back") } else { Ok(()) }
     }
 }
 
@@ -68,6 +85,7 @@ struct Streams {
     /// Counts the items of both streams, so that they can be read in the order of arrival.
     order: u64,
     kill_wanted: bool,
+    rolled_back: bool,
 }
 
 impl Streams {
@@ -278,8 +296,15 @@ impl ClientExec {
         });
     }
 
+    /// The sandbox went back to an older checkpoint.
+    pub(crate) fn rolled_back(&self) {
+        self.streams().rolled_back = true;
+    }
+
     /// Only the first end counts.
     pub(crate) fn ended(&self, end: Result<Outcome, Error>) {
+        let rolled_back = self.streams().rolled_back;
+        let end = end.map(|outcome| Outcome { rolled_back, ..outcome });
         self.stage.send_if_modified(|stage| {
             let open = !matches!(stage, ExecStage::Ended(_));
             if open {

@@ -18,7 +18,7 @@ use baton_protocol::{
 use bytes::Bytes;
 
 use crate::{
-    Error,
+    Error, RollBack,
     client_clock::{self, Instant},
     client_exec::ClientExec,
     client_socket::{ClientSocket, ClientSocketEvent},
@@ -239,11 +239,29 @@ impl<'a> Session<'a> {
                     exec.rewind(stream, to);
                 }
             }
+            Event::IdleTimeout { idle_timeout } => {
+                self.link.mirror.send_modify(|mirror| mirror.idle_timeout_set(idle_timeout));
+            }
             Event::Forked { sandboxes } => self.link.mirror.send_modify(|mirror| mirror.forked(sandboxes)),
-            // Each command gets its own event for this; and in this dialect output is binary.
-            Event::RolledBack { .. } | Event::Stdout { .. } | Event::Stderr { .. } => {}
+            Event::RolledBack { checkpoint_id, age_ms } => {
+                self.rolled_back(RollBack { checkpoint_id, age: Duration::from_millis(age_ms) });
+            }
+            // In this dialect output is binary.
+            Event::Stdout { .. } | Event::Stderr { .. } => {}
         }
         None
+    }
+
+    fn rolled_back(&mut self, roll_back: RollBack) {
+        let RollBack { checkpoint_id, age } = &roll_back;
+        tracing::warn!(checkpoint = %checkpoint_id, ?age, "the sandbox was rolled back: later work is lost");
+        for exec in self.link.execs.values() {
+            exec.rolled_back();
+        }
+        if let Some(on_roll_back) = &self.link.options.on_roll_back {
+            on_roll_back(&roll_back);
+        }
+        self.link.mirror.send_modify(|mirror| mirror.roll_backs.push(roll_back));
     }
 
     fn update(&mut self, update: Update) -> Option<RetryPolicy> {

@@ -1,13 +1,14 @@
 //! The latest state reported by the server. Nothing is decided here: callers wait until a condition on it holds.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use baton_protocol::{
     event::{Copied, ExecView, Status, Token, Update},
     id::{InstanceId, SandboxId},
+    request::Idle,
 };
 
-use crate::Error;
+use crate::{Error, RollBack};
 
 /// How to find a sandbox again.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +27,7 @@ pub(crate) struct SandboxState {
     /// The last update of each status, and its number.
     latest: BTreeMap<Status, (u64, Update)>,
     forked: Option<(u64, Vec<Copied>)>,
+    idle_timeout: Option<(u64, Option<u64>)>,
     /// How many sessions reached RUNNING.
     pub(crate) sessions: u64,
     /// There is a session, and it reached RUNNING.
@@ -33,8 +35,12 @@ pub(crate) struct SandboxState {
     pub(crate) place: Option<SandboxRef>,
     pub(crate) instance: Option<InstanceId>,
     pub(crate) is_persistent: Option<bool>,
+    /// Every roll-back so far.
+    pub(crate) roll_backs: Vec<RollBack>,
     /// The commands that the sandbox knew when the session began.
     pub(crate) execs: Vec<ExecView>,
+    /// Why the last connection was lost.
+    pub(crate) lost: Option<Error>,
     /// Set when the connection has ended for good.
     pub(crate) end: Option<Error>,
 }
@@ -61,6 +67,17 @@ impl SandboxState {
     pub(crate) fn forked(&mut self, copies: Vec<Copied>) {
         self.heard += 1;
         self.forked = Some((self.heard, copies));
+    }
+
+    pub(crate) fn idle_timeout_set(&mut self, seconds: Option<u64>) {
+        self.heard += 1;
+        self.idle_timeout = Some((self.heard, seconds));
+    }
+
+    /// The idle timeout that was set after number `since`.
+    pub(crate) fn idle_timeout_since(&self, since: u64) -> Option<Idle> {
+        let (_, seconds) = self.idle_timeout.filter(|(number, _)| *number > since)?;
+        Some(seconds.map_or(Idle::Never, |seconds| Idle::After(Duration::from_secs(seconds))))
     }
 
     /// The newest update with one of these statuses that came after number `since`.

@@ -83,7 +83,10 @@ impl ConnectionContext {
                 RetryPolicy::Fatal(error) => return error,
                 RetryPolicy::Retry { error, elsewhere } => (error, elsewhere),
             };
-            self.mirror.send_modify(|mirror| mirror.is_open = false);
+            self.mirror.send_modify(|mirror| {
+                mirror.is_open = false;
+                mirror.lost = Some(error.clone());
+            });
             let Some(patience) = self.options.reconnect_for else { return error };
             // A caller that creates or attaches should learn at once that there is no server; only
             // a draining instance asks it to reconnect.

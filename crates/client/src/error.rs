@@ -1,8 +1,8 @@
 //! Errors, grouped by what the caller can do about them.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
-use baton_protocol::event::{Status, Update};
+use baton_protocol::event::{EndReason, Status, Update};
 
 /// Cheap to clone: every waiting caller gets the error that ended a connection.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -62,9 +62,31 @@ pub enum Error {
     /// The server does not support `baton.v1`, or violates it.
     #[error("not the protocol baton.v1: {0}")]
     Protocol(String),
-    /// The session ended normally; the text says why.
+    /// The session ended normally.
     #[error("the session has ended: {0}")]
-    Ended(String),
+    Ended(Ending),
+}
+
+/// How a session ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ending {
+    /// Why it ended, for a person.
+    pub message: String,
+    /// What happened to the sandbox, as the server reported it; `None` if it may be running as before.
+    pub reason: Option<EndReason>,
+}
+
+impl fmt::Display for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)?;
+        self.reason.map_or(Ok(()), |reason| write!(f, " (reason: {})", reason.as_str()))
+    }
+}
+
+impl<T: Into<String>> From<T> for Ending {
+    fn from(message: T) -> Self {
+        Self { message: message.into(), reason: None }
+    }
 }
 
 impl Error {

@@ -65,8 +65,8 @@ mod stdin_buffer;
 mod stream;
 
 pub use baton_protocol::{
-    event::{ExecView, Status, StdStream, Token, Update},
-    file_work::{FileEntry, FileKind},
+    event::{EndReason, ExecView, Status, StdStream, Token, Update},
+    file_work::{FileChange, FileChangeKind, FileEntry, FileKind},
     id::{CheckpointId, ExecId, InstanceId, SandboxId, SnapshotName},
     limits::{Cpus, Limits},
     request::{Idle, Language, Offsets, Persistence, SandboxConfig},
@@ -76,9 +76,9 @@ pub use self::{
     auth::{Auth, Headers},
     client_exec::Outcome,
     client_state::SandboxRef,
-    error::Error,
-    files::{FileMode, OnBytes, OnLeftOut, Reading, Transfer},
-    options::{Connection, Exec, OnStatus, Options},
+    error::{Ending, Error},
+    files::{FileMode, FileWatch, OnBytes, OnLeftOut, Reading, Transfer},
+    options::{Connection, Exec, OnRollBack, OnStatus, Options, RollBack},
     running::{Collected, Control, OutputStream, Running},
     sandbox::{CheckpointOptions, Sandbox},
     stream::Chunk,

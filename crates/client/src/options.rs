@@ -6,7 +6,7 @@ use baton_protocol::{
     agent::Pty,
     event::Update,
     file_work::Work,
-    id::ExecId,
+    id::{CheckpointId, ExecId},
     request::{self, Command, Language, Persistence, SandboxConfig},
 };
 
@@ -59,6 +59,21 @@ pub struct Connection {
     pub silence: Duration,
     /// Called with every update on arrival, even before there is a [`Sandbox`](crate::Sandbox). It must not block.
     pub on_status: Option<OnStatus>,
+    /// Called when the sandbox was restored from a checkpoint that is older than its last moment: work is lost. A
+    /// warning is logged in any case. It must not block.
+    pub on_roll_back: Option<OnRollBack>,
+}
+
+/// Called with every roll-back.
+pub type OnRollBack = Arc<dyn Fn(&RollBack) + Send + Sync>;
+
+/// The sandbox went back to an older state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RollBack {
+    /// The checkpoint that it was restored from.
+    pub checkpoint_id: CheckpointId,
+    /// How much older that state is.
+    pub age: Duration,
 }
 
 /// Called with every status update.
@@ -76,6 +91,7 @@ impl Default for Connection {
             answer_within: Duration::from_secs(600),
             silence: Duration::from_secs(30),
             on_status: None,
+            on_roll_back: None,
         }
     }
 }

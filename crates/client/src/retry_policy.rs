@@ -2,7 +2,7 @@
 
 use baton_protocol::event::{Status, Update};
 
-use crate::Error;
+use crate::{Ending, Error};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum RetryPolicy {
@@ -23,10 +23,11 @@ impl RetryPolicy {
 /// What a connection reported that matters at its end.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ConnectionSummary {
-    /// The sandbox was deleted or handed to another client; the text of the last update that says so.
-    deleted: Option<String>,
+    /// The sandbox was deleted or handed to another client; what the last update says about it.
+    deleted: Option<Ending>,
     in_use: bool,
-    checkpoint_failed: bool,
+    /// Why a checkpoint failed.
+    checkpoint_failed: Option<String>,
     checkpointed: bool,
     killed: bool,
     /// The last error, for a close frame without an explanation.
@@ -42,11 +43,14 @@ impl ConnectionSummary {
                 return Some(RetryPolicy::Fatal(Error::of(update)));
             }
             Status::InUse => self.in_use = true,
-            Status::CheckpointError => self.checkpoint_failed = true,
+            Status::CheckpointError => {
+                self.checkpoint_failed = Some(update.message.clone().unwrap_or_default());
+            }
             Status::Checkpointed => self.checkpointed = true,
             Status::Killed => self.killed = true,
             Status::Deleted => {
-                self.deleted = Some(update.message.clone().unwrap_or_default());
+                let message = update.message.clone().unwrap_or_default();
+                self.deleted = Some(Ending { message, reason: update.reason });
             }
             _ => {}
         }
@@ -64,22 +68,23 @@ impl ConnectionSummary {
 
     /// Decides at the end of the connection: closed with a code, or lost.
     pub(crate) fn verdict(self, code: Option<u16>, cause: &str) -> RetryPolicy {
-        if let Some(message) = self.deleted {
+        if let Some(Ending { message, reason }) = self.deleted {
             let what = match (self.killed, self.checkpointed) {
                 (true, _) => "the sandbox was killed",
                 (false, true) => "the sandbox was checkpointed",
                 (false, false) => "the sandbox was deleted",
             };
-            let text = if message.is_empty() { what.to_owned() } else { format!("{what}: {message}") };
-            return RetryPolicy::Fatal(Error::Ended(text));
+            let message = if message.is_empty() { what.to_owned() } else { format!("{what}: {message}") };
+            return RetryPolicy::Fatal(Error::Ended(Ending { message, reason }));
         }
         if self.in_use {
             return RetryPolicy::Retry { error: Error::InUse, elsewhere: false };
         }
         match code {
             // The sandbox keeps running; only the session that asked was closed.
-            Some(4000) if self.checkpoint_failed => {
-                RetryPolicy::lost("the session was closed after a failed checkpoint")
+            Some(4000) if self.checkpoint_failed.is_some() => {
+                let why = self.checkpoint_failed.unwrap_or_default();
+                RetryPolicy::lost(format!("the session was closed because its checkpoint was refused: {why}"))
             }
             Some(4000) => {
                 let message = self.error.unwrap_or_else(|| "the server gave no reason".into());

@@ -1,6 +1,7 @@
 //! A running command: its output, its input, its end.
 
 use std::{
+    fmt,
     future::poll_fn,
     pin::Pin,
     sync::Arc,
@@ -41,6 +42,19 @@ pub struct Collected {
     pub outcome: Outcome,
     /// How many bytes were lost and are missing here.
     pub lost: u64,
+}
+
+/// How it ended, and what it wrote.
+impl fmt::Display for Collected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.outcome)?;
+        for (name, bytes) in [("stdout", &self.stdout), ("stderr", &self.stderr)] {
+            if !bytes.is_empty() {
+                write!(f, "\n{name}:\n{}", String::from_utf8_lossy(bytes).trim_end_matches('\n'))?;
+            }
+        }
+        if self.lost > 0 { write!(f, "\n{} bytes were lost", self.lost) } else { Ok(()) }
+    }
 }
 
 impl Collected {

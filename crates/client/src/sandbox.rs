@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use baton_protocol::{
     event::{ExecView, Status, Token, Update},
     id::{CheckpointId, ExecId, InstanceId, SandboxId, SnapshotName},
-    request::{Language, Offsets, Request},
+    request::{Idle, Language, Offsets, Request},
 };
 use tokio::{
     sync::{Notify, broadcast, mpsc, oneshot, watch},
@@ -13,7 +13,7 @@ use tokio::{
 };
 
 use crate::{
-    Collected, Error, Exec, Options, Running, client_clock,
+    Collected, Error, Exec, Options, RollBack, Running, client_clock,
     client_exec::{self, ExecStage},
     client_state::{SandboxRef, SandboxState},
     connect::{Address, Cookies},
@@ -127,6 +127,11 @@ impl Sandbox {
     /// Whether there is a connection right now. Callers need not check: requests wait for one.
     pub fn is_connected(&self) -> bool {
         self.mirror.borrow().is_open
+    }
+
+    /// How often the sandbox went back to an older checkpoint while this handle followed it.
+    pub fn roll_backs(&self) -> Vec<RollBack> {
+        self.mirror.borrow().roll_backs.clone()
     }
 
     /// Subscribes to every update from now on.
@@ -252,6 +257,15 @@ impl Sandbox {
         .await?
     }
 
+    /// Sets how long the sandbox may be idle, counted from now, and returns what was set: whole seconds.
+    pub async fn set_idle_timeout(&self, idle: Idle) -> Result<Idle, Error> {
+        self.ask(Request::SetIdleTimeout(idle), |mirror, sent| {
+            let set = mirror.idle_timeout_since(sent.heard).map(Ok);
+            set.or_else(|| mirror.since(sent.heard, &[Status::Error]).map(|update| Err(Error::of(update))))
+        })
+        .await?
+    }
+
     /// Leaves the current instance; when this returns, the sandbox runs again, on whichever instance.
     pub async fn handoff(&self) -> Result<(), Error> {
         let refusals = [Status::Error, Status::CheckpointError];
@@ -306,8 +320,12 @@ impl Sandbox {
             if let Some(error) = &mirror.end {
                 return Some(Err(error.clone()));
             }
-            let lost = !mirror.is_open || mirror.sessions > sent.session;
-            lost.then(|| Err(Error::Connection("it broke before the answer came".into())))
+            let is_lost = !mirror.is_open || mirror.sessions > sent.session;
+            let why = match &mirror.lost {
+                Some(Error::Connection(why)) => format!("it broke before the answer came ({why})"),
+                Some(_) | None => "it broke before the answer came".to_owned(),
+            };
+            is_lost.then_some(Err(Error::Connection(why)))
         })
         .await
     }

@@ -5,13 +5,14 @@ use std::{fmt, io, path::Path};
 use baton_protocol::printable::printable_start;
 
 /// These errnos are reported by name; all others are `EIO`.
-const NAMES: [(rustix::io::Errno, &str); 8] = [
+const NAMES: [(rustix::io::Errno, &str); 9] = [
     (rustix::io::Errno::NOENT, "ENOENT"),
     (rustix::io::Errno::ACCESS, "EACCES"),
     (rustix::io::Errno::PERM, "EPERM"),
     (rustix::io::Errno::ISDIR, "EISDIR"),
     (rustix::io::Errno::NOTDIR, "ENOTDIR"),
     (rustix::io::Errno::EXIST, "EEXIST"),
+    (rustix::io::Errno::NOTEMPTY, "ENOTEMPTY"),
     (rustix::io::Errno::NOSPC, "ENOSPC"),
     (rustix::io::Errno::INVAL, "EINVAL"),
 ];

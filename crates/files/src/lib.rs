@@ -4,12 +4,15 @@
 //! |---|---|
 //! | `write` | writes a file completely or not at all |
 //! | [`list`] | lists a directory |
+//! | [`remove`], [`rename`], [`make_directory`] | change a directory |
+//! | [`watch`] | reports changes as they happen |
 //! | [`tar`] | reads and writes archives as a stream of members; touches no files |
 //! | [`pack`], [`unpack`] | convert a directory to an archive and back |
 //! | [`Fault`] | what failed, as one line |
 //!
 //! Everything streams: memory use depends neither on file sizes nor on the sizes that an untrusted archive claims.
 
+mod file_changes;
 mod file_fault;
 mod list_files;
 mod open_directory;
@@ -17,6 +20,7 @@ mod pack;
 pub mod tar;
 mod unpack;
 mod walk;
+mod watch_files;
 mod write;
 
 use std::{
@@ -28,10 +32,12 @@ use std::{
 use baton_protocol::file_work::Work;
 
 pub use self::{
+    file_changes::{make_directory, remove, rename},
     file_fault::{Fault, plain},
     list_files::list,
     pack::pack,
     unpack::{Trust, fetch, unpack},
+    watch_files::{MAX_WATCHED, watch},
     write::{How, write},
 };
 
@@ -63,6 +69,10 @@ pub fn run(
             write(Path::new(path), from, &how)
         }
         Work::ListFiles { path, depth } => list(Path::new(path), *depth, to, tell),
+        Work::RemoveFile { path, recursive } => remove(Path::new(path), *recursive),
+        Work::RenameFile { path, to } => rename(Path::new(path), Path::new(to)),
+        Work::MakeDirectory { path, parents, mode } => make_directory(Path::new(path), *parents, *mode),
+        Work::WatchFiles { path, recursive } => watch(Path::new(path), *recursive, to),
     }
 }
 

@@ -113,6 +113,14 @@ pub struct Hello {
     pub build: String,
 }
 
+/// `Started`; an empty payload means the default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExecStarted {
+    /// See [`ExecState::background`].
+    #[serde(default)]
+    pub background: bool,
+}
+
 /// `Exit`: exactly one of the first three is set.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exit {
@@ -168,6 +176,9 @@ pub struct ExecState {
     /// When it was started, in milliseconds since 1970; 0 if the agent is of an older version.
     #[serde(default)]
     pub started_ms: u64,
+    /// It only waits for something to happen: it does not keep the sandbox from being idle.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub background: bool,
     /// Bytes of stdin accepted so far.
     pub stdin: u64,
     /// Stdin is not read, or no longer read.

@@ -90,6 +90,69 @@ pub enum Event {
         /// The new sandboxes, in no particular order.
         sandboxes: Vec<Copied>,
     },
+    /// The idle timeout was set.
+    IdleTimeout {
+        /// In seconds; `None` means never.
+        idle_timeout: Option<u64>,
+    },
+}
+
+/// Why the sandbox of a session ended or left its instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EndReason {
+    /// It was idle for longer than its idle timeout.
+    Idle,
+    /// The client requested a checkpoint.
+    Checkpoint,
+    /// The client requested its end.
+    Kill,
+    /// An operator, or another client over HTTP, requested its checkpoint, its move or its deletion.
+    Operator,
+    /// Its `ttl` is over.
+    Expired,
+    /// The client requested a handoff.
+    Handoff,
+    /// Another client attached on another instance.
+    Attach,
+    /// The instance shuts down.
+    Drain,
+    /// The instance needed its place.
+    Evicted,
+    /// A reason of a newer server.
+    #[serde(other)]
+    Unknown,
+}
+
+impl EndReason {
+    /// Every reason that a server sends.
+    pub const ALL: [Self; 9] = [
+        Self::Idle,
+        Self::Checkpoint,
+        Self::Kill,
+        Self::Operator,
+        Self::Expired,
+        Self::Handoff,
+        Self::Attach,
+        Self::Drain,
+        Self::Evicted,
+    ];
+
+    /// The reason on the wire.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Checkpoint => "checkpoint",
+            Self::Kill => "kill",
+            Self::Operator => "operator",
+            Self::Expired => "expired",
+            Self::Handoff => "handoff",
+            Self::Attach => "attach",
+            Self::Drain => "drain",
+            Self::Evicted => "evicted",
+            Self::Unknown => "unknown",
+        }
+    }
 }
 
 /// One of the two streams a command writes.
@@ -119,6 +182,9 @@ pub struct Update {
     /// A sentence for people, mostly why something was refused or ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
+    /// With DELETED and CHECKPOINTED that end a session.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<EndReason>,
     /// The command that the update is about; `None` if it is about the sandbox.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exec_id: Option<ExecId>,
@@ -211,6 +277,7 @@ impl Update {
         Self {
             status,
             message: None,
+            reason: None,
             exec_id: None,
             exec: None,
             exit_code: None,

@@ -51,6 +51,40 @@ pub enum Work {
         #[serde(default = "one", skip_serializing_if = "is_one")]
         depth: u32,
     },
+    /// Removes a file, a symbolic link itself, or an empty directory.
+    RemoveFile {
+        /// What to remove.
+        path: String,
+        /// Removes a directory with everything in it.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        recursive: bool,
+    },
+    /// Renames within one file system, and replaces a file at `to` atomically.
+    RenameFile {
+        /// The present name.
+        path: String,
+        /// The new name.
+        to: String,
+    },
+    /// Creates a directory.
+    MakeDirectory {
+        /// The directory to create.
+        path: String,
+        /// Creates missing directories above it too; one that exists is not a fault.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        parents: bool,
+        /// Permission bits.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        mode: Option<u32>,
+    },
+    /// Writes one line of JSON per change to stdout: [`FileChange`]. It ends when it is killed.
+    WatchFiles {
+        /// The directory or file to watch.
+        path: String,
+        /// Watches everything below too.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        recursive: bool,
+    },
 }
 
 impl Work {
@@ -60,6 +94,10 @@ impl Work {
             Self::ReadFile { .. } => "read_file",
             Self::WriteFile { .. } => "write_file",
             Self::ListFiles { .. } => "list_files",
+            Self::RemoveFile { .. } => "remove_file",
+            Self::RenameFile { .. } => "rename_file",
+            Self::MakeDirectory { .. } => "make_directory",
+            Self::WatchFiles { .. } => "watch_files",
         }
     }
 
@@ -67,6 +105,48 @@ impl Work {
     pub fn has_stdin(&self) -> bool {
         matches!(self, Self::WriteFile { .. })
     }
+
+    /// Whether it only waits for something to happen, so that it does not keep its sandbox from being idle.
+    pub fn is_background(&self) -> bool {
+        matches!(self, Self::WatchFiles { .. })
+    }
+}
+
+/// One line of a watch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileChange {
+    /// What happened.
+    #[serde(rename = "type")]
+    pub kind: FileChangeKind,
+    /// Relative to the watched directory; for the watched path itself, its last part; empty with `ready` and
+    /// `overflow`. Invalid UTF-8 becomes U+FFFD.
+    pub name: String,
+    /// The new name, with `rename`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to: Option<String>,
+}
+
+/// What happened to a watched file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FileChangeKind {
+    /// The first line: every later change is reported.
+    Ready,
+    /// It was created, or moved into a watched directory.
+    Create,
+    /// Its content changed.
+    Write,
+    /// It was removed, or moved out of the watched directories.
+    Remove,
+    /// It was renamed within the watched directories.
+    Rename,
+    /// Permissions, owner or times changed.
+    Chmod,
+    /// Changes were lost, or there are more directories than can be watched: list the directory to be sure.
+    Overflow,
+    /// A kind that a newer server knows.
+    #[serde(other)]
+    Other,
 }
 
 /// One line of a listing.

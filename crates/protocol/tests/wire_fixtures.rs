@@ -5,8 +5,8 @@
 use std::{collections::BTreeMap, fs, path::Path};
 
 use baton_protocol::{
-    event::{Event, Status},
-    file_work::{FileEntry, FileKind},
+    event::{EndReason, Event, Status},
+    file_work::{FileChange, FileChangeKind, FileEntry, FileKind},
     lock::Lock,
     manifest,
     metadata::{Metadata, SpecRequest as Wish},
@@ -52,12 +52,17 @@ fn every_kind_of_request_has_its_fixture() {
         "kill_process",
         "kill_sandbox",
         "list_files",
+        "make_directory",
         "read_file",
         "reconnect",
+        "remove_file",
+        "rename_file",
         "resize",
+        "set_idle_timeout",
         "signal",
         "snapshot_filesystem",
         "stdin",
+        "watch_files",
         "write_file",
     ];
     assert_eq!(words, all);
@@ -83,10 +88,11 @@ fn every_event_comes_back_as_it_was_and_has_its_fixture() {
             Event::RolledBack { .. } => "rolled_back",
             Event::OutputRewound { .. } => "output_rewound",
             Event::Forked { .. } => "forked",
+            Event::IdleTimeout { .. } => "idle_timeout",
         };
         assert_eq!(name, word);
     }
-    assert_eq!(found.len(), 10, "all but status_update, which has a folder");
+    assert_eq!(found.len(), 11, "all but status_update, which has a folder");
 }
 
 #[test]
@@ -112,6 +118,26 @@ fn every_kind_of_listed_file_comes_back_as_it_was() {
     assert_eq!(kinds, [FileKind::File, FileKind::Directory, FileKind::Symlink, FileKind::Other]);
     let later = r#"{"name":"x","kind":"whiteout","later":1}"#;
     assert_eq!(serde_json::from_str::<FileEntry>(later).unwrap().kind, FileKind::Other);
+}
+
+#[test]
+fn every_kind_of_change_comes_back_as_it_was() {
+    let text = &fixtures("files")["watch"];
+    let changes: Vec<FileChange> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let again: Vec<Value> = changes.iter().map(|change| serde_json::to_value(change).unwrap()).collect();
+    assert_eq!(again, text.lines().map(json).collect::<Vec<_>>());
+    let later = r#"{"type":"mount","name":"x"}"#;
+    assert_eq!(serde_json::from_str::<FileChange>(later).unwrap().kind, FileChangeKind::Other);
+}
+
+#[test]
+fn every_reason_of_an_end_is_told_by_its_name_and_an_unknown_one_is_no_fault() {
+    for reason in EndReason::ALL {
+        assert_eq!(serde_json::to_value(reason).unwrap(), reason.as_str());
+    }
+    let later = r#"{"event":"status_update","status":"SANDBOX_DELETED","reason":"comet"}"#;
+    let Ok(Event::StatusUpdate(update)) = Event::parse(later) else { panic!() };
+    assert_eq!(update.reason, Some(EndReason::Unknown));
 }
 
 #[test]

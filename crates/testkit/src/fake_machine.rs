@@ -359,6 +359,7 @@ impl FakeExec {
             exec_id: self.exec_id.clone(),
             pid: self.pid,
             pty: false,
+            background: false,
             stdin: self.stdin,
             stdin_closed: self.stdin_closed,
             stdout: self.stdout.range(),

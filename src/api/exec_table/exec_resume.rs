@@ -15,6 +15,7 @@ impl ExecTable {
             let input = ExecInput::resumed(before.stdin, !before.stdin_closed);
             let mut command = TrackedExec::new(before.exec_id.clone(), input);
             command.is_running = before.exit.is_none();
+            command.is_background = before.background;
             let number = before.exec;
             self.numbers.exec = self.numbers.exec.max(number.saturating_add(1));
             command.before = Some(before);

@@ -5,7 +5,7 @@ use baton_protocol::{
     event::{Event, Status},
     id::ExecId,
     metadata::{self, DesiredState},
-    request::{Command, Data, Refusal, Request, StdinRequest},
+    request::{Command, Data, Idle, Refusal, Request, StdinRequest},
 };
 
 use super::{Session, spec_edits::EditPurpose};
@@ -73,8 +73,11 @@ impl Session {
                 intent::fork(&self.sandbox.spec, self.api.abilities()).map(|()| self.request_copies(count))
             }
             Request::Handoff => intent::handoff(&self.sandbox.spec).map(|()| {
+                self.status_machine.has_requested_handoff = true;
                 self.edit(EditPurpose::Handoff, |spec| intent::desire(spec, DesiredState::HandedOff));
             }),
+            Request::SetIdleTimeout(_) if !is_v1 => needs_v1(),
+            Request::SetIdleTimeout(idle) => self.set_idle_timeout(idle),
             Request::KillSandbox => {
                 self.kill_sandbox();
                 Ok(())
@@ -136,6 +139,15 @@ impl Session {
             self.edit(EditPurpose::Checkpoint, |spec| intent::desire(spec, DesiredState::Checkpointed));
         }
         None
+    }
+
+    /// Writes the idle timeout into the spec, as an operator would.
+    fn set_idle_timeout(&mut self, idle: Idle) -> Result<(), Refusal> {
+        let quota = self.api.settings.quotas.of(self.sandbox.spec.tenant.as_ref());
+        let seconds = intent::idle_seconds(Some(idle), None, &quota);
+        let seconds = seconds.map_err(|sentence| Refusal::of(Status::Error, sentence))?;
+        self.edit(EditPurpose::IdleTimeout(seconds), move |spec| intent::set_idle_timeout(spec, seconds));
+        Ok(())
     }
 
     fn kill_sandbox(&mut self) {

@@ -346,7 +346,7 @@ impl Session {
             }
             if sandbox.has_unsent_token() || has_failed_to_start {
                 // The client never got the token, or was told that the creation failed: no session will attach again.
-                api.delete(&sandbox.id, client.traceparent()).await;
+                api.delete_unattended(&sandbox.id, client.traceparent()).await;
             }
         }
         let traceparent = client.traceparent();
@@ -361,7 +361,7 @@ impl Session {
         drop(slot);
         client.end(end).await;
         if is_one_shot {
-            api.delete(&id, traceparent).await;
+            api.delete_unattended(&id, traceparent).await;
         }
         // Writes that have started are completed, within the time limits of the records.
         spec_edits.complete().await;

@@ -44,6 +44,8 @@ pub enum EditPurpose {
     Attach,
     AddRequest(Nonce),
     RemoveRequest,
+    /// The new idle timeout in seconds.
+    IdleTimeout(Option<u64>),
 }
 
 /// The result of a store call.
@@ -103,7 +105,7 @@ impl SpecEdits {
             EditPurpose::Handoff => Some(Asked::Handoff),
             EditPurpose::Attach => Some(Asked::Attach),
             EditPurpose::AddRequest(nonce) => self.unanswered.get(nonce).map(OneShotRequest::traced_request),
-            EditPurpose::Revert | EditPurpose::RemoveRequest => None,
+            EditPurpose::Revert | EditPurpose::RemoveRequest | EditPurpose::IdleTimeout(_) => None,
         }
     }
 
@@ -199,6 +201,12 @@ impl Session {
                 self.spec_edits.poll_at = Some(self.api.clock.now() + MIN_POLL_INTERVAL);
                 None
             }
+            EditPurpose::IdleTimeout(idle_timeout) => {
+                // The time counts from now on.
+                self.api.bus.touch(&self.sandbox.id);
+                self.client.send(&Event::IdleTimeout { idle_timeout });
+                None
+            }
             EditPurpose::Kill
             | EditPurpose::Checkpoint
             | EditPurpose::Handoff
@@ -217,7 +225,7 @@ impl Session {
             // The client knows that its checkpoint failed; the reconciler will retry.
             EditPurpose::Revert => return Some(SessionEnd::Close(Close::Fatal)),
             EditPurpose::Attach => (Status::RestoreError, Some(SessionEnd::Close(Close::Fatal))),
-            EditPurpose::Handoff => (Status::Error, None),
+            EditPurpose::Handoff | EditPurpose::IdleTimeout(_) => (Status::Error, None),
             EditPurpose::AddRequest(nonce) => {
                 let one_shot = self.spec_edits.unanswered.remove(nonce)?;
                 (one_shot.failure(), None)
@@ -249,8 +257,8 @@ impl Session {
                     self.spec_edits.unanswered.insert(nonce, one_shot);
                     continue;
                 }
-                None => Event::refusal(one_shot.failure(), "The request was not answered in time.").to_vec(),
-                Some(Answer::Error { message, .. }) => Event::refusal(one_shot.failure(), &message).to_vec(),
+                None => one_shot.refusal("The request was not answered in time."),
+                Some(Answer::Error { message, .. }) => one_shot.refusal(&message),
                 Some(Answer::Ok(metadata::CompletedRequest { checkpoint_id: Some(checkpoint_id), .. }))
                     if one_shot.copies.is_some() =>
                 {
@@ -287,18 +295,21 @@ impl Session {
 impl Api {
     /// Deletes a sandbox that no client can attach to. If the write fails, the reconciler still ends a sandbox that no
     /// session ever attached to.
-    pub(in crate::api) async fn delete(&self, id: &SandboxId, parent: Option<Traceparent>) {
+    pub(in crate::api) async fn delete_unattended(&self, id: &SandboxId, parent: Option<Traceparent>) {
+        if let Err(error) = self.delete(id, parent).await {
+            tracing::warn!(%error, "cannot delete a sandbox that has no client");
+        }
+    }
+
+    /// Sets `deleted` in the spec of a sandbox, wherever it is.
+    pub(in crate::api) async fn delete(&self, id: &SandboxId, parent: Option<Traceparent>) -> records::Result<()> {
         self.occupancy.note(id, None);
         let mut request = self.settings.traces.asked(Asked::Kill, parent);
         let delete = |spec: &mut Spec| intent::desire(spec, DesiredState::Deleted);
-        match self.records.wish(id, request.traceparent(), &delete).await {
-            Ok(_) => request.end(Outcome::Done),
-            Err(error) => {
-                request.end(Outcome::Failed);
-                tracing::warn!(%error, "a sandbox without a client could not be deleted");
-            }
-        }
+        let deleted = self.records.wish(id, request.traceparent(), &delete).await;
+        request.end(if deleted.is_ok() { Outcome::Done } else { Outcome::Failed });
         self.bus.wake(id);
+        deleted.map(drop)
     }
 }
 
@@ -309,6 +320,12 @@ impl OneShotRequest {
             metadata::SpecRequest::Checkpoint {} if self.copies.is_some() => Asked::Fork,
             metadata::SpecRequest::Checkpoint {} => Asked::Checkpoint,
         }
+    }
+
+    /// The events for a request that failed. A fork says so itself, since its checkpoint is not what was asked for.
+    fn refusal(&self, message: &str) -> Vec<Event> {
+        let of_fork = self.copies.map(|_| format!("No fork was made, because its checkpoint failed: {message}"));
+        Event::refusal(self.failure(), of_fork.as_deref().unwrap_or(message)).to_vec()
     }
 
     fn failure(&self) -> Status {
@@ -336,7 +353,7 @@ impl Session {
                     // No client will ever learn of the copies already made.
                     for copied in &made {
                         let Copied { sandbox_id, .. } = copied;
-                        api.delete(sandbox_id, context).await;
+                        api.delete_unattended(sandbox_id, context).await;
                     }
                     return StoreResult::Copied(Err(error));
                 }

@@ -187,6 +187,44 @@ fn an_idle_end_tells_of_a_checkpoint_only_when_one_was_made() {
     tells(open(), &posted, "CHECKPOINTING DELETING DELETED CHECKPOINTED", NORMAL);
 }
 
+#[test]
+fn the_end_of_a_session_has_its_reason() {
+    let killed = StatusMachine { requested: Some(EndingRequest::Kill), ..open() };
+    let mut checkpointed = open();
+    checkpointed.request_checkpoint();
+    let moved = StatusMachine { has_requested_handoff: true, ..open() };
+    let mut expired = open();
+    expired.features.is_expired = true;
+    for (status_machine, why, reason) in [
+        (killed.clone(), LeaveReason::Deleted, EndReason::Kill),
+        (killed, LeaveReason::Drain, EndReason::Kill),
+        (expired, LeaveReason::Deleted, EndReason::Expired),
+        (open(), LeaveReason::Deleted, EndReason::Operator),
+        (checkpointed.clone(), LeaveReason::Checkpointed, EndReason::Checkpoint),
+        (checkpointed, LeaveReason::Drain, EndReason::Drain),
+        (open(), LeaveReason::Checkpointed, EndReason::Operator),
+        (moved, LeaveReason::HandedOff, EndReason::Handoff),
+        (open(), LeaveReason::HandedOff, EndReason::Operator),
+        (open(), LeaveReason::Waiter, EndReason::Attach),
+        (open(), LeaveReason::Idle, EndReason::Idle),
+        (open(), LeaveReason::Drain, EndReason::Drain),
+        (open(), LeaveReason::Room, EndReason::Evicted),
+    ] {
+        for is_stored in [false, true] {
+            let events = status_machine.clone().handle(&left(why, is_stored)).events;
+            let ends = events.iter().filter_map(|event| match event {
+                Event::StatusUpdate(update) if matches!(update.status, Status::Deleted | Status::Checkpointed) => {
+                    Some(update.reason)
+                }
+                _ => None,
+            });
+            let ends: Vec<_> = ends.collect();
+            assert!(!ends.is_empty() || why == LeaveReason::Drain, "{why:?}");
+            assert!(ends.iter().all(|told| *told == Some(reason)), "{why:?}: {ends:?}");
+        }
+    }
+}
+
 /// Every documented flow, for a sandbox that can move: neither locks nor the deletion of the local copy are reported.
 #[test]
 fn the_documents_know_neither_locks_nor_the_deletion_after_a_checkpoint() {
@@ -214,8 +252,10 @@ fn the_documents_know_neither_locks_nor_the_deletion_after_a_checkpoint() {
 #[test]
 fn an_idle_end_without_a_checkpoint_says_what_is_lost() {
     for is_persistent in [false, true] {
-        let mut status_machine =
-            StatusMachine { features: SpecFeatures { has_handoff: true, is_persistent }, ..documents(OpenStage::Open) };
+        let mut status_machine = StatusMachine {
+            features: SpecFeatures { has_handoff: true, is_persistent, is_expired: false },
+            ..documents(OpenStage::Open)
+        };
         let answer = status_machine.handle(&left(LeaveReason::Idle, false));
         let Some(Event::StatusUpdate(Update { message: Some(message), .. })) = answer.events.last() else {
             panic!("{answer:?}")

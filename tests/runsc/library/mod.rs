@@ -5,6 +5,7 @@ mod commands;
 mod library_files;
 mod library_input;
 mod library_moves;
+mod library_watch;
 mod network;
 mod stage;
 

@@ -150,3 +150,31 @@ fn a_slow_reader_costs_the_agent_no_more_than_its_ring() {
     let outcome = probe.collect(1, 1 << 20);
     assert_eq!((outcome.stdout.len(), outcome.exit.code), (64 << 20, Some(0)));
 }
+
+#[test]
+fn directories_are_changed_and_watched_and_a_watch_is_in_the_background() {
+    let space = tempfile::tempdir().unwrap();
+    let path = |name: &str| space.path().join(name).to_str().unwrap().to_owned();
+    let mut probe = AgentProcess::start();
+    probe.exec(1, &asked(Work::WatchFiles { path: path(""), recursive: false }));
+    assert_eq!(probe.wait_for(FrameKind::Started, 1).payload, br#"{"background":true}"#);
+    probe.credit(1, Stream::Stdout, 1 << 20);
+    let line = |probe: &mut AgentProcess| String::from_utf8(probe.wait_for(FrameKind::Data, 1).payload).unwrap();
+    assert_eq!(line(&mut probe), "{\"type\":\"ready\",\"name\":\"\"}\n");
+    assert!(probe.state().execs[0].background);
+    let make = Work::MakeDirectory { path: path("a"), parents: false, mode: None };
+    assert_eq!(probe.run(2, &asked(make)).exit.code, Some(0));
+    let rename = Work::RenameFile { path: path("a"), to: path("b") };
+    assert_eq!(probe.run(3, &asked(rename)).exit.code, Some(0));
+    assert_eq!(probe.run(4, &asked(Work::RemoveFile { path: path("b"), recursive: true })).exit.code, Some(0));
+    let outcome = probe.run(5, &asked(Work::RemoveFile { path: path("b"), recursive: true }));
+    assert_eq!(outcome.exit.code, Some(1));
+    assert!(outcome.stderr.starts_with(b"ENOENT: "), "{outcome:?}");
+    let mut seen = String::new();
+    while !seen.contains("\"remove\"") {
+        seen += &line(&mut probe);
+    }
+    assert!(seen.contains("{\"type\":\"rename\",\"name\":\"a\",\"to\":\"b\"}"), "{seen}");
+    probe.send(Frame::new(FrameKind::Signal).exec(1).offset(15));
+    assert_eq!(probe.exit(1).signal, Some(15));
+}

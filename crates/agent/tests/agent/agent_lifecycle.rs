@@ -7,7 +7,7 @@ use baton_protocol::{
     frame::{Frame, FrameKind, Stream},
 };
 
-use crate::probe::{ALL, AgentProcess, FRAME_TIMEOUT, command, shell};
+use crate::probe::{ALL, AgentProcess, FRAME_TIMEOUT, command, on_terminal, shell};
 
 #[test]
 fn an_echo_comes_back_with_its_exit_code() {
@@ -51,9 +51,6 @@ fn what_cannot_start_says_why() {
     let mut stranger = command(&["true"]);
     stranger.user = Some("nobody-knows".to_owned());
     let cases = [
-        (command(&["no-such-program"]), "No such file or directory: no-such-program"),
-        (command(&["/etc/passwd"]), "Permission denied: /etc/passwd"),
-        (command(&["/no/such\n/path"]), "No such file or directory: /no/such?/path"),
         (command(&[]), "The command is empty"),
         (command(&["a\0b"]), "The command has a zero byte in it"),
         (lost, "No such file or directory: /nowhere"),
@@ -67,6 +64,26 @@ fn what_cannot_start_says_why() {
     probe.send(Frame::new(FrameKind::Exec).exec(90).sequence(1000).payload(*b"{}"));
     assert!(probe.exit(90).error.is_some());
     assert_eq!(probe.settle().len(), 0);
+    assert_eq!(probe.state().execs, []);
+}
+
+/// As in a shell.
+#[test]
+fn a_program_that_cannot_be_run_is_an_exit_code_and_a_line() {
+    let mut probe = AgentProcess::start();
+    let cases = [
+        ("no-such-program", 127, "no-such-program: command not found"),
+        ("/no/such\n/path", 127, "/no/such?/path: No such file or directory"),
+        ("/etc/passwd/x", 127, "/etc/passwd/x: Not a directory"),
+        ("/etc/passwd", 126, "/etc/passwd: Permission denied"),
+    ];
+    for (number, (program, code, text)) in (1..).zip(cases) {
+        let outcome = probe.run(number, &command(&[program]));
+        assert_eq!((outcome.exit.code, outcome.exit.error), (Some(code), None), "{program}");
+        assert_eq!(String::from_utf8(outcome.stderr).unwrap(), format!("{text}\n"));
+        let outcome = probe.run(number + 10, &on_terminal(command(&[program])));
+        assert_eq!((outcome.exit.code, outcome.stdout), (Some(code), format!("{text}\r\n").into_bytes()));
+    }
     assert_eq!(probe.state().execs, []);
 }
 
@@ -113,7 +130,7 @@ fn a_command_runs_as_the_user_it_names_and_the_agent_stays_itself() {
         text,
         "12345\n12345\n12345\n/\nUid:\t12345\t12345\t12345\t12345\nGid:\t12345\t12345\t12345\t12345\nCapEff:\t0000000000000000\n"
     );
-    let mut terminal = crate::probe::on_terminal(shell("id -u; tty"));
+    let mut terminal = on_terminal(shell("id -u; tty"));
     terminal.user = Some("daemon".to_owned());
     assert!(probe.run(2, &terminal).text().starts_with("1\r\n/dev/pts/"));
     assert_eq!(probe.run(3, &shell("id -u")).text(), "0\n");

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod changes;
 mod hostile_archives;
 mod hostile_table;
 mod single;

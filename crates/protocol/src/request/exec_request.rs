@@ -213,6 +213,11 @@ fn read_work(action: &str, fields: &Fields<'_>) -> Result<file_work::Work, Wrong
     if path.is_empty() || path.contains('\0') {
         return Err(wrong("path", PATH));
     }
+    const MODE: &str = "a number from 0 to 4095 (octal 7777)";
+    let mode = || match fields.optional("mode", MODE)? {
+        Some(mode) if mode > 0o7777 => Err(wrong("mode", MODE)),
+        mode => Ok(mode),
+    };
     let number = |field| fields.optional::<u64>(field, "a number of bytes");
     let archive = || fields.flag("archive");
     Ok(match action {
@@ -224,14 +229,19 @@ fn read_work(action: &str, fields: &Fields<'_>) -> Result<file_work::Work, Wrong
             file_work::Work::ReadFile { path, offset, length, archive }
         }
         "write_file" => {
-            const MODE: &str = "a number from 0 to 4095 (octal 7777)";
-            let mode = fields.optional("mode", MODE)?;
-            if mode.is_some_and(|mode| mode > 0o7777) {
-                return Err(wrong("mode", MODE));
-            }
             let mtime_ms = fields.optional("mtime_ms", "a whole number of milliseconds")?;
-            file_work::Work::WriteFile { path, mode, mtime_ms, size: number("size")?, archive: archive()? }
+            file_work::Work::WriteFile { path, mode: mode()?, mtime_ms, size: number("size")?, archive: archive()? }
         }
+        "remove_file" => file_work::Work::RemoveFile { path, recursive: fields.flag("recursive")? },
+        "rename_file" => {
+            let to: String = fields.required("to", PATH)?;
+            if to.is_empty() || to.contains('\0') {
+                return Err(wrong("to", PATH));
+            }
+            file_work::Work::RenameFile { path, to }
+        }
+        "make_directory" => file_work::Work::MakeDirectory { path, parents: fields.flag("parents")?, mode: mode()? },
+        "watch_files" => file_work::Work::WatchFiles { path, recursive: fields.flag("recursive")? },
         _ => {
             let expected = format!("a number from 0 to {}", file_work::MAX_DEPTH);
             match fields.optional("depth", &expected)?.unwrap_or(1) {

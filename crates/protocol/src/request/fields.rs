@@ -11,6 +11,7 @@ use serde::{
 };
 use serde_json::{Value, value::RawValue};
 
+use super::sandbox_config::Idle;
 use crate::limits::Limits;
 
 /// Every field name of every request.
@@ -156,7 +157,15 @@ impl<'a> Fields<'a> {
         }
     }
 
-    pub fn is_null(&self, field: &'static str) -> bool {
+    /// Reads `idle_timeout`: a duration, or `null` for never.
+    pub fn idle_timeout(&self) -> Result<Option<Idle>, Wrong> {
+        if self.is_null("idle_timeout") {
+            return Ok(Some(Idle::Never));
+        }
+        Ok(self.duration("idle_timeout")?.map(Idle::After))
+    }
+
+    fn is_null(&self, field: &'static str) -> bool {
         self.raw(field).is_some_and(|raw| raw.get() == "null")
     }
 

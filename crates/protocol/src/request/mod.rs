@@ -79,6 +79,8 @@ pub enum Request {
     },
     /// Checkpoints the sandbox and releases its lease, so that another instance can run it.
     Handoff,
+    /// Changes the idle timeout, counted from now.
+    SetIdleTimeout(Idle),
     /// Deletes the sandbox.
     KillSandbox,
     /// Continues where an earlier session ended.
@@ -186,7 +188,8 @@ impl Request {
         let action: String = fields.required("action", "a string")?;
         Ok(match action.as_str() {
             "exec" => Self::Exec(Box::new(ExecRequest::read(fields)?)),
-            "read_file" | "write_file" | "list_files" => Self::Exec(Box::new(ExecRequest::read_file(&action, fields)?)),
+            "read_file" | "write_file" | "list_files" | "remove_file" | "rename_file" | "make_directory"
+            | "watch_files" => Self::Exec(Box::new(ExecRequest::read_file(&action, fields)?)),
             "kill_process" => Self::KillProcess {
                 exec_id: fields
                     .name("exec_id")
@@ -223,6 +226,10 @@ impl Request {
                 }
             }
             "handoff" => Self::Handoff,
+            "set_idle_timeout" => match fields.idle_timeout()? {
+                Some(idle) => Self::SetIdleTimeout(idle),
+                None => return Err(Refusal::of(Status::Error, "`idle_timeout` is missing.")),
+            },
             "kill_sandbox" => Self::KillSandbox,
             "reconnect" => Self::Reconnect {
                 offsets: fields
@@ -324,6 +331,10 @@ impl Request {
                 set("count", json!(count));
             }
             Self::Handoff => drop(set("action", json!("handoff"))),
+            Self::SetIdleTimeout(idle) => {
+                set("action", json!("set_idle_timeout"));
+                set("idle_timeout", idle.to_json());
+            }
             Self::KillSandbox => drop(set("action", json!("kill_sandbox"))),
             Self::Reconnect { offsets, peek } => {
                 set("action", json!("reconnect"));
@@ -360,6 +371,7 @@ impl Request {
             Self::Snapshot { .. } => "snapshot_filesystem",
             Self::Fork { .. } => "fork",
             Self::Handoff => "handoff",
+            Self::SetIdleTimeout(_) => "set_idle_timeout",
             Self::KillSandbox => "kill_sandbox",
             Self::Reconnect { .. } => "reconnect",
             Self::Ack { .. } => "ack",

@@ -76,17 +76,21 @@ pub enum Idle {
     After(Duration),
 }
 
+impl Idle {
+    pub(super) fn to_json(self) -> Value {
+        match self {
+            Self::Never => Value::Null,
+            Self::After(span) => seconds(span),
+        }
+    }
+}
+
 impl SandboxConfig {
     pub(super) fn read(fields: &Fields<'_>) -> Result<Self, Refusal> {
         Self::read_fields(fields).map_err(|wrong| Refusal::of(Status::CreationError, wrong.message))
     }
 
     fn read_fields(fields: &Fields<'_>) -> Result<Self, Wrong> {
-        let idle_timeout = if fields.is_null("idle_timeout") {
-            Some(Idle::Never)
-        } else {
-            fields.duration("idle_timeout")?.map(Idle::After)
-        };
         let on_incompatible = match fields.string("on_incompatible")?.as_deref() {
             None | Some("fail") => OnIncompatible::Fail,
             Some("files") => OnIncompatible::Files,
@@ -100,7 +104,7 @@ impl SandboxConfig {
         }
         let (persistent, enable_checkpoint) = read_persistence(fields)?;
         Ok(Self {
-            idle_timeout,
+            idle_timeout: fields.idle_timeout()?,
             persistent,
             enable_checkpoint,
             enable_sandbox_handoff: fields.optional("enable_sandbox_handoff", "true or false")?,
@@ -127,10 +131,8 @@ impl SandboxConfig {
     pub(super) fn to_json(&self) -> Map<String, Value> {
         let mut map = Map::new();
         let mut set = |name: &str, value: Value| map.insert(name.to_owned(), value);
-        match self.idle_timeout {
-            None => {}
-            Some(Idle::Never) => drop(set("idle_timeout", Value::Null)),
-            Some(Idle::After(span)) => drop(set("idle_timeout", seconds(span))),
+        if let Some(idle) = self.idle_timeout {
+            set("idle_timeout", idle.to_json());
         }
         match self.persistent {
             None => {}
