@@ -9,6 +9,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use serde::{Serialize, de::DeserializeOwned};
+use serde_json::{Map, Value};
 
 #[derive(Clone, Debug)]
 pub struct PrivateFile {
@@ -30,7 +31,7 @@ impl PrivateFile {
     pub fn read<T: DeserializeOwned + Default>(&self) -> Result<T> {
         let named = || format!("the file of {} {}", self.content, self.path.display());
         match fs::read(&self.path) {
-            Ok(bytes) => serde_json::from_slice(&bytes).with_context(|| format!("{} is damaged", named())),
+            Ok(bytes) => parse(&bytes).with_context(|| format!("{} is damaged", named())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(T::default()),
             Err(error) => Err(error).with_context(named),
         }
@@ -59,6 +60,12 @@ impl PrivateFile {
         baton_files::write(&self.path, &mut text.as_slice(), &how).with_context(named)?;
         Ok(changed)
     }
+}
+
+/// An object only: serde would also read a struct from an array.
+fn parse<T: DeserializeOwned>(bytes: &[u8]) -> serde_json::Result<T> {
+    let object: Map<String, Value> = serde_json::from_slice(bytes)?;
+    serde_json::from_value(Value::Object(object))
 }
 
 #[cfg(test)]
