@@ -69,7 +69,7 @@ impl Backend {
     pub fn preferring_server(self, client: &SandboxClient, sandbox: &str) -> Result<ServerOrStorage> {
         Ok(match self {
             Self::Both(..) if client.has_token(sandbox)? => ServerOrStorage::Server,
-            backend => backend.preferring_storage(),
+            Self::Server(_) | Self::Storage(_) | Self::Both(..) => self.preferring_storage(),
         })
     }
 

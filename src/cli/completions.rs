@@ -86,7 +86,7 @@ fi
 complete -c baton -f -a \"(baton {VERB} -- (commandline -opc)[2..] (commandline -ct) 2>/dev/null)\"
 "
         ),
-        _ => script.to_owned(),
+        Shell::Elvish | Shell::PowerShell | _ => script.to_owned(),
     }
 }
 

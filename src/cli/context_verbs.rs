@@ -251,10 +251,11 @@ fn read_key(given: &str) -> Result<String> {
 
 fn server_flags(args: &ContextSetArgs) -> Result<Flags> {
     let words = ["baton", "serve"].into_iter().chain(args.server_options.iter().map(String::as_str));
-    match Cli::try_parse_from(words).map_err(|error| UsageError(error.to_string()))?.verb {
-        Verb::Serve(serve) => Ok(serve.flags.0),
-        _ => Err(UsageError("these are not options of `baton serve`".to_owned()).into()),
+    let parsed = Cli::try_parse_from(words).map_err(|error| UsageError(error.to_string()))?;
+    if let Verb::Serve(serve) = parsed.verb {
+        return Ok(serve.flags.0);
     }
+    Err(UsageError("these are not options of `baton serve`".to_owned()).into())
 }
 
 /// How to reach a server with these settings from the same machine.
@@ -275,7 +276,7 @@ fn reachable(listen: SocketAddr) -> SocketAddr {
     let ip = match listen.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
         IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
-        ip => ip,
+        ip @ (IpAddr::V4(_) | IpAddr::V6(_)) => ip,
     };
     SocketAddr::new(ip, listen.port())
 }

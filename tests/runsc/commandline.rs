@@ -127,7 +127,7 @@ async fn a_person_in_a_second_terminal_needs_no_variable() {
     let person = Person::at(&machine, format!("ws://{}", server.address));
     // As `make run` does.
     let mut set = person.types(&["context", "set", "local", "--from-server", "--use"]);
-    set.env("BATON_LISTEN", server.address.to_string()).env("BATON_ADMIN_KEY", "admin");
+    set.env("BATON_LISTEN", &server.address).env("BATON_ADMIN_KEY", "admin");
     set.env("CHECKPOINT_AND_RESTORE_PATH", machine.data());
     assert!(soon(set.output()).await.unwrap().status.success());
     let sees = async |arguments: &[&str]| soon(person.types(arguments).env_remove("BATON_URL").output()).await.unwrap();
