@@ -240,8 +240,8 @@ async fn a_copy_shows_how_far_it_has_come_on_a_terminal_only() {
 #[tokio::test]
 async fn detach_keys_leave_the_command_running() {
     for (arguments, keys, left) in [
-        (vec!["exec", "-it", ID, "--", "bash"], &b"a\x10\x11"[..], "keeps running"),
-        (vec!["shell", "--detach-keys", "ctrl-a,d", ID], b"a\x01d", "keeps running"),
+        (vec!["exec", "-it", ID, "--", "bash"], &b"\x10\x11"[..], "keeps running"),
+        (vec!["shell", "--detach-keys", "ctrl-a,d", ID], b"\x01d", "keeps running"),
     ] {
         let server = Server::start().await;
         let mut terminal = Terminal::open();
@@ -252,17 +252,20 @@ async fn detach_keys_leave_the_command_running() {
         peer.started(&id, 1).await;
         peer.output(Stream::Stdout, 1, 0, b"ready\r\n").await;
         terminal.shows("ready").await;
-        terminal.press(keys);
-        let mut typed = Vec::new();
-        loop {
+        terminal.press(b"a");
+        let typed = loop {
             match peer.heard().await {
-                Heard::Binary(bytes) => typed.extend_from_slice(&bytes[13..]),
-                // Neither a signal nor the end of its input.
+                Heard::Binary(bytes) => break bytes.slice(13..),
                 Heard::Request(request) => assert!(matches!(request, Request::Ack { .. }), "{request:?}"),
-                Heard::Gone => break,
+                Heard::Gone => panic!("it left"),
             }
+        };
+        assert_eq!(typed, &b"a"[..], "{arguments:?}");
+        terminal.press(keys);
+        // None of the keys, no signal, and not the end of its input.
+        while let Heard::Request(request) = peer.heard().await {
+            assert!(matches!(request, Request::Ack { .. }), "{request:?}");
         }
-        assert_eq!(typed, b"a", "{arguments:?}");
         terminal.shows(left).await;
         assert_eq!(soon(child.wait()).await.unwrap().code(), Some(0));
         assert_eq!(terminal.manners(), before);
