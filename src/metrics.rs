@@ -11,10 +11,20 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram, info::Info},
     registry::{Registry, Unit},
 };
+use strum::IntoStaticStr;
 
-/// An enum whose variants have names that may be labels.
+/// An enum whose variants have names that may be labels: it derives [`IntoStaticStr`]. A text has no name.
 pub trait Named {
     fn name(&self) -> &'static str;
+}
+
+impl<T> Named for T
+where
+    for<'a> &'a T: Into<&'static str>,
+{
+    fn name(&self) -> &'static str {
+        self.into()
+    }
 }
 
 /// The name of a variant; created only through [`Named`].
@@ -33,54 +43,80 @@ impl EncodeLabelValue for Word {
     }
 }
 
-/// Defines an enum with the names of its variants.
-macro_rules! words {
-    ($(#[$about:meta])* $name:ident { $($variant:ident $text:literal),* $(,)? }) => {
-        $(#[$about])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum $name { $($variant),* }
-
-        impl Named for $name {
-            fn name(&self) -> &'static str {
-                match self { $(Self::$variant => $text),* }
-            }
-        }
-    };
+/// The outcome of a reconciler's action.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
+pub enum ActionOutcome {
+    Done,
+    Again,
+    Failed,
+    Refused,
 }
 
-pub(crate) use words;
-
-words! {
-    /// The outcome of a reconciler's action.
-    Outcome { Done "done", Again "again", Failed "failed", Refused "refused" }
-}
-words! {
-    /// An operation on a store.
-    Verb { Poll "poll", Put "put", Delete "delete", List "list", Upload "upload", Download "download" }
-}
-words! {
-    /// The result of an operation on a store.
-    Answer {
-        Good "good", Unchanged "unchanged", Conflict "conflict", NotFound "not_found", RateLimited "rate_limited",
-        Unavailable "unavailable", Denied "denied", Damaged "damaged", Other "other", Dropped "dropped",
-    }
-}
-words! {
-    /// The direction of bytes.
-    Way { In "in", Out "out" }
-}
-words! {
-    /// The streams of a command.
-    Pipe { Stdin "stdin", Stdout "stdout", Stderr "stderr" }
-}
-words! {
-    /// How a command ended.
-    Ended { Zero "zero", NonZero "nonzero", Signal "signal", TimedOut "timed_out", NotStarted "not_started" }
+/// An operation on a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
+pub enum StoreVerb {
+    Poll,
+    Put,
+    Delete,
+    List,
+    Upload,
+    Download,
 }
 
-words! {
-    /// Why a new sandbox did not use a warm container.
-    Missed { Empty "empty", Unfit "unfit", Broken "broken" }
+/// The result of an operation on a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
+pub enum StoreAnswer {
+    Good,
+    Unchanged,
+    Conflict,
+    NotFound,
+    RateLimited,
+    Unavailable,
+    Denied,
+    Damaged,
+    Other,
+    Dropped,
+}
+
+/// The direction of bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
+pub enum Direction {
+    In,
+    Out,
+}
+
+/// The streams of a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
+pub enum ExecPipe {
+    Stdin,
+    Stdout,
+    Stderr,
+}
+
+/// How a command ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
+pub enum ExecEnd {
+    Zero,
+    #[strum(serialize = "nonzero")]
+    NonZero,
+    Signal,
+    TimedOut,
+    NotStarted,
+}
+
+/// Why a new sandbox did not use a warm container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
+pub enum Missed {
+    Empty,
+    Unfit,
+    Broken,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -213,8 +249,8 @@ impl Default for Metrics {
         registry.register("execs_ended", "Commands that ended", execs_ended.clone());
         let exec_bytes = Family::<Streamed, Counter>::default();
         registry.register_with_unit("exec", "Bytes to and from commands", Unit::Bytes, exec_bytes.clone());
-        let pipe = |pipe: Pipe| exec_bytes.get_or_create(&Streamed { stream: Word::of(&pipe) }).clone();
-        let pipes = [pipe(Pipe::Stdin), pipe(Pipe::Stdout), pipe(Pipe::Stderr)];
+        let pipe = |pipe: ExecPipe| exec_bytes.get_or_create(&Streamed { stream: Word::of(&pipe) }).clone();
+        let pipes = [pipe(ExecPipe::Stdin), pipe(ExecPipe::Stdout), pipe(ExecPipe::Stderr)];
         Self(Arc::new(Inner {
             registry,
             sandboxes,
@@ -270,7 +306,7 @@ impl Metrics {
         self.0.warm_missed.get_or_create(&Left { why: Word::of(&why) }).inc();
     }
 
-    pub fn acted(&self, action: &impl Named, outcome: Outcome, took: Duration) {
+    pub fn acted(&self, action: &impl Named, outcome: ActionOutcome, took: Duration) {
         let labels = Acted { action: Word::of(action), outcome: Word::of(&outcome) };
         self.0.actions.get_or_create(&labels).observe(took.as_secs_f64());
     }
@@ -283,12 +319,12 @@ impl Metrics {
         self.0.blackout.observe(stood_still.as_secs_f64());
     }
 
-    pub fn store_called(&self, verb: Verb, answer: Answer, took: Duration) {
+    pub fn store_called(&self, verb: StoreVerb, answer: StoreAnswer, took: Duration) {
         self.0.store_calls.get_or_create(&Called { verb: Word::of(&verb), answer: Word::of(&answer) }).inc();
         self.0.store_seconds.get_or_create(&ByVerb { verb: Word::of(&verb) }).observe(took.as_secs_f64());
     }
 
-    pub fn store_moved(&self, way: Way, bytes: u64) {
+    pub fn store_moved(&self, way: Direction, bytes: u64) {
         self.0.store_bytes.get_or_create(&Directed { direction: Word::of(&way) }).inc_by(bytes);
     }
 
@@ -296,11 +332,11 @@ impl Metrics {
         self.0.execs_started.inc();
     }
 
-    pub fn exec_ended(&self, how: Ended) {
+    pub fn exec_ended(&self, how: ExecEnd) {
         self.0.execs_ended.get_or_create(&Finished { outcome: Word::of(&how) }).inc();
     }
 
-    pub fn exec_moved(&self, pipe: Pipe, bytes: usize) {
+    pub fn exec_moved(&self, pipe: ExecPipe, bytes: usize) {
         self.0.pipes[pipe as usize].inc_by(bytes as u64);
     }
 }
@@ -342,9 +378,9 @@ mod tests {
     #[test]
     fn what_was_told_stands_on_the_page() {
         let metrics = Metrics::default();
-        metrics.store_called(Verb::Put, Answer::Conflict, Duration::from_millis(30));
-        metrics.exec_moved(Pipe::Stdout, 7);
-        metrics.exec_moved(Pipe::Stdout, 5);
+        metrics.store_called(StoreVerb::Put, StoreAnswer::Conflict, Duration::from_millis(30));
+        metrics.exec_moved(ExecPipe::Stdout, 7);
+        metrics.exec_moved(ExecPipe::Stdout, 5);
         metrics.renewed(Duration::from_millis(3));
         let page = metrics.page(2, 1);
         for line in [
@@ -367,10 +403,10 @@ mod tests {
             page.lines().find_map(|line| line.strip_prefix(&begin)?.parse::<i64>().ok()).unwrap_or(0)
         };
         let mut shown = metrics.sandbox();
-        shown.set(&Ended::Zero);
-        shown.set(&Ended::Zero);
+        shown.set(&ExecEnd::Zero);
+        shown.set(&ExecEnd::Zero);
         assert_eq!((of("zero"), of("signal")), (1, 0));
-        shown.set(&Ended::Signal);
+        shown.set(&ExecEnd::Signal);
         assert_eq!((of("zero"), of("signal")), (0, 1));
         drop(shown);
         assert_eq!((of("zero"), of("signal")), (0, 0));

@@ -18,10 +18,11 @@ use std::{
 use baton_protocol::id::InstanceId;
 pub use baton_protocol::trace::Traceparent;
 use parking_lot::Mutex;
+use strum::IntoStaticStr;
 
 use crate::{
     clock::SharedClock,
-    metrics::{Named, Outcome, words},
+    metrics::{ActionOutcome, Named},
 };
 
 #[cfg(not(feature = "otel"))]
@@ -37,16 +38,29 @@ use otlp::{Exporter, Started};
 /// The timeout for sending the remaining spans when the process ends.
 const FINAL_EXPORT_TIMEOUT: Duration = Duration::from_millis(500);
 
-words! {
-    /// What a client requested.
-    Asked {
-        Create "create", Attach "attach", Execute "execute", Checkpoint "checkpoint", Handoff "handoff",
-        Kill "kill", Snapshot "snapshot", Fork "fork",
-    }
+/// What a client requested.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
+pub enum Asked {
+    Create,
+    Attach,
+    Execute,
+    Checkpoint,
+    Handoff,
+    Kill,
+    Snapshot,
+    Fork,
 }
-words! {
-    /// A step of an action that takes a noticeable time.
-    Step { Pause "pause", Image "image", Store "store", Fetch "fetch", Start "start" }
+
+/// A step of an action that takes a noticeable time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
+pub enum Step {
+    Pause,
+    Image,
+    Store,
+    Fetch,
+    Start,
 }
 
 /// Why an action ran.
@@ -100,7 +114,7 @@ impl Traces {
         &self,
         action: &impl Named,
         cause: Cause,
-        outcome: Outcome,
+        outcome: ActionOutcome,
         began: SystemTime,
         parts: Vec<ActionPart>,
     ) {
@@ -110,7 +124,7 @@ impl Traces {
         if let Some(parent) = started.traceparent() {
             for part in parts {
                 let step = exporter.start(part.step.name(), Cause::Request(parent), false, part.from);
-                step.end(Outcome::Done, part.to);
+                step.end(ActionOutcome::Done, part.to);
             }
         }
         started.end(outcome, clock.wall());
@@ -143,7 +157,7 @@ impl Span {
     }
 
     /// The first end counts.
-    pub fn end(&mut self, outcome: Outcome) {
+    pub fn end(&mut self, outcome: ActionOutcome) {
         if let Some((started, clock)) = self.open.take() {
             started.end(outcome, clock.wall());
         }
@@ -152,7 +166,7 @@ impl Span {
 
 impl Drop for Span {
     fn drop(&mut self) {
-        self.end(Outcome::Refused);
+        self.end(ActionOutcome::Refused);
     }
 }
 

@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     clock::{Moment, SharedClock},
-    metrics::Outcome,
+    metrics::ActionOutcome,
     traces::{self, Traceparent},
 };
 
@@ -287,7 +287,7 @@ impl ClientConnection for EventWriter {
     }
 
     fn opened(&mut self) {
-        self.request.end(Outcome::Done);
+        self.request.end(ActionOutcome::Done);
     }
 
     fn traceparent(&self) -> Option<Traceparent> {

@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     clock::Moment,
-    metrics::Outcome,
+    metrics::ActionOutcome,
     traces::{self, Traceparent},
 };
 
@@ -120,7 +120,7 @@ impl EventSink for ResponseWriter {
                 self.queue.push_back(collected.to_json(update));
                 self.respond(Ok(()));
             }
-            self.request.end(Outcome::Done);
+            self.request.end(ActionOutcome::Done);
             self.is_complete = true;
         } else if *status == Status::ExecutionError {
             self.fail(StatusCode::INTERNAL_SERVER_ERROR, text);
@@ -157,7 +157,7 @@ impl EventSink for ResponseWriter {
 impl ClientConnection for ResponseWriter {
     fn poll_event(&mut self, context: &mut Context<'_>, _is_listening: bool) -> Poll<ClientEvent> {
         if self.disconnected.poll_unpin(context).is_ready() {
-            self.request.end(Outcome::Done);
+            self.request.end(ActionOutcome::Done);
             return Poll::Ready(ClientEvent::Gone);
         }
         let mut has_written = false;

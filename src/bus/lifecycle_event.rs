@@ -15,8 +15,9 @@ pub const DOWNLOAD: &str = "download";
 pub const EXTRACT: &str = "extract";
 
 /// Why a sandbox left, or is about to leave, this instance.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, strum::IntoStaticStr)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum LeaveReason {
     /// The spec says `checkpointed`.
     Checkpointed,

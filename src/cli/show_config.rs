@@ -10,7 +10,7 @@ use super::{
     screen,
 };
 use crate::{
-    config::{self, Config, Setting, SettingSource},
+    config::{self, Config, Setting},
     runtime,
 };
 
@@ -57,14 +57,7 @@ fn table(settings: &[Setting]) -> String {
     let values = settings.iter().map(|setting| shown(setting).len()).max().unwrap_or(0).min(48);
     settings
         .iter()
-        .map(|setting| {
-            let source = match setting.source {
-                SettingSource::Default => "default",
-                SettingSource::Variable => "variable",
-                SettingSource::Flag => "flag",
-            };
-            format!("{:names$}  {:values$}  {source}\n", setting.name, shown(setting))
-        })
+        .map(|setting| format!("{:names$}  {:values$}  {}\n", setting.name, shown(setting), setting.source))
         .collect()
 }
 

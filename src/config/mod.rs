@@ -39,8 +39,9 @@ use variables::*;
 pub use variables::{SECTIONS, all, find};
 
 /// Where a value comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, strum::Display)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum SettingSource {
     Default,
     Variable,

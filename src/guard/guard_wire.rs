@@ -51,7 +51,8 @@ pub struct GuardReport {
     pub container: String,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display, strum::EnumIter, strum::EnumString)]
+#[strum(serialize_all = "snake_case")]
 pub enum GuardOutcome {
     Armed,
     Taken,
@@ -60,17 +61,6 @@ pub enum GuardOutcome {
     Killed,
     Resumed,
     Disarmed,
-}
-
-impl GuardOutcome {
-    const ALL: [(GuardOutcome, &str); 6] = [
-        (GuardOutcome::Armed, "armed"),
-        (GuardOutcome::Taken, "taken"),
-        (GuardOutcome::Fenced, "fenced"),
-        (GuardOutcome::Killed, "killed"),
-        (GuardOutcome::Resumed, "resumed"),
-        (GuardOutcome::Disarmed, "disarmed"),
-    ];
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -122,8 +112,7 @@ fn nanos(text: &str) -> Result<Duration, MalformedMessage> {
 
 impl fmt::Display for GuardReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let word = GuardOutcome::ALL.iter().find(|(what, _)| *what == self.what).map_or("", |(_, word)| word);
-        write!(f, "{word} {}", self.container)
+        write!(f, "{} {}", self.what, self.container)
     }
 }
 
@@ -131,13 +120,15 @@ impl FromStr for GuardReport {
     type Err = MalformedMessage;
     fn from_str(line: &str) -> Result<Self, MalformedMessage> {
         let (verb, container) = line.split_once(' ').ok_or(MalformedMessage)?;
-        let (what, _) = GuardOutcome::ALL.iter().find(|(_, word)| *word == verb).ok_or(MalformedMessage)?;
-        Ok(Self { what: *what, container: container.to_owned() })
+        let what = verb.parse().map_err(|_| MalformedMessage)?;
+        Ok(Self { what, container: container.to_owned() })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use strum::IntoEnumIterator;
+
     use super::*;
 
     #[test]
@@ -156,7 +147,7 @@ mod tests {
         for order in orders {
             assert_eq!(order.to_string().parse(), Ok(order));
         }
-        for (what, _) in GuardOutcome::ALL {
+        for what in GuardOutcome::iter() {
             let report = GuardReport { what, container: container.clone() };
             assert_eq!(report.to_string().parse(), Ok(report));
         }

@@ -17,7 +17,6 @@ mod contention;
 pub mod desired;
 mod eviction;
 mod lease_view;
-mod metric_labels;
 mod observe;
 pub mod plan;
 pub mod precedence;

@@ -199,7 +199,8 @@ impl Saved {
     pub const ALL: [Self; 3] = [Self::Nothing, Self::Checkpoint, Self::Lost];
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum Action {
     /// Register as waiter, update our claim, or show that we still wait.
     Wait,

@@ -2,11 +2,15 @@
 
 use std::time::{Duration, SystemTime};
 
-use super::{actions::ActionResult, metric_labels, plan::Action, worker::Worker};
+use super::{
+    actions::{ActionResult, Failure},
+    plan::Action,
+    worker::Worker,
+};
 use crate::{
     bus::LeaveReason,
     clock::Moment,
-    metrics::{Metrics, Outcome, Shown},
+    metrics::{ActionOutcome, Metrics, Shown},
     traces::{Cause, Parts, Traceparent},
 };
 
@@ -78,12 +82,12 @@ fn weight(action: Action) -> Weight {
 /// The cause to record; `None` if the action is not recorded.
 fn cause(
     action: Action,
-    outcome: Outcome,
+    outcome: ActionOutcome,
     asked: Option<Traceparent>,
     fulfilled: Option<Traceparent>,
 ) -> Option<Cause> {
     // Nothing was done: the state had changed.
-    if outcome == Outcome::Again {
+    if outcome == ActionOutcome::Again {
         return None;
     }
     match (weight(action), asked) {
@@ -108,7 +112,7 @@ impl Worker {
     /// Counts the action and adds it to the trace of its request.
     pub(super) fn end_action(&mut self, traced: &TracedAction, done: &ActionResult) {
         let (action, (began, began_wall)) = (traced.action, traced.began);
-        let outcome = metric_labels::outcome(done);
+        let outcome = outcome(done);
         let took: Duration = self.context.clock.now() - began;
         self.context.metrics.acted(&action, outcome, took);
         let steps = self.telemetry.steps.take();
@@ -117,9 +121,18 @@ impl Worker {
         if let Some(cause) = cause(action, outcome, request, self.telemetry.fulfilled) {
             self.context.traces.acted(&action, cause, outcome, began_wall, steps);
         }
-        if weight(action) == Weight::Whole && outcome == Outcome::Done {
+        if weight(action) == Weight::Whole && outcome == ActionOutcome::Done {
             self.telemetry.fulfilled = request;
         }
+    }
+}
+
+fn outcome(done: &ActionResult) -> ActionOutcome {
+    match done {
+        Ok(()) => ActionOutcome::Done,
+        Err(Failure::Stale) => ActionOutcome::Again,
+        Err(Failure::Transient(_) | Failure::NoSpace(_)) => ActionOutcome::Failed,
+        Err(Failure::Refused { .. }) => ActionOutcome::Refused,
     }
 }
 
@@ -133,7 +146,7 @@ mod tests {
 
     #[test]
     fn what_a_request_asked_for_is_its_own_and_what_comes_later_is_not() {
-        let cause_of = |action, asked, fulfilled| cause(action, Outcome::Done, asked, fulfilled);
+        let cause_of = |action, asked, fulfilled| cause(action, ActionOutcome::Done, asked, fulfilled);
         let (one, two) = (Some(context(1)), Some(context(2)));
         assert_eq!(cause_of(Action::Restore, two, one), Some(Cause::Request(context(2))));
         assert_eq!(cause_of(Action::Acquire, two, one), Some(Cause::Request(context(2))));
@@ -142,7 +155,7 @@ mod tests {
         assert_eq!(cause_of(Action::Checkpoint, None, one), Some(Cause::Nobody));
         assert_eq!(cause_of(Action::Acquire, None, None), None);
         assert_eq!(cause_of(Action::Renew, two, one), None);
-        assert_eq!(cause(Action::Restore, Outcome::Again, two, one), None);
-        assert_eq!(cause(Action::Restore, Outcome::Failed, two, one), Some(Cause::Request(context(2))));
+        assert_eq!(cause(Action::Restore, ActionOutcome::Again, two, one), None);
+        assert_eq!(cause(Action::Restore, ActionOutcome::Failed, two, one), Some(Cause::Request(context(2))));
     }
 }

@@ -12,7 +12,7 @@ use super::{
     channel::{AgentStatus, OWN},
     output_queue::{LeftOut, Outlet},
 };
-use crate::metrics::{Ended, Metrics, Pipe};
+use crate::metrics::{ExecEnd, ExecPipe, Metrics};
 
 /// Size of a read where a frame may begin. The rest of a long frame is read directly into its final buffer.
 const READ: usize = 16 << 10;
@@ -163,7 +163,7 @@ impl FrameReader {
                 self.pass(frame).await;
             }
             FrameKind::Data => {
-                let pipe = if frame.stream == Stream::Stderr { Pipe::Stderr } else { Pipe::Stdout };
+                let pipe = if frame.stream == Stream::Stderr { ExecPipe::Stderr } else { ExecPipe::Stdout };
                 self.metrics.exec_moved(pipe, frame.payload.len());
                 self.pass(frame).await;
             }
@@ -206,14 +206,14 @@ impl FrameReader {
 }
 
 /// How a command ended, as reported by the agent.
-fn how(frame: &Frame) -> Ended {
-    let Ok(exit) = parse::<agent::Exit>(frame) else { return Ended::NotStarted };
+fn how(frame: &Frame) -> ExecEnd {
+    let Ok(exit) = parse::<agent::Exit>(frame) else { return ExecEnd::NotStarted };
     match (exit.error, exit.timed_out, exit.code) {
-        (Some(_), _, _) => Ended::NotStarted,
-        (None, true, _) => Ended::TimedOut,
-        (None, false, Some(0)) => Ended::Zero,
-        (None, false, Some(_)) => Ended::NonZero,
-        (None, false, None) => Ended::Signal,
+        (Some(_), _, _) => ExecEnd::NotStarted,
+        (None, true, _) => ExecEnd::TimedOut,
+        (None, false, Some(0)) => ExecEnd::Zero,
+        (None, false, Some(_)) => ExecEnd::NonZero,
+        (None, false, None) => ExecEnd::Signal,
     }
 }
 

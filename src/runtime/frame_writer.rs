@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     clock::{Moment, SharedClock},
-    metrics::{Metrics, Pipe},
+    metrics::{ExecPipe, Metrics},
 };
 
 /// Frames that are already queued are written together, up to about this many bytes.
@@ -102,7 +102,7 @@ impl FrameWriter {
         let mut add = |frame: &Frame| {
             if is_allowed(frame) {
                 if frame.kind == FrameKind::Stdin {
-                    metrics.exec_moved(Pipe::Stdin, frame.payload.len());
+                    metrics.exec_moved(ExecPipe::Stdin, frame.payload.len());
                 }
                 frame.encode(&mut bytes);
             }

@@ -57,7 +57,8 @@ use tokio::sync::{mpsc, watch};
 use crate::clock::Moment;
 
 /// The local state of a sandbox's container.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum Container {
     Absent,
     /// Left over from an interrupted action: a bundle or a mount, no live container.

@@ -10,7 +10,7 @@ use super::store::{
 };
 use crate::{
     clock::{Moment, SharedClock},
-    metrics::{Answer, Metrics, Verb, Way},
+    metrics::{Direction, Metrics, StoreAnswer, StoreVerb},
 };
 
 #[derive(Debug)]
@@ -25,11 +25,11 @@ impl Counted {
         Self { store, clock, metrics }
     }
 
-    fn call(&self, verb: Verb) -> Call<'_> {
-        Call { counted: self, verb, began: self.clock.now(), answer: Some(Answer::Dropped) }
+    fn call(&self, verb: StoreVerb) -> Call<'_> {
+        Call { counted: self, verb, began: self.clock.now(), answer: Some(StoreAnswer::Dropped) }
     }
 
-    fn moved<T>(&self, way: Way, bytes: u64, answer: &Result<T>) {
+    fn moved<T>(&self, way: Direction, bytes: u64, answer: &Result<T>) {
         if answer.is_ok() {
             self.metrics.store_moved(way, bytes);
         }
@@ -39,14 +39,14 @@ impl Counted {
 /// A call in progress. One that the caller cancels, for example after a timeout, is counted too.
 struct Call<'a> {
     counted: &'a Counted,
-    verb: Verb,
+    verb: StoreVerb,
     began: Moment,
     /// `None`: not counted, since the store did not perform the call.
-    answer: Option<Answer>,
+    answer: Option<StoreAnswer>,
 }
 
 impl Call<'_> {
-    fn answered<T>(mut self, answer: &Result<T>, good: Answer) {
+    fn answered<T>(mut self, answer: &Result<T>, good: StoreAnswer) {
         self.answer = Some(match answer {
             Ok(_) => good,
             Err(error) => word(error),
@@ -68,31 +68,31 @@ impl Drop for Call<'_> {
     }
 }
 
-fn word(error: &Error) -> Answer {
+fn word(error: &Error) -> StoreAnswer {
     match error {
-        Error::Conflict(_) => Answer::Conflict,
-        Error::NotFound(_) => Answer::NotFound,
-        Error::RateLimited(_) => Answer::RateLimited,
-        Error::Unavailable { .. } => Answer::Unavailable,
-        Error::Denied { .. } => Answer::Denied,
-        Error::Damaged { .. } | Error::Newer { .. } | Error::Unsigned(_) => Answer::Damaged,
-        Error::Other { .. } => Answer::Other,
+        Error::Conflict(_) => StoreAnswer::Conflict,
+        Error::NotFound(_) => StoreAnswer::NotFound,
+        Error::RateLimited(_) => StoreAnswer::RateLimited,
+        Error::Unavailable { .. } => StoreAnswer::Unavailable,
+        Error::Denied { .. } => StoreAnswer::Denied,
+        Error::Damaged { .. } | Error::Newer { .. } | Error::Unsigned(_) => StoreAnswer::Damaged,
+        Error::Other { .. } => StoreAnswer::Other,
     }
 }
 
 #[async_trait]
 impl Store for Counted {
     async fn get_if_changed(&self, key: &str, known: Option<&Version>) -> Result<PollResult> {
-        let call = self.call(Verb::Poll);
+        let call = self.call(StoreVerb::Poll);
         let polled = self.store.get_if_changed(key, known).await;
         let good = match &polled {
-            Ok(PollResult::Unchanged) => Answer::Unchanged,
-            Ok(PollResult::Missing) => Answer::NotFound,
+            Ok(PollResult::Unchanged) => StoreAnswer::Unchanged,
+            Ok(PollResult::Missing) => StoreAnswer::NotFound,
             Ok(PollResult::Changed(bytes, _)) => {
-                self.metrics.store_moved(Way::In, bytes.len() as u64);
-                Answer::Good
+                self.metrics.store_moved(Direction::In, bytes.len() as u64);
+                StoreAnswer::Good
             }
-            Err(_) => Answer::Other,
+            Err(_) => StoreAnswer::Other,
         };
         call.answered(&polled, good);
         polled
@@ -103,38 +103,38 @@ impl Store for Counted {
     }
 
     async fn put_as(&self, key: &str, bytes: Bytes, condition: Precondition, urgency: Priority) -> Result<Written> {
-        let (call, size) = (self.call(Verb::Put), bytes.len() as u64);
+        let (call, size) = (self.call(StoreVerb::Put), bytes.len() as u64);
         let written = self.store.put_as(key, bytes, condition, urgency).await;
-        call.answered(&written, Answer::Good);
-        self.moved(Way::Out, size, &written);
+        call.answered(&written, StoreAnswer::Good);
+        self.moved(Direction::Out, size, &written);
         written
     }
 
     async fn delete(&self, key: &str, condition: Precondition) -> Result<()> {
-        let call = self.call(Verb::Delete);
+        let call = self.call(StoreVerb::Delete);
         let deleted = self.store.delete(key, condition).await;
-        call.answered(&deleted, Answer::Good);
+        call.answered(&deleted, StoreAnswer::Good);
         deleted
     }
 
     async fn remove_folder(&self, name: &str) -> Result<()> {
-        let call = self.call(Verb::Delete);
+        let call = self.call(StoreVerb::Delete);
         let removed = self.store.remove_folder(name).await;
-        call.answered(&removed, Answer::Good);
+        call.answered(&removed, StoreAnswer::Good);
         removed
     }
 
     async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
-        let call = self.call(Verb::List);
+        let call = self.call(StoreVerb::List);
         let listed = self.store.list(prefix, after).await;
-        call.answered(&listed, Answer::Good);
+        call.answered(&listed, StoreAnswer::Good);
         listed
     }
 
     async fn list_some(&self, prefix: &str, after: Option<&str>, most: usize) -> Result<Page> {
-        let call = self.call(Verb::List);
+        let call = self.call(StoreVerb::List);
         let listed = self.store.list_some(prefix, after, most).await;
-        call.answered(&listed, Answer::Good);
+        call.answered(&listed, StoreAnswer::Good);
         listed
     }
 
@@ -146,48 +146,48 @@ impl Store for Counted {
         digest: &Digest,
         progress: ProgressFn<'_>,
     ) -> Result<Written> {
-        let call = self.call(Verb::Upload);
+        let call = self.call(StoreVerb::Upload);
         let written = self.store.upload(key, file, condition, digest, progress).await;
-        call.answered(&written, Answer::Good);
-        self.moved(Way::Out, digest.size, &written);
+        call.answered(&written, StoreAnswer::Good);
+        self.moved(Direction::Out, digest.size, &written);
         written
     }
 
     async fn download(&self, key: &str, file: &Path, digest: &Digest, progress: ProgressFn<'_>) -> Result<()> {
-        let call = self.call(Verb::Download);
+        let call = self.call(StoreVerb::Download);
         let fetched = self.store.download(key, file, digest, progress).await;
-        call.answered(&fetched, Answer::Good);
-        self.moved(Way::In, digest.size, &fetched);
+        call.answered(&fetched, StoreAnswer::Good);
+        self.moved(Direction::In, digest.size, &fetched);
         fetched
     }
 
     async fn upload_owned(&self, key: &str, file: &Path, progress: ProgressFn<'_>) -> Option<Result<Digest>> {
-        let call = self.call(Verb::Upload);
+        let call = self.call(StoreVerb::Upload);
         let Some(taken) = self.store.upload_owned(key, file, progress).await else {
             call.was_none();
             return None;
         };
-        call.answered(&taken, Answer::Good);
+        call.answered(&taken, StoreAnswer::Good);
         if let Ok(digest) = &taken {
-            self.metrics.store_moved(Way::Out, digest.size);
+            self.metrics.store_moved(Direction::Out, digest.size);
         }
         Some(taken)
     }
 
     async fn download_linked(&self, key: &str, file: &Path, digest: &Digest, progress: ProgressFn<'_>) -> Result<()> {
-        let call = self.call(Verb::Download);
+        let call = self.call(StoreVerb::Download);
         let lent = self.store.download_linked(key, file, digest, progress).await;
-        call.answered(&lent, Answer::Good);
-        self.moved(Way::In, digest.size, &lent);
+        call.answered(&lent, StoreAnswer::Good);
+        self.moved(Direction::In, digest.size, &lent);
         lent
     }
 
     async fn download_unverified(&self, key: &str, file: &Path, most: u64, progress: ProgressFn<'_>) -> Result<Digest> {
-        let call = self.call(Verb::Download);
+        let call = self.call(StoreVerb::Download);
         let fetched = self.store.download_unverified(key, file, most, progress).await;
-        call.answered(&fetched, Answer::Good);
+        call.answered(&fetched, StoreAnswer::Good);
         if let Ok(digest) = &fetched {
-            self.metrics.store_moved(Way::In, digest.size);
+            self.metrics.store_moved(Direction::In, digest.size);
         }
         fetched
     }

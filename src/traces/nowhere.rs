@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use baton_protocol::id::InstanceId;
 
 use super::{Cause, Target, Traceparent};
-use crate::metrics::Outcome;
+use crate::metrics::ActionOutcome;
 
 #[derive(Debug)]
 pub struct Exporter;
@@ -30,5 +30,5 @@ impl Started {
         None
     }
 
-    pub fn end(self, _: Outcome, _: SystemTime) {}
+    pub fn end(self, _: ActionOutcome, _: SystemTime) {}
 }

@@ -26,7 +26,7 @@ use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
 
 use super::{Cause, Target, Traceparent};
-use crate::metrics::{Named, Outcome};
+use crate::metrics::{ActionOutcome, Named};
 
 /// The timeout of one batch.
 const BATCH_TIMEOUT: Duration = Duration::from_secs(10);
@@ -95,9 +95,9 @@ impl Started {
         })
     }
 
-    pub fn end(mut self, outcome: Outcome, at: SystemTime) {
+    pub fn end(mut self, outcome: ActionOutcome, at: SystemTime) {
         self.0.set_attribute(KeyValue::new("outcome", outcome.name()));
-        if outcome == Outcome::Failed {
+        if outcome == ActionOutcome::Failed {
             self.0.set_status(Status::error(""));
         }
         self.0.end_with_timestamp(at);

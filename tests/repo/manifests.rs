@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use baton::{
     config::{self, Config, Flags, LeaseTimes},
-    metrics::{Answer, Ended, Metrics, Missed, Outcome, Pipe, Verb, Way},
+    metrics::{ActionOutcome, Direction, ExecEnd, ExecPipe, Metrics, Missed, StoreAnswer, StoreVerb},
 };
 use baton_protocol::limits::{Bounds, size};
 use serde_json::Value;
@@ -452,17 +452,17 @@ fn page() -> String {
     let metrics = Metrics::default();
     let span = Duration::from_millis(1);
     let mut shown = metrics.sandbox();
-    shown.set(&Ended::Zero);
-    metrics.sandbox_left(&Ended::Zero);
-    metrics.acted(&Ended::Zero, Outcome::Done, span);
+    shown.set(&ExecEnd::Zero);
+    metrics.sandbox_left(&ExecEnd::Zero);
+    metrics.acted(&ExecEnd::Zero, ActionOutcome::Done, span);
     metrics.renewed(span);
     metrics.moved_here(span);
-    metrics.store_called(Verb::Poll, Answer::Good, span);
-    metrics.store_moved(Way::In, 1);
+    metrics.store_called(StoreVerb::Poll, StoreAnswer::Good, span);
+    metrics.store_moved(Direction::In, 1);
     metrics.exec_started();
     metrics.warm_missed(Missed::Empty);
-    metrics.exec_ended(Ended::Zero);
-    metrics.exec_moved(Pipe::Stdin, 1);
+    metrics.exec_ended(ExecEnd::Zero);
+    metrics.exec_moved(ExecPipe::Stdin, 1);
     metrics.page(1, 1)
 }
 

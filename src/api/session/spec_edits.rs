@@ -20,7 +20,7 @@ use crate::{
         token,
     },
     clock::Moment,
-    metrics::Outcome,
+    metrics::ActionOutcome,
     storage::records,
     traces::{Asked, Traceparent},
 };
@@ -132,7 +132,7 @@ impl Session {
             let edited = match request {
                 Some(mut request) => {
                     let edited = api.records.wish(&id, request.traceparent(), &change).await;
-                    request.end(if edited.is_ok() { Outcome::Done } else { Outcome::Failed });
+                    request.end(if edited.is_ok() { ActionOutcome::Done } else { ActionOutcome::Failed });
                     edited
                 }
                 None => api.records.edit(&id, &change).await,
@@ -307,7 +307,7 @@ impl Api {
         let mut request = self.settings.traces.asked(Asked::Kill, parent);
         let delete = |spec: &mut Spec| intent::desire(spec, DesiredState::Deleted);
         let deleted = self.records.wish(id, request.traceparent(), &delete).await;
-        request.end(if deleted.is_ok() { Outcome::Done } else { Outcome::Failed });
+        request.end(if deleted.is_ok() { ActionOutcome::Done } else { ActionOutcome::Failed });
         self.bus.wake(id);
         deleted.map(drop)
     }
