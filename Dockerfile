@@ -1,6 +1,7 @@
 # syntax=docker/dockerfile:1
 # The image of baton: server, agent, runsc and the root file system of sandboxes, and nothing else.
-# Every step is a script of this tree, so `make image-tree` lays out the same files without Docker.
+# Every step is a script of this tree, so `make image-tree` lays out the same files without Docker;
+# scripts/image-build builds this file with buildah, and `make proof` starts a server from the result.
 #
 #   docker build -t baton .
 #   docker build -t baton-api --target api .    the API's half, as nobody

@@ -1,5 +1,5 @@
-//! The image without Docker: its file tree is laid out by the script that the Dockerfile uses, and the
-//! server in it runs sandboxes with nothing else around it.
+//! The image without Docker: its file tree is laid out by the script that the Dockerfile uses, and in the proof tier
+//! the Dockerfile is built by buildah. The server in it runs sandboxes with nothing else around it.
 
 use std::{
     os::unix::fs::PermissionsExt,
@@ -20,6 +20,12 @@ use crate::{
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The files of an image, and the variables that its processes have.
+struct Image {
+    root: PathBuf,
+    environment: Vec<(String, String)>,
 }
 
 /// The variables that the Dockerfile gives its image.
@@ -124,15 +130,16 @@ fn check_digests(image: &Path) {
 }
 
 /// A server's process with the tree as its only root, and what it says.
-struct Inside {
+struct Inside<'a> {
+    image: &'a Image,
     process: Namespace,
     log: PathBuf,
 }
 
-impl Inside {
+impl<'a> Inside<'a> {
     /// Own mounts and processes: whatever is missing in the tree is missing. A chroot would not do: in one nobody may
     /// make user namespaces.
-    fn start(image: &Path, log: PathBuf, verb: &str, settings: &[(&str, &str)]) -> Self {
+    fn start(image: &'a Image, log: PathBuf, verb: &str, settings: &[(&str, &str)]) -> Self {
         let script = format!(
             "set -e
             mount --bind $0 $0; cd $0
@@ -143,8 +150,8 @@ impl Inside {
             exec /usr/local/bin/baton {verb}"
         );
         let mut server = Command::new("unshare");
-        server.args(["--mount", "--pid", "--fork", "--kill-child", "sh", "-c", &script]).arg(image);
-        Self::run(server, log, settings)
+        server.args(["--mount", "--pid", "--fork", "--kill-child", "sh", "-c", &script]).arg(&image.root);
+        Self::run(image, server, log, settings)
     }
 
     /// Another process in the same place, as the user of the image's target for the API.
@@ -154,15 +161,15 @@ impl Inside {
         let mut api = Command::new("nsenter");
         api.args(["--target", children.trim(), "--mount", "--pid", "--setuid", "65532", "--setgid", "65532"]);
         api.args(["/usr/local/bin/baton", "api"]);
-        Self::run(api, log, settings)
+        Self::run(self.image, api, log, settings)
     }
 
-    fn run(mut command: Command, log: PathBuf, settings: &[(&str, &str)]) -> Self {
-        command.env_clear().envs(environment()).env("PATH", "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
+    fn run(image: &'a Image, mut command: Command, log: PathBuf, settings: &[(&str, &str)]) -> Self {
+        command.env_clear().envs(image.environment.clone()).env("PATH", "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
         command.env("BATON_LISTEN", "127.0.0.1:0").env("BATON_ADMIN_LISTEN", "off").envs(settings.iter().copied());
         let file = std::fs::File::create(&log).unwrap();
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
-        Self { process: Namespace(command.spawn().unwrap()), log }
+        Self { image, process: Namespace(command.spawn().unwrap()), log }
     }
 
     /// The word that follows in its log, once it is there.
@@ -185,27 +192,60 @@ async fn smoke(port: &str) {
     assert_eq!(body(&answer), "42 3\n", "{answer}");
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_server_runs_sandboxes_from_the_files_of_the_image_alone() {
-    let _permit = permit().await;
-    let directory = tempfile::Builder::new().prefix("bi").tempdir().unwrap();
-    // The user of the API has to get there.
-    std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
-    let image: PathBuf = directory.path().join("i");
-    println!("{}", lay_out(&image));
-    let binary = image.join("usr/local/bin/baton");
-    assert!(megabytes(&image, &binary) < 500);
-    check_digests(&image);
+/// A server of this image runs sandboxes, as one process and as two.
+async fn runs_sandboxes(image: &Image, directory: &Path) {
+    let binary = image.root.join("usr/local/bin/baton");
+    assert!(megabytes(&image.root, &binary) < 500);
+    check_digests(&image.root);
 
-    let mut server = Inside::start(&image, directory.path().join("log"), "serve", &[]);
+    let mut server = Inside::start(image, directory.join("log"), "serve", &[]);
     smoke(&server.said("serving address=127.0.0.1:").await).await;
     drop(server);
 
     let settings = [("BATON_API_USER", "65532")];
-    let mut reconciler = Inside::start(&image, directory.path().join("back"), "reconciler", &settings);
+    let mut reconciler = Inside::start(image, directory.join("back"), "reconciler", &settings);
     reconciler.said("reconciling").await;
-    let mut api = reconciler.start_api(directory.path().join("front"), &[]);
+    let mut api = reconciler.start_api(directory.join("front"), &[]);
     assert_eq!(api.said("connected to the reconciler user=").await, "65532", "nobody in the image");
     smoke(&api.said("serving address=127.0.0.1:").await).await;
     drop(api);
+}
+
+/// A directory that the user of the API can reach.
+fn directory() -> tempfile::TempDir {
+    let directory = tempfile::Builder::new().prefix("bi").tempdir().unwrap();
+    std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    directory
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_runs_sandboxes_from_the_files_of_the_image_alone() {
+    let _permit = permit().await;
+    let directory = directory();
+    let image = Image { root: directory.path().join("i"), environment: environment() };
+    println!("{}", lay_out(&image.root));
+    runs_sandboxes(&image, directory.path()).await;
+}
+
+/// Takes a quarter of an hour, most of it for an optimised server.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_buildah_makes_of_the_dockerfile_runs_sandboxes() {
+    if !is_proof() {
+        return;
+    }
+    let directory = directory();
+    let built = directory.path().join("b");
+    println!("{}", said(Command::new(root().join("scripts/image-build")).arg(&built)));
+    let config = std::fs::read_to_string(built.join("config.json")).unwrap();
+    let config: serde_json::Value = serde_json::from_str(&config).unwrap();
+    assert_eq!(config["Entrypoint"], serde_json::json!(["/usr/local/bin/baton"]));
+    assert_eq!((&config["Cmd"], &config["User"]), (&serde_json::json!(["serve"]), &"0:0".into()));
+    let pairs = config["Env"].as_array().unwrap().iter().map(|pair| pair.as_str().unwrap().split_once('=').unwrap());
+    let image = Image {
+        root: built.join("rootfs"),
+        environment: pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
+    };
+    assert_eq!(image.environment, environment(), "the variables of the Dockerfile");
+    let _permit = permit().await;
+    runs_sandboxes(&image, directory.path()).await;
 }
