@@ -155,10 +155,12 @@ pub fn api_key(headers: &HeaderMap, settings: &ApiSettings) -> Key {
 pub fn list_key(headers: &HeaderMap, settings: &ApiSettings) -> Key {
     let key = header_text(headers, "x-api-key");
     let is_admin = settings.admin_key.iter().any(|admin| token::is_one_of(key.as_deref(), &[admin.to_owned()]));
+    if is_admin {
+        return Key::Right(None);
+    }
     match api_key(headers, settings) {
-        _ if is_admin => Key::Right(None),
         Key::NotNeeded if settings.admin_key.is_some() => Key::Wrong,
-        key => key,
+        key @ (Key::NotNeeded | Key::Right(_) | Key::Wrong) => key,
     }
 }
 

@@ -201,7 +201,7 @@ fn check(api: &Api, headers: &HeaderMap, peer: Peer, connection: &Tracked) -> Re
     api.settings.hosts.check(headers)?;
     match rate_limit::list_key(headers, &api.settings) {
         Key::NotNeeded => Err(StatusCode::FORBIDDEN.into()),
-        key => Ok(ListScope(api.admit(key, api.caller(headers, peer), connection)?)),
+        key @ (Key::Right(_) | Key::Wrong) => Ok(ListScope(api.admit(key, api.caller(headers, peer), connection)?)),
     }
 }
 

@@ -19,11 +19,14 @@ impl Worker {
 
     /// Publishes the sandbox's evictability on the bus, given the next action. Upkeep changes nothing about it.
     pub(super) fn publish_evictability(&self, seen: ContainerView, action: Action, desired: Desired) {
-        match action {
-            Action::Rest | Action::Finish => self.publish_evictability_at_rest(seen),
-            action if action.is_upkeep() => {}
-            _ if desired != Desired::Running => self.context.bus.set_tenure(&self.id, Evictability::Leaves),
-            _ => self.publish_evictability_at_rest(seen),
+        if action.is_upkeep() {
+            return;
+        }
+        let rests = matches!(action, Action::Rest | Action::Finish);
+        if rests || desired == Desired::Running {
+            self.publish_evictability_at_rest(seen);
+        } else {
+            self.context.bus.set_tenure(&self.id, Evictability::Leaves);
         }
     }
 

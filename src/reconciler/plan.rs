@@ -259,10 +259,9 @@ pub fn plan(desired: Desired, seen: &Observed) -> Action {
     if let Some(due) = due.filter(|due| *due != Upkeep::Garbage) {
         return due.action();
     }
-    match step(desired, seen) {
-        Action::Rest => {}
-        step if seen.deferred == Some(step) => {}
-        step => return step,
+    let step = step(desired, seen);
+    if step != Action::Rest && seen.deferred != Some(step) {
+        return step;
     }
     match due {
         Some(due) => due.action(),

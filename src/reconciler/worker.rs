@@ -106,17 +106,16 @@ impl Worker {
         self.announced.leave_reason = leave_reason;
         let action = plan(desired, &observation.observed);
         self.publish_evictability(observation.seen, action, desired);
-        match action {
-            Action::Finish => return ControlFlow::Break(()),
-            Action::Rest => {
-                self.report_at_rest(desired, &observation.observed).await;
-                self.rest(&observation).await;
-            }
-            action => {
-                tracing::debug!(sandbox = %self.id, ?desired, observed = ?observation.observed, ?action, "plan");
-                let outcome = self.act(action, desired, &observation.observed).await;
-                self.handle_outcome(action, outcome).await;
-            }
+        if action == Action::Finish {
+            return ControlFlow::Break(());
+        }
+        if action == Action::Rest {
+            self.report_at_rest(desired, &observation.observed).await;
+            self.rest(&observation).await;
+        } else {
+            tracing::debug!(sandbox = %self.id, ?desired, observed = ?observation.observed, ?action, "plan");
+            let outcome = self.act(action, desired, &observation.observed).await;
+            self.handle_outcome(action, outcome).await;
         }
         ControlFlow::Continue(())
     }

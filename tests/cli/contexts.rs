@@ -120,6 +120,8 @@ async fn contexts_are_set_listed_selected_shown_without_their_keys_and_removed()
     assert_eq!(fs::read_to_string(&file).unwrap(), "{\"contexts\": 3}");
 }
 
+type Variables<'a> = &'a [(&'a str, &'a str)];
+
 #[tokio::test]
 async fn a_new_sandbox_goes_to_the_selected_server_with_its_key_and_options_and_variables_come_first() {
     let (here, there) = (Server::start().await, Server::start().await);
@@ -127,7 +129,7 @@ async fn a_new_sandbox_goes_to_the_selected_server_with_its_key_and_options_and_
     home.gets(&["context", "set", "here", "--url", &here.url(), "--api-key", "of-here", "--use"]).await;
     home.gets(&["context", "set", "there", "--url", &there.url(), "--api-key", "of-there"]).await;
     let url = there.url();
-    let cases: [(&Server, &str, &[&str], &[(&str, &str)]); 5] = [
+    let cases: [(&Server, &str, &[&str], Variables<'_>); 5] = [
         (&here, "of-here", &["create"], &[]),
         (&there, "of-there", &["create", "--context", "there"], &[]),
         (&there, "of-there", &["create"], &[("BATON_CONTEXT", "there")]),

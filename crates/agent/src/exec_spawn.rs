@@ -83,13 +83,14 @@ impl SpawnError {
     /// The exit code and the words of a shell; `None` for errors that are not about the program.
     fn of_program(error: Errno, program: &str) -> Option<Self> {
         let program = plain(program);
-        let (code, text) = match error {
-            Errno::ENOENT if !program.contains('/') => (NOT_FOUND, format!("{program}: command not found")),
-            Errno::ENOENT | Errno::ENOTDIR => (NOT_FOUND, format!("{program}: {}", error.desc())),
-            Errno::EACCES | Errno::ELIBBAD => (NOT_EXECUTABLE, format!("{program}: {}", error.desc())),
-            _ => return None,
-        };
-        Some(Self::Program { code, text })
+        let is_missing = matches!(error, Errno::ENOENT | Errno::ENOTDIR);
+        if !is_missing && !matches!(error, Errno::EACCES | Errno::ELIBBAD) {
+            return None;
+        }
+        let was_searched = error == Errno::ENOENT && !program.contains('/');
+        let why = if was_searched { "command not found" } else { error.desc() };
+        let code = if is_missing { NOT_FOUND } else { NOT_EXECUTABLE };
+        Some(Self::Program { code, text: format!("{program}: {why}") })
     }
 }
 

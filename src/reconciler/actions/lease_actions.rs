@@ -76,9 +76,12 @@ impl Worker {
         let began = context.clock.now();
         self.start.kind = Some(StartKind::Fresh);
         let created = self.under_lease(async { context.lifecycle.create(&id, &start).await }).await?;
-        created.map_err(|error| match error {
-            error @ runtime::Error::NotIn(_) => refusal(Reason::CreateFailed, &error.to_string()),
-            error => start_failed(Reason::CreateFailed)(error.into()),
+        created.map_err(|error| {
+            if matches!(error, runtime::Error::NotIn(_)) {
+                refusal(Reason::CreateFailed, &error.to_string())
+            } else {
+                start_failed(Reason::CreateFailed)(error.into())
+            }
         })?;
         self.lease.ran = true;
         tracing::info!(sandbox = %self.id, took = ?(context.clock.now() - began), "created");
