@@ -1,9 +1,6 @@
 //! What a request changes in the spec, or the documented refusal. Pure.
 
-use std::{
-    collections::BTreeMap,
-    time::{Duration, SystemTime},
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use baton_protocol::{
     event::Status,
@@ -166,13 +163,6 @@ pub fn idle_seconds(asked: Option<Idle>, default: Option<u64>, quota: &Quota) ->
 /// Sets the idle timeout. Returns whether the spec changed.
 pub fn set_idle_timeout(spec: &mut Spec, seconds: Option<u64>) -> bool {
     std::mem::replace(&mut spec.idle_timeout, seconds) != seconds
-}
-
-/// Whether the `ttl` of the sandbox is over.
-pub fn has_expired(spec: &Spec, now: SystemTime) -> bool {
-    let created = humantime::parse_rfc3339_weak(&spec.created_timestamp).ok();
-    let due = spec.ttl.zip(created).and_then(|(ttl, created)| created.checked_add(Duration::from_secs(ttl)));
-    due.is_some_and(|due| due <= now)
 }
 
 /// Whether an attach takes the sandbox at once, even from a live client. Otherwise that client is probed first.

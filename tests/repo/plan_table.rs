@@ -178,10 +178,8 @@ fn document() -> String {
                 .into_iter()
                 .filter_map(|desired| {
                     let seen = Observed { attachment, ..observed(lock, Container::Absent, (0, 0)) };
-                    match plan(desired, &seen) {
-                        Action::Refuse(rejection) => Some((format!("{rejection:?}"), format!("{desired:?}"))),
-                        _ => None,
-                    }
+                    let Action::Refuse(rejection) = plan(desired, &seen) else { return None };
+                    Some((format!("{rejection:?}"), format!("{desired:?}")))
                 })
                 .collect();
             let mut by_rejection: BTreeMap<String, Vec<String>> = BTreeMap::new();

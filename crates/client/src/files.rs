@@ -8,7 +8,7 @@
 //! Separate threads access the disk, and only a few pieces are in memory at a time.
 
 mod bridge;
-mod directory;
+mod path_entries;
 mod working;
 
 use std::{fmt, fs, os::unix::fs::MetadataExt, path::Path, sync::Arc, time::Duration};
@@ -18,7 +18,7 @@ use baton_protocol::file_work::{FileEntry, Work};
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
 
-pub use self::directory::FileWatch;
+pub use self::path_entries::FileWatch;
 use self::{bridge::BridgePart, working::Working};
 use crate::{Error, Exec, Sandbox};
 

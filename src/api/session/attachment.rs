@@ -1,5 +1,7 @@
 //! What a session holds of its sandbox: the slot, the attachment on the bus, the spec, and how long to wait for it.
 
+use std::time::{Duration, SystemTime};
+
 use baton_protocol::{
     event::{Event, Token},
     id::SandboxId,
@@ -76,6 +78,13 @@ impl Attachment {
         let sandbox_token = self.token.take()?;
         let persistent = Some(self.spec.enable_sandbox_checkpoint);
         Some(Event::SandboxId { sandbox_id: self.id.clone(), sandbox_token, persistent })
+    }
+
+    /// Whether the `ttl` of the sandbox is over.
+    pub fn has_expired(&self, now: SystemTime) -> bool {
+        let created = humantime::parse_rfc3339_weak(&self.spec.created_timestamp).ok();
+        let due = self.spec.ttl.zip(created).and_then(|(ttl, created)| created.checked_add(Duration::from_secs(ttl)));
+        due.is_some_and(|due| due <= now)
     }
 
     /// Leaves the sandbox, except for its slot.

@@ -20,7 +20,7 @@ impl Session {
         }
         if let LifecycleEvent::Left { .. } = event {
             self.api.occupancy.note(&self.sandbox.id, None);
-            self.status_machine.features.is_expired = intent::has_expired(&self.sandbox.spec, self.api.clock.wall());
+            self.status_machine.features.is_expired = self.sandbox.has_expired(self.api.clock.wall());
         }
         if let LifecycleEvent::Probe { number } = event {
             self.probes.add_reconciler(self.execs.ping(&mut *self.client), *number);

@@ -212,11 +212,9 @@ fn the_end_of_a_session_has_its_reason() {
     ] {
         for is_stored in [false, true] {
             let events = status_machine.clone().handle(&left(why, is_stored)).events;
-            let ends = events.iter().filter_map(|event| match event {
-                Event::StatusUpdate(update) if matches!(update.status, Status::Deleted | Status::Checkpointed) => {
-                    Some(update.reason)
-                }
-                _ => None,
+            let ends = events.iter().filter_map(|event| {
+                let Event::StatusUpdate(update) = event else { return None };
+                matches!(update.status, Status::Deleted | Status::Checkpointed).then_some(update.reason)
             });
             let ends: Vec<_> = ends.collect();
             assert!(!ends.is_empty() || why == LeaveReason::Drain, "{why:?}");

@@ -316,10 +316,8 @@ fn a_session_is_turned_away_only_from_what_is_not_here() {
             let is_away = matches!(seen.lock, LockState::Free | LockState::Theirs);
             let may_turn_away = is_away && seen.container == Container::Absent && !seen.refused;
             let waits_on = rests(action) && rests(alone);
-            let turned_away = match action {
-                Action::Refuse(rejection) if action != alone => Some(rejection),
-                _ => None,
-            };
+            let refused = if let Action::Refuse(rejection) = action { Some(rejection) } else { None };
+            let turned_away = refused.filter(|_| action != alone);
             assert!(action == alone || waits_on || turned_away.is_some_and(|_| may_turn_away), "{desired:?} {seen:?}");
             let expected = match (attachment, desired, seen.lock) {
                 (AttachState::None, _, _) => None,

@@ -414,3 +414,31 @@ async fn input_to_a_followed_command_begins_where_the_input_of_others_ended() {
     let Request::Stdin(end) = peer.request().await else { panic!() };
     assert_eq!((end.eof, end.offset), (true, Some(17)));
 }
+
+#[tokio::test]
+async fn a_roll_back_is_told_to_the_caller_and_marks_what_ran() {
+    let server = Server::start().await;
+    let told = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+    let kept = told.clone();
+    let on_roll_back = std::sync::Arc::new(move |roll_back: &baton_client::RollBack| {
+        kept.lock().unwrap().push(roll_back.clone());
+    });
+    let connection = Connection { on_roll_back: Some(on_roll_back), ..Connection::default() };
+    let url = server.url();
+    let creating = Sandbox::create(&url, Options { connection, ..Options::default() });
+    let (sandbox, mut peer) = tokio::join!(creating, server.create());
+    let sandbox = sandbox.unwrap();
+    let (mut running, id) = start(&sandbox, &mut peer, Exec::argv(["x"])).await;
+    peer.cut();
+    let mut peer = server.accept().await;
+    peer.hello().await;
+    let checkpoint_id = CheckpointId::new(&sandbox_id(), 1, 2, &Nonce::from_bits([3; 16]));
+    peer.say(&Event::RolledBack { checkpoint_id: checkpoint_id.clone(), age_ms: 1500 }).await;
+    peer.update(Update { execs: Some(vec![view(&id, 1, 0)]), ..Update::new(Status::Running) }).await;
+    peer.done(&id, 0).await;
+    let outcome = soon(running.wait()).await.unwrap();
+    assert_eq!((outcome.rolled_back, outcome.to_string().as_str()), (true, "exit code 0, rolled back"));
+    let expected = [baton_client::RollBack { checkpoint_id, age: Duration::from_millis(1500) }];
+    assert_eq!(sandbox.roll_backs(), expected);
+    assert_eq!(*told.lock().unwrap(), expected);
+}
