@@ -238,6 +238,7 @@ async fn what_buildah_makes_of_the_dockerfile_runs_sandboxes() {
     println!("{}", said(Command::new(root().join("scripts/image-build")).arg(&built)));
     let config = std::fs::read_to_string(built.join("config.json")).unwrap();
     let config: serde_json::Value = serde_json::from_str(&config).unwrap();
+    let config = &config["Docker"]["config"];
     assert_eq!(config["Entrypoint"], serde_json::json!(["/usr/local/bin/baton"]));
     assert_eq!((&config["Cmd"], &config["User"]), (&serde_json::json!(["serve"]), &"0:0".into()));
     let pairs = config["Env"].as_array().unwrap().iter().map(|pair| pair.as_str().unwrap().split_once('=').unwrap());
