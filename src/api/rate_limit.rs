@@ -10,7 +10,7 @@ use baton_protocol::{id::Tenant, printable::printable_start};
 use parking_lot::Mutex;
 
 use super::{ApiSettings, caller::Caller, token};
-use crate::{clock::Moment, traces::Traceparent};
+use crate::{clock::Moment, config::variables::ORIGINS, traces::Traceparent};
 
 /// How many callers are remembered. Above that, callers without failures are forgotten; if there are none, all new ones
 /// share one bucket.
@@ -102,7 +102,7 @@ impl IntoResponse for EdgeRefusal {
             Self::Origin(origin) => {
                 let text = format!(
                     "This server refuses requests of web pages from the origin `{origin}`: its operator has to list the \
-                     origin in BATON_ORIGINS.\n"
+                     origin in {ORIGINS}.\n"
                 );
                 (StatusCode::FORBIDDEN, text).into_response()
             }
@@ -119,7 +119,7 @@ pub fn check_origin(headers: &HeaderMap, origins: &[String]) -> Result<(), EdgeR
         (Ok(origin), None) if allowed(origin) => Ok(()),
         (origin, _) => {
             let origin = printable_start(origin.unwrap_or("?"), LONGEST_ORIGIN);
-            tracing::warn!(origin, "a web page was refused: BATON_ORIGINS does not list its origin");
+            tracing::warn!(origin, variable = %ORIGINS, "a web page was refused: its origin is not listed");
             Err(EdgeRefusal::Origin(origin))
         }
     }

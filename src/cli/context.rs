@@ -17,7 +17,10 @@ use super::{
 };
 use crate::{
     clock::{SharedClock, SystemClock},
-    config::{self, Config, Flags},
+    config::{
+        self, Config, Flags,
+        variables::{GCS_ENDPOINT, STORAGE_EMULATOR_HOST},
+    },
 };
 
 /// Returns the value of an environment variable.
@@ -33,7 +36,7 @@ pub struct ActiveContext {
 
 /// An endpoint alone is no storage.
 fn is_endpoint(name: &str) -> bool {
-    matches!(name, "BATON_GCS_ENDPOINT" | "STORAGE_EMULATOR_HOST")
+    [GCS_ENDPOINT.name, STORAGE_EMULATOR_HOST.name].contains(&name)
 }
 
 #[derive(Clone, Debug)]

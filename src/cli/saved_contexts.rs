@@ -6,25 +6,30 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use super::{context::UsageError, private_file::PrivateFile};
+use crate::config::variables::{
+    CHECKPOINT_AND_RESTORE_PATH, FILESYSTEM_SNAPSHOT_BUCKET, FILESYSTEM_SNAPSHOT_MOUNT_PATH, GCS_ENDPOINT, HMAC_KEY,
+    HOLD, KEEP_CHECKPOINTS, RENEW, SANDBOX_CHECKPOINT_BUCKET, SANDBOX_CHECKPOINT_MOUNT_PATH, SANDBOX_LOCK_BUCKET,
+    SANDBOX_METADATA_BUCKET, SANDBOX_METADATA_MOUNT_PATH, STORAGE_EMULATOR_HOST, TAKEOVER, TIME_SCALE,
+};
 
 /// The variables that say where the storage is. They belong together: those of a context and those of the environment
 /// are never mixed.
 pub const STORAGE_PLACES: [&str; 10] = [
-    "SANDBOX_METADATA_BUCKET",
-    "SANDBOX_METADATA_MOUNT_PATH",
-    "SANDBOX_LOCK_BUCKET",
-    "SANDBOX_CHECKPOINT_BUCKET",
-    "SANDBOX_CHECKPOINT_MOUNT_PATH",
-    "FILESYSTEM_SNAPSHOT_BUCKET",
-    "FILESYSTEM_SNAPSHOT_MOUNT_PATH",
-    "CHECKPOINT_AND_RESTORE_PATH",
-    "BATON_GCS_ENDPOINT",
-    "STORAGE_EMULATOR_HOST",
+    SANDBOX_METADATA_BUCKET.name,
+    SANDBOX_METADATA_MOUNT_PATH.name,
+    SANDBOX_LOCK_BUCKET.name,
+    SANDBOX_CHECKPOINT_BUCKET.name,
+    SANDBOX_CHECKPOINT_MOUNT_PATH.name,
+    FILESYSTEM_SNAPSHOT_BUCKET.name,
+    FILESYSTEM_SNAPSHOT_MOUNT_PATH.name,
+    CHECKPOINT_AND_RESTORE_PATH.name,
+    GCS_ENDPOINT.name,
+    STORAGE_EMULATOR_HOST.name,
 ];
 
 /// The other variables that commands on the storage use.
 pub const STORAGE_DETAILS: [&str; 6] =
-    ["BATON_HMAC_KEY", "BATON_KEEP_CHECKPOINTS", "BATON_RENEW", "BATON_HOLD", "BATON_TAKEOVER", "BATON_TIME_SCALE"];
+    [HMAC_KEY.name, KEEP_CHECKPOINTS.name, RENEW.name, HOLD.name, TAKEOVER.name, TIME_SCALE.name];
 
 /// Whether a context may set the variable.
 pub fn is_storage_variable(name: &str) -> bool {
