@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""Archives that a hostile sandbox might send, the scenes they are unpacked in, and the judge of what came of it.
+"""Archives that a hostile sandbox might send, directories to unpack them in, and a check of the results.
 
-`hostile_archives.json` says in words what each archive holds and what it must leave behind. This program
-turns the words into bytes, so that every client unpacks the very same ones, and needs Python alone.
+`hostile_archives.json` describes what each archive contains and what it must leave behind. This program builds the
+archives from it, so that every client unpacks the same bytes. It needs only Python.
 
-  hostile_archives.py prepare PLACE          lays out a directory PLACE/<name of the archive> for each:
+  hostile_archives.py prepare DIRECTORY      creates DIRECTORY/<name of the archive> for each archive, with
         archive.tar      what the sandbox sends
         scene/target/    where the client unpacks it
         scene/outside/   what no archive may touch
-  hostile_archives.py judge PLACE            reads from stdin what the client said of each archive, as
-        {"<name>": {"left_out": 2} | {"error": "text"}}, and answers {"<name>": ["complaint", ...]}.
+  hostile_archives.py judge DIRECTORY        reads the outcome of each archive from stdin, as
+        {"<name>": {"left_out": 2} | {"error": "text"}}, and prints {"<name>": ["complaint", ...]}
 
-Of each archive the table says what it `makes` below the target, how many members are `left_out`, or that it ends in
-an `error`. `naive` says what comes of an extractor without any defence: it `escapes`, or what it leaves `differs`.
-`{outside}` stands for the absolute path of scene/outside, and `{text*3}` for texttexttext.
+For each archive the table has what it `makes` below the target, how many members are `left_out`, or that it ends with
+an `error`. `naive` is the outcome of an extractor without any defence: it `escapes`, or its result `differs`.
+`{outside}` is the absolute path of scene/outside, and `{text*3}` is texttexttext.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 
 TABLE: list[dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text())["archives"]
 BLOCK = 512
-#: The time of everything that says no other: long ago, so that whatever is touched shows.
+#: The default time: long ago, so that every modification is visible.
 THEN = 1_000_000_000
 TYPES = {
     "file": b"0",
@@ -44,7 +44,7 @@ TYPES = {
 }
 
 
-# Archives: from the words of the table to bytes.
+# Building the archives.
 
 
 def archive(case: dict[str, Any], outside: str) -> bytes:
@@ -96,7 +96,7 @@ def _padded(data: bytes) -> bytes:
 
 
 def _record(key: bytes, value: bytes) -> bytes:
-    """`length key=value`, whose length counts its own digits."""
+    """`length key=value`, whose length includes its own digits."""
     rest = len(key) + len(value) + 3
     length = rest
     while length != rest + len(str(length)):
@@ -104,17 +104,17 @@ def _record(key: bytes, value: bytes) -> bytes:
     return b"%d %b=%b\n" % (length, key, value)
 
 
-# Scenes: where they are unpacked, and what must stay as it is.
+# The directories in which they are unpacked.
 
 
-def prepare(place: Path) -> None:
+def prepare(directory: Path) -> None:
     for case in TABLE:
-        prepare_one(place, case)
+        prepare_one(directory, case)
 
 
-def prepare_one(place: Path, case: dict[str, Any]) -> Path:
-    """Lays out one scene; returns the directory it is in."""
-    here = place / case["name"]
+def prepare_one(directory: Path, case: dict[str, Any]) -> Path:
+    """Prepares one archive; returns its directory."""
+    here = directory / case["name"]
     scene = here / "scene"
     outside = scene / "outside"
     (outside / "sub").mkdir(parents=True)
@@ -143,7 +143,7 @@ def _plant(path: Path, thing: dict[str, Any]) -> None:
 
 
 def outside_of(scene: Path) -> dict[str, list[Any]]:
-    """Everything of a scene but its target, down to the time at which anything about it last changed."""
+    """Everything in a scene except its target, with the times of the last modification and the last change."""
     found = {}
     for path in [scene, *_below(scene, "target")]:
         about = path.lstat()
@@ -154,7 +154,7 @@ def outside_of(scene: Path) -> dict[str, list[Any]]:
 
 
 def _below(top: Path, but: str = "") -> list[Path]:
-    """Everything in a directory, of any depth; what has too long a path to be looked into is named all the same."""
+    """Everything in a directory, at any depth. Directories whose path is too long to open are listed without their content."""
     found, unseen = [], [str(top)]
     while unseen:
         directory = unseen.pop()
@@ -168,23 +168,23 @@ def _below(top: Path, but: str = "") -> list[Path]:
     return found
 
 
-# The judge: what is there, against what the table says.
+# Checking the results against the table.
 
 
-def judge(place: Path, outcomes: dict[str, Any]) -> dict[str, list[str]]:
-    return {case["name"]: judge_one(place, case, outcomes.get(case["name"], {})) for case in TABLE}
+def judge(directory: Path, outcomes: dict[str, Any]) -> dict[str, list[str]]:
+    return {case["name"]: judge_one(directory, case, outcomes.get(case["name"], {})) for case in TABLE}
 
 
-def judge_one(place: Path, case: dict[str, Any], outcome: dict[str, Any]) -> list[str]:
-    """What is not as it should be, in sentences; nothing if all is well."""
-    here = place / case["name"]
+def judge_one(directory: Path, case: dict[str, Any], outcome: dict[str, Any]) -> list[str]:
+    """A sentence for each difference."""
+    here = directory / case["name"]
     return what_changed_outside(here, case) + _differences(here / "scene" / "target", case) + _said(case, outcome)
 
 
 def what_changed_outside(here: Path, case: dict[str, Any]) -> list[str]:
     before, after = json.loads((here / "before.json").read_text()), outside_of(here / "scene")
     if case.get("before", {}) is None:
-        # The target itself was made here.
+        # The client created the target, which changes its parent.
         before.pop("."), after.pop(".", None)
     names = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
     return [f"outside, {name} was {before.get(name)} and is {after.get(name)}" for name in names]
@@ -220,16 +220,16 @@ def _describe(path: Path) -> dict[str, Any]:
 
 def _said(case: dict[str, Any], outcome: dict[str, Any]) -> list[str]:
     if case.get("error"):
-        return [] if "error" in outcome else [f"the client said {outcome}, and not that the archive is damaged"]
+        return [] if "error" in outcome else [f"the client reported {outcome}, and not that the archive is damaged"]
     wanted = {"left_out": case.get("left_out", 0)}
-    return [] if outcome == wanted else [f"the client said {outcome} instead of {wanted}"]
+    return [] if outcome == wanted else [f"the client reported {outcome} instead of {wanted}"]
 
 
-def main(do: str, place: Path) -> int:
+def main(do: str, directory: Path) -> int:
     if do == "prepare":
-        prepare(place)
+        prepare(directory)
         return 0
-    complaints = judge(place, json.load(sys.stdin))
+    complaints = judge(directory, json.load(sys.stdin))
     print(json.dumps(complaints))
     return 1 if any(complaints.values()) else 0
 

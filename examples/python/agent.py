@@ -1,6 +1,6 @@
-"""A tool loop: a model asks for commands, a sandbox runs them, the model sees what came of it.
+"""A tool loop: a model asks for commands, a sandbox runs them, and the model sees the results.
 
-`model` stands in for a real one: it answers with the next message of a conversation.
+`model` replaces a real one: it returns the next message of a conversation.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ TOOLS = "run_python(code), run_bash(command), write_file(path, text)"
 
 
 def model(messages: list[dict[str, Any]]) -> dict[str, Any]:
-    """Plays a model that computes, makes a mistake, sees it and mends it."""
+    """Plays a model that computes, makes a mistake, sees it and corrects it."""
     results = [message["content"] for message in messages if message["role"] == "tool"]
     script = [
         {"tool": "write_file", "path": "/app/primes.py", "text": "def primes(n):\n    return [p for p in range(2, n) if all(p % d for d in range(2, p))]\n"},
@@ -33,7 +33,7 @@ async def call(sandbox: Sandbox, wanted: dict[str, Any]) -> dict[str, Any]:
         result = await sandbox.run_code(wanted["code"], timeout=30)
     else:
         result = await sandbox.run(wanted["command"], timeout=30)
-    # A failure is an answer too: the model decides what to make of it.
+    # The model decides what to do about a failure.
     return {"stdout": result.stdout, "stderr": result.stderr[-2000:], "exit_code": result.exit_code, "timed_out": result.timed_out}
 
 

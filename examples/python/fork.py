@@ -1,10 +1,10 @@
-"""Copy a running sandbox, memory and commands included, and let each copy try something else."""
+"""Copy a running sandbox with its memory and commands, and let each copy do something else."""
 
 import asyncio
 
-from baton_sandbox import Place, Sandbox
+from baton_sandbox import Sandbox, SandboxRef
 
-# Loads something once, then answers: what takes long is done only in the first sandbox.
+# Loads its data once and then answers questions. Only the first sandbox does the slow part.
 SERVICE = """
 import sys
 table = {n: n * n for n in range(100_000)}
@@ -14,8 +14,8 @@ for line in sys.stdin:
 """
 
 
-async def ask(place: Place, number: int) -> str:
-    copy = await place.attach()
+async def ask(ref: SandboxRef, number: int) -> str:
+    copy = await ref.attach()
     service = await copy.follow("service")
     await service.write_stdin(f"{number}\n")
     await service.close_stdin()
@@ -25,15 +25,15 @@ async def ask(place: Place, number: int) -> str:
 
 
 async def main() -> None:
-    sandbox = await Sandbox.create(enable_checkpoint=True)
+    sandbox = await Sandbox.create(persistent=True)
     service = await sandbox.exec(SERVICE, language="python", stdin=True, exec_id="service")
     async for line in service.stdout.lines():
         print("the first one is", line)
         break
 
-    places = await sandbox.fork(3)
-    answers = await asyncio.gather(*(ask(place, 10 * (i + 1)) for i, place in enumerate(places)))
-    print("three copies say", ", ".join(answers))
+    refs = await sandbox.fork(3)
+    answers = await asyncio.gather(*(ask(ref, 10 * (i + 1)) for i, ref in enumerate(refs)))
+    print("three copies answer", ", ".join(answers))
     await sandbox.kill()
 
 

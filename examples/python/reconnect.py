@@ -1,7 +1,7 @@
-"""A command goes on while nobody is connected, and its output is all there afterwards.
+"""A command keeps running while no client is connected, and the next client gets all its output.
 
-Short drops need nothing of this: the client mends its connection by itself. This is for a program
-that ends and comes back later, with the sandbox's id and token in its pocket.
+Short drops need none of this, because the client reconnects by itself. This is for a program that exits and
+attaches again later, with the id and the token of the sandbox.
 """
 
 import asyncio
@@ -16,14 +16,13 @@ def show(update: Update) -> None:
 async def main() -> None:
     sandbox = await Sandbox.create(on_status=show)
     running = await sandbox.exec("for i in $(seq 1 20); do echo $i; sleep 0.05; done", exec_id="count")
-    place, name = (sandbox.id, sandbox.token), running.id
-    await sandbox.close()
-    print("nobody is connected")
+    ref = await sandbox.detach()
+    print("no client is connected")
 
-    sandbox = await Sandbox.attach(None, *place, on_status=show)
-    result = await (await sandbox.follow(name)).wait()
+    sandbox = await Sandbox.attach(None, ref.id, ref.token, on_status=show)
+    result = await (await sandbox.follow(running.id)).wait()
     assert result.stdout.split() == [str(i) for i in range(1, 21)]
-    print("all 20 lines are here, exit code", result.exit_code)
+    print("all 20 lines arrived, exit code", result.exit_code)
     await sandbox.kill()
 
 

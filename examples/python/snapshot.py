@@ -1,4 +1,4 @@
-"""Prepare a file system once, keep it under a name, start any number of sandboxes from it."""
+"""Prepare a file system once, save it under a name, and start any number of sandboxes from it."""
 
 import asyncio
 import time

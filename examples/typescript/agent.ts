@@ -1,6 +1,6 @@
-// A tool loop: a model asks for commands, a sandbox runs them, the model sees what came of it.
+// A tool loop: a model asks for commands, a sandbox runs them, and the model sees the results.
 //
-// `model` stands in for a real one: it answers with the next message of a conversation.
+// `model` replaces a real one: it returns the next message of a conversation.
 
 import { Sandbox } from "baton-sandbox";
 
@@ -12,7 +12,7 @@ type Message = { role: "system" | "user" | "assistant" | "tool"; content?: strin
 
 const TOOLS = "run_python(code), run_bash(command), write_file(path, text)";
 
-/** Plays a model that computes, makes a mistake, sees it and mends it. */
+/** Plays a model that computes, makes a mistake, sees it and corrects it. */
 function model(messages: Message[]): Message {
   const results = messages.filter((message) => message.role === "tool");
   const text = "def primes(n):\n    return [p for p in range(2, n) if all(p % d for d in range(2, p))]\n";
@@ -34,7 +34,7 @@ async function answer(sandbox: Sandbox, call: Call): Promise<unknown> {
   }
   const options = { timeoutMs: 30_000 };
   const run = call.tool === "run_python" ? sandbox.runCode(call.code, "python", options) : sandbox.run(call.command, options);
-  // A failure is an answer too: the model decides what to make of it.
+  // The model decides what to do about a failure.
   const { stdout, stderr, exitCode, timedOut } = await run;
   return { stdout, stderr: stderr.slice(-2000), exitCode, timedOut };
 }

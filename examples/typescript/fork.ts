@@ -1,8 +1,8 @@
-// Copy a running sandbox, memory and commands included, and let each copy try something else.
+// Copy a running sandbox with its memory and commands, and let each copy do something else.
 
-import { type Place, Sandbox } from "baton-sandbox";
+import { Sandbox, type SandboxRef } from "baton-sandbox";
 
-// Loads something once, then answers: what takes long is done only in the first sandbox.
+// Loads its data once and then answers questions. Only the first sandbox does the slow part.
 const SERVICE = `
 import sys
 table = {n: n * n for n in range(100_000)}
@@ -11,8 +11,8 @@ for line in sys.stdin:
     print(table[int(line)], flush=True)
 `;
 
-async function ask(place: Place, number: number): Promise<string> {
-  const copy = await place.attach();
+async function ask(ref: SandboxRef, number: number): Promise<string> {
+  const copy = await ref.attach();
   const service = await copy.follow("service");
   await service.writeStdin(`${number}\n`);
   await service.closeStdin();
@@ -21,14 +21,14 @@ async function ask(place: Place, number: number): Promise<string> {
   return answer;
 }
 
-const sandbox = await Sandbox.create(undefined, { enableCheckpoint: true });
+const sandbox = await Sandbox.create(undefined, { persistent: true });
 const service = await sandbox.exec(SERVICE, { language: "python", stdin: true, execId: "service" });
 for await (const line of service.stdout.lines()) {
   console.log("the first one is", line);
   break;
 }
 
-const places = await sandbox.fork(3);
-const answers = await Promise.all(places.map((place, i) => ask(place, 10 * (i + 1))));
-console.log("three copies say", answers.join(", "));
+const refs = await sandbox.fork(3);
+const answers = await Promise.all(refs.map((ref, i) => ask(ref, 10 * (i + 1))));
+console.log("three copies answer", answers.join(", "));
 await sandbox.kill();

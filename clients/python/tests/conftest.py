@@ -3,25 +3,25 @@ from __future__ import annotations
 from typing import AsyncIterator, Iterator
 
 import pytest
-from stage import Proxy, Stage
+from testbed import Proxy, Testbed
 
 from baton_sandbox import Sandbox
 
 
 @pytest.fixture(scope="session")
-def stage() -> Iterator[Stage]:
-    """Server `a`, for everybody; whoever ends servers starts their own."""
-    stage = Stage()
+def testbed() -> Iterator[Testbed]:
+    """Server `a` is shared by all tests; tests that stop a server start their own."""
+    testbed = Testbed()
     try:
-        stage.do_now("server", name="a")
-        yield stage
+        testbed.do_now("server", name="a")
+        yield testbed
     finally:
-        stage.end()
+        testbed.end()
 
 
 @pytest.fixture
-async def proxy(stage: Stage) -> Proxy:
-    return await stage.proxy()
+async def proxy(testbed: Testbed) -> Proxy:
+    return await testbed.proxy()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Google's credentials, with the real library and a metadata server of our own."""
+"""Google's credentials, with the real library and a fake metadata server."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typing import Iterator
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from script import script
+from scripted_server import scripted_server
 
 from baton_sandbox import AuthError, Sandbox
-from baton_sandbox.auth import Credentials, _end_of
+from baton_sandbox.auth import Credentials, _expiry_of
 
 
 def token(audience: str, lasts: float) -> str:
@@ -62,7 +62,7 @@ async def test_google_gives_an_id_token_for_the_service(metadata: str) -> None:
     environment = {**os.environ, "PYTHONPATH": source, "GCE_METADATA_HOST": metadata, "GCE_METADATA_IP": metadata, "BATON_AUTH": "google"}
     for name in ("GOOGLE_APPLICATION_CREDENTIALS", "http_proxy", "HTTP_PROXY"):
         environment.pop(name, None)
-    async with script() as server:
+    async with scripted_server() as server:
         process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, server.url, env=environment)
         peer = await server.create()
         kind, sent = peer.headers["Authorization"].split()
@@ -91,7 +91,7 @@ async def test_a_token_is_kept_until_shortly_before_its_end(monkeypatch: pytest.
     for _ in range(3):
         await credentials.headers()
     assert fetched == ["https://sandboxes.example"]
-    credentials._until = 0
+    credentials._expires = 0
     await credentials.headers()
     assert len(fetched) == 2
-    assert _end_of("no.token") == 0
+    assert _expiry_of("no.token") == 0

@@ -1,4 +1,4 @@
-"""Downloads from a hostile sandbox: the archives of `clients/suite`, which every client unpacks, and one judge."""
+"""Downloads from a hostile sandbox: every client unpacks the archives of `clients/suite`, and one program checks the results."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from pathlib import Path
 from typing import Any, AsyncGenerator, Iterator, Optional
 
 import pytest
-from stage import SUITE
+from testbed import SUITE
 
 from baton_sandbox import FileError, ProtocolError, unpack
-from baton_sandbox.exec import Running
-from baton_sandbox.files import FileEntry, Files, parse_listing
-from baton_sandbox.protocol import Request
+from baton_sandbox.running import Running
+from baton_sandbox.file_results import FileEntry, parse_listing
+from baton_sandbox.files import Files
+from baton_sandbox.requests import Request
 
 sys.path.insert(0, str(SUITE))
 import hostile_archives as hostile  # noqa: E402
 
 CASES = {case["name"]: case for case in hostile.TABLE}
-#: Ends in the middle of headers, of numbers, of names.
+#: Small pieces end in the middle of headers, numbers and names.
 PIECES = (100, 1 << 20)
 
 
 class HostileSandbox(Files):
-    """Says that it is a directory, and sends an archive of its own making."""
+    """A sandbox that claims to be a directory and sends an archive of its own."""
 
     def __init__(self, archive: bytes, piece: int = 1 << 20, fails_with: Optional[Exception] = None) -> None:
         self._archive, self._piece, self._fails_with = archive, piece, fails_with
@@ -58,14 +59,14 @@ class HostileSandbox(Files):
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """With a short name: one archive is about paths of just under 4096 bytes."""
+    """Has a short name, because one archive has paths of just under 4096 bytes."""
     place = Path(tempfile.mkdtemp(prefix="b"))
     yield place
     shutil.rmtree(place)
 
 
 async def download(sandbox: HostileSandbox, target: Path) -> dict[str, Any]:
-    """What the client says of an archive, in the judge's words."""
+    """The outcome of a download, in the form that the check expects."""
     try:
         await sandbox.download("/x", target)
     except FileError as error:
@@ -89,7 +90,7 @@ async def test_a_hostile_archive_leaves_behind_what_the_table_says(name: str, pi
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if "naive" in case])
 def test_without_the_defence_the_attack_works(name: str, place: Path) -> None:
-    """The control: a naive extractor shows that the archive is an attack, and that the judge sees it."""
+    """The control: with a naive extractor the attack works, and the check notices it."""
     case = CASES[name]
     here = hostile.prepare_one(place, case)
     outcome: dict[str, Any] = {"left_out": case.get("left_out", 0)}
@@ -107,7 +108,7 @@ def test_the_table_has_its_controls() -> None:
     assert sum(case.get("naive") == "escapes" for case in hostile.TABLE) >= 20
 
 
-def test_names_are_parted_as_in_the_other_clients() -> None:
+def test_names_are_split_as_in_the_other_clients() -> None:
     for bad in (b"/etc/passwd", b"../x", b"a/../../x", b"a/..", b"..", b"a\0b", b"a/" * 3000):
         assert unpack.split_name(bad) is None, bad
     assert unpack.split_name(b"./a//b/.") == (b"a", b"b")
@@ -117,7 +118,7 @@ def test_names_are_parted_as_in_the_other_clients() -> None:
 
 def test_a_link_stays_inside_only_if_its_text_shows_it() -> None:
     table = [(b"b", 0, True), (b"../b", 1, True), (b"../../b", 1, False), (b"..", 0, False), (b"/etc", 5, False)]
-    # `a` may be a link to `.`, and then these are above the top.
+    # If `a` is a link to `.`, these are above the top.
     table += [(b"a/../b", 0, False), (b"../a/../../b", 3, False), (b"a\0b", 0, False), (b"", 0, True)]
     for target, depth, inside in table:
         assert unpack.stays_inside(target, depth) is inside, (target, depth)
@@ -133,7 +134,7 @@ def packed(*members: tuple[str, bytes]) -> bytes:
     return whole.getvalue()
 
 
-async def test_names_that_are_no_text_come_out_as_they_are(tmp_path: Path) -> None:
+async def test_names_that_are_not_utf_8_are_kept(tmp_path: Path) -> None:
     await HostileSandbox(packed(("odd-\udcff\udc80", b"odd"))).download("/x", tmp_path)
     assert os.listdir(os.fsencode(tmp_path)) == [b"odd-\xff\x80"]
 
@@ -146,23 +147,23 @@ async def test_a_hostile_name_cannot_write_to_the_terminal_nor_fill_memory(tmp_p
 
 
 async def test_an_archive_that_is_refused_early_ends_the_transfer(tmp_path: Path) -> None:
-    """More pieces wait than the pipe holds, and nobody takes them any more."""
-    told: list[Any] = []
-    asyncio.get_running_loop().set_exception_handler(lambda loop, what: told.append(what))
+    """The pipe is full, and the thread that reads it has failed."""
+    reported: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, what: reported.append(what))
     sandbox = HostileSandbox(b"\xff" * (1 << 20), piece=1000)
     with pytest.raises(FileError, match="damaged"):
         await sandbox.download("/x", tmp_path)
     assert sandbox.is_closed and sandbox.sent < 100
     for count in range(1, 8):
-        # Also where the sandbox is at its end when the thread gives up.
+        # Also if the sandbox has sent everything when the thread fails.
         with pytest.raises(FileError, match="damaged"):
             await HostileSandbox(b"\xff" * 512 * count, piece=512).download("/x", tmp_path)
     gc.collect()
-    assert told == [], "nothing was left waiting"
+    assert reported == [], "no task was left behind"
 
 
-async def test_what_the_sandbox_says_at_the_end_comes_first(tmp_path: Path) -> None:
-    """After more bytes behind the archive's end than the pipe holds."""
+async def test_an_error_of_the_sandbox_comes_first(tmp_path: Path) -> None:
+    """Even after more bytes behind the end of the archive than the pipe holds."""
     archive = packed(("../bad", b""), ("good", b"good")) + bytes(100 << 10)
     with pytest.raises(FileError, match="the disk is gone"):
         await HostileSandbox(archive, 512, FileError("the disk is gone", "EIO")).download("/x", tmp_path)
@@ -189,7 +190,7 @@ async def test_a_full_disk_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_directory_is_complete_once_it_is_left(tmp_path: Path) -> None:
-    """What is remembered does not grow with the archive."""
+    """The memory that it needs does not grow with the archive."""
     members = [{"name": f"{number}/", "kind": "directory", "mode": "0700"} for number in range(3)]
     whole = io.BytesIO(hostile.archive({"members": members}, ""))
     modes = []
@@ -216,7 +217,7 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
-def test_a_damaged_listing_is_an_error_of_its_own() -> None:
+def test_a_malformed_listing_is_a_protocol_error() -> None:
     good = '{"name":"x","kind":"file","size":1,"mode":420,"mtime_ms":-5}'
     assert parse_listing(good)[0].mtime == -0.005
     bad = ["x", "[]", "{}", '{"name":"x"}', '{"name":1,"kind":"file"}', "[" * 100_000]

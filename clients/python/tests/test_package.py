@@ -1,9 +1,10 @@
-"""The package builds, installs into a clean environment, and the examples run with it."""
+"""The package builds and installs into clean environments; the examples and the README run with it."""
 
 from __future__ import annotations
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,20 +13,26 @@ from pathlib import Path
 from typing import Any, Optional
 
 import pytest
-from stage import Stage
+from testbed import Testbed
 
 PACKAGE = Path(__file__).parents[1]
 EXAMPLES = Path(__file__).parents[3] / "examples" / "python"
-#: What each example prints, among other things.
-SAYS = {
+#: A part of the output of each example.
+EXAMPLE_OUTPUT = {
     "agent": "The primes below 30 are [2, 3, 5, 7, 11, 13, 17, 19, 23, 29]",
     "basic": "SOME INPUT",
-    "checkpoint": "the command went on and wrote 20 lines",
-    "fork": "three copies say 100, 400, 900",
-    "handoff": "40 lines, none missing, none doubled",
-    "reconnect": "all 20 lines are here, exit code 0",
+    "checkpoint": "the command continued and wrote 20 lines",
+    "fork": "three copies answer 100, 400, 900",
+    "handoff": "40 lines, none missing, none repeated",
+    "reconnect": "all 20 lines arrived, exit code 0",
     "snapshot": "hello snapshot",
 }
+README_ADDRESS = "ws://127.0.0.1:8080"
+README_BLOCKS = re.findall(r"^```python\n(.*?)^```$", (PACKAGE / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+#: A part of the output of each block of the README, in order.
+README_OUTPUT = ["exit code 3\nstdout: hello\n42\n", "Linux", "remember me", "tick 3", "hello from a file\n\n['main.py']", "it ran once 0"]
+#: The oldest and the newest Python that the package is for; `scripts/packages` tries all of them.
+VERSIONS = ["3.9", "3.13"]
 
 
 def run(*command: Any, **options: Any) -> str:
@@ -39,17 +46,17 @@ PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("wheel")
-    run(*PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", place, PACKAGE)
-    (wheel,) = place.glob("*.whl")
+    directory = tmp_path_factory.mktemp("wheel")
+    run(*PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", directory, PACKAGE)
+    (wheel,) = directory.glob("*.whl")
     assert "baton_sandbox/py.typed" in zipfile.ZipFile(wheel).namelist()
     return wheel
 
 
-def environment(interpreter: str, wheel: Path, place: Path) -> Path:
-    """A Python that has the package and what it needs, and nothing else."""
-    run(interpreter, "-m", "venv", "--without-pip", place / "venv")
-    python = place / "venv" / "bin" / "python"
+def environment(interpreter: str, wheel: Path, directory: Path) -> Path:
+    """A Python that has the package and its dependencies, and nothing else."""
+    run(interpreter, "-m", "venv", "--without-pip", directory / "venv")
+    python = directory / "venv" / "bin" / "python"
     run(*PIP, "--python", python, "install", wheel)
     return python
 
@@ -59,31 +66,49 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return environment(sys.executable, wheel, tmp_path_factory.mktemp("package"))
 
 
+def address_of(testbed: Testbed) -> str:
+    return f"ws://{testbed.do_now('proxy', to='a')['address']}"
+
+
 def test_the_clean_environment_has_the_package_and_its_dependency(python: Path) -> None:
     code = """if True:
         import baton_sandbox, importlib.metadata
         names = [found.metadata["Name"] for found in importlib.metadata.distributions()]
         print(sorted(names), baton_sandbox.__file__)"""
-    said = run(python, "-c", code, cwd="/")
-    assert said.startswith("['baton-sandbox', 'websockets']") and "site-packages" in said
+    output = run(python, "-c", code, cwd="/")
+    assert output.startswith("['baton-sandbox', 'websockets']") and "site-packages" in output
+
+
+def test_the_package_installs_from_a_git_repository(tmp_path: Path) -> None:
+    repository, target = tmp_path / "repository", tmp_path / "target"
+    ignored = shutil.ignore_patterns("__pycache__", ".*_cache")
+    shutil.copytree(PACKAGE, repository / "clients" / "python", ignore=ignored)
+    git = ["git", "-C", repository, "-c", "user.name=test", "-c", "user.email=test@example.com"]
+    run(*git, "init", "--quiet")
+    run(*git, "add", "--all")
+    run(*git, "commit", "--quiet", "--message", "test")
+    source = f"git+file://{repository}#subdirectory=clients/python"
+    run(*PIP, "install", "--no-deps", "--no-build-isolation", "--target", target, source)
+    code = "import baton_sandbox; print(baton_sandbox.__file__)"
+    assert run(sys.executable, "-c", code, cwd="/", env={**os.environ, "PYTHONPATH": str(target)}).startswith(str(target))
 
 
 def test_every_example_is_known() -> None:
-    assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == sorted(SAYS)
+    assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == sorted(EXAMPLE_OUTPUT)
 
 
-def oldest() -> Optional[str]:
-    """An interpreter of the oldest Python the package says it is for, if there is one here."""
+def interpreter(version: str) -> Optional[str]:
+    """An interpreter of this version, if this machine has one."""
     versions = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
-    for found in [shutil.which("python3.9"), *versions.glob("3.9.*/bin/python")]:
-        code = "import sys, venv; print(sys.version_info[:2])"
+    for found in [shutil.which(f"python{version}"), *versions.glob(f"{version}.*/bin/python")]:
+        code = "import sys, venv; print('%d.%d' % sys.version_info[:2])"
         asked = found and subprocess.run([found, "-c", code], capture_output=True, text=True, timeout=20, check=False)
-        if asked and asked.stdout == "(3, 9)\n":
+        if asked and asked.stdout.strip() == version:
             return str(found)
     return None
 
 
-def test_the_oldest_python_reads_every_file() -> None:
+def test_the_oldest_python_parses_every_file() -> None:
     assert 'requires-python = ">=3.9"' in (PACKAGE / "pyproject.toml").read_text()
     files = [*PACKAGE.glob("src/**/*.py"), *EXAMPLES.glob("*.py")]
     assert len(files) > 15
@@ -91,17 +116,29 @@ def test_the_oldest_python_reads_every_file() -> None:
         ast.parse(file.read_text(), str(file), feature_version=(3, 9))
 
 
-@pytest.mark.skipif(oldest() is None, reason="there is no Python 3.9 here")
-def test_the_oldest_python_runs_it(wheel: Path, stage: Stage, tmp_path: Path) -> None:
-    python = environment(oldest() or "", wheel, tmp_path)
-    address = stage.do_now("proxy", to="a")["address"]
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_supported_python_runs_it(version: str, wheel: Path, testbed: Testbed, tmp_path: Path) -> None:
+    found = interpreter(version)
+    if found is None:
+        pytest.skip(f"this machine has no Python {version}")
+    python, address = environment(found, wheel, tmp_path), address_of(testbed)
     for name in ("basic", "reconnect"):
-        said = run(python, EXAMPLES / f"{name}.py", env={**os.environ, "BATON_URL": f"ws://{address}"}, cwd="/")
-        assert SAYS[name] in said
+        output = run(python, "-W", "error", EXAMPLES / f"{name}.py", env={**os.environ, "BATON_URL": address}, cwd="/")
+        assert EXAMPLE_OUTPUT[name] in output
 
 
-@pytest.mark.parametrize("name", sorted(SAYS))
-def test_an_example_runs(name: str, python: Path, stage: Stage) -> None:
-    address = stage.do_now("proxy", to="a")["address"]
-    said = run(python, EXAMPLES / f"{name}.py", env={**os.environ, "BATON_URL": f"ws://{address}"}, cwd="/")
-    assert SAYS[name] in said
+@pytest.mark.parametrize("name", sorted(EXAMPLE_OUTPUT))
+def test_an_example_runs(name: str, python: Path, testbed: Testbed) -> None:
+    output = run(python, EXAMPLES / f"{name}.py", env={**os.environ, "BATON_URL": address_of(testbed)}, cwd="/")
+    assert EXAMPLE_OUTPUT[name] in output
+
+
+def test_every_block_of_the_readme_is_a_program() -> None:
+    assert len(README_BLOCKS) == len(README_OUTPUT)
+    assert all(README_ADDRESS in block for block in README_BLOCKS)
+
+
+@pytest.mark.parametrize("number", range(len(README_OUTPUT)))
+def test_a_block_of_the_readme_runs(number: int, python: Path, testbed: Testbed, tmp_path: Path) -> None:
+    code = README_BLOCKS[number].replace(README_ADDRESS, address_of(testbed))
+    assert README_OUTPUT[number] in run(python, "-W", "error", "-c", code, cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""Every fixture of the protocol, said and understood."""
+"""Every fixture of the protocol: requests are built like them, and events are parsed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from baton_sandbox import protocol
-from baton_sandbox.files import parse_listing
+from baton_sandbox import protocol, requests
+from baton_sandbox.file_results import parse_listing
 from baton_sandbox.protocol import Status
 
 FIXTURES = Path(__file__).parents[3] / "crates" / "protocol" / "fixtures"
@@ -21,9 +21,9 @@ def fixtures(kind: str) -> dict[str, Any]:
 
 CHECKPOINT = "sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab-7-12-00112233445566778899aabbccddeeff"
 REQUESTS: dict[str, Any] = {
-    "ack": protocol.ack("build-7", 4096, 17),
-    "checkpoint": protocol.checkpoint(live=True, keep_running=True),
-    "config": protocol.config(
+    "ack": requests.ack("build-7", 4096, 17),
+    "checkpoint": requests.checkpoint(live=True, keep_running=True),
+    "config": requests.config(
         idle_timeout=300,
         enable_checkpoint=True,
         enable_sandbox_handoff=True,
@@ -38,11 +38,13 @@ REQUESTS: dict[str, Any] = {
         from_checkpoint=CHECKPOINT,
         source_token="t0ken",
     ),
-    "config_never_idle": protocol.config(idle_timeout=None),
-    "config_stays": protocol.config(
+    "config_never_idle": requests.config(idle_timeout=None),
+    "config_persistent": requests.config(persistent=True),
+    "config_persistent_auto": requests.config(persistent="auto"),
+    "config_stays": requests.config(
         enable_checkpoint=True, enable_sandbox_handoff=False, enable_idle_timeout_auto_checkpoint=False
     ),
-    "exec_argv": protocol.exec_(
+    "exec_argv": requests.exec_(
         exec_id="build-7",
         argv=["make", "-j2"],
         env={"CI": "1"},
@@ -52,45 +54,51 @@ REQUESTS: dict[str, Any] = {
         pty=(80, 24),
         timeout=30,
     ),
-    "fork": protocol.fork(3),
-    "handoff": protocol.handoff(),
-    "kill_process": protocol.kill_process("build-7"),
-    "kill_sandbox": protocol.kill_sandbox(),
-    "reconnect": protocol.reconnect({"build-7": (4096, 0)}),
-    "reconnect_peek": protocol.reconnect({"exec-1": (0, 0)}, peek=True),
-    "resize": protocol.resize("build-7", 120, 40),
-    "signal": protocol.signal("build-7", "INT"),
-    "snapshot_filesystem": protocol.snapshot("py3.11", full=True),
-    "stdin_base64": protocol.stdin("build-7", "/wA=", encoding="base64", eof=True, offset=12),
-    "read_file": protocol.read_file("get-1", "/data/big.bin", offset=1048576, length=4096),
-    "read_file_archive": protocol.read_file("", "/src", archive=True),
-    "write_file": protocol.write_file(
+    "fork": requests.fork(3),
+    "handoff": requests.handoff(),
+    "kill_process": requests.kill_process("build-7"),
+    "kill_sandbox": requests.kill_sandbox(),
+    "reconnect": requests.reconnect({"build-7": (4096, 0)}),
+    "reconnect_peek": requests.reconnect({"exec-1": (0, 0)}, peek=True),
+    "resize": requests.resize("build-7", 120, 40),
+    "signal": requests.signal("build-7", "INT"),
+    "snapshot_filesystem": requests.snapshot("py3.11", full=True),
+    "stdin_base64": requests.stdin("build-7", "/wA=", encoding="base64", eof=True, offset=12),
+    "read_file": requests.read_file("get-1", "/data/big.bin", offset=1048576, length=4096),
+    "read_file_archive": requests.read_file("", "/src", archive=True),
+    "write_file": requests.write_file(
         "put-1", "/data/run.sh", mode=0o755, mtime_ms=1731751200250, size=4096, user="nobody", timeout=60
     ),
-    "write_file_archive": protocol.write_file("", "src", archive=True, cwd="/data"),
-    "list_files": protocol.list_files("", "/src", depth=3),
+    "write_file_archive": requests.write_file("", "src", archive=True, cwd="/data"),
+    "list_files": requests.list_files("", "/src", depth=3),
+    "make_directory": requests.make_directory("", "/data/new/deep", parents=True, mode=0o755),
+    "remove_file": requests.remove_file("", "/data/old", recursive=True),
+    "rename_file": requests.rename_file("", "/data/a", "/data/b"),
+    "set_idle_timeout": requests.set_idle_timeout(600),
+    "set_idle_timeout_never": requests.set_idle_timeout(None),
+    "watch_files": requests.watch_files("watch-1", "/data", recursive=True),
 }
-#: Forms of the plain dialect, which this client does not use.
+#: Requests of the plain dialect, which this client does not use.
 PLAIN = {"exec", "stdin"}
 
 
 @pytest.mark.parametrize("name", sorted(set(fixtures("requests")) - PLAIN))
-def test_every_request_is_said_as_its_fixture(name: str) -> None:
+def test_every_request_equals_its_fixture(name: str) -> None:
     request = {field: value for field, value in REQUESTS[name].items() if (field, value) != ("exec_id", "")}
     assert request == fixtures("requests")[name]
 
 
 @pytest.mark.parametrize("name", sorted(fixtures("events/status_update")))
-def test_every_status_is_understood(name: str) -> None:
+def test_every_status_is_parsed(name: str) -> None:
     fixture = fixtures("events/status_update")[name]
     event = protocol.parse(json.dumps(fixture))
     assert isinstance(event, protocol.Update)
     assert event.status.value == fixture["status"] == f"SANDBOX_{name.upper()}"
-    plain = ("message", "exec_id", "exec", "exit_code", "signal", "duration_ms", "checkpoint_id", "paused_ms", "snapshot", "boot")
+    plain = ("message", "reason", "exec_id", "exec", "exit_code", "signal", "duration_ms", "checkpoint_id", "paused_ms", "snapshot", "boot")
     for field in plain:
         assert getattr(event, field) == fixture.get(field)
-    moved = event.progress and {"done": event.progress.done, "total": event.progress.total}
-    assert moved == fixture.get("progress")
+    progress = event.progress and {"done": event.progress.done, "total": event.progress.total}
+    assert progress == fixture.get("progress")
     assert event.timed_out == fixture.get("timed_out", False)
     assert (event.execs is None) == ("execs" not in fixture)
     for view, known in zip(event.execs or (), fixture.get("execs", ())):
@@ -106,35 +114,36 @@ def test_every_status_has_a_fixture() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(fixtures("events")))
-def test_every_event_is_understood(name: str) -> None:
+def test_every_event_is_parsed(name: str) -> None:
     fixture = fixtures("events")[name]
     event = protocol.parse(json.dumps({**fixture, "later": {"field": 1}}))
     expected: dict[str, protocol.Event] = {
-        "error": protocol.Said("Cannot checkpoint while an execution is in progress."),
-        "forked": protocol.Forked((protocol.Found("sandbox-1c9f5a52-6f0e-4b1c-8d3e-0123456789ab", "0ther"),)),
+        "error": protocol.ErrorText("Cannot checkpoint while an execution is in progress."),
+        "forked": protocol.Forked((protocol.Identity("sandbox-1c9f5a52-6f0e-4b1c-8d3e-0123456789ab", "0ther"),)),
         "hello": protocol.Hello(1, 1048576, 1024, "inst-00112233445566778899aabbccddeeff"),
-        "output_gap": protocol.Gap("build-7", "stdout", 0, 8388608),
-        "output_rewound": protocol.Rewound("build-7", "stderr", 17),
+        "idle_timeout": protocol.IdleTimeout(600),
+        "output_gap": protocol.OutputGap("build-7", "stdout", 0, 8388608),
+        "output_rewound": protocol.OutputRewound("build-7", "stderr", 17),
         "rolled_back": protocol.RolledBack(CHECKPOINT, 120000),
-        "sandbox_id": protocol.Found("sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab", "t0ken"),
-        "stderr": protocol.Text("stderr", "oh\n"),
+        "sandbox_id": protocol.Identity("sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab", "t0ken", True),
+        "stderr": protocol.TextOutput("stderr", "oh\n"),
         "stdin_ack": protocol.StdinAck("build-7", 4),
-        "stdout": protocol.Text("stdout", "é\n"),
+        "stdout": protocol.TextOutput("stdout", "é\n"),
     }
     assert event == expected[name]
 
 
-def test_what_is_not_known_is_passed_over() -> None:
+def test_what_is_not_known_is_ignored() -> None:
     unknown = '{"event":"status_update","status":"SANDBOX_LATER"}'
     for text in ('{"event":"later"}', unknown, "[]", "no", "{}", '{"event":["x"]}'):
         assert protocol.parse(text) is None
 
 
 def test_a_token_is_never_printed() -> None:
-    assert "t0ken" not in repr(protocol.Found("id", "t0ken"))
+    assert "t0ken" not in repr(protocol.Identity("id", "t0ken"))
 
 
-def test_a_listing_is_understood() -> None:
+def test_a_listing_is_parsed() -> None:
     entries = parse_listing((FIXTURES / "files" / "list.jsonl").read_text())
     assert [(entry.name, entry.kind) for entry in entries] == [
         ("run.sh", "file"),

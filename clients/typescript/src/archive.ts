@@ -1,4 +1,4 @@
-/** A directory of this machine as a tar archive, piece by piece. Node only. */
+/** Packs a local directory as a tar archive, piece by piece. Node only. */
 
 import { createReadStream } from "node:fs";
 import { lstat, readdir, readlink } from "node:fs/promises";
@@ -7,7 +7,7 @@ import { join } from "node:path";
 import { FileError } from "./errors.js";
 import { BLOCK, bytesOf, headers, padding } from "./tar.js";
 
-/** A directory and everything in it, links as links. */
+/** Packs a directory; links are packed as links. */
 export async function* pack(directory: string): AsyncGenerator<Uint8Array, void, void> {
   async function* walk(path: string, name: string): AsyncGenerator<Uint8Array, void, void> {
     const about = await lstat(path);
@@ -26,7 +26,7 @@ export async function* pack(directory: string): AsyncGenerator<Uint8Array, void,
           yield data as Buffer;
         }
       }
-      // Its place in the archive is as long as was said.
+      // The header has promised its size.
       if (left > 0) throw new FileError(`${path} became shorter while it was read`, "EIO");
       yield padding(about.size);
     }

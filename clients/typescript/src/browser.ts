@@ -1,15 +1,15 @@
 /** The package in a browser: its own WebSocket, and no dependency. */
 
-import { type Handshake, type Socket, runOn } from "./connect.js";
+import { type Handshake, type Socket, setPlatform } from "./connect.js";
 import { AuthError, ConnectionError, ProtocolError, TimeoutError } from "./errors.js";
 import { SUBPROTOCOL } from "./protocol.js";
-import { type Verdict, fatal, lost } from "./verdict.js";
+import { type RetryPolicy, fatal, lost } from "./retry_policy.js";
 
 export * from "./index.js";
 
 class BrowserSocket implements Socket {
-  // A browser answers pings by itself and tells nobody.
-  readonly hearsPings = false;
+  // A browser answers pings by itself and does not report them.
+  readonly seesPings = false;
   onMessage: Socket["onMessage"] = () => {};
   onAlive: Socket["onAlive"] = () => {};
   onEnd: Socket["onEnd"] = () => {};
@@ -26,9 +26,9 @@ class BrowserSocket implements Socket {
       else this.onMessage(message);
     };
     socket.onclose = ({ code }) => this.#end(code === 1006 ? undefined : code);
-    // The network is gone and came back: what is left of the connection is not worth waiting for.
+    // The network was gone and is back: the old connection is most likely dead.
     globalThis.addEventListener?.("online", this.#drop);
-    // What came before anybody listened comes first.
+    // Messages that arrived before the session was ready are delivered first.
     setTimeout(() => {
       const early = this.#early ?? [];
       this.#early = undefined;
@@ -60,17 +60,17 @@ class BrowserSocket implements Socket {
     this.#end(undefined);
   }
 
-  // It cannot stop reading; the server's window bounds what comes.
+  // A browser cannot stop reading; the server's window limits what arrives.
   pause(): void {}
   resume(): void {}
 }
 
-function open(handshake: Handshake): Promise<{ socket: Socket } | Verdict> {
+function open(handshake: Handshake): Promise<{ socket: Socket } | RetryPolicy> {
   if (Object.keys(handshake.headers).length) {
-    return Promise.resolve(fatal(new ConnectionError("a browser sends no headers of its own with a WebSocket")));
+    return Promise.resolve(fatal(new ConnectionError("a browser cannot send headers with a WebSocket")));
   }
   const offers = [SUBPROTOCOL];
-  if (handshake.place) offers.push(`baton.token.${handshake.place.sandboxToken}`);
+  if (handshake.identity) offers.push(`baton.token.${handshake.identity.sandboxToken}`);
   if (handshake.apiKey !== undefined) offers.push(`baton.key.${handshake.apiKey}`);
   return new Promise((done) => {
     let socket: WebSocket;
@@ -85,24 +85,24 @@ function open(handshake: Handshake): Promise<{ socket: Socket } | Verdict> {
       socket.close();
       done({ error: new TimeoutError(`no connection within ${handshake.withinMs} ms`), isRetry: true });
     }, handshake.withinMs);
-    // Why it failed a browser does not say.
+    // A browser does not report why it failed.
     socket.onclose = () => {
       clearTimeout(timer);
-      done(lost("the server cannot be reached, or refused"));
+      done(lost("the server cannot be reached, or it refused the connection"));
     };
     socket.onopen = () => {
       clearTimeout(timer);
       if (socket.protocol === SUBPROTOCOL) done({ socket: new BrowserSocket(socket) });
-      else done(fatal(new ProtocolError("the server did not choose it")));
+      else done(fatal(new ProtocolError(`the server did not accept the subprotocol ${SUBPROTOCOL}`)));
     };
   });
 }
 
-runOn({
+setPlatform({
   open,
   credentials: (auth) => {
-    if (auth && auth !== "none") throw new AuthError("a browser sends no headers of its own with a WebSocket");
+    if (auth && auth !== "none") throw new AuthError("a browser cannot send headers with a WebSocket");
     return () => ({});
   },
-  transfer: () => Promise.reject(new ConnectionError("a browser has no files to copy: use readFile and writeFile")),
+  transfer: () => Promise.reject(new ConnectionError("a browser has no local files: use readFile and writeFile")),
 });

@@ -1,57 +1,60 @@
-/** What one handshake needs; how it is made is the platform's. */
+/** What a handshake needs. Node and browsers each implement it. */
 
 import { ConnectionError } from "./errors.js";
-import type { Found, Update } from "./protocol.js";
-import type { Verdict } from "./verdict.js";
+import type { Identity, Update } from "./protocol.js";
+import type { RetryPolicy } from "./retry_policy.js";
+import type { Rollback } from "./rollback.js";
 
-/** Gives headers before each handshake. */
+/** Returns headers before each handshake. */
 export type HeaderSource = () => Record<string, string> | Promise<Record<string, string>>;
 
-/** How to reach the server, and how patiently. */
+/** How to reach the server, and how long to wait for it. */
 export interface Connection {
   /** Sent as `X-API-Key`, from a browser as a subprotocol. */
   apiKey?: string;
-  /** Sent with every handshake, as for a proxy in front of the server. Not in a browser. */
+  /** Sent with every handshake, for example for a proxy in front of the server. Not in a browser. */
   headers?: Record<string, string>;
-  /** `"google"`, or a function that gives further headers before each handshake. Not in a browser. */
+  /** `"google"`, or a function that returns further headers before each handshake. Not in a browser. */
   auth?: "google" | "none" | HeaderSource;
-  /** After a drop: for how long to try again. `null` never tries. 5 minutes. */
+  /** How long to try to reconnect after a drop. `null` never tries. 5 minutes. */
   reconnectForMs?: number | null;
-  /** One handshake may take so long. 15 s. */
+  /** The time limit of one handshake. 15 s. */
   connectWithinMs?: number;
   /** From the call of create or attach to a running sandbox. 2 minutes. */
   startWithinMs?: number;
-  /** A checkpoint, snapshot, fork, handoff or kill may take so long. 10 minutes. */
+  /** The time limit of a checkpoint, snapshot, fork, handoff or kill. 10 minutes. */
   answerWithinMs?: number;
-  /** The server pings every ten seconds: after so much silence it is gone. 30 s. A browser does not show pings. */
+  /** The server pings every ten seconds: after this much silence the connection counts as dead. 30 s. Browsers hide pings. */
   silenceMs?: number;
-  /** Called with every update, as it comes. */
+  /** Called with every status update. */
   onStatus?: (update: Update) => void;
+  /** Called when the sandbox was restored from an older checkpoint; without it `console.warn` is. */
+  onRollback?: (rollback: Rollback) => void;
 }
 
-/** One WebSocket, as much of it as is needed here. */
+/** The part of a WebSocket that the client needs. */
 export interface Socket {
   send(data: string | Uint8Array): void;
-  /** Bytes that were given to `send` and are not on their way yet. */
+  /** Bytes that were passed to `send` and not sent yet. */
   readonly buffered: number;
-  /** Closes politely, within a bounded time. */
+  /** Closes with a close frame, within a limited time. */
   close(): void;
-  /** Lets it go at once. */
+  /** Drops the connection at once. */
   drop(): void;
   /** Stops reading until `resume`, where that is possible. */
   pause(): void;
   resume(): void;
-  /** Whether pings of the server are seen, so that silence means something. */
-  readonly hearsPings: boolean;
+  /** Whether pings of the server are visible, so that silence means a dead connection. */
+  readonly seesPings: boolean;
   onMessage: (data: string | Uint8Array) => void;
   onAlive: () => void;
-  /** Without a code it was cut. */
+  /** Without a code the connection was cut. */
   onEnd: (code: number | undefined, cause: string) => void;
 }
 
 export interface Handshake {
   url: string;
-  place: Found | undefined;
+  identity: Identity | undefined;
   apiKey: string | undefined;
   headers: Record<string, string>;
   cookies: Cookies;
@@ -60,17 +63,17 @@ export interface Handshake {
 
 /** What Node and browsers do differently. */
 export interface Platform {
-  open(handshake: Handshake): Promise<{ socket: Socket } | Verdict>;
-  /** Headers that prove who calls; throws `AuthError`. */
+  open(handshake: Handshake): Promise<{ socket: Socket } | RetryPolicy>;
+  /** Headers that authenticate the caller; throws `AuthError`. */
   credentials(auth: Connection["auth"], address: string): HeaderSource;
-  /** What copies files of the machine. */
+  /** Copies local files. */
   transfer(): Promise<typeof import("./transfer.js")>;
 }
 
 let chosen: Platform | undefined;
 
-/** The entry module of the package says where it runs. */
-export function runOn(platform: Platform): void {
+/** Called by the entry module of the package. */
+export function setPlatform(platform: Platform): void {
   chosen = platform;
 }
 
@@ -79,36 +82,36 @@ export function platform(): Platform {
   return chosen;
 }
 
-/** The server's address, without what comes after its own path. */
-export function addressOf(url: string): string {
+/** The server's address with the scheme `ws` or `wss`, and without a slash at the end. */
+export function normalizeUrl(url: string): string {
   const [, scheme = "", rest = ""] = /^([a-z]+):\/\/(.*?)\/*$/.exec(url) ?? [];
-  const wire = { ws: "ws", http: "ws", wss: "wss", https: "wss" }[scheme];
-  if (!wire) throw new ConnectionError(`the address \`${url}\` must begin with ws:// or wss://`);
+  const target = { ws: "ws", http: "ws", wss: "wss", https: "wss" }[scheme];
+  if (!target) throw new ConnectionError(`the address \`${url}\` must begin with ws:// or wss://`);
   let parsed: URL | undefined;
   try {
-    parsed = new URL(`${wire}://${rest}`);
+    parsed = new URL(`${target}://${rest}`);
   } catch {
-    // Said below.
+    // Reported below.
   }
   if (!parsed?.hostname || parsed.search || parsed.hash || /\s/.test(rest)) {
     throw new ConnectionError(`\`${url}\` is not the address of a server`);
   }
-  return `${wire}://${rest}`;
+  return `${target}://${rest}`;
 }
 
-/** What load balancers gave us to find the same instance again. */
+/** Cookies of a load balancer, sent back so that the next connection reaches the same instance. */
 export class Cookies {
   #values = new Map<string, string>();
 
   /** Values of later handshakes replace earlier ones. */
-  take(headers: readonly string[]): void {
+  store(headers: readonly string[]): void {
     for (const header of headers) {
       const [, name, value] = /^\s*([^=;]+?)\s*=\s*([^;]*?)\s*(?:;|$)/.exec(header) ?? [];
       if (name !== undefined && value !== undefined) this.#values.set(name, value);
     }
   }
 
-  forget(): void {
+  clear(): void {
     this.#values.clear();
   }
 

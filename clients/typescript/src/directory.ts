@@ -1,11 +1,10 @@
 /**
- * Directories that are open, and what is made in them by name. Node only.
+ * Open directories, and entries that are created in them by name. Node only.
  *
- * Node has no `openat`. On Linux `/proc/self/fd/N/name` is the same: the kernel begins at the open directory N, wherever
- * it is, and only `name` is looked up, so that there is no path that could lead somewhere else. Elsewhere paths are all
- * there is: then each directory is known by its number, and before anything is made in it, its path must still be that
- * very directory and go through no link. Between that look and the deed somebody else on this machine, who may write there,
- * could exchange a directory for a link; an archive alone cannot.
+ * Node has no `openat`. On Linux `/proc/self/fd/N/name` does the same: the kernel starts at the open directory N and looks up
+ * only `name`, so no path can lead elsewhere. Other systems have only paths. There each directory is identified by its inode
+ * number, and before anything is created in it, its path must still lead to that directory and through no link. Between this
+ * check and its use another process that may write there could exchange a directory for a link; an archive alone cannot.
  */
 
 import { type BigIntStats, constants } from "node:fs";
@@ -17,7 +16,7 @@ import { MAX_TIME_MS } from "./tar.js";
 
 const { O_CREAT, O_DIRECTORY, O_EXCL, O_NOFOLLOW, O_RDONLY, O_WRONLY } = constants;
 
-/** A name or a link's target: a text with one character for each byte. */
+/** A name or the target of a link, with one character for each byte. */
 export type Bytes = string;
 
 export interface About {
@@ -27,7 +26,7 @@ export interface About {
 
 export class Directory {
   readonly handle: FileHandle;
-  /** Where the system finds it. */
+  /** The path of the directory. */
   #path: Bytes;
   #isByHandle: boolean;
 
@@ -37,16 +36,16 @@ export class Directory {
     this.#isByHandle = isByHandle;
   }
 
-  /** A directory of the caller's own choice: this path may go through links. */
+  /** Opens a directory that the caller chose: this path may go through links. */
   static async open(path: string, mayUseHandles = true): Promise<Directory> {
     const real = await realpath(path, "buffer");
     const handle = await open(real, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
     const byHandle = `/proc/self/fd/${handle.fd}`;
-    const isByHandle = mayUseHandles && isSame(await handle.stat({ bigint: true }), await lookAt(`${byHandle}/.`));
+    const isByHandle = mayUseHandles && isSame(await handle.stat({ bigint: true }), await statOrNothing(`${byHandle}/.`));
     return new Directory(handle, isByHandle ? byHandle : real.toString("latin1"), isByHandle);
   }
 
-  /** The directory of that name itself, never one that a link leads to. */
+  /** Opens the directory of that name, and never the target of a link. */
   async enter(name: Bytes): Promise<Directory> {
     const path = await this.at(name);
     const handle = await open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
@@ -58,13 +57,13 @@ export class Directory {
     await mkdir(await this.at(name), 0o777);
   }
 
-  /** By which path the system reaches a name in it, now. */
+  /** The path by which the system reaches an entry, right now. */
   async at(name: Bytes): Promise<Buffer> {
     if (!this.#isByHandle) await this.#confirm();
     return Buffer.from(`${this.#path}/${name}`, "latin1");
   }
 
-  /** Whether the path still is this directory, and no part of it a link. */
+  /** Throws unless the path still leads to this directory and contains no link. */
   async #confirm(): Promise<void> {
     const path = Buffer.from(this.#path, "latin1");
     const isHere = isSame(await this.handle.stat({ bigint: true }), await lstat(path, { bigint: true }));
@@ -74,8 +73,8 @@ export class Directory {
   }
 
   /**
-   * Makes something under a name that nobody has, then gives it its own. Whatever had that is replaced, and never followed; a
-   * reader sees the old or the new one.
+   * Creates an entry under a random name and renames it. An existing entry is replaced and never followed; a reader sees the old
+   * or the new one.
    */
   async put(name: Bytes, make: (unused: Buffer) => Promise<void>): Promise<void> {
     const unused = await this.at(unusedName());
@@ -83,7 +82,7 @@ export class Directory {
       await make(unused);
       await rename(unused, await this.at(name));
     } finally {
-      // It is still there if that failed, or if both were names of one file.
+      // The temporary name still exists if renaming failed, or if both names belong to the same file.
       await unlink(unused).catch(() => {});
     }
   }
@@ -108,30 +107,30 @@ export function unusedName(): string {
   return `.baton-${randomBytes(8).toString("hex")}`;
 }
 
-/** A file that was not there before. */
+/** Creates a file that must not exist. */
 export async function writeNew(path: Buffer | string, source: AsyncIterable<Uint8Array>, about: About): Promise<void> {
-  // Windows does not know all of these, and has no need of them.
+  // Windows lacks some of these flags and does not need them.
   const file = await open(path, O_WRONLY | O_CREAT | O_EXCL | (O_NOFOLLOW ?? 0), 0o600);
   try {
     for await (const data of source) await file.writeFile(data);
-    await settle(file, about);
+    await setTimeAndMode(file, about);
   } finally {
     await file.close();
   }
 }
 
-/** Time and mode of what is open. */
-export async function settle(handle: FileHandle, about: About): Promise<void> {
+/** Sets the time and the mode of an open file. */
+export async function setTimeAndMode(handle: FileHandle, about: About): Promise<void> {
   await handle.utimes(time(about.mtimeMs), time(about.mtimeMs));
   await handle.chmod(about.mode);
 }
 
-/** Node takes a number below 0 for now, but a date for what it is; and beyond what a date can be there is no time. */
+/** Limited to what a `Date` can hold. A negative time is a `Date`, because Node takes a negative number for the current time. */
 function time(ms: number): number | Date {
   return ms < 0 ? new Date(Math.max(ms, -MAX_TIME_MS)) : Math.min(ms, MAX_TIME_MS) / 1000;
 }
 
-async function lookAt(path: string): Promise<BigIntStats | undefined> {
+async function statOrNothing(path: string): Promise<BigIntStats | undefined> {
   return stat(path, { bigint: true }).catch(() => undefined);
 }
 

@@ -1,7 +1,7 @@
-/** What can go wrong, by what the caller can do about it. */
+/** The errors of this package, by what the caller can do about them. */
 
-import type { Result } from "./exec.js";
 import type { Update } from "./protocol.js";
+import type { Result } from "./result.js";
 
 /** Every error of this package. */
 export class BatonError extends Error {
@@ -11,20 +11,20 @@ export class BatonError extends Error {
   }
 }
 
-/** The sandbox never was, or it was deleted. */
+/** The sandbox does not exist, or it was deleted. */
 export class NotFoundError extends BatonError {}
-/** Somebody else is attached to the sandbox, and alive. */
+/** Another client is attached to the sandbox and responds. */
 export class InUseError extends BatonError {}
-/** The token or the API key does not open this. */
+/** The token or the API key is wrong or missing. */
 export class PermissionDeniedError extends BatonError {}
 /** The sandbox could not be created. */
 export class CreationError extends BatonError {}
 /** The sandbox could not be restored. */
 export class RestoreError extends BatonError {}
-/** No checkpoint was made. The sandbox goes on as it was. */
+/** The checkpoint failed. The sandbox keeps running. */
 export class CheckpointError extends BatonError {}
 
-/** The server's no to one request. The sandbox goes on as it was. */
+/** The server refused one request. The sandbox keeps running. */
 export class RefusedError extends BatonError {
   readonly status: string;
   constructor(message: string, status: string) {
@@ -33,22 +33,30 @@ export class RefusedError extends BatonError {
   }
 }
 
-/** No snapshot was made. The sandbox goes on as it was. */
+/** The snapshot failed. The sandbox keeps running. */
 export class SnapshotError extends RefusedError {}
-/** No answer came in time. */
+/** No answer arrived in time. */
 export class TimeoutError extends BatonError {}
-/** The server cannot be reached, or not any more. */
+/** The server cannot be reached, or the connection was lost for too long. */
 export class ConnectionError extends BatonError {}
-/** The other side does not speak `baton.v1`, or not well. */
+/** The server does not speak `baton.v1`, or violates it. */
 export class ProtocolError extends BatonError {}
-/** The session is over as it should be; the text says why. */
+/** The session ended normally; the message says why. */
 export class EndedError extends BatonError {}
-/** A command is gone, and nobody knows how it ended. */
-export class ExecLostError extends BatonError {}
-/** No credentials for the server could be had. */
+/** No credentials for the server could be obtained. */
 export class AuthError extends BatonError {}
 
-/** A command did not succeed, and `check: true` asked to hear of it so. */
+/** A command is lost: its outcome is not known. */
+export class ExecLostError extends BatonError {
+  /** It is lost because the sandbox was rolled back to an older checkpoint. */
+  readonly rolledBack: boolean;
+  constructor(message: string, rolledBack = false) {
+    super(message);
+    this.rolledBack = rolledBack;
+  }
+}
+
+/** A command failed, and `check: true` was given. */
 export class ExecFailedError extends BatonError {
   readonly result: Result;
   constructor(result: Result) {
@@ -58,12 +66,12 @@ export class ExecFailedError extends BatonError {
   }
 }
 
-/** Bytes of a command's output were not kept: nobody listened for too long. Reading can go on after it. */
+/** Output was dropped because the command had no reader for too long. You can keep reading after it. */
 export class OutputGapError extends BatonError {
   readonly start: number;
   readonly end: number;
   constructor(stream: string, start: number, end: number) {
-    super(`bytes ${start} to ${end} of ${stream} were not kept`);
+    super(`bytes ${start} to ${end} of ${stream} were dropped`);
     this.start = start;
     this.end = end;
   }
@@ -88,8 +96,8 @@ const KINDS: Record<string, new (message: string) => BatonError> = {
   SANDBOX_EXECUTION_IN_PROGRESS_ERROR: CheckpointError,
 };
 
-/** The error an update stands for. */
-export function ofUpdate(update: Pick<Update, "status" | "message">): BatonError {
+/** The error that an update reports. */
+export function fromUpdate(update: Pick<Update, "status" | "message">): BatonError {
   const message = update.message ?? update.status;
   const Kind = KINDS[update.status];
   if (Kind) return new Kind(message);
@@ -97,6 +105,7 @@ export function ofUpdate(update: Pick<Update, "status" | "message">): BatonError
   return new RefusedError(message, update.status);
 }
 
-export function textOf(error: unknown): string {
+/** The message of an error, or its type if it has none. */
+export function describe(error: unknown): string {
   return error instanceof Error ? error.message || error.name : String(error);
 }

@@ -1,33 +1,22 @@
-/** Files of a sandbox: a transfer is a command without a program, and outlasts drops as one does. */
+/** Files of a sandbox. A transfer is a command without a program, and survives dropped connections as commands do. */
 
+import { newExecId } from "./clock.js";
 import { platform } from "./connect.js";
-import { ExecLostError, FileError, ProtocolError } from "./errors.js";
-import { type Running } from "./exec.js";
-import * as protocol from "./protocol.js";
-import type { Request } from "./protocol.js";
-import { execId } from "./seam.js";
+import { FileError, ProtocolError } from "./errors.js";
+import { type FileEntry, checked, interrupted, parseListing } from "./file_results.js";
+import * as requests from "./requests.js";
+import type { Request } from "./requests.js";
+import type { Running } from "./running.js";
+import { FileWatch } from "./watch.js";
 
 export interface FileOptions {
-  /** As whom; without it as commands run. */
+  /** The user inside the sandbox to work as. */
   user?: string;
-  /** Where a relative path begins. */
+  /** The directory that relative paths start from. */
   cwd?: string;
   timeoutMs?: number;
-  /** Gives up. */
+  /** Cancels the transfer. */
   signal?: AbortSignal;
-}
-
-/** One line of a listing. */
-export interface FileEntry {
-  /** Relative to the path asked for; of that path itself, its last part. */
-  name: string;
-  kind: "file" | "directory" | "symlink" | "other";
-  size: number;
-  /** Permission bits. */
-  mode: number;
-  mtimeMs: number;
-  /** Where a symbolic link points. */
-  target?: string;
 }
 
 export type Source = Uint8Array | string | AsyncIterable<Uint8Array> | Iterable<Uint8Array>;
@@ -41,47 +30,43 @@ export abstract class Files {
     signal: AbortSignal | undefined,
   ): Promise<Running>;
 
-  /** A file's bytes, or a part of them. */
+  /** The bytes of a file, or a part of them. */
   async readFile(path: string, options: FileOptions & { offset?: number; length?: number } = {}): Promise<Uint8Array> {
     const { signal, ...rest } = options;
-    const id = execId();
-    const running = await this._start(protocol.readFile({ ...rest, path, execId: id }), id, undefined, signal);
-    const result = await running.wait(signal ? { signal } : {});
-    if (result.exitCode !== 0) throw faultOf(result.stderr, path);
-    if (result.lost) throw new ExecLostError(`${result.lost} bytes of ${path} were not kept on the way`);
-    return result.stdoutBytes;
+    const id = newExecId();
+    const running = await this._start(requests.readFile({ ...rest, path, execId: id }), id, undefined, signal);
+    return checked(await running.wait(signal ? { signal } : {}), path).stdoutBytes;
   }
 
-  /** A file as a text. */
-  async readText(path: string, options: FileOptions = {}): Promise<string> {
+  /** A file as text. Bytes that are not UTF-8 are replaced. */
+  async readText(path: string, options: FileOptions & { offset?: number; length?: number } = {}): Promise<string> {
     return new TextDecoder().decode(await this.readFile(path, options));
   }
 
-  /** A file, or with `archive` a tar archive of a directory, piece by piece with bounded memory. */
+  /** A file, or with `archive` a tar archive of a directory, piece by piece and with bounded memory. */
   async *readStream(
     path: string,
     options: FileOptions & { offset?: number; length?: number; archive?: boolean } = {},
   ): AsyncGenerator<Uint8Array, void, void> {
     const { signal, ...rest } = options;
-    const id = execId();
-    const running = await this._start(protocol.readFile({ ...rest, path, execId: id }), id, undefined, signal);
-    let isWhole = false;
+    const id = newExecId();
+    const running = await this._start(requests.readFile({ ...rest, path, execId: id }), id, undefined, signal);
+    let isComplete = false;
     try {
       for await (const chunk of running.stdout.chunks()) {
-        if (chunk.kind !== "data") throw new ExecLostError(`${path} was not kept on the way: begin again`);
+        if (chunk.kind !== "data") throw interrupted(path, running._exec.rolledBack);
         yield chunk.data;
       }
-      isWhole = true;
+      isComplete = true;
     } finally {
-      if (!isWhole) await running.kill().catch(() => {});
+      if (!isComplete) await running.kill().catch(() => {});
     }
-    const result = await running.wait(signal ? { signal } : {});
-    if (result.exitCode !== 0) throw faultOf(result.stderr, path);
+    checked(await running.wait(signal ? { signal } : {}), path);
   }
 
   /**
-   * Writes a file, all at once: a reader sees the old or the new one. Missing directories are made.
-   * With `archive` the source is a tar archive, unpacked into the directory `path`.
+   * Writes a file atomically: a reader sees the old or the new one. Missing directories are created.
+   * With `archive` the source is a tar archive, which is unpacked into the directory `path`.
    */
   async writeFile(
     path: string,
@@ -89,81 +74,105 @@ export abstract class Files {
     options: FileOptions & { mode?: number; mtimeMs?: number; size?: number; archive?: boolean } = {},
   ): Promise<void> {
     const { signal, ...rest } = options;
-    const id = execId();
+    const id = newExecId();
     const whole = typeof source === "string" ? new TextEncoder().encode(source) : source instanceof Uint8Array ? source : undefined;
     const size = whole && !options.archive ? { size: whole.length } : {};
-    const request = protocol.writeFile({ ...size, ...rest, path, execId: id });
+    const request = requests.writeFile({ ...size, ...rest, path, execId: id });
     const running = await this._start(request, id, whole, signal);
     if (!whole) await this.#send(running, source as AsyncIterable<Uint8Array>);
-    const result = await running.wait(signal ? { signal } : {});
-    if (result.exitCode !== 0) throw faultOf(result.stderr, path);
+    checked(await running.wait(signal ? { signal } : {}), path);
   }
 
   async #send(running: Running, source: AsyncIterable<Uint8Array> | Iterable<Uint8Array>): Promise<void> {
-    let isWhole = false;
+    let isComplete = false;
     try {
       for await (const part of source) {
-        // One that ended early says why itself.
-        if (running._exec.end || !running._exec.isRead) return;
+        // The result of a transfer that ended early says why.
+        if (running._exec.end || !running._exec.isReading) return;
         await running.writeStdin(part);
       }
-      isWhole = true;
+      isComplete = true;
     } catch (error) {
       if (!running._exec.end) throw error;
     } finally {
-      // Half a file must not become one.
-      if (isWhole) await running.closeStdin();
+      // An incomplete file must not be written.
+      if (isComplete) await running.closeStdin();
       else await running.signal("TERM").catch(() => {});
     }
   }
 
-  /** Copies a file or directory of this machine to `path`, with modes and times. Node only. */
+  /** Copies a local file or directory to `path`, with modes and times. Node only. */
   async upload(local: string, path: string, options: FileOptions = {}): Promise<void> {
     await (await platform().transfer()).upload(this, local, path, options);
   }
 
   /**
-   * Copies the file or directory at `path` to this machine: `local` becomes what is there. Node only.
+   * Copies the file or directory at `path` to `local`. Node only.
    *
-   * The sandbox is not trusted: nothing outside `local` is written, linked or touched. Of a directory, members that cannot be
-   * unpacked are left out, all others are there, and `FileError` names the first ones. On Windows directories are refused (`ENOTSUP`).
+   * The sandbox is not trusted: nothing outside `local` is written, linked or touched. Members of a directory that cannot be
+   * unpacked are skipped, all others are copied, and `FileError` names the first skipped ones. On Windows directories are
+   * refused (`ENOTSUP`).
    */
   async download(path: string, local: string, options: FileOptions = {}): Promise<void> {
     await (await platform().transfer()).download(this, path, local, options);
   }
 
-  /** What is in a directory; `depth` 0 tells of `path` itself, more than 1 of what is below. */
+  /** The entries of a directory. `depth` 0 lists only `path` itself, more than 1 also subdirectories. */
   async listFiles(path: string, options: FileOptions & { depth?: number } = {}): Promise<FileEntry[]> {
     const { signal, ...rest } = options;
-    const id = execId();
-    const running = await this._start(protocol.listFiles({ ...rest, path, execId: id }), id, undefined, signal);
-    const result = await running.wait(signal ? { signal } : {});
-    if (result.exitCode !== 0) throw faultOf(result.stderr, path);
-    return parseListing(result.stdout);
+    const id = newExecId();
+    const running = await this._start(requests.listFiles({ ...rest, path, execId: id }), id, undefined, signal);
+    return parseListing(checked(await running.wait(signal ? { signal } : {}), path).stdout);
   }
-}
 
-export function parseListing(text: string): FileEntry[] {
-  return text.split("\n").filter(Boolean).map(entryOf);
-}
-
-function entryOf(line: string): FileEntry {
-  let fields: Record<string, unknown>;
-  try {
-    fields = { ...(JSON.parse(line) as object) };
-  } catch {
-    throw new ProtocolError("a listing is damaged");
+  /** The file, directory or link at `path` itself. Throws `FileError` with code `ENOENT` if there is none. */
+  async statFile(path: string, options: FileOptions = {}): Promise<FileEntry> {
+    const [entry] = await this.listFiles(path, { ...options, depth: 0 });
+    if (!entry) throw new ProtocolError("the listing is empty");
+    return entry;
   }
-  const { name, kind, size = 0, mode = 0, mtime_ms: mtimeMs = 0, target } = fields;
-  const isWhole = typeof name === "string" && typeof kind === "string" && ["string", "undefined"].includes(typeof target);
-  if (!isWhole || ![size, mode, mtimeMs].every(Number.isFinite)) throw new ProtocolError("a listing is damaged");
-  const known = ["file", "directory", "symlink"].includes(kind) ? kind : "other";
-  return { name, kind: known, size, mode, mtimeMs, ...(target !== undefined && { target }) } as FileEntry;
-}
 
-/** The first fault that stderr names, as in `ENOENT: No such file or directory: /data/x`. */
-export function faultOf(stderr: string, path: string): FileError {
-  const [line = ""] = stderr.trim().split("\n");
-  const [, code, text] = /^(E[A-Z0-9]+): (.*)$/.exec(line) ?? [];
-  return code ? new FileError(text ?? line, code) : new FileError(line || `${path}: it did not work`, "EIO");
+  /** Whether there is anything at `path`. A link counts, wherever it points. */
+  async fileExists(path: string, options: FileOptions = {}): Promise<boolean> {
+    try {
+      await this.statFile(path, options);
+      return true;
+    } catch (error) {
+      if (error instanceof FileError && ["ENOENT", "ENOTDIR"].includes(error.code)) return false;
+      throw error;
+    }
+  }
+
+  /** Removes a file, a link or an empty directory; with `recursive` a directory and everything in it. */
+  async removeFile(path: string, options: FileOptions & { recursive?: boolean } = {}): Promise<void> {
+    const { signal, ...rest } = options;
+    await this.#finish(requests.removeFile({ ...rest, path, execId: newExecId() }), path, signal);
+  }
+
+  /** Renames a file or directory. A file at `to` is replaced atomically. */
+  async renameFile(path: string, to: string, options: FileOptions = {}): Promise<void> {
+    const { signal, ...rest } = options;
+    await this.#finish(requests.renameFile({ ...rest, path, to, execId: newExecId() }), path, signal);
+  }
+
+  /** Creates a directory. With `parents` (the default) also the missing ones above it, and one that exists is not an error. */
+  async makeDirectory(path: string, options: FileOptions & { parents?: boolean; mode?: number } = {}): Promise<void> {
+    const { signal, ...rest } = options;
+    await this.#finish(requests.makeDirectory({ parents: true, ...rest, path, execId: newExecId() }), path, signal);
+  }
+
+  /**
+   * Watches a directory, or with `recursive` everything below it, or one file. When this resolves, every later change is
+   * reported, also after a reconnect, a checkpoint and a handoff.
+   */
+  async watchFiles(path: string, options: FileOptions & { recursive?: boolean } = {}): Promise<FileWatch> {
+    const { signal, ...rest } = options;
+    const id = newExecId();
+    return FileWatch._start(await this._start(requests.watchFiles({ ...rest, path, execId: id }), id, undefined, signal), path);
+  }
+
+  async #finish(request: Request, path: string, signal: AbortSignal | undefined): Promise<void> {
+    const running = await this._start(request, String(request["exec_id"]), undefined, signal);
+    checked(await running.wait(signal ? { signal } : {}), path);
+  }
 }

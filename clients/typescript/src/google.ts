@@ -1,21 +1,21 @@
-/** Credentials for what stands in front of the server, such as Cloud Run's access control. Node only. */
+/** Credentials for a proxy in front of the server, such as Cloud Run's access control. Node only. */
 
 import type { Connection, HeaderSource } from "./connect.js";
-import { AuthError, textOf } from "./errors.js";
-import { setting } from "./seam.js";
+import { variable } from "./environment.js";
+import { AuthError, describe } from "./errors.js";
 
 export function credentials(auth: Connection["auth"], address: string): HeaderSource {
-  const chosen = auth ?? setting("BATON_AUTH") ?? "none";
+  const chosen = auth ?? variable("BATON_AUTH") ?? "none";
   if (typeof chosen === "function") return chosen;
   if (chosen === "none") return () => ({});
-  if (chosen !== "google") throw new AuthError(`\`${chosen}\` is no kind of credentials: \`google\` is, and functions are`);
-  // Cloud Run wants the address of the service as the audience.
+  if (chosen !== "google") throw new AuthError(`auth must be "google" or a function, not \`${chosen}\``);
+  // Cloud Run requires the address of the service as the audience.
   const { protocol, host } = new URL(address);
   return google(`${protocol === "ws:" ? "http" : "https"}://${host}`);
 }
 
 function google(audience: string): HeaderSource {
-  // The client keeps its token and renews it in time.
+  // The client caches its token and renews it in time.
   let client: Promise<{ getRequestHeaders(url?: string): Promise<unknown> }> | undefined;
   return async () => {
     client ??= library().then(({ GoogleAuth }) => new GoogleAuth().getIdTokenClient(audience));
@@ -26,7 +26,7 @@ function google(audience: string): HeaderSource {
       return Object.fromEntries(pairs) as Record<string, string>;
     } catch (error) {
       client = undefined;
-      throw error instanceof AuthError ? error : new AuthError(`no Google ID token: ${textOf(error)}`, { cause: error });
+      throw error instanceof AuthError ? error : new AuthError(`no Google ID token: ${describe(error)}`, { cause: error });
     }
   };
 }

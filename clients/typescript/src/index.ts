@@ -1,11 +1,11 @@
 /**
- * Sandboxes from TypeScript: create or attach, run commands, move, over one WebSocket that mends itself.
+ * Sandboxes from TypeScript: run commands and move files over one WebSocket that reconnects by itself.
  *
- * A dropped connection is taken up again where it was: commands go on, and each byte of their output
- * and input arrives once. What cannot be taken up ends with a typed error.
+ * A dropped connection is resumed where it stopped: commands keep running, and each byte of their output
+ * and input arrives once. What cannot be resumed ends with a typed error.
  */
 
-import "./seam.js";
+import "./environment.js";
 
 export type { Connection, HeaderSource } from "./connect.js";
 export {
@@ -28,17 +28,14 @@ export {
   SnapshotError,
   TimeoutError,
 } from "./errors.js";
-export { OutputStream, Result, Running, type WaitOptions } from "./exec.js";
-export type { FileEntry, FileOptions, Source } from "./files.js";
-export type { Chunk } from "./pipe.js";
-export type { Config, ExecView, Limits, Progress, Status, Update } from "./protocol.js";
-export {
-  type AskOptions,
-  type AttachOptions,
-  type CreateOptions,
-  type ExecOptions,
-  Place,
-  type RunOptions,
-  Sandbox,
-  type View,
-} from "./sandbox.js";
+export type { FileEntry } from "./file_results.js";
+export type { FileOptions, Source } from "./files.js";
+export type { ExecView, Progress, Status, Update } from "./protocol.js";
+export { Place, SandboxRef, type View } from "./reference.js";
+export type { Config, Limits, Offsets } from "./requests.js";
+export { Result } from "./result.js";
+export type { Rollback } from "./rollback.js";
+export { OutputStream, Running, type WaitOptions } from "./running.js";
+export { type AskOptions, type AttachOptions, type CreateOptions, type ExecOptions, type RunOptions, Sandbox } from "./sandbox.js";
+export type { Chunk } from "./stream.js";
+export { type FileChange, FileWatch } from "./watch.js";

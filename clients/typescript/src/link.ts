@@ -1,21 +1,24 @@
 /**
- * What stands behind a sandbox's handle: connects, follows the sandbox, ends for a reason.
+ * The background work of a sandbox's handle: connects, reconnects, and ends with a reason.
  *
  * ```text
- *   connect ──▶ session ──▶ verdict ──fatal──▶ end: everybody who waits is told
- *      ▲                       │
- *      └─── pause, jittered ◀──┘ retry
+ *   connect ──▶ session ──▶ retry policy ──fatal──▶ end: every waiting caller gets the error
+ *      ▲                         │
+ *      └────── backoff ◀─────────┘ retry
  * ```
  */
 
-import { type Connection, Cookies, type HeaderSource, addressOf, platform } from "./connect.js";
-import { AuthError, BatonError, EndedError, textOf } from "./errors.js";
+import { backoff, now } from "./clock.js";
+import { type Connection, Cookies, type HeaderSource, normalizeUrl, platform } from "./connect.js";
+import { AuthError, BatonError, ConnectionError, EndedError, TimeoutError, describe } from "./errors.js";
 import type { Exec } from "./exec.js";
-import { type Command, Mirror } from "./mirror.js";
-import type { Found, Request } from "./protocol.js";
-import { Bell, now, pause } from "./seam.js";
+import { Notifier } from "./notifier.js";
+import type { Identity } from "./protocol.js";
+import type { Request } from "./requests.js";
+import type { RetryPolicy } from "./retry_policy.js";
+import { type Rollback, report } from "./rollback.js";
 import { Session } from "./session.js";
-import type { Verdict } from "./verdict.js";
+import { type Command, SandboxState, type Sent } from "./state.js";
 
 export const DEFAULTS = {
   reconnectForMs: 300_000 as number | null,
@@ -25,113 +28,154 @@ export const DEFAULTS = {
   silenceMs: 30_000,
 };
 export type Settings = Connection & typeof DEFAULTS;
+/** Looks for the answer to a request in the state. Throws if the request was refused. */
+export type FindAnswer<T> = (state: SandboxState, sent: Sent) => T | undefined;
 
 export class Link {
   readonly settings: Settings;
-  /** For a sandbox that does not exist yet. */
+  /** Sent first if the sandbox does not exist yet. */
   readonly config: Request;
-  readonly mirror: Mirror;
+  readonly state: SandboxState;
   readonly execs = new Map<string, Exec>();
   readonly commands: Command[] = [];
   #address: string;
   #cookies = new Cookies();
   #credentials: HeaderSource;
-  #looks = new Bell();
+  #woken = new Notifier();
   #session: Session | undefined;
 
-  constructor(url: string, place: Found | undefined, config: Request, options: Connection) {
+  constructor(url: string, identity: Identity | undefined, config: Request, options: Connection) {
     const given = Object.entries(options).filter(([, value]) => value !== undefined);
     this.settings = { ...DEFAULTS, ...Object.fromEntries(given) };
-    this.#address = addressOf(url);
+    this.#address = normalizeUrl(url);
     this.#credentials = platform().credentials(options.auth, this.#address);
     this.config = config;
-    this.mirror = new Mirror(place);
+    this.state = new SandboxState(identity);
   }
 
   /** Never rejects. */
   async run(): Promise<void> {
     let end: BatonError;
     try {
-      end = await this.#follow();
+      end = await this.#keepConnected();
     } catch (error) {
-      end = error instanceof BatonError ? error : new EndedError(`it failed: ${textOf(error)}`);
+      end = error instanceof BatonError ? error : new EndedError(`the connection failed: ${describe(error)}`);
     }
     this.#end(end);
   }
 
-  /** Some handle read, wrote or let go. */
-  look(): void {
+  /** There may be something to send. */
+  wake(): void {
     this.#session?.feed();
-    this.#looks.ring();
+    this.#woken.notify();
   }
 
   command(command: Command): void {
-    if (this.mirror.end) throw this.mirror.end;
+    if (this.state.end) throw this.state.end;
     this.commands.push(command);
-    this.look();
+    this.wake();
   }
 
-  /** Ends at once, without a word to the server. */
-  stop(): void {
-    this.#end(new EndedError("it was closed"));
-    this.#session?.leave();
-    this.#looks.ring();
+  /** Sends a request and waits for its answer, which may arrive in a later session. */
+  async request<T>(request: Request, find: FindAnswer<T>, signal: AbortSignal | undefined): Promise<T> {
+    const { state, settings } = this;
+    const deadline = now() + settings.answerWithinMs;
+    let sent: Sent | "ended" | undefined;
+    const noteSent = (when: Sent | undefined) => {
+      sent = when ?? "ended";
+      state.changed.notify();
+    };
+    signal?.throwIfAborted();
+    this.command({ kind: "request", request, sent: noteSent });
+    const answer = () => {
+      if (sent === "ended") throw state.end ?? new EndedError("the connection was closed");
+      return sent && find(state, sent);
+    };
+    const found = await state.changed.until(answer, deadline, signal);
+    if (found === undefined) throw new TimeoutError(`no answer within ${settings.answerWithinMs} ms`);
+    return found;
   }
 
-  get #isLeaving(): boolean {
-    return this.mirror.end !== undefined || this.commands.some((command) => command.kind === "leave");
-  }
-
-  async #follow(): Promise<BatonError> {
-    let attempt = 0;
-    let giveUp: number | undefined;
-    const { mirror, settings } = this;
-    for (;;) {
-      const { sessions } = mirror;
-      const verdict = await this.#once(giveUp);
-      if (!verdict.isRetry) return verdict.error;
-      mirror.isOpen = false;
-      mirror.bell.ring();
-      const patience = settings.reconnectForMs;
-      // Whoever asks for a sandbox wants to hear at once that there is no server; only
-      // an instance on its way out asks to come back.
-      if (patience === null || !mirror.place || (mirror.sessions === 0 && !verdict.isElsewhere)) return verdict.error;
-      if (verdict.isElsewhere) this.#cookies.forget();
-      if (mirror.sessions > sessions) {
-        attempt = 0;
-        giveUp = undefined;
+  /** Sends a request whose answer arrives in the same session or never. */
+  requestInSession<T>(request: Request, find: FindAnswer<T>, signal: AbortSignal | undefined): Promise<T> {
+    const findNow = (state: SandboxState, sent: Sent) => {
+      const found = find(state, sent);
+      if (found === undefined && state.end) throw state.end;
+      if (found === undefined && (!state.isOpen || state.sessions > sent.session)) {
+        throw new ConnectionError("the connection broke before the answer arrived");
       }
-      giveUp ??= now() + patience;
-      if (now() >= giveUp) return verdict.error;
-      await this.#looks.until(() => this.#isLeaving || undefined, now() + pause(attempt));
-      if (this.#isLeaving) return new EndedError("it was closed");
+      return found;
+    };
+    return this.request(request, findNow, signal);
+  }
+
+  rolledBack(rollback: Rollback): void {
+    this.state.rollbacks.push(rollback);
+    this.state.isRollingBack = true;
+    report(rollback, this.settings.onRollback);
+  }
+
+  /** Ends at once, without telling the server. */
+  stop(): void {
+    this.#end(new EndedError("the connection was closed"));
+    this.#session?.close();
+    this.#woken.notify();
+  }
+
+  get #isClosing(): boolean {
+    return this.state.end !== undefined || this.commands.some((command) => command.kind === "close");
+  }
+
+  async #keepConnected(): Promise<BatonError> {
+    let attempt = 0;
+    let deadline: number | undefined;
+    const { state, settings } = this;
+    for (;;) {
+      const { sessions } = state;
+      const policy = await this.#connectOnce(deadline);
+      if (!policy.isRetry) return policy.error;
+      state.isOpen = false;
+      state.changed.notify();
+      const { reconnectForMs } = settings;
+      // A first connection that fails is reported at once, unless the instance is shutting down and asks the client to
+      // connect again.
+      if (reconnectForMs === null || !state.identity || (state.sessions === 0 && !policy.isElsewhere)) return policy.error;
+      if (policy.isElsewhere) this.#cookies.clear();
+      if (state.sessions > sessions) {
+        attempt = 0;
+        deadline = undefined;
+      }
+      deadline ??= now() + reconnectForMs;
+      if (now() >= deadline) return policy.error;
+      await this.#woken.until(() => this.#isClosing || undefined, now() + backoff(attempt));
+      if (this.#isClosing) return new EndedError("the connection was closed");
       attempt += 1;
     }
   }
 
-  async #once(giveUp: number | undefined): Promise<Verdict> {
+  async #connectOnce(deadline: number | undefined): Promise<RetryPolicy> {
     const { settings } = this;
-    const { place } = this.mirror;
+    const { identity } = this.state;
     let headers: Record<string, string>;
     try {
       headers = { ...settings.headers, ...(await this.#credentials()) };
     } catch (error) {
-      return { error: error instanceof BatonError ? error : new AuthError(textOf(error)), isRetry: true };
+      return { error: error instanceof BatonError ? error : new AuthError(describe(error)), isRetry: true };
     }
     const opened = await platform().open({
-      url: this.#address + (place ? `/attach/${place.sandboxId}` : "/create"),
-      place,
+      url: this.#address + (identity ? `/attach/${identity.sandboxId}` : "/create"),
+      identity,
       apiKey: settings.apiKey,
       headers,
       cookies: this.#cookies,
       withinMs: settings.connectWithinMs,
     });
     if (!("socket" in opened)) return opened;
-    if (this.mirror.end) {
+    if (this.state.end) {
       opened.socket.close();
-      return { error: this.mirror.end, isRetry: false };
+      return { error: this.state.end, isRetry: false };
     }
-    this.#session = new Session(this, opened.socket, place === undefined, giveUp);
+    this.#session = new Session(this, opened.socket, identity === undefined, deadline);
     try {
       return await this.#session.run();
     } finally {
@@ -140,15 +184,15 @@ export class Link {
   }
 
   #end(error: BatonError): void {
-    this.mirror.end ??= error;
-    this.mirror.isOpen = false;
+    this.state.end ??= error;
+    this.state.isOpen = false;
     const waiting = this.commands.splice(0);
     for (const exec of this.execs.values()) exec.ended(error);
     for (const command of waiting) {
       if (command.kind === "exec") command.exec.ended(error);
-      if (command.kind === "ask") command.sent?.(undefined);
+      if (command.kind === "request") command.sent?.(undefined);
     }
     this.execs.clear();
-    this.mirror.bell.ring();
+    this.state.changed.notify();
   }
 }

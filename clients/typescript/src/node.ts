@@ -1,22 +1,22 @@
-/** The package in Node: the `ws` library, headers, Google's credentials, files of the machine. */
+/** The package in Node: the `ws` library, headers, Google's credentials, local files. */
 
 import { WebSocket } from "ws";
 
-import { type Handshake, type Socket, runOn } from "./connect.js";
-import { ConnectionError, ProtocolError, TimeoutError, textOf } from "./errors.js";
+import { type Handshake, type Socket, setPlatform } from "./connect.js";
+import { ConnectionError, ProtocolError, TimeoutError, describe } from "./errors.js";
 import { credentials } from "./google.js";
 import { SUBPROTOCOL } from "./protocol.js";
-import { type Verdict, fatal, lost, ofHttp } from "./verdict.js";
+import { type RetryPolicy, fatal, fromHttp, lost } from "./retry_policy.js";
 
 export * from "./index.js";
 
 /** Frames of the server stay under 1 MiB. */
 const MAX_MESSAGE = 16 << 20;
-/** For the close frame and the answer to it. */
+/** The time limit of the closing handshake. */
 const CLOSE_WITHIN = 1_000;
 
 class NodeSocket implements Socket {
-  readonly hearsPings = true;
+  readonly seesPings = true;
   onMessage: Socket["onMessage"] = () => {};
   onAlive: Socket["onAlive"] = () => {};
   onEnd: Socket["onEnd"] = () => {};
@@ -30,7 +30,7 @@ class NodeSocket implements Socket {
     });
     socket.on("ping", () => this.onAlive());
     socket.on("error", (error) => {
-      this.#cause = textOf(error);
+      this.#cause = describe(error);
     });
     socket.on("close", (code) => this.onEnd(code === 1006 ? undefined : code, this.#cause));
   }
@@ -40,7 +40,7 @@ class NodeSocket implements Socket {
   }
 
   send(data: string | Uint8Array): void {
-    // After the end nobody listens; the end itself is told by its event.
+    // The event of the end reports a connection that is closed already.
     if (this.#socket.readyState === WebSocket.OPEN) this.#socket.send(data, () => {});
   }
 
@@ -63,10 +63,10 @@ class NodeSocket implements Socket {
   }
 }
 
-function open(handshake: Handshake): Promise<{ socket: Socket } | Verdict> {
+function open(handshake: Handshake): Promise<{ socket: Socket } | RetryPolicy> {
   const headers: Record<string, string> = { ...handshake.headers };
   if (handshake.apiKey !== undefined) headers["X-API-Key"] = handshake.apiKey;
-  if (handshake.place) headers["X-Sandbox-Token"] = handshake.place.sandboxToken;
+  if (handshake.identity) headers["X-Sandbox-Token"] = handshake.identity.sandboxToken;
   const cookie = handshake.cookies.header();
   if (cookie !== undefined) headers["Cookie"] = cookie;
   return new Promise((done) => {
@@ -78,7 +78,7 @@ function open(handshake: Handshake): Promise<{ socket: Socket } | Verdict> {
         maxPayload: MAX_MESSAGE,
       });
     } catch (error) {
-      done(fatal(new ConnectionError(textOf(error))));
+      done(fatal(new ConnectionError(describe(error))));
       return;
     }
     const timer = setTimeout(() => {
@@ -87,19 +87,19 @@ function open(handshake: Handshake): Promise<{ socket: Socket } | Verdict> {
     }, handshake.withinMs);
     const failed = (error: Error) => {
       clearTimeout(timer);
-      const isAnswer = /subprotocol/i.test(error.message);
-      done(isAnswer ? fatal(new ProtocolError("the server did not choose it")) : lost(textOf(error)));
+      const isRefused = /subprotocol/i.test(error.message);
+      done(isRefused ? fatal(new ProtocolError(`the server did not accept the subprotocol ${SUBPROTOCOL}`)) : lost(describe(error)));
     };
     socket.on("error", failed);
     socket.once("unexpected-response", (request, response) => {
       clearTimeout(timer);
-      done(ofHttp(response.statusCode ?? 0));
+      done(fromHttp(response.statusCode ?? 0));
       request.destroy();
     });
-    socket.once("upgrade", (response) => handshake.cookies.take(response.headers["set-cookie"] ?? []));
+    socket.once("upgrade", (response) => handshake.cookies.store(response.headers["set-cookie"] ?? []));
     socket.once("open", () => {
       clearTimeout(timer);
-      // At once: what the server says first comes in the same turn.
+      // At once, because the first messages may arrive in the same turn of the event loop.
       done({ socket: new NodeSocket(socket) });
       socket.off("error", failed);
       socket.pause();
@@ -108,4 +108,4 @@ function open(handshake: Handshake): Promise<{ socket: Socket } | Verdict> {
   });
 }
 
-runOn({ open, credentials, transfer: () => import("./transfer.js") });
+setPlatform({ open, credentials, transfer: () => import("./transfer.js") });

@@ -1,35 +1,45 @@
 /** The handle of one sandbox. */
 
-import { type Connection } from "./connect.js";
-import { type BatonError, ConnectionError, EndedError, NotFoundError, ProtocolError, RefusedError, TimeoutError, ofUpdate } from "./errors.js";
-import { Exec, type Result, Running, type WaitOptions } from "./exec.js";
+import { newExecId, now } from "./clock.js";
+import type { Connection } from "./connect.js";
+import { variable } from "./environment.js";
+import { ConnectionError, EndedError, NotFoundError, ProtocolError, RefusedError, TimeoutError, fromUpdate } from "./errors.js";
+import { Exec } from "./exec.js";
 import { Files } from "./files.js";
 import { Link } from "./link.js";
-import type { Mirror, Sent } from "./mirror.js";
-import * as protocol from "./protocol.js";
-import type { Config, ExecView, Found, Offsets, Request, Status } from "./protocol.js";
-import { execId, now, setting } from "./seam.js";
+import type { Identity } from "./protocol.js";
+import { SandboxRef, type View } from "./reference.js";
+import * as requests from "./requests.js";
+import type { Config, Offsets, Request } from "./requests.js";
+import type { Result } from "./result.js";
+import type { Rollback } from "./rollback.js";
+import { Running, type WaitOptions } from "./running.js";
+import type { SandboxState, Sent } from "./state.js";
 
 export interface AttachOptions extends Connection {
-  /** Gives up. */
+  /** Cancels the attempt. */
   signal?: AbortSignal;
 }
-export interface CreateOptions extends Config, AttachOptions {}
+
+export interface CreateOptions extends Config, AttachOptions {
+  /** Leave the sandbox as it is at the end of `await using`, instead of killing it. */
+  keep?: boolean;
+}
 
 export interface ExecOptions {
-  /** What a text is code of: `"bash"` (if not said otherwise) or `"python"`. */
+  /** The language of code: `"bash"` (the default) or `"python"`. */
   language?: string;
-  /** Its name; without one it gets a random one. */
+  /** The id of the command; a random one by default. */
   execId?: string;
   env?: Record<string, string>;
   cwd?: string;
   /** A user's name or number inside the sandbox. */
   user?: string;
-  /** Keep it open for `writeStdin`, or all of it. */
+  /** The whole input, or `true` to write it with `writeStdin`. */
   stdin?: boolean | Uint8Array | string;
-  /** It runs on a terminal of this size; all its output is then stdout. Opens stdin too. */
+  /** Runs the command on a terminal of this size; all its output is then stdout. Opens stdin, too. */
   pty?: { cols: number; rows: number };
-  /** It is killed after this much time in which the sandbox really ran. */
+  /** Kills the command after this much running time. */
   timeoutMs?: number;
   /** Kills the command. */
   signal?: AbortSignal;
@@ -41,76 +51,42 @@ export interface RunOptions extends ExecOptions {
 }
 
 export interface AskOptions {
-  /** Ends the waiting; what was asked for may still happen. */
+  /** Ends the waiting; the request may still be carried out. */
   signal?: AbortSignal;
 }
 
-/** What is known of a sandbox just now. */
-export interface View {
-  id: string;
-  status: Status | undefined;
-  /** The instance it is on. */
-  instance: string | undefined;
-  /** Whether there is a connection just now. Nobody needs to look: requests wait for one. */
-  isConnected: boolean;
-  /** The commands it knew when the connection began. */
-  execs: readonly ExecView[];
-}
-
-/** Where a sandbox can be found again. */
-export class Place {
-  readonly id: string;
-  readonly token: string;
-  #url: string;
-  #options: Connection;
-
-  /** @internal */
-  constructor(found: Found, url: string, options: Connection) {
-    this.id = found.sandboxId;
-    // Whoever prints a place should not print what opens it.
-    this.token = found.sandboxToken;
-    Object.defineProperty(this, "token", { enumerable: false });
-    this.#url = url;
-    this.#options = options;
-  }
-
-  attach(options: AttachOptions = {}): Promise<Sandbox> {
-    return Sandbox.attach(this.#url, this.id, this.token, { ...this.#options, ...options });
-  }
-}
-
 /**
- * One sandbox, over one connection that mends itself.
+ * One sandbox, over one connection that reconnects by itself.
  *
- * Closing it leaves the sandbox as it is, until its idle time is over; `kill` deletes it.
- * `await using` closes at the end, and kills a sandbox it created unless that can be attached again.
+ * `await using` kills a sandbox that it created, unless it was created with `keep: true` or detached.
+ * A sandbox that was attached is never killed by leaving the block.
  */
 export class Sandbox extends Files implements AsyncDisposable {
   /** `sandbox.commands.run("…")`: the same as `sandbox.run`. */
   readonly commands: { run: (command: string | readonly string[], options?: RunOptions) => Promise<Result> };
   #url: string;
   #link: Link;
-  #place: Found;
-  #isKept: boolean;
+  #identity: Identity;
+  #isKilledAtExit: boolean;
 
-  private constructor(url: string, link: Link, place: Found, isKept: boolean) {
+  private constructor(url: string, link: Link, identity: Identity, isKilledAtExit: boolean) {
     super();
     this.#url = url;
     this.#link = link;
-    this.#place = place;
-    this.#isKept = isKept;
+    this.#identity = identity;
+    this.#isKilledAtExit = isKilledAtExit;
     this.commands = { run: (command, options) => this.run(command, options) };
   }
 
-  /** A new sandbox, running. Without `url` the one in `BATON_URL`. */
+  /** Creates a sandbox and waits until it runs. Without `url` the server is `BATON_URL`. */
   static async create(url?: string, options: CreateOptions = {}): Promise<Sandbox> {
-    const isKept = Boolean(options.enableCheckpoint || options.enableSandboxHandoff);
-    return Sandbox.#open(url, undefined, protocol.config(options), options, isKept);
+    const config = requests.config({ ...options, persistent: options.persistent ?? "auto" });
+    return Sandbox.#open(url, undefined, config, options, !options.keep);
   }
 
-  /** An existing one, wherever it is, running. */
+  /** Attaches to an existing sandbox, wherever it is, and waits until it runs. Without `url` the server is `BATON_URL`. */
   static async attach(url: string | undefined, id: string, token: string, options: AttachOptions = {}): Promise<Sandbox> {
-    return Sandbox.#open(url, { sandboxId: id, sandboxToken: token }, {}, options, true);
+    return Sandbox.#open(url, { sandboxId: id, sandboxToken: token }, {}, options, false);
   }
 
   /** The same as `attach`. */
@@ -120,25 +96,25 @@ export class Sandbox extends Files implements AsyncDisposable {
 
   static async #open(
     url: string | undefined,
-    place: Found | undefined,
+    identity: Identity | undefined,
     config: Request,
-    options: AttachOptions,
-    isKept: boolean,
+    { signal, ...connection }: AttachOptions,
+    isKilledAtExit: boolean,
   ): Promise<Sandbox> {
-    const address = url ?? setting("BATON_URL");
-    if (!address) throw new ConnectionError("no address: give one, or set BATON_URL");
-    options.signal?.throwIfAborted();
-    const link = new Link(address, place, config, options);
-    const { mirror, settings } = link;
+    const address = url ?? variable("BATON_URL");
+    if (!address) throw new ConnectionError("no address: pass one, or set BATON_URL");
+    signal?.throwIfAborted();
+    const link = new Link(address, identity, config, connection);
+    const { state, settings } = link;
     void link.run();
     try {
-      const until = now() + settings.startWithinMs;
-      const started = () => (mirror.sessions > 0 || mirror.end ? true : undefined);
-      const isStarted = await mirror.bell.until(started, until, options.signal);
-      if (mirror.end) throw mirror.end;
+      const deadline = now() + settings.startWithinMs;
+      const started = () => (state.sessions > 0 || state.end ? true : undefined);
+      const isStarted = await state.changed.until(started, deadline, signal);
+      if (state.end) throw state.end;
       if (!isStarted) throw new TimeoutError(`no sandbox within ${settings.startWithinMs} ms`);
-      if (!mirror.place) throw new ProtocolError("the sandbox runs and has no id");
-      return new Sandbox(address, link, mirror.place, isKept);
+      if (!state.identity) throw new ProtocolError("the sandbox runs, but the server sent no id");
+      return new Sandbox(address, link, state.identity, isKilledAtExit);
     } catch (error) {
       link.stop();
       throw error;
@@ -147,51 +123,63 @@ export class Sandbox extends Files implements AsyncDisposable {
 
   async [Symbol.asyncDispose](): Promise<void> {
     try {
-      if (!this.#isKept && !this.#link.mirror.end) await this.kill();
+      if (this.#isKilledAtExit && !this.#link.state.end) await this.kill();
     } finally {
       await this.close();
     }
   }
 
   get id(): string {
-    return this.#place.sandboxId;
+    return this.#identity.sandboxId;
   }
 
-  /** Whoever has it may attach: keep it like a password. */
+  /** Everybody who has it can attach: keep it like a password. */
   get token(): string {
-    return this.#place.sandboxToken;
+    return this.#identity.sandboxToken;
   }
 
-  get place(): Place {
-    return this.#at(this.#place);
+  /** The id and the token, with which the sandbox can be attached again. */
+  get ref(): SandboxRef {
+    return this.#refTo(this.#identity);
   }
 
-  #at(found: Found): Place {
-    return new Place(found, this.#url, this.#link.settings);
+  /** @deprecated Use `ref`. */
+  get place(): SandboxRef {
+    return this.ref;
   }
 
+  #refTo(identity: Identity): SandboxRef {
+    return new SandboxRef(identity, this.#url, this.#link.settings, Sandbox.attach);
+  }
+
+  /** The times the sandbox was restored from an older checkpoint while this handle was in use. */
+  get rollbacks(): readonly Rollback[] {
+    return [...this.#link.state.rollbacks];
+  }
+
+  /** The current state of the sandbox, as far as the client knows it. */
   info(): View {
-    const { status, instance, isOpen, execs } = this.#link.mirror;
-    return { id: this.id, status, instance, isConnected: isOpen, execs };
+    const { status, instance, isOpen, execs } = this.#link.state;
+    return { id: this.id, status, instance, isConnected: isOpen, execs, persistent: this.#identity.persistent };
   }
 
   // Commands.
 
-  /** Starts a command: a list is a program and its arguments, a text is code for `language`. */
+  /** Starts a command: a list is a program and its arguments, a string is code in `language`. */
   async exec(command: string | readonly string[], options: ExecOptions = {}): Promise<Running> {
     const { language = "bash", stdin, pty, signal, ...rest } = options;
-    const all = typeof stdin === "boolean" ? undefined : stdin;
-    const start: protocol.Start = {
+    const wholeInput = typeof stdin === "boolean" ? undefined : stdin;
+    const start: requests.ExecRequest = {
       ...rest,
-      execId: options.execId ?? execId(),
-      stdin: stdin === true || pty !== undefined || all !== undefined,
+      execId: options.execId ?? newExecId(),
+      stdin: stdin === true || pty !== undefined || wholeInput !== undefined,
       ...(pty && { pty }),
       ...(typeof command === "string" ? { language, code: command } : { argv: command }),
     };
-    return this._start(protocol.exec(start), start.execId, all, signal);
+    return this._start(requests.exec(start), start.execId, wholeInput, signal);
   }
 
-  /** Runs a command to its end. */
+  /** Runs a command and waits for its end. */
   async run(command: string | readonly string[], options: RunOptions = {}): Promise<Result> {
     const { check, ...rest } = options;
     const running = await this.exec(command, rest);
@@ -201,17 +189,17 @@ export class Sandbox extends Files implements AsyncDisposable {
     return running.wait(wait);
   }
 
-  /** Runs code to its end, in an interpreter of its own. */
+  /** Runs code in a new interpreter and waits for its end. */
   runCode(code: string, language = "python", options: RunOptions = {}): Promise<Result> {
     return this.run(code, { ...options, language });
   }
 
-  /** Follows a command that runs already, or has ended unread, from these offsets on. */
+  /** The handle of a command that an earlier client started, with its output from these offsets on. */
   async follow(id: string, from: Partial<Offsets> = {}): Promise<Running> {
-    if (!this.#link.mirror.execs.some((view) => view.execId === id)) {
-      throw new RefusedError("the sandbox knows no such command", "SANDBOX_EXECUTION_ERROR");
+    if (!this.#link.state.execs.some((view) => view.execId === id)) {
+      throw new RefusedError("the sandbox does not know this command", "SANDBOX_EXECUTION_ERROR");
     }
-    return this.#run(new Exec(id, undefined, { stdout: 0, stderr: 0, ...from }, () => this.#link.look()));
+    return this.#run(new Exec(id, undefined, { stdout: 0, stderr: 0, ...from }, () => this.#link.wake()));
   }
 
   /** @internal */
@@ -222,9 +210,9 @@ export class Sandbox extends Files implements AsyncDisposable {
     signal: AbortSignal | undefined,
   ): Promise<Running> {
     signal?.throwIfAborted();
-    const exec = new Exec(id, request, { stdout: 0, stderr: 0 }, () => this.#link.look());
+    const exec = new Exec(id, request, { stdout: 0, stderr: 0 }, () => this.#link.wake());
     if (stdin !== undefined) {
-      // The bytes are the caller's: they need no room here, and are sent as the command takes them.
+      // The caller owns the bytes, so they may exceed the window.
       exec.stdin.write(typeof stdin === "string" ? new TextEncoder().encode(stdin) : stdin);
       exec.stdin.close();
     }
@@ -232,14 +220,14 @@ export class Sandbox extends Files implements AsyncDisposable {
   }
 
   async #run(exec: Exec, signal?: AbortSignal): Promise<Running> {
-    const running = new Running(exec, (request) => this.#link.command({ kind: "ask", request }));
+    const running = new Running(exec, (request) => this.#link.command({ kind: "request", request }));
     const kill = () => void running.kill().catch(() => {});
     signal?.addEventListener("abort", kill, { once: true });
     const { answerWithinMs } = this.#link.settings;
     this.#link.command({ kind: "exec", exec });
-    await exec.bell.until(() => exec.stage !== "asked" || undefined, now() + answerWithinMs, signal);
-    if (exec.stage === "asked") throw new TimeoutError(`no answer within ${answerWithinMs} ms`);
-    // Only a command that never started has ended with an error here.
+    await exec.changed.until(() => exec.phase !== "requested" || undefined, now() + answerWithinMs, signal);
+    if (exec.phase === "requested") throw new TimeoutError(`no answer within ${answerWithinMs} ms`);
+    // Only a command that never started can have failed by now.
     if (exec.end instanceof Error) throw exec.end;
     return running;
   }
@@ -247,112 +235,96 @@ export class Sandbox extends Files implements AsyncDisposable {
   // The sandbox as a whole.
 
   /**
-   * Saves memory and files; the session ends, and the sandbox can be attached again anywhere.
+   * Saves memory and files, and ends the session; the sandbox can be attached again on any instance.
    *
-   * `live` takes running commands along; without it they are a reason to refuse. With `keepRunning`
-   * the sandbox goes on here. Resolves to the checkpoint's id.
+   * Running commands are a reason to refuse, unless `live` includes them. With `keepRunning` the sandbox and the session
+   * continue. Resolves to the id of the checkpoint.
    */
   async checkpoint(options: AskOptions & { live?: boolean; keepRunning?: boolean } = {}): Promise<string> {
     const answers = ["SANDBOX_CHECKPOINTED", "SANDBOX_CHECKPOINT_ERROR", "SANDBOX_EXECUTION_IN_PROGRESS_ERROR"] as const;
-    const answer = (mirror: Mirror, sent: Sent) => mirror.since(sent.heard, ...answers);
-    const update = await this.#ask(protocol.checkpoint(options), answer, options.signal);
-    if (update.status !== "SANDBOX_CHECKPOINTED") throw ofUpdate(update);
-    if (update.checkpointId === undefined) throw new ProtocolError("a checkpoint without an id");
+    const answer = (state: SandboxState, sent: Sent) => state.since(sent.events, ...answers);
+    const update = await this.#link.requestInSession(requests.checkpoint(options), answer, options.signal);
+    if (update.status !== "SANDBOX_CHECKPOINTED") throw fromUpdate(update);
+    if (update.checkpointId === undefined) throw new ProtocolError("the server sent a checkpoint without an id");
     return update.checkpointId;
   }
 
-  /** Keeps the file system under a name, for new sandboxes to start from. */
+  /** Saves the file system under a name, from which new sandboxes can start. */
   async snapshot(name: string, options: AskOptions & { full?: boolean } = {}): Promise<string> {
-    const answer = (mirror: Mirror, sent: Sent) => {
-      const made = mirror.since(sent.heard, "SANDBOX_FILESYSTEM_SNAPSHOT_CREATED");
-      if (made && (made.snapshot ?? name) === name) return made;
-      return mirror.since(sent.heard, "SANDBOX_FILESYSTEM_SNAPSHOT_ERROR");
+    const answer = (state: SandboxState, sent: Sent) => {
+      const created = state.since(sent.events, "SANDBOX_FILESYSTEM_SNAPSHOT_CREATED");
+      if (created && (created.snapshot ?? name) === name) return created;
+      return state.since(sent.events, "SANDBOX_FILESYSTEM_SNAPSHOT_ERROR");
     };
-    const update = await this.#ask(protocol.snapshot(name, options.full), answer, options.signal);
-    if (update.status !== "SANDBOX_FILESYSTEM_SNAPSHOT_CREATED") throw ofUpdate(update);
+    const update = await this.#link.requestInSession(requests.snapshot(name, options.full), answer, options.signal);
+    if (update.status !== "SANDBOX_FILESYSTEM_SNAPSHOT_CREATED") throw fromUpdate(update);
     return name;
   }
 
-  /** Copies of this sandbox, each to be attached. */
-  async fork(count = 1, options: AskOptions = {}): Promise<Place[]> {
-    const answer = (mirror: Mirror, sent: Sent) => {
-      const copies = mirror.forkedSince(sent.heard);
-      const refused = mirror.since(sent.heard, "SANDBOX_ERROR", "SANDBOX_CHECKPOINT_ERROR", "SANDBOX_CREATION_ERROR");
-      if (!copies && refused) throw ofUpdate(refused);
+  /** Copies the sandbox, its memory and running commands included. Each copy can be attached. */
+  async fork(count = 1, options: AskOptions = {}): Promise<SandboxRef[]> {
+    const answer = (state: SandboxState, sent: Sent) => {
+      const copies = state.forkedSince(sent.events);
+      const refused = state.since(sent.events, "SANDBOX_ERROR", "SANDBOX_CHECKPOINT_ERROR", "SANDBOX_CREATION_ERROR");
+      if (!copies && refused) throw fromUpdate(refused);
       return copies;
     };
-    const copies = await this.#ask(protocol.fork(count), answer, options.signal);
-    return copies.map((found) => this.#at(found));
+    const copies = await this.#link.requestInSession(requests.fork(count), answer, options.signal);
+    return copies.map((copy) => this.#refTo(copy));
   }
 
-  /** Leaves the instance it is on, and is running again, wherever that is, when this resolves. */
+  /** Changes how long the sandbox may be idle, from now on; `null` for never. Resolves to the new value. */
+  async setIdleTimeout(idleTimeoutMs: number | null, options: AskOptions = {}): Promise<number | null> {
+    const answer = (state: SandboxState, sent: Sent) => {
+      const changed = state.idleTimeoutSince(sent.events);
+      const refused = state.since(sent.events, "SANDBOX_ERROR");
+      if (!changed && refused) throw fromUpdate(refused);
+      return changed;
+    };
+    return (await this.#link.requestInSession(requests.setIdleTimeout(idleTimeoutMs), answer, options.signal)).ms;
+  }
+
+  /** Moves the sandbox away from its instance. Resolves when it runs again. */
   async handoff(options: AskOptions = {}): Promise<void> {
-    const answer = (mirror: Mirror, sent: Sent) => {
-      if (mirror.sessions > sent.session) return true;
-      const refused = mirror.since(sent.heard, "SANDBOX_ERROR", "SANDBOX_CHECKPOINT_ERROR");
-      if (refused) throw ofUpdate(refused);
-      if (mirror.end) throw mirror.end;
+    const answer = (state: SandboxState, sent: Sent) => {
+      if (state.sessions > sent.session) return true;
+      const refused = state.since(sent.events, "SANDBOX_ERROR", "SANDBOX_CHECKPOINT_ERROR");
+      if (refused) throw fromUpdate(refused);
+      if (state.end) throw state.end;
       return undefined;
     };
-    await this.#wait(protocol.handoff(), answer, options.signal);
+    await this.#link.request(requests.handoff(), answer, options.signal);
   }
 
-  /** Ends and deletes the sandbox, and this session with it. One that is gone already is no error. */
+  /** Deletes the sandbox and ends the session. A sandbox that no longer exists is not an error. */
   async kill(options: AskOptions = {}): Promise<void> {
-    const answer = (mirror: Mirror, sent: Sent) => {
-      if (mirror.end) throw mirror.end;
-      const refused = mirror.since(sent.heard, "SANDBOX_KILL_ERROR");
-      if (refused) throw ofUpdate(refused);
-      // The request may be lost with its connection. To ask twice does no harm.
-      return mirror.sessions > sent.session ? true : undefined;
+    const answer = (state: SandboxState, sent: Sent) => {
+      if (state.end) throw state.end;
+      const refused = state.since(sent.events, "SANDBOX_KILL_ERROR");
+      if (refused) throw fromUpdate(refused);
+      // The request may have been lost with its connection. Sending it twice does no harm.
+      return state.sessions > sent.session ? true : undefined;
     };
     try {
-      while (await this.#wait(protocol.killSandbox(), answer, options.signal));
+      while (await this.#link.request(requests.killSandbox(), answer, options.signal));
     } catch (error) {
       if (!(error instanceof EndedError || error instanceof NotFoundError)) throw error;
     }
   }
 
-  /** Closes the connection politely and leaves the sandbox as it is. */
+  /** Closes the connection and leaves the sandbox as it is, also at the end of `await using`. */
+  async detach(): Promise<SandboxRef> {
+    this.#isKilledAtExit = false;
+    await this.close();
+    return this.ref;
+  }
+
+  /** Closes the connection. The sandbox stays as it is, until its idle timeout. */
   async close(): Promise<void> {
-    const { mirror } = this.#link;
-    if (mirror.end) return;
-    this.#link.command({ kind: "leave" });
-    await mirror.bell.until(() => mirror.end, now() + 5_000);
+    const { state } = this.#link;
+    if (state.end) return;
+    this.#link.command({ kind: "close" });
+    await state.changed.until(() => state.end, now() + 5_000);
     this.#link.stop();
-  }
-
-  /** An answer that only the session can bring in which the question was asked. */
-  #ask<T>(request: Request, answer: (mirror: Mirror, sent: Sent) => T | undefined, signal: AbortSignal | undefined): Promise<T> {
-    const look = (mirror: Mirror, sent: Sent) => {
-      const found = answer(mirror, sent);
-      if (found === undefined && mirror.end) throw mirror.end;
-      if (found === undefined && (!mirror.isOpen || mirror.sessions > sent.session)) {
-        throw new ConnectionError("it broke before the answer came");
-      }
-      return found;
-    };
-    return this.#wait(request, look, signal);
-  }
-
-  /** Sends a request, then waits until something can be said about it. */
-  async #wait<T>(request: Request, answer: (mirror: Mirror, sent: Sent) => T | undefined, signal: AbortSignal | undefined): Promise<T> {
-    const { mirror, settings } = this.#link;
-    const until = now() + settings.answerWithinMs;
-    let sent: Sent | "ended" | undefined;
-    const note = (when: Sent | undefined) => {
-      sent = when ?? "ended";
-      mirror.bell.ring();
-    };
-    signal?.throwIfAborted();
-    this.#link.command({ kind: "ask", request, sent: note });
-    const ended = (): BatonError => mirror.end ?? new EndedError("its connection ended");
-    const look = () => {
-      if (sent === "ended") throw ended();
-      return sent && answer(mirror, sent);
-    };
-    const found = await mirror.bell.until(look, until, signal);
-    if (found === undefined) throw new TimeoutError(`no answer within ${settings.answerWithinMs} ms`);
-    return found;
   }
 }

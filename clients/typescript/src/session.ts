@@ -1,92 +1,96 @@
 /** One connection, from its handshake to its end: routes events to commands and callers. */
 
+import { now } from "./clock.js";
 import type { Socket } from "./connect.js";
-import { BatonError, EndedError, ExecLostError, ProtocolError, RefusedError, ofUpdate, textOf } from "./errors.js";
+import { BatonError, EndedError, ExecLostError, ProtocolError, RefusedError, describe, fromUpdate } from "./errors.js";
 import type { Exec } from "./exec.js";
 import type { Link } from "./link.js";
-import { Hole } from "./pipe.js";
 import * as protocol from "./protocol.js";
-import type { Event, ExecView, Offsets, Request, Update } from "./protocol.js";
-import { now } from "./seam.js";
-import { Heard, type Verdict, fatal } from "./verdict.js";
+import type { Event, ExecView, Update } from "./protocol.js";
+import * as requests from "./requests.js";
+import type { Offsets, Request } from "./requests.js";
+import { ConnectionSummary, type RetryPolicy, fatal } from "./retry_policy.js";
+import { MissingBytes } from "./stream.js";
 
-/** After its last word the server closes at once. */
-const LAST_WORDS = 2_000;
-/** Above this nothing more is taken from callers. */
-const QUEUE_BYTES = 512 << 10;
-/** How often deadlines are looked at, and a full socket for room. */
-const TICK = 250;
-const ROOM_TICK = 10;
+/** How long to wait for the close frame after the last event. */
+const CLOSE_WITHIN = 2_000;
+/** Above this many queued bytes no more work is taken from callers. */
+const MAX_QUEUED = 512 << 10;
+/** How often deadlines are checked, and whether a full socket has space again. */
+const CHECK_EVERY = 250;
+const SPACE_CHECK_EVERY = 10;
 
 export class Session {
   #link: Link;
   #socket: Socket;
-  #heard = new Heard();
-  /** RUNNING came: requests may go. */
+  #summary = new ConnectionSummary();
+  /** RUNNING has arrived: requests may be sent. */
   #isRunning = false;
+  /** The sandbox was rolled back right before this session. */
+  #rolledBack = false;
   #isOver = false;
   #byNumber = new Map<number, Exec>();
   #numbers = new Map<string, number>();
-  /** Commands asked for in this session and not answered yet, in order. */
-  #asked: string[] = [];
-  /** The text of a refusal that named nobody. */
+  /** Commands requested in this session and not answered yet, in order. */
+  #requested: string[] = [];
+  /** The message of a refusal that named no command. */
   #unclear: string | undefined;
-  /** The reader of this one must catch up before anything more is read. */
-  #flooded: Exec | undefined;
-  #giveUp: number | undefined;
-  #silentAt = 0;
-  #leaveAt: number | undefined;
-  #waitsForRoom = false;
-  #done: (verdict: Verdict) => void = () => {};
+  /** The command whose reader must catch up before the socket is read again. */
+  #full: Exec | undefined;
+  #deadline: number | undefined;
+  #silenceAt = 0;
+  #closeAt: number | undefined;
+  #waitsForSpace = false;
+  #done: (policy: RetryPolicy) => void = () => {};
 
-  constructor(link: Link, socket: Socket, isNew: boolean, giveUp: number | undefined) {
+  constructor(link: Link, socket: Socket, isNew: boolean, deadline: number | undefined) {
     this.#link = link;
     this.#socket = socket;
-    this.#giveUp = giveUp;
-    if (isNew) this.#say(link.config);
+    this.#deadline = deadline;
+    if (isNew) this.#send(link.config);
   }
 
-  run(): Promise<Verdict> {
+  run(): Promise<RetryPolicy> {
     return new Promise((done) => {
-      const timer = setInterval(() => this.#watch(), TICK);
-      this.#done = (verdict) => {
+      const timer = setInterval(() => this.#watch(), CHECK_EVERY);
+      this.#done = (policy) => {
         if (this.#isOver) return;
         this.#isOver = true;
         clearInterval(timer);
-        done(verdict);
+        done(policy);
       };
       this.#alive();
       this.#socket.onAlive = () => this.#alive();
       this.#socket.onMessage = (data) => this.#message(data);
-      this.#socket.onEnd = (code, cause) => this.#done(this.#heard.verdict(code, cause));
+      this.#socket.onEnd = (code, cause) => this.#done(this.#summary.policy(code, cause));
     });
   }
 
-  /** Somebody does not want to wait for a polite end. */
-  leave(): void {
-    this.#leaveWith(fatal(new EndedError("it was closed")));
+  /** Ends the session for the caller. */
+  close(): void {
+    this.#closeWith(fatal(new EndedError("the connection was closed")));
   }
 
-  #leaveWith(verdict: Verdict): void {
-    this.#done(verdict);
+  #closeWith(policy: RetryPolicy): void {
+    this.#done(policy);
     this.#socket.close();
   }
 
-  // What comes.
+  // Receiving.
 
   #alive(): void {
-    this.#silentAt = now() + this.#link.settings.silenceMs;
+    this.#silenceAt = now() + this.#link.settings.silenceMs;
   }
 
   #message(data: string | Uint8Array): void {
     if (this.#isOver) return;
     this.#alive();
     try {
-      const verdict = typeof data === "string" ? this.#event(protocol.parse(data)) : this.#output(data);
-      if (verdict) this.#leaveWith(verdict);
+      const policy = typeof data === "string" ? this.#event(protocol.parse(data)) : this.#output(data);
+      if (policy) this.#closeWith(policy);
     } catch (error) {
-      const text = error instanceof Hole ? "bytes of the output are missing" : textOf(error);
-      this.#leaveWith(fatal(error instanceof BatonError ? error : new ProtocolError(text)));
+      const text = error instanceof MissingBytes ? "bytes of the output are missing" : describe(error);
+      this.#closeWith(fatal(error instanceof BatonError ? error : new ProtocolError(text)));
     }
   }
 
@@ -94,45 +98,53 @@ export class Session {
     const { stream, exec: number, offset, payload } = protocol.decodeChunk(frame);
     const exec = this.#byNumber.get(number);
     if (!exec || stream === "stdin") return;
-    exec.pipes[stream].push(offset, payload);
-    if (exec.isFlooded) {
-      this.#flooded = exec;
+    exec.streams[stream].push(offset, payload);
+    if (exec.isFull) {
+      this.#full = exec;
       this.#socket.pause();
     }
   }
 
-  #event(event: Event | undefined): Verdict | undefined {
-    const { mirror, execs } = this.#link;
+  #event(event: Event | undefined): RetryPolicy | undefined {
+    const { state, execs } = this.#link;
     switch (event?.event) {
       case "status_update":
         return this.#update(event);
       case "sandbox_id":
-        mirror.place = { sandboxId: event.sandboxId, sandboxToken: event.sandboxToken };
+        state.identity = event;
         break;
       case "hello":
         if (event.protocol !== protocol.VERSION) {
           return fatal(new ProtocolError(`the server speaks version ${event.protocol}`));
         }
-        mirror.instance = event.instance;
+        state.instance = event.instance;
         break;
       case "error":
-        this.#heard.error = event.message;
+        this.#summary.error = event.message;
         break;
       case "forked":
-        mirror.forked(event.sandboxes);
+        state.forked(event.sandboxes);
+        break;
+      case "idle_timeout":
+        state.idleTimeoutChanged(event.idleTimeout && event.idleTimeout * 1000);
         break;
       case "stdin_ack":
         execs.get(event.execId)?.stdinAck(event.offset);
         this.feed();
         break;
       case "output_gap":
-        execs.get(event.execId)?.pipes[event.stream].gap(event.to);
+        execs.get(event.execId)?.streams[event.stream].gap(event.to);
         break;
-      case "output_rewound":
-        execs.get(event.execId)?.pipes[event.stream].rewind(event.to);
+      case "output_rewound": {
+        const exec = execs.get(event.execId);
+        if (exec) exec.rolledBack = true;
+        exec?.streams[event.stream].rewind(event.to);
         break;
-      // What it means for each command is said of each; and in this dialect output is binary.
+      }
       case "rolled_back":
+        this.#link.rolledBack({ checkpointId: event.checkpointId, ageMs: event.ageMs });
+        break;
+      // In `baton.v1` output is binary.
       case "stdout":
       case "stderr":
       case undefined:
@@ -140,9 +152,9 @@ export class Session {
     return undefined;
   }
 
-  #update(update: Update): Verdict | undefined {
-    const verdict = this.#heard.update(update);
-    if (this.#heard.isLast) this.#leaveAt ??= now() + LAST_WORDS;
+  #update(update: Update): RetryPolicy | undefined {
+    const policy = this.#summary.update(update);
+    if (this.#summary.isLast) this.#closeAt ??= now() + CLOSE_WITHIN;
     if (update.status === "SANDBOX_RUNNING" && !this.#isRunning) this.#begin(update.execs);
     else if (update.status === "SANDBOX_EXECUTION_RUNNING") this.#started(update);
     else if (update.status === "SANDBOX_EXECUTION_DONE") this.#execDone(update);
@@ -152,96 +164,100 @@ export class Session {
     try {
       this.#link.settings.onStatus?.(update);
     } catch (error) {
-      // A caller's mistake must not cut its own connection.
+      // An error in the callback must not break the connection.
       console.error("baton-sandbox: onStatus failed", error);
     }
-    this.#link.mirror.update(update);
-    return verdict;
+    this.#link.state.update(update);
+    return policy;
   }
 
-  // What goes.
+  // Sending.
 
-  #say(request: Request): void {
+  #send(request: Request): void {
     this.#socket.send(JSON.stringify(request));
   }
 
-  get #hasRoom(): boolean {
-    if (this.#socket.buffered < QUEUE_BYTES) return true;
-    if (!this.#waitsForRoom) {
-      this.#waitsForRoom = true;
+  get #hasSpace(): boolean {
+    if (this.#socket.buffered < MAX_QUEUED) return true;
+    if (!this.#waitsForSpace) {
+      this.#waitsForSpace = true;
       setTimeout(() => {
-        this.#waitsForRoom = false;
+        this.#waitsForSpace = false;
         this.feed();
-      }, ROOM_TICK);
+      }, SPACE_CHECK_EVERY);
     }
     return false;
   }
 
-  /** Takes what callers want and what became due: acknowledgements and stdin. */
+  /** Sends what callers asked for, and what became due: acknowledgements and stdin. */
   feed(): void {
-    if (this.#flooded && !this.#flooded.isFlooded) {
-      this.#flooded = undefined;
+    if (this.#full && !this.#full.isFull) {
+      this.#full = undefined;
       this.#alive();
       this.#socket.resume();
     }
-    const { commands, execs, mirror } = this.#link;
-    while (this.#isRunning && !this.#isOver && commands.length && this.#hasRoom) {
+    const { commands, execs, state } = this.#link;
+    while (this.#isRunning && !this.#isOver && commands.length && this.#hasSpace) {
       const command = commands.shift();
-      if (command?.kind === "leave") this.leave();
+      if (command?.kind === "close") this.close();
       else if (command?.kind === "exec") this.#exec(command.exec);
-      else if (command?.kind === "ask") {
-        command.sent?.({ heard: mirror.heard, session: mirror.sessions });
-        this.#say(command.request);
+      else if (command?.kind === "request") {
+        command.sent?.({ events: state.events, session: state.sessions });
+        this.#send(command.request);
       }
     }
     if (!this.#isRunning || this.#isOver) return;
     for (const exec of execs.values()) {
       const offsets = exec.takeAck();
-      if (offsets) this.#say(protocol.ack(exec.id, offsets));
+      if (offsets) this.#send(requests.ack(exec.id, offsets));
       const number = this.#numbers.get(exec.id);
-      while (number !== undefined && this.#hasRoom) {
+      while (number !== undefined && this.#hasSpace) {
         const part = exec.stdin.next();
         if (!part) break;
         const { offset, data } = part;
         if (data) this.#socket.send(protocol.encodeChunk({ stream: "stdin", exec: number, offset, payload: data }));
-        else this.#say(protocol.stdin(exec.id, "", { eof: true, offset }));
+        else this.#send(requests.stdin(exec.id, "", { eof: true, offset }));
       }
     }
   }
 
   /** Silence and other deadlines. */
   #watch(): void {
-    if (this.#flooded) this.#alive();
-    const isSilent = this.#socket.hearsPings && now() >= this.#silentAt;
-    const mustLeave = this.#leaveAt !== undefined && now() >= this.#leaveAt;
-    const givesUp = this.#giveUp !== undefined && !this.#isRunning && now() >= this.#giveUp;
-    if (isSilent || mustLeave || givesUp) {
-      this.#done(this.#heard.verdict(undefined, "the server fell silent"));
+    if (this.#full) this.#alive();
+    const isSilent = this.#socket.seesPings && now() >= this.#silenceAt;
+    const mustClose = this.#closeAt !== undefined && now() >= this.#closeAt;
+    const isLate = this.#deadline !== undefined && !this.#isRunning && now() >= this.#deadline;
+    if (isSilent || mustClose || isLate) {
+      this.#done(this.#summary.policy(undefined, "the server stopped responding"));
       this.#socket.drop();
     }
   }
 
-  // The commands of this connection: asked for, taken up, ended, refused.
+  // The commands of this connection: requested, resumed, ended, refused.
 
   #exec(exec: Exec): void {
-    const { execs, mirror } = this.#link;
+    const { execs, state } = this.#link;
     if (execs.has(exec.id)) {
       exec.ended(new RefusedError("the exec id is in use", "SANDBOX_EXECUTION_ERROR"));
       return;
     }
     execs.set(exec.id, exec);
     if (exec.request) {
-      this.#ask(exec, exec.request);
+      this.#request(exec, exec.request);
       return;
     }
-    const view = mirror.execs.find((known) => known.execId === exec.id);
-    if (view) this.#number(view.exec, exec);
-    this.#say(protocol.reconnect({ [exec.id]: exec.resume() }));
+    const view = state.execs.find((known) => known.execId === exec.id);
+    if (view) {
+      this.#number(view.exec, exec);
+      exec.stdin.startAt(view.stdin);
+      exec.rolledBack = this.#rolledBack;
+    }
+    this.#send(requests.reconnect({ [exec.id]: exec.resumeOffsets() }));
   }
 
-  #ask(exec: Exec, request: Request): void {
-    this.#asked.push(exec.id);
-    this.#say(request);
+  #request(exec: Exec, request: Request): void {
+    this.#requested.push(exec.id);
+    this.#send(request);
   }
 
   #number(number: number, exec: Exec): void {
@@ -249,50 +265,55 @@ export class Session {
     this.#numbers.set(exec.id, number);
   }
 
-  /** RUNNING: takes up every command where it was left. */
+  /** RUNNING: resumes every command where it stopped. */
   #begin(views: readonly ExecView[] | undefined): void {
     this.#isRunning = true;
-    const { execs, mirror } = this.#link;
+    const { execs, state } = this.#link;
+    this.#rolledBack = state.isRollingBack;
+    state.isRollingBack = false;
     const offsets: Record<string, Offsets> = {};
     for (const exec of [...execs.values()]) {
       const view = views?.find((known) => known.execId === exec.id);
       if (view) {
         this.#number(view.exec, exec);
         exec.started();
+        exec.rolledBack ||= this.#rolledBack;
         if (view.stdin < exec.stdin.acked) {
-          this.#loseNow(exec, "the sandbox went back to before input that it had taken");
+          this.#lose(exec, "the sandbox was rolled back to before input that the command had accepted", true);
           continue;
         }
-        exec.stdinAck(view.stdin);
-      } else if (exec.stage === "asked" && exec.request) {
-        // The request was lost with the last connection: ask again.
-        this.#ask(exec, exec.request);
+        exec.stdinResume(view.stdin);
+      } else if (exec.phase === "requested" && exec.request) {
+        // The request was lost with the last connection: send it again.
+        this.#request(exec, exec.request);
         continue;
       } else if (views) {
-        this.#loseNow(exec, "the sandbox does not know the command any more");
+        this.#lose(exec, "the sandbox no longer knows the command", this.#rolledBack);
         continue;
+      } else {
+        exec.stdinResume(exec.stdin.acked);
       }
-      offsets[exec.id] = exec.resume();
-      if (exec.killWanted) this.#say(protocol.killProcess(exec.id));
+      offsets[exec.id] = exec.resumeOffsets();
+      if (exec.killRequested) this.#send(requests.killProcess(exec.id));
     }
-    if (Object.keys(offsets).length) this.#say(protocol.reconnect(offsets));
-    mirror.sessions += 1;
-    mirror.isOpen = true;
-    mirror.execs = views ?? [];
-    // The update that says so rings; those who wait hear of it then.
+    if (Object.keys(offsets).length) this.#send(requests.reconnect(offsets));
+    state.sessions += 1;
+    state.isOpen = true;
+    state.execs = views ?? [];
+    // After the update of the state, which notifies the waiting callers.
     queueMicrotask(() => this.feed());
   }
 
-  #loseNow(exec: Exec, text: string): void {
+  #lose(exec: Exec, text: string, rolledBack: boolean): void {
     this.#link.execs.delete(exec.id);
     this.#forget(exec);
-    exec.ended(new ExecLostError(text));
+    exec.ended(new ExecLostError(text, rolledBack));
   }
 
   #started(update: Update): void {
     const exec = update.execId === undefined ? undefined : this.#link.execs.get(update.execId);
     if (!exec || update.exec === undefined) return;
-    this.#asked = this.#asked.filter((id) => id !== exec.id);
+    this.#requested = this.#requested.filter((id) => id !== exec.id);
     this.#number(update.exec, exec);
     exec.started();
     this.feed();
@@ -303,22 +324,22 @@ export class Session {
     if (!exec) return;
     this.#link.execs.delete(exec.id);
     this.#forget(exec);
-    // Everything is here: the server need not keep it.
-    this.#say(protocol.ack(exec.id, exec.received));
+    // Everything has arrived: the server need not keep it.
+    this.#send(requests.ack(exec.id, exec.received));
     const { exitCode, signal, durationMs } = update;
     exec.ended({ exitCode, signal, durationMs, timedOut: update.timedOut ?? false });
   }
 
-  /** A command did not start, or is gone; or, without a name, something else was not right. */
+  /** A command did not start or is lost; without an exec id, something else was refused. */
   #refused(update: Update): void {
-    const [first] = this.#asked;
+    const [first] = this.#requested;
     if (update.execId !== undefined) this.#lost(update.execId, update);
-    // There is nothing else it could be about.
-    else if (first !== undefined && this.#asked.length === 1 && this.#link.execs.size === 1) this.#lost(first, update);
+    // Only this command can be meant.
+    else if (first !== undefined && this.#requested.length === 1 && this.#link.execs.size === 1) this.#lost(first, update);
     else if (first !== undefined) {
-      // It may be about any of them, or about input. Of those named now the server names what it does not know.
+      // Any of them, or input, may be meant. The reconnect makes the server name those that it does not know.
       this.#unclear = update.message;
-      this.#say(protocol.reconnect(Object.fromEntries(this.#asked.map((id) => [id, { stdout: 0, stderr: 0 }]))));
+      this.#send(requests.reconnect(Object.fromEntries(this.#requested.map((id) => [id, { stdout: 0, stderr: 0 }]))));
     }
   }
 
@@ -326,20 +347,20 @@ export class Session {
     const exec = this.#link.execs.get(id);
     if (!exec) return;
     this.#link.execs.delete(id);
-    this.#asked = this.#asked.filter((asked) => asked !== id);
+    this.#requested = this.#requested.filter((requested) => requested !== id);
     this.#forget(exec);
-    if (exec.stage === "asked") {
+    if (exec.phase === "requested") {
       const message = this.#unclear ?? update.message;
       this.#unclear = undefined;
-      exec.ended(ofUpdate(message === undefined ? { status: update.status } : { status: update.status, message }));
+      exec.ended(fromUpdate(message === undefined ? { status: update.status } : { status: update.status, message }));
     } else {
-      exec.ended(new ExecLostError(update.message ?? "the command is gone"));
+      exec.ended(new ExecLostError(update.message ?? "the command is lost", this.#rolledBack));
     }
   }
 
-  /** Nobody reads it any more. Without a name it is about the only one that has input under way, if that is so. */
+  /** Stdin is no longer read. Without an exec id, the only command with unacknowledged input is meant, if any. */
   #stdinRefused(update: Update): void {
-    const isMeant = (exec: Exec) => (update.execId === undefined ? exec.stdin.isUnderWay : exec.id === update.execId);
+    const isMeant = (exec: Exec) => (update.execId === undefined ? exec.stdin.isInFlight : exec.id === update.execId);
     const about = [...this.#link.execs.values()].filter(isMeant);
     if (about.length === 1) about[0]?.stdinOver();
   }

@@ -1,39 +1,39 @@
 /**
  * Tar archives as a stream of members: ustar, pax headers and, when reading, GNU's long names. Touches no file. Node only.
  *
- * What is read may come from a hostile sandbox. Nothing it says is believed here, and nothing is kept in memory but the
- * names of one member, and those up to a limit.
+ * The archive may come from a hostile sandbox. Every field is validated, and only the names of one member are kept in
+ * memory, up to a limit.
  */
 
 import { FileError } from "./errors.js";
 
 export const BLOCK = 512;
-/** The longest pax header or long name: what one member may cost in memory. */
+/** The longest pax header or long name, which bounds the memory that one member needs. */
 const MAX_HEADER = 256 << 10;
-/** Beyond this, in both directions, there is no date. */
+/** The largest time that a `Date` can have, in both directions. */
 export const MAX_TIME_MS = 8.64e15;
 
 export type Kind = "file" | "directory" | "symlink" | "link";
 
 /** One member, without its data. */
 export interface Member {
-  /** In bytes, each as one character of a text: names need not be UTF-8. Of one that was read nothing was checked. */
+  /** One character for each byte, because names need not be UTF-8. Not validated if it was read. */
   name: string;
-  /** `other` is a device, a pipe, or something that only other programs know. */
+  /** `other` is a device, a pipe, or an unknown type. */
   kind: Kind | "other";
-  /** Permission bits, with those for set-user-ID, set-group-ID and sticky. */
+  /** Permission bits, including set-user-ID, set-group-ID and sticky. */
   mode: number;
-  /** Bytes of data; 0 for all but files. */
+  /** The size of the data; 0 unless it is a file. */
   size: number;
   mtimeMs: number;
-  /** Where a link points, in bytes as the name. */
+  /** The target of a link, one character for each byte. */
   target: string;
 }
 
 const FLAGS: Record<Kind, string> = { file: "0", link: "1", symlink: "2", directory: "5" };
 const KINDS: Record<string, Kind | undefined> = { "0": "file", "\0": "file", "7": "file", "1": "link", "2": "symlink", "5": "directory" };
 
-/** A text as the bytes of a name, and back for whoever reads it. */
+/** Converts between a string and its bytes, one character for each. */
 export const bytesOf = (text: string): string => Buffer.from(text).toString("latin1");
 export const textOf = (bytes: string): string => Buffer.from(bytes, "latin1").toString();
 
@@ -41,7 +41,7 @@ export function padding(size: number): Uint8Array {
   return new Uint8Array((BLOCK - (size % BLOCK)) % BLOCK);
 }
 
-/** The header of a member, after a pax header with what has no room in it. */
+/** The header of a member, after a pax header with the fields that do not fit into it. */
 export function* headers(member: Member & { kind: Kind }): Generator<Uint8Array> {
   const { name, target, size, mode, mtimeMs } = member;
   const records: [string, string][] = [["mtime", (mtimeMs / 1000).toFixed(3)]];
@@ -63,7 +63,7 @@ function header(flag: string, name: string, target: string, size: number, mode: 
   octal(mode & 0o7777, 100, 8);
   octal(0, 108, 8);
   octal(0, 116, 8);
-  // What does not fit is said in a pax header.
+  // Fields that do not fit go into a pax header.
   octal(size < 8 ** 11 ? size : 0, 124, 12);
   octal(Math.min(Math.max(0, Math.floor(mtimeMs / 1000)), 8 ** 11 - 1), 136, 12);
   put("        ", 148, 8);
@@ -76,7 +76,7 @@ function header(flag: string, name: string, target: string, size: number, mode: 
   return block;
 }
 
-/** `LENGTH KEY=VALUE\n`, whose length counts itself. */
+/** `LENGTH KEY=VALUE\n`, whose length includes its own digits. */
 function record(key: string, value: string): string {
   const rest = ` ${key}=${value}\n`.length;
   let length = rest;
@@ -84,7 +84,7 @@ function record(key: string, value: string): string {
   return `${length} ${key}=${value}\n`;
 }
 
-/** What the headers before a member say about it. */
+/** The extended headers of a member. */
 interface Extended {
   name?: string;
   target?: string;
@@ -93,13 +93,13 @@ interface Extended {
   isSparse?: boolean;
 }
 
-/** Gives one member after the other, and the data of the last one given. */
+/** Reads one member after the other, and the data of the current one. */
 export class Reader {
-  /** Set when the source failed, or gave no archive: then nothing more comes. */
+  /** Set once the source failed or the archive turned out to be malformed. */
   failure: unknown;
   #source: AsyncIterator<Uint8Array>;
   #rest: Uint8Array = new Uint8Array();
-  /** Of the current member's data, and of what fills its last block. */
+  /** Unread bytes of the member's data, and of the padding after it. */
   #left = 0;
   #padding = 0;
 
@@ -107,13 +107,13 @@ export class Reader {
     this.#source = source[Symbol.asyncIterator]();
   }
 
-  /** The next member; nothing at the end. What was not read of the last one is passed over. */
+  /** The next member; nothing at the end. Skips the unread data of the current one. */
   async next(): Promise<Member | undefined> {
     const extended: Extended = {};
     for (;;) {
       await this.#passOver();
       const block = await this.#block();
-      // The end of the bytes is an end between two members, and a block of zeros always is.
+      // The archive may end between two members, with or without a block of zeros.
       if (!block || block.every((byte) => byte === 0)) return undefined;
       const { flag, size, member } = this.#try(() => decode(block));
       this.#expect(size);
@@ -126,7 +126,7 @@ export class Reader {
     }
   }
 
-  /** What is left of the member's data, piece by piece. */
+  /** The unread data of the member, piece by piece. */
   async *data(): AsyncGenerator<Uint8Array, void, void> {
     while (this.#left > 0) {
       const part = await this.#some(this.#left);
@@ -136,7 +136,7 @@ export class Reader {
     }
   }
 
-  /** Reads on to the source's end, which says whether all was well. */
+  /** Reads the source to its end, where it reports errors. */
   async end(): Promise<void> {
     while (await this.#some(BLOCK));
   }
@@ -150,10 +150,10 @@ export class Reader {
       this.#expect(extended.size);
       member.size = member.kind === "file" ? extended.size : 0;
     }
-    // The data of a sparse file is not what the file holds.
+    // The data of a sparse file is not the content of the file.
     if (extended.isSparse) Object.assign(member, { kind: "other", size: 0 });
     member.name = extended.name ?? member.name;
-    // Old programs know directories only by their names; a long name is known only now.
+    // Old archivers mark directories only by a slash at the end of the name, and a long name is complete only now.
     if (member.kind === "file" && member.name.endsWith("/")) Object.assign(member, { kind: "directory", size: 0 });
     member.target = extended.target ?? member.target;
     member.mtimeMs = extended.mtimeMs ?? member.mtimeMs;
@@ -190,7 +190,7 @@ export class Reader {
     return block;
   }
 
-  /** At most so much, and at least one byte; nothing at the end. */
+  /** Between one and `size` bytes; nothing at the end. */
   async #some(most: number): Promise<Uint8Array | undefined> {
     while (!this.#rest.length) {
       const next = await this.#source.next().catch((error: unknown) => {
@@ -238,7 +238,7 @@ function decode(block: Buffer): { flag: string; size: number; member: Member } {
     mtimeMs: timeOf((parseNumber(block.subarray(136, 148)) ?? 0) * 1000) ?? 0,
     target: untilNul(field(157, 100)),
   };
-  // Links, devices and pipes have no data, whatever they say; for an unknown type the size is believed.
+  // Links, devices and pipes have no data, whatever their headers claim; unknown types have the size in their header.
   return { flag, size: "123456".includes(flag) ? 0 : size, member };
 }
 
@@ -246,7 +246,7 @@ function checkSum(block: Buffer): void {
   const stated = parseNumber(block.subarray(148, 156));
   const counted = Buffer.concat([block.subarray(0, 148), Buffer.alloc(8, 0x20), block.subarray(156)]);
   const sum = counted.reduce((sum, byte) => sum + byte, 0);
-  // Some old programs added up signed bytes.
+  // Some old archivers added signed bytes.
   const signed = () => sum - 256 * counted.filter((byte) => byte > 127).length;
   if (stated !== sum && stated !== signed()) throw damaged("it is no tar archive, or a header was changed");
 }
@@ -296,7 +296,7 @@ export function parseRecords(data: string): [string, string][] {
   return records;
 }
 
-/** Seconds with a fraction, also before 1970, as milliseconds; nothing if it is no time. */
+/** Seconds with a fraction, also before 1970, in milliseconds; nothing if it is not a valid time. */
 export function parseTime(text: string): number | undefined {
   return /^-?\d+(\.\d*)?$/.test(text) ? timeOf(Number(text) * 1000) : undefined;
 }

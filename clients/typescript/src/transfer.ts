@@ -1,4 +1,4 @@
-/** Files and directories between a machine and a sandbox, streamed. Node only. */
+/** Copies local files and directories to and from a sandbox, as streams. Node only. */
 
 import { createReadStream } from "node:fs";
 import { mkdir, rename, rm, stat } from "node:fs/promises";
@@ -6,7 +6,6 @@ import { dirname, join, resolve } from "node:path";
 
 import { pack } from "./archive.js";
 import { type About, unusedName, writeNew } from "./directory.js";
-import { FileError } from "./errors.js";
 import type { FileOptions, Files } from "./files.js";
 import { unpack } from "./unpack.js";
 
@@ -22,27 +21,26 @@ export async function upload(files: Files, local: string, path: string, options:
 }
 
 export async function download(files: Files, path: string, local: string, options: FileOptions): Promise<void> {
-  const [entry] = await files.listFiles(path, { ...options, depth: 0 });
-  if (!entry) throw new FileError(`${path}: no such file`, "ENOENT");
+  const entry = await files.statFile(path, options);
   if (entry.kind === "directory") {
     await unpack(files.readStream(path, { ...options, archive: true }), local);
     return;
   }
   const target = resolve(local);
   await mkdir(dirname(target), { recursive: true });
-  // A link is followed, and has a mode of its own that means nothing.
+  // The mode of a link means nothing; the file that it points to was downloaded.
   const mode = entry.kind === "file" ? entry.mode & 0o777 : 0o644;
-  await writeWhole(target, files.readStream(path, options), { mode, mtimeMs: entry.mtimeMs });
+  await writeAtomically(target, files.readStream(path, options), { mode, mtimeMs: entry.mtimeMs });
 }
 
-/** To a new file beside, which takes its name at the end: a reader sees the old or the new one. */
-async function writeWhole(path: string, source: AsyncIterable<Uint8Array>, about: About): Promise<void> {
-  const beside = join(dirname(path), unusedName());
+/** Renames a temporary file at the end: a reader sees the old or the new file. */
+async function writeAtomically(path: string, source: AsyncIterable<Uint8Array>, about: About): Promise<void> {
+  const temporary = join(dirname(path), unusedName());
   try {
-    await writeNew(beside, source, about);
-    await rename(beside, path);
+    await writeNew(temporary, source, about);
+    await rename(temporary, path);
   } catch (error) {
-    await rm(beside, { force: true });
+    await rm(temporary, { force: true });
     throw error;
   }
 }

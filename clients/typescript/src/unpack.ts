@@ -1,28 +1,29 @@
 /**
- * An archive from a sandbox to a directory of this machine, which nothing in it can lead out of. Node only.
+ * Unpacks an archive of a sandbox into a local directory, and never writes outside that directory. Node only.
  *
- * The sandbox may be hostile, and so may every member of its archive be. Each directory on a member's way is opened alone,
- * and never through a link; what is made is made by its name in an open directory; modes and times are set on what is open.
- * A member that cannot be unpacked is left out, and the others go on. `crates/files` has the same rules in Rust.
+ * The sandbox may be hostile, and so may every member of its archive. Each directory above a member is opened by its name in
+ * the open directory above it, and never through a link; files are created by name in an open directory; modes and times are
+ * set on open files. A member that cannot be unpacked is skipped, and the others are unpacked. `crates/files` has the same
+ * rules in Rust.
  */
 
 import { link, lstat, mkdir, stat } from "node:fs/promises";
 
-import { type Bytes, Directory, settle } from "./directory.js";
+import { type Bytes, Directory, setTimeAndMode } from "./directory.js";
 import { FileError } from "./errors.js";
 import { type Member, Reader, textOf } from "./tar.js";
 
-/** More directories than any path that can be opened by its name has. */
+/** More than the number of directories in any path that the system accepts. */
 const MAX_DEPTH = 2048;
-/** No file of a stranger runs as another user. */
+/** Without the set-user-ID bits: no unpacked file may run as another user. */
 const MODE_BITS = 0o777;
-/** Lines about members that were left out, of however many. */
+/** How many skipped members an error names. */
 const MAX_LINES = 10;
 const LONGEST_NAME = 200;
 
 /**
- * Unpacks into a directory, which is made if it is missing. What was left out is said at the end; what is no archive, or only half
- * of one, ends it. `mayUseHandles` is for tests of the other way.
+ * Unpacks into a directory, which is created if it is missing. Throws for an incomplete archive, and at the end for skipped
+ * members. Tests turn `mayUseHandles` off to use paths instead of open directories.
  */
 export async function unpack(source: AsyncIterable<Uint8Array>, directory: string, mayUseHandles = true): Promise<void> {
   const reader = new Reader(source);
@@ -44,14 +45,14 @@ export async function unpack(source: AsyncIterable<Uint8Array>, directory: strin
   }
 }
 
-/** On Windows names mean more than they say: drives, streams, devices and a second separator. */
+/** On Windows names can contain drives, streams, devices and a second separator. */
 function requireSafePaths(): void {
   if (process.platform !== "win32") return;
   const instead = "download single files, or keep the archive with readStream(path, { archive: true })";
   throw new FileError(`an archive from a sandbox cannot be unpacked safely on Windows; ${instead}`, "ENOTSUP");
 }
 
-/** The parts of a name in an archive; nothing if it leads out, or is none. */
+/** The components of a name in an archive; nothing if the name is invalid or leaves the directory. */
 export function splitName(name: Bytes): Bytes[] | undefined {
   const parts = name.split("/").filter((part) => part !== "" && part !== ".");
   const leadsOut = name.startsWith("/") || name.includes("\0") || parts.includes("..");
@@ -59,8 +60,8 @@ export function splitName(name: Bytes): Bytes[] | undefined {
 }
 
 /**
- * Whether a link `depth` directories below the top cannot lead above it. Dots are only believed in front: behind a name that is
- * itself a link, `..` is not where it seems to be.
+ * Whether a link `depth` directories below the top stays inside it. `..` is accepted only at the start: after a name that may
+ * itself be a link, its meaning is not known.
  */
 export function staysInside(target: Bytes, depth: number): boolean {
   const parts = target.split("/").filter((part) => part !== "" && part !== ".");
@@ -69,7 +70,7 @@ export function staysInside(target: Bytes, depth: number): boolean {
   return !target.startsWith("/") && !target.includes("\0") && up <= depth && !parts.slice(up).includes("..");
 }
 
-/** Members that were not unpacked: how many, and a line about each of the first. */
+/** Members that were not unpacked: their number, and a line about each of the first ones. */
 class LeftOut {
   #count = 0;
   #code = "";
@@ -88,7 +89,7 @@ class LeftOut {
   }
 }
 
-/** A stranger's name as it may stand on a terminal and in one line. */
+/** An untrusted name, made safe for a terminal and for a single line. */
 function printable(name: Bytes): string {
   return textOf(name.slice(0, LONGEST_NAME)).replace(/[\p{C}\p{Zl}\p{Zp}]/gu, "?");
 }
@@ -97,11 +98,11 @@ class Unpacking {
   readonly leftOut = new LeftOut();
   readonly #top: Directory;
   readonly #isNew: boolean;
-  /** The directory last asked for. */
+  /** The directory that was opened last. */
   #last: { parts: Bytes[]; directory: Directory } | undefined;
   /**
-   * Directories on the way to the last member that this archive made, the deepest last: they get mode and time when they are
-   * left, so that neither hinders or is changed by what is put in.
+   * The directories above the current member that this archive created, the deepest last. Their mode and time are set when all
+   * their members are unpacked, because a restrictive mode would prevent that and unpacking would change the time.
    */
   #made: { parts: Bytes[]; member: Member }[] = [];
 
@@ -113,7 +114,7 @@ class Unpacking {
   async add(member: Member, reader: Reader): Promise<void> {
     const parts = splitName(member.name);
     if (!parts) {
-      this.leftOut.add(member.name, "the name leads out of the directory", "EINVAL");
+      this.leftOut.add(member.name, "the name leads outside the directory", "EINVAL");
       return;
     }
     await this.leave(parts);
@@ -122,17 +123,17 @@ class Unpacking {
       return;
     }
     try {
-      await this.#place(member, parts, reader);
+      await this.#unpackMember(member, parts, reader);
     } catch (error) {
       const { code, message } = error as NodeJS.ErrnoException;
-      // What the archive or the network did wrong is no member's fault; and with a full disk the next one would not fare better.
+      // Errors of the archive or the network do not concern one member, and with a full disk the next member would fail, too.
       if (reader.failure || code === undefined) throw error;
       if (code === "ENOSPC") throw new FileError(`${printable(member.name)}: ${message}`, code);
-      this.leftOut.add(member.name, error instanceof FileError ? message : `it did not work (${code})`, code);
+      this.leftOut.add(member.name, error instanceof FileError ? message : `unknown error (${code})`, code);
     }
   }
 
-  async #place(member: Member, parts: Bytes[], reader: Reader): Promise<void> {
+  async #unpackMember(member: Member, parts: Bytes[], reader: Reader): Promise<void> {
     const above = parts.slice(0, -1);
     const name = parts.at(-1) ?? "";
     if (member.kind === "file") {
@@ -141,7 +142,7 @@ class Unpacking {
     } else if (member.kind === "directory") {
       if (await makeDirectory(await this.#directory(above), name)) this.#made.push({ parts, member });
     } else if (member.kind === "symlink") {
-      if (!staysInside(member.target, above.length)) throw new FileError("the link leads out of the directory", "EPERM");
+      if (!staysInside(member.target, above.length)) throw new FileError("the link leads outside the directory", "EPERM");
       await (await this.#directory(above)).putSymlink(name, member.target, member.mtimeMs);
     } else if (member.kind === "link") {
       await this.#hardLink(member, above, name);
@@ -151,23 +152,23 @@ class Unpacking {
   }
 
   /**
-   * Another name for a file that is already there, and only for a file: the text of a symbolic link means something else in
-   * another directory.
+   * Links to an existing regular file. A hard link to a symbolic link is refused, because its target would mean something else
+   * in another directory.
    */
   async #hardLink(member: Member, above: Bytes[], name: Bytes): Promise<void> {
     const first = splitName(member.target);
-    if (!first?.length) throw new FileError("the link leads out of the directory", "EPERM");
+    if (!first?.length) throw new FileError("the link leads outside the directory", "EPERM");
     const source = await this.#walk(first.slice(0, -1), false);
     try {
       const parent = await this.#directory(above);
       const existing = await source.at(first.at(-1) ?? "");
-      // Not every system's link() leaves a link as it is.
+      // On some systems link() follows links.
       const isFile = async (path: Buffer) => (await lstat(path)).isFile();
-      const refused = new FileError("a hard link to something that is no file", "EPERM");
+      const refused = new FileError("a hard link to something that is not a file", "EPERM");
       if (!(await isFile(existing))) throw refused;
       await parent.put(name, async (unused) => {
         await link(existing, unused);
-        // Again, under a name that nobody else knows: it cannot become something else any more.
+        // Checked again under the new, random name, which nothing else can exchange.
         if (!(await isFile(unused))) throw refused;
       });
     } finally {
@@ -175,14 +176,14 @@ class Unpacking {
     }
   }
 
-  /** Directories that the next member is not in are complete; without a next one, all are. */
+  /** Completes the directories that do not contain the next member; without a next member, all of them. */
   async leave(next?: Bytes[]): Promise<void> {
     for (let made; (made = this.#made.at(-1)); this.#made.pop()) {
       const { parts, member } = made;
       if (next && parts.every((part, at) => part === next[at])) return;
-      // What cannot be set stays as it is: the files are there.
+      // A failure is ignored, because the files themselves are complete.
       const about = { mode: member.mode & MODE_BITS, mtimeMs: member.mtimeMs };
-      await this.#directory(parts, false).then(({ handle }) => settle(handle, about)).catch(() => {});
+      await this.#directory(parts, false).then(({ handle }) => setTimeAndMode(handle, about)).catch(() => {});
     }
   }
 
@@ -191,7 +192,7 @@ class Unpacking {
     await this.#top.close();
   }
 
-  /** An open directory, for as long as no other is asked for. Missing ones are made, if wanted. */
+  /** An open directory, valid until the next call. Creates missing directories on request. */
   async #directory(parts: Bytes[], mayMake = true): Promise<Directory> {
     if (!parts.length) return this.#top;
     const last = this.#last;
@@ -202,7 +203,7 @@ class Unpacking {
     return directory;
   }
 
-  /** Each step is taken alone, and no link is followed. */
+  /** Opens the directories one by one, and follows no link. */
   async #walk(parts: Bytes[], mayMake: boolean): Promise<Directory> {
     let here = this.#top;
     for (const part of parts) {
@@ -237,14 +238,14 @@ async function step(above: Directory, part: Bytes, mayMake: boolean): Promise<Di
   return above.enter(part);
 }
 
-/** Whether it is new. */
+/** Creates a directory unless it exists. Returns whether it is new. */
 async function makeDirectory(parent: Directory, name: Bytes): Promise<boolean> {
   try {
     await parent.make(name);
     return true;
   } catch (error) {
     if (codeOf(error) !== "EEXIST") throw error;
-    // What is there may be a file, or a link.
+    // The existing entry may be a file or a link.
     await (await parent.enter(name)).close();
     return false;
   }

@@ -1,4 +1,4 @@
-/** Archives: what is packed comes out again. */
+/** Archives: what this package packs, it and `tar` unpack again. */
 
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
@@ -20,7 +20,7 @@ async function packed(directory: string): Promise<Buffer> {
   return Buffer.concat(parts);
 }
 
-test("what tar reads and writes is read and written", async () => {
+test("archives are compatible with tar", async () => {
   const root = await mkdtemp(join(tmpdir(), "baton-"));
   const long = `${"d".repeat(90)}/${"f".repeat(150)}`;
   await mkdir(join(root, "in", "d".repeat(90)), { recursive: true });

@@ -1,4 +1,4 @@
-/** The package as a browser loads it: in Chromium, and in a Node that has nothing but a `WebSocket`. */
+/** The package as a browser loads it: in Chromium, and in Node with only a `WebSocket`. */
 
 import assert from "node:assert/strict";
 import { execFileSync, spawn } from "node:child_process";
@@ -10,10 +10,10 @@ import { join } from "node:path";
 import { after, before, test } from "node:test";
 import { fileURLToPath } from "node:url";
 
-import { type Proxy, Stage } from "./stage.js";
+import { type Proxy, Testbed } from "./testbed.js";
 
 const own = fileURLToPath(new URL("..", import.meta.url));
-let stage: Stage;
+let testbed: Testbed;
 let proxy: Proxy;
 let tell: (result: string) => void = () => {};
 
@@ -25,7 +25,7 @@ const page = (url: string) => `<!doctype html><script type="module">
   await fetch("/result", { method: "POST", body: result });
 </script>`;
 
-/** The page, the package, and what a page cannot do itself. */
+/** Serves the page and the package, and does what a page cannot do itself. */
 const site = createServer(async (request, response) => {
   const path = request.url ?? "/";
   if (path === "/result") {
@@ -34,9 +34,9 @@ const site = createServer(async (request, response) => {
     tell(body);
     response.end();
   } else if (path === "/cut") {
-    await proxy.weather({ cut: true });
+    await proxy.network({ cut: true });
     response.end();
-  } else if (/^\/dist(-test)?\/[a-z]+\.js$/.test(path)) {
+  } else if (/^\/dist(-test)?\/[a-z_]+\.js$/.test(path)) {
     response.setHeader("Content-Type", "text/javascript");
     response.end(await readFile(join(own, path)));
   } else {
@@ -47,11 +47,11 @@ const site = createServer(async (request, response) => {
 
 before(async () => {
   await new Promise<void>((done) => site.listen(0, "127.0.0.1", done));
-  stage = new Stage();
-  await stage.do("server", { name: "a", settings: { BATON_ORIGINS: origin(), BATON_API_KEYS: "k3y" } });
+  testbed = new Testbed();
+  await testbed.do("server", { name: "a", settings: { BATON_ORIGINS: origin(), BATON_API_KEYS: "k3y" } });
 });
 after(async () => {
-  await stage.end();
+  await testbed.end();
   site.closeAllConnections();
   site.close();
 });
@@ -60,13 +60,13 @@ function origin(): string {
   return `http://127.0.0.1:${(site.address() as AddressInfo).port}`;
 }
 
-/** Runs a program until the page told what came of it. */
-async function told(command: string, words: string[]): Promise<string> {
-  proxy = await stage.proxy();
+/** Runs a program until the page reports its result. */
+async function resultOf(command: string, words: string[]): Promise<string> {
+  proxy = await testbed.proxy();
   const child = spawn(command, words, { stdio: ["ignore", "ignore", "pipe"], cwd: own });
-  let said = "";
+  let output = "";
   child.stderr.on("data", (data: Buffer) => {
-    said = (said + data.toString()).slice(-4000);
+    output = (output + data.toString()).slice(-4000);
   });
   const gone = new Promise<void>((done) => child.on("close", () => done()));
   try {
@@ -74,7 +74,7 @@ async function told(command: string, words: string[]): Promise<string> {
       new Promise<string>((done) => {
         tell = done;
       }),
-      gone.then(() => `it ended without a word: ${said}`),
+      gone.then(() => `it exited without a result: ${output}`),
     ]);
   } finally {
     child.kill();
@@ -82,7 +82,7 @@ async function told(command: string, words: string[]): Promise<string> {
   }
 }
 
-test("with a WebSocket and nothing else", async () => {
+test("with only a WebSocket", async () => {
   const code = `
     import { Sandbox } from "./dist/browser.js";
     import { tour } from "./dist-test/tour.js";
@@ -91,7 +91,7 @@ test("with a WebSocket and nothing else", async () => {
     const cut = () => fetch(site + "/cut", { method: "POST" });
     const body = await tour(Sandbox, url, cut).then(() => "good", (error) => error.stack);
     await fetch(site + "/result", { method: "POST", body });`;
-  assert.equal(await told(process.execPath, ["--experimental-websocket", "--input-type=module", "-e", code]), "good");
+  assert.equal(await resultOf(process.execPath, ["--experimental-websocket", "--input-type=module", "-e", code]), "good");
 });
 
 function chromium(): string | undefined {
@@ -99,7 +99,7 @@ function chromium(): string | undefined {
     try {
       return execFileSync("which", [name], { encoding: "utf8" }).trim();
     } catch {
-      // The next one, then.
+      // Try the next one.
     }
   }
   return undefined;
@@ -109,7 +109,7 @@ test("in Chromium", { skip: chromium() ? false : "there is no Chromium" }, async
   const profile = await mkdtemp(join(tmpdir(), "baton-chromium-"));
   const flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-background-networking", "--disable-component-update"];
   try {
-    assert.equal(await told(chromium() ?? "", [...flags, `--user-data-dir=${profile}`, origin()]), "good");
+    assert.equal(await resultOf(chromium() ?? "", [...flags, `--user-data-dir=${profile}`, origin()]), "good");
   } finally {
     await rm(profile, { recursive: true, force: true, maxRetries: 5, retryDelay: 100 });
   }

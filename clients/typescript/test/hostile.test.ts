@@ -1,4 +1,4 @@
-/** Downloads from a hostile sandbox: the archives of `clients/suite`, which every client unpacks, and one judge. */
+/** Downloads from a hostile sandbox: every client unpacks the archives of `clients/suite`, and one program checks the results. */
 
 import assert from "node:assert/strict";
 import { execFileSync, spawnSync } from "node:child_process";
@@ -9,8 +9,9 @@ import { mock, test } from "node:test";
 import { fileURLToPath } from "node:url";
 
 import { Directory, writeNew } from "../dist/directory.js";
-import { type FileEntry, type Files, parseListing } from "../dist/files.js";
 import { FileError, ProtocolError } from "../dist/errors.js";
+import { type FileEntry, parseListing } from "../dist/file_results.js";
+import type { Files } from "../dist/files.js";
 import { parseNumber, parseRecords, parseTime } from "../dist/tar.js";
 import { download } from "../dist/transfer.js";
 import { splitName, staysInside, unpack } from "../dist/unpack.js";
@@ -18,17 +19,17 @@ import { splitName, staysInside, unpack } from "../dist/unpack.js";
 const PROGRAM = fileURLToPath(new URL("../../suite/hostile_archives.py", import.meta.url));
 const PYTHON = process.env["BATON_TEST_PYTHON"] ?? "python3";
 
-/** With a short name: one archive is about paths of just under 4096 bytes, and only `rm` takes those away again. */
-async function withPlace(body: (place: string) => Promise<void>): Promise<void> {
-  const place = await mkdtemp(join(tmpdir(), "b"));
+/** Has a short name, because one archive has paths of just under 4096 bytes, which only `rm` can remove. */
+async function withDirectory(body: (directory: string) => Promise<void>): Promise<void> {
+  const directory = await mkdtemp(join(tmpdir(), "b"));
   try {
-    await body(place);
+    await body(directory);
   } finally {
-    execFileSync("rm", ["-rf", place]);
+    execFileSync("rm", ["-rf", directory]);
   }
 }
 
-/** Says that it is a directory, and sends an archive of its own making. */
+/** A sandbox that claims to be a directory and sends an archive of its own. */
 class HostileSandbox {
   sent = 0;
   isClosed = false;
@@ -38,8 +39,8 @@ class HostileSandbox {
     readonly failure?: Error,
   ) {}
 
-  async listFiles(): Promise<FileEntry[]> {
-    return [{ name: "x", kind: "directory", size: 0, mode: 0, mtimeMs: 0 }];
+  async statFile(): Promise<FileEntry> {
+    return { name: "x", kind: "directory", size: 0, mode: 0, mtimeMs: 0 };
   }
 
   async *readStream(): AsyncGenerator<Uint8Array, void, void> {
@@ -59,7 +60,7 @@ class HostileSandbox {
   }
 }
 
-/** What the client says of an archive, in the judge's words. */
+/** The outcome of a download, in the form that the check expects. */
 async function outcomeOf(unpacking: Promise<void>): Promise<object> {
   try {
     await unpacking;
@@ -86,21 +87,21 @@ const WAYS: Record<string, Way> = {
 
 for (const [name, way] of Object.entries(WAYS)) {
   test(`every hostile archive leaves behind what the table says, ${name}`, () =>
-    withPlace(async (place) => {
-      execFileSync(PYTHON, [PROGRAM, "prepare", place]);
+    withDirectory(async (directory) => {
+      execFileSync(PYTHON, [PROGRAM, "prepare", directory]);
       const outcomes: Record<string, object> = {};
-      for (const archive of await readdir(place)) {
-        const bytes = await readFile(join(place, archive, "archive.tar"));
-        outcomes[archive] = await outcomeOf(way(bytes, join(place, archive, "scene", "target")));
+      for (const archive of await readdir(directory)) {
+        const bytes = await readFile(join(directory, archive, "archive.tar"));
+        outcomes[archive] = await outcomeOf(way(bytes, join(directory, archive, "scene", "target")));
       }
-      const judged = spawnSync(PYTHON, [PROGRAM, "judge", place], { input: JSON.stringify(outcomes), encoding: "utf8" });
-      const verdicts = Object.entries(JSON.parse(judged.stdout) as Record<string, string[]>);
-      assert.ok(verdicts.length >= 50, judged.stderr);
-      assert.deepEqual(verdicts.filter(([, complaints]) => complaints.length), []);
+      const judged = spawnSync(PYTHON, [PROGRAM, "judge", directory], { input: JSON.stringify(outcomes), encoding: "utf8" });
+      const checked = Object.entries(JSON.parse(judged.stdout) as Record<string, string[]>);
+      assert.ok(checked.length >= 50, judged.stderr);
+      assert.deepEqual(checked.filter(([, complaints]) => complaints.length), []);
     }));
 }
 
-test("names are parted, and links believed, as in the other clients", () => {
+test("names are split, and links are accepted, as in the other clients", () => {
   for (const bad of ["/etc/passwd", "../x", "a/../../x", "a/..", "..", "a\0b", "a/".repeat(3000)]) assert.equal(splitName(bad), undefined, bad);
   assert.deepEqual([splitName("./a//b/."), splitName("./"), splitName("..a/b..")], [["a", "b"], [], ["..a", "b.."]]);
   const table: [string, number, boolean][] = [
@@ -109,7 +110,7 @@ test("names are parted, and links believed, as in the other clients", () => {
     ["../../b", 1, false],
     ["..", 0, false],
     ["/etc", 5, false],
-    // `a` may be a link to `.`, and then these are above the top.
+    // If `a` is a link to `.`, these are above the top.
     ["a/../b", 0, false],
     ["../a/../../b", 3, false],
     ["a\0b", 0, false],
@@ -130,7 +131,7 @@ test("numbers, times and records are read, or refused", () => {
   for (const bad of ["5 a=b", "x a=b\n", "99 a=b\n", "6 ab\n\n", "0 ", " a=b\n"]) assert.throws(() => parseRecords(bad), FileError, bad);
 });
 
-/** An archive of empty files, by the names that Python gives them. */
+/** An archive of empty files with the names in a Python expression. */
 function packed(names: string): Buffer {
   const make = `
 import sys, tarfile
@@ -140,16 +141,16 @@ with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", format=tarfile.PAX_FORMA
   return execFileSync(PYTHON, ["-c", make], { maxBuffer: 16 << 20 });
 }
 
-test("names that are no text come out as they are", () =>
-  withPlace(async (place) => {
-    await new HostileSandbox(packed(`["odd-\\udcff\\udc80"]`)).download(place);
-    assert.deepEqual(await readdir(place, "buffer"), [Buffer.from("odd-\xff\x80", "latin1")]);
+test("names that are not UTF-8 are kept", () =>
+  withDirectory(async (directory) => {
+    await new HostileSandbox(packed(`["odd-\\udcff\\udc80"]`)).download(directory);
+    assert.deepEqual(await readdir(directory, "buffer"), [Buffer.from("odd-\xff\x80", "latin1")]);
   }));
 
 test("a hostile name cannot write to the terminal nor fill memory", () =>
-  withPlace(async (place) => {
+  withDirectory(async (directory) => {
     const archive = packed(`["../\\x1b[2J\\n\\u202e%d" % number + "n" * 5000 for number in range(300)]`);
-    await assert.rejects(new HostileSandbox(archive).download(join(place, "out")), (error: unknown) => {
+    await assert.rejects(new HostileSandbox(archive).download(join(directory, "out")), (error: unknown) => {
       assert.ok(error instanceof FileError && error.code === "EINVAL");
       assert.match(error.message, /^[^\p{C}]{1,5000}; and 290 more$/u);
       return true;
@@ -157,48 +158,48 @@ test("a hostile name cannot write to the terminal nor fill memory", () =>
   }));
 
 test("an archive that is refused ends the transfer", () =>
-  withPlace(async (place) => {
+  withDirectory(async (directory) => {
     const sandbox = new HostileSandbox(Buffer.alloc(1 << 20, 0xff), 1000);
-    await assert.rejects(sandbox.download(place), /damaged/);
+    await assert.rejects(sandbox.download(directory), /damaged/);
     assert.ok(sandbox.isClosed && sandbox.sent < 10);
   }));
 
 test("no descriptor is left open", () =>
-  withPlace(async (place) => {
-    execFileSync(PYTHON, [PROGRAM, "prepare", place]);
+  withDirectory(async (directory) => {
+    execFileSync(PYTHON, [PROGRAM, "prepare", directory]);
     const openBelow = async () => {
       const links = (await readdir("/proc/self/fd")).map((fd) => readlink(`/proc/self/fd/${fd}`).catch(() => ""));
-      return (await Promise.all(links)).filter((path) => path.startsWith(place));
+      return (await Promise.all(links)).filter((path) => path.startsWith(directory));
     };
     for (const name of ["kinds-that-change", "hard-link-to-no-file", "hard-link-honest", "cut-in-a-file", "closed-directory"]) {
-      const archive = await readFile(join(place, name, "archive.tar"));
-      await outcomeOf(new HostileSandbox(archive).download(join(place, name, "scene", "target")));
+      const archive = await readFile(join(directory, name, "archive.tar"));
+      await outcomeOf(new HostileSandbox(archive).download(join(directory, name, "scene", "target")));
       assert.deepEqual(await openBelow(), [], name);
     }
   }));
 
-test("what the sandbox says at the end comes first", () =>
-  withPlace(async (place) => {
+test("an error of the sandbox comes first", () =>
+  withDirectory(async (directory) => {
     const archive = Buffer.concat([packed(`["../bad", "good"]`), Buffer.alloc(100 << 10)]);
     const failure = Object.assign(new Error("the disk is gone"), { code: "EIO" });
-    await assert.rejects(new HostileSandbox(archive, 512, failure).download(join(place, "out")), /the disk is gone/);
-    assert.deepEqual(await readdir(join(place, "out")), ["good"]);
+    await assert.rejects(new HostileSandbox(archive, 512, failure).download(join(directory, "out")), /the disk is gone/);
+    assert.deepEqual(await readdir(join(directory, "out")), ["good"]);
   }));
 
-test("a network that fails in a file is not that file's fault, and leaves no half of it", () =>
-  withPlace(async (place) => {
-    execFileSync(PYTHON, [PROGRAM, "prepare", join(place, "scenes")]);
-    const archive = await readFile(join(place, "scenes", "cut-in-a-file", "archive.tar"));
+test("an error of the network does not blame a file, and leaves no incomplete one", () =>
+  withDirectory(async (directory) => {
+    execFileSync(PYTHON, [PROGRAM, "prepare", join(directory, "scenes")]);
+    const archive = await readFile(join(directory, "scenes", "cut-in-a-file", "archive.tar"));
     const failure = Object.assign(new Error("the network is gone"), { code: "ECONNRESET" });
-    await assert.rejects(new HostileSandbox(archive, 512, failure).download(join(place, "out")), /the network is gone/);
-    assert.deepEqual(await readdir(join(place, "out")), ["good"]);
+    await assert.rejects(new HostileSandbox(archive, 512, failure).download(join(directory, "out")), /the network is gone/);
+    assert.deepEqual(await readdir(join(directory, "out")), ["good"]);
   }));
 
 test("a directory is complete once it is left", () =>
-  withPlace(async (place) => {
-    execFileSync(PYTHON, [PROGRAM, "prepare", join(place, "scenes")]);
-    const archive = await readFile(join(place, "scenes", "closed-directory", "archive.tar"));
-    const [target, modes] = [join(place, "out"), [] as string[]];
+  withDirectory(async (directory) => {
+    execFileSync(PYTHON, [PROGRAM, "prepare", join(directory, "scenes")]);
+    const archive = await readFile(join(directory, "scenes", "closed-directory", "archive.tar"));
+    const [target, modes] = [join(directory, "out"), [] as string[]];
     async function* watched() {
       for await (const part of new HostileSandbox(archive, 512).readStream()) {
         const there = await stat(join(target, "closed")).catch(() => undefined);
@@ -212,16 +213,16 @@ test("a directory is complete once it is left", () =>
     assert.ok(before < modes.length - 1, "not only at the end");
   }));
 
-test("a directory that was exchanged is not written to, whether it is known by its handle or by its path", () =>
-  withPlace(async (place) => {
-    const [inside, moved] = [join(place, "target", "inside"), join(place, "target", "moved")];
-    await mkdir(join(place, "target"));
-    await mkdir(join(place, "outside"));
+test("a directory that was exchanged is not written to, whether it is identified by its handle or by its path", () =>
+  withDirectory(async (directory) => {
+    const [inside, moved] = [join(directory, "target", "inside"), join(directory, "target", "moved")];
+    await mkdir(join(directory, "target"));
+    await mkdir(join(directory, "outside"));
     const exchanges = [() => symlink("../outside", inside), () => mkdir(inside)];
     for (const mayUseHandles of [true, false]) {
       for (const exchange of exchanges) {
         await mkdir(inside);
-        const top = await Directory.open(join(place, "target"), mayUseHandles);
+        const top = await Directory.open(join(directory, "target"), mayUseHandles);
         const below = await top.enter("inside");
         await rename(inside, moved);
         await exchange();
@@ -236,44 +237,44 @@ test("a directory that was exchanged is not written to, whether it is known by i
     }
   }));
 
-test("a new file is never one that is there, nor behind a link", () =>
-  withPlace(async (place) => {
-    await symlink("missing", join(place, "link"));
+test("a new file never replaces one, nor follows a link", () =>
+  withDirectory(async (directory) => {
+    await symlink("missing", join(directory, "link"));
     const pieces = new HostileSandbox(Buffer.from("x")).readStream();
-    await assert.rejects(writeNew(join(place, "link"), pieces, { mode: 0o644, mtimeMs: 0 }), { code: "EEXIST" });
-    assert.deepEqual(await readdir(place), ["link"]);
+    await assert.rejects(writeNew(join(directory, "link"), pieces, { mode: 0o644, mtimeMs: 0 }), { code: "EEXIST" });
+    assert.deepEqual(await readdir(directory), ["link"]);
   }));
 
 test("a full disk ends it", () =>
-  withPlace(async (place) => {
-    const handle = await open(place);
+  withDirectory(async (directory) => {
+    const handle = await open(directory);
     const full = Object.assign(new Error("ENOSPC: no space left on device"), { code: "ENOSPC" });
     const chmod = mock.method(Object.getPrototypeOf(handle), "chmod", () => Promise.reject(full));
     try {
       const refused = (error: unknown) => error instanceof FileError && error.code === "ENOSPC" && error.message.startsWith("one: ");
-      await assert.rejects(new HostileSandbox(packed(`["one", "two"]`)).download(place), refused);
+      await assert.rejects(new HostileSandbox(packed(`["one", "two"]`)).download(directory), refused);
     } finally {
       chmod.mock.restore();
       await handle.close();
     }
-    assert.deepEqual(await readdir(place), []);
+    assert.deepEqual(await readdir(directory), []);
   }));
 
-test("on Windows a directory is refused before anything is made", () =>
-  withPlace(async (place) => {
+test("on Windows a directory is refused before anything is created", () =>
+  withDirectory(async (directory) => {
     const before = Object.getOwnPropertyDescriptor(process, "platform") ?? {};
     Object.defineProperty(process, "platform", { ...before, value: "win32" });
     try {
       const refused = (error: unknown) => error instanceof FileError && error.code === "ENOTSUP";
       const sandbox = new HostileSandbox(packed(`["good"]`));
-      await assert.rejects(unpack(sandbox.readStream(), `${place}/new`), refused);
+      await assert.rejects(unpack(sandbox.readStream(), `${directory}/new`), refused);
     } finally {
       Object.defineProperty(process, "platform", before);
     }
-    assert.deepEqual(await readdir(place), []);
+    assert.deepEqual(await readdir(directory), []);
   }));
 
-test("a damaged listing is an error of its own", () => {
+test("a malformed listing is a protocol error", () => {
   const good = '{"name":"x","kind":"file","size":1,"mode":420,"mtime_ms":-5}';
   assert.deepEqual(parseListing(`${good}\n`), [{ name: "x", kind: "file", size: 1, mode: 420, mtimeMs: -5 }]);
   const bad = ["x", "[]", "null", "{}", '{"name":"x"}', '{"name":1,"kind":"file"}', '{"name":"x","kind":"file","mode":"0"}'];
@@ -281,20 +282,20 @@ test("a damaged listing is an error of its own", () => {
   for (const line of bad) assert.throws(() => parseListing(line), ProtocolError, line);
 });
 
-test("a single file is whole, and has the time it is given, however odd", () =>
-  withPlace(async (place) => {
+test("a single file is complete, and has the time that the sandbox reports", () =>
+  withDirectory(async (directory) => {
     for (const [mtimeMs, expected] of [[-1500, -1500], [1e308, undefined], [-1e308, undefined]] as const) {
-      const listFiles = async () => [{ name: "x", kind: "file", size: 1, mode: 0o6755, mtimeMs }];
+      const statFile = async () => ({ name: "x", kind: "file", size: 1, mode: 0o6755, mtimeMs });
       const readStream = async function* () {
         yield Buffer.from("x");
       };
-      await download({ listFiles, readStream } as unknown as Files, "/x", join(place, "x"), {});
-      const found = await stat(join(place, "x"));
+      await download({ statFile, readStream } as unknown as Files, "/x", join(directory, "x"), {});
+      const found = await stat(join(directory, "x"));
       assert.equal(found.mode & 0o7777, 0o755);
       if (expected !== undefined) assert.equal(found.mtimeMs, expected);
     }
     const broken = new HostileSandbox(Buffer.from("half"), 1, new Error("the network is gone"));
-    broken.listFiles = async () => [{ name: "x", kind: "file", size: 9, mode: 0o644, mtimeMs: 0 }];
-    await assert.rejects(broken.download(join(place, "x")), /the network is gone/);
-    assert.deepEqual([await readdir(place), await readFile(join(place, "x"), "utf8")], [["x"], "x"]);
+    broken.statFile = async () => ({ name: "x", kind: "file", size: 9, mode: 0o644, mtimeMs: 0 });
+    await assert.rejects(broken.download(join(directory, "x")), /the network is gone/);
+    assert.deepEqual([await readdir(directory), await readFile(join(directory, "x"), "utf8")], [["x"], "x"]);
   }));

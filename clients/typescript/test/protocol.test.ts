@@ -1,12 +1,13 @@
-/** Every fixture of the protocol, said and understood. */
+/** Every fixture of the protocol: requests are built like them, and events are parsed. */
 
 import assert from "node:assert/strict";
 import { readFileSync, readdirSync } from "node:fs";
 import { test } from "node:test";
 import { fileURLToPath } from "node:url";
 
-import { parseListing } from "../dist/files.js";
+import { parseListing } from "../dist/file_results.js";
 import * as protocol from "../dist/protocol.js";
+import * as requests from "../dist/requests.js";
 
 const root = fileURLToPath(new URL("../../../crates/protocol/fixtures/", import.meta.url));
 
@@ -16,10 +17,10 @@ function fixtures(kind: string): Record<string, Record<string, unknown>> {
 }
 
 const CHECKPOINT = "sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab-7-12-00112233445566778899aabbccddeeff";
-const REQUESTS: Record<string, protocol.Request> = {
-  ack: protocol.ack("build-7", { stdout: 4096, stderr: 17 }),
-  checkpoint: protocol.checkpoint({ live: true, keepRunning: true }),
-  config: protocol.config({
+const REQUESTS: Record<string, requests.Request> = {
+  ack: requests.ack("build-7", { stdout: 4096, stderr: 17 }),
+  checkpoint: requests.checkpoint({ live: true, keepRunning: true }),
+  config: requests.config({
     idleTimeoutMs: 300_000,
     enableCheckpoint: true,
     enableSandboxHandoff: true,
@@ -34,9 +35,11 @@ const REQUESTS: Record<string, protocol.Request> = {
     fromCheckpoint: CHECKPOINT,
     sourceToken: "t0ken",
   }),
-  config_never_idle: protocol.config({ idleTimeoutMs: null }),
-  config_stays: protocol.config({ enableCheckpoint: true, enableSandboxHandoff: false, enableIdleTimeoutAutoCheckpoint: false }),
-  exec_argv: protocol.exec({
+  config_never_idle: requests.config({ idleTimeoutMs: null }),
+  config_persistent: requests.config({ persistent: true }),
+  config_persistent_auto: requests.config({ persistent: "auto" }),
+  config_stays: requests.config({ enableCheckpoint: true, enableSandboxHandoff: false, enableIdleTimeoutAutoCheckpoint: false }),
+  exec_argv: requests.exec({
     execId: "build-7",
     argv: ["make", "-j2"],
     env: { CI: "1" },
@@ -46,20 +49,26 @@ const REQUESTS: Record<string, protocol.Request> = {
     pty: { cols: 80, rows: 24 },
     timeoutMs: 30_000,
   }),
-  fork: protocol.fork(3),
-  handoff: protocol.handoff(),
-  kill_process: protocol.killProcess("build-7"),
-  kill_sandbox: protocol.killSandbox(),
-  list_files: protocol.listFiles({ execId: "", path: "/src", depth: 3 }),
-  read_file: protocol.readFile({ execId: "get-1", path: "/data/big.bin", offset: 1_048_576, length: 4096 }),
-  read_file_archive: protocol.readFile({ execId: "", path: "/src", archive: true }),
-  reconnect: protocol.reconnect({ "build-7": { stdout: 4096, stderr: 0 } }),
-  reconnect_peek: protocol.reconnect({ "exec-1": { stdout: 0, stderr: 0 } }, true),
-  resize: protocol.resize("build-7", 120, 40),
-  signal: protocol.signal("build-7", "INT"),
-  snapshot_filesystem: protocol.snapshot("py3.11", true),
-  stdin_base64: protocol.stdin("build-7", "/wA=", { encoding: "base64", eof: true, offset: 12 }),
-  write_file: protocol.writeFile({
+  fork: requests.fork(3),
+  handoff: requests.handoff(),
+  make_directory: requests.makeDirectory({ execId: "", path: "/data/new/deep", parents: true, mode: 0o755 }),
+  remove_file: requests.removeFile({ execId: "", path: "/data/old", recursive: true }),
+  rename_file: requests.renameFile({ execId: "", path: "/data/a", to: "/data/b" }),
+  set_idle_timeout: requests.setIdleTimeout(600_000),
+  set_idle_timeout_never: requests.setIdleTimeout(null),
+  watch_files: requests.watchFiles({ execId: "watch-1", path: "/data", recursive: true }),
+  kill_process: requests.killProcess("build-7"),
+  kill_sandbox: requests.killSandbox(),
+  list_files: requests.listFiles({ execId: "", path: "/src", depth: 3 }),
+  read_file: requests.readFile({ execId: "get-1", path: "/data/big.bin", offset: 1_048_576, length: 4096 }),
+  read_file_archive: requests.readFile({ execId: "", path: "/src", archive: true }),
+  reconnect: requests.reconnect({ "build-7": { stdout: 4096, stderr: 0 } }),
+  reconnect_peek: requests.reconnect({ "exec-1": { stdout: 0, stderr: 0 } }, true),
+  resize: requests.resize("build-7", 120, 40),
+  signal: requests.signal("build-7", "INT"),
+  snapshot_filesystem: requests.snapshot("py3.11", true),
+  stdin_base64: requests.stdin("build-7", "/wA=", { encoding: "base64", eof: true, offset: 12 }),
+  write_file: requests.writeFile({
     execId: "put-1",
     path: "/data/run.sh",
     mode: 0o755,
@@ -68,14 +77,14 @@ const REQUESTS: Record<string, protocol.Request> = {
     user: "nobody",
     timeoutMs: 60_000,
   }),
-  write_file_archive: protocol.writeFile({ execId: "", path: "src", archive: true, cwd: "/data" }),
+  write_file_archive: requests.writeFile({ execId: "", path: "src", archive: true, cwd: "/data" }),
 };
-/** Forms of the plain dialect, which this client does not use. */
+/** Requests of the plain dialect, which this client does not use. */
 const PLAIN = ["exec", "stdin"];
 
 for (const [name, fixture] of Object.entries(fixtures("requests"))) {
   if (PLAIN.includes(name)) continue;
-  test(`the request ${name} is said as its fixture`, () => {
+  test(`the request ${name} equals its fixture`, () => {
     const { exec_id, ...rest } = REQUESTS[name] ?? {};
     assert.deepEqual(exec_id ? { exec_id, ...rest } : rest, fixture);
   });
@@ -90,7 +99,7 @@ const snake = (value: unknown): unknown => {
 
 for (const kind of ["events", "events/status_update"]) {
   for (const [name, fixture] of Object.entries(fixtures(kind))) {
-    test(`the event ${kind}/${name} is understood`, () => {
+    test(`the event ${kind}/${name} is parsed`, () => {
       const event = protocol.parse(JSON.stringify(fixture));
       assert.ok(event);
       assert.deepEqual(snake(event), fixture);
@@ -104,14 +113,14 @@ test("every status has a fixture", () => {
   assert.deepEqual(statuses.sort(), [...protocol.STATUSES].sort());
 });
 
-test("what is not known is passed over", () => {
+test("what is not known is ignored", () => {
   const unknown = '{"event":"status_update","status":"SANDBOX_LATER"}';
   for (const text of ['{"event":"later"}', unknown, "[]", "no", "{}", "null", '{"event":"stdin_ack"}', '{"event":"toString"}']) {
     assert.equal(protocol.parse(text), undefined, text);
   }
 });
 
-test("a listing is understood", () => {
+test("a listing is parsed", () => {
   const entries = parseListing(readFileSync(`${root}files/list.jsonl`, "utf8"));
   assert.deepEqual(
     entries.map(({ name, kind }) => [name, kind]),

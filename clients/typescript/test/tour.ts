@@ -1,10 +1,10 @@
-/** What a page does with the package: runs in a browser, and wherever there is a `WebSocket`. */
+/** What a page does with the package: it runs in browsers, and wherever there is a `WebSocket`. */
 
 import type { Sandbox as Sandboxes } from "baton-sandbox/browser";
 
 export async function tour(Sandbox: typeof Sandboxes, url: string, cut: () => Promise<unknown>): Promise<void> {
-  const claim = (isSo: boolean, what: string) => {
-    if (!isSo) throw new Error(what);
+  const claim = (holds: boolean, what: string) => {
+    if (!holds) throw new Error(what);
   };
   const sandbox = await Sandbox.create(url, { enableCheckpoint: true, apiKey: "k3y" });
   const result = await sandbox.run("echo out; echo err >&2; exit 3");
@@ -24,11 +24,11 @@ export async function tour(Sandbox: typeof Sandboxes, url: string, cut: () => Pr
   claim((await sandbox.readText("/data/note")) === "é", "files go in and out");
 
   // The token goes as a subprotocol: a browser sends no headers.
-  const { place } = sandbox;
+  const { ref } = sandbox;
   await sandbox.checkpoint();
-  const again = await place.attach();
+  const again = await ref.attach();
   claim((await again.readText("/data/note")) === "é", "it is attached again");
-  const wrong = await Sandbox.attach(url, place.id, "wrong").catch((error: Error) => error.name);
+  const wrong = await Sandbox.attach(url, ref.id, "wrong").catch((error: Error) => error.name);
   claim(wrong === "PermissionDeniedError", `a wrong token is refused: ${wrong}`);
   const refused = await Sandbox.create(url, { headers: { "X-Front": "door" } }).catch((error: Error) => error.name);
   claim(refused === "ConnectionError", `headers cannot be sent: ${refused}`);

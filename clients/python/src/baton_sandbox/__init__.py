@@ -1,10 +1,9 @@
-"""Sandboxes from Python: create or attach, run commands, move, over one WebSocket that mends itself.
+"""Sandboxes from Python: run commands and move files over one WebSocket that reconnects by itself.
 
-A dropped connection is taken up again where it was: commands go on, and each byte of their output
-and input arrives once. What cannot be taken up ends with a typed error.
+A dropped connection is resumed where it stopped: commands keep running, and each byte of their output
+and input arrives once. What cannot be resumed ends with a typed error.
 """
 
-from .connect import Connection
 from .errors import (
     AuthError,
     BatonError,
@@ -25,11 +24,19 @@ from .errors import (
     SnapshotError,
     TimeoutError,
 )
-from .exec import OutputStream, Result, Running
-from .files import FileEntry
-from .pipe import Again, Lost
+from .file_results import FileEntry
+from .options import Connection, Limits
 from .protocol import ExecView, Progress, Status, Update
-from .sandbox import Place, Sandbox, View
+from .reference import SandboxRef, View
+from .result import Result
+from .rollback import Rollback, RolledBackWarning
+from .running import OutputStream, Running
+from .sandbox import Sandbox
+from .stream import Again, Lost
+from .watch import FileChange, FileWatch
+
+#: Deprecated: use ``SandboxRef``.
+Place = SandboxRef
 
 __all__ = [
     "Again",
@@ -43,9 +50,12 @@ __all__ = [
     "ExecFailedError",
     "ExecLostError",
     "ExecView",
+    "FileChange",
     "FileEntry",
     "FileError",
+    "FileWatch",
     "InUseError",
+    "Limits",
     "Lost",
     "NotFoundError",
     "OutputGapError",
@@ -57,8 +67,11 @@ __all__ = [
     "RefusedError",
     "RestoreError",
     "Result",
+    "Rollback",
+    "RolledBackWarning",
     "Running",
     "Sandbox",
+    "SandboxRef",
     "SnapshotError",
     "Status",
     "TimeoutError",

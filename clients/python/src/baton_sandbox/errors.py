@@ -1,4 +1,4 @@
-"""What can go wrong, by what the caller can do about it."""
+"""The errors of this package, by what the caller can do about them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import builtins
 from typing import TYPE_CHECKING, Optional
 
 if TYPE_CHECKING:
-    from .exec import Result
+    from .result import Result
     from .protocol import Update
 
 
@@ -15,15 +15,15 @@ class BatonError(Exception):
 
 
 class NotFoundError(BatonError):
-    """The sandbox never was, or it was deleted."""
+    """The sandbox does not exist, or it was deleted."""
 
 
 class InUseError(BatonError):
-    """Somebody else is attached to the sandbox, and alive."""
+    """Another client is attached to the sandbox and responds."""
 
 
 class PermissionDeniedError(BatonError):
-    """The token or the API key does not open this."""
+    """The token or the API key is wrong or missing."""
 
 
 class CreationError(BatonError):
@@ -35,11 +35,11 @@ class RestoreError(BatonError):
 
 
 class CheckpointError(BatonError):
-    """No checkpoint was made. The sandbox goes on as it was."""
+    """The checkpoint failed. The sandbox keeps running."""
 
 
 class RefusedError(BatonError):
-    """The server's no to one request. The sandbox goes on as it was."""
+    """The server refused one request. The sandbox keeps running."""
 
     def __init__(self, message: str, status: str) -> None:
         super().__init__(message)
@@ -47,27 +47,27 @@ class RefusedError(BatonError):
 
 
 class SnapshotError(RefusedError):
-    """No snapshot was made. The sandbox goes on as it was."""
+    """The snapshot failed. The sandbox keeps running."""
 
 
 class TimeoutError(BatonError, builtins.TimeoutError):
-    """No answer came in time."""
+    """No answer arrived in time."""
 
 
 class ConnectionError(BatonError, builtins.ConnectionError):
-    """The server cannot be reached, or not any more."""
+    """The server cannot be reached, or the connection was lost for too long."""
 
 
 class ProtocolError(BatonError):
-    """The other side does not speak ``baton.v1``, or not well."""
+    """The server does not speak ``baton.v1``, or violates it."""
 
 
 class EndedError(BatonError):
-    """The session is over as it should be; the text says why."""
+    """The session ended normally; the message says why."""
 
 
 class ExecFailedError(BatonError):
-    """A command did not succeed, and ``check=True`` asked to hear of it so."""
+    """A command failed, and ``check=True`` was given."""
 
     def __init__(self, result: Result) -> None:
         last = result.stderr.strip().splitlines()[-1:]
@@ -76,14 +76,19 @@ class ExecFailedError(BatonError):
 
 
 class ExecLostError(BatonError):
-    """A command is gone, and nobody knows how it ended."""
+    """A command is lost: its outcome is not known."""
+
+    def __init__(self, message: str, *, rolled_back: bool = False) -> None:
+        super().__init__(message)
+        #: It is lost because the sandbox was rolled back to an older checkpoint.
+        self.rolled_back = rolled_back
 
 
 class OutputGapError(BatonError):
-    """Bytes of a command's output were not kept: nobody listened for too long. Reading can go on after it."""
+    """Output was dropped because the command had no reader for too long. You can keep reading after it."""
 
     def __init__(self, stream: str, start: int, end: int) -> None:
-        super().__init__(f"bytes {start} to {end} of {stream} were not kept")
+        super().__init__(f"bytes {start} to {end} of {stream} were dropped")
         self.stream, self.start, self.end = stream, start, end
 
 
@@ -96,11 +101,11 @@ class FileError(BatonError):
 
 
 class AuthError(BatonError):
-    """No credentials for the server could be had."""
+    """No credentials for the server could be obtained."""
 
 
-def of_update(update: Update) -> BatonError:
-    """The error an update stands for."""
+def from_update(update: Update) -> BatonError:
+    """The error that an update reports."""
     status = update.status
     message = update.message or status.value
     kind = _KINDS.get(status.value)
@@ -122,17 +127,6 @@ _KINDS: dict[str, type[BatonError]] = {
 }
 
 
-def of_http(code: int) -> tuple[BatonError, bool]:
-    """What an HTTP answer instead of a WebSocket means, and whether another try is worth it."""
-    if code == 401:
-        return PermissionDeniedError("the server wants an API key (HTTP 401)"), False
-    if code == 403:
-        return PermissionDeniedError("HTTP 403"), False
-    if code in (408, 425, 429) or not 400 <= code <= 499:
-        return ConnectionError(f"HTTP {code}"), True
-    return ProtocolError(f"HTTP {code} instead of a WebSocket"), False
-
-
-def text_of(error: Optional[BaseException]) -> str:
-    """A sentence also for errors that carry none."""
+def describe(error: Optional[BaseException]) -> str:
+    """The message of an error, or its type if it has none."""
     return "" if error is None else str(error) or type(error).__name__

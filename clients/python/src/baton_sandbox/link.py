@@ -1,10 +1,10 @@
-"""The one task behind a sandbox's handle: connects, follows the sandbox, ends for a reason.
+"""The background task of a sandbox's handle: connects, reconnects, and ends with a reason.
 
 ::
 
-    connect --> session --> verdict --fatal--> end: everybody who waits is told
-       ^                       |
-       `--- pause, jittered <--' retry
+    connect --> session --> retry policy --fatal--> end: every waiting caller gets the error
+       ^                         |
+       `----- backoff <----------' retry
 """
 
 from __future__ import annotations
@@ -13,50 +13,90 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from typing import Optional
+from typing import Awaitable, Callable, Optional, TypeVar
 
-from . import auth, protocol, seam
-from .connect import Connection, Cookies, address_of, open_socket
-from .errors import BatonError, ConnectionError, EndedError, text_of
+from . import auth, clock, rollback
+from .connect import Cookies, normalize_url, open_socket
+from .errors import BatonError, ConnectionError, EndedError, TimeoutError, describe
 from .exec import Exec
-from .mirror import Ask, Command, Leave, Mirror
-from .protocol import Found
+from .options import Connection
+from .protocol import Identity, RolledBack
+from .requests import Request
+from .retry_policy import RetryPolicy, lost
 from .session import Session
-from .verdict import Verdict
+from .state import Close, Command, PendingRequest, SandboxState, Sent
 
 _log = logging.getLogger("baton_sandbox")
+T = TypeVar("T")
+#: Looks for the answer to a request in the state. Raises if the request was refused.
+FindAnswer = Callable[[SandboxState, Sent], Optional[T]]
 
 
 class Link:
-    def __init__(self, url: str, place: Optional[Found], config: protocol.Request, options: Connection) -> None:
-        self.address = address_of(url)
+    def __init__(self, url: str, identity: Optional[Identity], config: Request, options: Connection) -> None:
+        self.address = normalize_url(url)
         self.options = options
-        #: For a sandbox that does not exist yet.
+        #: Sent first if the sandbox does not exist yet.
         self.config = config
-        self.mirror = Mirror(place)
+        self.state = SandboxState(identity)
         self.execs: dict[str, Exec] = {}
         self.commands: deque[Command] = deque()
         self.cookies = Cookies()
         self._credentials = auth.Credentials(options.auth, self.address)
-        self._look = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._task: Optional[asyncio.Task[None]] = None
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
-    def look(self) -> None:
-        """Some handle read, wrote or let go."""
-        self._look.set()
+    def wake(self) -> None:
+        """There may be something to send."""
+        self._wakeup.set()
 
-    async def looked_for(self) -> None:
-        await self._look.wait()
-        self._look.clear()
+    async def woken(self) -> None:
+        await self._wakeup.wait()
+        self._wakeup.clear()
 
     def command(self, command: Command) -> None:
-        if self.mirror.end is not None:
-            raise self.mirror.end
+        if self.state.end is not None:
+            raise self.state.end
         self.commands.append(command)
-        self._look.set()
+        self._wakeup.set()
+
+    async def request(self, request: Request, find: FindAnswer[T]) -> T:
+        """Sends a request and waits for its answer, which may arrive in a later session."""
+        state = self.state
+
+        async def answer() -> T:
+            pending = PendingRequest(request, asyncio.get_running_loop().create_future())
+            self.command(pending)
+            assert pending.sent is not None
+            await asyncio.wait([pending.sent])
+            if pending.sent.cancelled():
+                raise state.end or EndedError("the connection was closed")
+            sent = pending.sent.result()
+            return await state.changed.until(lambda: find(state, sent))
+
+        return await within(self.options.answer_within, answer())
+
+    async def request_in_session(self, request: Request, find: FindAnswer[T]) -> T:
+        """Sends a request whose answer arrives in the same session or never."""
+
+        def find_now(state: SandboxState, sent: Sent) -> Optional[T]:
+            found = find(state, sent)
+            if found is None and state.end is not None:
+                raise state.end.with_traceback(None)
+            if found is None and (not state.is_open or state.sessions > sent.session):
+                raise ConnectionError("the connection broke before the answer arrived")
+            return found
+
+        return await self.request(request, find_now)
+
+    def rolled_back(self, event: RolledBack) -> None:
+        found = rollback.Rollback(event.checkpoint_id, event.age_ms / 1000)
+        self.state.rollbacks.append(found)
+        self.state.is_rolling_back = True
+        rollback.report(found, self.options.on_rollback)
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -65,70 +105,81 @@ class Link:
                 await self._task
 
     async def _run(self) -> None:
-        end: BatonError = EndedError("its task stopped")
+        end: BatonError = EndedError("the connection's task was cancelled")
         try:
-            end = await self._follow()
+            end = await self._keep_connected()
         finally:
             self._end(end)
 
-    async def _follow(self) -> BatonError:
-        attempt, give_up = 0, None
-        mirror = self.mirror
+    async def _keep_connected(self) -> BatonError:
+        attempt, deadline = 0, None
+        state = self.state
         while True:
-            sessions = mirror.sessions
-            verdict = await self._session(give_up)
-            if not verdict.is_retry:
-                return verdict.error
-            mirror.is_open = False
-            mirror.bell.ring()
-            patience = self.options.reconnect_for
-            # Whoever asks for a sandbox wants to hear at once that there is no server; only
-            # an instance on its way out asks to come back.
-            if patience is None or mirror.place is None or (mirror.sessions == 0 and not verdict.is_elsewhere):
-                return verdict.error
-            if verdict.is_elsewhere:
-                self.cookies.forget()
-            if mirror.sessions > sessions:
-                attempt, give_up = 0, None
-            moment = seam.now()
-            give_up = moment + patience if give_up is None else give_up
-            if moment >= give_up:
-                return verdict.error
-            await self._pause(seam.pause(attempt))
-            if any(isinstance(command, Leave) for command in self.commands):
-                return EndedError("it was closed")
+            sessions = state.sessions
+            policy = await self._session(deadline)
+            if not policy.is_retry:
+                return policy.error
+            state.is_open = False
+            state.changed.notify()
+            reconnect_for = self.options.reconnect_for
+            # A first connection that fails is reported at once, unless the instance is shutting down and asks the
+            # client to connect again.
+            if reconnect_for is None or state.identity is None or (state.sessions == 0 and not policy.is_elsewhere):
+                return policy.error
+            if policy.is_elsewhere:
+                self.cookies.clear()
+            if state.sessions > sessions:
+                attempt, deadline = 0, None
+            now = clock.now()
+            deadline = now + reconnect_for if deadline is None else deadline
+            if now >= deadline:
+                return policy.error
+            await self._pause(clock.backoff(attempt))
+            if self._is_closing:
+                return EndedError("the connection was closed")
             attempt += 1
 
-    async def _pause(self, span: float) -> None:
-        """Ends early only for somebody who wants to leave."""
-        until = seam.now() + span
-        while seam.now() < until and not any(isinstance(command, Leave) for command in self.commands):
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self.looked_for(), until - seam.now())
+    @property
+    def _is_closing(self) -> bool:
+        return any(isinstance(command, Close) for command in self.commands)
 
-    async def _session(self, give_up: Optional[float]) -> Verdict:
-        place = self.mirror.place
-        opened = await open_socket(self.address, place, self.cookies, self._credentials, self.options)
-        if isinstance(opened, Verdict):
+    async def _pause(self, span: float) -> None:
+        """Ends early only if the caller closes the handle."""
+        until = clock.now() + span
+        while clock.now() < until and not self._is_closing:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await clock.wait_for(self.woken(), until - clock.now())
+
+    async def _session(self, deadline: Optional[float]) -> RetryPolicy:
+        identity = self.state.identity
+        opened = await open_socket(self.address, identity, self.cookies, self._credentials, self.options)
+        if isinstance(opened, RetryPolicy):
             return opened
-        self._look.set()
+        self._wakeup.set()
         try:
-            return await Session(self, opened, is_new=place is None, give_up=give_up).run()
+            return await Session(self, opened, is_new=identity is None, deadline=deadline).run()
         except Exception as error:
-            # What nobody thought of ends this connection; the next one may do better.
+            # An unexpected error ends this connection only; the next one may succeed.
             _log.exception("a connection failed")
-            return Verdict(ConnectionError(f"it failed: {text_of(error)}"), True)
+            return lost(f"the connection failed: {describe(error)}")
 
     def _end(self, error: BatonError) -> None:
-        if self.mirror.end is None:
-            self.mirror.end = error
-            self.mirror.is_open = False
+        if self.state.end is None:
+            self.state.end = error
+            self.state.is_open = False
         execs = [*self.execs.values(), *(command for command in self.commands if isinstance(command, Exec))]
         for exec in execs:
             exec.ended(error)
         for command in self.commands:
-            if isinstance(command, Ask) and command.sent is not None and not command.sent.done():
+            if isinstance(command, PendingRequest) and command.sent is not None and not command.sent.done():
                 command.sent.cancel()
         self.execs.clear()
         self.commands.clear()
-        self.mirror.bell.ring()
+        self.state.changed.notify()
+
+
+async def within(span: float, work: Awaitable[T]) -> T:
+    try:
+        return await clock.wait_for(work, span)
+    except asyncio.TimeoutError:
+        raise TimeoutError(f"no answer within {span} s") from None

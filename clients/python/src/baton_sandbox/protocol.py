@@ -1,4 +1,4 @@
-"""The words of ``baton.v1``: requests out, events in, and the binary frame. No I/O here."""
+"""The events of ``baton.v1`` and its binary frame. No I/O here; ``requests`` has what a client sends."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import struct
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Callable, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Optional, Sequence, Union
 
 SUBPROTOCOL = "baton.v1"
 VERSION = 1
@@ -16,7 +16,7 @@ OUTPUTS = {STDOUT: "stdout", STDERR: "stderr"}
 
 
 class Status(str, Enum):
-    """What a sandbox says of itself."""
+    """The status of a sandbox, or of one of its commands."""
 
     CREATING = "SANDBOX_CREATING"
     RUNNING = "SANDBOX_RUNNING"
@@ -59,8 +59,8 @@ class Status(str, Enum):
 
 
 @dataclass(frozen=True)
-class Kept:
-    """Which bytes of a stream can still be had."""
+class ByteRange:
+    """The bytes of a stream that can still be read."""
 
     start: int
     end: int
@@ -74,15 +74,15 @@ class ExecView:
     exec: int
     running: bool
     stdin: int
-    stdout: Kept
-    stderr: Kept
+    stdout: ByteRange
+    stderr: ByteRange
     exit_code: Optional[int] = None
     signal: Optional[int] = None
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Bytes done, and bytes in all: 0 if nobody knows."""
+    """Bytes transferred so far, and bytes in total: 0 if the total is not known."""
 
     done: int
     total: int
@@ -90,10 +90,12 @@ class Progress:
 
 @dataclass(frozen=True)
 class Update:
-    """A status and whatever belongs to it."""
+    """A status and its details."""
 
     status: Status
     message: Optional[str] = None
+    #: Why a sandbox was checkpointed or deleted, such as ``"idle"``.
+    reason: Optional[str] = None
     exec_id: Optional[str] = None
     exec: Optional[int] = None
     exit_code: Optional[int] = None
@@ -101,33 +103,35 @@ class Update:
     timed_out: bool = False
     duration_ms: Optional[int] = None
     checkpoint_id: Optional[str] = None
-    #: For how long the sandbox stood still, with a snapshot or a checkpoint after which it runs on.
+    #: How long the sandbox was paused for a snapshot, or for a checkpoint after which it keeps running.
     paused_ms: Optional[int] = None
     snapshot: Optional[str] = None
-    #: ``files``, with RUNNING: it was started anew on the files of its last checkpoint.
+    #: ``files``, with RUNNING: the sandbox was restarted on the files of its last checkpoint.
     boot: Optional[str] = None
-    #: How far it has come, with CREATING, RESTORING, CHECKPOINTING and FILESYSTEM_SNAPSHOT_CREATING said again.
+    #: With repeated CREATING, RESTORING, CHECKPOINTING and FILESYSTEM_SNAPSHOT_CREATING.
     progress: Optional[Progress] = None
     execs: Optional[Sequence[ExecView]] = None
 
 
 @dataclass(frozen=True)
-class Found:
-    """How to come back to the sandbox."""
+class Identity:
+    """What a client needs to attach to a sandbox."""
 
     sandbox_id: str
     sandbox_token: str = field(repr=False)
+    #: Whether the sandbox is stored; ``None`` if the server does not say.
+    persistent: Optional[bool] = None
 
 
 @dataclass(frozen=True)
-class Said:
-    """An ``error`` event: for a person."""
+class ErrorText:
+    """An ``error`` event: a message for people."""
 
     message: str
 
 
 @dataclass(frozen=True)
-class Text:
+class TextOutput:
     """Output in the plain dialect."""
 
     stream: str
@@ -149,7 +153,7 @@ class StdinAck:
 
 
 @dataclass(frozen=True)
-class Gap:
+class OutputGap:
     exec_id: str
     stream: str
     start: int
@@ -157,7 +161,7 @@ class Gap:
 
 
 @dataclass(frozen=True)
-class Rewound:
+class OutputRewound:
     exec_id: str
     stream: str
     to: int
@@ -170,15 +174,22 @@ class RolledBack:
 
 
 @dataclass(frozen=True)
+class IdleTimeout:
+    """The new idle timeout in seconds; ``None`` for never."""
+
+    idle_timeout: Optional[float]
+
+
+@dataclass(frozen=True)
 class Forked:
-    sandboxes: Sequence[Found]
+    sandboxes: Sequence[Identity]
 
 
-Event = Union[Update, Found, Said, Text, Hello, StdinAck, Gap, Rewound, RolledBack, Forked]
+Event = Union[Update, Identity, ErrorText, TextOutput, Hello, StdinAck, OutputGap, OutputRewound, RolledBack, IdleTimeout, Forked]
 
 
 def parse(text: Union[str, bytes]) -> Optional[Event]:
-    """An event, or ``None`` for what a newer server says and this version does not know."""
+    """An event, or ``None`` for one that this version does not know."""
     try:
         fields = json.loads(text)
         return _READERS[fields["event"]](fields)
@@ -187,10 +198,11 @@ def parse(text: Union[str, bytes]) -> Optional[Event]:
 
 
 def _update(fields: dict[str, Any]) -> Update:
-    views, moved = fields.get("execs"), fields.get("progress")
+    views, progress = fields.get("execs"), fields.get("progress")
     return Update(
         status=Status(fields["status"]),
         message=fields.get("message"),
+        reason=fields.get("reason"),
         exec_id=fields.get("exec_id"),
         exec=fields.get("exec"),
         exit_code=fields.get("exit_code"),
@@ -201,7 +213,7 @@ def _update(fields: dict[str, Any]) -> Update:
         paused_ms=fields.get("paused_ms"),
         snapshot=fields.get("snapshot"),
         boot=fields.get("boot"),
-        progress=None if moved is None else Progress(moved["done"], moved["total"]),
+        progress=None if progress is None else Progress(progress["done"], progress["total"]),
         execs=None if views is None else tuple(_view(view) for view in views),
     )
 
@@ -212,173 +224,31 @@ def _view(fields: dict[str, Any]) -> ExecView:
         exec=fields["exec"],
         running=fields["running"],
         stdin=fields["stdin"],
-        stdout=Kept(fields["stdout"]["from"], fields["stdout"]["to"]),
-        stderr=Kept(fields["stderr"]["from"], fields["stderr"]["to"]),
+        stdout=ByteRange(fields["stdout"]["from"], fields["stdout"]["to"]),
+        stderr=ByteRange(fields["stderr"]["from"], fields["stderr"]["to"]),
         exit_code=fields.get("exit_code"),
         signal=fields.get("signal"),
     )
 
 
-def _found(fields: dict[str, Any]) -> Found:
-    return Found(fields["sandbox_id"], fields["sandbox_token"])
+def _identity(fields: dict[str, Any]) -> Identity:
+    return Identity(fields["sandbox_id"], fields["sandbox_token"], fields.get("persistent"))
 
 
 _READERS: dict[str, Callable[[dict[str, Any]], Event]] = {
     "status_update": _update,
-    "sandbox_id": _found,
-    "error": lambda f: Said(f["message"]),
-    "stdout": lambda f: Text("stdout", f["data"]),
-    "stderr": lambda f: Text("stderr", f["data"]),
+    "sandbox_id": _identity,
+    "error": lambda f: ErrorText(f["message"]),
+    "stdout": lambda f: TextOutput("stdout", f["data"]),
+    "stderr": lambda f: TextOutput("stderr", f["data"]),
     "hello": lambda f: Hello(f["protocol"], f["max_frame"], f["max_execs"], f["instance"]),
     "stdin_ack": lambda f: StdinAck(f["exec_id"], f["offset"]),
-    "output_gap": lambda f: Gap(f["exec_id"], f["stream"], f["from"], f["to"]),
-    "output_rewound": lambda f: Rewound(f["exec_id"], f["stream"], f["to"]),
+    "output_gap": lambda f: OutputGap(f["exec_id"], f["stream"], f["from"], f["to"]),
+    "output_rewound": lambda f: OutputRewound(f["exec_id"], f["stream"], f["to"]),
     "rolled_back": lambda f: RolledBack(f["checkpoint_id"], f["age_ms"]),
-    "forked": lambda f: Forked(tuple(_found(copy) for copy in f["sandboxes"])),
+    "idle_timeout": lambda f: IdleTimeout(f["idle_timeout"]),
+    "forked": lambda f: Forked(tuple(_identity(copy) for copy in f["sandboxes"])),
 }
-
-
-# Requests.
-
-
-class Unset(Enum):
-    """Left to the server; ``None`` means something of its own."""
-
-    UNSET = 0
-
-
-UNSET = Unset.UNSET
-Request = dict[str, Any]
-
-
-def _only(**fields: Any) -> Request:
-    """Without what was not given: the server's defaults are its own."""
-    return {name: value for name, value in fields.items() if value is not None and value is not False and value != {}}
-
-
-def config(
-    *,
-    idle_timeout: Union[float, str, None, Unset] = UNSET,
-    enable_sandbox_handoff: Optional[bool] = None,
-    enable_idle_timeout_auto_checkpoint: Optional[bool] = None,
-    **fields: Any,
-) -> Request:
-    request = _only(**fields)
-    # These two are implied by `enable_checkpoint`, so `False` is a value.
-    if enable_sandbox_handoff is not None:
-        request["enable_sandbox_handoff"] = enable_sandbox_handoff
-    if enable_idle_timeout_auto_checkpoint is not None:
-        request["enable_idle_timeout_auto_checkpoint"] = enable_idle_timeout_auto_checkpoint
-    if idle_timeout is not UNSET:
-        # Here `None` is a value: never.
-        request["idle_timeout"] = idle_timeout
-    return request
-
-
-def exec_(
-    *,
-    exec_id: str,
-    argv: Optional[Sequence[str]] = None,
-    language: Optional[str] = None,
-    code: Optional[str] = None,
-    env: Optional[Mapping[str, str]] = None,
-    cwd: Optional[str] = None,
-    user: Optional[str] = None,
-    stdin: bool = False,
-    pty: Optional[tuple[int, int]] = None,
-    timeout: Union[float, str, None] = None,
-) -> Request:
-    request = _only(exec_id=exec_id, env=dict(env or {}), cwd=cwd, user=user, stdin=stdin, timeout=timeout)
-    request["action"] = "exec"
-    if argv is not None:
-        request["argv"] = list(argv)
-    else:
-        request["language"], request["code"] = language, code
-    if pty is not None:
-        request["pty"] = {"cols": pty[0], "rows": pty[1]}
-    return request
-
-
-def read_file(
-    exec_id: str, path: str, *, offset: int = 0, length: Optional[int] = None, archive: bool = False, **options: Any
-) -> Request:
-    return _file("read_file", exec_id, path, options, offset=offset or None, length=length, archive=archive)
-
-
-def write_file(
-    exec_id: str,
-    path: str,
-    *,
-    mode: Optional[int] = None,
-    mtime_ms: Optional[int] = None,
-    size: Optional[int] = None,
-    archive: bool = False,
-    **options: Any,
-) -> Request:
-    return _file("write_file", exec_id, path, options, mode=mode, mtime_ms=mtime_ms, size=size, archive=archive)
-
-
-def list_files(exec_id: str, path: str, *, depth: int = 1, **options: Any) -> Request:
-    return _file("list_files", exec_id, path, options, depth=depth)
-
-
-def _file(action: str, exec_id: str, path: str, options: dict[str, Any], **fields: Any) -> Request:
-    unknown = set(options) - {"user", "cwd", "timeout"}
-    if unknown:
-        raise TypeError(f"{action} has no option {', '.join(sorted(unknown))}")
-    request: Request = {"action": action, "exec_id": exec_id, "path": path}
-    # A nought is a value here, such as an empty file's size.
-    request.update({name: value for name, value in {**fields, **options}.items() if value is not None and value is not False})
-    return request
-
-
-def stdin(exec_id: str, data: str = "", *, offset: Optional[int] = None, eof: bool = False, encoding: Optional[str] = None) -> Request:
-    request = {"event": "stdin", "exec_id": exec_id, "data": data, **_only(eof=eof, encoding=encoding)}
-    if offset is not None:
-        request["offset"] = offset
-    return request
-
-
-def kill_process(exec_id: str) -> Request:
-    return {"action": "kill_process", "exec_id": exec_id}
-
-
-def signal(exec_id: str, name: str) -> Request:
-    return {"action": "signal", "exec_id": exec_id, "signal": name}
-
-
-def resize(exec_id: str, cols: int, rows: int) -> Request:
-    return {"action": "resize", "exec_id": exec_id, "cols": cols, "rows": rows}
-
-
-def checkpoint(*, live: bool = False, keep_running: bool = False) -> Request:
-    return {"action": "checkpoint", **_only(live=live, keep_running=keep_running)}
-
-
-def snapshot(name: str, *, full: bool = False) -> Request:
-    return {"action": "snapshot_filesystem", "name": name, **_only(full=full)}
-
-
-def fork(count: int) -> Request:
-    return {"action": "fork", "count": count}
-
-
-def handoff() -> Request:
-    return {"action": "handoff"}
-
-
-def kill_sandbox() -> Request:
-    return {"action": "kill_sandbox"}
-
-
-def reconnect(offsets: Mapping[str, tuple[int, int]], peek: bool = False) -> Request:
-    """With `peek` output is looked at and not taken."""
-    named = {exec_id: {"stdout": out, "stderr": err} for exec_id, (out, err) in offsets.items()}
-    return {"action": "reconnect", **_only(offsets=named, peek=peek or None)}
-
-
-def ack(exec_id: str, stdout: int, stderr: int) -> Request:
-    return {"action": "ack", "exec_id": exec_id, "stdout": stdout, "stderr": stderr}
 
 
 # The binary frame: stream, number of the command, offset, then the bytes.
@@ -392,7 +262,7 @@ def encode_chunk(stream: int, exec: int, offset: int, payload: Union[bytes, memo
 
 
 def decode_chunk(frame: bytes) -> tuple[int, int, int, bytes]:
-    """Raises ``ValueError`` for what is no such frame."""
+    """Raises ``ValueError`` if the message is not such a frame."""
     if len(frame) < HEADER:
         raise ValueError(f"a binary message is at least {HEADER} bytes long")
     stream, exec, offset = _HEADER.unpack_from(frame)

@@ -4,62 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, Awaitable, Callable, Mapping, Optional, Sequence, TypeVar, Union
+from typing import TYPE_CHECKING, Mapping, Optional, Sequence, Union
 
-from . import protocol, seam
-from .connect import Connection
-from .errors import BatonError, ConnectionError, EndedError, NotFoundError, ProtocolError, RefusedError, TimeoutError, of_update
-from .exec import ASKED, Exec, Result, Running
+from . import clock, requests
+from .errors import BatonError, ConnectionError, EndedError, NotFoundError, ProtocolError, RefusedError, from_update
+from .exec import REQUESTED, Exec
 from .files import Files
-from .link import Link
-from .mirror import Ask, Leave, Mirror, Sent
-from .protocol import UNSET, ExecView, Found, Status, Unset
+from .link import Link, within
+from .options import Connection, Input, Limits
+from .protocol import Identity, IdleTimeout, Status, Update
+from .reference import SandboxRef, View
+from .requests import UNSET, Unset
+from .result import Result
+from .rollback import Rollback
+from .running import Running
+from .state import Close, PendingRequest, SandboxState, Sent
 
-T = TypeVar("T")
-Input = Union[bytes, bytearray, memoryview, str]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
-
-@dataclass(frozen=True)
-class View:
-    """What is known of a sandbox just now."""
-
-    id: str
-    status: Optional[str]
-    #: The instance it is on.
-    instance: Optional[str]
-    #: Whether there is a connection just now. Nobody needs to look: requests wait for one.
-    is_connected: bool
-    #: The commands it knew when the connection began.
-    execs: Sequence[ExecView]
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a sandbox can be found again."""
-
-    id: str
-    token: str = field(repr=False)
-    _url: str = field(repr=False, compare=False, default="")
-    _connection: Connection = field(repr=False, compare=False, default_factory=Connection)
-
-    async def attach(self) -> Sandbox:
-        return await Sandbox.attach(self._url, self.id, self.token, connection=self._connection)
+    from .options import ConnectionOptions, ExecOptions, RunCodeOptions
 
 
 class Sandbox(Files):
-    """One sandbox, over one connection that mends itself.
+    """One sandbox, over one connection that reconnects by itself.
 
-    Closing it leaves the sandbox as it is, until its idle time is over; ``kill`` deletes it.
-    ``async with`` closes at the end, and kills a sandbox it created unless that can be attached again.
+    ``async with`` kills a sandbox that it created, unless it was created with ``keep=True`` or detached.
+    A sandbox that was attached is never killed by leaving the block.
     """
 
-    def __init__(self, url: str, link: Link, place: Found, *, is_kept: bool) -> None:
+    def __init__(self, url: str, link: Link, identity: Identity, *, is_killed_at_exit: bool) -> None:
         self._url = url
         self._link = link
-        self._place = place
-        self._is_kept = is_kept
+        self._identity = identity
+        self._is_killed_at_exit = is_killed_at_exit
         self.commands = Commands(self)
 
     @classmethod
@@ -67,31 +47,58 @@ class Sandbox(Files):
         cls,
         url: Optional[str] = None,
         *,
+        keep: bool = False,
+        persistent: Optional[bool] = None,
         idle_timeout: Union[float, str, None, Unset] = UNSET,
-        enable_checkpoint: bool = False,
-        enable_sandbox_handoff: Optional[bool] = None,
-        enable_idle_timeout_auto_checkpoint: Optional[bool] = None,
-        filesystem_snapshot_name: Optional[str] = None,
-        labels: Optional[Mapping[str, str]] = None,
+        ttl: Union[float, str, None] = None,
+        memory: Union[int, str, None] = None,
+        cpus: Optional[float] = None,
+        pids: Optional[int] = None,
+        disk: Union[int, str, None] = None,
+        files: Optional[int] = None,
         env: Optional[Mapping[str, str]] = None,
         cwd: Optional[str] = None,
-        ttl: Union[float, str, None] = None,
-        on_incompatible: Optional[str] = None,
+        labels: Optional[Mapping[str, str]] = None,
+        filesystem_snapshot_name: Optional[str] = None,
         from_checkpoint: Optional[str] = None,
         source_token: Optional[str] = None,
-        limits: Optional[Mapping[str, Union[int, float, str]]] = None,
+        on_incompatible: Optional[str] = None,
+        limits: Union[Limits, Mapping[str, Union[int, float, str]], None] = None,
+        enable_checkpoint: Optional[bool] = None,
+        enable_sandbox_handoff: Optional[bool] = None,
+        enable_idle_timeout_auto_checkpoint: Optional[bool] = None,
         connection: Optional[Connection] = None,
-        **options: Any,
+        **options: Unpack[ConnectionOptions],
     ) -> Sandbox:
-        """A new sandbox, running. Without ``url`` the one in ``BATON_URL``.
+        """Creates a sandbox and waits until it runs.
 
-        ``idle_timeout`` is in seconds, a text such as ``"5m"``, or ``None`` for never. With ``enable_checkpoint`` it is
-        stored: it can move between instances and is checkpointed at its idle end, unless ``enable_sandbox_handoff`` or
-        ``enable_idle_timeout_auto_checkpoint`` is ``False``. ``limits`` has any of
-        ``memory`` and ``disk`` (bytes, or a text such as ``"512MiB"``), ``cpus``, ``pids`` and ``files``. Further options
-        are those of :class:`Connection`: ``api_key``, ``headers``, ``auth``, ``on_status`` and so on.
+        :param url: the server's address; without it ``BATON_URL``.
+        :param keep: leave the sandbox as it is at the end of ``async with``, instead of killing it.
+        :param persistent: store the sandbox, so that it can move between instances and is checkpointed when it is
+            idle. By default it is stored if the server has storage. ``async with`` kills persistent sandboxes, too.
+        :param idle_timeout: how long it may be idle, which means that no command runs and no client sends a request:
+            seconds, a text such as ``"5m"``, or ``None`` for never. By default the server chooses.
+        :param ttl: how long it lives at most.
+        :param memory: limit of the memory of all its commands: bytes, or a text such as ``"512MiB"``.
+        :param cpus: limit of its CPUs, such as ``1.5``.
+        :param pids: limit of its processes and threads.
+        :param disk: limit of what it writes to files: bytes, or a text such as ``"1GiB"``.
+        :param files: limit of the open files of one process.
+        :param env: environment variables of all its commands.
+        :param cwd: the directory in which its commands start.
+        :param labels: names and values by which it can be found on the server.
+        :param filesystem_snapshot_name: start from the files of this snapshot.
+        :param from_checkpoint: start from this checkpoint of another sandbox, whose token is ``source_token``.
+        :param on_incompatible: ``"files"`` restarts on the files of the last checkpoint if its memory cannot be restored.
+        :param limits: the five limits as one mapping.
+        :param enable_checkpoint: together with ``enable_sandbox_handoff`` and ``enable_idle_timeout_auto_checkpoint`` the
+            older, separate switches of ``persistent``.
+
+        All others are options of :class:`Connection`, which can also be given as ``connection``.
         """
-        config = protocol.config(
+        single = {"memory": memory, "cpus": cpus, "pids": pids, "disk": disk, "files": files}
+        config = requests.config(
+            persistent="auto" if persistent is None else persistent,
             idle_timeout=idle_timeout,
             enable_checkpoint=enable_checkpoint,
             enable_sandbox_handoff=enable_sandbox_handoff,
@@ -104,42 +111,49 @@ class Sandbox(Files):
             on_incompatible=on_incompatible,
             from_checkpoint=from_checkpoint,
             source_token=source_token,
-            limits=dict(limits or {}),
+            limits={**(limits or {}), **{name: value for name, value in single.items() if value is not None}},
         )
-        connection = replace(connection or Connection(), **options)
-        return await cls._open(url, None, config, connection, is_kept=bool(enable_checkpoint or enable_sandbox_handoff))
+        return await cls._open(url, None, config, replace(connection or Connection(), **options), not keep)
 
     @classmethod
     async def attach(
-        cls, url: Optional[str], id: str, token: str, *, connection: Optional[Connection] = None, **options: Any
+        cls,
+        url: Optional[str],
+        id: str,
+        token: str,
+        *,
+        connection: Optional[Connection] = None,
+        **options: Unpack[ConnectionOptions],
     ) -> Sandbox:
-        """An existing one, wherever it is, running. Options are those of :class:`Connection`."""
-        connection = replace(connection or Connection(), **options)
-        return await cls._open(url, Found(id, token), {}, connection, is_kept=True)
+        """Attaches to an existing sandbox, wherever it is, and waits until it runs.
+
+        Without ``url`` the server is ``BATON_URL``. Options are those of :class:`Connection`.
+        """
+        return await cls._open(url, Identity(id, token), {}, replace(connection or Connection(), **options), False)
 
     connect = attach
 
     @classmethod
     async def _open(
-        cls, url: Optional[str], place: Optional[Found], config: protocol.Request, options: Connection, *, is_kept: bool
+        cls, url: Optional[str], identity: Optional[Identity], config: requests.Request, options: Connection, is_killed_at_exit: bool
     ) -> Sandbox:
         url = url or os.environ.get("BATON_URL")
         if not url:
-            raise ConnectionError("no address: give one, or set BATON_URL")
-        link = Link(url, place, config, options)
-        mirror = link.mirror
+            raise ConnectionError("no address: pass one, or set BATON_URL")
+        link = Link(url, identity, config, options)
+        state = link.state
         link.start()
         try:
-            started = mirror.bell.until(lambda: True if mirror.sessions or mirror.end else None)
-            await _within(options.start_within, started)
-            if mirror.end is not None:
-                raise mirror.end.with_traceback(None)
-            if mirror.place is None:
-                raise ProtocolError("the sandbox runs and has no id")
+            started = state.changed.until(lambda: True if state.sessions or state.end else None)
+            await within(options.start_within, started)
+            if state.end is not None:
+                raise state.end.with_traceback(None)
+            if state.identity is None:
+                raise ProtocolError("the sandbox runs, but the server sent no id")
         except BaseException:
             await link.stop()
             raise
-        return cls(url, link, mirror.place, is_kept=is_kept)
+        return cls(url, link, state.identity, is_killed_at_exit=is_killed_at_exit)
 
     async def __aenter__(self) -> Sandbox:
         return self
@@ -148,10 +162,10 @@ class Sandbox(Files):
         self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
     ) -> None:
         try:
-            if not self._is_kept and self._link.mirror.end is None:
+            if self._is_killed_at_exit and self._link.state.end is None:
                 await self.kill()
         except BatonError:
-            # The error that leads out of the block is worth more.
+            # The error that leaves the block matters more.
             if error is None:
                 raise
         finally:
@@ -159,24 +173,36 @@ class Sandbox(Files):
 
     @property
     def id(self) -> str:
-        return self._place.sandbox_id
+        return self._identity.sandbox_id
 
     @property
     def token(self) -> str:
-        """Whoever has it may attach: keep it like a password."""
-        return self._place.sandbox_token
+        """Everybody who has it can attach: keep it like a password."""
+        return self._identity.sandbox_token
 
     @property
-    def place(self) -> Place:
-        return self._at(self._place)
+    def ref(self) -> SandboxRef:
+        """The id and the token, with which the sandbox can be attached again."""
+        return self._ref(self._identity)
 
-    def _at(self, found: Found) -> Place:
-        return Place(found.sandbox_id, found.sandbox_token, self._url, self._link.options)
+    @property
+    def place(self) -> SandboxRef:
+        """Deprecated: use ``ref``."""
+        return self.ref
+
+    def _ref(self, identity: Identity) -> SandboxRef:
+        return SandboxRef(identity.sandbox_id, identity.sandbox_token, self._url, self._link.options)
+
+    @property
+    def rollbacks(self) -> Sequence[Rollback]:
+        """The times the sandbox was restored from an older checkpoint while this handle was in use."""
+        return tuple(self._link.state.rollbacks)
 
     def info(self) -> View:
-        mirror = self._link.mirror
-        status = None if mirror.status is None else mirror.status.value
-        return View(self.id, status, mirror.instance, mirror.is_open, tuple(mirror.execs))
+        """The current state of the sandbox, as far as the client knows it."""
+        state = self._link.state
+        status = None if state.status is None else state.status.value
+        return View(self.id, status, state.instance, state.is_open, tuple(state.execs), self._identity.persistent)
 
     # Commands.
 
@@ -193,58 +219,60 @@ class Sandbox(Files):
         pty: Optional[tuple[int, int]] = None,
         timeout: Union[float, str, None] = None,
     ) -> Running:
-        """Starts a command: a list is a program and its arguments, a text is code for ``language``.
+        """Starts a command: a list is a program and its arguments, a string is code in ``language``.
 
-        ``stdin`` keeps it open for ``write_stdin``, or is all of it. ``pty`` is columns and rows of a
-        terminal, which opens stdin too. After ``timeout`` seconds of running it is killed.
+        ``stdin`` is the whole input, or ``True`` to write it with ``write_stdin``. ``pty`` is the columns and rows of a
+        terminal, which opens stdin, too. After ``timeout`` seconds of running time the command is killed.
         """
-        exec_id = exec_id or seam.exec_id()
-        is_text = isinstance(command, str)
-        all_of_it = None if isinstance(stdin, bool) else stdin
-        request = protocol.exec_(
+        exec_id = exec_id or clock.new_exec_id()
+        is_code = isinstance(command, str)
+        whole_input = None if isinstance(stdin, bool) else stdin
+        request = requests.exec_(
             exec_id=exec_id,
-            argv=None if is_text else list(command),
-            language=language if is_text else None,
-            code=str(command) if is_text else None,
+            argv=None if is_code else list(command),
+            language=language if is_code else None,
+            code=str(command) if is_code else None,
             env=env,
             cwd=cwd,
             user=user,
-            stdin=stdin is True or pty is not None or all_of_it is not None,
+            stdin=stdin is True or pty is not None or whole_input is not None,
             pty=pty,
             timeout=timeout,
         )
-        if isinstance(all_of_it, str):
-            all_of_it = all_of_it.encode()
-        return await self._start(request, None if all_of_it is None else bytes(all_of_it))
+        if isinstance(whole_input, str):
+            whole_input = whole_input.encode()
+        return await self._start(request, None if whole_input is None else bytes(whole_input))
 
-    async def run(self, command: Union[str, Sequence[str]], *, check: bool = False, **options: Any) -> Result:
-        """Runs a command to its end; options are those of :meth:`exec`."""
+    async def run(self, command: Union[str, Sequence[str]], *, check: bool = False, **options: Unpack[ExecOptions]) -> Result:
+        """Runs a command and waits for its end. Options are those of :meth:`exec`."""
         return await (await self.exec(command, **options)).wait(check=check)
 
-    async def run_code(self, code: str, language: str = "python", *, check: bool = False, **options: Any) -> Result:
-        """Runs code to its end, in an interpreter of its own."""
+    async def run_code(
+        self, code: str, language: str = "python", *, check: bool = False, **options: Unpack[RunCodeOptions]
+    ) -> Result:
+        """Runs code in a new interpreter and waits for its end."""
         return await (await self.exec(code, language=language, **options)).wait(check=check)
 
     async def follow(self, exec_id: str, *, stdout: int = 0, stderr: int = 0) -> Running:
-        """Follows a command that runs already, or has ended unread, from these offsets on."""
-        if not any(view.exec_id == exec_id for view in self._link.mirror.execs):
-            raise RefusedError("the sandbox knows no such command", Status.EXECUTION_ERROR.value)
-        return await self._run(Exec(exec_id, None, (stdout, stderr), self._link.look))
+        """The handle of a command that an earlier client started, with its output from these offsets on."""
+        if not any(view.exec_id == exec_id for view in self._link.state.execs):
+            raise RefusedError("the sandbox does not know this command", Status.EXECUTION_ERROR.value)
+        return await self._run(Exec(exec_id, None, (stdout, stderr), self._link.wake))
 
-    async def _start(self, request: protocol.Request, stdin: Optional[bytes] = None) -> Running:
-        exec = Exec(request["exec_id"], request, (0, 0), self._link.look)
+    async def _start(self, request: requests.Request, stdin: Optional[bytes] = None) -> Running:
+        exec = Exec(request["exec_id"], request, (0, 0), self._link.wake)
         if stdin is not None:
-            # The bytes are the caller's: they need no room here, and are sent as the command takes them.
+            # The caller owns the bytes, so they may exceed the window.
             exec.stdin.write(memoryview(stdin))
             exec.stdin.close()
         return await self._run(exec)
 
     async def _run(self, exec: Exec) -> Running:
-        running = Running(exec, lambda request: self._link.command(Ask(request)))
+        running = Running(exec, lambda request: self._link.command(PendingRequest(request)))
         self._link.command(exec)
-        answered = exec.bell.until(lambda: True if exec.stage != ASKED else None)
-        await _within(self._link.options.answer_within, answered)
-        # Only a command that never started has ended with an error here.
+        answered = exec.changed.until(lambda: True if exec.phase != REQUESTED else None)
+        await within(self._link.options.answer_within, answered)
+        # Only a command that never started can have failed by now.
         if isinstance(exec.end, BatonError):
             raise exec.end.with_traceback(None)
         return running
@@ -252,119 +280,110 @@ class Sandbox(Files):
     # The sandbox as a whole.
 
     async def checkpoint(self, *, live: bool = False, keep_running: bool = False) -> str:
-        """Saves memory and files; the session ends, and the sandbox can be attached again anywhere.
+        """Saves memory and files, and ends the session; the sandbox can be attached again on any instance.
 
-        ``live`` takes running commands along; without it they are a reason to refuse. With
-        ``keep_running`` the sandbox goes on here. Returns the checkpoint's id.
+        Running commands are a reason to refuse, unless ``live`` includes them. With ``keep_running`` the sandbox and
+        the session continue. Returns the id of the checkpoint.
         """
         answers = (Status.CHECKPOINTED, Status.CHECKPOINT_ERROR, Status.EXECUTION_IN_PROGRESS_ERROR)
-        update = await self._ask(
-            protocol.checkpoint(live=live, keep_running=keep_running),
-            lambda mirror, sent: mirror.since(sent.heard, *answers),
+        update = await self._link.request_in_session(
+            requests.checkpoint(live=live, keep_running=keep_running),
+            lambda state, sent: state.since(sent.events, *answers),
         )
         if update.status is not Status.CHECKPOINTED:
-            raise of_update(update)
+            raise from_update(update)
         if update.checkpoint_id is None:
-            raise ProtocolError("a checkpoint without an id")
+            raise ProtocolError("the server sent a checkpoint without an id")
         return update.checkpoint_id
 
     async def snapshot(self, name: str, *, full: bool = False) -> str:
-        """Keeps the file system under a name, for new sandboxes to start from."""
+        """Saves the file system under a name, from which new sandboxes can start."""
 
-        def answer(mirror: Mirror, sent: Sent) -> Optional[protocol.Update]:
-            made = mirror.since(sent.heard, Status.FILESYSTEM_SNAPSHOT_CREATED)
-            if made is not None and made.snapshot in (None, name):
-                return made
-            return mirror.since(sent.heard, Status.FILESYSTEM_SNAPSHOT_ERROR)
+        def answer(state: SandboxState, sent: Sent) -> Optional[Update]:
+            created = state.since(sent.events, Status.FILESYSTEM_SNAPSHOT_CREATED)
+            if created is not None and created.snapshot in (None, name):
+                return created
+            return state.since(sent.events, Status.FILESYSTEM_SNAPSHOT_ERROR)
 
-        update = await self._ask(protocol.snapshot(name, full=full), answer)
+        update = await self._link.request_in_session(requests.snapshot(name, full=full), answer)
         if update.status is not Status.FILESYSTEM_SNAPSHOT_CREATED:
-            raise of_update(update)
+            raise from_update(update)
         return name
 
-    async def fork(self, count: int = 1) -> list[Place]:
-        """Copies of this sandbox, each to be attached."""
+    async def fork(self, count: int = 1) -> list[SandboxRef]:
+        """Copies the sandbox, its memory and running commands included. Each copy can be attached."""
         refusals = (Status.ERROR, Status.CHECKPOINT_ERROR, Status.CREATION_ERROR)
 
-        def answer(mirror: Mirror, sent: Sent) -> Optional[Sequence[Found]]:
-            copies, refused = mirror.forked_since(sent.heard), mirror.since(sent.heard, *refusals)
+        def answer(state: SandboxState, sent: Sent) -> Optional[Sequence[Identity]]:
+            copies, refused = state.forked_since(sent.events), state.since(sent.events, *refusals)
             if copies is None and refused is not None:
-                raise of_update(refused)
+                raise from_update(refused)
             return copies
 
-        return [self._at(found) for found in await self._ask(protocol.fork(count), answer)]
+        return [self._ref(copy) for copy in await self._link.request_in_session(requests.fork(count), answer)]
+
+    async def set_idle_timeout(self, idle_timeout: Union[float, str, None]) -> Optional[float]:
+        """Changes how long the sandbox may be idle: seconds, a text such as ``"5m"``, or ``None`` for never.
+
+        Counts from now. Returns the new value in seconds.
+        """
+
+        def answer(state: SandboxState, sent: Sent) -> Optional[IdleTimeout]:
+            changed, refused = state.idle_timeout_since(sent.events), state.since(sent.events, Status.ERROR)
+            if changed is None and refused is not None:
+                raise from_update(refused)
+            return changed
+
+        return (await self._link.request_in_session(requests.set_idle_timeout(idle_timeout), answer)).idle_timeout
 
     async def handoff(self) -> None:
-        """Leaves the instance it is on, and is running again, wherever that is, when this returns."""
+        """Moves the sandbox away from its instance. Returns when it runs again."""
 
-        def answer(mirror: Mirror, sent: Sent) -> Optional[bool]:
-            if mirror.sessions > sent.session:
+        def answer(state: SandboxState, sent: Sent) -> Optional[bool]:
+            if state.sessions > sent.session:
                 return True
-            refused = mirror.since(sent.heard, Status.ERROR, Status.CHECKPOINT_ERROR)
+            refused = state.since(sent.events, Status.ERROR, Status.CHECKPOINT_ERROR)
             if refused is not None:
-                raise of_update(refused)
-            if mirror.end is not None:
-                raise mirror.end.with_traceback(None)
+                raise from_update(refused)
+            if state.end is not None:
+                raise state.end.with_traceback(None)
             return None
 
-        await self._wait(protocol.handoff(), answer)
+        await self._link.request(requests.handoff(), answer)
 
     async def kill(self) -> None:
-        """Ends and deletes the sandbox, and this session with it. One that is gone already is no error."""
+        """Deletes the sandbox and ends the session. A sandbox that no longer exists is not an error."""
 
-        def answer(mirror: Mirror, sent: Sent) -> Optional[str]:
-            if mirror.end is not None:
-                raise mirror.end.with_traceback(None)
-            refused = mirror.since(sent.heard, Status.KILL_ERROR)
+        def answer(state: SandboxState, sent: Sent) -> Optional[str]:
+            if state.end is not None:
+                raise state.end.with_traceback(None)
+            refused = state.since(sent.events, Status.KILL_ERROR)
             if refused is not None:
-                raise of_update(refused)
-            # The request may be lost with its connection. To ask twice does no harm.
-            return "again" if mirror.sessions > sent.session else None
+                raise from_update(refused)
+            # The request may have been lost with its connection. Sending it twice does no harm.
+            return "again" if state.sessions > sent.session else None
 
         try:
-            while await self._wait(protocol.kill_sandbox(), answer) == "again":
+            while await self._link.request(requests.kill_sandbox(), answer) == "again":
                 pass
         except (EndedError, NotFoundError):
             return
 
+    async def detach(self) -> SandboxRef:
+        """Closes the connection and leaves the sandbox as it is, also at the end of ``async with``."""
+        self._is_killed_at_exit = False
+        await self.close()
+        return self.ref
+
     async def close(self) -> None:
-        """Closes the connection politely and leaves the sandbox as it is."""
-        mirror = self._link.mirror
+        """Closes the connection. The sandbox stays as it is, until its idle timeout."""
+        state = self._link.state
         try:
-            self._link.command(Leave())
-            await asyncio.wait_for(mirror.bell.until(lambda: mirror.end), 5)
+            self._link.command(Close())
+            await clock.wait_for(state.changed.until(lambda: state.end), 5)
         except (BatonError, asyncio.TimeoutError):
             pass
         await self._link.stop()
-
-    async def _ask(self, request: protocol.Request, answer: Callable[[Mirror, Sent], Optional[T]]) -> T:
-        """An answer that only the session can bring in which the question was asked."""
-
-        def look(mirror: Mirror, sent: Sent) -> Optional[T]:
-            found = answer(mirror, sent)
-            if found is None and mirror.end is not None:
-                raise mirror.end.with_traceback(None)
-            if found is None and (not mirror.is_open or mirror.sessions > sent.session):
-                raise ConnectionError("it broke before the answer came")
-            return found
-
-        return await self._wait(request, look)
-
-    async def _wait(self, request: protocol.Request, answer: Callable[[Mirror, Sent], Optional[T]]) -> T:
-        """Sends a request, then waits until something can be said about it."""
-        mirror = self._link.mirror
-
-        async def answered() -> T:
-            ask = Ask(request, asyncio.get_running_loop().create_future())
-            self._link.command(ask)
-            assert ask.sent is not None
-            await asyncio.wait([ask.sent])
-            if ask.sent.cancelled():
-                raise mirror.end or EndedError("its task stopped")
-            sent = ask.sent.result()
-            return await mirror.bell.until(lambda: answer(mirror, sent))
-
-        return await _within(self._link.options.answer_within, answered())
 
 
 class Commands:
@@ -373,12 +392,6 @@ class Commands:
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
 
-    async def run(self, command: Union[str, Sequence[str]], *, check: bool = False, **options: Any) -> Result:
+    async def run(self, command: Union[str, Sequence[str]], *, check: bool = False, **options: Unpack[ExecOptions]) -> Result:
+        """The same as ``sandbox.run``."""
         return await self._sandbox.run(command, check=check, **options)
-
-
-async def _within(span: float, work: Awaitable[T]) -> T:
-    try:
-        return await asyncio.wait_for(work, span)
-    except asyncio.TimeoutError:
-        raise TimeoutError(f"no answer within {span} s") from None

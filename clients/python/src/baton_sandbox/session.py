@@ -11,126 +11,147 @@ from typing import TYPE_CHECKING, Optional, Sequence, Union
 
 from websockets.exceptions import ConnectionClosed
 
-from . import protocol, seam
+from . import clock, protocol, requests
 from .connect import Socket
-from .errors import EndedError, ExecLostError, ProtocolError, RefusedError, of_update
-from .exec import ASKED, Exec, Result
-from .mirror import Leave, Sent
-from .pipe import Hole
-from .protocol import ExecView, Forked, Found, Gap, Hello, Rewound, Said, Status, StdinAck, Update
-from .verdict import Heard, Verdict
+from .errors import EndedError, ExecLostError, ProtocolError, RefusedError, from_update
+from .exec import REQUESTED, Exec
+from .protocol import (
+    ErrorText,
+    ExecView,
+    Forked,
+    Hello,
+    Identity,
+    IdleTimeout,
+    OutputGap,
+    OutputRewound,
+    RolledBack,
+    Status,
+    StdinAck,
+    Update,
+)
+from .result import Result
+from .retry_policy import ConnectionSummary, RetryPolicy, fatal
+from .state import Close, Sent
+from .stream import MissingBytes
 
 if TYPE_CHECKING:
     from .link import Link
 
 _log = logging.getLogger("baton_sandbox")
 
-#: After its last word the server closes at once.
-LAST_WORDS = 2.0
-#: Above this nothing more is taken from callers.
-QUEUE_BYTES = 512 << 10
+#: How long to wait for the close frame after the last event.
+CLOSE_WITHIN = 2.0
+#: Above this many queued bytes no more work is taken from callers.
+MAX_QUEUED = 512 << 10
 
 
 class Session:
-    def __init__(self, link: Link, socket: Socket, *, is_new: bool, give_up: Optional[float]) -> None:
+    def __init__(self, link: Link, socket: Socket, *, is_new: bool, deadline: Optional[float]) -> None:
         self._link = link
-        self._mirror = link.mirror
+        self._state = link.state
         self._socket = socket
-        self._heard = Heard()
-        #: RUNNING came: requests may go.
+        self._summary = ConnectionSummary()
+        #: RUNNING has arrived: requests may be sent.
         self._is_running = False
+        #: The sandbox was rolled back right before this session.
+        self._rolled_back = False
         self._by_number: dict[int, Exec] = {}
         self._numbers: dict[str, int] = {}
-        #: Commands asked for in this session and not answered yet, in order.
-        self._asked: deque[str] = deque()
-        #: The text of a refusal that named nobody.
+        #: Commands requested in this session and not answered yet, in order.
+        self._requested: deque[str] = deque()
+        #: The message of a refusal that named no command.
         self._unclear: Optional[str] = None
-        self._give_up = give_up
-        self._leave_at: Optional[float] = None
-        self._is_flooded = False
+        self._deadline = deadline
+        self._close_at: Optional[float] = None
+        self._is_full = False
         self._queue: deque[Union[str, bytes]] = deque()
         self._queued = 0
         if is_new:
-            self._say(link.config)
+            self._send(link.config)
 
-    async def run(self) -> Verdict:
+    async def run(self) -> RetryPolicy:
         work = [asyncio.ensure_future(part) for part in (self._read(), self._write(), self._watch())]
         try:
             done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
-            # What the server said last is worth more than how writing failed.
-            verdict = next(task.result() for task in work if task in done)
+            # The last words of the server explain more than a failed write: the reader is first in the list.
+            policy = next(task.result() for task in work if task in done)
         finally:
             for task in work:
                 task.cancel()
             await asyncio.gather(*work, return_exceptions=True)
             await self._close()
-        return verdict
+        return policy
 
     async def _close(self) -> None:
         with contextlib.suppress(Exception):
-            await asyncio.wait_for(self._socket.close(), 2)
+            await clock.wait_for(self._socket.close(), 2)
 
-    # What comes.
+    # Receiving.
 
-    async def _read(self) -> Verdict:
+    async def _read(self) -> RetryPolicy:
         try:
             while True:
                 message = await self._socket.recv()
                 if isinstance(message, str):
-                    verdict = self._event(message)
-                    if verdict is not None:
-                        return verdict
+                    policy = self._event(message)
+                    if policy is not None:
+                        return policy
                 else:
                     await self._output(message)
         except ConnectionClosed as closed:
             code = None if closed.rcvd is None else closed.rcvd.code
-            return self._heard.verdict(code, "the connection was cut")
-        except (Hole, ValueError) as error:
-            return Verdict(ProtocolError(str(error) or "bytes of the output are missing"), False)
+            return self._summary.policy(code, "the connection was cut")
+        except (MissingBytes, ValueError) as error:
+            return fatal(ProtocolError(str(error) or "bytes of the output are missing"))
 
     async def _output(self, frame: bytes) -> None:
         stream, number, offset, payload = protocol.decode_chunk(frame)
         exec = self._by_number.get(number)
         if exec is None or stream not in protocol.OUTPUTS:
             return
-        exec.pipes[protocol.OUTPUTS[stream]].push(offset, payload)
-        if exec.is_flooded:
-            self._is_flooded = True
-            await exec.bell.until(lambda: None if exec.is_flooded else True)
-            self._socket.heard_at = seam.now()
-            self._is_flooded = False
+        exec.streams[protocol.OUTPUTS[stream]].push(offset, payload)
+        if exec.is_full:
+            self._is_full = True
+            await exec.changed.until(lambda: None if exec.is_full else True)
+            self._socket.received_at = clock.now()
+            self._is_full = False
 
-    def _event(self, text: str) -> Optional[Verdict]:
+    def _event(self, text: str) -> Optional[RetryPolicy]:
         event = protocol.parse(text)
         if isinstance(event, Update):
             return self._update(event)
-        if isinstance(event, Found):
-            self._mirror.place = event
+        if isinstance(event, Identity):
+            self._state.identity = event
         elif isinstance(event, Hello):
             if event.protocol != protocol.VERSION:
-                return Verdict(ProtocolError(f"the server speaks version {event.protocol}"), False)
-            self._mirror.instance = event.instance
-        elif isinstance(event, Said):
-            self._heard.error = event.message
+                return fatal(ProtocolError(f"the server speaks version {event.protocol}"))
+            self._state.instance = event.instance
+        elif isinstance(event, ErrorText):
+            self._summary.error = event.message
         elif isinstance(event, Forked):
-            self._mirror.forked(event.sandboxes)
-        elif isinstance(event, (StdinAck, Gap, Rewound)):
+            self._state.forked(event.sandboxes)
+        elif isinstance(event, IdleTimeout):
+            self._state.idle_timeout_changed(event)
+        elif isinstance(event, RolledBack):
+            self._link.rolled_back(event)
+        elif isinstance(event, (StdinAck, OutputGap, OutputRewound)):
             exec = self._link.execs.get(event.exec_id)
             if exec is None:
                 return None
             if isinstance(event, StdinAck):
                 exec.stdin_ack(event.offset)
-                self._link.look()
-            elif isinstance(event, Gap):
-                exec.pipes[event.stream].gap(event.end)
+                self._link.wake()
+            elif isinstance(event, OutputGap):
+                exec.streams[event.stream].gap(event.end)
             else:
-                exec.pipes[event.stream].rewind(event.to)
+                exec.rolled_back = True
+                exec.streams[event.stream].rewind(event.to)
         return None
 
-    def _update(self, update: Update) -> Optional[Verdict]:
-        verdict = self._heard.update(update)
-        if self._heard.is_last and self._leave_at is None:
-            self._leave_at = seam.now() + LAST_WORDS
+    def _update(self, update: Update) -> Optional[RetryPolicy]:
+        policy = self._summary.update(update)
+        if self._summary.is_last and self._close_at is None:
+            self._close_at = clock.now() + CLOSE_WITHIN
         status = update.status
         if status is Status.RUNNING and not self._is_running:
             self._begin(update.execs)
@@ -146,88 +167,88 @@ class Session:
             try:
                 self._link.options.on_status(update)
             except Exception:
-                # A caller's mistake must not cut its own connection.
+                # An error in the callback must not break the connection.
                 _log.exception("on_status failed")
-        self._mirror.update(update)
-        return verdict
+        self._state.update(update)
+        return policy
 
-    # What goes.
+    # Sending.
 
-    def _say(self, request: protocol.Request) -> None:
+    def _send(self, request: requests.Request) -> None:
         self._push(json.dumps(request, ensure_ascii=False, separators=(",", ":")))
 
     def _push(self, message: Union[str, bytes]) -> None:
         self._queued += len(message)
         self._queue.append(message)
-        self._link.look()
+        self._link.wake()
 
     @property
-    def _has_room(self) -> bool:
-        return self._queued < QUEUE_BYTES
+    def _has_space(self) -> bool:
+        return self._queued < MAX_QUEUED
 
-    async def _write(self) -> Verdict:
+    async def _write(self) -> RetryPolicy:
         while True:
-            await self._link.looked_for()
-            verdict = self._feed()
+            await self._link.woken()
+            policy = self._feed()
             while self._queue:
                 message = self._queue.popleft()
                 self._queued -= len(message)
                 try:
                     await self._socket.send(message)
                 except ConnectionClosed:
-                    # What the server said before it closed is still to be read; the reader tells.
+                    # The reader still has to read what the server sent before it closed, and decides.
                     await asyncio.Event().wait()
-                verdict = verdict or self._feed()
-            if verdict is not None:
-                return verdict
+                policy = policy or self._feed()
+            if policy is not None:
+                return policy
 
-    def _feed(self) -> Optional[Verdict]:
-        """Takes what callers want and what became due: acknowledgements and stdin."""
+    def _feed(self) -> Optional[RetryPolicy]:
+        """Queues what callers asked for, and what became due: acknowledgements and stdin."""
         if not self._is_running:
             return None
-        while self._link.commands and self._has_room:
+        while self._link.commands and self._has_space:
             command = self._link.commands.popleft()
-            if isinstance(command, Leave):
-                return Verdict(EndedError("it was closed"), False)
+            if isinstance(command, Close):
+                return fatal(EndedError("the connection was closed"))
             if isinstance(command, Exec):
                 self._exec(command)
             elif command.sent is None:
-                self._say(command.request)
+                self._send(command.request)
             elif not command.sent.done():
-                command.sent.set_result(Sent(self._mirror.heard, self._mirror.sessions))
-                self._say(command.request)
+                command.sent.set_result(Sent(self._state.events, self._state.sessions))
+                self._send(command.request)
         for exec in self._link.execs.values():
             offsets = exec.take_ack()
             if offsets is not None:
-                self._say(protocol.ack(exec.id, *offsets))
+                self._send(requests.ack(exec.id, *offsets))
             number = self._numbers.get(exec.id)
-            while number is not None and self._has_room:
+            while number is not None and self._has_space:
                 part = exec.stdin.next()
                 if part is None:
                     break
                 offset, data = part
                 if data is None:
-                    self._say(protocol.stdin(exec.id, eof=True, offset=offset))
+                    self._send(requests.stdin(exec.id, eof=True, offset=offset))
                 else:
                     self._push(protocol.encode_chunk(protocol.STDIN, number, offset, data))
         return None
 
-    async def _watch(self) -> Verdict:
+    async def _watch(self) -> RetryPolicy:
         """Silence and other deadlines."""
-        self._socket.heard_at = seam.now()
+        self._socket.received_at = clock.now()
         silence = self._link.options.silence
         while True:
-            deadlines = [self._socket.heard_at + silence if not self._is_flooded else seam.now() + silence]
-            if self._leave_at is not None:
-                deadlines.append(self._leave_at)
-            if self._give_up is not None and not self._is_running:
-                deadlines.append(self._give_up)
-            left = min(deadlines) - seam.now()
+            deadlines = [self._socket.received_at + silence if not self._is_full else clock.now() + silence]
+            if self._close_at is not None:
+                deadlines.append(self._close_at)
+            if self._deadline is not None and not self._is_running:
+                deadlines.append(self._deadline)
+            left = min(deadlines) - clock.now()
             if left <= 0:
-                return self._heard.verdict(None, "the server fell silent")
+                return self._summary.policy(None, "the server stopped responding")
             await asyncio.sleep(min(left, 0.5))
 
-    # The commands of this connection: asked for, taken up, ended, refused.
+    # The commands of this connection: requested, resumed, ended, refused.
 
     def _exec(self, exec: Exec) -> None:
         if exec.id in self._link.execs:
@@ -235,25 +256,28 @@ class Session:
             return
         self._link.execs[exec.id] = exec
         if exec.request is not None:
-            self._ask(exec)
+            self._request(exec)
             return
-        for view in self._mirror.execs:
+        for view in self._state.execs:
             if view.exec_id == exec.id:
                 self._number(view.exec, exec)
-        self._say(protocol.reconnect({exec.id: exec.resume()}))
+                exec.stdin.start_at(view.stdin)
+                exec.rolled_back = self._rolled_back
+        self._send(requests.reconnect({exec.id: exec.resume_offsets()}))
 
-    def _ask(self, exec: Exec) -> None:
+    def _request(self, exec: Exec) -> None:
         assert exec.request is not None
-        self._asked.append(exec.id)
-        self._say(exec.request)
+        self._requested.append(exec.id)
+        self._send(exec.request)
 
     def _number(self, number: int, exec: Exec) -> None:
         self._by_number[number] = exec
         self._numbers[exec.id] = number
 
     def _begin(self, views: Optional[Sequence[ExecView]]) -> None:
-        """RUNNING: takes up every command where it was left."""
+        """RUNNING: resumes every command where it stopped."""
         self._is_running = True
+        self._rolled_back, self._state.is_rolling_back = self._state.is_rolling_back, False
         known = {view.exec_id: view for view in views or ()}
         offsets: dict[str, tuple[int, int]] = {}
         for exec in list(self._link.execs.values()):
@@ -261,48 +285,51 @@ class Session:
             if view is not None:
                 self._number(view.exec, exec)
                 exec.started()
+                exec.rolled_back |= self._rolled_back
                 if view.stdin < exec.stdin.acked:
-                    self._lose(exec, "the sandbox went back to before input that it had taken")
+                    self._lose(exec, "the sandbox was rolled back to before input that the command had accepted", True)
                     continue
-                exec.stdin_ack(view.stdin)
-            elif exec.stage == ASKED:
-                # The request was lost with the last connection: ask again.
-                self._ask(exec)
+                exec.stdin_resume(view.stdin)
+            elif exec.phase == REQUESTED:
+                # The request was lost with the last connection: send it again.
+                self._request(exec)
                 continue
             elif views is not None:
-                self._lose(exec, "the sandbox does not know the command any more")
+                self._lose(exec, "the sandbox no longer knows the command", self._rolled_back)
                 continue
-            offsets[exec.id] = exec.resume()
-            if exec.kill_wanted:
-                self._say(protocol.kill_process(exec.id))
+            else:
+                exec.stdin_resume(exec.stdin.acked)
+            offsets[exec.id] = exec.resume_offsets()
+            if exec.kill_requested:
+                self._send(requests.kill_process(exec.id))
         if offsets:
-            self._say(protocol.reconnect(offsets))
-        self._mirror.sessions += 1
-        self._mirror.is_open = True
-        self._mirror.execs = tuple(views or ())
-        self._link.look()
+            self._send(requests.reconnect(offsets))
+        self._state.sessions += 1
+        self._state.is_open = True
+        self._state.execs = tuple(views or ())
+        self._link.wake()
 
-    def _lose(self, exec: Exec, text: str) -> None:
+    def _lose(self, exec: Exec, text: str, rolled_back: bool) -> None:
         del self._link.execs[exec.id]
         self._forget(exec)
-        exec.ended(ExecLostError(text))
+        exec.ended(ExecLostError(text, rolled_back=rolled_back))
 
     def _started(self, update: Update) -> None:
         exec = self._link.execs.get(update.exec_id or "")
         if exec is None or update.exec is None:
             return
-        self._not_asked(exec.id)
+        self._answered(exec.id)
         self._number(update.exec, exec)
         exec.started()
-        self._link.look()
+        self._link.wake()
 
     def _done(self, update: Update) -> None:
         exec = self._link.execs.pop(update.exec_id or "", None)
         if exec is None:
             return
         self._forget(exec)
-        # Everything is here: the server need not keep it.
-        self._say(protocol.ack(exec.id, *exec.received))
+        # Everything has arrived: the server need not keep it.
+        self._send(requests.ack(exec.id, *exec.received))
         duration = None if update.duration_ms is None else update.duration_ms / 1000
         exec.ended(
             Result(
@@ -311,42 +338,42 @@ class Session:
         )
 
     def _refused(self, update: Update) -> None:
-        """A command did not start, or is gone; or, without a name, something else was not right."""
+        """A command did not start or is lost; without an exec id, something else was refused."""
         if update.exec_id is not None:
             self._lost(update.exec_id, update)
-        elif len(self._asked) == 1 and len(self._link.execs) == 1:
-            # There is nothing else it could be about.
-            self._lost(self._asked[0], update)
-        elif self._asked:
-            # It may be about any of them, or about input. Of those named now the server names what it does not know.
+        elif len(self._requested) == 1 and len(self._link.execs) == 1:
+            # Only this command can be meant.
+            self._lost(self._requested[0], update)
+        elif self._requested:
+            # Any of them, or input, may be meant. The reconnect makes the server name those that it does not know.
             self._unclear = update.message
-            self._say(protocol.reconnect({exec_id: (0, 0) for exec_id in self._asked}))
+            self._send(requests.reconnect({exec_id: (0, 0) for exec_id in self._requested}))
 
     def _lost(self, exec_id: str, update: Update) -> None:
         exec = self._link.execs.pop(exec_id, None)
         if exec is None:
             return
-        self._not_asked(exec_id)
+        self._answered(exec_id)
         self._forget(exec)
-        if exec.stage == ASKED:
+        if exec.phase == REQUESTED:
             message, self._unclear = self._unclear or update.message, None
-            exec.ended(of_update(Update(update.status, message)))
+            exec.ended(from_update(Update(update.status, message)))
         else:
-            exec.ended(ExecLostError(update.message or "the command is gone"))
+            exec.ended(ExecLostError(update.message or "the command is lost", rolled_back=self._rolled_back))
 
     def _stdin_refused(self, update: Update) -> None:
-        """Nobody reads it any more. Without a name it is about the only one that has input under way, if that is so."""
+        """Stdin is no longer read. Without an exec id, the only command with unacknowledged input is meant, if any."""
         about = [
             exec
             for exec in self._link.execs.values()
-            if (exec.id == update.exec_id if update.exec_id is not None else exec.stdin.is_under_way)
+            if (exec.id == update.exec_id if update.exec_id is not None else exec.stdin.is_in_flight)
         ]
         if len(about) == 1:
             about[0].stdin_over()
 
-    def _not_asked(self, exec_id: str) -> None:
+    def _answered(self, exec_id: str) -> None:
         with contextlib.suppress(ValueError):
-            self._asked.remove(exec_id)
+            self._requested.remove(exec_id)
 
     def _forget(self, exec: Exec) -> None:
         number = self._numbers.pop(exec.id, None)

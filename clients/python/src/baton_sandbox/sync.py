@@ -1,32 +1,42 @@
-"""The same sandboxes for programs without ``asyncio``: every call waits until it is done.
+"""The same sandboxes for programs without ``asyncio``: every call blocks until it is done.
 
     from baton_sandbox.sync import Sandbox
 
     with Sandbox.create("ws://127.0.0.1:8080") as sandbox:
-        print(sandbox.run("uname -a").stdout)
+        print(sandbox.run("uname -a"))
 
-One thread with an event loop serves all of them. May be used from several threads.
+One thread with an event loop serves all of them. They may be used from several threads.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from types import TracebackType
-from typing import Any, AsyncIterator, Coroutine, Iterator, Optional, Sequence, TypeVar, Union
+from typing import TYPE_CHECKING, Any, AsyncIterable, AsyncIterator, Callable, Coroutine, Iterator, Optional, Sequence, TypeVar
 
-from . import exec as _exec
+from . import reference as _reference
+from . import running as _running
 from . import sandbox as _sandbox
-from .exec import Result
-from .files import FileEntry, LocalPath, Source
-from .pipe import Chunk
-from .sandbox import Input, View
+from . import watch as _watch
+from .reference import View
+from .rollback import Rollback
+from .watch import FileChange
 
+if TYPE_CHECKING:
+    from typing_extensions import Concatenate, ParamSpec
+
+    P = ParamSpec("P")
+
+A = TypeVar("A")
+B = TypeVar("B")
+S = TypeVar("S")
 T = TypeVar("T")
 
 
 class _Loop:
-    """The one thread; it is made when it is first needed and ends with the program."""
+    """The event loop in its thread, which starts with the first call and ends with the program."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -41,7 +51,7 @@ class _Loop:
         try:
             return future.result()
         except BaseException:
-            # Ctrl-C ends the call, not only the waiting for it.
+            # Ctrl-C cancels the call, not only the waiting for it.
             future.cancel()
             raise
 
@@ -49,122 +59,181 @@ class _Loop:
 _loop = _Loop()
 
 
-def _iterate(make: Any) -> Iterator[Any]:
-    """The items of an async iterator, which is made and used in the loop's thread."""
+def _iterate(make: Callable[[], AsyncIterable[T]]) -> Iterator[T]:
+    """The items of an async iterator, which is created and used in the thread of the loop."""
 
-    async def begin() -> AsyncIterator[Any]:
-        iterator: AsyncIterator[Any] = make().__aiter__()
-        return iterator
+    async def begin() -> AsyncIterator[T]:
+        return make().__aiter__()
 
-    async def step() -> tuple[bool, Any]:
+    async def step() -> list[T]:
         try:
-            return True, await iterator.__anext__()
+            return [await iterator.__anext__()]
         except StopAsyncIteration:
-            return False, None
+            return []
 
     iterator = _loop.call(begin())
     while True:
-        is_there, item = _loop.call(step())
-        if not is_there:
+        items = _loop.call(step())
+        if not items:
             return
-        yield item
+        yield items[0]
+
+
+# The methods below have the signatures and the documentation of the async ones.
+
+
+def _blocking(method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
+    @functools.wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return _loop.call(method(self._inner, *args, **kwargs))
+
+    return call
+
+
+def _blocking_as(
+    method: Callable[Concatenate[A, P], Coroutine[Any, Any, S]], convert: Callable[[S], T]
+) -> Callable[Concatenate[Any, P], T]:
+    @functools.wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return convert(_loop.call(method(self._inner, *args, **kwargs)))
+
+    return call
+
+
+def _iterating(method: Callable[Concatenate[A, P], AsyncIterable[T]]) -> Callable[Concatenate[Any, P], Iterator[T]]:
+    @functools.wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        return _iterate(lambda: method(self._inner, *args, **kwargs))
+
+    return call
+
+
+def _opening(method: Callable[P, Coroutine[Any, Any, _sandbox.Sandbox]]) -> Callable[P, Sandbox]:
+    def call(cls: Any, /, *args: P.args, **kwargs: P.kwargs) -> Sandbox:
+        opened: Sandbox = cls(_loop.call(method(*args, **kwargs)))
+        return opened
+
+    # The function behind the class method, so that both have the parameter `cls`.
+    functools.update_wrapper(call, method.__func__)  # type: ignore[attr-defined]
+    return classmethod(call)  # type: ignore[return-value]
 
 
 class OutputStream:
-    """One stream of a command's output, to be read once. Iterates over ``bytes``."""
+    """One output stream of a command, which can be read once. Iterates over ``bytes``."""
 
-    def __init__(self, stream: _exec.OutputStream) -> None:
-        self._stream = stream
+    def __init__(self, stream: _running.OutputStream) -> None:
+        self._inner = stream
 
     def __iter__(self) -> Iterator[bytes]:
-        return _iterate(lambda: self._stream)
+        return _iterate(lambda: self._inner)
 
-    def chunks(self) -> Iterator[Chunk]:
-        return _iterate(self._stream.chunks)
-
-    def lines(self, encoding: str = "utf-8") -> Iterator[str]:
-        return _iterate(lambda: self._stream.lines(encoding))
-
-    def read(self) -> bytes:
-        return _loop.call(self._stream.read())
+    chunks = _iterating(_running.OutputStream.chunks)
+    lines = _iterating(_running.OutputStream.lines)
+    read = _blocking(_running.OutputStream.read)
 
     def discard(self) -> None:
+        """Discards the rest, so that the command never waits for a reader."""
+
         async def discard() -> None:
-            self._stream.discard()
+            self._inner.discard()
 
         _loop.call(discard())
 
 
 class Running:
-    """A command that runs: its output, its input, its end."""
+    """A running command: its output, its input, its end."""
 
-    def __init__(self, running: _exec.Running) -> None:
-        self._running = running
+    def __init__(self, running: _running.Running) -> None:
+        self._inner = running
 
     @property
     def id(self) -> str:
-        return self._running.id
+        return self._inner.id
 
     @property
     def stdout(self) -> OutputStream:
-        return OutputStream(self._running.stdout)
+        """Read it, or call ``wait``: a command whose output is not read eventually blocks."""
+        return OutputStream(self._inner.stdout)
 
     @property
     def stderr(self) -> OutputStream:
-        return OutputStream(self._running.stderr)
+        """Read it, or call ``wait``: a command whose output is not read eventually blocks."""
+        return OutputStream(self._inner.stderr)
 
-    def wait(self, *, check: bool = False, timeout: Optional[float] = None) -> Result:
-        return _loop.call(self._running.wait(check=check, timeout=timeout))
-
-    def write_stdin(self, data: Input) -> None:
-        _loop.call(self._running.write_stdin(data))
-
-    def close_stdin(self) -> None:
-        _loop.call(self._running.close_stdin())
-
-    def signal(self, name: str) -> None:
-        _loop.call(self._running.signal(name))
-
-    def kill(self) -> None:
-        _loop.call(self._running.kill())
-
-    def resize(self, cols: int, rows: int) -> None:
-        _loop.call(self._running.resize(cols, rows))
+    wait = _blocking(_running.Running.wait)
+    write_stdin = _blocking(_running.Running.write_stdin)
+    close_stdin = _blocking(_running.Running.close_stdin)
+    signal = _blocking(_running.Running.signal)
+    kill = _blocking(_running.Running.kill)
+    resize = _blocking(_running.Running.resize)
 
 
-class Place:
-    """Where a sandbox can be found again."""
+class FileWatch:
+    """The changes below a watched path. Ends with ``close``, ``with``, or when the watched path is removed."""
 
-    def __init__(self, place: _sandbox.Place) -> None:
-        self._place = place
+    def __init__(self, watch: _watch.FileWatch) -> None:
+        self._inner = watch
+
+    def __iter__(self) -> Iterator[FileChange]:
+        return _iterate(lambda: self._inner)
+
+    close = _blocking(_watch.FileWatch.close)
+
+    def __enter__(self) -> FileWatch:
+        return self
+
+    def __exit__(
+        self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        self.close()
+
+
+class SandboxRef:
+    """A sandbox that can be attached: its id, its token and the server."""
+
+    def __init__(self, ref: _reference.SandboxRef) -> None:
+        self._inner = ref
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
 
     @property
     def id(self) -> str:
-        return self._place.id
+        return self._inner.id
 
     @property
     def token(self) -> str:
-        return self._place.token
+        return self._inner.token
 
-    def attach(self) -> Sandbox:
-        return Sandbox(_loop.call(self._place.attach()))
+    attach = _blocking_as(_reference.SandboxRef.attach, lambda opened: Sandbox(opened))
+
+
+#: Deprecated: use ``SandboxRef``.
+Place = SandboxRef
+
+
+class Commands:
+    """``sandbox.commands.run("…")``: the same as ``sandbox.run``."""
+
+    def __init__(self, commands: _sandbox.Commands) -> None:
+        self._inner = commands
+
+    run = _blocking(_sandbox.Commands.run)
 
 
 class Sandbox:
-    """One sandbox; see :class:`baton_sandbox.Sandbox`, whose methods and options these are."""
+    """One sandbox, over one connection that reconnects by itself.
+
+    ``with`` kills a sandbox that it created, unless it was created with ``keep=True`` or detached.
+    A sandbox that was attached is never killed by leaving the block.
+    """
 
     def __init__(self, sandbox: _sandbox.Sandbox) -> None:
-        self._sandbox = sandbox
-        self.commands = Commands(self)
+        self._inner = sandbox
+        self.commands = Commands(sandbox.commands)
 
-    @classmethod
-    def create(cls, url: Optional[str] = None, **options: Any) -> Sandbox:
-        return cls(_loop.call(_sandbox.Sandbox.create(url, **options)))
-
-    @classmethod
-    def attach(cls, url: Optional[str], id: str, token: str, **options: Any) -> Sandbox:
-        return cls(_loop.call(_sandbox.Sandbox.attach(url, id, token, **options)))
-
+    create = _opening(_sandbox.Sandbox.create)
+    attach = _opening(_sandbox.Sandbox.attach)
     connect = attach
 
     def __enter__(self) -> Sandbox:
@@ -173,80 +242,60 @@ class Sandbox:
     def __exit__(
         self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
     ) -> None:
-        _loop.call(self._sandbox.__aexit__(kind, error, trace))
+        _loop.call(self._inner.__aexit__(kind, error, trace))
 
     @property
     def id(self) -> str:
-        return self._sandbox.id
+        return self._inner.id
 
     @property
     def token(self) -> str:
-        return self._sandbox.token
+        """Everybody who has it can attach: keep it like a password."""
+        return self._inner.token
 
     @property
-    def place(self) -> Place:
-        return Place(self._sandbox.place)
+    def ref(self) -> SandboxRef:
+        """The id and the token, with which the sandbox can be attached again."""
+        return SandboxRef(self._inner.ref)
+
+    @property
+    def place(self) -> SandboxRef:
+        """Deprecated: use ``ref``."""
+        return self.ref
+
+    @property
+    def rollbacks(self) -> Sequence[Rollback]:
+        """The times the sandbox was restored from an older checkpoint while this handle was in use."""
+        return self._inner.rollbacks
 
     def info(self) -> View:
-        return self._sandbox.info()
+        """The current state of the sandbox, as far as the client knows it."""
+        return self._inner.info()
 
-    def exec(self, command: Union[str, Sequence[str]], **options: Any) -> Running:
-        return Running(_loop.call(self._sandbox.exec(command, **options)))
+    exec = _blocking_as(_sandbox.Sandbox.exec, Running)
+    run = _blocking(_sandbox.Sandbox.run)
+    run_code = _blocking(_sandbox.Sandbox.run_code)
+    follow = _blocking_as(_sandbox.Sandbox.follow, Running)
 
-    def run(self, command: Union[str, Sequence[str]], *, check: bool = False, **options: Any) -> Result:
-        return _loop.call(self._sandbox.run(command, check=check, **options))
+    read_file = _blocking(_sandbox.Sandbox.read_file)
+    read_text = _blocking(_sandbox.Sandbox.read_text)
+    read_stream = _iterating(_sandbox.Sandbox.read_stream)
+    write_file = _blocking(_sandbox.Sandbox.write_file)
+    list_files = _blocking(_sandbox.Sandbox.list_files)
+    stat_file = _blocking(_sandbox.Sandbox.stat_file)
+    file_exists = _blocking(_sandbox.Sandbox.file_exists)
+    remove_file = _blocking(_sandbox.Sandbox.remove_file)
+    rename_file = _blocking(_sandbox.Sandbox.rename_file)
+    make_directory = _blocking(_sandbox.Sandbox.make_directory)
+    watch_files = _blocking_as(_sandbox.Sandbox.watch_files, FileWatch)
+    upload = _blocking(_sandbox.Sandbox.upload)
+    download = _blocking(_sandbox.Sandbox.download)
 
-    def run_code(self, code: str, language: str = "python", *, check: bool = False, **options: Any) -> Result:
-        return _loop.call(self._sandbox.run_code(code, language, check=check, **options))
-
-    def follow(self, exec_id: str, *, stdout: int = 0, stderr: int = 0) -> Running:
-        return Running(_loop.call(self._sandbox.follow(exec_id, stdout=stdout, stderr=stderr)))
-
-    def read_file(self, path: str, **options: Any) -> bytes:
-        return _loop.call(self._sandbox.read_file(path, **options))
-
-    def read_text(self, path: str, **options: Any) -> str:
-        return _loop.call(self._sandbox.read_text(path, **options))
-
-    def read_stream(self, path: str, **options: Any) -> Iterator[bytes]:
-        return _iterate(lambda: self._sandbox.read_stream(path, **options))
-
-    def write_file(self, path: str, data: Source, **options: Any) -> None:
-        _loop.call(self._sandbox.write_file(path, data, **options))
-
-    def list_files(self, path: str, **options: Any) -> list[FileEntry]:
-        return _loop.call(self._sandbox.list_files(path, **options))
-
-    def upload(self, local: LocalPath, path: str, **options: Any) -> None:
-        _loop.call(self._sandbox.upload(local, path, **options))
-
-    def download(self, path: str, local: LocalPath, **options: Any) -> None:
-        _loop.call(self._sandbox.download(path, local, **options))
-
-    def checkpoint(self, *, live: bool = False, keep_running: bool = False) -> str:
-        return _loop.call(self._sandbox.checkpoint(live=live, keep_running=keep_running))
-
-    def snapshot(self, name: str, *, full: bool = False) -> str:
-        return _loop.call(self._sandbox.snapshot(name, full=full))
-
-    def fork(self, count: int = 1) -> list[Place]:
-        return [Place(place) for place in _loop.call(self._sandbox.fork(count))]
-
-    def handoff(self) -> None:
-        _loop.call(self._sandbox.handoff())
-
-    def kill(self) -> None:
-        _loop.call(self._sandbox.kill())
-
-    def close(self) -> None:
-        _loop.call(self._sandbox.close())
-
-
-class Commands:
-    """``sandbox.commands.run("…")``: the same as ``sandbox.run``."""
-
-    def __init__(self, sandbox: Sandbox) -> None:
-        self._sandbox = sandbox
-
-    def run(self, command: Union[str, Sequence[str]], *, check: bool = False, **options: Any) -> Result:
-        return self._sandbox.run(command, check=check, **options)
+    checkpoint = _blocking(_sandbox.Sandbox.checkpoint)
+    snapshot = _blocking(_sandbox.Sandbox.snapshot)
+    fork = _blocking_as(_sandbox.Sandbox.fork, lambda refs: [SandboxRef(ref) for ref in refs])
+    set_idle_timeout = _blocking(_sandbox.Sandbox.set_idle_timeout)
+    handoff = _blocking(_sandbox.Sandbox.handoff)
+    kill = _blocking(_sandbox.Sandbox.kill)
+    detach = _blocking_as(_sandbox.Sandbox.detach, SandboxRef)
+    close = _blocking(_sandbox.Sandbox.close)

@@ -1,7 +1,7 @@
 """Tar archives as a stream of members: ustar, pax headers and GNU's long names. Touches no file.
 
-The archive may come from a hostile sandbox. Nothing it says is believed here, and nothing is kept in memory
-but the names of one member, and those up to a limit.
+The archive may come from a hostile sandbox. Every field is validated, and only the names of one member are kept
+in memory, up to a limit.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Optional, Protocol
 from .errors import FileError
 
 BLOCK = 512
-#: The longest pax header or long name: what one member may cost in memory.
+#: The longest pax header or long name, which bounds the memory that one member needs.
 MAX_HEADER = 256 << 10
 _PIECE = 256 << 10
 _MAX_INT64 = (1 << 63) - 1
@@ -22,7 +22,7 @@ _NANO = 1_000_000_000
 
 class Readable(Protocol):
     def read(self, size: int) -> bytes:
-        """So many bytes, and fewer only at the end."""
+        """Exactly ``size`` bytes, or fewer at the end."""
 
 
 class Kind(Enum):
@@ -30,7 +30,7 @@ class Kind(Enum):
     DIRECTORY = "directory"
     SYMLINK = "symlink"
     HARD_LINK = "hard link"
-    #: A device, a pipe, or something that only other programs know.
+    #: A device, a pipe, or an unknown type.
     OTHER = "other"
 
 
@@ -38,30 +38,30 @@ class Kind(Enum):
 class Member:
     """One member, without its data."""
 
-    #: As it stands in the archive: nothing about it was checked.
+    #: The name in the archive, not validated.
     name: bytes
     kind: Kind
-    #: Permission bits, with those for set-user-ID, set-group-ID and sticky.
+    #: Permission bits, including set-user-ID, set-group-ID and sticky.
     mode: int
-    #: Bytes of data; 0 for all but files.
+    #: The size of the data; 0 unless it is a file.
     size: int
     #: Nanoseconds since 1970.
     mtime_ns: int
-    #: Where a link points.
+    #: The target of a link.
     link: bytes
 
 
 @dataclass(frozen=True)
 class _Header:
     type: bytes
-    #: Bytes that follow it, also where the member itself has none.
+    #: The number of bytes that follow the header, also for members without data.
     size: int
     member: Member
 
 
 @dataclass
 class _Extended:
-    """What the headers before a member say about it."""
+    """The extended headers of a member."""
 
     name: Optional[bytes] = None
     link: Optional[bytes] = None
@@ -85,20 +85,20 @@ class _Extended:
 
 
 class Reader:
-    """Gives one member after the other, and the data of the last one given."""
+    """Reads one member after the other, and the data of the current one."""
 
     def __init__(self, source: Readable) -> None:
         self._source = source
-        #: Of the current member's data, and of what fills its last block.
+        #: Unread bytes of the member's data, and of the padding after it.
         self._left = self._padding = 0
 
     def next_member(self) -> Optional[Member]:
-        """The next member; ``None`` at the end. What was not read of the last one is passed over."""
+        """The next member; ``None`` at the end. Skips the unread data of the current one."""
         extended = _Extended()
         while True:
             self._pass_over()
             block = self._source.read(BLOCK)
-            # The end of the bytes is an end between two members, and a block of zeros always is.
+            # The archive may end between two members, with or without a block of zeros.
             if not block or block == bytes(BLOCK):
                 return None
             if len(block) < BLOCK:
@@ -115,7 +115,7 @@ class Reader:
                 return self._complete(header.member, extended)
 
     def read(self) -> bytes:
-        """The next piece of the member's data; nothing after the last one."""
+        """The next piece of the member's data; empty after the last one."""
         size = min(self._left, _PIECE)
         piece = self._source.read(size) if size else b""
         if len(piece) < size:
@@ -128,10 +128,10 @@ class Reader:
             self._expect(extended.size)
             member = replace(member, size=extended.size if member.kind is Kind.FILE else 0)
         if extended.is_sparse:
-            # Its data is not what the file holds.
+            # The data of a sparse file is not the content of the file.
             member = replace(member, kind=Kind.OTHER, size=0)
         name = member.name if extended.name is None else extended.name
-        # Old programs know directories only by their names; a long name is known only now.
+        # Old archivers mark directories only by a slash at the end of the name, and a long name is complete only now.
         if member.kind is Kind.FILE and name.endswith(b"/"):
             member = replace(member, kind=Kind.DIRECTORY, size=0)
         link = member.link if extended.link is None else extended.link
@@ -189,7 +189,7 @@ def _parse(block: bytes) -> _Header:
         mtime_ns=(parse_number(block[136:148]) or 0) * _NANO,
         link=_text(block[157:257]),
     )
-    # Links, devices and pipes have no data, whatever they say; for an unknown type the size is believed.
+    # Links, devices and pipes have no data, whatever their headers claim; unknown types have the size in their header.
     has_data = type not in (b"1", b"2", b"3", b"4", b"5", b"6")
     return _Header(type, size if has_data else 0, member)
 
@@ -197,7 +197,7 @@ def _parse(block: bytes) -> _Header:
 def _check_sum(block: bytes) -> None:
     stated = parse_number(block[148:156])
     counted = block[:148] + b" " * 8 + block[156:]
-    # Some old programs added up signed bytes.
+    # Some old archivers added signed bytes.
     if stated != sum(counted) and stated != sum(counted) - 256 * sum(byte > 127 for byte in counted):
         raise damaged("it is no tar archive, or a header was changed")
 
@@ -217,7 +217,7 @@ def parse_number(field: bytes) -> Optional[int]:
 
 
 def _digits(text: bytes, base: int) -> Optional[int]:
-    # Not what int() takes besides: signs, blanks and underscores. Twenty-one octal digits are 63 bits.
+    # int() also accepts signs, blanks and underscores, which are not allowed here. 21 octal digits are 63 bits.
     if not text or len(text) > 21 or text.strip(b"01234567" if base == 8 else b"0123456789"):
         return None
     number = int(text, base)
@@ -241,7 +241,7 @@ def parse_records(data: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def parse_time(text: bytes) -> Optional[int]:
-    """Seconds with a fraction, also before 1970, as nanoseconds; ``None`` if it is no time."""
+    """Seconds with a fraction, also before 1970, in nanoseconds; ``None`` if it is not a valid time."""
     whole, _, fraction = text.partition(b".")
     is_negative = whole.startswith(b"-")
     seconds = _digits(whole[is_negative:], 10)

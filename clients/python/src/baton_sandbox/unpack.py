@@ -1,11 +1,11 @@
-"""An archive from a sandbox to a directory of this machine, which nothing in it can lead out of.
+"""Unpacks an archive of a sandbox into a local directory, and never writes outside that directory.
 
-The sandbox may be hostile, and so may every member of its archive be. Therefore no path of a member is ever
-handed to the system: each directory is opened alone, by its name in the open directory above it, and never
-through a link; what is made is made by a name in an open directory; modes and times are set on what is open.
-So there is no path to resolve, and no resolved path that could mean something else a moment later.
+The sandbox may be hostile, and so may every member of its archive. Therefore the path of a member is never
+passed to the system: each directory is opened by its name in the open directory above it, and never through a
+link; files are created by name in an open directory; modes and times are set on open files. Without a path to
+resolve, nothing can be exchanged between a check and its use.
 
-A member that cannot be unpacked is left out, and the others go on. ``crates/files`` has the same rules in Rust.
+A member that cannot be unpacked is skipped, and the others are unpacked. ``crates/files`` has the same rules in Rust.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Callable, Optional, Union
 from .errors import FileError
 from .tar import Kind, Member, Readable, Reader
 
-#: More directories than any path that can be opened by its name has.
+#: More than the number of directories in any path that the system accepts.
 _MAX_DEPTH = 2048
-#: No file of a stranger runs as another user.
+#: Without the set-user-ID bits: no unpacked file may run as another user.
 _MODE_BITS = 0o777
-#: Lines about members that were left out, of however many.
+#: How many skipped members an error names.
 _MAX_LINES = 10
 _LONGEST_NAME = 200
 
@@ -34,7 +34,7 @@ Parts = tuple[bytes, ...]
 
 @dataclass
 class LeftOut:
-    """Members that were not unpacked: how many, and a line about each of the first."""
+    """Members that were not unpacked: their number, and a line about each of the first ones."""
 
     count: int = 0
     code: str = ""
@@ -58,9 +58,9 @@ class _Refused(Exception):
 
 
 def unpack(source: Readable, directory: Union[str, bytes, os.PathLike[str]]) -> LeftOut:
-    """Unpacks the archive that ``source`` gives into ``directory``, which is made if it is missing.
+    """Unpacks the archive in ``source`` into ``directory``, which is created if it is missing.
 
-    Raises :class:`FileError` if it is no archive, or only half of one, or if the disk is full. What was whole is there.
+    Raises :class:`FileError` if it is not a complete archive, or if the disk is full. Complete members stay.
     """
     _require_descriptors()
     is_new = not os.path.exists(directory)
@@ -80,23 +80,23 @@ def _require_descriptors() -> None:
     needed = {os.link, os.mkdir, os.open, os.rename, os.stat, os.symlink, os.unlink, os.utime}
     if not needed <= os.supports_dir_fd or os.utime not in os.supports_fd or not hasattr(os, "O_NOFOLLOW"):
         raise FileError(
-            "this system cannot open files relative to a directory, so that an archive from a sandbox cannot be unpacked"
+            "this system cannot open files relative to a directory, so an archive of a sandbox cannot be unpacked"
             " safely here; download single files, or keep the archive with read_stream(path, archive=True)",
             "ENOTSUP",
         )
 
 
 def split_name(name: bytes) -> Optional[Parts]:
-    """The parts of a name in an archive; ``None`` if it leads out, or is none."""
+    """The components of a name in an archive; ``None`` if the name is invalid or leaves the directory."""
     parts = tuple(part for part in name.split(b"/") if part not in (b"", b"."))
     leads_out = name.startswith(b"/") or b"\0" in name or b".." in parts
     return None if leads_out or len(parts) > _MAX_DEPTH else parts
 
 
 def stays_inside(target: bytes, depth: int) -> bool:
-    """Whether a link ``depth`` directories below the top cannot lead above it.
+    """Whether a link ``depth`` directories below the top stays inside it.
 
-    Dots are only believed in front: behind a name that is itself a link, ``..`` is not where it seems to be.
+    ``..`` is accepted only at the start: after a name that may itself be a link, its meaning is not known.
     """
     parts = [part for part in target.split(b"/") if part not in (b"", b".")]
     up = next((at for at, part in enumerate(parts) if part != b".."), len(parts))
@@ -105,8 +105,8 @@ def stays_inside(target: bytes, depth: int) -> bool:
 
 @dataclass(frozen=True)
 class _Made:
-    """A directory that this archive made. It gets mode and time when it is left, so that neither hinders or is
-    changed by what is put into it."""
+    """A directory that this archive created. Its mode and time are set when all its members are unpacked, because a
+    restrictive mode would prevent that and unpacking would change the time."""
 
     parts: Parts
     member: Member
@@ -117,13 +117,13 @@ class _Unpacking:
         self.tree = tree
         self.left_out = LeftOut()
         self._is_new = is_new
-        #: On the way to the last member, the deepest last.
+        #: The directories above the current member that this archive created, the deepest last.
         self._made: list[_Made] = []
 
     def add(self, member: Member, data: Reader) -> None:
         parts = split_name(member.name)
         if parts is None:
-            self.left_out.add(member.name, "the name leads out of the directory", "EINVAL")
+            self.left_out.add(member.name, "the name leads outside the directory", "EINVAL")
             return
         self.leave(parts)
         if not parts:
@@ -131,17 +131,17 @@ class _Unpacking:
                 self._made.append(_Made(parts, member))
             return
         try:
-            self._place(member, parts, data)
+            self._unpack_member(member, parts, data)
         except _Refused as refused:
             self.left_out.add(member.name, refused.why, refused.code)
         except OSError as error:
             code = errno.errorcode.get(error.errno or 0, "EIO")
-            # The next one would not fare better.
+            # The next member would fail, too.
             if error.errno == errno.ENOSPC:
                 raise FileError(f"{_printable(member.name)}: {error.strerror}", code) from error
-            self.left_out.add(member.name, error.strerror or "it did not work", code)
+            self.left_out.add(member.name, error.strerror or "unknown error", code)
 
-    def _place(self, member: Member, parts: Parts, data: Reader) -> None:
+    def _unpack_member(self, member: Member, parts: Parts, data: Reader) -> None:
         above, name = parts[:-1], parts[-1]
         if member.kind is Kind.FILE:
             _write(self.tree.directory(above), name, member, data)
@@ -150,7 +150,7 @@ class _Unpacking:
                 self._made.append(_Made(parts, member))
         elif member.kind is Kind.SYMLINK:
             if not stays_inside(member.link, len(above)):
-                raise _Refused("the link leads out of the directory", "EPERM")
+                raise _Refused("the link leads outside the directory", "EPERM")
             _make_symlink(self.tree.directory(above), name, member)
         elif member.kind is Kind.HARD_LINK:
             self._hard_link(member, above, name)
@@ -158,33 +158,33 @@ class _Unpacking:
             raise _Refused("neither a file nor a directory nor a link", "EINVAL")
 
     def _hard_link(self, member: Member, above: Parts, name: bytes) -> None:
-        """Another name for a file that is already there, and only for a file: the text of a symbolic link means
+        """Links to an existing regular file. A hard link to a symbolic link is refused, because its target would mean
         something else in another directory."""
         first = split_name(member.link)
         if not first:
-            raise _Refused("the link leads out of the directory", "EPERM")
+            raise _Refused("the link leads outside the directory", "EPERM")
         source = os.dup(self.tree.directory(first[:-1], make=False))
         try:
             parent = self.tree.directory(above)
 
             def make(unused: bytes) -> None:
                 os.link(first[-1], unused, src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False)
-                # Looked at under the new name, which nobody else knows: it cannot become something else in between.
+                # Checked under the new, random name, which nothing else can exchange in between.
                 if not stat.S_ISREG(os.stat(unused, dir_fd=parent, follow_symlinks=False).st_mode):
-                    raise _Refused("a hard link to something that is no file", "EPERM")
+                    raise _Refused("a hard link to something that is not a file", "EPERM")
 
             _put(parent, name, make)
         finally:
             os.close(source)
 
     def leave(self, following: Optional[Parts]) -> None:
-        """Directories that the next member is not in are complete; without a next one, all are."""
+        """Completes the directories that do not contain the next member; without a next member, all of them."""
         while self._made:
             made = self._made[-1]
             if following is not None and following[: len(made.parts)] == made.parts:
                 return
             self._made.pop()
-            # What cannot be set stays as it is: the files are there.
+            # A failure is ignored, because the files themselves are complete.
             with contextlib.suppress(OSError):
                 directory = self.tree.directory(made.parts, make=False)
                 os.utime(directory, ns=(made.member.mtime_ns, made.member.mtime_ns))
@@ -192,15 +192,15 @@ class _Unpacking:
 
 
 class _Tree:
-    """A directory that no step leads out of: each is taken alone, and no link is followed."""
+    """The target directory. Subdirectories are opened one by one, and no link is followed."""
 
     def __init__(self, directory: Union[str, bytes, os.PathLike[str]]) -> None:
         self._top = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        #: The directory last asked for.
+        #: The directory that was opened last.
         self._last: Optional[tuple[Parts, int]] = None
 
     def directory(self, parts: Parts, make: bool = True) -> int:
-        """An open directory, for as long as no other is asked for. Missing ones are made, if wanted."""
+        """An open directory, valid until the next call. Creates missing directories if ``make`` is set."""
         if not parts:
             return self._top
         if self._last is not None and self._last[0] == parts:
@@ -239,17 +239,17 @@ def _step(above: int, part: bytes, make: bool) -> int:
 
 
 def _enter(above: int, part: bytes) -> int:
-    """The directory itself, never one that a link leads to."""
+    """Opens a directory, and never the target of a link."""
     return os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
 
 
 def _make_directory(parent: int, name: bytes) -> bool:
-    """Whether it is new."""
+    """Creates a directory unless it exists. Returns whether it is new."""
     try:
         os.mkdir(name, 0o777, dir_fd=parent)
         return True
     except FileExistsError:
-        # What is there may be a file, or a link.
+        # The existing entry may be a file or a link.
         os.close(_enter(parent, name))
         return False
 
@@ -278,19 +278,19 @@ def _make_symlink(parent: int, name: bytes, member: Member) -> None:
 
 
 def _put(parent: int, name: bytes, make: Callable[[bytes], None]) -> None:
-    """Makes something under a name that nobody has, then gives it its own. Whatever had that is replaced, and never
-    followed; a reader sees the old or the new one."""
+    """Creates an entry under a random name and renames it. An existing entry is replaced and never followed; a
+    reader sees the old or the new one."""
     unused = b".baton-" + secrets.token_hex(8).encode()
     try:
         make(unused)
         os.rename(unused, name, src_dir_fd=parent, dst_dir_fd=parent)
     finally:
-        # It is still there if that failed, or if both were names of one file.
+        # The temporary name still exists if renaming failed, or if both names belong to the same file.
         with contextlib.suppress(OSError):
             os.unlink(unused, dir_fd=parent)
 
 
 def _printable(name: bytes) -> str:
-    """A stranger's name as it may stand on a terminal and in one line."""
+    """An untrusted name, made safe for a terminal and for a single line."""
     text = name[:_LONGEST_NAME].decode("utf-8", "replace")
     return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -1,4 +1,4 @@
-/** The stage of `clients/suite`, from TypeScript. */
+/** The test bed of `clients/suite`, from TypeScript. */
 
 import { type ChildProcess, spawn } from "node:child_process";
 import { readFileSync } from "node:fs";
@@ -29,37 +29,38 @@ type Answer = Record<string, unknown>;
 
 export class Proxy {
   readonly url: string;
-  #stage: Stage;
+  #testbed: Testbed;
   #number: number;
 
-  constructor(stage: Stage, number: number, address: string) {
-    this.#stage = stage;
+  constructor(testbed: Testbed, number: number, address: string) {
+    this.#testbed = testbed;
     this.#number = number;
     this.url = `ws://${address}`;
   }
 
-  async weather(weather: Record<string, unknown> = {}): Promise<{ connections: number; cut: number }> {
-    return (await this.#stage.do("weather", { proxy: this.#number, ...weather })) as { connections: number; cut: number };
+  /** Sets network conditions; resolves to how many connections there were, and how many were cut. */
+  async network(conditions: Record<string, unknown> = {}): Promise<{ connections: number; cut: number }> {
+    return (await this.#testbed.do("network", { proxy: this.#number, ...conditions })) as { connections: number; cut: number };
   }
 }
 
-export class Stage {
+export class Testbed {
   #process: ChildProcess;
   #waiting: ((answer: Answer) => void)[] = [];
 
   constructor() {
-    this.#process = spawn(process.env["BATON_TEST_PYTHON"] ?? "python3", [path("stage.py")], {
+    this.#process = spawn(process.env["BATON_TEST_PYTHON"] ?? "python3", [path("testbed.py")], {
       stdio: ["pipe", "pipe", "inherit"],
     });
     const lines = createInterface({ input: this.#process.stdout! });
     lines.on("line", (line) => this.#waiting.shift()?.(JSON.parse(line) as Answer));
-    lines.on("close", () => this.#waiting.splice(0).forEach((tell) => tell({ error: "the stage is gone" })));
+    lines.on("close", () => this.#waiting.splice(0).forEach((tell) => tell({ error: "the test bed has exited" })));
   }
 
-  async do(what: string, order: Record<string, unknown> = {}): Promise<Answer> {
+  async do(what: string, request: Record<string, unknown> = {}): Promise<Answer> {
     const answer = await new Promise<Answer>((done) => {
       this.#waiting.push(done);
-      this.#process.stdin!.write(`${JSON.stringify({ do: what, ...order })}\n`);
+      this.#process.stdin!.write(`${JSON.stringify({ do: what, ...request })}\n`);
     });
     if (answer["error"]) throw new Error(String(answer["error"]));
     return answer;

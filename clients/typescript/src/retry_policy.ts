@@ -1,4 +1,4 @@
-/** What the end of a connection means: follow the sandbox, or tell the caller. Pure. */
+/** What the end of a connection means: reconnect, or return the error to the caller. Pure. */
 
 import {
   type BatonError,
@@ -8,19 +8,20 @@ import {
   PermissionDeniedError,
   ProtocolError,
   RefusedError,
-  ofUpdate,
+  fromUpdate,
 } from "./errors.js";
 import type { Status, Update } from "./protocol.js";
 
-/** Come back, or not. With a retry the error is for the case that coming back fails for too long. */
-export interface Verdict {
+/** Whether to reconnect. With `isRetry` the error is thrown only if reconnecting fails for too long. */
+export interface RetryPolicy {
   error: BatonError;
   isRetry: boolean;
+  /** The instance is shutting down: the next connection should reach another one. */
   isElsewhere?: boolean;
 }
 
-export const fatal = (error: BatonError): Verdict => ({ error, isRetry: false });
-export const lost = (text: string): Verdict => ({ error: new ConnectionError(text), isRetry: true });
+export const fatal = (error: BatonError): RetryPolicy => ({ error, isRetry: false });
+export const lost = (text: string): RetryPolicy => ({ error: new ConnectionError(text), isRetry: true });
 
 const FINAL: readonly Status[] = [
   "SANDBOX_NOT_FOUND",
@@ -29,28 +30,29 @@ const FINAL: readonly Status[] = [
   "SANDBOX_CREATION_ERROR",
 ];
 
-/** What one connection said that matters at its end. */
-export class Heard {
+/** What a connection reported that matters at its end. */
+export class ConnectionSummary {
+  /** The message of DELETED, once it came. */
   #deleted: string | undefined;
   #seen = new Set<Status>();
-  /** The last error, for a close that explains nothing. */
+  /** The last error, for a close frame without an explanation. */
   error: string | undefined;
 
-  /** Some answers are final whatever comes after them. */
-  update(update: Update): Verdict | undefined {
-    if (FINAL.includes(update.status)) return fatal(ofUpdate(update));
+  /** Some updates are final, whatever follows them. */
+  update(update: Update): RetryPolicy | undefined {
+    if (FINAL.includes(update.status)) return fatal(fromUpdate(update));
     this.#seen.add(update.status);
     if (update.status === "SANDBOX_DELETED") this.#deleted = update.message ?? "";
     return undefined;
   }
 
-  /** Only the close is still to come. */
+  /** Whether only the close frame is still to come. */
   get isLast(): boolean {
     return this.#deleted !== undefined || this.#seen.has("SANDBOX_IN_USE");
   }
 
   /** The connection is over: closed with a code, or cut. */
-  verdict(code: number | undefined, cause: string): Verdict {
+  policy(code: number | undefined, cause: string): RetryPolicy {
     if (this.#deleted !== undefined) {
       let what = "the sandbox was deleted";
       if (this.#seen.has("SANDBOX_KILLED")) what = "the sandbox was killed";
@@ -68,10 +70,10 @@ export class Heard {
       case 1012:
         return { error: new ConnectionError("the instance is shutting down"), isRetry: true, isElsewhere: true };
       case 1000:
-        return fatal(new EndedError("the server closed it"));
+        return fatal(new EndedError("the server closed the session"));
       case 1007:
       case 1009:
-        return fatal(new ProtocolError("the server refused what it was sent"));
+        return fatal(new ProtocolError("the server rejected a message of this client"));
       case undefined:
         return lost(cause);
       default:
@@ -80,9 +82,9 @@ export class Heard {
   }
 }
 
-/** What an HTTP answer instead of a WebSocket means. */
-export function ofHttp(code: number): Verdict {
-  if (code === 401) return fatal(new PermissionDeniedError("the server wants an API key (HTTP 401)"));
+/** What an HTTP response instead of a WebSocket means. */
+export function fromHttp(code: number): RetryPolicy {
+  if (code === 401) return fatal(new PermissionDeniedError("the server requires an API key (HTTP 401)"));
   if (code === 403) return fatal(new PermissionDeniedError("HTTP 403"));
   if ([408, 425, 429].includes(code) || code < 400 || code > 499) return lost(`HTTP ${code}`);
   return fatal(new ProtocolError(`HTTP ${code} instead of a WebSocket`));

@@ -1,4 +1,4 @@
-"""The stage of `clients/suite`, from Python."""
+"""The test bed of `clients/suite`, from Python."""
 
 from __future__ import annotations
 
@@ -17,32 +17,35 @@ SIZES = CASES["sizes"][os.environ.get("BATON_TIER", "quick")]
 
 
 class Proxy:
-    def __init__(self, stage: Stage, number: int, address: str) -> None:
-        self._stage, self._number = stage, number
+    def __init__(self, testbed: Testbed, number: int, address: str) -> None:
+        self._testbed, self._number = testbed, number
         self.url = f"ws://{address}"
 
-    async def weather(self, **weather: Any) -> dict[str, Any]:
-        return await self._stage.do("weather", proxy=self._number, **weather)
+    async def network(self, **conditions: Any) -> dict[str, Any]:
+        """Sets network conditions; returns how many connections there were, and how many were cut."""
+        return await self._testbed.do("network", proxy=self._number, **conditions)
 
 
-class Stage:
+class Testbed:
+    __test__ = False
+
     def __init__(self) -> None:
-        command = [sys.executable, str(SUITE / "stage.py")]
+        command = [sys.executable, str(SUITE / "testbed.py")]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._lock = threading.Lock()
 
-    def do_now(self, do: str, **order: Any) -> dict[str, Any]:
+    def do_now(self, do: str, **request: Any) -> dict[str, Any]:
         with self._lock:
             assert self._process.stdin and self._process.stdout
-            self._process.stdin.write(json.dumps({"do": do, **order}) + "\n")
+            self._process.stdin.write(json.dumps({"do": do, **request}) + "\n")
             self._process.stdin.flush()
             answer: dict[str, Any] = json.loads(self._process.stdout.readline())
         if "error" in answer:
             raise RuntimeError(answer["error"])
         return answer
 
-    async def do(self, do: str, **order: Any) -> dict[str, Any]:
-        return await asyncio.to_thread(self.do_now, do, **order)
+    async def do(self, do: str, **request: Any) -> dict[str, Any]:
+        return await asyncio.to_thread(self.do_now, do, **request)
 
     async def proxy(self, to: str = "a") -> Proxy:
         made = await self.do("proxy", to=to)

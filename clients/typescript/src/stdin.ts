@@ -1,0 +1,102 @@
+/**
+ * Input that was written to a command and not yet accepted by it, so that it can be sent again.
+ *
+ * ```text
+ *   acked ≤ sent ≤ end              offsets in the command's stdin
+ *   └──── chunks ────┘
+ * ```
+ */
+
+/** The maximum number of unacknowledged bytes; a writer waits for free space. */
+export const WINDOW = 1 << 20;
+/** The largest part sent at once. */
+export const PART = 256 << 10;
+
+export class StdinBuffer {
+  #chunks: Uint8Array[] = [];
+  #sent = 0;
+  #end = 0;
+  #eofSent = false;
+  acked = 0;
+  isClosed = false;
+
+  /**
+   * The command accepted this many bytes from earlier clients; input of this client comes after them.
+   * To be called before anything is sent.
+   */
+  startAt(accepted: number): void {
+    this.acked += accepted;
+    this.#sent += accepted;
+    this.#end += accepted;
+  }
+
+  get freeSpace(): number {
+    return WINDOW - (this.#end - this.acked);
+  }
+
+  write(data: Uint8Array): void {
+    if (data.length) this.#chunks.push(data);
+    this.#end += data.length;
+  }
+
+  close(): void {
+    this.isClosed = true;
+  }
+
+  /** The next part to send: an offset and bytes, or an offset alone for the end. */
+  next(): { offset: number; data?: Uint8Array } | undefined {
+    if (this.#sent < this.#end) {
+      if (this.#sent - this.acked >= WINDOW) return undefined;
+      let skip = this.#sent - this.acked;
+      for (const chunk of this.#chunks) {
+        if (skip < chunk.length) {
+          const offset = this.#sent;
+          const data = chunk.subarray(skip, skip + PART);
+          this.#sent += data.length;
+          return { offset, data };
+        }
+        skip -= chunk.length;
+      }
+    }
+    if (this.isClosed && !this.#eofSent) {
+      this.#eofSent = true;
+      return { offset: this.#end };
+    }
+    return undefined;
+  }
+
+  /** Everything below `offset` was accepted. */
+  ack(offset: number): void {
+    let left = Math.max(0, Math.min(offset, this.#end) - this.acked);
+    this.acked += left;
+    this.#sent = Math.max(this.#sent, this.acked);
+    while (left > 0) {
+      const chunk = this.#chunks[0];
+      if (!chunk) return;
+      if (chunk.length > left) {
+        this.#chunks[0] = chunk.subarray(left);
+        return;
+      }
+      left -= chunk.length;
+      this.#chunks.shift();
+    }
+  }
+
+  /** Whether something was sent and not acknowledged yet. */
+  get isInFlight(): boolean {
+    return this.#sent > this.acked || this.#eofSent;
+  }
+
+  /**
+   * Prepares for a new connection, on which the command has accepted `accepted` bytes.
+   *
+   * If that is more than this client wrote, another client wrote input in the meantime; what this client
+   * writes next comes after it.
+   */
+  resume(accepted: number): void {
+    this.ack(accepted);
+    if (accepted > this.#end) this.acked = this.#end = accepted;
+    this.#sent = this.acked;
+    this.#eofSent = false;
+  }
+}

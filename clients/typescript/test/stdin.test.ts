@@ -1,0 +1,89 @@
+/** Input of commands that earlier clients started: it continues after what was accepted, and is never cut off. */
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { setImmediate } from "node:timers/promises";
+
+import { ExecLostError, Sandbox } from "baton-sandbox";
+
+import { StdinBuffer, WINDOW } from "../dist/stdin.js";
+import { ID, type Peer, ScriptedServer, create, start, text, view } from "./scripted_server.js";
+
+/** The number of the command, the offset and the bytes of the next input. */
+async function frame(peer: Peer): Promise<[number, number, string]> {
+  for (;;) {
+    const message = await peer.receive();
+    if (!(message instanceof Uint8Array)) continue;
+    const bytes = Buffer.from(message);
+    return [bytes.readUInt32BE(1), Number(bytes.readBigUInt64BE(5)), text(bytes.subarray(13))];
+  }
+}
+
+test("a followed command gets input after what it has accepted", async () => {
+  await using server = await ScriptedServer.start();
+  const attaching = Sandbox.attach(server.url, ID, "t0ken");
+  let peer = await server.attach(view("cat", 3, 2));
+  const sandbox = await attaching;
+  const running = await sandbox.follow("cat");
+  await running.writeStdin("longer");
+  assert.deepEqual(await frame(peer), [3, 2, "longer"]);
+  peer.sendEvent("stdin_ack", { exec_id: "cat", offset: 5 });
+  // After a reconnect only the part that was not accepted is sent again.
+  peer.cut();
+  peer = await server.attach(view("cat", 4, 5));
+  assert.deepEqual(await frame(peer), [4, 5, "ger"]);
+  await running.closeStdin();
+  assert.deepEqual(await peer.receive(), { event: "stdin", exec_id: "cat", data: "", eof: true, offset: 8 });
+  // Restored from before input that it had accepted.
+  peer.sendEvent("stdin_ack", { exec_id: "cat", offset: 8 });
+  peer.cut();
+  await server.attach(view("cat", 4, 6));
+  await assert.rejects(running.wait(), (error: unknown) => error instanceof ExecLostError && error.rolledBack);
+  await sandbox.close();
+});
+
+test("input that is written before the connection is back has the right offset", async () => {
+  await using server = await ScriptedServer.start();
+  const attaching = Sandbox.attach(server.url, ID, "t0ken");
+  let peer = await server.attach(view("cat", 3, 2));
+  const sandbox = await attaching;
+  peer.cut();
+  while (sandbox.info().isConnected) await setImmediate();
+  const running = await sandbox.follow("cat");
+  await running.writeStdin("later");
+  // Another client wrote in the meantime.
+  peer = await server.attach(view("cat", 3, 9));
+  assert.deepEqual(await frame(peer), [3, 9, "later"]);
+  await sandbox.close();
+});
+
+test("input comes after what another client wrote during a drop", async () => {
+  await using server = await ScriptedServer.start();
+  let [sandbox, peer] = await create(server);
+  const [running, id] = await start(sandbox, peer, { stdin: true });
+  await running.writeStdin("ab");
+  assert.deepEqual(await frame(peer), [1, 0, "ab"]);
+  peer.cut();
+  peer = await server.attach(view(id, 1, 7));
+  await peer.receiveRequest();
+  await running.writeStdin("next");
+  assert.deepEqual(await frame(peer), [1, 7, "next"]);
+  await sandbox.close();
+});
+
+test("a buffer that starts later has the same window", () => {
+  const stdin = new StdinBuffer();
+  stdin.write(new TextEncoder().encode("abc"));
+  stdin.startAt(10);
+  assert.equal(stdin.freeSpace, WINDOW - 3);
+  const first = stdin.next();
+  assert.deepEqual([first?.offset, text(first?.data)], [10, "abc"]);
+  stdin.ack(12);
+  stdin.resume(12);
+  const second = stdin.next();
+  assert.deepEqual([second?.offset, text(second?.data)], [12, "c"]);
+  stdin.close();
+  stdin.resume(20);
+  assert.equal(stdin.freeSpace, WINDOW);
+  assert.deepEqual(stdin.next(), { offset: 20 });
+});
