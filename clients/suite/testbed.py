@@ -197,8 +197,7 @@ class Testbed:
             proxy.to = self._servers[str(request["to"])].address
             self._proxies.append(proxy)
             return {"proxy": len(self._proxies), "address": await proxy.start()}
-        # `weather` is the former name of `network`.
-        if what in ("network", "weather"):
+        if what == "network":
             return self._network(self._proxies[int(str(request["proxy"])) - 1], request)
         if what == "log":
             return {"log": self._servers[str(request["name"])].log.read_text("utf-8", "replace")}

@@ -72,7 +72,7 @@ mod tests {
         assert_eq!(choose("abc-").unwrap(), Some(id("sandbox-abc-123")));
         assert_eq!(choose("sandbox-b").unwrap(), Some(id("sandbox-b")));
         assert_eq!(choose("c").unwrap(), None);
-        assert!(choose("ab").unwrap_err().to_string().contains("write more"));
+        assert!(choose("ab").unwrap_err().to_string().contains("is ambiguous"));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use baton_client::{Error, FileKind, FileMode, Transfer};
 use bytes::Bytes;
 use serde_json::json;
 
-use super::{Scene, bash, cuts, stage::size, text};
+use super::{Scene, bash, cuts, testbed::size, text};
 use crate::transfer::bytes;
 
 fn code<T>(failed: Result<T, Error>) -> String {
@@ -103,20 +103,20 @@ pub async fn files_are_exact_over_cuts() {
     let (large, count) = (size("file"), size("file_cuts"));
     let (local, back) = (here.path().join("local"), here.path().join("back"));
     fs::write(&local, bytes(large)).unwrap();
-    let Scene { stage, proxy, sandbox } = &mut scene;
+    let Scene { testbed, proxy, sandbox } = &mut scene;
     let cutting = async {
         for _ in 0..count {
             crate::fixture::clock().sleep(Duration::from_millis(150)).await;
-            stage.weather(proxy, json!({"cut": true})).await;
+            testbed.network(proxy, json!({"cut": true})).await;
         }
     };
     let (sent, ()) = tokio::join!(sandbox.upload(&local, "/big"), cutting);
     sent.unwrap();
-    stage.weather(proxy, json!({"cuts": cuts(large, count), "cut": true})).await;
+    testbed.network(proxy, json!({"cuts": cuts(large, count), "cut": true})).await;
     sandbox.download("/big", &back).await.unwrap();
     let same = std::process::Command::new("cmp").arg("-s").arg(&local).arg(&back).status().unwrap();
     assert!(same.success(), "every byte is as it was");
-    let (_, cut) = stage.weather(proxy, json!({})).await;
+    let (_, cut) = testbed.network(proxy, json!({})).await;
     assert!(cut + 2 >= count, "it was hardly cut: {cut}");
     scene.end().await;
 }

@@ -32,13 +32,13 @@ pub async fn a_command_outlives_sigterm_of_its_server() {
     let on_status = Arc::new(move |update: &Update| kept.lock().unwrap().push(update.status));
     let connection = Connection { on_status: Some(on_status), ..Connection::default() };
     let mut scene = Scene::with(Options { connection, ..persistent() }).await;
-    scene.stage.server("new").await;
+    scene.testbed.server("new").await;
     let mut running = scene.sandbox.exec(tick(40)).await.unwrap();
     let mut stdout = taken(&mut running);
     let before = scene.sandbox.instance();
     let first = until(&mut stdout, "line 5\n").await;
-    scene.stage.weather(&scene.proxy, json!({"to": "new"})).await;
-    scene.stage.terminate("a").await;
+    scene.testbed.network(&scene.proxy, json!({"to": "new"})).await;
+    scene.testbed.terminate("a").await;
     assert_eq!(first + &rest(&mut stdout).await, ticks(40));
     assert_eq!(running.wait().await.unwrap().exit_code, Some(7));
     assert_ne!(scene.sandbox.instance(), before);
@@ -48,10 +48,10 @@ pub async fn a_command_outlives_sigterm_of_its_server() {
 
 pub async fn a_command_outlives_a_handoff() {
     let mut scene = Scene::with(persistent()).await;
-    scene.stage.server("other").await;
+    scene.testbed.server("other").await;
     let running = scene.sandbox.exec(tick(40)).await.unwrap();
     let before = scene.sandbox.instance();
-    scene.stage.weather(&scene.proxy, json!({"to": "other"})).await;
+    scene.testbed.network(&scene.proxy, json!({"to": "other"})).await;
     let (moved, ended) = tokio::join!(scene.sandbox.handoff(), running.collect());
     moved.unwrap();
     let ended = ended.unwrap();
@@ -78,7 +78,7 @@ pub async fn a_checkpoint_is_attached_again_with_its_running_command() {
     assert_ne!(another, checkpoint);
     assert!(again.run(bash("echo on")).await.unwrap().outcome.is_success());
     again.kill().await.unwrap();
-    scene.stage.end().await;
+    scene.testbed.end().await;
 }
 
 pub async fn a_checkpoint_that_is_refused_leaves_the_command_running() {

@@ -37,7 +37,7 @@ fn code<T: std::fmt::Debug>(done: Result<T, Error>) -> String {
 async fn names_are_changed_and_every_change_is_seen_also_after_a_move() {
     let permit = crate::fixture::permit().await;
     let mut scene = Scene::with(persistent()).await;
-    scene.stage.server("other").await;
+    scene.testbed.server("other").await;
     let sandbox = &scene.sandbox;
     sandbox.make_directory("/data/deep").await.unwrap();
     let mut watch = sandbox.watch_files("/data", true).await.unwrap();
@@ -54,7 +54,7 @@ async fn names_are_changed_and_every_change_is_seen_also_after_a_move() {
     assert_eq!(code(sandbox.rename_file("/data/none", "/data/x").await), "ENOENT");
     assert_eq!(code(sandbox.watch_files("/data/none", false).await.map(drop)), "ENOENT");
     // A watch is no running command: a checkpoint need not be live.
-    scene.stage.weather(&scene.proxy, json!({"to": "other"})).await;
+    scene.testbed.network(&scene.proxy, json!({"to": "other"})).await;
     let before = sandbox.instance();
     sandbox.handoff().await.unwrap();
     assert_ne!(sandbox.instance(), before);
@@ -82,7 +82,7 @@ async fn a_watch_keeps_no_sandbox_from_being_idle() {
     let (id, token) = (scene.sandbox.id().clone(), scene.sandbox.token().clone());
     let again = Sandbox::attach(&scene.proxy.url, id, token).await.unwrap();
     again.kill().await.unwrap();
-    scene.stage.end().await;
+    scene.testbed.end().await;
     drop(permit);
 }
 

@@ -1,23 +1,24 @@
 //! The suite that every client library runs, for the Rust one: real servers, real sandboxes, a bad
-//! network. `clients/suite` says what there is to run, and is the stage for it.
+//! network. `clients/suite` lists the scenarios, and has the test bed for them.
 
 mod commands;
 mod library_files;
 mod library_input;
 mod library_moves;
+mod library_roll_back;
 mod library_watch;
 mod network;
-mod stage;
+mod testbed;
 
 use std::time::Duration;
 
 use baton_client::{Chunk, Connection, Exec, Language, Options, OutputStream, Running, Sandbox, SandboxConfig};
 
-use self::stage::{Proxy, Stage, cases};
+use self::testbed::{Proxy, Testbed, cases};
 
-/// One scenario: its stage with server `a`, a network before it, and a sandbox behind that.
+/// One scenario: a test bed with server `a`, a network before it, and a sandbox behind that.
 struct Scene {
-    stage: Stage,
+    testbed: Testbed,
     proxy: Proxy,
     sandbox: Sandbox,
 }
@@ -28,15 +29,15 @@ impl Scene {
     }
 
     async fn with(options: Options) -> Self {
-        let mut stage = Stage::start().await;
-        let proxy = stage.proxy("a").await;
+        let mut testbed = Testbed::start().await;
+        let proxy = testbed.proxy("a").await;
         let sandbox = Sandbox::create(&proxy.url, options).await.unwrap();
-        Self { stage, proxy, sandbox }
+        Self { testbed, proxy, sandbox }
     }
 
     async fn end(self) {
         self.sandbox.kill().await.unwrap();
-        self.stage.end().await;
+        self.testbed.end().await;
     }
 }
 
@@ -125,12 +126,14 @@ scenarios! {
     check_raises_what_a_command_said in commands,
     output_is_exact_over_many_cuts in network,
     input_is_exact_over_many_cuts in network,
+    input_after_an_attach_is_exact in library_input,
     a_slow_network_changes_nothing in network,
     a_stalled_connection_is_given_up_and_taken_up_again in network,
     a_command_outlives_sigterm_of_its_server in library_moves,
     a_command_outlives_a_handoff in library_moves,
     a_checkpoint_is_attached_again_with_its_running_command in library_moves,
     a_checkpoint_that_is_refused_leaves_the_command_running in library_moves,
+    a_roll_back_is_loud in library_roll_back,
     errors_have_their_types in library_moves,
     the_end_of_the_sandbox_ends_what_waits_on_it in library_moves,
     files_go_in_and_out in library_files,
@@ -144,7 +147,7 @@ scenarios! {
 fn every_scenario_is_here() {
     let names = cases()["scenarios"].as_array().unwrap().clone();
     let function = |name: &str| {
-        name.to_lowercase().split([' ', ',']).filter(|word| !word.is_empty()).collect::<Vec<_>>().join("_")
+        name.to_lowercase().split([' ', ',', '-']).filter(|word| !word.is_empty()).collect::<Vec<_>>().join("_")
     };
     let names: Vec<_> = names.iter().map(|name| function(name.as_str().unwrap())).collect();
     assert_eq!(names, HERE);

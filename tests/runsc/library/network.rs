@@ -6,7 +6,7 @@ use baton_client::{Exec, Language};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
-use super::{Scene, cuts, impatient, stage::size, text, tick, ticks};
+use super::{Scene, cuts, impatient, testbed::size, text, tick, ticks};
 
 /// Writes so many bytes that no two places look alike, then their digest to stderr.
 fn flood(size: u64) -> String {
@@ -31,11 +31,11 @@ fn hex(bytes: &[u8]) -> String {
 pub async fn output_is_exact_over_many_cuts() {
     let mut scene = Scene::new().await;
     let (bytes, count) = (size("output"), size("cuts"));
-    scene.stage.weather(&scene.proxy, json!({"cuts": cuts(bytes, count), "cut": true})).await;
+    scene.testbed.network(&scene.proxy, json!({"cuts": cuts(bytes, count), "cut": true})).await;
     let ended = scene.sandbox.run_code(Language::Python, flood(bytes)).await.unwrap();
     assert_eq!((ended.stdout.len() as u64, ended.lost), (bytes, 0));
     assert_eq!(hex(&ended.stdout), text(&ended.stderr));
-    let (_, cut) = scene.stage.weather(&scene.proxy, json!({})).await;
+    let (_, cut) = scene.testbed.network(&scene.proxy, json!({})).await;
     assert!(cut + 2 >= count, "it was hardly cut: {cut}");
     scene.end().await;
 }
@@ -47,7 +47,7 @@ pub async fn input_is_exact_over_many_cuts() {
     let running = scene.sandbox.exec(Exec::argv(["sha256sum"]).stdin()).await.unwrap();
     for part in data.chunks(data.len() / (count + 1) + 1) {
         running.write_stdin(part.to_vec()).await.unwrap();
-        scene.stage.weather(&scene.proxy, json!({"cut": true})).await;
+        scene.testbed.network(&scene.proxy, json!({"cut": true})).await;
     }
     running.close_stdin();
     let ended = running.collect().await.unwrap();
@@ -57,7 +57,7 @@ pub async fn input_is_exact_over_many_cuts() {
 
 pub async fn a_slow_network_changes_nothing() {
     let mut scene = Scene::new().await;
-    scene.stage.weather(&scene.proxy, json!({"delay": 0.05})).await;
+    scene.testbed.network(&scene.proxy, json!({"delay": 0.05})).await;
     assert_eq!(text(&scene.sandbox.run(tick(10)).await.unwrap().stdout), ticks(10));
     let running = scene.sandbox.exec(Exec::argv(["cat"]).stdin()).await.unwrap();
     running.write_stdin("slow").await.unwrap();
@@ -69,10 +69,10 @@ pub async fn a_slow_network_changes_nothing() {
 pub async fn a_stalled_connection_is_given_up_and_taken_up_again() {
     let mut scene = Scene::with(impatient(Duration::from_secs(3))).await;
     let running = scene.sandbox.exec(tick(40)).await.unwrap();
-    scene.stage.weather(&scene.proxy, json!({"stall": true})).await;
+    scene.testbed.network(&scene.proxy, json!({"stall": true})).await;
     let ended = running.collect().await.unwrap();
     assert_eq!((text(&ended.stdout), ended.outcome.exit_code), (ticks(40).as_str(), Some(7)));
-    let (connections, _) = scene.stage.weather(&scene.proxy, json!({})).await;
+    let (connections, _) = scene.testbed.network(&scene.proxy, json!({})).await;
     assert!(connections >= 2, "{connections}");
     scene.end().await;
 }

@@ -1,4 +1,4 @@
-//! The stage of `clients/suite`, from Rust: a line of JSON there, a line back.
+//! The testbed of `clients/suite`, from Rust: a line of JSON there, a line back.
 
 use std::{path::Path, process::Stdio};
 
@@ -23,7 +23,7 @@ pub fn size(of: &str) -> u64 {
     cases()["sizes"][if is_proof() { "proof" } else { "quick" }][of].as_u64().unwrap()
 }
 
-pub struct Stage {
+pub struct Testbed {
     child: Child,
     orders: Option<ChildStdin>,
     answers: Lines<BufReader<ChildStdout>>,
@@ -34,25 +34,25 @@ pub struct Proxy {
     pub url: String,
 }
 
-impl Stage {
+impl Testbed {
     /// With server `a`.
     pub async fn start() -> Self {
         let mut command = Command::new("python3");
-        command.arg(suite("stage.py")).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.arg(suite("testbed.py")).stdin(Stdio::piped()).stdout(Stdio::piped());
         command.env("BATON_BIN", env!("CARGO_BIN_EXE_baton"));
         command.env("BATON_RUNSC", piece("BATON_RUNSC")).env("BATON_AGENT", piece("BATON_AGENT"));
         command.env("BATON_ROOTFS", piece("BATON_TEST_ROOTFS"));
-        let mut child = command.spawn().expect("the stage needs Python");
+        let mut child = command.spawn().expect("the test bed needs Python");
         let (orders, answers) = (child.stdin.take(), BufReader::new(child.stdout.take().unwrap()).lines());
-        let mut stage = Self { child, orders, answers };
-        stage.server("a").await;
-        stage
+        let mut testbed = Self { child, orders, answers };
+        testbed.server("a").await;
+        testbed
     }
 
     async fn act(&mut self, order: Value) -> Value {
         let orders = self.orders.as_mut().unwrap();
         orders.write_all(format!("{order}\n").as_bytes()).await.unwrap();
-        let answer = self.answers.next_line().await.unwrap().expect("the stage is there");
+        let answer = self.answers.next_line().await.unwrap().expect("the test bed runs");
         let answer: Value = serde_json::from_str(&answer).unwrap();
         assert!(answer.get("error").is_none(), "{order}: {answer}");
         answer
@@ -67,6 +67,13 @@ impl Stage {
         self.act(json!({"do": "signal", "name": name, "signal": "TERM"})).await;
     }
 
+    /// Kills a server without warning and starts it again, where connections then go.
+    pub async fn crash(&mut self, name: &str, proxy: &Proxy) {
+        self.act(json!({"do": "signal", "name": name, "signal": "KILL"})).await;
+        self.server(name).await;
+        self.network(proxy, json!({"to": name})).await;
+    }
+
     pub async fn proxy(&mut self, to: &str) -> Proxy {
         let made = self.act(json!({"do": "proxy", "to": to})).await;
         let address = made["address"].as_str().unwrap();
@@ -74,10 +81,10 @@ impl Stage {
     }
 
     /// Connections so far, and how many of them were cut.
-    pub async fn weather(&mut self, proxy: &Proxy, mut weather: Value) -> (u64, u64) {
-        weather["do"] = "weather".into();
-        weather["proxy"] = proxy.number.into();
-        let told = self.act(weather).await;
+    pub async fn network(&mut self, proxy: &Proxy, mut network: Value) -> (u64, u64) {
+        network["do"] = "network".into();
+        network["proxy"] = proxy.number.into();
+        let told = self.act(network).await;
         (told["connections"].as_u64().unwrap(), told["cut"].as_u64().unwrap())
     }
 
@@ -87,7 +94,7 @@ impl Stage {
     }
 }
 
-impl Drop for Stage {
+impl Drop for Testbed {
     /// It ends its servers when nobody gives it orders any more; that is waited for also after a surprise.
     fn drop(&mut self) {
         drop(self.orders.take());
