@@ -70,7 +70,8 @@ pub enum Cause {
     Request(Traceparent),
     /// No request caused it; this one came before.
     After(Traceparent),
-    Nobody,
+    /// No request caused it, and none came before.
+    Unrequested,
 }
 
 /// Where to send traces, as configured by an operator.
@@ -104,7 +105,7 @@ impl Traces {
     pub fn asked(&self, what: Asked, parent: Option<Traceparent>) -> Span {
         let Some(open) = &self.0 else { return Span { context: None, open: None } };
         let (exporter, clock) = &**open;
-        let cause = parent.map_or(Cause::Nobody, Cause::Request);
+        let cause = parent.map_or(Cause::Unrequested, Cause::Request);
         let started = exporter.start(what.name(), cause, true, clock.wall());
         Span { context: started.traceparent(), open: Some((started, clock.clone())) }
     }
@@ -196,7 +197,7 @@ impl Parts {
         self.0.lock().push(part);
     }
 
-    pub fn take(&self) -> Vec<ActionPart> {
+    pub fn drain(&self) -> Vec<ActionPart> {
         std::mem::take(&mut self.0.lock())
     }
 }

@@ -71,13 +71,13 @@ impl Client {
     /// An existing one, and the time from the connect to RUNNING.
     pub async fn attach(server: &Server, dialect: Dialect, ticket: &Ticket) -> Result<(Self, Duration)> {
         let began = Instant::now();
-        let mut client = Self::knock(server, dialect, ticket).await?;
+        let mut client = Self::request_attach(server, dialect, ticket).await?;
         client.until(Status::Running).await?;
         Ok((client, began.elapsed()))
     }
 
     /// Asks for a sandbox and does not wait for it.
-    pub async fn knock(server: &Server, dialect: Dialect, ticket: &Ticket) -> Result<Self> {
+    pub async fn request_attach(server: &Server, dialect: Dialect, ticket: &Ticket) -> Result<Self> {
         Self::connect(&server.address, &format!("/attach/{}", ticket.id), ticket.clone(), dialect).await
     }
 

@@ -21,7 +21,7 @@ use crate::{
 
 const SANDBOXES: usize = 40;
 /// Beside the one that has it, so many sockets ask for each sandbox again and again.
-const KNOCKING: usize = 4;
+const REFUSED_PER_SANDBOX: usize = 4;
 const WATCHED: Duration = Duration::from_secs(30);
 const LATENCY: Duration = Duration::from_millis(50);
 /// A renewal is due five seconds after the last, and up to a fifth of that later.
@@ -38,8 +38,8 @@ pub async fn measure(place: &Place, table: &mut Table) -> Result<()> {
         sessions.spawn(work(client));
     }
     for ticket in &tickets {
-        for _ in 0..KNOCKING {
-            sessions.spawn(knock(server.clone(), ticket.clone()));
+        for _ in 0..REFUSED_PER_SANDBOX {
+            sessions.spawn(attach_repeatedly(server.clone(), ticket.clone()));
         }
     }
     let watched = tokio::select! {
@@ -87,9 +87,9 @@ async fn work(mut client: Client) -> Result<()> {
 }
 
 /// Is told each time that somebody else has it.
-async fn knock(server: Arc<Server>, ticket: Ticket) -> Result<()> {
+async fn attach_repeatedly(server: Arc<Server>, ticket: Ticket) -> Result<()> {
     loop {
-        let mut client = Client::knock(&server, Dialect::V1, &ticket).await?;
+        let mut client = Client::request_attach(&server, Dialect::V1, &ticket).await?;
         client.until(Status::InUse).await?;
         while !matches!(client.hear().await?, Heard::Closed(_)) {}
         tokio::time::sleep(Duration::from_secs(1)).await;

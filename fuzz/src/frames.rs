@@ -20,7 +20,7 @@ use baton_protocol::{
 
 use self::{
     exec_input::ExecInput,
-    intake::Intake,
+    intake::AgentDecoder,
     stream_cursor::{Delivery, StreamCursor, WINDOW},
 };
 use crate::round_trip;
@@ -65,7 +65,7 @@ fn repair(mut bytes: &mut [u8]) {
 pub fn agent_intake(data: &[u8]) {
     let Some(pipe) = Pipe::of(data) else { return };
     let frames = |piece: usize| {
-        let (mut intake, mut frames) = (Intake::default(), Vec::new());
+        let (mut intake, mut frames) = (AgentDecoder::default(), Vec::new());
         if pipe.has_marker {
             intake.set_marker(MARKER);
         }
@@ -78,7 +78,7 @@ pub fn agent_intake(data: &[u8]) {
                     Err(_) => {}
                 }
             }
-            intake.tidy();
+            intake.shrink();
         }
         frames
     };

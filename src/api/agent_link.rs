@@ -55,7 +55,7 @@ impl AgentLink {
 
     /// Streams that had output skipped since the last call.
     pub fn take_behind(&self) -> BTreeSet<(u32, Stream)> {
-        self.link.as_ref().map(|link| link.behind.take()).unwrap_or_default()
+        self.link.as_ref().map(|link| link.behind.drain()).unwrap_or_default()
     }
 
     /// A frame that has arrived already.

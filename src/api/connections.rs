@@ -58,7 +58,7 @@ struct Entry {
     since: u64,
 }
 
-fn judge(caps: Caps, newcomer: Caller, open: impl ExactSizeIterator<Item = (u64, Entry)> + Clone) -> Verdict {
+fn admit(caps: Caps, newcomer: Caller, open: impl ExactSizeIterator<Item = (u64, Entry)> + Clone) -> Verdict {
     let count = open.len();
     let unproven = open.filter(|(_, entry)| entry.standing != Standing::Proven);
     let oldest = |entry: &(u64, Entry)| (entry.1.standing != Standing::Idle, entry.1.since);
@@ -116,7 +116,7 @@ impl Connections {
         let peer = Caller::of(peer);
         let mut inner = self.inner.lock();
         let open = inner.open.iter().map(|(number, open)| (*number, open.entry));
-        match judge(self.caps, peer, open) {
+        match admit(self.caps, peer, open) {
             Verdict::Accept => {}
             Verdict::Replace(number) => {
                 if let Some(open) = inner.open.remove(&number) {
@@ -247,7 +247,7 @@ mod tests {
         let is_unproven = |entry: &Entry| entry.standing != Standing::Proven;
         let of_peer = open.iter().filter(|(_, entry)| is_unproven(entry) && entry.peer == newcomer).count();
         let peer_is_full = caps.per_peer.is_some_and(|most| of_peer >= most);
-        match judge(caps, newcomer, open.iter().copied()) {
+        match admit(caps, newcomer, open.iter().copied()) {
             Verdict::Accept => assert!(!peer_is_full && open.len() < caps.total, "{open:?}"),
             Verdict::Replace(number) => {
                 assert!(peer_is_full || open.len() >= caps.total, "nothing is closed without need: {open:?}");

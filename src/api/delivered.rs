@@ -29,7 +29,7 @@ pub struct MarkCache(Mutex<BTreeMap<SandboxId, Marks>>);
 
 impl MarkCache {
     /// Keeps the marks of a session that ended while its sandbox keeps running.
-    pub fn keep(&self, id: &SandboxId, marks: Vec<Mark>) {
+    pub fn insert(&self, id: &SandboxId, marks: Vec<Mark>) {
         let mut kept = self.0.lock();
         if marks.is_empty() || (kept.len() >= MAX_SANDBOXES && !kept.contains_key(id)) {
             kept.remove(id);
@@ -39,7 +39,7 @@ impl MarkCache {
     }
 
     /// Takes the marks for a new session.
-    pub fn take(&self, id: &SandboxId) -> Marks {
+    pub fn remove(&self, id: &SandboxId) -> Marks {
         self.0.lock().remove(id).unwrap_or_default()
     }
 }

@@ -559,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_own_wish_is_taken_back() {
+    fn only_the_own_request_is_reverted() {
         let mut spec = spec();
         assert!(!revert_checkpoint(&mut spec, &here()), "somebody wants it running already");
         spec.desired_state = DesiredState::Checkpointed;

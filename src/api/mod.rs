@@ -277,7 +277,7 @@ async fn status(State(api): State<Arc<Api>>, headers: HeaderMap) -> Result<Respo
         "status": if draining { "draining" } else { "ok" },
         "instance": api.settings.instance,
         "version": api.settings.version,
-        "sandboxes": api.bus.held(),
+        "sandboxes": api.bus.held_count(),
         "capabilities": {
             "checkpoint": can.checkpoint,
             "handoff": can.checkpoint,

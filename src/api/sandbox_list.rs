@@ -220,7 +220,7 @@ async fn view_of(api: &Api, found: &Metadata, lock: Option<LastWrite>) -> Value 
         "tenant": spec.tenant,
         "phase": silent.as_ref().map_or_else(|| json!(status.phase), |_| json!(unresponsive::PHASE)),
         "reason": silent.as_ref().map_or(status.reason.as_str(), |_| Reason::Unresponsive.name()),
-        "message": silent.as_ref().map_or_else(|| status.message.clone(), Unresponsive::story),
+        "message": silent.as_ref().map_or_else(|| status.message.clone(), Unresponsive::summary),
         "unresponsive": silent.as_ref().map(Unresponsive::json),
         "instance": status.instance,
         "desired_state": spec.desired_state,

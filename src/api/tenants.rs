@@ -58,7 +58,7 @@ impl Occupancy {
     /// Sandboxes on this instance whose tenant is not known yet.
     fn unknown(&self) -> Vec<SandboxId> {
         let owners = self.owners.lock();
-        self.bus.here().into_iter().filter(|id| !owners.contains_key(id)).collect()
+        self.bus.local_sandboxes().into_iter().filter(|id| !owners.contains_key(id)).collect()
     }
 
     fn learn(&self, id: SandboxId, tenant: Option<Tenant>) {
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
     use crate::clock::{SharedClock, SystemClock};
 
-    fn stage() -> (SharedClock, Arc<Bus>, Arc<Occupancy>, [Tenant; 2]) {
+    fn fixture() -> (SharedClock, Arc<Bus>, Arc<Occupancy>, [Tenant; 2]) {
         let clock: SharedClock = Arc::new(SystemClock);
         let bus = Bus::new(clock.clone());
         let occupancy = Occupancy::new(bus.clone());
@@ -123,13 +123,13 @@ mod tests {
 
     #[test]
     fn a_place_counts_while_somebody_comes_and_while_the_sandbox_is_here() {
-        let (clock, bus, occupancy, [a, b]) = stage();
+        let (clock, bus, occupancy, [a, b]) = fixture();
         let (first, second) = (clock.sandbox_id(), clock.sandbox_id());
         let coming = occupancy.admit(&first, &a, &ONE).expect("the first");
         assert!(occupancy.admit(&second, &a, &ONE).is_err(), "it counts before it is on the board");
         assert!(occupancy.admit(&second, &b, &ONE).is_ok(), "others are others");
         assert!(occupancy.admit(&first, &a, &ONE).is_ok(), "a second session is no second sandbox");
-        bus.hold(&first, true);
+        bus.set_held(&first, true);
         drop(coming);
         assert!(occupancy.admit(&second, &a, &ONE).is_err(), "its session has left, and it is here");
         assert!(occupancy.admit(&first, &a, &ONE).is_ok(), "what is here has its place");
@@ -137,16 +137,16 @@ mod tests {
         assert!(occupancy.admit(&second, &a, &ONE).is_ok(), "what is to be deleted counts no more");
         occupancy.note(&first, Some(&a));
         assert!(occupancy.admit(&second, &a, &ONE).is_err(), "it came back");
-        bus.hold(&first, false);
+        bus.set_held(&first, false);
         assert!(occupancy.admit(&second, &a, &ONE).is_ok(), "it has left");
         assert!(occupancy.owners.lock().is_empty(), "nothing is remembered of what is not here");
     }
 
     #[test]
     fn what_came_without_a_session_is_asked_for_and_counts_for_whom_it_belongs_to() {
-        let (clock, bus, occupancy, [a, b]) = stage();
+        let (clock, bus, occupancy, [a, b]) = fixture();
         let (held, new) = (clock.sandbox_id(), clock.sandbox_id());
-        bus.hold(&held, true);
+        bus.set_held(&held, true);
         assert_eq!(occupancy.unknown(), std::slice::from_ref(&held));
         occupancy.learn(held.clone(), Some(a.clone()));
         assert!(occupancy.unknown().is_empty());

@@ -78,7 +78,7 @@ impl Bus {
         let Some(line) = entries.get_mut(id).filter(|line| line.held) else { return };
         if std::mem::replace(&mut line.evictability, evictability) != evictability {
             self.holds.send_modify(|count| *count += 1);
-            self.settle(&entries);
+            self.reevaluate(&entries);
         }
     }
 
@@ -101,7 +101,7 @@ impl Bus {
     }
 
     /// Something changed that waiters may depend on.
-    pub(super) fn settle(&self, entries: &BTreeMap<SandboxId, BusEntry>) {
+    pub(super) fn reevaluate(&self, entries: &BTreeMap<SandboxId, BusEntry>) {
         let mut queue = self.queue.lock();
         if !queue.waiting.is_empty() {
             self.rebalance(entries, &mut queue);
@@ -129,8 +129,9 @@ impl Bus {
         for id in before.symmetric_difference(&queue.wanted) {
             let is_wanted = queue.wanted.contains(id);
             match &self.forwarder {
-                Some(_) => self
-                    .tell(|| if is_wanted { BusMessage::Wanted(id.clone()) } else { BusMessage::Unwanted(id.clone()) }),
+                Some(_) => self.forward(|| {
+                    if is_wanted { BusMessage::Wanted(id.clone()) } else { BusMessage::Unwanted(id.clone()) }
+                }),
                 None => self.wake(id),
             }
         }

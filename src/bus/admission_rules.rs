@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_may_hope_all_find_a_place_once_the_wanted_have_gone_and_none_is_wanted_in_vain() {
+    fn all_that_wait_are_admitted_after_the_evictions_and_none_is_evicted_needlessly() {
         all(|places, newcomers, most| {
             let (hopes, wanted) = share(places, newcomers);
             let leaves = places.iter().filter(|place| place.evictability == Evictability::Leaves).count();
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_turned_away_who_could_have_a_place_and_the_first_comes_first() {
+    fn none_is_rejected_that_could_be_admitted_and_the_first_comes_first() {
         all(|places, newcomers, most| {
             let (hopes, _) = share(places, newcomers);
             let stays = places.iter().filter(|place| place.evictability == Evictability::Stays).count();

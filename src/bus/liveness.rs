@@ -30,7 +30,7 @@ impl Bus {
     /// Records that the attached client has answered this probe.
     pub fn alive(&self, id: &SandboxId, number: u64) {
         if self.forwarder.is_some() {
-            return self.tell(|| BusMessage::Alive(id.clone(), number));
+            return self.forward(|| BusMessage::Alive(id.clone(), number));
         }
         if let Some(line) = self.entries.lock().get_mut(id) {
             line.alive = line.alive.max(number);

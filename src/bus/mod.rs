@@ -151,7 +151,7 @@ impl Bus {
         }
     }
 
-    fn tell(&self, told: impl FnOnce() -> BusMessage) {
+    fn forward(&self, told: impl FnOnce() -> BusMessage) {
         if let Some(Forwarder(tell)) = &self.forwarder {
             tell(told());
         }
@@ -160,7 +160,7 @@ impl Bus {
     /// Asks the reconciler to observe a sandbox now. Wake-ups before the next observation are merged into one.
     pub fn wake(&self, id: &SandboxId) {
         if self.forwarder.is_some() {
-            self.tell(|| BusMessage::Nudged(id.clone()));
+            self.forward(|| BusMessage::Nudged(id.clone()));
             // Nothing else removes an entry here.
             self.forget(id);
             return;
@@ -180,14 +180,14 @@ impl Bus {
     /// As [`lease`](Self::lease), for a lease that the API half has announced.
     pub fn note_lease(&self, id: &SandboxId, lease: InitialLease) {
         if self.forwarder.is_some() {
-            return self.tell(|| BusMessage::Leased { id: id.clone(), lease });
+            return self.forward(|| BusMessage::Leased { id: id.clone(), lease });
         }
         self.leases.lock().insert(id.clone(), lease);
     }
 
     /// The sandbox was not created after all.
     pub fn unlease(&self, id: &SandboxId) {
-        self.tell(|| BusMessage::Unleased(id.clone()));
+        self.forward(|| BusMessage::Unleased(id.clone()));
         self.leases.lock().remove(id);
     }
 
@@ -233,7 +233,7 @@ impl Bus {
     }
 
     /// How many sandboxes this instance holds.
-    pub fn held(&self) -> usize {
+    pub fn held_count(&self) -> usize {
         self.entries.lock().values().filter(|line| line.held).count()
     }
 
@@ -243,7 +243,7 @@ impl Bus {
     }
 
     /// All sandboxes on this instance, and those that a session waits for here.
-    pub fn here(&self) -> Vec<SandboxId> {
+    pub fn local_sandboxes(&self) -> Vec<SandboxId> {
         self.entries.lock().iter().filter(|(_, line)| line.is_here()).map(|(id, _)| id.clone()).collect()
     }
 
@@ -253,13 +253,13 @@ impl Bus {
     }
 
     /// Sets whether this instance holds the sandbox; called by the reconciler.
-    pub fn hold(&self, id: &SandboxId, held: bool) {
+    pub fn set_held(&self, id: &SandboxId, held: bool) {
         let mut entries = self.entries.lock();
         let line = self.line(&mut entries, id);
         if std::mem::replace(&mut line.held, held) != held {
             line.evictability = Evictability::default();
             self.holds.send_modify(|count| *count += 1);
-            self.settle(&entries);
+            self.reevaluate(&entries);
         }
     }
 
@@ -280,8 +280,8 @@ impl Bus {
         line.asked += 1;
         line.active_at = now;
         // Under the lock, so that attaching and leaving are forwarded in order.
-        self.tell(|| BusMessage::Attached(id.clone()));
-        self.settle(entries);
+        self.forward(|| BusMessage::Attached(id.clone()));
+        self.reevaluate(entries);
         AttachGuard { bus: self.clone(), id: id.clone() }
     }
 
@@ -292,7 +292,7 @@ impl Bus {
             line.active_at = now;
             if self.forwarder.is_some() && line.touched_at.is_none_or(|at| now - at >= TOUCH) {
                 line.touched_at = Some(now);
-                self.tell(|| BusMessage::Touched(id.clone()));
+                self.forward(|| BusMessage::Touched(id.clone()));
             }
         }
     }
@@ -369,8 +369,8 @@ impl Drop for AttachGuard {
         if let Some(line) = entries.get_mut(&self.id) {
             line.sessions -= 1;
             line.active_at = now;
-            self.bus.tell(|| BusMessage::Left(self.id.clone()));
-            self.bus.settle(&entries);
+            self.bus.forward(|| BusMessage::Left(self.id.clone()));
+            self.bus.reevaluate(&entries);
         }
         drop(entries);
         self.bus.wake(&self.id);

@@ -70,9 +70,9 @@ async fn no_more_are_admitted_than_there_is_room_for() {
     assert!(bus.admit(&clock.sandbox_id(), 1).is_none());
     let second = bus.admit(&id, 1).expect("it is already here");
     drop((first, second));
-    bus.hold(&id, true);
+    bus.set_held(&id, true);
     assert!(bus.admit(&clock.sandbox_id(), 1).is_none());
-    bus.hold(&id, false);
+    bus.set_held(&id, false);
     assert!(bus.admit(&clock.sandbox_id(), 1).is_some());
 }
 
@@ -103,7 +103,7 @@ fn telling() -> (Arc<Bus>, SharedClock, Arc<Mutex<Vec<BusMessage>>>) {
 async fn a_board_of_the_api_says_whose_place_is_wanted_and_when_it_is_not_any_more() {
     let (bus, clock, said) = telling();
     let (old, new) = (clock.sandbox_id(), clock.sandbox_id());
-    bus.hold(&old, true);
+    bus.set_held(&old, true);
     assert!(bus.make_room(&new, 1).await.is_none(), "it keeps its place");
     bus.set_tenure(&old, Evictability::Spare { since: clock.now() });
     {
@@ -118,7 +118,7 @@ async fn a_board_of_the_api_says_whose_place_is_wanted_and_when_it_is_not_any_mo
     bus.set_tenure(&old, Evictability::Leaves);
     assert!(futures::poll!(&mut waiting).is_pending());
     assert!(!bus.is_wanted(&old), "it goes by itself");
-    bus.hold(&old, false);
+    bus.set_held(&old, false);
     let attached = waiting.await.expect("its place is free");
     assert_eq!(said.lock().last(), Some(&BusMessage::Attached(new.clone())));
     drop(attached);
@@ -127,18 +127,18 @@ async fn a_board_of_the_api_says_whose_place_is_wanted_and_when_it_is_not_any_mo
 #[tokio::test(start_paused = true)]
 async fn who_came_first_is_admitted_first_and_nobody_slips_in_between() {
     let (bus, old, clock) = bus();
-    bus.hold(&old, true);
+    bus.set_held(&old, true);
     bus.set_tenure(&old, Evictability::Spare { since: clock.now() });
     let (first, second) = (clock.sandbox_id(), clock.sandbox_id());
     let waiting = bus.make_room(&first, 1);
     tokio::pin!(waiting);
     assert!(futures::poll!(&mut waiting).is_pending());
-    bus.hold(&old, false);
+    bus.set_held(&old, false);
     assert!(bus.admit(&second, 1).is_none(), "the place is promised");
     assert!(bus.make_room(&second, 1).await.is_none(), "and there is no other");
-    bus.hold(&old, true);
+    bus.set_held(&old, true);
     assert!(bus.admit(&old, 1).is_some(), "what is here has its place");
-    bus.hold(&old, false);
+    bus.set_held(&old, false);
     assert!(waiting.await.is_some());
 }
 

@@ -122,7 +122,7 @@ pub async fn checkpoint_running(storage: &StorageAdmin, id: &SandboxId, wait: Wa
     }
     let nonce = storage.clock.nonce();
     let ask = |spec: &mut Spec| spec.requests.insert(nonce.clone(), SpecRequest::Checkpoint {}).is_none();
-    storage.records.wish(id, None, &ask).await?;
+    storage.records.edit_for_request(id, None, &ask).await?;
     if wait.no_wait {
         return Ok(AdminResult::Done(format!("{id} was asked for a checkpoint")));
     }

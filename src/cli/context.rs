@@ -56,7 +56,7 @@ impl UsageError {
 
 /// Prints an error and returns its exit code.
 pub fn report_error(error: &anyhow::Error) -> ExitCode {
-    screen::say(format_args!("baton: {error:#}"));
+    screen::report(format_args!("baton: {error:#}"));
     if error.is::<UsageError>() { ExitCode::from(UsageError::EXIT_CODE) } else { ExitCode::FAILURE }
 }
 

@@ -234,7 +234,10 @@ fn set(contexts: &SavedContexts, args: &ContextSetArgs, context: &CommandContext
         Ok(if args.select { file.current.replace(args.name.clone()) } else { None })
     })?;
     if let Some(before) = before.filter(|before| *before != args.name) {
-        screen::say(format_args!("baton: context {} is selected; `baton context use {before}` goes back", args.name));
+        screen::report(format_args!(
+            "baton: context {} is selected; `baton context use {before}` goes back",
+            args.name
+        ));
     }
     Ok(())
 }

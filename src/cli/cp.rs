@@ -149,11 +149,11 @@ impl Copying {
     fn report_skipped(&self) {
         let listed = std::mem::take(&mut *self.skipped.lock());
         for line in &listed {
-            screen::say(format_args!("baton: left out: {line}"));
+            screen::report(format_args!("baton: left out: {line}"));
         }
         let count = self.skipped_count.load(Ordering::Relaxed);
         if count > MAX_LISTED_SKIPPED {
-            screen::say(format_args!("baton: left out: {} more", count - MAX_LISTED_SKIPPED));
+            screen::report(format_args!("baton: left out: {} more", count - MAX_LISTED_SKIPPED));
         }
     }
 

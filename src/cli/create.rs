@@ -128,7 +128,7 @@ pub async fn create(args: CreateArgs, context: &CommandContext) -> anyhow::Resul
     let is_persistent = sandbox.is_persistent();
     sandbox.close().await;
     if is_persistent == Some(false) && persistent == Some(Persistence::Auto) {
-        screen::say("baton: the server has no storage: this sandbox ends with its instance, or after its idle time");
+        screen::report("baton: the server has no storage: this sandbox ends with its instance, or after its idle time");
     }
     screen::print(&match args.output.format {
         OutputFormat::Table | OutputFormat::Name => format!("{}\n", saved.id),

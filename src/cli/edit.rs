@@ -138,7 +138,7 @@ async fn open_editor(editor: &str, id: &SandboxId, shown: &Map<String, Value>) -
             // Without a terminal the mistake cannot be corrected.
             Err(error) if !std::io::IsTerminal::is_terminal(&std::io::stdin()) => return Err(error),
             Err(error) => {
-                screen::say(format_args!("{error:#}\nPress Enter to edit again, or Ctrl-C to discard the changes."));
+                screen::report(format_args!("{error:#}\nPress Enter to edit again, or Ctrl-C to discard the changes."));
                 let read = tokio::task::spawn_blocking(|| std::io::stdin().read_line(&mut String::new()));
                 if read.await?? == 0 {
                     return Err(error);

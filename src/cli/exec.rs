@@ -98,7 +98,7 @@ async fn run_command(sandbox: &Sandbox, args: &ExecArgs, signals: &mut Signals) 
     match &end {
         Ok(BridgeEnd::Outcome(_)) => {}
         Ok(BridgeEnd::Detached) => {
-            screen::say(format_args!("baton: {id} keeps running: `baton logs -f {} {id}` follows it", args.sandbox));
+            screen::report(format_args!("baton: {id} keeps running: `baton logs -f {} {id}` follows it", args.sandbox));
         }
         Ok(BridgeEnd::Left(_)) | Err(_) => {
             // The command may have ended already.

@@ -40,7 +40,7 @@ pub async fn fork(args: ForkArgs, context: &CommandContext) -> Result<ExitCode> 
                 let saved = SavedToken { id: copy.id, token: copy.token, url: url.to_owned() };
                 if let Err(error) = tokens.keep(&saved) {
                     // The copies exist: the user can still use them.
-                    screen::say(format_args!("baton: {error:#}"));
+                    screen::report(format_args!("baton: {error:#}"));
                 }
                 text += &format!("{}\n", saved.id);
                 json.push(json!({"sandbox_id": saved.id, "sandbox_token": saved.token.0, "url": saved.url}));

@@ -68,7 +68,7 @@ pub async fn sweep_once(storage: &StorageAdmin, args: &GcArgs) -> Result<AdminRe
     }
     let (mut done, mut failed) = (0_usize, 0_usize);
     for assignment in assignments {
-        let (id, task) = (assignment.id.clone(), describe_task(assignment.errand));
+        let (id, task) = (assignment.id.clone(), describe_task(assignment.task));
         if args.dry_run {
             storage.notify(&format!("{id}: would {task}"));
             done += 1;

@@ -105,7 +105,7 @@ pub async fn move_to(
     if let Some(OrderProgress::Arrived) = storage.lock(id).await?.map(|lock| progress_of(&lock, None, &target)) {
         return Ok(AdminResult::Done(format!("{id} is on {target} already")));
     }
-    let written = storage.records.wish(id, None, &|spec| order(spec, &target)).await?;
+    let written = storage.records.edit_for_request(id, None, &|spec| order(spec, &target)).await?;
     let spec = written.with_context(|| format!("{id} does not exist"))?;
     if spec.desired_state == DesiredState::Deleted {
         return Ok(AdminResult::Refused(format!("{id} is being deleted")));

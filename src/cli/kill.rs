@@ -34,7 +34,7 @@ pub async fn kill(args: KillArgs, context: &CommandContext) -> Result<ExitCode> 
         };
         tokio::select! {
             killed = killed => if let Err(error) = killed {
-                screen::say(format_args!("baton: {text}: {error:#}"));
+                screen::report(format_args!("baton: {text}: {error:#}"));
                 has_failed = true;
             },
             code = signals.end() => return Ok(ExitCode::from(code)),

@@ -73,7 +73,7 @@ async fn list_from_server(args: &ListArgs, server: &ServerClient, context: &Comm
         let found = api.selected(&args.filter).await?;
         screen::print(&match args.output.format {
             OutputFormat::Table if found.is_empty() => {
-                screen::say("no sandboxes");
+                screen::report("no sandboxes");
                 String::new()
             }
             OutputFormat::Table => server_rows::table(&found),

@@ -73,7 +73,7 @@ async fn show(sandbox: &Sandbox, args: &LogsArgs) -> anyhow::Result<u8> {
     let from = Offsets { stdout: view.stdout.from, stderr: view.stderr.from };
     let lost = view.stdout.from.saturating_add(view.stderr.from);
     if lost > 0 {
-        screen::say(format_args!("baton: {lost} earlier bytes are no longer buffered"));
+        screen::report(format_args!("baton: {lost} earlier bytes are no longer buffered"));
     }
     // Others get the output too: nothing is acknowledged.
     let running = sandbox.peek(&view.exec_id, from).await.map_err(|error| describe_error(error, ""))?;
@@ -141,7 +141,7 @@ async fn follow(mut running: Running) -> anyhow::Result<u8> {
     while let Some((output, chunk)) = running.next().await {
         match chunk {
             Chunk::Data(bytes) => write_to(output, &bytes).await?,
-            Chunk::Gap { from, to } => screen::say(format_args!(
+            Chunk::Gap { from, to } => screen::report(format_args!(
                 "baton: {} bytes are missing: they are no longer buffered",
                 to.saturating_sub(from)
             )),

@@ -128,7 +128,7 @@ pub async fn row(storage: &StorageAdmin, id: SandboxId, objects: SandboxObjects)
         }
     }
     if let Some(silent) = &row.unresponsive {
-        (row.reason, row.message) = (Reason::Unresponsive.into(), silent.story());
+        (row.reason, row.message) = (Reason::Unresponsive.into(), silent.summary());
     }
     if objects.lock.is_none() {
         row.reason = Reason::LockMissing.into();
@@ -164,16 +164,16 @@ pub struct Cells<'a> {
     pub reason: &'a str,
     pub labels: String,
     /// More about it, if there is more to say.
-    pub story: &'a str,
+    pub summary: &'a str,
 }
 
 impl Cells<'_> {
     pub fn line(&self) -> String {
-        let Self { id, phase, wanted, age, instance, reason, labels, story } = self;
+        let Self { id, phase, wanted, age, instance, reason, labels, summary } = self;
         let instance = instance.get(..13).unwrap_or(instance);
-        let gap = if story.is_empty() { "" } else { "  " };
+        let gap = if summary.is_empty() { "" } else { "  " };
         let line =
-            format!("{id:44}  {phase:12}  {wanted:12}  {age:>4}  {instance:13}  {reason:17}  {labels}{gap}{story}");
+            format!("{id:44}  {phase:12}  {wanted:12}  {age:>4}  {instance:13}  {reason:17}  {labels}{gap}{summary}");
         // Labels may contain anything, but a row must be one line.
         printable(line.trim_end())
     }
@@ -200,7 +200,7 @@ impl Row {
             instance: instance.map_or("-", InstanceId::as_str),
             reason: if self.reason.is_empty() { "-" } else { &self.reason },
             labels: labels.join(","),
-            story: &self.unresponsive.as_ref().map_or(String::new(), Unresponsive::story),
+            summary: &self.unresponsive.as_ref().map_or(String::new(), Unresponsive::summary),
         };
         cells.line()
     }

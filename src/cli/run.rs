@@ -111,7 +111,7 @@ async fn leave(sandbox: Sandbox, server: &ServerClient) -> anyhow::Result<ExitCo
     let saved = SavedToken { id: sandbox.id().clone(), token: sandbox.token().clone(), url };
     server.tokens()?.keep(&saved)?;
     sandbox.close().await;
-    screen::say(format_args!(
+    screen::report(format_args!(
         "baton: {0} keeps running: `baton logs -f {0}` follows it, `baton kill {0}` ends it",
         saved.id
     ));

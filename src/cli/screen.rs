@@ -23,7 +23,7 @@ pub fn clear() -> anyhow::Result<()> {
 }
 
 /// Writes one or more lines to standard error. A closed terminal is no reason to stop.
-pub fn say(text: impl Display) {
+pub fn report(text: impl Display) {
     let _ = writeln!(io::stderr(), "{}", printable_lines(&text.to_string()));
 }
 

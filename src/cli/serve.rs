@@ -19,7 +19,7 @@ use crate::{
     fair_watch::FairWatch,
     ipc::IpcHello,
     metrics::Metrics,
-    reconciler::{self, AllowedRuntimes, Deposit, Housekeeping, ReconcilerContext, desired::Drain},
+    reconciler::{self, AllowedRuntimes, BaseUpload, Housekeeping, ReconcilerContext, desired::Drain},
     runtime::{
         Containers, Lifecycle, RuntimeSettings, STAGING, Shares, WarmSettings, archive::ArchiveLimits, predecessor,
         sign,
@@ -114,7 +114,7 @@ impl ReconcilerHalf {
             snapshots,
             quotas: config.quotas.clone(),
             archive_size: config.archive_size,
-            deposit: Deposit::new(config.store_runtime),
+            base_upload: BaseUpload::new(config.store_runtime),
             runtimes: AllowedRuntimes::new(config.runtimes.clone()),
             staging: config.state_dir.join(STAGING),
             times,

@@ -27,7 +27,7 @@ pub fn is_selected(view: &Value, filter: &Filter) -> bool {
 /// One sandbox, with the columns of [`HEADER`]. All of it may be untrusted text.
 pub fn line(view: &Value) -> String {
     let seconds = view.get("age_seconds").and_then(Value::as_u64);
-    let story = match view.get("unresponsive").filter(|silent| silent.is_object()) {
+    let summary = match view.get("unresponsive").filter(|silent| silent.is_object()) {
         Some(_) => text(view, "message"),
         None => view.get("error").and_then(Value::as_str).unwrap_or_default(),
     };
@@ -39,7 +39,7 @@ pub fn line(view: &Value) -> String {
         instance: text(view, "instance"),
         reason: text(view, "reason"),
         labels: labels(view),
-        story,
+        summary,
     };
     cells.line()
 }

@@ -220,7 +220,7 @@ impl SnapshotStorage {
                 let users = snapshot_users::users_of(&records, &checkpoints, snapshot).await;
                 let users = users.context("the snapshot is not deleted, because its users cannot be determined")?;
                 for (id, why) in &users.unreadable {
-                    screen::say(format_args!("baton: {id} cannot be read, and was not asked: {why}"));
+                    screen::report(format_args!("baton: {id} cannot be read, and was not asked: {why}"));
                 }
                 if let Some(user) = users.first {
                     bail!(
@@ -258,7 +258,7 @@ impl SnapshotStorage {
             NamedSnapshot::Ours(manifest) => {
                 if manifest.kind == SnapshotKind::Layer {
                     // If it were imported elsewhere, sandboxes would start from almost nothing.
-                    screen::say(format_args!(
+                    screen::report(format_args!(
                         "baton: {} contains only the differences from its base; `baton snapshot create --full` saves all files",
                         args.name
                     ));

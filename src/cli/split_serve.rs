@@ -24,7 +24,7 @@ use crate::{
     bus::Bus,
     clock::{SharedClock, SystemClock},
     config::{Config, LeaseTimes},
-    ipc::{self, Back, Front},
+    ipc::{self, IpcClient, IpcServer},
     metrics::Metrics,
     storage::{signature::Seals, stores::Stores},
 };
@@ -46,7 +46,7 @@ pub async fn reconciler(config: Config) -> Result<()> {
     let api_user = config.api_user.unwrap_or_else(|| rustix::process::geteuid().as_raw());
     let socket = ipc::listen(&config.socket_dir, api_user)?;
     let (leaving, leaving_seen) = watch::channel(false);
-    let back = Back {
+    let back = IpcServer {
         hello: half.hello(),
         clock,
         bus: half.tools.bus.clone(),
@@ -131,7 +131,7 @@ pub async fn api(config: Config) -> Result<()> {
 }
 
 /// Retries until there is a reconciler.
-async fn find(config: &Config, clock: &SharedClock, tasks: &TaskTracker) -> Front {
+async fn find(config: &Config, clock: &SharedClock, tasks: &TaskTracker) -> IpcClient {
     let mut told = String::new();
     loop {
         match ipc::connect(&config.socket_dir, clock, tasks).await {
@@ -170,8 +170,8 @@ struct Round<'a> {
 
 impl Round<'_> {
     /// Returns whether this was the last round, after which this process ends.
-    async fn serve(&self, listener: TcpListener, front: Front, leaving: watch::Receiver<bool>) -> Result<bool> {
-        let Front { hello, bus, execs, memory, mut draining, gone, hold: _hold } = front;
+    async fn serve(&self, listener: TcpListener, front: IpcClient, leaving: watch::Receiver<bool>) -> Result<bool> {
+        let IpcClient { hello, bus, execs, memory, mut draining, gone, hold: _hold } = front;
         let stores = Stores::open(&self.config.storage, self.clock).counted(self.metrics);
         let stores = stores.sealed_by(Seals::new(self.config.hmac_keys.clone()));
         let times = LeaseTimes { hold: hello.hold, takeover: hello.takeover, ..self.config.lease };

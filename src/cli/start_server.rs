@@ -19,9 +19,9 @@ where
         return serve(args, server);
     }
     // One log entry, not one per line.
-    std::panic::set_hook(Box::new(|panic| screen::say(telemetry::last_words(&panic.to_string()))));
+    std::panic::set_hook(Box::new(|panic| screen::report(telemetry::last_words(&panic.to_string()))));
     serve(args, server).or_else(|error| {
-        screen::say(telemetry::last_words(&format!("{error:#}")));
+        screen::report(telemetry::last_words(&format!("{error:#}")));
         Ok(ExitCode::FAILURE)
     })
 }

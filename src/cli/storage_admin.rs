@@ -140,7 +140,7 @@ impl StorageAdmin {
     /// Writes a progress message to standard error.
     pub fn notify(&self, text: &str) {
         if !self.is_quiet {
-            screen::say(format_args!("{text}"));
+            screen::report(format_args!("{text}"));
         }
     }
 
@@ -202,7 +202,8 @@ impl StorageAdmin {
             }
             is_change
         };
-        let spec = self.records.wish(id, None, &change).await?.with_context(|| format!("{id} does not exist"))?;
+        let spec =
+            self.records.edit_for_request(id, None, &change).await?.with_context(|| format!("{id} does not exist"))?;
         if spec.desired_state != state {
             bail!("{id} is being deleted");
         }
@@ -224,7 +225,7 @@ impl StorageAdmin {
                 },
             }
             let leased = file.lock().and_then(|lock| lock.lease.clone());
-            match (file.stand(), leased) {
+            match (file.state(), leased) {
                 (Some(LeaseState::Purged), _) => return Ok(Release::Purged),
                 (Some(LeaseState::Free), None) => return Ok(Release::Released),
                 (Some(LeaseState::Free), Some(_)) => return Ok(Release::HolderDead),

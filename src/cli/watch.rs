@@ -122,7 +122,7 @@ impl RowSource {
     fn notify(&self, text: &str) {
         match self {
             Self::Storage(storage) => storage.notify(text),
-            Self::Server(..) => screen::say(text),
+            Self::Server(..) => screen::report(text),
         }
     }
 

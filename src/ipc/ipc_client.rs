@@ -23,7 +23,7 @@ use super::{
 use crate::{
     bus::Bus,
     clock::SharedClock,
-    runtime::{AgentLinks, FrameLink, Outlet},
+    runtime::{AgentLinks, FrameLink, OutputQueue},
     storage::store::Store,
 };
 
@@ -34,7 +34,7 @@ const LINK_FRAMES: usize = 32;
 
 /// The connection to the reconciler half.
 #[derive(Debug)]
-pub struct Front {
+pub struct IpcClient {
     pub hello: IpcHello,
     pub bus: Arc<Bus>,
     pub execs: Arc<dyn AgentLinks>,
@@ -49,7 +49,7 @@ pub struct Front {
 }
 
 /// Connects to the reconciler half. Completes when everything it holds is on the bus.
-pub async fn connect(directory: &Path, clock: &SharedClock, tasks: &TaskTracker) -> Result<Front, Error> {
+pub async fn connect(directory: &Path, clock: &SharedClock, tasks: &TaskTracker) -> Result<IpcClient, Error> {
     let path = ipc_socket::path(directory);
     let broken = |error: std::io::Error| Error::Broken(error.to_string());
     let mut wire = wire(ipc_socket::dial(&path).await?);
@@ -87,7 +87,7 @@ pub async fn connect(directory: &Path, clock: &SharedClock, tasks: &TaskTracker)
     });
     let memory = RemoteStore::new(path.clone(), clock.clone());
     let execs = Arc::new(Links { path, said, lives, tasks: tasks.clone() });
-    Ok(Front { hello, bus, execs, memory, draining, gone, hold })
+    Ok(IpcClient { hello, bus, execs, memory, draining, gone, hold })
 }
 
 /// Applies the messages of the reconciler half to the API's own bus and tables.
@@ -109,7 +109,7 @@ impl Mirror {
                 return Err(Error::Version { theirs: hello.version.clone() });
             }
             let ready = matches!(news, FromReconciler::Ready);
-            self.take(news);
+            self.apply(news);
             if ready {
                 return self.hello.take().ok_or_else(|| Error::Broken("it did not say who it is".to_owned()));
             }
@@ -119,7 +119,7 @@ impl Mirror {
     async fn follow(mut self, mut stream: SplitStream<IpcStream>) {
         while let Some(news) = stream.next().await {
             match unpacked(news) {
-                Ok(news) => self.take(news),
+                Ok(news) => self.apply(news),
                 Err(error) => {
                     tracing::warn!(%error, "a message from the reconciler could not be parsed");
                     return;
@@ -128,12 +128,12 @@ impl Mirror {
         }
     }
 
-    fn take(&mut self, news: FromReconciler) {
+    fn apply(&mut self, news: FromReconciler) {
         match news {
             FromReconciler::Hello(hello) => self.hello = Some(hello),
             FromReconciler::Ready => {}
             FromReconciler::Held { id, held } => {
-                self.bus.hold(&id, held);
+                self.bus.set_held(&id, held);
                 if !held {
                     self.lives.lock().live.remove(&id);
                     self.bus.forget(&id);
@@ -200,7 +200,7 @@ impl AgentLinks for Links {
             (life, number)
         };
         let (to_agent, frames) = mpsc::channel::<Frame>(LINK_FRAMES);
-        let (outlet, from_agent, behind) = Outlet::new();
+        let (outlet, from_agent, behind) = OutputQueue::new();
         let (path, lives, id) = (self.path.clone(), self.lives.clone(), id.clone());
         self.tasks.spawn(async move {
             let end = match bring(&path, number).await {

@@ -10,7 +10,7 @@ use tokio::{
     sync::mpsc,
 };
 
-use crate::runtime::{Behind, FrameLink, LeftOut, Outlet};
+use crate::runtime::{Behind, FrameLink, LeftOut, OutputQueue};
 
 /// Size of one read. Throughput depends on the size of reads, not of frames.
 const READ: usize = 256 << 10;
@@ -35,29 +35,29 @@ pub async fn serve(stream: UnixStream, early: &[u8], link: FrameLink) -> LinkEnd
     let FrameLink { to_agent, from_agent, behind } = link;
     let (reader, writer) = stream.into_split();
     tokio::select! {
-        end = read(reader, early, Taker::Agent(&to_agent)) => end,
+        end = read(reader, early, FrameSink::Agent(&to_agent)) => end,
         end = write(writer, from_agent, Some(&behind)) => end,
     }
 }
 
 /// Serves the API's end until either side is gone. A session that reads slowly holds back only its own output.
-pub async fn use_it(stream: UnixStream, frames: mpsc::Receiver<Frame>, outlet: &Outlet) -> LinkEnd {
+pub async fn use_it(stream: UnixStream, frames: mpsc::Receiver<Frame>, outlet: &OutputQueue) -> LinkEnd {
     let (reader, writer) = stream.into_split();
     tokio::select! {
-        end = read(reader, &[], Taker::Api(outlet, LeftOut::new())) => end,
+        end = read(reader, &[], FrameSink::Api(outlet, LeftOut::new())) => end,
         end = write(writer, frames, None) => end,
     }
 }
 
 /// Where frames from the socket go.
-enum Taker<'a> {
+enum FrameSink<'a> {
     Agent(&'a mpsc::Sender<Frame>),
-    Api(&'a Outlet, LeftOut),
+    Api(&'a OutputQueue, LeftOut),
 }
 
-impl Taker<'_> {
+impl FrameSink<'_> {
     /// Passes on one frame. Returns whether the receiver takes more.
-    async fn take(&mut self, frame: Frame) -> bool {
+    async fn forward(&mut self, frame: Frame) -> bool {
         match self {
             Self::Agent(frames) => frames.send(frame).await.is_ok(),
             Self::Api(outlet, _) if frame.kind == BEHIND => {
@@ -72,7 +72,7 @@ impl Taker<'_> {
     }
 }
 
-async fn read(mut socket: OwnedReadHalf, early: &[u8], mut taker: Taker<'_>) -> LinkEnd {
+async fn read(mut socket: OwnedReadHalf, early: &[u8], mut taker: FrameSink<'_>) -> LinkEnd {
     let mut decoder = Decoder::default();
     decoder.push(early);
     let mut chunk = vec![0; READ];
@@ -80,7 +80,7 @@ async fn read(mut socket: OwnedReadHalf, early: &[u8], mut taker: Taker<'_>) -> 
         loop {
             match decoder.next_frame() {
                 Ok(Some(frame)) => {
-                    if !taker.take(frame).await {
+                    if !taker.forward(frame).await {
                         return LinkEnd::Ours;
                     }
                 }
@@ -106,7 +106,7 @@ async fn write(mut socket: OwnedWriteHalf, mut frames: mpsc::Receiver<Frame>, be
             },
             () = noted(behind) => {}
         }
-        for (exec, stream) in behind.map(Behind::take).unwrap_or_default() {
+        for (exec, stream) in behind.map(Behind::drain).unwrap_or_default() {
             Frame::new(BEHIND).exec(exec).stream(stream).encode(&mut bytes);
         }
         while bytes.len() < BATCH

@@ -43,7 +43,7 @@ const LAST_WORDS: Duration = Duration::from_millis(100);
 
 /// What the API half can see and do.
 #[derive(Debug)]
-pub struct Back {
+pub struct IpcServer {
     pub hello: IpcHello,
     pub clock: SharedClock,
     pub bus: Arc<Bus>,
@@ -69,7 +69,7 @@ impl Waiting {
         self.come.notify_waiters();
     }
 
-    async fn take(&self, number: u64) -> Option<FrameLink> {
+    async fn connect_link(&self, number: u64) -> Option<FrameLink> {
         loop {
             let come = self.come.notified();
             if let Some(link) = self.links.lock().remove(&number) {
@@ -81,13 +81,13 @@ impl Waiting {
 }
 
 struct Server {
-    back: Back,
+    back: IpcServer,
     waiting: Waiting,
     has_api: AtomicBool,
     stop: CancellationToken,
 }
 
-impl Back {
+impl IpcServer {
     /// Serves until `stop`, and a moment longer.
     pub async fn serve(self, listener: UnixListener, stop: CancellationToken) {
         let tasks = TaskTracker::new();
@@ -131,7 +131,7 @@ impl Server {
         match unpacked(hail)? {
             Handshake::Memory(call) => remote_store::serve(&*self.back.memory, call, wire).await,
             Handshake::Link { number } => {
-                let link = clock.timeout(HANDSHAKE_TIMEOUT, self.waiting.take(number)).await;
+                let link = clock.timeout(HANDSHAKE_TIMEOUT, self.waiting.connect_link(number)).await;
                 let Ok(Some(link)) = link else { return Ok(()) };
                 // Frames may have followed the handshake immediately.
                 let parts = wire.into_parts();
@@ -175,7 +175,7 @@ impl Server {
             let mut sessions =
                 Sessions { server: self, lives: &lives, out: &out, visits: BTreeMap::new(), wanted: BTreeMap::new() };
             while let Some(said) = stream.next().await {
-                sessions.hear(said)?;
+                sessions.handle(said)?;
             }
             Ok::<_, io::Error>(())
         };
@@ -219,7 +219,7 @@ impl Server {
                 if !known.contains_key(&id) {
                     let seen = self.back.lifecycle.watch(&id);
                     let _ = out.send(FromReconciler::Held { id: id.clone(), held: true }).await;
-                    let live = lives.news(&id, is_live(*seen.borrow()));
+                    let live = lives.liveness(&id, is_live(*seen.borrow()));
                     let _ = out.send(live).await;
                     let watch = watch_life(id.clone(), seen, lives.clone(), out.clone());
                     let watch = AbortOnDropHandle::new(tasks.spawn(watch));
@@ -261,7 +261,7 @@ async fn watch_life(
     let mut told = None;
     loop {
         let live = is_live(*seen.borrow_and_update());
-        if told.replace(live) != Some(live) && out.send(lives.news(&id, live)).await.is_err() {
+        if told.replace(live) != Some(live) && out.send(lives.liveness(&id, live)).await.is_err() {
             return;
         }
         if seen.changed().await.is_err() {
@@ -275,7 +275,7 @@ async fn watch_life(
 struct Lives(Arc<Mutex<BTreeMap<SandboxId, (u64, bool)>>>);
 
 impl Lives {
-    fn news(&self, id: &SandboxId, live: bool) -> FromReconciler {
+    fn liveness(&self, id: &SandboxId, live: bool) -> FromReconciler {
         let mut lives = self.0.lock();
         let (number, was_live) = lives.entry(id.clone()).or_insert((0, false));
         if live && !*was_live {
@@ -305,12 +305,12 @@ struct Sessions<'a> {
 
 struct AttachedSessions {
     attached: Vec<AttachGuard>,
-    #[expect(dead_code, reason = "held as long as somebody listens")]
+    #[expect(dead_code, reason = "held as long as a session listens")]
     subscription: AbortOnDropHandle<()>,
 }
 
 impl Sessions<'_> {
-    fn hear(&mut self, said: io::Result<BytesMut>) -> io::Result<()> {
+    fn handle(&mut self, said: io::Result<BytesMut>) -> io::Result<()> {
         let back = &self.server.back;
         match unpacked(said)? {
             FromApi::Open { id, number } => self.server.waiting.put(number, back.execs.open(&id)),
@@ -350,7 +350,7 @@ async fn forward(mut subscription: Subscription, id: SandboxId, lives: Lives, ou
     loop {
         let passing = subscription.next().await.passing;
         // A client that learns that the sandbox runs opens a link at once.
-        if matches!(passing, LifecycleEvent::Running { .. }) && out.send(lives.news(&id, true)).await.is_err() {
+        if matches!(passing, LifecycleEvent::Running { .. }) && out.send(lives.liveness(&id, true)).await.is_err() {
             return;
         }
         if out.send(FromReconciler::Posted { id: id.clone(), passing }).await.is_err() {

@@ -26,8 +26,8 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::net::UnixStream;
 use tokio_util::codec::{Framed, LengthDelimitedCodec};
 
-pub use self::ipc_client::{Front, connect};
-pub use self::ipc_server::Back;
+pub use self::ipc_client::{IpcClient, connect};
+pub use self::ipc_server::IpcServer;
 pub use self::ipc_socket::listen;
 
 use crate::{

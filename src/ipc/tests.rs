@@ -41,7 +41,7 @@ impl Pair {
         let memory: Arc<dyn Store> = Arc::new(Memory::new(clock.clone()));
         let (leaving, leaving_seen) = watch::channel(false);
         let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
-        let back = Back {
+        let back = IpcServer {
             hello: IpcHello::new(clock.instance_id(), "one".to_owned(), Err("none".to_owned()), LeaseTimes::DEFAULT),
             clock: clock.clone(),
             bus: bus.clone(),
@@ -56,7 +56,7 @@ impl Pair {
         Self { directory, clock, bus, containers, memory, leaving, stop, tasks }
     }
 
-    async fn front(&self) -> Front {
+    async fn front(&self) -> IpcClient {
         for _ in 0..500 {
             match connect(self.directory.path(), &self.clock, &self.tasks).await {
                 Ok(front) => return front,
@@ -70,7 +70,7 @@ impl Pair {
     async fn create(&self) -> SandboxId {
         let id = self.clock.sandbox_id();
         self.containers.create(&id, &self.start()).await.unwrap();
-        self.bus.hold(&id, true);
+        self.bus.set_held(&id, true);
         id
     }
 
@@ -115,16 +115,16 @@ async fn what_sessions_do_arrives_on_the_other_board_and_ends_with_the_api() {
     assert!(pair.bus.presence(&id).attached, "what was said before a nudge is known with it");
 
     pair.bus.post(&id, LifecycleEvent::Acquiring);
-    pair.bus.hold(&id, true);
+    pair.bus.set_held(&id, true);
     assert_eq!(within(&pair.clock, subscription.next()).await.passing, LifecycleEvent::Acquiring);
-    pair.eventually("the hold is seen", || front.bus.held() == 1).await;
+    pair.eventually("the hold is seen", || front.bus.held_count() == 1).await;
     drop((attached, subscription));
     pair.eventually("the session has left", || !pair.bus.presence(&id).attached).await;
 
     let second = TaskTracker::new();
     assert!(connect(pair.directory.path(), &pair.clock, &second).await.is_err(), "one API at a time");
     drop(front);
-    assert_eq!(pair.front().await.bus.held(), 1, "the next one finds what is held");
+    assert_eq!(pair.front().await.bus.held_count(), 1, "the next one finds what is held");
     pair.stop.cancel();
 }
 
@@ -166,13 +166,13 @@ async fn the_place_of_a_sandbox_is_wanted_across_the_socket_and_no_longer_than_t
                 drop(attached);
             }
             _ => {
-                pair.bus.hold(&id, false);
+                pair.bus.set_held(&id, false);
                 assert!(within(&pair.clock, waiting).await.is_some());
             }
         }
         pair.eventually("it is not wanted any more", || !pair.bus.is_wanted(&id)).await;
     }
-    pair.bus.hold(&id, true);
+    pair.bus.set_held(&id, true);
     pair.bus.set_tenure(&id, Evictability::Spare { since: pair.clock.now() });
     pair.eventually("the place is seen", is_spare).await;
     let applicant = pair.clock.sandbox_id();
@@ -220,7 +220,7 @@ async fn who_hears_that_a_sandbox_runs_can_open_a_link() {
         front.bus.wake(&id);
         // The previous session also woke its sandbox when it left.
         within(&pair.clock, async { while pair.bus.next_wakeup().await != id {} }).await;
-        pair.bus.hold(&id, true);
+        pair.bus.set_held(&id, true);
         pair.containers.create(&id, &pair.start()).await.unwrap();
         pair.bus.post(&id, LifecycleEvent::Running { boot: StartKind::Fresh });
         within(&pair.clock, subscription.next()).await;

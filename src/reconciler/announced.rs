@@ -45,7 +45,7 @@ impl Worker {
         if runs && let Some(kind) = self.start.kind.take() {
             self.announce_running(kind).await;
         }
-        self.context.bus.hold(&self.id, observation.inputs.held || container != Container::Absent);
+        self.context.bus.set_held(&self.id, observation.inputs.held || container != Container::Absent);
     }
 
     pub(super) fn post(&self, event: LifecycleEvent) {
@@ -80,8 +80,8 @@ impl Worker {
         // Time spent waiting for the start does not count as idle.
         self.context.bus.touch(&self.id);
         self.announced.running = true;
-        if self.record.place() == Some(StoreKind::Durable) {
-            self.context.deposit.begin();
+        if self.record.store_kind() == Some(StoreKind::Durable) {
+            self.context.base_upload.begin();
         }
         self.post(LifecycleEvent::Running { boot: kind });
         self.report_running().await;

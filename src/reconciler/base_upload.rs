@@ -23,13 +23,13 @@ const LATER: Duration = Duration::from_secs(60);
 
 /// Whether to upload them, and whether the upload has begun.
 #[derive(Debug, Default)]
-pub struct Deposit {
+pub struct BaseUpload {
     is_wanted: bool,
     has_begun: AtomicBool,
     begin: Notify,
 }
 
-impl Deposit {
+impl BaseUpload {
     pub fn new(is_wanted: bool) -> Self {
         Self { is_wanted, ..Self::default() }
     }
@@ -49,7 +49,7 @@ impl Deposit {
 /// Completes when everything is stored.
 pub(super) async fn run(context: Arc<ReconcilerContext>) {
     let Some(checkpoints) = context.checkpoints.clone() else { return std::future::pending().await };
-    context.deposit.begin.notified().await;
+    context.base_upload.begin.notified().await;
     while let Err(error) = store(&context, &checkpoints).await {
         tracing::warn!(error = ?error, "the runtime or base root file system could not be stored; retrying");
         context.clock.sleep(LATER).await;
@@ -60,7 +60,7 @@ async fn store(context: &ReconcilerContext, checkpoints: &Checkpoints) -> Result
     let failed = |error: store::Error| Failure::Transient(error.to_string());
     let facts = context.lifecycle.facts();
     let (sha256, digest) = (&facts.runsc_sha256, &facts.rootfs_digest);
-    if checkpoints.deposit_runtime(sha256, &context.lifecycle.runtime_file()).await.map_err(failed)? {
+    if checkpoints.store_runtime(sha256, &context.lifecycle.runtime_file()).await.map_err(failed)? {
         tracing::info!(sha256 = sha256.as_str(), version = facts.runsc_version, "stored the runsc of this instance");
     }
     if checkpoints.has_rootfs(digest).await.map_err(failed)? {
@@ -71,7 +71,7 @@ async fn store(context: &ReconcilerContext, checkpoints: &Checkpoints) -> Result
     let file = staging.path().join("rootfs.tar.zst");
     let stored = async {
         context.lifecycle.pack(&file).await?;
-        checkpoints.deposit_rootfs(digest, &file).await.map_err(failed)?;
+        checkpoints.store_rootfs(digest, &file).await.map_err(failed)?;
         tracing::info!(digest = digest.as_str(), "stored the base root file system of this instance");
         Ok(())
     };

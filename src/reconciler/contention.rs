@@ -104,7 +104,7 @@ impl Worker {
             return (verdict(claim, AttachedClient::Probed), Some(subject));
         };
         let has_answered = bus.is_alive(&self.id, probe.number);
-        let client = AttachedClient::judge(true, has_answered, self.context.clock.now() - probe.since);
+        let client = AttachedClient::decide(true, has_answered, self.context.clock.now() - probe.since);
         (verdict(claim, client), None)
     }
 

@@ -77,7 +77,7 @@ impl LeaseView {
     }
 
     fn relation(&self) -> Option<LeaseState> {
-        self.handle.as_ref().and_then(LeaseHandle::stand)
+        self.handle.as_ref().and_then(LeaseHandle::state)
     }
 
     pub(super) fn is_held(&self) -> bool {

@@ -36,7 +36,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use self::workers::Workers;
-pub use self::{base_upload::Deposit, record_view::spec_sha256};
+pub use self::{base_upload::BaseUpload, record_view::spec_sha256};
 use crate::{
     bus::Bus,
     clock::SharedClock,
@@ -69,7 +69,7 @@ pub struct ReconcilerContext {
     pub quotas: Quotas,
     /// Maximum size of an archive that is fetched to become a root file system.
     pub archive_size: u64,
-    pub deposit: Deposit,
+    pub base_upload: BaseUpload,
     pub runtimes: AllowedRuntimes,
     /// Local directory for images on their way to and from the store.
     pub staging: PathBuf,
@@ -111,7 +111,7 @@ impl ReconcilerContext {
         }
     }
 
-    fn ground(&self) -> SweepContext {
+    fn sweep_context(&self) -> SweepContext {
         SweepContext {
             who: self.who.clone(),
             clock: self.clock.clone(),
@@ -135,7 +135,7 @@ pub async fn run(context: Arc<ReconcilerContext>, stop: CancellationToken) {
     loop {
         let drain = context.drain.read();
         // An upload for later instances that has begun is finished, as long as there is time.
-        let is_uploading = context.deposit.has_begun() && !base_upload.is_terminated();
+        let is_uploading = context.base_upload.has_begun() && !base_upload.is_terminated();
         if drain != Drain::No && workers.is_empty() && !is_uploading {
             return;
         }

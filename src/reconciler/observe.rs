@@ -64,7 +64,7 @@ impl Worker {
         let (reads_metadata, known) = (now >= self.record.due, self.record.known());
         let metadata = async {
             let known = known.as_ref().map(|(version, place)| (version, *place));
-            if reads_metadata { Some(context.records.look(&id, known).await) } else { None }
+            if reads_metadata { Some(context.records.read_if_changed(&id, known).await) } else { None }
         };
         let reads_lock = now >= self.lease.due || !self.lease.was_read();
         let lock = async {
@@ -95,7 +95,7 @@ impl Worker {
 
     async fn read_first_lock(&mut self) -> bool {
         if self.lease.handle.is_none() {
-            self.lease.handle = self.record.place().and_then(|place| self.open_lock(place));
+            self.lease.handle = self.record.store_kind().and_then(|place| self.open_lock(place));
         }
         let Some(handle) = &mut self.lease.handle else { return false };
         let read = handle.read().await;

@@ -23,7 +23,7 @@ impl AttachedClient {
     pub const ALL: [Self; 4] = [Self::Absent, Self::Probed, Self::Alive, Self::Silent];
 
     /// `since`: time since the probe. A late answer counts as long as nothing was done about the silence.
-    pub fn judge(is_attached: bool, has_answered: bool, since: Duration) -> Self {
+    pub fn decide(is_attached: bool, has_answered: bool, since: Duration) -> Self {
         match (is_attached, has_answered) {
             (false, _) => Self::Absent,
             (true, true) => Self::Alive,
@@ -81,10 +81,10 @@ mod tests {
     fn a_client_has_one_second_and_is_believed_whenever_it_answers() {
         let millis = Duration::from_millis;
         for since in [millis(0), millis(999), millis(1_000), millis(9_000)] {
-            assert_eq!(AttachedClient::judge(false, false, since), AttachedClient::Absent);
-            assert_eq!(AttachedClient::judge(true, true, since), AttachedClient::Alive);
+            assert_eq!(AttachedClient::decide(false, false, since), AttachedClient::Absent);
+            assert_eq!(AttachedClient::decide(true, true, since), AttachedClient::Alive);
         }
-        assert_eq!(AttachedClient::judge(true, false, millis(999)), AttachedClient::Probed);
-        assert_eq!(AttachedClient::judge(true, false, millis(1_000)), AttachedClient::Silent);
+        assert_eq!(AttachedClient::decide(true, false, millis(999)), AttachedClient::Probed);
+        assert_eq!(AttachedClient::decide(true, false, millis(1_000)), AttachedClient::Silent);
     }
 }

@@ -13,7 +13,7 @@ use super::sweep::sweep_rules::{UnixTime, outlived};
 use crate::{
     clock::Moment,
     storage::{
-        records::{self, FoundMetadata, Looked, StoreKind},
+        records::{self, FoundMetadata, MetadataPoll, StoreKind},
         store::Version,
     },
 };
@@ -59,10 +59,10 @@ impl RecordView {
     }
 
     /// Takes in the result of a read. Metadata that is missing is forgotten unless this instance holds the lease.
-    pub(super) fn note_read(&mut self, id: &SandboxId, looked: records::Result<Option<Looked>>, is_held: bool) {
+    pub(super) fn note_read(&mut self, id: &SandboxId, looked: records::Result<Option<MetadataPoll>>, is_held: bool) {
         self.fault = match looked {
-            Ok(Some(Looked::Unchanged)) => None,
-            Ok(Some(Looked::Found(found))) => {
+            Ok(Some(MetadataPoll::Unchanged)) => None,
+            Ok(Some(MetadataPoll::Found(found))) => {
                 self.spec_sha256 = spec_sha256(&found.metadata.spec);
                 self.found = Some(*found);
                 self.is_fault_reported = false;
@@ -99,7 +99,7 @@ impl RecordView {
         self.metadata().map(|metadata| &metadata.spec)
     }
 
-    pub(super) fn place(&self) -> Option<StoreKind> {
+    pub(super) fn store_kind(&self) -> Option<StoreKind> {
         self.found.as_ref().map(|found| found.place)
     }
 

@@ -17,7 +17,7 @@ use baton_protocol::id::SandboxId;
 use futures::{StreamExt, stream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
-use self::sweep_rules::{Placement, SweepDesired, SweepLock, SweepObservation, SweepTask, UnixTime, errand};
+use self::sweep_rules::{Placement, SweepDesired, SweepLock, SweepObservation, SweepTask, UnixTime, task_for};
 use super::{ReconcilerContext, desired::Drain};
 use crate::{
     bus::Bus,
@@ -59,7 +59,7 @@ pub struct SweepContext {
 #[derive(Debug)]
 pub struct Assignment {
     pub id: SandboxId,
-    pub errand: SweepTask,
+    pub task: SweepTask,
     lock: LeaseHandle,
     objects: SandboxObjects,
     /// Released when the task is done.
@@ -78,7 +78,7 @@ struct Known {
     purged_at: Option<UnixTime>,
     untidy: bool,
     tidy_at: Option<Moment>,
-    wish: SweepDesired,
+    desired: SweepDesired,
     placement: Placement,
     due: Option<UnixTime>,
     is_said_to_run: bool,
@@ -96,7 +96,7 @@ impl Known {
             purged_at: None,
             untidy: false,
             tidy_at: None,
-            wish: SweepDesired::Invalid,
+            desired: SweepDesired::Invalid,
             placement: Placement::Other,
             due: None,
             is_said_to_run: false,
@@ -107,14 +107,14 @@ impl Known {
 
 #[derive(Debug)]
 pub struct Sweep {
-    ground: SweepContext,
+    sweep_context: SweepContext,
     known: HashMap<SandboxId, Known>,
 }
 
 /// Sweeps periodically, until the instance drains or the receiver of tasks is gone.
 pub(super) async fn run(context: Arc<ReconcilerContext>, assignments: mpsc::Sender<Assignment>) {
     let Some(every) = context.housekeeping.sweep.filter(|_| context.records.can_checkpoint()) else { return };
-    let mut sweep = Sweep::new(context.ground());
+    let mut sweep = Sweep::new(context.sweep_context());
     let permits = Arc::new(Semaphore::new(AT_ONCE));
     loop {
         context.clock.sleep(context.clock.jittered(every)).await;
@@ -139,13 +139,13 @@ pub(super) async fn run(context: Arc<ReconcilerContext>, assignments: mpsc::Send
 }
 
 impl Sweep {
-    pub fn new(ground: SweepContext) -> Self {
-        Self { ground, known: HashMap::new() }
+    pub fn new(sweep_context: SweepContext) -> Self {
+        Self { sweep_context, known: HashMap::new() }
     }
 
     /// Examines every sandbox once and returns the tasks to run.
     pub async fn pass(&mut self) -> records::Result<Vec<Assignment>> {
-        let listed = match self.ground.records.survey().await {
+        let listed = match self.sweep_context.records.survey().await {
             Ok(listed) => listed,
             Err(error) => {
                 // Time in which nothing could be read says nothing about whether a holder is alive.
@@ -159,7 +159,7 @@ impl Sweep {
             let looks = listed.into_iter().map(|(id, objects)| {
                 let known = before.remove(&id);
                 async move {
-                    let known = this.look(&id, objects, known).await;
+                    let known = this.observe(&id, objects, known).await;
                     (id, known)
                 }
             });
@@ -167,14 +167,14 @@ impl Sweep {
         };
         let mut assignments = Vec::new();
         for (id, mut known) in looked {
-            let errand = errand(&self.seen(&known));
-            if errand != SweepTask::Rest {
+            let task = task_for(&self.seen(&known));
+            if task != SweepTask::Rest {
                 match known.file.take().map_or_else(|| self.lock_file(&id), Ok) {
                     Ok(lock) => {
                         let objects = known.objects.clone();
                         // The result is checked again in the next sweep.
                         known.tidy_at = None;
-                        assignments.push(Assignment { id: id.clone(), errand, lock, objects, permit: None });
+                        assignments.push(Assignment { id: id.clone(), task, lock, objects, permit: None });
                     }
                     Err(error) => tracing::warn!(sandbox = %id, %error, "the sweep skips a sandbox"),
                 }
@@ -185,13 +185,13 @@ impl Sweep {
     }
 
     fn lock_file(&self, id: &SandboxId) -> records::Result<LeaseHandle> {
-        self.ground.records.lock_file(id, StoreKind::Durable, &self.ground.who)
+        self.sweep_context.records.lock_file(id, StoreKind::Durable, &self.sweep_context.who)
     }
 
     /// What is known about a sandbox now. Unchanged objects are not read again.
-    async fn look(&self, id: &SandboxId, objects: SandboxObjects, before: Option<Known>) -> Known {
+    async fn observe(&self, id: &SandboxId, objects: SandboxObjects, before: Option<Known>) -> Known {
         // It has a worker.
-        if self.ground.bus.is_here(id) {
+        if self.sweep_context.bus.is_here(id) {
             return Known::new();
         }
         let mut known = before.unwrap_or_else(Known::new);
@@ -202,20 +202,20 @@ impl Sweep {
     }
 
     async fn look_at_metadata(&self, id: &SandboxId, objects: &SandboxObjects, known: &mut Known) {
-        let now = self.ground.clock.now();
+        let now = self.sweep_context.clock.now();
         if objects.metadata.is_none() {
-            known.wish = SweepDesired::Missing;
+            known.desired = SweepDesired::Missing;
             known.unnamed_since.get_or_insert(now);
             return;
         }
         known.unnamed_since = None;
-        if objects.metadata == known.objects.metadata && known.wish != SweepDesired::Invalid {
+        if objects.metadata == known.objects.metadata && known.desired != SweepDesired::Invalid {
             return;
         }
-        known.wish = match self.ground.records.find(id).await {
+        known.desired = match self.sweep_context.records.find(id).await {
             Ok(Some(found)) => {
-                known.placement = Placement::of(&found.spec, &self.ground.who.me);
-                known.due = sweep_rules::due(&found.spec, &found.status, self.ground.retention);
+                known.placement = Placement::of(&found.spec, &self.sweep_context.who.me);
+                known.due = sweep_rules::expires_at(&found.spec, &found.status, self.sweep_context.retention);
                 known.is_said_to_run = sweep_rules::is_said_to_run(&found.status);
                 SweepDesired::Is(found.spec.desired_state)
             }
@@ -232,7 +232,7 @@ impl Sweep {
             (known.lock, known.file) = (SweepLock::Missing, None);
             return;
         };
-        let now = self.ground.clock.now();
+        let now = self.sweep_context.clock.now();
         let first = known.objects == SandboxObjects::default();
         let still = known.objects.lock.as_ref() == Some(version);
         if !first && !still && known.placement != Placement::Ordered {
@@ -248,7 +248,7 @@ impl Sweep {
         let file = known.file.take().map_or_else(|| self.lock_file(id), Ok);
         let Ok(mut file) = file else { return };
         known.lock = match file.read().await {
-            Ok(()) => self.judge(&file),
+            Ok(()) => self.lock_state(&file),
             Err(lease::Error::Missing) => SweepLock::Missing,
             Err(error) => {
                 tracing::warn!(sandbox = %id, %error, "the sweep could not read the lock");
@@ -273,9 +273,9 @@ impl Sweep {
         }
     }
 
-    fn judge(&self, file: &LeaseHandle) -> SweepLock {
+    fn lock_state(&self, file: &LeaseHandle) -> SweepLock {
         let is_leased = file.lock().is_some_and(|lock| lock.lease.is_some());
-        match file.stand() {
+        match file.state() {
             None => SweepLock::Unknown,
             Some(LeaseState::Purged) => SweepLock::Purged,
             Some(LeaseState::Free) if is_leased => SweepLock::Dead,
@@ -289,7 +289,7 @@ impl Sweep {
         let mut lock = lock.clone();
         // As the next holder will see it.
         lock.epoch += 1;
-        match self.ground.upkeep.unreferenced(&lock).await {
+        match self.sweep_context.upkeep.unreferenced(&lock).await {
             Ok(found) => !found.is_empty(),
             Err(error) => {
                 tracing::debug!(sandbox = %id, %error, "the sweep could not list the checkpoints");
@@ -299,20 +299,22 @@ impl Sweep {
     }
 
     fn seen(&self, known: &Known) -> SweepObservation {
-        let clock = &self.ground.clock;
+        let clock = &self.sweep_context.clock;
         let wall = since_1970(clock);
         SweepObservation {
             lock: known.lock,
             purging: known.purging,
             started: known.started,
-            wish: known.wish,
+            desired: known.desired,
             placement: known.placement,
-            is_abandoned: known.unnamed_since.is_some_and(|since| clock.now() - since >= self.ground.abandoned_after),
+            is_abandoned: known
+                .unnamed_since
+                .is_some_and(|since| clock.now() - since >= self.sweep_context.abandoned_after),
             is_overdue: known.due.is_some_and(|due| due <= wall),
             is_said_to_run: known.is_said_to_run,
             is_untidy: known.untidy,
-            is_past: known.purged_at.is_some_and(|at| wall.saturating_sub(at) >= self.ground.tombstones_for),
-            has_room: self.ground.bus.held() < self.ground.room,
+            is_past: known.purged_at.is_some_and(|at| wall.saturating_sub(at) >= self.sweep_context.tombstones_for),
+            has_room: self.sweep_context.bus.held_count() < self.sweep_context.room,
         }
     }
 }

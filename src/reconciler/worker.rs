@@ -95,7 +95,7 @@ impl Worker {
         if self.announced.running {
             self.announce_left(None);
         }
-        self.context.bus.hold(&self.id, false);
+        self.context.bus.set_held(&self.id, false);
         self.context.bus.forget(&self.id);
     }
 
@@ -111,7 +111,7 @@ impl Worker {
         }
         if action == Action::Rest {
             self.report_at_rest(desired, &observation.observed).await;
-            self.rest(&observation).await;
+            self.wait_for_change(&observation).await;
         } else {
             tracing::debug!(sandbox = %self.id, ?desired, observed = ?observation.observed, ?action, "plan");
             let outcome = self.act(action, desired, &observation.observed).await;
@@ -127,14 +127,14 @@ impl Worker {
     }
 
     /// Waits until something may have changed since the observation.
-    async fn rest(&mut self, observation: &Observation) {
+    async fn wait_for_change(&mut self, observation: &Observation) {
         let context = self.context.clone();
         let mut container = context.lifecycle.watch(&self.id);
         let mut seen = observation.seen;
         if *container.borrow_and_update() != seen {
             return;
         }
-        let (id, place) = (self.id.clone(), self.record.place());
+        let (id, place) = (self.id.clone(), self.record.store_kind());
         let stored = async {
             match place {
                 Some(place) => context.records.changed(&id, place).await,

@@ -95,7 +95,7 @@ fn cause(
         (_, Some(asked)) if fulfilled != Some(asked) => Some(Cause::Request(asked)),
         (Weight::Part, _) => None,
         (Weight::Whole, Some(before)) => Some(Cause::After(before)),
-        (Weight::Whole, None) => Some(Cause::Nobody),
+        (Weight::Whole, None) => Some(Cause::Unrequested),
     }
 }
 
@@ -115,7 +115,7 @@ impl Worker {
         let outcome = outcome(done);
         let took: Duration = self.context.clock.now() - began;
         self.context.metrics.acted(&action, outcome, took);
-        let steps = self.telemetry.steps.take();
+        let steps = self.telemetry.steps.drain();
         // The report that follows a checkpoint has read what the waiter's client wrote.
         let request = if traced.is_for_a_waiter { self.context.records.cause_of(&self.id) } else { traced.request };
         if let Some(cause) = cause(action, outcome, request, self.telemetry.fulfilled) {
@@ -152,7 +152,7 @@ mod tests {
         assert_eq!(cause_of(Action::Acquire, two, one), Some(Cause::Request(context(2))));
         assert_eq!(cause_of(Action::Checkpoint, one, one), Some(Cause::After(context(1))));
         assert_eq!(cause_of(Action::Remove, one, one), None);
-        assert_eq!(cause_of(Action::Checkpoint, None, one), Some(Cause::Nobody));
+        assert_eq!(cause_of(Action::Checkpoint, None, one), Some(Cause::Unrequested));
         assert_eq!(cause_of(Action::Acquire, None, None), None);
         assert_eq!(cause_of(Action::Renew, two, one), None);
         assert_eq!(cause(Action::Restore, ActionOutcome::Again, two, one), None);

@@ -61,7 +61,7 @@ impl ExtractedTree {
 
 /// The exclusive right to make a tree, and the directory for it.
 #[derive(Debug)]
-pub struct Making {
+pub struct PendingTree {
     cache: Cache,
     digest: Sha256Name,
     lock: File,
@@ -73,7 +73,7 @@ impl Cache {
     }
 
     /// Holds a tree that is present. Does not wait for one that is being made.
-    pub fn hold(&self, digest: &Sha256Name) -> io::Result<Option<RootfsHold>> {
+    pub fn acquire(&self, digest: &Sha256Name) -> io::Result<Option<RootfsHold>> {
         let Some(lock) = self.lock(digest, FlockOperation::NonBlockingLockShared)? else { return Ok(None) };
         self.held(digest, lock)
     }
@@ -87,15 +87,15 @@ impl Cache {
     }
 
     /// Returns the tree if it exists, else the right to make it. Waits if it is being made now. Blocks.
-    pub fn make(&self, digest: &Sha256Name) -> io::Result<Result<RootfsHold, Making>> {
+    pub fn make(&self, digest: &Sha256Name) -> io::Result<Result<RootfsHold, PendingTree>> {
         loop {
-            if let Some(held) = self.hold(digest)? {
+            if let Some(held) = self.acquire(digest)? {
                 return Ok(Ok(held));
             }
             if let Some(lock) = self.lock(digest, FlockOperation::NonBlockingLockExclusive)? {
                 // Another process may have made it between the two checks.
                 if self.about(digest)?.is_none() {
-                    let making = Making { cache: self.clone(), digest: digest.clone(), lock };
+                    let making = PendingTree { cache: self.clone(), digest: digest.clone(), lock };
                     making.wipe()?;
                     fs::create_dir_all(making.tree())?;
                     return Ok(Err(making));
@@ -196,7 +196,7 @@ impl Cache {
     }
 }
 
-impl Making {
+impl PendingTree {
     /// The directory to fill.
     pub fn tree(&self) -> PathBuf {
         self.folder().join("rootfs")
@@ -259,7 +259,7 @@ mod tests {
         let mut left: Vec<_> = names.filter(|name| !name.ends_with(".lock")).collect();
         left.sort();
         assert_eq!(left, [whole.to_string(), format!("{busy}.making"), "note".to_owned()]);
-        assert!(cache.hold(&whole).unwrap().is_some());
+        assert!(cache.acquire(&whole).unwrap().is_some());
         drop(making);
         Cache::new(folder.path().join("nowhere"), 0).sweep().unwrap();
     }

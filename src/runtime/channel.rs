@@ -25,7 +25,7 @@ use tokio::{
 
 use super::{
     Error, FrameLink, Result, StartSpec, containers::RuntimeContext, frame_reader::FrameReader,
-    frame_writer::FrameWriter, output_queue::Outlet,
+    frame_writer::FrameWriter, output_queue::OutputQueue,
 };
 use crate::clock::SharedClock;
 
@@ -75,7 +75,7 @@ const FORKED_FROM: &str = "BATON_FORKED_FROM";
 pub struct Channel {
     clock: SharedClock,
     control: mpsc::UnboundedSender<WriterCommand>,
-    link: Arc<watch::Sender<Option<Outlet>>>,
+    link: Arc<watch::Sender<Option<OutputQueue>>>,
     gate: watch::Sender<bool>,
     hunt: watch::Sender<Option<[u8; 16]>>,
     news: watch::Receiver<AgentStatus>,
@@ -98,14 +98,14 @@ impl Channel {
         Self { clock: clock.clone(), control, link, gate, hunt, news: heard, pings: 0.into() }
     }
 
-    pub fn news(&self) -> watch::Receiver<AgentStatus> {
+    pub fn status(&self) -> watch::Receiver<AgentStatus> {
         self.news.clone()
     }
 
     /// Opens the only link and closes any earlier one. Returns `None` if the channel has ended.
     pub fn open(&self) -> Option<FrameLink> {
         let (to_agent, frames) = mpsc::channel(LINK_FRAMES);
-        let (output, from_agent, behind) = Outlet::new();
+        let (output, from_agent, behind) = OutputQueue::new();
         // In this order, a writer that ends now either closes this output or refuses these frames.
         self.link.send_replace(Some(output));
         if self.control.send(WriterCommand::Link(frames)).is_err() {
@@ -128,7 +128,7 @@ impl Channel {
     /// Waits until the agent, assigned or not, has answered.
     pub async fn wait_ready(&self, limit: Duration) -> Result<()> {
         let ping = self.ping();
-        self.heard("create", limit, |news| news.version.is_some() && news.pong >= ping).await
+        self.wait_for_status("create", limit, |news| news.version.is_some() && news.pong >= ping).await
     }
 
     pub fn is_broken(&self) -> bool {
@@ -151,7 +151,7 @@ impl Channel {
             self.hunt.send_replace(Some(nonce));
             self.send_bytes(resync_bytes(&start.marker, &nonce)?);
             let wait = RESYNC.min(until - self.clock.now());
-            match self.heard("restore", wait, |news| news.resynced == Some(nonce)).await {
+            match self.wait_for_status("restore", wait, |news| news.resynced == Some(nonce)).await {
                 Err(Error::TimedOut { .. }) if self.clock.now() < until => {}
                 Err(Error::TimedOut { what, .. }) => return Err(Error::TimedOut { what, after: limit }),
                 ended => {
@@ -192,10 +192,15 @@ impl Channel {
 
     /// Waits until the agent has answered a ping.
     pub async fn ponged(&self, ping: u64, limit: Duration) -> Result<()> {
-        self.heard("resume", limit, |news| news.pong >= ping).await
+        self.wait_for_status("resume", limit, |news| news.pong >= ping).await
     }
 
-    async fn heard(&self, what: &'static str, limit: Duration, is_so: impl Fn(&AgentStatus) -> bool) -> Result<()> {
+    async fn wait_for_status(
+        &self,
+        what: &'static str,
+        limit: Duration,
+        is_so: impl Fn(&AgentStatus) -> bool,
+    ) -> Result<()> {
         let mut news = self.news.clone();
         let told = self.clock.timeout(limit, news.wait_for(|news| news.broken.is_some() || is_so(news))).await;
         match told {

@@ -82,14 +82,14 @@ impl Live {
         });
     }
 
-    pub fn look(&self) -> ContainerView {
+    pub fn view(&self) -> ContainerView {
         let container = match (self.has_ended(), *self.fence.borrow(), self.is_paused()) {
             (true, _, _) | (_, Fence::Killed, _) => Container::Stopped,
             (false, Fence::Fenced, _) => Container::Fenced,
             (false, Fence::Running, true) => Container::Paused,
             (false, Fence::Running, false) => Container::Running,
         };
-        let running = self.channel.news().borrow().running.len();
+        let running = self.channel.status().borrow().running.len();
         let running_execs =
             if container == Container::Stopped { 0 } else { u32::try_from(running).unwrap_or(u32::MAX) };
         ContainerView { container, running_execs }
@@ -98,10 +98,10 @@ impl Live {
 
 /// Publishes every change until the container has ended.
 pub(super) async fn watch_over(context: Arc<RuntimeContext>, slot: Arc<Slot>, live: Arc<Live>, mut child: Child) {
-    let (mut news, mut fence, mut paused) = (live.channel.news(), live.fence.clone(), live.paused.subscribe());
+    let (mut news, mut fence, mut paused) = (live.channel.status(), live.fence.clone(), live.paused.subscribe());
     let mut stirred = false;
     loop {
-        let seen = live.look();
+        let seen = live.view();
         live.channel.set_gate(seen.container == Container::Running);
         slot.seen.send_if_modified(|shown| std::mem::replace(shown, seen) != seen);
         // The guard may resume a container without an action: a new guard does, so quickly that the stop may
@@ -132,7 +132,7 @@ pub(super) async fn watch_over(context: Arc<RuntimeContext>, slot: Arc<Slot>, li
     all_ended(&live.processes, &context.clock).await;
     live.ended.cancel();
     live.channel.close();
-    let seen = live.look();
+    let seen = live.view();
     slot.seen.send_if_modified(|shown| std::mem::replace(shown, seen) != seen);
 }
 

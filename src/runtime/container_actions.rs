@@ -57,10 +57,10 @@ pub(super) async fn start(
     *slot.renewed.lock() = None;
     *slot.name.lock() = Some(name.clone());
     slot.show(Container::Partial);
-    let (seat, _starting, offer) = context.pool.enter(image.is_none().then_some(start));
-    *slot.seat.lock() = Some(seat);
+    let (pool_slot, _starting, offer) = context.pool.enter(image.is_none().then_some(start));
+    *slot.pool_slot.lock() = Some(pool_slot);
     let begun = match offer.warm(&context.pool).await {
-        Some(warm) => take(context, slot, warm, start).await,
+        Some(warm) => take_warm(context, slot, warm, start).await,
         None => None,
     };
     let begun = match begun {
@@ -115,7 +115,7 @@ async fn begin(
     extend_if_renewed(context, slot, name);
     let mut begun = Begun::start(context, name, verb, group.as_ref()).await?;
     let (doomed, cancelled) = (begun.doomed.clone(), slot.starting.lock().clone());
-    let watched = |begun: &Begun| hold(context, slot, begun, group.as_ref(), &fence, &start.limits);
+    let watched = |begun: &Begun| apply_limits(context, slot, begun, group.as_ref(), &fence, &start.limits);
     let started = tokio::select! {
         biased;
         () = cancelled.cancelled() => Err(Error::NotIn("wanted any more")),
@@ -168,7 +168,7 @@ async fn sync(
 }
 
 /// Enforces the container's limits from now on.
-fn hold(
+fn apply_limits(
     context: &RuntimeContext,
     slot: &Slot,
     begun: &Begun,
@@ -188,7 +188,7 @@ fn over(what: &'static str) -> Error {
 
 /// Assigns a warm container to the sandbox: first the guard gets the deadline, then the agent the assignment.
 /// Returns `None` if the container was unusable; it is dead then.
-async fn take(
+async fn take_warm(
     context: &Arc<RuntimeContext>,
     slot: &Slot,
     warm: WarmContainer,
@@ -198,9 +198,9 @@ async fn take(
     let (name, own) = (begun.name.clone(), slot.name.lock().replace(begun.name.clone()));
     (*slot.group.lock()).clone_from(&group);
     let taken = async {
-        let fence = context.guard.take(&name, start.deadline).await?;
+        let fence = context.guard.arm_warm(&name, start.deadline).await?;
         extend_if_renewed(context, slot, &name);
-        hold(context, slot, &begun, group.as_ref(), &fence, &start.limits);
+        apply_limits(context, slot, &begun, group.as_ref(), &fence, &start.limits);
         begun.channel.assign(start, pool::OFFER_TIMEOUT).await?;
         throttle(group.as_ref(), "create")?;
         Ok(fence)
@@ -216,7 +216,7 @@ async fn take(
             begun.end(context).await;
             *slot.name.lock() = own;
             slot.group.lock().take();
-            context.pool.leave(Remains { name, group }, &error);
+            context.pool.remove_later(Remains { name, group }, &error);
             None
         }
     }
@@ -390,7 +390,7 @@ async fn wipe(context: &RuntimeContext, slot: &Slot) -> Result<()> {
     slot.group.lock().take();
     slot.root.lock().take();
     slot.name.lock().take();
-    slot.seat.lock().take();
+    slot.pool_slot.lock().take();
     slot.show(Container::Absent);
     Ok(())
 }
@@ -406,7 +406,7 @@ fn running(slot: &Slot) -> Result<Arc<Live>> {
 
 /// An action is done once its effect is visible to all watchers.
 async fn shown(slot: &Slot, live: &Live, done: Result<()>) -> Result<()> {
-    let expected = live.look();
+    let expected = live.view();
     let mut seen = slot.seen.subscribe();
     let _ = tokio::select! {
         seen = seen.wait_for(|seen| seen.container == expected.container) => seen.map(drop),

@@ -69,7 +69,7 @@ pub(super) struct Slot {
     /// The cgroup that enforces its limits, if any; held as long as `root`.
     pub group: Mutex<Option<Group>>,
     /// Its slot in the capacity of this instance; held as long as `root`.
-    pub seat: Mutex<Option<PoolSlot>>,
+    pub pool_slot: Mutex<Option<PoolSlot>>,
 }
 
 impl Slot {
@@ -85,7 +85,7 @@ impl Slot {
             renewed: Mutex::default(),
             root: Mutex::default(),
             group: Mutex::default(),
-            seat: Mutex::default(),
+            pool_slot: Mutex::default(),
         }
     }
 
@@ -125,7 +125,7 @@ impl Containers {
     /// Locks the state directory, wipes what a predecessor left in it, probes runsc and starts the guard.
     /// `clock` must be the machine's: the guard reads the same one.
     pub async fn open(settings: RuntimeSettings, clock: SharedClock) -> Result<Self> {
-        let (settings, state_dir) = startup::take(settings).await?;
+        let (settings, state_dir) = startup::prepare_state_dir(settings).await?;
         let place = settings.state_dir.clone();
         let cgroups = tokio::task::spawn_blocking(move || cgroup::open(&place)).await;
         let cgroups = cgroups.map_err(|error| error.to_string()).flatten();
@@ -150,7 +150,7 @@ impl Containers {
             pool,
         });
         if context.settings.warm.count > 0 {
-            context.tasks.spawn(context.pool.clone().keep(context.clone()));
+            context.tasks.spawn(context.pool.clone().refill(context.clone()));
         }
         Ok(Self { context, facts, slots: Mutex::default(), _state_dir: state_dir })
     }
@@ -159,7 +159,7 @@ impl Containers {
     /// start.
     pub async fn close(&self) {
         self.context.pool.close().await;
-        for id in self.here() {
+        for id in self.local_sandboxes() {
             if let Err(error) = self.remove(&id).await {
                 tracing::warn!(sandbox = %id, %error, "a container could not be removed");
             }
@@ -246,7 +246,7 @@ impl Lifecycle for Containers {
         self.slot(id).seen.subscribe()
     }
 
-    fn here(&self) -> Vec<SandboxId> {
+    fn local_sandboxes(&self) -> Vec<SandboxId> {
         let slots = self.slots.lock();
         slots.values().filter(|slot| slot.name.lock().is_some()).map(|slot| slot.id.clone()).collect()
     }
@@ -294,7 +294,7 @@ impl Lifecycle for Containers {
         rootfs_cache::count_entries(archive).await
     }
 
-    fn hold(&self, digest: &Sha256Name) -> Option<RootfsGuard> {
+    fn acquire_rootfs(&self, digest: &Sha256Name) -> Option<RootfsGuard> {
         rootfs_cache::find(&self.context, Some(digest)).ok().map(RootfsGuard::from)
     }
 

@@ -53,7 +53,7 @@ pub async fn make_room(image: PathBuf, sentry: i32, promised: &Reservations) -> 
         if fs::read_dir(&image)?.next().is_some() {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
-        Ok((free(&image)?, held(sentry)?))
+        Ok((free(&image)?, sentry_size(sentry)?))
     });
     match checked.await.map_err(io::Error::other).flatten() {
         Ok((free, held)) => promised
@@ -67,7 +67,7 @@ pub async fn make_room(image: PathBuf, sentry: i32, promised: &Reservations) -> 
 pub async fn check_room(file: PathBuf, sentry: i32) -> Result<()> {
     let checked = tokio::task::spawn_blocking(move || {
         // Includes its memory, which errs on the safe side.
-        Ok((free(file.parent().unwrap_or(&file))?, held(sentry)?))
+        Ok((free(file.parent().unwrap_or(&file))?, sentry_size(sentry)?))
     });
     match checked.await.map_err(io::Error::other).flatten() {
         Ok((free, held)) if free < held.saturating_add(MARGIN) => Err(Error::NoSpace { what: "a snapshot" }),
@@ -92,7 +92,7 @@ fn free(path: &Path) -> io::Result<u64> {
 }
 
 /// The size of the sandbox's memory and changed files, all of which are unlinked files of the sentry.
-fn held(sentry: i32) -> io::Result<u64> {
+fn sentry_size(sentry: i32) -> io::Result<u64> {
     let mut files = std::collections::BTreeMap::new();
     for entry in fs::read_dir(format!("/proc/{sentry}/fd"))? {
         if let Ok(file) = fs::metadata(entry?.path())

@@ -10,7 +10,7 @@ use tokio::{io::AsyncReadExt, process::ChildStdout, sync::watch};
 
 use super::{
     channel::{AgentStatus, OWN},
-    output_queue::{LeftOut, Outlet},
+    output_queue::{LeftOut, OutputQueue},
 };
 use crate::metrics::{ExecEnd, ExecPipe, Metrics};
 
@@ -22,7 +22,7 @@ const BROKEN: &str = "the agent sent a broken frame";
 pub struct FrameReader {
     stdout: ChildStdout,
     decoder: Decoder,
-    link: watch::Receiver<Option<Outlet>>,
+    link: watch::Receiver<Option<OutputQueue>>,
     /// The dropped streams of that link.
     left_out: LeftOut,
     hunt: watch::Receiver<Option<[u8; 16]>>,
@@ -35,7 +35,7 @@ pub struct FrameReader {
 impl FrameReader {
     pub fn new(
         stdout: ChildStdout,
-        link: watch::Receiver<Option<Outlet>>,
+        link: watch::Receiver<Option<OutputQueue>>,
         hunt: watch::Receiver<Option<[u8; 16]>>,
         news: watch::Sender<AgentStatus>,
         metrics: Metrics,
@@ -75,7 +75,7 @@ impl FrameReader {
                 } else {
                     match begun.finish() {
                         Ok(Some(frame)) => {
-                            if let Err(why) = self.take(frame).await {
+                            if let Err(why) = self.handle(frame).await {
                                 return why;
                             }
                         }
@@ -90,7 +90,7 @@ impl FrameReader {
             loop {
                 match self.decoder.next_frame() {
                     Ok(Some(frame)) => {
-                        if let Err(why) = self.take(frame).await {
+                        if let Err(why) = self.handle(frame).await {
                             return why;
                         }
                     }
@@ -124,7 +124,7 @@ impl FrameReader {
         false
     }
 
-    async fn take(&mut self, frame: Frame) -> Result<(), &'static str> {
+    async fn handle(&mut self, frame: Frame) -> Result<(), &'static str> {
         match frame.kind {
             FrameKind::Hello => {
                 let hello: agent::Hello = parse(&frame)?;

@@ -11,7 +11,7 @@ use tokio::{
 
 use super::{
     channel::{WriterCommand, is_allowed},
-    output_queue::Outlet,
+    output_queue::OutputQueue,
     runtime_settings::RuntimeSettings,
 };
 use crate::{
@@ -29,7 +29,7 @@ pub struct FrameWriter {
     /// Closed while the container is paused or fenced.
     gate: watch::Receiver<bool>,
     /// The other half of the link, which closes together with this one.
-    output: Arc<watch::Sender<Option<Outlet>>>,
+    output: Arc<watch::Sender<Option<OutputQueue>>>,
     link: Option<mpsc::Receiver<Frame>>,
     /// When the grace period for a client to attach ends.
     detach_at: Option<Moment>,
@@ -43,7 +43,7 @@ impl FrameWriter {
         stdin: ChildStdin,
         control: mpsc::UnboundedReceiver<WriterCommand>,
         gate: watch::Receiver<bool>,
-        output: Arc<watch::Sender<Option<Outlet>>>,
+        output: Arc<watch::Sender<Option<OutputQueue>>>,
         clock: SharedClock,
         settings: &RuntimeSettings,
     ) -> Self {
@@ -79,7 +79,7 @@ impl FrameWriter {
                     }
                 },
                 changed = self.gate.changed() => changed.ok()?,
-                frame = take(&mut self.link), if open => match frame {
+                frame = next_frame(&mut self.link), if open => match frame {
                     Some(frame) => {
                         let bytes = self.batch(&frame);
                         if !bytes.is_empty() {
@@ -123,7 +123,7 @@ impl FrameWriter {
     }
 }
 
-async fn take(link: &mut Option<mpsc::Receiver<Frame>>) -> Option<Frame> {
+async fn next_frame(link: &mut Option<mpsc::Receiver<Frame>>) -> Option<Frame> {
     match link {
         Some(link) => link.recv().await,
         None => std::future::pending().await,

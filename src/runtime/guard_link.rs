@@ -61,7 +61,7 @@ type Awaited = (GuardOutcome, oneshot::Sender<watch::Receiver<Fence>>);
 
 #[derive(Clone, Debug)]
 pub struct GuardLink {
-    wishes: mpsc::UnboundedSender<GuardRequest>,
+    requests: mpsc::UnboundedSender<GuardRequest>,
     clock: SharedClock,
     settings: Arc<RuntimeSettings>,
 }
@@ -74,11 +74,12 @@ pub const NONE_YET: Moment = Moment(Duration::from_secs(u32::MAX as u64));
 impl GuardLink {
     /// Starts the guard. It exits when the last link is dropped.
     pub fn start(settings: Arc<RuntimeSettings>, clock: SharedClock, tasks: &TaskTracker) -> io::Result<Self> {
-        let (wishes, queue) = mpsc::unbounded_channel();
+        let (requests, queue) = mpsc::unbounded_channel();
         let first = start(&settings)?;
-        let keeper = Keeper { settings: settings.clone(), clock: clock.clone(), queue, entries: BTreeMap::new() };
-        tasks.spawn(keeper.keep(first));
-        Ok(Self { wishes, clock, settings })
+        let keeper =
+            GuardSupervisor { settings: settings.clone(), clock: clock.clone(), queue, entries: BTreeMap::new() };
+        tasks.spawn(keeper.supervise(first));
+        Ok(Self { requests, clock, settings })
     }
 
     /// Has the guard watch a container, before the container starts.
@@ -88,7 +89,7 @@ impl GuardLink {
     }
 
     /// Gives a warm container a deadline. Returns once the guard has confirmed it.
-    pub async fn take(&self, container: &str, deadline: Moment) -> Result<watch::Receiver<Fence>> {
+    pub async fn arm_warm(&self, container: &str, deadline: Moment) -> Result<watch::Receiver<Fence>> {
         self.ask(Order::Take { container: container.to_owned(), deadline: deadline.0 }).await
     }
 
@@ -97,16 +98,16 @@ impl GuardLink {
     }
 
     pub fn extend(&self, container: &str, deadline: Moment) {
-        self.tell(Order::Extend { container: container.to_owned(), deadline: deadline.0 }, None);
+        self.send_order(Order::Extend { container: container.to_owned(), deadline: deadline.0 }, None);
     }
 
     pub fn synced(&self, container: &str) {
-        self.tell(Order::Synced { container: container.to_owned() }, None);
+        self.send_order(Order::Synced { container: container.to_owned() }, None);
     }
 
     /// Returns once the container is stopped or dead.
     pub async fn fence(&self, container: &str, mut fence: watch::Receiver<Fence>) -> Result<Fence> {
-        self.tell(Order::Fence { container: container.to_owned() }, None);
+        self.send_order(Order::Fence { container: container.to_owned() }, None);
         let limit = self.settings.confirm + ANSWER;
         let told = self.clock.timeout(limit, fence.wait_for(|fence| *fence != Fence::Running)).await;
         match told {
@@ -118,7 +119,7 @@ impl GuardLink {
 
     /// Resumes a fenced container until `deadline`.
     pub async fn resume(&self, container: &str, deadline: Moment, mut fence: watch::Receiver<Fence>) -> Result<()> {
-        self.tell(Order::Resume { container: container.to_owned(), deadline: deadline.0 }, None);
+        self.send_order(Order::Resume { container: container.to_owned(), deadline: deadline.0 }, None);
         match self.clock.timeout(ANSWER, fence.wait_for(|fence| *fence != Fence::Fenced)).await {
             Ok(Ok(told)) if *told == Fence::Running => Ok(()),
             Ok(_) => Err(Error::NotIn("alive")),
@@ -128,7 +129,7 @@ impl GuardLink {
 
     async fn ask(&self, order: Order) -> Result<watch::Receiver<Fence>> {
         let (answered, answer) = oneshot::channel();
-        self.tell(order, Some(answered));
+        self.send_order(order, Some(answered));
         match self.clock.timeout(ANSWER, answer).await {
             Ok(Ok(fence)) => Ok(fence),
             Ok(Err(_)) => Err(Error::Failed { what: "guard", why: "the guard is gone".to_owned() }),
@@ -136,9 +137,9 @@ impl GuardLink {
         }
     }
 
-    fn tell(&self, order: Order, answered: Option<oneshot::Sender<watch::Receiver<Fence>>>) {
+    fn send_order(&self, order: Order, answered: Option<oneshot::Sender<watch::Receiver<Fence>>>) {
         // The receiver is gone only when this instance is shutting down.
-        let _ = self.wishes.send(GuardRequest { order, answered });
+        let _ = self.requests.send(GuardRequest { order, answered });
     }
 }
 
@@ -160,22 +161,22 @@ fn start(settings: &RuntimeSettings) -> io::Result<Running> {
 }
 
 impl Running {
-    async fn tell(&mut self, order: &Order) -> io::Result<()> {
+    async fn send_order(&mut self, order: &Order) -> io::Result<()> {
         self.stdin.write_all(format!("{order}\n").as_bytes()).await
     }
 }
 
 /// The task that talks to the guard.
 #[derive(Debug)]
-struct Keeper {
+struct GuardSupervisor {
     settings: Arc<RuntimeSettings>,
     clock: SharedClock,
     queue: mpsc::UnboundedReceiver<GuardRequest>,
     entries: BTreeMap<String, Entry>,
 }
 
-impl Keeper {
-    async fn keep(mut self, mut guard: Running) {
+impl GuardSupervisor {
+    async fn supervise(mut self, mut guard: Running) {
         loop {
             if self.serve(&mut guard).await.is_ok() {
                 // The instance is shutting down: the guard sees its stdin close, kills what is left and exits.
@@ -197,15 +198,15 @@ impl Keeper {
     async fn serve(&mut self, guard: &mut Running) -> io::Result<()> {
         loop {
             tokio::select! {
-                wish = self.queue.recv() => match wish {
-                    Some(wish) => {
-                        let order = self.note(wish);
-                        guard.tell(&order).await?;
+                request = self.queue.recv() => match request {
+                    Some(request) => {
+                        let order = self.note(request);
+                        guard.send_order(&order).await?;
                     }
                     None => return Ok(()),
                 },
                 line = guard.reports.next_line() => match line? {
-                    Some(line) => self.hear(&line),
+                    Some(line) => self.handle_line(&line),
                     None => return Err(io::ErrorKind::UnexpectedEof.into()),
                 },
             }
@@ -250,7 +251,7 @@ impl Keeper {
         order
     }
 
-    fn hear(&mut self, line: &str) {
+    fn handle_line(&mut self, line: &str) {
         let Ok(GuardReport { what, container }) = line.parse() else { return };
         let Some(entry) = self.entries.get_mut(&container) else { return };
         match what {
@@ -311,16 +312,16 @@ impl Keeper {
         for (name, entry) in &self.entries {
             let (container, deadline, state_file) = (name.clone(), entry.deadline, entry.state_file.clone());
             let confirm = self.settings.confirm;
-            guard.tell(&Order::Arm { container: container.clone(), deadline, confirm, state_file }).await?;
+            guard.send_order(&Order::Arm { container: container.clone(), deadline, confirm, state_file }).await?;
             if matches!(entry.awaited, Some((GuardOutcome::Taken, _))) {
-                guard.tell(&Order::Take { container: container.clone(), deadline }).await?;
+                guard.send_order(&Order::Take { container: container.clone(), deadline }).await?;
             }
             if entry.synced {
-                guard.tell(&Order::Synced { container: container.clone() }).await?;
+                guard.send_order(&Order::Synced { container: container.clone() }).await?;
             }
             let goes_on = ran.contains(name) && deadline > self.clock.now().0;
             let order = if goes_on { Order::Resume { container, deadline } } else { Order::Fence { container } };
-            guard.tell(&order).await?;
+            guard.send_order(&order).await?;
         }
         Ok(())
     }

@@ -89,7 +89,7 @@ pub(super) fn watch(
     let watched = Watched {
         clock: clock.clone(),
         gauge: limits.memory.map(|limit| (gauge, Scale::new(limit))),
-        pids: limits.pids.map(Census::new),
+        pids: limits.pids.map(ProcessCount::new),
         count_at: clock.now() + COUNT_EVERY,
         hurries: false,
         subject,
@@ -106,7 +106,7 @@ struct Watched {
     clock: SharedClock,
     subject: Subject,
     gauge: Option<(Gauge, Scale)>,
-    pids: Option<Census>,
+    pids: Option<ProcessCount>,
     count_at: Moment,
     /// Over its limit, and therefore not throttled for now.
     hurries: bool,
@@ -176,13 +176,13 @@ impl Watched {
         let counted = self.clock.timeout(ANSWER, self.subject.control.processes()).await;
         let Ok(Ok(count)) = counted else { return };
         let (limit, sandbox) = (census.limit, &self.subject.id);
-        match census.judge(count) {
-            Crowd::Fine => {}
-            Crowd::Over => {
+        match census.check(count) {
+            ProcessVerdict::Fine => {}
+            ProcessVerdict::Over => {
                 tracing::info!(%sandbox, count, limit, "over the process limit; ending the commands");
                 self.subject.channel.relieve(0, format!("the sandbox is over its limit of {limit} processes"));
             }
-            Crowd::Unheeded => {
+            ProcessVerdict::Unheeded => {
                 tracing::error!(%sandbox, count, limit, "still over the process limit; ending the container");
                 self.subject.doomed.cancel();
             }
@@ -192,7 +192,7 @@ impl Watched {
 
 /// The verdict on a number of processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Crowd {
+enum ProcessVerdict {
     Fine,
     /// The agent must end processes.
     Over,
@@ -202,27 +202,27 @@ enum Crowd {
 
 /// Judges a count of processes. Pure.
 #[derive(Debug)]
-struct Census {
+struct ProcessCount {
     limit: u32,
     /// How often the agent was told since the count was last within the limit.
     told: u32,
 }
 
-impl Census {
+impl ProcessCount {
     fn new(limit: u32) -> Self {
         Self { limit, told: 0 }
     }
 
-    fn judge(&mut self, count: u64) -> Crowd {
+    fn check(&mut self, count: u64) -> ProcessVerdict {
         if count <= u64::from(self.limit).saturating_add(RESERVED_PROCESSES) {
             self.told = 0;
-            return Crowd::Fine;
+            return ProcessVerdict::Fine;
         }
         if self.told >= MAX_RELIEF_ATTEMPTS {
-            return Crowd::Unheeded;
+            return ProcessVerdict::Unheeded;
         }
         self.told += 1;
-        Crowd::Over
+        ProcessVerdict::Over
     }
 }
 
@@ -378,19 +378,19 @@ mod tests {
         let most = u64::from(64 + u32::try_from(RESERVED_PROCESSES).unwrap());
         // Every sequence of counts, few or too many.
         for bits in 0..1_u32 << 10 {
-            let (mut census, mut in_a_row) = (Census::new(64), 0);
+            let (mut census, mut in_a_row) = (ProcessCount::new(64), 0);
             for at in 0..10 {
                 let is_over = bits >> at & 1 == 1;
                 in_a_row = if is_over { in_a_row + 1 } else { 0 };
                 let expected = match in_a_row {
-                    0 => Crowd::Fine,
-                    1..=MAX_RELIEF_ATTEMPTS => Crowd::Over,
-                    _ => Crowd::Unheeded,
+                    0 => ProcessVerdict::Fine,
+                    1..=MAX_RELIEF_ATTEMPTS => ProcessVerdict::Over,
+                    _ => ProcessVerdict::Unheeded,
                 };
-                assert_eq!(census.judge(if is_over { most + 1 } else { most }), expected, "{bits:b} at {at}");
+                assert_eq!(census.check(if is_over { most + 1 } else { most }), expected, "{bits:b} at {at}");
             }
         }
-        assert_eq!(Census::new(u32::MAX).judge(u64::MAX), Crowd::Over);
+        assert_eq!(ProcessCount::new(u32::MAX).check(u64::MAX), ProcessVerdict::Over);
     }
 
     #[test]

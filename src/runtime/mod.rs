@@ -30,7 +30,7 @@ mod startup;
 mod upper;
 
 pub use self::disk_space::FILES as IMAGE_FILES;
-pub use self::output_queue::{Behind, LeftOut, OUTPUT_FRAMES, Outlet};
+pub use self::output_queue::{Behind, LeftOut, OUTPUT_FRAMES, OutputQueue};
 pub use self::rootfs_cache::RootfsGuard;
 pub use self::startup::{check_root, predecessor, sign};
 pub use cgroup::{Shares, probe as probe_cgroups};
@@ -184,7 +184,7 @@ pub trait Lifecycle: fmt::Debug + Send + Sync + 'static {
     /// Watches the local state of a sandbox, including a container that exits on its own.
     fn watch(&self, id: &SandboxId) -> watch::Receiver<ContainerView>;
     /// Every sandbox with any local state.
-    fn here(&self) -> Vec<SandboxId>;
+    fn local_sandboxes(&self) -> Vec<SandboxId>;
     fn facts(&self) -> Facts;
 
     /// Starts a sandbox for the first time. Returns once the agent has answered.
@@ -204,7 +204,7 @@ pub trait Lifecycle: fmt::Debug + Send + Sync + 'static {
     /// Counts the entries of such an archive.
     async fn count_entries(&self, archive: &Path) -> Result<u64>;
     /// Returns the root file system with this digest if it is present, and keeps it until the guard is dropped.
-    fn hold(&self, digest: &Sha256Name) -> Option<RootfsGuard>;
+    fn acquire_rootfs(&self, digest: &Sha256Name) -> Option<RootfsGuard>;
     /// Makes a root file system unless it is already present. A failure leaves nothing behind.
     async fn extract(&self, archive: &Path, wanted: &Extract) -> Result<RootfsGuard>;
     /// Whether sandboxes can be started with the runsc binary of this digest.

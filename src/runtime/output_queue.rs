@@ -35,7 +35,7 @@ impl Behind {
     }
 
     /// Each stream that fell behind since the last call, once.
-    pub fn take(&self) -> BTreeSet<(u32, Stream)> {
+    pub fn drain(&self) -> BTreeSet<(u32, Stream)> {
         std::mem::take(&mut self.0.streams.lock())
     }
 
@@ -47,7 +47,7 @@ impl Behind {
 
 /// The sender of frames for the API.
 #[derive(Clone, Debug)]
-pub struct Outlet {
+pub struct OutputQueue {
     frames: mpsc::Sender<Frame>,
     behind: Behind,
 }
@@ -56,7 +56,7 @@ pub struct Outlet {
 /// another replay begins, because bytes would be missing in between.
 pub type LeftOut = BTreeMap<(u32, Stream), u64>;
 
-impl Outlet {
+impl OutputQueue {
     pub fn new() -> (Self, mpsc::Receiver<Frame>, Behind) {
         let (frames, received) = mpsc::channel(OUTPUT_FRAMES + OTHER_FRAMES);
         let behind = Behind::default();
@@ -102,19 +102,19 @@ mod tests {
         Frame::new(FrameKind::Data).exec(exec).stream(Stream::Stdout).offset(offset).sequence(replay).payload(*b"x")
     }
 
-    type Ours = (Outlet, LeftOut);
+    type Ours = (OutputQueue, LeftOut);
 
     fn pass(ours: &mut Ours, frame: Frame) {
         ours.0.pass(frame, &mut ours.1).now_or_never().expect("it does not wait");
     }
 
     fn full() -> (Ours, mpsc::Receiver<Frame>, Behind) {
-        let (outlet, received, behind) = Outlet::new();
+        let (outlet, received, behind) = OutputQueue::new();
         let mut ours = (outlet, LeftOut::new());
         for offset in 0..OUTPUT_FRAMES as u64 {
             pass(&mut ours, data(1, offset, 0));
         }
-        assert!(behind.take().is_empty());
+        assert!(behind.drain().is_empty());
         (ours, received, behind)
     }
 
@@ -127,8 +127,8 @@ mod tests {
         for kind in [FrameKind::Exit, FrameKind::Execs, FrameKind::Pong, FrameKind::StdinAck, FrameKind::Started] {
             pass(&mut ours, Frame::new(kind).exec(2));
         }
-        assert_eq!(behind.take(), BTreeSet::from([(1, Stream::Stdout), (2, Stream::Stdout)]));
-        assert!(behind.take().is_empty() && behind.noted().now_or_never().is_some());
+        assert_eq!(behind.drain(), BTreeSet::from([(1, Stream::Stdout), (2, Stream::Stdout)]));
+        assert!(behind.drain().is_empty() && behind.noted().now_or_never().is_some());
         let got: Vec<_> = std::iter::from_fn(|| received.try_recv().ok()).collect();
         assert_eq!(got.len(), OUTPUT_FRAMES + 5);
         assert!(got[..OUTPUT_FRAMES].iter().all(|frame| frame.exec == 1 && frame.offset < 32));
@@ -143,19 +143,19 @@ mod tests {
         pass(&mut ours, data(1, 33, 0));
         pass(&mut ours, Frame::new(FrameKind::Eof).exec(1).stream(Stream::Stdout).offset(34));
         assert!(received.try_recv().is_err());
-        assert_eq!(behind.take().len(), 1);
+        assert_eq!(behind.drain().len(), 1);
         pass(&mut ours, data(1, 32, 7));
         pass(&mut ours, Frame::new(FrameKind::Eof).exec(1).stream(Stream::Stdout).offset(33).sequence(7));
         assert_eq!(received.try_recv().unwrap().offset, 32);
         assert_eq!(received.try_recv().unwrap().kind, FrameKind::Eof);
-        assert!(behind.take().is_empty());
+        assert!(behind.drain().is_empty());
     }
 
     #[test]
     fn the_end_of_a_stream_that_is_whole_needs_no_room_of_output() {
         let (mut ours, mut received, behind) = full();
         pass(&mut ours, Frame::new(FrameKind::Eof).exec(1).stream(Stream::Stdout).offset(32));
-        assert!(behind.take().is_empty());
+        assert!(behind.drain().is_empty());
         let last = std::iter::from_fn(|| received.try_recv().ok()).last();
         assert_eq!(last.unwrap().kind, FrameKind::Eof);
     }

@@ -14,7 +14,7 @@ use baton_protocol::{id::Sha256Name, printable::printable_start, reason::Reason}
 
 use super::{
     ArchiveSource, Error, Extract, Result, Shape, WrittenSnapshot, archive,
-    cache::{Cache, ExtractedTree, Making, RootfsHold},
+    cache::{Cache, ExtractedTree, PendingTree, RootfsHold},
     container_actions,
     containers::{RuntimeContext, Slot},
     rootfs_digest,
@@ -73,7 +73,7 @@ pub(super) fn find(context: &RuntimeContext, digest: Option<&Sha256Name>) -> Res
             held: None,
         });
     };
-    let held = context.cache.hold(digest).map_err(|error| failed("extract", &error))?;
+    let held = context.cache.acquire(digest).map_err(|error| failed("extract", &error))?;
     let held = held.ok_or_else(|| Error::Refused {
         reason: Reason::RootfsMissing,
         message: "This instance does not have the sandbox's root file system.".to_owned(),
@@ -165,7 +165,11 @@ pub(super) async fn extract(context: &Arc<RuntimeContext>, file: &Path, wanted: 
     }
 }
 
-async fn finish(context: &Arc<RuntimeContext>, making: Making, about: ExtractedTree) -> Result<Option<RootfsHold>> {
+async fn finish(
+    context: &Arc<RuntimeContext>,
+    making: PendingTree,
+    about: ExtractedTree,
+) -> Result<Option<RootfsHold>> {
     let cache = context.cache.clone();
     run_blocking(move || {
         let held = making.finish(&about)?;

@@ -66,24 +66,24 @@ impl SentryControl {
     pub async fn pause(&self) -> io::Result<()> {
         let mut tasks = self.tasks.lock().await;
         // The outcome of an earlier request shows in the state of the tasks.
-        let _ = settle(&mut tasks).await;
+        let _ = await_pending(&mut tasks).await;
         if matches!(*tasks, Tasks::Run) {
             *tasks =
                 Tasks::Pausing(Question::ask(&self.socket, "containerManager.Pause", &serde_json::Value::Null).await?);
         }
-        settle(&mut tasks).await
+        await_pending(&mut tasks).await
     }
 
     /// Waits until every task may run. Cancel safe.
     pub async fn resume(&self) -> io::Result<()> {
         let mut tasks = self.tasks.lock().await;
-        let _ = settle(&mut tasks).await;
+        let _ = await_pending(&mut tasks).await;
         if matches!(*tasks, Tasks::Stand) {
             *tasks = Tasks::Resuming(
                 Question::ask(&self.socket, "containerManager.Resume", &serde_json::Value::Null).await?,
             );
         }
-        settle(&mut tasks).await
+        await_pending(&mut tasks).await
     }
 
     /// Counts the processes and threads inside, of all users.
@@ -99,7 +99,7 @@ impl SentryControl {
 
 /// Waits for the pending answer, if any. If none arrives, the state is unknown and the tasks are taken to run:
 /// a sandbox that is paused after all is unresponsive, but one that is resumed once too often is lost.
-async fn settle(tasks: &mut Tasks) -> io::Result<()> {
+async fn await_pending(tasks: &mut Tasks) -> io::Result<()> {
     let (answer, meant) = match tasks {
         Tasks::Run | Tasks::Stand => return Ok(()),
         Tasks::Pausing(question) => (question.answer().await, Tasks::Stand),

@@ -45,11 +45,11 @@ pub fn check_root() -> Result<()> {
 
 /// Locks the state directory for this process and wipes what another one left there. Returns the settings with
 /// absolute paths.
-pub async fn take(mut settings: RuntimeSettings) -> Result<(Arc<RuntimeSettings>, File)> {
+pub async fn prepare_state_dir(mut settings: RuntimeSettings) -> Result<(Arc<RuntimeSettings>, File)> {
     let taken = tokio::task::spawn_blocking(move || {
         check_root()?;
-        let held = hold(&settings.state_dir)?;
-        settings.state_dir = whole(&settings.state_dir)?;
+        let held = lock_state_dir(&settings.state_dir)?;
+        settings.state_dir = resolve(&settings.state_dir)?;
         // Children start in another working directory.
         for path in [&mut settings.exe, &mut settings.runsc, &mut settings.rootfs, &mut settings.agent] {
             if let Ok(absolute) = std::path::absolute(&*path) {
@@ -68,7 +68,7 @@ pub async fn take(mut settings: RuntimeSettings) -> Result<(Arc<RuntimeSettings>
 }
 
 /// The state directory with symbolic links resolved, as it appears in mount tables and command lines.
-fn whole(state_dir: &Path) -> Result<PathBuf> {
+fn resolve(state_dir: &Path) -> Result<PathBuf> {
     let unusable =
         |why: String| refused(Reason::StateDir, format!("the state directory {} {why}", state_dir.display()));
     let whole = state_dir.canonicalize().map_err(|error| unusable(format!("is not usable: {error}")))?;
@@ -94,7 +94,7 @@ pub async fn give_back(settings: Arc<RuntimeSettings>) {
     }
 }
 
-fn hold(state_dir: &Path) -> Result<File> {
+fn lock_state_dir(state_dir: &Path) -> Result<File> {
     let place = state_dir.display();
     // The memory of sandboxes passes through this directory, so it is private.
     let opened = fs::DirBuilder::new().recursive(true).mode(0o700).create(state_dir).and_then(|()| {
@@ -274,23 +274,23 @@ mod tests {
     #[test]
     fn a_state_directory_whose_sockets_would_not_fit_is_refused() {
         let directory = tempfile::tempdir().unwrap();
-        assert_eq!(whole(directory.path()).unwrap(), directory.path());
+        assert_eq!(resolve(directory.path()).unwrap(), directory.path());
         let long = directory.path().join("x".repeat(80));
         fs::create_dir(&long).unwrap();
-        assert!(whole(&long).unwrap_err().to_string().contains("BATON_STATE_DIR"));
+        assert!(resolve(&long).unwrap_err().to_string().contains("BATON_STATE_DIR"));
         let lines = directory.path().join("a\nb");
         fs::create_dir(&lines).unwrap();
-        assert!(whole(&lines).is_err());
+        assert!(resolve(&lines).is_err());
     }
 
     #[test]
     fn a_state_directory_has_one_holder_and_remembers_the_last_one() {
         let directory = tempfile::tempdir().unwrap();
-        let held = hold(directory.path()).unwrap();
-        let error = hold(directory.path()).unwrap_err().to_string();
+        let held = lock_state_dir(directory.path()).unwrap();
+        let error = lock_state_dir(directory.path()).unwrap_err().to_string();
         assert!(error.contains("another server"), "{error}");
         drop(held);
-        hold(directory.path()).unwrap();
+        lock_state_dir(directory.path()).unwrap();
         assert_eq!(predecessor(directory.path()), None);
         let instance = InstanceId::from_bits([5; 16]);
         sign(directory.path(), &instance).unwrap();

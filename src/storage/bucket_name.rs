@@ -5,12 +5,12 @@
 //! nothing out: checkpoint ids are unique and the lock holds the manifest's SHA-256, so an instance that uses another
 //! bucket finds nothing rather than the wrong object.
 
-use super::layout::{Artifact, ArtifactRoot, place};
+use super::layout::{Artifact, ArtifactRoot, root_for};
 use crate::config::StorageSettings;
 
 /// The name of the bucket that holds an artifact under these settings; `None` if it is unknown.
 pub fn of(artifact: Artifact, settings: &StorageSettings) -> Option<String> {
-    match place(artifact, settings)? {
+    match root_for(artifact, settings)? {
         ArtifactRoot::Bucket(name) => Some(name),
         // `all_mount` is about mounts in general and implies no bucket.
         ArtifactRoot::Mounted(_) => match artifact {

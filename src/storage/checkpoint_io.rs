@@ -65,13 +65,13 @@ pub async fn upload(
     progress: Total<'_>,
 ) -> Result<Sha256Name> {
     let id = &manifest.checkpoint_id;
-    let tally = Tally::of(manifest.files.iter().map(|file| file.size), progress);
+    let tally = FileProgress::of(manifest.files.iter().map(|file| file.size), progress);
     let mut files: Vec<BoxFuture<'_, Result<()>>> = Vec::new();
     for (at, (image, digest)) in images(manifest)?.into_iter().enumerate() {
         let (tally, key) = (&tally, Object::Image(id, image).key());
         files.push(Box::pin(async move {
             let file = folder.join(image.file_name());
-            send(store, clock, &key, &file, &digest, &|done| tally.tell(at, done)).await
+            send(store, clock, &key, &file, &digest, &|done| tally.report(at, done)).await
         }));
     }
     try_join_all(files).await?;
@@ -120,14 +120,14 @@ pub async fn store(
     progress: Total<'_>,
 ) -> Result<Sha256Name> {
     let sizes = sizes(clock, folder).await?;
-    let tally = Tally::of(sizes.iter().map(|(_, size)| *size), progress);
+    let tally = FileProgress::of(sizes.iter().map(|(_, size)| *size), progress);
     let id = &manifest.checkpoint_id;
     let mut files: Vec<BoxFuture<'_, Result<Option<manifest::File>>>> = Vec::new();
     for (at, (image, _)) in sizes.into_iter().enumerate() {
         let (tally, key) = (&tally, Object::Image(id, image).key());
         files.push(Box::pin(async move {
             let file = folder.join(image.file_name());
-            let told = |done| tally.tell(at, done);
+            let told = |done| tally.report(at, done);
             let taken = retry(clock, || {
                 let taking = store.upload_owned(&key, &file, &told);
                 Box::pin(async { taking.await.transpose() })
@@ -190,7 +190,7 @@ pub async fn download(
     progress: Total<'_>,
 ) -> Result<()> {
     let id = &manifest.checkpoint_id;
-    let tally = Tally::of(manifest.files.iter().map(|file| file.size), progress);
+    let tally = FileProgress::of(manifest.files.iter().map(|file| file.size), progress);
     let mut files: Vec<BoxFuture<'_, Result<()>>> = Vec::new();
     for (at, (image, digest)) in
         images(manifest)?.into_iter().enumerate().filter(|(_, (image, _))| *image != Image::Files)
@@ -198,7 +198,7 @@ pub async fn download(
         let (tally, key) = (&tally, Object::Image(id, image).key());
         files.push(Box::pin(async move {
             let file = folder.join(image.file_name());
-            let told = |done| tally.tell(at, done);
+            let told = |done| tally.report(at, done);
             retry(clock, || store.download_linked(&key, &file, &digest, &told)).await
         }));
     }
@@ -358,19 +358,19 @@ pub(super) fn images(manifest: &manifest::CheckpointManifest) -> Result<Vec<(Ima
 }
 
 /// Adds up the progress of parallel transfers.
-struct Tally<'a> {
+struct FileProgress<'a> {
     done: Vec<AtomicU64>,
     total: u64,
     progress: Total<'a>,
 }
 
-impl<'a> Tally<'a> {
+impl<'a> FileProgress<'a> {
     fn of(sizes: impl Iterator<Item = u64> + Clone, progress: Total<'a>) -> Self {
         let total = sizes.clone().fold(0, u64::saturating_add);
         Self { done: sizes.map(|_| AtomicU64::new(0)).collect(), total, progress }
     }
 
-    fn tell(&self, file: usize, done: u64) {
+    fn report(&self, file: usize, done: u64) {
         self.done[file].store(done, Ordering::Relaxed);
         let sum = self.done.iter().map(|done| done.load(Ordering::Relaxed)).sum();
         (self.progress)(sum, self.total);

@@ -137,7 +137,7 @@ impl Checkpoints {
     }
 
     /// Stores a content-addressed file unless it exists. Returns whether it was missing.
-    async fn deposit(&self, key: &str, file: &Path) -> Result<bool> {
+    async fn store_once(&self, key: &str, file: &Path) -> Result<bool> {
         if !retry(&self.clock, || self.store.list(key, None)).await?.entries.is_empty() {
             return Ok(false);
         }
@@ -155,13 +155,13 @@ impl Checkpoints {
     }
 
     /// Stores a base root file system for later restores. Returns whether it was missing.
-    pub async fn deposit_rootfs(&self, digest: &Sha256Name, file: &Path) -> Result<bool> {
-        self.deposit(&Object::Rootfs(digest).key(), file).await
+    pub async fn store_rootfs(&self, digest: &Sha256Name, file: &Path) -> Result<bool> {
+        self.store_once(&Object::Rootfs(digest).key(), file).await
     }
 
     /// Stores a runsc binary for later restores. Returns whether it was missing.
-    pub async fn deposit_runtime(&self, sha256: &Sha256Name, file: &Path) -> Result<bool> {
-        self.deposit(&Object::Runtime(sha256).key(), file).await
+    pub async fn store_runtime(&self, sha256: &Sha256Name, file: &Path) -> Result<bool> {
+        self.store_once(&Object::Runtime(sha256).key(), file).await
     }
 
     /// Downloads a runsc binary into `file` and verifies its SHA-256.

@@ -54,7 +54,7 @@ impl GarbageCollector {
     /// Acquires a free or abandoned lease, or fails with [`Error::Taken`].
     pub async fn acquire(&self, lock: &mut LeaseHandle) -> Result<()> {
         lock.read().await?;
-        if lock.stand() != Some(LeaseState::Free) {
+        if lock.state() != Some(LeaseState::Free) {
             return Err(Error::Taken);
         }
         Ok(lock.acquire(false).await?)
@@ -71,7 +71,7 @@ impl GarbageCollector {
             self.unpin_source(&held).await?;
             Ok::<_, Error>(self.records.erase(id, StoreKind::Durable).await?)
         };
-        lock.hold(erase).await??;
+        lock.renew_while(erase).await??;
         let mut tries = 1;
         loop {
             match lock.write_tombstone().await {
@@ -153,7 +153,7 @@ impl GarbageCollector {
     }
 
     /// Erases unreferenced checkpoints. Only for a lease holder that has just renewed the lease.
-    pub async fn tidy(&self, lock: &Lock) -> store::Result<usize> {
+    pub async fn collect_garbage(&self, lock: &Lock) -> store::Result<usize> {
         let Some(checkpoints) = &self.checkpoints else { return Ok(0) };
         let old = self.unreferenced(lock).await?;
         for id in &old {
@@ -166,7 +166,7 @@ impl GarbageCollector {
     pub async fn tidy_free(&self, lock: &mut LeaseHandle) -> Result<usize> {
         self.acquire(lock).await?;
         let held = lock.lock().cloned().ok_or(lease::Error::Missing)?;
-        let tidied = lock.hold(self.tidy(&held)).await?;
+        let tidied = lock.renew_while(self.collect_garbage(&held)).await?;
         self.release(lock, None).await?;
         Ok(tidied?)
     }
@@ -175,7 +175,7 @@ impl GarbageCollector {
     pub async fn correct(&self, id: &SandboxId, lock: &mut LeaseHandle) -> Result<Phase> {
         self.acquire(lock).await?;
         let held = lock.lock().cloned().ok_or(lease::Error::Missing)?;
-        let reported = lock.hold(self.report_resting(id, &held)).await?;
+        let reported = lock.renew_while(self.report_resting(id, &held)).await?;
         self.release(lock, None).await?;
         Ok(reported?)
     }

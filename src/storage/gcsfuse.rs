@@ -161,7 +161,7 @@ struct BlockingStore {
 }
 
 impl BlockingStore {
-    fn look(&self, key: &str) -> Result<Option<ObjectRead>> {
+    fn read(&self, key: &str) -> Result<Option<ObjectRead>> {
         let path = self.root.join(key);
         let seen = self.disk.size(&path).and_then(|size| {
             let mut bytes = Vec::new();
@@ -280,7 +280,7 @@ impl Mounted {
                 let mut draft = local_files::draft(&name, &target)?;
                 let mut source = source.take(wanted.most().saturating_add(1));
                 let found = local_files::copy(&name, &mut source, &mut draft, reporter)?;
-                local_files::settle(&name, draft, &target, &wanted, found, reporter).map(Some)
+                local_files::verify_and_rename(&name, draft, &target, &wanted, found, reporter).map(Some)
             });
             if let Some(found) = fetched.await? {
                 return Ok(found);
@@ -299,7 +299,7 @@ impl Store for Mounted {
         check_key(key)?;
         let (name, known) = (key.to_owned(), known.cloned());
         self.call(key, &|_| {}, move |shelf, _| {
-            let Some(seen) = shelf.look(&name)? else { return Ok(PollResult::Missing) };
+            let Some(seen) = shelf.read(&name)? else { return Ok(PollResult::Missing) };
             if known.as_ref() == Some(&seen.version) {
                 return Ok(PollResult::Unchanged);
             }
@@ -346,7 +346,7 @@ impl Store for Mounted {
         let (prefix, after, page) = (prefix.to_owned(), after.map(str::to_owned), self.page);
         let name = prefix.clone();
         self.call(&name, &|_| {}, move |shelf, _| {
-            directory_listing::page(&shelf.root, &prefix, after.as_deref(), page, &|key| shelf.look(key))
+            directory_listing::page(&shelf.root, &prefix, after.as_deref(), page, &|key| shelf.read(key))
         })
         .await
     }
@@ -366,7 +366,7 @@ impl Store for Mounted {
             let written = shelf.write(&name, &condition, |sheet| {
                 let found = local_files::copy(&name, &mut source, sheet, reporter)?;
                 digest.verify(&name, &found)?;
-                reporter.go_on(&name)?;
+                reporter.check_cancelled(&name)?;
                 Ok(directory_tree::large_mark(found.size))
             });
             match written {
@@ -378,7 +378,7 @@ impl Store for Mounted {
                 Ok(_) => {}
                 Err(error) => return Err(error),
             }
-            let seen = shelf.look(&name)?.map(|seen| seen.version);
+            let seen = shelf.read(&name)?.map(|seen| seen.version);
             // The file may not be visible yet although it is closed, but its size is known.
             Ok(Written { version: seen.unwrap_or(Version(directory_tree::large_mark(digest.size))), updated: None })
         })

@@ -42,7 +42,7 @@ pub enum Resolved {
 ///
 /// Lock and metadata prefer the bucket, since only a bucket can be shared; the other artifacts prefer the mount, since
 /// an operator who configures a mount wants it used.
-pub fn place(artifact: Artifact, settings: &StorageSettings) -> Option<ArtifactRoot> {
+pub fn root_for(artifact: Artifact, settings: &StorageSettings) -> Option<ArtifactRoot> {
     let bucket = |name: &Option<String>| name.clone().map(ArtifactRoot::Bucket);
     let mount = |path: &Option<PathBuf>| path.clone().or_else(|| settings.all_mount.clone()).map(ArtifactRoot::Mounted);
     let metadata = || bucket(&settings.metadata_bucket).or_else(|| mount(&settings.metadata_mount));
@@ -135,7 +135,7 @@ impl Object<'_> {
 
     /// The location of the object under these settings.
     pub fn resolve(&self, settings: &StorageSettings) -> Option<Resolved> {
-        place(self.artifact(), settings).map(|place| match place {
+        root_for(self.artifact(), settings).map(|place| match place {
             ArtifactRoot::Mounted(root) => Resolved::Mounted(root.join(self.key())),
             ArtifactRoot::Bucket(bucket) => Resolved::Gcs { bucket, name: self.key() },
         })
@@ -208,7 +208,7 @@ mod tests {
     }
 
     fn places(settings: &StorageSettings) -> [Option<ArtifactRoot>; 4] {
-        Artifact::ALL.map(|artifact| place(artifact, settings))
+        Artifact::ALL.map(|artifact| root_for(artifact, settings))
     }
 
     #[test]

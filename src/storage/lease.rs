@@ -171,9 +171,9 @@ impl LeaseHandle {
     }
 
     /// Our relation to the lock as last read or written.
-    pub fn stand(&self) -> Option<LeaseState> {
+    pub fn state(&self) -> Option<LeaseState> {
         let lock = self.lock()?;
-        Some(lease_rules::stand(lock, &self.who, self.held.as_ref(), &self.sight, &self.times, self.clock.now()))
+        Some(lease_rules::lease_state(lock, &self.who, self.held.as_ref(), &self.sight, &self.times, self.clock.now()))
     }
 
     /// Another instance that waits, if its entry is fresh and not declined.
@@ -281,7 +281,7 @@ impl LeaseHandle {
         let next = lease_rules::renewed(self.ours()?, op.clone());
         match self.send(next, &op, Priority::Renewal, |lock| is_op(lock, &op)).await {
             // Rule 8: A waiter registered in between: merge its entry and write again at once.
-            Err(Error::Changed) if matches!(self.stand(), Some(LeaseState::Ours | LeaseState::Late)) => {
+            Err(Error::Changed) if matches!(self.state(), Some(LeaseState::Ours | LeaseState::Late)) => {
                 let op = self.clock.nonce();
                 let next = lease_rules::renewed(self.ours()?, op.clone());
                 self.send(next, &op, Priority::Renewal, |lock| is_op(lock, &op)).await
@@ -320,7 +320,7 @@ impl LeaseHandle {
             return Ok(released);
         }
         let op = self.clock.nonce();
-        self.let_go(lease_rules::released(lock, head, ran || self.before.behind), &op).await?;
+        self.write_release(lease_rules::released(lock, head, ran || self.before.behind), &op).await?;
         Ok(Released::Freed)
     }
 
@@ -343,7 +343,7 @@ impl LeaseHandle {
             return Ok(released);
         }
         let op = self.clock.nonce();
-        self.let_go(lease_rules::tombstone(lock, self.clock.timestamp()), &op).await?;
+        self.write_release(lease_rules::tombstone(lock, self.clock.timestamp()), &op).await?;
         Ok(Released::Freed)
     }
 
@@ -376,7 +376,7 @@ impl LeaseHandle {
 
     /// Polls `work` and the renewals in one future, so that neither outlives the other. A failed renewal only makes the
     /// lease late; the work is dropped once the deadline has passed or the lease is lost.
-    pub async fn hold<T>(&mut self, work: impl Future<Output = T>) -> std::result::Result<T, Lapse> {
+    pub async fn renew_while<T>(&mut self, work: impl Future<Output = T>) -> std::result::Result<T, Lapse> {
         let mut work = pin!(work);
         let clock = self.clock.clone();
         loop {
@@ -398,7 +398,7 @@ impl LeaseHandle {
                     }
                 }
             }
-            match (self.stand(), done) {
+            match (self.state(), done) {
                 (Some(LeaseState::Ours), Some(done)) => return Ok(done),
                 (Some(LeaseState::Ours), None) => {}
                 // [4, 7] Late is not lost: the work is dropped, the stopped container is kept.

@@ -82,14 +82,14 @@ pub fn local_error(key: &str, error: &io::Error) -> Error {
 pub struct Reporter(watch::Sender<u64>);
 
 impl Reporter {
-    pub fn tell(&self, done: u64) {
+    pub fn report(&self, done: u64) {
         self.0.send_replace(done);
     }
 
     /// Fails once the waiting future was dropped: the work must stop and publish nothing.
-    pub fn go_on(&self, key: &str) -> Result<()> {
+    pub fn check_cancelled(&self, key: &str) -> Result<()> {
         if self.0.is_closed() {
-            return Err(Error::Unavailable { key: key.to_owned(), why: "nobody waits for it any more".to_owned() });
+            return Err(Error::Unavailable { key: key.to_owned(), why: "the caller was cancelled".to_owned() });
         }
         Ok(())
     }
@@ -142,7 +142,7 @@ pub fn copy(key: &str, source: &mut dyn Read, mut target: impl Write, reporter: 
     let mut sum = Sum::default();
     let mut chunk = vec![0; FIRST_READ];
     loop {
-        reporter.go_on(key)?;
+        reporter.check_cancelled(key)?;
         let count = match source.read(&mut chunk) {
             Ok(0) => return Ok(sum.finish()),
             Ok(count) => count,
@@ -151,7 +151,7 @@ pub fn copy(key: &str, source: &mut dyn Read, mut target: impl Write, reporter: 
         };
         sum.add(&chunk[..count]);
         target.write_all(&chunk[..count]).map_err(|error| local_error(key, &error))?;
-        reporter.tell(sum.size());
+        reporter.report(sum.size());
         if count == chunk.len() {
             chunk.resize(CHUNK, 0);
         }
@@ -193,7 +193,7 @@ impl Wanted {
     }
 
     /// Fails if `size` exceeds the maximum.
-    pub fn go_on(&self, key: &str, size: u64) -> Result<()> {
+    pub fn check_cancelled(&self, key: &str, size: u64) -> Result<()> {
         let most = self.most();
         if size <= most {
             return Ok(());
@@ -203,7 +203,7 @@ impl Wanted {
 }
 
 /// The last steps of a download: verify, then rename into place.
-pub fn settle(
+pub fn verify_and_rename(
     key: &str,
     draft: tempfile::NamedTempFile,
     target: &Path,
@@ -213,9 +213,9 @@ pub fn settle(
 ) -> Result<Digest> {
     match wanted {
         Wanted::This(digest) => digest.verify(key, &found)?,
-        Wanted::AtMost(_) => wanted.go_on(key, found.size)?,
+        Wanted::AtMost(_) => wanted.check_cancelled(key, found.size)?,
     }
-    reporter.go_on(key)?;
+    reporter.check_cancelled(key)?;
     draft.persist(target).map_err(|error| local_error(key, &error.error))?;
     Ok(found)
 }

@@ -94,12 +94,12 @@ impl Memory {
             let mut draft = local_files::draft(&name, &target)?;
             let mut sum = local_files::Sum::default();
             for chunk in bytes.chunks(local_files::CHUNK) {
-                reporter.go_on(&name)?;
+                reporter.check_cancelled(&name)?;
                 sum.add(chunk);
                 draft.write_all(chunk).map_err(|error| local_files::local_error(&name, &error))?;
-                reporter.tell(sum.size());
+                reporter.report(sum.size());
             }
-            local_files::settle(&name, draft, &target, &wanted, sum.finish(), reporter)
+            local_files::verify_and_rename(&name, draft, &target, &wanted, sum.finish(), reporter)
         })
         .await
     }

@@ -186,16 +186,20 @@ impl Records {
 
     /// `None`: no such sandbox.
     pub async fn find(&self, id: &SandboxId) -> Result<Option<Metadata>> {
-        Ok(self.look(id, None).await?.and_then(Looked::found).map(|found| found.metadata))
+        Ok(self.read_if_changed(id, None).await?.and_then(MetadataPoll::found).map(|found| found.metadata))
     }
 
     /// What changed since `known`. `None`: no such sandbox.
-    pub async fn look(&self, id: &SandboxId, known: Option<(&Version, StoreKind)>) -> Result<Option<Looked>> {
+    pub async fn read_if_changed(
+        &self,
+        id: &SandboxId,
+        known: Option<(&Version, StoreKind)>,
+    ) -> Result<Option<MetadataPoll>> {
         for place in [StoreKind::Memory, StoreKind::Durable] {
             let Ok((_, metadata)) = self.stores(place) else { continue };
             let version = known.filter(|(_, at)| *at == place).map(|(version, _)| version);
             match self.poll(metadata, &metadata_key(id), version).await? {
-                PollResult::Unchanged => return Ok(Some(Looked::Unchanged)),
+                PollResult::Unchanged => return Ok(Some(MetadataPoll::Unchanged)),
                 PollResult::Missing => {}
                 PollResult::Changed(bytes, version) => {
                     let draft = read_records::draft(id, &bytes, self.lock_bucket(place).as_deref())?;
@@ -203,7 +207,7 @@ impl Records {
                     let metadata = draft.finished()?;
                     let found = FoundMetadata { metadata, version, place };
                     self.recent.note(id, &found);
-                    return Ok(Some(Looked::Found(Box::new(found))));
+                    return Ok(Some(MetadataPoll::Found(Box::new(found))));
                 }
             }
         }
@@ -370,12 +374,12 @@ impl Records {
 }
 
 #[derive(Clone, Debug)]
-pub enum Looked {
+pub enum MetadataPoll {
     Unchanged,
     Found(Box<FoundMetadata>),
 }
 
-impl Looked {
+impl MetadataPoll {
     fn found(self) -> Option<FoundMetadata> {
         match self {
             Self::Found(found) => Some(*found),

@@ -12,7 +12,7 @@ use super::{
     checkpoints::Checkpoints,
     directory::Directory,
     gcs::{Gcs, GcsConnection},
-    layout::{Artifact, ArtifactRoot, place},
+    layout::{Artifact, ArtifactRoot, root_for},
     metered::Counted,
     signature::Seals,
     snapshots::Snapshots,
@@ -94,7 +94,7 @@ impl Stores {
         };
         let mut mounts = Vec::new();
         let mut open = |artifact| {
-            place(artifact, settings).map(|place| match (place, artifact) {
+            root_for(artifact, settings).map(|place| match (place, artifact) {
                 (ArtifactRoot::Bucket(name), _) => bucket(name),
                 (ArtifactRoot::Mounted(path), Artifact::Lock | Artifact::Metadata) => {
                     mounts.push(path.clone());
@@ -111,7 +111,7 @@ impl Stores {
         };
         // In the same place they are the same store, so a listing of both reads it once.
         let metadata = open(Artifact::Metadata);
-        let is_one = place(Artifact::Lock, settings) == place(Artifact::Metadata, settings);
+        let is_one = root_for(Artifact::Lock, settings) == root_for(Artifact::Metadata, settings);
         let lock = if is_one { metadata.clone() } else { open(Artifact::Lock) };
         let (checkpoints, snapshots) = (open(Artifact::Checkpoints), open(Artifact::Snapshots));
         Self { lock, metadata, checkpoints, snapshots, clock: clock.clone(), mounts, seals: Seals::default() }

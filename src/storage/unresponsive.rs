@@ -52,13 +52,13 @@ impl Unresponsive {
     }
 
     /// A summary in one line, which does not change until something happens.
-    pub fn story(&self) -> String {
+    pub fn summary(&self) -> String {
         format!("{} has not renewed its lease since {}; {}", self.instance, self.since_text(), self.next)
     }
 }
 
 /// `None`: the lease is free, or its holder may be alive.
-pub fn judge(lock: &Lock, found: &Metadata, written: LastWrite, takeover: Duration) -> Option<Unresponsive> {
+pub fn assess(lock: &Lock, found: &Metadata, written: LastWrite, takeover: Duration) -> Option<Unresponsive> {
     let lease = lock.lease.as_ref().filter(|_| !lock.purged)?;
     if written.age < takeover.max(Duration::from_millis(lease.takeover_ms)) {
         return None;
@@ -140,7 +140,7 @@ mod tests {
 
     fn told(lock: &Lock, found: &Metadata, seconds: u64) -> Option<Unresponsive> {
         let at = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
-        judge(lock, found, LastWrite { at, age: Duration::from_secs(seconds) }, TAKEOVER)
+        assess(lock, found, LastWrite { at, age: Duration::from_secs(seconds) }, TAKEOVER)
     }
 
     #[test]
@@ -149,7 +149,7 @@ mod tests {
         let found = told(&held(), &found(), 41).unwrap();
         assert_eq!((found.instance.clone(), found.silent_for), (owner(), Duration::from_secs(41)));
         assert_eq!(found.since_text(), "1970-01-12T13:46:40Z");
-        assert!(found.story().contains("since 1970-01-12T13:46:40Z"), "{}", found.story());
+        assert!(found.summary().contains("since 1970-01-12T13:46:40Z"), "{}", found.summary());
     }
 
     #[test]
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_will_happen_follows_from_the_checkpoint_and_the_wish() {
+    fn what_happens_next_follows_from_the_checkpoint_and_the_spec() {
         let stored = Lock { head: Some(head()), ..held() };
         let next = |lock: &Lock, change: &dyn Fn(&mut Metadata)| {
             let mut found = found();

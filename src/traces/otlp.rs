@@ -69,7 +69,7 @@ impl Exporter {
                 builder = builder.with_links(vec![Link::with_context(context(before))]);
                 Context::new()
             }
-            Cause::Nobody => Context::new(),
+            Cause::Unrequested => Context::new(),
         };
         Started(self.tracer.build_with_context(builder, &parent))
     }

@@ -144,7 +144,7 @@ async fn what_is_held_here_counts_whoever_brought_it() {
         spec.sandbox_id = copy.clone();
         let lease = world.bus.lease(&copy);
         world.records.create(&spec, &world.instance, &lease).await.unwrap();
-        world.bus.hold(&copy, true);
+        world.bus.set_held(&copy, true);
         until(async || world.front_board.is_held(&copy)).await;
         client.cut();
     }

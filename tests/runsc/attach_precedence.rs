@@ -43,7 +43,7 @@ async fn of_the_documents(machine: &Machine, server: &Server) -> (Socket, Key) {
 }
 
 /// Everything a newcomer hears until it has the sandbox or is sent away, without what is said of locks.
-async fn story(mut newcomer: Socket) -> (Vec<String>, Option<Option<u16>>, Socket) {
+async fn statuses(mut newcomer: Socket) -> (Vec<String>, Option<Option<u16>>, Socket) {
     let end = loop {
         match newcomer.next().await {
             Heard::End(code) => break Some(code),
@@ -51,7 +51,7 @@ async fn story(mut newcomer: Socket) -> (Vec<String>, Option<Option<u16>>, Socke
             Heard::Event(_) | Heard::Bytes(_) => {}
         }
     };
-    let heard = newcomer.story.iter().filter(|status| !status.starts_with("LOCK_")).cloned().collect();
+    let heard = newcomer.statuses.iter().filter(|status| !status.starts_with("LOCK_")).cloned().collect();
     (heard, end, newcomer)
 }
 
@@ -60,9 +60,9 @@ async fn a_client_that_is_alive_keeps_its_sandbox_and_a_plain_newcomer_elsewhere
     let machine = Machine::with_a_bucket().await;
     let (one, two) = servers(&machine).await;
     let (mut first, key) = of_the_documents(&machine, &one).await;
-    let before = first.story.clone();
+    let before = first.statuses.clone();
     let newcomer = Socket::attach(&two, Dialect::Plain, &key).await;
-    let told = story(newcomer);
+    let told = statuses(newcomer);
     tokio::pin!(told);
     let (heard, end, _) = loop {
         tokio::select! {
@@ -76,7 +76,7 @@ async fn a_client_that_is_alive_keeps_its_sandbox_and_a_plain_newcomer_elsewhere
     for _ in 0..20 {
         first.until("its output goes on", |event| event["event"] == "stdout").await;
     }
-    assert_eq!(first.story, before);
+    assert_eq!(first.statuses, before);
     assert_eq!(machine.lock(&key.id)["epoch"], json!(1));
     let metadata = machine.json(&format!("sandboxes/{}/metadata.json", key.id));
     assert_eq!(metadata["placement"], json!(instance(&one).await), "what the newcomer asked for is taken back");
@@ -94,7 +94,7 @@ async fn a_client_whose_connection_is_stalled_loses_its_sandbox_to_a_plain_newco
     let (stalled, key) = of_the_documents(&machine, &one).await;
     // Nobody reads from it, and it is not closed: pings are never answered.
     let began = clock().now();
-    let (heard, end, mut newcomer) = story(Socket::attach(&two, Dialect::Plain, &key).await).await;
+    let (heard, end, mut newcomer) = statuses(Socket::attach(&two, Dialect::Plain, &key).await).await;
     assert!(clock().now() - began >= Duration::from_secs(1), "the first had its second");
     assert_eq!((heard, end), (vec!["RESTORING".to_owned(), "RUNNING".to_owned()], None));
     assert_eq!(machine.lock(&key.id)["epoch"], json!(2));
@@ -146,8 +146,8 @@ async fn an_operator_hands_a_sandbox_off_to_an_instance_and_its_client_follows()
         }
     };
     let ((), code) = tokio::join!(ordered, left);
-    assert_eq!((code, socket.story.last().map(String::as_str)), (Some(1012), Some("CHECKPOINTED")));
-    assert!(!socket.story.iter().any(|status| status == "DELETED"), "{:?}", socket.story);
+    assert_eq!((code, socket.statuses.last().map(String::as_str)), (Some(1012), Some("CHECKPOINTED")));
+    assert!(!socket.statuses.iter().any(|status| status == "DELETED"), "{:?}", socket.statuses);
     let lock = machine.lock(&key.id);
     assert_eq!((&lock["epoch"], &lock["lease"]["owner"]), (&json!(2), &json!(to)));
     let mut socket = mind.come_back(&two, &key).await;

@@ -55,14 +55,14 @@ pub async fn everybody_goes_on_elsewhere(machine: Machine) {
     let mut late = Socket::attach(&one, Dialect::Plain, &sandboxes[0].1).await;
     assert_eq!(late.end().await, Some(1012), "who comes now is sent elsewhere");
     assert_eq!(fleeting.end().await, Some(1012));
-    assert_eq!(fleeting.story.iter().rev().take(2).rev().collect::<Vec<_>>(), ["DELETING", "DELETED"]);
+    assert_eq!(fleeting.statuses.iter().rev().take(2).rev().collect::<Vec<_>>(), ["DELETING", "DELETED"]);
 
     let moved = sandboxes.into_iter().map(|(mut socket, key, mut mind)| {
         let (machine, two) = (&machine, &two);
         async move {
             let code = read_to_the_end(&mut mind, &mut socket).await;
-            assert_eq!(code, Some(1012), "heard {:?}", socket.story);
-            let said: Vec<_> = socket.story.iter().rev().take(2).rev().collect();
+            assert_eq!(code, Some(1012), "heard {:?}", socket.statuses);
+            let said: Vec<_> = socket.statuses.iter().rev().take(2).rev().collect();
             assert_eq!(said, ["CHECKPOINTING", "CHECKPOINTED"], "no DELETED: clients shall follow");
             assert!(machine.lock(&key.id)["lease"].is_null());
             let mut socket = mind.come_back(two, &key).await;
@@ -92,7 +92,7 @@ async fn what_does_not_fit_into_the_drain_time_is_let_go_with_its_last_checkpoin
 
     machine.bucket().add_fault(InjectedFault::new(Op::Any, FaultKind::Hang).on("manifest.json").times(0));
     two.signal(Signal::SIGTERM);
-    assert_eq!(read_to_the_end(&mut mind, &mut socket).await, Some(1012), "heard {:?}", socket.story);
+    assert_eq!(read_to_the_end(&mut mind, &mut socket).await, Some(1012), "heard {:?}", socket.statuses);
     assert!(two.ended().await.success());
     assert!(two.log().contains("the drain time is up"));
     let lock = machine.lock(&key.id);

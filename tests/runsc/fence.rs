@@ -209,7 +209,7 @@ async fn as_a_server() {
         client.until("it runs", |client| client.execs[&1].started).await;
         std::mem::forget(client);
     }
-    let ids = containers.here();
+    let ids = containers.local_sandboxes();
     containers.pause(&ids[0]).await.unwrap();
     containers.fence(&ids[1]).await.unwrap();
     if let Some(hold) = std::env::var(HOLD).ok().and_then(|text| text.parse().ok()) {

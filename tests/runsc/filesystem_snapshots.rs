@@ -128,9 +128,9 @@ async fn a_snapshot_is_the_same_tree_elsewhere(machine: Machine) {
     // A command runs while it is taken.
     socket.send(json!({"language": "bash", "code": "while :; do sleep 0.1; done"})).await;
     socket.status("EXECUTION_RUNNING").await;
-    let from = socket.story.len();
+    let from = socket.statuses.len();
     let made = snapshot(&mut socket, "tree", false).await;
-    assert_eq!(socket.story[from..], ["FILESYSTEM_SNAPSHOT_CREATING", "FILESYSTEM_SNAPSHOT_CREATED"], "{made}");
+    assert_eq!(socket.statuses[from..], ["FILESYSTEM_SNAPSHOT_CREATING", "FILESYSTEM_SNAPSHOT_CREATED"], "{made}");
     assert_eq!(made["snapshot"], json!("tree"));
     assert!(made["paused_ms"].as_u64().is_some_and(|paused| paused > 0), "{made}");
     let manifest = machine.json("filesystem_snapshots/tree/manifest.json");

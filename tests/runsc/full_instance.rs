@@ -74,14 +74,14 @@ async fn who_left_makes_room_for_who_comes_and_finds_everything_again() {
     nobody_is_attached(&mut one).await;
 
     let mut second = created(&one).await;
-    assert_eq!(second.story, ["CREATING", "RUNNING"]);
+    assert_eq!(second.statuses, ["CREATING", "RUNNING"]);
     assert_eq!(second.run("bash", "ls /srv").await.0, "", "it is another one");
     assert_eq!(processes(&one.state).len(), 2, "and the only one here");
     let lock = machine.lock(&key.id);
     assert!(lock["lease"].is_null() && lock["head"].is_object(), "{lock}");
     let mut refused = Socket::attach(&one, Dialect::Plain, &key).await;
     assert_eq!(refused.end().await, Some(4000));
-    assert_eq!(refused.story, ["RESTORING", "RESTORE_ERROR", "E"]);
+    assert_eq!(refused.statuses, ["RESTORING", "RESTORE_ERROR", "E"]);
 
     // Elsewhere: what it had not read comes from where it stopped.
     let mut again = Socket::attach(&two, Dialect::V1, &key).await;

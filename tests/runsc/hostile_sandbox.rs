@@ -104,7 +104,7 @@ async fn a_link_that_nobody_reads_holds_the_agent_back_and_nothing_else() {
             at.insert(frame.exec, frame.offset + frame.payload.len() as u64);
         }
     }
-    let (late, _) = *link.behind.take().first().expect("one is behind");
+    let (late, _) = *link.behind.drain().first().expect("one is behind");
     let from = at.get(&late).copied().unwrap_or(0);
     link.to_agent.send(stdout(FrameKind::Replay, late).offset(from).sequence(77)).await.unwrap();
     let clock = clock();

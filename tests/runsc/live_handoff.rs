@@ -89,9 +89,9 @@ pub async fn tick(mind: &mut Mind, socket: &mut Socket) {
     mind.exec(socket, "tick", shell(TICKER), |n| format!("tick {n}\n"), Some(|n| format!("tock {n}\n"))).await;
 }
 
-pub struct Dice(u64);
+pub struct Rng(u64);
 
-impl Dice {
+impl Rng {
     pub fn fresh() -> Self {
         let seed = u64::from_le_bytes(clock().bits()[..8].try_into().unwrap());
         println!("seed {seed}");
@@ -127,9 +127,9 @@ async fn start_everything(mind: &mut Mind, socket: &mut Socket) {
 }
 
 /// Lets the store misbehave once in a while, if it can.
-fn trouble(machine: &Machine, dice: &mut Dice) {
+fn trouble(machine: &Machine, rng: &mut Rng) {
     let Shared::Bucket(bucket) = &machine.shared else { return };
-    let fault = match dice.below(8) {
+    let fault = match rng.below(8) {
         0 => InjectedFault::new(Op::Write, FaultKind::Lost).on("lock.json"),
         1 => InjectedFault::new(Op::Any, FaultKind::Status(503)),
         2 => InjectedFault::new(Op::Write, FaultKind::Drop).on("manifest.json"),
@@ -152,7 +152,7 @@ const NEW_OWNER: [&str; 4] = ["RESTORING", "LOCK_ACQUIRING", "LOCK_ACQUIRED", "R
 
 pub async fn everything_moves(machine: &Machine, moves: u64) {
     let (one, two) = tokio::join!(machine.server("a"), machine.server("b"));
-    let mut dice = Dice::fresh();
+    let mut rng = Rng::fresh();
     let mut mind = Mind::default();
     let (mut socket, key) = Socket::create(&one, Dialect::V1, movable()).await;
     start_everything(&mut mind, &mut socket).await;
@@ -165,33 +165,34 @@ pub async fn everything_moves(machine: &Machine, moves: u64) {
         mind.until(&mut socket, "every command goes on", went_on).await;
         let answered = |mind: &Mind| TYPED.iter().all(|id| mind.commands[*id].stdout.lines() == typed);
         mind.until(&mut socket, "what was typed is answered", answered).await;
-        mind.read_for(&mut socket, Duration::from_millis(dice.below(150))).await;
-        trouble(machine, &mut dice);
+        mind.read_for(&mut socket, Duration::from_millis(rng.below(150))).await;
+        trouble(machine, &mut rng);
         let began = clock().now();
-        if dice.below(2) == 0 {
+        if rng.below(2) == 0 {
             // The client vanishes with its last words on the way.
             type_a_line(&mut mind, &mut socket, typed).await;
             drop(socket);
-            clock().sleep(Duration::from_millis(dice.below(100))).await;
+            clock().sleep(Duration::from_millis(rng.below(100))).await;
             socket = mind.come_back(to, &key).await;
         } else {
             // The old connection still types and reads while the new one waits.
             let mut next = Socket::attach(to, Dialect::V1, &key).await;
-            clock().sleep(Duration::from_millis(dice.below(100))).await;
+            clock().sleep(Duration::from_millis(rng.below(100))).await;
             type_a_line(&mut mind, &mut socket, typed).await;
             let code = loop {
                 if let Some(code) = mind.step(&mut socket).await {
                     break code;
                 }
             };
-            assert_eq!(code, Some(1000), "heard {:?}", socket.story);
-            let story: Vec<_> = socket.story.iter().filter(|status| OLD_OWNER.contains(&status.as_str())).collect();
-            assert_eq!(story, OLD_OWNER, "heard {:?}", socket.story);
+            assert_eq!(code, Some(1000), "heard {:?}", socket.statuses);
+            let statuses: Vec<_> =
+                socket.statuses.iter().filter(|status| OLD_OWNER.contains(&status.as_str())).collect();
+            assert_eq!(statuses, OLD_OWNER, "heard {:?}", socket.statuses);
             mind.resume(&mut next).await;
             socket = next;
         }
         took.push(clock().now() - began);
-        assert_eq!(socket.story[..4], NEW_OWNER, "move {number}");
+        assert_eq!(socket.statuses[..4], NEW_OWNER, "move {number}");
         typed += 1;
     }
     let answered = |mind: &Mind| TYPED.iter().all(|id| mind.commands[*id].stdout.lines() == typed);
@@ -269,7 +270,7 @@ impl Wide {
             match socket.next().await {
                 Heard::Event(event) if event["event"] == "stdout" => self.push(event["data"].as_str().unwrap()),
                 Heard::Event(event) => assert_ne!(event["event"], "error", "{event}"),
-                Heard::Bytes(_) | Heard::End(_) => panic!("heard {:?}", socket.story),
+                Heard::Bytes(_) | Heard::End(_) => panic!("heard {:?}", socket.statuses),
             }
         }
     }
@@ -279,20 +280,20 @@ impl Wide {
 async fn a_plain_client_that_comes_back_elsewhere_misses_nothing() {
     let machine = Machine::with_a_directory().await;
     let (one, two) = tokio::join!(machine.server("a"), machine.server("b"));
-    let mut dice = Dice::fresh();
+    let mut rng = Rng::fresh();
     let (mut socket, key) = Socket::create(&one, Dialect::Plain, movable()).await;
     let code = "i=0; while :; do printf '%07d\\n' $i; i=$((i+1)); sleep 0.005; done";
     socket.send(json!({"language": "bash", "code": code})).await;
     let mut got = Wide::default();
     for number in 0..if is_proof() { 40 } else { 4 } {
-        got.read(&mut socket, got.next + 200 + usize::try_from(dice.below(400)).unwrap()).await;
+        got.read(&mut socket, got.next + 200 + usize::try_from(rng.below(400)).unwrap()).await;
         drop(socket);
         socket = Socket::attach(if number % 2 == 0 { &two } else { &one }, Dialect::Plain, &key).await;
         socket.send(json!({"action": "reconnect"})).await;
         (got.at, got.piece) = (None, String::new());
         got.read(&mut socket, got.next + 8).await;
-        assert_eq!(socket.story[..4], NEW_OWNER);
-        assert_eq!(socket.story[4], "EXECUTION_RUNNING");
+        assert_eq!(socket.statuses[..4], NEW_OWNER);
+        assert_eq!(socket.statuses[4], "EXECUTION_RUNNING");
     }
     socket.send(json!({"action": "kill_process"})).await;
     socket.status("EXECUTION_DONE").await;
@@ -306,15 +307,15 @@ async fn a_plain_client_that_comes_back_elsewhere_misses_nothing() {
 async fn an_impatient_client_finds_its_command_wherever_it_stops_at_last() {
     let machine = Machine::with_a_directory().await;
     let servers = join_all(["a", "b", "c"].map(|name| machine.server(name))).await;
-    let mut dice = Dice::fresh();
+    let mut rng = Rng::fresh();
     let (socket, key, mut mind) = ticking(&servers[0]).await;
     drop(socket);
     let mut arrived = 0;
     for _ in 0..if is_proof() { 200 } else { 12 } {
         // Gone again before the sandbox could come, or a moment after.
-        let mut socket = Socket::attach(&servers[usize::try_from(dice.below(3)).unwrap()], Dialect::V1, &key).await;
-        if mind.resume_within(&mut socket, Duration::from_millis(dice.below(1_500))).await {
-            mind.read_for(&mut socket, Duration::from_millis(dice.below(100))).await;
+        let mut socket = Socket::attach(&servers[usize::try_from(rng.below(3)).unwrap()], Dialect::V1, &key).await;
+        if mind.resume_within(&mut socket, Duration::from_millis(rng.below(1_500))).await {
+            mind.read_for(&mut socket, Duration::from_millis(rng.below(100))).await;
             arrived += 1;
         }
     }

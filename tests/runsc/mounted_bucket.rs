@@ -75,7 +75,7 @@ async fn moves(mind: &mut Mind, mut from: Socket, to: &Server, key: &Key) -> Soc
             break code;
         }
     };
-    assert_eq!(code, Some(1000), "heard {:?}", from.story);
+    assert_eq!(code, Some(1000), "heard {:?}", from.statuses);
     mind.resume(&mut next).await;
     let lines = mind.commands["tick"].stdout.lines();
     mind.until(&mut next, "it goes on", |mind| mind.commands["tick"].stdout.lines() > lines).await;
@@ -119,7 +119,7 @@ async fn a_snapshot_made_through_a_mount_starts_sandboxes_without_one_and_the_ot
         assert_eq!(socket.run("bash", look).await.0, format!("{name}\n"));
         // Its checkpoint says where the snapshot lies, and whoever restores it looks there by its own way.
         socket.send(json!({"action": "checkpoint"})).await;
-        assert_eq!(socket.end().await, Some(1000), "heard {:?}", socket.story);
+        assert_eq!(socket.end().await, Some(1000), "heard {:?}", socket.statuses);
         let mut socket = Socket::attach(maker, Dialect::Plain, &key).await;
         socket.status("RUNNING").await;
         assert_eq!(socket.run("bash", look).await.0, format!("{name}\n"));
@@ -143,7 +143,7 @@ async fn a_checkpoint_that_no_way_leads_to_is_refused_with_a_reason_and_kept() {
     let (mut socket, key) = Socket::create(&b, Dialect::Plain, config).await;
     socket.run("bash", "echo kept >/root/file").await;
     socket.send(json!({"action": "checkpoint"})).await;
-    assert_eq!(socket.end().await, Some(1000), "heard {:?}", socket.story);
+    assert_eq!(socket.end().await, Some(1000), "heard {:?}", socket.statuses);
     let stored = mounts.stored(&key);
     eventually("the metadata name the bucket behind the mount", || {
         let metadata = mounts.machine.json(&format!("sandboxes/{}/metadata.json", key.id));

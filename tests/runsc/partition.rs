@@ -28,7 +28,7 @@ async fn a_sandbox_whose_store_is_silent_stands_still_and_goes_on_without_loss()
     let renewals = machine.lock(&other_key.id)["lease"]["renew"].as_u64().unwrap();
 
     machine.bucket().add_fault(InjectedFault::new(Op::Any, FaultKind::Hang).on(&key.id).times(0));
-    let paused = |cut: &Socket| cut.story.iter().any(|status| status == "PAUSED");
+    let paused = |cut: &Socket| cut.statuses.iter().any(|status| status == "PAUSED");
     while !paused(&cut) {
         assert_eq!(mind.step(&mut cut).await, None);
     }
@@ -40,7 +40,7 @@ async fn a_sandbox_whose_store_is_silent_stands_still_and_goes_on_without_loss()
     machine.bucket().clear_faults();
     let before = lines(&mind);
     mind.until(&mut cut, "it goes on", |mind| lines(mind) > before + 5).await;
-    assert_eq!(cut.story.last().map(String::as_str), Some("RUNNING"));
+    assert_eq!(cut.statuses.last().map(String::as_str), Some("RUNNING"));
     assert_eq!(machine.lock(&key.id)["epoch"], json!(1), "nobody took it");
     cut.kill().await;
     other.kill().await;
@@ -55,14 +55,14 @@ async fn a_store_that_is_out_of_reach_for_longer_than_hold_costs_nothing_but_tim
     let server = machine.server_with("a", settings).await;
     let (mut socket, key, mut mind) = ticking(&server).await;
     for seconds in spans {
-        socket.story.clear();
+        socket.statuses.clear();
         let until = clock().now() + Duration::from_secs(*seconds);
         machine.bucket().add_fault(InjectedFault::new(Op::Any, FaultKind::Status(503)).times(0));
-        while !socket.story.iter().any(|status| status == "PAUSED") {
+        while !socket.statuses.iter().any(|status| status == "PAUSED") {
             assert_eq!(mind.step(&mut socket).await, None);
         }
         mind.stdout_rests(&mut socket, until - clock().now()).await;
-        assert!(!socket.story.iter().any(|status| status == "RUNNING"), "{seconds} s: {:?}", socket.story);
+        assert!(!socket.statuses.iter().any(|status| status == "RUNNING"), "{seconds} s: {:?}", socket.statuses);
         machine.bucket().clear_faults();
         let before = lines(&mind);
         mind.until(&mut socket, "it goes on", |mind| lines(mind) > before + 5).await;
@@ -90,12 +90,12 @@ async fn a_sandbox_that_was_taken_over_meanwhile_ends_where_it_stood_still() {
     new.until("rolled_back", |event| event["event"] == "rolled_back").await;
     new.status("RUNNING").await;
     println!("taken over after {:?}", clock().now() - began);
-    while !old.story.iter().any(|status| status == "PAUSED") {
+    while !old.statuses.iter().any(|status| status == "PAUSED") {
         assert_eq!(mind.step(&mut old).await, None, "it stood still before it was taken over");
     }
     gate.open();
     assert_eq!(old.end().await, Some(1012));
-    assert!(old.story.ends_with(&["LOCK_RENEWAL_ERROR", "E"].map(str::to_owned)), "{:?}", old.story);
+    assert!(old.statuses.ends_with(&["LOCK_RENEWAL_ERROR", "E"].map(str::to_owned)), "{:?}", old.statuses);
     let state = one.state.clone();
     eventually("the old copy is gone", || processes(&state).is_empty()).await;
     assert_eq!(machine.lock(&key.id)["epoch"], json!(3));

@@ -187,7 +187,7 @@ impl Client {
             frame = link.from_agent.recv() => frame,
             () = behind.noted() => {
                 // On a slow machine more comes than fits: it is asked for again.
-                for (exec, stream) in behind.take() {
+                for (exec, stream) in behind.drain() {
                     self.replays += 1;
                     let replay = self.replays;
                     let got = self.execs.get_mut(&exec).unwrap().stream(stream);

@@ -46,9 +46,9 @@ fn kept(n: u64) -> String {
     format!("{n} {n:08} {n:08} {n:08} 00000000 {} 0\n", 9 * (n + 1))
 }
 
-struct Dice(u64);
+struct Rng(u64);
 
-impl Dice {
+impl Rng {
     fn below(&mut self, limit: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % limit
@@ -61,7 +61,7 @@ async fn twenty_moves_at_random_moments_lose_and_double_nothing() {
     let (containers, id, start) = (&*place.containers, sandbox(), start());
     let seed = u64::from_le_bytes(clock().bits()[..8].try_into().unwrap());
     println!("seed {seed}");
-    let mut dice = Dice(seed);
+    let mut rng = Rng(seed);
     containers.create(&id, &start).await.unwrap();
     let mut client = Client::attached(clock(), containers, &id);
     let mut steady = Vec::new();
@@ -81,25 +81,25 @@ async fn twenty_moves_at_random_moments_lose_and_double_nothing() {
                 steady.iter().zip(&before).all(|(exec, at)| client.execs[exec].stdout.at > *at)
             })
             .await;
-        for _ in 0..1 + dice.below(3) {
+        for _ in 0..1 + rng.below(3) {
             client.until("the line typed before", |client| client.execs[&typed].stdout.lines() == keys).await;
             client.stdin(typed, format!("{keys}\n").as_bytes()).await;
             keys += 1;
         }
-        client.read_for(Duration::from_millis(dice.below(200))).await;
+        client.read_for(Duration::from_millis(rng.below(200))).await;
         let image = place.path(&format!("image-{number}"));
         let began = clock().now();
         containers.pause(&id).await.unwrap();
         containers.checkpoint(&id, &image).await.unwrap();
         took[0].push(clock().now() - began);
         // What the old server had read may reach the client, or not.
-        if dice.below(2) == 0 {
+        if rng.below(2) == 0 {
             client.read_for(Duration::from_millis(20)).await;
         }
         let began = clock().now();
         containers.remove(&id).await.unwrap();
         took[1].push(clock().now() - began);
-        if dice.below(2) == 0 {
+        if rng.below(2) == 0 {
             while client.step().await {}
         }
         let began = clock().now();

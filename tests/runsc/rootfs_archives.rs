@@ -332,7 +332,7 @@ async fn two_that_want_the_same_make_it_once_and_the_least_used_goes_first() {
     drop(make("a").await);
     drop(make("c").await);
     assert!(here("b") && here("c") && !here("a"), "the least used goes, but nothing that is held");
-    assert!(place.containers.hold(&digest("a")).is_none());
+    assert!(place.containers.acquire_rootfs(&digest("a")).is_none());
     drop(held);
     drop(make("d").await);
     assert!(!here("b") && here("d"));

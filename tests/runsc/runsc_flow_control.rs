@@ -133,7 +133,7 @@ async fn two_hundred_commands_run_at_once_in_one_sandbox() {
         socket.status("EXECUTION_RUNNING").await;
     }
     // All of them run: none has had its line yet.
-    assert!(!socket.story.iter().any(|status| status == "EXECUTION_DONE"));
+    assert!(!socket.statuses.iter().any(|status| status == "EXECUTION_DONE"));
     for number in 0..MANY {
         let line = format!("{}\n", number % 100);
         socket.send(json!({"event": "stdin", "exec_id": format!("n-{number}"), "data": line})).await;
@@ -164,7 +164,7 @@ async fn many_loud_commands_and_a_client_that_pauses_lose_and_double_nothing() {
     clock().sleep(Duration::from_secs(1)).await;
     let (mut taken, mut acked) = (0, 0);
     while !mind.commands.values().all(|one| one.done.is_some()) {
-        assert_eq!(mind.step(&mut socket).await, None, "heard {:?}", socket.story);
+        assert_eq!(mind.step(&mut socket).await, None, "heard {:?}", socket.statuses);
         taken = mind.commands.values().map(|one| one.stdout.at).sum::<u64>().max(taken);
         if taken >= acked + (256 << 10) {
             acked = taken;

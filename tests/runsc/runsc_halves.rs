@@ -71,7 +71,7 @@ async fn a_reconciler_that_dies_takes_its_containers_and_the_lease_decides() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_api_has_no_privilege_and_strangers_are_turned_away() {
+async fn the_api_has_no_privilege_and_other_users_are_refused() {
     let machine = Machine::with_a_bucket().await.in_halves();
     let mut server = machine.server("a").await;
     let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();

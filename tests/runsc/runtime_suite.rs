@@ -91,7 +91,7 @@ async fn a_command_runs_and_its_bytes_and_exit_status_arrive(subject: &Subject<'
     assert!(subject.execs.open(&id).is_none());
     subject.life.create(&id, &subject.start()).await.unwrap();
     assert_eq!(subject.life.watch(&id).borrow().container, Container::Running);
-    assert_eq!(subject.life.here(), std::slice::from_ref(&id));
+    assert_eq!(subject.life.local_sandboxes(), std::slice::from_ref(&id));
     let mut client = subject.client(&id);
     let exec = client.exec(command(&["echo", "hello", "there"]), None).await;
     let done = client.done(exec).await;
@@ -177,7 +177,7 @@ async fn removing_is_safe_to_repeat_and_leaves_nothing(subject: &Subject<'_>) {
     subject.life.pause(&id).await.unwrap();
     subject.life.remove(&id).await.unwrap();
     assert_eq!(seen.borrow().container, Container::Absent);
-    assert!(subject.life.here().is_empty() && subject.execs.open(&id).is_none());
+    assert!(subject.life.local_sandboxes().is_empty() && subject.execs.open(&id).is_none());
     subject.life.remove(&id).await.unwrap();
     assert!(matches!(subject.life.pause(&id).await, Err(Error::NotIn(_))));
     assert!(matches!(subject.life.extend(&id, subject.later()).await, Err(Error::NotIn(_))));
@@ -271,7 +271,7 @@ async fn a_failed_restore_leaves_nothing(subject: &Subject<'_>) {
     assert!(error.starts_with("restore failed: "), "{error}");
     assert!(!error.contains(subject.scratch.parent().unwrap().to_str().unwrap()), "{error}");
     assert_eq!(seen.borrow().container, Container::Absent);
-    assert!(subject.life.here().is_empty());
+    assert!(subject.life.local_sandboxes().is_empty());
 }
 
 async fn what_only_the_runtime_may_say_is_dropped(subject: &Subject<'_>) {

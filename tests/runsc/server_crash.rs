@@ -43,7 +43,7 @@ impl Tape {
                     }
                 }
                 Heard::Event(event) => told(&mut self.bytes, &event),
-                Heard::End(code) => panic!("closed with {code:?}; heard {:?}", socket.story),
+                Heard::End(code) => panic!("closed with {code:?}; heard {:?}", socket.statuses),
             }
         }
     }
@@ -109,7 +109,7 @@ async fn after_kill_9_another_server_takes_over_and_goes_on_from_the_last_checkp
     let mut socket = Socket::attach(&one, Dialect::V1, &key).await;
     come_back(&machine, &mut socket, &key, &mut tape).await;
     println!("kill -9 to goes on: {:?}", clock().now() - began);
-    assert_eq!(socket.story[..3], ["RESTORING", "LOCK_ACQUIRING", "LOCK_ACQUIRED"]);
+    assert_eq!(socket.statuses[..3], ["RESTORING", "LOCK_ACQUIRING", "LOCK_ACQUIRED"]);
     assert_eq!(machine.lock(&key.id)["epoch"], json!(3));
     socket.kill().await;
     one.stop().await;
@@ -152,7 +152,7 @@ async fn a_sandbox_without_a_checkpoint_is_lost_with_its_server_and_that_is_said
         let refusal = socket.status("RESTORE_ERROR").await;
         assert!(refusal["message"].as_str().unwrap().contains("lost"), "{refusal}");
         assert_eq!(socket.end().await, Some(4000));
-        assert_eq!(socket.story, ["RESTORING", "RESTORE_ERROR", "E"]);
+        assert_eq!(socket.statuses, ["RESTORING", "RESTORE_ERROR", "E"]);
     }
     let metadata = machine.json(&format!("sandboxes/{}/metadata.json", key.id));
     assert_eq!((&metadata["status"]["phase"], &metadata["status"]["reason"]), (&json!("failed"), &json!("Lost")));

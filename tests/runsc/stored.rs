@@ -33,17 +33,17 @@ async fn left_behind(server: &Server) -> (Socket, Key) {
 }
 
 async fn store(mut socket: Socket) {
-    let from = socket.story.len();
+    let from = socket.statuses.len();
     socket.send(json!({"action": "checkpoint"})).await;
     assert_eq!(socket.end().await, Some(1000));
-    assert_eq!(socket.story[from..], ["CHECKPOINTING", "CHECKPOINTED"]);
+    assert_eq!(socket.statuses[from..], ["CHECKPOINTING", "CHECKPOINTED"]);
 }
 
 /// Attaches, and finds everything as it was left.
-async fn goes_on(server: &Server, key: &Key, story: &[&str]) -> Socket {
+async fn goes_on(server: &Server, key: &Key, statuses: &[&str]) -> Socket {
     let mut socket = Socket::attach(server, Dialect::Plain, key).await;
     socket.status("RUNNING").await;
-    assert_eq!(socket.story, story);
+    assert_eq!(socket.statuses, statuses);
     assert_eq!(socket.run("bash", LOOK).await.0, LEFT);
     socket
 }
@@ -52,7 +52,7 @@ async fn is_refused(server: &Server, key: &Key) -> String {
     let mut socket = Socket::attach(server, Dialect::Plain, key).await;
     let refusal = socket.status("RESTORE_ERROR").await;
     assert_eq!(socket.end().await, Some(4000));
-    assert_eq!(socket.story, ["RESTORING", "RESTORE_ERROR", "E"]);
+    assert_eq!(socket.statuses, ["RESTORING", "RESTORE_ERROR", "E"]);
     refusal["message"].as_str().unwrap().to_owned()
 }
 
@@ -102,14 +102,14 @@ async fn a_stored_sandbox_comes_back_whole_or_not_at_all() {
 
 /// A checkpoint fails, the one who asked is told and closed, and the sandbox goes on as it was.
 async fn fails_and_goes_on(server: &Server, key: &Key, mut socket: Socket) -> Socket {
-    let from = socket.story.len();
+    let from = socket.statuses.len();
     socket.send(json!({"action": "checkpoint"})).await;
     let refusal = socket.status("CHECKPOINT_ERROR").await;
     let message = refusal["message"].as_str().unwrap();
     assert!(!message.contains(server.state.to_str().unwrap()), "{message}");
     println!("{message}");
     assert_eq!(socket.end().await, Some(4000));
-    assert_eq!(socket.story[from..], ["CHECKPOINTING", "CHECKPOINT_ERROR", "E"]);
+    assert_eq!(socket.statuses[from..], ["CHECKPOINTING", "CHECKPOINT_ERROR", "E"]);
     goes_on(server, key, &["RUNNING"]).await
 }
 
@@ -157,13 +157,13 @@ async fn a_move_that_cannot_be_stored_is_tried_again_until_it_can() {
     let (mut socket, key, mut mind) = ticking(&one).await;
     machine.bucket().add_fault(InjectedFault::new(Op::Any, FaultKind::Status(403)).on("pages.img").times(0));
     let mut next = Socket::attach(&two, Dialect::V1, &key).await;
-    while socket.story.last().map(String::as_str) != Some("E") {
+    while socket.statuses.last().map(String::as_str) != Some("E") {
         assert_eq!(mind.step(&mut socket).await, None);
     }
     assert!(
-        socket.story.ends_with(&["CHECKPOINTING", "CHECKPOINT_ERROR", "E"].map(str::to_owned)),
+        socket.statuses.ends_with(&["CHECKPOINTING", "CHECKPOINT_ERROR", "E"].map(str::to_owned)),
         "{:?}",
-        socket.story
+        socket.statuses
     );
     let before = mind.commands["tick"].stdout.lines();
     mind.until(&mut socket, "it goes on", |mind| mind.commands["tick"].stdout.lines() > before + 3).await;
@@ -175,8 +175,8 @@ async fn a_move_that_cannot_be_stored_is_tried_again_until_it_can() {
             break code;
         }
     };
-    assert_eq!(code, Some(1000), "heard {:?}", socket.story);
-    assert_eq!(socket.story.iter().filter(|status| *status == "CHECKPOINT_ERROR").count(), 1, "said once per wish");
+    assert_eq!(code, Some(1000), "heard {:?}", socket.statuses);
+    assert_eq!(socket.statuses.iter().filter(|status| *status == "CHECKPOINT_ERROR").count(), 1, "said once per wish");
     mind.resume(&mut next).await;
     let before = mind.commands["tick"].stdout.lines();
     mind.until(&mut next, "it goes on", |mind| mind.commands["tick"].stdout.lines() > before).await;

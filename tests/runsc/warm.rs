@@ -110,7 +110,7 @@ async fn a_create_takes_the_warm_container_and_another_one_is_made() {
     let (one, mut client) = scene.create(&start()).await;
     assert_eq!(scene.sentry(&first).pid(), pid, "the very same");
     assert_eq!(output(&mut client, "echo here").await, "here\n");
-    assert_eq!(scene.place.containers.here(), std::slice::from_ref(&one), "what waits is nobody's");
+    assert_eq!(scene.place.containers.local_sandboxes(), std::slice::from_ref(&one), "what waits is nobody's");
     let second = scene.ready(&set(&[&first])).await;
     let (two, _) = scene.create(&start()).await;
     assert_eq!(scene.figure("baton_warm_taken_total"), 2);

@@ -46,7 +46,7 @@ pub enum Heard {
 pub struct Socket {
     pub stream: WebSocketStream<MaybeTlsStream<TcpStream>>,
     /// Every status heard, without the prefix; `E` for an error event.
-    pub story: Vec<String>,
+    pub statuses: Vec<String>,
 }
 
 impl Socket {
@@ -72,7 +72,7 @@ impl Socket {
             request.headers_mut().insert(*name, value.parse().unwrap());
         }
         let connected = clock().timeout(EVENT_TIMEOUT, connect_async(request)).await.expect("it answers");
-        Self { stream: connected.unwrap().0, story: vec![] }
+        Self { stream: connected.unwrap().0, statuses: vec![] }
     }
 
     /// A new sandbox that runs; `config` is what it is asked to be.
@@ -112,7 +112,7 @@ impl Socket {
     pub async fn next(&mut self) -> Heard {
         match clock().timeout(EVENT_TIMEOUT, self.news()).await {
             Ok(heard) => heard,
-            Err(_) => panic!("the server fell silent after {:?}", self.story),
+            Err(_) => panic!("the server fell silent after {:?}", self.statuses),
         }
     }
 
@@ -123,9 +123,9 @@ impl Socket {
                     let event: Value = serde_json::from_str(&text).unwrap();
                     // How far something is, is told of what takes long: on a busy machine of anything.
                     if let Some(status) = event["status"].as_str().filter(|_| event.get("progress").is_none()) {
-                        self.story.push(status.trim_start_matches("SANDBOX_").to_owned());
+                        self.statuses.push(status.trim_start_matches("SANDBOX_").to_owned());
                     } else if event["event"] == "error" {
-                        self.story.push("E".to_owned());
+                        self.statuses.push("E".to_owned());
                     }
                     return Heard::Event(event);
                 }
@@ -143,7 +143,7 @@ impl Socket {
             match self.next().await {
                 Heard::Event(event) if is_it(&event) => return event,
                 Heard::Event(_) | Heard::Bytes(_) => {}
-                Heard::End(code) => panic!("closed with {code:?} before {what}; heard {:?}", self.story),
+                Heard::End(code) => panic!("closed with {code:?} before {what}; heard {:?}", self.statuses),
             }
         }
     }
@@ -173,7 +173,7 @@ impl Socket {
                 Heard::Event(event) if event["status"] == "SANDBOX_EXECUTION_DONE" => return (written, event),
                 Heard::Event(event) if event["event"] == "error" => panic!("{event}"),
                 Heard::Event(_) | Heard::Bytes(_) => {}
-                Heard::End(code) => panic!("closed with {code:?} while a command ran; heard {:?}", self.story),
+                Heard::End(code) => panic!("closed with {code:?} while a command ran; heard {:?}", self.statuses),
             }
         }
     }
@@ -242,12 +242,12 @@ impl Mind {
         let waited = clock.timeout(EVENT_TIMEOUT, async {
             while !is_so(self) {
                 let end = self.step(socket).await;
-                assert_eq!(end, None, "the connection ended while waiting: {what}; heard {:?}", socket.story);
+                assert_eq!(end, None, "the connection ended while waiting: {what}; heard {:?}", socket.statuses);
             }
         });
         if waited.await.is_err() {
             let at: Vec<_> = self.commands.iter().map(|(id, c)| (id, c.stdout.at, c.stdout.lines(), &c.done)).collect();
-            panic!("it never came: {what}; {at:?}; heard {:?}", socket.story);
+            panic!("it never came: {what}; {at:?}; heard {:?}", socket.statuses);
         }
     }
 
@@ -258,7 +258,7 @@ impl Mind {
             // However long: silence may be what is waited for.
             if let Ok(heard) = clock().timeout(until - clock().now(), socket.news()).await {
                 self.take(&heard);
-                assert!(!matches!(heard, Heard::End(_)), "heard {:?}", socket.story);
+                assert!(!matches!(heard, Heard::End(_)), "heard {:?}", socket.statuses);
             }
         }
     }

@@ -344,15 +344,15 @@ pub async fn a_transfer_cancelled_in_the_middle_leaves_nothing(subject: &Subject
 /// Drops a transfer once half of it is done, if it is not whole before.
 async fn until_half(digest: &Digest, transfer: impl AsyncFnOnce(&(dyn Fn(u64) + Send + Sync))) {
     let half = digest.size / 2;
-    let bell = tokio::sync::Notify::new();
+    let written = tokio::sync::Notify::new();
     let progress = |done| {
         if done >= half {
-            bell.notify_one();
+            written.notify_one();
         }
     };
     tokio::select! {
         biased;
-        () = bell.notified() => {}
+        () = written.notified() => {}
         () = transfer(&progress) => {}
     }
 }

@@ -254,7 +254,7 @@ async fn a_command_of_another_session_can_be_killed() {
 }
 
 #[tokio::test]
-async fn a_container_that_is_replaced_is_entered_anew() {
+async fn a_replaced_container_is_linked_again() {
     let world = World::new().await;
     let mut client = Client::running(&world, "{}").await;
     client.exec("sleep").await;

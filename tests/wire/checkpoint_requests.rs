@@ -188,7 +188,7 @@ async fn an_attach_that_cannot_be_served_says_so() {
 }
 
 #[tokio::test]
-async fn wishes_are_answered_under_their_nonce() {
+async fn requests_are_answered_under_their_nonce() {
     let world = World::with_storage().await;
     let mut client = Client::running(&world, PERSISTENT).await;
     client.says(r#"{"action":"snapshot_filesystem","name":"../x"}"#).await;

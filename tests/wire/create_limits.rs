@@ -1,4 +1,4 @@
-//! Who may knock: keys, origins, rates, and the list that only an admin sees.
+//! Authentication and rate limits: keys, origins, rates, and the list that only an admin sees.
 
 use std::sync::atomic::Ordering;
 
@@ -60,7 +60,7 @@ async fn a_page_that_is_not_listed_cannot_connect() {
 }
 
 #[tokio::test]
-async fn who_fails_too_often_is_turned_away_before_the_upgrade() {
+async fn who_fails_too_often_is_refused_before_the_upgrade() {
     let world =
         World::with(plan(|settings| settings.rate_limit = Some(FailureRate { burst: 5, per_second: 0.001 }))).await;
     let mut refused = 0;

@@ -304,7 +304,7 @@ impl World {
     /// It leaves, for a reason of the reconciler's own.
     pub fn leave(&self, id: &SandboxId, why: LeaveReason, checkpointed: bool) {
         self.containers.0.lock().unwrap().remove(id);
-        self.bus.hold(id, false);
+        self.bus.set_held(id, false);
         let checkpoint_id = checkpointed.then(|| checkpoint_id(id));
         self.bus.post(id, LifecycleEvent::Left { why, checkpoint_id });
     }
@@ -363,7 +363,7 @@ impl Reconciler {
             match found.spec.desired_state {
                 DesiredState::Deleted => {
                     let removed = self.containers.0.lock().unwrap().remove(&id);
-                    self.bus.hold(&id, false);
+                    self.bus.set_held(&id, false);
                     let _ = self.records.erase(&id, place(found.spec.enable_sandbox_checkpoint)).await;
                     if removed.is_some() {
                         self.bus.post(&id, LifecycleEvent::Left { why: LeaveReason::Deleted, checkpoint_id: None });
@@ -380,7 +380,7 @@ impl Reconciler {
                         self.bus.post(&id, LifecycleEvent::Failed { reason, message });
                         continue;
                     }
-                    self.bus.hold(&id, true);
+                    self.bus.set_held(&id, true);
                     if found.spec.enable_sandbox_checkpoint {
                         self.bus.set_tenure(&id, Evictability::Spare { since: self.clock.now() });
                     }
@@ -415,7 +415,7 @@ impl Reconciler {
                     if let Some(container) = self.containers.0.lock().unwrap().remove(&id) {
                         stored.insert(id.clone(), container.agent.clone());
                     }
-                    self.bus.hold(&id, false);
+                    self.bus.set_held(&id, false);
                     self.bus.post(&id, LifecycleEvent::Left { why, checkpoint_id: Some(checkpoint_id(&id)) });
                     // Somebody may want it back already.
                     self.bus.wake(&id);

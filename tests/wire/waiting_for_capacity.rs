@@ -115,7 +115,7 @@ async fn a_checkpoint_that_fails_leaves_everything_as_it_was() {
 }
 
 #[tokio::test]
-async fn the_wish_for_room_ends_with_the_client_that_had_it() {
+async fn the_eviction_request_ends_with_the_client_that_made_it() {
     let world = with_room_for_one().await;
     world.set(|script| script.room_waits = true);
     let away = stored(&world).await;
@@ -173,7 +173,7 @@ async fn what_is_asked_while_waiting_for_room_is_done_once_it_runs() {
 }
 
 #[tokio::test]
-async fn who_waits_for_room_keeps_its_seat_as_long_as_it_lives() {
+async fn a_client_that_waits_for_capacity_keeps_its_slot_while_it_is_connected() {
     let world = with_room_for_one().await;
     world.set(|script| script.room_waits = true);
     let away = stored(&world).await;

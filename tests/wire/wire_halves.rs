@@ -7,7 +7,7 @@ use baton::{
     bus::Bus,
     clock::SharedClock,
     config::LeaseTimes,
-    ipc::{self, Back, Front, IpcHello},
+    ipc::{self, IpcClient, IpcHello, IpcServer},
     runtime::{Lifecycle, StartSpec},
     storage::store::Store,
 };
@@ -42,7 +42,7 @@ pub async fn begin(lives: &FakeContainers, clock: &SharedClock, id: &SandboxId) 
 
 /// The reconciler's end of the socket, for as long as this lives.
 pub struct Joined {
-    pub front: Front,
+    pub front: IpcClient,
     _stop: DropGuard,
     _directory: tempfile::TempDir,
 }
@@ -59,7 +59,7 @@ pub async fn join(
     let directory = tempfile::Builder::new().prefix("bw").tempdir().unwrap();
     let user = nix::unistd::geteuid().as_raw();
     let listener = ipc::listen(directory.path(), user).unwrap();
-    let back = Back {
+    let back = IpcServer {
         hello: IpcHello::new(instance.clone(), "none".to_owned(), Err("none".to_owned()), LeaseTimes::DEFAULT),
         clock: clock.clone(),
         bus: bus.clone(),

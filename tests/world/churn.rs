@@ -12,17 +12,17 @@ use baton_testkit::ActionFault as Broken;
 
 use crate::instances::{Instance, World, movable};
 
-/// A number below `below`, from the world's own dice.
-fn dice(world: &World, below: u64) -> u64 {
+/// A number below `below`, from the world's own rng.
+fn rng(world: &World, below: u64) -> u64 {
     u64::from_le_bytes(world.clock.bits()[..8].try_into().unwrap()) % below
 }
 
 /// Something that happens in such a day.
 async fn happen(world: &World, instances: &mut Vec<Instance>, ids: &mut Vec<SandboxId>) {
-    let at = dice(world, instances.len() as u64) as usize;
+    let at = rng(world, instances.len() as u64) as usize;
     let one = &instances[at];
-    let some = (!ids.is_empty()).then(|| ids[dice(world, ids.len() as u64) as usize].clone());
-    match (dice(world, 12), some) {
+    let some = (!ids.is_empty()).then(|| ids[rng(world, ids.len() as u64) as usize].clone());
+    match (rng(world, 12), some) {
         (0..=2, _) | (_, None) => {
             let visit = one
                 .create(|spec| {
@@ -89,7 +89,7 @@ async fn after_a_day_the_bucket_holds_exactly_what_it_should() {
     let end = world.clock.now() + Duration::from_secs(24 * 60 * 60);
     while world.clock.now() < end {
         happen(&world, &mut instances, &mut ids).await;
-        world.after(300 + dice(&world, 600)).await;
+        world.after(300 + rng(&world, 600)).await;
     }
     // Everything comes to rest: idle sandboxes are checkpointed, and the sweeps go over what is left.
     world.after(3000).await;

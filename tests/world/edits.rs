@@ -111,7 +111,7 @@ async fn a_missing_lock_is_said_and_the_container_is_kept() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_checkpoint_that_fails_is_said_and_what_is_said_goes_with_the_wish() {
+async fn a_failed_checkpoint_is_reported_until_the_request_is_withdrawn() {
     let world = World::new();
     let (one, visit) = running(&world).await;
     for _ in 0..30 {

@@ -201,7 +201,7 @@ async fn two_newcomers_take_two_places_and_no_more() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_newcomer_that_leaves_takes_its_wish_along() {
+async fn an_applicant_that_leaves_withdraws_its_eviction_request() {
     let world = World::new();
     let one = world.instance();
     let ids = left_in_turn(&world, &one, 2).await;

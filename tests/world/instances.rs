@@ -7,7 +7,7 @@ use baton::{
     clock::{Moment, SharedClock},
     config::{LeaseTimes, Quotas},
     fair_watch::FairWatch,
-    reconciler::{self, AllowedRuntimes, Deposit, Housekeeping, ReconcilerContext, desired::Drain},
+    reconciler::{self, AllowedRuntimes, BaseUpload, Housekeeping, ReconcilerContext, desired::Drain},
     runtime::{Container, Lifecycle},
     storage::{
         checkpoints::Checkpoints,
@@ -87,7 +87,7 @@ impl World {
             snapshots: Some(Snapshots::new(store, self.bucket.clone(), clock.clone()).sealed_by(self.seals.clone())),
             quotas: self.quotas.clone(),
             archive_size: 1 << 30,
-            deposit: Deposit::default(),
+            base_upload: BaseUpload::default(),
             runtimes: AllowedRuntimes::default(),
             clock,
             records,

@@ -76,12 +76,12 @@ impl World {
 async fn an_acquired_lock_is_ours_until_hold_after_it_was_sent() {
     let world = World::with_a_free_lock().await;
     let lock = world.holder().await;
-    assert_eq!(lock.stand(), Some(LeaseState::Ours));
+    assert_eq!(lock.state(), Some(LeaseState::Ours));
     assert_eq!((lock.lock().unwrap().epoch, lock.lock().unwrap().ran), (1, true));
     world.after(14).await;
-    assert_eq!(lock.stand(), Some(LeaseState::Ours));
+    assert_eq!(lock.state(), Some(LeaseState::Ours));
     world.after(1).await;
-    assert_eq!(lock.stand(), Some(LeaseState::Late));
+    assert_eq!(lock.state(), Some(LeaseState::Late));
 }
 
 #[tokio::test(start_paused = true)]
@@ -90,13 +90,13 @@ async fn rule_07_a_machine_whose_clock_fell_behind_the_stores_was_frozen_and_its
     let mut lock = world.holder().await;
     world.after(5).await;
     lock.renew().await.unwrap();
-    assert_eq!(lock.stand(), Some(LeaseState::Ours));
+    assert_eq!(lock.state(), Some(LeaseState::Ours));
     world.stage.set_ahead(T.frozen + Duration::from_millis(1));
     world.after(5).await;
     lock.renew().await.unwrap();
-    assert_eq!(lock.stand(), Some(LeaseState::Late), "first it is stopped");
+    assert_eq!(lock.state(), Some(LeaseState::Late), "first it is stopped");
     lock.renew().await.unwrap();
-    assert_eq!(lock.stand(), Some(LeaseState::Ours), "then proven, and it goes on");
+    assert_eq!(lock.state(), Some(LeaseState::Ours), "then proven, and it goes on");
 }
 
 #[tokio::test(start_paused = true)]
@@ -107,7 +107,7 @@ async fn of_two_that_acquire_one_has_it_and_the_other_sees_it() {
     two.read().await.unwrap();
     one.acquire(true).await.unwrap();
     assert!(matches!(two.acquire(true).await, Err(Error::Changed)));
-    assert_eq!((one.stand(), two.stand()), (Some(LeaseState::Ours), Some(LeaseState::Theirs)));
+    assert_eq!((one.state(), two.state()), (Some(LeaseState::Ours), Some(LeaseState::Theirs)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -118,7 +118,7 @@ async fn rule_02_a_write_whose_answer_was_lost_or_twisted_is_found_by_its_nonce(
         lock.read().await.unwrap();
         world.stage.next_put(fault);
         lock.acquire(true).await.unwrap();
-        assert_eq!(lock.stand(), Some(LeaseState::Ours), "{fault:?}");
+        assert_eq!(lock.state(), Some(LeaseState::Ours), "{fault:?}");
     }
 }
 
@@ -132,9 +132,9 @@ async fn an_acquisition_that_could_not_be_settled_is_found_later_with_its_own_de
     assert!(lock.acquire(true).await.is_err());
     world.after(10).await;
     lock.read().await.unwrap();
-    assert_eq!(lock.stand(), Some(LeaseState::Ours));
+    assert_eq!(lock.state(), Some(LeaseState::Ours));
     world.after(5).await;
-    assert_eq!(lock.stand(), Some(LeaseState::Late), "the deadline counts from when it was sent");
+    assert_eq!(lock.state(), Some(LeaseState::Late), "the deadline counts from when it was sent");
 }
 
 #[tokio::test(start_paused = true)]
@@ -167,7 +167,7 @@ async fn rule_01_a_write_that_was_dropped_in_the_middle_is_settled_before_the_ne
     );
     lock.renew().await.expect("a renewal settles it by itself");
     assert_eq!(world.stage.deliver().await, 0, "the dropped write comes too late");
-    assert_eq!(lock.stand(), Some(LeaseState::Ours));
+    assert_eq!(lock.state(), Some(LeaseState::Ours));
 }
 
 #[tokio::test(start_paused = true)]
@@ -180,7 +180,7 @@ async fn rule_08_a_waiter_that_registers_meanwhile_is_merged_into_the_renewal() 
     lock.renew().await.unwrap();
     assert_eq!(lock.lock().unwrap().waiter.as_ref().unwrap().instance, name);
     assert!(lock.waiter().is_some() && other.entry().is_some());
-    assert_eq!(other.stand(), Some(LeaseState::Theirs));
+    assert_eq!(other.state(), Some(LeaseState::Theirs));
 }
 
 #[tokio::test(start_paused = true)]
@@ -189,17 +189,17 @@ async fn rule_11_a_release_is_one_way_whatever_the_answer() {
     let mut lock = world.holder().await;
     world.stage.next_put(Fault::Refused);
     assert!(lock.release(None, true).await.is_err());
-    assert_eq!(lock.stand(), Some(LeaseState::Theirs), "nothing runs under an epoch whose release was sent");
+    assert_eq!(lock.state(), Some(LeaseState::Theirs), "nothing runs under an epoch whose release was sent");
     lock.read().await.unwrap();
-    assert_eq!(lock.stand(), Some(LeaseState::Theirs));
+    assert_eq!(lock.state(), Some(LeaseState::Theirs));
     assert_eq!(lock.release(None, true).await.unwrap(), Released::Freed, "but the release may be sent again");
-    assert_eq!(lock.stand(), Some(LeaseState::Free));
+    assert_eq!(lock.state(), Some(LeaseState::Free));
 
     let world = World::with_a_free_lock().await;
     let mut lock = world.holder().await;
     world.stage.next_put(Fault::AnswerTwisted);
     assert_eq!(lock.release(None, true).await.unwrap(), Released::Freed);
-    assert_eq!(lock.stand(), Some(LeaseState::Free));
+    assert_eq!(lock.state(), Some(LeaseState::Free));
 }
 
 #[tokio::test(start_paused = true)]
@@ -207,7 +207,7 @@ async fn work_under_the_lease_is_renewed_while_it_runs_and_not_after() {
     let world = World::with_a_free_lock().await;
     let mut lock = world.holder().await;
     let clock = world.clock.clone();
-    let done = lock.hold(async { clock.sleep(Duration::from_secs(60)).await }).await;
+    let done = lock.renew_while(async { clock.sleep(Duration::from_secs(60)).await }).await;
     assert_eq!(done, Ok(()));
     let renewals = lock.lock().unwrap().lease.as_ref().unwrap().renew;
     assert!((9..=12).contains(&renewals), "{renewals}");
@@ -223,14 +223,14 @@ async fn work_goes_on_through_failed_renewals_until_the_deadline() {
         world.stage.next_put(Fault::Refused);
     }
     let clock = world.clock.clone();
-    assert_eq!(lock.hold(async { clock.sleep(Duration::from_secs(30)).await }).await, Ok(()));
+    assert_eq!(lock.renew_while(async { clock.sleep(Duration::from_secs(30)).await }).await, Ok(()));
 
     for _ in 0..40 {
         world.stage.next_put(Fault::Hangs);
     }
     let began = world.clock.now();
     let clock = world.clock.clone();
-    let lapse = lock.hold(async { clock.sleep(Duration::from_secs(600)).await }).await;
+    let lapse = lock.renew_while(async { clock.sleep(Duration::from_secs(600)).await }).await;
     assert_eq!(lapse, Err(Lapse::Late));
     assert!(world.clock.now() - began <= Duration::from_secs(18));
 }
@@ -248,14 +248,14 @@ async fn work_is_dropped_when_another_instance_has_the_lease() {
         other.read().await.unwrap();
         world.after(1).await;
     }
-    assert_eq!(other.stand(), Some(LeaseState::Free), "the same lease was watched for the takeover time");
+    assert_eq!(other.state(), Some(LeaseState::Free), "the same lease was watched for the takeover time");
     while other.acquire(false).await.is_err() {
         other.read().await.unwrap();
     }
     let clock = world.clock.clone();
-    let lapse = lock.hold(async { clock.sleep(Duration::from_secs(60)).await }).await;
+    let lapse = lock.renew_while(async { clock.sleep(Duration::from_secs(60)).await }).await;
     assert_eq!(lapse, Err(Lapse::Lost));
-    assert_eq!(lock.stand(), Some(LeaseState::Theirs));
+    assert_eq!(lock.state(), Some(LeaseState::Theirs));
 }
 
 #[tokio::test(start_paused = true)]
@@ -289,7 +289,7 @@ async fn who_was_cut_off_and_taken_over_does_not_renew_the_lease_of_the_other() 
     assert!(matches!(one.commit(head(one.lock().unwrap())).await, Err(Error::Changed)));
     assert!(matches!(one.purging().await, Err(Error::Changed)));
     two.read().await.unwrap();
-    assert_eq!((two.stand(), two.lock().unwrap().head.is_none()), (Some(LeaseState::Ours), true));
+    assert_eq!((two.state(), two.lock().unwrap().head.is_none()), (Some(LeaseState::Ours), true));
 }
 
 #[tokio::test(start_paused = true)]

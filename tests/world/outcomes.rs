@@ -42,7 +42,7 @@ enum Outcome {
     /// It runs on, and its status says that the instance that was named has not asked for it.
     Pends,
     /// It is checkpointed and let go.
-    LetGo,
+    Released,
     /// Its status is corrected and its lease freed.
     Corrected,
     /// It is erased; a tombstone is left.
@@ -62,7 +62,7 @@ fn expected(owner: Owner, state: &str, placement: Placement) -> Outcome {
         (_, "running" | "handed_off", Placement::Another) => Outcome::Moves,
         (Owner::Held, "running", Placement::Gone) => Outcome::Pends,
         (Owner::Held, "running", _) => Outcome::RunsOn,
-        (Owner::Held, _, _) => Outcome::LetGo,
+        (Owner::Held, _, _) => Outcome::Released,
         (Owner::Free | Owner::Dead, "running", Placement::Null) => Outcome::Starts,
         (Owner::Free | Owner::Dead, "running", _) | (Owner::Free, _, _) => Outcome::Rests,
         (Owner::Dead, _, _) => Outcome::Corrected,
@@ -145,7 +145,7 @@ async fn outcome(owner: Owner, state: &str, placement: Placement) -> Outcome {
     } else if lock.epoch == before.epoch && lock.lease.is_none() && before.lease.is_some() {
         assert_eq!((status.unwrap().phase, lock.behind), (Phase::Checkpointed, false));
         assert_ne!(lock.head, before.head, "nothing was committed");
-        Outcome::LetGo
+        Outcome::Released
     } else if lock.lease.is_none() && before.lease.is_some() {
         assert_eq!((status.unwrap().phase, lock.behind, &lock.head), (Phase::Checkpointed, true, &before.head));
         Outcome::Corrected
@@ -176,7 +176,7 @@ fn words(outcome: Outcome) -> &'static str {
         Outcome::Starts => "is started from its last checkpoint by the first instance with a free slot",
         Outcome::Moves => "runs there, within two sweeps",
         Outcome::Pends => "keeps running where it is; its status says `PlacementPending`",
-        Outcome::LetGo => "is checkpointed and released",
+        Outcome::Released => "is checkpointed and released",
         Outcome::Corrected => "its status is corrected and its lease freed; the last checkpoint is kept",
         Outcome::Erased => "is erased; a tombstone remains",
         Outcome::Rests => "rests until a client attaches",

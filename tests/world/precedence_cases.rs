@@ -152,7 +152,7 @@ async fn a_client_that_comes_back_to_the_holder_is_asked_itself() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_next_newcomer_is_judged_anew() {
+async fn the_next_waiter_is_judged_again() {
     let world = World::new();
     let (one, two, mut first, id) = running(&world).await;
     let mut second = two.ask_for(&id).await;

@@ -6,7 +6,7 @@ use baton::{
     bus::{LeaveReason, LifecycleEvent, StartKind},
     reconciler::desired::Drain,
     runtime::{AgentLinks, Container},
-    storage::records::{Looked, StoreKind},
+    storage::records::{MetadataPoll, StoreKind},
 };
 use baton_protocol::{
     agent,
@@ -60,7 +60,7 @@ async fn a_created_sandbox_runs_and_a_deleted_one_leaves_nothing() {
     assert_eq!(visit.until_left().await, [LifecycleEvent::Left { why: LeaveReason::Deleted, checkpoint_id: None }]);
     assert_eq!(one.container(&id), Container::Absent);
     assert!(one.metadata(&id).await.is_none());
-    assert!(one.tools.records.look(&id, None).await.unwrap().is_none());
+    assert!(one.tools.records.read_if_changed(&id, None).await.unwrap().is_none());
     one.stop().await;
 }
 
@@ -71,8 +71,8 @@ async fn a_sandbox_that_is_not_persistent_touches_no_shared_store() {
     let mut visit = one.create(|_| {}).await;
     visit.until_running().await;
     assert!(world.lock(&visit.id).await.is_none());
-    let looked = one.tools.records.look(&visit.id, None).await.unwrap();
-    assert!(matches!(looked, Some(Looked::Found(found)) if found.place == StoreKind::Memory));
+    let looked = one.tools.records.read_if_changed(&visit.id, None).await.unwrap();
+    assert!(matches!(looked, Some(MetadataPoll::Found(found)) if found.place == StoreKind::Memory));
     one.stop().await;
 }
 
@@ -94,7 +94,7 @@ async fn a_sandbox_ends_after_its_idle_time_and_not_while_a_command_runs() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn activity_begins_the_idle_time_anew() {
+async fn activity_restarts_the_idle_time() {
     let world = World::new();
     let one = world.instance();
     let mut visit = one.create(|spec| spec.idle_timeout = Some(30)).await;

@@ -101,7 +101,7 @@ async fn a_request_whose_answer_was_lost_with_its_instance_is_answered_by_the_ne
 }
 
 #[tokio::test(start_paused = true)]
-async fn metadata_deleted_under_a_running_sandbox_is_made_anew() {
+async fn metadata_deleted_under_a_running_sandbox_is_recreated() {
     let world = World::new();
     let one = world.instance();
     let mut visit = one.create(persistent).await;

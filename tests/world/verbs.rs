@@ -247,7 +247,7 @@ async fn a_rollback_makes_an_older_checkpoint_count_and_can_be_taken_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn metadata_that_were_deleted_are_made_anew_with_a_new_token() {
+async fn deleted_metadata_is_recreated_with_a_new_token() {
     let world = World::new();
     let (one, admin) = (world.instance(), admin(&world));
     let id = stored(&world, &one, 1).await;
@@ -263,7 +263,7 @@ async fn metadata_that_were_deleted_are_made_anew_with_a_new_token() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lock_that_was_deleted_is_made_anew_only_when_nobody_runs_it_and_above_every_epoch() {
+async fn a_deleted_lock_is_recreated_only_if_no_instance_runs_it_and_above_every_epoch() {
     let world = World::new();
     let (one, admin) = (world.instance(), admin(&world));
     let id = stored(&world, &one, 3).await;

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::{
     active_time::Ran,
-    decoder::Intake,
+    decoder::AgentDecoder,
     exec_spawn::{self, ExecDefaults, SpawnError},
     outbox::Outbox,
     output_pipe::{CHUNK, OutputPipe},
@@ -29,7 +29,7 @@ mod events;
 #[derive(Debug)]
 pub struct Agent {
     poll: Epoll,
-    intake: Intake,
+    intake: AgentDecoder,
     pub outbox: Outbox,
     execs: BTreeMap<u32, RunningExec>,
     shared: ExecDefaults,
@@ -47,7 +47,7 @@ impl Agent {
     pub fn new(poll: Epoll, now: Duration) -> Self {
         let mut agent = Self {
             poll,
-            intake: Intake::default(),
+            intake: AgentDecoder::default(),
             outbox: Outbox::default(),
             execs: BTreeMap::new(),
             shared: ExecDefaults::default(),
@@ -205,7 +205,7 @@ impl Agent {
     fn stdin(&mut self, frame: &Frame) {
         let Some(exec) = self.execs.get_mut(&frame.exec) else { return };
         let taken = match frame.kind == FrameKind::Stdin {
-            true => exec.stdin.take(frame.offset, &frame.payload),
+            true => exec.stdin.accept(frame.offset, &frame.payload),
             false => exec.stdin.end(frame.offset),
         };
         let flushed = exec.stdin.flush(&self.poll, PollSource::Stdin(frame.exec));

@@ -10,7 +10,7 @@
 use baton_protocol::frame::{Broken, Decoder, Frame, Marker};
 
 #[derive(Debug, Default)]
-pub struct Intake {
+pub struct AgentDecoder {
     decoder: Decoder,
     marker: Option<Marker>,
     /// Where in the pending bytes the next marker begins, once it was found.
@@ -21,7 +21,7 @@ pub struct Intake {
     lost: bool,
 }
 
-impl Intake {
+impl AgentDecoder {
     pub fn set_marker(&mut self, marker: Marker) {
         self.marker = Some(marker);
         self.cut = None;
@@ -42,7 +42,7 @@ impl Intake {
                     self.forget();
                     return Ok(None);
                 }
-                return match self.take(usize::MAX) {
+                return match self.next_within(usize::MAX) {
                     Err(broken) => {
                         self.lost = true;
                         Err(broken)
@@ -51,7 +51,7 @@ impl Intake {
                 };
             };
             if !self.lost
-                && let Ok(Some(frame)) = self.take(cut)
+                && let Ok(Some(frame)) = self.next_within(cut)
             {
                 return Ok(Some(frame));
             }
@@ -63,13 +63,13 @@ impl Intake {
     }
 
     /// Releases memory when nothing is pending.
-    pub fn tidy(&mut self) {
+    pub fn shrink(&mut self) {
         if self.decoder.pending().is_empty() {
             *self = Self { marker: self.marker, lost: self.lost, ..Self::default() };
         }
     }
 
-    fn take(&mut self, limit: usize) -> Result<Option<Frame>, Broken> {
+    fn next_within(&mut self, limit: usize) -> Result<Option<Frame>, Broken> {
         let before = self.decoder.pending().len();
         let taken = self.decoder.next_frame_within(limit);
         let count = before - self.decoder.pending().len();
@@ -134,7 +134,7 @@ mod tests {
     }
 
     /// Pushes the bytes in pieces of the given sizes and takes all frames after each.
-    fn feed(intake: &mut Intake, bytes: &[u8], pieces: &[usize]) -> Vec<Frame> {
+    fn feed(intake: &mut AgentDecoder, bytes: &[u8], pieces: &[usize]) -> Vec<Frame> {
         let (mut frames, mut rest) = (Vec::new(), bytes);
         for piece in pieces.iter().cycle() {
             let (now, later) = rest.split_at((*piece).min(rest.len()));
@@ -154,8 +154,8 @@ mod tests {
         frames
     }
 
-    fn intake(marker: Marker) -> Intake {
-        let mut intake = Intake::default();
+    fn intake(marker: Marker) -> AgentDecoder {
+        let mut intake = AgentDecoder::default();
         intake.set_marker(marker);
         intake
     }
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn a_marker_learnt_in_the_middle_holds_for_what_was_already_there() {
-        let (marker, mut intake) = ([0x5a; 16], Intake::default());
+        let (marker, mut intake) = ([0x5a; 16], AgentDecoder::default());
         let frames = [1, 2, 3].map(|number| Frame::new(FrameKind::Ping).sequence(number));
         let mut bytes = bytes_of(&frames[..2]);
         bytes.truncate(bytes.len() - 5);
@@ -267,7 +267,7 @@ mod tests {
         intake.push(&[0xff; 100]);
         assert_eq!(intake.next_frame(), Err(Broken::TooLong(u32::MAX)));
         assert_eq!(intake.next_frame(), Ok(None));
-        intake.tidy();
+        intake.shrink();
         intake.push(&bytes_of(&[Frame::new(FrameKind::Ping)]));
         assert_eq!(intake.next_frame(), Ok(None));
     }

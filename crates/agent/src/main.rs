@@ -107,7 +107,7 @@ fn run() -> Result<(), Failure> {
         let ready = agent.poll().wait(patience)?;
         agent.tick(active_time::now());
         if ready.is_empty() && sent == SendProgress::All {
-            agent.tidy();
+            agent.shrink();
         }
         for source in ready {
             match source {

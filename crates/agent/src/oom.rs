@@ -41,7 +41,7 @@ pub enum Ended {
 }
 
 /// All processes and the memory they hold; `None` if there are too many to scan in time.
-pub fn look() -> Option<Vec<(Process, u64)>> {
+pub fn scan_memory() -> Option<Vec<(Process, u64)>> {
     let until = active_time::now() + LONGEST_LOOK;
     let processes = process_tree::below(|| active_time::now() < until)?;
     processes.into_iter().map(|process| (active_time::now() < until).then(|| (process, memory(process.pid)))).collect()

@@ -137,7 +137,7 @@ impl Outbox {
         !self.is_waiting() && self.bytes.capacity() + self.answers.capacity() > 0
     }
 
-    pub fn tidy(&mut self) {
+    pub fn shrink(&mut self) {
         if !self.is_waiting() && self.answers.is_empty() {
             *self = Self::default();
         }

@@ -128,7 +128,7 @@ impl OutputPipe {
         // With enough space in the ring, read directly into it.
         let read = if attached && self.ring.free() >= CHUNK.min(room) {
             let read = io::readv(from, &mut self.ring.spare(room.min(MOST_READ)));
-            self.ring.take(read.unwrap_or(0));
+            self.ring.commit(read.unwrap_or(0));
             read
         } else {
             let most = room.min(scratch.len());
@@ -191,8 +191,8 @@ impl OutputPipe {
         self.ring.pieces(offset, len)
     }
 
-    pub fn tidy(&mut self) {
-        self.ring.tidy();
+    pub fn shrink(&mut self) {
+        self.ring.shrink();
     }
 
     pub fn is_slack(&self) -> bool {

@@ -52,7 +52,7 @@ impl Ring {
     }
 
     /// Marks the first `count` bytes of the spare buffers as filled.
-    pub fn take(&mut self, count: usize) {
+    pub fn commit(&mut self, count: usize) {
         self.len += count.min(self.free());
     }
 
@@ -74,7 +74,7 @@ impl Ring {
             part[..now.len()].copy_from_slice(now);
             rest = later;
         }
-        self.take(fresh.len());
+        self.commit(fresh.len());
     }
 
     /// Drops everything below `offset`.
@@ -109,7 +109,7 @@ impl Ring {
     }
 
     /// Releases memory that is mostly unused.
-    pub fn tidy(&mut self) {
+    pub fn shrink(&mut self) {
         if self.is_slack() {
             self.resize(self.len);
         }
@@ -142,7 +142,7 @@ mod tests {
         ring.push(&[7; 100_000], 1 << 20);
         ring.free_below(100_000);
         assert!(ring.is_slack());
-        ring.tidy();
+        ring.shrink();
         assert_eq!(ring.bytes.len(), 0);
         assert_eq!((ring.base(), ring.end()), (100_000, 100_000));
     }
@@ -175,7 +175,7 @@ mod tests {
                         rest = later;
                     }
                     prop_assert!(rest.is_empty());
-                    ring.take(count);
+                    ring.commit(count);
                 } else {
                     ring.push(&bytes, LIMIT);
                 }

@@ -270,9 +270,9 @@ impl RunningExec {
         self.stdout.is_slack() || self.stderr.is_slack()
     }
 
-    pub fn tidy(&mut self) {
-        self.stdout.tidy();
-        self.stderr.tidy();
+    pub fn shrink(&mut self) {
+        self.stdout.shrink();
+        self.stderr.shrink();
     }
 }
 

@@ -77,7 +77,7 @@ impl StdinPipe {
     }
 
     /// Accepts the new part of `bytes`, which begin at `offset`. Idempotent.
-    pub fn take(&mut self, offset: u64, bytes: &[u8]) -> InputOutcome {
+    pub fn accept(&mut self, offset: u64, bytes: &[u8]) -> InputOutcome {
         let end = offset.saturating_add(bytes.len() as u64);
         if end <= self.taken {
             self.ack_due = true;

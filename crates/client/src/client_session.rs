@@ -149,9 +149,9 @@ impl<'a> Session<'a> {
                 let mirror = self.link.mirror.borrow();
                 let _ = sent.send(SentMark { heard: mirror.heard(), session: mirror.sessions });
                 drop(mirror);
-                self.wire.say(&request);
+                self.wire.send_request(&request);
             }
-            ConnectionCommand::Tell(request) => self.wire.say(&request),
+            ConnectionCommand::Tell(request) => self.wire.send_request(&request),
             ConnectionCommand::Close => {}
         }
     }
@@ -163,7 +163,7 @@ impl<'a> Session<'a> {
         }
         for exec in self.link.execs.values() {
             if let Some(offsets) = exec.take_ack() {
-                self.wire.say(&Request::Ack { exec_id: exec.id.clone(), offsets });
+                self.wire.send_request(&Request::Ack { exec_id: exec.id.clone(), offsets });
             }
             let Some(number) = self.numbers.get(&exec.id) else { continue };
             while self.wire.has_room()
@@ -174,7 +174,7 @@ impl<'a> Session<'a> {
                         let chunk = BinaryChunk { stream: Stream::Stdin, exec: *number, offset, payload: &bytes };
                         self.wire.send(chunk.encode());
                     }
-                    StdinPart::Eof { offset } => self.wire.say(&Request::Stdin(StdinRequest {
+                    StdinPart::Eof { offset } => self.wire.send_request(&Request::Stdin(StdinRequest {
                         exec_id: Some(exec.id.clone()),
                         data: Data::Text(String::new()),
                         eof: true,
@@ -203,7 +203,7 @@ impl<'a> Session<'a> {
         if pushed.ack
             && let Some(offsets) = exec.take_ack()
         {
-            self.wire.say(&Request::Ack { exec_id: exec.id.clone(), offsets });
+            self.wire.send_request(&Request::Ack { exec_id: exec.id.clone(), offsets });
         }
         Ok(())
     }

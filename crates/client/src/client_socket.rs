@@ -47,7 +47,7 @@ impl ClientSocket {
         Self { socket, queue: VecDeque::new(), queued: 0, is_unflushed: false }
     }
 
-    pub(crate) fn say(&mut self, request: &Request) {
+    pub(crate) fn send_request(&mut self, request: &Request) {
         self.push(Message::Text(request.to_json().into()));
     }
 

@@ -61,7 +61,7 @@ pub(crate) struct Cookies(BTreeMap<String, String>);
 
 impl Cookies {
     /// Values of later handshakes replace those of earlier ones.
-    fn take(&mut self, headers: &HeaderMap) {
+    fn store(&mut self, headers: &HeaderMap) {
         for cookie in headers.get_all(header::SET_COOKIE) {
             let Some(pair) = cookie.to_str().ok().and_then(|text| text.split(';').next()) else { continue };
             if let Some((name, value)) = pair.split_once('=') {
@@ -88,7 +88,7 @@ pub(crate) async fn connect(
     options: &Connection,
 ) -> Result<ServerSocket, RetryPolicy> {
     let path = place.map_or_else(|| "/create".to_owned(), |place| format!("/attach/{}", place.id));
-    let mut request = format!("{}{path}", address.0).into_client_request().map_err(|error| judge(&error))?;
+    let mut request = format!("{}{path}", address.0).into_client_request().map_err(|error| classify(&error))?;
     let headers = request.headers_mut();
     for (name, value) in &options.headers {
         let (name, value) = header_of(name, value)?;
@@ -122,10 +122,10 @@ pub(crate) async fn connect(
         client_clock::timeout(options.connect_within, connect_async_with_config(request, Some(config), true)).await;
     match opened {
         Some(Ok((socket, response))) => {
-            cookies.take(response.headers());
+            cookies.store(response.headers());
             Ok(socket)
         }
-        Some(Err(error)) => Err(judge(&error)),
+        Some(Err(error)) => Err(classify(&error)),
         None => Err(RetryPolicy::Retry { error: Error::Timeout(options.connect_within), elsewhere: false }),
     }
 }
@@ -140,7 +140,7 @@ fn bad_header(name: &str) -> RetryPolicy {
     RetryPolicy::Fatal(Error::Connection(format!("the header `{name}` cannot be sent")))
 }
 
-fn judge(error: &tungstenite::Error) -> RetryPolicy {
+fn classify(error: &tungstenite::Error) -> RetryPolicy {
     #[expect(clippy::wildcard_enum_match_arm, reason = "what is neither HTTP nor a wrong word is the network")]
     match error {
         tungstenite::Error::Http(response) => retry_policy::of_http(response.status().as_u16()),
@@ -178,10 +178,10 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.append(header::SET_COOKIE, HeaderValue::from_static("GAESA=one; Path=/; HttpOnly"));
         headers.append(header::SET_COOKIE, HeaderValue::from_static("b=2"));
-        cookies.take(&headers);
+        cookies.store(&headers);
         assert_eq!(cookies.header().unwrap(), "GAESA=one; b=2");
         headers.insert(header::SET_COOKIE, HeaderValue::from_static("GAESA=two"));
-        cookies.take(&headers);
+        cookies.store(&headers);
         assert_eq!(cookies.header().unwrap(), "GAESA=two; b=2");
         cookies.forget();
         assert!(cookies.header().is_none());

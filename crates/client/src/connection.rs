@@ -116,7 +116,7 @@ impl ConnectionContext {
         };
         let mut wire = ClientSocket::new(socket);
         if place.is_none() {
-            wire.say(&Request::Config(Box::new(self.config.clone())));
+            wire.send_request(&Request::Config(Box::new(self.config.clone())));
         }
         Session::new(self, wire, give_up).run().await
     }

@@ -186,18 +186,18 @@ impl Control {
 
     /// Sends a signal such as `"INT"`, at most once: a lost connection may lose it.
     pub async fn signal(&self, name: &str) -> Result<(), Error> {
-        self.tell(Request::Signal { exec_id: self.exec.id.clone(), signal: name.to_owned() }).await
+        self.send_request(Request::Signal { exec_id: self.exec.id.clone(), signal: name.to_owned() }).await
     }
 
     /// Kills the whole process tree. Sent again after a reconnect while the command runs.
     pub async fn kill(&self) -> Result<(), Error> {
         self.exec.want_kill();
-        self.tell(Request::KillProcess { exec_id: Some(self.exec.id.clone()) }).await
+        self.send_request(Request::KillProcess { exec_id: Some(self.exec.id.clone()) }).await
     }
 
     /// Sets the new size of its terminal.
     pub async fn resize(&self, cols: u16, rows: u16) -> Result<(), Error> {
-        self.tell(Request::Resize { exec_id: self.exec.id.clone(), cols: cols.max(1), rows: rows.max(1) }).await
+        self.send_request(Request::Resize { exec_id: self.exec.id.clone(), cols: cols.max(1), rows: rows.max(1) }).await
     }
 
     /// Cancels file work whose result is no longer needed, if the connection accepts the request at once.
@@ -208,7 +208,7 @@ impl Control {
     }
 
     /// Sends a request about the command, unless it has ended.
-    async fn tell(&self, request: Request) -> Result<(), Error> {
+    async fn send_request(&self, request: Request) -> Result<(), Error> {
         if let ExecStage::Ended(end) = &*self.exec.stage.borrow() {
             return end.clone().map(|_| ());
         }

@@ -37,7 +37,7 @@ pub async fn create(State(state): State<SharedServer>, body: Bytes) -> Reply {
 }
 
 pub async fn get(State(state): State<SharedServer>, Path(bucket): Path<String>) -> Reply {
-    look(&state, &bucket, |url| describe(url, &bucket)).await
+    describe_bucket(&state, &bucket, |url| describe(url, &bucket)).await
 }
 
 /// Whether folders are objects of their own, which `gcloud storage` asks first. They are not.
@@ -48,10 +48,10 @@ pub async fn layout(State(state): State<SharedServer>, Path(bucket): Path<String
             "hierarchicalNamespace": {"enabled": false},
         })
     };
-    look(&state, &bucket, layout).await
+    describe_bucket(&state, &bucket, layout).await
 }
 
-async fn look(state: &SharedServer, bucket: &str, answer: impl FnOnce(&str) -> Value) -> Reply {
+async fn describe_bucket(state: &SharedServer, bucket: &str, answer: impl FnOnce(&str) -> Value) -> Reply {
     if let Err(refusal) = state.receive(Op::Get, "").await {
         return refuse(&refusal);
     }

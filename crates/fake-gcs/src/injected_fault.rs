@@ -76,7 +76,7 @@ impl InjectedFault {
 }
 
 /// The first fault that fits, used up by one.
-pub(crate) fn take(faults: &mut Vec<InjectedFault>, op: Op, object: &str) -> Option<FaultKind> {
+pub(crate) fn next_fault(faults: &mut Vec<InjectedFault>, op: Op, object: &str) -> Option<FaultKind> {
     let at =
         faults.iter().position(|fault| (fault.op == op || fault.op == Op::Any) && object.contains(&fault.object))?;
     let kind = faults[at].kind;
@@ -182,14 +182,14 @@ mod tests {
     #[test]
     fn a_fault_happens_as_often_as_it_says_to_the_objects_it_names() {
         let mut faults = vec![InjectedFault::new(Op::Write, FaultKind::Lost).on("lock").times(2)];
-        assert_eq!(take(&mut faults, Op::Read, "lock.json"), None);
-        assert_eq!(take(&mut faults, Op::Write, "metadata.json"), None);
-        assert_eq!(take(&mut faults, Op::Write, "a/lock.json"), Some(FaultKind::Lost));
-        assert_eq!(take(&mut faults, Op::Write, "a/lock.json"), Some(FaultKind::Lost));
-        assert_eq!(take(&mut faults, Op::Write, "a/lock.json"), None);
+        assert_eq!(next_fault(&mut faults, Op::Read, "lock.json"), None);
+        assert_eq!(next_fault(&mut faults, Op::Write, "metadata.json"), None);
+        assert_eq!(next_fault(&mut faults, Op::Write, "a/lock.json"), Some(FaultKind::Lost));
+        assert_eq!(next_fault(&mut faults, Op::Write, "a/lock.json"), Some(FaultKind::Lost));
+        assert_eq!(next_fault(&mut faults, Op::Write, "a/lock.json"), None);
         let mut faults = vec![InjectedFault::new(Op::Any, FaultKind::Drop).times(0)];
         for _ in 0..5 {
-            assert_eq!(take(&mut faults, Op::List, ""), Some(FaultKind::Drop));
+            assert_eq!(next_fault(&mut faults, Op::List, ""), Some(FaultKind::Drop));
         }
     }
 }

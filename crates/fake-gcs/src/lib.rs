@@ -200,7 +200,7 @@ impl ServerState {
         if !latency.is_zero() {
             tokio::time::sleep(latency).await;
         }
-        let due = injected_fault::take(&mut lock(&self.faults), op, object);
+        let due = injected_fault::next_fault(&mut lock(&self.faults), op, object);
         let mut plan = Plan::default();
         match due {
             None => {}

@@ -69,7 +69,7 @@ pub async fn put(
             Ok(plan) => plan,
             Err(refusal) => return refuse(&refusal),
         };
-        if let Err(refusal) = take(&state, &id, from, body, &plan).await {
+        if let Err(refusal) = receive(&state, &id, from, body, &plan).await {
             return refuse(&refusal);
         }
     }
@@ -98,7 +98,13 @@ pub async fn cancel(State(state): State<SharedServer>, Query(parameters): Query<
     }
 }
 
-async fn take(state: &SharedServer, id: &str, from: usize, mut body: Body, plan: &Plan) -> Result<(), ObjectRefusal> {
+async fn receive(
+    state: &SharedServer,
+    id: &str,
+    from: usize,
+    mut body: Body,
+    plan: &Plan,
+) -> Result<(), ObjectRefusal> {
     let have = with(state, id, |upload| upload.data.len())?;
     // What is there already is sent again now and then, and ignored.
     let mut again = have.checked_sub(from).ok_or(ObjectRefusal::Unavailable)?;

@@ -190,7 +190,7 @@ impl FakeContainers {
 
     fn check_rootfs(&self, start: &StartSpec) -> Result<()> {
         match &start.rootfs {
-            Some(digest) if self.hold(digest).is_none() => Err(Error::Refused {
+            Some(digest) if self.acquire_rootfs(digest).is_none() => Err(Error::Refused {
                 reason: Reason::RootfsMissing,
                 message: "there is no such root file system".to_owned(),
             }),
@@ -228,7 +228,7 @@ impl Lifecycle for FakeContainers {
         self.with_slot(id, |slot| slot.seen.subscribe())
     }
 
-    fn here(&self) -> Vec<SandboxId> {
+    fn local_sandboxes(&self) -> Vec<SandboxId> {
         let slots = lock(&self.slots);
         let here = slots.iter().filter(|(_, slot)| slot.seen.borrow().container != Container::Absent);
         here.map(|(id, _)| id.clone()).collect()
@@ -301,7 +301,7 @@ impl Lifecycle for FakeContainers {
         std::fs::metadata(archive).map(|metadata| metadata.len() / 512).map_err(|error| failed("snapshot", error))
     }
 
-    fn hold(&self, digest: &Sha256Name) -> Option<RootfsGuard> {
+    fn acquire_rootfs(&self, digest: &Sha256Name) -> Option<RootfsGuard> {
         let here = *digest == self.facts.rootfs_digest || lock(&self.added).contains(digest);
         here.then(RootfsGuard::default)
     }

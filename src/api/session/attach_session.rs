@@ -186,7 +186,7 @@ async fn request_here(
     let instance = &api.settings.instance;
     let (is_v1, is_held) = (client.is_v1(), api.bus.is_held(id));
     let attach = |spec: &mut Spec| intent::attach(spec, instance, is_v1, is_held);
-    let spec = api.records.wish(id, client.traceparent(), &attach).await?;
+    let spec = api.records.edit_for_request(id, client.traceparent(), &attach).await?;
     Ok(spec.filter(|spec| spec.desired_state != DesiredState::Deleted))
 }
 

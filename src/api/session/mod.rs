@@ -165,7 +165,7 @@ impl Session {
     ) -> Self {
         Self {
             execs: ExecTable::new(api.clock.clone()),
-            delivered: api.marks.take(&sandbox.id),
+            delivered: api.marks.remove(&sandbox.id),
             spec_edits: SpecEdits::default(),
             alternation: Alternation::default(),
             api,
@@ -342,7 +342,7 @@ impl Session {
         } else {
             let marks = execs.marks(&delivered);
             if !marks.is_empty() {
-                api.marks.keep(&sandbox.id, marks);
+                api.marks.insert(&sandbox.id, marks);
             }
             if sandbox.has_unsent_token() || has_failed_to_start {
                 // The client never got the token, or was told that the creation failed: no session will attach again.

@@ -131,7 +131,7 @@ impl Session {
         self.spec_edits.calls.push(Box::pin(async move {
             let edited = match request {
                 Some(mut request) => {
-                    let edited = api.records.wish(&id, request.traceparent(), &change).await;
+                    let edited = api.records.edit_for_request(&id, request.traceparent(), &change).await;
                     request.end(if edited.is_ok() { ActionOutcome::Done } else { ActionOutcome::Failed });
                     edited
                 }
@@ -306,7 +306,7 @@ impl Api {
         self.occupancy.note(id, None);
         let mut request = self.settings.traces.asked(Asked::Kill, parent);
         let delete = |spec: &mut Spec| intent::desire(spec, DesiredState::Deleted);
-        let deleted = self.records.wish(id, request.traceparent(), &delete).await;
+        let deleted = self.records.edit_for_request(id, request.traceparent(), &delete).await;
         request.end(if deleted.is_ok() { ActionOutcome::Done } else { ActionOutcome::Failed });
         self.bus.wake(id);
         deleted.map(drop)

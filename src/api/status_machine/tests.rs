@@ -102,7 +102,7 @@ fn a_failed_checkpoint_closes_only_the_session_that_asked() {
 }
 
 #[test]
-fn a_failure_is_heard_once_per_wish() {
+fn a_failure_is_reported_once_per_request() {
     let again = [LifecycleEvent::Checkpointing { why: LeaveReason::Waiter }, failed(LeaveReason::Waiter)];
     let mut status_machine = with_handoff(open());
     assert_eq!(handle(&mut status_machine, &again), ("CHECKPOINTING CHECKPOINT_ERROR E".into(), Reaction::Stay));

@@ -102,7 +102,7 @@ impl Worker {
         let digest = derived(layer.base_digest.as_ref(), &archive.sha256);
         let base_digest = layer.base_digest.clone().unwrap_or_else(|| digest.clone());
         let rootfs = Rootfs { digest, base_digest, archive: Some(archive) };
-        let Some(guard) = context.lifecycle.hold(&rootfs.digest) else {
+        let Some(guard) = context.lifecycle.acquire_rootfs(&rootfs.digest) else {
             self.start.missing = Some(MissingParts { rootfs, runsc: None });
             return Err(Failure::Stale);
         };

@@ -133,7 +133,7 @@ impl Worker {
     }
 
     pub(super) async fn purge(&mut self) -> ActionResult {
-        let place = self.record.place().unwrap_or(StoreKind::Memory);
+        let place = self.record.store_kind().unwrap_or(StoreKind::Memory);
         if place == StoreKind::Durable {
             self.purge_checkpoints().await?;
         }

@@ -161,7 +161,7 @@ impl Worker {
         };
         tokio::select! {
             biased;
-            done = lease.hold(work) => Ok(done?),
+            done = lease.renew_while(work) => Ok(done?),
             () = forward => Err(Failure::Stale),
             _ = context.drain.until(|drain| *drain == Drain::Over) => Err(Failure::Stale),
         }

@@ -82,7 +82,8 @@ impl Worker {
         let other = (manifest.runsc.version != context.lifecycle.facts().runsc_version).then(|| manifest.runsc.clone());
         let allowed = |runsc: &RunscBuild| context.runtimes.find(runsc);
         let has_runsc = |runsc: &RunscBuild| allowed(runsc).is_some_and(|name| context.lifecycle.has_runtime(&name));
-        let guard = context.lifecycle.hold(&manifest.rootfs.digest).filter(|_| other.as_ref().is_none_or(has_runsc));
+        let guard =
+            context.lifecycle.acquire_rootfs(&manifest.rootfs.digest).filter(|_| other.as_ref().is_none_or(has_runsc));
         let rootfs = manifest.rootfs.clone();
         match guard {
             Some(guard) => {

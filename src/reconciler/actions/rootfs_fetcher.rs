@@ -125,7 +125,7 @@ impl RootfsFetcher<'_> {
 
     /// Fetches the root file system that a manifest describes.
     pub(super) async fn rootfs(&self, rootfs: Rootfs) -> Result<HeldRootfs, Failure> {
-        if let Some(guard) = self.context.lifecycle.hold(&rootfs.digest) {
+        if let Some(guard) = self.context.lifecycle.acquire_rootfs(&rootfs.digest) {
             return Ok(HeldRootfs { rootfs, guard });
         }
         let is_layer = rootfs.base_digest != rootfs.digest;
@@ -163,7 +163,7 @@ impl RootfsFetcher<'_> {
 
     /// Fetches a base root file system, which instances store by its digest.
     async fn base(&self, digest: &Sha256Name) -> Result<RootfsGuard, Failure> {
-        if let Some(guard) = self.context.lifecycle.hold(digest) {
+        if let Some(guard) = self.context.lifecycle.acquire_rootfs(digest) {
             return Ok(guard);
         }
         let unknown =

@@ -33,7 +33,7 @@ impl Worker {
             }
             is_expired
         };
-        self.context.records.wish(&self.id, None, &change).await?;
+        self.context.records.edit_for_request(&self.id, None, &change).await?;
         tracing::info!(sandbox = %self.id, "the ttl of the sandbox has expired");
         self.record.due = self.context.clock.now();
         Ok(())
@@ -50,7 +50,7 @@ impl Worker {
 
     /// The metadata as we know it, with a status of our own: we must not write an older holder's status.
     fn remembered(&self) -> Option<(Metadata, StoreKind)> {
-        let (metadata, place) = (self.record.metadata()?, self.record.place()?);
+        let (metadata, place) = (self.record.metadata()?, self.record.store_kind()?);
         let status = SandboxStatus {
             phase: if self.announced.running { Phase::Running } else { Phase::Pending },
             instance: Some(self.context.who.me.clone()),
@@ -97,7 +97,7 @@ impl Worker {
         self.checkpoints.has_garbage = false;
         let lock = self.lease.lock().cloned().ok_or(Failure::Stale)?;
         let upkeep = self.context.upkeep();
-        if let Err(error) = self.under_lease(upkeep.tidy(&lock)).await? {
+        if let Err(error) = self.under_lease(upkeep.collect_garbage(&lock)).await? {
             tracing::warn!(sandbox = %self.id, %error, "unreferenced checkpoints could not be erased");
         }
         if let Err(error) = self.under_lease(upkeep.unpin_source(&lock)).await? {

@@ -256,7 +256,7 @@ fn who_waits_for_what_is_in_use_hears_so_before_anything_else_is_done_for_what_r
 }
 
 #[test]
-fn a_refused_wish_is_not_tried_again() {
+fn a_refused_request_is_not_retried() {
     for (desired, start) in all().filter(|(_, o)| o.refused) {
         let tried = settle(desired, start).0;
         assert!(!tried.iter().any(|action| matches!(
@@ -307,7 +307,7 @@ fn a_step_that_backs_off_holds_up_no_upkeep_and_is_replaced_by_nothing_else() {
 }
 
 #[test]
-fn a_session_is_turned_away_only_from_what_is_not_here() {
+fn a_session_is_refused_only_what_is_not_here() {
     for (desired, seen) in all() {
         let alone = plan(desired, &seen);
         for attachment in AttachState::ALL {

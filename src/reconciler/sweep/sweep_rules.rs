@@ -71,7 +71,7 @@ pub struct SweepObservation {
     pub purging: bool,
     /// It has run, or has a checkpoint, so there is state to lose or to recover.
     pub started: bool,
-    pub wish: SweepDesired,
+    pub desired: SweepDesired,
     pub placement: Placement,
     /// The lock has been seen without metadata for long enough.
     pub is_abandoned: bool,
@@ -106,10 +106,10 @@ pub enum SweepTask {
     Forget,
 }
 
-pub fn errand(seen: &SweepObservation) -> SweepTask {
+pub fn task_for(seen: &SweepObservation) -> SweepTask {
     use DesiredState as D;
     let is_ordered = matches!(seen.placement, Placement::Ordered | Placement::Accepted);
-    match (seen.lock, seen.wish) {
+    match (seen.lock, seen.desired) {
         // Repeated until it is here: a holder that could not release it may be able to by now.
         (SweepLock::Held, SweepDesired::Is(D::Running)) if is_ordered && seen.has_room && !seen.purging => {
             SweepTask::Take
@@ -157,7 +157,7 @@ pub fn wall(text: &str) -> Option<UnixTime> {
 
 /// When a sandbox without a holder is to be deleted: its own `ttl` counts from its creation, the operator's retention
 /// from its last sign of life. Times that cannot be parsed are never overdue.
-pub fn due(spec: &Spec, status: &SandboxStatus, retention: Option<Duration>) -> Option<UnixTime> {
+pub fn expires_at(spec: &Spec, status: &SandboxStatus, retention: Option<Duration>) -> Option<UnixTime> {
     let created = wall(&spec.created_timestamp);
     match (spec.ttl, retention) {
         (Some(ttl), _) => created?.checked_add(Duration::from_secs(ttl)),
@@ -168,7 +168,7 @@ pub fn due(spec: &Spec, status: &SandboxStatus, retention: Option<Duration>) -> 
 
 /// Whether a held sandbox has outlived its own `ttl`.
 pub fn outlived(spec: &Spec, now: UnixTime) -> bool {
-    spec.ttl.is_some() && due(spec, &SandboxStatus::default(), None).is_some_and(|due| due <= now)
+    spec.ttl.is_some() && expires_at(spec, &SandboxStatus::default(), None).is_some_and(|due| due <= now)
 }
 
 pub fn is_said_to_run(status: &SandboxStatus) -> bool {
@@ -181,7 +181,7 @@ mod tests {
 
     const LOCKS: [SweepLock; 6] =
         [SweepLock::Missing, SweepLock::Unknown, SweepLock::Held, SweepLock::Free, SweepLock::Dead, SweepLock::Purged];
-    const WISHES: [SweepDesired; 6] = [
+    const DESIRED_STATES: [SweepDesired; 6] = [
         SweepDesired::Missing,
         SweepDesired::Invalid,
         SweepDesired::Is(DesiredState::Running),
@@ -191,13 +191,13 @@ mod tests {
     ];
     fn all() -> impl Iterator<Item = SweepObservation> {
         LOCKS.into_iter().flat_map(|lock| {
-            WISHES.into_iter().flat_map(move |wish| {
+            DESIRED_STATES.into_iter().flat_map(move |desired| {
                 Placement::ALL.into_iter().flat_map(move |placement| {
                     (0..256u32).map(move |bits| {
                         let bit = |n: u32| bits >> n & 1 == 1;
                         SweepObservation {
                             lock,
-                            wish,
+                            desired,
                             placement,
                             purging: bit(0),
                             started: bit(1),
@@ -220,33 +220,36 @@ mod tests {
         {
             let is_ordered = matches!(seen.placement, Placement::Ordered | Placement::Accepted);
             let moves =
-                seen.lock == SweepLock::Held && seen.wish == SweepDesired::Is(DesiredState::Running) && is_ordered;
+                seen.lock == SweepLock::Held && seen.desired == SweepDesired::Is(DesiredState::Running) && is_ordered;
             let expected = if moves && seen.has_room && !seen.purging { SweepTask::Take } else { SweepTask::Rest };
-            assert_eq!(errand(&seen), expected, "{seen:?}");
+            assert_eq!(task_for(&seen), expected, "{seen:?}");
         }
     }
 
     #[test]
     fn an_order_starts_what_is_free_once() {
         for seen in all().filter(|seen| matches!(seen.lock, SweepLock::Free | SweepLock::Dead)) {
-            assert!(seen.placement != Placement::Accepted || errand(&seen) != SweepTask::Take, "{seen:?}");
+            assert!(seen.placement != Placement::Accepted || task_for(&seen) != SweepTask::Take, "{seen:?}");
         }
     }
 
     #[test]
     fn garbage_and_a_missing_object_delete_nothing_that_ever_ran() {
-        for seen in all().filter(|seen| matches!(seen.wish, SweepDesired::Missing | SweepDesired::Invalid)) {
-            let erases = matches!(errand(&seen), SweepTask::Purge | SweepTask::Expire);
-            assert!(!erases || seen.purging || (!seen.started && seen.wish == SweepDesired::Missing), "{seen:?}");
+        for seen in all().filter(|seen| matches!(seen.desired, SweepDesired::Missing | SweepDesired::Invalid)) {
+            let erases = matches!(task_for(&seen), SweepTask::Purge | SweepTask::Expire);
+            assert!(!erases || seen.purging || (!seen.started && seen.desired == SweepDesired::Missing), "{seen:?}");
         }
     }
 
     #[test]
     fn only_what_is_wanted_anywhere_or_ordered_here_is_taken_and_only_with_room() {
-        for seen in all().filter(|seen| errand(seen) == SweepTask::Take) {
+        for seen in all().filter(|seen| task_for(seen) == SweepTask::Take) {
             assert!(seen.has_room && (!seen.is_overdue || seen.lock == SweepLock::Held), "{seen:?}");
             assert!(!matches!(seen.placement, Placement::Me | Placement::Other), "{seen:?}");
-            assert!(matches!(seen.wish, SweepDesired::Is(DesiredState::Running | DesiredState::HandedOff)), "{seen:?}");
+            assert!(
+                matches!(seen.desired, SweepDesired::Is(DesiredState::Running | DesiredState::HandedOff)),
+                "{seen:?}"
+            );
         }
     }
 
@@ -254,19 +257,19 @@ mod tests {
     fn a_running_sandbox_of_a_holder_that_is_only_cut_off_is_not_touched() {
         for seen in all().filter(|seen| {
             seen.lock == SweepLock::Dead
-                && seen.wish == SweepDesired::Is(DesiredState::Running)
+                && seen.desired == SweepDesired::Is(DesiredState::Running)
                 && !matches!(seen.placement, Placement::Anywhere | Placement::Ordered)
                 && !seen.purging
                 && !seen.is_overdue
         }) {
-            assert_eq!(errand(&seen), SweepTask::Rest);
+            assert_eq!(task_for(&seen), SweepTask::Rest);
         }
     }
 
     #[test]
     fn a_tombstone_is_forgotten_only_when_nothing_is_left_of_the_sandbox() {
-        for seen in all().filter(|seen| errand(seen) == SweepTask::Forget) {
-            assert!(seen.lock == SweepLock::Purged && seen.wish == SweepDesired::Missing && !seen.is_untidy);
+        for seen in all().filter(|seen| task_for(seen) == SweepTask::Forget) {
+            assert!(seen.lock == SweepLock::Purged && seen.desired == SweepDesired::Missing && !seen.is_untidy);
         }
     }
 
@@ -278,17 +281,17 @@ mod tests {
         let mut status = SandboxStatus { updated: "2026-11-16T12:00:00Z".to_owned(), ..SandboxStatus::default() };
         let at = |text: &str| Some(wall(text).unwrap());
         let hour = Some(Duration::from_secs(3600));
-        assert_eq!(due(&spec, &status, None), None);
-        assert_eq!(due(&spec, &status, hour), at("2026-11-16T13:00:00Z"));
+        assert_eq!(expires_at(&spec, &status, None), None);
+        assert_eq!(expires_at(&spec, &status, hour), at("2026-11-16T13:00:00Z"));
         spec.ttl = Some(60);
-        assert_eq!(due(&spec, &status, hour), at("2026-11-16T10:01:00Z"));
+        assert_eq!(expires_at(&spec, &status, hour), at("2026-11-16T10:01:00Z"));
         assert!(outlived(&spec, at("2026-11-16T10:01:00Z").unwrap()));
         assert!(!outlived(&spec, at("2026-11-16T10:00:59Z").unwrap()));
         spec.ttl = Some(u64::MAX);
-        assert_eq!(due(&spec, &status, hour), None);
+        assert_eq!(expires_at(&spec, &status, hour), None);
         spec.ttl = None;
         spec.created_timestamp = "yesterday".to_owned();
         status.updated.clear();
-        assert_eq!(due(&spec, &status, hour), None);
+        assert_eq!(expires_at(&spec, &status, hour), None);
     }
 }

@@ -26,42 +26,42 @@ const TASK_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 impl Assignment {
     /// Runs the task in place of the sandbox's worker.
     pub(in crate::reconciler) async fn run(self, context: Arc<ReconcilerContext>, wakeup: Arc<Wakeup>) {
-        let ground = context.ground();
-        let (id, errand) = (self.id.clone(), self.errand);
-        if errand == SweepTask::Take {
-            let Some(seat) = context.bus.admit(&id, ground.room) else { return };
-            let taken = take(&ground, &id).await;
+        let sweep_context = context.sweep_context();
+        let (id, task) = (self.id.clone(), self.task);
+        if task == SweepTask::Take {
+            let Some(attach_guard) = context.bus.admit(&id, sweep_context.room) else { return };
+            let taken = claim(&sweep_context, &id).await;
             let Assignment { lock, permit, .. } = self;
             drop(permit);
             match taken {
-                Ok(true) => Worker::taken(id, context, wakeup, lock, seat).run().await,
+                Ok(true) => Worker::taken(id, context, wakeup, lock, attach_guard).run().await,
                 Ok(false) => {}
                 Err(error) => tracing::warn!(sandbox = %id, %error, "the sweep could not start the sandbox"),
             }
             return;
         }
-        match ground.clock.clone().timeout(TASK_TIMEOUT, self.fulfil(&ground)).await {
-            Ok(Ok(true)) => tracing::info!(sandbox = %id, task = ?errand, "sweep task done"),
+        match sweep_context.clock.clone().timeout(TASK_TIMEOUT, self.fulfil(&sweep_context)).await {
+            Ok(Ok(true)) => tracing::info!(sandbox = %id, ?task, "sweep task done"),
             Ok(Ok(false) | Err(Error::Taken)) => {
-                tracing::debug!(sandbox = %id, task = ?errand, "sweep task had nothing to do")
+                tracing::debug!(sandbox = %id, ?task, "sweep task had nothing to do")
             }
             Ok(Err(error)) => {
-                tracing::warn!(sandbox = %id, task = ?errand, %error, "sweep task failed; retrying at the next sweep")
+                tracing::warn!(sandbox = %id, ?task, %error, "sweep task failed; retrying at the next sweep")
             }
             Err(elapsed) => {
-                tracing::warn!(sandbox = %id, task = ?errand, %elapsed, "sweep task failed; retrying at the next sweep")
+                tracing::warn!(sandbox = %id, ?task, %elapsed, "sweep task failed; retrying at the next sweep")
             }
         }
     }
 
     /// Performs a task that needs no container. Returns false if there was nothing to do.
-    pub async fn fulfil(mut self, ground: &SweepContext) -> garbage_collector::Result<bool> {
-        let (id, lock, upkeep) = (&self.id, &mut self.lock, &ground.upkeep);
-        match self.errand {
+    pub async fn fulfil(mut self, sweep_context: &SweepContext) -> garbage_collector::Result<bool> {
+        let (id, lock, upkeep) = (&self.id, &mut self.lock, &sweep_context.upkeep);
+        match self.task {
             SweepTask::Rest | SweepTask::Take => return Ok(false),
             SweepTask::Purge => upkeep.purge(id, lock).await?,
             SweepTask::Expire => {
-                if !expire(ground, id).await? {
+                if !expire(sweep_context, id).await? {
                     return Ok(false);
                 }
                 upkeep.purge(id, lock).await?;
@@ -75,12 +75,12 @@ impl Assignment {
             SweepTask::Sweep => {
                 upkeep.erase_checkpoints(id).await?;
                 if let Some(version) = &self.objects.metadata {
-                    ground.records.erase_metadata(id, version).await?;
+                    sweep_context.records.erase_metadata(id, version).await?;
                 }
             }
             SweepTask::Forget => {
                 if let Some(version) = &self.objects.lock {
-                    ground.records.forget(id, version).await?;
+                    sweep_context.records.forget(id, version).await?;
                 }
             }
         }
@@ -89,10 +89,10 @@ impl Assignment {
 }
 
 /// Sets `deleted` in the spec, as an operator would, if the sandbox is still overdue.
-async fn expire(ground: &SweepContext, id: &SandboxId) -> records::Result<bool> {
-    let Some(found) = ground.records.find(id).await? else { return Ok(false) };
-    let due = sweep_rules::due(&found.spec, &found.status, ground.retention);
-    if due.is_none_or(|due| due > since_1970(&ground.clock)) {
+async fn expire(sweep_context: &SweepContext, id: &SandboxId) -> records::Result<bool> {
+    let Some(found) = sweep_context.records.find(id).await? else { return Ok(false) };
+    let due = sweep_rules::expires_at(&found.spec, &found.status, sweep_context.retention);
+    if due.is_none_or(|due| due > since_1970(&sweep_context.clock)) {
         return Ok(false);
     }
     let seen = found.spec;
@@ -103,7 +103,7 @@ async fn expire(ground: &SweepContext, id: &SandboxId) -> records::Result<bool> 
         }
         same
     };
-    let edited = ground.records.wish(id, None, &change).await?;
+    let edited = sweep_context.records.edit_for_request(id, None, &change).await?;
     Ok(edited.is_some_and(|spec| spec.desired_state == DesiredState::Deleted))
 }
 
@@ -121,10 +121,10 @@ fn accept(spec: &mut Spec, me: &InstanceId) -> bool {
 }
 
 /// Places the sandbox here, as an operator would, unless another instance was faster.
-async fn take(ground: &SweepContext, id: &SandboxId) -> records::Result<bool> {
-    let me = &ground.who.me;
+async fn claim(sweep_context: &SweepContext, id: &SandboxId) -> records::Result<bool> {
+    let me = &sweep_context.who.me;
     let change = |spec: &mut Spec| accept(spec, me);
-    let edited = ground.records.wish(id, None, &change).await?;
+    let edited = sweep_context.records.edit_for_request(id, None, &change).await?;
     Ok(edited.is_some_and(|spec| spec.desired_state == DesiredState::Running && spec.placement.as_ref() == Some(me)))
 }
 

@@ -38,7 +38,7 @@ impl ArchiveBudget {
     }
 
     /// Counts a name held in memory.
-    pub fn hold(&mut self, name: &OsStr) -> io::Result<()> {
+    pub fn count_name(&mut self, name: &OsStr) -> io::Result<()> {
         let left = self.names.checked_sub(cost(name));
         self.names = left.ok_or_else(|| too_large("its directories or links have too many long names".to_owned()))?;
         Ok(())
@@ -88,11 +88,11 @@ mod tests {
         bounds.entry().unwrap();
         assert_eq!(bounds.entry().unwrap_err().kind(), io::ErrorKind::FileTooLarge);
         let name = OsString::from("n".repeat(usize::try_from((NAMES / 2) - NAME).unwrap()));
-        bounds.hold(&name).unwrap();
-        bounds.hold(&name).unwrap();
-        assert_eq!(bounds.hold(OsStr::new("x")).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+        bounds.count_name(&name).unwrap();
+        bounds.count_name(&name).unwrap();
+        assert_eq!(bounds.count_name(OsStr::new("x")).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
         bounds.release(&[name.clone(), name.clone()]);
-        bounds.hold(&name).unwrap();
+        bounds.count_name(&name).unwrap();
 
         let mut capped = Capped { target: Vec::new(), left: 5, most: 5 };
         capped.write_all(b"12345").unwrap();

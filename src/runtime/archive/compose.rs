@@ -204,7 +204,7 @@ impl Walk<'_> {
             match self.links.entry((about.dev(), about.ino())) {
                 Occupied(first) => Some(first.get().clone()),
                 Vacant(place) => {
-                    self.bounds.hold(path.as_os_str())?;
+                    self.bounds.count_name(path.as_os_str())?;
                     place.insert(path.to_owned());
                     None
                 }
@@ -273,7 +273,7 @@ fn names(place: &Path, bounds: &mut ArchiveBudget) -> io::Result<Vec<OsString>> 
     let mut names = Vec::new();
     for entry in fs::read_dir(place)? {
         let name = entry?.file_name();
-        bounds.hold(&name)?;
+        bounds.count_name(&name)?;
         names.push(name);
     }
     names.sort();

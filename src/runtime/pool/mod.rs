@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use self::pool_rules::{Backoff, PoolAction, PoolState, WarmSpec, due};
+use self::pool_rules::{Backoff, PoolAction, PoolState, WarmSpec, next_action};
 use super::{
     Error, Result,
     argv::RunscCommand,
@@ -117,7 +117,7 @@ impl Pool {
     }
 
     /// Hands over what is left of a failed container for removal.
-    pub fn leave(&self, remains: Remains, why: &Error) {
+    pub fn remove_later(&self, remains: Remains, why: &Error) {
         let mut state = self.state.lock();
         state.remains.push(remains);
         self.complain(&mut state, why);
@@ -150,9 +150,9 @@ impl Pool {
     }
 
     /// Keeps the wanted number ready until the pool is drained.
-    pub async fn keep(self: Arc<Self>, context: Arc<RuntimeContext>) {
+    pub async fn refill(self: Arc<Self>, context: Arc<RuntimeContext>) {
         while !self.closing.is_cancelled() {
-            let (due, wake) = self.look();
+            let (due, wake) = self.next_action();
             match due {
                 PoolAction::Remove => self.remove(&context).await,
                 PoolAction::Clear => self.clear(&context).await,
@@ -177,7 +177,7 @@ impl Pool {
     }
 
     /// The next action, and when to check again even if nothing changes.
-    fn look(&self) -> (PoolAction, Option<Moment>) {
+    fn next_action(&self) -> (PoolAction, Option<Moment>) {
         let mut state = self.state.lock();
         let now = self.clock.now();
         // A broken container is useless; it is removed first.
@@ -198,7 +198,7 @@ impl Pool {
             is_quiet: now >= state.quiet_at,
             is_calm: now >= calm_at,
         };
-        let due = due(&standing);
+        let due = next_action(&standing);
         state.is_making = due == PoolAction::Make;
         (due, (due == PoolAction::Later).then(|| calm_at.max(state.quiet_at)))
     }
@@ -227,7 +227,7 @@ impl Pool {
     /// Wipes what is left of a container, or retries later.
     async fn wipe(&self, context: &RuntimeContext, remains: Remains) {
         if let Err(error) = launch::clear(context, &remains.name, remains.group.as_ref()).await {
-            self.leave(remains, &error);
+            self.remove_later(remains, &error);
         }
     }
 
@@ -238,7 +238,7 @@ impl Pool {
         let waiter = state.waiter.take();
         match made {
             Ok(warm) => {
-                let news = warm.begun.channel.news();
+                let news = warm.begun.channel.status();
                 let kept = match waiter {
                     Some(waiter) => waiter.send(warm).err(),
                     None => Some(warm),

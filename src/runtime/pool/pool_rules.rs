@@ -56,7 +56,7 @@ pub enum PoolAction {
     Rest,
 }
 
-pub fn due(now: &PoolState) -> PoolAction {
+pub fn next_action(now: &PoolState) -> PoolAction {
     let most = now.wanted.min(now.room.saturating_sub(now.here));
     if now.ready > most {
         return PoolAction::Remove;
@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn there_are_never_more_than_wanted_and_than_there_is_room_for() {
         for now in every_standing() {
-            let (total, due) = (now.here + now.ready, due(&now));
+            let (total, due) = (now.here + now.ready, next_action(&now));
             if due == PoolAction::Make {
                 assert!(now.ready < now.wanted && total < now.room, "{now:?}");
             }
@@ -192,9 +192,9 @@ mod tests {
         for now in every_standing() {
             let lacks = now.ready < now.wanted && now.here + now.ready < now.room;
             let may = now.starting == 0 && now.is_quiet && now.is_calm && !now.has_remains;
-            assert_eq!(due(&now) == PoolAction::Make, lacks && may, "{now:?}");
+            assert_eq!(next_action(&now) == PoolAction::Make, lacks && may, "{now:?}");
             // A loop that sleeps until it is quiet and calm does not spin.
-            assert!(due(&now) != PoolAction::Later || !now.is_quiet || !now.is_calm, "{now:?}");
+            assert!(next_action(&now) != PoolAction::Later || !now.is_quiet || !now.is_calm, "{now:?}");
         }
     }
 
@@ -203,7 +203,7 @@ mod tests {
         for mut now in every_standing() {
             (now.starting, now.is_quiet, now.is_calm) = (0, true, true);
             for _ in 0..20 {
-                match due(&now) {
+                match next_action(&now) {
                     PoolAction::Clear => now.has_remains = false,
                     PoolAction::Remove => now.ready -= 1,
                     PoolAction::Make => now.ready += 1,
@@ -211,7 +211,7 @@ mod tests {
                     PoolAction::Rest => break,
                 }
             }
-            assert_eq!(due(&now), PoolAction::Rest, "{now:?}");
+            assert_eq!(next_action(&now), PoolAction::Rest, "{now:?}");
             assert_eq!(now.ready, now.wanted.min(now.room.saturating_sub(now.here)), "{now:?}");
         }
     }

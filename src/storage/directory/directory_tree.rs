@@ -81,7 +81,7 @@ impl Tree {
     }
 
     /// Reads the object and its version, without taking a lock.
-    pub fn look(&self, key: &str) -> Result<Option<ObjectRead>> {
+    pub fn read(&self, key: &str) -> Result<Option<ObjectRead>> {
         let mut token = self.token(key)?;
         loop {
             let Some(seen) = self.content(key)? else { return Ok(None) };
@@ -232,7 +232,7 @@ impl Tree {
         let failed = |error: io::Error| local_error(key, &error);
         let path = self.root.join(key);
         let held = self.lock(key, deadline)?;
-        let Some(seen) = self.look(key)? else { return Err(Error::NotFound(key.to_owned())) };
+        let Some(seen) = self.read(key)? else { return Err(Error::NotFound(key.to_owned())) };
         if !condition.holds(Some(&seen.version)) {
             return Err(Error::Conflict(key.to_owned()));
         }
@@ -259,7 +259,7 @@ impl Tree {
     fn check(&self, key: &str, condition: &Precondition) -> Result<()> {
         let current = match condition {
             Precondition::Any => return Ok(()),
-            Precondition::Absent | Precondition::Is(_) => self.look(key)?,
+            Precondition::Absent | Precondition::Is(_) => self.read(key)?,
         };
         if condition.holds(current.as_ref().map(|seen| &seen.version)) {
             Ok(())

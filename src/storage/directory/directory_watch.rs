@@ -65,12 +65,12 @@ impl Watch {
 
     /// Records that the object is being read: later changes are reported.
     pub fn looked(&self, key: &str) {
-        let look = look(&self.root.join(key));
+        let stat = stat(&self.root.join(key));
         let mut looks = self.looks.lock();
         if looks.len() >= MAX_STATS {
             looks.clear();
         }
-        looks.insert(key.to_owned(), look);
+        looks.insert(key.to_owned(), stat);
     }
 
     /// Watches for changes of the object since it was last read; `None` if the kernel cannot provide it.
@@ -78,7 +78,7 @@ impl Watch {
         let known = self.looks.lock().get(key).copied();
         let mut watching = self.add(key)?;
         // Compared after the watch is set up, so that no change since the last read is missed.
-        watching.is_news = known.is_some_and(|known| known != look(&self.root.join(key)));
+        watching.is_news = known.is_some_and(|known| known != stat(&self.root.join(key)));
         Some(watching)
     }
 
@@ -116,7 +116,7 @@ impl Watch {
         let mut reader = JoinSet::new();
         reader.spawn(async move {
             while let Some(Ok(event)) = events.next().await {
-                waiting.lock().hear(&event);
+                waiting.lock().handle(&event);
             }
         });
         Some(Kernel { watches, _reader: reader })
@@ -124,7 +124,7 @@ impl Watch {
 }
 
 impl Waiting {
-    fn hear(&mut self, event: &EventOwned) {
+    fn handle(&mut self, event: &EventOwned) {
         if event.mask.contains(EventMask::Q_OVERFLOW) {
             self.folders.values().for_each(Folder::wake);
             return;
@@ -186,7 +186,7 @@ impl Drop for Watching {
     }
 }
 
-fn look(path: &Path) -> Look {
+fn stat(path: &Path) -> Look {
     let about = fs::symlink_metadata(path).ok()?;
     Some((about.ino(), about.size(), about.mtime(), about.mtime_nsec(), about.ctime(), about.ctime_nsec()))
 }

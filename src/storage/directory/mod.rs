@@ -126,7 +126,7 @@ impl Directory {
             let mut draft = local_files::draft(&name, &target)?;
             let mut source = source.take(wanted.most().saturating_add(1));
             let found = local_files::copy(&name, &mut source, &mut draft, reporter)?;
-            local_files::settle(&name, draft, &target, &wanted, found, reporter)
+            local_files::verify_and_rename(&name, draft, &target, &wanted, found, reporter)
         })
         .await
     }
@@ -139,7 +139,7 @@ impl Store for Directory {
         let (name, known, watch) = (key.to_owned(), known.cloned(), self.watch.clone());
         self.call(key, move |tree| {
             watch.looked(&name);
-            let Some(seen) = tree.look(&name)? else { return Ok(PollResult::Missing) };
+            let Some(seen) = tree.read(&name)? else { return Ok(PollResult::Missing) };
             if known.as_ref() == Some(&seen.version) {
                 return Ok(PollResult::Unchanged);
             }
@@ -180,7 +180,7 @@ impl Store for Directory {
         let (prefix, after, page) = (prefix.to_owned(), after.map(str::to_owned), self.page);
         let name = prefix.clone();
         self.call(&name, move |tree| {
-            directory_listing::page(tree.root(), &prefix, after.as_deref(), page, &|key| tree.look(key))
+            directory_listing::page(tree.root(), &prefix, after.as_deref(), page, &|key| tree.read(key))
         })
         .await
     }
@@ -200,7 +200,7 @@ impl Store for Directory {
             let mut source = File::open(path).map_err(|error| local_files::local_error(&name, &error))?;
             let mut draft = tree.draft(&name)?;
             digest.verify(&name, &local_files::copy(&name, &mut source, &mut draft, reporter)?)?;
-            reporter.go_on(&name)?;
+            reporter.check_cancelled(&name)?;
             directory_tree::sync(&name, draft.as_file())?;
             match tree.publish(&name, draft, &condition, directory_tree::mark_of(&digest), clock.now() + patience) {
                 Err(Error::Conflict(_)) if condition == Precondition::Absent => same(tree, &name, &digest, reporter),
@@ -218,7 +218,7 @@ impl Store for Directory {
         let (clock, patience) = (self.clock.clone(), self.patience);
         let taken = self.transfer(key, progress, move |tree, reporter| {
             let (draft, digest) = tree.adopt(&name, &path, reporter)?;
-            reporter.go_on(&name)?;
+            reporter.check_cancelled(&name)?;
             match tree.publish(
                 &name,
                 draft,
@@ -239,7 +239,7 @@ impl Store for Directory {
         let lent = self.transfer(key, progress, move |tree, reporter| {
             let Some(mut draft) = tree.link(&name, &target)? else { return Ok(false) };
             let found = local_files::copy(&name, draft.as_file_mut(), std::io::sink(), reporter)?;
-            local_files::settle(&name, draft, &target, &wanted, found, reporter).map(|_| true)
+            local_files::verify_and_rename(&name, draft, &target, &wanted, found, reporter).map(|_| true)
         });
         if lent.await? { Ok(()) } else { self.download(key, file, digest, progress).await }
     }
@@ -265,7 +265,7 @@ impl Store for Directory {
 /// The existing object, if it has the same content.
 fn same(tree: &Tree, key: &str, digest: &Digest, reporter: &local_files::Reporter) -> Result<Written> {
     let conflict = || Error::Conflict(key.to_owned());
-    let seen = tree.look(key)?.ok_or_else(conflict)?;
+    let seen = tree.read(key)?.ok_or_else(conflict)?;
     if seen.size != digest.size || local_files::copy(key, &mut tree.open(key)?, std::io::sink(), reporter)? != *digest {
         return Err(conflict());
     }

@@ -78,14 +78,14 @@ fn store(
     let mut draft = local_files::draft(key, target)?;
     let mut sum = Sum::default();
     while let Some(chunk) = feed.blocking_recv() {
-        reporter.go_on(key)?;
+        reporter.check_cancelled(key)?;
         sum.add(&chunk);
-        wanted.go_on(key, sum.size())?;
+        wanted.check_cancelled(key, sum.size())?;
         draft.write_all(&chunk).map_err(failed)?;
-        reporter.tell(sum.size());
+        reporter.report(sum.size());
     }
     if !whole.load(Ordering::SeqCst) {
         return Err(Error::Unavailable { key: key.to_owned(), why: "it ended early".to_owned() });
     }
-    local_files::settle(key, draft, target, wanted, sum.finish(), reporter)
+    local_files::verify_and_rename(key, draft, target, wanted, sum.finish(), reporter)
 }

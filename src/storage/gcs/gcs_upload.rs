@@ -72,7 +72,7 @@ impl Gcs {
             Err(error) => {
                 let error = named(key, error);
                 if matches!(error, Error::Conflict(_)) && *condition == Precondition::Absent {
-                    return self.settle(key, digest).await;
+                    return self.compare_existing(key, digest).await;
                 }
                 Err(error)
             }
@@ -80,7 +80,7 @@ impl Gcs {
     }
 
     /// Compares the existing object with ours: it may be from an attempt whose answer was lost, or a conflicting one.
-    async fn settle(&self, key: &str, digest: &Digest) -> Result<Written> {
+    async fn compare_existing(&self, key: &str, digest: &Digest) -> Result<Written> {
         let work = async {
             let about = self.client(key).await?.about(&self.bucket, key).await;
             let about = self.with_object(key, about).await?;

@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 
 pub use baton_gcs::GcsConnection;
 
-use self::write_rate::Pace;
+use self::write_rate::WriteRate;
 use super::{
     local_files::Wanted,
     store::{
@@ -39,7 +39,7 @@ pub struct Gcs {
     connection: Arc<GcsConnection>,
     /// In the client's format: `projects/_/buckets/NAME`.
     bucket: String,
-    pace: Pace,
+    pace: WriteRate,
     /// When a call last proved that the bucket exists.
     seen: Mutex<Option<Moment>>,
     page: usize,
@@ -54,7 +54,7 @@ impl Gcs {
             clock,
             connection,
             bucket: format!("projects/_/buckets/{bucket}"),
-            pace: Pace::default(),
+            pace: WriteRate::default(),
             seen: Mutex::default(),
             page: PAGE,
             call_timeout: LeaseTimes::DEFAULT.call,
@@ -76,7 +76,7 @@ impl Gcs {
 
     /// Sets how often this store may write one object; by default once per second with a burst of four.
     pub fn with_write_rate(mut self, per_second: f64, burst: f64) -> Self {
-        self.pace = Pace::new(per_second, burst);
+        self.pace = WriteRate::new(per_second, burst);
         self
     }
 

@@ -24,7 +24,7 @@ const STRICT_FOR: Duration = Duration::from_secs(600);
 const MAX_TRACKED: usize = 1024;
 
 #[derive(Debug)]
-pub struct Pace {
+pub struct WriteRate {
     per_second: f64,
     burst: f64,
     objects: Mutex<HashMap<String, Tokens>>,
@@ -39,13 +39,13 @@ struct Tokens {
     barred_until: Moment,
 }
 
-impl Default for Pace {
+impl Default for WriteRate {
     fn default() -> Self {
         Self::new(1.0, 4.0)
     }
 }
 
-impl Pace {
+impl WriteRate {
     pub fn new(per_second: f64, burst: f64) -> Self {
         Self { per_second, burst, objects: Mutex::default(), strict_until: Mutex::default() }
     }
@@ -79,7 +79,7 @@ impl Pace {
     pub async fn turn(&self, clock: &SharedClock, key: &str, urgency: Priority, deadline: Moment) -> Result<()> {
         loop {
             let now = clock.now();
-            let wait = self.take(key, urgency, now);
+            let wait = self.reserve(key, urgency, now);
             if wait.is_zero() {
                 return Ok(());
             }
@@ -90,7 +90,7 @@ impl Pace {
         }
     }
 
-    fn take(&self, key: &str, urgency: Priority, now: Moment) -> Duration {
+    fn reserve(&self, key: &str, urgency: Priority, now: Moment) -> Duration {
         let mut objects = self.objects.lock();
         if objects.len() > MAX_TRACKED {
             objects.retain(|_, tokens| {
@@ -142,7 +142,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn four_writes_go_at_once_and_then_one_a_second() {
         let clock: SharedClock = Arc::new(TestClock::new(1));
-        let (pace, start) = (Pace::default(), clock.now());
+        let (pace, start) = (WriteRate::default(), clock.now());
         for _ in 0..4 {
             pace.turn(&clock, "k", Priority::Commit, FAR).await.unwrap();
         }
@@ -158,7 +158,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_commit_goes_before_a_renewal_and_that_before_a_waiter() {
         let clock: SharedClock = Arc::new(TestClock::new(1));
-        let pace = Pace::default();
+        let pace = WriteRate::default();
         let now = clock.now();
         for _ in 0..2 {
             pace.turn(&clock, "k", Priority::Waiter, now).await.unwrap();
@@ -173,7 +173,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_object_that_was_written_too_often_rests() {
         let clock: SharedClock = Arc::new(TestClock::new(1));
-        let pace = Pace::default();
+        let pace = WriteRate::default();
         pace.turn(&clock, "k", Priority::Commit, FAR).await.unwrap();
         let until = clock.now() + PENALTY;
         pace.bar("k", clock.now(), until);
@@ -185,7 +185,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_service_that_refused_a_burst_gets_none_for_a_while_whoever_wrote_last() {
         let clock: SharedClock = Arc::new(TestClock::new(1));
-        let pace = Pace::default();
+        let pace = WriteRate::default();
         pace.noticed("k", clock.now());
         for _ in 0..3 {
             pace.turn(&clock, "k", Priority::Commit, clock.now()).await.expect("a burst is tried at first");
@@ -212,7 +212,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn objects_at_rest_are_forgotten() {
         let clock: SharedClock = Arc::new(TestClock::new(1));
-        let pace = Pace::default();
+        let pace = WriteRate::default();
         for number in 0..3000 {
             pace.turn(&clock, &number.to_string(), Priority::Commit, FAR).await.unwrap();
             clock.sleep(Duration::from_millis(10)).await;

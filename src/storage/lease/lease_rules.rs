@@ -171,7 +171,7 @@ pub fn is_ours(lock: &Lock, held: Option<&HeldLease>, me: &InstanceId) -> bool {
 
 /// The outcome of a release or tombstone that was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LetGo {
+pub enum ReleaseOutcome {
     Done,
     /// Another instance has taken the lease.
     Lost,
@@ -180,11 +180,11 @@ pub enum LetGo {
 }
 
 /// Rule 11: Only the lock as read decides: a free lease carries no nonce.
-pub fn let_go(lock: &Lock, held: &HeldLease, me: &InstanceId) -> LetGo {
+pub fn release_outcome(lock: &Lock, held: &HeldLease, me: &InstanceId) -> ReleaseOutcome {
     match &lock.lease {
-        None if lock.epoch == held.epoch => LetGo::Done,
-        Some(lease) if lock.epoch == held.epoch && lease.owner == *me => LetGo::NotYet,
-        Some(_) | None => LetGo::Lost,
+        None if lock.epoch == held.epoch => ReleaseOutcome::Done,
+        Some(lease) if lock.epoch == held.epoch && lease.owner == *me => ReleaseOutcome::NotYet,
+        Some(_) | None => ReleaseOutcome::Lost,
     }
 }
 
@@ -242,7 +242,7 @@ pub enum LeaseState {
     Late,
 }
 
-pub fn stand(
+pub fn lease_state(
     lock: &Lock,
     who: &Identity,
     held: Option<&HeldLease>,

@@ -6,7 +6,7 @@ use baton_protocol::{id::Nonce, lock::Lock};
 
 use super::{Error, LeaseHandle, Released, Result};
 use crate::storage::{
-    lease::lease_rules::{self, HeldLease, LetGo},
+    lease::lease_rules::{self, HeldLease, ReleaseOutcome},
     lock_object,
     store::{self, Precondition, Priority},
 };
@@ -30,14 +30,14 @@ impl LeaseHandle {
 
     /// Whether a release that was sent has succeeded, or has lost to another instance.
     pub(super) fn settled(&self, lock: &Lock, held: &HeldLease) -> Option<Released> {
-        match lease_rules::let_go(lock, held, &self.who.me) {
-            LetGo::Done => Some(Released::Freed),
-            LetGo::Lost => Some(Released::Lost),
-            LetGo::NotYet => None,
+        match lease_rules::release_outcome(lock, held, &self.who.me) {
+            ReleaseOutcome::Done => Some(Released::Freed),
+            ReleaseOutcome::Lost => Some(Released::Lost),
+            ReleaseOutcome::NotYet => None,
         }
     }
 
-    pub(super) async fn let_go(&mut self, next: Lock, op: &Nonce) -> Result<()> {
+    pub(super) async fn write_release(&mut self, next: Lock, op: &Nonce) -> Result<()> {
         let epoch = next.epoch;
         // [4, 11] Set before the write is sent, and for good: whatever comes back, nothing runs under this epoch any
         // more.

@@ -105,7 +105,7 @@ impl Records {
             return None;
         }
         let lock = self.lock_of(id).await.ok()??;
-        unresponsive::judge(&lock, found, written, self.times.takeover)
+        unresponsive::assess(&lock, found, written, self.times.takeover)
     }
 
     /// The metadata as stored, valid or not. `None`: it does not exist.

@@ -6,7 +6,7 @@ use baton_protocol::{
     trace::Traceparent,
 };
 
-use super::{Looked, Records, Result, WRITE_ATTEMPTS, metadata_key};
+use super::{MetadataPoll, Records, Result, WRITE_ATTEMPTS, metadata_key};
 use crate::storage::store::{self, Precondition, Priority};
 
 impl Records {
@@ -22,7 +22,7 @@ impl Records {
 
     /// Like [`edit`](Self::edit), on behalf of a request: a spec that changes names that request if it is traced. An
     /// earlier cause is removed, since it belongs to another request.
-    pub async fn wish(
+    pub async fn edit_for_request(
         &self,
         id: &SandboxId,
         cause: Option<Traceparent>,
@@ -72,9 +72,9 @@ impl Records {
             let was_recent = recent.is_some();
             let mut found = match recent.take() {
                 Some(found) => found,
-                None => match self.look(id, None).await? {
-                    Some(Looked::Found(found)) => found,
-                    Some(Looked::Unchanged) | None => return Ok(None),
+                None => match self.read_if_changed(id, None).await? {
+                    Some(MetadataPoll::Found(found)) => found,
+                    Some(MetadataPoll::Unchanged) | None => return Ok(None),
                 },
             };
             if !change(&mut found.metadata) {

@@ -44,14 +44,14 @@ pub async fn attach(server: &Server, key: &Key) -> Socket {
 pub async fn next(socket: &mut Socket) -> Value {
     match socket.next().await {
         Heard::Event(event) => event,
-        other => panic!("{other:?} after {:?}", socket.story),
+        other => panic!("{other:?} after {:?}", socket.statuses),
     }
 }
 
 /// Exactly these messages come, with exactly these fields.
 pub async fn hears(socket: &mut Socket, messages: &[Value]) {
     for message in messages {
-        assert_eq!(next(socket).await, *message, "after {:?}", socket.story);
+        assert_eq!(next(socket).await, *message, "after {:?}", socket.statuses);
     }
 }
 

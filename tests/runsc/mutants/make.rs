@@ -11,9 +11,9 @@ use crate::rootfs_archives::{ended, gzip, header, raw};
 const BLOCK: usize = 512;
 
 /// Numbers by chance, the same for the same case.
-struct Dice(u64);
+struct Rng(u64);
 
-impl Dice {
+impl Rng {
     fn roll(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -143,26 +143,26 @@ const FIELDS: [(usize, usize); 16] = [
 ];
 
 /// Another value in one header, whose sum is right again: so that more than the first check looks at it.
-fn twist(dice: &mut Dice, archive: &mut [u8], names: &[Vec<u8>]) {
-    let at = dice.below(archive.len() / BLOCK) * BLOCK;
+fn twist(rng: &mut Rng, archive: &mut [u8], names: &[Vec<u8>]) {
+    let at = rng.below(archive.len() / BLOCK) * BLOCK;
     let block = &mut archive[at..at + BLOCK];
-    let (start, length) = *dice.pick(&FIELDS);
+    let (start, length) = *rng.pick(&FIELDS);
     let field = &mut block[start..start + length];
-    match dice.below(4) {
-        _ if length == 1 => field[0] = *dice.pick(b"01234567LKxgSZVDM\0"),
-        0 => field.iter_mut().for_each(|byte| *byte = dice.roll() as u8),
+    match rng.below(4) {
+        _ if length == 1 => field[0] = *rng.pick(b"01234567LKxgSZVDM\0"),
+        0 => field.iter_mut().for_each(|byte| *byte = rng.roll() as u8),
         1 => {
             let numbers: [u64; 11] =
                 [0, 1, 511, 512, 513, 4096, 1 << 20, (1 << 20) + 1, 0o7777, 0o177_777, (1 << 33) - 1];
-            let text = format!("{:0width$o}\0", dice.pick(&numbers), width = length - 1);
+            let text = format!("{:0width$o}\0", rng.pick(&numbers), width = length - 1);
             field.copy_from_slice(&text.as_bytes()[text.len() - length..]);
         }
         2 => {
-            field.fill(if dice.below(2) == 0 { 0 } else { 0xff });
+            field.fill(if rng.below(2) == 0 { 0 } else { 0xff });
             field[0] = 0x80;
         }
         _ => {
-            let name = dice.pick(names);
+            let name = rng.pick(names);
             let most = name.len().min(length);
             field.fill(0);
             field[..most].copy_from_slice(&name[..most]);
@@ -178,7 +178,7 @@ fn sum(block: &mut [u8]) {
 }
 
 /// Something more to say about whatever comes next.
-fn insert(dice: &mut Dice, archive: &mut Vec<u8>, names: &[Vec<u8>]) {
+fn insert(rng: &mut Rng, archive: &mut Vec<u8>, names: &[Vec<u8>]) {
     let keys: [&[u8]; 12] = [
         b"path",
         b"path",
@@ -194,38 +194,38 @@ fn insert(dice: &mut Dice, archive: &mut Vec<u8>, names: &[Vec<u8>]) {
         b"SCHILY.xattr.security.capability",
     ];
     let numbers: [&[u8]; 6] = [b"0", b"-1", b"512", b"18446744073709551615", b"-9223372036854775808.9", b"y"];
-    let value = if dice.below(2) == 0 { dice.pick(&numbers).to_vec() } else { dice.pick(names).clone() };
+    let value = if rng.below(2) == 0 { rng.pick(&numbers).to_vec() } else { rng.pick(names).clone() };
     let mut records = Vec::new();
-    let key = dice.pick(&keys);
+    let key = rng.pick(&keys);
     pax::record(&mut records, key, &value);
     let mut more = Vec::new();
     let long = [T::XHeader, T::XHeader, T::XHeader, T::GNULongName, T::GNULongLink, T::XGlobalHeader];
-    let kind = *dice.pick(&long);
+    let kind = *rng.pick(&long);
     let is_name = matches!(kind, T::GNULongName | T::GNULongLink);
     raw(&mut more, kind, b"x", b"", if is_name { &value } else { &records });
-    let at = dice.below(archive.len() / BLOCK + 1) * BLOCK;
+    let at = rng.below(archive.len() / BLOCK + 1) * BLOCK;
     archive.splice(at..at, more);
 }
 
 /// What knows nothing of archives.
-fn damage(dice: &mut Dice, bytes: &mut Vec<u8>) {
-    let at = dice.below(bytes.len());
+fn damage(rng: &mut Rng, bytes: &mut Vec<u8>) {
+    let at = rng.below(bytes.len());
     let block = |at: usize, bytes: &[u8]| at / BLOCK * BLOCK..(at / BLOCK * BLOCK + BLOCK).min(bytes.len());
     let here = block(at, bytes);
-    match dice.below(6) {
+    match rng.below(6) {
         _ if bytes.is_empty() => {}
-        0 => bytes[at] ^= 1 << dice.below(8),
-        1 => bytes[at] = dice.roll() as u8,
+        0 => bytes[at] ^= 1 << rng.below(8),
+        1 => bytes[at] = rng.roll() as u8,
         2 => bytes.truncate(at),
         3 => drop(bytes.drain(here)),
         4 => {
             let again = bytes[here].to_vec();
-            let to = dice.below(bytes.len() / BLOCK + 1) * BLOCK;
+            let to = rng.below(bytes.len() / BLOCK + 1) * BLOCK;
             let to = to.min(bytes.len());
             bytes.splice(to..to, again);
         }
         _ => {
-            let other = block(dice.below(bytes.len()), bytes);
+            let other = block(rng.below(bytes.len()), bytes);
             let (one, two) = (bytes[here.clone()].to_vec(), bytes[other.clone()].to_vec());
             if one.len() == two.len() {
                 bytes[here].copy_from_slice(&two);
@@ -237,17 +237,17 @@ fn damage(dice: &mut Dice, bytes: &mut Vec<u8>) {
 
 /// The archive of one case, and what it is taken for.
 pub fn mutant(case: u64, valid: &[u8], names: &[Vec<u8>]) -> (Vec<u8>, Form) {
-    let mut dice = Dice(case);
+    let mut rng = Rng(case);
     let mut archive = valid.to_vec();
-    let form = *dice.pick(&[Form::Layer, Form::Complete, Form::Base]);
-    let packing = dice.below(8);
+    let form = *rng.pick(&[Form::Layer, Form::Complete, Form::Base]);
+    let packing = rng.below(8);
     // Half of those that are packed are changed only after that.
     if packing < 6 {
-        for _ in 0..=dice.below(4) {
-            match dice.below(8) {
-                0..=3 => twist(&mut dice, &mut archive, names),
-                4 | 5 => insert(&mut dice, &mut archive, names),
-                _ => damage(&mut dice, &mut archive),
+        for _ in 0..=rng.below(4) {
+            match rng.below(8) {
+                0..=3 => twist(&mut rng, &mut archive, names),
+                4 | 5 => insert(&mut rng, &mut archive, names),
+                _ => damage(&mut rng, &mut archive),
             }
             if archive.len() < BLOCK {
                 break;
@@ -260,7 +260,7 @@ pub fn mutant(case: u64, valid: &[u8], names: &[Vec<u8>]) -> (Vec<u8>, Form) {
         _ => {}
     }
     if packing >= 6 {
-        damage(&mut dice, &mut archive);
+        damage(&mut rng, &mut archive);
     }
     (archive, form)
 }

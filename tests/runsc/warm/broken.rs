@@ -83,7 +83,7 @@ async fn a_create_does_not_wait_for_ever_for_the_one_that_is_being_made() {
 
 /// The only container that runs, which is this sandbox's.
 async fn names_of(scene: &Scene, id: &SandboxId) -> BTreeSet<String> {
-    assert_eq!(scene.place.containers.here(), std::slice::from_ref(id));
+    assert_eq!(scene.place.containers.local_sandboxes(), std::slice::from_ref(id));
     names(scene.place.directory.path())
 }
 

@@ -96,7 +96,7 @@ async fn a_sandbox_that_began_warm_stands_still_when_its_lease_cannot_be_renewed
     let (mut socket, key, mut mind) = ticking(&server).await;
     let (fault, hang) = (baton_fake_gcs::Op::Any, baton_fake_gcs::FaultKind::Hang);
     machine.bucket().add_fault(baton_fake_gcs::InjectedFault::new(fault, hang).on(&key.id).times(0));
-    while !socket.story.iter().any(|status| status == "PAUSED") {
+    while !socket.statuses.iter().any(|status| status == "PAUSED") {
         assert_eq!(mind.step(&mut socket).await, None);
     }
     let waiting = processes(&server.state).into_iter().filter(|process| !process.is_stopped()).count();

@@ -159,7 +159,7 @@ impl Agent {
 
     /// Handles a sandbox over its limit: ends the largest consumer and notifies the affected commands.
     pub(super) fn relieve(&mut self, asked: &Relieve) {
-        let processes = if asked.used == 0 { None } else { oom::look() };
+        let processes = if asked.used == 0 { None } else { oom::scan_memory() };
         let ended = processes.as_ref().map_or_else(oom::end_all, |found| oom::relieve(found, asked.used));
         let processes: Vec<_> = processes.into_iter().flatten().map(|(process, _)| process).collect();
         let (numbers, text) = match ended {
@@ -210,9 +210,9 @@ impl Agent {
     }
 
     /// Releases unused memory after an idle period.
-    pub fn tidy(&mut self) {
-        self.intake.tidy();
-        self.outbox.tidy();
-        self.execs.values_mut().for_each(RunningExec::tidy);
+    pub fn shrink(&mut self) {
+        self.intake.shrink();
+        self.outbox.shrink();
+        self.execs.values_mut().for_each(RunningExec::shrink);
     }
 }

@@ -33,14 +33,14 @@ impl Session<'_> {
         }
         let (offsets, _) = exec.resume();
         let offsets = BTreeMap::from([(exec.id.clone(), offsets)]);
-        self.wire.say(&Request::Reconnect { offsets, peek: exec.is_peek });
+        self.wire.send_request(&Request::Reconnect { offsets, peek: exec.is_peek });
         self.feed();
     }
 
     fn ask(&mut self, exec: &ClientExec) {
         if let Some(request) = &exec.request {
             self.asked.push_back(exec.id.clone());
-            self.wire.say(&Request::Exec(Box::new(request.clone())));
+            self.wire.send_request(&Request::Exec(Box::new(request.clone())));
         }
     }
 
@@ -78,14 +78,14 @@ impl Session<'_> {
             let (received, kill) = exec.resume();
             if exec.is_peek { &mut peeked } else { &mut offsets }.insert(exec.id.clone(), received);
             if kill {
-                self.wire.say(&Request::KillProcess { exec_id: Some(exec.id.clone()) });
+                self.wire.send_request(&Request::KillProcess { exec_id: Some(exec.id.clone()) });
             }
         }
         if !offsets.is_empty() {
-            self.wire.say(&Request::Reconnect { offsets, peek: false });
+            self.wire.send_request(&Request::Reconnect { offsets, peek: false });
         }
         if !peeked.is_empty() {
-            self.wire.say(&Request::Reconnect { offsets: peeked, peek: true });
+            self.wire.send_request(&Request::Reconnect { offsets: peeked, peek: true });
         }
         self.link.mirror.send_modify(|mirror| {
             mirror.sessions += 1;
@@ -108,7 +108,7 @@ impl Session<'_> {
         let Some(exec) = update.exec_id.as_ref().and_then(|id| self.link.execs.remove(id)) else { return };
         self.forget(&exec);
         // Everything has arrived: the server need not keep it.
-        self.wire.say(&Request::Ack { exec_id: exec.id.clone(), offsets: exec.received() });
+        self.wire.send_request(&Request::Ack { exec_id: exec.id.clone(), offsets: exec.received() });
         exec.ended(Ok(Outcome::of(update)));
     }
 
@@ -126,7 +126,7 @@ impl Session<'_> {
             (Some(_), ..) => {
                 self.unclear = update.message.clone();
                 let offsets = self.asked.iter().map(|id| (id.clone(), Offsets::default())).collect();
-                self.wire.say(&Request::Reconnect { offsets, peek: false });
+                self.wire.send_request(&Request::Reconnect { offsets, peek: false });
             }
         }
     }

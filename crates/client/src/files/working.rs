@@ -56,10 +56,10 @@ impl Working {
         while self.next().await?.is_some() {}
         let outcome = self.running.wait().await?;
         self.is_over = true;
-        Ok(self.judge(&outcome))
+        Ok(self.check(&outcome))
     }
 
-    fn judge(&self, outcome: &Outcome) -> Result<(), Error> {
+    fn check(&self, outcome: &Outcome) -> Result<(), Error> {
         if outcome.is_success() {
             return Ok(());
         }

@@ -10,7 +10,7 @@ use std::{
 use baton::{
     clock::Moment,
     config::LeaseTimes,
-    storage::lease::lease_rules::{self, HeldLease, Identity, LeaseState, LeaseWatch, LetGo},
+    storage::lease::lease_rules::{self, HeldLease, Identity, LeaseState, LeaseWatch, ReleaseOutcome},
 };
 use baton_protocol::{
     id::{CheckpointId, InstanceId, Nonce, SandboxId},
@@ -80,7 +80,7 @@ thread_local! {
     static WRITES: Memory<(Small, Write), Small> = RefCell::default();
     static STANDS: Memory<LockView, (LeaseState, Option<Claim>)> = RefCell::default();
     static PROOFS: Memory<Question, Option<(u8, u8)>> = RefCell::default();
-    static ENDS: Memory<(Small, u8, u8), LetGo> = RefCell::default();
+    static ENDS: Memory<(Small, u8, u8), ReleaseOutcome> = RefCell::default();
 }
 
 type Memory<K, V> = RefCell<HashMap<K, V, BuildHasherDefault<Quick>>>;
@@ -154,7 +154,7 @@ pub fn written(lock: Small, write: Write) -> Small {
 }
 
 /// How an instance stands to a lock, and what another claims that it sees wait for it.
-pub fn stand(view: LockView) -> (LeaseState, Option<Claim>) {
+pub fn lease_state(view: LockView) -> (LeaseState, Option<Claim>) {
     STANDS.with(|map| {
         remembered(map, view, |view| {
             let times = view.ticks.times();
@@ -165,7 +165,7 @@ pub fn stand(view: LockView) -> (LeaseState, Option<Claim>) {
                 predecessor: (view.predecessor > 0).then(|| instance(view.predecessor)),
             };
             let held = view.held.map(|held| whole_held(held, NOW));
-            let stand = lease_rules::stand(&lock, &who, held.as_ref(), &sight, &times, moment(NOW));
+            let stand = lease_rules::lease_state(&lock, &who, held.as_ref(), &sight, &times, moment(NOW));
             (stand, sight.waiter(&lock, &who.me).map(|waiter| waiter.claim))
         })
     })
@@ -196,10 +196,10 @@ pub fn is_ours(lock: Small, held: Option<(u8, u8, bool)>, me: u8) -> bool {
 }
 
 /// What a lock says of a release or burial that was sent.
-pub fn let_go(lock: Small, epoch: u8, me: u8) -> LetGo {
+pub fn release_outcome(lock: Small, epoch: u8, me: u8) -> ReleaseOutcome {
     ENDS.with(|map| {
         remembered(map, (lock, epoch, me), |(lock, epoch, me)| {
-            lease_rules::let_go(&lock.whole(), &whole_held((*epoch, 0, true), NOW), &instance(*me))
+            lease_rules::release_outcome(&lock.whole(), &whole_held((*epoch, 0, true), NOW), &instance(*me))
         })
     })
 }

@@ -98,7 +98,7 @@ mod proof {
     use super::*;
 
     #[test]
-    fn whatever_is_wished_and_seen_nothing_is_done_without_right_or_reason() {
+    fn whatever_is_desired_and_observed_nothing_is_done_without_permission_or_reason() {
         let mut dice = Rng(7);
         for case in 0..cases() {
             let (wish, seen) = draw(&mut dice);

@@ -104,7 +104,7 @@ pub enum ActionStage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Want {
     Run,
-    LetGo,
+    HandOff,
     Delete,
 }
 

@@ -73,7 +73,7 @@ impl Protocol {
         self.mistake.map_or(self.bounds.ticks, |mistake| mistake.ticks(self.bounds.ticks))
     }
 
-    fn stand(&self, instance: &Instance) -> Option<(LeaseState, Option<Claim>)> {
+    fn lease_state(&self, instance: &Instance) -> Option<(LeaseState, Option<Claim>)> {
         let view = LockView {
             lock: instance.known?,
             me: instance.name,
@@ -83,11 +83,11 @@ impl Protocol {
             waiter_for: instance.waiter_for,
             ticks: self.ticks(),
         };
-        Some(lock_model::stand(self.mistake.map_or(view, |mistake| mistake.view(view))))
+        Some(lock_model::lease_state(self.mistake.map_or(view, |mistake| mistake.view(view))))
     }
 
     pub(super) fn standing(&self, instance: &Instance) -> LockState {
-        let stand = self.stand(instance).map(|(stand, _)| stand);
+        let stand = self.lease_state(instance).map(|(stand, _)| stand);
         match stand {
             _ if instance.is_missing => {
                 if self.makes(ModelMistake::MissingIsFree) {
@@ -118,7 +118,7 @@ impl Protocol {
         };
         let spec = match instance.want {
             Want::Run => DesiredState::Running,
-            Want::LetGo => DesiredState::HandedOff,
+            Want::HandOff => DesiredState::HandedOff,
             Want::Delete => DesiredState::Deleted,
         };
         let asked = instance.want == Want::Run;
@@ -126,7 +126,7 @@ impl Protocol {
         let is_declined = registered && lock.declined;
         let refused = instance.refused || is_declined;
         // Whether its client is alive is nobody's to foresee: if it is, the waiter is declined at some step.
-        let waiter = self.stand(instance).and_then(|(_, waiter)| waiter);
+        let waiter = self.lease_state(instance).and_then(|(_, waiter)| waiter);
         let wish = Inputs {
             spec,
             purging: lock.purging && !self.makes(ModelMistake::PurgeIsOpen),
@@ -325,7 +325,7 @@ impl Protocol {
         if state.left.wishes == 0 || want == Want::Delete {
             return;
         }
-        acts.push(Act::Change(at, if want == Want::Run { Want::LetGo } else { Want::Run }));
+        acts.push(Act::Change(at, if want == Want::Run { Want::HandOff } else { Want::Run }));
         if self.bounds.may_delete && !state.wanted_deleted {
             acts.push(Act::Change(at, Want::Delete));
         }

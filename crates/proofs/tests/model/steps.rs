@@ -3,7 +3,7 @@
 use baton::{
     reconciler::plan::{Action, Desired, LockState},
     runtime::Container,
-    storage::lease::lease_rules::LetGo,
+    storage::lease::lease_rules::ReleaseOutcome,
 };
 
 use crate::{
@@ -158,7 +158,7 @@ impl Protocol {
     }
 
     /// Rule 11: A release or burial, until it is settled.
-    fn let_go(&self, state: &mut ModelState, at: usize, fate: WriteFate) {
+    fn release(&self, state: &mut ModelState, at: usize, fate: WriteFate) {
         let instance = &mut state.instances[at];
         let checkpoint = match instance.stage {
             ActionStage::Stored { checkpoint, .. } | ActionStage::Freeing { checkpoint } => checkpoint,
@@ -166,8 +166,8 @@ impl Protocol {
         };
         let buries = instance.stage == ActionStage::Erased;
         let verdict = match instance.known {
-            Some(lock) if instance.held > 0 => lock_model::let_go(lock, instance.held, instance.name),
-            Some(_) => LetGo::Lost,
+            Some(lock) if instance.held > 0 => lock_model::release_outcome(lock, instance.held, instance.name),
+            Some(_) => ReleaseOutcome::Lost,
             // Rule 14: There is nothing to free; what should be committed waits.
             None => {
                 if checkpoint == 0 {
@@ -177,7 +177,7 @@ impl Protocol {
             }
         };
         let sent = match verdict {
-            LetGo::NotYet => {
+            ReleaseOutcome::NotYet => {
                 let behind = instance.ran || instance.before_behind;
                 if !buries {
                     instance.stage = ActionStage::Freeing { checkpoint };
@@ -192,8 +192,8 @@ impl Protocol {
                 }
                 true
             }
-            LetGo::Done => true,
-            LetGo::Lost => false,
+            ReleaseOutcome::Done => true,
+            ReleaseOutcome::Lost => false,
         };
         let instance = &mut state.instances[at];
         (instance.held, instance.released, instance.ran, instance.stage) = (0, false, false, ActionStage::Planning);
@@ -219,7 +219,7 @@ impl Protocol {
                 }
             }
             ActionStage::Stored { .. } | ActionStage::Freeing { .. } | ActionStage::Erased => {
-                self.let_go(state, at, fate)
+                self.release(state, at, fate)
             }
             ActionStage::Marked => {
                 instance.stage = ActionStage::Erased;
@@ -263,7 +263,7 @@ impl Protocol {
                         instance.ran &= ours;
                     }
                     Action::Checkpoint => self.begin_checkpoint(state, at, true),
-                    Action::Release => self.let_go(state, at, fate),
+                    Action::Release => self.release(state, at, fate),
                     Action::Purge if self.makes(ModelMistake::ErasesUnmarked) => instance.stage = ActionStage::Marked,
                     Action::Purge => {
                         if self.send(state, at, Write::Purging { op }, fate) == WriteOutcome::Applied {

@@ -19,17 +19,17 @@ use crate::{
 const READS_FOR: Duration = Duration::from_secs(90);
 
 /// Makes it on one machine, comes and goes, and looks for it elsewhere now and then.
-pub async fn live(world: Arc<World>, id: SandboxId, home: usize, dice: Rng) {
+pub async fn live(world: Arc<World>, id: SandboxId, home: usize, rng: Rng) {
     let mut reader = OutputReader::new("f".to_owned());
     let maker = loop {
-        sleep(dice.seconds(1, 60)).await;
+        sleep(rng.seconds(1, 60)).await;
         if let Some(process) = world.process(home).filter(|process| process.is_up()) {
             break process;
         }
     };
     let tools = &maker.tools;
     let mut spec = Spec::new(id.clone(), token::sha256(TOKEN), tools.clock.timestamp(), tools.who.me.clone());
-    spec.idle_timeout = world.ground.weather.has(ScenarioKind::Idle).then(|| 20 + dice.below(60));
+    spec.idle_timeout = world.shared.faults.has(ScenarioKind::Idle).then(|| 20 + rng.below(60));
     let session = tools.bus.attach(&id);
     let lease = tools.bus.lease(&id);
     if tools.records.create(&spec, &tools.who.me, &lease).await.is_err() {
@@ -37,22 +37,22 @@ pub async fn live(world: Arc<World>, id: SandboxId, home: usize, dice: Rng) {
     }
     tools.bus.wake(&id);
     drop(session);
-    world.ground.weather.tally.count(ScenarioKind::Ephemeral);
-    world.ground.oracle.made(&id, home, maker.name(), spec.idle_timeout.is_some());
+    world.shared.faults.tally.count(ScenarioKind::Ephemeral);
+    world.shared.oracle.made(&id, home, maker.name(), spec.idle_timeout.is_some());
     let mut at = home;
     loop {
         if let Some(process) = world.process(at) {
-            let stay = Instant::now() + dice.seconds(1, 150);
-            sim_session::visit(&world, &process, &id, &dice, &mut reader, stay).await;
+            let stay = Instant::now() + rng.seconds(1, 150);
+            sim_session::visit(&world, &process, &id, &rng, &mut reader, stay).await;
         }
-        sleep(dice.seconds(0, 45)).await;
-        at = if dice.falls(80) { home } else { dice.below(MACHINES as u64) as usize };
+        sleep(rng.seconds(0, 45)).await;
+        at = if rng.falls(80) { home } else { rng.below(MACHINES as u64) as usize };
     }
 }
 
 /// One last client where it should be, or anywhere if its instance is gone.
 pub async fn ask_at_the_end(world: Arc<World>, id: SandboxId, anywhere: usize) {
-    let oracle = &world.ground.oracle;
+    let oracle = &world.shared.oracle;
     let fate = oracle.fate(&id);
     let at = match fate {
         SandboxFate::Unborn => return,

@@ -5,13 +5,13 @@ use std::sync::{Arc, Mutex};
 
 use tokio_util::sync::CancellationToken;
 
-use crate::{kinds::ScenarioKind, machine_clock::Machine, oracle::Oracle, rng::Rng, sim_faults::Weather};
+use crate::{kinds::ScenarioKind, machine_clock::Machine, oracle::Oracle, rng::Rng, sim_faults::FaultSchedule};
 
 #[derive(Debug)]
 pub struct Life {
     pub at: usize,
     pub machine: Arc<Machine>,
-    pub weather: Arc<Weather>,
+    pub faults: Arc<FaultSchedule>,
     pub oracle: Arc<Oracle>,
     /// The process is dead: nothing is sent and nothing is done any more.
     pub gone: CancellationToken,
@@ -19,13 +19,13 @@ pub struct Life {
 }
 
 impl Life {
-    pub fn new(at: usize, machine: Arc<Machine>, weather: Arc<Weather>, oracle: Arc<Oracle>) -> Arc<Self> {
-        Arc::new(Self { at, machine, weather, oracle, gone: CancellationToken::new(), left: Mutex::new(None) })
+    pub fn new(at: usize, machine: Arc<Machine>, faults: Arc<FaultSchedule>, oracle: Arc<Oracle>) -> Arc<Self> {
+        Arc::new(Self { at, machine, faults, oracle, gone: CancellationToken::new(), left: Mutex::new(None) })
     }
 
     /// Whether a fault of this kind strikes now.
-    pub fn strikes(&self, kind: ScenarioKind, dice: &Rng) -> bool {
-        let strikes = self.weather.strikes(kind, self.at, dice);
+    pub fn strikes(&self, kind: ScenarioKind, rng: &Rng) -> bool {
+        let strikes = self.faults.strikes(kind, self.at, rng);
         if strikes {
             self.oracle.disturbed(self.at);
         }
@@ -58,7 +58,7 @@ impl Life {
         match &mut *left {
             None => false,
             Some(0) => {
-                self.weather.tally.count(ScenarioKind::Doom);
+                self.faults.tally.count(ScenarioKind::Doom);
                 self.gone.cancel();
                 self.oracle.ends(self.at);
                 true

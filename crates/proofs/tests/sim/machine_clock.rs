@@ -171,7 +171,7 @@ impl SetBack {
 pub struct ProcessClock {
     pub machine: Arc<Machine>,
     pub is_guard: bool,
-    pub dice: Rng,
+    pub rng: Rng,
     /// Nonces that count up instead of being drawn: one of the mistakes.
     pub counter: Option<Mutex<u64>>,
     /// Another one of them.
@@ -212,7 +212,7 @@ impl Clock for ProcessClock {
                 bytes.fill(0);
                 bytes[..8].copy_from_slice(&count.to_le_bytes());
             }
-            Some(_) | None => self.dice.fill(bytes),
+            Some(_) | None => self.rng.fill(bytes),
         }
     }
 

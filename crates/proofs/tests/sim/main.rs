@@ -1,6 +1,6 @@
 //! The real reconciler, lease, planner and rules on simulated machines, under every fault: one seed, one run.
 //!
-//! `SEED=n` replays one seed and prints its story; `SEEDS=n` says how many are run.
+//! `SEED=n` replays one seed and prints its history; `SEEDS=n` says how many are run.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::wildcard_enum_match_arm)]
 
 mod ephemeral;
@@ -35,7 +35,7 @@ use std::{
     time::Instant,
 };
 
-use self::sim_faults::Weather;
+use self::sim_faults::FaultSchedule;
 use kinds::Tally;
 use oracle::RunVerdict;
 use rustix::time::{ClockId, clock_gettime};
@@ -60,13 +60,13 @@ fn number(name: &str) -> Option<u64> {
 }
 
 /// Runs a seed; a panic inside the product counts as wrong.
-fn run(seed: u64, mistake: Option<SimMistake>) -> (RunVerdict, Arc<Weather>) {
+fn run(seed: u64, mistake: Option<SimMistake>) -> (RunVerdict, Arc<FaultSchedule>) {
     PANICKED.take();
-    let (mut verdict, weather) = sim_world::run(seed, mistake);
+    let (mut verdict, faults) = sim_world::run(seed, mistake);
     if let Some(panicked) = PANICKED.take() {
         verdict.wrong.get_or_insert(panicked);
     }
-    (verdict, weather)
+    (verdict, faults)
 }
 
 fn note_panics() {
@@ -77,11 +77,11 @@ fn note_panics() {
     }));
 }
 
-fn tell(seed: u64, weather: &Weather, verdict: &RunVerdict, lines: usize) -> String {
+fn tell(seed: u64, faults: &FaultSchedule, verdict: &RunVerdict, lines: usize) -> String {
     let from = verdict.trace.len().saturating_sub(lines);
-    let story = verdict.trace[from..].join("\n");
+    let history = verdict.trace[from..].join("\n");
     let wrong = verdict.wrong.as_deref().unwrap_or("nothing is wrong");
-    format!("{story}\nseed {seed}, faults {:?}\n{wrong}\nreplay it with SEED={seed}", weather.kinds)
+    format!("{history}\nseed {seed}, faults {:?}\n{wrong}\nreplay it with SEED={seed}", faults.kinds)
 }
 
 /// What this thread has computed so far.
@@ -104,14 +104,14 @@ struct Sum {
 }
 
 impl Sum {
-    fn add(&mut self, verdict: &RunVerdict, weather: &Weather, computed: f64) {
+    fn add(&mut self, verdict: &RunVerdict, faults: &FaultSchedule, computed: f64) {
         self.seeds += 1;
         self.computed += computed;
         self.most_calls = self.most_calls.max(verdict.most_calls);
         self.commits += verdict.commits;
         self.epochs += verdict.epochs;
         self.successions += verdict.successions;
-        self.tally.merge(&weather.tally);
+        self.tally.merge(&faults.tally);
     }
 
     fn tell(&self, of: u64, took: u64) {
@@ -141,8 +141,8 @@ mod proof {
     fn whatever_happens_the_promises_hold_and_what_is_wanted_becomes_so() {
         note_panics();
         if let Some(seed) = number("SEED") {
-            let (verdict, weather) = run(seed, None);
-            println!("{}", tell(seed, &weather, &verdict, usize::MAX));
+            let (verdict, faults) = run(seed, None);
+            println!("{}", tell(seed, &faults, &verdict, usize::MAX));
             assert!(verdict.wrong.is_none());
             return;
         }
@@ -158,10 +158,10 @@ mod proof {
                             return;
                         }
                         let before = computed();
-                        let (verdict, weather) = run(seed, None);
-                        sum.lock().unwrap().add(&verdict, &weather, computed() - before);
+                        let (verdict, faults) = run(seed, None);
+                        sum.lock().unwrap().add(&verdict, &faults, computed() - before);
                         if verdict.wrong.is_some() {
-                            sum.lock().unwrap().failed.push(tell(seed, &weather, &verdict, SHOWN));
+                            sum.lock().unwrap().failed.push(tell(seed, &faults, &verdict, SHOWN));
                         } else if seed % 100 == 0 && run(seed, None).0.hash != verdict.hash {
                             sum.lock().unwrap().failed.push(format!("seed {seed} does not replay"));
                         }

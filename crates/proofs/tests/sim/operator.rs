@@ -19,7 +19,7 @@ impl World {
     /// What follows from it, and how much later.
     pub fn operate(&self, event: SimEvent) -> Vec<(Duration, SimEvent)> {
         let id = self.pick().clone();
-        let bucket = &self.ground.bucket;
+        let bucket = &self.shared.bucket;
         let (lock, metadata) = (Object::Lock(&id).key(), Object::Metadata(&id).key());
         let struck = match event {
             SimEvent::LockGarbage => {
@@ -27,26 +27,26 @@ impl World {
                 let Some(there) = bucket.get(&lock) else { return Vec::new() };
                 if let Entry::Vacant(entry) = locks.entry(id.clone()) {
                     entry.insert(there);
-                    let garbage = self.dice.pick(&["", "{", "null", "{\"v\":1,\"epoch\":-1}"]);
+                    let garbage = self.rng.pick(&["", "{", "null", "{\"v\":1,\"epoch\":-1}"]);
                     bucket.overwrite(&lock, Bytes::from(garbage.as_bytes()));
                 }
                 drop(locks);
-                self.ground.weather.tally.count(ScenarioKind::LockGarbage);
-                return vec![(self.dice.seconds(1, 60), SimEvent::LockMended)];
+                self.shared.faults.tally.count(ScenarioKind::LockGarbage);
+                return vec![(self.rng.seconds(1, 60), SimEvent::LockMended)];
             }
             SimEvent::LockMended => {
                 self.mend_locks();
                 None
             }
             SimEvent::StaleOverwrite => {
-                let copy = self.copies.lock().unwrap().get(&id).map(|copies| self.dice.pick(copies).clone());
+                let copy = self.copies.lock().unwrap().get(&id).map(|copies| self.rng.pick(copies).clone());
                 copy.map(|copy| {
                     bucket.overwrite(&metadata, copy);
                     ScenarioKind::StaleOverwrite
                 })
             }
             SimEvent::Garbage => {
-                let garbage = self.dice.pick(&["{", "[]", "{}", "null", "{\"sandbox_id\":\"sandbox-1\"}"]);
+                let garbage = self.rng.pick(&["{", "[]", "{}", "null", "{\"sandbox_id\":\"sandbox-1\"}"]);
                 self.keep_copy(&id);
                 bucket.overwrite(&metadata, Bytes::from(garbage.as_bytes()));
                 Some(ScenarioKind::Garbage)
@@ -60,7 +60,7 @@ impl World {
             }
             SimEvent::Flip => {
                 let states = [DesiredState::Running, DesiredState::Checkpointed, DesiredState::HandedOff];
-                let state = *self.dice.pick(&states);
+                let state = *self.rng.pick(&states);
                 self.rewrite(&id, |spec| spec.desired_state = state).then_some(ScenarioKind::Flips)
             }
             SimEvent::Deletion => {
@@ -70,7 +70,7 @@ impl World {
             _ => None,
         };
         if let Some(kind) = struck {
-            self.ground.weather.tally.count(kind);
+            self.shared.faults.tally.count(kind);
         }
         Vec::new()
     }
@@ -78,12 +78,12 @@ impl World {
     /// Reads, changes and writes back; whether there was anything to change.
     fn rewrite(&self, id: &SandboxId, change: impl FnOnce(&mut Spec)) -> bool {
         let key = Object::Metadata(id).key();
-        let found = self.ground.bucket.get(&key).and_then(|bytes| records::parse(id, &bytes).ok());
+        let found = self.shared.bucket.get(&key).and_then(|bytes| records::parse(id, &bytes).ok());
         let Some(mut metadata) = found.filter(|found| found.spec.desired_state != DesiredState::Deleted) else {
             return false;
         };
         change(&mut metadata.spec);
-        self.ground.bucket.overwrite(&key, serde_json::to_vec(&metadata).unwrap().into());
+        self.shared.bucket.overwrite(&key, serde_json::to_vec(&metadata).unwrap().into());
         true
     }
 
@@ -97,8 +97,8 @@ impl World {
 
     /// It is wanted deleted, and is still there.
     pub fn is_to_be_purged(&self, id: &SandboxId) -> bool {
-        let lock = self.ground.oracle.lock(id).filter(|lock| !lock.purged);
-        let found = self.ground.bucket.get(&Object::Metadata(id).key());
+        let lock = self.shared.oracle.lock(id).filter(|lock| !lock.purged);
+        let found = self.shared.bucket.get(&Object::Metadata(id).key());
         let found = found.and_then(|bytes| records::parse(id, &bytes).ok());
         lock.is_some() && found.is_some_and(|found| found.spec.desired_state == DesiredState::Deleted)
     }
@@ -107,8 +107,8 @@ impl World {
     pub fn mend_locks(&self) {
         for (id, lock) in std::mem::take(&mut *self.locks.lock().unwrap()) {
             let key = Object::Lock(&id).key();
-            if self.ground.bucket.get(&key).is_some() {
-                self.ground.bucket.overwrite(&key, lock);
+            if self.shared.bucket.get(&key).is_some() {
+                self.shared.bucket.overwrite(&key, lock);
             }
         }
     }

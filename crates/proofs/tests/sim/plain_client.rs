@@ -43,15 +43,15 @@ struct Visit<'a> {
 }
 
 /// Comes and goes until it is ended.
-pub async fn live(world: Arc<World>, id: SandboxId, name: String, dice: Rng) {
+pub async fn live(world: Arc<World>, id: SandboxId, name: String, rng: Rng) {
     loop {
-        sleep(dice.seconds(0, 40)).await;
-        let Some(process) = world.process(dice.below(MACHINES as u64) as usize) else { continue };
+        sleep(rng.seconds(0, 40)).await;
+        let Some(process) = world.process(rng.below(MACHINES as u64) as usize) else { continue };
         let visit = Visit { world: &world, process: &process, id: &id, name: &name, alive_since: Mutex::default() };
         tokio::select! {
             biased;
             () = visit.overhear() => {}
-            () = visit.stay(&dice) => {}
+            () = visit.stay(&rng) => {}
         }
     }
 }
@@ -66,7 +66,7 @@ fn status(message: &Message) -> Option<Status> {
 }
 
 impl Visit<'_> {
-    async fn stay(&self, dice: &Rng) {
+    async fn stay(&self, rng: &Rng) {
         let began = Instant::now();
         let gives_up = began + ANSWERED_WITHIN;
         let Some(mut socket) = sim_session::open(self.process, self.id, ClientDialect::Plain, gives_up).await else {
@@ -83,23 +83,23 @@ impl Visit<'_> {
                     self.note(&format!("hears {}", status.as_str()));
                     if status == Status::Running && self.alive_since().is_none() {
                         *self.alive_since.lock().unwrap() = Some(Instant::now());
-                        until = Instant::now() + dice.seconds(2, 90);
+                        until = Instant::now() + rng.seconds(2, 90);
                     }
                 }
                 () = sleep_until(until) => break,
             }
         }
         if self.alive_since().is_none() && self.is_calm(ANSWERED_WITHIN) {
-            self.world.ground.oracle.wrong(format!("the newcomer {} was left waiting", self.name));
+            self.world.shared.oracle.wrong(format!("the newcomer {} was left waiting", self.name));
         }
-        self.stall(dice, socket).await;
+        self.stall(rng, socket).await;
     }
 
     /// It does not read any more, and is gone some time later.
-    async fn stall(&self, dice: &Rng, socket: WebSocketStream<DuplexStream>) {
+    async fn stall(&self, rng: &Rng, socket: WebSocketStream<DuplexStream>) {
         *self.alive_since.lock().unwrap() = None;
-        if dice.falls(50) {
-            sleep(dice.seconds(1, 20)).await;
+        if rng.falls(50) {
+            sleep(rng.seconds(1, 20)).await;
         }
         drop(socket);
     }
@@ -109,7 +109,7 @@ impl Visit<'_> {
         let mut follower = self.process.tools.bus.follow(self.id);
         loop {
             let passing = follower.next().await.passing;
-            let oracle = &self.world.ground.oracle;
+            let oracle = &self.world.shared.oracle;
             oracle.heard(self.process.at, self.process.name(), self.id, &passing);
             let lives = self.alive_since().is_some_and(|since| since.elapsed() >= ALIVE_AFTER);
             let is_asked = matches!(passing, LifecycleEvent::ReleaseRequested { claim: Claim::Ask, .. });
@@ -125,19 +125,19 @@ impl Visit<'_> {
 
     /// For so long nothing has happened to the instance that would keep it from hearing a pong in time.
     fn is_calm(&self, span: Duration) -> bool {
-        self.process.is_up() && !self.world.ground.oracle.is_shaken(self.process.at, span)
+        self.process.is_up() && !self.world.shared.oracle.is_shaken(self.process.at, span)
     }
 
     fn note(&self, line: &str) {
         let (name, at) = (self.name, self.process.at);
-        self.world.ground.oracle.note(format!("client {name} at {at} of {}: {line}", short(self.id)));
+        self.world.shared.oracle.note(format!("client {name} at {at} of {}: {line}", short(self.id)));
     }
 }
 
 /// Comes for a sandbox whose client is alive elsewhere, when nothing is wrong any more: it must hear that soon.
 pub async fn is_declined(world: &World, process: &SimProcess, id: &SandboxId, wait: Duration) {
     sleep(wait).await;
-    let oracle = &world.ground.oracle;
+    let oracle = &world.shared.oracle;
     oracle.note(format!("a newcomer asks {} for {}", process.at, short(id)));
     let until = Instant::now() + DECLINED_WITHIN;
     let Some(mut socket) = sim_session::open(process, id, ClientDialect::Plain, until).await else {

@@ -10,7 +10,7 @@ impl Rng {
         Self(Mutex::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d))
     }
 
-    /// Dice of their own for a part of the world, so that one part's throws do not shift another's.
+    /// A generator for one part of the world, so that its draws do not shift those of the others.
     pub fn fork(&self) -> Self {
         Self::new(self.word())
     }

@@ -28,7 +28,7 @@ use crate::{kinds::ScenarioKind, life::Life, machine_clock::SetBack, rng::Rng, s
 pub struct Runtime {
     containers: FakeContainers,
     life: Arc<Life>,
-    dice: Rng,
+    rng: Rng,
     mistake: Option<SimMistake>,
     set_back: Option<Arc<SetBack>>,
     /// What the reconciler sees: the truth, passed on by one task, since a watch wakes many in no fixed order.
@@ -44,12 +44,12 @@ impl Runtime {
     pub fn new(
         guard: SharedClock,
         life: Arc<Life>,
-        dice: Rng,
+        rng: Rng,
         mistake: Option<SimMistake>,
         set_back: Option<Arc<SetBack>>,
     ) -> Self {
         let containers = FakeContainers::new(guard);
-        Self { containers, life, dice, mistake, set_back, shown: Mutex::default(), deadlines: Mutex::default() }
+        Self { containers, life, rng, mistake, set_back, shown: Mutex::default(), deadlines: Mutex::default() }
     }
 
     pub fn kill(&self) {
@@ -82,7 +82,7 @@ impl Runtime {
     async fn done(&self, id: &SandboxId, what: &'static str, done: Result<()>) -> Result<()> {
         self.show(id);
         self.step().await;
-        if done.is_ok() && self.life.strikes(ScenarioKind::ActionLies, &self.dice) {
+        if done.is_ok() && self.life.strikes(ScenarioKind::ActionLies, &self.rng) {
             if what == "create" {
                 // What is not stored and could not be made is not kept.
                 self.life.oracle.may_end(id);
@@ -94,7 +94,7 @@ impl Runtime {
 
     /// Its server has everything stand still and starts a new guard.
     pub async fn lose_guard(&self) {
-        for id in self.containers.here() {
+        for id in self.containers.local_sandboxes() {
             // What ends meanwhile needs no guard.
             let _ = self.containers.fence(&id).await;
         }
@@ -106,7 +106,7 @@ impl Runtime {
     }
 
     pub fn has(&self, id: &SandboxId) -> bool {
-        self.containers.here().contains(id)
+        self.containers.local_sandboxes().contains(id)
     }
 
     /// A container ends by itself.
@@ -117,7 +117,7 @@ impl Runtime {
     /// Before each action: whether it happens at all.
     async fn begin(&self, what: &'static str) -> Result<()> {
         self.step().await;
-        let strikes = |kind| self.life.strikes(kind, &self.dice);
+        let strikes = |kind| self.life.strikes(kind, &self.rng);
         if strikes(ScenarioKind::ActionFails) {
             return Err(Error::Failed { what, why: "by chance".to_owned() });
         }
@@ -125,13 +125,13 @@ impl Runtime {
             return Err(Error::NoSpace { what });
         }
         if strikes(ScenarioKind::ActionHangs) {
-            sleep(self.life.weather.at_most(ACTION_TIMEOUT)).await;
+            sleep(self.life.faults.at_most(ACTION_TIMEOUT)).await;
             self.life.machine.process_moves().await;
             return Err(Error::TimedOut { what, after: ACTION_TIMEOUT });
         }
         let takes =
-            if strikes(ScenarioKind::ActionSlow) { self.dice.millis(100, 20_000) } else { self.dice.millis(1, 400) };
-        sleep(self.life.weather.at_most(takes)).await;
+            if strikes(ScenarioKind::ActionSlow) { self.rng.millis(100, 20_000) } else { self.rng.millis(1, 400) };
+        sleep(self.life.faults.at_most(takes)).await;
         self.life.machine.process_moves().await;
         Ok(())
     }
@@ -157,8 +157,8 @@ impl Lifecycle for Runtime {
         self.shown.lock().unwrap()[id].subscribe()
     }
 
-    fn here(&self) -> Vec<SandboxId> {
-        self.containers.here()
+    fn local_sandboxes(&self) -> Vec<SandboxId> {
+        self.containers.local_sandboxes()
     }
 
     fn facts(&self) -> Facts {
@@ -203,8 +203,8 @@ impl Lifecycle for Runtime {
         self.containers.count_entries(archive).await
     }
 
-    fn hold(&self, digest: &Sha256Name) -> Option<RootfsGuard> {
-        self.containers.hold(digest)
+    fn acquire_rootfs(&self, digest: &Sha256Name) -> Option<RootfsGuard> {
+        self.containers.acquire_rootfs(digest)
     }
 
     fn has_runtime(&self, sha256: &Sha256Name) -> bool {

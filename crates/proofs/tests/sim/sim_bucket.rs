@@ -125,7 +125,7 @@ pub struct Way {
     pub life: Arc<Life>,
     /// The instance, as the oracle knows it.
     pub name: String,
-    pub dice: Rng,
+    pub rng: Rng,
     pub runtime: Arc<Runtime>,
     pub mistake: Option<SimMistake>,
     /// Of the process's clock, by mistake.
@@ -151,17 +151,16 @@ enum Answer {
 
 impl Way {
     fn strikes(&self, kind: ScenarioKind) -> bool {
-        self.life.strikes(kind, &self.dice)
+        self.life.strikes(kind, &self.rng)
     }
 
     fn fate(&self) -> Fate {
-        let latency =
-            if self.strikes(ScenarioKind::Slow) { self.dice.millis(5, 8_000) } else { self.dice.millis(5, 60) };
-        let latency = self.life.weather.at_most(latency);
+        let latency = if self.strikes(ScenarioKind::Slow) { self.rng.millis(5, 8_000) } else { self.rng.millis(5, 60) };
+        let latency = self.life.faults.at_most(latency);
         let (there, answered) = (Some(latency / 2), latency);
         if self.strikes(ScenarioKind::Cut) {
-            let arrives = there.filter(|_| self.dice.falls(25));
-            let answered = self.life.weather.at_most(self.dice.millis(5, 10_000));
+            let arrives = there.filter(|_| self.rng.falls(25));
+            let answered = self.life.faults.at_most(self.rng.millis(5, 10_000));
             return Fate { arrives, answer: Answer::Silence, answered };
         }
         if self.strikes(ScenarioKind::Busy) {
@@ -177,11 +176,11 @@ impl Way {
             return Fate { arrives: there, answer: Answer::Twisted, answered };
         }
         if self.strikes(ScenarioKind::Late) {
-            let arrives = Some(self.life.weather.at_most(self.dice.millis(500, 30_000)));
+            let arrives = Some(self.life.faults.at_most(self.rng.millis(500, 30_000)));
             return Fate {
                 arrives,
                 answer: Answer::Silence,
-                answered: self.life.weather.at_most(self.dice.seconds(1, 8)),
+                answered: self.life.faults.at_most(self.rng.seconds(1, 8)),
             };
         }
         Fate { arrives: there, answer: Answer::True, answered }
@@ -244,7 +243,7 @@ impl Way {
     async fn ask<T>(&self, key: &str, question: impl FnOnce(&Bucket) -> Result<T>) -> Result<T> {
         self.leave().await;
         let fate = self.fate();
-        let found = if self.dice.falls(50) {
+        let found = if self.rng.falls(50) {
             let found = question(&self.bucket);
             sleep(fate.answered).await;
             found
@@ -276,7 +275,7 @@ impl Store for Way {
             return Ok(PollResult::Unchanged);
         }
         let bytes = match mistake {
-            Some(mistake) => mistake.read(key, &object.bytes, object.before.as_ref(), &self.name, &self.dice),
+            Some(mistake) => mistake.read(key, &object.bytes, object.before.as_ref(), &self.name, &self.rng),
             None => object.bytes,
         };
         Ok(PollResult::Changed(bytes, version(object.version)))
@@ -344,7 +343,7 @@ impl Store for Way {
             std::fs::read(file).map_err(|error| Error::Other { key: key.to_owned(), why: error.to_string() })?;
         digest.verify(key, &Digest::of(&bytes))?;
         let (name, at, digest) = (self.name.clone(), key.to_owned(), digest.clone());
-        if self.mistake == Some(SimMistake::UploadsNothing) && self.dice.falls(30) {
+        if self.mistake == Some(SimMistake::UploadsNothing) && self.rng.falls(30) {
             return Ok(Written { version: version(0), updated: None });
         }
         self.send(key, move |bucket| match bucket.put(&at, bytes.into(), &condition, &name) {

@@ -64,24 +64,24 @@ impl Answer {
 }
 
 /// Comes and goes until it is ended.
-pub async fn live(world: Arc<World>, id: SandboxId, name: String, dice: Rng) {
+pub async fn live(world: Arc<World>, id: SandboxId, name: String, rng: Rng) {
     let mut reader = OutputReader::new(name);
     loop {
-        sleep(dice.seconds(0, 45)).await;
+        sleep(rng.seconds(0, 45)).await;
         world.keep_copy(&id);
-        if let Some(process) = world.process(dice.below(MACHINES as u64) as usize) {
-            let stay = Instant::now() + dice.seconds(1, 150);
-            sim_session::visit(&world, &process, &id, &dice, &mut reader, stay).await;
+        if let Some(process) = world.process(rng.below(MACHINES as u64) as usize) {
+            let stay = Instant::now() + rng.seconds(1, 150);
+            sim_session::visit(&world, &process, &id, &rng, &mut reader, stay).await;
         }
     }
 }
 
 /// Comes for a short while, to see whether anybody is there.
-pub async fn knock(world: Arc<World>, id: SandboxId, at: usize, wait: Duration, stay: Duration) {
+pub async fn attach_briefly(world: Arc<World>, id: SandboxId, at: usize, wait: Duration, stay: Duration) {
     sleep(wait).await;
     if let Some(process) = world.process(at) {
-        world.ground.oracle.note(format!("somebody knocks at {at} for {}", short(&id)));
-        sim_session::knock(&process, &id, Instant::now() + stay).await;
+        world.shared.oracle.note(format!("somebody knocks at {at} for {}", short(&id)));
+        sim_session::attach_briefly(&process, &id, Instant::now() + stay).await;
     }
 }
 
@@ -130,31 +130,31 @@ fn answer(passing: &LifecycleEvent) -> Option<Answer> {
 /// One last client per sandbox, and then everything must be as it is wanted.
 pub async fn ask_at_the_end(world: &Arc<World>) {
     let end = Instant::now() + SETTLES_WITHIN;
-    let anywhere = || world.dice.below(MACHINES as u64) as usize;
+    let anywhere = || world.rng.below(MACHINES as u64) as usize;
     let stored = world.stored();
     let asking = stored.iter().enumerate().map(|(number, id)| {
         // Where there is room for one each of them has an instance to itself.
-        let at = if world.ground.room.is_some() { number % MACHINES } else { anywhere() };
+        let at = if world.shared.room.is_some() { number % MACHINES } else { anywhere() };
         let process = world.process(at).expect("all are up");
         ask_one(world.clone(), process, id.clone(), end)
     });
     let asking = asking.collect::<Vec<_>>();
-    let fleeting = world.ground.fleeting.iter();
+    let fleeting = world.shared.fleeting.iter();
     let fleeting = fleeting.map(|id| ephemeral::ask_at_the_end(world.clone(), id.clone(), anywhere()));
     let fleeting = fleeting.collect::<Vec<_>>();
     futures::future::join(futures::future::join_all(asking), futures::future::join_all(fleeting)).await;
 }
 
 async fn ask_one(world: Arc<World>, process: Arc<SimProcess>, id: SandboxId, end: Instant) {
-    let oracle = &world.ground.oracle;
+    let oracle = &world.shared.oracle;
     let bus = &process.tools.bus;
     let lock = oracle.lock(&id);
-    let found = world.ground.bucket.get(&Object::Metadata(&id).key());
+    let found = world.shared.bucket.get(&Object::Metadata(&id).key());
     let spec = found.and_then(|bytes| records::parse(&id, &bytes).ok()).map(|metadata| metadata.spec);
     let movable = spec.as_ref().is_some_and(|spec| spec.enable_sandbox_handoff);
     // With little room the newcomer might find none.
     let is_of_the_documents =
-        world.ground.room.is_none() && movable && spec.is_some_and(|spec| spec.plain_words() == PlainWords::Documents);
+        world.shared.room.is_none() && movable && spec.is_some_and(|spec| spec.plain_words() == PlainWords::Documents);
     let (attached, mut follower) = (bus.attach(&id), bus.follow(&id));
     let got = timeout(end - Instant::now(), async {
         if let Err(refusal) = begin(&process, &id).await {
@@ -182,7 +182,7 @@ async fn ask_one(world: Arc<World>, process: Arc<SimProcess>, id: SandboxId, end
     let got = got.await.unwrap_or(Answer::None);
     oracle.note(format!("the last client got {got:?}"));
     // A holder makes it anew, and the sandbox runs on where it is.
-    let was_gone = world.ground.bucket.get(&Object::Metadata(&id).key()).is_none();
+    let was_gone = world.shared.bucket.get(&Object::Metadata(&id).key()).is_none();
     if got == Answer::NotFound {
         drop(attached);
         for at in 0..MACHINES {
@@ -193,7 +193,7 @@ async fn ask_one(world: Arc<World>, process: Arc<SimProcess>, id: SandboxId, end
     }
     let mut reader = OutputReader::new("last".to_owned());
     if got == Answer::Running {
-        let reads_for = if world.ground.room.is_some() { MAKES_ROOM + READS_FOR } else { READS_FOR };
+        let reads_for = if world.shared.room.is_some() { MAKES_ROOM + READS_FOR } else { READS_FOR };
         let stay = Instant::now() + (end - Instant::now()).min(reads_for);
         sim_session::read(&world, &process, &id, &mut reader, stay).await;
         if reader.bytes() > 0 && is_of_the_documents && end - Instant::now() > NEWCOMER_FOR {
@@ -214,7 +214,7 @@ async fn ask_one(world: Arc<World>, process: Arc<SimProcess>, id: SandboxId, end
     }
     let running = oracle.running(&id);
     if got == Answer::Running {
-        world.ground.oracle.note(format!("the last reader has {} bytes", reader.bytes()));
+        world.shared.oracle.note(format!("the last reader has {} bytes", reader.bytes()));
         if reader.bytes() == 0 {
             oracle.wrong("two minutes after the last fault a client reads nothing");
         }
@@ -229,7 +229,7 @@ async fn ask_one(world: Arc<World>, process: Arc<SimProcess>, id: SandboxId, end
         (Answer::Failed(reason), None) => reason == "LockMissing" && running.is_empty(),
         (Answer::NotFound, _) => {
             let purged = oracle.lock(&id).is_some_and(|lock| lock.purged);
-            let gone = was_gone || world.ground.bucket.get(&Object::Metadata(&id).key()).is_none();
+            let gone = was_gone || world.shared.bucket.get(&Object::Metadata(&id).key()).is_none();
             // Without its lock it cannot be purged, and without metadata it runs on where it is.
             lock.is_none() || if purged { running.is_empty() } else { gone }
         }

@@ -58,7 +58,7 @@ struct Spell {
 }
 
 #[derive(Debug)]
-pub struct Weather {
+pub struct FaultSchedule {
     pub kinds: Vec<ScenarioKind>,
     pub events: Vec<(Duration, SimEvent)>,
     /// Of each kind: every call asks for several.
@@ -67,16 +67,16 @@ pub struct Weather {
     pub tally: Tally,
 }
 
-impl Weather {
-    /// `more`: kinds that are not drawn here, with the dice for what happens then.
-    pub fn new(dice: &Rng, start: Instant, is_crowded: bool, (more, own): (&[ScenarioKind], &Rng)) -> Self {
-        let density = dice.below(45);
+impl FaultSchedule {
+    /// `more`: kinds that are not drawn here, with the generator for what happens then.
+    pub fn new(rng: &Rng, start: Instant, is_crowded: bool, (more, own): (&[ScenarioKind], &Rng)) -> Self {
+        let density = rng.below(45);
         let drawn = ScenarioKind::ALL.iter().copied().filter(|kind| kind.is_drawn());
-        let mut kinds: Vec<ScenarioKind> = drawn.filter(|_| dice.falls(density)).collect();
+        let mut kinds: Vec<ScenarioKind> = drawn.filter(|_| rng.falls(density)).collect();
         // Both end what a seed is about, so they are rare.
         kinds.retain(|kind| {
             !matches!(kind, ScenarioKind::LockGone | ScenarioKind::MetadataGone | ScenarioKind::Deletion)
-                || dice.falls(40)
+                || rng.falls(40)
         });
         // Who hears nothing is in danger where its clock is slow and the other's is fast.
         if kinds.contains(&ScenarioKind::Muffled) && !kinds.contains(&ScenarioKind::Rates) {
@@ -89,24 +89,24 @@ impl Weather {
         }
         let spells = ScenarioKind::ALL.iter().map(|_| Vec::new()).collect();
         let (spells, tally) = (Mutex::new(spells), Tally::default());
-        let mut weather = Self { kinds: kinds.clone(), events: Vec::new(), spells, start, tally };
+        let mut faults = Self { kinds: kinds.clone(), events: Vec::new(), spells, start, tally };
         for kind in kinds {
-            weather.draw(kind, dice);
+            faults.draw(kind, rng);
         }
-        weather.kinds.extend(more);
+        faults.kinds.extend(more);
         for kind in more {
-            weather.draw(*kind, own);
+            faults.draw(*kind, own);
         }
-        weather
+        faults
     }
 
-    fn draw(&mut self, kind: ScenarioKind, dice: &Rng) {
+    fn draw(&mut self, kind: ScenarioKind, rng: &Rng) {
         let end = FAULTS_END.as_secs();
-        let times = dice.below(4) + 1;
+        let times = rng.below(4) + 1;
         for _ in 0..times {
-            let from = dice.seconds(5, end - 1);
-            let machine = dice.below(MACHINES as u64) as usize;
-            let still = |still| SimEvent::Freeze(machine, still, dice.seconds(1, 90));
+            let from = rng.seconds(5, end - 1);
+            let machine = rng.below(MACHINES as u64) as usize;
+            let still = |still| SimEvent::Freeze(machine, still, rng.seconds(1, 90));
             let event = match kind {
                 ScenarioKind::Rates
                 | ScenarioKind::Idle
@@ -132,19 +132,19 @@ impl Weather {
                 | ScenarioKind::ActionSlow
                 | ScenarioKind::ActionLies
                 | ScenarioKind::NoSpace => {
-                    let to = (from + dice.seconds(2, 120)).min(FAULTS_END);
-                    let machine = dice.falls(60).then_some(machine);
-                    let percent = *dice.pick(&[10, 30, 60, 100]);
+                    let to = (from + rng.seconds(2, 120)).min(FAULTS_END);
+                    let machine = rng.falls(60).then_some(machine);
+                    let percent = *rng.pick(&[10, 30, 60, 100]);
                     self.spell(kind, Spell { from, to, machine, percent });
                     continue;
                 }
                 ScenarioKind::ContainerEnds => SimEvent::ContainerEnds(machine),
                 ScenarioKind::GuardDies => SimEvent::GuardDies(machine),
                 ScenarioKind::Kill => SimEvent::KillHolder(machine),
-                ScenarioKind::Doom => SimEvent::Doom(machine, dice.below(60)),
+                ScenarioKind::Doom => SimEvent::Doom(machine, rng.below(60)),
                 ScenarioKind::Muffled => SimEvent::Muffle,
                 ScenarioKind::Fork => SimEvent::Fork,
-                ScenarioKind::Storm => SimEvent::Storm(3 + dice.below(8)),
+                ScenarioKind::Storm => SimEvent::Storm(3 + rng.below(8)),
                 ScenarioKind::Drain => SimEvent::Drain(machine),
                 ScenarioKind::Hang => still(FreezeScope::Process),
                 ScenarioKind::Freeze => still(FreezeScope::Machine),
@@ -157,7 +157,7 @@ impl Weather {
                 ScenarioKind::Deletion => SimEvent::Deletion,
                 ScenarioKind::Orders => SimEvent::Order,
                 ScenarioKind::Flips => {
-                    let count = dice.below(20) + 1;
+                    let count = rng.below(20) + 1;
                     let flips = (0..count).map(|n| (from + Duration::from_secs(n), SimEvent::Flip));
                     self.events.extend(flips.filter(|(at, _)| *at < FAULTS_END));
                     continue;
@@ -185,7 +185,7 @@ impl Weather {
     }
 
     /// Whether a fault of this kind strikes a call on this machine now.
-    pub fn strikes(&self, kind: ScenarioKind, machine: usize, dice: &Rng) -> bool {
+    pub fn strikes(&self, kind: ScenarioKind, machine: usize, rng: &Rng) -> bool {
         let spells = self.spells.lock().unwrap();
         let spells = &spells[kind as usize];
         if spells.is_empty() {
@@ -196,7 +196,7 @@ impl Weather {
             let lasts = spell.from <= now && now < spell.to;
             lasts && spell.machine.is_none_or(|at| at == machine)
         });
-        let strikes = spell.is_some_and(|spell| dice.falls(spell.percent));
+        let strikes = spell.is_some_and(|spell| rng.falls(spell.percent));
         if strikes {
             self.tally.count(kind);
         }

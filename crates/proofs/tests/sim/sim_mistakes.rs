@@ -148,12 +148,12 @@ impl SimMistake {
     }
 
     /// What a read of the lock shows under this mistake.
-    pub fn read(self, key: &str, bytes: &Bytes, before: Option<&Bytes>, name: &str, dice: &Rng) -> Bytes {
+    pub fn read(self, key: &str, bytes: &Bytes, before: Option<&Bytes>, name: &str, rng: &Rng) -> Bytes {
         if !key.ends_with("lock.json") {
             return bytes.clone();
         }
         match (self, before) {
-            (Self::CachedReads, Some(before)) if dice.falls(20) => before.clone(),
+            (Self::CachedReads, Some(before)) if rng.falls(20) => before.clone(),
             (Self::NoWaiterPriority, _) => altered(bytes, |lock| {
                 if lock.waiter.as_ref().is_some_and(|waiter| waiter.instance.as_str() != name) {
                     lock.waiter = None;

@@ -12,7 +12,7 @@ use baton::{
     clock::SharedClock,
     config::LeaseTimes,
     fair_watch::FairWatch,
-    reconciler::{self, AllowedRuntimes, Deposit, Housekeeping, ReconcilerContext, desired::Drain},
+    reconciler::{self, AllowedRuntimes, BaseUpload, Housekeeping, ReconcilerContext, desired::Drain},
     storage::{
         checkpoints::Checkpoints,
         lease::lease_rules::Identity,
@@ -37,9 +37,9 @@ use crate::{
     rng::Rng,
     runtime::Runtime,
     sim_bucket::{Bucket, Way},
-    sim_faults::Weather,
+    sim_faults::FaultSchedule,
     sim_mistakes::SimMistake,
-    sim_socket::{ADDRESS, Door, Doorbell},
+    sim_socket::{ADDRESS, SimConnector, SimListener},
 };
 
 /// Often enough that what is left over is seen, watched and seen to within the two minutes after the last fault.
@@ -55,7 +55,7 @@ pub struct SimProcess {
     pub gone: CancellationToken,
     tasks: Mutex<JoinSet<()>>,
     /// Where clients connect.
-    pub bell: Doorbell,
+    pub connector: SimConnector,
     turned_away: watch::Sender<bool>,
 }
 
@@ -63,7 +63,7 @@ pub struct SimProcess {
 #[derive(Debug)]
 pub struct SimContext {
     pub oracle: Arc<Oracle>,
-    pub weather: Arc<Weather>,
+    pub faults: Arc<FaultSchedule>,
     pub bucket: Arc<Bucket>,
     pub machines: Vec<Arc<Machine>>,
     pub staging: tempfile::TempDir,
@@ -84,14 +84,14 @@ impl SimContext {
 }
 
 impl SimProcess {
-    pub fn start(ground: &SimContext, at: usize, predecessor: Option<InstanceId>, dice: &Rng) -> Arc<Self> {
-        let mistake = ground.mistake;
-        let machine = ground.machines[at].clone();
+    pub fn start(shared: &SimContext, at: usize, predecessor: Option<InstanceId>, rng: &Rng) -> Arc<Self> {
+        let mistake = shared.mistake;
+        let machine = shared.machines[at].clone();
         let set_back = (mistake == Some(SimMistake::DeadlineFromAnswer)).then(Arc::<SetBack>::default);
         let view = |is_guard, counter, set_back| ProcessClock {
             machine: machine.clone(),
             is_guard,
-            dice: dice.fork(),
+            rng: rng.fork(),
             counter,
             set_back,
         };
@@ -99,13 +99,13 @@ impl SimProcess {
         let me = InstanceId::from_bits(<dyn baton::clock::Clock>::bits(&view(false, None, None)));
         let clock: SharedClock = Arc::new(view(false, counted, set_back.clone()));
         let guard: SharedClock = Arc::new(view(mistake != Some(SimMistake::GuardHangsToo), None, None));
-        let life = Life::new(at, machine.clone(), ground.weather.clone(), ground.oracle.clone());
-        let runtime = Arc::new(Runtime::new(guard, life.clone(), dice.fork(), mistake, set_back.clone()));
+        let life = Life::new(at, machine.clone(), shared.faults.clone(), shared.oracle.clone());
+        let runtime = Arc::new(Runtime::new(guard, life.clone(), rng.fork(), mistake, set_back.clone()));
         let way: Arc<dyn Store> = Arc::new(Way {
-            bucket: ground.bucket.clone(),
+            bucket: shared.bucket.clone(),
             life: life.clone(),
             name: me.as_str().to_owned(),
-            dice: dice.fork(),
+            rng: rng.fork(),
             runtime: runtime.clone(),
             mistake,
             set_back,
@@ -113,7 +113,7 @@ impl SimProcess {
         let times = mistake.map_or(LeaseTimes::DEFAULT, SimMistake::times);
         let durable = Durable { locks: way.clone(), metadata: way.clone(), lock_bucket: None };
         let memory = Arc::new(Memory::new(clock.clone()));
-        let room = ground.room.unwrap_or(Housekeeping::OFF.room);
+        let room = shared.room.unwrap_or(Housekeeping::OFF.room);
         let housekeeping = Housekeeping { sweep: Some(SWEEP), room, ..Housekeeping::OFF };
         let checkpoints = Checkpoints::new(way.clone(), None, clock.clone());
         let tools = Arc::new(ReconcilerContext {
@@ -125,9 +125,9 @@ impl SimProcess {
             snapshots: Some(Snapshots::new(way, None, clock.clone())),
             quotas: Default::default(),
             archive_size: 1 << 30,
-            deposit: Deposit::default(),
+            base_upload: BaseUpload::default(),
             runtimes: AllowedRuntimes::default(),
-            staging: staging(ground.staging.path(), at),
+            staging: staging(shared.staging.path(), at),
             clock,
             times,
             drain: Arc::new(FairWatch::new(Drain::No)),
@@ -136,12 +136,12 @@ impl SimProcess {
             housekeeping,
         });
         let gone = life.gone.clone();
-        let watched = ground.all().map(|id| (id.clone(), runtime.truth(id))).collect();
-        ground.oracle.begins(at, me.as_str(), &machine, watched);
+        let watched = shared.all().map(|id| (id.clone(), runtime.truth(id))).collect();
+        shared.oracle.begins(at, me.as_str(), &machine, watched);
         let mut tasks = JoinSet::new();
-        for id in ground.all() {
+        for id in shared.all() {
             let (mut seen, id, oracle, runtime) =
-                (runtime.truth(id), id.clone(), ground.oracle.clone(), runtime.clone());
+                (runtime.truth(id), id.clone(), shared.oracle.clone(), runtime.clone());
             tasks.spawn(async move {
                 while seen.changed().await.is_ok() {
                     oracle.look(&id);
@@ -151,7 +151,7 @@ impl SimProcess {
         }
         tasks.spawn(reconciler::run(tools.clone(), CancellationToken::new()));
         let (turned_away, drain_told) = watch::channel(false);
-        let (door, bell) = Door::new(machine, gone.clone());
+        let (door, connector) = SimListener::new(machine, gone.clone());
         let settings = settings(&tools, drain_told, room);
         let api = Api::new(settings, tools.clock.clone(), tools.records.clone(), tools.bus.clone(), runtime.clone());
         let router = api::router(api).layer(Extension(ConnectInfo(Peer(ADDRESS))));
@@ -159,7 +159,7 @@ impl SimProcess {
             // It ends with its process.
             let _ = axum::serve(door, router).await;
         });
-        Arc::new(Self { at, tools, runtime, life, gone, tasks: Mutex::new(tasks), bell, turned_away })
+        Arc::new(Self { at, tools, runtime, life, gone, tasks: Mutex::new(tasks), connector, turned_away })
     }
 
     pub fn drain(&self, drain: Drain) {
@@ -177,9 +177,9 @@ impl SimProcess {
     }
 
     fn count_made_room(&self) {
-        let weather = &self.life.weather;
-        if weather.has(ScenarioKind::Crowded) {
-            weather.tally.add(ScenarioKind::Crowded, made_room(&self.tools.metrics.page(0, 0)));
+        let faults = &self.life.faults;
+        if faults.has(ScenarioKind::Crowded) {
+            faults.tally.add(ScenarioKind::Crowded, made_room(&self.tools.metrics.page(0, 0)));
         }
     }
 

@@ -72,7 +72,7 @@ struct Session<'a> {
     process: &'a SimProcess,
     id: &'a SandboxId,
     /// What it does beside reading.
-    dice: Option<&'a Rng>,
+    rng: Option<&'a Rng>,
     reader: &'a mut OutputReader,
     socket: WebSocketStream<DuplexStream>,
     running: bool,
@@ -100,24 +100,24 @@ pub async fn visit(
     world: &World,
     process: &SimProcess,
     id: &SandboxId,
-    dice: &Rng,
+    rng: &Rng,
     reader: &mut OutputReader,
     stay: Instant,
 ) {
     let name = reader.name.clone();
-    world.ground.oracle.note(format!("client {name} comes to {} for {}", process.at, short(id)));
+    world.shared.oracle.note(format!("client {name} comes to {} for {}", process.at, short(id)));
     let Some(socket) = open(process, id, ClientDialect::V1, stay).await else { return };
-    let session = Session { world, process, id, dice: Some(dice), reader, socket, running: false };
+    let session = Session { world, process, id, rng: Some(rng), reader, socket, running: false };
     tokio::select! {
         biased;
         () = overhear(world, process, id) => {}
         () = session.live(stay) => {}
     }
-    world.ground.oracle.note(format!("client {name} of {} leaves", short(id)));
+    world.shared.oracle.note(format!("client {name} of {} leaves", short(id)));
 }
 
 /// Attaches, hears what is said and says nothing, until `stay`.
-pub async fn knock(process: &SimProcess, id: &SandboxId, stay: Instant) {
+pub async fn attach_briefly(process: &SimProcess, id: &SandboxId, stay: Instant) {
     let Some(mut socket) = open(process, id, ClientDialect::V1, stay).await else { return };
     loop {
         tokio::select! {
@@ -134,7 +134,7 @@ async fn overhear(world: &World, process: &SimProcess, id: &SandboxId) {
     let mut follower = process.tools.bus.follow(id);
     loop {
         let posted = follower.next().await;
-        world.ground.oracle.heard(process.at, process.name(), id, &posted.passing);
+        world.shared.oracle.heard(process.at, process.name(), id, &posted.passing);
     }
 }
 
@@ -142,7 +142,7 @@ async fn overhear(world: &World, process: &SimProcess, id: &SandboxId) {
 pub async fn read(world: &World, process: &SimProcess, id: &SandboxId, reader: &mut OutputReader, stay: Instant) {
     while Instant::now() < stay && reader.told != Some(Status::NotFound) {
         if let Some(socket) = open(process, id, ClientDialect::V1, stay).await {
-            let session = Session { world, process, id, dice: None, reader, socket, running: false };
+            let session = Session { world, process, id, rng: None, reader, socket, running: false };
             session.live(stay).await;
         }
         sleep(Duration::from_millis(200)).await;
@@ -167,7 +167,7 @@ pub async fn open(
         biased;
         () = process.gone.cancelled() => None,
         () = sleep_until(stay) => None,
-        opened = client_async_with_config(request, process.bell.call(), Some(small)) => Some(opened.ok()?.0),
+        opened = client_async_with_config(request, process.connector.call(), Some(small)) => Some(opened.ok()?.0),
     }
 }
 
@@ -188,22 +188,22 @@ impl Session<'_> {
                     asks_at = self.asks_at();
                 }
             }
-            if let Some(dice) = self.dice.filter(|dice| dice.falls(2)) {
+            if let Some(rng) = self.rng.filter(|rng| rng.falls(2)) {
                 // It does not read for a while.
-                self.world.ground.weather.tally.count(ScenarioKind::SlowReader);
-                sleep(dice.seconds(1, 25)).await;
+                self.world.shared.faults.tally.count(ScenarioKind::SlowReader);
+                sleep(rng.seconds(1, 25)).await;
             }
         }
-        if self.dice.is_some_and(|dice| dice.falls(50)) {
+        if self.rng.is_some_and(|rng| rng.falls(50)) {
             // Properly; else it is just gone.
             let _ = timeout(Duration::from_secs(1), self.socket.close(None)).await;
-        } else if self.dice.is_some() {
-            self.world.ground.weather.tally.count(ScenarioKind::Vanish);
+        } else if self.rng.is_some() {
+            self.world.shared.faults.tally.count(ScenarioKind::Vanish);
         }
     }
 
     fn asks_at(&self) -> Instant {
-        Instant::now() + self.dice.map_or(Duration::from_secs(3_600), |dice| dice.seconds(1, 100))
+        Instant::now() + self.rng.map_or(Duration::from_secs(3_600), |rng| rng.seconds(1, 100))
     }
 
     async fn say(&mut self, message: serde_json::Value) {
@@ -212,10 +212,10 @@ impl Session<'_> {
     }
 
     async fn ask(&mut self) {
-        let is_fleeting = self.world.ground.fleeting.contains(self.id);
-        let request = match self.dice.map_or(5, |dice| dice.below(6)) {
+        let is_fleeting = self.world.shared.fleeting.contains(self.id);
+        let request = match self.rng.map_or(5, |rng| rng.below(6)) {
             3 if is_fleeting && self.running => {
-                self.world.ground.oracle.may_end(self.id);
+                self.world.shared.oracle.may_end(self.id);
                 json!({"action": "kill_sandbox"})
             }
             0 => json!({"action": "checkpoint", "live": true}),
@@ -249,7 +249,7 @@ impl Session<'_> {
                 if to > self.reader.next {
                     self.wrong(&format!("bytes: rewound to {to}, and it had only {}", self.reader.next));
                 }
-                if !self.world.ground.oracle.has_gone_back(self.id) {
+                if !self.world.shared.oracle.has_gone_back(self.id) {
                     self.wrong("bytes: rewound, and the sandbox never went back in time");
                 }
                 // [I3'] What was taken over and does not know it yet knows an older time than the client.
@@ -284,7 +284,7 @@ impl Session<'_> {
                 }
                 // Of a command that has ended and was read to its end nothing is kept.
                 let is_over = self.reader.length == Some(self.reader.next);
-                let may_vanish = self.reader.is_stray || self.world.ground.oracle.has_gone_back(self.id);
+                let may_vanish = self.reader.is_stray || self.world.shared.oracle.has_gone_back(self.id);
                 if self.reader.runs && !is_over && !may_vanish {
                     self.wrong("bytes: a command is gone, and the sandbox never went back in time");
                 }
@@ -304,7 +304,7 @@ impl Session<'_> {
 
     /// A running command keeps its sandbox where it is: with little room it ends soon, but for that of the last client.
     fn lines(&self) -> Option<u64> {
-        self.world.ground.room.filter(|_| self.dice.is_some()).map(|_| 3 + u64::from(self.reader.starts) % 6)
+        self.world.shared.room.filter(|_| self.rng.is_some()).map(|_| 3 + u64::from(self.reader.starts) % 6)
     }
 
     async fn chunk(&mut self, bytes: &[u8]) {
@@ -319,23 +319,23 @@ impl Session<'_> {
             return self.wrong(&format!("bytes: {offset} to {end} are not what was written"));
         }
         self.reader.next = end;
-        if self.dice.is_none_or(|dice| dice.falls(30)) {
+        if self.rng.is_none_or(|rng| rng.falls(30)) {
             self.say(json!({"action": "ack", "exec_id": self.reader.exec_id(), "stdout": end})).await;
         }
     }
 
     fn note(&self, line: &str) {
         let (name, at) = (&self.reader.name, self.process.at);
-        self.world.ground.oracle.note(format!("client {name} at {at} of {}: {line}", short(self.id)));
+        self.world.shared.oracle.note(format!("client {name} at {at} of {}: {line}", short(self.id)));
     }
 
     /// This instance has the lease of its sandbox.
     fn holds(&self) -> bool {
-        self.world.ground.oracle.holder(self.id) == Some(self.process.at)
+        self.world.shared.oracle.holder(self.id) == Some(self.process.at)
     }
 
     fn is_excused(&self) -> bool {
-        self.world.ground.machines[self.process.at].is_excused()
+        self.world.shared.machines[self.process.at].is_excused()
     }
 
     fn wrong(&self, what: &str) {
@@ -343,6 +343,6 @@ impl Session<'_> {
         if self.is_excused() {
             return self.note(what);
         }
-        self.world.ground.oracle.wrong(format!("client {}: {what}", self.reader.name));
+        self.world.shared.oracle.wrong(format!("client {}: {what}", self.reader.name));
     }
 }

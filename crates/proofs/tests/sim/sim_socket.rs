@@ -23,7 +23,7 @@ pub const ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::L
 
 /// Where one server takes connections.
 #[derive(Debug)]
-pub struct Door {
+pub struct SimListener {
     calls: mpsc::UnboundedReceiver<DuplexStream>,
     machine: Arc<Machine>,
     gone: CancellationToken,
@@ -31,9 +31,9 @@ pub struct Door {
 
 /// How clients reach it.
 #[derive(Clone, Debug)]
-pub struct Doorbell(mpsc::UnboundedSender<DuplexStream>);
+pub struct SimConnector(mpsc::UnboundedSender<DuplexStream>);
 
-impl Doorbell {
+impl SimConnector {
     pub fn call(&self) -> DuplexStream {
         let (here, there) = tokio::io::duplex(BUFFER);
         // A server that has ended leaves the client with a connection that ends at once.
@@ -42,14 +42,14 @@ impl Doorbell {
     }
 }
 
-impl Door {
-    pub fn new(machine: Arc<Machine>, gone: CancellationToken) -> (Self, Doorbell) {
-        let (bell, calls) = mpsc::unbounded_channel();
-        (Self { calls, machine, gone }, Doorbell(bell))
+impl SimListener {
+    pub fn new(machine: Arc<Machine>, gone: CancellationToken) -> (Self, SimConnector) {
+        let (connector, calls) = mpsc::unbounded_channel();
+        (Self { calls, machine, gone }, SimConnector(connector))
     }
 }
 
-impl axum::serve::Listener for Door {
+impl axum::serve::Listener for SimListener {
     type Io = Pipe;
     type Addr = SocketAddr;
 

@@ -51,12 +51,12 @@ fn a_lease_is_late_from_its_deadline_on_and_never_ours_after_a_release() {
     let lock = acquired(&free(), &me(), op(1), &T, true);
     let sight = LeaseWatch::default();
     let mut held = HeldLease { epoch: 1, deadline: at(15), released: false };
-    assert_eq!(stand(&lock, &who(1), Some(&held), &sight, &T, at(14)), LeaseState::Ours);
-    assert_eq!(stand(&lock, &who(1), Some(&held), &sight, &T, at(15)), LeaseState::Late);
+    assert_eq!(lease_state(&lock, &who(1), Some(&held), &sight, &T, at(14)), LeaseState::Ours);
+    assert_eq!(lease_state(&lock, &who(1), Some(&held), &sight, &T, at(15)), LeaseState::Late);
     held.released = true;
-    assert_eq!(stand(&lock, &who(1), Some(&held), &sight, &T, at(14)), LeaseState::Theirs);
+    assert_eq!(lease_state(&lock, &who(1), Some(&held), &sight, &T, at(14)), LeaseState::Theirs);
     held = HeldLease { epoch: 2, deadline: at(15), released: false };
-    assert_eq!(stand(&lock, &who(1), Some(&held), &sight, &T, at(14)), LeaseState::Theirs);
+    assert_eq!(lease_state(&lock, &who(1), Some(&held), &sight, &T, at(14)), LeaseState::Theirs);
 }
 
 #[test]
@@ -65,21 +65,21 @@ fn a_takeover_needs_the_same_lease_watched_for_the_larger_time_without_gaps() {
     let mut sight = LeaseWatch::default();
     sight.saw(&lock, at(0));
     sight.saw(&lock, at(29));
-    assert_eq!(stand(&lock, &who(1), None, &sight, &T, at(29)), LeaseState::Theirs);
+    assert_eq!(lease_state(&lock, &who(1), None, &sight, &T, at(29)), LeaseState::Theirs);
     sight.missed();
     sight.saw(&lock, at(100));
-    assert_eq!(stand(&lock, &who(1), None, &sight, &T, at(100)), LeaseState::Theirs, "blind time counted");
+    assert_eq!(lease_state(&lock, &who(1), None, &sight, &T, at(100)), LeaseState::Theirs, "blind time counted");
     sight.saw(&lock, at(101));
-    assert_eq!(stand(&lock, &who(1), None, &sight, &T, at(101)), LeaseState::Free);
+    assert_eq!(lease_state(&lock, &who(1), None, &sight, &T, at(101)), LeaseState::Free);
     sight.saw(&renewed(&lock, op(2)), at(102));
-    assert_eq!(stand(&lock, &who(1), None, &sight, &T, at(102)), LeaseState::Theirs);
+    assert_eq!(lease_state(&lock, &who(1), None, &sight, &T, at(102)), LeaseState::Theirs);
 
     let mut slow = lock.clone();
     slow.lease.as_mut().unwrap().takeover_ms = 60_000;
     let mut sight = LeaseWatch::default();
     sight.saw(&slow, at(0));
     sight.saw(&slow, at(59));
-    assert_eq!(stand(&slow, &who(1), None, &sight, &T, at(59)), LeaseState::Theirs);
+    assert_eq!(lease_state(&slow, &who(1), None, &sight, &T, at(59)), LeaseState::Theirs);
 }
 
 #[test]
@@ -87,12 +87,12 @@ fn a_fresh_waiter_comes_first_and_a_stale_one_does_not() {
     let lock = waited(&free(), &other(), Claim::Preempt, op(1), &T);
     let mut sight = LeaseWatch::default();
     sight.saw(&lock, at(0));
-    assert_eq!(stand(&lock, &who(1), None, &sight, &T, at(0)), LeaseState::Theirs);
-    assert_eq!(stand(&lock, &who(2), None, &sight, &T, at(0)), LeaseState::Free);
+    assert_eq!(lease_state(&lock, &who(1), None, &sight, &T, at(0)), LeaseState::Theirs);
+    assert_eq!(lease_state(&lock, &who(2), None, &sight, &T, at(0)), LeaseState::Free);
     sight.saw(&lock, at(60));
-    assert_eq!(stand(&lock, &who(1), None, &sight, &T, at(60)), LeaseState::Free);
+    assert_eq!(lease_state(&lock, &who(1), None, &sight, &T, at(60)), LeaseState::Free);
     sight.saw(&waited(&lock, &other(), Claim::Preempt, op(2), &T), at(61));
-    assert_eq!(stand(&lock, &who(1), None, &sight, &T, at(61)), LeaseState::Theirs);
+    assert_eq!(lease_state(&lock, &who(1), None, &sight, &T, at(61)), LeaseState::Theirs);
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn a_waiter_that_was_declined_keeps_nobody_away_until_it_asks_again() {
     assert_eq!(sight.waiter(&lock, &me()), None);
     let third = Identity { me: InstanceId::from_bits([3; 16]), predecessor: None };
     let freed = released(&lock, None, true);
-    assert_eq!(stand(&freed, &third, None, &sight, &T, at(0)), LeaseState::Free);
+    assert_eq!(lease_state(&freed, &third, None, &sight, &T, at(0)), LeaseState::Free);
     let again = waited(&lock, &other(), Claim::Preempt, op(4), &T);
     assert_eq!(sight.waiter(&again, &me()).map(|waiter| waiter.claim), Some(Claim::Preempt));
 }
@@ -116,17 +116,17 @@ fn a_waiter_that_was_declined_keeps_nobody_away_until_it_asks_again() {
 fn a_tombstone_keeps_the_epoch_and_belongs_to_nobody() {
     let lock = tombstone(&purging(&acquired(&free(), &me(), op(1), &T, true), op(2)), String::new());
     assert_eq!((lock.epoch, lock.purged, lock.lease.is_none()), (1, true, true));
-    assert_eq!(stand(&lock, &who(1), None, &LeaseWatch::default(), &T, at(0)), LeaseState::Purged);
+    assert_eq!(lease_state(&lock, &who(1), None, &LeaseWatch::default(), &T, at(0)), LeaseState::Purged);
 }
 
 #[test]
 fn a_predecessors_lease_is_inherited_without_waiting_but_not_past_a_fresh_waiter() {
     let lock = acquired(&free(), &other(), op(1), &T, true);
     let heir = Identity { me: me(), predecessor: Some(other()) };
-    assert_eq!(stand(&lock, &heir, None, &LeaseWatch::default(), &T, at(0)), LeaseState::Free);
+    assert_eq!(lease_state(&lock, &heir, None, &LeaseWatch::default(), &T, at(0)), LeaseState::Free);
     let third = InstanceId::from_bits([3; 16]);
     let lock = waited(&lock, &third, Claim::Preempt, op(2), &T);
-    assert_eq!(stand(&lock, &heir, None, &LeaseWatch::default(), &T, at(0)), LeaseState::Theirs);
+    assert_eq!(lease_state(&lock, &heir, None, &LeaseWatch::default(), &T, at(0)), LeaseState::Theirs);
 }
 
 #[test]

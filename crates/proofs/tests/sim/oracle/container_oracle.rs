@@ -22,17 +22,17 @@ impl Oracle {
             .collect();
         for (at, container, _) in &states {
             let name = told.places[at].name.clone();
-            let story = told.stories.get_mut(id).expect("it is expected");
+            let history = told.histories.get_mut(id).expect("it is expected");
             // What another still has, frozen, counts for nothing.
-            let owner = story.lock.as_ref().and_then(|lock| Some(lock.lease.as_ref()?.owner.as_str() == name));
+            let owner = history.lock.as_ref().and_then(|lock| Some(lock.lease.as_ref()?.owner.as_str() == name));
             if *container == Container::Running && owner == Some(true) {
-                (story.ran_on, story.ever_ran) = (true, true);
+                (history.ran_on, history.ever_ran) = (true, true);
             }
-            let before = story.shown.insert(*at, *container).unwrap_or(Container::Absent);
+            let before = history.shown.insert(*at, *container).unwrap_or(Container::Absent);
             // What its holder starts again after this starts from the head.
             if owner == Some(true) && matches!(container, Container::Stopped | Container::Absent) {
-                story.behind |= story.ran_on && !story.chain.is_empty();
-                story.gone_back |= story.ran_on;
+                history.behind |= history.ran_on && !history.chain.is_empty();
+                history.gone_back |= history.ran_on;
             }
             if before != *container {
                 told.note(now, &format!("{} {} is {container:?}", letter(*at), short(id)));

@@ -44,19 +44,19 @@ impl Oracle {
         let home = Home { at, name: name.to_owned(), container: Container::Absent, over: false, may_end, shaken: None };
         let now = self.start.elapsed();
         told.note(now, &format!("{} is made on {at}, and nothing of it is stored", short(id)));
-        told.stories.entry(id.clone()).or_default().home = Some(home);
+        told.histories.entry(id.clone()).or_default().home = Some(home);
     }
 
     /// Somebody wants it to end, or ends it.
     pub fn may_end(&self, id: &SandboxId) {
-        if let Some(home) = self.told.lock().unwrap().stories.get_mut(id).and_then(|story| story.home.as_mut()) {
+        if let Some(home) = self.told.lock().unwrap().histories.get_mut(id).and_then(|history| history.home.as_mut()) {
             home.may_end = true;
         }
     }
 
     /// An instance is on its way out.
     pub fn drains(&self, at: usize) {
-        for home in self.told.lock().unwrap().stories.values_mut().filter_map(|story| story.home.as_mut()) {
+        for home in self.told.lock().unwrap().histories.values_mut().filter_map(|history| history.home.as_mut()) {
             home.may_end |= home.at == at;
         }
     }
@@ -65,7 +65,7 @@ impl Oracle {
     pub fn shaken(&self, at: usize) {
         let mut told = self.told.lock().unwrap();
         told.shaken.insert(at, Instant::now());
-        for home in told.stories.values_mut().filter_map(|story| story.home.as_mut()) {
+        for home in told.histories.values_mut().filter_map(|history| history.home.as_mut()) {
             if home.at == at {
                 home.shaken = Some(Instant::now());
             }
@@ -74,7 +74,9 @@ impl Oracle {
 
     pub fn fate(&self, id: &SandboxId) -> SandboxFate {
         let told = self.told.lock().unwrap();
-        let Some(home) = told.stories.get(id).and_then(|story| story.home.as_ref()) else { return SandboxFate::Unborn };
+        let Some(home) = told.histories.get(id).and_then(|history| history.home.as_ref()) else {
+            return SandboxFate::Unborn;
+        };
         if told.places.get(&home.at).is_none_or(|place| place.name != home.name) {
             return SandboxFate::Gone;
         }
@@ -86,12 +88,12 @@ impl Oracle {
 impl StatusHistory {
     pub(super) fn is_fleeting(&self, key: &str) -> bool {
         let id = layout::sandbox_of(key).or_else(|| crate::words::sandbox_of_checkpoint(key));
-        id.and_then(|id| self.stories.get(&id)).is_some_and(|story| story.home.is_some())
+        id.and_then(|id| self.histories.get(&id)).is_some_and(|history| history.home.is_some())
     }
 
     /// What is wrong with one of them as it is now, on one instance.
     pub(super) fn judge_fleeting(&mut self, id: &SandboxId, name: &str, container: Container) -> Option<String> {
-        let home = self.stories.get_mut(id)?.home.as_mut()?;
+        let home = self.histories.get_mut(id)?.home.as_mut()?;
         let lives = |container| matches!(container, Container::Running | Container::Paused | Container::Fenced);
         if home.name != name {
             return lives(container).then(|| format!("{} is stored nowhere and was moved", short(id)));

@@ -40,15 +40,15 @@ impl Oracle {
             .filter(|place| place.seen.get(id).is_some_and(|seen| seen.borrow().container == Container::Running))
             .map(|place| place.name.clone())
             .collect();
-        let source = new.forked_from.as_ref().and_then(|checkpoint| told.stories.get(&checkpoint.sandbox()));
+        let source = new.forked_from.as_ref().and_then(|checkpoint| told.histories.get(&checkpoint.sandbox()));
         let is_true = source.is_some_and(|source| new.forked_from.as_ref().is_some_and(|id| source.chain.contains(id)));
-        let story = told.stories.get_mut(id).expect("it is expected");
-        let Some(old) = story.lock.replace(new.clone()) else {
-            if story.lock_gone {
+        let history = told.histories.get_mut(id).expect("it is expected");
+        let Some(old) = history.lock.replace(new.clone()) else {
+            if history.lock_gone {
                 wrong.push("[14] a lock that was gone was made anew".to_owned());
             }
             if let Some(head) = &new.head {
-                story.chain.push(head.checkpoint_id.clone());
+                history.chain.push(head.checkpoint_id.clone());
                 if !is_true || new.forked_from.as_ref() != Some(&head.checkpoint_id) {
                     wrong.push(format!("I1: a copy of {}, which was never committed", head.checkpoint_id));
                 }
@@ -61,7 +61,7 @@ impl Oracle {
             }
             if first == 1 {
                 told.epochs += 1;
-                story.owners.insert(first, who.to_owned());
+                history.owners.insert(first, who.to_owned());
             }
             return wrong;
         };
@@ -69,13 +69,13 @@ impl Oracle {
             wrong.push(format!("I1: the epoch went from {} to {}", old.epoch, new.epoch));
         } else if new.epoch == old.epoch + 1 {
             told.epochs += 1;
-            story.owners.insert(new.epoch, who.to_owned());
-            (story.behind, story.ran_before) = (story.ran_on && !story.chain.is_empty(), story.ever_ran);
-            story.gone_back |= story.ran_on;
+            history.owners.insert(new.epoch, who.to_owned());
+            (history.behind, history.ran_before) = (history.ran_on && !history.chain.is_empty(), history.ever_ran);
+            history.gone_back |= history.ran_on;
             if owner(new).as_deref() != Some(who) || new.head != old.head || old.purged {
                 wrong.push("[9] an acquisition that is none".to_owned());
             }
-            let fresh = story.waiter_since.is_some_and(|since| now - since < FRESH);
+            let fresh = history.waiter_since.is_some_and(|since| now - since < FRESH);
             let waits = |waiter: &Waiter| waiter.instance.as_str() != who && !waiter.declined;
             if old.waiter.as_ref().is_some_and(waits) && fresh {
                 wrong.push("I4: acquired past a fresh waiter".to_owned());
@@ -94,23 +94,23 @@ impl Oracle {
             told.commits += 1;
             wrong.extend(committed(&old, new, who, bucket));
             if let Some(head) = &new.head {
-                story.chain.push(head.checkpoint_id.clone());
+                history.chain.push(head.checkpoint_id.clone());
                 // What keeps the lease runs on.
-                story.ran_on = new.lease.is_some();
+                history.ran_on = new.lease.is_some();
             }
         }
         if (new.purging || new.purged) && !old.purging && !old.purged {
-            story.may_be_purged |= story.ends_idle && old.head.is_none();
+            history.may_be_purged |= history.ends_idle && old.head.is_none();
             // What is left of a create that was given up.
-            let unnamed = story.unnamed_since.is_some_and(|since| now - since >= ABANDONED);
-            story.may_be_purged |= unnamed && !story.ever_ran && old.head.is_none();
-            if !story.may_be_purged {
+            let unnamed = history.unnamed_since.is_some_and(|since| now - since >= ABANDONED);
+            history.may_be_purged |= unnamed && !history.ever_ran && old.head.is_none();
+            if !history.may_be_purged {
                 wrong.push("I6: a purge began, and nobody wanted it".to_owned());
             }
         }
         let beat = |lock: &Lock| lock.waiter.as_ref().map(|waiter| (waiter.op.clone(), waiter.beat));
         if beat(new) != beat(&old) {
-            story.waiter_since = new.waiter.as_ref().map(|_| now);
+            history.waiter_since = new.waiter.as_ref().map(|_| now);
         }
         told.succeeded(&old, new);
         wrong

@@ -78,7 +78,7 @@ struct StatusHistory {
     hash: u64,
     wrong: Option<String>,
     places: BTreeMap<usize, Place>,
-    stories: BTreeMap<SandboxId, SandboxHistory>,
+    histories: BTreeMap<SandboxId, SandboxHistory>,
     most_calls: u64,
     commits: u64,
     epochs: u64,
@@ -177,8 +177,8 @@ impl Oracle {
     pub fn ends(&self, at: usize) {
         let mut told = self.told.lock().unwrap();
         let Some(place) = told.places.remove(&at) else { return };
-        for story in told.stories.values_mut() {
-            story.shown.remove(&at);
+        for history in told.histories.values_mut() {
+            history.shown.remove(&at);
         }
         told.vacate(&place.name);
         told.note(self.start.elapsed(), &format!("{} is gone", letter(at)));
@@ -193,7 +193,11 @@ impl Oracle {
     }
 
     pub fn expects(&self, id: &SandboxId, ends_idle: bool) {
-        self.told.lock().unwrap().stories.insert(id.clone(), SandboxHistory { ends_idle, ..SandboxHistory::default() });
+        self.told
+            .lock()
+            .unwrap()
+            .histories
+            .insert(id.clone(), SandboxHistory { ends_idle, ..SandboxHistory::default() });
     }
 
     /// [No tight loops] A call leaves an instance.
@@ -216,20 +220,20 @@ impl Oracle {
 
     /// The lock as it lies in the bucket.
     pub fn lock(&self, id: &SandboxId) -> Option<Lock> {
-        self.told.lock().unwrap().stories.get(id)?.lock.clone()
+        self.told.lock().unwrap().histories.get(id)?.lock.clone()
     }
 
     /// The machine on which its lease is held.
     pub fn holder(&self, id: &SandboxId) -> Option<usize> {
         let told = self.told.lock().unwrap();
-        let lock = told.stories.get(id)?.lock.as_ref()?;
+        let lock = told.histories.get(id)?.lock.as_ref()?;
         let owner = lock.lease.as_ref()?.owner.as_str();
         told.places.iter().find(|(at, place)| **at < MACHINES && place.name == owner).map(|(at, _)| *at)
     }
 
     /// Whether it ever was put back to an older state.
     pub fn has_gone_back(&self, id: &SandboxId) -> bool {
-        self.told.lock().unwrap().stories.get(id).is_some_and(|story| story.gone_back)
+        self.told.lock().unwrap().histories.get(id).is_some_and(|history| history.gone_back)
     }
 
     /// Where it executes now.

@@ -19,12 +19,12 @@ impl Oracle {
         told.note(now, &format!("{name} deletes {}", last(key)));
         if who == "operator" {
             told.touched(key);
-            let Some(story) = layout::sandbox_of(key).and_then(|id| told.stories.get_mut(&id)) else { return };
+            let Some(history) = layout::sandbox_of(key).and_then(|id| told.histories.get_mut(&id)) else { return };
             if lock_of(key).is_some() {
-                story.lock_gone = true;
-                story.former = story.lock.take();
+                history.lock_gone = true;
+                history.former = history.lock.take();
             } else {
-                story.unnamed_since = Some(Instant::now());
+                history.unnamed_since = Some(Instant::now());
             }
             return;
         }
@@ -36,15 +36,15 @@ impl Oracle {
             return;
         }
         let id = layout::sandbox_of(key).or_else(|| sandbox_of_checkpoint(key));
-        let story = id.and_then(|id| told.stories.get(&id));
+        let history = id.and_then(|id| told.histories.get(&id));
         // A lock that an operator deletes while its holder works says what it said.
-        let purging = story.is_some_and(|story| {
-            let lock = story.lock.as_ref().or(story.former.as_ref());
-            story.may_be_purged && lock.is_some_and(|lock| lock.purging || lock.purged)
+        let purging = history.is_some_and(|history| {
+            let lock = history.lock.as_ref().or(history.former.as_ref());
+            history.may_be_purged && lock.is_some_and(|lock| lock.purging || lock.purged)
         });
         // What no head names may go, unless it may still be committed: by this epoch, with a number to come.
         let outdated = layout::checkpoint_of(key).is_some_and(|checkpoint| {
-            story.and_then(|story| story.lock.as_ref().or(story.former.as_ref())).is_some_and(|lock| {
+            history.and_then(|history| history.lock.as_ref().or(history.former.as_ref())).is_some_and(|lock| {
                 let named = [&lock.head, &lock.prev_head].into_iter().flatten();
                 let over = lock.head.as_ref().is_some_and(|head| checkpoint.seq() <= head.seq);
                 (checkpoint.epoch() < lock.epoch || over)
@@ -70,7 +70,7 @@ impl Oracle {
             let Ok(lock) = serde_json::from_slice::<Lock>(bytes) else {
                 let line = format!("{} writes garbage over the lock of {}", told.name(who), short(&id));
                 told.note(now, &line);
-                told.stories.entry(id).or_default().garbled = true;
+                told.histories.entry(id).or_default().garbled = true;
                 if who != "operator" {
                     told.wrong(now, "a lock was written that is none");
                 }
@@ -78,7 +78,7 @@ impl Oracle {
             };
             let line = format!("{} writes {} {}", told.name(who), short(&id), picture(&lock, |id| told.name(id)));
             told.note(now, &line);
-            told.stories.entry(id.clone()).or_default().garbled = false;
+            told.histories.entry(id.clone()).or_default().garbled = false;
             for complaint in self.judge(&mut told, &id, &lock, who, bucket) {
                 told.wrong(now, &complaint);
             }
@@ -97,20 +97,20 @@ impl Oracle {
                 Err(error) => format!("{} writes garbage: {error}", told.name(who)),
             };
             told.note(now, &line);
-            let story = told.stories.get_mut(&id).expect("it is expected");
-            story.unnamed_since = None;
+            let history = told.histories.get_mut(&id).expect("it is expected");
+            history.unnamed_since = None;
             if let Ok(metadata) = metadata {
-                let status = story.status.replace(metadata.status.clone());
+                let status = history.status.replace(metadata.status.clone());
                 let epoch = metadata.status.epoch;
                 if status.is_some_and(|status| status != metadata.status)
                     && who != "operator"
-                    && story.owners.get(&epoch).is_none_or(|owner| owner != who)
+                    && history.owners.get(&epoch).is_none_or(|owner| owner != who)
                 {
                     told.wrong(now, "somebody who did not hold that epoch wrote the status");
                     return;
                 }
-                story.may_be_purged |= metadata.spec.desired_state == DesiredState::Deleted;
-                let committed = |path: &str| story.chain.iter().any(|at| layout::checkpoint_prefix(at) == path);
+                history.may_be_purged |= metadata.spec.desired_state == DesiredState::Deleted;
+                let committed = |path: &str| history.chain.iter().any(|at| layout::checkpoint_prefix(at) == path);
                 if metadata.latest_sandbox_checkpoint.is_some_and(|latest| !committed(&latest.path)) {
                     told.wrong(now, "the status names a checkpoint that is not committed");
                 }
@@ -132,7 +132,7 @@ impl StatusHistory {
                 && [&lock.head, &lock.prev_head].into_iter().flatten().any(|head| head.checkpoint_id == checkpoint)
         };
         // Another's pin may go.
-        let mut needing = self.stories.iter().filter(|(_, story)| story.lock.as_ref().is_some_and(needs));
+        let mut needing = self.histories.iter().filter(|(_, history)| history.lock.as_ref().is_some_and(needs));
         let pinned_by = key.split_once("/pins/").map(|(_, sandbox)| sandbox);
         needing.find(|(id, _)| pinned_by.is_none_or(|sandbox| sandbox == id.as_str())).map(|(id, _)| short(id))
     }

@@ -19,19 +19,19 @@ impl Oracle {
         let mut told = self.told.lock().unwrap();
         let now = self.start.elapsed();
         told.note(now, &format!("{} {} tells {}", letter(at), short(id), brief(passing)));
-        let story = told.stories.get(id).expect("it is expected");
-        let owns = story.lock.as_ref().and_then(|lock| lock.lease.as_ref()).is_some_and(|l| l.owner.as_str() == name);
+        let history = told.histories.get(id).expect("it is expected");
+        let owns = history.lock.as_ref().and_then(|lock| lock.lease.as_ref()).is_some_and(|l| l.owner.as_str() == name);
         let complaint = match passing {
-            LifecycleEvent::Left { checkpoint_id: Some(checkpoint), .. } if !story.chain.contains(checkpoint) => {
+            LifecycleEvent::Left { checkpoint_id: Some(checkpoint), .. } if !history.chain.contains(checkpoint) => {
                 Some(format!("I1: {checkpoint} was told and never committed"))
             }
-            LifecycleEvent::Running { boot: StartKind::Fresh } if story.ran_before || !story.chain.is_empty() => {
+            LifecycleEvent::Running { boot: StartKind::Fresh } if history.ran_before || !history.chain.is_empty() => {
                 Some(format!("{} started over although it had run", short(id)))
             }
             LifecycleEvent::Running { boot: StartKind::Restored { checkpoint_id, rolled_back, .. } } if owns => {
-                if story.chain.last() != Some(checkpoint_id) {
+                if history.chain.last() != Some(checkpoint_id) {
                     Some(format!("I1: {} was restored from {checkpoint_id}, which is not its head", short(id)))
-                } else if story.behind && !rolled_back {
+                } else if history.behind && !rolled_back {
                     Some(format!("{} went back in time and nobody was told", short(id)))
                 } else {
                     None

@@ -19,7 +19,7 @@ use crate::{
 impl World {
     pub(super) async fn let_it_happen(self: &Arc<Self>) {
         let mut queue: BTreeMap<(Duration, usize), SimEvent> = BTreeMap::new();
-        for (number, (at, event)) in self.ground.weather.events.iter().enumerate() {
+        for (number, (at, event)) in self.shared.faults.events.iter().enumerate() {
             queue.insert((*at, number), *event);
         }
         while let Some(((at, number), event)) = queue.pop_first() {
@@ -30,7 +30,7 @@ impl World {
             for (after, next) in self.happen(event) {
                 queue.insert((at + after, queue.len() + number + 1000), next);
             }
-            if self.ground.oracle.is_wrong() {
+            if self.shared.oracle.is_wrong() {
                 break;
             }
         }
@@ -41,7 +41,7 @@ impl World {
     fn happen(self: &Arc<Self>, event: SimEvent) -> Vec<(Duration, SimEvent)> {
         match event {
             SimEvent::KillHolder(at) => {
-                let holder = self.ground.oracle.holder(self.pick()).filter(|_| self.dice.falls(50));
+                let holder = self.shared.oracle.holder(self.pick()).filter(|_| self.rng.falls(50));
                 self.happen(SimEvent::Kill(holder.unwrap_or(at)))
             }
             SimEvent::Kill(at) => {
@@ -49,24 +49,24 @@ impl World {
                     return Vec::new();
                 }
                 self.count(ScenarioKind::Kill);
-                let same_directory = self.dice.falls(50);
-                let after = if self.dice.falls(50) { self.dice.millis(50, 2_000) } else { self.dice.seconds(1, 40) };
+                let same_directory = self.rng.falls(50);
+                let after = if self.rng.falls(50) { self.rng.millis(50, 2_000) } else { self.rng.seconds(1, 40) };
                 vec![(after, SimEvent::Start { machine: at, same_directory })]
             }
             SimEvent::Doom(at, steps) => {
                 let id = self.pick();
-                let holder = self.ground.oracle.holder(id);
-                let at = holder.filter(|_| self.dice.falls(70)).unwrap_or(at);
+                let holder = self.shared.oracle.holder(id);
+                let at = holder.filter(|_| self.rng.falls(70)).unwrap_or(at);
                 // What outlives its server by mistake does not die with it either.
-                let survives = self.ground.mistake == Some(SimMistake::ContainersSurvive);
+                let survives = self.shared.mistake == Some(SimMistake::ContainersSurvive);
                 let Some(process) = self.process(at).filter(|_| !survives) else { return Vec::new() };
                 self.note(format!("{at} is doomed"));
                 process.life.doom(steps);
                 // Somebody wants what it has, so that it dies while it hands over.
-                let other = (at + 1 + self.dice.below(2) as usize) % MACHINES;
-                let stay = self.dice.seconds(45, 75);
-                self.knocks(id, other, Duration::ZERO, stay);
-                vec![(self.dice.seconds(1, 30), SimEvent::Kill(at))]
+                let other = (at + 1 + self.rng.below(2) as usize) % MACHINES;
+                let stay = self.rng.seconds(45, 75);
+                self.send_visitor(id, other, Duration::ZERO, stay);
+                vec![(self.rng.seconds(1, 30), SimEvent::Kill(at))]
             }
             SimEvent::Start { machine, same_directory } => {
                 if self.process(machine).is_none() {
@@ -79,8 +79,8 @@ impl World {
                 let Some(process) = self.process(at) else { return Vec::new() };
                 self.note(format!("{at} drains"));
                 self.count(ScenarioKind::Drain);
-                self.ground.oracle.disturbed(at);
-                self.ground.oracle.drains(at);
+                self.shared.oracle.disturbed(at);
+                self.shared.oracle.drains(at);
                 process.drain(Drain::Draining);
                 let grace = Duration::from_secs(8);
                 vec![(grace, SimEvent::DrainOver(at)), (grace + Duration::from_secs(2), SimEvent::Kill(at))]
@@ -98,9 +98,9 @@ impl World {
                     FreezeScope::Machine => ScenarioKind::Freeze,
                     FreezeScope::Clock => ScenarioKind::Suspend,
                 });
-                self.ground.oracle.disturbed(at);
-                self.ground.oracle.shaken(at);
-                self.ground.machines[at].freeze(still);
+                self.shared.oracle.disturbed(at);
+                self.shared.oracle.shaken(at);
+                self.shared.machines[at].freeze(still);
                 vec![(span, SimEvent::Thaw(at))]
             }
             SimEvent::Thaw(at) => {
@@ -108,52 +108,52 @@ impl World {
                 vec![(TICK + Duration::from_millis(2), SimEvent::Look)]
             }
             SimEvent::Look => {
-                for id in self.ground.all() {
-                    self.ground.oracle.look(id);
+                for id in self.shared.all() {
+                    self.shared.oracle.look(id);
                 }
                 Vec::new()
             }
             SimEvent::ContainerEnds(at) => {
-                let ids: Vec<_> = self.ground.all().cloned().collect();
-                let id = self.dice.pick(&ids);
+                let ids: Vec<_> = self.shared.all().cloned().collect();
+                let id = self.rng.pick(&ids);
                 if let Some(process) = self.process(at).filter(|process| process.runtime.has(id)) {
                     self.note(format!("a container of {at} ends by itself"));
                     self.count(ScenarioKind::ContainerEnds);
-                    self.ground.oracle.may_end(id);
+                    self.shared.oracle.may_end(id);
                     process.runtime.end(id);
                 }
                 Vec::new()
             }
             SimEvent::GuardDies(at) => {
                 // Without its guard and hanging, a machine keeps no promise.
-                if let Some(process) = self.process(at).filter(|_| self.ground.machines[at].moves()) {
+                if let Some(process) = self.process(at).filter(|_| self.shared.machines[at].moves()) {
                     self.note(format!("the guard of {at} dies"));
                     self.count(ScenarioKind::GuardDies);
-                    self.ground.oracle.disturbed(at);
-                    self.ground.oracle.shaken(at);
+                    self.shared.oracle.disturbed(at);
+                    self.shared.oracle.shaken(at);
                     tokio::spawn(async move { process.runtime.lose_guard().await });
                 }
                 Vec::new()
             }
             SimEvent::Muffle => {
                 let id = self.pick();
-                if let Some(at) = self.ground.oracle.holder(id) {
+                if let Some(at) = self.shared.oracle.holder(id) {
                     self.note(format!("{at} hears nothing"));
                     self.count(ScenarioKind::Muffled);
-                    let (deaf, mute) = (self.dice.millis(7_000, 14_000), self.dice.seconds(25, 40));
-                    self.ground.weather.muffle(at, deaf, mute);
+                    let (deaf, mute) = (self.rng.millis(7_000, 14_000), self.rng.seconds(25, 40));
+                    self.shared.faults.muffle(at, deaf, mute);
                     // Whose clock is fast has waited soonest.
                     let rivals = [(at + 1) % MACHINES, (at + 2) % MACHINES];
-                    let rate = |at: &usize| self.ground.machines[*at].rate;
+                    let rate = |at: &usize| self.shared.machines[*at].rate;
                     let other = rivals.into_iter().max_by_key(rate).unwrap_or(at);
-                    let (wait, stay) = (self.dice.millis(0, 6_000), self.dice.seconds(35, 60));
-                    self.knocks(id, other, wait, stay);
+                    let (wait, stay) = (self.rng.millis(0, 6_000), self.rng.seconds(35, 60));
+                    self.send_visitor(id, other, wait, stay);
                 }
-                vec![(self.dice.seconds(50, 120), SimEvent::Muffle)]
+                vec![(self.rng.seconds(50, 120), SimEvent::Muffle)]
             }
             SimEvent::Fork => {
-                if let Some(id) = self.ground.copies.first() {
-                    let copying = sim_fork::live(self.clone(), self.pick().clone(), id.clone(), self.dice.fork());
+                if let Some(id) = self.shared.copies.first() {
+                    let copying = sim_fork::live(self.clone(), self.pick().clone(), id.clone(), self.rng.fork());
                     self.crowd.lock().unwrap().spawn(copying);
                 }
                 Vec::new()
@@ -162,9 +162,9 @@ impl World {
                 let id = self.pick();
                 self.count(ScenarioKind::Storm);
                 for _ in 0..count {
-                    let at = self.dice.below(MACHINES as u64) as usize;
-                    let (wait, stay) = (self.dice.millis(0, 3_000), self.dice.millis(10, 15_000));
-                    self.knocks(id, at, wait, stay);
+                    let at = self.rng.below(MACHINES as u64) as usize;
+                    let (wait, stay) = (self.rng.millis(0, 3_000), self.rng.millis(10, 15_000));
+                    self.send_visitor(id, at, wait, stay);
                 }
                 Vec::new()
             }
@@ -180,7 +180,7 @@ impl World {
         }
     }
 
-    fn knocks(self: &Arc<Self>, id: &SandboxId, at: usize, wait: Duration, stay: Duration) {
-        self.crowd.lock().unwrap().spawn(sim_client::knock(self.clone(), id.clone(), at, wait, stay));
+    fn send_visitor(self: &Arc<Self>, id: &SandboxId, at: usize, wait: Duration, stay: Duration) {
+        self.crowd.lock().unwrap().spawn(sim_client::attach_briefly(self.clone(), id.clone(), at, wait, stay));
     }
 }
