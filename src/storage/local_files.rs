@@ -96,7 +96,7 @@ impl Reporter {
 }
 
 /// Runs blocking work off the event loop, forwards its progress, and abandons it after `stall` without progress. The
-/// work itself stops at its next [`Reporter::go_on`].
+/// work itself stops at its next [`Reporter::check_cancelled`].
 pub async fn run_blocking<T: Send + 'static>(
     clock: &SharedClock,
     key: &str,

@@ -36,7 +36,7 @@ impl Ring {
         self.bytes.len() - self.len
     }
 
-    /// The buffers for the next bytes, at most `most` of them. Call [`take`](Self::take) after filling them.
+    /// The buffers for the next bytes, at most `most` of them. Call [`commit`](Self::commit) after filling them.
     pub fn spare(&mut self, most: usize) -> [IoSliceMut<'_>; 2] {
         let most = most.min(self.free());
         let end = self.start + self.len;
