@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
-.PHONY: help setup setup-tests run build install packages test check fmt fuzz bench demo proof sim docs image-tree clean
+.PHONY: help setup setup-tests run build install packages test check fmt fuzz bench demo proof sim docs book image-tree clean
 
 # Outside the source tree, so that a fresh clone finds what an earlier one built.
 ifndef BATON_CACHE_DIR
@@ -71,6 +71,9 @@ sim: ## the simulation alone, optimised (SEEDS=2000, FIRST_SEED=0; SEED=n replay
 
 docs: ## write again what is generated: docs/configuration.md, docs/plan.md, a table in docs/operate.md
 	@BATON_WRITE_DOCS=1 cargo test --quiet --locked --test repo --test world the_page_of_
+
+book: ## make one site of all pages, with mdBook (BOOK=directory)
+	@scripts/book $(BOOK)
 
 image-tree: ## lay out the files of the image, without Docker (IMAGE=directory)
 	@scripts/image-tree $(or $(IMAGE),$(BATON_CACHE_DIR)/image)

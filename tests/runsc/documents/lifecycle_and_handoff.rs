@@ -175,7 +175,9 @@ async fn details_come_to_those_who_ask() {
     assert_eq!(done["exit_code"], json!(4));
     let mut socket = open(&server, "/create").await;
     socket.send(json!({"details": true})).await;
-    is_created(&mut socket).await;
+    hears(&mut socket, &[status("CREATING")]).await;
+    assert_eq!(next(&mut socket).await["persistent"], json!(false));
+    hears(&mut socket, &[status("RUNNING")]).await;
     socket.send(json!({"language": "ruby", "code": "1"})).await;
     let refused = next(&mut socket).await;
     assert!(refused["message"].is_string(), "{refused}");
