@@ -169,7 +169,7 @@ async fn carry_out(world: &World, title: &str, commands: &[String]) {
             let Ran { code, out, err } = world.does_with(check, "", &nowhere).await;
             assert!(code == Some(1) && format!("{out}{err}").contains("metadata"), "{code:?} {out}{err}");
         }
-        ("Somebody deleted an object", [orphans, repair, repair_lock]) => {
+        ("An object was deleted", [orphans, repair, repair_lock]) => {
             let (one, two) = (world.stored().await, world.stored().await);
             world.lose(&one.id, "metadata.json");
             assert!(world.does(orphans, "").await.contains(&one.id));

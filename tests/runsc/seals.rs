@@ -48,7 +48,7 @@ async fn refused(machine: &Machine, server: &Server, key: &Key, keys: &[(&str, &
     assert!(answer["message"].as_str().is_some_and(|text| text.contains("not signed")), "{answer}");
     socket.end().await;
     let shown = baton(machine, &["get", &key.id], keys).await;
-    assert!(shown.contains("Unsigned") && shown.contains("baton repair ID --sign"), "{shown}");
+    assert!(shown.contains("Unsigned") && shown.contains(&format!("baton repair {} --sign", key.id)), "{shown}");
     assert_eq!((objects(&stored), &machine.lock(&key.id)["head"]), (before, &head), "it stays as it is");
 }
 

@@ -87,7 +87,7 @@ async fn a_stored_sandbox_comes_back_whole_or_not_at_all() {
         flip(&folder.join(name));
     }
     let message = is_refused(&three, &key).await;
-    assert!(message.contains("another root file system"), "{message}");
+    assert!(message.contains("a root file system that this instance does not have"), "{message}");
     assert_eq!(machine.lock(&key.id)["head"], head, "what cannot be restored here is not touched");
     eventually("the lease is free again", || machine.lock(&key.id)["lease"].is_null()).await;
     assert_eq!(files_under(&folder), stored);

@@ -56,7 +56,7 @@ async fn without_cgroups_all_but_cpus_is_held_and_cpus_are_refused() {
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
     assert!(server.wait().await.unwrap().success());
     let said = std::fs::read_to_string(&log).unwrap();
-    assert_eq!(said.matches("BATON_LIMITS has cpus").count(), 1, "it is said once: {said}");
+    assert_eq!(said.matches("cpus cannot be limited here").count(), 1, "it is said once: {said}");
 }
 
 /// One `POST /execute`, and all that comes back.

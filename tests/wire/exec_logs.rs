@@ -40,6 +40,9 @@ async fn no_token_code_input_or_output_is_ever_logged() {
         .with_ansi(false)
         .with_writer(log.clone())
         .finish();
+    // While there is only one subscriber, tracing asks that of the current thread, so another test would disable the
+    // spans that it reaches first.
+    let _second = tracing::Dispatch::new(tracing_subscriber::registry());
     // Everything in this test runs on its one thread.
     let _guard = tracing::subscriber::set_default(subscriber);
     let world = World::new().await;

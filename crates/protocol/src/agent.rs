@@ -174,7 +174,7 @@ pub struct ExecState {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub command: String,
     /// When it was started, in milliseconds since 1970; 0 if the agent is of an older version.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub started_ms: u64,
     /// It only waits for something to happen: it does not keep the sandbox from being idle.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -220,6 +220,10 @@ impl Range {
     pub fn nearest(&self, offset: u64) -> u64 {
         offset.min(self.to).max(self.from)
     }
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ pub enum Work {
         /// The file or directory; relative to the working directory of the exec.
         path: String,
         /// The offset to start at.
-        #[serde(default, skip_serializing_if = "is_nought")]
+        #[serde(default, skip_serializing_if = "is_zero")]
         offset: u64,
         /// The maximum number of bytes to read.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -185,7 +185,7 @@ pub enum FileKind {
     Other,
 }
 
-fn is_nought(number: &u64) -> bool {
+fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 

@@ -113,7 +113,7 @@ mod tests {
         for stored in [json!({"version": 4, "size": 7, "kind": "layer"}), json!({"version": 4, "later": []})] {
             let error = read(&stored).unwrap_err();
             assert!(matches!(error, Unreadable::Newer { found: 4, newest: 3 }), "{error:?}");
-            assert_eq!(error.to_string(), "it has version 4, and this server reads version 3 and older ones");
+            assert_eq!(error.to_string(), "it has version 4, but this server reads only versions up to 3");
         }
     }
 

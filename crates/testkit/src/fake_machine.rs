@@ -187,7 +187,7 @@ impl FakeMachine {
                     self.execs.insert(frame.exec, exec);
                     return;
                 }
-                None => "There is no such command",
+                None => "The command is empty, or an argument is not a number",
             },
             Ok(_) => "There are too many commands already",
             Err(_) => "The agent does not understand the command",
@@ -236,7 +236,11 @@ impl FakeExec {
             "sleep" => Program::Sleep { until: ran + Duration::from_secs(number(0, 1)?) },
             "fail" => Program::Ended { code: i32::try_from(number(0, 1)?).ok()? },
             "true" => Program::Ended { code: 0 },
-            _ => return None,
+            name => {
+                let text = format!("{name}: command not found\n").into_bytes();
+                stderr.push(&text, ClientPresence::Detached);
+                Program::Ended { code: 127 }
+            }
         };
         Some(Self {
             exec_id: request.exec_id.clone(),

@@ -91,7 +91,7 @@ pub async fn a_checkpoint_that_is_refused_leaves_the_command_running() {
 }
 
 pub async fn errors_have_their_types() {
-    let scene = Scene::new().await;
+    let scene = Scene::with(Options::default().persistent(false)).await;
     let (url, id, token) = (&scene.proxy.url, scene.sandbox.id().clone(), scene.sandbox.token().clone());
     let nobody = SandboxId::parse("sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab").unwrap();
     let attached = async |id, token| Sandbox::attach(url, id, token).await.map(drop).unwrap_err();
