@@ -85,15 +85,16 @@ impl Worker {
         let mut has_read = read.is_some();
         if let Some(read) = read {
             self.lease.note_read(&id, read);
-        } else if !self.lease.was_read() {
-            // The metadata may just have shown where the lock is stored.
-            has_read = self.read_first_lock().await;
+        } else if !self.lease.was_read() || self.context.clock.now() >= self.lease.due {
+            // The metadata may just have shown where the lock is stored, or the read of it took until the lock is due.
+            // A worker does not wake for what was due before it rested.
+            has_read = self.read_lock().await;
         }
         let due = self.context.clock.now() + self.lock_interval();
         self.lease.due = if has_read { due } else { due.min(self.lease.due) };
     }
 
-    async fn read_first_lock(&mut self) -> bool {
+    async fn read_lock(&mut self) -> bool {
         if self.lease.handle.is_none() {
             self.lease.handle = self.record.store_kind().and_then(|place| self.open_lock(place));
         }
