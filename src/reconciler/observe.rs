@@ -157,8 +157,9 @@ impl Worker {
         Observation { seen, inputs, observed }
     }
 
-    /// Without metadata, only our own container remains to be removed. If it is unknown whether there is metadata,
-    /// the container and the sessions wait.
+    /// Without metadata, only our own container and our entry as waiter remain to be removed: a holder that has
+    /// recreated the metadata would yield to an entry that nobody stands behind. If it is unknown whether there is
+    /// metadata, the container and the sessions wait.
     fn observe_unknown(&self, seen: ContainerView) -> Observation {
         let is_attended = self.is_attended();
         let may_exist = self.record.is_unreadable() && (is_attended || seen.container != Container::Absent);
@@ -188,7 +189,7 @@ impl Worker {
             checkpoint_requested: false,
             snapshot_requested: false,
             rootfs_missing: false,
-            registered: false,
+            registered: self.lease.is_registered(),
             waiting: false,
             declines: false,
             refused: is_refused,

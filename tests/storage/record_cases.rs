@@ -98,6 +98,18 @@ async fn a_create_whose_outcome_cannot_be_read_takes_back_what_it_wrote() {
 }
 
 #[tokio::test]
+async fn a_create_that_fails_keeps_the_lock_of_metadata_that_another_has_changed_since() {
+    let (fake, spec) = (fake_gcs().await, spec());
+    fake.add_fault(InjectedFault::new(Op::Write, FaultKind::Clip(20)).on("metadata.json").times(4));
+    fake.add_fault(InjectedFault::new(Op::Read, FaultKind::Status(503)).on("metadata.json").times(12));
+    // Between the read that finds its own record and the deletion of it another writes: the condition does not hold.
+    fake.add_fault(InjectedFault::new(Op::Delete, FaultKind::Status(412)).on("metadata.json"));
+    records(&fake).create(&spec, &me(), &lease()).await.unwrap_err();
+    assert_eq!(fake.faults_left(), [], "all of that has happened");
+    assert!(objects(&fake, &spec.sandbox_id).iter().all(Option::is_some), "metadata are never left without a lock");
+}
+
+#[tokio::test]
 async fn a_page_of_sandboxes_costs_the_names_of_those_sandboxes_and_none_is_passed_over() {
     let fake = fake_gcs().await;
     let mut ids: Vec<SandboxId> = (0..60).map(|_| clock().sandbox_id()).collect();

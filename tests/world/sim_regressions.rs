@@ -250,3 +250,52 @@ async fn an_attach_whose_metadata_cannot_be_read_at_first_is_tried_again() {
     one.stop().await;
     two.stop().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_whose_metadata_disappears_withdraws_and_the_holder_keeps_the_sandbox() {
+    let world = World::new();
+    let (one, two) = (world.instance(), world.instance());
+    let mut first = one.create(movable).await;
+    first.until_running().await;
+    let id = first.id.clone();
+    // The holder sees neither the waiter nor what happens to the metadata; that takes less time than its lease lasts.
+    one.store.cut(true);
+    let mut second = two.attach(&id).await;
+    world.after(1).await;
+    assert!(world.lock(&id).await.unwrap().waiter.is_some(), "it waits");
+    world.remove(&format!("sandboxes/{id}/metadata.json")).await;
+    second.until(|passing| is_failed(passing, "Deleted")).await;
+    drop(second);
+    world.after(1).await;
+    assert_eq!(world.lock(&id).await.unwrap().waiter, None, "no session waits any more");
+    one.store.cut(false);
+    world.after(30).await;
+    assert_eq!(one.container(&id), Container::Running, "its client keeps it");
+    assert_eq!(world.lock(&id).await.unwrap().epoch, 1);
+    assert!(one.metadata(&id).await.is_some(), "the holder has recreated it");
+    one.stop().await;
+    two.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_withdrawal_without_metadata_is_repeated_until_the_store_takes_it() {
+    let world = World::new();
+    let (one, two) = (world.instance(), world.instance());
+    let mut first = one.create(movable).await;
+    first.until_running().await;
+    let id = first.id.clone();
+    one.store.cut(true);
+    let mut second = two.attach(&id).await;
+    world.after(1).await;
+    world.remove(&format!("sandboxes/{id}/metadata.json")).await;
+    two.store.next_lock_put(Fault::Refused);
+    two.store.next_lock_put(Fault::Refused);
+    second.until(|passing| is_failed(passing, "Deleted")).await;
+    drop(second);
+    world.after(1).await;
+    assert!(world.lock(&id).await.unwrap().waiter.is_some(), "the withdrawal was refused");
+    world.after(10).await;
+    assert_eq!(world.lock(&id).await.unwrap().waiter, None);
+    one.stop().await;
+    two.stop().await;
+}

@@ -160,6 +160,7 @@ fn refuse(refusal: &ObjectRefusal) -> Reply {
         ObjectRefusal::Unimplemented => ("12", "Not implemented."),
         ObjectRefusal::Status(401) => ("16", "A fault was asked for."),
         ObjectRefusal::Status(403) => ("7", "A fault was asked for."),
+        ObjectRefusal::Status(412) => ("9", "A fault was asked for."),
         ObjectRefusal::Unavailable | ObjectRefusal::Status(_) => ("14", "Try again."),
     };
     let mut answer = framed(reply(200, Body::empty()));

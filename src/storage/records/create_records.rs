@@ -178,7 +178,7 @@ impl Records {
             .inspect_err(
                 |error| tracing::warn!(key, %error, "a failed create could not be cleaned up; the sweep will do it"),
             )
-            .is_ok()
+            .unwrap_or(false)
     }
 }
 

@@ -188,18 +188,20 @@ impl Records {
     /// Erases metadata that was restored over a tombstone, if it still has the version `seen`.
     pub async fn erase_metadata(&self, id: &SandboxId, seen: &Version) -> Result<()> {
         let (_, metadata) = self.stores(StoreKind::Durable)?;
-        self.delete_seen(metadata, &metadata_key(id), seen).await
+        self.delete_seen(metadata, &metadata_key(id), seen).await.map(drop)
     }
 
     /// Erases a tombstone, the last object of a sandbox, if it still has the version `seen`.
     pub async fn forget(&self, id: &SandboxId, seen: &Version) -> Result<()> {
         let (locks, _) = self.stores(StoreKind::Durable)?;
-        self.delete_seen(locks, &lock_key(id), seen).await
+        self.delete_seen(locks, &lock_key(id), seen).await.map(drop)
     }
 
-    pub(super) async fn delete_seen(&self, store: &Arc<dyn Store>, key: &str, seen: &Version) -> Result<()> {
+    /// Deletes an object that still has the version `seen`. Returns whether it is gone: one that was written since stays.
+    pub(super) async fn delete_seen(&self, store: &Arc<dyn Store>, key: &str, seen: &Version) -> Result<bool> {
         match self.clock.timeout(self.times.call, store.delete(key, Precondition::Is(seen.clone()))).await {
-            Ok(Ok(()) | Err(store::Error::NotFound(_) | store::Error::Conflict(_))) => Ok(()),
+            Ok(Ok(()) | Err(store::Error::NotFound(_))) => Ok(true),
+            Ok(Err(store::Error::Conflict(_))) => Ok(false),
             Ok(Err(error)) => Err(error.into()),
             Err(elapsed) => Err(unanswered(key, elapsed).into()),
         }

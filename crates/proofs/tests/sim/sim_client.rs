@@ -150,6 +150,7 @@ async fn ask_one(world: Arc<World>, process: Arc<SimProcess>, id: SandboxId, end
     let bus = &process.tools.bus;
     let lock = oracle.lock(&id);
     let found = world.shared.bucket.get(&Object::Metadata(&id).key());
+    let was_gone_before = found.is_none();
     let spec = found.and_then(|bytes| records::parse(&id, &bytes).ok()).map(|metadata| metadata.spec);
     let movable = spec.as_ref().is_some_and(|spec| spec.enable_sandbox_handoff);
     // With little room the newcomer might find none.
@@ -181,8 +182,8 @@ async fn ask_one(world: Arc<World>, process: Arc<SimProcess>, id: SandboxId, end
     });
     let got = got.await.unwrap_or(Answer::None);
     oracle.note(format!("the last client got {got:?}"));
-    // A holder makes it anew, and the sandbox runs on where it is.
-    let was_gone = world.shared.bucket.get(&Object::Metadata(&id).key()).is_none();
+    // A holder makes it anew, and the sandbox runs on where it is: perhaps while the answer is under way.
+    let was_gone = was_gone_before || world.shared.bucket.get(&Object::Metadata(&id).key()).is_none();
     if got == Answer::NotFound {
         drop(attached);
         for at in 0..MACHINES {
