@@ -285,6 +285,15 @@ mod tests {
             FrameKind::Restored,
             FrameKind::Forked,
             FrameKind::Relieve,
+            FrameKind::Network,
+            FrameKind::Resolved,
+            FrameKind::Connect,
+            FrameKind::Connected,
+            FrameKind::ConnectionInput,
+            FrameKind::ConnectionInputEof,
+            FrameKind::ConnectionCredit,
+            FrameKind::ConnectionReset,
+            FrameKind::ListPorts,
         ];
         assert_eq!(refused.iter().filter(|kind| !kind.is_from_agent()).copied().collect::<Vec<_>>(), own);
         assert!(FrameKind::ALL.into_iter().filter(|kind| kind.is_from_agent()).all(|kind| refused.contains(&kind)));

@@ -168,6 +168,14 @@ impl FrameReader {
                 self.pass(frame).await;
             }
             FrameKind::Eof | FrameKind::Pong | FrameKind::StdinAck => self.pass(frame).await,
+            FrameKind::Resolve
+            | FrameKind::Dial
+            | FrameKind::Accepted
+            | FrameKind::ConnectionOutput
+            | FrameKind::ConnectionOutputEof
+            | FrameKind::ConnectionInputCredit
+            | FrameKind::ConnectionClosed
+            | FrameKind::Ports => {}
             FrameKind::Assign
             | FrameKind::Exec
             | FrameKind::Stdin
@@ -184,7 +192,16 @@ impl FrameReader {
             | FrameKind::Restored
             | FrameKind::Forked
             | FrameKind::Ping
-            | FrameKind::Relieve => return Err("the agent sent a frame that is not its to send"),
+            | FrameKind::Relieve
+            | FrameKind::Network
+            | FrameKind::Resolved
+            | FrameKind::Connect
+            | FrameKind::Connected
+            | FrameKind::ConnectionInput
+            | FrameKind::ConnectionInputEof
+            | FrameKind::ConnectionCredit
+            | FrameKind::ConnectionReset
+            | FrameKind::ListPorts => return Err("the agent sent a frame that is not its to send"),
         }
         Ok(())
     }

@@ -131,7 +131,24 @@ impl Agent {
             | FrameKind::Pong
             | FrameKind::Log
             | FrameKind::StdinAck
-            | FrameKind::Execs => self.outbox.log(&format!("{:?} is not for the agent", frame.kind)),
+            | FrameKind::Execs
+            | FrameKind::Network
+            | FrameKind::Resolved
+            | FrameKind::Connect
+            | FrameKind::Connected
+            | FrameKind::ConnectionInput
+            | FrameKind::ConnectionInputEof
+            | FrameKind::ConnectionCredit
+            | FrameKind::ConnectionReset
+            | FrameKind::ListPorts
+            | FrameKind::Resolve
+            | FrameKind::Dial
+            | FrameKind::Accepted
+            | FrameKind::ConnectionOutput
+            | FrameKind::ConnectionOutputEof
+            | FrameKind::ConnectionInputCredit
+            | FrameKind::ConnectionClosed
+            | FrameKind::Ports => self.outbox.log(&format!("{:?} is not for the agent", frame.kind)),
         }
     }
 

@@ -14,6 +14,16 @@ pub const RING_ATTACHED: u64 = 4 << 20;
 pub const RING_DETACHED: u64 = 8 << 20;
 /// How many ended commands are remembered although their exit status was not acknowledged.
 pub const KEPT_EXITS: usize = 100;
+/// The maximum number of connections of a sandbox at once, to and from programs inside.
+pub const MAX_CONNECTIONS: usize = 2048;
+/// Connections that the server opens to ports inside have numbers with this bit; those of programs do not.
+pub const PORT_CONNECTION: u32 = 1 << 31;
+/// The number of connection bytes in a frame never exceeds this: other frames must not wait long.
+pub const MAX_CONNECTION_PAYLOAD: usize = 64 << 10;
+/// The longest name in a query.
+pub const MAX_NAME: usize = 253;
+/// How many listening ports are reported.
+pub const MAX_PORTS: usize = 256;
 /// How many bytes of a command line are remembered, for lists of commands.
 pub const SHOWN_COMMAND: usize = 120;
 
@@ -47,6 +57,48 @@ pub struct Relieve {
     pub used: u64,
     /// The explanation for the client whose command is ended.
     pub why: String,
+}
+
+/// `Network`: whether programs may reach out of the sandbox. What exactly they may reach is the server's to decide.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetworkAccess {
+    /// Connections to any address are taken by the agent, and it answers name queries.
+    #[serde(default)]
+    pub egress: bool,
+}
+
+/// `Resolved`: what became of a name query.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "outcome")]
+pub enum Resolved {
+    /// The name exists and may be reached, at least at some port: the agent makes up an address for it.
+    Found {},
+    /// The policy forbids every connection to it. Programs are told that the name does not exist.
+    Denied {},
+    /// The name does not exist.
+    Missing {},
+    /// The server could not find out. Programs may ask again.
+    Failed {},
+}
+
+/// `Dial`: where a program wants to connect to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Dial {
+    /// The name, if the program connected to an address that the agent made up for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The address that the program connected to; it means nothing if there is a name.
+    pub address: core::net::Ipv4Addr,
+    /// The TCP port.
+    pub port: u16,
+}
+
+/// `Ports`: the TCP ports on which programs inside listen, on any address, in ascending order.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListeningPorts {
+    /// At most [`MAX_PORTS`] of them.
+    #[serde(default)]
+    pub ports: Vec<u16>,
 }
 
 /// `Exec`: one command.

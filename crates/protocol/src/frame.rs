@@ -61,6 +61,24 @@ pub enum FrameKind {
     Ping = 16,
     /// The sandbox exceeds a limit: end the largest consumer ([`crate::agent::Relieve`]).
     Relieve = 17,
+    /// Whether programs may reach out ([`crate::agent::NetworkAccess`]). Without it the sandbox has only its loopback.
+    Network = 18,
+    /// The answer to the `Resolve` of the query `exec` ([`crate::agent::Resolved`]).
+    Resolved = 19,
+    /// Opens the connection `exec` to port `offset` inside the sandbox. Such numbers have their highest bit set.
+    Connect = 20,
+    /// The connection `exec`, which a program opened, is established; the agent may send it up to `offset`.
+    Connected = 21,
+    /// Bytes for the sandbox's end of the connection `exec`, starting at `offset`.
+    ConnectionInput = 22,
+    /// No more bytes come for the sandbox's end of the connection; `offset` is their number.
+    ConnectionInputEof = 23,
+    /// The agent may send the connection's bytes up to `offset`.
+    ConnectionCredit = 24,
+    /// The connection is over: the agent resets its end at once and answers nothing.
+    ConnectionReset = 25,
+    /// Answered by `Ports`.
+    ListPorts = 26,
 
     // From the agent.
     /// The agent is up ([`crate::agent::Hello`]).
@@ -83,11 +101,27 @@ pub enum FrameKind {
     StdinAck = 72,
     /// The answer to `List` ([`crate::agent::AgentState`]).
     Execs = 73,
+    /// A program asks for the name in the payload; `exec` is the number of the query. Answered by `Resolved`.
+    Resolve = 74,
+    /// A program opened the connection `exec` ([`crate::agent::Dial`]); the server may send it up to `offset`.
+    Dial = 75,
+    /// The connection `exec` to a port inside is established; the server may send it up to `offset`.
+    Accepted = 76,
+    /// Bytes that a program wrote to the connection `exec`, starting at `offset`.
+    ConnectionOutput = 77,
+    /// The program writes no more bytes to the connection; `offset` is their number.
+    ConnectionOutputEof = 78,
+    /// The server may send the connection's bytes up to `offset`.
+    ConnectionInputCredit = 79,
+    /// The connection is over: its program reset it, or nothing listens on the port. The server answers nothing.
+    ConnectionClosed = 80,
+    /// The answer to `ListPorts`, with the same sequence ([`crate::agent::ListeningPorts`]).
+    Ports = 81,
 }
 
 impl FrameKind {
     /// Every kind, in order of its number.
-    pub const ALL: [FrameKind; 27] = [
+    pub const ALL: [FrameKind; 44] = [
         FrameKind::Assign,
         FrameKind::Exec,
         FrameKind::Stdin,
@@ -105,6 +139,15 @@ impl FrameKind {
         FrameKind::Forked,
         FrameKind::Ping,
         FrameKind::Relieve,
+        FrameKind::Network,
+        FrameKind::Resolved,
+        FrameKind::Connect,
+        FrameKind::Connected,
+        FrameKind::ConnectionInput,
+        FrameKind::ConnectionInputEof,
+        FrameKind::ConnectionCredit,
+        FrameKind::ConnectionReset,
+        FrameKind::ListPorts,
         FrameKind::Hello,
         FrameKind::Started,
         FrameKind::Data,
@@ -115,6 +158,14 @@ impl FrameKind {
         FrameKind::Log,
         FrameKind::StdinAck,
         FrameKind::Execs,
+        FrameKind::Resolve,
+        FrameKind::Dial,
+        FrameKind::Accepted,
+        FrameKind::ConnectionOutput,
+        FrameKind::ConnectionOutputEof,
+        FrameKind::ConnectionInputCredit,
+        FrameKind::ConnectionClosed,
+        FrameKind::Ports,
     ];
 
     /// Returns `None` for a number that this version does not know.
@@ -125,6 +176,11 @@ impl FrameKind {
     /// Whether the agent sends frames of this kind, rather than receives them.
     pub fn is_from_agent(self) -> bool {
         self as u8 >= 64
+    }
+
+    /// Whether frames of this kind belong to the network of the sandbox, rather than to its commands.
+    pub fn is_of_network(self) -> bool {
+        (18..=26).contains(&(self as u8)) || (74..=81).contains(&(self as u8))
     }
 }
 
@@ -161,7 +217,7 @@ pub struct Frame {
     pub kind: FrameKind,
     /// The stream that the frame refers to.
     pub stream: Stream,
-    /// The number of the command; 0 if the frame refers to none.
+    /// The number of the command or, in frames of the network, of the connection or query; 0 if the frame refers to none.
     pub exec: u32,
     /// Mostly an offset in `stream`; [`FrameKind`] lists the exceptions.
     pub offset: u64,
@@ -320,7 +376,8 @@ impl Decoder {
     pub fn take_long(&mut self) -> Option<Long> {
         let header = *self.pending().first_chunk::<HEADER>()?;
         let length = u32::from_le_bytes([header[0], header[1], header[2], header[3]]) as usize;
-        if header[5] != FrameKind::Data as u8 || !(LONG_PAYLOAD..=MAX_PAYLOAD).contains(&length) {
+        let is_data = [FrameKind::Data as u8, FrameKind::ConnectionOutput as u8].contains(&header[5]);
+        if !is_data || !(LONG_PAYLOAD..=MAX_PAYLOAD).contains(&length) {
             return None;
         }
         // With capacity for the header under which it is forwarded.

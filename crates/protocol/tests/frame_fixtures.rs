@@ -3,7 +3,10 @@
 #![allow(clippy::unwrap_used)]
 
 use baton_protocol::{
-    agent::{AgentExec, AgentState, Assign, Exit, Hello, Relieve, Restored, Resync},
+    agent::{
+        AgentExec, AgentState, Assign, Dial, Exit, Hello, ListeningPorts, NetworkAccess, Relieve, Resolved, Restored,
+        Resync,
+    },
     frame::{Broken, Decoder, Frame, FrameKind, HEADER, MAX_PAYLOAD, Stream},
 };
 use proptest::prelude::*;
@@ -80,6 +83,10 @@ fn every_payload_of_json_is_read_and_written_without_loss() {
     reads_and_writes::<Exit>(FrameKind::Exit);
     reads_and_writes::<AgentState>(FrameKind::ResyncAck);
     reads_and_writes::<AgentState>(FrameKind::Execs);
+    reads_and_writes::<NetworkAccess>(FrameKind::Network);
+    reads_and_writes::<Resolved>(FrameKind::Resolved);
+    reads_and_writes::<Dial>(FrameKind::Dial);
+    reads_and_writes::<ListeningPorts>(FrameKind::Ports);
 }
 
 #[test]

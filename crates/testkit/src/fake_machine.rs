@@ -141,6 +141,23 @@ impl FakeMachine {
             | FrameKind::Restored
             | FrameKind::Forked
             | FrameKind::Relieve
+            | FrameKind::Network
+            | FrameKind::Resolved
+            | FrameKind::Connect
+            | FrameKind::Connected
+            | FrameKind::ConnectionInput
+            | FrameKind::ConnectionInputEof
+            | FrameKind::ConnectionCredit
+            | FrameKind::ConnectionReset
+            | FrameKind::ListPorts
+            | FrameKind::Resolve
+            | FrameKind::Dial
+            | FrameKind::Accepted
+            | FrameKind::ConnectionOutput
+            | FrameKind::ConnectionOutputEof
+            | FrameKind::ConnectionInputCredit
+            | FrameKind::ConnectionClosed
+            | FrameKind::Ports
             | FrameKind::Hello
             | FrameKind::Started
             | FrameKind::Data

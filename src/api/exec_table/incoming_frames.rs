@@ -47,6 +47,23 @@ impl ExecTable {
             | FrameKind::Forked
             | FrameKind::Ping
             | FrameKind::Relieve
+            | FrameKind::Network
+            | FrameKind::Resolved
+            | FrameKind::Connect
+            | FrameKind::Connected
+            | FrameKind::ConnectionInput
+            | FrameKind::ConnectionInputEof
+            | FrameKind::ConnectionCredit
+            | FrameKind::ConnectionReset
+            | FrameKind::ListPorts
+            | FrameKind::Resolve
+            | FrameKind::Dial
+            | FrameKind::Accepted
+            | FrameKind::ConnectionOutput
+            | FrameKind::ConnectionOutputEof
+            | FrameKind::ConnectionInputCredit
+            | FrameKind::ConnectionClosed
+            | FrameKind::Ports
             | FrameKind::Hello
             | FrameKind::ResyncAck
             | FrameKind::Pong
