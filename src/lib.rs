@@ -21,6 +21,7 @@ pub mod fair_watch;
 pub mod guard;
 pub mod ipc;
 pub mod metrics;
+pub mod network;
 pub mod reconciler;
 pub mod runtime;
 pub mod storage;
