@@ -110,6 +110,21 @@ pub enum ExecEnd {
     NotStarted,
 }
 
+/// How a connection of a sandbox to the outside ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
+pub enum ConnectionEnd {
+    /// By its program or its peer.
+    Closed,
+    /// The policy does not allow it, or the name.
+    Denied,
+    /// It could not be established.
+    Failed,
+    /// A limit of the sandbox ended it.
+    Limited,
+    Broken,
+}
+
 /// Why a new sandbox did not use a warm container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
@@ -161,6 +176,11 @@ struct Finished {
     outcome: Word,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Judged {
+    verdict: Word,
+}
+
 /// Covers a short store call as well as a checkpoint of many gigabytes.
 const SECONDS: [f64; 16] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
@@ -191,6 +211,10 @@ struct Inner {
     execs_ended: Family<Finished, Counter>,
     /// Resolved once, so that a frame costs an addition and no lookup.
     pipes: [Counter; 3],
+    connections_ended: Family<Judged, Counter>,
+    connections_open: Gauge,
+    /// Resolved once, as `pipes`.
+    connection_bytes: [Counter; 2],
 }
 
 /// The metrics of one process. Clones share them.
@@ -251,6 +275,16 @@ impl Default for Metrics {
         registry.register_with_unit("exec", "Bytes to and from commands", Unit::Bytes, exec_bytes.clone());
         let pipe = |pipe: ExecPipe| exec_bytes.get_or_create(&Streamed { stream: Word::of(&pipe) }).clone();
         let pipes = [pipe(ExecPipe::Stdin), pipe(ExecPipe::Stdout), pipe(ExecPipe::Stderr)];
+        let connections_ended = Family::default();
+        let help = "Connections of sandboxes to the outside that ended, and names that were refused";
+        registry.register("egress_connections", help, connections_ended.clone());
+        let connections_open = Gauge::default();
+        registry.register("egress_open", "Open connections of sandboxes to the outside", connections_open.clone());
+        let egress_bytes = Family::<Directed, Counter>::default();
+        let help = "Bytes of connections of sandboxes to the outside";
+        registry.register_with_unit("egress", help, Unit::Bytes, egress_bytes.clone());
+        let way = |way: Direction| egress_bytes.get_or_create(&Directed { direction: Word::of(&way) }).clone();
+        let connection_bytes = [way(Direction::In), way(Direction::Out)];
         Self(Arc::new(Inner {
             registry,
             sandboxes,
@@ -269,6 +303,9 @@ impl Default for Metrics {
             execs_started,
             execs_ended,
             pipes,
+            connections_ended,
+            connections_open,
+            connection_bytes,
         }))
     }
 }
@@ -334,6 +371,22 @@ impl Metrics {
 
     pub fn exec_ended(&self, how: ExecEnd) {
         self.0.execs_ended.get_or_create(&Finished { outcome: Word::of(&how) }).inc();
+    }
+
+    pub fn connection_opened(&self) {
+        self.0.connections_open.inc();
+    }
+
+    pub fn connection_closed(&self) {
+        self.0.connections_open.dec();
+    }
+
+    pub fn connection_ended(&self, how: ConnectionEnd) {
+        self.0.connections_ended.get_or_create(&Judged { verdict: Word::of(&how) }).inc();
+    }
+
+    pub fn connection_moved(&self, way: Direction, bytes: usize) {
+        self.0.connection_bytes[way as usize].inc_by(bytes as u64);
     }
 
     pub fn exec_moved(&self, pipe: ExecPipe, bytes: usize) {

@@ -88,6 +88,7 @@ pub fn without_details(event: &Event, dialect: Dialect) -> Vec<Event> {
         | Event::StdinAck { .. }
         | Event::OutputRewound { .. }
         | Event::Forked { .. }
+        | Event::EgressDenied { .. }
         | Event::IdleTimeout { .. } => {
             vec![]
         }

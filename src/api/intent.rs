@@ -9,10 +9,11 @@ use baton_protocol::{
     lock::Claim,
     metadata::{self, Claimed, DesiredState, PlainWords, Spec},
     request::{Idle, Persistence, Refusal, SandboxConfig},
+    sandbox_network::Egress,
 };
 
 use super::dialect::Dialect;
-use crate::config::Quota;
+use crate::config::{Quota, variables::EGRESS_MAX};
 
 pub const NO_CHECKPOINT: &str = "Checkpointing is not enabled on the server.";
 pub const NO_HANDOFF: &str = "Sandbox handoff requires checkpointing to be enabled.";
@@ -26,7 +27,7 @@ const NO_CPUS: &str = "`limits.cpus` cannot be kept here: this machine lets no c
 const LIMITED_ALREADY: &str = "`limits` cannot be chosen: a copy has those of the checkpoint it begins from.";
 const COPY_IS_PERSISTENT: &str = "`persistent` cannot be false: a copy is stored beside the checkpoint it begins from.";
 const TWO_ORIGINS: &str = "A sandbox begins from a checkpoint or from a filesystem snapshot, not from both.";
-const TOO_LARGE: &str = "The config is too large: labels, env and cwd share 32 KiB.";
+const TOO_LARGE: &str = "The config is too large: labels, env, cwd and network share 32 KiB.";
 const LABELS_TOO_LARGE: &str = "`labels` may have 64 entries, with names of 256 bytes and values of 1 KiB.";
 const ENV_TOO_LARGE: &str = "`env` may have 512 variables, with names of 256 bytes.";
 const MOST_LABELS: usize = 64;
@@ -53,6 +54,8 @@ pub struct Defaults<'a> {
     pub limits: &'a Bounds,
     /// The most the tenant may ask for.
     pub quota: Quota,
+    /// The most that it may reach.
+    pub egress_max: &'a Egress,
 }
 
 /// Fills in the spec from the client's config.
@@ -89,6 +92,14 @@ pub fn create(
         Ok(limits) => limits,
         Err(sentence) => return refuse(&sentence),
     };
+    if let Some(egress) = &config.network.egress
+        && let Some(beyond) = egress.beyond(defaults.egress_max)
+    {
+        return refuse(&format!(
+            "`network.egress` asks for {beyond}, and this server allows sandboxes {} ({EGRESS_MAX}).",
+            allowed(defaults.egress_max)
+        ));
+    }
     if config.from_checkpoint.is_some() && !can.checkpoint {
         return refuse(NO_CHECKPOINT);
     }
@@ -107,7 +118,9 @@ pub fn create(
     let size = |map: &BTreeMap<String, String>| -> usize {
         map.iter().map(|(name, value)| name.len() + value.len() + 8).sum()
     };
-    if size(&config.labels) + size(&config.env) + config.cwd.as_ref().map_or(0, String::len) > MOST_BYTES {
+    let destinations = config.network.egress.as_ref().map_or(0, |egress| egress.to_string().len());
+    if size(&config.labels) + size(&config.env) + config.cwd.as_ref().map_or(0, String::len) + destinations > MOST_BYTES
+    {
         return refuse(TOO_LARGE);
     }
     spec.idle_timeout = match idle_seconds(config.idle_timeout, defaults.idle, &defaults.quota) {
@@ -127,9 +140,17 @@ pub fn create(
     spec.labels.clone_from(&config.labels);
     spec.env.clone_from(&config.env);
     spec.cwd.clone_from(&config.cwd);
+    spec.network.clone_from(&config.network);
     spec.ttl = config.ttl.map(whole_seconds);
     spec.on_incompatible = config.on_incompatible;
     Ok(spec)
+}
+
+fn allowed(egress: &Egress) -> String {
+    match egress {
+        Egress::None => "no connections".to_owned(),
+        Egress::Any | Egress::List(_) => format!("only {egress}"),
+    }
 }
 
 /// The limits of the sandbox. A copy gets those of its source, which are part of the checkpoint.
@@ -285,7 +306,7 @@ mod tests {
             config,
             Dialect::Documents,
             can,
-            Defaults { idle, limits: &Bounds::default(), quota: Quota::default() },
+            Defaults { idle, limits: &Bounds::default(), quota: Quota::default(), egress_max: &Egress::Any },
         )
     }
 
@@ -363,7 +384,12 @@ mod tests {
                     enable_idle_timeout_auto_checkpoint: auto,
                     ..SandboxConfig::default()
                 };
-                let defaults = Defaults { idle: None, limits: &Bounds::default(), quota: Quota::default() };
+                let defaults = Defaults {
+                    idle: None,
+                    limits: &Bounds::default(),
+                    quota: Quota::default(),
+                    egress_max: &Egress::Any,
+                };
                 let spec = super::create(spec(), &config, dialect, ALL, defaults).unwrap();
                 let implied = dialect != Dialect::Predecessor;
                 assert_eq!(spec.enable_sandbox_handoff, handoff.unwrap_or(implied), "{dialect:?}");
@@ -378,7 +404,8 @@ mod tests {
     #[test]
     fn persistent_sets_all_three_flags_where_the_server_can_and_an_explicit_flag_wins() {
         let flags = |config: &SandboxConfig, dialect, can| {
-            let defaults = Defaults { idle: None, limits: &Bounds::default(), quota: Quota::default() };
+            let defaults =
+                Defaults { idle: None, limits: &Bounds::default(), quota: Quota::default(), egress_max: &Egress::Any };
             let created = super::create(spec(), config, dialect, can, defaults);
             created
                 .map(|spec| {
@@ -420,7 +447,7 @@ mod tests {
         let quota = Quota { idle: Some(Duration::from_secs(60)), ..Quota::default() };
         let idle = |idle_timeout| {
             let config = SandboxConfig { idle_timeout, ..SandboxConfig::default() };
-            let defaults = Defaults { idle: Some(300), limits: &Bounds::default(), quota };
+            let defaults = Defaults { idle: Some(300), limits: &Bounds::default(), quota, egress_max: &Egress::Any };
             super::create(spec(), &config, Dialect::Documents, NONE, defaults).map(|spec| spec.idle_timeout)
         };
         assert_eq!(idle(None).unwrap(), Some(60));
@@ -442,7 +469,7 @@ mod tests {
                 &config,
                 Dialect::Documents,
                 can,
-                Defaults { idle: None, limits: &bounds, quota: Quota::default() },
+                Defaults { idle: None, limits: &bounds, quota: Quota::default(), egress_max: &Egress::Any },
             );
             created.map(|spec| serde_json::to_value(spec.limits).unwrap()).map_err(|refusal| refusal.message)
         };

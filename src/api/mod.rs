@@ -50,6 +50,7 @@ use baton_protocol::{
     limits::{Bounds, Limits},
     metadata::PlainWords,
     request::SandboxConfig,
+    sandbox_network::Egress,
 };
 use serde::Deserialize;
 use serde_json::json;
@@ -94,6 +95,8 @@ pub struct ApiSettings {
     pub connections: listener::ListenerLimits,
     /// Memory for messages that clients are still sending, shared by all clients, in bytes.
     pub inbound_memory: u64,
+    /// The most that a client may allow its sandbox to reach.
+    pub egress_max: Egress,
     /// The words for plain clients whose sandbox does not set others.
     pub plain: PlainWords,
     /// Knowing the id is enough to attach; a wrong token is still refused.
@@ -168,7 +171,12 @@ impl Api {
 
     fn defaults(&self, tenant: Option<&Tenant>) -> Defaults<'_> {
         let quota = self.settings.quotas.of(tenant);
-        Defaults { idle: self.settings.idle_timeout, limits: &self.settings.limits, quota }
+        Defaults {
+            idle: self.settings.idle_timeout,
+            limits: &self.settings.limits,
+            quota,
+            egress_max: &self.settings.egress_max,
+        }
     }
 
     fn is_draining(&self) -> bool {

@@ -184,6 +184,11 @@ impl StatusMachine {
                 self.when_open(was && self.dialect.is_v1(), Status::Running)
             }
             LifecycleEvent::LeaseLost { message } => self.lose(message),
+            LifecycleEvent::EgressDenied { host, port, why } => {
+                let (host, reason) = (host.clone(), why.clone());
+                let is_told = self.stage == OpenStage::Open && self.dialect.is_v1();
+                stay(if is_told { vec![Event::EgressDenied { host, port: *port, reason }] } else { vec![] })
+            }
             LifecycleEvent::Answered => StatusReply { events: vec![], reaction: Reaction::PollAnswers },
             LifecycleEvent::Progress { what, done, total } => self.progress(what, *done, *total),
         }

@@ -100,6 +100,13 @@ pub enum LifecycleEvent {
     LeaseLost {
         message: String,
     },
+    /// The network policy does not allow a connection of the sandbox, or a name.
+    EgressDenied {
+        host: String,
+        /// `None`: a program only asked for the name.
+        port: Option<u16>,
+        why: String,
+    },
     /// Requests were answered in the metadata.
     Answered,
     /// Progress of a long action, in bytes; `total` is 0 if it is unknown.

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use super::{admin, descriptors, runtime_paths::Pieces, termination::Termination};
 use crate::{
     api::{self, Api, hosts::Hosts, listener},
-    bus::Bus,
+    bus::{Bus, LifecycleEvent},
     clock::{SharedClock, SystemClock},
     config::{
         Config, LeaseTimes,
@@ -19,6 +19,7 @@ use crate::{
     fair_watch::FairWatch,
     ipc::IpcHello,
     metrics::Metrics,
+    network::{Denials, DeniedConnection, DeniedConnections, NameResolver, NetworkContext},
     reconciler::{self, AllowedRuntimes, BaseUpload, Housekeeping, ReconcilerContext, desired::Drain},
     runtime::{
         Containers, Lifecycle, RuntimeSettings, STAGING, Shares, WarmSettings, archive::ArchiveLimits, predecessor,
@@ -84,6 +85,7 @@ pub async fn serve(config: Config) -> Result<()> {
 
 /// The half of an instance that runs sandboxes: its reconciler.
 pub(super) struct ReconcilerHalf {
+    denied: tokio::sync::Mutex<DeniedConnections>,
     pub containers: Arc<Containers>,
     pub tools: Arc<ReconcilerContext>,
     /// Holds the records that end with this instance.
@@ -93,7 +95,9 @@ pub(super) struct ReconcilerHalf {
 impl ReconcilerHalf {
     pub async fn open(config: &Config, clock: &SharedClock, metrics: &Metrics) -> Result<Self> {
         let pieces = Pieces::find(config)?;
-        let containers = Arc::new(Containers::open(settings(config, &pieces, metrics)?, clock.clone()).await?);
+        let (network, denied) = network(config, clock, metrics);
+        let settings = settings(config, &pieces, network, metrics)?;
+        let containers = Arc::new(Containers::open(settings, clock.clone()).await?);
         say_what_is_held(config, &containers);
         let who = Identity { me: clock.instance_id(), predecessor: predecessor(&config.state_dir) };
         sign(&config.state_dir, &who.me)
@@ -113,6 +117,7 @@ impl ReconcilerHalf {
             checkpoints,
             snapshots,
             quotas: config.quotas.clone(),
+            egress: config.egress.default.clone(),
             archive_size: config.archive_size,
             base_upload: BaseUpload::new(config.store_runtime),
             runtimes: AllowedRuntimes::new(config.runtimes.clone()),
@@ -129,7 +134,7 @@ impl ReconcilerHalf {
             metrics: metrics.clone(),
             traces,
         });
-        Ok(Self { containers, tools, memory })
+        Ok(Self { denied: denied.into(), containers, tools, memory })
     }
 
     pub fn instance(&self) -> &InstanceId {
@@ -160,7 +165,17 @@ impl ReconcilerHalf {
         };
         tokio::select! {
             () = reconciler::run(self.tools.clone(), stop.clone()) => {}
+            () = self.announce_denials() => {}
             () = end => stop.cancel(),
+        }
+    }
+
+    /// Tells sessions which connections were refused. Never returns.
+    async fn announce_denials(&self) {
+        let mut denied = self.denied.lock().await;
+        loop {
+            let DeniedConnection { sandbox, host, port, why } = denied.next().await;
+            self.tools.bus.post(&sandbox, LifecycleEvent::EgressDenied { host, port, why: why.to_owned() });
         }
     }
 }
@@ -217,7 +232,25 @@ pub(super) fn records(stores: Stores, memory: Arc<dyn Store>, clock: &SharedCloc
     }
 }
 
-fn settings(config: &Config, pieces: &Pieces, metrics: &Metrics) -> Result<RuntimeSettings> {
+/// What the connections of all sandboxes share, and where refused ones are announced.
+fn network(config: &Config, clock: &SharedClock, metrics: &Metrics) -> (Arc<NetworkContext>, DeniedConnections) {
+    let (denials, denied) = Denials::new(clock.clone());
+    let context = NetworkContext {
+        clock: clock.clone(),
+        metrics: metrics.clone(),
+        settings: config.egress.clone(),
+        resolver: NameResolver::of_machine(),
+        denials,
+    };
+    (Arc::new(context), denied)
+}
+
+fn settings(
+    config: &Config,
+    pieces: &Pieces,
+    network: Arc<NetworkContext>,
+    metrics: &Metrics,
+) -> Result<RuntimeSettings> {
     Ok(RuntimeSettings {
         exe: std::env::current_exe().context("the path of this executable is unknown")?,
         runsc: pieces.runsc.clone(),
@@ -237,6 +270,7 @@ fn settings(config: &Config, pieces: &Pieces, metrics: &Metrics) -> Result<Runti
         confirm: config.lease.confirm,
         cpu_features: (!config.cpu_features.is_empty()).then(|| config.cpu_features.clone()),
         warm: WarmSettings { count: config.warm, room: config.max_sandboxes, limits: config.limits.default.clone() },
+        network,
         metrics: metrics.clone(),
     })
 }
@@ -262,6 +296,7 @@ pub(super) fn api_settings(
         cgroups: half.cgroups.clone(),
         connections: connections(config),
         inbound_memory: config.connections.inbound_memory,
+        egress_max: config.egress.ceiling.clone(),
         api_keys: config.api_keys.clone(),
         quotas: config.quotas.clone(),
         admin_key: config.admin_key.as_ref().map(|key| key.reveal().clone()),

@@ -17,6 +17,7 @@ use crate::telemetry::Redacted;
 
 mod connection_settings;
 mod document;
+mod egress_settings;
 mod keys;
 mod lease_times;
 mod parse;
@@ -29,6 +30,7 @@ pub mod variables;
 pub use self::lease_times::{LeaseTimes, PollIntervals};
 pub use connection_settings::ConnectionLimits;
 pub use document::document;
+pub use egress_settings::{EgressLimits, EgressSettings};
 pub use keys::{ApiKey, api_keys};
 pub use parse::Rate;
 pub use quotas::{Quota, Quotas};
@@ -86,6 +88,7 @@ pub struct Config {
     pub warm: usize,
     pub limits: Bounds,
     pub quotas: Quotas,
+    pub egress: EgressSettings,
     /// Of sandboxes whose client names none. `None` means never.
     pub idle_timeout: Option<Duration>,
     pub detach_grace: Duration,
@@ -174,6 +177,7 @@ impl Config {
             warm: from.required(WARM, parse::count_or_none)? as usize,
             limits: from.optional(LIMITS, parse::limits)?.unwrap_or_default(),
             quotas: from.optional(QUOTAS, Quotas::parse)?.unwrap_or_default(),
+            egress: EgressSettings::read(&mut from)?,
             idle_timeout: from.required(IDLE_TIMEOUT, parse::span_or_off)?,
             detach_grace: from.required(DETACH_GRACE, parse::span)?,
             drain: from.required(DRAIN, parse::span)?,

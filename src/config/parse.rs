@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 pub use baton_protocol::limits::size;
-use baton_protocol::{id::Sha256Name, limits::Bounds, metadata::PlainWords};
+use baton_protocol::{id::Sha256Name, limits::Bounds, metadata::PlainWords, sandbox_network::Egress};
 
 pub fn text(text: &str) -> Option<String> {
     Some(text.to_owned())
@@ -123,6 +123,10 @@ pub fn rate(text: &str) -> Option<Option<Rate>> {
         _ => return None,
     };
     Some(Some(Rate { count: count(times.trim())?, per }))
+}
+
+pub fn egress(text: &str) -> Option<Egress> {
+    text.parse().ok()
 }
 
 pub fn limits(text: &str) -> Option<Bounds> {

@@ -27,6 +27,9 @@ pub enum ValueKind {
     SpanOrOff,
     Rate,
     Limits,
+    Egress,
+    EgressLimits,
+    Addresses,
     Quotas,
     PlainWords,
     Requirement,
@@ -56,6 +59,11 @@ impl ValueKind {
             Self::PlainWords => "documents or predecessor",
             Self::Requirement => "required or optional",
             Self::Limits => "limits such as memory=512MiB/2GiB,cpus=1/4,pids=256 (default/ceiling)",
+            Self::Egress => "none, any, or destinations such as example.org:443,*.example.net,203.0.113.0/24:5432",
+            Self::EgressLimits => {
+                "limits such as connections=100,opens=20/s,rate=10MiB,total=off,connect=5s,idle=10m,lifetime=1h"
+            }
+            Self::Addresses => "addresses such as 10.0.0.5:5432,10.0.0.6 (no names and no networks)",
             Self::Quotas => "quotas such as sandboxes=20,snapshots=50,idle=1h;team-a:sandboxes=100",
         }
     }

@@ -82,6 +82,8 @@ impl Pair {
             limits: Default::default(),
             rootfs: None,
             runsc: None,
+            layout: Default::default(),
+            egress: Default::default(),
             forked_from: None,
             deadline: self.clock.now() + Duration::from_secs(600),
         }

@@ -1,4 +1,4 @@
-//! Connections to ports inside running sandboxes, as the API sees them.
+//! SandboxConnections to ports inside running sandboxes, as the API sees them.
 
 use std::fmt;
 

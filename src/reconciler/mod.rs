@@ -31,6 +31,7 @@ mod workers;
 
 use std::{path::PathBuf, pin::pin, sync::Arc, time::Duration};
 
+use baton_protocol::sandbox_network::Egress;
 use futures::{FutureExt, future::FusedFuture};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -67,6 +68,8 @@ pub struct ReconcilerContext {
     /// `None`: no snapshots can be stored.
     pub snapshots: Option<Snapshots>,
     pub quotas: Quotas,
+    /// Where a sandbox may connect to if its spec says nothing.
+    pub egress: Egress,
     /// Maximum size of an archive that is fetched to become a root file system.
     pub archive_size: u64,
     pub base_upload: BaseUpload,

@@ -151,7 +151,7 @@ impl Worker {
             declines: verdict == Verdict::Decline && spec.enable_sandbox_handoff,
             refused: is_refused,
             attachment: self.attachment(&inputs, lock, seen.container),
-            due: self.due(unprobed.is_some()),
+            due: self.due(unprobed.is_some(), seen),
             deferred: self.retry.deferred(now),
         };
         Observation { seen, inputs, observed }
@@ -201,12 +201,13 @@ impl Worker {
     }
 
     /// The most urgent upkeep that is due and does not back off.
-    fn due(&self, is_unprobed: bool) -> Option<Upkeep> {
+    fn due(&self, is_unprobed: bool, seen: ContainerView) -> Option<Upkeep> {
         let (now, wall) = (self.context.clock.now(), since_1970(&self.context.clock));
         let is_due = |upkeep: &Upkeep| match upkeep {
             Upkeep::Renewal => self.lease.is_renewal_due(now),
             Upkeep::Probe => is_unprobed,
             Upkeep::Expiry => self.record.is_expired(wall),
+            Upkeep::Egress => seen.container == Container::Running && self.is_egress_outdated(),
             Upkeep::MetadataMissing => self.record.fault() == Some(&MetadataFault::Missing),
             Upkeep::MetadataInvalid => {
                 matches!(self.record.fault(), Some(MetadataFault::Invalid { .. })) && !self.record.is_fault_reported()
@@ -216,6 +217,11 @@ impl Worker {
         };
         let backs_off = |upkeep: &Upkeep| *upkeep != Upkeep::Renewal && self.retry.defers(upkeep.action(), now);
         Upkeep::ALL.into_iter().find(|upkeep| is_due(upkeep) && !backs_off(upkeep))
+    }
+
+    /// The container has another network policy than the spec. One without a network has none.
+    fn is_egress_outdated(&self) -> bool {
+        self.start.layout.has_network() && self.egress().is_some_and(|egress| self.start.egress != Some(egress))
     }
 
     /// A snapshot was requested and not answered yet.

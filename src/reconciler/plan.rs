@@ -114,6 +114,8 @@ pub enum Upkeep {
     Probe,
     /// The sandbox has outlived its `ttl`.
     Expiry,
+    /// The container has another network policy than the spec.
+    Egress,
     /// The metadata has disappeared, although its deletion was not requested.
     MetadataMissing,
     /// The metadata is invalid, and its status does not say so yet.
@@ -125,10 +127,11 @@ pub enum Upkeep {
 }
 
 impl Upkeep {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Renewal,
         Self::Probe,
         Self::Expiry,
+        Self::Egress,
         Self::MetadataMissing,
         Self::MetadataInvalid,
         Self::StaleAnswers,
@@ -140,6 +143,7 @@ impl Upkeep {
             Self::Renewal => Action::Renew,
             Self::Probe => Action::Probe,
             Self::Expiry => Action::Expire,
+            Self::Egress => Action::SetEgress,
             Self::MetadataMissing => Action::RecreateMetadata,
             Self::MetadataInvalid => Action::ReportInvalid,
             Self::StaleAnswers => Action::ForgetAnswers,
@@ -231,6 +235,8 @@ pub enum Action {
     Probe,
     /// Set `deleted` in the spec.
     Expire,
+    /// Give the running container the network policy of the spec.
+    SetEgress,
     RecreateMetadata,
     /// Write to the status of invalid metadata what is wrong with it.
     ReportInvalid,

@@ -3,10 +3,14 @@
 use baton_protocol::{
     frame::Marker,
     manifest::{Rootfs, RunscBuild},
+    sandbox_network::Egress,
 };
 
 use super::actions::fetch_head::Fetching;
-use crate::{bus::StartKind, runtime::RootfsGuard};
+use crate::{
+    bus::StartKind,
+    runtime::{Layout, RootfsGuard},
+};
 
 #[derive(Debug, Default)]
 pub(super) struct StartState {
@@ -16,6 +20,10 @@ pub(super) struct StartState {
     pub(super) rootfs: Option<HeldRootfs>,
     /// The runsc it runs with, if that is not this instance's own.
     pub(super) runsc: Option<RunscBuild>,
+    /// The layout of its container; that of an older checkpoint stays.
+    pub(super) layout: Layout,
+    /// The policy that the container got last.
+    pub(super) egress: Option<Egress>,
     /// What the head needs and this instance lacks.
     pub(super) missing: Option<MissingParts>,
     /// The head's memory cannot be used here.

@@ -70,6 +70,7 @@ fn weight(action: Action) -> Weight {
         | Action::Resume
         | Action::Probe
         | Action::Expire
+        | Action::SetEgress
         | Action::RecreateMetadata
         | Action::ReportInvalid
         | Action::ForgetAnswers

@@ -2,10 +2,21 @@
 
 use std::{ffi::OsString, path::Path};
 
+use super::bundle::Layout;
+
 pub const PLATFORM: &str = "systrap";
 
 /// The flags a checkpoint depends on: it restores only where they are the same.
-pub const FLAGS: [&str; 4] = ["--platform=systrap", "--network=none", "--ignore-cgroups", "--overlay2=root:dir"];
+pub fn flags(layout: Layout) -> Vec<String> {
+    let mut flags = vec!["--platform=systrap", "--network=none", "--ignore-cgroups", "--overlay2=root:dir"];
+    if layout.has_network() {
+        flags.push(NET_RAW);
+    }
+    flags.into_iter().map(str::to_owned).collect()
+}
+
+/// Without it there are no raw sockets inside, and no table of redirect rules, whatever the capabilities.
+const NET_RAW: &str = "--net-raw";
 
 /// Not stdout, because runsc writes its own messages there.
 const STDIN: &str = "/proc/self/fd/0";
@@ -16,10 +27,12 @@ pub enum RunscCommand<'a> {
     /// `disk` is how many bytes the container may write to its files.
     Run {
         bundle: &'a Path,
+        layout: Layout,
         disk: Option<u64>,
     },
     Restore {
         bundle: &'a Path,
+        layout: Layout,
         image: &'a Path,
     },
     Checkpoint {
@@ -54,6 +67,11 @@ pub fn line(root: &Path, overlay: &Path, log: &Path, verb: RunscCommand<'_>, con
     let mut line: Vec<OsString> = vec!["--root".into(), root.into()];
     line.extend(["--platform=systrap", "--network=none", "--ignore-cgroups"].map(OsString::from));
     line.extend([overlay2, "--log".into(), log.into(), "--log-format=json".into()]);
+    if let RunscCommand::Run { layout, .. } | RunscCommand::Restore { layout, .. } = verb
+        && layout.has_network()
+    {
+        line.push(NET_RAW.into());
+    }
     let mut add = |words: &[&str]| line.extend(words.iter().map(OsString::from));
     match verb {
         RunscCommand::Run { .. } => add(&["run", "--bundle"]),
@@ -66,7 +84,9 @@ pub fn line(root: &Path, overlay: &Path, log: &Path, verb: RunscCommand<'_>, con
     }
     match verb {
         RunscCommand::Run { bundle, .. } => line.push(bundle.into()),
-        RunscCommand::Restore { bundle, image } => line.extend([bundle.into(), "--image-path".into(), image.into()]),
+        RunscCommand::Restore { bundle, image, .. } => {
+            line.extend([bundle.into(), "--image-path".into(), image.into()])
+        }
         RunscCommand::Checkpoint { image } => line.push(image.into()),
         RunscCommand::Tar | RunscCommand::Delete => {}
     }
@@ -88,9 +108,15 @@ mod tests {
         let global = "--root /s/runsc --platform=systrap --network=none --ignore-cgroups \
                       --overlay2=root:dir=/s/overlay --log /s/log --log-format=json";
         let (bundle, image) = (Path::new("/s/b"), Path::new("/s/i"));
+        let (old, new) = (Layout::Closed, Layout::Networked);
         for (verb, expected) in [
-            (RunscCommand::Run { bundle, disk: None }, "run --bundle /s/b c1"),
-            (RunscCommand::Restore { bundle, image }, "restore --bundle /s/b --image-path /s/i c1"),
+            (RunscCommand::Run { bundle, layout: old, disk: None }, "run --bundle /s/b c1"),
+            (RunscCommand::Run { bundle, layout: new, disk: None }, "--net-raw run --bundle /s/b c1"),
+            (RunscCommand::Restore { bundle, layout: old, image }, "restore --bundle /s/b --image-path /s/i c1"),
+            (
+                RunscCommand::Restore { bundle, layout: new, image },
+                "--net-raw restore --bundle /s/b --image-path /s/i c1",
+            ),
             (RunscCommand::Checkpoint { image }, "checkpoint --leave-running --compression=none --image-path /s/i c1"),
             (RunscCommand::Tar, "tar rootfs-upper --file /proc/self/fd/0 c1"),
             (RunscCommand::Delete, "delete --force c1"),
@@ -102,14 +128,14 @@ mod tests {
     #[test]
     fn the_size_of_the_disk_is_told_at_birth() {
         let bundle = Path::new("/s/b");
-        let born = text(RunscCommand::Run { bundle, disk: Some(1 << 30) });
+        let born = text(RunscCommand::Run { bundle, layout: Layout::default(), disk: Some(1 << 30) });
         assert!(born.contains(" --overlay2=root:dir=/s/overlay,size=1073741824 "), "{born}");
     }
 
     #[test]
     fn nothing_is_ever_detached() {
         let bundle = Path::new("/s/b");
-        assert!(!text(RunscCommand::Run { bundle, disk: None }).contains("detach"));
-        assert!(!text(RunscCommand::Restore { bundle, image: bundle }).contains("detach"));
+        assert!(!text(RunscCommand::Run { bundle, layout: Layout::default(), disk: None }).contains("detach"));
+        assert!(!text(RunscCommand::Restore { bundle, layout: Layout::default(), image: bundle }).contains("detach"));
     }
 }

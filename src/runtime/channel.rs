@@ -17,6 +17,7 @@ use baton_protocol::{
     id::hex,
     reason::Reason,
 };
+use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::{
     process::{ChildStdin, ChildStdout},
@@ -27,7 +28,10 @@ use super::{
     Error, FrameLink, Result, StartSpec, containers::RuntimeContext, frame_reader::FrameReader,
     frame_writer::FrameWriter, output_queue::OutputQueue,
 };
-use crate::clock::SharedClock;
+use crate::{
+    clock::SharedClock,
+    network::{self, NetworkLink},
+};
 
 /// Capacity of a link's queue of frames to the agent.
 pub const LINK_FRAMES: usize = 32;
@@ -80,6 +84,8 @@ pub struct Channel {
     hunt: watch::Sender<Option<[u8; 16]>>,
     news: watch::Receiver<AgentStatus>,
     pings: std::sync::atomic::AtomicU64,
+    /// Taken by the connections of the container.
+    network: Mutex<Option<NetworkLink>>,
 }
 
 impl Channel {
@@ -91,11 +97,13 @@ impl Channel {
         let (gate, gated) = watch::channel(true);
         let (hunt, hunted) = watch::channel(None);
         let link = Arc::new(watch::channel(None).0);
-        let reader = FrameReader::new(stdout, link.subscribe(), hunted, news, settings.metrics.clone());
-        let writer = FrameWriter::new(stdin, orders, gated, link.clone(), clock.clone(), settings);
+        let (network, network_frames, network_sink) = NetworkLink::new();
+        let reader = FrameReader::new(stdout, link.subscribe(), hunted, news, network_sink, settings.metrics.clone());
+        let writer = FrameWriter::new(stdin, orders, gated, link.clone(), network_frames, clock.clone(), settings);
         tasks.spawn(reader.run());
         tasks.spawn(writer.run());
-        Self { clock: clock.clone(), control, link, gate, hunt, news: heard, pings: 0.into() }
+        let network = Mutex::new(Some(network));
+        Self { clock: clock.clone(), control, link, gate, hunt, news: heard, pings: 0.into(), network }
     }
 
     pub fn status(&self) -> watch::Receiver<AgentStatus> {
@@ -113,6 +121,16 @@ impl Channel {
             return None;
         }
         Some(FrameLink { to_agent, from_agent, behind })
+    }
+
+    /// The frames of the network, once.
+    pub fn take_network(&self) -> Option<NetworkLink> {
+        self.network.lock().take()
+    }
+
+    /// Tells the agent whether programs may reach out. Without this they may not.
+    pub fn set_egress(&self, egress: bool) {
+        self.send(&network::access(egress));
     }
 
     /// Closes the link permanently.
@@ -135,15 +153,18 @@ impl Channel {
         self.news.borrow().broken.is_some()
     }
 
-    /// Assigns the agent to one sandbox. Returns once it has answered.
-    pub async fn assign(&self, start: &StartSpec, limit: Duration) -> Result<()> {
+    /// Assigns the agent to one sandbox, and lets its programs reach out if they may. Returns once it has answered.
+    pub async fn assign(&self, start: &StartSpec, has_egress: bool, limit: Duration) -> Result<()> {
         self.send(&assignment(start)?);
+        if has_egress {
+            self.set_egress(true);
+        }
         let _ = self.control.send(WriterCommand::Begin);
         self.wait_ready(limit).await
     }
 
     /// Resynchronizes after a restore. Repeats with a new nonce until the agent answers.
-    pub async fn resync(&self, start: &StartSpec, limit: Duration) -> Result<()> {
+    pub async fn resync(&self, start: &StartSpec, has_egress: bool, limit: Duration) -> Result<()> {
         let until = self.clock.now() + limit;
         let _ = self.control.send(WriterCommand::Begin);
         loop {
@@ -171,6 +192,10 @@ impl Channel {
             }
         };
         self.send(&with_json(kind, &agent::Restored { env })?);
+        // A restored sandbox has lost its addresses.
+        if has_egress {
+            self.set_egress(true);
+        }
         self.ping();
         Ok(())
     }

@@ -26,6 +26,7 @@ use super::{
 use crate::{
     clock::{Moment, SharedClock},
     guard::process_handle::ProcessHandle,
+    network::SandboxConnections,
 };
 
 /// The log of runsc is truncated when it grows beyond this size.
@@ -36,6 +37,8 @@ pub(super) struct Live {
     /// The container's name in runsc.
     pub name: String,
     pub channel: Arc<Channel>,
+    /// `None`: its layout is older than the network.
+    pub connections: Option<SandboxConnections>,
     pub fence: watch::Receiver<Fence>,
     /// Sentry and gofer.
     pub processes: Vec<ProcessHandle>,

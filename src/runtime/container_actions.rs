@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use baton_protocol::limits::Limits;
+use baton_protocol::{limits::Limits, sandbox_network::Egress};
 use futures::future::maybe_done;
 use tokio::{process::Child, sync::watch};
 
@@ -98,8 +98,11 @@ async fn begin(
 ) -> Result<(Live, Child)> {
     let bundle = context.settings.bundle(name);
     let disk = start.limits.disk;
-    let verb = image
-        .map_or(RunscCommand::Run { bundle: &bundle, disk }, |image| RunscCommand::Restore { bundle: &bundle, image });
+    let layout = start.layout;
+    let verb = match image {
+        None => RunscCommand::Run { bundle: &bundle, layout, disk },
+        Some(image) => RunscCommand::Restore { bundle: &bundle, layout, image },
+    };
     let what = verb.name();
     if start.limits.cpus.is_some()
         && let Err(why) = &context.cgroups
@@ -109,7 +112,7 @@ async fn begin(
     let group = launch::make_group(context, name, &start.limits)?;
     // Stored in the slot first, so that a later failure removes it.
     (*slot.group.lock()).clone_from(&group);
-    let bundled = launch::make_bundle(context, name, rootfs).await;
+    let bundled = launch::make_bundle(context, name, layout, rootfs).await;
     bundled.map_err(|error| Error::Failed { what, why: error.to_string() })?;
     let fence = context.guard.arm(name, context.settings.state_file(name), start.deadline).await?;
     extend_if_renewed(context, slot, name);
@@ -127,7 +130,7 @@ async fn begin(
         return Err(begun.discard(context, what, error).await);
     }
     context.guard.synced(name);
-    Ok(begun.into_live(context, fence, start))
+    Ok(begun.into_live(context, &slot.id, fence, start))
 }
 
 /// Returns once the agent has answered. A restored container runs before that and is limited from its first
@@ -140,12 +143,12 @@ async fn sync(
     group: Option<&Group>,
     watched: impl FnOnce(&Begun),
 ) -> Result<()> {
-    let channel = begun.channel.clone();
+    let (channel, has_egress) = (begun.channel.clone(), launch::has_egress(context, start));
     let mut answered = pin!(maybe_done(async {
         if is_restored {
-            channel.resync(start, START_TIMEOUT).await
+            channel.resync(start, has_egress, START_TIMEOUT).await
         } else {
-            channel.assign(start, START_TIMEOUT).await
+            channel.assign(start, has_egress, START_TIMEOUT).await
         }
     }));
     let found = tokio::select! {
@@ -201,7 +204,7 @@ async fn take_warm(
         let fence = context.guard.arm_warm(&name, start.deadline).await?;
         extend_if_renewed(context, slot, &name);
         apply_limits(context, slot, &begun, group.as_ref(), &fence, &start.limits);
-        begun.channel.assign(start, pool::OFFER_TIMEOUT).await?;
+        begun.channel.assign(start, launch::has_egress(context, start), pool::OFFER_TIMEOUT).await?;
         throttle(group.as_ref(), "create")?;
         Ok(fence)
     };
@@ -210,7 +213,7 @@ async fn take_warm(
     match taken {
         Ok(fence) => {
             context.guard.synced(&name);
-            Some(begun.into_live(context, fence, start))
+            Some(begun.into_live(context, &slot.id, fence, start))
         }
         Err(error) => {
             begun.end(context).await;
@@ -298,6 +301,16 @@ pub(super) async fn resume(context: &RuntimeContext, slot: &Slot) -> Result<()> 
     }
     live.channel.ping();
     shown(slot, &live, Ok(())).await
+}
+
+/// Applies a policy to the connections of the container, and tells the agent whether it takes new ones.
+pub(super) fn set_egress(context: &RuntimeContext, slot: &Slot, egress: &Egress) -> Result<()> {
+    let live = slot.live().filter(|live| !live.has_ended()).ok_or(Error::NotIn("here"))?;
+    if let Some(connections) = &live.connections {
+        live.channel.set_egress(context.settings.network.is_open(egress));
+        connections.set_egress(egress);
+    }
+    Ok(())
 }
 
 pub(super) async fn checkpoint(context: &RuntimeContext, slot: &Slot, image: &Path) -> Result<()> {

@@ -12,7 +12,10 @@ use std::{
 };
 
 use async_trait::async_trait;
-use baton_protocol::id::{SandboxId, Sha256Name};
+use baton_protocol::{
+    id::{SandboxId, Sha256Name},
+    sandbox_network::Egress,
+};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -32,7 +35,10 @@ use super::{
     runtime_settings::RuntimeSettings,
     startup,
 };
-use crate::clock::{Moment, SharedClock};
+use crate::{
+    clock::{Moment, SharedClock},
+    network::{PortError, PortLinks, PortStream},
+};
 
 /// Everything an action needs.
 #[derive(Debug)]
@@ -347,6 +353,27 @@ impl Lifecycle for Containers {
     async fn fence(&self, id: &SandboxId) -> Result<()> {
         let live = self.known(id).and_then(|slot| slot.live()).ok_or(Error::NotIn("here"))?;
         self.context.guard.fence(&live.name, live.fence.clone()).await.map(drop)
+    }
+
+    async fn set_egress(&self, id: &SandboxId, egress: &Egress) -> Result<()> {
+        // No turn is needed: the frames wait while another action has paused the container.
+        let slot = self.known(id).ok_or(Error::NotIn("here"))?;
+        container_actions::set_egress(&self.context, &slot, egress)
+    }
+}
+
+#[async_trait]
+impl PortLinks for Containers {
+    async fn connect(&self, id: &SandboxId, port: u16) -> std::result::Result<PortStream, PortError> {
+        let live = self.known(id).and_then(|slot| slot.live()).filter(|live| !live.has_ended());
+        let live = live.ok_or(PortError::NotRunning)?;
+        live.connections.as_ref().ok_or(PortError::Unsupported)?.connect(port).await
+    }
+
+    async fn listening(&self, id: &SandboxId) -> std::result::Result<Vec<u16>, PortError> {
+        let live = self.known(id).and_then(|slot| slot.live()).filter(|live| !live.has_ended());
+        let live = live.ok_or(PortError::NotRunning)?;
+        live.connections.as_ref().ok_or(PortError::Unsupported)?.listening().await
     }
 }
 

@@ -6,7 +6,11 @@ use baton_protocol::{
     frame::{Decoder, Frame, FrameKind, Long, Stream},
 };
 use bytes::BufMut;
-use tokio::{io::AsyncReadExt, process::ChildStdout, sync::watch};
+use tokio::{
+    io::AsyncReadExt,
+    process::ChildStdout,
+    sync::{mpsc, watch},
+};
 
 use super::{
     channel::{AgentStatus, OWN},
@@ -29,6 +33,8 @@ pub struct FrameReader {
     /// The nonce that was found: the bytes after it are in sync.
     found: Option<[u8; 16]>,
     news: watch::Sender<AgentStatus>,
+    /// Frames of the network.
+    network: mpsc::Sender<Frame>,
     metrics: Metrics,
 }
 
@@ -38,10 +44,11 @@ impl FrameReader {
         link: watch::Receiver<Option<OutputQueue>>,
         hunt: watch::Receiver<Option<[u8; 16]>>,
         news: watch::Sender<AgentStatus>,
+        network: mpsc::Sender<Frame>,
         metrics: Metrics,
     ) -> Self {
         let left_out = LeftOut::new();
-        Self { stdout, decoder: Decoder::default(), link, left_out, hunt, found: None, news, metrics }
+        Self { stdout, decoder: Decoder::default(), link, left_out, hunt, found: None, news, network, metrics }
     }
 
     pub async fn run(mut self) {
@@ -175,7 +182,10 @@ impl FrameReader {
             | FrameKind::ConnectionOutputEof
             | FrameKind::ConnectionInputCredit
             | FrameKind::ConnectionClosed
-            | FrameKind::Ports => {}
+            | FrameKind::Ports => {
+                // Whoever reads them never waits for a connection, so this is no wait either.
+                let _ = self.network.send(frame).await;
+            }
             FrameKind::Assign
             | FrameKind::Exec
             | FrameKind::Stdin

@@ -31,6 +31,10 @@ pub struct FrameWriter {
     /// The other half of the link, which closes together with this one.
     output: Arc<watch::Sender<Option<OutputQueue>>>,
     link: Option<mpsc::Receiver<Frame>>,
+    /// Frames of the network.
+    network: mpsc::Receiver<Frame>,
+    /// Whose turn it is, so that neither keeps the other waiting.
+    is_networks_turn: bool,
     /// When the grace period for a client to attach ends.
     detach_at: Option<Moment>,
     clock: SharedClock,
@@ -44,11 +48,24 @@ impl FrameWriter {
         control: mpsc::UnboundedReceiver<WriterCommand>,
         gate: watch::Receiver<bool>,
         output: Arc<watch::Sender<Option<OutputQueue>>>,
+        network: mpsc::Receiver<Frame>,
         clock: SharedClock,
         settings: &RuntimeSettings,
     ) -> Self {
         let (detach_grace, metrics) = (settings.detach_grace, settings.metrics.clone());
-        Self { stdin, control, gate, output, link: None, detach_at: None, clock, detach_grace, metrics }
+        Self {
+            stdin,
+            control,
+            gate,
+            output,
+            link: None,
+            network,
+            is_networks_turn: false,
+            detach_at: None,
+            clock,
+            detach_grace,
+            metrics,
+        }
     }
 
     pub async fn run(mut self) {
@@ -67,6 +84,12 @@ impl FrameWriter {
     async fn next(&mut self) -> Option<Vec<u8>> {
         loop {
             let open = *self.gate.borrow_and_update();
+            if open
+                && std::mem::take(&mut self.is_networks_turn)
+                && let Some(bytes) = self.network_batch(None)
+            {
+                return Some(bytes);
+            }
             tokio::select! {
                 biased;
                 control = self.control.recv() => match control? {
@@ -83,11 +106,13 @@ impl FrameWriter {
                     Some(frame) => {
                         let bytes = self.batch(&frame);
                         if !bytes.is_empty() {
+                            self.is_networks_turn = true;
                             return Some(bytes);
                         }
                     }
                     None => self.unlink(),
                 },
+                Some(frame) = self.network.recv(), if open => return self.network_batch(Some(frame)),
                 () = at(&self.clock, self.detach_at), if open => {
                     self.detach_at = None;
                     return Some(bytes_of(&Frame::new(FrameKind::Detached)));
@@ -113,6 +138,17 @@ impl FrameWriter {
             room = add(&frame);
         }
         bytes
+    }
+
+    /// The frames of the network that wait, `first` before the others; `None` if there are none.
+    fn network_batch(&mut self, first: Option<Frame>) -> Option<Vec<u8>> {
+        let mut bytes = Vec::new();
+        let mut next = first.or_else(|| self.network.try_recv().ok());
+        while let Some(frame) = next {
+            frame.encode(&mut bytes);
+            next = if bytes.len() < BATCH { self.network.try_recv().ok() } else { None };
+        }
+        (!bytes.is_empty()).then_some(bytes)
     }
 
     fn unlink(&mut self) {

@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Error, Result, StartSpec,
     argv::RunscCommand,
-    bundle,
+    bundle::{self, Layout},
     cgroup::{self, Group},
     channel::Channel,
     container::{Live, all_ended},
@@ -29,7 +29,10 @@ use super::{
     sentry::SentryControl,
     spawner::NOT_TAKEN,
 };
-use crate::guard::process_handle::{self, ProcessHandle};
+use crate::{
+    guard::process_handle::{self, ProcessHandle},
+    network::SandboxConnections,
+};
 
 pub(super) const COMMAND_TIMEOUT: Duration = Duration::from_secs(20);
 /// Size of both pipes of the agent; large ones need fewer reads.
@@ -72,7 +75,17 @@ pub(super) fn no_group(what: &'static str, error: &std::io::Error) -> Error {
     Error::Failed { what, why: format!("its limits cannot be set: {error}") }
 }
 
-pub(super) async fn make_bundle(context: &RuntimeContext, name: &str, rootfs: &Path) -> std::io::Result<()> {
+/// Whether programs of the sandbox may reach anything at all.
+pub(super) fn has_egress(context: &RuntimeContext, start: &StartSpec) -> bool {
+    start.layout.has_network() && context.settings.network.is_open(&start.egress)
+}
+
+pub(super) async fn make_bundle(
+    context: &RuntimeContext,
+    name: &str,
+    layout: Layout,
+    rootfs: &Path,
+) -> std::io::Result<()> {
     let settings = &context.settings;
     let bundle = settings.bundle(name);
     let agent_dir = bundle.join("agent");
@@ -81,7 +94,7 @@ pub(super) async fn make_bundle(context: &RuntimeContext, name: &str, rootfs: &P
     let agent = agent_dir.join("agent");
     tokio::fs::copy(&settings.agent, &agent).await?;
     tokio::fs::set_permissions(&agent, std::fs::Permissions::from_mode(0o555)).await?;
-    let spec = bundle::spec(rootfs, &agent_dir, settings.cpu_features.as_deref());
+    let spec = bundle::spec(layout, rootfs, &agent_dir, settings.cpu_features.as_deref());
     tokio::fs::write(bundle.join("config.json"), spec.to_string()).await
 }
 
@@ -166,10 +179,15 @@ impl Begun {
     pub fn into_live(
         self,
         context: &RuntimeContext,
+        id: &SandboxId,
         fence: watch::Receiver<Fence>,
         start: &StartSpec,
     ) -> (Live, Child) {
+        let network = self.channel.take_network().filter(|_| start.layout.has_network());
+        let connections = network
+            .map(|link| SandboxConnections::start(id, link, &start.egress, &context.settings.network, &context.tasks));
         let live = Live {
+            connections,
             control: SentryControl::new(context.settings.control_socket(&self.name)),
             name: self.name,
             channel: self.channel,

@@ -33,6 +33,7 @@ pub use self::disk_space::FILES as IMAGE_FILES;
 pub use self::output_queue::{Behind, LeftOut, OUTPUT_FRAMES, OutputQueue};
 pub use self::rootfs_cache::RootfsGuard;
 pub use self::startup::{check_root, predecessor, sign};
+pub use bundle::Layout;
 pub use cgroup::{Shares, probe as probe_cgroups};
 pub use channel::{LINK_FRAMES, is_allowed};
 pub use containers::Containers;
@@ -51,6 +52,7 @@ use baton_protocol::{
     id::{SandboxId, Sha256Name},
     limits::Limits,
     reason::Reason,
+    sandbox_network::Egress,
 };
 use tokio::sync::{mpsc, watch};
 
@@ -101,6 +103,10 @@ pub struct StartSpec {
     pub rootfs: Option<Sha256Name>,
     /// SHA-256 of the runsc binary to use, which must be present locally; `None` selects the default one.
     pub runsc: Option<Sha256Name>,
+    /// The layout of the container; a checkpoint restores only into the one it was made with.
+    pub layout: Layout,
+    /// Where programs inside may connect to.
+    pub egress: Egress,
     /// Set when this is the first run of a fork: the checkpoint of the other sandbox it was copied from.
     pub forked_from: Option<String>,
     /// The sandbox may run until this moment.
@@ -150,9 +156,7 @@ pub struct Facts {
     pub runsc_version: String,
     pub runsc_sha256: Sha256Name,
     pub platform: String,
-    pub flags: Vec<String>,
     pub cpu_features: Vec<String>,
-    pub oci_sha256: String,
     pub rootfs_digest: Sha256Name,
 }
 
@@ -221,6 +225,8 @@ pub trait Lifecycle: fmt::Debug + Send + Sync + 'static {
     async fn extend(&self, id: &SandboxId, deadline: Moment) -> Result<()>;
     /// Has the guard stop the sandbox now.
     async fn fence(&self, id: &SandboxId) -> Result<()>;
+    /// Sets where programs inside may connect to. Ends the connections that are not allowed any more.
+    async fn set_egress(&self, id: &SandboxId, egress: &Egress) -> Result<()>;
 }
 
 /// Talks to the agent of a running sandbox.

@@ -1,11 +1,11 @@
 //! Settings of the runtime, passed once by `main`: the runtime reads no environment variables.
 
-use std::{path::PathBuf, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use baton_protocol::{id::Sha256Name, limits::Limits};
 
 use super::archive;
-use crate::metrics::Metrics;
+use crate::{metrics::Metrics, network::NetworkContext};
 
 /// Paths and limits of the runtime.
 #[derive(Clone, Debug)]
@@ -35,6 +35,7 @@ pub struct RuntimeSettings {
     /// CPU features a checkpoint may depend on; `None` means all that this machine has.
     pub cpu_features: Option<Vec<String>>,
     pub warm: WarmSettings,
+    pub network: Arc<NetworkContext>,
     pub metrics: Metrics,
 }
 

@@ -16,7 +16,7 @@ use baton_protocol::{
 use rustix::{fs::FlockOperation, process::Signal};
 use sha2::{Digest, Sha256};
 
-use super::{Error, Facts, Result, argv, bundle, runsc::Runsc, runtime_settings::RuntimeSettings, spawner::Spawner};
+use super::{Error, Facts, Result, argv, runsc::Runsc, runtime_settings::RuntimeSettings, spawner::Spawner};
 use crate::{
     clock::SharedClock,
     config::variables::{CPU_FEATURES, STATE_DIR},
@@ -218,9 +218,7 @@ pub async fn probe(settings: &Arc<RuntimeSettings>, clock: &SharedClock) -> Resu
         runsc_version: version,
         runsc_sha256: hashed.map_err(unusable)?,
         platform: argv::PLATFORM.to_owned(),
-        flags: argv::FLAGS.map(str::to_owned).to_vec(),
         cpu_features,
-        oci_sha256: bundle::sha256(),
         rootfs_digest: settings.rootfs_digest.clone(),
     };
     Ok((runsc, facts))

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use baton::{
     config::{self, Config, Flags, LeaseTimes},
-    metrics::{ActionOutcome, Direction, ExecEnd, ExecPipe, Metrics, Missed, StoreAnswer, StoreVerb},
+    metrics::{ActionOutcome, ConnectionEnd, Direction, ExecEnd, ExecPipe, Metrics, Missed, StoreAnswer, StoreVerb},
 };
 use baton_protocol::limits::{Bounds, size};
 use serde_json::Value;
@@ -463,6 +463,7 @@ fn page() -> String {
     metrics.warm_missed(Missed::Empty);
     metrics.exec_ended(ExecEnd::Zero);
     metrics.exec_moved(ExecPipe::Stdin, 1);
+    metrics.connection_ended(ConnectionEnd::Closed);
     metrics.page(1, 1)
 }
 

@@ -86,7 +86,7 @@ const ROOMS: &[Room] = &[
 ];
 
 /// Files of these names decide and do nothing else.
-const PURE: [&str; 11] = [
+const PURE: [&str; 13] = [
     "plan",
     "desired",
     "precedence",
@@ -98,6 +98,8 @@ const PURE: [&str; 11] = [
     "admission_rules",
     "pool_rules",
     "sweep_rules",
+    "address_rules",
+    "egress_rules",
 ];
 const PURE_RULE: &str = "is a pure file: no async, clock, randomness or I/O (a `Moment` is only a number)";
 const IMPURE: [&str; 9] =

@@ -9,7 +9,9 @@ use std::{
 
 use baton::{
     clock::{SharedClock, SystemClock},
+    config::EgressSettings,
     guard::{guard_mounts, process_handle::ProcessHandle},
+    network::{Denials, DeniedConnections, NameResolver, NetworkContext},
     runtime::{Containers, RuntimeSettings, StartSpec, archive::ArchiveLimits},
 };
 use baton_protocol::id::{SandboxId, Sha256Name};
@@ -41,8 +43,16 @@ pub fn settings(state_dir: &Path) -> RuntimeSettings {
         confirm: Duration::from_secs(30),
         cpu_features: None,
         warm: Default::default(),
+        network: network(EgressSettings::default()).0,
         metrics: Default::default(),
     }
+}
+
+/// The network of sandboxes, and what of it is refused.
+pub fn network(settings: EgressSettings) -> (Arc<NetworkContext>, DeniedConnections) {
+    let (denials, denied) = Denials::new(clock());
+    let resolver = NameResolver::of_machine();
+    (Arc::new(NetworkContext { clock: clock(), metrics: Default::default(), settings, resolver, denials }), denied)
 }
 
 /// One of two, given back when dropped: containers are heavy, and the tests many.
@@ -136,6 +146,8 @@ pub fn start() -> StartSpec {
         limits: Default::default(),
         rootfs: None,
         runsc: None,
+        layout: Default::default(),
+        egress: Default::default(),
         forked_from: None,
         deadline: clock().now() + Duration::from_secs(600),
     }

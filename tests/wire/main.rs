@@ -4,6 +4,7 @@
 mod attach;
 mod checkpoint_requests;
 mod create_limits;
+mod egress_policy;
 mod exec_logs;
 mod hostile_client;
 mod in_use;

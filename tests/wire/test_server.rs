@@ -27,6 +27,7 @@ use baton_protocol::{
     id::{CheckpointId, InstanceId, Nonce, SandboxId},
     metadata::{DesiredState, PlainWords},
     reason::Reason,
+    sandbox_network::Egress,
 };
 use baton_testkit::FakeContainers;
 use bytes::Bytes;
@@ -214,6 +215,7 @@ impl World {
             }
         };
         let mut settings = ApiSettings {
+            egress_max: Egress::Any,
             instance: instance.clone(),
             version: "0.0.0",
             runsc_version: "none".into(),

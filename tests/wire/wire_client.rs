@@ -152,6 +152,7 @@ impl Client {
             Said::Event(Event::StdinAck { offset, .. }) => format!("stdin_ack:{offset}"),
             Said::Event(Event::OutputGap { from, to, .. }) => format!("gap:{from}-{to}"),
             Said::Event(Event::RolledBack { .. }) => "rolled_back".to_owned(),
+            Said::Event(Event::EgressDenied { host, .. }) => format!("denied:{host}"),
             Said::Event(Event::OutputRewound { to, .. }) => format!("rewound:{to}"),
             Said::Event(Event::Forked { .. }) => "forked".to_owned(),
             Said::Event(Event::IdleTimeout { idle_timeout }) => format!("idle_timeout:{idle_timeout:?}"),

@@ -34,6 +34,8 @@ pub async fn begin(lives: &FakeContainers, clock: &SharedClock, id: &SandboxId) 
         limits: Default::default(),
         rootfs: None,
         runsc: None,
+        layout: Default::default(),
+        egress: Default::default(),
         forked_from: None,
         deadline: clock.now() + Duration::from_secs(1 << 30),
     };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use baton::runtime::Container;
-use baton_protocol::metadata::Phase;
+use baton_protocol::{metadata::Phase, sandbox_network::Egress};
 use baton_testkit::ActionFault as Broken;
 use serde_json::{Value, json};
 
@@ -30,12 +30,13 @@ async fn status(world: &World, visit: &Visit) -> Value {
 #[tokio::test(start_paused = true)]
 async fn nonsense_is_shown_with_its_reason_and_the_last_good_spec_stays_in_force() {
     type Slip = fn(&mut Value);
-    let slips: [(Slip, &str); 6] = [
+    let slips: [(Slip, &str); 7] = [
         (|record| record["desired_state"] = json!("dancing"), "InvalidSpec"),
         (|record| record["sandbox_id"] = json!("sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab"), "InvalidSpec"),
         (|record| record["labels"] = json!(7), "InvalidSpec"),
         (|record| record["ttl"] = json!("soon"), "InvalidSpec"),
         (|record| drop(record.as_object_mut().unwrap().remove("desired_state")), "InvalidSpec"),
+        (|record| record["network"] = json!({"egress": ["https://example.org"]}), "InvalidSpec"),
         (|record| record["lock_bucket"] = json!("elsewhere"), "OtherStore"),
     ];
     for (slip, reason) in slips {
@@ -169,5 +170,21 @@ async fn running_sandboxes_are_checkpointed_every_so_often_and_a_crash_loses_no_
     world.after(300).await;
     assert_eq!(one.container(&visit.id), Container::Running);
     assert!(world.lock(&visit.id).await.unwrap().head.unwrap().seq >= head.seq + 3, "one failure ends nothing");
+    one.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_edit_of_the_network_reaches_the_running_container_and_outlives_failures() {
+    let world = World::new();
+    let (one, visit) = running(&world).await;
+    assert_eq!(one.containers.egress(&visit.id), Egress::None);
+    one.containers.inject("set_egress", Broken::Fail);
+    world.edit(&visit.id, |record| record["network"] = json!({"egress": ["example.org:443"]})).await;
+    world.after(10).await;
+    assert_eq!(one.containers.egress(&visit.id).to_string(), "example.org:443");
+    assert_eq!(one.container(&visit.id), Container::Running);
+    world.edit(&visit.id, |record| drop(record.as_object_mut().unwrap().remove("network"))).await;
+    world.after(10).await;
+    assert_eq!(one.containers.egress(&visit.id), Egress::None, "the operator's default");
     one.stop().await;
 }

@@ -86,6 +86,7 @@ impl World {
             checkpoints: Some(checkpoints),
             snapshots: Some(Snapshots::new(store, self.bucket.clone(), clock.clone()).sealed_by(self.seals.clone())),
             quotas: self.quotas.clone(),
+            egress: Default::default(),
             archive_size: 1 << 30,
             base_upload: BaseUpload::default(),
             runtimes: AllowedRuntimes::default(),

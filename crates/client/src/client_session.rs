@@ -246,6 +246,9 @@ impl<'a> Session<'a> {
             Event::RolledBack { checkpoint_id, age_ms } => {
                 self.rolled_back(RollBack { checkpoint_id, age: Duration::from_millis(age_ms) });
             }
+            Event::EgressDenied { host, port, reason } => {
+                tracing::warn!(host, port, reason, "the sandbox may not reach this destination");
+            }
             // In this dialect output is binary.
             Event::Stdout { .. } | Event::Stderr { .. } => {}
         }

@@ -70,7 +70,7 @@ pub struct NetworkAccess {
 /// `Resolved`: what became of a name query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "outcome")]
-pub enum Resolved {
+pub enum NameResolution {
     /// The name exists and may be reached, at least at some port: the agent makes up an address for it.
     Found {},
     /// The policy forbids every connection to it. Programs are told that the name does not exist.

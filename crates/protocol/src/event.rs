@@ -85,6 +85,16 @@ pub enum Event {
         /// The offset that the stream continues from.
         to: u64,
     },
+    /// A program tried to reach what the network policy of the sandbox does not allow. Only a few of many are reported.
+    EgressDenied {
+        /// The name or the address.
+        host: String,
+        /// The port; absent if the program only asked for the name.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        port: Option<u16>,
+        /// What forbids it: `policy` of the sandbox, `ceiling` of the server, or why the address is special.
+        reason: String,
+    },
     /// The answer to a fork.
     Forked {
         /// The new sandboxes, in no particular order.

@@ -63,7 +63,7 @@ pub enum FrameKind {
     Relieve = 17,
     /// Whether programs may reach out ([`crate::agent::NetworkAccess`]). Without it the sandbox has only its loopback.
     Network = 18,
-    /// The answer to the `Resolve` of the query `exec` ([`crate::agent::Resolved`]).
+    /// The answer to the `Resolve` of the query `exec` ([`crate::agent::NameResolution`]).
     Resolved = 19,
     /// Opens the connection `exec` to port `offset` inside the sandbox. Such numbers have their highest bit set.
     Connect = 20,

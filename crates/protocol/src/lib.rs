@@ -6,7 +6,7 @@
 //! | [`metadata`], [`by_hand`], [`lock`], [`manifest`], [`versioned`] | instances and operators, through the bucket |
 //! | [`frame`], [`agent`] | the server and the agent inside a sandbox, over two pipes |
 //! | [`file_work`] | a client and the agent, for files of a sandbox |
-//! | [`id`], [`snapshot_key`], [`limits`], [`network`], [`printable`], [`reason`], [`trace`] | all of them |
+//! | [`id`], [`snapshot_key`], [`limits`], [`sandbox_network`], [`printable`], [`reason`], [`trace`] | all of them |
 
 #![warn(missing_docs)]
 
@@ -21,10 +21,10 @@ pub mod limits;
 pub mod lock;
 pub mod manifest;
 pub mod metadata;
-pub mod network;
 pub mod printable;
 pub mod reason;
 pub mod request;
+pub mod sandbox_network;
 pub mod snapshot_key;
 pub mod trace;
 pub mod versioned;

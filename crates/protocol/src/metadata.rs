@@ -13,6 +13,7 @@ use crate::{
     id::{CheckpointId, InstanceId, Nonce, SandboxId, SnapshotName, Tenant},
     limits::Limits,
     lock::Claim,
+    sandbox_network::SandboxNetwork,
     trace::{self, Traceparent},
 };
 
@@ -76,6 +77,9 @@ pub struct Spec {
     /// What the sandbox may use.
     #[serde(default)]
     pub limits: Limits,
+    /// What the sandbox may reach.
+    #[serde(default, skip_serializing_if = "SandboxNetwork::is_empty")]
+    pub network: SandboxNetwork,
     /// Seconds after which the sandbox is deleted; `None` uses the operator's default.
     #[serde(default)]
     pub ttl: Option<u64>,
@@ -280,6 +284,7 @@ impl Spec {
             env: BTreeMap::new(),
             cwd: None,
             limits: Limits::default(),
+            network: SandboxNetwork::default(),
             ttl: None,
             on_incompatible: OnIncompatible::Fail,
             plain: None,

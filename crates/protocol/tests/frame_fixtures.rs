@@ -4,8 +4,8 @@
 
 use baton_protocol::{
     agent::{
-        AgentExec, AgentState, Assign, Dial, Exit, Hello, ListeningPorts, NetworkAccess, Relieve, Resolved, Restored,
-        Resync,
+        AgentExec, AgentState, Assign, Dial, Exit, Hello, ListeningPorts, NameResolution, NetworkAccess, Relieve,
+        Restored, Resync,
     },
     frame::{Broken, Decoder, Frame, FrameKind, HEADER, MAX_PAYLOAD, Stream},
 };
@@ -84,7 +84,7 @@ fn every_payload_of_json_is_read_and_written_without_loss() {
     reads_and_writes::<AgentState>(FrameKind::ResyncAck);
     reads_and_writes::<AgentState>(FrameKind::Execs);
     reads_and_writes::<NetworkAccess>(FrameKind::Network);
-    reads_and_writes::<Resolved>(FrameKind::Resolved);
+    reads_and_writes::<NameResolution>(FrameKind::Resolved);
     reads_and_writes::<Dial>(FrameKind::Dial);
     reads_and_writes::<ListeningPorts>(FrameKind::Ports);
 }

@@ -86,6 +86,7 @@ fn every_event_comes_back_as_it_was_and_has_its_fixture() {
             Event::StdinAck { .. } => "stdin_ack",
             Event::OutputGap { .. } => "output_gap",
             Event::RolledBack { .. } => "rolled_back",
+            Event::EgressDenied { .. } => "egress_denied",
             Event::OutputRewound { .. } => "output_rewound",
             Event::Forked { .. } => "forked",
             Event::IdleTimeout { .. } => "idle_timeout",

@@ -22,6 +22,7 @@ use baton::{
 use baton_protocol::{
     id::{SandboxId, Sha256Name, hex},
     reason::Reason,
+    sandbox_network::Egress,
 };
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -57,6 +58,8 @@ struct Slot {
     commands: Option<CommandSender>,
     /// The latest deadline received during a start.
     renewed: Option<Moment>,
+    /// The network policy that it has.
+    egress: Egress,
 }
 
 #[derive(Debug)]
@@ -78,9 +81,7 @@ impl FakeContainers {
             runsc_version: "fake-1".to_owned(),
             runsc_sha256: Sha256Name::from_bits([0xfa; 32]),
             platform: "fake".to_owned(),
-            flags: Vec::new(),
             cpu_features: vec!["fpu".to_owned()],
-            oci_sha256: "fake".to_owned(),
             rootfs_digest: Sha256Name::from_bits([0xfb; 32]),
         };
         Self {
@@ -150,7 +151,13 @@ impl FakeContainers {
             action: Arc::default(),
             commands: None,
             renewed: None,
+            egress: Egress::None,
         }))
+    }
+
+    /// The network policy of a container.
+    pub fn egress(&self, id: &SandboxId) -> Egress {
+        self.with_slot(id, |slot| slot.egress.clone())
     }
 
     async fn lock_action(&self, id: &SandboxId) -> tokio::sync::OwnedMutexGuard<()> {
@@ -243,6 +250,7 @@ impl Lifecycle for FakeContainers {
         self.check_absent(id)?;
         self.check_rootfs(start)?;
         self.apply_fault("create").await?;
+        self.with_slot(id, |slot| slot.egress.clone_from(&start.egress));
         self.start(id, FakeMachine::new(start), start.deadline);
         self.call(id, SandboxCommand::Ping).await
     }
@@ -257,6 +265,7 @@ impl Lifecycle for FakeContainers {
         if machine.marker != hex(&start.marker) {
             return Err(Error::TimedOut { what: "restore", after: ACTION_TIMEOUT });
         }
+        self.with_slot(id, |slot| slot.egress.clone_from(&start.egress));
         self.start(id, machine.restored(), start.deadline);
         self.call(id, SandboxCommand::Ping).await
     }
@@ -362,6 +371,20 @@ impl Lifecycle for FakeContainers {
     async fn fence(&self, id: &SandboxId) -> Result<()> {
         self.apply_fault("fence").await?;
         self.call(id, SandboxCommand::Fence).await
+    }
+
+    async fn set_egress(&self, id: &SandboxId, egress: &Egress) -> Result<()> {
+        self.apply_fault("set_egress").await?;
+        self.with_slot(id, |slot| {
+            let container = slot.seen.borrow().container;
+            match container {
+                Container::Absent | Container::Stopped => Err(Error::NotIn("here")),
+                Container::Partial | Container::Running | Container::Paused | Container::Fenced => {
+                    slot.egress.clone_from(egress);
+                    Ok(())
+                }
+            }
+        })
     }
 }
 

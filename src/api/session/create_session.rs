@@ -150,7 +150,7 @@ async fn new_sandbox(
     Ok(NewSandbox { spec, token: Some(token) })
 }
 
-/// Gives a copy of another sandbox the snapshot and the limits of its source. The client needs the token of the source,
+/// Gives a copy of another sandbox the snapshot, the limits and, unless the client chose another, the network of its source. The client needs the token of the source,
 /// whatever key it came with.
 async fn inherit(api: &Api, config: &SandboxConfig, spec: &mut Spec, caller: Caller) -> Result<(), Refusal> {
     let Some(checkpoint_id) = &config.from_checkpoint else { return Ok(()) };
@@ -172,6 +172,9 @@ async fn inherit(api: &Api, config: &SandboxConfig, spec: &mut Spec, caller: Cal
     spec.tenant = spec.tenant.take().or(source.spec.tenant);
     spec.filesystem_snapshot_name = source.spec.filesystem_snapshot_name;
     spec.limits = source.spec.limits;
+    if spec.network.is_empty() {
+        spec.network = source.spec.network;
+    }
     Ok(())
 }
 

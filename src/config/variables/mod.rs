@@ -14,13 +14,15 @@ macro_rules! section {
 
 mod client_variables;
 mod instance_variables;
+mod network_variables;
 mod storage_variables;
 
 pub use client_variables::*;
 pub use instance_variables::*;
+pub use network_variables::*;
 pub use storage_variables::*;
 
-pub const SECTIONS: &[Section] = &[ACCESS, CONNECTIONS, SANDBOXES, MACHINE, STORAGE, LEASE];
+pub const SECTIONS: &[Section] = &[ACCESS, CONNECTIONS, SANDBOXES, NETWORK, MACHINE, STORAGE, LEASE];
 
 pub fn find(name: &str) -> Option<&'static Variable> {
     all().find(|variable| variable.name == name)

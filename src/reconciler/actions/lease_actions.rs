@@ -1,6 +1,6 @@
 //! Actions on the lease, and those that start, stop or remove a container without its image.
 
-use baton_protocol::reason::Reason;
+use baton_protocol::{reason::Reason, sandbox_network::Egress};
 
 use super::{ActionResult, Failure, STATE_LOST, refusal, start_failed};
 use crate::{
@@ -10,7 +10,7 @@ use crate::{
         plan::{Desired, LockState, Observed, Saved},
         worker::Worker,
     },
-    runtime::{self, StartSpec},
+    runtime::{self, Layout, StartSpec},
     storage::{lease::LeaseHandle, records::StoreKind},
 };
 
@@ -93,6 +93,8 @@ impl Worker {
     pub(super) fn start_spec(&mut self) -> Result<StartSpec, Failure> {
         let deadline = self.lease.handle_mut()?.held().ok_or(Failure::Stale)?.deadline;
         let marker = *self.start.marker.get_or_insert_with(|| self.context.clock.bits());
+        let egress = self.egress().ok_or(Failure::Stale)?;
+        (self.start.layout, self.start.egress) = (Layout::default(), Some(egress.clone()));
         let spec = self.record.spec().ok_or(Failure::Stale)?;
         Ok(StartSpec {
             marker,
@@ -101,9 +103,17 @@ impl Worker {
             limits: spec.limits.clone(),
             rootfs: self.start.rootfs.as_ref().map(|held| held.rootfs.digest.clone()),
             runsc: None,
+            layout: self.start.layout,
+            egress,
             forked_from: None,
             deadline,
         })
+    }
+
+    /// Where the sandbox may connect to.
+    pub(in crate::reconciler) fn egress(&self) -> Option<Egress> {
+        let own = &self.record.spec()?.network.egress;
+        Some(own.clone().unwrap_or_else(|| self.context.egress.clone()))
     }
 
     pub(super) async fn resume(&mut self) -> ActionResult {

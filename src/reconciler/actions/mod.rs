@@ -116,6 +116,7 @@ impl Worker {
             Action::Extract => self.extract().await,
             Action::Probe => self.probe(),
             Action::Expire => self.expire().await,
+            Action::SetEgress => self.set_egress().await,
             Action::RecreateMetadata => self.recreate_metadata().await,
             Action::ReportInvalid => self.report_invalid().await,
             Action::ForgetAnswers => self.forget_answers().await,

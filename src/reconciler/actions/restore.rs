@@ -17,7 +17,7 @@ use crate::{
         start_state::{HeldRootfs, MissingParts},
         worker::Worker,
     },
-    runtime::StartSpec,
+    runtime::{Layout, StartSpec},
     storage::{
         checkpoints::{Checkpoints, committed},
         store,
@@ -110,6 +110,8 @@ impl Worker {
         // A sandbox that ran under this very lease and exited is rolled back to its head, too.
         let rolled_back = self.lease.handle_mut()?.before().behind || self.lease.ran;
         let mut start = self.start_spec()?;
+        self.start.layout = Layout::find(&manifest.oci_sha256).unwrap_or_default();
+        start.layout = self.start.layout;
         start.runsc = self.start.runsc.as_ref().and_then(|runsc| runsc.sha256.clone());
         if head.checkpoint_id.sandbox() != self.id {
             start.forked_from = Some(head.checkpoint_id.to_string());
@@ -212,7 +214,7 @@ pub(super) fn compatible(manifest: &manifest::CheckpointManifest, here: &crate::
             Reason::OtherCpu,
             &format!("This machine's CPU lacks features that the checkpoint uses: {}.", missing.join(" ")),
         ))
-    } else if manifest.oci_sha256 != here.oci_sha256 {
+    } else if Layout::find(&manifest.oci_sha256).is_none() {
         Err(refusal(
             Reason::OtherSpec,
             "The checkpoint was made with another container layout than this instance uses.",
@@ -284,9 +286,7 @@ mod tests {
             runsc_version: "one".to_owned(),
             runsc_sha256: Sha256Name::from_bits([0; 32]),
             platform: "systrap".to_owned(),
-            flags: Vec::new(),
             cpu_features: vec!["avx".to_owned(), "sse".to_owned()],
-            oci_sha256: "spec".to_owned(),
             rootfs_digest: Sha256Name::from_bits([1; 32]),
         }
     }
@@ -308,7 +308,7 @@ mod tests {
                 sha256: None,
             },
             cpu_features: vec!["sse".to_owned()],
-            oci_sha256: "spec".to_owned(),
+            oci_sha256: Layout::default().sha256(),
             agent_marker: "0f".repeat(16),
             created: String::new(),
             rootfs: Rootfs { digest: facts().rootfs_digest, base_digest: facts().rootfs_digest, archive: None },
@@ -336,6 +336,7 @@ mod tests {
         assert_eq!(with(|m| m.runsc.platform = "kvm".to_owned()), Some(Reason::OtherRuntime));
         assert_eq!(with(|m| m.cpu_features.push("amx".to_owned())), Some(Reason::OtherCpu));
         assert_eq!(with(|m| m.rootfs.digest = Sha256Name::from_bits([2; 32])), None, "what is missing can be fetched");
+        assert_eq!(with(|m| m.oci_sha256 = Layout::Closed.sha256()), None, "older layouts remain");
         assert_eq!(with(|m| m.oci_sha256 = "other".to_owned()), Some(Reason::OtherSpec));
     }
 

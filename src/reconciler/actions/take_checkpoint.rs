@@ -249,11 +249,11 @@ impl Worker {
             runsc: self.start.runsc.clone().unwrap_or(RunscBuild {
                 version: facts.runsc_version,
                 platform: facts.platform,
-                flags: facts.flags,
+                flags: self.start.layout.flags(),
                 sha256: Some(facts.runsc_sha256),
             }),
             cpu_features: facts.cpu_features,
-            oci_sha256: facts.oci_sha256,
+            oci_sha256: self.start.layout.sha256(),
             agent_marker: hex(&marker),
             created: timestamp_in_millis(&context.clock),
             rootfs: self.rootfs(),

@@ -39,6 +39,15 @@ impl Worker {
         Ok(())
     }
 
+    /// Gives the running container the network policy of the spec.
+    pub(super) async fn set_egress(&mut self) -> ActionResult {
+        let egress = self.egress().ok_or(Failure::Stale)?;
+        self.context.lifecycle.set_egress(&self.id, &egress).await?;
+        tracing::info!(sandbox = %self.id, %egress, "the network policy has changed");
+        self.start.egress = Some(egress);
+        Ok(())
+    }
+
     /// Writes metadata that has disappeared. Existing metadata is not overwritten.
     pub(super) async fn recreate_metadata(&mut self) -> ActionResult {
         let (metadata, place) = self.remembered().ok_or(Failure::Stale)?;

@@ -72,6 +72,7 @@ fn after(action: Action, mut world: Observed) -> Option<Observed> {
         | Action::Expire
         | Action::RecreateMetadata
         | Action::ReportInvalid
+        | Action::SetEgress
         | Action::ForgetAnswers
         | Action::CollectGarbage
         | Action::Rest
@@ -178,6 +179,7 @@ fn each_action_has_its_precondition() {
             | Action::Expire
             | Action::RecreateMetadata
             | Action::ReportInvalid
+            | Action::SetEgress
             | Action::ForgetAnswers
             | Action::CollectGarbage => ours && o.due.is_some(),
             Action::Finish => absent && !ours && !o.registered,

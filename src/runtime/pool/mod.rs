@@ -24,6 +24,7 @@ use self::pool_rules::{Backoff, PoolAction, PoolState, WarmSpec, next_action};
 use super::{
     Error, Result,
     argv::RunscCommand,
+    bundle::Layout,
     cgroup::Group,
     containers::RuntimeContext,
     guard_link::NONE_YET,
@@ -271,9 +272,10 @@ impl Pool {
         let name = launch::new_name(context);
         let limits = &self.usual.limits;
         let group = launch::make_group(context, &name, limits)?;
-        let verb = RunscCommand::Run { bundle: &context.settings.bundle(&name), disk: limits.disk };
+        let verb =
+            RunscCommand::Run { bundle: &context.settings.bundle(&name), layout: Layout::default(), disk: limits.disk };
         let begun = async {
-            let bundled = launch::make_bundle(context, &name, &context.settings.rootfs).await;
+            let bundled = launch::make_bundle(context, &name, Layout::default(), &context.settings.rootfs).await;
             bundled.map_err(|error| Error::Failed { what: verb.name(), why: error.to_string() })?;
             context.guard.arm(&name, context.settings.state_file(&name), NONE_YET).await?;
             let mut begun = Begun::start(context, &name, verb, group.as_ref()).await?;

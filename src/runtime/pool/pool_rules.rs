@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use baton_protocol::{id::Sha256Name, limits::Limits};
 
-use crate::{clock::Moment, runtime::StartSpec};
+use crate::{
+    clock::Moment,
+    runtime::{Layout, StartSpec},
+};
 
 /// The parameters a warm container was made with.
 #[derive(Clone, Debug)]
@@ -21,6 +24,7 @@ pub fn fits(start: &StartSpec, usual: &WarmSpec) -> bool {
     let at_birth = |limits: &Limits| (limits.disk, limits.memory, limits.cpus);
     is_usual(&start.rootfs, &usual.rootfs_digest)
         && is_usual(&start.runsc, &usual.runsc_sha256)
+        && start.layout == Layout::default()
         && start.forked_from.is_none()
         && at_birth(&start.limits) == at_birth(&usual.limits)
 }
@@ -123,6 +127,8 @@ mod tests {
             limits: usual().limits,
             rootfs: None,
             runsc: None,
+            layout: Default::default(),
+            egress: Default::default(),
             forked_from: None,
             deadline: Moment(Duration::from_secs(15)),
         }

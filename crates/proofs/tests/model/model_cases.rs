@@ -121,6 +121,7 @@ mod proof {
                 | Action::Expire
                 | Action::RecreateMetadata
                 | Action::ReportInvalid
+                | Action::SetEgress
                 | Action::ForgetAnswers
                 | Action::CollectGarbage => ours && !deleted,
                 Action::Finish => !ours && seen.container == Container::Absent,

@@ -187,6 +187,7 @@ impl Protocol {
                 | Action::Expire
                 | Action::RecreateMetadata
                 | Action::ReportInvalid
+                | Action::SetEgress
                 | Action::ForgetAnswers
                 | Action::CollectGarbage => None,
                 Action::Acquire if instance.known.is_some_and(|lock| lock.epoch >= self.bounds.epochs) => None,

@@ -280,6 +280,7 @@ impl Protocol {
                     | Action::Expire
                     | Action::RecreateMetadata
                     | Action::ReportInvalid
+                    | Action::SetEgress
                     | Action::ForgetAnswers
                     | Action::CollectGarbage => {}
                 }

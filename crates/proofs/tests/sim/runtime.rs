@@ -18,6 +18,7 @@ use baton::{
 use baton_protocol::{
     frame,
     id::{SandboxId, Sha256Name},
+    sandbox_network::Egress,
 };
 use baton_testkit::{ACTION_TIMEOUT, FakeContainers};
 use tokio::sync::{mpsc, watch};
@@ -248,6 +249,11 @@ impl Lifecycle for Runtime {
             return Ok(());
         }
         self.done(id, "fence", self.containers.fence(id).await).await
+    }
+
+    async fn set_egress(&self, id: &SandboxId, egress: &Egress) -> Result<()> {
+        self.begin("set_egress").await?;
+        self.done(id, "set_egress", self.containers.set_egress(id, egress).await).await
     }
 }
 

@@ -122,6 +122,7 @@ fn answer(passing: &LifecycleEvent) -> Option<Answer> {
         | LifecycleEvent::CheckpointFailed { .. }
         | LifecycleEvent::Fenced { .. }
         | LifecycleEvent::Unfenced
+        | LifecycleEvent::EgressDenied { .. }
         | LifecycleEvent::Answered
         | LifecycleEvent::Progress { .. } => None,
     }

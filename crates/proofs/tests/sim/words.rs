@@ -75,6 +75,7 @@ pub fn brief(passing: &LifecycleEvent) -> String {
         | LifecycleEvent::Fenced { .. }
         | LifecycleEvent::Unfenced
         | LifecycleEvent::LeaseLost { .. }
+        | LifecycleEvent::EgressDenied { .. }
         | LifecycleEvent::Answered
         | LifecycleEvent::Progress { .. }) => format!("{other:?}"),
     }

@@ -12,10 +12,13 @@ use serde::{
 use serde_json::{Value, value::RawValue};
 
 use super::sandbox_config::Idle;
-use crate::limits::Limits;
+use crate::{limits::Limits, sandbox_network::SandboxNetwork};
+
+/// The longest value of `network`: more than its rules can have.
+const MOST_NETWORK: usize = 128 << 10;
 
 /// Every field name of every request.
-const KNOWN: [&str; 51] = [
+const KNOWN: [&str; 52] = [
     "action",
     "archive",
     "argv",
@@ -47,6 +50,7 @@ const KNOWN: [&str; 51] = [
     "mode",
     "mtime_ms",
     "name",
+    "network",
     "offset",
     "offsets",
     "on_incompatible",
@@ -138,6 +142,17 @@ impl<'a> Fields<'a> {
             set.map_err(|message| Wrong { field: "limits", message })?;
         }
         Ok(limits)
+    }
+
+    /// Reads what the sandbox may reach; the error names what is wrong.
+    pub fn network(&self) -> Result<SandboxNetwork, Wrong> {
+        let Some(raw) = self.optional::<Box<RawValue>>("network", "an object")? else {
+            return Ok(SandboxNetwork::default());
+        };
+        // A longer one is not worth the memory of its values.
+        let value = if raw.get().len() <= MOST_NETWORK { serde_json::from_str(raw.get()).ok() } else { None };
+        SandboxNetwork::from_client(&value.unwrap_or(Value::Bool(false)))
+            .map_err(|message| Wrong { field: "network", message })
     }
 
     /// Reads seconds as a number, or a text such as `5m`; must be greater than zero.

@@ -1,7 +1,8 @@
 //! A config given as query parameters of `/create`, for clients that cannot send a first message.
 //!
 //! Each parameter becomes the field of the same name, so both forms share one reader and its error texts. JSON objects
-//! are spelled out: `label=tier=free` and `env=LANG=C` may repeat, limits are `limits.memory=512MiB`.
+//! are spelled out: `label=tier=free` and `env=LANG=C` may repeat, limits are `limits.memory=512MiB`, and
+//! destinations are separated by commas: `egress=example.org:443,*.example.net`.
 
 use serde_json::{Map, Value, json};
 
@@ -30,6 +31,8 @@ impl SandboxConfig {
                 insert_pair(&mut fields, "labels", value);
             } else if name == "env" {
                 insert_pair(&mut fields, "env", value);
+            } else if name == "egress" {
+                insert(&mut fields, "network", "egress", egress(value));
             } else if let Some(limit) = name.strip_prefix("limits.") {
                 insert(&mut fields, "limits", limit, number_or_text(value));
             }
@@ -52,6 +55,14 @@ fn flag(value: &str) -> Value {
 
 fn duration(value: &str) -> Value {
     if value == "null" { Value::Null } else { number_or_text(value) }
+}
+
+/// A word, or destinations separated by commas.
+fn egress(value: &str) -> Value {
+    match value {
+        "none" | "any" => json!(value),
+        list => list.split(',').filter(|text| !text.is_empty()).collect(),
+    }
 }
 
 fn number_or_text(value: &str) -> Value {

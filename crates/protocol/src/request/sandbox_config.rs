@@ -13,6 +13,7 @@ use crate::{
     id::{CheckpointId, SnapshotName},
     limits::Limits,
     metadata::OnIncompatible,
+    sandbox_network::SandboxNetwork,
 };
 
 /// The properties of a new sandbox. The default requests nothing in particular.
@@ -38,6 +39,8 @@ pub struct SandboxConfig {
     pub cwd: Option<String>,
     /// What the sandbox may use; a limit that is not set has the operator's default.
     pub limits: Limits,
+    /// What the sandbox may reach; what is not set has the operator's default.
+    pub network: SandboxNetwork,
     /// When to delete the sandbox, counted from its creation; `None` uses the operator's default.
     pub ttl: Option<Duration>,
     /// What to do if an instance cannot restore the sandbox's memory.
@@ -115,6 +118,7 @@ impl SandboxConfig {
             env,
             cwd,
             limits: fields.limits()?,
+            network: fields.network()?,
             ttl: fields.duration("ttl")?,
             on_incompatible,
             from_checkpoint: fields.name("from_checkpoint")?,
@@ -164,6 +168,9 @@ impl SandboxConfig {
         }
         if !self.limits.is_empty() {
             set("limits", json!(self.limits));
+        }
+        if !self.network.is_empty() {
+            set("network", json!(self.network));
         }
         if let Some(ttl) = self.ttl {
             set("ttl", seconds(ttl));

@@ -49,6 +49,7 @@ impl Oracle {
             | LifecycleEvent::Fenced { .. }
             | LifecycleEvent::Unfenced
             | LifecycleEvent::LeaseLost { .. }
+            | LifecycleEvent::EgressDenied { .. }
             | LifecycleEvent::Answered
             | LifecycleEvent::Progress { .. } => None,
         };

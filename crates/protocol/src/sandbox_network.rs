@@ -116,6 +116,19 @@ impl Egress {
         }
     }
 
+    /// The first destination that `ceiling` does not cover as a whole, as text; `None` if it covers all.
+    pub fn beyond(&self, ceiling: &Self) -> Option<String> {
+        match (self, ceiling) {
+            (Self::None, _) | (_, Self::Any) => None,
+            (Self::Any, Self::None | Self::List(_)) => Some("any".to_owned()),
+            (Self::List(rules), Self::None) => rules.first().map(ToString::to_string),
+            (Self::List(rules), Self::List(allowed)) => {
+                let is_allowed = |rule: &&EgressRule| allowed.iter().any(|wide| rule.is_within(wide));
+                rules.iter().find(|rule| !is_allowed(rule)).map(ToString::to_string)
+            }
+        }
+    }
+
     fn of_rules<'a>(texts: impl ExactSizeIterator<Item = Result<&'a str, String>>) -> Result<Self, String> {
         if texts.len() > MAX_RULES {
             return Err(format!("it has {} destinations, and at most {MAX_RULES} are possible", texts.len()));
@@ -237,6 +250,23 @@ fn network(address: IpAddr, prefix: u8) -> IpAddr {
             let mask = u128::MAX.checked_shl(128 - u32::from(prefix)).unwrap_or(0);
             Ipv6Addr::from_bits(v6.to_bits() & mask).into()
         }
+    }
+}
+
+impl EgressRule {
+    /// Whether everything that this rule covers is covered by `wide`.
+    fn is_within(&self, wide: &Self) -> bool {
+        let has_port = wide.port.is_none() || wide.port == self.port;
+        let has_host = match (&self.host, &wide.host) {
+            (EgressHost::Name(name), wide) => wide.has_name(name),
+            (EgressHost::Below(name), wide @ EgressHost::Below(wider)) => name == wider || wide.has_name(name),
+            (EgressHost::Net { address, prefix }, wide @ EgressHost::Net { prefix: wider, .. }) => {
+                prefix >= wider && wide.has_address(*address)
+            }
+            (EgressHost::Below(_), EgressHost::Name(_) | EgressHost::Net { .. })
+            | (EgressHost::Net { .. }, EgressHost::Name(_) | EgressHost::Below(_)) => false,
+        };
+        has_host && has_port
     }
 }
 
@@ -403,5 +433,29 @@ mod tests {
         assert!(read(json!({"ingress": 1})).unwrap_err().contains("`network.ingress`"));
         assert!(read(json!({"egress": ["*"]})).unwrap_err().contains("`network.egress`: `*` is not a destination"));
         assert!(read(json!("any")).unwrap_err().contains("`network` must be an object"));
+    }
+
+    #[test]
+    fn what_a_client_asks_for_is_covered_by_the_ceiling_as_a_whole() {
+        for (asked, ceiling, expected) in [
+            ("none", "none", None),
+            ("any", "any", None),
+            ("any", "a.example", Some("any")),
+            ("a.example:443", "none", Some("a.example:443")),
+            ("a.example:443", "a.example", None),
+            ("a.example", "a.example:443", Some("a.example")),
+            ("a.example,b.org", "*.example", Some("b.org")),
+            ("*.b.example", "*.example", None),
+            ("*.example", "*.b.example", Some("*.example")),
+            ("*.example", "*.example", None),
+            ("example", "*.example", Some("example")),
+            ("10.1.0.0/16", "10.0.0.0/8", None),
+            ("10.0.0.0/8", "10.1.0.0/16", Some("10.0.0.0/8")),
+            ("10.0.0.0/8", "::/0", Some("10.0.0.0/8")),
+            ("a.example", "0.0.0.0/0", Some("a.example")),
+        ] {
+            let found = asked.parse::<Egress>().unwrap().beyond(&ceiling.parse().unwrap());
+            assert_eq!(found.as_deref(), expected, "{asked} below {ceiling}");
+        }
     }
 }
