@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use crate::{
     active_time::Ran,
+    agent_network::AgentNetwork,
     decoder::AgentDecoder,
     exec_spawn::{self, ExecDefaults, SpawnError},
     outbox::Outbox,
@@ -32,6 +33,7 @@ pub struct Agent {
     intake: AgentDecoder,
     pub outbox: Outbox,
     execs: BTreeMap<u32, RunningExec>,
+    network: AgentNetwork,
     shared: ExecDefaults,
     is_assigned: bool,
     attached: bool,
@@ -50,6 +52,7 @@ impl Agent {
             intake: AgentDecoder::default(),
             outbox: Outbox::default(),
             execs: BTreeMap::new(),
+            network: AgentNetwork::new(),
             shared: ExecDefaults::default(),
             is_assigned: false,
             attached: true,
@@ -122,6 +125,15 @@ impl Agent {
                 let answers = self.outbox.answers();
                 frame::encode(answers, FrameKind::Pong, Stream::Stdin, 0, 0, frame.sequence, &[&frame.payload]);
             }
+            FrameKind::Network
+            | FrameKind::Resolved
+            | FrameKind::Connect
+            | FrameKind::Connected
+            | FrameKind::ConnectionInput
+            | FrameKind::ConnectionInputEof
+            | FrameKind::ConnectionCredit
+            | FrameKind::ConnectionReset
+            | FrameKind::ListPorts => self.network.apply(frame, &self.poll, &mut self.outbox),
             FrameKind::Hello
             | FrameKind::Started
             | FrameKind::Data
@@ -132,15 +144,6 @@ impl Agent {
             | FrameKind::Log
             | FrameKind::StdinAck
             | FrameKind::Execs
-            | FrameKind::Network
-            | FrameKind::Resolved
-            | FrameKind::Connect
-            | FrameKind::Connected
-            | FrameKind::ConnectionInput
-            | FrameKind::ConnectionInputEof
-            | FrameKind::ConnectionCredit
-            | FrameKind::ConnectionReset
-            | FrameKind::ListPorts
             | FrameKind::Resolve
             | FrameKind::Dial
             | FrameKind::Accepted
@@ -273,6 +276,7 @@ impl Agent {
             self.outbox.log("the resync was not understood");
             return;
         };
+        self.network.resync();
         self.outbox.restart(nonce.to_vec());
         let state = self.state();
         self.answer(FrameKind::ResyncAck, frame.sequence, &state);

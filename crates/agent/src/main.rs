@@ -10,16 +10,31 @@
 
 mod active_time;
 mod agent_loop;
+mod agent_network;
+mod connection;
+mod connection_input;
+mod connection_table;
 mod decoder;
+mod dns_message;
 mod exec_spawn;
 mod file_exec;
+mod input_credit;
+mod listening_ports;
+mod name_server;
+mod name_table;
+mod network_setup;
 mod oom;
 mod outbox;
 mod output_pipe;
+mod own_capabilities;
 mod poll;
 mod process_tree;
+mod raw_sockopt;
+mod redirect_rule;
+mod resolver_file;
 mod ring;
 mod rlimits;
+mod rtnetlink_address;
 mod running_exec;
 mod self_memfd;
 mod stdin_pipe;
@@ -42,8 +57,8 @@ use crate::{
     poll::{Epoll, PollSource},
 };
 
-/// Enough for three descriptors for each of a thousand commands.
-const DESCRIPTORS: u64 = 4096;
+/// Enough for three descriptors for each of a thousand commands, and one for each of two thousand connections.
+const DESCRIPTORS: u64 = 8192;
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -76,6 +91,7 @@ fn run() -> Result<(), Failure> {
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     }
     raise_descriptors();
+    let kept = own_capabilities::keep_from_commands();
     std::env::set_current_dir("/")?;
     for fd in [stdin(), stdout()] {
         fcntl_setfl(fd, fcntl_getfl(fd)? | OFlags::NONBLOCK)?;
@@ -86,6 +102,9 @@ fn run() -> Result<(), Failure> {
     poll.watch_input(stdin(), PollSource::FromServer)?;
     poll.watch_input(&children, PollSource::Children)?;
     let mut agent = Agent::new(poll, active_time::now());
+    if let Err(error) = kept {
+        agent.outbox.log(&format!("commands are not kept from the agent's capabilities: {error}"));
+    }
     let (mut listens, mut waits) = (true, false);
     loop {
         let sent = agent.send(stdout())?;
@@ -109,8 +128,8 @@ fn run() -> Result<(), Failure> {
         if ready.is_empty() && sent == SendProgress::All {
             agent.shrink();
         }
-        for source in ready {
-            match source {
+        for ready in ready {
+            match ready.source {
                 PollSource::FromServer => {
                     if !agent.listen(stdin()) {
                         return Ok(());
@@ -122,7 +141,8 @@ fn run() -> Result<(), Failure> {
                     let _ = children.read_signal();
                     agent.reap();
                 }
-                PollSource::Stdin(_) | PollSource::Stdout(_) | PollSource::Stderr(_) => agent.ready(source),
+                PollSource::Stdin(_) | PollSource::Stdout(_) | PollSource::Stderr(_) => agent.ready(ready.source),
+                PollSource::Network(source) => agent.network_ready(source, ready.is_broken),
             }
         }
     }

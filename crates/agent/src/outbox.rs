@@ -45,13 +45,18 @@ impl Outbox {
     }
 
     pub fn log(&mut self, text: &str) {
-        if self.answers.len() < MAX_PENDING_WITH_LOGS {
+        if !self.is_crowded() {
             frame::encode(&mut self.answers, FrameKind::Log, Stream::Stdin, 0, 0, 0, &[text.as_bytes()]);
         }
     }
 
     pub fn is_full(&self) -> bool {
         self.answers.len() > MAX_PENDING
+    }
+
+    /// Whether so much is pending that nothing should be begun that will be answered.
+    pub fn is_crowded(&self) -> bool {
+        self.answers.len() >= MAX_PENDING_WITH_LOGS
     }
 
     /// Drops everything and starts with `bytes`: a new server discards everything before them.

@@ -21,6 +21,28 @@ pub enum PollSource {
     Stdin(u32),
     Stdout(u32),
     Stderr(u32),
+    Network(NetworkSource),
+}
+
+/// The role of a socket of the network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NetworkSource {
+    /// Programs connect to somewhere outside.
+    Outbound,
+    /// Name queries by UDP.
+    NameDatagrams,
+    /// New clients for name queries by TCP.
+    NameListener,
+    NameClient(u32),
+    Connection(u32),
+}
+
+/// A source with something to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadySource {
+    pub source: PollSource,
+    /// The peer reset it, or it could not be established.
+    pub is_broken: bool,
 }
 
 impl PollSource {
@@ -32,6 +54,11 @@ impl PollSource {
             PollSource::Stdin(exec) => (exec, 3),
             PollSource::Stdout(exec) => (exec, 4),
             PollSource::Stderr(exec) => (exec, 5),
+            PollSource::Network(NetworkSource::Outbound) => (0, 6),
+            PollSource::Network(NetworkSource::NameDatagrams) => (0, 7),
+            PollSource::Network(NetworkSource::NameListener) => (0, 8),
+            PollSource::Network(NetworkSource::NameClient(client)) => (client, 9),
+            PollSource::Network(NetworkSource::Connection(connection)) => (connection, 10),
         };
         u64::from(exec) << 8 | kind
     }
@@ -45,6 +72,11 @@ impl PollSource {
             3 => Some(PollSource::Stdin(exec)),
             4 => Some(PollSource::Stdout(exec)),
             5 => Some(PollSource::Stderr(exec)),
+            6 => Some(PollSource::Network(NetworkSource::Outbound)),
+            7 => Some(PollSource::Network(NetworkSource::NameDatagrams)),
+            8 => Some(PollSource::Network(NetworkSource::NameListener)),
+            9 => Some(PollSource::Network(NetworkSource::NameClient(exec))),
+            10 => Some(PollSource::Network(NetworkSource::Connection(exec))),
             _ => None,
         }
     }
@@ -70,13 +102,20 @@ impl Epoll {
         epoll::add(&self.epoll, fd, epoll::EventData::new_u64(source.number()), epoll::EventFlags::OUT)
     }
 
+    /// Reports `source` once each time `fd` becomes readable or writable, or ends. One call for a connection's whole
+    /// life, because calls are expensive in a sandbox.
+    pub fn watch_changes(&self, fd: impl AsFd, source: PollSource) -> io::Result<()> {
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        epoll::add(&self.epoll, fd, epoll::EventData::new_u64(source.number()), flags)
+    }
+
     /// Stops watching `fd`. Required before closing it, because a duplicate may stay open.
     pub fn forget(&self, fd: impl AsFd) {
         let _ = epoll::delete(&self.epoll, fd);
     }
 
     /// The sources that are ready; empty after `timeout`.
-    pub fn wait(&self, timeout: Option<Duration>) -> io::Result<Vec<PollSource>> {
+    pub fn wait(&self, timeout: Option<Duration>) -> io::Result<Vec<ReadySource>> {
         let timeout = timeout
             .map(|span| Timespec { tv_sec: span.as_secs().min(3600) as i64, tv_nsec: i64::from(span.subsec_nanos()) });
         let mut events = Vec::with_capacity(64);
@@ -84,7 +123,13 @@ impl Epoll {
             Ok(_) | Err(io::Errno::INTR) => {}
             Err(error) => return Err(error),
         }
-        Ok(events.iter().filter_map(|event| PollSource::from_number(event.data.u64())).collect())
+        let ready = events.iter().filter_map(|event| {
+            let source = PollSource::from_number(event.data.u64())?;
+            // A copy, because the structure is packed.
+            let flags = event.flags;
+            Some(ReadySource { source, is_broken: flags.contains(epoll::EventFlags::ERR) })
+        });
+        Ok(ready.collect())
     }
 }
 
@@ -101,6 +146,11 @@ mod tests {
             PollSource::Stdin(0),
             PollSource::Stdout(u32::MAX),
             PollSource::Stderr(7),
+            PollSource::Network(NetworkSource::Outbound),
+            PollSource::Network(NetworkSource::NameDatagrams),
+            PollSource::Network(NetworkSource::NameListener),
+            PollSource::Network(NetworkSource::NameClient(3)),
+            PollSource::Network(NetworkSource::Connection(u32::MAX)),
         ] {
             assert_eq!(PollSource::from_number(source.number()), Some(source));
         }

@@ -1,6 +1,6 @@
 //! Events other than frames: children that exit, streams that become ready, time that passes.
 
-use std::{os::fd::AsFd, time::Duration};
+use std::{collections::VecDeque, os::fd::AsFd, time::Duration};
 
 use baton_protocol::{agent::Relieve, frame::Stream};
 use nix::sys::signal::Signal;
@@ -13,7 +13,7 @@ use super::Agent;
 use crate::{
     oom::{self, Ended},
     outbox::Piece,
-    poll::PollSource,
+    poll::{NetworkSource, PollSource},
     process_tree,
     running_exec::{KillSweep, RunningExec},
 };
@@ -57,7 +57,7 @@ impl Agent {
     pub fn ready(&mut self, source: PollSource) {
         let number = match source {
             PollSource::Stdin(number) | PollSource::Stdout(number) | PollSource::Stderr(number) => number,
-            PollSource::FromServer | PollSource::ToServer | PollSource::Children => return,
+            PollSource::FromServer | PollSource::ToServer | PollSource::Children | PollSource::Network(_) => return,
         };
         let Some(exec) = self.execs.get_mut(&number) else { return };
         let flushed = match source {
@@ -70,10 +70,15 @@ impl Agent {
                 exec.stderr.fill(&self.poll, &mut self.scratch, self.attached);
                 Ok(())
             }
-            PollSource::FromServer | PollSource::ToServer | PollSource::Children => Ok(()),
+            PollSource::FromServer | PollSource::ToServer | PollSource::Children | PollSource::Network(_) => Ok(()),
         };
         self.check(flushed, number);
         self.watch(number);
+    }
+
+    /// Handles a socket of the network that is ready.
+    pub fn network_ready(&mut self, source: NetworkSource, is_broken: bool) {
+        self.network.ready(source, is_broken, &self.poll, &mut self.outbox);
     }
 
     /// Sends what may be sent, in a bounded number of writes.
@@ -95,7 +100,8 @@ impl Agent {
         Ok(SendProgress::Part)
     }
 
-    /// Adds acknowledgements of stdin, then output: one frame from each stream in turn, while there is more.
+    /// Adds acknowledgements of stdin, then output, while there is more: commands and connections take turns, and among
+    /// themselves they do too.
     fn refill(&mut self) {
         if !self.outbox.refill() {
             return;
@@ -103,26 +109,36 @@ impl Agent {
         self.execs.values_mut().for_each(|exec| exec.emit_stdin(self.outbox.bytes()));
         let most = self.outbox.size() + MOST_SENT;
         let turns = self.execs.range(self.turn..).chain(self.execs.range(..self.turn));
-        let mut turns: Vec<u32> = turns.map(|(number, _)| *number).collect();
-        while !turns.is_empty() {
-            let mut more = Vec::new();
-            for number in turns {
-                let Some(exec) = self.execs.get_mut(&number) else { continue };
-                let has_sent = exec.stdout.emit(number, Stream::Stdout, &mut self.outbox)
-                    | exec.stderr.emit(number, Stream::Stderr, &mut self.outbox);
-                // A command that is done holds no output, so nothing remains to be written from its rings.
-                if has_sent && exec.is_done() {
-                    self.remove(number);
-                } else if has_sent {
-                    more.push(number);
-                }
-                if self.outbox.size() >= most {
-                    self.turn = number.wrapping_add(1);
-                    return;
-                }
+        let mut turns: VecDeque<u32> = turns.map(|(number, _)| *number).collect();
+        loop {
+            let has_sent = self.emit_exec(&mut turns) | self.network.emit(&mut self.scratch, &mut self.outbox);
+            if !has_sent {
+                return;
             }
-            turns = more;
+            if self.outbox.size() >= most {
+                self.turn = turns.front().copied().unwrap_or(self.turn);
+                return;
+            }
         }
+    }
+
+    /// Adds one frame from each stream of the next command that has one. Commands without one lose their turn.
+    fn emit_exec(&mut self, turns: &mut VecDeque<u32>) -> bool {
+        while let Some(number) = turns.pop_front() {
+            let Some(exec) = self.execs.get_mut(&number) else { continue };
+            let has_sent = exec.stdout.emit(number, Stream::Stdout, &mut self.outbox)
+                | exec.stderr.emit(number, Stream::Stderr, &mut self.outbox);
+            // A command that is done holds no output, so nothing remains to be written from its rings.
+            if has_sent && exec.is_done() {
+                self.remove(number);
+            } else if has_sent {
+                turns.push_back(number);
+            }
+            if has_sent {
+                return true;
+            }
+        }
+        false
     }
 
     /// Handles deadlines and the survivors of a kill.
