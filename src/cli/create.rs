@@ -2,13 +2,13 @@
 
 use std::{process::ExitCode, time::Duration};
 
-use baton_client::{Idle, Options, Persistence, Sandbox, SandboxConfig, SnapshotName};
+use baton_client::{Egress, Idle, Options, Persistence, Sandbox, SandboxConfig, SandboxNetwork, SnapshotName};
 use serde_json::json;
 
 use super::{
     context::CommandContext,
     global_options::{OutputFormat, OutputOption, ServerOptions},
-    limit::{Limit, limits, parse_limit},
+    limit::{Limit, limits, parse_egress, parse_limit},
     screen,
     server_client::describe_error,
     stdio_bridge::{Signals, parse_variable},
@@ -31,6 +31,7 @@ use super::{
                   baton create --persistent --idle 1h --label team=red\n  \
                   baton create --ephemeral --ttl 10m\n  \
                   baton create --limit memory=512MiB --limit cpus=1.5\n  \
+                  baton create --egress index.example.org:443,files.example.org:443\n  \
                   id=$(baton create) && baton exec $id -- uname -a\n  \
                   baton create -o json | jq -r .sandbox_token")]
 pub struct CreateArgs {
@@ -64,6 +65,10 @@ pub struct CreateArgs {
     /// Limit of memory, cpus, pids, disk or files, as in `memory=512MiB`; repeatable
     #[arg(long, value_name = "NAME=VALUE", value_parser = parse_limit)]
     pub limit: Vec<Limit>,
+    /// Where programs inside may connect to: `none`, `any`, or destinations separated by commas, as in
+    /// `index.example.org:443,*.example.net`; without it the server's default applies
+    #[arg(long, value_name = "DESTINATIONS", value_parser = parse_egress)]
+    pub egress: Option<Egress>,
     /// Working directory of all commands
     #[arg(short = 'w', long, value_name = "DIRECTORY")]
     pub cwd: Option<String>,
@@ -110,6 +115,7 @@ pub async fn create(args: CreateArgs, context: &CommandContext) -> anyhow::Resul
         env: args.env.iter().cloned().collect(),
         cwd: args.cwd.clone(),
         limits: limits(&args.limit),
+        network: SandboxNetwork { egress: args.egress.clone(), ..SandboxNetwork::default() },
         ttl: args.ttl,
         ..SandboxConfig::default()
     };

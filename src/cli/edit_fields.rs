@@ -11,7 +11,7 @@ use super::context::UsageError;
 pub const HOLDER_FIELDS: [&str; 3] = ["status", "latest_sandbox_checkpoint", "last_checkpointed"];
 
 /// The operator's fields.
-const OPERATOR_FIELDS: [&str; 12] = [
+const OPERATOR_FIELDS: [&str; 13] = [
     "desired_state",
     "placement",
     "labels",
@@ -21,6 +21,7 @@ const OPERATOR_FIELDS: [&str; 12] = [
     "enable_sandbox_checkpoint",
     "enable_sandbox_handoff",
     "limits",
+    "network",
     "plain",
     "on_incompatible",
     "token_sha256",

@@ -1,6 +1,6 @@
-//! `--limit NAME=VALUE`: the limits of a sandbox.
+//! `--limit NAME=VALUE` and `--egress DESTINATIONS`: what a sandbox may use and reach.
 
-use baton_protocol::limits::Limits;
+use baton_protocol::{limits::Limits, sandbox_network::Egress};
 use serde_json::Value;
 
 /// One limit, as given.
@@ -14,6 +14,11 @@ pub fn parse_limit(text: &str) -> Result<Limit, String> {
     let mut limits = Limits::default();
     limits.set(name, &limit.1)?;
     limits.check().map(|()| limit)
+}
+
+/// Parses `none`, `any`, or destinations separated by commas.
+pub fn parse_egress(text: &str) -> Result<Egress, String> {
+    text.parse()
 }
 
 /// All limits; if one is given twice, the last counts.

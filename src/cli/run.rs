@@ -2,7 +2,7 @@
 
 use std::{process::ExitCode, time::Duration};
 
-use baton_client::{Options, Sandbox};
+use baton_client::{Egress, Options, Sandbox, SandboxNetwork};
 
 use baton_protocol::{
     id::SnapshotName,
@@ -12,7 +12,7 @@ use baton_protocol::{
 use super::{
     context::CommandContext,
     global_options::ServerOptions,
-    limit::{Limit, limits, parse_limit},
+    limit::{Limit, limits, parse_egress, parse_limit},
     screen,
     server_client::{ServerClient, describe_error},
     stdio_bridge::{BridgeEnd, CommandArgs, DetachOption, LocalStreams, Signals, connect, raw_terminal},
@@ -35,6 +35,7 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(5);
                   tar c . | baton run --cwd /tmp -- tar x\n  \
                   baton run --env CI=1 --timeout 30s -- sh -c 'echo $CI'\n  \
                   baton run --limit memory=256MiB --limit pids=64 -- ./untrusted\n  \
+                  baton run --egress any -- curl https://example.org\n  \
                   baton run --snapshot numpy -- python3 -c 'import numpy'\n  \
                   baton run -it -- bash")]
 pub struct RunArgs {
@@ -46,6 +47,10 @@ pub struct RunArgs {
     /// Limit of memory, cpus, pids, disk or files, as in `memory=512MiB`; repeatable
     #[arg(long, value_name = "NAME=VALUE", value_parser = parse_limit)]
     pub limit: Vec<Limit>,
+    /// Where programs inside may connect to: `none`, `any`, or destinations separated by commas, as in
+    /// `index.example.org:443,*.example.net`; without it the server's default applies
+    #[arg(long, value_name = "DESTINATIONS", value_parser = parse_egress)]
+    pub egress: Option<Egress>,
     /// Pass stdin to the command even if it is a terminal
     #[arg(short, long)]
     pub interactive: bool,
@@ -68,6 +73,7 @@ pub async fn run(args: RunArgs, context: &CommandContext) -> anyhow::Result<Exit
         persistent: Some(Persistence::No),
         filesystem_snapshot_name: args.snapshot.clone(),
         limits: limits(&args.limit),
+        network: SandboxNetwork { egress: args.egress.clone(), ..SandboxNetwork::default() },
         ..SandboxConfig::default()
     };
     let options = Options { connection: server.connection(server.url()), config };

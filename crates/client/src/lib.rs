@@ -70,6 +70,7 @@ pub use baton_protocol::{
     id::{CheckpointId, ExecId, InstanceId, SandboxId, SnapshotName},
     limits::{Cpus, Limits},
     request::{Idle, Language, Offsets, Persistence, SandboxConfig},
+    sandbox_network::{Egress, EgressHost, EgressRule, SandboxNetwork},
 };
 
 pub use self::{
