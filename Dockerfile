@@ -5,6 +5,7 @@
 #
 #   docker build -t baton .
 #   docker build -t baton-api --target api .    the API's half, as nobody
+#   docker build -t baton --build-arg BATON_ROOTFS_RECIPE=data .    sandboxes with the packages for analysis and plots
 #
 # No step needs more than a container has by default: no entitlement, no mount, no privileged builder.
 #
@@ -18,6 +19,8 @@ ARG DEBIAN_IMAGE=debian:bookworm-slim
 ARG DEBIAN_DIGEST=
 ARG RUST_IMAGE=rust:1-bookworm
 ARG RUST_DIGEST=
+# What is in a sandbox: minimal, base or data (docs/root-file-systems.md).
+ARG BATON_ROOTFS_RECIPE=base
 
 FROM ${GO_IMAGE}${GO_DIGEST} AS runsc
 WORKDIR /src
@@ -25,8 +28,10 @@ COPY scripts/setup scripts/setup
 RUN BATON_CACHE_DIR=/cache scripts/setup --only runsc
 
 FROM ${DEBIAN_IMAGE}${DEBIAN_DIGEST} AS rootfs
+ARG BATON_ROOTFS_RECIPE
 WORKDIR /src
 COPY scripts/setup scripts/setup
+COPY scripts/rootfs scripts/rootfs
 RUN BATON_CACHE_DIR=/cache scripts/setup --only rootfs
 
 FROM ${RUST_IMAGE}${RUST_DIGEST} AS build
@@ -36,6 +41,7 @@ RUN BATON_CACHE_DIR=/cache CARGO_TARGET_DIR=/target scripts/setup --only agent
 RUN CARGO_TARGET_DIR=/target cargo build --locked --profile dist --bin baton
 
 FROM build AS tree
+ARG BATON_ROOTFS_RECIPE
 COPY --from=runsc /cache/runsc /cache/runsc
 COPY --from=rootfs /cache/rootfs /cache/rootfs
 RUN BATON_CACHE_DIR=/cache scripts/image-tree --binary /target/dist/baton /image

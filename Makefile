@@ -12,6 +12,9 @@ CARGO_TARGET_DIR ?= $(BATON_CACHE_DIR)/target
 TIER ?= quick
 BATON_TIER := $(TIER)
 export BATON_CACHE_DIR CARGO_TARGET_DIR BATON_TIER
+ifdef ROOTFS
+export BATON_ROOTFS_RECIPE := $(ROOTFS)
+endif
 
 ifeq ($(filter $(TIER),quick proof),)
 $(error TIER is '$(TIER)', and there are quick and proof)
@@ -27,7 +30,7 @@ help: ## list these targets
 	@echo; echo "  TIER=quick|proof   how thorough the tests are (now: $(TIER))"
 	@echo "  cache              $(BATON_CACHE_DIR)"
 
-setup: ## get runsc, the root file system and the agent into the cache (needs root)
+setup: ## get runsc, the root file system and the agent into the cache (needs root; ROOTFS=minimal|base|data)
 	@scripts/setup
 
 setup-tests: ## the same, and gcsfuse, which only tests need

@@ -1,8 +1,8 @@
 //! What `make run` and `manifests/local` start servers with, run in a tree of their own beside stand-ins for what they
-//! would build and start.
+//! would build and start; and which root file systems there are to choose from.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     os::unix::fs::PermissionsExt,
     process::{Command, Stdio},
@@ -11,7 +11,7 @@ use std::{
 use baton::config::{Config, Flags};
 use baton_protocol::limits::Bounds;
 
-use crate::repo_files::read;
+use crate::repo_files::{read, root};
 
 /// Writes down how it was started, once per start.
 const SERVER: &str = "#!/bin/bash\nenv >\"$PLACE/started-$1-$$\"\n";
@@ -80,4 +80,42 @@ fn servers_on_one_machine_have_limits_and_one_key_to_sign_with() {
     };
     assert!(servers.iter().all(|server| is_limited(&limits(server))));
     assert_eq!(key(&servers[0]), key(&servers[1]), "each starts from what the other has stored");
+}
+
+/// How a script of this tree ended, and what it wrote to stdout and stderr.
+fn ended(script: &str, words: &[&str]) -> (bool, String, String) {
+    let done = Command::new(root().join(script)).args(words).stdin(Stdio::null()).output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (done.status.success(), text(done.stdout), text(done.stderr))
+}
+
+#[test]
+fn every_root_file_system_has_a_recipe_of_its_own_and_no_other_is_made() {
+    const MAKE: &str = "scripts/rootfs/make";
+    let digests: BTreeSet<_> = ["minimal", "base", "data"]
+        .map(|recipe| {
+            let (is_good, digest, complaint) = ended(MAKE, &["--digest", recipe]);
+            assert!(is_good && digest.trim().len() == 64, "{recipe}: {digest}{complaint}");
+            digest
+        })
+        .into();
+    assert_eq!(digests.len(), 3);
+    for (script, words) in [(MAKE, ["--digest", "large"]), ("scripts/setup", ["--rootfs", "large"])] {
+        let (is_good, _, complaint) = ended(script, &words);
+        assert!(!is_good && complaint.contains("minimal, base and data"), "{script}: {complaint}");
+    }
+}
+
+#[test]
+fn every_wheel_of_the_root_file_system_for_data_is_pinned_by_its_digest() {
+    let list = read("scripts/rootfs/data.txt");
+    let wheels: Vec<_> = list.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).collect();
+    for wheel in &wheels {
+        let (named, digest) = wheel.split_once(" --hash=sha256:").unwrap_or_else(|| panic!("{wheel} has no digest"));
+        assert!(named.contains("==") && digest.len() == 64, "{wheel}");
+    }
+    let names: Vec<_> = wheels.iter().map(|wheel| wheel.split("==").next().unwrap()).collect();
+    for name in ["numpy", "pandas", "matplotlib", "scipy", "scikit-learn", "pillow", "requests", "ipython"] {
+        assert!(names.contains(&name), "{name} is missing");
+    }
 }
