@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::wildcard_enum_match_arm, reason = "a test that is surprised ends")]
 
 mod attach_precedence;
+mod base_rootfs;
 mod commandline;
 mod copies;
 mod documents;
