@@ -65,23 +65,50 @@ async def test_input_comes_after_what_another_client_wrote_during_a_drop() -> No
         running, exec_id = await start(sandbox, peer, stdin=True)
         await running.write_stdin("ab")
         assert await frame(peer) == (1, 0, b"ab")
+        await peer.send_event("stdin_ack", exec_id=exec_id, offset=2)
         peer.cut()
+        while sandbox.info().is_connected:
+            await asyncio.sleep(0)
+        # Written while there is no connection: it was never sent, so the seven bytes are another client's.
+        await running.write_stdin("later")
         peer = await server.attach(view(exec_id, 1, stdin=7))
-        await peer.receive_request()
-        await running.write_stdin("next")
-        assert await frame(peer) == (1, 7, b"next")
+        assert await frame(peer) == (1, 7, b"later")
+        await running.write_stdin("last")
+        assert await frame(peer) == (1, 12, b"last")
+        await running.close_stdin()
+        assert await peer.receive() == {"event": "stdin", "exec_id": exec_id, "data": "", "eof": True, "offset": 16}
+        await sandbox.close()
+
+
+@pytest.mark.parametrize(("accepted", "rolled_back"), [(4, True), (9, False)])
+async def test_a_command_is_lost_rather_than_its_input(accepted: int, rolled_back: bool) -> None:
+    """Of eight bytes sent, five were acknowledged; then the sandbox has accepted fewer, or more than were sent."""
+    async with scripted_server() as server:
+        sandbox, peer = await create(server)
+        running, exec_id = await start(sandbox, peer, stdin=True)
+        await running.write_stdin("12345678")
+        await frame(peer)
+        await peer.send_event("stdin_ack", exec_id=exec_id, offset=5)
+        peer.cut()
+        await server.attach(view(exec_id, 1, stdin=accepted))
+        with pytest.raises(ExecLostError, match="rolled back to before" if rolled_back else "another client wrote") as lost:
+            await running.wait()
+        assert lost.value.rolled_back == rolled_back
+        with pytest.raises(ExecLostError):
+            await running.write_stdin("x")
         await sandbox.close()
 
 
 def test_a_buffer_that_starts_later_has_the_same_window() -> None:
     stdin = StdinBuffer()
     stdin.write(memoryview(b"abc"))
-    stdin.start_at(10)
+    stdin.resume(10)
     assert stdin.free_space == WINDOW - 3
     assert stdin.next() == (10, b"abc")
     stdin.ack(12)
     stdin.resume(12)
     assert stdin.next() == (12, b"c")
     stdin.close()
+    stdin.ack(13)
     stdin.resume(20)
     assert (stdin.free_space, stdin.next()) == (WINDOW, (20, None))

@@ -10,6 +10,7 @@ import type { Event, ExecView, Update } from "./protocol.js";
 import * as requests from "./requests.js";
 import type { Offsets, Request } from "./requests.js";
 import { ConnectionSummary, type RetryPolicy, fatal } from "./retry_policy.js";
+import { StdinConflict } from "./stdin.js";
 import { MissingBytes } from "./stream.js";
 
 /** How long to wait for the close frame after the last event. */
@@ -249,7 +250,7 @@ export class Session {
     const view = state.execs.find((known) => known.execId === exec.id);
     if (view) {
       this.#number(view.exec, exec);
-      exec.stdin.startAt(view.stdin);
+      exec.stdinResume(view.stdin);
       exec.rolledBack = this.#rolledBack;
     }
     this.#send(requests.reconnect({ [exec.id]: exec.resumeOffsets() }));
@@ -278,11 +279,13 @@ export class Session {
         this.#number(view.exec, exec);
         exec.started();
         exec.rolledBack ||= this.#rolledBack;
-        if (view.stdin < exec.stdin.acked) {
-          this.#lose(exec, "the sandbox was rolled back to before input that the command had accepted", true);
+        try {
+          exec.stdinResume(view.stdin);
+        } catch (error) {
+          if (!(error instanceof StdinConflict)) throw error;
+          this.#lose(exec, error.message, error.isRolledBack || this.#rolledBack);
           continue;
         }
-        exec.stdinResume(view.stdin);
       } else if (exec.phase === "requested" && exec.request) {
         // The request was lost with the last connection: send it again.
         this.#request(exec, exec.request);

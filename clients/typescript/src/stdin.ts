@@ -2,8 +2,8 @@
  * Input that was written to a command and not yet accepted by it, so that it can be sent again.
  *
  * ```text
- *   acked ≤ sent ≤ end              offsets in the command's stdin
- *   └──── chunks ────┘
+ *   acked ≤ sent ≤ reached ≤ end        offsets in the command's stdin
+ *   └───────── chunks ─────────┘
  * ```
  */
 
@@ -12,23 +12,24 @@ export const WINDOW = 1 << 20;
 /** The largest part sent at once. */
 export const PART = 256 << 10;
 
+/** Input cannot continue on a new connection. */
+export class StdinConflict extends Error {
+  readonly isRolledBack: boolean;
+  constructor(message: string, isRolledBack: boolean) {
+    super(message);
+    this.isRolledBack = isRolledBack;
+  }
+}
+
 export class StdinBuffer {
   #chunks: Uint8Array[] = [];
   #sent = 0;
+  /** The highest offset sent so far, on any connection. */
+  #reached = 0;
   #end = 0;
   #eofSent = false;
   acked = 0;
   isClosed = false;
-
-  /**
-   * The command accepted this many bytes from earlier clients; input of this client comes after them.
-   * To be called before anything is sent.
-   */
-  startAt(accepted: number): void {
-    this.acked += accepted;
-    this.#sent += accepted;
-    this.#end += accepted;
-  }
 
   get freeSpace(): number {
     return WINDOW - (this.#end - this.acked);
@@ -53,6 +54,7 @@ export class StdinBuffer {
           const offset = this.#sent;
           const data = chunk.subarray(skip, skip + PART);
           this.#sent += data.length;
+          this.#reached = Math.max(this.#reached, this.#sent);
           return { offset, data };
         }
         skip -= chunk.length;
@@ -70,6 +72,7 @@ export class StdinBuffer {
     let left = Math.max(0, Math.min(offset, this.#end) - this.acked);
     this.acked += left;
     this.#sent = Math.max(this.#sent, this.acked);
+    this.#reached = Math.max(this.#reached, this.acked);
     while (left > 0) {
       const chunk = this.#chunks[0];
       if (!chunk) return;
@@ -88,14 +91,22 @@ export class StdinBuffer {
   }
 
   /**
-   * Prepares for a new connection, on which the command has accepted `accepted` bytes.
+   * Prepares for a new connection, on which the command has accepted `accepted` bytes: the rest is sent again.
    *
-   * If that is more than this client wrote, another client wrote input in the meantime; what this client
-   * writes next comes after it.
+   * More bytes than were ever sent from here are another client's; what was not sent yet comes after them.
    */
   resume(accepted: number): void {
-    this.ack(accepted);
-    if (accepted > this.#end) this.acked = this.#end = accepted;
+    if (accepted < this.acked) {
+      throw new StdinConflict("the sandbox was rolled back to before input that the command had accepted", true);
+    } else if (accepted <= this.#reached) {
+      this.ack(accepted);
+    } else if (this.acked < this.#reached) {
+      const unknown = "it is not known whether the last input from here arrived";
+      throw new StdinConflict(`another client wrote input while the connection was down; ${unknown}`, false);
+    } else {
+      this.#end += accepted - this.acked;
+      this.acked = this.#reached = accepted;
+    }
     this.#sent = this.acked;
     this.#eofSent = false;
   }

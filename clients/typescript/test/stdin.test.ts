@@ -63,18 +63,42 @@ test("input comes after what another client wrote during a drop", async () => {
   const [running, id] = await start(sandbox, peer, { stdin: true });
   await running.writeStdin("ab");
   assert.deepEqual(await frame(peer), [1, 0, "ab"]);
+  peer.sendEvent("stdin_ack", { exec_id: id, offset: 2 });
   peer.cut();
+  while (sandbox.info().isConnected) await setImmediate();
+  // Written while there is no connection: it was never sent, so the seven bytes are another client's.
+  await running.writeStdin("later");
   peer = await server.attach(view(id, 1, 7));
-  await peer.receiveRequest();
-  await running.writeStdin("next");
-  assert.deepEqual(await frame(peer), [1, 7, "next"]);
+  assert.deepEqual(await frame(peer), [1, 7, "later"]);
+  await running.writeStdin("last");
+  assert.deepEqual(await frame(peer), [1, 12, "last"]);
+  await running.closeStdin();
+  assert.deepEqual(await peer.receive(), { event: "stdin", exec_id: id, data: "", eof: true, offset: 16 });
   await sandbox.close();
+});
+
+test("a command is lost rather than its input", async () => {
+  // Of eight bytes sent, five were acknowledged; then the sandbox has accepted fewer, or more than were sent.
+  for (const [accepted, rolledBack, text] of [[4, true, /rolled back to before/], [9, false, /another client wrote/]] as const) {
+    await using server = await ScriptedServer.start();
+    const [sandbox, peer] = await create(server);
+    const [running, id] = await start(sandbox, peer, { stdin: true });
+    await running.writeStdin("12345678");
+    await frame(peer);
+    peer.sendEvent("stdin_ack", { exec_id: id, offset: 5 });
+    peer.cut();
+    await server.attach(view(id, 1, accepted));
+    const isLost = (error: unknown) => error instanceof ExecLostError && error.rolledBack === rolledBack && text.test(error.message);
+    await assert.rejects(running.wait(), isLost);
+    await assert.rejects(running.writeStdin("x"), ExecLostError);
+    await sandbox.close();
+  }
 });
 
 test("a buffer that starts later has the same window", () => {
   const stdin = new StdinBuffer();
   stdin.write(new TextEncoder().encode("abc"));
-  stdin.startAt(10);
+  stdin.resume(10);
   assert.equal(stdin.freeSpace, WINDOW - 3);
   const first = stdin.next();
   assert.deepEqual([first?.offset, text(first?.data)], [10, "abc"]);
@@ -83,6 +107,7 @@ test("a buffer that starts later has the same window", () => {
   const second = stdin.next();
   assert.deepEqual([second?.offset, text(second?.data)], [12, "c"]);
   stdin.close();
+  stdin.ack(13);
   stdin.resume(20);
   assert.equal(stdin.freeSpace, WINDOW);
   assert.deepEqual(stdin.next(), { offset: 20 });

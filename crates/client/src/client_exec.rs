@@ -17,7 +17,7 @@ use tokio::sync::{Notify, Semaphore, watch};
 
 use crate::{
     Error,
-    stdin_buffer::{PART, StdinBuffer, StdinPart, WINDOW},
+    stdin_buffer::{PART, StdinBuffer, StdinConflict, StdinPart, WINDOW},
     stream::{Chunk, Hole, OutputBuffer},
 };
 
@@ -257,8 +257,13 @@ impl ClientExec {
         self.streams().stdin.next()
     }
 
-    pub(crate) fn start_stdin_at(&self, offset: u64) {
-        self.streams().stdin.start_at(offset);
+    /// Input continues on a new connection, on which the command has accepted `accepted` bytes; `None` if the server
+    /// does not tell.
+    pub(crate) fn resume_stdin(&self, accepted: Option<u64>) -> Result<(), StdinConflict> {
+        let stdin = &mut self.streams().stdin;
+        let freed = stdin.resume(accepted.unwrap_or_else(|| stdin.acked()))?;
+        self.room.add_permits(freed);
+        Ok(())
     }
 
     pub(crate) fn stdin_ack(&self, offset: u64) {
@@ -278,7 +283,6 @@ impl ClientExec {
     /// Resumes on a new connection. Returns the offsets to send and whether the command must be killed again.
     pub(crate) fn resume(&self) -> (Offsets, bool) {
         let mut streams = self.streams();
-        streams.stdin.resend();
         (Offsets { stdout: streams.stdout.named(), stderr: streams.stderr.named() }, streams.kill_wanted)
     }
 

@@ -1,8 +1,8 @@
 //! Input that was written to a command and not yet accepted by it, so that it can be sent again.
 //!
 //! ```text
-//!   acked ≤ sent ≤ end        offsets in the command's stdin
-//!   └──── chunks ────┘
+//!   acked ≤ sent ≤ reached ≤ end        offsets in the command's stdin
+//!   └───────── chunks ─────────┘
 //! ```
 
 use std::collections::VecDeque;
@@ -19,6 +19,8 @@ pub(crate) struct StdinBuffer {
     chunks: VecDeque<Bytes>,
     acked: u64,
     sent: u64,
+    /// The highest offset sent so far, on any connection.
+    reached: u64,
     end: u64,
     closed: bool,
     eof_sent: bool,
@@ -36,16 +38,12 @@ impl StdinBuffer {
         self.chunks.push_back(bytes);
     }
 
-    /// Counts from `offset` on: the command has accepted that much from other clients. Only before anything was sent.
-    pub(crate) fn start_at(&mut self, offset: u64) {
-        debug_assert!(!self.is_under_way() && self.acked == 0, "offsets must not change once bytes are on their way");
-        self.acked = offset;
-        self.sent = offset;
-        self.end = self.end.saturating_add(offset);
-    }
-
     pub(crate) fn close(&mut self) {
         self.closed = true;
+    }
+
+    pub(crate) fn acked(&self) -> u64 {
+        self.acked
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -66,6 +64,7 @@ impl StdinBuffer {
             let bytes = chunk.slice(skip..chunk.len().min(skip + PART));
             let offset = self.sent;
             self.sent += bytes.len() as u64;
+            self.reached = self.reached.max(self.sent);
             return Some(StdinPart::Data { offset, bytes });
         }
         if self.closed && !self.eof_sent {
@@ -80,6 +79,7 @@ impl StdinBuffer {
         let freed = offset.min(self.end).saturating_sub(self.acked);
         self.acked += freed;
         self.sent = self.sent.max(self.acked);
+        self.reached = self.reached.max(self.acked);
         let mut left = freed as usize;
         while let Some(chunk) = self.chunks.front_mut().filter(|_| left > 0) {
             if chunk.len() <= left {
@@ -98,11 +98,37 @@ impl StdinBuffer {
         self.sent > self.acked || self.eof_sent
     }
 
-    /// Prepares for a new connection: everything unacknowledged is sent again, including the end.
-    pub(crate) fn resend(&mut self) {
+    /// Prepares for a new connection, on which the command has accepted `accepted` bytes: what it has not accepted is
+    /// sent again, including the end. Returns how much space that frees.
+    ///
+    /// More bytes than were ever sent from here are another client's; what was not sent yet comes after them.
+    pub(crate) fn resume(&mut self, accepted: u64) -> Result<usize, StdinConflict> {
+        let mut freed = 0;
+        if accepted < self.acked {
+            return Err(StdinConflict::RolledBack);
+        } else if accepted <= self.reached {
+            freed = self.ack(accepted);
+        } else if self.acked < self.reached {
+            return Err(StdinConflict::Interleaved);
+        } else {
+            self.end = self.end.saturating_add(accepted - self.acked);
+            (self.acked, self.reached) = (accepted, accepted);
+        }
         self.sent = self.acked;
         self.eof_sent = false;
+        Ok(freed)
     }
+}
+
+/// Why input cannot continue on a new connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum StdinConflict {
+    #[error("the sandbox was rolled back to before input that the command had accepted")]
+    RolledBack,
+    #[error(
+        "another client wrote input while the connection was down; it is not known whether the last input from here arrived"
+    )]
+    Interleaved,
 }
 
 #[cfg(test)]
@@ -123,8 +149,7 @@ mod tests {
         assert_eq!(stdin.next(), data(3, "def"));
         assert_eq!(stdin.next(), Some(StdinPart::Eof { offset: 6 }));
         assert_eq!(stdin.next(), None);
-        stdin.resend();
-        assert_eq!(stdin.ack(4), 4);
+        assert_eq!(stdin.resume(4), Ok(4));
         assert_eq!(stdin.next(), data(4, "ef"));
         assert_eq!(stdin.next(), Some(StdinPart::Eof { offset: 6 }));
     }
@@ -133,13 +158,40 @@ mod tests {
     fn input_for_a_command_that_has_some_already_follows_it() {
         let mut stdin = StdinBuffer::default();
         stdin.write(Bytes::from_static(b"abc"));
-        stdin.start_at(2);
+        assert_eq!(stdin.resume(2), Ok(0));
         assert_eq!(stdin.next(), data(2, "abc"));
         stdin.close();
         assert_eq!(stdin.next(), Some(StdinPart::Eof { offset: 5 }));
         assert_eq!(stdin.ack(4), 2);
-        stdin.resend();
+        assert_eq!(stdin.resume(4), Ok(0));
         assert_eq!(stdin.next(), data(4, "c"));
+    }
+
+    #[test]
+    fn input_that_was_not_sent_yet_follows_what_another_client_wrote() {
+        let mut stdin = StdinBuffer::default();
+        stdin.write(Bytes::from_static(b"abc"));
+        assert_eq!(stdin.next(), data(0, "abc"));
+        assert_eq!(stdin.ack(3), 3);
+        stdin.write(Bytes::from_static(b"later"));
+        stdin.close();
+        assert_eq!(stdin.resume(7), Ok(0));
+        assert_eq!(stdin.next(), data(7, "later"));
+        assert_eq!(stdin.next(), Some(StdinPart::Eof { offset: 12 }));
+        assert_eq!(stdin.ack(12), 5);
+        // Nothing of this client is in flight: the end follows whatever others wrote.
+        assert_eq!(stdin.resume(20), Ok(0));
+        assert_eq!(stdin.next(), Some(StdinPart::Eof { offset: 20 }));
+    }
+
+    #[test]
+    fn input_that_may_be_lost_or_was_rolled_back_is_a_conflict() {
+        let mut stdin = StdinBuffer::default();
+        stdin.write(Bytes::from_static(b"abc"));
+        assert_eq!(stdin.next(), data(0, "abc"));
+        assert_eq!(stdin.resume(4), Err(StdinConflict::Interleaved));
+        assert_eq!(stdin.ack(2), 2);
+        assert_eq!(stdin.resume(1), Err(StdinConflict::RolledBack));
     }
 
     #[test]

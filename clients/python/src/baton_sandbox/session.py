@@ -32,6 +32,7 @@ from .protocol import (
 from .result import Result
 from .retry_policy import ConnectionSummary, RetryPolicy, fatal
 from .state import Close, Sent
+from .stdin import StdinConflict
 from .stream import MissingBytes
 
 if TYPE_CHECKING:
@@ -261,7 +262,7 @@ class Session:
         for view in self._state.execs:
             if view.exec_id == exec.id:
                 self._number(view.exec, exec)
-                exec.stdin.start_at(view.stdin)
+                exec.stdin_resume(view.stdin)
                 exec.rolled_back = self._rolled_back
         self._send(requests.reconnect({exec.id: exec.resume_offsets()}))
 
@@ -286,10 +287,11 @@ class Session:
                 self._number(view.exec, exec)
                 exec.started()
                 exec.rolled_back |= self._rolled_back
-                if view.stdin < exec.stdin.acked:
-                    self._lose(exec, "the sandbox was rolled back to before input that the command had accepted", True)
+                try:
+                    exec.stdin_resume(view.stdin)
+                except StdinConflict as conflict:
+                    self._lose(exec, str(conflict), conflict.rolled_back or self._rolled_back)
                     continue
-                exec.stdin_resume(view.stdin)
             elif exec.phase == REQUESTED:
                 # The request was lost with the last connection: send it again.
                 self._request(exec)

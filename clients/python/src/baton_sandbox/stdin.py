@@ -2,8 +2,8 @@
 
 ::
 
-    acked <= sent <= end              offsets in the command's stdin
-    `---- chunks ----'
+    acked <= sent <= reached <= end        offsets in the command's stdin
+    `--------- chunks ----------'
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ WINDOW = 1 << 20
 PART = 256 << 10
 
 
+class StdinConflict(Exception):
+    """Input cannot continue on a new connection."""
+
+    def __init__(self, message: str, *, rolled_back: bool) -> None:
+        super().__init__(message)
+        self.rolled_back = rolled_back
+
+
 class StdinBuffer:
     def __init__(self) -> None:
         self._chunks: deque[memoryview] = deque()
         self.acked = self._sent = self._end = 0
+        #: The highest offset sent so far, on any connection.
+        self._reached = 0
         self._eof_sent = False
         self.is_closed = False
-
-    def start_at(self, accepted: int) -> None:
-        """The command accepted this many bytes from earlier clients; input of this client comes after them.
-
-        To be called before anything is sent.
-        """
-        self.acked += accepted
-        self._sent += accepted
-        self._end += accepted
 
     @property
     def free_space(self) -> int:
@@ -54,6 +55,7 @@ class StdinBuffer:
                 if skip < len(chunk):
                     offset, part = self._sent, chunk[skip : skip + PART]
                     self._sent += len(part)
+                    self._reached = max(self._reached, self._sent)
                     return offset, part
                 skip -= len(chunk)
         if self.is_closed and not self._eof_sent:
@@ -66,6 +68,7 @@ class StdinBuffer:
         left = max(0, min(offset, self._end) - self.acked)
         self.acked += left
         self._sent = max(self._sent, self.acked)
+        self._reached = max(self._reached, self.acked)
         while left:
             chunk = self._chunks.popleft()
             if len(chunk) > left:
@@ -79,13 +82,21 @@ class StdinBuffer:
         return self._sent > self.acked or self._eof_sent
 
     def resume(self, accepted: int) -> None:
-        """Prepares for a new connection, on which the command has accepted ``accepted`` bytes.
+        """Prepares for a new connection, on which the command has accepted ``accepted`` bytes: the rest is sent again.
 
-        If that is more than this client wrote, another client wrote input in the meantime; what this
-        client writes next comes after it.
+        More bytes than were ever sent from here are another client's; what was not sent yet comes after them.
         """
-        self.ack(accepted)
-        if accepted > self._end:
-            self.acked = self._end = accepted
+        if accepted < self.acked:
+            raise StdinConflict("the sandbox was rolled back to before input that the command had accepted", rolled_back=True)
+        if accepted <= self._reached:
+            self.ack(accepted)
+        elif self.acked < self._reached:
+            raise StdinConflict(
+                "another client wrote input while the connection was down; it is not known whether the last input from here arrived",
+                rolled_back=False,
+            )
+        else:
+            self._end += accepted - self.acked
+            self.acked = self._reached = accepted
         self._sent = self.acked
         self._eof_sent = False

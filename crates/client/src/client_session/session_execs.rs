@@ -12,6 +12,7 @@ use super::Session;
 use crate::{
     Error,
     client_exec::{ClientExec, Outcome},
+    stdin_buffer::StdinConflict,
 };
 
 impl Session<'_> {
@@ -28,8 +29,11 @@ impl Session<'_> {
         }
         let view = self.link.mirror.borrow().execs.iter().find(|view| view.exec_id == exec.id).cloned();
         if let Some(view) = view {
-            exec.start_stdin_at(view.stdin);
             self.number(view.exec, &exec);
+            if let Err(conflict) = exec.resume_stdin(Some(view.stdin)) {
+                self.end_lost(&exec, conflict.to_string());
+                return;
+            }
         }
         let (offsets, _) = exec.resume();
         let offsets = BTreeMap::from([(exec.id.clone(), offsets)]);
@@ -60,7 +64,6 @@ impl Session<'_> {
                 Some(view) => {
                     self.number(view.exec, &exec);
                     exec.started();
-                    exec.stdin_ack(view.stdin);
                 }
                 // The request was lost with the last connection: send it again.
                 None if exec.is_asked() => {
@@ -68,12 +71,17 @@ impl Session<'_> {
                     continue;
                 }
                 None if views.is_some() => {
-                    let error = "the sandbox does not know the command any more".to_owned();
-                    exec.ended(Ok(Outcome { error: Some(error), ..Outcome::default() }));
-                    self.link.execs.remove(&exec.id);
+                    self.end_lost(&exec, "the sandbox does not know the command any more".to_owned());
                     continue;
                 }
                 None => {}
+            }
+            if let Err(conflict) = exec.resume_stdin(view.map(|view| view.stdin)) {
+                if conflict == StdinConflict::RolledBack {
+                    exec.rolled_back();
+                }
+                self.end_lost(&exec, conflict.to_string());
+                continue;
             }
             let (received, kill) = exec.resume();
             if exec.is_peek { &mut peeked } else { &mut offsets }.insert(exec.id.clone(), received);
@@ -93,6 +101,12 @@ impl Session<'_> {
             mirror.execs = views.unwrap_or_default().to_vec();
         });
         self.feed();
+    }
+
+    fn end_lost(&mut self, exec: &ClientExec, error: String) {
+        self.link.execs.remove(&exec.id);
+        self.forget(exec);
+        exec.ended(Ok(Outcome { error: Some(error), ..Outcome::default() }));
     }
 
     pub(super) fn started(&mut self, update: &Update) {

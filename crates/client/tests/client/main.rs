@@ -5,3 +5,4 @@ mod client_wire;
 mod credentials;
 mod resume;
 mod script;
+mod stdin_offsets;

@@ -18,9 +18,9 @@ use crate::{
 };
 
 /// What the server lets run ahead of the acknowledgements.
-const WINDOW: u64 = 1 << 20;
+pub const WINDOW: u64 = 1 << 20;
 
-async fn start(sandbox: &Sandbox, peer: &mut ScriptedPeer, exec: Exec) -> (Running, ExecId) {
+pub async fn start(sandbox: &Sandbox, peer: &mut ScriptedPeer, exec: Exec) -> (Running, ExecId) {
     let (running, id) = tokio::join!(sandbox.exec(exec), async {
         let id = peer.exec().await;
         peer.started(&id, 1).await;
@@ -29,7 +29,7 @@ async fn start(sandbox: &Sandbox, peer: &mut ScriptedPeer, exec: Exec) -> (Runni
     (running.unwrap(), id)
 }
 
-async fn offsets(peer: &mut ScriptedPeer, id: &ExecId) -> Offsets {
+pub async fn offsets(peer: &mut ScriptedPeer, id: &ExecId) -> Offsets {
     match peer.request_but_ack().await {
         Request::Reconnect { offsets, .. } => offsets[id],
         other => panic!("{other:?} instead of a reconnect"),
@@ -48,7 +48,7 @@ fn byte(offset: u64) -> u8 {
     (offset.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }
 
-fn bytes(from: u64, to: u64) -> Vec<u8> {
+pub fn bytes(from: u64, to: u64) -> Vec<u8> {
     (from..to).map(byte).collect()
 }
 
@@ -150,57 +150,6 @@ async fn twenty_cuts_lose_and_double_nothing() {
     });
     let collected = collected.unwrap();
     assert!(collected.stdout == bytes(0, TOTAL), "{} of {TOTAL} bytes, or others", collected.stdout.len());
-}
-
-#[tokio::test]
-async fn stdin_that_was_not_taken_is_sent_again() {
-    let server = Server::start().await;
-    let (sandbox, mut peer) = tokio::join!(create(&server), server.create());
-    let (running, id) = start(&sandbox, &mut peer, Exec::argv(["cat"]).stdin()).await;
-    running.write_stdin("abc").await.unwrap();
-    running.write_stdin("def").await.unwrap();
-    assert_eq!(peer.stdin().await, (0, Bytes::from_static(b"abc")));
-    peer.cut();
-    let mut peer = server.attach(vec![view(&id, 1, 2)]).await;
-    offsets(&mut peer, &id).await;
-    assert_eq!(peer.stdin().await, (2, Bytes::from_static(b"c")));
-    assert_eq!(peer.stdin().await, (3, Bytes::from_static(b"def")));
-    running.close_stdin();
-    let Request::Stdin(end) = peer.request().await else { panic!() };
-    assert_eq!((end.eof, end.offset, end.exec_id), (true, Some(6), Some(id.clone())));
-    peer.cut();
-    // The end is said again: nothing confirms it.
-    let mut peer = server.attach(vec![view(&id, 1, 6)]).await;
-    offsets(&mut peer, &id).await;
-    let Request::Stdin(end) = peer.request().await else { panic!() };
-    assert_eq!((end.eof, end.offset), (true, Some(6)));
-    assert!(running.write_stdin("x").await.is_err());
-}
-
-#[tokio::test]
-async fn a_writer_waits_while_a_mebibyte_is_on_its_way() {
-    let server = Server::start().await;
-    let (sandbox, mut peer) = tokio::join!(create(&server), server.create());
-    let (running, id) = start(&sandbox, &mut peer, Exec::argv(["cat"]).stdin()).await;
-    let input = bytes(0, 3 * WINDOW);
-    let mut taken = Vec::new();
-    let (written, ()) = tokio::join!(running.write_stdin(input.clone()), async {
-        while taken.len() < input.len() {
-            // All of the window, and not a byte more, without an acknowledgement.
-            let until = taken.len() + WINDOW as usize;
-            while taken.len() < until {
-                let (offset, bytes) = peer.stdin().await;
-                assert_eq!(offset, taken.len() as u64);
-                taken.extend_from_slice(&bytes);
-            }
-            assert_eq!(taken.len(), until);
-            let early = tokio::time::timeout(Duration::from_millis(100), peer.stdin()).await;
-            assert!(early.is_err(), "more than the window");
-            peer.say(&Event::StdinAck { exec_id: id.clone(), offset: taken.len() as u64 }).await;
-        }
-    });
-    written.unwrap();
-    assert!(taken == input);
 }
 
 #[tokio::test]
@@ -389,30 +338,6 @@ async fn a_command_can_be_followed_by_somebody_who_did_not_start_it() {
     assert_eq!(next(&mut running).await, b"rest");
     assert!(soon(running.wait()).await.unwrap().is_success());
     assert!(sandbox.follow(&ExecId::parse("other").unwrap(), Offsets::default()).await.is_err());
-}
-
-#[tokio::test]
-async fn input_to_a_followed_command_begins_where_the_input_of_others_ended() {
-    let server = Server::start().await;
-    let url = server.url();
-    let id = ExecId::parse("cat").unwrap();
-    let attaching = Sandbox::attach(&url, sandbox_id(), crate::script::token());
-    let (sandbox, mut peer) = tokio::join!(attaching, server.attach(vec![view(&id, 5, 3)]));
-    let sandbox = sandbox.unwrap();
-    let running = soon(sandbox.follow(&id, Offsets::default())).await.unwrap();
-    soon(running.write_stdin("a longer line\n")).await.unwrap();
-    assert_eq!(offsets(&mut peer, &id).await, Offsets::default());
-    assert_eq!(peer.stdin().await, (3, Bytes::from_static(b"a longer line\n")));
-    peer.say(&Event::StdinAck { exec_id: id.clone(), offset: 5 }).await;
-    peer.status(Status::Running).await;
-    peer.cut();
-    // The command has taken more than was acknowledged: only the rest is sent again.
-    let mut peer = server.attach(vec![view(&id, 6, 9)]).await;
-    assert_eq!(offsets(&mut peer, &id).await, Offsets::default());
-    assert_eq!(peer.stdin().await, (9, Bytes::from_static(b"er line\n")));
-    running.close_stdin();
-    let Request::Stdin(end) = peer.request().await else { panic!() };
-    assert_eq!((end.eof, end.offset), (true, Some(17)));
 }
 
 #[tokio::test]
