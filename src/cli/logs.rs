@@ -175,6 +175,7 @@ mod tests {
             command: Some("make -j2\u{1b}[2J".to_owned()),
             started_ms: Some(1_700_000_000_000),
             stdin: 0,
+            stdin_crc32: None,
             stdout: Kept { from: 0, to: 7 },
             stderr: Kept::default(),
             exit_code: Some(3),

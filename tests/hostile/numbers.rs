@@ -94,6 +94,7 @@ fn exec_state(exec: u32, stdin: u64, range: (u64, u64), exit: Option<Exit>) -> E
         started_ms,
         background: false,
         stdin,
+        stdin_crc32: Some(exec),
         stdin_closed: false,
         stdout: range,
         stderr: range,

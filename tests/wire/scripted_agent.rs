@@ -156,6 +156,7 @@ impl Exec {
             pty: self.start.pty.is_some(),
             background: false,
             stdin: self.taken,
+            stdin_crc32: None,
             stdin_closed: !self.start.stdin,
             stdout: range(&self.stdout),
             stderr: range(&self.stderr),

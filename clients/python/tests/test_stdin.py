@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
+from typing import Optional
 
 import pytest
 from scripted_server import ID, Peer, create, scripted_server, start, view
 
 from baton_sandbox import ExecLostError, Sandbox
-from baton_sandbox.stdin import WINDOW, StdinBuffer
+from baton_sandbox.stdin import WINDOW, StdinBuffer, StdinConflict
 
 
 async def frame(peer: Peer) -> tuple[int, int, bytes]:
@@ -80,9 +82,9 @@ async def test_input_comes_after_what_another_client_wrote_during_a_drop() -> No
         await sandbox.close()
 
 
-@pytest.mark.parametrize(("accepted", "rolled_back"), [(4, True), (9, False)])
-async def test_a_command_is_lost_rather_than_its_input(accepted: int, rolled_back: bool) -> None:
-    """Of eight bytes sent, five were acknowledged; then the sandbox has accepted fewer, or more than were sent."""
+@pytest.mark.parametrize(("accepted", "crc32", "rolled_back"), [(4, None, True), (9, None, False), (7, zlib.crc32(b"12345XY"), False)])
+async def test_a_command_is_lost_rather_than_its_input(accepted: int, crc32: Optional[int], rolled_back: bool) -> None:
+    """Of eight bytes sent, five were acknowledged; then the sandbox has accepted fewer, more than were sent, or others."""
     async with scripted_server() as server:
         sandbox, peer = await create(server)
         running, exec_id = await start(sandbox, peer, stdin=True)
@@ -90,13 +92,27 @@ async def test_a_command_is_lost_rather_than_its_input(accepted: int, rolled_bac
         await frame(peer)
         await peer.send_event("stdin_ack", exec_id=exec_id, offset=5)
         peer.cut()
-        await server.attach(view(exec_id, 1, stdin=accepted))
+        crc = {} if crc32 is None else {"stdin_crc32": crc32}
+        await server.attach({**view(exec_id, 1, stdin=accepted), **crc})
         with pytest.raises(ExecLostError, match="rolled back to before" if rolled_back else "another client wrote") as lost:
             await running.wait()
         assert lost.value.rolled_back == rolled_back
         with pytest.raises(ExecLostError):
             await running.write_stdin("x")
         await sandbox.close()
+
+
+def test_bytes_of_another_client_are_not_taken_for_those_in_flight() -> None:
+    stdin = StdinBuffer()
+    stdin.write(memoryview(b"ab"))
+    stdin.write(memoryview(b"cdef"))
+    stdin.next()
+    stdin.next()
+    stdin.ack(1)
+    stdin.resume(3, zlib.crc32(b"abc"))
+    assert stdin.next() == (3, b"def")
+    with pytest.raises(StdinConflict):
+        stdin.resume(4, zlib.crc32(b"abcX"))
 
 
 def test_a_buffer_that_starts_later_has_the_same_window() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 
+import pytest
 from suite import TICK, cuts, sample, ticks
-from testbed import SIZES, Proxy
+from testbed import SIZES, Proxy, Testbed
 
-from baton_sandbox import Sandbox
+from baton_sandbox import ExecLostError, Sandbox
 
 #: Writes this many bytes without repetition, then their digest to stderr.
 FLOOD = """
@@ -77,6 +78,42 @@ async def test_input_after_an_attach_is_exact(proxy: Proxy) -> None:
     await running.close_stdin()
     assert (await running.wait()).stdout.split()[0] == hashlib.sha256(data).hexdigest()
     await sandbox.kill()
+
+
+async def test_input_after_that_of_another_client_is_exact(testbed: Testbed, proxy: Proxy, sandbox: Sandbox) -> None:
+    async def other_writes(line: str, offset: int) -> None:
+        await proxy.network(stall=True)
+        other = await Sandbox.attach((await testbed.proxy()).url, sandbox.id, sandbox.token)
+        followed = await other.follow("cat", stdout=offset)
+        await followed.write_stdin(f"{line}\n")
+        async for found in followed.stdout.lines():
+            assert found == line
+            break
+        await other.close()
+
+    running = await sandbox.exec(["cat"], stdin=True, exec_id="cat")
+    await running.write_stdin("one\n")
+    lines = running.stdout.lines()
+    assert await lines.__anext__() == "one"
+    # By now the input is acknowledged, too.
+    await sandbox.run("true")
+    await other_writes("two", 4)
+    await proxy.network(stall=False, cut=True)
+    assert await lines.__anext__() == "two"
+    await running.write_stdin("three\n")
+    assert await lines.__anext__() == "three"
+    await sandbox.run("true")
+    # Written into a connection that is dead: as long as what the other one wrote, and not taken for it.
+    await other_writes("four", 14)
+    await running.write_stdin("lost\n")
+    await proxy.network(stall=False, cut=True)
+    with pytest.raises(ExecLostError, match="another client wrote input"):
+        await running.wait()
+    running = await sandbox.follow("cat", stdout=19)
+    await running.write_stdin("five\n")
+    await running.close_stdin()
+    result = await running.wait()
+    assert (result.stdout, result.exit_code) == ("five\n", 0)
 
 
 async def test_a_slow_network_changes_nothing(proxy: Proxy, sandbox: Sandbox) -> None:

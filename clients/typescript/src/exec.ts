@@ -97,8 +97,8 @@ export class Exec {
     this.changed.notify();
   }
 
-  stdinResume(accepted: number): void {
-    this.stdin.resume(accepted);
+  stdinResume(accepted: number, crc32?: number): void {
+    this.stdin.resume(accepted, crc32);
     this.changed.notify();
   }
 

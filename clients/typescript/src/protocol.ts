@@ -64,6 +64,8 @@ export interface ExecView {
   stderr: ByteRange;
   exitCode?: number;
   signal?: number;
+  /** The CRC-32 of the accepted bytes of stdin, if the sandbox tells. */
+  stdinCrc32?: number;
 }
 
 /** A status and its details. */
@@ -133,7 +135,7 @@ const list = (check: Check): Check => (value) => Array.isArray(value) && value.e
 const range = object({ from: number, to: number });
 const view = object(
   { execId: text, exec: number, running: flag, stdin: number, stdout: range, stderr: range },
-  { exitCode: number, signal: number },
+  { exitCode: number, signal: number, stdinCrc32: number },
 );
 const identity = object({ sandboxId: text, sandboxToken: text }, { persistent: flag });
 

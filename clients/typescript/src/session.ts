@@ -250,7 +250,7 @@ export class Session {
     const view = state.execs.find((known) => known.execId === exec.id);
     if (view) {
       this.#number(view.exec, exec);
-      exec.stdinResume(view.stdin);
+      exec.stdinResume(view.stdin, view.stdinCrc32);
       exec.rolledBack = this.#rolledBack;
     }
     this.#send(requests.reconnect({ [exec.id]: exec.resumeOffsets() }));
@@ -280,7 +280,7 @@ export class Session {
         exec.started();
         exec.rolledBack ||= this.#rolledBack;
         try {
-          exec.stdinResume(view.stdin);
+          exec.stdinResume(view.stdin, view.stdinCrc32);
         } catch (error) {
           if (!(error instanceof StdinConflict)) throw error;
           this.#lose(exec, error.message, error.isRolledBack || this.#rolledBack);

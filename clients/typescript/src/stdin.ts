@@ -7,6 +7,8 @@
  * ```
  */
 
+import { crc32 } from "./crc32.js";
+
 /** The maximum number of unacknowledged bytes; a writer waits for free space. */
 export const WINDOW = 1 << 20;
 /** The largest part sent at once. */
@@ -26,6 +28,8 @@ export class StdinBuffer {
   #sent = 0;
   /** The highest offset sent so far, on any connection. */
   #reached = 0;
+  /** The CRC-32 of everything below `acked`; `undefined` if the server does not tell that of earlier clients. */
+  #crc32: number | undefined = 0;
   #end = 0;
   #eofSent = false;
   acked = 0;
@@ -76,12 +80,11 @@ export class StdinBuffer {
     while (left > 0) {
       const chunk = this.#chunks[0];
       if (!chunk) return;
-      if (chunk.length > left) {
-        this.#chunks[0] = chunk.subarray(left);
-        return;
-      }
-      left -= chunk.length;
-      this.#chunks.shift();
+      const accepted = chunk.subarray(0, left);
+      if (this.#crc32 !== undefined) this.#crc32 = crc32(accepted, this.#crc32);
+      if (chunk.length > left) this.#chunks[0] = chunk.subarray(left);
+      else this.#chunks.shift();
+      left -= accepted.length;
     }
   }
 
@@ -91,22 +94,26 @@ export class StdinBuffer {
   }
 
   /**
-   * Prepares for a new connection, on which the command has accepted `accepted` bytes: the rest is sent again.
+   * Prepares for a new connection, on which the command has accepted `accepted` bytes with this CRC-32: the rest is
+   * sent again.
    *
-   * More bytes than were ever sent from here are another client's; what was not sent yet comes after them.
+   * Bytes that were never sent from here are another client's; what was not sent yet comes after them.
    */
-  resume(accepted: number): void {
+  resume(accepted: number, crc?: number): void {
+    const unknown = "it is not known whether the last input from here arrived";
+    const interleaved = () => new StdinConflict(`another client wrote input while the connection was down; ${unknown}`, false);
     if (accepted < this.acked) {
       throw new StdinConflict("the sandbox was rolled back to before input that the command had accepted", true);
     } else if (accepted <= this.#reached) {
       this.ack(accepted);
+      if (this.#crc32 !== undefined && crc !== undefined && this.#crc32 !== crc) throw interleaved();
     } else if (this.acked < this.#reached) {
-      const unknown = "it is not known whether the last input from here arrived";
-      throw new StdinConflict(`another client wrote input while the connection was down; ${unknown}`, false);
+      throw interleaved();
     } else {
       this.#end += accepted - this.acked;
       this.acked = this.#reached = accepted;
     }
+    this.#crc32 = crc;
     this.#sent = this.acked;
     this.#eofSent = false;
   }

@@ -36,7 +36,7 @@ const site = createServer(async (request, response) => {
   } else if (path === "/cut") {
     await proxy.network({ cut: true });
     response.end();
-  } else if (/^\/dist(-test)?\/[a-z_]+\.js$/.test(path)) {
+  } else if (/^\/dist(-test)?\/[a-z0-9_]+\.js$/.test(path)) {
     response.setHeader("Content-Type", "text/javascript");
     response.end(await readFile(join(own, path)));
   } else {

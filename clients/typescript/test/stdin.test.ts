@@ -6,7 +6,8 @@ import { setImmediate } from "node:timers/promises";
 
 import { ExecLostError, Sandbox } from "baton-sandbox";
 
-import { StdinBuffer, WINDOW } from "../dist/stdin.js";
+import { crc32 } from "../dist/crc32.js";
+import { StdinBuffer, StdinConflict, WINDOW } from "../dist/stdin.js";
 import { ID, type Peer, ScriptedServer, create, start, text, view } from "./scripted_server.js";
 
 /** The number of the command, the offset and the bytes of the next input. */
@@ -78,8 +79,13 @@ test("input comes after what another client wrote during a drop", async () => {
 });
 
 test("a command is lost rather than its input", async () => {
-  // Of eight bytes sent, five were acknowledged; then the sandbox has accepted fewer, or more than were sent.
-  for (const [accepted, rolledBack, text] of [[4, true, /rolled back to before/], [9, false, /another client wrote/]] as const) {
+  // Of eight bytes sent, five were acknowledged; then the sandbox has accepted fewer, more than were sent, or others.
+  const others = { stdin_crc32: crc32(new TextEncoder().encode("12345XY")) };
+  for (const [accepted, crc, rolledBack, text] of [
+    [4, {}, true, /rolled back to before/],
+    [9, {}, false, /another client wrote/],
+    [7, others, false, /another client wrote/],
+  ] as const) {
     await using server = await ScriptedServer.start();
     const [sandbox, peer] = await create(server);
     const [running, id] = await start(sandbox, peer, { stdin: true });
@@ -87,12 +93,27 @@ test("a command is lost rather than its input", async () => {
     await frame(peer);
     peer.sendEvent("stdin_ack", { exec_id: id, offset: 5 });
     peer.cut();
-    await server.attach(view(id, 1, accepted));
+    await server.attach({ ...view(id, 1, accepted), ...crc });
     const isLost = (error: unknown) => error instanceof ExecLostError && error.rolledBack === rolledBack && text.test(error.message);
     await assert.rejects(running.wait(), isLost);
     await assert.rejects(running.writeStdin("x"), ExecLostError);
     await sandbox.close();
   }
+});
+
+test("bytes of another client are not taken for those in flight", () => {
+  const bytes = (letters: string) => new TextEncoder().encode(letters);
+  assert.equal(crc32(bytes("789"), crc32(bytes("123456"))), 0xcbf43926);
+  const stdin = new StdinBuffer();
+  stdin.write(bytes("ab"));
+  stdin.write(bytes("cdef"));
+  stdin.next();
+  stdin.next();
+  stdin.ack(1);
+  stdin.resume(3, crc32(bytes("abc")));
+  const rest = stdin.next();
+  assert.deepEqual([rest?.offset, text(rest?.data)], [3, "def"]);
+  assert.throws(() => stdin.resume(4, crc32(bytes("abcX"))), StdinConflict);
 });
 
 test("a buffer that starts later has the same window", () => {

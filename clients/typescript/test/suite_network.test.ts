@@ -2,9 +2,9 @@
 
 import assert from "node:assert/strict";
 
-import { Sandbox } from "baton-sandbox";
+import { ExecLostError, Sandbox } from "baton-sandbox";
 
-import { cuts, proxy, sample, sandbox, scenario, sha256, tick, ticks } from "./suite.js";
+import { cuts, proxy, sample, sandbox, scenario, sha256, testbed, tick, ticks } from "./suite.js";
 import { SIZES } from "./testbed.js";
 
 /** Writes this many bytes without repetition, then their digest to stderr. */
@@ -74,6 +74,44 @@ scenario("input after an attach is exact", async () => {
   await running.closeStdin();
   assert.equal((await running.wait()).stdout.split(" ")[0], sha256(data));
   await kept.kill();
+});
+
+scenario("input after that of another client is exact", async () => {
+  const { id, token } = sandbox;
+  async function otherWrites(line: string, offset: number): Promise<void> {
+    await proxy.network({ stall: true });
+    const other = await Sandbox.attach((await testbed.proxy()).url, id, token);
+    const followed = await other.follow("cat", { stdout: offset });
+    await followed.writeStdin(`${line}\n`);
+    for await (const found of followed.stdout.lines()) {
+      assert.equal(found, line);
+      break;
+    }
+    await other.close();
+  }
+
+  let running = await sandbox.exec(["cat"], { stdin: true, execId: "cat" });
+  await running.writeStdin("one\n");
+  const lines = running.stdout.lines();
+  assert.equal((await lines.next()).value, "one");
+  // By now the input is acknowledged, too.
+  await sandbox.run("true");
+  await otherWrites("two", 4);
+  await proxy.network({ stall: false, cut: true });
+  assert.equal((await lines.next()).value, "two");
+  await running.writeStdin("three\n");
+  assert.equal((await lines.next()).value, "three");
+  await sandbox.run("true");
+  // Written into a connection that is dead: as long as what the other one wrote, and not taken for it.
+  await otherWrites("four", 14);
+  await running.writeStdin("lost\n");
+  await proxy.network({ stall: false, cut: true });
+  await assert.rejects(running.wait(), (error: unknown) => error instanceof ExecLostError && /another client wrote input/.test(error.message));
+  running = await sandbox.follow("cat", { stdout: 19 });
+  await running.writeStdin("five\n");
+  await running.closeStdin();
+  const result = await running.wait();
+  assert.deepEqual([result.stdout, result.exitCode], ["five\n", 0]);
 });
 
 scenario("a slow network changes nothing", async () => {

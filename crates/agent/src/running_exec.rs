@@ -253,6 +253,7 @@ impl RunningExec {
             started_ms: self.started_ms,
             background: self.is_background,
             stdin: self.stdin.taken(),
+            stdin_crc32: Some(self.stdin.crc32()),
             stdin_closed: self.stdin.is_closed(),
             stdout: self.stdout.range(),
             stderr: self.stderr.range(),

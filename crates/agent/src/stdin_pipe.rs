@@ -2,6 +2,7 @@
 
 use std::{collections::VecDeque, os::fd::OwnedFd};
 
+use crc32fast::Hasher as Crc32;
 use rustix::{
     io::{self, Errno},
     termios,
@@ -36,6 +37,8 @@ pub struct StdinPipe {
     held: VecDeque<u8>,
     /// Everything below this offset is written or held.
     taken: u64,
+    /// Of everything below that offset, so that a client can tell its own bytes from those of another one.
+    crc32: Crc32,
     /// The end was received and is not passed on yet.
     ending: bool,
     /// The offset at which the end was passed on.
@@ -55,6 +58,7 @@ impl StdinPipe {
             enlarged: false,
             held: VecDeque::new(),
             taken: 0,
+            crc32: Crc32::new(),
             ending: false,
             ended_at: None,
             at_line_start: true,
@@ -65,6 +69,10 @@ impl StdinPipe {
 
     pub fn taken(&self) -> u64 {
         self.taken
+    }
+
+    pub fn crc32(&self) -> u32 {
+        self.crc32.clone().finalize()
     }
 
     /// The number of bytes written to the command's pipe.
@@ -93,6 +101,7 @@ impl StdinPipe {
         let fresh = &bytes[(self.taken - offset) as usize..];
         let room = MOST_HELD - self.held.len();
         let fresh = &fresh[..fresh.len().min(room)];
+        self.crc32.update(fresh);
         self.held.extend(fresh);
         self.taken += fresh.len() as u64;
         InputOutcome::Yes

@@ -8,7 +8,7 @@ use std::{
 };
 
 use baton_protocol::{
-    event::{StdStream, Update},
+    event::{ExecView, StdStream, Update},
     id::ExecId,
     request::{self, Offsets},
 };
@@ -257,11 +257,13 @@ impl ClientExec {
         self.streams().stdin.next()
     }
 
-    /// Input continues on a new connection, on which the command has accepted `accepted` bytes; `None` if the server
-    /// does not tell.
-    pub(crate) fn resume_stdin(&self, accepted: Option<u64>) -> Result<(), StdinConflict> {
+    /// Input continues on a new connection; without a view, the server does not tell what the command has accepted.
+    pub(crate) fn resume_stdin(&self, view: Option<&ExecView>) -> Result<(), StdinConflict> {
         let stdin = &mut self.streams().stdin;
-        let freed = stdin.resume(accepted.unwrap_or_else(|| stdin.acked()))?;
+        let freed = match view {
+            Some(view) => stdin.resume(view.stdin, view.stdin_crc32)?,
+            None => stdin.resume(stdin.acked(), None)?,
+        };
         self.room.add_permits(freed);
         Ok(())
     }

@@ -7,14 +7,14 @@
 
 use std::collections::VecDeque;
 
-use bytes::{Buf, Bytes};
+use bytes::Bytes;
 
 /// The maximum number of unacknowledged bytes; a writer waits for free space.
 pub(crate) const WINDOW: usize = 1 << 20;
 /// The largest part sent at once.
 pub(crate) const PART: usize = 256 << 10;
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct StdinBuffer {
     chunks: VecDeque<Bytes>,
     acked: u64,
@@ -22,6 +22,8 @@ pub(crate) struct StdinBuffer {
     /// The highest offset sent so far, on any connection.
     reached: u64,
     end: u64,
+    /// The CRC-32 of everything below `acked`; `None` if the server does not tell that of earlier clients.
+    crc32: Option<u32>,
     closed: bool,
     eof_sent: bool,
 }
@@ -30,6 +32,13 @@ pub(crate) struct StdinBuffer {
 pub(crate) enum StdinPart {
     Data { offset: u64, bytes: Bytes },
     Eof { offset: u64 },
+}
+
+impl Default for StdinBuffer {
+    fn default() -> Self {
+        let (chunks, crc32) = (VecDeque::new(), Some(0));
+        Self { chunks, acked: 0, sent: 0, reached: 0, end: 0, crc32, closed: false, eof_sent: false }
+    }
 }
 
 impl StdinBuffer {
@@ -82,13 +91,16 @@ impl StdinBuffer {
         self.reached = self.reached.max(self.acked);
         let mut left = freed as usize;
         while let Some(chunk) = self.chunks.front_mut().filter(|_| left > 0) {
-            if chunk.len() <= left {
-                left -= chunk.len();
+            let accepted = chunk.split_to(chunk.len().min(left));
+            if chunk.is_empty() {
                 self.chunks.pop_front();
-            } else {
-                chunk.advance(left);
-                left = 0;
             }
+            left -= accepted.len();
+            self.crc32 = self.crc32.map(|crc| {
+                let mut hasher = crc32fast::Hasher::new_with_initial(crc);
+                hasher.update(&accepted);
+                hasher.finalize()
+            });
         }
         freed as usize
     }
@@ -98,22 +110,26 @@ impl StdinBuffer {
         self.sent > self.acked || self.eof_sent
     }
 
-    /// Prepares for a new connection, on which the command has accepted `accepted` bytes: what it has not accepted is
-    /// sent again, including the end. Returns how much space that frees.
+    /// Prepares for a new connection, on which the command has accepted `accepted` bytes with this CRC-32: what it has
+    /// not accepted is sent again, including the end. Returns how much space that frees.
     ///
-    /// More bytes than were ever sent from here are another client's; what was not sent yet comes after them.
-    pub(crate) fn resume(&mut self, accepted: u64) -> Result<usize, StdinConflict> {
+    /// Bytes that were never sent from here are another client's; what was not sent yet comes after them.
+    pub(crate) fn resume(&mut self, accepted: u64, crc32: Option<u32>) -> Result<usize, StdinConflict> {
         let mut freed = 0;
         if accepted < self.acked {
             return Err(StdinConflict::RolledBack);
         } else if accepted <= self.reached {
             freed = self.ack(accepted);
+            if self.crc32.is_some() && crc32.is_some() && self.crc32 != crc32 {
+                return Err(StdinConflict::Interleaved);
+            }
         } else if self.acked < self.reached {
             return Err(StdinConflict::Interleaved);
         } else {
             self.end = self.end.saturating_add(accepted - self.acked);
             (self.acked, self.reached) = (accepted, accepted);
         }
+        self.crc32 = crc32;
         self.sent = self.acked;
         self.eof_sent = false;
         Ok(freed)
@@ -149,7 +165,7 @@ mod tests {
         assert_eq!(stdin.next(), data(3, "def"));
         assert_eq!(stdin.next(), Some(StdinPart::Eof { offset: 6 }));
         assert_eq!(stdin.next(), None);
-        assert_eq!(stdin.resume(4), Ok(4));
+        assert_eq!(stdin.resume(4, None), Ok(4));
         assert_eq!(stdin.next(), data(4, "ef"));
         assert_eq!(stdin.next(), Some(StdinPart::Eof { offset: 6 }));
     }
@@ -158,12 +174,12 @@ mod tests {
     fn input_for_a_command_that_has_some_already_follows_it() {
         let mut stdin = StdinBuffer::default();
         stdin.write(Bytes::from_static(b"abc"));
-        assert_eq!(stdin.resume(2), Ok(0));
+        assert_eq!(stdin.resume(2, None), Ok(0));
         assert_eq!(stdin.next(), data(2, "abc"));
         stdin.close();
         assert_eq!(stdin.next(), Some(StdinPart::Eof { offset: 5 }));
         assert_eq!(stdin.ack(4), 2);
-        assert_eq!(stdin.resume(4), Ok(0));
+        assert_eq!(stdin.resume(4, None), Ok(0));
         assert_eq!(stdin.next(), data(4, "c"));
     }
 
@@ -175,12 +191,12 @@ mod tests {
         assert_eq!(stdin.ack(3), 3);
         stdin.write(Bytes::from_static(b"later"));
         stdin.close();
-        assert_eq!(stdin.resume(7), Ok(0));
+        assert_eq!(stdin.resume(7, None), Ok(0));
         assert_eq!(stdin.next(), data(7, "later"));
         assert_eq!(stdin.next(), Some(StdinPart::Eof { offset: 12 }));
         assert_eq!(stdin.ack(12), 5);
         // Nothing of this client is in flight: the end follows whatever others wrote.
-        assert_eq!(stdin.resume(20), Ok(0));
+        assert_eq!(stdin.resume(20, None), Ok(0));
         assert_eq!(stdin.next(), Some(StdinPart::Eof { offset: 20 }));
     }
 
@@ -189,9 +205,22 @@ mod tests {
         let mut stdin = StdinBuffer::default();
         stdin.write(Bytes::from_static(b"abc"));
         assert_eq!(stdin.next(), data(0, "abc"));
-        assert_eq!(stdin.resume(4), Err(StdinConflict::Interleaved));
+        assert_eq!(stdin.resume(4, None), Err(StdinConflict::Interleaved));
         assert_eq!(stdin.ack(2), 2);
-        assert_eq!(stdin.resume(1), Err(StdinConflict::RolledBack));
+        assert_eq!(stdin.resume(1, None), Err(StdinConflict::RolledBack));
+    }
+
+    #[test]
+    fn bytes_of_another_client_are_not_taken_for_those_in_flight() {
+        let mut stdin = StdinBuffer::default();
+        stdin.write(Bytes::from_static(b"ab"));
+        stdin.write(Bytes::from_static(b"cdef"));
+        stdin.next();
+        stdin.next();
+        assert_eq!(stdin.ack(1), 1);
+        assert_eq!(stdin.resume(3, Some(crc32fast::hash(b"abc"))), Ok(2));
+        assert_eq!(stdin.next(), data(3, "def"));
+        assert_eq!(stdin.resume(4, Some(crc32fast::hash(b"abcX"))), Err(StdinConflict::Interleaved));
     }
 
     #[test]

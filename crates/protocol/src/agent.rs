@@ -233,6 +233,9 @@ pub struct ExecState {
     pub background: bool,
     /// Bytes of stdin accepted so far.
     pub stdin: u64,
+    /// Their CRC-32; `None` if the agent is of an older version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stdin_crc32: Option<u32>,
     /// Stdin is not read, or no longer read.
     #[serde(default)]
     pub stdin_closed: bool,

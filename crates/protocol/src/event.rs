@@ -251,6 +251,9 @@ pub struct ExecView {
     pub started_ms: Option<u64>,
     /// Bytes of stdin accepted so far.
     pub stdin: u64,
+    /// Their CRC-32 (as in zlib), by which a client recognizes its own; `None` if the sandbox cannot tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stdin_crc32: Option<u32>,
     /// The part of stdout that can still be read.
     pub stdout: Kept,
     /// The part of stderr that can still be read.

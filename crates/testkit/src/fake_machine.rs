@@ -382,6 +382,7 @@ impl FakeExec {
             pty: false,
             background: false,
             stdin: self.stdin,
+            stdin_crc32: None,
             stdin_closed: self.stdin_closed,
             stdout: self.stdout.range(),
             stderr: self.stderr.range(),

@@ -36,6 +36,7 @@ impl ExecTable {
                     .filter(|text| !text.is_empty()),
                 started_ms: Some(before.started_ms).filter(|started| *started > 0),
                 stdin: before.stdin,
+                stdin_crc32: before.stdin_crc32,
                 stdout: kept(&before.stdout),
                 stderr: kept(&before.stderr),
                 exit_code: before.exit.as_ref().and_then(|exit| exit.code),

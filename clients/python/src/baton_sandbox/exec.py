@@ -98,8 +98,8 @@ class Exec:
         self.stdin.ack(offset)
         self.changed.notify()
 
-    def stdin_resume(self, accepted: int) -> None:
-        self.stdin.resume(accepted)
+    def stdin_resume(self, accepted: int, crc32: Optional[int] = None) -> None:
+        self.stdin.resume(accepted, crc32)
         self.changed.notify()
 
     def stdin_over(self) -> None:

@@ -78,6 +78,8 @@ class ExecView:
     stderr: ByteRange
     exit_code: Optional[int] = None
     signal: Optional[int] = None
+    #: The CRC-32 of the accepted bytes of stdin, if the sandbox tells.
+    stdin_crc32: Optional[int] = None
 
 
 @dataclass(frozen=True)
@@ -228,6 +230,7 @@ def _view(fields: dict[str, Any]) -> ExecView:
         stderr=ByteRange(fields["stderr"]["from"], fields["stderr"]["to"]),
         exit_code=fields.get("exit_code"),
         signal=fields.get("signal"),
+        stdin_crc32=fields.get("stdin_crc32"),
     )
 
 

@@ -262,7 +262,7 @@ class Session:
         for view in self._state.execs:
             if view.exec_id == exec.id:
                 self._number(view.exec, exec)
-                exec.stdin_resume(view.stdin)
+                exec.stdin_resume(view.stdin, view.stdin_crc32)
                 exec.rolled_back = self._rolled_back
         self._send(requests.reconnect({exec.id: exec.resume_offsets()}))
 
@@ -288,7 +288,7 @@ class Session:
                 exec.started()
                 exec.rolled_back |= self._rolled_back
                 try:
-                    exec.stdin_resume(view.stdin)
+                    exec.stdin_resume(view.stdin, view.stdin_crc32)
                 except StdinConflict as conflict:
                     self._lose(exec, str(conflict), conflict.rolled_back or self._rolled_back)
                     continue

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
 from typing import Optional
 
@@ -31,6 +32,8 @@ class StdinBuffer:
         self.acked = self._sent = self._end = 0
         #: The highest offset sent so far, on any connection.
         self._reached = 0
+        #: The CRC-32 of everything below ``acked``; ``None`` if the server does not tell that of earlier clients.
+        self._crc32: Optional[int] = 0
         self._eof_sent = False
         self.is_closed = False
 
@@ -71,6 +74,8 @@ class StdinBuffer:
         self._reached = max(self._reached, self.acked)
         while left:
             chunk = self._chunks.popleft()
+            if self._crc32 is not None:
+                self._crc32 = zlib.crc32(chunk[:left], self._crc32)
             if len(chunk) > left:
                 self._chunks.appendleft(chunk[left:])
                 break
@@ -81,22 +86,27 @@ class StdinBuffer:
         """Whether something was sent and not acknowledged yet."""
         return self._sent > self.acked or self._eof_sent
 
-    def resume(self, accepted: int) -> None:
-        """Prepares for a new connection, on which the command has accepted ``accepted`` bytes: the rest is sent again.
+    def resume(self, accepted: int, crc32: Optional[int] = None) -> None:
+        """Prepares for a new connection, on which the command has accepted ``accepted`` bytes with this CRC-32.
 
-        More bytes than were ever sent from here are another client's; what was not sent yet comes after them.
+        The rest is sent again. Bytes that were never sent from here are another client's; what was not sent yet comes
+        after them.
         """
+        interleaved = StdinConflict(
+            "another client wrote input while the connection was down; it is not known whether the last input from here arrived",
+            rolled_back=False,
+        )
         if accepted < self.acked:
             raise StdinConflict("the sandbox was rolled back to before input that the command had accepted", rolled_back=True)
         if accepted <= self._reached:
             self.ack(accepted)
+            if None not in (self._crc32, crc32) and self._crc32 != crc32:
+                raise interleaved
         elif self.acked < self._reached:
-            raise StdinConflict(
-                "another client wrote input while the connection was down; it is not known whether the last input from here arrived",
-                rolled_back=False,
-            )
+            raise interleaved
         else:
             self._end += accepted - self.acked
             self.acked = self._reached = accepted
+        self._crc32 = crc32
         self._sent = self.acked
         self._eof_sent = False

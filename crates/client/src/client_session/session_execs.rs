@@ -30,7 +30,7 @@ impl Session<'_> {
         let view = self.link.mirror.borrow().execs.iter().find(|view| view.exec_id == exec.id).cloned();
         if let Some(view) = view {
             self.number(view.exec, &exec);
-            if let Err(conflict) = exec.resume_stdin(Some(view.stdin)) {
+            if let Err(conflict) = exec.resume_stdin(Some(&view)) {
                 self.end_lost(&exec, conflict.to_string());
                 return;
             }
@@ -76,7 +76,7 @@ impl Session<'_> {
                 }
                 None => {}
             }
-            if let Err(conflict) = exec.resume_stdin(view.map(|view| view.stdin)) {
+            if let Err(conflict) = exec.resume_stdin(view) {
                 if conflict == StdinConflict::RolledBack {
                     exec.rolled_back();
                 }

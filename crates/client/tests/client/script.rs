@@ -256,3 +256,4 @@ pub fn view(id: &ExecId, number: u32, stdin: u64) -> ExecView {
         signal: None,
     }
 }
+        stdin_crc32: None,

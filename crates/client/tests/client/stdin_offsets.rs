@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use baton_client::{Exec, Offsets, Sandbox};
 use baton_protocol::{
-    event::{Event, Status},
+    event::{Event, ExecView, Status},
     id::ExecId,
     request::Request,
 };
@@ -119,8 +119,13 @@ async fn input_comes_after_what_another_client_wrote_during_a_drop() {
 
 #[tokio::test]
 async fn a_command_is_lost_rather_than_its_input() {
-    // Of eight bytes sent, five were acknowledged; then the sandbox has accepted fewer, or more than were sent.
-    for (accepted, rolled_back, said) in [(4, true, "rolled back to before"), (9, false, "another client wrote")] {
+    // Of eight bytes sent, five were acknowledged; then the sandbox has accepted fewer, more than were sent, or others.
+    let crc32 = Some(crc32fast::hash(b"12345XY"));
+    for (accepted, stdin_crc32, rolled_back, said) in [
+        (4, None, true, "rolled back to before"),
+        (9, None, false, "another client wrote"),
+        (7, crc32, false, "another client wrote"),
+    ] {
         let server = Server::start().await;
         let (sandbox, mut peer) = tokio::join!(create(&server), server.create());
         let (mut running, id) = start(&sandbox, &mut peer, Exec::argv(["cat"]).stdin()).await;
@@ -129,7 +134,7 @@ async fn a_command_is_lost_rather_than_its_input() {
         peer.say(&Event::StdinAck { exec_id: id.clone(), offset: 5 }).await;
         peer.status(Status::Running).await;
         peer.cut();
-        let _peer = server.attach(vec![view(&id, 1, accepted)]).await;
+        let _peer = server.attach(vec![ExecView { stdin_crc32, ..view(&id, 1, accepted) }]).await;
         let outcome = soon(running.wait()).await.unwrap();
         assert!(outcome.error.as_deref().unwrap_or_default().contains(said), "{outcome:?}");
         assert_eq!(outcome.rolled_back, rolled_back);
