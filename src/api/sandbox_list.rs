@@ -30,11 +30,20 @@ use crate::storage::{
 const PAGE: usize = 100;
 const AT_ONCE: usize = 16;
 const LIST_TIMEOUT: Duration = Duration::from_secs(30);
+/// The longest wait of a request for the end of a deletion.
+const MAX_DELETE_WAIT: Duration = Duration::from_secs(60);
+const DELETE_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 #[derive(Deserialize)]
 pub struct ListQuery {
     label: Option<String>,
     after: Option<String>,
+}
+
+#[derive(Deserialize)]
+pub struct DeleteQuery {
+    /// How many seconds to wait until the sandbox is gone; by default not at all.
+    wait: Option<u64>,
 }
 
 pub async fn list(
@@ -141,11 +150,13 @@ pub async fn view(
     }
 }
 
-/// Deletes a sandbox, wherever it is: for the bearer of its token, its tenant, or the operator.
+/// Deletes a sandbox, wherever it is: for the bearer of its token, its tenant, or the operator. 204 once it is gone,
+/// 202 if that takes longer than the request waits.
 pub async fn delete(
     State(api): State<Arc<Api>>,
     ConnectInfo(peer): ConnectInfo<Peer>,
     Path(sandbox_id): Path<String>,
+    Query(query): Query<DeleteQuery>,
     connection: Tracked,
     headers: HeaderMap,
 ) -> Result<Response, EdgeRefusal> {
@@ -189,11 +200,28 @@ pub async fn delete(
         return Err(StatusCode::SERVICE_UNAVAILABLE.into());
     }
     match api.delete(&id, rate_limit::traceparent(&headers)).await {
+        Ok(()) if is_gone_within(&api, &id, query.wait.map_or(Duration::ZERO, Duration::from_secs)).await => {
+            Ok(StatusCode::NO_CONTENT.into_response())
+        }
         Ok(()) => {
             Ok((StatusCode::ACCEPTED, Json(json!({"sandbox_id": id, "desired_state": "deleted"}))).into_response())
         }
         Err(error) => Ok(unavailable(&public_message(&error))),
     }
+}
+
+/// Waits until the reconciler has erased a sandbox. A drain ends the wait: whoever holds the sandbox then deletes it.
+async fn is_gone_within(api: &Api, id: &SandboxId, wait: Duration) -> bool {
+    let gone = async {
+        while !matches!(api.records.find(id).await, Ok(None)) {
+            if api.is_draining() {
+                return false;
+            }
+            api.clock.sleep(DELETE_POLL_INTERVAL).await;
+        }
+        true
+    };
+    !wait.is_zero() && api.clock.timeout(wait.min(MAX_DELETE_WAIT), gone).await.unwrap_or(false)
 }
 
 fn check(api: &Api, headers: &HeaderMap, peer: Peer, connection: &Tracked) -> Result<ListScope, EdgeRefusal> {
