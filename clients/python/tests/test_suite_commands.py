@@ -144,3 +144,24 @@ async def test_the_end_of_the_sandbox_ends_what_waits_on_it(proxy: Proxy) -> Non
     await sandbox.kill()
     await sandbox.close()
     assert time.monotonic() - begun < 20
+
+
+async def test_ends_are_told_apart(proxy: Proxy) -> None:
+    async def ends(sandbox: Sandbox) -> EndedError:
+        while sandbox.info().is_connected:
+            await asyncio.sleep(0.02)
+        with pytest.raises(EndedError) as ended:
+            await sandbox.run("true")
+        await sandbox.close()
+        return ended.value
+
+    for persistent, text in ((True, "checkpointed"), (False, "deleted")):
+        idle = await ends(await Sandbox.create(proxy.url, persistent=persistent, idle_timeout=1))
+        assert idle.reason == "idle" and text in str(idle) and "(reason: idle)" in str(idle)
+    assert (await ends(await Sandbox.create(proxy.url, ttl=1))).reason == "expired"
+    sandbox = await Sandbox.create(proxy.url, persistent=True)
+    await sandbox.checkpoint()
+    assert (await ends(sandbox)).reason == "checkpoint"
+    sandbox = await sandbox.ref.attach()
+    await sandbox.kill()
+    assert (await ends(sandbox)).reason == "kill"

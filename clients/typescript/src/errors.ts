@@ -42,7 +42,14 @@ export class ConnectionError extends BatonError {}
 /** The server does not speak `baton.v1`, or violates it. */
 export class ProtocolError extends BatonError {}
 /** The session ended normally; the message says why. */
-export class EndedError extends BatonError {}
+export class EndedError extends BatonError {
+  /** What happened to the sandbox, such as `"idle"`, `"checkpoint"` or `"expired"`, if the server said so. */
+  readonly reason: string | undefined;
+  constructor(message: string, reason?: string) {
+    super(reason === undefined ? message : `${message} (reason: ${reason})`);
+    this.reason = reason;
+  }
+}
 /** No credentials for the server could be obtained. */
 export class AuthError extends BatonError {}
 

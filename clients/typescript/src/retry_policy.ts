@@ -34,6 +34,7 @@ const FINAL: readonly Status[] = [
 export class ConnectionSummary {
   /** The message of DELETED, once it came. */
   #deleted: string | undefined;
+  #reason: string | undefined;
   #seen = new Set<Status>();
   /** The last error, for a close frame without an explanation. */
   error: string | undefined;
@@ -42,7 +43,10 @@ export class ConnectionSummary {
   update(update: Update): RetryPolicy | undefined {
     if (FINAL.includes(update.status)) return fatal(fromUpdate(update));
     this.#seen.add(update.status);
-    if (update.status === "SANDBOX_DELETED") this.#deleted = update.message ?? "";
+    if (update.status === "SANDBOX_DELETED") {
+      this.#deleted = update.message ?? "";
+      this.#reason = update.reason;
+    }
     return undefined;
   }
 
@@ -57,7 +61,7 @@ export class ConnectionSummary {
       let what = "the sandbox was deleted";
       if (this.#seen.has("SANDBOX_KILLED")) what = "the sandbox was killed";
       else if (this.#seen.has("SANDBOX_CHECKPOINTED")) what = "the sandbox was checkpointed";
-      return fatal(new EndedError(this.#deleted ? `${what}: ${this.#deleted}` : what));
+      return fatal(new EndedError(this.#deleted ? `${what}: ${this.#deleted}` : what, this.#reason));
     }
     if (this.#seen.has("SANDBOX_IN_USE")) {
       return { error: new InUseError("another client is attached to the sandbox"), isRetry: true };

@@ -1,6 +1,7 @@
 /** The suite that every client library runs: commands and errors. */
 
 import assert from "node:assert/strict";
+import { setTimeout } from "node:timers/promises";
 
 import { BatonError, CheckpointError, ConnectionError, CreationError, EndedError, ExecFailedError, type ExecOptions, InUseError, NotFoundError, PermissionDeniedError, RefusedError, Sandbox } from "baton-sandbox";
 
@@ -91,7 +92,7 @@ scenario("a command is killed, and another gets a signal", async () => {
   // An AbortSignal ends a command too.
   const abort = new AbortController();
   const aborted = sandbox.run("echo begun; sleep 60", { signal: abort.signal });
-  setTimeout(() => abort.abort(), 300);
+  void setTimeout(300).then(() => abort.abort());
   await assert.rejects(aborted, { name: "AbortError" });
 });
 
@@ -129,4 +130,26 @@ scenario("the end of the sandbox ends what waits on it", async () => {
   await assert.rejects(short.run("echo late"), EndedError);
   await short.kill();
   await short.close();
+});
+
+scenario("ends are told apart", async () => {
+  const { url } = proxy;
+  async function ends(one: Sandbox): Promise<EndedError> {
+    while (one.info().isConnected) await setTimeout(20);
+    const error: unknown = await one.run("true").then(String, (caught: unknown) => caught);
+    assert.ok(error instanceof EndedError, String(error));
+    await one.close();
+    return error;
+  }
+  for (const [persistent, text] of [[true, "checkpointed"], [false, "deleted"]] as const) {
+    const idle = await ends(await Sandbox.create(url, { persistent, idleTimeoutMs: 1_000 }));
+    assert.ok(idle.reason === "idle" && idle.message.includes(text) && idle.message.includes("(reason: idle)"), idle.message);
+  }
+  assert.equal((await ends(await Sandbox.create(url, { ttlMs: 1_000 }))).reason, "expired");
+  let one = await Sandbox.create(url, { persistent: true });
+  await one.checkpoint();
+  assert.equal((await ends(one)).reason, "checkpoint");
+  one = await one.ref.attach();
+  await one.kill();
+  assert.equal((await ends(one)).reason, "kill");
 });

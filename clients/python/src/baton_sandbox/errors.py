@@ -65,6 +65,11 @@ class ProtocolError(BatonError):
 class EndedError(BatonError):
     """The session ended normally; the message says why."""
 
+    def __init__(self, message: str, reason: Optional[str] = None) -> None:
+        super().__init__(message if reason is None else f"{message} (reason: {reason})")
+        #: What happened to the sandbox, such as ``"idle"``, ``"checkpoint"`` or ``"expired"``, if the server said so.
+        self.reason = reason
+
 
 class ExecFailedError(BatonError):
     """A command failed, and ``check=True`` was given."""

@@ -44,6 +44,7 @@ class ConnectionSummary:
     def __init__(self) -> None:
         #: The message of DELETED, once it came.
         self._deleted: Optional[str] = None
+        self._reason: Optional[str] = None
         self._seen: set[Status] = set()
         #: The last error, for a close frame without an explanation.
         self.error: Optional[str] = None
@@ -54,7 +55,7 @@ class ConnectionSummary:
             return fatal(from_update(update))
         self._seen.add(update.status)
         if update.status is Status.DELETED:
-            self._deleted = update.message or ""
+            self._deleted, self._reason = update.message or "", update.reason
         return None
 
     @property
@@ -70,7 +71,7 @@ class ConnectionSummary:
                 what = "the sandbox was killed"
             elif Status.CHECKPOINTED in self._seen:
                 what = "the sandbox was checkpointed"
-            return fatal(EndedError(f"{what}: {self._deleted}" if self._deleted else what))
+            return fatal(EndedError(f"{what}: {self._deleted}" if self._deleted else what, self._reason))
         if Status.IN_USE in self._seen:
             return RetryPolicy(InUseError("another client is attached to the sandbox"), True)
         if code == 4000 and Status.CHECKPOINT_ERROR in self._seen:
