@@ -32,6 +32,8 @@ import tempfile
 import time
 from pathlib import Path
 
+#: With this key as the API key, all sandboxes are listed.
+ADMIN_KEY = "the-admin-key-of-the-test-bed"
 #: Seconds until a server must have started or stopped.
 TIME_LIMIT = 60.0
 
@@ -48,6 +50,7 @@ class Server:
             "BATON_RUNSC": os.environ["BATON_RUNSC"],
             "BATON_AGENT": os.environ["BATON_AGENT"],
             "BATON_ROOTFS": os.environ["BATON_ROOTFS"],
+            "BATON_ADMIN_KEY": ADMIN_KEY,
             "CHECKPOINT_AND_RESTORE_PATH": str(directory / "data"),
             **settings,
         }

@@ -7,11 +7,12 @@ import time
 from typing import Any
 
 import pytest
-from testbed import CASES, Proxy, Testbed
+from testbed import ADMIN_KEY, CASES, Proxy, Testbed
 
 from baton_sandbox import (
     BatonError,
     CheckpointError,
+    Connection,
     ConnectionError,
     CreationError,
     EndedError,
@@ -163,5 +164,45 @@ async def test_ends_are_told_apart(proxy: Proxy) -> None:
     await sandbox.checkpoint()
     assert (await ends(sandbox)).reason == "checkpoint"
     sandbox = await sandbox.ref.attach()
-    await sandbox.kill()
-    assert (await ends(sandbox)).reason == "kill"
+    await Sandbox.kill_by_id(proxy.url, sandbox.id, token=sandbox.token)
+    assert (await ends(sandbox)).reason == "operator"
+
+
+async def test_sandboxes_are_listed_and_killed_by_id(proxy: Proxy, sandbox: Sandbox) -> None:
+    key = {"api_key": ADMIN_KEY}
+    labels = {"suite": "python", "case": sandbox.id}
+    async with await Sandbox.create(proxy.url, labels=labels, persistent=True) as stored:
+        ephemeral = await Sandbox.create(proxy.url, labels=labels, persistent=False)
+        waiting = asyncio.ensure_future(ephemeral.run(["sleep", "60"]))
+        found = {one.id: one async for one in Sandbox.list(proxy.url, labels=labels, **key)}
+        assert found.keys() == {stored.id, ephemeral.id}
+        for one, is_stored in ((found[stored.id], True), (found[ephemeral.id], False)):
+            assert (one.phase, one.persistent, one.labels, one.error) == ("running", is_stored, labels, None)
+            assert one.age is not None and one.age >= 0 and one.created.startswith("20")
+        everything = {one.id async for one in Sandbox.list(proxy.url, connection=Connection(**key))}
+        assert everything >= {sandbox.id, *found}
+        # With the key, and with the token; the sandboxes have clients, which are told.
+        await Sandbox.kill_by_id(proxy.url, ephemeral.id, **key)
+        with pytest.raises(EndedError):
+            await waiting
+        await Sandbox.kill_by_id(proxy.url, stored.id, token=stored.token)
+        assert [one async for one in Sandbox.list(proxy.url, labels=labels, **key)] == []
+        while stored.info().is_connected:
+            await asyncio.sleep(0.02)
+        with pytest.raises(EndedError):
+            await stored.run("true")
+        await ephemeral.close()
+    unknown = "sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab"
+    for id in (unknown, "nonsense/../x"):
+        with pytest.raises(NotFoundError):
+            await Sandbox.kill_by_id(proxy.url, id, **key)
+    with pytest.raises(PermissionDeniedError, match="key"):
+        await Sandbox.kill_by_id(proxy.url, sandbox.id)
+    with pytest.raises(PermissionDeniedError, match="does not match"):
+        await Sandbox.kill_by_id(proxy.url, sandbox.id, token="wrong")
+    for options in ({}, {"api_key": "wrong"}):
+        with pytest.raises(PermissionDeniedError, match="key"):
+            await Sandbox.list(proxy.url, **options).__anext__()
+    with pytest.raises(ConnectionError):
+        await Sandbox.list("ws://127.0.0.1:1", **key).__anext__()
+    assert (await sandbox.run("echo still here")).ok

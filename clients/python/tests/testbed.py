@@ -13,6 +13,8 @@ from typing import Any
 
 SUITE = Path(__file__).parents[2] / "suite"
 CASES = json.loads((SUITE / "cases.json").read_text())
+#: Of every server of the test bed.
+ADMIN_KEY = "the-admin-key-of-the-test-bed"
 SIZES = CASES["sizes"][os.environ.get("BATON_TIER", "quick")]
 
 

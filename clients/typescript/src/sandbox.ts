@@ -2,10 +2,10 @@
 
 import { newExecId, now } from "./clock.js";
 import type { Connection } from "./connect.js";
-import { variable } from "./environment.js";
-import { ConnectionError, EndedError, NotFoundError, ProtocolError, RefusedError, TimeoutError, fromUpdate } from "./errors.js";
+import { EndedError, NotFoundError, ProtocolError, RefusedError, TimeoutError, fromUpdate } from "./errors.js";
 import { Exec } from "./exec.js";
 import { Files } from "./files.js";
+import { type KillOptions, type ListOptions, type SandboxSummary, killById, list, serverOf } from "./http_api.js";
 import { Link } from "./link.js";
 import type { Identity } from "./protocol.js";
 import { SandboxRef, type View } from "./reference.js";
@@ -94,6 +94,25 @@ export class Sandbox extends Files implements AsyncDisposable {
     return Sandbox.attach(url, id, token, options);
   }
 
+  /**
+   * Iterates over the sandboxes of a server, without attaching to them; it is asked for one page at a time.
+   *
+   * With the admin key of the server as `apiKey` these are all sandboxes, with an API key those of its tenant.
+   */
+  static list(url?: string, options: ListOptions = {}): AsyncGenerator<SandboxSummary, void, undefined> {
+    return list(url, options);
+  }
+
+  /**
+   * Kills and deletes a sandbox without attaching to it, also while another client is attached.
+   *
+   * Needs the sandbox's `token`, or as `apiKey` a key of its tenant or the admin key. Resolves when the sandbox is gone,
+   * or after half a minute if only its deletion is recorded by then. An unknown id is a `NotFoundError`.
+   */
+  static killById(url: string | undefined, id: string, options: KillOptions = {}): Promise<void> {
+    return killById(url, id, options);
+  }
+
   static async #open(
     url: string | undefined,
     identity: Identity | undefined,
@@ -101,8 +120,7 @@ export class Sandbox extends Files implements AsyncDisposable {
     { signal, ...connection }: AttachOptions,
     isKilledAtExit: boolean,
   ): Promise<Sandbox> {
-    const address = url ?? variable("BATON_URL");
-    if (!address) throw new ConnectionError("no address: pass one, or set BATON_URL");
+    const address = serverOf(url);
     signal?.throwIfAborted();
     const link = new Link(address, identity, config, connection);
     const { state, settings } = link;

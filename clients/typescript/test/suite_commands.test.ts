@@ -3,10 +3,10 @@
 import assert from "node:assert/strict";
 import { setTimeout } from "node:timers/promises";
 
-import { BatonError, CheckpointError, ConnectionError, CreationError, EndedError, ExecFailedError, type ExecOptions, InUseError, NotFoundError, PermissionDeniedError, RefusedError, Sandbox } from "baton-sandbox";
+import { BatonError, CheckpointError, ConnectionError, CreationError, EndedError, ExecFailedError, type ExecOptions, InUseError, NotFoundError, PermissionDeniedError, RefusedError, Sandbox, type SandboxSummary } from "baton-sandbox";
 
 import { proxy, sandbox, scenario } from "./suite.js";
-import { CASES, type Case } from "./testbed.js";
+import { ADMIN_KEY, CASES, type Case } from "./testbed.js";
 
 function commandOf(one: Case): [string | string[], ExecOptions] {
   const { pty, timeout, ...rest } = one.options ?? {};
@@ -150,6 +150,46 @@ scenario("ends are told apart", async () => {
   await one.checkpoint();
   assert.equal((await ends(one)).reason, "checkpoint");
   one = await one.ref.attach();
-  await one.kill();
-  assert.equal((await ends(one)).reason, "kill");
+  await Sandbox.killById(url, one.id, { token: one.token });
+  assert.equal((await ends(one)).reason, "operator");
 });
+
+scenario("sandboxes are listed and killed by id", async () => {
+  const { url } = proxy;
+  const labels = { suite: "typescript", case: sandbox.id };
+  await using stored = await Sandbox.create(url, { labels, persistent: true });
+  const ephemeral = await Sandbox.create(url, { labels, persistent: false });
+  const waiting = assert.rejects(ephemeral.run(["sleep", "60"]), EndedError);
+  const found = new Map<string, SandboxSummary>();
+  for await (const one of Sandbox.list(url, { labels, apiKey: ADMIN_KEY })) found.set(one.id, one);
+  assert.deepEqual([...found.keys()].sort(), [stored.id, ephemeral.id].sort());
+  for (const [one, isStored] of [[found.get(stored.id), true], [found.get(ephemeral.id), false]] as const) {
+    assert.deepEqual([one?.phase, one?.persistent, one?.labels, one?.error], ["running", isStored, labels, undefined]);
+    assert.ok(one?.ageMs !== undefined && one.ageMs >= 0 && one.created.startsWith("20"));
+  }
+  const everything = new Set<string>();
+  for await (const one of Sandbox.list(url, { apiKey: ADMIN_KEY })) everything.add(one.id);
+  for (const id of [sandbox.id, ...found.keys()]) assert.ok(everything.has(id));
+  // With the key, and with the token; the sandboxes have clients, which are told.
+  await Sandbox.killById(url, ephemeral.id, { apiKey: ADMIN_KEY });
+  await waiting;
+  await Sandbox.killById(url, stored.id, { token: stored.token });
+  assert.ok((await Sandbox.list(url, { labels, apiKey: ADMIN_KEY }).next()).done);
+  while (stored.info().isConnected) await setTimeout(20);
+  await assert.rejects(stored.run("true"), EndedError);
+  await ephemeral.close();
+  const unknown = "sandbox-0b9f5a52-6f0e-4b1c-9d3e-0123456789ab";
+  for (const id of [unknown, "nonsense/../x"]) {
+    await assert.rejects(Sandbox.killById(url, id, { apiKey: ADMIN_KEY }), NotFoundError);
+  }
+  await assert.rejects(Sandbox.killById(url, sandbox.id), denied(/key/));
+  await assert.rejects(Sandbox.killById(url, sandbox.id, { token: "wrong" }), denied(/does not match/));
+  for (const options of [{}, { apiKey: "wrong" }]) await assert.rejects(Sandbox.list(url, options).next(), denied(/key/));
+  await assert.rejects(Sandbox.list("ws://127.0.0.1:1", { apiKey: ADMIN_KEY }).next(), ConnectionError);
+  await assert.rejects(Sandbox.list(url, { apiKey: ADMIN_KEY, signal: AbortSignal.abort() }).next(), { name: "AbortError" });
+  assert.ok((await sandbox.run("echo still here")).ok);
+});
+
+function denied(text: RegExp): (error: unknown) => boolean {
+  return (error) => error instanceof PermissionDeniedError && text.test(error.message);
+}

@@ -25,6 +25,9 @@ export const CASES: { execs: Case[]; refused: Case[]; scenarios: string[]; sizes
 );
 export const SIZES = CASES.sizes[process.env["BATON_TIER"] ?? "quick"] as Sizes;
 
+/** Of every server of the test bed. */
+export const ADMIN_KEY = "the-admin-key-of-the-test-bed";
+
 type Answer = Record<string, unknown>;
 
 export class Proxy {

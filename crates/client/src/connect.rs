@@ -47,11 +47,16 @@ impl Address {
         }
     }
 
+    /// The same address for requests over HTTP.
+    pub(crate) fn http(&self) -> String {
+        self.0.replacen("ws", "http", 1)
+    }
+
     /// Scheme, host and port, as in HTTP URLs.
     #[cfg(feature = "google")]
     pub(crate) fn origin(&self) -> String {
         let origin = self.0.splitn(4, '/').take(3).collect::<Vec<_>>().join("/");
-        origin.replacen("ws", "http", 1)
+        Self(origin).http()
     }
 }
 

@@ -22,6 +22,21 @@
 //! # }
 //! ```
 //!
+//! Sandboxes can be listed and killed without attaching to them:
+//!
+//! ```no_run
+//! # async fn example(connection: baton_client::Connection) -> Result<(), baton_client::Error> {
+//! use baton_client::Sandbox;
+//!
+//! let url = "ws://127.0.0.1:8080";
+//! let mut sandboxes = Sandbox::list(url, [("team".into(), "blue".into())].into(), connection.clone())?;
+//! while let Some(found) = sandboxes.next().await? {
+//!     Sandbox::kill_by_id(url, &found.id, None, connection.clone()).await?;
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! ```text
 //!   Sandbox ──commands──▶ link: one task, owns the socket ──▶ server
 //!      ▲                    │ one session per connection
@@ -57,6 +72,7 @@ mod connect;
 mod connection;
 mod error;
 mod files;
+mod http_api;
 mod options;
 mod retry_policy;
 mod running;
@@ -79,6 +95,7 @@ pub use self::{
     client_state::SandboxRef,
     error::{Ending, Error},
     files::{FileMode, FileWatch, OnBytes, OnLeftOut, Reading, Transfer},
+    http_api::{SandboxList, SandboxSummary},
     options::{Connection, Exec, OnRollBack, OnStatus, Options, RollBack},
     running::{Collected, Control, OutputStream, Running},
     sandbox::{CheckpointOptions, Sandbox},

@@ -25,6 +25,7 @@ from .errors import (
     TimeoutError,
 )
 from .file_results import FileEntry
+from .http_api import SandboxSummary
 from .options import Connection, Limits
 from .protocol import ExecView, Progress, Status, Update
 from .reference import SandboxRef, View
@@ -72,6 +73,7 @@ __all__ = [
     "Running",
     "Sandbox",
     "SandboxRef",
+    "SandboxSummary",
     "SnapshotError",
     "Status",
     "TimeoutError",

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Mapping, Optional, Sequence, Union
 
 from . import clock, requests
-from .errors import BatonError, ConnectionError, EndedError, NotFoundError, ProtocolError, RefusedError, from_update
+from .errors import BatonError, EndedError, NotFoundError, ProtocolError, RefusedError, from_update
 from .exec import REQUESTED, Exec
 from .files import Files
+from .http_api import Unattached, server_of
 from .link import Link, within
 from .options import Connection, Input, Limits
 from .protocol import Identity, IdleTimeout, Status, Update
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .options import ConnectionOptions, ExecOptions, RunCodeOptions
 
 
-class Sandbox(Files):
+class Sandbox(Files, Unattached):
     """One sandbox, over one connection that reconnects by itself.
 
     ``async with`` kills a sandbox that it created, unless it was created with ``keep=True`` or detached.
@@ -137,9 +137,7 @@ class Sandbox(Files):
     async def _open(
         cls, url: Optional[str], identity: Optional[Identity], config: requests.Request, options: Connection, is_killed_at_exit: bool
     ) -> Sandbox:
-        url = url or os.environ.get("BATON_URL")
-        if not url:
-            raise ConnectionError("no address: pass one, or set BATON_URL")
+        url = server_of(url)
         link = Link(url, identity, config, options)
         state = link.state
         link.start()

@@ -118,6 +118,22 @@ def _opening(method: Callable[P, Coroutine[Any, Any, _sandbox.Sandbox]]) -> Call
     return classmethod(call)  # type: ignore[return-value]
 
 
+def _of_class(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    def call(cls: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return _loop.call(method(*args, **kwargs))
+
+    functools.update_wrapper(call, method.__func__)  # type: ignore[attr-defined]
+    return classmethod(call)  # type: ignore[return-value]
+
+
+def _iterating_of_class(method: Callable[P, AsyncIterable[T]]) -> Callable[P, Iterator[T]]:
+    def call(cls: Any, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        return _iterate(lambda: method(*args, **kwargs))
+
+    functools.update_wrapper(call, method.__func__)  # type: ignore[attr-defined]
+    return classmethod(call)  # type: ignore[return-value]
+
+
 class OutputStream:
     """One output stream of a command, which can be read once. Iterates over ``bytes``."""
 
@@ -235,6 +251,8 @@ class Sandbox:
     create = _opening(_sandbox.Sandbox.create)
     attach = _opening(_sandbox.Sandbox.attach)
     connect = attach
+    list = _iterating_of_class(_sandbox.Sandbox.list)
+    kill_by_id = _of_class(_sandbox.Sandbox.kill_by_id)
 
     def __enter__(self) -> Sandbox:
         return self

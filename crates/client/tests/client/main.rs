@@ -6,3 +6,4 @@ mod credentials;
 mod resume;
 mod script;
 mod stdin_offsets;
+mod unattached;

@@ -11,7 +11,10 @@ use baton_protocol::{
 };
 use bytes::Bytes;
 use futures::{SinkExt, StreamExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
 use tokio_tungstenite::{
     WebSocketStream, accept_hdr_async,
     tungstenite::{
@@ -62,6 +65,19 @@ impl Server {
 
     pub async fn tcp(&self) -> TcpStream {
         soon(self.listener.accept()).await.unwrap().0
+    }
+
+    /// Answers one HTTP request; returns its head.
+    pub async fn answer(&self, status: &str, body: &str) -> String {
+        let mut stream = self.tcp().await;
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(soon(stream.read_u8()).await.unwrap());
+        }
+        let response =
+            format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len());
+        soon(stream.write_all(response.as_bytes())).await.unwrap();
+        String::from_utf8(head).unwrap()
     }
 
     #[expect(clippy::result_large_err, reason = "the shape of the library's callback")]
@@ -250,10 +266,10 @@ pub fn view(id: &ExecId, number: u32, stdin: u64) -> ExecView {
         command: None,
         started_ms: None,
         stdin,
+        stdin_crc32: None,
         stdout: Kept::default(),
         stderr: Kept::default(),
         exit_code: None,
         signal: None,
     }
 }
-        stdin_crc32: None,
