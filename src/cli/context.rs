@@ -188,6 +188,12 @@ impl CommandContext {
         Ok(Config::read(flags, lookup)?)
     }
 
+    /// Whether the environment or a context says where the storage is.
+    pub fn has_storage(&self, option: &ContextOption) -> Result<bool> {
+        let active = self.active_context(option, None)?;
+        Ok(self.has_storage_variables() || active.is_some_and(|active| active.saved.has_storage()))
+    }
+
     /// Whether the environment says where the storage is.
     pub fn has_storage_variables(&self) -> bool {
         STORAGE_PLACES.into_iter().filter(|name| !is_endpoint(name)).any(|name| self.variable(name).is_some())

@@ -55,24 +55,29 @@ impl SandboxClient {
 
     /// Finds the sandbox that `text` names, and its token.
     pub fn find(&self, text: &str) -> Result<SavedToken> {
+        let Some(found) = self.find_token(text)? else {
+            bail!("no token for `{text}` is saved here: pass it with BATON_TOKEN or --token, or see `baton create`")
+        };
+        Ok(found)
+    }
+
+    /// Returns `None` if no token of the sandbox is given or saved.
+    pub fn find_token(&self, text: &str) -> Result<Option<SavedToken>> {
         let saved = match (self.server.tokens(), &self.token) {
             (Ok(tokens), _) => tokens.find(text)?,
             (Err(_), Some(_)) => None,
             (Err(error), None) => return Err(error),
         };
         let url = self.server.url_of(saved.as_ref()).to_owned();
-        match (saved, &self.token) {
-            (Some(saved), token) => {
-                Ok(SavedToken { id: saved.id, token: token.clone().map_or(saved.token, Token), url })
-            }
+        let (id, token) = match (saved, &self.token) {
+            (Some(saved), token) => (saved.id, token.clone().map_or(saved.token, Token)),
             (None, Some(token)) => {
                 let id = SandboxId::parse(text).map_err(|_| anyhow!("`{text}` is not a sandbox id"))?;
-                Ok(SavedToken { id, token: Token(token.clone()), url })
+                (id, Token(token.clone()))
             }
-            (None, None) => {
-                bail!("no token for `{text}` is saved here: pass it with BATON_TOKEN or --token, or see `baton create`")
-            }
-        }
+            (None, None) => return Ok(None),
+        };
+        Ok(Some(SavedToken { id, token, url }))
     }
 
     pub async fn attach(&self, text: &str) -> Result<Sandbox> {

@@ -163,15 +163,43 @@ async fn a_created_sandbox_is_found_by_the_beginning_of_its_id_until_it_is_kille
     let told: serde_json::Value = serde_json::from_slice(&printed.stdout).unwrap();
     assert_eq!((printed.status.code(), &told["checkpoint_id"]), (Some(0), &serde_json::json!(id)));
 
-    let child = home(&["kill", ID]);
-    let mut peer = server.attach(vec![]).await;
-    assert!(peer.request().await == Request::KillSandbox);
-    peer.killed().await;
+    let child = home(&["kill", &ID[8..14]]);
+    let request = server.answer("204 No Content", "").await;
+    assert!(request.starts_with(&format!("DELETE /sandboxes/{ID}?wait=30 HTTP/1.1\r\n")), "{request}");
+    assert!(request.contains(&format!("x-sandbox-token: {TOKEN}\r\n")), "{request}");
     assert_eq!(output(child).await.status.code(), Some(0));
     assert!(!std::fs::read_to_string(&kept).unwrap().contains(ID));
     let printed = output(home(&["exec", &ID[8..14], "--", "true"])).await;
     assert_eq!(printed.status.code(), Some(1));
     assert!(text(&printed.stderr).contains("no token for"), "{}", text(&printed.stderr));
+}
+
+#[tokio::test]
+async fn a_key_kills_a_sandbox_whose_token_is_not_here() {
+    let (server, space) = (Server::start().await, tempfile::tempdir().unwrap());
+    let url = server.url();
+    let kill = |name: &str| {
+        let mut command = baton(&url);
+        command.args(["kill", name]).env("BATON_API_KEY", "k3y").env("HOME", space.path()).spawn().unwrap()
+    };
+    let child = kill(&ID[8..14]);
+    let request = server.answer("200 OK", &format!(r#"{{"sandboxes":[{{"sandbox_id":"{ID}"}}],"next":null}}"#)).await;
+    assert!(request.starts_with("GET /sandboxes HTTP/1.1\r\n") && request.contains("x-api-key: k3y\r\n"), "{request}");
+    let request = server.answer("204 No Content", "").await;
+    assert!(
+        request.starts_with(&format!("DELETE /sandboxes/{ID}?")) && request.contains("x-api-key: k3y\r\n"),
+        "{request}"
+    );
+    assert!(!request.contains("x-sandbox-token"), "{request}");
+    assert_eq!(output(child).await.status.code(), Some(0));
+
+    let child = kill(ID);
+    server.answer("404 Not Found", "").await;
+    let printed = output(child).await;
+    assert_eq!(
+        (printed.status.code(), text(&printed.stderr)),
+        (Some(1), &*format!("baton: {ID}: there is no such sandbox\n"))
+    );
 }
 
 #[tokio::test]

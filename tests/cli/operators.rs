@@ -64,6 +64,19 @@ async fn ten_thousand_sandboxes_are_listed_in_pages() {
 }
 
 #[tokio::test]
+async fn sandboxes_are_killed_without_a_server() {
+    let store = tempfile::tempdir().unwrap();
+    let (first, second) = (put(store.path(), 1), put(store.path(), 2));
+    let ran = baton(store.path(), &["kill", "00000001", second.as_str()], None).await;
+    assert_eq!((ran.code, &*ran.out, &*ran.err), (Some(0), "", ""));
+    for id in [first, second] {
+        assert!(!store.path().join(format!("sandboxes/{id}/metadata.json")).exists());
+    }
+    let ran = baton(store.path(), &["kill", "00000003"], None).await;
+    assert!(ran.code == Some(1) && ran.err.contains("00000003"), "{}", ran.err);
+}
+
+#[tokio::test]
 async fn a_sandbox_is_shown_edited_and_deleted_without_a_server() {
     let store = tempfile::tempdir().unwrap();
     let id = put(store.path(), 1);
