@@ -22,9 +22,17 @@ const EXAMPLE_OUTPUT: Record<string, string> = {
   snapshot: "hello snapshot",
 };
 const README_ADDRESS = "ws://127.0.0.1:8080";
-const README_BLOCKS = [...readFileSync(join(own, "README.md"), "utf8").matchAll(/^```ts\n(.*?)^```$/gms)].map(([, code = ""]) => code);
-/** A part of the output of each block of the README, in order. */
-const README_OUTPUT = ["exit code 3\nstdout: hello\n42\n", "remember me", "tick 3", "hello from a file\n\n[ 'main.py' ]", "it ran once 0"];
+const READMES = [join(own, "README.md"), join(own, "..", "..", "README.md")];
+/** Every block of the READMEs, and the output that is shown below it. */
+const README_BLOCKS = READMES.flatMap((readme) => [
+  ...readFileSync(readme, "utf8").matchAll(/^```ts\n(.*?)^```\n(?:\n```text\n(.*?)^```)?/gms),
+]).map(([, code = "", shown = ""]) => ({ code, shown }));
+
+/** Whether an output is the shown one, with something in place of each `…`. */
+function isShown(shown: string, output: string): boolean {
+  const parts = shown.trim().split("…").map((part) => part.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
+  return new RegExp(`^${parts.join(".+")}$`).test(output.trim());
+}
 
 let testbed: Testbed;
 let directory: string;
@@ -41,24 +49,29 @@ after(async () => {
 
 test("every example and every block of the README compiles and runs", async (context) => {
   assert.deepEqual((await readdir(examples)).sort(), Object.keys(EXAMPLE_OUTPUT).map((name) => `${name}.ts`).sort());
-  assert.equal(README_BLOCKS.length, README_OUTPUT.length);
+  assert.equal(README_BLOCKS.length, 5);
   await cp(examples, join(directory, "code"), { recursive: true });
   const { url } = await testbed.proxy();
-  const programs = { ...EXAMPLE_OUTPUT };
-  for (const [number, block] of README_BLOCKS.entries()) {
-    assert.ok(block.includes(README_ADDRESS), block);
-    programs[`readme_${number}`] = README_OUTPUT[number] ?? "";
-    await writeFile(join(directory, "code", `readme_${number}.ts`), block.replaceAll(README_ADDRESS, url));
+  for (const [number, { code, shown }] of README_BLOCKS.entries()) {
+    assert.ok(code.includes(README_ADDRESS) && shown, code);
+    await writeFile(join(directory, "code", `readme_${number}.ts`), code.replaceAll(README_ADDRESS, url));
   }
   const options = { target: "ES2022", module: "NodeNext", lib: ["ES2023", "ESNext.Disposable"], strict: true, types: ["node"], outDir: "out" };
   const typeRoots = [join(own, "node_modules", "@types")];
   const config = { compilerOptions: { ...options, typeRoots, skipLibCheck: false, rootDir: "code" }, include: ["code"] };
   await writeFile(join(directory, "tsconfig.json"), JSON.stringify(config));
   await run(directory, join(own, "node_modules", ".bin", "tsc"), ["-p", directory]);
-  for (const [name, expected] of Object.entries(programs)) {
+  const output = (name: string) => run(directory, process.execPath, [join("out", `${name}.js`)], { ...process.env, BATON_URL: url });
+  for (const [name, expected] of Object.entries(EXAMPLE_OUTPUT)) {
     await context.test(name, async () => {
-      const output = await run(directory, process.execPath, [join("out", `${name}.js`)], { ...process.env, BATON_URL: url });
-      assert.ok(output.includes(expected), output);
+      const found = await output(name);
+      assert.ok(found.includes(expected), found);
+    });
+  }
+  for (const [number, { shown }] of README_BLOCKS.entries()) {
+    await context.test(`block ${number} of the READMEs`, async () => {
+      const found = await output(`readme_${number}`);
+      assert.ok(isShown(shown, found), `${found}\nshown:\n${shown}`);
     });
   }
 });
