@@ -7,12 +7,20 @@ use baton_protocol::{
     event::Update,
     file_work::Work,
     id::{CheckpointId, ExecId},
-    request::{self, Command, Language, Persistence, SandboxConfig},
+    limits::Cpus,
+    request::{self, Command, Idle, Language, Persistence, SandboxConfig},
 };
 
 use crate::Auth;
 
 /// How [`Sandbox::create`](crate::Sandbox::create) makes a sandbox and connects to it.
+///
+/// ```
+/// # use baton_client::Options;
+/// # use std::time::Duration;
+/// let small = Options::default().memory(512 << 20).cpus(1.5).idle_timeout(Duration::from_secs(3600));
+/// let found_later = Options::default().label("team", "blue").persistent(true);
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// What kind of sandbox to create.
@@ -25,6 +33,66 @@ impl Options {
     /// Whether the sandbox outlives its instance. By default it does where the server has storage.
     pub fn persistent(mut self, persistence: impl Into<Persistence>) -> Self {
         self.config.persistent = Some(persistence.into());
+        self
+    }
+
+    /// How long it may be idle; by default the server chooses. [`Idle::Never`] never ends it.
+    pub fn idle_timeout(mut self, idle: impl Into<Idle>) -> Self {
+        self.config.idle_timeout = Some(idle.into());
+        self
+    }
+
+    /// How long it lives at most.
+    pub fn ttl(mut self, span: Duration) -> Self {
+        self.config.ttl = Some(span);
+        self
+    }
+
+    /// Sets one label, by which it can be found on the server.
+    pub fn label(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.config.labels.insert(name.into(), value.into());
+        self
+    }
+
+    /// Sets one environment variable of all its commands.
+    pub fn env(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.config.env.insert(name.into(), value.into());
+        self
+    }
+
+    /// Sets the directory in which its commands start.
+    pub fn cwd(mut self, directory: impl Into<String>) -> Self {
+        self.config.cwd = Some(directory.into());
+        self
+    }
+
+    /// Limits the memory of all its commands, in bytes.
+    pub fn memory(mut self, bytes: u64) -> Self {
+        self.config.limits.memory = Some(bytes);
+        self
+    }
+
+    /// Limits its CPU time, in CPUs.
+    pub fn cpus(mut self, cpus: f64) -> Self {
+        self.config.limits.cpus = Some(Cpus((cpus * 1000.0).round() as u32));
+        self
+    }
+
+    /// Limits its processes and threads.
+    pub fn pids(mut self, count: u32) -> Self {
+        self.config.limits.pids = Some(count);
+        self
+    }
+
+    /// Limits what it writes to files, in bytes.
+    pub fn disk(mut self, bytes: u64) -> Self {
+        self.config.limits.disk = Some(bytes);
+        self
+    }
+
+    /// Limits the open files of one process.
+    pub fn files(mut self, count: u32) -> Self {
+        self.config.limits.files = Some(count);
         self
     }
 

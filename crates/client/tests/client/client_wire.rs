@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use crate::script::{Heard, Server, exec_id, sandbox_id, soon, token};
-use baton_client::{CheckpointOptions, Chunk, Connection, Error, Exec, Language, Options, Sandbox, StdStream};
+use baton_client::{
+    CheckpointOptions, Chunk, Connection, Cpus, Error, Exec, Language, Limits, Options, Sandbox, StdStream,
+};
 use baton_protocol::{
     event::{Copied, Event, Status, Update},
     frame::Stream,
@@ -22,14 +24,35 @@ async fn attach(server: &Server, connection: Connection) -> Result<Sandbox, Erro
 #[tokio::test]
 async fn a_sandbox_is_created_with_what_was_asked_for() {
     let server = Server::start().await;
-    let config = SandboxConfig { enable_checkpoint: true, idle_timeout: Some(Idle::Never), ..SandboxConfig::default() };
+    let limits = Limits {
+        memory: Some(512 << 20),
+        cpus: Some(Cpus(1500)),
+        pids: Some(64),
+        disk: Some(1 << 30),
+        files: Some(256),
+        ..Limits::default()
+    };
+    let config = SandboxConfig {
+        enable_checkpoint: true,
+        idle_timeout: Some(Idle::Never),
+        ttl: Some(Duration::from_secs(3600)),
+        labels: [("team".into(), "blue".into())].into(),
+        env: [("LANG".into(), "C".into())].into(),
+        cwd: Some("/srv".into()),
+        limits,
+        ..SandboxConfig::default()
+    };
+    let plain =
+        Options { config: SandboxConfig { enable_checkpoint: true, ..SandboxConfig::default() }, ..Options::default() };
+    let options = plain.idle_timeout(Idle::Never).ttl(Duration::from_secs(3600)).label("team", "blue").env("LANG", "C");
+    let options = options.cwd("/srv").memory(512 << 20).cpus(1.5).pids(64).disk(1 << 30).files(256);
     let connection = Connection {
         api_key: Some("k3y".into()),
         headers: vec![("X-Proxy".into(), "yes".into())],
         ..Connection::default()
     };
     let url = server.url();
-    let asking = Sandbox::create(&url, Options { config: config.clone(), connection });
+    let asking = Sandbox::create(&url, Options { connection, ..options });
     let (sandbox, ()) = tokio::join!(asking, async {
         let mut peer = server.accept().await;
         assert_eq!(peer.path, "/create");

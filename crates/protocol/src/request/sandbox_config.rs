@@ -79,6 +79,12 @@ pub enum Idle {
     After(Duration),
 }
 
+impl From<Duration> for Idle {
+    fn from(span: Duration) -> Self {
+        Self::After(span)
+    }
+}
+
 impl Idle {
     pub(super) fn to_json(self) -> Value {
         match self {
