@@ -10,6 +10,7 @@ use std::{
 
 use baton::config::{Config, Flags};
 use baton_protocol::limits::Bounds;
+use tempfile::TempDir;
 
 use crate::repo_files::{read, root};
 
@@ -17,19 +18,24 @@ use crate::repo_files::{read, root};
 const SERVER: &str = "#!/bin/bash\nenv >\"$PLACE/started-$1-$$\"\n";
 const NOTHING: &str = "#!/bin/bash\n";
 
-/// The environments in which a script started servers, with these variables set before.
-fn started(script: &str, set: &[(&str, &str)]) -> Vec<BTreeMap<String, String>> {
+/// A tree with these programs.
+fn tree(programs: &[(&str, &str)]) -> TempDir {
     let place = tempfile::tempdir().unwrap();
-    let write = |path: &str, text: &str| {
+    for (path, text) in programs {
         let path = place.path().join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(&path, text).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-    };
-    write(script, &read(script));
-    write("scripts/setup", NOTHING);
-    write("bin/cargo", NOTHING);
-    write("target/debug/baton", SERVER);
+    }
+    place
+}
+
+/// The environments in which a script started servers, with these variables set before.
+fn started(script: &str, set: &[(&str, &str)]) -> Vec<BTreeMap<String, String>> {
+    let text = read(script);
+    let programs =
+        [(script, &text[..]), ("scripts/setup", NOTHING), ("bin/cargo", NOTHING), ("target/debug/baton", SERVER)];
+    let place = tree(&programs);
     let mut run = Command::new(place.path().join(script));
     run.env_clear().envs(set.iter().copied()).env("PLACE", place.path()).env("HOME", place.path());
     run.env("PATH", format!("{}:/usr/bin:/bin", place.path().join("bin").display()));
@@ -55,6 +61,26 @@ fn is_limited(bounds: &Bounds) -> bool {
     [&bounds.default, &bounds.ceiling].iter().all(|limits| {
         limits.memory.is_some() && limits.disk.is_some() && limits.pids.is_some() && limits.files.is_some()
     })
+}
+
+#[test]
+fn make_install_puts_the_optimised_program_on_the_path() {
+    let makefile = read("Makefile");
+    let place = tree(&[
+        ("Makefile", &makefile),
+        ("bin/cargo", NOTHING),
+        ("target/release/baton", "#!/bin/bash\necho installed\n"),
+    ]);
+    let path = |name: &str| place.path().join(name).display().to_string();
+    for (prefix, below) in [(None, "usr/local"), (Some("PREFIX=/opt/baton"), "opt/baton")] {
+        let mut make = Command::new("make");
+        make.arg("install").args(prefix).arg(format!("DESTDIR={}", path("root"))).current_dir(place.path());
+        make.env_clear().env("PATH", format!("{}:/usr/bin:/bin", path("bin"))).env("HOME", place.path());
+        let made = make.env("CARGO_TARGET_DIR", path("target")).stdin(Stdio::null()).output().unwrap();
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        let installed = Command::new(path(&format!("root/{below}/bin/baton"))).output().unwrap();
+        assert_eq!(installed.stdout, b"installed\n");
+    }
 }
 
 #[test]
