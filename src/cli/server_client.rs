@@ -1,14 +1,15 @@
 //! The server that a verb talks to, and how the verb authenticates to it.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, anyhow};
-use baton_client::{Auth, Connection, Error};
+use baton_client::{Auth, Connection, Error, RollBack};
 
 use super::{
     global_options::AuthKind,
     progress_line,
     saved_contexts::SavedContext,
+    screen,
     token_file::{SavedToken, SavedTokens},
 };
 
@@ -61,6 +62,7 @@ impl ServerClient {
             headers: self.headers.clone(),
             auth: self.auth(),
             on_status: progress_line::until_running(),
+            on_roll_back: Some(Arc::new(report_roll_back)),
             ..Connection::default()
         }
     }
@@ -81,6 +83,14 @@ impl ServerClient {
             Err(_) => Ok(None),
         }
     }
+}
+
+fn report_roll_back(roll_back: &RollBack) {
+    let age = humantime::format_duration(Duration::from_secs(roll_back.age.as_secs()));
+    let RollBack { checkpoint_id, .. } = roll_back;
+    screen::report(format_args!(
+        "baton: the sandbox was rolled back to checkpoint {checkpoint_id}, which is {age} old: later work is lost"
+    ));
 }
 
 /// What is wrong and what to do about it, in one sentence.

@@ -175,6 +175,26 @@ async fn a_created_sandbox_is_found_by_the_beginning_of_its_id_until_it_is_kille
 }
 
 #[tokio::test]
+async fn a_roll_back_is_reported() {
+    let server = Server::start().await;
+    let child = with_token(&server, &["exec", ID, "--", "true"]).spawn().unwrap();
+    let mut peer = server.accept().await;
+    peer.hello().await;
+    let checkpoint_id = CheckpointId::parse(&format!("{ID}-1-2-{}", "0".repeat(32))).unwrap();
+    peer.say(&Event::RolledBack { checkpoint_id: checkpoint_id.clone(), age_ms: 61_500 }).await;
+    peer.update(Update { execs: Some(vec![]), ..Update::new(Status::Running) }).await;
+    let id = peer.exec().await;
+    peer.started(&id, 1).await;
+    peer.done(&id, 0).await;
+    leaves(peer).await;
+    let printed = output(child).await;
+    let said = format!(
+        "baton: the sandbox was rolled back to checkpoint {checkpoint_id}, which is 1m 1s old: later work is lost\n"
+    );
+    assert_eq!((printed.status.code(), text(&printed.stderr)), (Some(0), said.as_str()));
+}
+
+#[tokio::test]
 async fn a_key_kills_a_sandbox_whose_token_is_not_here() {
     let (server, space) = (Server::start().await, tempfile::tempdir().unwrap());
     let url = server.url();
