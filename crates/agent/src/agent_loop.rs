@@ -12,9 +12,9 @@ use serde::Serialize;
 
 use crate::{
     active_time::Ran,
-    agent_network::AgentNetwork,
     decoder::AgentDecoder,
     exec_spawn::{self, ExecDefaults, SpawnError},
+    inner_network::InnerNetwork,
     outbox::Outbox,
     output_pipe::{CHUNK, OutputPipe},
     poll::{Epoll, PollSource},
@@ -33,7 +33,7 @@ pub struct Agent {
     intake: AgentDecoder,
     pub outbox: Outbox,
     execs: BTreeMap<u32, RunningExec>,
-    network: AgentNetwork,
+    network: InnerNetwork,
     shared: ExecDefaults,
     is_assigned: bool,
     attached: bool,
@@ -52,7 +52,7 @@ impl Agent {
             intake: AgentDecoder::default(),
             outbox: Outbox::default(),
             execs: BTreeMap::new(),
-            network: AgentNetwork::new(),
+            network: InnerNetwork::new(),
             shared: ExecDefaults::default(),
             is_assigned: false,
             attached: true,

@@ -5,11 +5,11 @@
 //!    written        held         may come
 //! ```
 
-use std::{collections::VecDeque, io::IoSlice, os::fd::AsFd};
+use std::{collections::VecDeque, os::fd::AsFd};
 
 use rustix::{
     io::{self, Errno},
-    net::{SendAncillaryBuffer, SendFlags, Shutdown, send, sendmsg, shutdown},
+    net::{SendFlags, Shutdown, send, shutdown},
 };
 
 use crate::input_credit::InputCredit;
@@ -82,10 +82,8 @@ impl ConnectionInput {
     /// Writes what the socket accepts, and then the end.
     pub fn flush(&mut self, socket: impl AsFd, credit: &mut InputCredit) -> io::Result<()> {
         while !self.held.is_empty() {
-            let (front, back) = self.held.as_slices();
-            let pieces = [IoSlice::new(front), IoSlice::new(back)];
-            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-            match sendmsg(&socket, &pieces, &mut SendAncillaryBuffer::default(), flags) {
+            let (front, _) = self.held.as_slices();
+            match send(&socket, front, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
                 Ok(count) => {
                     self.held.drain(..count);
                     self.passed += count as u64;

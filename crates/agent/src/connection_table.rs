@@ -19,11 +19,11 @@ use rustix::{
 };
 
 use crate::{
-    connection::{self, Connection, ConnectionStage, EmitOutcome},
     input_credit::InputCredit,
     name_table::{self, NameTable},
     outbox::Outbox,
     poll::{Epoll, NetworkSource, PollSource},
+    program_connection::{self, ConnectionStage, EmitOutcome, ProgramConnection},
 };
 
 /// How many connections are accepted before other sources have their turn.
@@ -31,7 +31,7 @@ const MOST_ACCEPTED: usize = 32;
 
 #[derive(Debug, Default)]
 pub struct ConnectionTable {
-    connections: BTreeMap<u32, Connection>,
+    connections: BTreeMap<u32, ProgramConnection>,
     credit: InputCredit,
     queue: VecDeque<u32>,
     /// The number of the last connection that a program opened.
@@ -61,18 +61,18 @@ impl ConnectionTable {
     }
 
     fn accepted(&mut self, socket: OwnedFd, names: &mut NameTable, poll: &Epoll, out: &mut Outbox) {
-        let Some(wanted) = original_destination(&socket) else { return connection::reset(socket) };
+        let Some(wanted) = original_destination(&socket) else { return program_connection::reset(socket) };
         let name = names.name_of(*wanted.ip()).map(str::to_owned);
         // Without a name it means nothing any more; a connection to the listener itself never did.
         if wanted.ip().is_loopback() || name.is_none() && name_table::is_made_up(*wanted.ip()) {
-            return connection::reset(socket);
+            return program_connection::reset(socket);
         }
         if !self.has_room(out) {
-            return connection::reset(socket);
+            return program_connection::reset(socket);
         }
         let number = self.next_number();
         let dial = Dial { name, address: *wanted.ip(), port: wanted.port() };
-        let mut connection = Connection::new(socket, ConnectionStage::Dialling);
+        let mut connection = ProgramConnection::new(socket, ConnectionStage::Dialling);
         let granted = connection.input.grant(&mut self.credit, self.connections.len() + 1).unwrap_or(0);
         let payload = serde_json::to_vec(&dial).unwrap_or_default();
         frame::encode(out.answers(), FrameKind::Dial, Stream::Stdin, number, granted, 0, &[&payload]);
@@ -86,7 +86,7 @@ impl ConnectionTable {
             return self.connect(number, frame.offset, poll, out);
         }
         if frame.kind == FrameKind::ConnectionReset {
-            self.remove(number).into_iter().for_each(Connection::reset);
+            self.remove(number).into_iter().for_each(ProgramConnection::reset);
             return;
         }
         let Some(connection) = self.connections.get_mut(&number) else { return };
@@ -119,7 +119,9 @@ impl ConnectionTable {
             return self.connecting(number, port, is_last, poll, out);
         }
         connection.set_readable();
-        if is_broken || connection.input.flush(&connection.socket, &mut self.credit).is_err() {
+        // The flag alone says little: a connection that ended in both directions may have it too.
+        let is_reset = is_broken && !matches!(sockopt::socket_error(&connection.socket), Ok(Ok(())));
+        if is_reset || connection.input.flush(&connection.socket, &mut self.credit).is_err() {
             return self.close(number, out);
         }
         self.advance(number, out);
@@ -148,7 +150,7 @@ impl ConnectionTable {
         for number in numbers {
             match &mut out {
                 Some(out) => self.close(number, out),
-                None => self.remove(number).into_iter().for_each(Connection::reset),
+                None => self.remove(number).into_iter().for_each(ProgramConnection::reset),
             }
         }
     }
@@ -173,7 +175,7 @@ impl ConnectionTable {
         match connecting_socket(address) {
             Ok(socket) => {
                 let stage = ConnectionStage::Connecting { port, is_last };
-                self.insert(number, Connection::new(socket, stage), poll, out);
+                self.insert(number, ProgramConnection::new(socket, stage), poll, out);
             }
             Err(_) if !is_last => self.start_connecting(number, port, true, poll, out),
             Err(_) => closed(number, out),
@@ -221,7 +223,7 @@ impl ConnectionTable {
         }
     }
 
-    fn insert(&mut self, number: u32, connection: Connection, poll: &Epoll, out: &mut Outbox) {
+    fn insert(&mut self, number: u32, connection: ProgramConnection, poll: &Epoll, out: &mut Outbox) {
         let watched = poll.watch_changes(&connection.socket, PollSource::Network(NetworkSource::Connection(number)));
         self.connections.insert(number, connection);
         if let Err(error) = watched {
@@ -238,7 +240,7 @@ impl ConnectionTable {
         }
     }
 
-    fn remove(&mut self, number: u32) -> Option<Connection> {
+    fn remove(&mut self, number: u32) -> Option<ProgramConnection> {
         let connection = self.connections.remove(&number)?;
         self.credit.release(connection.input.outstanding());
         Some(connection)

@@ -10,14 +10,13 @@
 
 mod active_time;
 mod agent_loop;
-mod agent_network;
-mod connection;
 mod connection_input;
 mod connection_table;
 mod decoder;
 mod dns_message;
 mod exec_spawn;
 mod file_exec;
+mod inner_network;
 mod input_credit;
 mod listening_ports;
 mod name_server;
@@ -29,6 +28,7 @@ mod output_pipe;
 mod own_capabilities;
 mod poll;
 mod process_tree;
+mod program_connection;
 mod raw_sockopt;
 mod redirect_rule;
 mod resolver_file;

@@ -2,7 +2,7 @@
 //! made up here.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4},
     os::fd::{AsFd, OwnedFd},
 };
@@ -28,8 +28,10 @@ use crate::{
 
 pub const NAME_PORT: u16 = 53;
 const ADDRESS: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::LOCALHOST, NAME_PORT);
-/// How many queries wait for the server. When there are more, the oldest is forgotten; whoever asked asks again.
-const MOST_WAITING: usize = 1024;
+/// How many names wait for the server, and how many queries for each of them. When there are more, the oldest is
+/// forgotten; whoever asked asks again.
+const MOST_WAITING: usize = 512;
+const MOST_QUERIES: usize = 16;
 /// How many clients there are by TCP. When there are more, the oldest is closed.
 const MOST_CLIENTS: usize = 64;
 /// The longest query: a name is at most 255 bytes.
@@ -44,11 +46,11 @@ enum Asker {
     Client(u32),
 }
 
+/// A name that the server was asked about. Programs ask for its addresses of both kinds at once.
 #[derive(Debug)]
-struct WaitingQuery {
-    asker: Asker,
-    query: DnsQuery,
+struct WaitingName {
     name: String,
+    queries: VecDeque<(Asker, DnsQuery)>,
 }
 
 #[derive(Debug)]
@@ -68,7 +70,7 @@ struct NameClient {
 pub struct NameServer {
     sockets: Option<NameSockets>,
     clients: BTreeMap<u32, NameClient>,
-    waiting: BTreeMap<u32, WaitingQuery>,
+    waiting: BTreeMap<u32, WaitingName>,
     last_client: u32,
     last_query: u32,
 }
@@ -117,16 +119,20 @@ impl NameServer {
     /// Handles the server's answer to a query.
     pub fn resolved(&mut self, frame: &Frame, names: &mut NameTable, poll: &Epoll, out: &mut Outbox) {
         let Some(waiting) = self.waiting.remove(&frame.exec) else { return };
-        let answer = match serde_json::from_slice::<NameResolution>(&frame.payload) {
-            Ok(NameResolution::Found {}) => DnsAnswer::Address(names.address_of(&waiting.name)),
-            Ok(NameResolution::Denied {} | NameResolution::Missing {}) => DnsAnswer::Missing,
-            Ok(NameResolution::Failed {}) => DnsAnswer::Failed,
-            Err(error) => {
-                out.log(&format!("NameResolution was not understood: {error}"));
-                DnsAnswer::Failed
-            }
-        };
-        self.answer(waiting.asker, &waiting.query, &answer, poll);
+        let resolved = serde_json::from_slice::<NameResolution>(&frame.payload).unwrap_or_else(|error| {
+            out.log(&format!("NameResolution was not understood: {error}"));
+            NameResolution::Failed {}
+        });
+        for (asker, query) in waiting.queries {
+            let answer = match resolved {
+                NameResolution::Found {} if query.kind == TYPE_A => DnsAnswer::Address(names.address_of(&waiting.name)),
+                // There is no other network inside, and programs need nothing else of a name.
+                NameResolution::Found {} => DnsAnswer::Empty,
+                NameResolution::Denied {} | NameResolution::Missing {} => DnsAnswer::Missing,
+                NameResolution::Failed {} => DnsAnswer::Failed,
+            };
+            self.answer(asker, &query, &answer, poll);
+        }
     }
 
     /// Handles queries by UDP.
@@ -201,7 +207,11 @@ impl NameServer {
             return self.answer(asker, &query, &answer, poll);
         }
         let Some(name) = query.name.clone() else { return };
-        if self.waiting.values().any(|waiting| waiting.asker == asker && waiting.query.is_again(&query)) {
+        if let Some(waiting) = self.waiting.values_mut().find(|waiting| waiting.name == name) {
+            if !waiting.queries.iter().any(|(other, asked)| *other == asker && asked.is_again(&query)) {
+                waiting.queries.truncate(MOST_QUERIES - 1);
+                waiting.queries.push_front((asker, query));
+            }
             return;
         }
         if self.waiting.len() >= MOST_WAITING {
@@ -209,7 +219,7 @@ impl NameServer {
         }
         self.last_query = self.last_query.wrapping_add(1);
         ask(self.last_query, &name, out);
-        self.waiting.insert(self.last_query, WaitingQuery { asker, query, name });
+        self.waiting.insert(self.last_query, WaitingName { name, queries: [(asker, query)].into() });
     }
 
     fn answer(&mut self, asker: Asker, query: &DnsQuery, answer: &DnsAnswer, poll: &Epoll) {
@@ -262,9 +272,8 @@ fn local_answer(query: &DnsQuery, names: &mut NameTable) -> Option<DnsAnswer> {
     match query.kind {
         TYPE_A if is_localhost || is_own_name(name) => Some(DnsAnswer::Address(Ipv4Addr::LOCALHOST)),
         TYPE_AAAA if is_localhost => Some(DnsAnswer::Address6(Ipv6Addr::LOCALHOST)),
-        TYPE_A if !name.is_empty() => None,
-        // There is no other network inside, and programs need nothing else of a name.
-        _ => Some(DnsAnswer::Empty),
+        _ if is_localhost || is_own_name(name) || name.is_empty() => Some(DnsAnswer::Empty),
+        _ => None,
     }
 }
 

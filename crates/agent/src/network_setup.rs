@@ -78,14 +78,15 @@ impl NetworkSetup {
     /// Undoes everything. Returns what failed; the next call tries that again.
     pub fn remove(&mut self, poll: &Epoll) -> Vec<String> {
         let mut failures = Vec::new();
+        // First, so that whoever connects at this moment is refused.
+        if let Some(listener) = self.listener.take() {
+            poll.forget(listener);
+        }
         note(&mut failures, "connections are still redirected", replace_rules(None));
         let addresses = ADDRESSES.map(|(address, prefix)| rtnetlink_address::remove(address, prefix));
         let addresses = addresses.into_iter().collect::<io::Result<()>>();
         note(&mut failures, "the loopback still answers for all addresses", addresses);
         note(&mut failures, "resolv.conf was not put back", self.file.restore());
-        if let Some(listener) = self.listener.take() {
-            poll.forget(listener);
-        }
         self.is_touched = !failures.is_empty();
         self.egress = failures.is_empty().then_some(false);
         failures

@@ -41,7 +41,7 @@ pub enum NetworkSource {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadySource {
     pub source: PollSource,
-    /// The peer reset it, or it could not be established.
+    /// It may have an error to report.
     pub is_broken: bool,
 }
 

@@ -39,7 +39,7 @@ pub enum EmitOutcome {
 }
 
 #[derive(Debug)]
-pub struct Connection {
+pub struct ProgramConnection {
     pub socket: OwnedFd,
     pub stage: ConnectionStage,
     pub input: ConnectionInput,
@@ -52,7 +52,7 @@ pub struct Connection {
     pub is_queued: bool,
 }
 
-impl Connection {
+impl ProgramConnection {
     pub fn new(socket: OwnedFd, stage: ConnectionStage) -> Self {
         Self {
             socket,

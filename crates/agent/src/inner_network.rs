@@ -16,14 +16,14 @@ use crate::{
 };
 
 #[derive(Debug)]
-pub struct AgentNetwork {
+pub struct InnerNetwork {
     setup: NetworkSetup,
     names: NameTable,
     name_server: NameServer,
     connections: ConnectionTable,
 }
 
-impl AgentNetwork {
+impl InnerNetwork {
     pub fn new() -> Self {
         Self {
             setup: NetworkSetup::new(),
@@ -97,9 +97,10 @@ impl AgentNetwork {
             failures.extend(self.setup.install(poll));
             self.name_server.ask_again(out);
         } else {
-            failures.extend(self.setup.remove(poll));
-            self.name_server.close(poll);
+            // First, because no reset finds its way when the addresses are gone.
             self.connections.reset(|number| number & PORT_CONNECTION == 0, Some(out));
+            self.name_server.close(poll);
+            failures.extend(self.setup.remove(poll));
         }
         for failure in failures {
             out.log(&failure);
