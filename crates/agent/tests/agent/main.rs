@@ -2,6 +2,7 @@
 
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::wildcard_enum_match_arm)]
 
+mod agent_connections;
 mod agent_files;
 mod agent_flow_control;
 mod agent_lifecycle;
