@@ -5,8 +5,10 @@
 #![allow(clippy::disallowed_methods, reason = "tests look at the world, the environment and the time too")]
 #![allow(clippy::unwrap_used, clippy::wildcard_enum_match_arm, reason = "a test that is surprised ends")]
 
+mod agent_network;
 mod attach_precedence;
 mod base_rootfs;
+mod bare_sandbox;
 mod commandline;
 mod copies;
 mod documents;
