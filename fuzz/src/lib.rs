@@ -5,6 +5,7 @@
 //! | [`client_messages`] | texts and binary messages of a client, and events of a server |
 //! | [`agent_intake`] | frames from the server, as the agent reads them |
 //! | [`agent_frames`] | frames from the agent, as the server reads them |
+//! | [`name_queries`] | name queries of programs in a sandbox, as the agent reads them |
 //! | [`lock`], [`metadata`], [`manifest`] | objects of the bucket |
 //! | [`files_archive`] | an archive from a hostile sandbox, as a client unpacks it |
 //! | [`server_archive`] | a snapshot or root file system, as an instance extracts it |
@@ -20,6 +21,7 @@
 mod archives;
 mod frames;
 mod messages;
+mod name_queries;
 mod recipe;
 mod record_parsing;
 mod setting_values;
@@ -28,6 +30,7 @@ pub use self::{
     archives::{files_archive, server_archive},
     frames::{agent_frames, agent_intake},
     messages::client_messages,
+    name_queries::name_queries,
     record_parsing::{lock, manifest, metadata},
     setting_values::settings,
 };
