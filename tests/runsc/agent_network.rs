@@ -3,7 +3,7 @@
 use std::{net::Ipv4Addr, time::Instant};
 
 use baton_protocol::{
-    agent::{Dial, ListeningPorts, MAX_CONNECTION_PAYLOAD, PORT_CONNECTION, NameResolution},
+    agent::{Dial, ListeningPorts, MAX_CONNECTION_PAYLOAD, NameResolution, PORT_CONNECTION},
     frame::{Frame, FrameKind},
 };
 
@@ -163,6 +163,26 @@ async fn what_is_not_to_be_had_fails_at_once_and_clearly() {
     assert!(!asked.iter().any(|frame| frame.kind == FrameKind::Dial), "the server was asked: {asked:?}");
     let names = "import socket; print(socket.gethostbyname('localhost'), socket.gethostbyname(socket.gethostname()))";
     assert_eq!(sandbox.run_python(names), "127.0.0.1 127.0.0.1");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_are_answered_by_tcp_as_well_and_nonsense_is_not_answered() {
+    let mut sandbox = BareSandbox::start(permit().await);
+    let program = sandbox.python(
+        "import socket, struct\n\
+         query = bytes.fromhex('00070100000100000000000001610162') + b'\\0' + struct.pack('>HH', 1, 1)\n\
+         udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); udp.connect(('127.0.0.1', 53))\n\
+         for nonsense in [b'', b'x', b'\\xff' * 600, query[:-1]]: udp.send(nonsense)\n\
+         tcp = socket.create_connection(('127.0.0.1', 53)); framed = struct.pack('>H', len(query)) + query\n\
+         tcp.sendall(framed[:5]); tcp.sendall(framed[5:] + framed)\n\
+         length, = struct.unpack('>H', tcp.recv(2, socket.MSG_WAITALL)); answer = tcp.recv(length, socket.MSG_WAITALL)\n\
+         print(answer[:2].hex(), socket.inet_ntoa(answer[-4:]))\n\
+         udp.send(query); print(socket.inet_ntoa(udp.recv(512)[-4:]))",
+    );
+    for _ in 0..2 {
+        resolve(&mut sandbox, "a.b", NameResolution::Found {});
+    }
+    assert_eq!(sandbox.output(program).text, "0007 198.18.0.1\n198.18.0.1");
 }
 
 #[tokio::test(flavor = "multi_thread")]

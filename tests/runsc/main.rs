@@ -7,8 +7,8 @@
 
 mod agent_network;
 mod attach_precedence;
-mod base_rootfs;
 mod bare_sandbox;
+mod base_rootfs;
 mod commandline;
 mod copies;
 mod documents;
