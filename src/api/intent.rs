@@ -195,16 +195,30 @@ pub fn preempts(spec: &Spec, is_v1: bool) -> bool {
 /// another instance stands: the client follows it.
 pub fn attach(spec: &mut Spec, here: &InstanceId, is_v1: bool, is_held_here: bool) -> bool {
     let kind = if preempts(spec, is_v1) { Claim::Preempt } else { Claim::Ask };
-    let claim = Some(Claimed { instance: here.clone(), kind });
+    let claim = Claimed { instance: here.clone(), kind };
+    let is_so = spec.claim.as_ref() == Some(&claim);
+    request_here(spec, claim, is_so, is_held_here)
+}
+
+/// Requests that the sandbox runs here, for a request to one of its ports: as [`attach`] by a client that never takes
+/// it from another one. A claim of this instance stays as it is.
+pub fn visit(spec: &mut Spec, here: &InstanceId, is_held_here: bool) -> bool {
+    let is_so = spec.claim.as_ref().is_some_and(|claimed| claimed.instance == *here);
+    request_here(spec, Claimed { instance: here.clone(), kind: Claim::Ask }, is_so, is_held_here)
+}
+
+/// `is_claimed`: the claim in the spec is good enough.
+fn request_here(spec: &mut Spec, claim: Claimed, is_claimed: bool, is_held_here: bool) -> bool {
+    let here = &claim.instance;
     let is_running = spec.desired_state == DesiredState::Running;
-    let is_so = is_running && spec.placement.as_ref() == Some(here) && spec.claim == claim;
+    let is_so = is_running && spec.placement.as_ref() == Some(here) && is_claimed;
     let is_ordered_away = is_running && is_held_here && spec.open_order().is_some_and(|named| named != here);
     if is_so || is_ordered_away || spec.desired_state == DesiredState::Deleted {
         return false;
     }
     spec.desired_state = DesiredState::Running;
     spec.placement = Some(here.clone());
-    spec.claim = claim;
+    spec.claim = Some(claim);
     true
 }
 
@@ -534,6 +548,22 @@ mod tests {
         assert_eq!(spec.claim, Some(Claimed { instance: there(), kind: Claim::Preempt }));
         spec.desired_state = DesiredState::Deleted;
         assert!(!attach(&mut spec, &here(), true, true));
+    }
+
+    #[test]
+    fn a_visit_never_claims_more_than_a_plain_client_and_never_less_than_what_is_claimed() {
+        for mut spec in [of_the_documents(), of_the_predecessor()] {
+            assert!(visit(&mut spec, &there(), false));
+            assert_eq!(spec.claim, Some(Claimed { instance: there(), kind: Claim::Ask }));
+            assert!(!visit(&mut spec, &there(), false));
+            assert!(attach(&mut spec, &there(), true, false));
+            assert!(!visit(&mut spec, &there(), false), "a client of this instance claims more");
+            spec.desired_state = DesiredState::Checkpointed;
+            assert!(visit(&mut spec, &there(), false), "it wakes");
+            assert_eq!(spec.desired_state, DesiredState::Running);
+            spec.desired_state = DesiredState::Deleted;
+            assert!(!visit(&mut spec, &here(), false));
+        }
     }
 
     #[test]

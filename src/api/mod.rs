@@ -24,6 +24,7 @@ mod known_tokens;
 mod lingering_close;
 pub mod listener;
 mod pings;
+mod ports;
 pub mod rate_limit;
 mod response_writer;
 mod sandbox_list;
@@ -42,6 +43,7 @@ use axum::{
     Json, Router,
     extract::{ConnectInfo, FromRequestParts, Path, Query, State},
     http::{HeaderMap, StatusCode, request::Parts},
+    middleware,
     response::{IntoResponse, Response},
     routing::{any, get, post},
 };
@@ -57,7 +59,6 @@ use serde_json::json;
 use tokio::{net::TcpListener, sync::watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-pub use self::lingering_close::Peer;
 use self::{
     caller::Caller,
     connections::Handle,
@@ -65,15 +66,21 @@ use self::{
     inbound::Budget,
     intent::{Abilities, Defaults},
     known_tokens::KnownTokens,
+    ports::{PortLimits, RecentRecords},
     rate_limit::{EdgeRefusal, Key, Limiter},
     session_registry::SessionRegistry,
     tenants::Occupancy,
     upgrade::{WebSocket, WebSocketUpgrade},
 };
+pub use self::{
+    lingering_close::Peer,
+    ports::{PortDomain, port_number},
+};
 use crate::{
     bus::Bus,
     clock::SharedClock,
     config::{ApiKey, Quotas},
+    network::PortLinks,
     runtime::{AgentLinks, Shares},
     storage::{records, records::Records},
     traces::{Asked, Traces},
@@ -112,6 +119,8 @@ pub struct ApiSettings {
     pub proxies: usize,
     /// The `Host` names that are answered without a key.
     pub hosts: hosts::Hosts,
+    /// Where every port of a sandbox has a host name.
+    pub domain: Option<PortDomain>,
     /// Becomes true when the instance starts to drain.
     pub drain: watch::Receiver<bool>,
     pub handoff_wait: Duration,
@@ -125,6 +134,9 @@ pub struct Api {
     records: Records,
     bus: Arc<Bus>,
     execs: Arc<dyn AgentLinks>,
+    ports: Arc<dyn PortLinks>,
+    port_limits: PortLimits,
+    recent_records: RecentRecords,
     registry: Arc<SessionRegistry>,
     occupancy: Arc<Occupancy>,
     inbound: Budget,
@@ -143,6 +155,7 @@ impl Api {
         records: Records,
         bus: Arc<Bus>,
         execs: Arc<dyn AgentLinks>,
+        ports: Arc<dyn PortLinks>,
     ) -> Arc<Self> {
         Arc::new(Self {
             inbound: Budget::new(settings.inbound_memory),
@@ -152,6 +165,9 @@ impl Api {
             occupancy: Occupancy::new(bus.clone()),
             bus,
             execs,
+            ports,
+            port_limits: PortLimits::default(),
+            recent_records: RecentRecords::default(),
             registry: Arc::default(),
             limiter: Limiter::default(),
             known_tokens: KnownTokens::default(),
@@ -252,6 +268,8 @@ pub fn router(api: Arc<Api>) -> Router {
         .route("/execute", post(execute::execute))
         .route("/sandboxes", get(sandbox_list::list))
         .route("/sandboxes/{sandbox_id}", get(sandbox_list::view).delete(sandbox_list::delete))
+        .merge(ports::router())
+        .layer(middleware::from_fn_with_state(api.clone(), ports::by_host))
         .with_state(api)
 }
 

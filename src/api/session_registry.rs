@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use baton_protocol::id::SandboxId;
 use parking_lot::Mutex;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, futures::OwnedNotified, mpsc, oneshot};
 
 use crate::{bus::ALIVE_WITHIN, clock::SharedClock};
 
@@ -24,7 +24,10 @@ struct Inner {
 }
 
 #[derive(Debug, Default)]
-pub struct SessionRegistry(Mutex<Inner>);
+pub struct SessionRegistry {
+    inner: Mutex<Inner>,
+    freed: Arc<Notify>,
+}
 
 /// The slot of a session, until it is dropped or taken.
 #[derive(Debug)]
@@ -40,7 +43,7 @@ impl SessionRegistry {
     pub async fn admit(self: &Arc<Self>, id: &SandboxId, clock: &SharedClock) -> Option<SessionSlot> {
         loop {
             let (serial, liveness_probes) = {
-                let mut inner = self.0.lock();
+                let mut inner = self.inner.lock();
                 match inner.entries.get(id) {
                     None => return Some(self.insert(&mut inner, id)),
                     Some(entry) => (entry.serial, entry.liveness_probes.clone()),
@@ -61,13 +64,24 @@ impl SessionRegistry {
                 // The other session has just ended by itself.
                 Ok(false) => {}
                 Err(_) => {
-                    let mut inner = self.0.lock();
+                    let mut inner = self.inner.lock();
                     if inner.entries.get(id).is_some_and(|entry| entry.serial == serial) {
                         return Some(self.insert(&mut inner, id));
                     }
                 }
             }
         }
+    }
+
+    /// Returns the slot unless a session has it, alive or not.
+    pub fn try_admit(self: &Arc<Self>, id: &SandboxId) -> Option<SessionSlot> {
+        let mut inner = self.inner.lock();
+        if inner.entries.contains_key(id) { None } else { Some(self.insert(&mut inner, id)) }
+    }
+
+    /// Completes when a slot is freed after this call.
+    pub fn freed(&self) -> OwnedNotified {
+        self.freed.clone().notified_owned()
     }
 
     fn insert(self: &Arc<Self>, inner: &mut Inner, id: &SandboxId) -> SessionSlot {
@@ -82,7 +96,7 @@ impl SessionRegistry {
 impl SessionSlot {
     /// Whether another session has taken the slot: this one is about to be told.
     pub fn is_taken(&self) -> bool {
-        self.registry.0.lock().entries.get(&self.id).is_none_or(|entry| entry.serial != self.serial)
+        self.registry.inner.lock().entries.get(&self.id).is_none_or(|entry| entry.serial != self.serial)
     }
 
     /// Waits for the next probe; `None` means that the slot was taken. Cancel safe.
@@ -93,9 +107,11 @@ impl SessionSlot {
 
 impl Drop for SessionSlot {
     fn drop(&mut self) {
-        let mut inner = self.registry.0.lock();
+        let mut inner = self.registry.inner.lock();
         if inner.entries.get(&self.id).is_some_and(|entry| entry.serial == self.serial) {
             inner.entries.remove(&self.id);
+            drop(inner);
+            self.registry.freed.notify_waiters();
         }
     }
 }
@@ -121,8 +137,8 @@ mod tests {
         assert!(first.next_probe().await.is_none());
         assert!(first.is_taken() && !third.is_taken());
         drop(first);
-        assert_eq!(registry.0.lock().entries.len(), 1);
+        assert_eq!(registry.inner.lock().entries.len(), 1);
         drop(third);
-        assert_eq!(registry.0.lock().entries.len(), 0);
+        assert_eq!(registry.inner.lock().entries.len(), 0);
     }
 }

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, anyhow};
-use baton_protocol::id::InstanceId;
+use baton_protocol::id::{InstanceId, SandboxId};
 use tokio::{net::TcpListener, sync::watch};
 use tokio_util::sync::CancellationToken;
 
@@ -52,6 +52,7 @@ pub async fn serve(config: Config) -> Result<()> {
         clock.clone(),
         half.tools.records.clone(),
         half.tools.bus.clone(),
+        half.containers.clone(),
         half.containers.clone(),
     );
     let termination = Termination::listen()?;
@@ -308,6 +309,7 @@ pub(super) fn api_settings(
             per_second: f64::from(rate.count) / rate.per.as_secs_f64(),
         }),
         proxies: config.trusted_proxies,
+        domain: config.domain.as_deref().map(api::PortDomain::new),
         hosts: Hosts::new(config.listen, config.trusted_proxies > 0, &config.hosts),
         drain,
         handoff_wait: config.lease.handoff_wait,

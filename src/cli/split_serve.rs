@@ -16,7 +16,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     descriptors,
-    serve::{AdminServer, ReconcilerHalf, api_settings, connections, listen, records, say_hello, traces},
+    serve::{AdminServer, NoPorts, ReconcilerHalf, api_settings, connections, listen, records, say_hello, traces},
     termination::Termination,
 };
 use crate::{
@@ -53,6 +53,7 @@ pub async fn reconciler(config: Config) -> Result<()> {
         execs: half.containers.clone(),
         lifecycle: half.containers.clone(),
         memory: half.memory.clone(),
+        ports: Arc::new(NoPorts),
         leaving: leaving_seen,
         api_user,
     };
@@ -171,7 +172,7 @@ struct Round<'a> {
 impl Round<'_> {
     /// Returns whether this was the last round, after which this process ends.
     async fn serve(&self, listener: TcpListener, front: IpcClient, leaving: watch::Receiver<bool>) -> Result<bool> {
-        let IpcClient { hello, bus, execs, memory, mut draining, gone, hold: _hold } = front;
+        let IpcClient { hello, bus, execs, memory, ports, mut draining, gone, hold: _hold } = front;
         let stores = Stores::open(&self.config.storage, self.clock).counted(self.metrics);
         let stores = stores.sealed_by(Seals::new(self.config.hmac_keys.clone()));
         let times = LeaseTimes { hold: hello.hold, takeover: hello.takeover, ..self.config.lease };
@@ -179,7 +180,7 @@ impl Round<'_> {
         // The instance id is the reconciler's: another reconciler is another source of traces.
         let traces = traces(self.config, &hello.instance, self.clock);
         let settings = api_settings(self.config, &hello, leaving, traces.clone());
-        let api = Api::new(settings, self.clock.clone(), records, bus, execs);
+        let api = Api::new(settings, self.clock.clone(), records, bus, execs, ports);
         say_hello(self.config, &hello.instance, &listener)?;
         let stop = CancellationToken::new();
         let front = api::serve(listener, api, stop.clone().cancelled_owned());

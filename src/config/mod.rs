@@ -82,6 +82,8 @@ pub struct Config {
     pub trusted_proxies: usize,
     /// Host names that a request may use for the server; if empty, those that fit the address.
     pub hosts: Vec<String>,
+    /// Where ports of sandboxes have host names.
+    pub domain: Option<String>,
     pub connections: ConnectionLimits,
 
     pub max_sandboxes: usize,
@@ -161,8 +163,10 @@ impl Config {
         let cache_dir = from.optional(CACHE_DIR, parse::path)?;
         let cache_dir = cache_dir.unwrap_or_else(|| from.home("XDG_CACHE_HOME", ".cache", "/var/cache"));
         let lease = LeaseTimes::read(&mut from, on_cloud_run)?;
+        let listen = port.map_or(listen, |port| SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), port));
+        let is_local = trusted_proxies == 0 && listen.ip().to_canonical().is_loopback();
         let config = Self {
-            listen: port.map_or(listen, |port| SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), port)),
+            listen,
             admin_listen: from.required(ADMIN_LISTEN, parse::address_or_off)?,
             api_keys: from.optional(API_KEYS, api_keys)?.unwrap_or_default(),
             admin_key: from.optional(ADMIN_KEY, secret)?,
@@ -172,6 +176,7 @@ impl Config {
             rate_limit: from.required(RATE_LIMIT, parse::rate)?,
             trusted_proxies,
             hosts: from.optional(HOSTS, parse::names)?.unwrap_or_default(),
+            domain: from.found(DOMAIN, parse::domain_or_off, if is_local { "localhost" } else { "off" })?,
             connections: ConnectionLimits::read(&mut from, trusted_proxies > 0)?,
             max_sandboxes: from.required(MAX_SANDBOXES, parse::count)? as usize,
             warm: from.required(WARM, parse::count_or_none)? as usize,

@@ -43,6 +43,23 @@ pub fn address_or_off(text: &str) -> Option<Option<SocketAddr>> {
     if is_off(text) { Some(None) } else { address(text).map(Some) }
 }
 
+/// A domain name in lower case; the inner `None` means off.
+pub fn domain_or_off(text: &str) -> Option<Option<String>> {
+    if is_off(text) {
+        return Some(None);
+    }
+    let is_word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+    let is_label = |label: &str| {
+        (1..=63).contains(&label.len())
+            && label.bytes().all(is_word)
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    // With a port of a sandbox before it, a name may have 253 bytes.
+    let fits = text.len() <= 200 && text.split('.').all(is_label) && text.parse::<std::net::Ipv4Addr>().is_err();
+    fits.then(|| Some(text.to_ascii_lowercase()))
+}
+
 pub fn url(text: &str) -> Option<String> {
     let rest = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"))?;
     (!rest.is_empty() && !rest.contains(char::is_whitespace)).then(|| text.trim_end_matches('/').to_owned())

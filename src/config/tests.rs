@@ -132,6 +132,7 @@ fn every_kind_that_can_be_wrong_is_refused_with_its_own_sentence() {
             ValueKind::Port => "70000",
             ValueKind::Address => "localhost",
             ValueKind::AddressOrOff => "here",
+            ValueKind::DomainOrOff => "*.example.org",
             ValueKind::Url => "ftp://x",
             ValueKind::YesNo => "perhaps",
             ValueKind::Count | ValueKind::CountOrNone | ValueKind::Size | ValueKind::Rate => "-3",

@@ -17,12 +17,13 @@ use tokio_util::{
 };
 
 use super::{
-    Error, FromApi, FromReconciler, Handshake, IpcHello, IpcStream, VERSION, ipc_frames, ipc_socket, packed,
-    remote_store::RemoteStore, unpacked, wire,
+    Error, FromApi, FromReconciler, Handshake, IpcHello, IpcStream, VERSION, ipc_frames, ipc_ports::RemotePorts,
+    ipc_socket, packed, remote_store::RemoteStore, unpacked, wire,
 };
 use crate::{
     bus::Bus,
     clock::SharedClock,
+    network::PortLinks,
     runtime::{AgentLinks, FrameLink, OutputQueue},
     storage::store::Store,
 };
@@ -40,6 +41,8 @@ pub struct IpcClient {
     pub execs: Arc<dyn AgentLinks>,
     /// Records of sandboxes that end with their instance.
     pub memory: Arc<dyn Store>,
+    /// Ports inside the sandboxes.
+    pub ports: Arc<dyn PortLinks>,
     /// True once the reconciler half drains.
     pub draining: watch::Receiver<bool>,
     /// Cancelled when the reconciler half is gone. Nothing in this value works after that.
@@ -86,8 +89,9 @@ pub async fn connect(directory: &Path, clock: &SharedClock, tasks: &TaskTracker)
         end.cancel();
     });
     let memory = RemoteStore::new(path.clone(), clock.clone());
+    let ports = RemotePorts::new(path.clone(), clock.clone(), tasks.clone());
     let execs = Arc::new(Links { path, said, lives, tasks: tasks.clone() });
-    Ok(IpcClient { hello, bus, execs, memory, draining, gone, hold })
+    Ok(IpcClient { hello, bus, execs, memory, ports, draining, gone, hold })
 }
 
 /// Applies the messages of the reconciler half to the API's own bus and tables.

@@ -24,12 +24,13 @@ use tokio_util::{
 };
 
 use super::{
-    FromApi, FromReconciler, Handshake, IpcHello, IpcStream, VERSION, ipc_frames, ipc_socket, packed, remote_store,
-    unpacked, wire,
+    FromApi, FromReconciler, Handshake, IpcHello, IpcStream, VERSION, ipc_frames, ipc_ports, ipc_socket, packed,
+    remote_store, unpacked, wire,
 };
 use crate::{
     bus::{AttachGuard, Bus, BusMessage, Evictability, EvictionRequest, LifecycleEvent, Subscription},
     clock::SharedClock,
+    network::PortLinks,
     runtime::{AgentLinks, Container, ContainerView, FrameLink, Lifecycle},
     storage::store::Store,
 };
@@ -50,6 +51,7 @@ pub struct IpcServer {
     pub execs: Arc<dyn AgentLinks>,
     pub lifecycle: Arc<dyn Lifecycle>,
     pub memory: Arc<dyn Store>,
+    pub ports: Arc<dyn PortLinks>,
     /// True once the instance drains.
     pub leaving: watch::Receiver<bool>,
     /// The user the API may run as, besides our own.
@@ -130,6 +132,7 @@ impl Server {
         let Ok(Some(hail)) = clock.timeout(HANDSHAKE_TIMEOUT, wire.next()).await else { return Ok(()) };
         match unpacked(hail)? {
             Handshake::Memory(call) => remote_store::serve(&*self.back.memory, call, wire).await,
+            Handshake::Port(call) => ipc_ports::serve(&*self.back.ports, call, wire, &clock, &self.stop).await,
             Handshake::Link { number } => {
                 let link = clock.timeout(HANDSHAKE_TIMEOUT, self.waiting.connect_link(number)).await;
                 let Ok(Some(link)) = link else { return Ok(()) };

@@ -7,6 +7,7 @@
 //!   bus    ◀──events, holds, lives───── bus
 //!   link   ◀─────────frames───────────▶ link       one connection per link to an agent
 //!   memory ──────────calls────────────▶ memory     one connection per call
+//!   ports  ◀─────────bytes────────────▶ ports      one connection per connection to a port
 //! ```
 //!
 //! The reconciler half owns the instance's id, its containers, and the records of sandboxes that end with it. When
@@ -15,6 +16,7 @@
 
 mod ipc_client;
 mod ipc_frames;
+mod ipc_ports;
 mod ipc_server;
 mod ipc_socket;
 mod remote_store;
@@ -37,7 +39,7 @@ use crate::{
 };
 
 /// Halves of different builds refuse each other: both come from one image.
-const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "/3");
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "/4");
 
 /// Maximum message size: a small object in base64, and its envelope.
 const MAX_MESSAGE: usize = 2 << 20;
@@ -64,6 +66,7 @@ enum Handshake {
         number: u64,
     },
     Memory(remote_store::Call),
+    Port(ipc_ports::PortCall),
 }
 
 /// A message from the API half.

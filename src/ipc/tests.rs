@@ -13,12 +13,13 @@ use super::*;
 use crate::{
     bus::{Bus, Evictability, StartKind},
     clock::{SharedClock, SystemClock},
+    network::PortError,
     runtime::{Lifecycle, StartSpec},
     storage::{
         memory::Memory,
         store::{PollResult, Precondition, Store},
     },
-    testkit::FakeContainers,
+    testkit::{FakeContainers, FakePorts},
 };
 
 struct Pair {
@@ -27,6 +28,7 @@ struct Pair {
     bus: Arc<Bus>,
     containers: Arc<FakeContainers>,
     memory: Arc<dyn Store>,
+    ports: Arc<FakePorts>,
     leaving: watch::Sender<bool>,
     stop: CancellationToken,
     tasks: TaskTracker,
@@ -39,6 +41,7 @@ impl Pair {
         let bus = Bus::new(clock.clone());
         let containers = Arc::new(FakeContainers::new(clock.clone()));
         let memory: Arc<dyn Store> = Arc::new(Memory::new(clock.clone()));
+        let ports = Arc::new(FakePorts::default());
         let (leaving, leaving_seen) = watch::channel(false);
         let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
         let back = IpcServer {
@@ -48,12 +51,13 @@ impl Pair {
             execs: containers.clone(),
             lifecycle: containers.clone(),
             memory: memory.clone(),
+            ports: ports.clone(),
             leaving: leaving_seen,
             api_user: ipc_socket::own_user(),
         };
         let listener = listen(directory.path(), ipc_socket::own_user()).unwrap();
         tasks.spawn(back.serve(listener, stop.clone()));
-        Self { directory, clock, bus, containers, memory, leaving, stop, tasks }
+        Self { directory, clock, bus, containers, memory, ports, leaving, stop, tasks }
     }
 
     async fn front(&self) -> IpcClient {
@@ -296,4 +300,75 @@ async fn the_lease_of_a_new_sandbox_is_known_over_there_before_its_nudge() {
     assert_eq!(pair.bus.take_lease(&kept), Some(lease));
     assert_eq!((pair.bus.take_lease(&kept), pair.bus.take_lease(&dropped)), (None, None));
     assert_eq!((front.hello.hold, front.hello.takeover), (LeaseTimes::DEFAULT.hold, LeaseTimes::DEFAULT.takeover));
+}
+
+/// A listener that stands for a port inside, and a connection to it through the socket.
+async fn port_inside(pair: &Pair, front: &IpcClient) -> (crate::network::PortStream, tokio::net::TcpStream) {
+    let id = pair.clock.sandbox_id();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    pair.ports.listen(&id, 80, listener.local_addr().unwrap());
+    assert_eq!(front.ports.connect(&id, 80).await.unwrap_err(), PortError::NotRunning);
+    pair.ports.set_running(&id, true);
+    assert_eq!(front.ports.connect(&id, 81).await.unwrap_err(), PortError::Refused);
+    assert_eq!(front.ports.listening(&id).await, Ok(vec![80]));
+    let (outside, inside) = tokio::join!(front.ports.connect(&id, 80), listener.accept());
+    (outside.unwrap(), inside.unwrap().0)
+}
+
+#[tokio::test]
+async fn the_bytes_of_a_port_cross_the_socket_and_each_direction_ends_by_itself() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let pair = Pair::new();
+    let front = pair.front().await;
+    let (outside, mut inside) = port_inside(&pair, &front).await;
+    let bytes: Vec<u8> = (0..3_000_000_u32).map(|number| (number % 251) as u8).collect();
+    let (mut reader, mut writer) = tokio::io::split(outside);
+    let talk = async {
+        let sent = async {
+            writer.write_all(&bytes).await.unwrap();
+            writer.shutdown().await.unwrap();
+        };
+        let heard = async {
+            let mut heard = Vec::new();
+            inside.read_to_end(&mut heard).await.unwrap();
+            assert!(heard == bytes);
+            // One direction has ended, and the other one has not begun.
+            inside.write_all(&bytes).await.unwrap();
+            inside.shutdown().await.unwrap();
+        };
+        let answered = async {
+            let mut answer = Vec::new();
+            reader.read_to_end(&mut answer).await.unwrap();
+            assert!(answer == bytes);
+        };
+        tokio::join!(sent, heard, answered);
+    };
+    within(&pair.clock, talk).await;
+    pair.stop.cancel();
+}
+
+#[tokio::test]
+async fn a_port_connection_that_is_dropped_is_reset_on_the_other_side_even_if_it_is_silent() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let pair = Pair::new();
+    let front = pair.front().await;
+    let (outside, mut inside) = port_inside(&pair, &front).await;
+    drop(outside);
+    let reset = within(&pair.clock, inside.read(&mut [0; 16])).await;
+    assert_eq!(reset.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+
+    let (outside, inside) = port_inside(&pair, &front).await;
+    let mut outside = crate::network::PortBytes::new(outside);
+    inside.set_zero_linger().unwrap();
+    drop(inside);
+    let reset = within(&pair.clock, outside.read(&mut [0; 16])).await;
+    assert_eq!(reset.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+
+    // Its own direction had ended, and it says nothing.
+    let (mut outside, mut inside) = port_inside(&pair, &front).await;
+    outside.shutdown().await.unwrap();
+    assert_eq!(within(&pair.clock, inside.read(&mut [0; 16])).await.unwrap(), 0);
+    drop(outside);
+    within(&pair.clock, async { while inside.write_all(&[0; 64]).await.is_ok() {} }).await;
+    pair.stop.cancel();
 }

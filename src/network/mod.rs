@@ -15,6 +15,7 @@ mod egress_rules;
 mod fate;
 mod name_query;
 mod name_resolver;
+mod port_bytes;
 mod port_connection;
 mod port_link;
 mod relay;
@@ -26,6 +27,7 @@ use baton_protocol::{id::SandboxId, sandbox_network::Egress};
 pub use self::{
     denials::{Denials, DeniedConnection, DeniedConnections},
     name_resolver::NameResolver,
+    port_bytes::PortBytes,
     port_link::{PORT_BUFFER, PortError, PortLinks, PortStream},
     sandbox_connections::{NetworkLink, SandboxConnections, access},
 };

@@ -16,6 +16,7 @@ use baton::{
     bus::{Bus, Evictability, LeaveReason, LifecycleEvent, StartKind},
     clock::{Clock, Moment, SharedClock, SystemClock},
     config::{Config, LeaseTimes},
+    network::PortLinks,
     runtime::{AgentLinks, Lifecycle},
     storage::{
         memory::Memory,
@@ -29,7 +30,7 @@ use baton_protocol::{
     reason::Reason,
     sandbox_network::Egress,
 };
-use baton_testkit::FakeContainers;
+use baton_testkit::{FakeContainers, FakePorts};
 use bytes::Bytes;
 use tokio::{
     net::TcpListener,
@@ -155,6 +156,7 @@ pub struct World {
     pub front_board: Arc<Bus>,
     pub records: Records,
     pub containers: Arc<Containers>,
+    pub ports: Arc<FakePorts>,
     pub instance: InstanceId,
     pub script: Arc<Mutex<Script>>,
     pub reads: Arc<AtomicU64>,
@@ -199,21 +201,23 @@ impl World {
         let records =
             Records::new(shared.clone(), memory.clone(), durable.clone(), plan.can_snapshot, LeaseTimes::DEFAULT);
         let (containers, lives) = (Arc::new(Containers::default()), Arc::new(FakeContainers::new(shared.clone())));
+        let ports = Arc::new(FakePorts::default());
         let instance = shared.instance_id();
         let (drain, draining) = watch::channel(false);
         let joined = if wire_halves::are_wanted() {
-            Some(wire_halves::join(&shared, &instance, &bus, &containers, &lives, &memory, &draining).await)
+            Some(wire_halves::join(&shared, &instance, &bus, &containers, &lives, &memory, &ports, &draining).await)
         } else {
             None
         };
-        let (front_board, front_records, execs): (_, _, Arc<dyn AgentLinks>) = match &joined {
-            None => (bus.clone(), records.clone(), containers.clone()),
-            Some(Joined { front, .. }) => {
-                let memory = front.memory.clone();
-                let records = Records::new(shared.clone(), memory, durable, plan.can_snapshot, LeaseTimes::DEFAULT);
-                (front.bus.clone(), records, front.execs.clone())
-            }
-        };
+        let (front_board, front_records, execs, front_ports): (_, _, Arc<dyn AgentLinks>, Arc<dyn PortLinks>) =
+            match &joined {
+                None => (bus.clone(), records.clone(), containers.clone(), ports.clone()),
+                Some(Joined { front, .. }) => {
+                    let memory = front.memory.clone();
+                    let records = Records::new(shared.clone(), memory, durable, plan.can_snapshot, LeaseTimes::DEFAULT);
+                    (front.bus.clone(), records, front.execs.clone(), front.ports.clone())
+                }
+            };
         let mut settings = ApiSettings {
             egress_max: Egress::Any,
             instance: instance.clone(),
@@ -234,12 +238,13 @@ impl World {
             rate_limit: None,
             proxies: 0,
             hosts: api::hosts::Hosts::Any,
+            domain: Some(api::PortDomain::new("preview.example")),
             drain: draining,
             handoff_wait: LeaseTimes::DEFAULT.handoff_wait,
             traces: Default::default(),
         };
         (plan.change)(&mut settings);
-        let api = Api::new(settings, shared.clone(), front_records, front_board.clone(), execs);
+        let api = Api::new(settings, shared.clone(), front_records, front_board.clone(), execs, front_ports);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
@@ -251,6 +256,7 @@ impl World {
             bus: bus.clone(),
             records: records.clone(),
             containers: containers.clone(),
+            ports: ports.clone(),
             lives: lives.clone(),
             clock: shared.clone(),
             instance: instance.clone(),
@@ -264,6 +270,7 @@ impl World {
             front_board,
             records,
             containers,
+            ports,
             instance,
             script,
             reads,
@@ -306,6 +313,7 @@ impl World {
     /// It leaves, for a reason of the reconciler's own.
     pub fn leave(&self, id: &SandboxId, why: LeaveReason, checkpointed: bool) {
         self.containers.0.lock().unwrap().remove(id);
+        self.ports.set_running(id, false);
         self.bus.set_held(id, false);
         let checkpoint_id = checkpointed.then(|| checkpoint_id(id));
         self.bus.post(id, LifecycleEvent::Left { why, checkpoint_id });
@@ -344,6 +352,7 @@ struct Reconciler {
     bus: Arc<Bus>,
     records: Records,
     containers: Arc<Containers>,
+    ports: Arc<FakePorts>,
     /// Which of them run.
     lives: Arc<FakeContainers>,
     clock: SharedClock,
@@ -365,6 +374,7 @@ impl Reconciler {
             match found.spec.desired_state {
                 DesiredState::Deleted => {
                     let removed = self.containers.0.lock().unwrap().remove(&id);
+                    self.ports.set_running(&id, false);
                     self.bus.set_held(&id, false);
                     let _ = self.records.erase(&id, place(found.spec.enable_sandbox_checkpoint)).await;
                     if removed.is_some() {
@@ -390,6 +400,7 @@ impl Reconciler {
                     self.lives.remove(&id).await.unwrap();
                     wire_halves::begin(&self.lives, &self.clock, &id).await;
                     self.containers.0.lock().unwrap().insert(id.clone(), Container::start(agent));
+                    self.ports.set_running(&id, true);
                     self.bus.post(&id, LifecycleEvent::Running { boot: StartKind::Fresh });
                 }
                 DesiredState::Running | DesiredState::Checkpointed | DesiredState::HandedOff
@@ -417,6 +428,7 @@ impl Reconciler {
                     if let Some(container) = self.containers.0.lock().unwrap().remove(&id) {
                         stored.insert(id.clone(), container.agent.clone());
                     }
+                    self.ports.set_running(&id, false);
                     self.bus.set_held(&id, false);
                     self.bus.post(&id, LifecycleEvent::Left { why, checkpoint_id: Some(checkpoint_id(&id)) });
                     // Somebody may want it back already.

@@ -12,7 +12,7 @@ use baton::{
     storage::store::Store,
 };
 use baton_protocol::id::{InstanceId, SandboxId};
-use baton_testkit::FakeContainers;
+use baton_testkit::{FakeContainers, FakePorts};
 use tokio::sync::watch;
 use tokio_util::{
     sync::{CancellationToken, DropGuard},
@@ -56,6 +56,7 @@ pub async fn join(
     containers: &Arc<Containers>,
     lives: &Arc<FakeContainers>,
     memory: &Arc<dyn Store>,
+    ports: &Arc<FakePorts>,
     leaving: &watch::Receiver<bool>,
 ) -> Joined {
     let directory = tempfile::Builder::new().prefix("bw").tempdir().unwrap();
@@ -68,6 +69,7 @@ pub async fn join(
         execs: containers.clone(),
         lifecycle: lives.clone(),
         memory: memory.clone(),
+        ports: ports.clone(),
         leaving: leaving.clone(),
         api_user: user,
     };

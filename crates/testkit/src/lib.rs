@@ -6,8 +6,10 @@
 pub mod fake_containers;
 pub mod fake_machine;
 mod fake_output;
+mod fake_ports;
 mod fake_sandbox;
 mod test_clock;
 
 pub use fake_containers::{ACTION_TIMEOUT, ActionFault, FakeContainers};
+pub use fake_ports::FakePorts;
 pub use test_clock::TestClock;

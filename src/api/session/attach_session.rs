@@ -197,7 +197,7 @@ pub(super) fn send_in_use(client: &mut dyn EventSink) {
 
 /// Sets the placement back to the holder after a client that attached here was told that the sandbox is in use. If
 /// the write fails nothing moves either: a claim of this instance is not an order.
-pub(super) async fn give_back(api: &Api, id: &SandboxId) {
+pub async fn give_back(api: &Api, id: &SandboxId) {
     let here = &api.settings.instance;
     let given = async {
         let lock = api.records.lock_of(id).await?;
@@ -213,7 +213,7 @@ pub(super) async fn give_back(api: &Api, id: &SandboxId) {
 /// Whether the container here is no longer the sandbox: this machine was suspended, its clock included, and another
 /// instance took over without this one knowing yet. Its output would send the client back in time. The status only
 /// raises the question, the lock answers it; if the lock cannot be read, the container here counts.
-async fn runs_elsewhere(api: &Api, id: &SandboxId, status: &metadata::SandboxStatus) -> bool {
+pub async fn runs_elsewhere(api: &Api, id: &SandboxId, status: &metadata::SandboxStatus) -> bool {
     let me = &api.settings.instance;
     if status.phase != Phase::Running || status.instance.as_ref().is_none_or(|instance| instance == me) {
         return false;

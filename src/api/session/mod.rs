@@ -34,7 +34,7 @@ use futures::FutureExt;
 use tracing::field;
 
 pub use self::{
-    attach_session::attach,
+    attach_session::{attach, give_back, runs_elsewhere},
     create_session::{create, execute},
     pending::AdmissionRejection,
 };
@@ -96,7 +96,7 @@ impl Api {
     }
 
     /// Until when a session waits for its sandbox.
-    fn start_deadline(&self) -> Moment {
+    pub(super) fn start_deadline(&self) -> Moment {
         self.clock.now() + self.settings.handoff_wait
     }
 
@@ -354,7 +354,7 @@ impl Session {
         drop(execs);
         if is_declined {
             // The slot is still held, so no other session here can claim the sandbox before this claim is withdrawn.
-            futures::join!(attach_session::give_back(&api, &id), api.clock.sleep(attach_session::RETRY_DELAY));
+            futures::join!(give_back(&api, &id), api.clock.sleep(attach_session::RETRY_DELAY));
             attach_session::send_in_use(&mut *client);
         }
         // The slot is free before the client sees the close frame: it may reconnect at once.

@@ -51,6 +51,10 @@ section! {
         "BATON_HOSTS", Names, Unset,
         "Host names besides localhost that /status, /sandboxes and /metrics accept, or *; unset, every name, but only localhost on a loopback address without a proxy",
     );
+    DOMAIN = (
+        "BATON_DOMAIN", DomainOrOff, Found("localhost on a loopback address without a proxy, else off"),
+        "Domain below which each port of a sandbox has a host name and so an origin of its own, {port}-{id}.DOMAIN; needs a wildcard DNS record and, for https, a wildcard certificate (docs/network.md)",
+    );
 }
 
 section! {

@@ -26,6 +26,7 @@ use baton_protocol::{
     id::{InstanceId, SandboxId},
     metadata::PlainWords,
 };
+use baton_testkit::FakePorts;
 use tokio::{sync::watch, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 
@@ -154,7 +155,14 @@ impl SimProcess {
         let (turned_away, drain_told) = watch::channel(false);
         let (door, connector) = SimListener::new(machine, gone.clone());
         let settings = settings(&tools, drain_told, room);
-        let api = Api::new(settings, tools.clock.clone(), tools.records.clone(), tools.bus.clone(), runtime.clone());
+        let api = Api::new(
+            settings,
+            tools.clock.clone(),
+            tools.records.clone(),
+            tools.bus.clone(),
+            runtime.clone(),
+            Arc::new(FakePorts::default()),
+        );
         let router = api::router(api).layer(Extension(ConnectInfo(Peer(ADDRESS))));
         tasks.spawn(async move {
             // It ends with its process.
@@ -220,6 +228,7 @@ fn settings(tools: &ReconcilerContext, drain: watch::Receiver<bool>, room: usize
         rate_limit: None,
         proxies: 0,
         hosts: api::hosts::Hosts::Any,
+        domain: None,
         drain,
         handoff_wait: tools.times.handoff_wait,
         traces: Default::default(),
