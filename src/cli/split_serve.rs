@@ -16,7 +16,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     descriptors,
-    serve::{AdminServer, NoPorts, ReconcilerHalf, api_settings, connections, listen, records, say_hello, traces},
+    serve::{AdminServer, ReconcilerHalf, api_settings, connections, listen, records, say_hello, traces},
     termination::Termination,
 };
 use crate::{
@@ -53,7 +53,7 @@ pub async fn reconciler(config: Config) -> Result<()> {
         execs: half.containers.clone(),
         lifecycle: half.containers.clone(),
         memory: half.memory.clone(),
-        ports: Arc::new(NoPorts),
+        ports: half.containers.clone(),
         leaving: leaving_seen,
         api_user,
     };

@@ -71,7 +71,7 @@ def test_the_block_keeps_what_was_detached_and_kills_the_rest(testbed: Testbed) 
 BLOCKING = {"__aenter__": "__enter__", "__aexit__": "__exit__", "__aiter__": "__iter__"}
 
 
-@pytest.mark.parametrize("name", ["Sandbox", "Running", "OutputStream", "FileWatch", "SandboxRef", "Place"])
+@pytest.mark.parametrize("name", ["Sandbox", "Running", "OutputStream", "FileWatch", "Port", "PortConnection", "SandboxRef", "Place"])
 def test_both_variants_have_the_same_members_and_signatures(name: str) -> None:
     compare(getattr(baton_sandbox, name), getattr(sync, name))
 

@@ -105,4 +105,5 @@ setPlatform({
     return () => ({});
   },
   transfer: () => Promise.reject(new ConnectionError("a browser has no local files: use readFile and writeFile")),
+  ports: () => Promise.reject(new ConnectionError("a browser has no raw connections: use the url of the port")),
 });

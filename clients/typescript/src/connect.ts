@@ -68,6 +68,8 @@ export interface Platform {
   credentials(auth: Connection["auth"], address: string): HeaderSource;
   /** Copies local files. */
   transfer(): Promise<typeof import("./transfer.js")>;
+  /** Opens raw connections to ports. */
+  ports(): Promise<typeof import("./port_stream.js")>;
 }
 
 let chosen: Platform | undefined;

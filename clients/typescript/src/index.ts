@@ -31,6 +31,7 @@ export {
 export type { FileEntry } from "./file_results.js";
 export type { FileOptions, Source } from "./files.js";
 export type { KillOptions, ListOptions, SandboxSummary } from "./http_api.js";
+export { Port } from "./ports.js";
 export type { ExecView, Progress, Status, Update } from "./protocol.js";
 export { Place, SandboxRef, type View } from "./reference.js";
 export type { Config, Limits, Offsets } from "./requests.js";

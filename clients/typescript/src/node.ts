@@ -108,4 +108,9 @@ function open(handshake: Handshake): Promise<{ socket: Socket } | RetryPolicy> {
   });
 }
 
-setPlatform({ open, credentials, transfer: () => import("./transfer.js") });
+setPlatform({
+  open,
+  credentials,
+  transfer: () => import("./transfer.js"),
+  ports: () => import("./port_stream.js"),
+});

@@ -7,6 +7,7 @@ import { Exec } from "./exec.js";
 import { Files } from "./files.js";
 import { type KillOptions, type ListOptions, type SandboxSummary, killById, list, serverOf } from "./http_api.js";
 import { Link } from "./link.js";
+import { Port } from "./ports.js";
 import type { Identity } from "./protocol.js";
 import { SandboxRef, type View } from "./reference.js";
 import * as requests from "./requests.js";
@@ -179,6 +180,18 @@ export class Sandbox extends Files implements AsyncDisposable {
   info(): View {
     const { status, instance, isOpen, execs } = this.#link.state;
     return { id: this.id, status, instance, isConnected: isOpen, execs, persistent: this.#identity.persistent };
+  }
+
+  // Ports.
+
+  /** A link to a web server in the sandbox, for a browser. It contains the token: see `Port.url`. */
+  url(port: number): string {
+    return this.port(port).url;
+  }
+
+  /** A port in the sandbox: `await sandbox.port(5432).connect()`, `await sandbox.port(80).forward()`. */
+  port(port: number): Port {
+    return new Port(this.#url, this.#identity, port, this.#link.settings);
   }
 
   // Commands.

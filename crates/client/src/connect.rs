@@ -93,6 +93,34 @@ pub(crate) async fn connect(
     options: &Connection,
 ) -> Result<ServerSocket, RetryPolicy> {
     let path = place.map_or_else(|| "/create".to_owned(), |place| format!("/attach/{}", place.id));
+    connect_to(address, &path, place, cookies, options).await.map_err(|failure| match failure {
+        HandshakeFailure::Unsent(policy) => policy,
+        HandshakeFailure::Answer(error) => classify(&error),
+    })
+}
+
+/// Why there is no WebSocket.
+#[derive(Debug)]
+pub(crate) enum HandshakeFailure {
+    /// The request was not sent, or not answered.
+    Unsent(RetryPolicy),
+    Answer(tungstenite::Error),
+}
+
+impl From<RetryPolicy> for HandshakeFailure {
+    fn from(policy: RetryPolicy) -> Self {
+        Self::Unsent(policy)
+    }
+}
+
+/// Opens a WebSocket at any path of the server.
+pub(crate) async fn connect_to(
+    address: &Address,
+    path: &str,
+    place: Option<&SandboxRef>,
+    cookies: &mut Cookies,
+    options: &Connection,
+) -> Result<ServerSocket, HandshakeFailure> {
     let mut request = format!("{}{path}", address.0).into_client_request().map_err(|error| classify(&error))?;
     let headers = request.headers_mut();
     for (name, value) in &options.headers {
@@ -102,7 +130,9 @@ pub(crate) async fn connect(
     if let Some(auth) = &options.auth {
         let given = client_clock::timeout(options.connect_within, auth.headers_for(address)).await;
         let given = given.unwrap_or(Err(Error::Auth(format!("they did not come within {:?}", options.connect_within))));
-        for (name, value) in given.map_err(|error| RetryPolicy::Retry { error, elsewhere: false })? {
+        for (name, value) in
+            given.map_err(|error| HandshakeFailure::Unsent(RetryPolicy::Retry { error, elsewhere: false }))?
+        {
             let (name, value) = header_of(&name, &value)?;
             headers.insert(name, value);
         }
@@ -130,8 +160,8 @@ pub(crate) async fn connect(
             cookies.store(response.headers());
             Ok(socket)
         }
-        Some(Err(error)) => Err(classify(&error)),
-        None => Err(RetryPolicy::Retry { error: Error::Timeout(options.connect_within), elsewhere: false }),
+        Some(Err(error)) => Err(HandshakeFailure::Answer(error)),
+        None => Err(RetryPolicy::Retry { error: Error::Timeout(options.connect_within), elsewhere: false }.into()),
     }
 }
 

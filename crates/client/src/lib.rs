@@ -37,6 +37,20 @@
 //! # }
 //! ```
 //!
+//! A server in the sandbox can be reached from outside, over raw connections or by a link for a browser:
+//!
+//! ```no_run
+//! # async fn example(sandbox: baton_client::Sandbox) -> Result<(), Box<dyn std::error::Error>> {
+//! use tokio::io::{AsyncReadExt, AsyncWriteExt};
+//!
+//! println!("open {}", sandbox.url(8000));
+//! let mut connection = sandbox.port(5432).connect().await?;
+//! connection.write_all(b"hello").await?;
+//! connection.read(&mut [0; 64]).await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! ```text
 //!   Sandbox ──commands──▶ link: one task, owns the socket ──▶ server
 //!      ▲                    │ one session per connection
@@ -65,6 +79,7 @@
 mod auth;
 mod client_clock;
 mod client_exec;
+mod client_ports;
 mod client_session;
 mod client_socket;
 mod client_state;
@@ -92,6 +107,7 @@ pub use baton_protocol::{
 pub use self::{
     auth::{Auth, Headers},
     client_exec::Outcome,
+    client_ports::{Port, PortConnection},
     client_state::SandboxRef,
     error::{Ending, Error},
     files::{FileMode, FileWatch, OnBytes, OnLeftOut, Reading, Transfer},

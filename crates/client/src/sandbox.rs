@@ -31,7 +31,9 @@ const UPDATES: usize = 256;
 /// Dropping it closes the connection; the sandbox lives on until its idle timeout.
 #[derive(Debug)]
 pub struct Sandbox {
-    place: SandboxRef,
+    pub(crate) place: SandboxRef,
+    pub(crate) address: Address,
+    pub(crate) options: Connection,
     answer_within: Duration,
     commands: mpsc::Sender<ConnectionCommand>,
     look: Arc<Notify>,
@@ -73,8 +75,9 @@ impl Sandbox {
         let (sender, mut mirror) = watch::channel(SandboxState::of(place));
         let updates = broadcast::Sender::new(UPDATES);
         let look = Arc::new(Notify::new());
+        let (address, connection) = (Address::parse(url)?, options.connection.clone());
         let link = ConnectionContext {
-            address: Address::parse(url)?,
+            address: address.clone(),
             config: options.sent_config(),
             options: options.connection,
             cookies: Cookies::default(),
@@ -96,7 +99,7 @@ impl Sandbox {
                 (None, None) => return Err(Error::Protocol("the sandbox runs but has no id".into())),
             },
         };
-        Ok(Self { place, answer_within, commands, look, mirror, updates, _link: task })
+        Ok(Self { place, address, options: connection, answer_within, commands, look, mirror, updates, _link: task })
     }
 
     /// The id under which the sandbox can be attached again.

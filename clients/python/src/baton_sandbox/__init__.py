@@ -27,6 +27,7 @@ from .errors import (
 from .file_results import FileEntry
 from .http_api import SandboxSummary
 from .options import Connection, Limits
+from .ports import Port, PortConnection
 from .protocol import ExecView, Progress, Status, Update
 from .reference import SandboxRef, View
 from .result import Result
@@ -63,6 +64,8 @@ __all__ = [
     "OutputStream",
     "PermissionDeniedError",
     "Place",
+    "Port",
+    "PortConnection",
     "Progress",
     "ProtocolError",
     "RefusedError",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Optional, Sequence, Union
+from typing import Callable, Optional, Sequence, Union
 from urllib.parse import urlsplit
 
 from websockets.asyncio.client import ClientConnection, connect
@@ -65,7 +65,26 @@ async def open_socket(
     address: str, identity: Optional[Identity], cookies: Cookies, credentials: auth.Credentials, options: Connection
 ) -> Union[Socket, RetryPolicy]:
     """Opens a WebSocket to an existing sandbox, or to create one."""
-    path = "/create" if identity is None else f"/attach/{identity.sandbox_id}"
+    return await open_socket_at(
+        "/create" if identity is None else f"/attach/{identity.sandbox_id}",
+        address,
+        identity,
+        cookies,
+        credentials,
+        options,
+    )
+
+
+async def open_socket_at(
+    path: str,
+    address: str,
+    identity: Optional[Identity],
+    cookies: Cookies,
+    credentials: auth.Credentials,
+    options: Connection,
+    explain: Callable[[InvalidStatus], RetryPolicy] = lambda error: from_http(error.response.status_code),
+) -> Union[Socket, RetryPolicy]:
+    """Opens a WebSocket at any path of the server. ``explain`` says what another response means."""
     try:
         headers = {**options.headers, **await credentials.headers()}
         further = {
@@ -86,7 +105,7 @@ async def open_socket(
             close_timeout=1,
         )
     except InvalidStatus as error:
-        return from_http(error.response.status_code)
+        return explain(error)
     except (NegotiationError, InvalidURI) as error:
         return fatal(ProtocolError(str(error)))
     except asyncio.TimeoutError:

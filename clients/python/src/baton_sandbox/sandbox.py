@@ -14,6 +14,7 @@ from .files import Files
 from .http_api import Unattached, server_of
 from .link import Link, within
 from .options import Connection, Input, Limits
+from .ports import Ports
 from .protocol import Identity, IdleTimeout, Status, Update
 from .reference import SandboxRef, View
 from .requests import UNSET, Unset
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from .options import ConnectionOptions, ExecOptions, RunCodeOptions
 
 
-class Sandbox(Files, Unattached):
+class Sandbox(Files, Ports, Unattached):
     """One sandbox, over one connection that reconnects by itself.
 
     ``async with`` kills a sandbox that it created, unless it was created with ``keep=True`` or detached.

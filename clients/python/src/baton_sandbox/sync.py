@@ -11,11 +11,13 @@ One thread with an event loop serves all of them. They may be used from several 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, AsyncIterable, AsyncIterator, Callable, Coroutine, Iterator, Optional, Sequence, TypeVar
 
+from . import ports as _ports
 from . import reference as _reference
 from . import running as _running
 from . import sandbox as _sandbox
@@ -237,6 +239,48 @@ class Commands:
     run = _blocking(_sandbox.Commands.run)
 
 
+class PortConnection:
+    """A TCP connection to a port in a sandbox. Each direction can end by itself."""
+
+    def __init__(self, connection: _ports.PortConnection) -> None:
+        self._inner = connection
+
+    read = _blocking(_ports.PortConnection.read)
+    write = _blocking(_ports.PortConnection.write)
+    write_eof = _blocking(_ports.PortConnection.write_eof)
+    close = _blocking(_ports.PortConnection.close)
+
+    def __enter__(self) -> PortConnection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Port:
+    """A port in a sandbox. Using it needs no session: it works while another client is attached, too."""
+
+    def __init__(self, port: _ports.Port) -> None:
+        self._inner = port
+
+    @property
+    def url(self) -> str:
+        """A link for a browser. It contains the token, which the first request replaces by a cookie."""
+        return self._inner.url
+
+    connect = _blocking_as(_ports.Port.connect, PortConnection)
+
+    @contextlib.contextmanager
+    def forward(self, local: int = 0, host: str = "127.0.0.1") -> Iterator[int]:
+        """Listens on a local port while the block runs, and yields its number: it leads to the port in the sandbox."""
+        forward = self._inner.forward(local, host)
+        number = _loop.call(forward.__aenter__())
+        try:
+            yield number
+        finally:
+            _loop.call(forward.__aexit__(None, None, None))
+
+
 class Sandbox:
     """One sandbox, over one connection that reconnects by itself.
 
@@ -289,6 +333,14 @@ class Sandbox:
     def info(self) -> View:
         """The current state of the sandbox, as far as the client knows it."""
         return self._inner.info()
+
+    def url(self, port: int) -> str:
+        """A link to a web server in the sandbox, for a browser. It contains the token: see :attr:`Port.url`."""
+        return self._inner.url(port)
+
+    def port(self, port: int) -> Port:
+        """A port in the sandbox."""
+        return Port(self._inner.port(port))
 
     exec = _blocking_as(_sandbox.Sandbox.exec, Running)
     run = _blocking(_sandbox.Sandbox.run)
