@@ -78,6 +78,13 @@ impl AdminApi {
         self.request(&format!("sandboxes/{id}"), &[]).await
     }
 
+    /// The ports on which a sandbox listens. Returns `None` if the server does not know them: the sandbox does not run
+    /// there, or the server is an older one.
+    pub async fn ports(&self, id: &SandboxId) -> Result<Option<Value>> {
+        let listed = self.request(&format!("sandboxes/{id}/ports"), &[]).await?;
+        Ok(listed.and_then(|mut listed| listed.get_mut("ports").map(Value::take)).filter(Value::is_array))
+    }
+
     /// The ids of all sandboxes.
     pub async fn ids(&self) -> Result<Vec<SandboxId>> {
         let views = self.list(None).await?;

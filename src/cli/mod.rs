@@ -42,6 +42,7 @@ mod limit;
 pub mod list;
 pub mod list_checkpoints;
 mod logs;
+mod port_forward;
 mod private_file;
 mod progress_line;
 pub mod repair;
@@ -124,6 +125,7 @@ pub enum Verb {
     Shell(exec::ShellArgs),
     Cp(cp::CpArgs),
     Logs(logs::LogsArgs),
+    PortForward(port_forward::PortForwardArgs),
     List(list::ListArgs),
     Get(get::GetArgs),
     Checkpoint(checkpoint::CheckpointArgs),
@@ -221,6 +223,7 @@ impl Verb {
             Self::Shell(args) => block_on(exec::shell(args, context)),
             Self::Cp(args) => block_on(cp::cp(args, context)),
             Self::Logs(args) => block_on(logs::logs(args, context)),
+            Self::PortForward(args) => block_on(port_forward::port_forward(args, context)),
             Self::List(args) => block_on(list::list(args, context)),
             Self::Get(args) => block_on(get::get(args, context)),
             Self::Checkpoint(args) => block_on(checkpoint::checkpoint(args, context)),

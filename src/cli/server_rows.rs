@@ -53,10 +53,20 @@ pub fn lines(view: &Value) -> String {
     let fields = view.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
     fields
         .map(|(name, value)| {
-            let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            let value = match value.as_array().filter(|_| name == "ports") {
+                Some(ports) => ports.iter().map(port).collect::<Vec<_>>().join(", "),
+                None => value.as_str().map_or_else(|| value.to_string(), str::to_owned),
+            };
             format!("{name:24} {}\n", baton_files::plain(&value))
         })
         .collect()
+}
+
+/// A port and where it is reached.
+fn port(listed: &Value) -> String {
+    let number = listed.get("port").and_then(Value::as_u64).unwrap_or_default();
+    let at = listed.get("url").and_then(Value::as_str);
+    format!("{number} ({})", at.unwrap_or_else(|| text(listed, "path")))
 }
 
 #[cfg(test)]
@@ -73,6 +83,16 @@ mod tests {
             json!({"sandbox_id": "sandbox-3", "phase": "unresponsive", "message": "since then", "unresponsive": {"seconds": 41}}),
             json!({"sandbox_id": "sandbox-4", "phase": "running", "message": "fine", "unresponsive": null, "reason": ""}),
         ]
+    }
+
+    #[test]
+    fn ports_are_shown_with_their_address() {
+        let view = json!({"sandbox_id": "sandbox-1", "ports": [
+            {"port": 80, "path": "/sandboxes/sandbox-1/ports/80/", "url": null},
+            {"port": 8000, "path": "/sandboxes/sandbox-1/ports/8000/", "url": "https://8000-sandbox-1.preview.example/"},
+        ]});
+        let ports = "80 (/sandboxes/sandbox-1/ports/80/), 8000 (https://8000-sandbox-1.preview.example/)";
+        assert!(lines(&view).contains(&format!("{:24} {ports}\n", "ports")), "{}", lines(&view));
     }
 
     #[test]

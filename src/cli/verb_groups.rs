@@ -13,6 +13,7 @@ pub const GROUPS: [(&str, &[&str]); 4] = [
             "shell",
             "cp",
             "logs",
+            "port-forward",
             "list",
             "get",
             "checkpoint",

@@ -9,6 +9,7 @@ mod cli_terminal;
 mod cloud_run;
 mod contexts;
 mod copy;
+mod forwarded_ports;
 mod operators;
 mod pipes;
 mod pty;

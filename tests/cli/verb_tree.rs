@@ -6,7 +6,7 @@ use clap::{Arg, Command, CommandFactory, Parser, error::ErrorKind};
 use crate::{cli_exec::output, pipes::baton, script::ID};
 
 /// Values that are tried for positional arguments until a verb accepts them.
-const POSITIONALS: [&str; 3] = [ID, "bash", "numpy"];
+const POSITIONALS: [&str; 4] = [ID, "bash", "numpy", "80"];
 
 /// A verb without subverbs, and the words that name it.
 struct Leaf {
