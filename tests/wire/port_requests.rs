@@ -179,10 +179,49 @@ async fn a_request_wakes_a_sleeping_sandbox_and_its_body_waits() {
     assert_eq!(world.count(), 1);
     let spec = world.records.find(&id).await.unwrap().unwrap().spec;
     assert_eq!((spec.desired_state, spec.placement.as_ref()), (DesiredState::Running, Some(&world.instance)));
-    until(async || !world.bus.presence(&id).attached).await;
-    // It is used, and nobody is in the way of a client.
+    // Nobody is in the way of a client.
     let mut client = Client::attached(&world, &id, client.token.as_ref().unwrap()).await;
     client.hears("RUNNING").await;
+}
+
+#[tokio::test]
+async fn a_page_is_one_session_while_something_passes_and_none_when_it_is_silent() {
+    let world = World::new().await;
+    let client = Client::running(&world, "{}").await;
+    let (id, (path, token)) = (client.id().clone(), port_of(&client, 80));
+    listen(&world, &id, 80, |mut http| async move {
+        http.head().await;
+        http.write("HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: echo\r\n\r\n").await;
+        let (mut reader, mut writer) = http.stream.split();
+        let _ = tokio::io::copy(&mut reader, &mut writer).await;
+    })
+    .await;
+    client.cut();
+    until(async || !world.bus.presence(&id).attached).await;
+    let before = world.bus.asked(&id);
+    let mut pages = vec![];
+    for _ in 0..10 {
+        let mut http = RawHttp::connect(&world).await;
+        let upgrade = "connection: upgrade\r\nupgrade: echo\r\n";
+        http.write(&format!("GET {path}/ HTTP/1.1\r\nhost: a\r\n{token}{upgrade}\r\n")).await;
+        assert_eq!(status(&http.head().await), 101);
+        pages.push(http);
+    }
+    until(async || world.bus.presence(&id).attached).await;
+    assert_eq!(world.bus.asked(&id), before + 1, "ten requests are one session");
+    world.clock.skip(Duration::from_secs(31));
+    until(async || !world.bus.presence(&id).attached).await;
+    let active_at = world.bus.presence(&id).active_at;
+    pages[3].write("x").await;
+    pages[3].until(b"x").await;
+    until(async || world.bus.presence(&id).attached && world.bus.presence(&id).active_at > active_at).await;
+    // It leaves, and nothing that happens to the connections brings it back.
+    world.leave(&id, LeaveReason::Idle, true);
+    until(async || !world.bus.presence(&id).attached).await;
+    for mut page in pages {
+        assert_eq!(page.rest().await, b"");
+    }
+    assert!(!world.bus.presence(&id).attached);
 }
 
 #[tokio::test]

@@ -32,7 +32,19 @@ pub async fn connect(
     if api.is_draining() {
         return Err(PortRefusal::Draining);
     }
-    let permits = api.port_limits.enter(id).ok_or(PortRefusal::Busy)?;
+    let permits = match api.join_use(id, api.port_limits.enter(id).ok_or(PortRefusal::Busy)?) {
+        Ok(activity) => match api.ports.connect(id, target.port).await {
+            Ok(stream) => return Ok((stream, activity)),
+            // It is about to leave: this request waits as if it were the first.
+            Err(PortError::NotRunning) => {
+                api.recent_records.forget(id);
+                drop(activity);
+                api.port_limits.enter(id).ok_or(PortRefusal::Busy)?
+            }
+            Err(error) => return Err(PortRefusal::Port(target.port, error)),
+        },
+        Err(permits) => permits,
+    };
     let guard = admit(api, found).await?;
     let mut arrival = Arrival {
         api,
@@ -45,8 +57,7 @@ pub async fn connect(
     };
     let is_stale = session::runs_elsewhere(api, id, &found.status).await;
     let stream = arrival.wait(!is_stale).await?;
-    let activity = PortActivity::new(api.bus.clone(), api.clock.clone(), id.clone(), guard, permits);
-    Ok((stream, activity))
+    Ok((stream, api.begin_use(id, guard, permits)))
 }
 
 /// The ports on which the sandbox listens. Nothing is brought here for that.

@@ -32,6 +32,7 @@ use baton_protocol::id::SandboxId;
 
 pub use self::{
     port_access::RecentRecords,
+    port_activity::PortUses,
     port_limits::PortLimits,
     port_route::{PortDomain, port_number},
 };

@@ -116,7 +116,9 @@ impl Api {
         let is_absent = *shown == ShownToken::Absent;
         let is_known = |id: &SandboxId| match shown {
             ShownToken::Absent => self.is_known(id, None),
-            _ => shown.tokens().iter().any(|token| self.is_known(id, Some(token))),
+            ShownToken::Explicit(_) | ShownToken::Query(_) | ShownToken::Cookies(_) => {
+                shown.tokens().iter().any(|token| self.is_known(id, Some(token)))
+            }
         };
         if self.is_limited(caller) && !id.is_some_and(is_known) {
             return Err(PortRefusal::Limited);

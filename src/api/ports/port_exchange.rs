@@ -67,11 +67,11 @@ pub async fn exchange(
     let mut http = http1::Builder::new();
     http.max_buf_size(MAX_HEAD);
     let (mut sender, connection) = http.handshake(TokioIo::new(PortBytes::new(stream))).await.map_err(broken)?;
-    let (driver, closing) = (activity.clone(), api.closing.clone());
+    let closing = api.closing.clone();
     api.tasks.spawn(async move {
         tokio::select! {
             // What goes wrong shows in the response.
-            _ = driver.until(connection.with_upgrades()) => {}
+            _ = connection.with_upgrades() => {}
             () = closing.cancelled() => {}
         }
     });
@@ -84,7 +84,6 @@ pub async fn exchange(
     let server = is_upgraded.then(|| upgrade::on(&mut response));
     port_headers::to_outside(response.headers_mut(), arrived.target, arrived.route);
     let Some(server) = server else {
-        // Headers that a page could not be kept apart without are set; the rest is the server's own.
         return Ok(response.map(|body| Body::new(PortBody { body: Body::new(body), activity })));
     };
     let (Some(protocol), Some(client)) = (upgrade, client) else { return Err(PortRefusal::Broken(port)) };
@@ -103,12 +102,12 @@ fn spawn_tunnel(api: &Arc<Api>, client: OnUpgrade, server: OnUpgrade, activity: 
         let Ok(Ok((client, server))) = both else { return };
         let (mut from_client, mut to_client) = tokio::io::split(TokioIo::new(client));
         let (mut from_server, mut to_server) = tokio::io::split(TokioIo::new(server));
-        let joined = activity.until(async {
+        let joined = async {
             tokio::try_join!(
                 copy(&mut from_client, &mut to_server, &activity),
                 copy(&mut from_server, &mut to_client, &activity),
             )
-        });
+        };
         tokio::select! {
             // An error on one side ends both.
             _ = joined => {}
@@ -150,7 +149,9 @@ impl HttpBody for PortBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
-        self.activity.beat();
+        if let Some(Ok(_)) = &frame {
+            self.activity.beat();
+        }
         Poll::Ready(frame)
     }
 

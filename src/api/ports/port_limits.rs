@@ -4,7 +4,9 @@ use std::{collections::HashMap, sync::Arc};
 
 use baton_protocol::id::SandboxId;
 use parking_lot::Mutex;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
+
+use super::port_activity::PortPermits;
 
 /// Of one server, and of one sandbox.
 const MOST: usize = 4_096;
@@ -24,7 +26,7 @@ impl Default for PortLimits {
 
 impl PortLimits {
     /// Permits for one more connection, or `None` if there are too many.
-    pub fn enter(&self, id: &SandboxId) -> Option<[OwnedSemaphorePermit; 2]> {
+    pub fn enter(&self, id: &SandboxId) -> Option<PortPermits> {
         let of_sandbox = {
             let mut of_sandboxes = self.of_sandboxes.lock();
             if !of_sandboxes.contains_key(id) {

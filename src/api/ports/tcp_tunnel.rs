@@ -94,14 +94,9 @@ async fn forward(api: &Api, socket: WebSocket, stream: PortStream, activity: &Po
     let (reader, writer) = tokio::io::split(PortBytes::new(stream));
     let ends = Ends::default();
     let code = {
-        let carried = activity.until(async {
-            tokio::select! {
-                code = to_stream(api, messages, writer, activity, &ends) => code,
-                code = to_socket(api, &mut sink, reader, activity, &ends) => code,
-            }
-        });
         tokio::select! {
-            code = carried => code,
+            code = to_stream(api, messages, writer, activity, &ends) => code,
+            code = to_socket(api, &mut sink, reader, activity, &ends) => code,
             () = api.closing.cancelled() => CloseCode::Restart,
         }
     };
