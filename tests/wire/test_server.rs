@@ -205,7 +205,7 @@ impl World {
         let instance = shared.instance_id();
         let (drain, draining) = watch::channel(false);
         let joined = if wire_halves::are_wanted() {
-            Some(wire_halves::join(&shared, &instance, &bus, &containers, &lives, &memory, &ports, &draining).await)
+            Some(wire_halves::join(&shared, &instance, &bus, (&containers, &lives, &ports), &memory, &draining).await)
         } else {
             None
         };

@@ -53,10 +53,8 @@ pub async fn join(
     clock: &SharedClock,
     instance: &InstanceId,
     bus: &Arc<Bus>,
-    containers: &Arc<Containers>,
-    lives: &Arc<FakeContainers>,
+    (containers, lives, ports): (&Arc<Containers>, &Arc<FakeContainers>, &Arc<FakePorts>),
     memory: &Arc<dyn Store>,
-    ports: &Arc<FakePorts>,
     leaving: &watch::Receiver<bool>,
 ) -> Joined {
     let directory = tempfile::Builder::new().prefix("bw").tempdir().unwrap();

@@ -10,11 +10,14 @@ use async_trait::async_trait;
 use baton::network::{PORT_BUFFER, PortBytes, PortError, PortLinks, PortStream};
 use baton_protocol::id::SandboxId;
 use tokio::net::TcpStream;
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 /// The sandboxes that run, each with its ports and the addresses that stand for them.
 #[derive(Debug, Default)]
-pub struct FakePorts(Mutex<BTreeMap<SandboxId, Ports>>);
+pub struct FakePorts {
+    sandboxes: Mutex<BTreeMap<SandboxId, Ports>>,
+    tasks: TaskTracker,
+}
 
 #[derive(Debug, Default)]
 struct Ports {
@@ -26,7 +29,7 @@ struct Ports {
 
 impl FakePorts {
     fn sandboxes(&self) -> MutexGuard<'_, BTreeMap<SandboxId, Ports>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sandboxes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// From now on the sandbox runs, or does not. Its listeners outlast that, as they outlast a checkpoint; its
@@ -58,7 +61,7 @@ impl PortLinks for FakePorts {
         let mut outside = TcpStream::connect(address).await.map_err(|_| PortError::Refused)?;
         let (ours, theirs) = tokio::io::duplex(PORT_BUFFER);
         let mut theirs = PortBytes::new(theirs);
-        tokio::spawn(async move {
+        self.tasks.spawn(async move {
             let is_whole = tokio::select! {
                 copied = tokio::io::copy_bidirectional(&mut outside, &mut theirs) => copied.is_ok(),
                 () = epoch.cancelled() => false,
