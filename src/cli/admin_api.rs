@@ -4,7 +4,7 @@ use std::{process::ExitCode, time::Duration};
 
 use anyhow::{Context, Result, anyhow, bail};
 use baton_client::{Auth, SandboxId};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::{
     rows::Filter,
@@ -17,6 +17,9 @@ use crate::{clock::SharedClock, config::variables::ADMIN_KEY};
 
 /// How long all requests of a verb may take together.
 const VERB_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// What the network of a running sandbox adds to its view.
+const NETWORK_FIELDS: [&str; 2] = ["ports", "egress_denied"];
 
 #[derive(Debug)]
 pub struct AdminApi {
@@ -78,11 +81,14 @@ impl AdminApi {
         self.request(&format!("sandboxes/{id}"), &[]).await
     }
 
-    /// The ports on which a sandbox listens. Returns `None` if the server does not know them: the sandbox does not run
-    /// there, or the server is an older one.
-    pub async fn ports(&self, id: &SandboxId) -> Result<Option<Value>> {
+    /// The fields of a view that only the instance knows on which the sandbox runs; empty on any other one.
+    pub async fn network(&self, id: &SandboxId) -> Result<Map<String, Value>> {
         let listed = self.request(&format!("sandboxes/{id}/ports"), &[]).await?;
-        Ok(listed.and_then(|mut listed| listed.get_mut("ports").map(Value::take)).filter(Value::is_array))
+        let fields = listed.as_ref().and_then(Value::as_object).cloned().unwrap_or_default();
+        Ok(fields
+            .into_iter()
+            .filter(|(name, value)| NETWORK_FIELDS.contains(&name.as_str()) && !value.is_null())
+            .collect())
     }
 
     /// The ids of all sandboxes.

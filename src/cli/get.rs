@@ -23,7 +23,8 @@ use crate::storage::{records::SandboxObjects, unresponsive::Unresponsive};
 /// Show one sandbox
 ///
 /// Shows the desired and the current state, the instance that holds the sandbox, and the checkpoint it starts from; a
-/// server also shows the ports on which a sandbox listens that runs on it.
+/// server also shows on which ports a sandbox that runs on it listens, and how many connections its network policy
+/// refused.
 ///
 /// If the storage is configured, this command reads the storage. With --url, or without storage, it asks the server,
 /// which requires its admin key. With a context that names both, it asks the server for what is not stored.
@@ -73,9 +74,9 @@ async fn get_from_server(args: &GetArgs, server: &ServerClient, context: &Comman
         };
         let mut view = api.get(&id).await?.with_context(|| format!("there is no sandbox {id}"))?;
         if args.output.format != OutputFormat::Name
-            && let (Some(ports), Some(fields)) = (api.ports(&id).await?, view.as_object_mut())
+            && let (network, Some(fields)) = (api.network(&id).await?, view.as_object_mut())
         {
-            fields.insert("ports".to_owned(), ports);
+            fields.extend(network);
         }
         screen::print(&match args.output.format {
             OutputFormat::Table => server_rows::lines(&view),

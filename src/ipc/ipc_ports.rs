@@ -16,7 +16,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::{Handshake, IpcStream, ipc_socket, packed, unpacked, wire};
 use crate::{
     clock::SharedClock,
-    network::{PORT_BUFFER, PortBytes, PortError, PortLinks, PortStream},
+    network::{NetworkView, PORT_BUFFER, PortBytes, PortError, PortLinks, PortStream},
 };
 
 /// Timeout for an answer; the other half has a shorter one of its own.
@@ -30,7 +30,7 @@ const PIECE: usize = 64 << 10;
 #[serde(rename_all = "snake_case")]
 pub enum PortCall {
     Connect { id: SandboxId, port: u16 },
-    Listening { id: SandboxId },
+    View { id: SandboxId },
 }
 
 /// Answers one call, and carries the connection that it opens until `stop`.
@@ -42,7 +42,7 @@ pub async fn serve(
     stop: &CancellationToken,
 ) -> io::Result<()> {
     match call {
-        PortCall::Listening { id } => wire.send(packed(&ports.listening(&id).await)?).await,
+        PortCall::View { id } => wire.send(packed(&ports.view(&id).await)?).await,
         PortCall::Connect { id, port } => {
             let connected = ports.connect(&id, port).await;
             wire.send(packed(&connected.as_ref().map(|_| ()).map_err(|error| *error))?).await?;
@@ -136,7 +136,7 @@ impl PortLinks for RemotePorts {
         Ok(ours)
     }
 
-    async fn listening(&self, id: &SandboxId) -> Result<Vec<u16>, PortError> {
-        self.call(PortCall::Listening { id: id.clone() }).await.map(|(ports, _)| ports)
+    async fn view(&self, id: &SandboxId) -> Result<NetworkView, PortError> {
+        self.call(PortCall::View { id: id.clone() }).await.map(|(view, _)| view)
     }
 }

@@ -310,7 +310,7 @@ async fn port_inside(pair: &Pair, front: &IpcClient) -> (crate::network::PortStr
     assert_eq!(front.ports.connect(&id, 80).await.unwrap_err(), PortError::NotRunning);
     pair.ports.set_running(&id, true);
     assert_eq!(front.ports.connect(&id, 81).await.unwrap_err(), PortError::Refused);
-    assert_eq!(front.ports.listening(&id).await, Ok(vec![80]));
+    assert_eq!(front.ports.view(&id).await.map(|view| view.listening), Ok(vec![80]));
     let (outside, inside) = tokio::join!(front.ports.connect(&id, 80), listener.accept());
     (outside.unwrap(), inside.unwrap().0)
 }

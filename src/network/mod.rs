@@ -28,7 +28,7 @@ pub use self::{
     denials::{Denials, DeniedConnection, DeniedConnections},
     name_resolver::NameResolver,
     port_bytes::PortBytes,
-    port_link::{PORT_BUFFER, PortError, PortLinks, PortStream},
+    port_link::{NetworkView, PORT_BUFFER, PortError, PortLinks, PortStream},
     sandbox_connections::{NetworkLink, SandboxConnections, access},
 };
 use self::{

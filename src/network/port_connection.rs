@@ -7,7 +7,7 @@ use tokio::{
 };
 
 use super::{
-    PORT_BUFFER, PortError,
+    PORT_BUFFER, PortBytes, PortError,
     fate::{Fate, decided},
     relay::AgentEnd,
 };
@@ -50,7 +50,7 @@ pub async fn run(
     let is_over = tokio::select! {
         biased;
         fate = decided(&mut fate) => fate == Fate::ClosedInside,
-        relayed = end.relay(inner) => relayed.is_ok(),
+        relayed = end.relay(PortBytes::new(inner)) => relayed.is_ok(),
     };
     if !is_over {
         let _ = frames.send(reset).await;

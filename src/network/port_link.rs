@@ -29,11 +29,20 @@ pub enum PortError {
     TimedOut,
 }
 
+/// The network of a running sandbox.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct NetworkView {
+    /// The TCP ports on which programs inside listen, in ascending order.
+    pub listening: Vec<u16>,
+    /// How many connections and names were refused since it runs on this instance.
+    pub denied: u64,
+}
+
 /// Opens connections to ports inside the sandboxes that run on this instance.
 #[async_trait]
 pub trait PortLinks: fmt::Debug + Send + Sync + 'static {
     /// Connects to a port of the sandbox's loopback.
     async fn connect(&self, id: &SandboxId, port: u16) -> Result<PortStream, PortError>;
-    /// The TCP ports on which programs inside listen, in ascending order.
-    async fn listening(&self, id: &SandboxId) -> Result<Vec<u16>, PortError>;
+    /// What the network of the sandbox looks like at this moment.
+    async fn view(&self, id: &SandboxId) -> Result<NetworkView, PortError>;
 }

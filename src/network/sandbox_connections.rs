@@ -26,7 +26,7 @@ use tokio::{
 use tokio_util::task::TaskTracker;
 
 use super::{
-    NetworkContext, PortError,
+    NetworkContext, NetworkView, PortError,
     credit_pool::{CreditPool, CreditWindow},
     egress_connection::{DialTarget, EgressConnection},
     egress_rules::{Destination, EgressPolicy},
@@ -133,19 +133,15 @@ impl SandboxConnections {
         });
     }
 
-    /// How many connections and names were refused.
-    pub fn denied(&self) -> u64 {
-        self.traffic.denied()
-    }
-
     pub async fn connect(&self, port: u16) -> Result<DuplexStream, PortError> {
         let (answer, answered) = oneshot::channel();
         self.ask(Request::Connect { port, answer }, answered).await?
     }
 
-    pub async fn listening(&self) -> Result<Vec<u16>, PortError> {
+    pub async fn view(&self) -> Result<NetworkView, PortError> {
         let (answer, answered) = oneshot::channel();
-        self.ask(Request::List { answer }, answered).await
+        let listening = self.ask(Request::List { answer }, answered).await?;
+        Ok(NetworkView { listening, denied: self.traffic.denied() })
     }
 
     async fn ask<T>(&self, request: Request, answered: oneshot::Receiver<T>) -> Result<T, PortError> {

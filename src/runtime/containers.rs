@@ -37,7 +37,7 @@ use super::{
 };
 use crate::{
     clock::{Moment, SharedClock},
-    network::{PortError, PortLinks, PortStream},
+    network::{NetworkView, PortError, PortLinks, PortStream},
 };
 
 /// Everything an action needs.
@@ -370,10 +370,10 @@ impl PortLinks for Containers {
         live.connections.as_ref().ok_or(PortError::Unsupported)?.connect(port).await
     }
 
-    async fn listening(&self, id: &SandboxId) -> std::result::Result<Vec<u16>, PortError> {
+    async fn view(&self, id: &SandboxId) -> std::result::Result<NetworkView, PortError> {
         let live = self.known(id).and_then(|slot| slot.live()).filter(|live| !live.has_ended());
         let live = live.ok_or(PortError::NotRunning)?;
-        live.connections.as_ref().ok_or(PortError::Unsupported)?.listening().await
+        live.connections.as_ref().ok_or(PortError::Unsupported)?.view().await
     }
 }
 

@@ -180,11 +180,6 @@ impl BareSandbox {
         BareOutput { text: String::from_utf8_lossy(&text).trim().to_owned(), code: exit.code }
     }
 
-    pub fn run(&mut self, argv: &[&str]) -> BareOutput {
-        let number = self.exec_as(None, argv);
-        self.output(number)
-    }
-
     /// The output of a script, which must succeed.
     pub fn run_python(&mut self, script: &str) -> String {
         let number = self.python(script);

@@ -7,7 +7,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use baton::network::{PORT_BUFFER, PortBytes, PortError, PortLinks, PortStream};
+use baton::network::{NetworkView, PORT_BUFFER, PortBytes, PortError, PortLinks, PortStream};
 use baton_protocol::id::SandboxId;
 use tokio::net::TcpStream;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -74,9 +74,9 @@ impl PortLinks for FakePorts {
         Ok(ours)
     }
 
-    async fn listening(&self, id: &SandboxId) -> Result<Vec<u16>, PortError> {
+    async fn view(&self, id: &SandboxId) -> Result<NetworkView, PortError> {
         let sandboxes = self.sandboxes();
         let ports = sandboxes.get(id).filter(|ports| ports.is_running).ok_or(PortError::NotRunning)?;
-        Ok(ports.listening.keys().copied().collect())
+        Ok(NetworkView { listening: ports.listening.keys().copied().collect(), denied: 0 })
     }
 }

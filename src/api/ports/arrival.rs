@@ -17,7 +17,7 @@ use crate::{
     api::{Api, intent, public_message, session, session_registry::SessionSlot},
     bus::{AttachGuard, LeaveReason, LifecycleEvent, Subscription},
     clock::Moment,
-    network::{PortError, PortStream},
+    network::{NetworkView, PortError, PortStream},
     traces::Traceparent,
 };
 
@@ -60,12 +60,12 @@ pub async fn connect(
     Ok((stream, api.begin_use(id, guard, permits)))
 }
 
-/// The ports on which the sandbox listens. Nothing is brought here for that.
-pub async fn listening(api: &Api, id: &SandboxId) -> Result<Vec<u16>, PortError> {
+/// The network of the sandbox. Nothing is brought here for that.
+pub async fn network_view(api: &Api, id: &SandboxId) -> Result<NetworkView, PortError> {
     if !api.bus.is_held(id) {
         return Err(PortError::NotRunning);
     }
-    api.ports.listening(id).await
+    api.ports.view(id).await
 }
 
 /// A slot for the sandbox on this instance, within the quota of its tenant.
@@ -181,6 +181,7 @@ impl Arrival<'_> {
                 Ok(false)
             }
             LifecycleEvent::Acquiring
+            | LifecycleEvent::EgressDenied { .. }
             | LifecycleEvent::ReleaseRequested { .. }
             | LifecycleEvent::Probe { .. }
             | LifecycleEvent::Checkpointing { .. }

@@ -77,8 +77,11 @@ async fn view(api: &Api, id: &SandboxId, headers: &HeaderMap) -> Value {
         let url = host.map(|host| format!("{proto}://{host}{suffix}/"));
         json!({"port": port, "path": path, "url": url})
     };
-    match arrival::listening(api, id).await {
-        Ok(ports) => json!({"sandbox_id": id, "ports": ports.into_iter().map(entry).collect::<Vec<_>>()}),
+    match arrival::network_view(api, id).await {
+        Ok(view) => {
+            let ports: Vec<_> = view.listening.into_iter().map(entry).collect();
+            json!({"sandbox_id": id, "ports": ports, "egress_denied": view.denied})
+        }
         Err(error) => {
             let message = match error {
                 PortError::NotRunning => "The sandbox does not run on this instance.".to_owned(),
