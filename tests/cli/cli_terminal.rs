@@ -194,7 +194,8 @@ async fn a_long_fork_shows_how_far_it_is() {
     let copy = Copied { sandbox_id: SandboxId::parse(COPY).unwrap(), sandbox_token: token() };
     peer.say(&Event::Forked { sandboxes: vec![copy] }).await;
     while let Heard::Request(_) = peer.heard().await {}
-    assert!(terminal.shows(COPY).await.contains("\r\u{1b}[K"), "the line is gone before the answer stands there");
+    let shown = terminal.shows(COPY).await;
+    assert!(shown.contains("\r\u{1b}[K"), "the line is gone before the answer stands there: {shown:?}");
     assert_eq!(soon(child.wait()).await.unwrap().code(), Some(0));
 }
 
