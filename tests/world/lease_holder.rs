@@ -95,6 +95,8 @@ async fn rule_07_a_machine_whose_clock_fell_behind_the_stores_was_frozen_and_its
     world.after(5).await;
     lock.renew().await.unwrap();
     assert_eq!(lock.state(), Some(LeaseState::Late), "first it is stopped");
+    lock.read().await.unwrap();
+    assert_eq!(lock.state(), Some(LeaseState::Late), "reading it again proves nothing");
     lock.renew().await.unwrap();
     assert_eq!(lock.state(), Some(LeaseState::Ours), "then proven, and it goes on");
 }
@@ -233,6 +235,32 @@ async fn work_goes_on_through_failed_renewals_until_the_deadline() {
     let lapse = lock.renew_while(async { clock.sleep(Duration::from_secs(600)).await }).await;
     assert_eq!(lapse, Err(Lapse::Late));
     assert!(world.clock.now() - began <= Duration::from_secs(18));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_fails_is_repeated_at_its_interval_though_the_lock_can_be_read() {
+    let world = World::with_a_free_lock().await;
+    let mut lock = world.holder().await;
+    for _ in 0..100 {
+        world.stage.next_lock_put(Fault::Refused);
+    }
+    let before = world.stage.calls().writes;
+    assert_eq!(lock.renew_while(world.after(60)).await, Err(Lapse::Late));
+    let tried = world.stage.calls().writes - before;
+    let most = (T.hold - T.renew).as_secs() / T.retry.as_secs() + 1;
+    assert!((5..=most).contains(&tried), "{tried} renewals");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_write_proves_the_lease_once_however_often_it_is_read() {
+    let world = World::with_a_free_lock().await;
+    let mut lock = world.holder().await;
+    let (held, due) = (lock.held().copied(), lock.next_renewal());
+    for _ in 0..10 {
+        world.after(1).await;
+        lock.read().await.unwrap();
+        assert_eq!((lock.held().copied(), lock.next_renewal()), (held, due));
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use baton_protocol::{id::Nonce, lock::Lock};
 
-use super::{Error, LeaseHandle, Released, Result};
+use super::{Error, LeaseHandle, Released, Result, is_op};
 use crate::storage::{
     lease::lease_rules::{self, HeldLease, ReleaseOutcome},
     lock_object,
@@ -97,7 +97,8 @@ impl LeaseHandle {
         }
     }
 
-    /// Applies what the lock as last read or written proves.
+    /// Applies what the lock as last read or written proves. Each of our writes proves it once: reading the same lock
+    /// again neither extends the deadline nor makes the next renewal due.
     pub(super) fn applied(&mut self) {
         let Some((lock, _)) = &self.known else { return };
         let Some((held, sent)) = lease_rules::proven(self.held.as_ref(), &self.attempts, lock, self.times.hold) else {
@@ -109,7 +110,7 @@ impl LeaseHandle {
         (self.held, self.epoch) = (Some(held), Some(held.epoch));
         self.next_renewal = sent + self.clock.jittered(self.times.renew);
         self.due = self.next_renewal;
-        self.attempts.retain(|(_, at)| *at >= sent);
+        self.attempts.retain(|(op, at)| *at >= sent && !is_op(lock, op));
         self.deadline.send_replace(Some(held.deadline));
     }
 
