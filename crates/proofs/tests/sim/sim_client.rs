@@ -198,7 +198,10 @@ async fn ask_one(world: Arc<World>, process: Arc<SimProcess>, id: SandboxId, end
         let reads_for = if world.shared.room.is_some() { MAKES_ROOM + READS_FOR } else { READS_FOR };
         let stay = Instant::now() + (end - Instant::now()).min(reads_for);
         sim_session::read(&world, &process, &id, &mut reader, stay).await;
-        if reader.bytes() > 0 && is_of_the_documents && end - Instant::now() > NEWCOMER_FOR {
+        // A waiter that has died counts for a minute (I4): whoever had to make way for it has nothing to keep.
+        let is_settled =
+            oracle.running(&id) == [process.at] && oracle.lock(&id).is_some_and(|lock| lock.waiter.is_none());
+        if reader.bytes() > 0 && is_of_the_documents && is_settled && end - Instant::now() > NEWCOMER_FOR {
             let other = world.process((process.at + 1) % MACHINES).expect("all are up");
             let stay = Instant::now() + NEWCOMER_FOR;
             futures::join!(
