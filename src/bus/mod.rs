@@ -9,6 +9,7 @@ mod admission;
 mod admission_rules;
 mod lifecycle_event;
 mod liveness;
+mod placements;
 mod subscription;
 
 use std::{
@@ -51,6 +52,8 @@ pub struct Presence {
     pub known_since: Moment,
     /// When a client was last active, or left.
     pub active_at: Moment,
+    /// The number of the placement whose session waits for an answer.
+    pub placed: Option<u64>,
 }
 
 /// A message from the API to the reconciler. The bus of a separate API process forwards it.
@@ -61,6 +64,8 @@ pub enum BusMessage {
     Left(SandboxId),
     Touched(SandboxId),
     Nudged(SandboxId),
+    /// The attached session has placed the sandbox here.
+    Placed(SandboxId),
     /// Eviction is requested: another sandbox waits for its slot.
     Wanted(SandboxId),
     Unwanted(SandboxId),
@@ -106,6 +111,9 @@ struct BusEntry {
     active_at: Moment,
     /// When activity was last forwarded.
     touched_at: Option<Moment>,
+    /// How many placements sessions have written, and which one is not answered yet.
+    placements: u64,
+    placed: Option<u64>,
     /// How many probes were sent, and which was answered last.
     probes: u64,
     alive: u64,
@@ -212,6 +220,9 @@ impl Bus {
         let line = self.line(&mut entries, id);
         line.next += 1;
         let number = line.next;
+        if passing.answers_placement() {
+            line.placed = None;
+        }
         line.log.push_back(NumberedEvent { number, passing });
         if line.log.len() > EVENT_BUFFER {
             line.log.pop_front();
@@ -279,6 +290,7 @@ impl Bus {
         line.sessions += 1;
         line.asked += 1;
         line.active_at = now;
+        line.placed = None;
         // Under the lock, so that attaching and leaving are forwarded in order.
         self.forward(|| BusMessage::Attached(id.clone()));
         self.reevaluate(entries);
@@ -305,6 +317,7 @@ impl Bus {
             ever_attached: line.asked > 0,
             known_since: line.known_since,
             active_at: line.active_at,
+            placed: line.placed,
         }
     }
 
@@ -349,6 +362,8 @@ impl BusEntry {
             known_since: now,
             active_at: now,
             touched_at: None,
+            placements: 0,
+            placed: None,
             probes: 0,
             alive: 0,
         }

@@ -64,6 +64,24 @@ async fn presence_lasts_as_long_as_the_session_and_leaving_counts_as_activity() 
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_placement_waits_until_it_is_answered_or_another_session_comes() {
+    let (bus, id, _) = bus();
+    let first = bus.attach(&id);
+    assert_eq!(bus.presence(&id).placed, None);
+    bus.placed(&id);
+    bus.post(&id, LifecycleEvent::Acquiring);
+    assert_eq!(bus.presence(&id).placed, Some(1), "it is under way");
+    bus.post(&id, LifecycleEvent::Unfenced);
+    bus.post(&id, LifecycleEvent::LeaseLost { message: String::new() });
+    assert_eq!(bus.presence(&id).placed, None);
+    bus.placed(&id);
+    assert_eq!(bus.presence(&id).placed, Some(2), "it asks again");
+    drop(first);
+    let _second = bus.attach(&id);
+    assert_eq!(bus.presence(&id).placed, None);
+}
+
+#[tokio::test(start_paused = true)]
 async fn no_more_are_admitted_than_there_is_room_for() {
     let (bus, id, clock) = bus();
     let first = bus.admit(&id, 1).unwrap();

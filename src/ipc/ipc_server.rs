@@ -318,6 +318,7 @@ impl Sessions<'_> {
         match unpacked(said)? {
             FromApi::Open { id, number } => self.server.waiting.put(number, back.execs.open(&id)),
             FromApi::Told(BusMessage::Nudged(id)) => back.bus.wake(&id),
+            FromApi::Told(BusMessage::Placed(id)) => back.bus.placed(&id),
             FromApi::Told(BusMessage::Touched(id)) => back.bus.touch(&id),
             FromApi::Told(BusMessage::Alive(id, number)) => back.bus.alive(&id, number),
             FromApi::Told(BusMessage::Wanted(id)) => {

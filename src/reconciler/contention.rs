@@ -109,7 +109,13 @@ impl Worker {
     }
 
     /// The prospects of the session that waits here for a sandbox on another instance.
-    pub(super) fn attachment(&mut self, inputs: &Inputs, lock: LockState, container: Container) -> AttachState {
+    pub(super) fn attachment(
+        &mut self,
+        inputs: &Inputs,
+        presence: &Presence,
+        lock: LockState,
+        container: Container,
+    ) -> AttachState {
         let is_away = matches!(lock, LockState::Free | LockState::Theirs) && container == Container::Absent;
         if !inputs.asked_here || inputs.refused || !is_away {
             self.contention.wait = None;
@@ -121,9 +127,8 @@ impl Worker {
         if lock == LockState::Theirs && self.is_declined() {
             return AttachState::Declined;
         }
-        // A sandbox that cannot move is only watched, and that was not announced.
-        let was_wanted = self.announced.acquiring || self.contention.wait.is_some();
-        if was_wanted && !inputs.placed_here {
+        let was_placed_here = presence.placed.is_some_and(|placed| self.record.is_newer_than(placed));
+        if was_placed_here && !inputs.placed_here {
             return AttachState::Superseded;
         }
         if desired(inputs).0 != Desired::Running || lock != LockState::Theirs {

@@ -66,6 +66,7 @@ impl Worker {
             let known = known.as_ref().map(|(version, place)| (version, *place));
             if reads_metadata { Some(context.records.read_if_changed(&id, known).await) } else { None }
         };
+        let placed = context.bus.presence(&id).placed;
         let reads_lock = now >= self.lease.due || !self.lease.was_read();
         let lock = async {
             let handle = self.lease.handle.as_mut().filter(|_| reads_lock)?;
@@ -73,7 +74,7 @@ impl Worker {
         };
         let (looked, read) = futures::join!(metadata, lock);
         if let Some(looked) = looked {
-            self.record.note_read(&id, looked, self.lease.is_held());
+            self.record.note_read(&id, looked, self.lease.is_held(), placed);
             let is_unknown = self.record.is_unreadable() && self.record.spec().is_none();
             let again_in =
                 if is_unknown { context.clock.jittered(context.times.retry) } else { context.times.poll.metadata };
@@ -150,7 +151,7 @@ impl Worker {
             waiting: self.is_waiting(spec),
             declines: verdict == Verdict::Decline && spec.enable_sandbox_handoff,
             refused: is_refused,
-            attachment: self.attachment(&inputs, lock, seen.container),
+            attachment: self.attachment(&inputs, &presence, lock, seen.container),
             due: self.due(unprobed.is_some(), seen),
             deferred: self.retry.deferred(now),
         };

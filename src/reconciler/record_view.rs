@@ -26,6 +26,8 @@ pub(super) struct RecordView {
     /// The last valid metadata.
     found: Option<FoundMetadata>,
     spec_sha256: String,
+    /// The placement whose session was waiting when the metadata was last read: its own write is in there, or a later one.
+    placed: Option<u64>,
     fault: Option<MetadataFault>,
     /// The status of invalid metadata says what is wrong with it.
     is_fault_reported: bool,
@@ -51,6 +53,7 @@ impl RecordView {
         Self {
             found: None,
             spec_sha256: String::new(),
+            placed: None,
             fault: None,
             is_fault_reported: false,
             due: now,
@@ -59,7 +62,17 @@ impl RecordView {
     }
 
     /// Takes in the result of a read. Metadata that is missing is forgotten unless this instance holds the lease.
-    pub(super) fn note_read(&mut self, id: &SandboxId, looked: records::Result<Option<MetadataPoll>>, is_held: bool) {
+    /// `placed`: the placement that was waiting before the read was sent.
+    pub(super) fn note_read(
+        &mut self,
+        id: &SandboxId,
+        looked: records::Result<Option<MetadataPoll>>,
+        is_held: bool,
+        placed: Option<u64>,
+    ) {
+        if looked.is_ok() {
+            self.placed = placed;
+        }
         self.fault = match looked {
             Ok(Some(MetadataPoll::Unchanged)) => None,
             Ok(Some(MetadataPoll::Found(found))) => {
@@ -106,6 +119,11 @@ impl RecordView {
     /// What a read that is interested in changes only has to know.
     pub(super) fn known(&self) -> Option<(Version, StoreKind)> {
         self.found.as_ref().map(|found| (found.version.clone(), found.place))
+    }
+
+    /// The metadata were read since this placement was written.
+    pub(super) fn is_newer_than(&self, placed: u64) -> bool {
+        self.placed == Some(placed)
     }
 
     pub(super) fn spec_sha256(&self) -> &str {

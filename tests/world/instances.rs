@@ -223,7 +223,9 @@ impl Instance {
             spec.claim = Some(Claimed { instance: me.clone(), kind });
         })
         .await;
-        self.visit(id)
+        let visit = self.visit(id);
+        self.bus.placed(id);
+        visit
     }
 
     /// A session that is here for a sandbox, and wants nothing of it that is not wanted already.

@@ -299,3 +299,49 @@ async fn a_withdrawal_without_metadata_is_repeated_until_the_store_takes_it() {
     one.stop().await;
     two.stop().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_session_is_told_when_another_took_precedence_before_its_own_placement_was_seen() {
+    let world = World::new();
+    let (one, two, three) = (world.instance(), world.instance(), world.instance());
+    let mut first = one.create(movable).await;
+    first.until_running().await;
+    let id = first.id.clone();
+    // Attached and about to write, as a session is: its reconciler sees what was placed before.
+    let mut second = two.visit(&id);
+    world.after(1).await;
+    let mut third = three.attach(&id).await;
+    third.until_running().await;
+    two.bus.placed(&id);
+    let began = world.clock.now();
+    second.until(|passing| is_failed(passing, "Superseded")).await;
+    assert!(world.clock.now() - began <= Duration::from_secs(1));
+    assert_eq!(three.container(&id), Container::Running);
+    for instance in [one, two, three] {
+        instance.stop().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_has_not_placed_the_sandbox_yet_is_not_refused_because_another_has() {
+    let world = World::new();
+    let (one, two) = (world.instance(), world.instance());
+    let mut first = one.create(movable).await;
+    first.until_running().await;
+    let id = first.id.clone();
+    let mut moved = two.attach(&id).await;
+    moved.until_running().await;
+    drop(first);
+    let mut back = one.attach(&id).await;
+    back.until_running().await;
+    drop(moved);
+    // Its predecessor here has placed it and had it; this one has only come.
+    let mut slow = two.visit(&id);
+    world.after(20).await;
+    two.edit(&id, |spec| spec.placement = Some(two.tools.who.me.clone())).await;
+    two.bus.placed(&id);
+    let told = slow.until_running().await;
+    assert!(!told.iter().any(|passing| matches!(passing, LifecycleEvent::Failed { .. })), "{told:?}");
+    one.stop().await;
+    two.stop().await;
+}

@@ -132,7 +132,7 @@ async fn attach_session(api: Arc<Api>, writer: EventWriter, id: SandboxId, found
         Some(link) => session.execs.open(link, &mut *session.client),
         None => session.send_restoring(),
     }
-    session.api.bus.wake(&id);
+    session.api.bus.placed(&id);
     Some(session)
 }
 

@@ -197,7 +197,7 @@ async fn create_session(
             api.known_tokens.remember(&spec.sandbox_id, &spec.token_sha256);
         }
         tracing::info!("sandbox requested");
-        api.bus.wake(&spec.sandbox_id);
+        api.bus.placed(&spec.sandbox_id);
         let dialect = admitted.client().dialect();
         let mut status_machine = StatusMachine::new(OpenStage::Creating, dialect);
         status_machine.apply_spec(&spec, dialect);

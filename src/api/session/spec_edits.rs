@@ -137,7 +137,11 @@ impl Session {
                 }
                 None => api.records.edit(&id, &change).await,
             };
-            api.bus.wake(&id);
+            if matches!(purpose, EditPurpose::Attach) && edited.is_ok() {
+                api.bus.placed(&id);
+            } else {
+                api.bus.wake(&id);
+            }
             StoreResult::Edited(purpose, edited.map(|spec| spec.map(Box::new)))
         }));
     }

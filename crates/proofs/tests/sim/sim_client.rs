@@ -100,7 +100,7 @@ async fn begin(process: &SimProcess, id: &SandboxId) -> Result<(), Answer> {
     };
     match process.tools.records.edit(id, &change).await {
         Ok(Some(spec)) if spec.desired_state != DesiredState::Deleted => {
-            process.tools.bus.wake(id);
+            process.tools.bus.placed(id);
             Ok(())
         }
         Ok(_) => Err(Answer::NotFound),
