@@ -63,16 +63,16 @@ pub enum SimMistake {
 
 /// With a seed that finds it; others are tried when that one does not.
 pub const MISTAKES: [(SimMistake, u64); 22] = [
-    (SimMistake::TakeoverBelowHold, 12),
+    (SimMistake::TakeoverBelowHold, 5),
     (SimMistake::HoldAboveTakeover, 20),
-    (SimMistake::DeadlineFromAnswer, 105),
+    (SimMistake::DeadlineFromAnswer, 162),
     (SimMistake::NoFence, 5),
     (SimMistake::GuardHangsToo, 111),
-    (SimMistake::ContainersSurvive, 46),
+    (SimMistake::ContainersSurvive, 11),
     (SimMistake::RunsAfterRelease, 3),
     (SimMistake::PauseLies, 0),
     (SimMistake::RemoveLies, 3),
-    (SimMistake::CountedNonces, 202),
+    (SimMistake::CountedNonces, 144),
     (SimMistake::NoConditions, 1),
     (SimMistake::CachedReads, 1),
     (SimMistake::NoWaiterPriority, 1),
@@ -82,7 +82,7 @@ pub const MISTAKES: [(SimMistake, u64); 22] = [
     (SimMistake::UploadsNothing, 0),
     (SimMistake::WrongReplay, 0),
     (SimMistake::NoRest, 1),
-    (SimMistake::WildClocks, 6),
+    (SimMistake::WildClocks, 8),
     (SimMistake::AskingPreempts, 0),
     (SimMistake::DeclineUnseen, 0),
 ];
