@@ -24,6 +24,7 @@ pub async fn live(world: Arc<World>, source: SandboxId, id: SandboxId, rng: Rng)
     oracle.note(format!("{at} copies {} as {}: {forked:?}", short(&source), short(&id)));
     if forked.is_ok() {
         world.shared.faults.tally.count(ScenarioKind::Fork);
+        oracle.copied(&id);
         world.copied(&id);
         sim_client::live(world.clone(), id, "k".to_owned(), rng).await;
     }

@@ -60,6 +60,8 @@ struct SandboxHistory {
     ever_ran: bool,
     ran_before: bool,
     may_be_purged: bool,
+    /// Of a copy: whoever asked for it was told that it exists.
+    is_told: bool,
     /// Somebody has deleted its metadata.
     unnamed_since: Option<Instant>,
     ends_idle: bool,
@@ -198,6 +200,11 @@ impl Oracle {
             .unwrap()
             .histories
             .insert(id.clone(), SandboxHistory { ends_idle, ..SandboxHistory::default() });
+    }
+
+    /// A copy was made, and whoever asked for it knows.
+    pub fn copied(&self, id: &SandboxId) {
+        self.told.lock().unwrap().histories.entry(id.clone()).or_default().is_told = true;
     }
 
     /// [No tight loops] A call leaves an instance.

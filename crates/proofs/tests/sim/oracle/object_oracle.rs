@@ -35,6 +35,9 @@ impl Oracle {
         if key.contains("/pins/") {
             return;
         }
+        if told.is_taken_back(key) {
+            return;
+        }
         let id = layout::sandbox_of(key).or_else(|| sandbox_of_checkpoint(key));
         let history = id.and_then(|id| told.histories.get(&id));
         // A lock that an operator deletes while its holder works says what it said.
@@ -122,6 +125,18 @@ impl Oracle {
 }
 
 impl StatusHistory {
+    /// Whether this belongs to a copy that could not be made: nobody was told of it, and nobody ever acquired it.
+    fn is_taken_back(&mut self, key: &str) -> bool {
+        let history = layout::sandbox_of(key).and_then(|id| self.histories.get_mut(&id));
+        let Some(history) = history.filter(|history| !history.is_told && history.owners.is_empty()) else {
+            return false;
+        };
+        if lock_of(key).is_some() {
+            history.lock = None;
+        }
+        true
+    }
+
     /// The copy whose lock names the checkpoint that a key is part of.
     fn needed_by_copy(&self, key: &str) -> Option<String> {
         let checkpoint = layout::checkpoint_of(key)?;
