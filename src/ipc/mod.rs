@@ -39,7 +39,7 @@ use crate::{
 };
 
 /// Halves of different builds refuse each other: both come from one image.
-const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "/4");
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "/5");
 
 /// Maximum message size: a small object in base64, and its envelope.
 const MAX_MESSAGE: usize = 2 << 20;

@@ -151,7 +151,7 @@ impl Arrival<'_> {
             return Err(PortRefusal::NotFound);
         }
         self.has_asked = true;
-        api.bus.wake(id);
+        api.bus.placed(id);
         Ok(())
     }
 
