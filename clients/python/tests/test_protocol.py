@@ -38,6 +38,7 @@ REQUESTS: dict[str, Any] = {
         from_checkpoint=CHECKPOINT,
         source_token="t0ken",
     ),
+    "config_network": requests.config(network={"egress": ["example.org:443", "*.example.net", "203.0.113.0/24:5432"]}),
     "config_never_idle": requests.config(idle_timeout=None),
     "config_persistent": requests.config(persistent=True),
     "config_persistent_auto": requests.config(persistent="auto"),
@@ -118,6 +119,7 @@ def test_every_event_is_parsed(name: str) -> None:
     fixture = fixtures("events")[name]
     event = protocol.parse(json.dumps({**fixture, "later": {"field": 1}}))
     expected: dict[str, protocol.Event] = {
+        "egress_denied": protocol.EgressDenied("example.org", 443, "policy"),
         "error": protocol.ErrorText("Cannot checkpoint while an execution is in progress."),
         "forked": protocol.Forked((protocol.Identity("sandbox-1c9f5a52-6f0e-4b1c-8d3e-0123456789ab", "0ther"),)),
         "hello": protocol.Hello(1, 1048576, 1024, "inst-00112233445566778899aabbccddeeff"),

@@ -1,7 +1,7 @@
 /** What a handshake needs. Node and browsers each implement it. */
 
 import { ConnectionError } from "./errors.js";
-import type { Identity, Update } from "./protocol.js";
+import type { EgressDenied, Identity, Update } from "./protocol.js";
 import type { RetryPolicy } from "./retry_policy.js";
 import type { Rollback } from "./rollback.js";
 
@@ -30,6 +30,8 @@ export interface Connection {
   onStatus?: (update: Update) => void;
   /** Called when the sandbox was restored from an older checkpoint; without it `console.warn` is. */
   onRollback?: (rollback: Rollback) => void;
+  /** Called when the network policy of the sandbox refused a connection; without it `console.warn` is. */
+  onEgressDenied?: (denied: EgressDenied) => void;
 }
 
 /** The part of a WebSocket that the client needs. */

@@ -32,7 +32,7 @@ export type { FileEntry } from "./file_results.js";
 export type { FileOptions, Source } from "./files.js";
 export type { KillOptions, ListOptions, SandboxSummary } from "./http_api.js";
 export { Port } from "./ports.js";
-export type { ExecView, Progress, Status, Update } from "./protocol.js";
+export type { EgressDenied, ExecView, Progress, Status, Update } from "./protocol.js";
 export { Place, SandboxRef, type View } from "./reference.js";
 export type { Config, Limits, Offsets } from "./requests.js";
 export { Result } from "./result.js";

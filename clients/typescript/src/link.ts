@@ -13,7 +13,7 @@ import { type Connection, Cookies, type HeaderSource, normalizeUrl, platform } f
 import { AuthError, BatonError, ConnectionError, EndedError, TimeoutError, describe } from "./errors.js";
 import type { Exec } from "./exec.js";
 import { Notifier } from "./notifier.js";
-import type { Identity } from "./protocol.js";
+import type { EgressDenied, Identity } from "./protocol.js";
 import type { Request } from "./requests.js";
 import type { RetryPolicy } from "./retry_policy.js";
 import { type Rollback, report } from "./rollback.js";
@@ -113,6 +113,13 @@ export class Link {
     this.state.rollbacks.push(rollback);
     this.state.isRollingBack = true;
     report(rollback, this.settings.onRollback);
+  }
+
+  egressDenied(denied: EgressDenied): void {
+    const { host, port, reason } = denied;
+    const where = port === undefined ? host : `${host}:${port}`;
+    const warn = () => console.warn(`baton-sandbox: the sandbox may not reach ${where} (${reason})`);
+    (this.settings.onEgressDenied ?? warn)(denied);
   }
 
   /** Ends at once, without telling the server. */

@@ -106,6 +106,15 @@ export interface Identity {
   persistent?: boolean;
 }
 
+/** The network policy of the sandbox does not allow a connection, or a name. Only a few of many are reported. */
+export interface EgressDenied {
+  host: string;
+  /** Left out if a program only asked for the name. */
+  port?: number;
+  /** `"policy"` of the sandbox, `"ceiling"` of the server, or what the address is, such as `"private"`. */
+  reason: string;
+}
+
 export type Event =
   | Update
   | ({ event: "sandbox_id" } & Identity)
@@ -116,6 +125,7 @@ export type Event =
   | { event: "output_gap"; execId: string; stream: Output; from: number; to: number }
   | { event: "output_rewound"; execId: string; stream: Output; to: number }
   | { event: "rolled_back"; checkpointId: string; ageMs: number }
+  | ({ event: "egress_denied" } & EgressDenied)
   /** The new idle timeout in seconds; `null` for never. */
   | { event: "idle_timeout"; idleTimeout: number | null }
   | { event: "forked"; sandboxes: Identity[] };
@@ -168,6 +178,7 @@ const CHECKS: Record<Event["event"], Check> = {
   output_gap: object({ execId: text, stream: output, from: number, to: number }),
   output_rewound: object({ execId: text, stream: output, to: number }),
   rolled_back: object({ checkpointId: text, ageMs: number }),
+  egress_denied: object({ host: text, reason: text }, { port: number }),
   idle_timeout: object({ idleTimeout: (value) => value === null || number(value) }),
   forked: object({ sandboxes: list(identity) }),
 };

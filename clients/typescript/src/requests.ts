@@ -37,6 +37,11 @@ export interface Config extends Limits {
   idleTimeoutMs?: number | null;
   /** How long it lives at most. */
   ttlMs?: number;
+  /**
+   * Where its programs may connect to: `"none"`, `"any"`, or destinations such as `"index.example.org:443"`, `"*.example.net"` or
+   * `"203.0.113.0/24:5432"`. By default the server chooses.
+   */
+  egress?: "none" | "any" | readonly string[];
   /** Environment variables of all its commands. */
   env?: Record<string, string>;
   /** The directory in which its commands start. */
@@ -71,6 +76,7 @@ export function config(wanted: Omit<Config, "persistent"> & { persistent?: boole
     on_incompatible: wanted.onIncompatible,
     from_checkpoint: wanted.fromCheckpoint,
     source_token: wanted.sourceToken,
+    network: given({ egress: wanted.egress }),
     limits: { ...wanted.limits, ...given({ memory, cpus, pids, disk, files }) },
   });
   const flags = {

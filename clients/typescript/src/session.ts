@@ -145,6 +145,9 @@ export class Session {
       case "rolled_back":
         this.#link.rolledBack({ checkpointId: event.checkpointId, ageMs: event.ageMs });
         break;
+      case "egress_denied":
+        this.#link.egressDenied(event);
+        break;
       // In `baton.v1` output is binary.
       case "stdout":
       case "stderr":

@@ -35,6 +35,7 @@ const REQUESTS: Record<string, requests.Request> = {
     fromCheckpoint: CHECKPOINT,
     sourceToken: "t0ken",
   }),
+  config_network: requests.config({ egress: ["example.org:443", "*.example.net", "203.0.113.0/24:5432"] }),
   config_never_idle: requests.config({ idleTimeoutMs: null }),
   config_persistent: requests.config({ persistent: true }),
   config_persistent_auto: requests.config({ persistent: "auto" }),

@@ -28,7 +28,7 @@ from .file_results import FileEntry
 from .http_api import SandboxSummary
 from .options import Connection, Limits
 from .ports import Port, PortConnection
-from .protocol import ExecView, Progress, Status, Update
+from .protocol import EgressDenied, ExecView, Progress, Status, Update
 from .reference import SandboxRef, View
 from .result import Result
 from .rollback import Rollback, RolledBackWarning
@@ -48,6 +48,7 @@ __all__ = [
     "Connection",
     "ConnectionError",
     "CreationError",
+    "EgressDenied",
     "EndedError",
     "ExecFailedError",
     "ExecLostError",

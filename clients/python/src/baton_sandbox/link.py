@@ -20,7 +20,7 @@ from .connect import Cookies, normalize_url, open_socket
 from .errors import BatonError, ConnectionError, EndedError, TimeoutError, describe
 from .exec import Exec
 from .options import Connection
-from .protocol import Identity, RolledBack
+from .protocol import EgressDenied, Identity, RolledBack
 from .requests import Request
 from .retry_policy import RetryPolicy, lost
 from .session import Session
@@ -97,6 +97,13 @@ class Link:
         self.state.rollbacks.append(found)
         self.state.is_rolling_back = True
         rollback.report(found, self.options.on_rollback)
+
+    def egress_denied(self, event: EgressDenied) -> None:
+        if self.options.on_egress_denied is not None:
+            self.options.on_egress_denied(event)
+        else:
+            port = "" if event.port is None else f":{event.port}"
+            _log.warning("the sandbox may not reach %s%s (%s)", event.host, port, event.reason)
 
     async def stop(self) -> None:
         if self._task is not None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Mapping, Optional, TypedDict, Union
 
 from .auth import Auth
-from .protocol import Update
+from .protocol import EgressDenied, Update
 from .rollback import Rollback
 
 #: Bytes or text for the stdin of a command.
@@ -51,6 +51,8 @@ class Connection:
     on_status: Optional[Callable[[Update], Any]] = None
     #: Called when the sandbox was restored from an older checkpoint; without it a ``RolledBackWarning`` is issued.
     on_rollback: Optional[Callable[[Rollback], Any]] = None
+    #: Called when the network policy of the sandbox refused a connection; without it a warning is logged.
+    on_egress_denied: Optional[Callable[[EgressDenied], Any]] = None
 
 
 class ConnectionOptions(TypedDict, total=False):
@@ -66,6 +68,7 @@ class ConnectionOptions(TypedDict, total=False):
     silence: float
     on_status: Optional[Callable[[Update], Any]]
     on_rollback: Optional[Callable[[Rollback], Any]]
+    on_egress_denied: Optional[Callable[[EgressDenied], Any]]
 
 
 class RunCodeOptions(TypedDict, total=False):

@@ -176,6 +176,17 @@ class RolledBack:
 
 
 @dataclass(frozen=True)
+class EgressDenied:
+    """The network policy of the sandbox does not allow a connection, or a name. Only a few of many are reported."""
+
+    host: str
+    #: ``None`` if a program only asked for the name.
+    port: Optional[int]
+    #: ``"policy"`` of the sandbox, ``"ceiling"`` of the server, or what the address is, such as ``"private"``.
+    reason: str
+
+
+@dataclass(frozen=True)
 class IdleTimeout:
     """The new idle timeout in seconds; ``None`` for never."""
 
@@ -187,7 +198,7 @@ class Forked:
     sandboxes: Sequence[Identity]
 
 
-Event = Union[Update, Identity, ErrorText, TextOutput, Hello, StdinAck, OutputGap, OutputRewound, RolledBack, IdleTimeout, Forked]
+Event = Union[Update, Identity, ErrorText, TextOutput, Hello, StdinAck, OutputGap, OutputRewound, RolledBack, EgressDenied, IdleTimeout, Forked]
 
 
 def parse(text: Union[str, bytes]) -> Optional[Event]:
@@ -249,6 +260,7 @@ _READERS: dict[str, Callable[[dict[str, Any]], Event]] = {
     "output_gap": lambda f: OutputGap(f["exec_id"], f["stream"], f["from"], f["to"]),
     "output_rewound": lambda f: OutputRewound(f["exec_id"], f["stream"], f["to"]),
     "rolled_back": lambda f: RolledBack(f["checkpoint_id"], f["age_ms"]),
+    "egress_denied": lambda f: EgressDenied(f["host"], f.get("port"), f["reason"]),
     "idle_timeout": lambda f: IdleTimeout(f["idle_timeout"]),
     "forked": lambda f: Forked(tuple(_identity(copy) for copy in f["sandboxes"])),
 }

@@ -57,6 +57,7 @@ class Sandbox(Files, Ports, Unattached):
         pids: Optional[int] = None,
         disk: Union[int, str, None] = None,
         files: Optional[int] = None,
+        egress: Union[str, Sequence[str], None] = None,
         env: Optional[Mapping[str, str]] = None,
         cwd: Optional[str] = None,
         labels: Optional[Mapping[str, str]] = None,
@@ -85,6 +86,8 @@ class Sandbox(Files, Ports, Unattached):
         :param pids: limit of its processes and threads.
         :param disk: limit of what it writes to files: bytes, or a text such as ``"1GiB"``.
         :param files: limit of the open files of one process.
+        :param egress: where its programs may connect to: ``"none"``, ``"any"``, or destinations such as
+            ``["index.example.org:443", "*.example.net", "203.0.113.0/24:5432"]``. By default the server chooses.
         :param env: environment variables of all its commands.
         :param cwd: the directory in which its commands start.
         :param labels: names and values by which it can be found on the server.
@@ -112,6 +115,7 @@ class Sandbox(Files, Ports, Unattached):
             on_incompatible=on_incompatible,
             from_checkpoint=from_checkpoint,
             source_token=source_token,
+            network={} if egress is None else {"egress": egress if isinstance(egress, str) else list(egress)},
             limits={**(limits or {}), **{name: value for name, value in single.items() if value is not None}},
         )
         return await cls._open(url, None, config, replace(connection or Connection(), **options), not keep)

@@ -16,6 +16,7 @@ from .connect import Socket
 from .errors import EndedError, ExecLostError, ProtocolError, RefusedError, from_update
 from .exec import REQUESTED, Exec
 from .protocol import (
+    EgressDenied,
     ErrorText,
     ExecView,
     Forked,
@@ -135,6 +136,8 @@ class Session:
             self._state.idle_timeout_changed(event)
         elif isinstance(event, RolledBack):
             self._link.rolled_back(event)
+        elif isinstance(event, EgressDenied):
+            self._link.egress_denied(event)
         elif isinstance(event, (StdinAck, OutputGap, OutputRewound)):
             exec = self._link.execs.get(event.exec_id)
             if exec is None:
