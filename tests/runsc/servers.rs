@@ -55,13 +55,14 @@ pub struct Machine {
     pub directory: tempfile::TempDir,
     pub shared: Shared,
     shape: Shape,
+    /// The words before those of a server.
+    launcher: Vec<String>,
     _permit: Permit,
 }
 
 impl Machine {
     pub async fn with_a_directory() -> Self {
-        let machine =
-            Self { _permit: permit().await, directory: directory(), shared: Shared::Directory, shape: Shape::usual() };
+        let machine = Self::with(Shared::Directory, permit().await);
         std::fs::create_dir(machine.data()).unwrap();
         machine
     }
@@ -70,7 +71,17 @@ impl Machine {
     pub async fn with_a_bucket() -> Self {
         let options = FakeGcsOptions { latency: Duration::from_millis(30), ..FakeGcsOptions::default() };
         let bucket = FakeGcs::start(SocketAddr::from(([127, 0, 0, 1], 0)), options).await.unwrap();
-        Self { _permit: permit().await, directory: directory(), shared: Shared::Bucket(bucket), shape: Shape::usual() }
+        Self::with(Shared::Bucket(bucket), permit().await)
+    }
+
+    fn with(shared: Shared, permit: Permit) -> Self {
+        Self { _permit: permit, directory: directory(), shared, shape: Shape::usual(), launcher: vec![] }
+    }
+
+    /// With servers that are started by other programs, which become them.
+    pub fn launched_by(mut self, launcher: Vec<String>) -> Self {
+        self.launcher = launcher;
+        self
     }
 
     /// With servers of two processes each.
@@ -124,7 +135,8 @@ impl Machine {
         let log = self.directory.path().join(format!("{name}.log"));
         let skip = std::fs::metadata(&log).map_or(0, |file| file.len());
         let settings = settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        let plan = Plan { state: self.directory.path().join(name), log, settings, shared: self.place() };
+        let (state, launcher) = (self.directory.path().join(name), self.launcher.clone());
+        let plan = Plan { state, log, settings, shared: self.place(), launcher };
         let user = if self.shape == Shape::Halves { self.open_to_nobody() } else { None };
         let (back, child) = match self.shape {
             Shape::One => (None, plan.spawn("serve", None)),
@@ -202,6 +214,7 @@ struct Plan {
     log: PathBuf,
     settings: Vec<(String, String)>,
     shared: Vec<(&'static str, String)>,
+    launcher: Vec<String>,
 }
 
 impl Plan {
@@ -214,18 +227,29 @@ impl Plan {
         let file = std::fs::File::options().create(true).append(true).open(&self.log).unwrap();
         let copy = self.state.with_file_name("baton");
         let program = if user.is_some() { copy } else { PathBuf::from(env!("CARGO_BIN_EXE_baton")) };
-        let mut command = Command::new("setpriv");
+        let mut words = self.launcher.clone();
         match (verb, user) {
             ("api", Some(user)) => {
-                command.arg(format!("--reuid={user}")).arg(format!("--regid={user}")).arg("--clear-groups");
-                command.args(["--inh-caps=-all", "--bounding-set=-all", "--no-new-privs"]).arg(program);
+                words.extend(["setpriv".into(), format!("--reuid={user}"), format!("--regid={user}")]);
+                words.extend(["--clear-groups", "--inh-caps=-all", "--bounding-set=-all"].map(str::to_owned));
+                words.push("--no-new-privs".into());
             }
             ("reconciler", _) => {
-                command.arg("--inh-caps=-all").arg(format!("--bounding-set={}", only(&capabilities()))).arg(program);
+                let kept = format!("--bounding-set={}", only(&capabilities()));
+                words.extend(["setpriv".into(), "--inh-caps=-all".into(), kept]);
             }
-            _ => command = Command::new(program),
+            _ => {}
         }
-        command.arg(verb).stdin(Stdio::null()).stdout(Stdio::null()).stderr(file).kill_on_drop(true).env_clear();
+        words.push(program.to_str().unwrap().to_owned());
+        let mut command = Command::new(&words[0]);
+        command
+            .args(&words[1..])
+            .arg(verb)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(file)
+            .kill_on_drop(true)
+            .env_clear();
         command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
         command.env("BATON_LISTEN", "127.0.0.1:0").env("BATON_LOG", "baton=debug,info");
         command.env("BATON_ADMIN_LISTEN", "127.0.0.1:0").env("BATON_SOCKET_DIR", self.sockets());
