@@ -78,10 +78,10 @@ enum Ended {
 }
 
 impl EgressConnection {
-    /// Establishes the connection and relays until it ends. `may_open`: the limits allow one more.
-    pub async fn run(mut self, end: AgentEnd, may_open: bool) {
+    /// Establishes the connection, unless it is `refused` for a reason, and relays until it ends.
+    pub async fn run(mut self, end: AgentEnd, refused: Option<&'static str>) {
         let (number, frames, traffic) = (end.number, end.frames.clone(), end.traffic.clone());
-        let (ended, is_over) = self.serve(end, may_open).await;
+        let (ended, is_over) = self.serve(end, refused).await;
         self.report(&ended, &traffic);
         if !is_over {
             let _ = frames.send(Frame::new(FrameKind::ConnectionReset).exec(number)).await;
@@ -89,9 +89,9 @@ impl EgressConnection {
     }
 
     /// Also returns whether the agent knows that the connection is over.
-    async fn serve(&mut self, end: AgentEnd, may_open: bool) -> (Ended, bool) {
-        if !may_open {
-            return (Ended::Limited("too many connections"), false);
+    async fn serve(&mut self, end: AgentEnd, refused: Option<&'static str>) -> (Ended, bool) {
+        if let Some(why) = refused {
+            return (Ended::Limited(why), false);
         }
         let mut fate = self.fate.clone();
         let stream = tokio::select! {

@@ -8,7 +8,7 @@ use std::{
     fmt,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -48,6 +48,9 @@ const MAX_QUERIES: usize = 256;
 /// Time for an answer of the agent.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Time for the agent to reset the connections of a sandbox that leaves.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// The frames of the network, between the channel of a container and its connections.
 #[derive(Debug)]
 pub struct NetworkLink {
@@ -66,8 +69,17 @@ impl NetworkLink {
 
 /// What is asked of the table.
 enum Request {
-    Connect { port: u16, answer: oneshot::Sender<Result<DuplexStream, PortError>> },
-    List { answer: oneshot::Sender<Vec<u16>> },
+    Connect {
+        port: u16,
+        answer: oneshot::Sender<Result<DuplexStream, PortError>>,
+    },
+    List {
+        answer: oneshot::Sender<Vec<u16>>,
+    },
+    /// Reset the connections to the outside; answered when the agent has done it.
+    Leave {
+        answer: oneshot::Sender<Vec<u16>>,
+    },
 }
 
 /// The connections of one container. Dropping this resets all of them.
@@ -75,6 +87,7 @@ pub struct SandboxConnections {
     requests: mpsc::Sender<Request>,
     policy: watch::Sender<Egress>,
     traffic: Arc<SandboxTraffic>,
+    is_leaving: Arc<AtomicBool>,
 }
 
 impl fmt::Debug for SandboxConnections {
@@ -102,6 +115,7 @@ impl SandboxConnections {
         let (policy, policy_seen) = watch::channel(egress.clone());
         let traffic = SandboxTraffic::new(context.clock.clone(), context.metrics.clone(), context.settings.limits);
         let (ended, ends) = mpsc::unbounded_channel();
+        let is_leaving = Arc::new(AtomicBool::new(false));
         let shared = Shared {
             id: id.clone(),
             context: context.clone(),
@@ -119,9 +133,10 @@ impl SandboxConnections {
             queries: Arc::new(Semaphore::new(MAX_QUERIES)),
             listings: Vec::new(),
             next_port: 0,
+            is_leaving: is_leaving.clone(),
         };
         tasks.spawn(table.run(link.from_agent, received, ends));
-        Self { requests, policy, traffic }
+        Self { requests, policy, traffic, is_leaving }
     }
 
     /// Applies a policy to new connections, and ends those that it does not allow any more.
@@ -131,6 +146,22 @@ impl SandboxConnections {
             current.clone_from(egress);
             is_other
         });
+    }
+
+    /// Resets the connections to the outside, and refuses new ones until [`Self::stay`]. In a restored sandbox the
+    /// kernel would end them, and a program would take the part of an answer that it has for the whole.
+    pub async fn leave(&self) {
+        self.is_leaving.store(true, Ordering::Relaxed);
+        let (answer, answered) = oneshot::channel();
+        let asked = self.ask(Request::Leave { answer }, answered);
+        if !matches!(self.traffic.clock().timeout(LEAVE_TIMEOUT, asked).await, Ok(Ok(_))) {
+            tracing::debug!("the agent did not say that it has reset the connections");
+        }
+    }
+
+    /// Takes new connections again.
+    pub fn stay(&self) {
+        self.is_leaving.store(false, Ordering::Relaxed);
     }
 
     pub async fn connect(&self, port: u16) -> Result<DuplexStream, PortError> {
@@ -214,6 +245,7 @@ struct Table {
     /// Who waits for the list of ports.
     listings: Vec<oneshot::Sender<Vec<u16>>>,
     next_port: u32,
+    is_leaving: Arc<AtomicBool>,
 }
 
 impl Table {
@@ -306,8 +338,7 @@ impl Table {
         };
         let Some(destination) = destination else { return };
         let target = Arc::new(DialTarget::new(destination, dial.port));
-        let may_open =
-            self.has_room() && !self.shared.traffic.is_used_up() && self.opens.take(self.shared.context.clock.now());
+        let refused = self.refused();
         let traffic = Traffic::new(&self.shared.context.clock, Some(self.shared.traffic.clone()));
         let (end, fate) = self.add(frame.exec, frame.offset, Some(target.clone()), traffic);
         let connection = EgressConnection {
@@ -321,13 +352,39 @@ impl Table {
         let ended = self.shared.ended.clone();
         self.shared.tasks.spawn(async move {
             let number = end.number;
-            connection.run(end, may_open).await;
+            connection.run(end, refused).await;
             let _ = ended.send(number);
         });
     }
 
-    fn has_room(&self) -> bool {
-        self.open.len() < self.shared.context.settings.limits.connections as usize
+    /// Why no connection may be opened now, whatever the destination.
+    fn refused(&mut self) -> Option<&'static str> {
+        if self.is_leaving.load(Ordering::Relaxed) {
+            return Some("the sandbox leaves this instance");
+        }
+        let has_room = self.open.len() < self.shared.context.settings.limits.connections as usize;
+        let may_open =
+            has_room && !self.shared.traffic.is_used_up() && self.opens.take(self.shared.context.clock.now());
+        (!may_open).then_some("too many connections")
+    }
+
+    fn leave(&mut self, answer: oneshot::Sender<Vec<u16>>) {
+        // Dropping the entries ends their tasks, which say nothing to the agent.
+        let numbers: Vec<u32> =
+            self.open.extract_if(.., |_, entry| entry.target.is_some()).map(|(number, _)| number).collect();
+        if numbers.is_empty() {
+            let _ = answer.send(Vec::new());
+            return;
+        }
+        self.listings.push(answer);
+        let to_agent = self.shared.to_agent.clone();
+        self.shared.tasks.spawn(async move {
+            for number in numbers {
+                let _ = to_agent.send(Frame::new(FrameKind::ConnectionReset).exec(number)).await;
+            }
+            // The agent handles frames in order: its answer comes after the resets.
+            let _ = to_agent.send(Frame::new(FrameKind::ListPorts)).await;
+        });
     }
 
     /// Enters a connection into the table. Returns what its task needs.
@@ -371,6 +428,7 @@ impl Table {
                 let to_agent = self.shared.to_agent.clone();
                 self.shared.tasks.spawn(async move { to_agent.send(Frame::new(FrameKind::ListPorts)).await });
             }
+            Request::Leave { answer } => self.leave(answer),
             Request::Connect { answer, .. } if self.open.len() >= MAX_CONNECTIONS => {
                 let _ = answer.send(Err(PortError::Busy));
             }

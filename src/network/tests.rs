@@ -408,3 +408,29 @@ async fn when_the_container_ends_its_connections_do() {
     assert!(soon(peer.read(&mut [0; 8])).await.is_err(), "its peer is told that it broke");
     assert_eq!(connections.connect(80).await.unwrap_err(), PortError::NotRunning);
 }
+
+#[tokio::test]
+async fn a_sandbox_that_leaves_loses_its_connections_before_it_is_paused_and_may_stay_after_all() {
+    let (listener, address) = listener().await;
+    let mut sandbox = Sandbox::new("any", &[address], limits());
+    sandbox.dial(1, address, 1).await;
+    let (mut peer, _) = soon(listener.accept()).await.unwrap();
+    sandbox.expect(1, FrameKind::Connected).await;
+    let Sandbox { connections, to_agent, from_agent, .. } = &mut sandbox;
+    let agent = async {
+        let reset = to_agent.recv().await.unwrap();
+        assert_eq!((reset.exec, reset.kind), (1, FrameKind::ConnectionReset));
+        // What is under way for it is ignored, and it is over outside too.
+        from_agent.send(Frame::new(FrameKind::ConnectionOutput).exec(1).payload(b"late")).await.unwrap();
+        assert!(peer.read(&mut [0; 8]).await.is_err());
+        assert_eq!(to_agent.recv().await.unwrap().kind, FrameKind::ListPorts);
+        let payload = serde_json::to_vec(&ListeningPorts { ports: vec![] }).unwrap();
+        from_agent.send(Frame::new(FrameKind::Ports).payload(payload)).await.unwrap();
+    };
+    soon(async { tokio::join!(connections.leave(), agent) }).await;
+    sandbox.dial(2, address, 1).await;
+    sandbox.expect(2, FrameKind::ConnectionReset).await;
+    sandbox.connections.stay();
+    sandbox.dial(3, address, 1).await;
+    sandbox.expect(3, FrameKind::Connected).await;
+}

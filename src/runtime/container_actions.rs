@@ -282,6 +282,9 @@ async fn ask(
 
 pub(super) async fn resume(context: &RuntimeContext, slot: &Slot) -> Result<()> {
     let live = slot.live().filter(|live| !live.has_ended()).ok_or(Error::NotIn("here"))?;
+    if let Some(connections) = &live.connections {
+        connections.stay();
+    }
     if live.is_fenced() {
         let deadline = *live.deadline.lock();
         if deadline <= context.clock.now() {

@@ -360,6 +360,13 @@ impl Lifecycle for Containers {
         let slot = self.known(id).ok_or(Error::NotIn("here"))?;
         container_actions::set_egress(&self.context, &slot, egress)
     }
+
+    async fn reset_connections(&self, id: &SandboxId) {
+        let live = self.known(id).and_then(|slot| slot.live()).filter(|live| !live.has_ended());
+        if let Some(connections) = live.as_ref().and_then(|live| live.connections.as_ref()) {
+            connections.leave().await;
+        }
+    }
 }
 
 #[async_trait]

@@ -227,6 +227,8 @@ pub trait Lifecycle: fmt::Debug + Send + Sync + 'static {
     async fn fence(&self, id: &SandboxId) -> Result<()>;
     /// Sets where programs inside may connect to. Ends the connections that are not allowed any more.
     async fn set_egress(&self, id: &SandboxId, egress: &Egress) -> Result<()>;
+    /// Resets the connections of a sandbox that leaves, and refuses new ones until it is resumed. Best effort.
+    async fn reset_connections(&self, id: &SandboxId);
 }
 
 /// Talks to the agent of a running sandbox.

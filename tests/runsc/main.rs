@@ -18,6 +18,7 @@ mod egress_clients;
 mod egress_forbidden;
 mod egress_hostile;
 mod egress_limits;
+mod egress_moves;
 mod egress_streams;
 mod exported_traces;
 mod fake;

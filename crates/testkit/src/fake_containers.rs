@@ -386,6 +386,9 @@ impl Lifecycle for FakeContainers {
             }
         })
     }
+
+    /// There are none.
+    async fn reset_connections(&self, _: &SandboxId) {}
 }
 
 impl AgentLinks for FakeContainers {

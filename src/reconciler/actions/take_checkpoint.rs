@@ -281,6 +281,9 @@ impl ImageJob<'_> {
     ) -> Result<(Head, Duration), Failure> {
         let (clock, lifecycle, id) = (&self.context.clock, &self.context.lifecycle, draft.sandbox_id.clone());
         let began = clock.now();
+        if self.after == After::Paused {
+            lifecycle.reset_connections(&id).await;
+        }
         let (made, paused) = futures::join!(self.image.make(), lifecycle.pause(&id));
         made?;
         paused?;

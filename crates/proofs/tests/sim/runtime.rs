@@ -255,6 +255,10 @@ impl Lifecycle for Runtime {
         self.begin("set_egress").await?;
         self.done(id, "set_egress", self.containers.set_egress(id, egress).await).await
     }
+
+    async fn reset_connections(&self, id: &SandboxId) {
+        self.containers.reset_connections(id).await;
+    }
 }
 
 impl AgentLinks for Runtime {
