@@ -10,7 +10,7 @@ use crate::clock::{Moment, SharedClock};
 /// How many wait to be announced; further ones are only logged and counted.
 const WAITING: usize = 64;
 /// How many of one sandbox are announced within this time.
-const MOST: u32 = 4;
+const MOST: u32 = 8;
 const WITHIN: Duration = Duration::from_secs(1);
 
 /// A name or a connection that was refused.
