@@ -8,6 +8,7 @@ mod basics;
 mod bench_client;
 mod bench_fixture;
 mod bench_moves;
+mod bench_network;
 mod bench_process;
 mod bench_snapshots;
 mod bench_table;
@@ -22,7 +23,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::{bench_fixture::Place, bench_table::Table};
 
-const ROWS: [u32; 17] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17];
+const ROWS: [u32; 19] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19];
 
 fn main() -> Result<()> {
     let rows = wanted()?;
@@ -97,6 +98,9 @@ async fn all(place: &Place, rows: &[u32], table: &mut Table) -> Result<()> {
     }
     if any(&[17]) {
         bench_snapshots::forks(place, table).await.context("row 17")?;
+    }
+    if any(&[18, 19]) {
+        bench_network::measure(place, rows, table).await.context("rows 18 and 19")?;
     }
     Ok(())
 }
