@@ -161,9 +161,9 @@ async fn bytes_pass_in_both_directions_and_each_direction_ends_by_itself() {
 async fn megabytes_pass_within_the_credit_that_was_granted() {
     const TOTAL: usize = 8 << 20;
     let (mut sandbox, mut peer, _) = connected(limits()).await;
-    let sent: Vec<u8> = (0..TOTAL).map(|at| (at * 31 >> 3) as u8).collect();
+    let sent: Vec<u8> = (0..TOTAL).map(|at| ((at * 31) >> 3) as u8).collect();
     let expected = sent.clone();
-    let reader = tokio::spawn(async move {
+    let reader = TaskTracker::new().spawn(async move {
         let mut got = Vec::new();
         peer.read_to_end(&mut got).await.unwrap();
         got == expected
@@ -334,7 +334,7 @@ async fn a_rate_is_kept() {
     let (mut sandbox, mut peer, _) = connected(slow).await;
     let clock: SharedClock = Arc::new(SystemClock);
     let began = clock.now();
-    let reader = tokio::spawn(async move {
+    let reader = TaskTracker::new().spawn(async move {
         let mut got = vec![0; 80_000];
         peer.read_exact(&mut got).await.unwrap();
     });

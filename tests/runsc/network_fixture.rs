@@ -160,9 +160,9 @@ impl NetworkedMachine {
         // Opening a file of /proc/net in a thread of the network shows that network.
         let table = self.inner.within(|| std::fs::read_to_string("/proc/thread-self/net/snmp").unwrap());
         let mut tcp = table.lines().filter_map(|line| line.strip_prefix("Tcp: ")).map(str::split_whitespace);
-        let (mut names, values) = (tcp.next().unwrap(), tcp.next().unwrap());
+        let (mut names, mut values) = (tcp.next().unwrap(), tcp.next().unwrap());
         let at = names.position(|name| name == "ActiveOpens").unwrap();
-        values.skip(at).next().unwrap().parse().unwrap()
+        values.nth(at).unwrap().parse().unwrap()
     }
 }
 
