@@ -8,6 +8,7 @@
 //! module knows frames and sockets; which containers there are and what is in storage is for others to know.
 
 mod address_rules;
+mod connection_registry;
 mod credit_pool;
 mod denials;
 mod egress_connection;
@@ -15,6 +16,7 @@ mod egress_rules;
 mod fate;
 mod name_query;
 mod name_resolver;
+mod open_rate;
 mod port_bytes;
 mod port_connection;
 mod port_link;
