@@ -68,8 +68,9 @@ pub(super) struct ConnectionRegistry {
     opens: OpenRate,
     open: BTreeMap<u32, Entry>,
     queries: Arc<Semaphore>,
-    /// Who waits for the list of ports.
-    listings: Vec<oneshot::Sender<Vec<u16>>>,
+    /// Who waits for the list of ports, by the number of the request for it.
+    listings: BTreeMap<u64, oneshot::Sender<Vec<u16>>>,
+    last_listing: u64,
     next_port: u32,
     /// No new connections to the outside.
     is_leaving: Arc<AtomicBool>,
@@ -83,7 +84,8 @@ impl ConnectionRegistry {
             policy,
             open: BTreeMap::new(),
             queries: Arc::new(Semaphore::new(MAX_QUERIES)),
-            listings: Vec::new(),
+            listings: BTreeMap::new(),
+            last_listing: 0,
             next_port: 0,
             is_leaving,
         }
@@ -138,8 +140,8 @@ impl ConnectionRegistry {
             }
             FrameKind::Ports => {
                 let list = serde_json::from_slice::<ListeningPorts>(&frame.payload).unwrap_or_default();
-                for listing in self.listings.drain(..) {
-                    let _ = listing.send(list.ports.clone());
+                if let Some(listing) = self.listings.remove(&frame.sequence) {
+                    let _ = listing.send(list.ports);
                 }
             }
             kind => {
@@ -217,14 +219,22 @@ impl ConnectionRegistry {
             let _ = answer.send(Vec::new());
             return;
         }
-        self.listings.push(answer);
+        let resets = numbers.into_iter().map(|number| Frame::new(FrameKind::ConnectionReset).exec(number));
+        // The agent handles frames in order: its answer comes after the resets.
+        self.list(answer, resets.collect());
+    }
+
+    /// Asks the agent for the list of ports, after it has handled the frames in `before`.
+    fn list(&mut self, answer: oneshot::Sender<Vec<u16>>, before: Vec<Frame>) {
+        self.listings.retain(|_, listing| !listing.is_closed());
+        self.last_listing += 1;
+        self.listings.insert(self.last_listing, answer);
+        let question = Frame::new(FrameKind::ListPorts).sequence(self.last_listing);
         let to_agent = self.shared.to_agent.clone();
         self.shared.tasks.spawn(async move {
-            for number in numbers {
-                let _ = to_agent.send(Frame::new(FrameKind::ConnectionReset).exec(number)).await;
+            for frame in before.into_iter().chain([question]) {
+                let _ = to_agent.send(frame).await;
             }
-            // The agent handles frames in order: its answer comes after the resets.
-            let _ = to_agent.send(Frame::new(FrameKind::ListPorts)).await;
         });
     }
 
@@ -262,13 +272,7 @@ impl ConnectionRegistry {
 
     fn answer(&mut self, request: NetworkRequest) {
         match request {
-            NetworkRequest::List { answer } => {
-                self.listings.retain(|listing| !listing.is_closed());
-                self.listings.push(answer);
-                // One answer is for all that wait.
-                let to_agent = self.shared.to_agent.clone();
-                self.shared.tasks.spawn(async move { to_agent.send(Frame::new(FrameKind::ListPorts)).await });
-            }
+            NetworkRequest::List { answer } => self.list(answer, Vec::new()),
             NetworkRequest::Leave { answer } => self.leave(answer),
             NetworkRequest::Connect { answer, .. } if self.open.len() >= MAX_CONNECTIONS => {
                 let _ = answer.send(Err(PortError::Busy));

@@ -103,12 +103,21 @@ impl Sandbox {
     }
 }
 
+/// The agent's answer to `asked`.
+fn ports(asked: &Frame, ports: &[u16]) -> Frame {
+    let payload = serde_json::to_vec(&ListeningPorts { ports: ports.to_vec() }).unwrap();
+    Frame::new(FrameKind::Ports).sequence(asked.sequence).payload(payload)
+}
+
 /// How many connections and names were refused, as the view says.
 async fn denied_count(sandbox: &mut Sandbox) -> u64 {
     let Sandbox { connections, to_agent, from_agent, .. } = sandbox;
     let agent = async {
-        while soon(to_agent.recv()).await.unwrap().kind != FrameKind::ListPorts {}
-        from_agent.send(Frame::new(FrameKind::Ports).payload(*b"{}")).await.unwrap();
+        let mut asked = soon(to_agent.recv()).await.unwrap();
+        while asked.kind != FrameKind::ListPorts {
+            asked = soon(to_agent.recv()).await.unwrap();
+        }
+        from_agent.send(ports(&asked, &[])).await.unwrap();
     };
     tokio::join!(connections.view(), agent).0.unwrap().denied
 }
@@ -392,9 +401,11 @@ async fn the_listening_ports_are_those_that_the_agent_reports() {
     let mut sandbox = Sandbox::new("none", &[], limits());
     let Sandbox { connections, to_agent, from_agent, .. } = &mut sandbox;
     let agent = async {
-        assert_eq!(soon(to_agent.recv()).await.unwrap().kind, FrameKind::ListPorts);
-        let ports = serde_json::to_vec(&ListeningPorts { ports: vec![22, 8080] }).unwrap();
-        from_agent.send(Frame::new(FrameKind::Ports).payload(ports)).await.unwrap();
+        let asked = soon(to_agent.recv()).await.unwrap();
+        assert_eq!(asked.kind, FrameKind::ListPorts);
+        // An answer to another question is not for us.
+        from_agent.send(ports(&Frame::new(FrameKind::ListPorts), &[1])).await.unwrap();
+        from_agent.send(ports(&asked, &[22, 8080])).await.unwrap();
     };
     let (view, ()) = tokio::join!(connections.view(), agent);
     assert_eq!(view.unwrap(), NetworkView { listening: vec![22, 8080], denied: 0 });
@@ -423,9 +434,9 @@ async fn a_sandbox_that_leaves_loses_its_connections_before_it_is_paused_and_may
         // What is under way for it is ignored, and it is over outside too.
         from_agent.send(Frame::new(FrameKind::ConnectionOutput).exec(1).payload(b"late")).await.unwrap();
         assert!(peer.read(&mut [0; 8]).await.is_err());
-        assert_eq!(to_agent.recv().await.unwrap().kind, FrameKind::ListPorts);
-        let payload = serde_json::to_vec(&ListeningPorts { ports: vec![] }).unwrap();
-        from_agent.send(Frame::new(FrameKind::Ports).payload(payload)).await.unwrap();
+        let asked = to_agent.recv().await.unwrap();
+        assert_eq!(asked.kind, FrameKind::ListPorts);
+        from_agent.send(ports(&asked, &[])).await.unwrap();
     };
     soon(async { tokio::join!(connections.leave(), agent) }).await;
     sandbox.dial(2, address, 1).await;
