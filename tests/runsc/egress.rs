@@ -28,7 +28,7 @@ fn plant(machine: &NetworkedMachine) {
 async fn what_a_policy_allows_is_reached_and_the_rest_is_refused_at_once() {
     let machine = NetworkedMachine::new().await;
     plant(&machine);
-    let mut server = machine.server("one", &[("BATON_EGRESS_LIMITS", "connect=3s")]).await;
+    let server = machine.server("one", &[("BATON_EGRESS_LIMITS", "connect=3s")]).await;
 
     // A list, in the config message.
     let mut list = Programs::start(&server, json!(["echo.example.org:7", "*.example.net", "151.101.0.0/16:7"])).await;
@@ -103,7 +103,7 @@ for port in [53, 443, 9999]:
     assert_eq!(written, "ECONNREFUSED True\n".repeat(3));
 
     let metric = |verdict: &str| format!("baton_egress_connections_total{{verdict=\"{verdict}\"}}");
-    assert_eq!(machine.metric(&mut server, &metric("denied")).await, 7, "{}", server.log());
+    assert_eq!(machine.metric(&server, &metric("denied")).await, 7, "{}", server.log());
     list.kill().await;
     none.kill().await;
     any.kill().await;

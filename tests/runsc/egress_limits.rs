@@ -19,7 +19,7 @@ async fn limited(machine: &NetworkedMachine, name: &str, limits: &str) -> (Serve
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_are_limited_in_number_and_in_time() {
     let machine = NetworkedMachine::new().await;
-    let (mut server, mut sandbox) = limited(&machine, "one", "connections=5,connect=1s,idle=1s,lifetime=4s").await;
+    let (server, mut sandbox) = limited(&machine, "one", "connections=5,connect=1s,idle=1s,lifetime=4s").await;
     let written = sandbox
         .python(&format!(
             "
@@ -49,7 +49,7 @@ attempt('{LOST}')"
     assert!(lost.how == "ECONNRESET" && (0.5..5.0).contains(&lost.seconds), "{lost:?}");
     comes_true("nothing is open outside", || machine.outer.open() <= 5).await;
     let limited = "baton_egress_connections_total{verdict=\"limited\"}";
-    assert_eq!(machine.metric(&mut server, limited).await, 3, "the sixth, the silent and the old one");
+    assert_eq!(machine.metric(&server, limited).await, 3, "the sixth, the silent and the old one");
     sandbox.kill().await;
     server.stop().await;
 }

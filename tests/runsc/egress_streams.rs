@@ -107,7 +107,7 @@ for number, link in enumerate(links): assert link.recv(8, socket.MSG_WAITALL) ==
 
 /// The memory of a server now, in bytes.
 fn memory(server: &Server) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
+    let status = server.reconciler_status();
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
 }

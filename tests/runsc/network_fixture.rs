@@ -146,13 +146,16 @@ impl NetworkedMachine {
         address
     }
 
-    /// The value of a metric of a server.
-    pub async fn metric(&self, server: &mut Server, name: &str) -> u64 {
-        let address = server.said("serving metrics address=").await;
-        let door = self.door(address.parse().unwrap()).await;
-        let page = get(&door.to_string(), "/metrics").await.unwrap().1;
-        let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        line.map_or(0, |number| number.parse().unwrap())
+    /// The value of a counter of a server, of all its processes together.
+    pub async fn metric(&self, server: &Server, name: &str) -> u64 {
+        let mut value = 0;
+        for place in server.log().split("serving metrics address=").skip(1) {
+            let door = self.door(place.split_whitespace().next().unwrap().parse().unwrap()).await;
+            let page = get(&door.to_string(), "/metrics").await.unwrap().1;
+            let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+            value += line.map_or(0, |number| number.parse::<u64>().unwrap());
+        }
+        value
     }
 
     /// How many connections the machine has tried to establish ever since, to wherever.

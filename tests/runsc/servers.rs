@@ -321,10 +321,10 @@ impl Server {
         pid(&self.child)
     }
 
-    /// What the kernel says of the half that runs sandboxes.
+    /// What the kernel says of the process that runs sandboxes.
     pub fn reconciler_status(&self) -> String {
-        let back = self.back.as_ref().expect("a half of its own");
-        std::fs::read_to_string(format!("/proc/{}/status", pid(back))).unwrap()
+        let process = self.back.as_ref().unwrap_or(&self.child);
+        std::fs::read_to_string(format!("/proc/{}/status", pid(process))).unwrap()
     }
 
     /// To the server, to both halves at once.
