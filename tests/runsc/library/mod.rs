@@ -2,6 +2,7 @@
 //! network. `clients/suite` lists the scenarios, and has the test bed for them.
 
 mod commands;
+mod library_ends;
 mod library_files;
 mod library_input;
 mod library_moves;
@@ -127,6 +128,7 @@ scenarios! {
     output_is_exact_over_many_cuts in network,
     input_is_exact_over_many_cuts in network,
     input_after_an_attach_is_exact in library_input,
+    input_after_that_of_another_client_is_exact in library_input,
     a_slow_network_changes_nothing in network,
     a_stalled_connection_is_given_up_and_taken_up_again in network,
     a_command_outlives_sigterm_of_its_server in library_moves,
@@ -136,6 +138,8 @@ scenarios! {
     a_roll_back_is_loud in library_roll_back,
     errors_have_their_types in library_moves,
     the_end_of_the_sandbox_ends_what_waits_on_it in library_moves,
+    ends_are_told_apart in library_ends,
+    sandboxes_are_listed_and_killed_by_id in library_ends,
     files_go_in_and_out in library_files,
     a_directory_goes_in_and_out in library_files,
     files_are_exact_over_cuts in library_files,
