@@ -23,12 +23,6 @@ fn dialled(sandbox: &mut BareSandbox) -> (u32, Dial, u64) {
     (frame.exec, serde_json::from_slice(&frame.payload).unwrap(), frame.offset)
 }
 
-fn resolve(sandbox: &mut BareSandbox, name: &str, outcome: NameResolution) {
-    let asked = sandbox.wait_until(|frame| frame.kind == FrameKind::Resolve && frame.payload == name.as_bytes());
-    let payload = serde_json::to_vec(&outcome).unwrap();
-    sandbox.send(Frame::new(FrameKind::Resolved).exec(asked.exec).payload(payload));
-}
-
 /// Sends `input` to an open connection as its credit allows, and returns all that the program writes, until both have
 /// ended.
 fn exchange(sandbox: &mut BareSandbox, number: u32, input: &[u8], mut may_send: u64) -> Vec<u8> {
@@ -100,7 +94,7 @@ async fn a_program_reaches_out_by_address_and_by_name_also_after_a_restore() {
             "import socket; s = socket.create_connection(('Example.org', 443)); \
              print(s.getpeername()[0], s.recv(9), socket.gethostbyaddr('198.18.0.1')[0])",
         );
-        resolve(&mut sandbox, "example.org", NameResolution::Found {});
+        sandbox.answer_name("example.org", NameResolution::Found {});
         let (dial, _) = serve(&mut sandbox, b"");
         assert_eq!((dial.name.as_deref(), dial.port), (Some("example.org"), 443));
         assert_eq!(sandbox.output(by_name).text, "198.18.0.1 b'' example.org");
@@ -139,11 +133,7 @@ async fn what_is_not_to_be_had_fails_at_once_and_clearly() {
         ("failed.example", NameResolution::Failed {}, "gaierror -3"),
     ] {
         let asked = sandbox.python(&connect(&format!("('{name}', 80)")));
-        resolve(&mut sandbox, name, outcome);
-        // A resolver asks again when it was told that it failed.
-        if outcome == (NameResolution::Failed {}) {
-            resolve(&mut sandbox, name, outcome);
-        }
+        sandbox.answer_name(name, outcome);
         assert_eq!(sandbox.output(asked).text, expected, "{name}");
     }
 
@@ -179,9 +169,7 @@ async fn names_are_answered_by_tcp_as_well_and_nonsense_is_not_answered() {
          print(answer[:2].hex(), socket.inet_ntoa(answer[-4:]))\n\
          udp.send(query); print(socket.inet_ntoa(udp.recv(512)[-4:]))",
     );
-    for _ in 0..2 {
-        resolve(&mut sandbox, "a.b", NameResolution::Found {});
-    }
+    sandbox.answer_name("a.b", NameResolution::Found {});
     assert_eq!(sandbox.output(program).text, "0007 198.18.0.1\n198.18.0.1");
 }
 

@@ -11,7 +11,7 @@ use std::{
 };
 
 use baton_protocol::{
-    agent::{AgentExec, AgentState, Assign, Exit, NetworkAccess, Resync},
+    agent::{AgentExec, AgentState, Assign, Exit, NameResolution, NetworkAccess, Resync},
     frame::{Decoder, Frame, FrameKind, Stream},
     id::{ExecId, hex},
 };
@@ -40,6 +40,8 @@ pub struct BareSandbox {
     decoder: Decoder,
     /// Frames that came while another was waited for.
     kept: Vec<Frame>,
+    /// What programs are told about names, however often they ask.
+    names: BTreeMap<Vec<u8>, Vec<u8>>,
     last_exec: u32,
     _permit: Permit,
 }
@@ -66,7 +68,17 @@ impl BareSandbox {
         let verb = RunscCommand::Run { bundle: &bundle, layout: Layout::Networked, disk: None };
         let (child, stdin, output) = attach(directory.path(), verb);
         let (decoder, kept) = (Decoder::default(), Vec::new());
-        let mut sandbox = Self { directory, child, stdin, output, decoder, kept, last_exec: 0, _permit: permit };
+        let mut sandbox = Self {
+            directory,
+            child,
+            stdin,
+            output,
+            decoder,
+            kept,
+            names: BTreeMap::new(),
+            last_exec: 0,
+            _permit: permit,
+        };
         sandbox.wait_for(FrameKind::Hello, 0);
         let assign = Assign {
             marker_inverted: hex(&MARKER.map(|byte| !byte)),
@@ -96,7 +108,10 @@ impl BareSandbox {
         let deadline = Instant::now() + FRAME_TIMEOUT;
         loop {
             if let Some(frame) = self.decoder.next_frame().unwrap() {
-                return frame;
+                if !self.answers(&frame) {
+                    return frame;
+                }
+                continue;
             }
             let left = deadline.saturating_duration_since(Instant::now());
             let bytes = self
@@ -105,6 +120,25 @@ impl BareSandbox {
                 .unwrap_or_else(|_| panic!("the agent says something; {:?} came", self.kept));
             self.decoder.push(&bytes);
         }
+    }
+
+    /// From now on answers queries for `name`, which a program may ask for once for each kind of address.
+    pub fn answer_name(&mut self, name: &str, outcome: NameResolution) {
+        self.names.insert(name.as_bytes().to_vec(), serde_json::to_vec(&outcome).unwrap());
+        for frame in std::mem::take(&mut self.kept) {
+            if !self.answers(&frame) {
+                self.kept.push(frame);
+            }
+        }
+    }
+
+    /// Answers a query for a name that is known. Returns whether it is one.
+    fn answers(&mut self, frame: &Frame) -> bool {
+        let Some(payload) = self.names.get(&frame.payload).filter(|_| frame.kind == FrameKind::Resolve) else {
+            return false;
+        };
+        self.send(Frame::new(FrameKind::Resolved).exec(frame.exec).payload(payload.clone()));
+        true
     }
 
     pub fn wait_for(&mut self, kind: FrameKind, number: u32) -> Frame {
