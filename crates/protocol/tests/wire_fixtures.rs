@@ -93,7 +93,7 @@ fn every_event_comes_back_as_it_was_and_has_its_fixture() {
         };
         assert_eq!(name, word);
     }
-    assert_eq!(found.len(), 11, "all but status_update, which has a folder");
+    assert_eq!(found.len(), 12, "all but status_update, which has a folder");
 }
 
 #[test]
