@@ -92,20 +92,22 @@ impl Drop for ProgressLine {
 
 /// Shows the server's progress until the sandbox runs: from then on the screen belongs to the command.
 pub fn until_running() -> Option<OnStatus> {
-    following(false)
+    shown_progress().map(|progress| following(progress, false))
 }
 
-/// Shows the server's progress to the end, for verbs that print nothing else meanwhile.
-pub fn to_the_end() -> Option<OnStatus> {
-    following(true)
+/// Shows the server's progress to the end, for verbs that print nothing else meanwhile. The line is to be cleared before
+/// they print: the connection may keep its callback a little longer.
+pub fn to_the_end() -> Option<(Arc<ProgressLine>, OnStatus)> {
+    shown_progress().map(|progress| (progress.clone(), following(progress, true)))
 }
 
-fn following(is_to_the_end: bool) -> Option<OnStatus> {
-    if !raw_terminal::is_stderr() {
-        return None;
-    }
-    let (progress, is_over) = (ProgressLine::new(Arc::new(SystemClock), true), AtomicBool::new(false));
-    Some(Arc::new(move |update| {
+fn shown_progress() -> Option<Arc<ProgressLine>> {
+    raw_terminal::is_stderr().then(|| Arc::new(ProgressLine::new(Arc::new(SystemClock), true)))
+}
+
+fn following(progress: Arc<ProgressLine>, is_to_the_end: bool) -> OnStatus {
+    let is_over = AtomicBool::new(false);
+    Arc::new(move |update| {
         if is_over.load(Ordering::Relaxed) {
             return;
         }
@@ -116,7 +118,7 @@ fn following(is_to_the_end: bool) -> Option<OnStatus> {
         if update.status == Status::Running && !is_to_the_end {
             is_over.store(true, Ordering::Relaxed);
         }
-    }))
+    })
 }
 
 #[expect(clippy::wildcard_enum_match_arm, reason = "only what takes long is told")]

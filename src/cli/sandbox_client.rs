@@ -112,10 +112,13 @@ impl SandboxClient {
         let mut signals = Signals::listen()?;
         let url = self.find(text)?.url;
         let requested = async {
-            let how = |connection| Connection { on_status: progress_line::to_the_end(), ..connection };
-            let sandbox = self.attach_with(text, how).await?;
+            let (progress, on_status) = progress_line::to_the_end().unzip();
+            let sandbox = self.attach_with(text, |connection| Connection { on_status, ..connection }).await?;
             let answer = send(&sandbox, &url).await.map_err(|error| describe_error(error, &url));
             self.close(sandbox).await;
+            if let Some(progress) = progress {
+                progress.clear();
+            }
             answer
         };
         let answer = tokio::select! {
